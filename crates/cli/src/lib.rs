@@ -35,12 +35,12 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
-    command: Command,
+    command: Subcommands,
 }
 
 /// The subcommands.
 #[derive(Subcommand, Debug)]
-enum Command {
+enum Subcommands {
     /// Search for the fastest kernel of a workload; running it again resumes
     Tune(Box<tune_args::TuneArgs>),
     /// Show the best recorded configuration
@@ -117,50 +117,50 @@ fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
-    if !matches!(cli.command, Command::Worker { .. }) {
+    if !matches!(cli.command, Subcommands::Worker { .. }) {
         tilewright_device::limits::meet();
     }
     let json = cli.json;
     let result = match cli.command {
-        Command::Tune(args) => tune::run(&args, json),
-        Command::Best(args) => best::run(&args, json),
-        Command::Bench(args) => bench::run(&args, json),
-        Command::Race(args) => race::run(&args, json),
-        Command::Space(args) => space::run(&args, json),
-        Command::Show(args) => show::run(&args, json),
-        Command::Compile(args) => compile::run(&args, json),
-        Command::Export(args) => records::export(&args, json),
-        Command::Import(args) => records::import(&args, json),
-        Command::Store(args) => store::run(&args, json),
-        Command::Replay(args) => replay::run(&args, json),
-        Command::Report(args) => report::run(&args, json),
-        Command::Experiment(args) => experiment::run(&args, json),
-        Command::RecordSpace(args) => record_space::run(&args, json),
-        Command::Predict(args) => predict::run(&args, json),
-        Command::Check(args) => check::run(&args, json),
-        Command::Run(args) => run_model::run(&args, json),
-        Command::Network(args) => network::run(&args, json),
+        Subcommands::Tune(args) => tune::run(&args, json),
+        Subcommands::Best(args) => best::run(&args, json),
+        Subcommands::Bench(args) => bench::run(&args, json),
+        Subcommands::Race(args) => race::run(&args, json),
+        Subcommands::Space(args) => space::run(&args, json),
+        Subcommands::Show(args) => show::run(&args, json),
+        Subcommands::Compile(args) => compile::run(&args, json),
+        Subcommands::Export(args) => records::export(&args, json),
+        Subcommands::Import(args) => records::import(&args, json),
+        Subcommands::Store(args) => store::run(&args, json),
+        Subcommands::Replay(args) => replay::run(&args, json),
+        Subcommands::Report(args) => report::run(&args, json),
+        Subcommands::Experiment(args) => experiment::run(&args, json),
+        Subcommands::RecordSpace(args) => record_space::run(&args, json),
+        Subcommands::Predict(args) => predict::run(&args, json),
+        Subcommands::Check(args) => check::run(&args, json),
+        Subcommands::Run(args) => run_model::run(&args, json),
+        Subcommands::Network(args) => network::run(&args, json),
         #[cfg(feature = "fleet")]
-        Command::Serve(args) => fleet::serve(&args),
+        Subcommands::Serve(args) => fleet::serve(&args),
         #[cfg(feature = "fleet")]
-        Command::Fleet(args) => fleet::run(&args, json),
-        Command::Doctor => {
+        Subcommands::Fleet(args) => fleet::run(&args, json),
+        Subcommands::Doctor => {
             let machine = tilewright::Machine::here();
             output::write_result(json, &serde_json::json!(machine), &machine.to_string())
         }
-        Command::Runner => output::write_stdout(tilewright_device::runner::SOURCE.as_bytes()),
-        Command::Searches => {
+        Subcommands::Runner => output::write_stdout(tilewright_device::runner::SOURCE.as_bytes()),
+        Subcommands::Searches => {
             let (document, text) = tilewright::searches();
             let how = "Options are given behind the name: --search genetic:population=50,mutation=0.2";
             output::write_result(json, &document, &format!("{text}\n{how}\n"))
         }
-        Command::Formats => formats::run(json),
-        Command::Worker { arguments } => match tilewright::serve(&arguments) {
+        Subcommands::Formats => formats::run(json),
+        Subcommands::Worker { arguments } => match tilewright::serve(&arguments) {
             true => Ok(()),
             // It has said why, to whoever started it.
             false => return ExitCode::FAILURE,
         },
-        Command::PeerWorker => tilewright_peers::worker_main().map_err(|e| anyhow::anyhow!("peer: {e}")),
+        Subcommands::PeerWorker => tilewright_peers::worker_main().map_err(|e| anyhow::anyhow!("peer: {e}")),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

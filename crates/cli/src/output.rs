@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 
 pub use crate::progress::message;
 pub use tilewright::file::{Destination, check_apart, writable};
-pub use tilewright::words::{digits, duration, grouped, shell_quoted, table};
+pub use tilewright::format::{digits, duration, grouped, shell_quoted, table};
 
 /// Standard output could not be written.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tilewright::{Note, Observer, Recording, Setting, Workload, gflops};
 
 use crate::error::option;
-use crate::status::Status;
+use crate::status::RunStatus;
 use crate::summary::{beginning, turn};
 
 /// Interval at which the line is redrawn on a terminal.
@@ -22,13 +22,13 @@ const QUIET: Duration = Duration::from_millis(500);
 /// Shows a status until it is finished. Clones show the same one.
 #[derive(Debug, Clone)]
 pub struct Progress {
-    shared: Arc<Mutex<Shared>>,
+    shared: Arc<Mutex<ProgressState>>,
     is_terminal: bool,
 }
 
 #[derive(Debug)]
-struct Shared {
-    status: Status,
+struct ProgressState {
+    status: RunStatus,
     /// Whether the status line stands on the terminal.
     is_drawn: bool,
     last_line: Option<Instant>,
@@ -38,9 +38,9 @@ struct Shared {
 
 impl Progress {
     /// Begins to show a status.
-    pub fn start(status: Status) -> Progress {
+    pub fn start(status: RunStatus) -> Progress {
         let is_terminal = std::io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|t| t != "dumb");
-        let shared = Shared { status, is_drawn: false, last_line: None, ticker: None, is_finished: false };
+        let shared = ProgressState { status, is_drawn: false, last_line: None, ticker: None, is_finished: false };
         let progress = Progress { shared: Arc::new(Mutex::new(shared)), is_terminal };
         let ticking = progress.clone();
         let tick = move || {
@@ -59,9 +59,9 @@ impl Progress {
     }
 
     /// Changes the status. A new best and a new phase are shown at once, and so is the first change.
-    pub fn update(&self, change: impl FnOnce(&mut Status)) {
+    pub fn update(&self, change: impl FnOnce(&mut RunStatus)) {
         let mut shared = self.lock();
-        let shown = |status: &Status| (status.best_gflops, status.best.clone(), status.phase.is_some());
+        let shown = |status: &RunStatus| (status.best_gflops, status.best.clone(), status.phase.is_some());
         let before = shown(&shared.status);
         change(&mut shared.status);
         if shown(&shared.status) != before || shared.last_line.is_none() {
@@ -93,12 +93,12 @@ impl Progress {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, ProgressState> {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Shared {
+impl ProgressState {
     fn clear(&mut self) {
         if std::mem::take(&mut self.is_drawn) {
             let _ = write!(std::io::stderr().lock(), "\r\x1b[K");
@@ -127,7 +127,7 @@ pub fn message(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-type ShowBest = dyn Fn(&mut Status, Option<f64>) + Send + Sync;
+type ShowBest = dyn Fn(&mut RunStatus, Option<f64>) + Send + Sync;
 
 /// Told what records a run, once it has begun, and what shows it.
 pub type Concern<'a> = Box<dyn Fn(Option<&Recording>, &Progress) + Send + Sync + 'a>;
@@ -154,7 +154,7 @@ impl<'a> Shown<'a> {
     /// Makes the display of a run without results yet.
     pub fn new(workload: &Workload, search: Option<&str>, seed: u64, concern: Concern<'a>) -> Shown<'a> {
         let workload = workload.clone();
-        let show_best = move |status: &mut Status, best_ns: Option<f64>| {
+        let show_best = move |status: &mut RunStatus, best_ns: Option<f64>| {
             status.best_gflops = best_ns.map(|ns| gflops(&workload, ns));
         };
         Shown::by(Box::new(show_best), search.unwrap_or_default(), seed, concern)
@@ -167,14 +167,14 @@ impl<'a> Shown<'a> {
         seed: u64,
         concern: Concern<'a>,
     ) -> Shown<'a> {
-        let show_best = move |status: &mut Status, best_ns: Option<f64>| status.best = best_ns.map(&show);
+        let show_best = move |status: &mut RunStatus, best_ns: Option<f64>| status.best = best_ns.map(&show);
         Shown::by(Box::new(show_best), search, seed, concern)
     }
 
     /// Makes the display of workloads of these names that share the time.
     pub fn together(names: Vec<String>, concern: Concern<'a>) -> Shown<'a> {
         let shown = Shown::by(Box::new(|_, _| ()), "", 0, concern);
-        shown.start(None, Status::default());
+        shown.start(None, RunStatus::default());
         Shown { together: names, ..shown }
     }
 
@@ -209,7 +209,7 @@ impl<'a> Shown<'a> {
                 beginning(begin, &self.search, self.seed).iter().for_each(|line| message(line));
             }
             Note::Plan(plan) => self.message(&plan.to_string()),
-            Note::Start => self.start(None, Status::of_phase("start: random inputs")),
+            Note::Start => self.start(None, RunStatus::of_phase("start: random inputs")),
             Note::Rounds(_) => self.finish(),
             Note::Reference(part) => {
                 let percent = (100.0 * part) as u64;
@@ -217,7 +217,7 @@ impl<'a> Shown<'a> {
                     phase(format!("start: {percent} % of the reference answer"));
                 }
             }
-            Note::Search(recording, plan) => self.start(Some(recording), Status::of_plan(plan)),
+            Note::Search(recording, plan) => self.start(Some(recording), RunStatus::of_plan(plan)),
             Note::Trial(report) => self.update(|status| {
                 status.count(&report.trial);
                 (self.show_best)(status, report.best_ns);
@@ -244,14 +244,14 @@ impl<'a> Shown<'a> {
     }
 
     /// Shows a status from now on.
-    fn start(&self, recording: Option<&Recording>, status: Status) {
+    fn start(&self, recording: Option<&Recording>, status: RunStatus) {
         self.finish();
         let progress = Progress::start(status);
         (self.concern)(recording, &progress);
         *self.lock() = Some(progress);
     }
 
-    fn update(&self, change: impl FnOnce(&mut Status)) {
+    fn update(&self, change: impl FnOnce(&mut RunStatus)) {
         if let Some(progress) = &*self.lock() {
             progress.update(change);
         }

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use tilewright_search::{ErrorClass, Trial, pause};
 
 use tilewright::Plan;
-use tilewright::words::{digits, errors_text, grouped};
+use tilewright::format::{digits, errors_text, grouped};
 
 /// Status of a run.
 #[derive(Debug, Clone)]
-pub struct Status {
+pub struct RunStatus {
     /// Start of the run, by [`pause::now`].
     pub start: Instant,
     /// Time limit.
@@ -33,10 +33,10 @@ pub struct Status {
     pub phase: Option<String>,
 }
 
-impl Default for Status {
+impl Default for RunStatus {
     /// Status of a run that starts now.
-    fn default() -> Status {
-        Status {
+    fn default() -> RunStatus {
+        RunStatus {
             start: pause::now(),
             time: None,
             n_trials: 0,
@@ -51,22 +51,22 @@ impl Default for Status {
     }
 }
 
-impl Status {
+impl RunStatus {
     /// Status of a search that is about to begin.
-    pub fn of_plan(plan: &Plan) -> Status {
-        Status {
+    pub fn of_plan(plan: &Plan) -> RunStatus {
+        RunStatus {
             time: plan.time,
             n_trials: plan.n_earlier,
             most_trials: plan.most_trials,
             best_gflops: plan.best_gflops,
             peak_gflops: plan.peak_gflops,
-            ..Status::default()
+            ..RunStatus::default()
         }
     }
 
     /// Status of a phase before or after a search.
-    pub fn of_phase(phase: &str) -> Status {
-        Status { phase: Some(phase.to_owned()), ..Status::default() }
+    pub fn of_phase(phase: &str) -> RunStatus {
+        RunStatus { phase: Some(phase.to_owned()), ..RunStatus::default() }
     }
 
     /// Counts a trial.
@@ -124,11 +124,11 @@ mod tests {
 
     #[test]
     fn a_status_is_one_line() {
-        let mut status = Status {
+        let mut status = RunStatus {
             time: Some(Duration::from_secs(60)),
             n_trials: 1200,
             peak_gflops: Some(250.0),
-            ..Status::default()
+            ..RunStatus::default()
         };
         assert_eq!(status.line(), "0 s, 60 s left · 1,200 trials (0.0/s) · nothing valid yet");
         status.time = None;

@@ -1,6 +1,6 @@
 //! Runs in words, as the command shows them.
 
-use tilewright::words::{count, digits, duration, errors_text, grouped, percent, table};
+use tilewright::format::{count, digits, duration, errors_text, grouped, percent, table};
 use tilewright::{
     Begin, Best, ParetoPoint, Race, Tuned, TunedMany, TurnEnd, Untuned, WallSeconds, Workload, gflops, one_line,
 };

@@ -11,14 +11,14 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_codegen::{Emit, emit};
-use tilewright_device::device::Round;
-use tilewright_device::protocol::Source;
+use tilewright_device::device::RoundLength;
+use tilewright_device::protocol::ProgramSource;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::apply_all;
 use tilewright_ir::{Target, lower};
 use tilewright_search::{Config, Outcome};
-use tilewright_tune::{Setting, TEMPLATES, Task, TaskError, Template};
+use tilewright_tune::{TEMPLATES, Task, TaskError, Template, TemplateSetting};
 
 /// Shapes that nothing divides, and the number of threads.
 const CASES: [(&str, usize); 42] = [
@@ -92,7 +92,7 @@ fn targets() -> Vec<Target> {
     targets
 }
 
-fn templates(setting: &Setting) -> impl Iterator<Item = &'static Template> {
+fn templates(setting: &TemplateSetting) -> impl Iterator<Item = &'static Template> {
     TEMPLATES.iter().filter(|t| (t.serves)(setting))
 }
 
@@ -107,7 +107,7 @@ struct Tally {
 
 impl Tally {
     /// Measures random configurations of templates for the same setting, so many of each.
-    fn measure(&mut self, setting: &Setting, tasks: &[Task], n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
+    fn measure(&mut self, setting: &TemplateSetting, tasks: &[Task], n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
         let mut configs: Vec<(&Task, Config)> = Vec::new();
         for task in tasks {
             let mut sampled: Vec<Config> = (0..n_configs).map(|_| task.space.sample(rng)).collect();
@@ -115,7 +115,7 @@ impl Tally {
             sampled.dedup();
             configs.extend(sampled.into_iter().map(|config| (task, config)));
         }
-        let Setting { workload, target, n_threads } = setting;
+        let TemplateSetting { workload, target, n_threads } = setting;
         let mut options = common::device_options(*n_threads);
         options.min_time = Duration::from_micros(100);
         // A busy machine is no failure.
@@ -138,14 +138,15 @@ impl Tally {
             }
         };
         // As a search does, which may run other code than a race.
-        let sources: Vec<Source> =
-            configs.iter().map(|(task, config)| Source::Steps(task.steps_text(config))).collect();
+        let sources: Vec<ProgramSource> =
+            configs.iter().map(|(task, config)| ProgramSource::Steps(task.steps_text(config))).collect();
         let measured = device.measure_sources(&sources).unwrap();
         measured.into_iter().enumerate().for_each(|(at, measured)| note(at, measured.outcome));
         if !is_here {
             return;
         }
-        let raced = device.race(&sources, 1, 1, Round { time: Duration::from_micros(100), min_samples: 1 }).unwrap();
+        let raced =
+            device.race(&sources, 1, 1, RoundLength { time: Duration::from_micros(100), min_samples: 1 }).unwrap();
         raced.into_iter().enumerate().for_each(|(at, racer)| note(at, device.end_race(racer)));
     }
 
@@ -161,7 +162,7 @@ impl Tally {
             while self.n_measured < before + n_configs() {
                 let (product, n_threads) = products[at % products.len()].clone();
                 let workload = if is_product { product } else { convolution(rng, is_of_kind) };
-                let setting = Setting { workload, target: targets[at % targets.len()].clone(), n_threads };
+                let setting = TemplateSetting { workload, target: targets[at % targets.len()].clone(), n_threads };
                 let tasks = all_tasks(&setting, self);
                 self.measure(&setting, &tasks, CONFIGS_OF_CONVOLUTION, rng);
                 at += 1;
@@ -190,10 +191,10 @@ fn schedules_for_gpus_give_right_answers_here() {
     let mut tally = Tally::default();
     for text in texts {
         let workload = Workload::parse(text).unwrap();
-        let gpu = Setting { workload: workload.clone(), target: Target::named("sm_80").unwrap(), n_threads: 1 };
+        let gpu = TemplateSetting { workload: workload.clone(), target: Target::named("sm_80").unwrap(), n_threads: 1 };
         let tasks: Vec<Task> = templates(&gpu).map(|t| Task::new(gpu.clone(), Some(t.name)).unwrap()).collect();
         assert!(tasks.len() > 2, "{text}");
-        let here = Setting { workload, target: host::target(), n_threads: 1 };
+        let here = TemplateSetting { workload, target: host::target(), n_threads: 1 };
         tally.measure(&here, &tasks, n_configs(), &mut rng);
     }
     tally.finish();
@@ -207,7 +208,7 @@ fn random_configurations_give_right_answers() {
         let n_threads = n_threads.min(n_cpus);
         let workload = Workload::parse(text).unwrap();
         for target in targets() {
-            let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads };
+            let setting = TemplateSetting { workload: workload.clone(), target: target.clone(), n_threads };
             let task = |template: &Template| Task::new(setting.clone(), Some(template.name)).unwrap();
             let tasks: Vec<Task> = templates(&setting).map(task).collect();
             tally.measure(&setting, &tasks, n_configs(), &mut Xoshiro256PlusPlus::seed_from_u64(seed as u64));
@@ -217,7 +218,7 @@ fn random_configurations_give_right_answers() {
 }
 
 /// The tasks of all templates for a setting, as far as there are some.
-fn all_tasks(setting: &Setting, tally: &mut Tally) -> Vec<Task> {
+fn all_tasks(setting: &TemplateSetting, tally: &mut Tally) -> Vec<Task> {
     let mut tasks = Vec::new();
     for (at, template) in templates(setting).enumerate() {
         match Task::new(setting.clone(), Some(template.name)) {
@@ -267,7 +268,7 @@ fn transposed_operands_are_packed_by_vectors() {
     for text in ["dense:m=16,n=192,k=64", "batch_matmul:b=2,m=64,n=128,k=64,tb=1"] {
         let workload = Workload::parse(text).unwrap();
         let target = Target::named("x86-64-v4").unwrap();
-        let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 };
+        let setting = TemplateSetting { workload: workload.clone(), target: target.clone(), n_threads: 1 };
         let task = Task::new(setting, Some("matmul-blocked")).unwrap();
         for _ in 0..6 {
             let config = task.space.sample(&mut rng);
@@ -379,7 +380,7 @@ fn templates_of_convolutions_give_right_answers_on_any_shape() {
         let workload = convolution(rng, |_| true);
         let n_threads = rng.random_range(1..=2).min(n_cpus);
         let target = targets().choose(rng).expect("there is this machine").clone();
-        let setting = Setting { workload, target, n_threads };
+        let setting = TemplateSetting { workload, target, n_threads };
         let tasks = all_tasks(&setting, &mut tally);
         tally.measure(&setting, &tasks, CONFIGS_OF_CONVOLUTION, rng);
     }

@@ -4,8 +4,8 @@ mod common;
 
 use std::time::Duration;
 
-use tilewright_device::device::Round;
-use tilewright_device::protocol::Source;
+use tilewright_device::device::RoundLength;
+use tilewright_device::protocol::ProgramSource;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
 use tilewright_search::{ErrorClass, Measure, Next, Outcome};
@@ -25,42 +25,47 @@ const MATMUL: &str = "for i in 16 { for j in 16 { for k in 16 { C[i, j] += A[i, 
 const FINISH: &str = "for i in 16 { for j in 16 { C[i, j] = K[i, j] } }";
 
 /// A program with this body.
-fn lowered(body: &str) -> Source {
-    Source::Lowered(format!("{HEADER}run {{ {body} }}"))
+fn lowered(body: &str) -> ProgramSource {
+    ProgramSource::Lowered(format!("{HEADER}run {{ {body} }}"))
 }
 
 /// The matrix product with these statements behind.
-fn matmul_and(more: &str) -> Source {
+fn matmul_and(more: &str) -> ProgramSource {
     lowered(&format!("{MATMUL} {more}"))
 }
 
 /// The matrix product with a kept copy of B, and these statements behind.
-fn prepared(more: &str) -> Source {
+fn prepared(more: &str) -> ProgramSource {
     let body = MATMUL.replace("B[", "K[");
     let copy = "for i in 16 { for j in 16 { K[i, j] = B[i, j] } }";
-    Source::Lowered(format!("{HEADER}prepare {{ {copy} }} run {{ {body} {more} }}"))
+    ProgramSource::Lowered(format!("{HEADER}prepare {{ {copy} }} run {{ {body} {more} }}"))
 }
 
 /// The matrix product into a kept buffer, up to this row, and this to finish.
-fn kept(n_rows: i64, finish: &str) -> Source {
+fn kept(n_rows: i64, finish: &str) -> ProgramSource {
     let body = MATMUL.replace("C[", "K[").replace("for i in 16", &format!("for i in {n_rows}"));
-    Source::Lowered(format!("{HEADER}run {{ {body} }} finish {{ {finish} }}"))
+    ProgramSource::Lowered(format!("{HEADER}run {{ {body} }} finish {{ {finish} }}"))
 }
 
 /// Checks the outcomes of candidates, all in one batch and in small ones that are announced.
-fn check(n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)]) {
+fn check(n_threads: usize, cases: &[(&str, ProgramSource, Option<ErrorClass>)]) {
     for batch in [cases.len(), 4] {
         check_in_batches("matmul:m=16,n=16,k=16", n_threads, cases, batch);
     }
 }
 
-fn check_in_batches(workload: &str, n_threads: usize, cases: &[(&str, Source, Option<ErrorClass>)], batch: usize) {
+fn check_in_batches(
+    workload: &str,
+    n_threads: usize,
+    cases: &[(&str, ProgramSource, Option<ErrorClass>)],
+    batch: usize,
+) {
     let workload = Workload::parse(workload).unwrap();
     let mut options = common::device_options(n_threads);
     options.n_workers = 2;
     options.run_timeout = Duration::from_secs(1);
     let mut device = Device::new(workload, &host::target(), options).unwrap();
-    let sources: Vec<Source> = cases.iter().map(|(_, source, _)| source.clone()).collect();
+    let sources: Vec<ProgramSource> = cases.iter().map(|(_, source, _)| source.clone()).collect();
     let mut outcomes: Vec<Option<Outcome>> = vec![None; sources.len()];
     for chunk in sources.chunks(batch) {
         device.submit_sources(chunk);
@@ -88,14 +93,14 @@ fn check_in_batches(workload: &str, n_threads: usize, cases: &[(&str, Source, Op
 #[test]
 fn every_fault_gets_its_class_and_good_candidates_are_measured() {
     use ErrorClass::*;
-    let good = || Source::Steps("split i 4 -> io ii\nreorder io k ii j\nvectorize j\n".to_owned());
+    let good = || ProgramSource::Steps("split i 4 -> io ii\nreorder io k ii j\nvectorize j\n".to_owned());
     check(
         1,
         &[
             ("good", good(), None),
             ("divides by zero", lowered("for i in 16 { for j in 16 { C[i, j] = A[i // 0, j] } }"), Some(RuntimeError)),
             ("takes a remainder by zero", matmul_and("C[0, 1 % 0] = 0.0"), Some(RuntimeError)),
-            ("untuned", Source::Steps(String::new()), None),
+            ("untuned", ProgramSource::Steps(String::new()), None),
             (
                 "loops for ever",
                 matmul_and("for t in 1000000000000000 { C[0, 0] += A[0, 0] first never }"),
@@ -121,11 +126,11 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
             ("finishes outside", kept(16, &format!("{FINISH} C[16, 0] = 1.0")), Some(RuntimeError)),
             ("one element is no number", matmul_and("C[3, 5] = nan"), Some(WrongAnswer)),
             ("overwrites an input", matmul_and("A[0, 0] = 1.0"), Some(RuntimeError)),
-            ("no program", Source::Lowered("program of sorts".to_owned()), Some(InstantiationError)),
+            ("no program", ProgramSource::Lowered("program of sorts".to_owned()), Some(InstantiationError)),
             ("unknown buffer", matmul_and("D[0] = 1.0"), Some(InstantiationError)),
-            ("no steps", Source::Steps("split the difference\n".to_owned()), Some(InstantiationError)),
-            ("illegal step", Source::Steps("vectorize k\n".to_owned()), Some(InstantiationError)),
-            ("other arguments", Source::Lowered("program \"p\" run { }".to_owned()), Some(InstantiationError)),
+            ("no steps", ProgramSource::Steps("split the difference\n".to_owned()), Some(InstantiationError)),
+            ("illegal step", ProgramSource::Steps("vectorize k\n".to_owned()), Some(InstantiationError)),
+            ("other arguments", ProgramSource::Lowered("program \"p\" run { }".to_owned()), Some(InstantiationError)),
             ("good at the end", good(), None),
         ],
     );
@@ -136,12 +141,13 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
 fn families_are_checked_at_several_sizes() {
     use ErrorClass::*;
     let header = HEADER.replace("A: f32[16, 16]", "A: f32[11, 16]").replace("C: f32[16, 16]", "C: f32[11, 16]");
-    let of_sizes = |sizes: &str, body: &str| Source::Lowered(format!("{}{sizes}run {{ {body} }}", header.trim_end()));
+    let of_sizes =
+        |sizes: &str, body: &str| ProgramSource::Lowered(format!("{}{sizes}run {{ {body} }}", header.trim_end()));
     let sizes = ", m.steps\nsize m = 3*m.steps + 2 in 4\n";
     let rows = |rows: &str| of_sizes(sizes, &MATMUL.replace("for i in 16", &format!("for i in {rows}")));
     let cases = [
-        ("good", Source::Steps("split i 4 -> io ii shrink\nreorder io k ii j\nvectorize j\n".to_owned()), None),
-        ("untuned", Source::Steps(String::new()), None),
+        ("good", ProgramSource::Steps("split i 4 -> io ii shrink\nreorder io k ii j\nvectorize j\n".to_owned()), None),
+        ("untuned", ProgramSource::Steps(String::new()), None),
         ("written down", rows("3*m.steps + 2"), None),
         ("always all rows", rows("11"), Some(WrongAnswer)),
         ("a row too many but for the most", rows("min(11, 3*m.steps + 3)"), Some(WrongAnswer)),
@@ -153,8 +159,8 @@ fn families_are_checked_at_several_sizes() {
 }
 
 /// Races sources in two sittings of two rounds.
-fn raced(device: &mut Device, sources: &[Source]) -> Vec<Outcome> {
-    let round = Round { time: Duration::from_millis(1), min_samples: 1 };
+fn raced(device: &mut Device, sources: &[ProgramSource]) -> Vec<Outcome> {
+    let round = RoundLength { time: Duration::from_millis(1), min_samples: 1 };
     let racers = device.race(sources, 2, 2, round).unwrap();
     racers.into_iter().map(|racer| device.end_race(racer)).collect()
 }
@@ -167,7 +173,7 @@ fn a_race_goes_on_without_those_that_fail_early_or_late() {
     let mut device = Device::new(workload, &host::target(), options).unwrap();
     let good = || matmul_and("");
     let sources = [
-        Source::Lowered("program of sorts".to_owned()),
+        ProgramSource::Lowered("program of sorts".to_owned()),
         good(),
         matmul_and("for t in 1000000000000000 { C[0, 0] += A[0, 0] first never }"),
         matmul_and("C[3, 5] = 1000.0"),
@@ -199,7 +205,7 @@ fn faults_on_other_threads_are_faults_of_the_candidate() {
         eprintln!("skipped: this process has one CPU");
         return;
     }
-    let good = || Source::Steps("parallel i\n".to_owned());
+    let good = || ProgramSource::Steps("parallel i\n".to_owned());
     check(
         2,
         &[
@@ -224,7 +230,7 @@ fn faults_on_other_threads_are_faults_of_the_candidate() {
 fn a_device_that_rested_in_the_middle_of_its_work_measures_on() {
     let workload = Workload::parse("matmul:m=64,n=64,k=64").unwrap();
     let mut device = Device::new(workload, &host::target(), common::device_options(1)).unwrap();
-    let source = || Source::Steps("split i 4 -> io ii\nreorder io k ii j\nvectorize j\n".to_owned());
+    let source = || ProgramSource::Steps("split i 4 -> io ii\nreorder io k ii j\nvectorize j\n".to_owned());
     for _ in 0..3 {
         device.submit_sources(&[source(), source(), source()]);
         device.rest();

@@ -17,7 +17,7 @@ use tilewright_codegen::{Emit, emit, llvm_version, quick_code};
 use tilewright_ir::op::{OPS, Workload};
 use tilewright_ir::{Target, lower, lower_gpu};
 use tilewright_search::Config;
-use tilewright_tune::{Setting, TEMPLATES, Task, Template};
+use tilewright_tune::{TEMPLATES, Task, Template, TemplateSetting};
 
 /// Targets of the code, with the number of threads; the kernels of a GPU are hashed before any code is
 /// printed.
@@ -113,8 +113,8 @@ fn hash(bytes: &[u8]) -> String {
 /// The tasks of a workload on a machine.
 fn tasks(text: &str, (cpu, n_threads): (&str, usize)) -> Vec<Task> {
     let workload = Workload::parse(&text.replace(SPACE, " ")).unwrap();
-    let setting = Setting { workload, target: Target::named(cpu).unwrap(), n_threads };
-    let before = Setting { target: Target::named(MACHINES[2].0).unwrap(), ..setting.clone() };
+    let setting = TemplateSetting { workload, target: Target::named(cpu).unwrap(), n_threads };
+    let before = TemplateSetting { target: Target::named(MACHINES[2].0).unwrap(), ..setting.clone() };
     let is_there = |t: &&Template| cpu == NEWEST && (t.serves)(&before);
     let serving = TEMPLATES.iter().filter(|t| (t.serves)(&setting) && !is_there(t));
     // Templates that are no default may be for some shapes only.

@@ -16,8 +16,8 @@ use tilewright_codegen::{ArgumentAlign, Compiler};
 use tilewright_device::{host, opencl};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Target, lower};
-use tilewright_runtime::{Code, Context, Model, Threads};
-use tilewright_tune::{Setting, Task};
+use tilewright_runtime::{Code, Context, Model, SharedPool};
+use tilewright_tune::{Task, TemplateSetting};
 
 /// Workload of the examples.
 const LAYER: &str = "dense:m=32,n=48,k=64,const=w,epilogue=bias+gelu";
@@ -41,13 +41,13 @@ impl Folder {
         }
         let target = host::target();
         let workload = Workload::parse(LAYER).unwrap();
-        let task = Task::new(Setting { workload, target: target.clone(), n_threads: threads }, None).unwrap();
+        let task = Task::new(TemplateSetting { workload, target: target.clone(), n_threads: threads }, None).unwrap();
         let lowered = lower::lower(&task.program(&task.first_guess(0).unwrap()).unwrap());
         let code = Code::compile(&mut Compiler::for_arguments(target, ArgumentAlign::Elements), lowered).unwrap();
         let plan = code.plan(&|name| (name == "W").then(|| Bytes::from(w.clone())));
         let model = Arc::new(Model::new(plan, vec![code]).unwrap());
         let mut y = vec![0; 32 * 48 * 4];
-        let mut context = Context::new(&model, &Threads::new(threads).unwrap()).unwrap();
+        let mut context = Context::new(&model, &SharedPool::new(threads).unwrap()).unwrap();
         context.run(&[&x, &bias], &mut [&mut y]).unwrap();
         fs::write(folder.path("expected.bin"), y).unwrap();
         folder
@@ -516,7 +516,7 @@ fn programs_on_gpus_answer_as_on_cpus() {
     files.iter().zip([3, 5]).for_each(|(name, seed)| fs::write(folder.path(name), floats(64 * 64, seed)).unwrap());
     let (expected, _) = answer(&[product], &[], &files, None);
     let target = Target::named("sm_90a").unwrap();
-    let setting = Setting { workload: Workload::parse(product).unwrap(), target: target.clone(), n_threads: 1 };
+    let setting = TemplateSetting { workload: Workload::parse(product).unwrap(), target: target.clone(), n_threads: 1 };
     let task = Task::new(setting, Some("gpu-matmul-wgmma")).unwrap();
     let mut config = task.space.config_to_json(&task.first_guess(0).unwrap());
     (config["copies"], config["ahead"], config["producer"]) = ("bulk".into(), 2.into(), 1.into());

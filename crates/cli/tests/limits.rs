@@ -2,7 +2,7 @@
 
 mod common;
 
-use tilewright_device::protocol::Source;
+use tilewright_device::protocol::ProgramSource;
 use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
 use tilewright_search::{ErrorClass, Outcome};
@@ -20,7 +20,7 @@ run {
 }";
 
 /// Measures sources in one batch.
-fn measure(sources: &[Source], to_the_end: bool) -> Vec<Outcome> {
+fn measure(sources: &[ProgramSource], to_the_end: bool) -> Vec<Outcome> {
     let workload = Workload::parse("matmul:m=16,n=16,k=16").unwrap();
     let mut options = common::device_options(1);
     options.n_workers = 2;
@@ -29,12 +29,12 @@ fn measure(sources: &[Source], to_the_end: bool) -> Vec<Outcome> {
     device.measure_sources(sources).unwrap().into_iter().map(|measured| measured.outcome).collect()
 }
 
-fn slow() -> Source {
-    Source::Lowered(SLOW.to_owned())
+fn slow() -> ProgramSource {
+    ProgramSource::Lowered(SLOW.to_owned())
 }
 
-fn fast() -> Source {
-    Source::Steps(String::new())
+fn fast() -> ProgramSource {
+    ProgramSource::Steps(String::new())
 }
 
 #[test]

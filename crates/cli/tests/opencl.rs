@@ -11,14 +11,14 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_codegen::opencl_c;
 use tilewright_device::opencl::{self, OpenClDevice};
-use tilewright_device::protocol::Source;
-use tilewright_device::{Device, Options};
+use tilewright_device::protocol::ProgramSource;
+use tilewright_device::{Device, DeviceOptions};
 use tilewright_ir::gpu::{GpuProgram, lower_gpu};
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{DType, Stmt, Target};
 use tilewright_search::{ErrorClass, Outcome};
-use tilewright_tune::{Setting, TEMPLATES, Task};
+use tilewright_tune::{TEMPLATES, Task, TemplateSetting};
 
 /// The first device; says why a test is skipped where there is none.
 fn device() -> Option<OpenClDevice> {
@@ -30,8 +30,8 @@ fn device() -> Option<OpenClDevice> {
 }
 
 /// Measures sources of a workload on a device.
-fn measured(device: &OpenClDevice, workload: &str, sources: &[Source], run_timeout: Duration) -> Vec<Outcome> {
-    let options = Options { run_timeout, n_workers: 2, ..common::device_options(1) };
+fn measured(device: &OpenClDevice, workload: &str, sources: &[ProgramSource], run_timeout: Duration) -> Vec<Outcome> {
+    let options = DeviceOptions { run_timeout, n_workers: 2, ..common::device_options(1) };
     let workload = Workload::parse(workload).unwrap();
     let mut device = Device::new(workload, &device.target, options).unwrap();
     device.measure_sources(sources).unwrap().into_iter().map(|measured| measured.outcome).collect()
@@ -69,7 +69,7 @@ vectorize ji
 #[test]
 fn schedules_are_right_on_a_device() {
     let Some(device) = device() else { return };
-    let steps = |text: &str| Source::Steps(text.to_owned());
+    let steps = |text: &str| ProgramSource::Steps(text.to_owned());
     let elementwise = "nest:buffer x:f32[37,96] global input buffer y:f32[37,96] global output loops i,j \
                        run{for i in 37{for j in 96{y[i,j]=0.5*x[i,j]*(1.0+erf(x[i,j]*0.7071067811865475))+tanh(exp(x[i,j]))}}}";
     let halves = "nest:buffer x:f16[32,64] global input buffer y:f16[32,64] global output loops i,j \
@@ -101,7 +101,7 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
     }
     let matmul = "block.x i in 16 { thread.x j in 16 { for k in 16 { C[i, j] += A[i, k] * B[k, j] first k == 0 } } }";
     let program = |body: &str| {
-        Source::Lowered(format!(
+        ProgramSource::Lowered(format!(
             "program \"faulty\"
 buffer A: f32[16, 16] global input
 buffer B: f32[16, 16] global input
@@ -137,10 +137,10 @@ run {{ {body} }}"
         ),
         ("one wrong element", and("block.x i in 1 { C[3, 5] = 1000.0 }"), Some(WrongAnswer)),
         ("one element not written", program(&matmul.replace("j in 16", "j in 15")), Some(WrongAnswer)),
-        ("no program", Source::Lowered("program of sorts".to_owned()), Some(InstantiationError)),
+        ("no program", ProgramSource::Lowered("program of sorts".to_owned()), Some(InstantiationError)),
         ("good at the end", program(matmul), None),
     ];
-    let sources: Vec<Source> = cases.iter().map(|(_, source, _)| source.clone()).collect();
+    let sources: Vec<ProgramSource> = cases.iter().map(|(_, source, _)| source.clone()).collect();
     let outcomes = measured(&device, "matmul:m=16,n=16,k=16", &sources, Duration::from_secs(5));
     for ((name, _, expected), outcome) in cases.iter().zip(outcomes) {
         assert_eq!(outcome.class(), *expected, "{name}: {outcome:?}");
@@ -244,7 +244,8 @@ fn a_simulator_finds_no_fault_in_random_configurations() {
          alloc v for k in 3{for l in 16{v[k] += (x[k,l]-m[k])*(x[k,l]-m[k]) first l==0}} \
          for p in 3{for q in 16{y[p,q]=(x[p,q]-m[p])/sqrt(v[p]*0.0625+1e-5)*g[q]}}}",
     ] {
-        let setting = Setting { workload: Workload::parse(text).unwrap(), target: target.clone(), n_threads: 1 };
+        let setting =
+            TemplateSetting { workload: Workload::parse(text).unwrap(), target: target.clone(), n_threads: 1 };
         let serving: Vec<_> = TEMPLATES.iter().filter(|template| (template.serves)(&setting)).collect();
         for template in &serving {
             let task = Task::new(setting.clone(), Some(template.name)).unwrap();

@@ -275,7 +275,7 @@ fn tables_and_constraints_of_others_are_read_or_refused_with_the_way_to_write_th
     }
     let (json, told) = trained(&train("tile < 16 or m > 16", &plain));
     assert_eq!(json["violating"], 1);
-    assert!(told.contains("1 of 40 rows violates constraints of toy: they are learnt from"), "{told}");
+    assert!(told.contains("1 of 40 rows violates constraints of toy: they are used for training"), "{told}");
     assert!(told.contains("toy: 36 rows to learn from, 4 to validate with"), "{told}");
     let (_, told) = trained(&train("(tile if unroll > 1 else 8) <= 32", &plain));
     assert!(!told.contains("violate"), "{told}");

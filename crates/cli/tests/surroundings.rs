@@ -10,16 +10,16 @@ use std::time::Duration;
 use common::{TILEWRIGHT, device_options, run, run_json, stderr, text};
 use serde_json::{Value as Json, json};
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::protocol::Source;
-use tilewright_device::{Device, Options, host};
+use tilewright_device::protocol::ProgramSource;
+use tilewright_device::{Device, DeviceOptions, host};
 use tilewright_ir::op::Workload;
 use tilewright_search::{ErrorClass, Limit, Measured, pause};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 
 /// The matrix product of 16 and then so many additions, one after the other, that leave it as it is.
-fn slow(n_additions: u64) -> Source {
-    Source::Lowered(format!(
+fn slow(n_additions: u64) -> ProgramSource {
+    ProgramSource::Lowered(format!(
         "program \"slow\"
 buffer A: f32[16, 16] global input
 buffer B: f32[16, 16] global input
@@ -36,13 +36,13 @@ run {{
 const FOR_EVER: u64 = 1_000_000_000_000_000;
 
 /// A device for the matrix product of 16 that has one worker and runs candidates to the end.
-fn device(options: Options) -> Device {
-    let options = Options { n_workers: 1, to_the_end: true, ..options };
+fn device(options: DeviceOptions) -> Device {
+    let options = DeviceOptions { n_workers: 1, to_the_end: true, ..options };
     Device::new(Workload::parse("matmul:m=16,n=16,k=16").unwrap(), &host::target(), options).unwrap()
 }
 
 /// Measures a source; an error where the device gives up.
-fn measure(device: &mut Device, source: Source) -> Result<Measured, String> {
+fn measure(device: &mut Device, source: ProgramSource) -> Result<Measured, String> {
     let mut found = device.measure_sources(&[source]).map_err(|error| error.to_string())?;
     Ok(found.remove(0))
 }
@@ -156,7 +156,7 @@ fn a_failure_of_a_limit_is_tried_again_under_a_higher_one_only() {
 
 #[test]
 fn a_time_out_names_its_limit() {
-    let options = Options { run_timeout: Duration::from_millis(50), ..device_options(1) };
+    let options = DeviceOptions { run_timeout: Duration::from_millis(50), ..device_options(1) };
     let measured = measure(&mut device(options), slow(FOR_EVER)).unwrap();
     assert_eq!((measured.outcome.class(), measured.limit), (Some(ErrorClass::RunTimeout), Some(Limit::RunS(0.05))));
 }
@@ -164,7 +164,7 @@ fn a_time_out_names_its_limit() {
 #[test]
 fn a_pause_is_not_a_candidates_time() {
     // Time that the kernel has many times over, and others might take from it, but the pause is longer.
-    let mut device = device(Options { run_timeout: Duration::from_millis(1200), ..device_options(1) });
+    let mut device = device(DeviceOptions { run_timeout: Duration::from_millis(1200), ..device_options(1) });
     let me = std::process::id();
     let mut pauser = after_a_moment(&format!("kill -STOP {me} $workers; sleep 5.5; kill -CONT {me} $workers"));
     let measured = measure(&mut device, slow(200_000_000)).unwrap();
@@ -187,7 +187,7 @@ fn what_the_system_ends_again_and_again_ends_the_run() {
     let script = "ulimit -t 1; exec \"$0\" worker".to_owned();
     let worker =
         WorkerCommand { program: "sh".into(), arguments: vec!["-c".to_owned(), script, TILEWRIGHT.to_owned()] };
-    let mut device = device(Options { worker, ..device_options(1) });
+    let mut device = device(DeviceOptions { worker, ..device_options(1) });
     let ended = measure(&mut device, slow(FOR_EVER)).unwrap_err();
     assert!(ended.contains("killed") && ended.contains("nothing is recorded"), "{ended}");
 }

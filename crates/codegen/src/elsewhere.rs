@@ -3,8 +3,8 @@
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Program, Target};
 
-use crate::generate::{self, Options, plan::ScratchLayout, unit::Units};
-use crate::loader::Layout;
+use crate::generate::{self, GenerateOptions, plan::ScratchLayout, unit::Units};
+use crate::loader::ObjectLayout;
 use crate::{CompileError, Emit, Generated, llvm};
 
 /// A compiled program that has no place yet.
@@ -16,7 +16,7 @@ pub struct Object {
 }
 
 /// Address of code, and the addresses that it refers to.
-pub struct Address<'a> {
+pub struct LinkAddresses<'a> {
     /// The address of its first byte.
     pub at: u64,
     /// Bytes of a page.
@@ -26,7 +26,7 @@ pub struct Address<'a> {
 }
 
 /// The bytes of a program at an address, whole pages.
-pub struct Image {
+pub struct LinkedImage {
     /// The linked image, padded to whole pages.
     pub bytes: Vec<u8>,
     /// Size of the executable, read-only part at the start; the rest is read-only data.
@@ -43,7 +43,8 @@ impl Object {
     /// # Panics
     /// If the program is malformed: run the verifier first.
     pub fn new(program: &Program, target: &Target) -> Result<Object, CompileError> {
-        let Generated { module, scratch, .. } = Generated::of(program, target, &Units::default(), Options::default())?;
+        let Generated { module, scratch, .. } =
+            Generated::of(program, target, &Units::default(), GenerateOptions::default())?;
         let (bytes, _) = llvm::compile(&module, target, Emit::Object)?;
         let kept_bytes = program.kept().map(|(_, b)| b.size_bytes().unwrap_or(0)).collect();
         Ok(Object { bytes, arch: target.arch, scratch, kept_bytes })
@@ -63,18 +64,18 @@ impl Object {
     ///
     /// # Errors
     /// [`CompileError::UnknownSymbol`] if it calls a function that is not there.
-    pub fn link(&self, address: &Address) -> Result<Image, CompileError> {
+    pub fn link(&self, address: &LinkAddresses) -> Result<LinkedImage, CompileError> {
         let too_far = || CompileError::Object("its address is none of this machine".into());
         let [at, page] = [address.at, address.page_bytes].map(|n| usize::try_from(n).map_err(|_| too_far()));
-        let layout = Layout::of(&self.bytes, page?)?;
+        let layout = ObjectLayout::of(&self.bytes, page?)?;
         let mut bytes = vec![0; layout.len];
         let function = |name: &str| (address.function)(name).and_then(|at| usize::try_from(at).ok());
         let functions = layout.fill(&mut bytes, at?, self.arch, &function)?;
-        Ok(Image { bytes, code_bytes: layout.code_len as u64, functions })
+        Ok(LinkedImage { bytes, code_bytes: layout.code_len as u64, functions })
     }
 }
 
-impl Image {
+impl LinkedImage {
     /// Offset of the function of a part; `None` where the program has no such function, as without `finish`.
     pub fn entry(&self, part: Part) -> Option<u64> {
         let name = generate::symbol(part);

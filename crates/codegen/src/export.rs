@@ -54,7 +54,7 @@ pub fn dlpack(dtype: DType) -> (u8, u64) {
 
 /// A buffer that a caller passes.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Argument {
+pub struct CallerBuffer {
     /// Name in the program.
     pub name: String,
     /// Element type.
@@ -71,11 +71,11 @@ pub struct Argument {
     pub written_by: Vec<Part>,
 }
 
-impl Argument {
+impl CallerBuffer {
     /// Describes a buffer that these parts read and write.
-    fn of(buffer: &Buffer, read_by: Vec<Part>, written_by: Vec<Part>) -> Argument {
+    fn of(buffer: &Buffer, read_by: Vec<Part>, written_by: Vec<Part>) -> CallerBuffer {
         let (name, shape, size_bytes) = (buffer.name.clone(), buffer.shape.clone(), buffer.size_bytes().unwrap_or(0));
-        Argument { name, dtype: buffer.dtype, shape, size_bytes, role: buffer.role, read_by, written_by }
+        CallerBuffer { name, dtype: buffer.dtype, shape, size_bytes, role: buffer.role, read_by, written_by }
     }
 }
 
@@ -87,7 +87,7 @@ pub struct Interface {
     /// The threads that its parallel loops may use.
     pub n_threads: usize,
     /// Buffers in the order of the call: the program's arguments, then its kept buffers.
-    pub buffers: Vec<Argument>,
+    pub buffers: Vec<CallerBuffer>,
     /// Sizes that each call of the body says, in the order in which they are passed.
     pub sizes: Vec<OpenSize>,
     /// Size of the scratch memory.
@@ -127,7 +127,7 @@ impl Interface {
                     read_by.push(*part);
                 }
             }
-            Argument::of(b, read_by, written_by)
+            CallerBuffer::of(b, read_by, written_by)
         });
         let (buffers, cpu_features) = (buffers.collect(), cpu::features(target));
         let sizes = program.sizes.clone();
@@ -166,7 +166,7 @@ impl Interface {
         let mut buffers = Vec::new();
         for (_, buffer) in program.arguments().chain(program.kept()) {
             let ([read_by, written_by], behind) = rest.split_first_chunk()?;
-            buffers.push(Argument::of(buffer, parts(*read_by), parts(*written_by)));
+            buffers.push(CallerBuffer::of(buffer, parts(*read_by), parts(*written_by)));
             rest = behind;
         }
         let interface = Interface {
@@ -320,7 +320,7 @@ impl Interface {
         all
     }
 
-    fn named(&self, wanted: impl Fn(&Argument) -> bool) -> Vec<&str> {
+    fn named(&self, wanted: impl Fn(&CallerBuffer) -> bool) -> Vec<&str> {
         self.buffers.iter().filter(|b| wanted(b)).map(|b| b.name.as_str()).collect()
     }
 

@@ -6,7 +6,7 @@
 //!
 //! A serial loop is a block with a phi for its variable, one phi for each pointer that advances with it, and
 //! its body, tested at the end. Integers and pointers that depend on outer loops only are computed in those
-//! loops (see [`Level`]), so that loop bodies come out hoisted and strength-reduced.
+//! loops (see [`LoopLevel`]), so that loop bodies come out hoisted and strength-reduced.
 
 mod address;
 pub mod cpu;
@@ -15,7 +15,7 @@ mod dot;
 mod export;
 mod ffi;
 pub mod gpu;
-mod halves;
+mod half_precision;
 mod interleave;
 mod math;
 mod memory;
@@ -34,19 +34,19 @@ use tilewright_ir::gpu::warpgroup::Groups;
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
 use tilewright_ir::{
-    BufferId, DType, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, Tensor,
+    BufferId, DType, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, TensorProduct,
 };
 
 use crate::CompileError;
 use crate::align::{ARGUMENT_ALIGN, ArgumentAlign};
 use crate::map::Map;
 use crate::ssa::build::Builder;
-use crate::ssa::{BlockId, Buffer, Compare, Cpu, FunctionId, Id, Linkage, Module, Op, Type};
+use crate::ssa::{BlockId, Compare, Cpu, FunctionId, Id, Linkage, Module, SsaOp, Type, UnaliasedMemory};
 use dot::DotSteps;
-use export::{Entry, Guard};
+use export::{ExportChecks, ExportedFunction};
 use memory::LoadKey;
-use plan::{Chunk, Known, Piece, Plan, TemporaryMemory, Vectors};
-use unit::{Segment, Units, Uses};
+use plan::{Chunk, KnownIndices, MemoryPlan, TemporaryMemory, VectorPiece, Vectors};
+use unit::{CodeSegment, ProgramUnits, Units};
 
 /// Stores to memory after which a basic block ends, where a statement does.
 ///
@@ -66,7 +66,7 @@ pub(super) enum Storage {
 
 /// A loop that is being written, or the function itself: code hoisted out of inner loops goes to the start of
 /// `header`.
-pub(super) struct Level {
+pub(super) struct LoopLevel {
     pub header: BlockId,
     /// Block that control comes from, and the loop's variable; `None` for the function.
     pub entered: Option<(BlockId, LoopId)>,
@@ -80,11 +80,11 @@ pub(super) struct Level {
 
 /// Values already computed in this block or in one that dominates it.
 #[derive(Clone, Default)]
-pub(super) struct Seen {
+pub(super) struct ComputedValues {
     pub loads: Map<BufferId, Map<LoadKey, Id>>,
     pub splats: Map<(Id, usize), Id>,
     /// Factors of tensor cores by the values that they are.
-    pub parts: Map<Id, gpu::tensor::Parts>,
+    pub parts: Map<Id, gpu::tensor::FactorParts>,
     /// The register chunks updated in this step of a reduction.
     pub updated: BTreeSet<(BufferId, i64)>,
     /// Pointers that back ends cannot compare with others, in a step of a reduction whose loads must not be
@@ -94,9 +94,9 @@ pub(super) struct Seen {
 
 /// The lanes being written.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes {
+pub(super) struct WrittenLanes {
     pub var: LoopId,
-    pub piece: Piece,
+    pub piece: VectorPiece,
     /// Mask of the active lanes; all where `None`.
     pub mask: Option<Id>,
     /// Whether loads of lanes outside the mask may lie outside their buffer.
@@ -104,18 +104,18 @@ pub(super) struct Lanes {
 }
 
 /// The state of the function being written.
-pub(super) struct Function {
+pub(super) struct FunctionBuilder {
     /// Itself; none before the first.
     pub id: FunctionId,
     /// The function itself, then the serial loops around the place being written.
-    pub levels: Vec<Level>,
+    pub levels: Vec<LoopLevel>,
     /// Loop variables with the level that computes them.
     pub vars: Map<LoopId, (Id, usize)>,
-    pub known: Known,
+    pub known: KnownIndices,
     pub storage: Map<BufferId, Storage>,
     pub ranges: Ranges,
-    pub seen: Seen,
-    pub lanes: Option<Lanes>,
+    pub seen: ComputedValues,
+    pub lanes: Option<WrittenLanes>,
     /// Stores to memory written since the block at hand began.
     pub n_stores: usize,
     /// Along x and y, the threads of a warp of a GPU that computes products of tiles.
@@ -133,9 +133,9 @@ pub(super) struct Function {
     /// Whether threads begin asynchronous copies of their own (`cp.async`).
     pub has_copies: bool,
     /// State of bulk copies, where there are some.
-    pub boxes: Option<gpu::bulk::Boxes>,
+    pub tma: Option<gpu::bulk::TmaState>,
     /// State of the thread's role, where a producer warp copies.
-    pub fed: Option<gpu::copier::Fed>,
+    pub pipeline_role: Option<gpu::producer_warp::PipelineRole>,
     /// Boxes that warps store, where there are some.
     pub stores: Option<gpu::store::Stores>,
     /// Steps of the dot products around the place being written.
@@ -151,14 +151,14 @@ pub(super) struct Generator<'p> {
     pub m: Builder,
     pub program: &'p Program,
     pub target: &'p Target,
-    pub plan: &'p Plan,
+    pub plan: &'p MemoryPlan,
     /// Kept buffers that the part being written fills.
     filled: BTreeSet<BufferId>,
-    pub f: Function,
+    pub f: FunctionBuilder,
     /// The units of earlier programs.
     pub units: &'p Units,
     /// Units that this program uses and defines.
-    pub uses: Uses,
+    pub uses: ProgramUnits,
     /// Hash of the target, which tells its units from those for other targets.
     pub target_hash: u64,
     /// Prefix of the functions' names, where they are exported.
@@ -184,7 +184,7 @@ pub(super) fn entry_parameters(sizes: &[(usize, &OpenSize)]) -> usize {
 
 /// Options of code generation.
 #[derive(Clone, Copy, Default)]
-pub struct Options<'p> {
+pub struct GenerateOptions<'p> {
     /// Prefix of the functions' names, where they are exported.
     pub prefix: Option<&'p str>,
     /// Alignment of arguments.
@@ -198,11 +198,11 @@ pub struct Options<'p> {
 pub fn generate(
     program: &Program,
     target: &Target,
-    plan: &Plan,
+    plan: &MemoryPlan,
     units: &Units,
-    options: Options,
-) -> Result<(Module, Uses), CompileError> {
-    let Options { prefix, is_hidden, .. } = options;
+    options: GenerateOptions,
+) -> Result<(Module, ProgramUnits), CompileError> {
+    let GenerateOptions { prefix, is_hidden, .. } = options;
     let mut g = Generator::new(program, target, plan, units, options);
     let linkage = if is_hidden { Linkage::Hidden } else { Linkage::Protected };
     let guard = prefix.map(|prefix| g.guard(prefix, linkage));
@@ -219,16 +219,16 @@ pub fn generate(
     Ok((g.m.finish(), g.uses))
 }
 
-impl Function {
-    fn new(id: FunctionId) -> Function {
-        Function {
+impl FunctionBuilder {
+    fn new(id: FunctionId) -> FunctionBuilder {
+        FunctionBuilder {
             id,
             levels: Vec::new(),
             vars: Map::default(),
-            known: Known::default(),
+            known: KnownIndices::default(),
             storage: Map::default(),
             ranges: Ranges::default(),
-            seen: Seen::default(),
+            seen: ComputedValues::default(),
             lanes: None,
             n_stores: 0,
             warp: None,
@@ -238,8 +238,8 @@ impl Function {
             in_parts: Vec::new(),
             goes_on: false,
             has_copies: true,
-            boxes: None,
-            fed: None,
+            tma: None,
+            pipeline_role: None,
             stores: None,
             dot: None,
             is_unit: false,
@@ -253,13 +253,13 @@ impl<'p> Generator<'p> {
     fn new(
         program: &'p Program,
         target: &'p Target,
-        plan: &'p Plan,
+        plan: &'p MemoryPlan,
         units: &'p Units,
-        options: Options<'p>,
+        options: GenerateOptions<'p>,
     ) -> Generator<'p> {
-        let Options { prefix, arguments, .. } = options;
-        let (m, f) = (Builder::new(&program.name), Function::new(FunctionId::new(u32::MAX as usize)));
-        let (filled, uses) = (BTreeSet::new(), Uses::default());
+        let GenerateOptions { prefix, arguments, .. } = options;
+        let (m, f) = (Builder::new(&program.name), FunctionBuilder::new(FunctionId::new(u32::MAX as usize)));
+        let (filled, uses) = (BTreeSet::new(), ProgramUnits::default());
         let mut hasher = DefaultHasher::new();
         // Units are for CPUs, whose names are those of programs that knew no other machines.
         let Target { arch, cpu, features, vector_bits, n_vector_registers, has_fma, .. } = target;
@@ -278,7 +278,7 @@ impl Generator<'_> {
     // Functions.
 
     /// Writes one part: the exported function, which it gives, and the internal one.
-    fn part(&mut self, part: Part, guard: Option<&Guard>) -> Result<FunctionId, CompileError> {
+    fn part(&mut self, part: Part, guard: Option<&ExportChecks>) -> Result<FunctionId, CompileError> {
         let (name, block) = (symbol(part), self.program.part(part));
         let ptr = Type::POINTER;
         let sizes = plan::used_sizes(self.program, part);
@@ -353,7 +353,12 @@ impl Generator<'_> {
 
     /// Steps of the open sizes that a caller gives, as values of their variables; an exported function
     /// returns where one has no such value.
-    fn open_sizes(&mut self, guarded: Option<(&Guard, Entry)>, given: Id, sizes: &[(usize, &OpenSize)]) -> Vec<Id> {
+    fn open_sizes(
+        &mut self,
+        guarded: Option<(&ExportChecks, ExportedFunction)>,
+        given: Id,
+        sizes: &[(usize, &OpenSize)],
+    ) -> Vec<Id> {
         let values = sizes.iter().map(|(at, size)| {
             let slot = self.m.element(Type::I64, given, self.m.int(*at as i64));
             let value = self.m.load(Type::I64, slot, 8, false);
@@ -365,7 +370,7 @@ impl Generator<'_> {
         }
         let steps = |(size, above): (&OpenSize, Id)| match size.step {
             1 => above,
-            step => self.m.binary(Op::UnsignedDiv, above, self.m.int(step)),
+            step => self.m.binary(SsaOp::UnsignedDiv, above, self.m.int(step)),
         };
         values.into_iter().map(steps).collect()
     }
@@ -380,7 +385,7 @@ impl Generator<'_> {
         let value = self.m.parameter(at);
         self.m.name(value, &b.name);
         let (bytes, is_constant) = (b.size_bytes().unwrap_or(0), self.is_constant(buffer));
-        self.m.buffer_parameter(at, Buffer { bytes, is_constant, align: self.buffer_align(buffer) });
+        self.m.buffer_parameter(at, UnaliasedMemory { bytes, is_constant, align: self.buffer_align(buffer) });
         self.f.storage.insert(buffer, Storage::Pointer(value));
     }
 
@@ -421,14 +426,14 @@ impl Generator<'_> {
     fn enter_function(&mut self, function: FunctionId, linkage: Linkage) {
         self.m.define(function, linkage, self.cpu());
         let entry = self.m.block(function);
-        self.f = Function::new(function);
+        self.f = FunctionBuilder::new(function);
         self.m.go_to(function, entry);
-        self.f.levels.push(Level::new(entry, None));
+        self.f.levels.push(LoopLevel::new(entry, None));
     }
 
     /// Enters a function, as [`Self::enter_function`] does, in the middle of another one, which it returns.
-    pub(super) fn start_function(&mut self, function: FunctionId, linkage: Linkage) -> Function {
-        let outer = std::mem::replace(&mut self.f, Function::new(function));
+    pub(super) fn start_function(&mut self, function: FunctionId, linkage: Linkage) -> FunctionBuilder {
+        let outer = std::mem::replace(&mut self.f, FunctionBuilder::new(function));
         self.enter_function(function, linkage);
         outer
     }
@@ -469,8 +474,8 @@ impl Generator<'_> {
         }
         for segment in unit::segments(self.program, block, &mut self.f.ranges) {
             match segment {
-                Segment::Unit(range) => self.unit(&block[range])?,
-                Segment::Plain(range) => self.statements(&block[range])?,
+                CodeSegment::Unit(range) => self.unit(&block[range])?,
+                CodeSegment::Plain(range) => self.statements(&block[range])?,
             }
         }
         Ok(())
@@ -598,7 +603,7 @@ impl Generator<'_> {
             }
             let mask = if negate { self.m.not(cond) } else { cond };
             let mask = self.both(lanes.mask, mask);
-            self.f.lanes = Some(Lanes { mask: Some(mask), guarded: true, ..lanes });
+            self.f.lanes = Some(WrittenLanes { mask: Some(mask), guarded: true, ..lanes });
             self.scoped(&written, |g| g.block(block))?;
         }
         self.f.lanes = Some(lanes);
@@ -607,7 +612,7 @@ impl Generator<'_> {
 
     /// The lanes in both masks.
     pub(super) fn both(&self, a: Option<Id>, b: Id) -> Id {
-        a.map_or(b, |a| self.m.binary(Op::And, a, b))
+        a.map_or(b, |a| self.m.binary(SsaOp::And, a, b))
     }
 
     fn alloc(&mut self, buffer: BufferId) -> Result<(), CompileError> {
@@ -645,12 +650,12 @@ impl Generator<'_> {
             (_, Some(n)) if n <= 0 => Ok(()),
             (LoopKind::Serial, Some(_)) if self.box_copy(l) => Ok(()),
             (LoopKind::Serial, _) if !self.f.goes_on && self.may_go_on(l) => self.products_that_go_on(l, &extent),
-            (LoopKind::Tensor(how @ (Tensor::Dot4 | Tensor::Dot2)), _) if self.target.gpu.is_none() => {
+            (LoopKind::Tensor(how @ (TensorProduct::Dot4 | TensorProduct::Dot2)), _) if self.target.gpu.is_none() => {
                 self.dot_products(l, how, &extent)
             }
-            (LoopKind::Tensor(Tensor::Dot4 | Tensor::Dot2), _) => self.serial_loop(l, &extent),
-            (LoopKind::Tensor(Tensor::Tma), Some(_)) if self.box_store(l) => Ok(()),
-            (LoopKind::Unrolled | LoopKind::Tensor(Tensor::Tma), Some(n)) => {
+            (LoopKind::Tensor(TensorProduct::Dot4 | TensorProduct::Dot2), _) => self.serial_loop(l, &extent),
+            (LoopKind::Tensor(TensorProduct::Tma), Some(_)) if self.box_store(l) => Ok(()),
+            (LoopKind::Unrolled | LoopKind::Tensor(TensorProduct::Tma), Some(n)) => {
                 (0..n).try_for_each(|i| self.iteration(l, i))
             }
             (LoopKind::Tensor(how), _) if self.target.has_tf32() && !how.is_of_groups() => self.tile_product(l, how),
@@ -699,7 +704,7 @@ impl Generator<'_> {
         let var = self.m.phi(header, Type::I64);
         self.m.name(var, self.program.loop_name(l.var));
         self.m.add_incoming(var, zero, preheader);
-        self.f.levels.push(Level::new(header, Some((preheader, l.var))));
+        self.f.levels.push(LoopLevel::new(header, Some((preheader, l.var))));
         self.forget_stores();
         self.f.vars.insert(l.var, (var, self.f.levels.len() - 1));
         self.f.ranges.push(l.var, extent.clone());
@@ -721,7 +726,13 @@ impl Generator<'_> {
         Ok(())
     }
 
-    fn vector_loop(&mut self, l: &Loop, extent: &Index, pieces: &[Piece], masked: bool) -> Result<(), CompileError> {
+    fn vector_loop(
+        &mut self,
+        l: &Loop,
+        extent: &Index,
+        pieces: &[VectorPiece],
+        masked: bool,
+    ) -> Result<(), CompileError> {
         self.f.ranges.push(l.var, extent.clone());
         let least = self.f.ranges.lower(extent).unwrap_or(0);
         let outer = self.f.lanes;
@@ -730,7 +741,7 @@ impl Generator<'_> {
                 self.iteration(l, piece.first)?;
                 continue;
             }
-            let mut lanes = Lanes { var: l.var, piece, mask: None, guarded: false };
+            let mut lanes = WrittenLanes { var: l.var, piece, mask: None, guarded: false };
             if !masked || least >= piece.first + piece.n as i64 {
                 self.f.lanes = Some(lanes);
                 self.block(&l.body)?;
@@ -879,9 +890,9 @@ impl Generator<'_> {
     }
 }
 
-impl Level {
-    fn new(header: BlockId, entered: Option<(BlockId, LoopId)>) -> Level {
+impl LoopLevel {
+    fn new(header: BlockId, entered: Option<(BlockId, LoopId)>) -> LoopLevel {
         let (ints, pointers, swizzled) = Default::default();
-        Level { header, entered, steps: Vec::new(), ints, pointers, swizzled }
+        LoopLevel { header, entered, steps: Vec::new(), ints, pointers, swizzled }
     }
 }

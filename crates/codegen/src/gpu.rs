@@ -21,11 +21,11 @@ pub struct GpuModule {
 /// Compiles all kernels of a program for a GPU that LLVM has code for.
 ///
 /// A kernel is an entry of its own name, whose parameters are addresses of buffers in the order of
-/// [`Kernel::arguments`]. Buffers begin at multiples of 64 bytes and do not overlap. Where a block shares
-/// more than it has unasked ([`Gpu::shared_bytes`]), the launch asks for all of [`Kernel::shared_bytes`].
+/// [`GpuKernel::arguments`]. Buffers begin at multiples of 64 bytes and do not overlap. Where a block shares
+/// more than it has unasked ([`Gpu::shared_bytes`]), the launch asks for all of [`GpuKernel::shared_bytes`].
 ///
-/// [`Kernel::arguments`]: tilewright_ir::gpu::Kernel::arguments
-/// [`Kernel::shared_bytes`]: tilewright_ir::gpu::Kernel::shared_bytes
+/// [`GpuKernel::arguments`]: tilewright_ir::gpu::GpuKernel::arguments
+/// [`GpuKernel::shared_bytes`]: tilewright_ir::gpu::GpuKernel::shared_bytes
 /// [`Gpu::shared_bytes`]: tilewright_ir::target::Gpu::shared_bytes
 ///
 /// # Errors

@@ -1,12 +1,12 @@
 //! Machine code for lowered programs.
 //!
-//! [`compile`] makes a [`Kernel`] that this process can call; [`emit`] gives LLVM's text, assembly or a
-//! relocatable object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to be
-//! installed. [`Compiler::compile_quickly`] avoids LLVM's back end, for searches that run each kernel only a
-//! few times.
+//! [`compile`] makes a [`CompiledKernel`] that this process can call; [`emit`] gives LLVM's text, assembly or
+//! a relocatable object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to
+//! be installed. [`Compiler::compile_quickly`] avoids LLVM's back end, for searches that run each kernel only
+//! a few times.
 //!
-//! The object of a [`Kernel`] has C functions with one signature: for the program's `body`, for its `prepare`
-//! part, and for its `finish` part if there is one:
+//! The object of a [`CompiledKernel`] has C functions with one signature: for the program's `body`, for its
+//! `prepare` part, and for its `finish` part if there is one:
 //!
 //! ```c
 //! void tilewright_run(void **buffers, void *scratch, const Runtime *runtime);
@@ -52,13 +52,13 @@ use thiserror::Error;
 use tilewright_ir::target::Arch;
 use tilewright_ir::{OpenSize, Part, Program, Target};
 
-use generate::Options;
-use generate::plan::{self, Plan};
-use generate::unit::{Units, Uses};
+use generate::GenerateOptions;
+use generate::plan::{self, MemoryPlan};
+use generate::unit::{ProgramUnits, Units};
 
 pub use align::{ARGUMENT_ALIGN, ArgumentAlign};
-pub use elsewhere::{Address, Image, Object};
-pub use export::{Argument, Interface, dlpack};
+pub use elsewhere::{LinkAddresses, LinkedImage, Object};
+pub use export::{CallerBuffer, Interface, dlpack};
 pub use generate::plan::{SCRATCH_ALIGN, ScratchLayout};
 pub use gpu::{GpuModule, compile_gpu, emit_gpu};
 pub use llvm::{host_cpu, llvm_version};
@@ -206,18 +206,18 @@ impl Runtime {
 }
 
 /// Function of a part; one that uses no open sizes has no fourth parameter, and ignores what is passed there.
-type Entry =
+type PartFunction =
     unsafe extern "C" fn(buffers: *const *mut u8, scratch: *mut u8, runtime: *const Runtime, sizes: *const i64);
 
 /// A program compiled into this process. Dropping it gives its memory back, but for what others share.
-pub struct Kernel {
+pub struct CompiledKernel {
     /// Code of other programs which it calls, then its own.
-    _codes: Vec<Arc<loader::Code>>,
+    _codes: Vec<Arc<loader::LoadedCode>>,
     /// Object file, where it defines units that others may use.
     object: Option<Vec<u8>>,
-    run: Entry,
-    prepare: Entry,
-    finish: Option<Entry>,
+    run: PartFunction,
+    prepare: PartFunction,
+    finish: Option<PartFunction>,
     n_arguments: usize,
     kept_bytes: Vec<u64>,
     sizes: Vec<OpenSize>,
@@ -268,7 +268,7 @@ impl Compiler {
     ///
     /// # Panics
     /// If the program is malformed: run the verifier first.
-    pub fn compile(&mut self, program: &Program) -> Result<Kernel, CompileError> {
+    pub fn compile(&mut self, program: &Program) -> Result<CompiledKernel, CompileError> {
         let target = &self.target;
         if host_arch() != Some(target.arch) {
             return Err(CompileError::NotHost { target: target.name() });
@@ -285,7 +285,13 @@ impl Compiler {
         let code = self.load_shared(&bytes, &uses.shared)?;
         let times = CompileTimes { generate_ns: ns, load_ns: start.elapsed().as_nanos() as u64, ..times };
         let object = (!uses.made.is_empty()).then_some(bytes);
-        Ok(Kernel::new(program, code, uses.shared, object, scratch, self.arguments, times))
+        Ok(CompiledKernel::new(
+            program,
+            NewCode { own: code, shared: uses.shared, object },
+            scratch,
+            self.arguments,
+            times,
+        ))
     }
 
     /// Compiles a lowered program in a tenth of the time, to code that is about as fast.
@@ -296,7 +302,7 @@ impl Compiler {
     ///
     /// # Panics
     /// As for [`Compiler::compile`].
-    pub fn compile_quickly(&mut self, program: &Program) -> Result<Kernel, CompileError> {
+    pub fn compile_quickly(&mut self, program: &Program) -> Result<CompiledKernel, CompileError> {
         let target = &self.target;
         if host_arch() != Some(target.arch) {
             return Err(CompileError::NotHost { target: target.name() });
@@ -311,11 +317,17 @@ impl Compiler {
         let code = Arc::new(loader::place(image, &|name| self.quick_units.address(name))?);
         self.quick_units.keep(&code, &uses.shared);
         times.load_ns = start.elapsed().as_nanos() as u64;
-        Ok(Kernel::new(program, code, uses.shared, None, scratch, self.arguments, times))
+        Ok(CompiledKernel::new(
+            program,
+            NewCode { own: code, shared: uses.shared, object: None },
+            scratch,
+            self.arguments,
+            times,
+        ))
     }
 
-    fn options(&self) -> Options<'static> {
-        Options { arguments: self.arguments, ..Options::default() }
+    fn options(&self) -> GenerateOptions<'static> {
+        GenerateOptions { arguments: self.arguments, ..GenerateOptions::default() }
     }
 
     /// The object of a lowered program, which refers to no code of others: what [`Compiler::load`] makes a
@@ -356,7 +368,7 @@ impl Compiler {
     ///
     /// # Errors
     /// If it is no such code, or lacks the program's functions.
-    pub fn load_quick(&self, program: &Program, code: &[u8]) -> Result<(Kernel, Interface), CompileError> {
+    pub fn load_quick(&self, program: &Program, code: &[u8]) -> Result<(CompiledKernel, Interface), CompileError> {
         let target = &self.target;
         if host_arch() != Some(target.arch) {
             return Err(CompileError::NotHost { target: target.name() });
@@ -373,7 +385,7 @@ impl Compiler {
     ///
     /// # Errors
     /// If it is no object, or lacks the program's functions.
-    pub fn load(&self, program: &Program, object: &[u8]) -> Result<Kernel, CompileError> {
+    pub fn load(&self, program: &Program, object: &[u8]) -> Result<CompiledKernel, CompileError> {
         let start = Instant::now();
         let code = loader::load(object, self.target.arch, &|_| None)?;
         self.loaded(program, code, plan::plan(program, &self.target)?.scratch, start)
@@ -383,20 +395,26 @@ impl Compiler {
     fn loaded(
         &self,
         program: &Program,
-        code: loader::Code,
+        code: loader::LoadedCode,
         scratch: ScratchLayout,
         start: Instant,
-    ) -> Result<Kernel, CompileError> {
+    ) -> Result<CompiledKernel, CompileError> {
         let code = Arc::new(code);
         let needed = [Some(Part::Body), Some(Part::Prepare), (!program.finish.is_empty()).then_some(Part::Finish)];
         if let Some(part) = needed.into_iter().flatten().find(|part| code.symbol(generate::symbol(*part)).is_none()) {
             return Err(CompileError::Object(format!("it has no function `{}`", generate::symbol(part))));
         }
         let times = CompileTimes { load_ns: start.elapsed().as_nanos() as u64, ..CompileTimes::default() };
-        Ok(Kernel::new(program, code, Vec::new(), None, scratch, self.arguments, times))
+        Ok(CompiledKernel::new(
+            program,
+            NewCode { own: code, shared: Vec::new(), object: None },
+            scratch,
+            self.arguments,
+            times,
+        ))
     }
 
-    /// Takes over code from the object of another process's kernel; see [`Kernel::take_object`].
+    /// Takes over code from the object of another process's kernel; see [`CompiledKernel::take_object`].
     ///
     /// # Errors
     /// [`CompileError::Object`] and [`CompileError::UnknownSymbol`] where it is not such an object, or refers
@@ -406,7 +424,11 @@ impl Compiler {
     }
 
     /// Loads an object that shares units with others.
-    fn load_shared(&mut self, object: &[u8], shared: &[Arc<loader::Code>]) -> Result<Arc<loader::Code>, CompileError> {
+    fn load_shared(
+        &mut self,
+        object: &[u8],
+        shared: &[Arc<loader::LoadedCode>],
+    ) -> Result<Arc<loader::LoadedCode>, CompileError> {
         let code = Arc::new(loader::load(object, self.target.arch, &|symbol| self.units.address(symbol))?);
         self.units.keep(&code, shared);
         Ok(code)
@@ -420,7 +442,7 @@ impl Compiler {
 ///
 /// # Panics
 /// As for [`Compiler::compile`].
-pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileError> {
+pub fn compile(program: &Program, target: &Target) -> Result<CompiledKernel, CompileError> {
     Compiler::new(target.clone()).compile(program)
 }
 
@@ -432,7 +454,7 @@ pub fn compile(program: &Program, target: &Target) -> Result<Kernel, CompileErro
 /// # Panics
 /// If the program is malformed: run the verifier first.
 pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, CompileError> {
-    written(program, target, Options::default(), what)
+    written(program, target, GenerateOptions::default(), what)
 }
 
 /// Compiles a lowered program to text or an object that C programs can call; see [`Interface`]. Its arguments
@@ -444,7 +466,7 @@ pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, C
 /// # Panics
 /// If the program is malformed: run the verifier first.
 pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> Result<Vec<u8>, CompileError> {
-    written(program, target, Options { prefix: Some(prefix), ..Options::default() }, what)
+    written(program, target, GenerateOptions { prefix: Some(prefix), ..GenerateOptions::default() }, what)
 }
 
 /// Exports an object as [`export`] does, for a library that does not show its functions, with arguments that
@@ -456,7 +478,7 @@ pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> R
 /// # Panics
 /// As for [`export`].
 pub fn export_hidden(program: &Program, target: &Target, prefix: &str) -> Result<Vec<u8>, CompileError> {
-    let options = Options { prefix: Some(prefix), arguments: ArgumentAlign::Elements, is_hidden: true };
+    let options = GenerateOptions { prefix: Some(prefix), arguments: ArgumentAlign::Elements, is_hidden: true };
     written(program, target, options, Emit::Object)
 }
 
@@ -469,7 +491,7 @@ pub fn export_hidden(program: &Program, target: &Target, prefix: &str) -> Result
 /// # Panics
 /// As for [`emit`].
 pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, CompileError> {
-    let module = Generated::quickly(program, target, &Units::default(), Options::default())?.module;
+    let module = Generated::quickly(program, target, &Units::default(), GenerateOptions::default())?.module;
     Ok(quick_image(module, target, &Units::default())?.bytes)
 }
 
@@ -499,7 +521,7 @@ pub fn host_arch() -> Option<Arch> {
 /// A program in a form of our own.
 struct Generated {
     module: ssa::Module,
-    uses: Uses,
+    uses: ProgramUnits,
     scratch: ScratchLayout,
     /// Time of the generation, in nanoseconds.
     ns: u64,
@@ -508,7 +530,12 @@ struct Generated {
 impl Generated {
     /// Generates a module. It refers to known units, and defines those that it lacks. With a prefix it is
     /// exported.
-    fn of(program: &Program, target: &Target, units: &Units, options: Options) -> Result<Generated, CompileError> {
+    fn of(
+        program: &Program,
+        target: &Target,
+        units: &Units,
+        options: GenerateOptions,
+    ) -> Result<Generated, CompileError> {
         let start = Instant::now();
         let plan = plan::plan(program, target)?;
         let (module, uses) = generate::generate(program, target, &plan, units, options)?;
@@ -517,12 +544,17 @@ impl Generated {
         {
             panic!("generated code is well formed: {why}\n{module}");
         }
-        let Plan { scratch, .. } = plan;
+        let MemoryPlan { scratch, .. } = plan;
         Ok(Generated { module, uses, scratch, ns: start.elapsed().as_nanos() as u64 })
     }
 
     /// Generates as [`Generated::of`] does, where there is quick code for the target.
-    fn quickly(program: &Program, target: &Target, units: &Units, options: Options) -> Result<Generated, CompileError> {
+    fn quickly(
+        program: &Program,
+        target: &Target,
+        units: &Units,
+        options: GenerateOptions,
+    ) -> Result<Generated, CompileError> {
         if !x86::serves(target) {
             return Err(CompileError::NotQuick(format!("{} is not served", target.name())));
         }
@@ -530,7 +562,7 @@ impl Generated {
     }
 }
 
-fn written(program: &Program, target: &Target, options: Options, what: Emit) -> Result<Vec<u8>, CompileError> {
+fn written(program: &Program, target: &Target, options: GenerateOptions, what: Emit) -> Result<Vec<u8>, CompileError> {
     let Generated { module, .. } = Generated::of(program, target, &Units::default(), options)?;
     match what {
         Emit::Ssa => Ok(module.to_string().into_bytes()),
@@ -538,26 +570,35 @@ fn written(program: &Program, target: &Target, options: Options, what: Emit) -> 
     }
 }
 
-impl Kernel {
+/// Code of a program in this process.
+struct NewCode {
+    /// Code with the program's functions.
+    own: Arc<loader::LoadedCode>,
+    /// Code that it shares with other programs.
+    shared: Vec<Arc<loader::LoadedCode>>,
+    /// Object of its code, where other processes may load it.
+    object: Option<Vec<u8>>,
+}
+
+impl CompiledKernel {
     fn new(
         program: &Program,
-        code: Arc<loader::Code>,
-        mut codes: Vec<Arc<loader::Code>>,
-        object: Option<Vec<u8>>,
+        code: NewCode,
         scratch: ScratchLayout,
         arguments: ArgumentAlign,
         times: CompileTimes,
-    ) -> Kernel {
+    ) -> CompiledKernel {
+        let NewCode { own, mut shared, object } = code;
         let entry = |part| {
-            let address = code.symbol(generate::symbol(part))?;
+            let address = own.symbol(generate::symbol(part))?;
             // SAFETY: the symbol is the function of this name that the generator wrote with this signature.
-            Some(unsafe { std::mem::transmute::<*const u8, Entry>(address) })
+            Some(unsafe { std::mem::transmute::<*const u8, PartFunction>(address) })
         };
         let [run, prepare] = [Part::Body, Part::Prepare].map(|part| entry(part).expect("every program has both"));
         let finish = entry(Part::Finish);
-        codes.push(code);
-        Kernel {
-            _codes: codes,
+        shared.push(own);
+        CompiledKernel {
+            _codes: shared,
             object,
             run,
             prepare,
@@ -600,9 +641,9 @@ impl Kernel {
     ///
     /// # Safety
     /// `arguments` and `kept` point to as many bytes as the program's buffers have, aligned to 64 (arguments
-    /// as [`Kernel::argument_align`] says), none overlapping another; kept buffers were filled by
-    /// [`Kernel::prepare`]; `scratch` has [`Kernel::scratch_bytes`] for the runtime's number of threads,
-    /// aligned to [`SCRATCH_ALIGN`].
+    /// as [`CompiledKernel::argument_align`] says), none overlapping another; kept buffers were filled by
+    /// [`CompiledKernel::prepare`]; `scratch` has [`CompiledKernel::scratch_bytes`] for the runtime's number
+    /// of threads, aligned to [`SCRATCH_ALIGN`].
     ///
     /// # Panics
     /// If the number of arguments or kept buffers is not the program's.
@@ -614,10 +655,10 @@ impl Kernel {
     /// Runs the program's body at one value of each open size.
     ///
     /// # Safety
-    /// As for [`Kernel::run`].
+    /// As for [`CompiledKernel::run`].
     ///
     /// # Panics
-    /// As for [`Kernel::run`], and if a size is none of its values.
+    /// As for [`CompiledKernel::run`], and if a size is none of its values.
     pub unsafe fn run_at(
         &self,
         sizes: &[i64],
@@ -636,23 +677,23 @@ impl Kernel {
     /// Runs the program's `prepare` part, which fills kept buffers.
     ///
     /// # Safety
-    /// As for [`Kernel::run`], but kept buffers may hold anything.
+    /// As for [`CompiledKernel::run`], but kept buffers may hold anything.
     ///
     /// # Panics
-    /// As for [`Kernel::run`].
+    /// As for [`CompiledKernel::run`].
     pub unsafe fn prepare(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         // SAFETY: as promised by the caller.
         unsafe { self.call(self.prepare, &[], arguments, kept, scratch, runtime) }
     }
 
-    /// Runs the program's `finish` part, which makes outputs of what [`Kernel::run`] left in kept buffers;
-    /// does nothing where the program has none.
+    /// Runs the program's `finish` part, which makes outputs of what [`CompiledKernel::run`] left in kept
+    /// buffers; does nothing where the program has none.
     ///
     /// # Safety
-    /// As for [`Kernel::run`], which must have run before.
+    /// As for [`CompiledKernel::run`], which must have run before.
     ///
     /// # Panics
-    /// As for [`Kernel::run`].
+    /// As for [`CompiledKernel::run`].
     pub unsafe fn finish(&self, arguments: &[*mut u8], kept: &[*mut u8], scratch: *mut u8, runtime: &Runtime) {
         if let Some(finish) = self.finish {
             // SAFETY: as promised by the caller.
@@ -662,7 +703,7 @@ impl Kernel {
 
     unsafe fn call(
         &self,
-        entry: Entry,
+        entry: PartFunction,
         sizes: &[i64],
         arguments: &[*mut u8],
         kept: &[*mut u8],

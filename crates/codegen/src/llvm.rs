@@ -12,7 +12,7 @@ pub use machine::{host_cpu, llvm_version};
 
 use crate::ssa;
 use crate::{CompileError, CompileTimes, Emit};
-use module::Module;
+use module::LlvmModule;
 
 /// The passes that code goes through before instruction selection.
 ///
@@ -26,7 +26,7 @@ pub fn compile(source: &ssa::Module, target: &Target, what: Emit) -> Result<(Vec
     machine::with_machine(target, |machine| {
         let mut times = CompileTimes::default();
         let start = Instant::now();
-        let module = Module::new(&source.name, matches!(what, Emit::Llvm | Emit::LlvmOptimized));
+        let module = LlvmModule::new(&source.name, matches!(what, Emit::Llvm | Emit::LlvmOptimized));
         machine::prepare_module(&module, machine, target);
         print::print(source, target, &module);
         if cfg!(debug_assertions)

@@ -15,18 +15,18 @@ use crate::CompileError;
 use crate::x86::{Image, PAGE};
 
 /// Machine code that can be called.
-pub struct Code {
+pub struct LoadedCode {
     memory: NonNull<u8>,
     len: usize,
     symbols: Vec<(String, usize)>,
 }
 
 // SAFETY: the memory is never written after loading, and unmapped only on drop.
-unsafe impl Send for Code {}
+unsafe impl Send for LoadedCode {}
 // SAFETY: as above.
-unsafe impl Sync for Code {}
+unsafe impl Sync for LoadedCode {}
 
-impl Drop for Code {
+impl Drop for LoadedCode {
     fn drop(&mut self) {
         // SAFETY: the mapping was made by `load` with this length, and calling the code borrows `self`.
         unsafe { libc::munmap(self.memory.as_ptr().cast(), self.len) };
@@ -99,9 +99,9 @@ fn malformed(error: object::Error) -> CompileError {
 }
 
 /// Loads an object made for this machine; `elsewhere` gives the addresses of functions in other objects.
-pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<Code, CompileError> {
-    let layout = Layout::of(object, PAGE)?;
-    let mut code = Code::new(layout.len)?;
+pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<LoadedCode, CompileError> {
+    let layout = ObjectLayout::of(object, PAGE)?;
+    let mut code = LoadedCode::new(layout.len)?;
     let memory = code.memory;
     // SAFETY: the mapping is ours alone, readable and writable, and of this length.
     let image = unsafe { std::slice::from_raw_parts_mut(memory.as_ptr(), layout.len) };
@@ -113,7 +113,7 @@ pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>
 
 /// An object with the places of its sections in memory: code first, then stubs for functions elsewhere, then,
 /// from a page of its own, everything else.
-pub struct Layout<'o> {
+pub struct ObjectLayout<'o> {
     elf: ElfFile64<'o>,
     /// Offset in the mapping of each section that has one.
     places: Vec<Option<usize>>,
@@ -124,12 +124,12 @@ pub struct Layout<'o> {
     pub len: usize,
 }
 
-impl<'o> Layout<'o> {
+impl<'o> ObjectLayout<'o> {
     /// Reads the layout of an object, for pages of `page` bytes.
-    pub fn of(object: &'o [u8], page: usize) -> Result<Layout<'o>, CompileError> {
+    pub fn of(object: &'o [u8], page: usize) -> Result<ObjectLayout<'o>, CompileError> {
         let elf = ElfFile64::parse(object).map_err(malformed)?;
         let places = vec![None; elf.elf_section_table().len()];
-        let mut layout = Layout { elf, places, stubs: 0, code_len: 0, len: 0 };
+        let mut layout = ObjectLayout { elf, places, stubs: 0, code_len: 0, len: 0 };
         layout.lay_out(true);
         layout.stubs = layout.len.next_multiple_of(8);
         let n_external = layout.elf.symbols().filter(|symbol| symbol.is_undefined()).count();
@@ -212,13 +212,13 @@ impl<'o> Layout<'o> {
 }
 
 /// Loads code of our own back end; `elsewhere` gives the addresses of functions in other code.
-pub fn place(image: Image, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<Code, CompileError> {
+pub fn place(image: Image, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<LoadedCode, CompileError> {
     let Image { mut bytes, code_len, symbols, outside } = image;
     for (name, at) in outside {
         let to = external(&name).or_else(|| elsewhere(&name)).ok_or(CompileError::UnknownSymbol { name })?;
         bytes[at..at + 8].copy_from_slice(&(to as u64).to_le_bytes());
     }
-    let mut code = Code::new(bytes.len().next_multiple_of(PAGE))?;
+    let mut code = LoadedCode::new(bytes.len().next_multiple_of(PAGE))?;
     // SAFETY: the mapping is ours alone, writable, and at least as long.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), code.memory.as_ptr(), bytes.len()) };
     code.symbols = symbols;
@@ -226,9 +226,9 @@ pub fn place(image: Image, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<
     Ok(code)
 }
 
-impl Code {
+impl LoadedCode {
     /// Memory of a number of bytes to be filled.
-    fn new(len: usize) -> Result<Code, CompileError> {
+    fn new(len: usize) -> Result<LoadedCode, CompileError> {
         // SAFETY: asks for fresh memory anywhere.
         let memory = unsafe {
             libc::mmap(
@@ -244,7 +244,7 @@ impl Code {
             return Err(CompileError::NoMemory(std::io::Error::last_os_error().to_string()));
         }
         let memory = NonNull::new(memory.cast::<u8>()).expect("a mapping is not at address zero");
-        Ok(Code { memory, len, symbols: Vec::new() })
+        Ok(LoadedCode { memory, len, symbols: Vec::new() })
     }
 
     /// Makes the first bytes executable and nothing writable.

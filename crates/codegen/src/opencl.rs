@@ -1,16 +1,16 @@
 //! OpenCL C for the kernels of a GPU program.
 //!
 //! Every kernel is a function with `reqd_work_group_size`, whose arguments are the buffers that it touches in
-//! global memory, in the order of [`Kernel::arguments`]. Iterations of a vectorized loop become vectors of 2,
-//! 4, 8 or 16 elements, loaded and stored through pointers to vectors where that is aligned for certain; what
-//! has no form on vectors is done element by element. Numbers of 16 bits are loaded and stored only, which
-//! every device can, and computed with in `float`.
+//! global memory, in the order of [`GpuKernel::arguments`]. Iterations of a vectorized loop become vectors of
+//! 2, 4, 8 or 16 elements, loaded and stored through pointers to vectors where that is aligned for certain;
+//! what has no form on vectors is done element by element. Numbers of 16 bits are loaded and stored only,
+//! which every device can, and computed with in `float`.
 
 use std::collections::HashSet;
 use std::fmt::Write;
 
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
-use tilewright_ir::gpu::{Access, GpuProgram, Kernel};
+use tilewright_ir::gpu::{BufferUse, GpuKernel, GpuProgram};
 use tilewright_ir::index::{Atom, Ranges};
 use tilewright_ir::{Buffer, BufferId, DType, Index, LoopId, LoopKind, Program, Role, Scope, Stmt, Target};
 
@@ -76,7 +76,7 @@ fn all_helpers() -> impl DoubleEndedIterator<Item = (String, String)> {
 
 /// OpenCL C of all kernels of a program, for a target.
 pub fn opencl_c(program: &GpuProgram, target: &Target) -> String {
-    let names = Names::of(&program.program);
+    let names = CNames::of(&program.program);
     let parts = [&program.prepare, &program.body, &program.finish];
     let kernels: Vec<String> =
         parts.into_iter().flatten().map(|kernel| print(program, kernel, target, &names)).collect();
@@ -103,13 +103,13 @@ fn has_word(text: &str, word: &str) -> bool {
 }
 
 /// The names of buffers and loops, as C has them.
-struct Names {
+struct CNames {
     buffers: Vec<String>,
     loops: Vec<String>,
 }
 
-impl Names {
-    fn of(program: &Program) -> Names {
+impl CNames {
+    fn of(program: &Program) -> CNames {
         let mut taken: HashSet<String> = all_helpers().map(|(name, _)| name).collect();
         let mut name_of = |name: &str| {
             let letter = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
@@ -130,17 +130,17 @@ impl Names {
             own
         };
         let buffers = program.buffers.iter().map(|buffer| name_of(&buffer.name)).collect();
-        Names { buffers, loops: program.loops.iter().map(|name| name_of(name)).collect() }
+        CNames { buffers, loops: program.loops.iter().map(|name| name_of(name)).collect() }
     }
 }
 
-fn print(program: &GpuProgram, kernel: &Kernel, target: &Target, names: &Names) -> String {
+fn print(program: &GpuProgram, kernel: &GpuKernel, target: &Target, names: &CNames) -> String {
     let buffers = &program.program;
     let arguments = kernel.arguments(program);
-    let is_shared_by_threads = arguments.iter().any(|(_, access)| *access == Access::ReadWrite);
+    let is_shared_by_threads = arguments.iter().any(|(_, access)| *access == BufferUse::ReadWrite);
     // Addresses of 64 bits cost registers, and time where the hardware has none.
     let largest = arguments.iter().filter_map(|(b, _)| buffers.buffer(*b).n_elements()).max().unwrap_or(0);
-    let mut printer = Printer {
+    let mut printer = OpenClPrinter {
         program: buffers,
         names,
         has_fma: target.has_fma,
@@ -153,9 +153,9 @@ fn print(program: &GpuProgram, kernel: &Kernel, target: &Target, names: &Names) 
         lanes: None,
     };
     let [x, y, z] = kernel.threads.map(|axis| axis.map_or(1, |(_, extent)| extent));
-    let parameter = |(b, access): &(BufferId, Access)| {
+    let parameter = |(b, access): &(BufferId, BufferUse)| {
         let buffer = buffers.buffer(*b);
-        let qualifier = if *access == Access::Read { "const " } else { "" };
+        let qualifier = if *access == BufferUse::Read { "const " } else { "" };
         format!("global {qualifier}{} *restrict {}", storage(buffer.dtype, true), names.buffers[b.0 as usize])
     };
     let parameters: Vec<String> = arguments.iter().map(parameter).collect();
@@ -205,24 +205,24 @@ fn arithmetic(dtype: DType) -> &'static str {
 
 /// A value in the language.
 #[derive(Clone)]
-struct Value {
+struct CValue {
     text: String,
     is_vector: bool,
 }
 
-impl Value {
-    fn scalar(text: impl Into<String>) -> Value {
-        Value { text: text.into(), is_vector: false }
+impl CValue {
+    fn scalar(text: impl Into<String>) -> CValue {
+        CValue { text: text.into(), is_vector: false }
     }
 
-    fn vector(text: impl Into<String>) -> Value {
-        Value { text: text.into(), is_vector: true }
+    fn vector(text: impl Into<String>) -> CValue {
+        CValue { text: text.into(), is_vector: true }
     }
 }
 
-struct Printer<'p> {
+struct OpenClPrinter<'p> {
     program: &'p Program,
-    names: &'p Names,
+    names: &'p CNames,
     has_fma: bool,
     index_type: &'static str,
     fences: &'static str,
@@ -234,7 +234,7 @@ struct Printer<'p> {
     lanes: Option<(LoopId, i64)>,
 }
 
-impl Printer<'_> {
+impl OpenClPrinter<'_> {
     fn line(&mut self, text: &str) {
         let indent = 4 * self.depth;
         writeln!(self.out, "{:indent$}{text}", "").expect("a string takes all");
@@ -460,12 +460,12 @@ impl Printer<'_> {
     }
 
     /// A value for each lane, computed by itself.
-    fn lanes_apart(&self, e: &Expr, dtype: DType) -> Value {
+    fn lanes_apart(&self, e: &Expr, dtype: DType) -> CValue {
         let (var, width) = self.lanes.expect("invariant: lanes differ in vectorized loops only");
-        let one = Printer { out: String::new(), lanes: None, ranges: self.ranges.clone(), ..*self };
+        let one = OpenClPrinter { out: String::new(), lanes: None, ranges: self.ranges.clone(), ..*self };
         let lane = |lane: i64| one.expr(&e.map_index(&mut |i| i.substitute(var, &Index::from(lane))), dtype).text;
         let lanes: Vec<String> = (0..width).map(lane).collect();
-        Value::vector(format!("({}{width})({})", arithmetic(dtype), lanes.join(", ")))
+        CValue::vector(format!("({}{width})({})", arithmetic(dtype), lanes.join(", ")))
     }
 
     fn varies(&self, e: &Expr) -> bool {
@@ -473,14 +473,14 @@ impl Printer<'_> {
     }
 
     /// An expression computed in the arithmetic of a type.
-    fn expr(&self, e: &Expr, dtype: DType) -> Value {
+    fn expr(&self, e: &Expr, dtype: DType) -> CValue {
         match e {
-            Expr::Const(x) => Value::scalar(literal(*x, dtype.arithmetic())),
+            Expr::Const(x) => CValue::scalar(literal(*x, dtype.arithmetic())),
             Expr::Load(b, index) => self.load(*b, index, e, dtype),
             Expr::Gather(..) | Expr::FromIndex(_) if self.varies(e) => self.lanes_apart(e, dtype),
             Expr::Binary(BinaryOp::Div, ..) if !dtype.is_float() && self.varies(e) => self.lanes_apart(e, dtype),
             Expr::Gather(b, subscripts) => self.gather(*b, subscripts, dtype),
-            Expr::FromIndex(index) => Value::scalar(format!("({})({})", arithmetic(dtype), self.index(index))),
+            Expr::FromIndex(index) => CValue::scalar(format!("({})({})", arithmetic(dtype), self.index(index))),
             Expr::Unary(op, x) => self.unary(*op, x, dtype),
             Expr::Binary(op, a, b) => self.binary(*op, a, b, dtype),
             Expr::Select(cond, a, b) => {
@@ -490,13 +490,13 @@ impl Printer<'_> {
                 let [a, b] = [a, b].map(|side| self.expr(side, dtype));
                 let is_vector = a.is_vector || b.is_vector;
                 let [a, b] = [a, b].map(|side| if is_vector { self.widened(side, dtype) } else { side.text });
-                Value { text: format!("({} ? {a} : {b})", self.cond(cond)), is_vector }
+                CValue { text: format!("({} ? {a} : {b})", self.cond(cond)), is_vector }
             }
             Expr::Cast(to, _) if matches!(to, DType::F16 | DType::Bf16 | DType::Bool) && self.varies(e) => {
                 self.lanes_apart(e, dtype)
             }
             Expr::Cast(to, x) => {
-                let Value { text, is_vector } = self.expr(x, to.arithmetic());
+                let CValue { text, is_vector } = self.expr(x, to.arithmetic());
                 let ty = self.vector_type(to.arithmetic(), is_vector);
                 let rounded = match to {
                     DType::F16 => format!("round_half({text})"),
@@ -507,18 +507,18 @@ impl Printer<'_> {
                     DType::Bool => format!("(int)({text} != 0)"),
                     DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U64 => text,
                 };
-                self.converted(Value { text: rounded, is_vector }, to.arithmetic(), dtype)
+                self.converted(CValue { text: rounded, is_vector }, to.arithmetic(), dtype)
             }
         }
     }
 
-    fn load(&self, b: BufferId, index: &[Index], e: &Expr, dtype: DType) -> Value {
+    fn load(&self, b: BufferId, index: &[Index], e: &Expr, dtype: DType) -> CValue {
         let (of, place) = (self.buffer(b).dtype, self.place(b, index));
         let value = match (self.step(&place), self.lanes) {
-            (Some(0), _) | (_, None) => Value::scalar(self.element(b, &self.index(&place))),
+            (Some(0), _) | (_, None) => CValue::scalar(self.element(b, &self.index(&place))),
             (Some(1), Some((var, width))) if of != DType::Bf16 => {
                 let start = place.substitute(var, &Index::from(0));
-                Value::vector(match of {
+                CValue::vector(match of {
                     DType::F16 => format!("vload_half{width}(0, {})", self.pointer(&self.halves(b, true), &start)),
                     _ if is_multiple(&start, width) => format!("*{}", self.vector_at(b, &start, width, true)),
                     _ => format!("vload{width}(0, {})", self.pointer(self.name(b), &start)),
@@ -568,7 +568,7 @@ impl Printer<'_> {
         }
     }
 
-    fn gather(&self, b: BufferId, subscripts: &[Subscript], dtype: DType) -> Value {
+    fn gather(&self, b: BufferId, subscripts: &[Subscript], dtype: DType) -> CValue {
         let buffer = self.buffer(b);
         let summands =
             subscripts.iter().zip(buffer.strides()).zip(&buffer.shape).map(|((subscript, stride), extent)| {
@@ -579,7 +579,7 @@ impl Printer<'_> {
                 if stride == 1 { place } else { format!("{stride} * {place}") }
             });
         let place = summands.collect::<Vec<_>>().join(" + ");
-        self.converted(Value::scalar(self.element(b, &place)), buffer.dtype, dtype)
+        self.converted(CValue::scalar(self.element(b, &place)), buffer.dtype, dtype)
     }
 
     fn vector_type(&self, dtype: DType, is_vector: bool) -> String {
@@ -590,17 +590,17 @@ impl Printer<'_> {
         }
     }
 
-    fn widened(&self, value: Value, dtype: DType) -> String {
+    fn widened(&self, value: CValue, dtype: DType) -> String {
         if value.is_vector { value.text } else { format!("({})({})", self.vector_type(dtype, true), value.text) }
     }
 
     /// A value of a buffer's type, or of an arithmetic, in another arithmetic.
-    fn converted(&self, value: Value, from: DType, to: DType) -> Value {
-        let Value { text, is_vector } = value;
+    fn converted(&self, value: CValue, from: DType, to: DType) -> CValue {
+        let CValue { text, is_vector } = value;
         // Numbers of 16 bits are `float` once they are loaded.
         let of = if from.is_float() { from.arithmetic() } else { from };
         if of == to.arithmetic() {
-            return Value { text, is_vector };
+            return CValue { text, is_vector };
         }
         let ty = self.vector_type(to, is_vector);
         let text = match (is_vector, to.is_float()) {
@@ -608,7 +608,7 @@ impl Printer<'_> {
             (true, _) => format!("convert_{ty}({text})"),
             (false, _) => format!("({ty}){text}"),
         };
-        Value { text, is_vector }
+        CValue { text, is_vector }
     }
 
     /// The low bits of an integer as one of a type that is stored only.
@@ -617,7 +617,7 @@ impl Printer<'_> {
         format!("convert_{}{width}({text})", storage(to, false))
     }
 
-    fn store(&mut self, b: BufferId, index: &[Index], value: Value) {
+    fn store(&mut self, b: BufferId, index: &[Index], value: CValue) {
         let (dtype, place) = (self.buffer(b).dtype, self.place(b, index));
         let line = match self.lanes {
             None => {
@@ -653,32 +653,32 @@ impl Printer<'_> {
         self.line(&line);
     }
 
-    fn unary(&self, op: UnaryOp, x: &Expr, dtype: DType) -> Value {
+    fn unary(&self, op: UnaryOp, x: &Expr, dtype: DType) -> CValue {
         if !dtype.is_float() {
             match op {
                 UnaryOp::Neg => return self.binary(BinaryOp::Sub, &Expr::Const(0.0), x, dtype),
                 UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => return self.expr(x, dtype),
                 UnaryOp::Abs => {
-                    let Value { text, is_vector } = self.expr(x, dtype);
+                    let CValue { text, is_vector } = self.expr(x, dtype);
                     let ty = self.vector_type(dtype, is_vector);
-                    return Value { text: format!("convert_{ty}(abs({text}))"), is_vector };
+                    return CValue { text: format!("convert_{ty}(abs({text}))"), is_vector };
                 }
                 _ => {
                     let x = self.converted(self.expr(x, dtype), dtype, DType::F64);
                     let text = format!("{}({})", function(op), x.text);
-                    return self.converted(Value { text, ..x }, DType::F64, dtype);
+                    return self.converted(CValue { text, ..x }, DType::F64, dtype);
                 }
             }
         }
-        let Value { text, is_vector } = self.expr(x, dtype);
+        let CValue { text, is_vector } = self.expr(x, dtype);
         let text = match op {
             UnaryOp::Neg => format!("(-{text})"),
             _ => format!("{}({text})", function(op)),
         };
-        Value { text, is_vector }
+        CValue { text, is_vector }
     }
 
-    fn binary(&self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Value {
+    fn binary(&self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> CValue {
         let dtype = dtype.arithmetic();
         if !dtype.is_float() {
             let [a, b] = [a, b].map(|x| self.expr(x, dtype));
@@ -686,8 +686,8 @@ impl Printer<'_> {
                 BinaryOp::Min | BinaryOp::Max => self.combined(op, a, b, dtype),
                 BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul => self.wrapping(op, a, b, dtype),
                 // Where it is on vectors, it was taken apart.
-                BinaryOp::Div => Value::scalar(format!("{}_div({}, {})", arithmetic(dtype), a.text, b.text)),
-                BinaryOp::Nibble => Value::scalar(format!("(({} >> (4 * {})) & 15)", a.text, b.text)),
+                BinaryOp::Div => CValue::scalar(format!("{}_div({}, {})", arithmetic(dtype), a.text, b.text)),
+                BinaryOp::Nibble => CValue::scalar(format!("(({} >> (4 * {})) & 15)", a.text, b.text)),
                 BinaryOp::Pow => {
                     let [a, b] = [a, b].map(|x| self.converted(x, dtype, DType::F64));
                     self.converted(self.combined(op, a, b, DType::F64), DType::F64, dtype)
@@ -706,7 +706,7 @@ impl Printer<'_> {
                 let [x, y, z] = [x, y, z].map(|v| self.expr(v, dtype));
                 let is_vector = x.is_vector || y.is_vector || z.is_vector;
                 let [x, y, z] = [x, y, z].map(|v| if is_vector { self.widened(v, dtype) } else { v.text });
-                return Value { text: format!("fma({}{x}, {y}, {}{z})", signs[0], signs[1]), is_vector };
+                return CValue { text: format!("fma({}{x}, {y}, {}{z})", signs[0], signs[1]), is_vector };
             }
         }
         match (op, b) {
@@ -724,19 +724,19 @@ impl Printer<'_> {
     }
 
     /// A sum, difference or product of integers. The language has it wrap around for unsigned ones only.
-    fn wrapping(&self, op: BinaryOp, a: Value, b: Value, dtype: DType) -> Value {
+    fn wrapping(&self, op: BinaryOp, a: CValue, b: CValue, dtype: DType) -> CValue {
         if dtype == DType::U64 {
             return self.combined(op, a, b, dtype);
         }
         let is_vector = a.is_vector || b.is_vector;
         let ty = self.vector_type(dtype, is_vector);
         let [a, b] = [a, b].map(|x| if is_vector { self.widened(x, dtype) } else { x.text });
-        let [a, b] = [a, b].map(|text| Value { text: format!("as_u{ty}({text})"), is_vector });
-        let Value { text, .. } = self.combined(op, a, b, dtype);
-        Value { text: format!("as_{ty}{text}"), is_vector }
+        let [a, b] = [a, b].map(|text| CValue { text: format!("as_u{ty}({text})"), is_vector });
+        let CValue { text, .. } = self.combined(op, a, b, dtype);
+        CValue { text: format!("as_{ty}{text}"), is_vector }
     }
 
-    fn combined(&self, op: BinaryOp, a: Value, b: Value, dtype: DType) -> Value {
+    fn combined(&self, op: BinaryOp, a: CValue, b: CValue, dtype: DType) -> CValue {
         let is_vector = a.is_vector || b.is_vector;
         let [a, b] = [a, b].map(|x| if is_vector { self.widened(x, dtype) } else { x.text });
         let text = match op {
@@ -754,7 +754,7 @@ impl Printer<'_> {
             BinaryOp::Pow => format!("pow({a}, {b})"),
             BinaryOp::Nibble => format!("(((int){a} >> (4 * (int){b})) & 15)"),
         };
-        Value { text, is_vector }
+        CValue { text, is_vector }
     }
 }
 
@@ -843,7 +843,7 @@ mod tests {
     fn names_are_none_of_the_language() {
         let names = ["A.s", "half", "float4", "i", "i", "as_is", "_x", "fma", "floor_div", "2x"].map(str::to_owned);
         let program = Program { loops: names.to_vec(), ..Program::default() };
-        let own = Names::of(&program).loops;
+        let own = CNames::of(&program).loops;
         assert_eq!(own, ["A_s", "half_", "float4_", "i", "i_", "vas_is", "v_x", "fma_", "floor_div_", "v2x"]);
     }
 

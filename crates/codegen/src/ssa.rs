@@ -10,6 +10,8 @@ mod split;
 mod text;
 mod verify;
 
+use std::borrow::Cow;
+
 use smallvec::SmallVec;
 
 use crate::number::number;
@@ -31,7 +33,7 @@ number! {
 
 /// Kind of memory that an address leads to. Only GPUs tell them apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Space {
+pub enum AddressSpace {
     /// Any.
     All,
     /// A GPU's main memory.
@@ -51,7 +53,7 @@ pub enum Coordinate {
 
 /// Kind of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum LaneKind {
     /// Boolean.
     I1,
     /// A byte, which is computed with as something longer.
@@ -63,7 +65,7 @@ pub enum Kind {
     /// A 64-bit integer.
     I64,
     /// An address.
-    Pointer(Space),
+    Pointer(AddressSpace),
     /// A number of 16 bits, which is stored and not computed with.
     F16,
     /// The first 16 bits of an f32 number, which are stored and not computed with.
@@ -74,25 +76,25 @@ pub enum Kind {
     F64,
 }
 
-impl Kind {
+impl LaneKind {
     /// Bytes of a lane in memory.
     pub fn bytes(self) -> usize {
         match self {
-            Kind::I1 | Kind::I8 => 1,
-            Kind::I16 | Kind::F16 | Kind::Bf16 => 2,
-            Kind::I32 | Kind::F32 => 4,
-            Kind::I64 | Kind::F64 | Kind::Pointer(_) => 8,
+            LaneKind::I1 | LaneKind::I8 => 1,
+            LaneKind::I16 | LaneKind::F16 | LaneKind::Bf16 => 2,
+            LaneKind::I32 | LaneKind::F32 => 4,
+            LaneKind::I64 | LaneKind::F64 | LaneKind::Pointer(_) => 8,
         }
     }
 
     /// The bits that a lane has.
     fn mask(self) -> u64 {
         match self {
-            Kind::I1 => 1,
-            Kind::I8 => 0xff,
-            Kind::I16 | Kind::F16 | Kind::Bf16 => u64::from(u16::MAX),
-            Kind::I32 | Kind::F32 => u64::from(u32::MAX),
-            Kind::I64 | Kind::F64 | Kind::Pointer(_) => u64::MAX,
+            LaneKind::I1 => 1,
+            LaneKind::I8 => 0xff,
+            LaneKind::I16 | LaneKind::F16 | LaneKind::Bf16 => u64::from(u16::MAX),
+            LaneKind::I32 | LaneKind::F32 => u64::from(u32::MAX),
+            LaneKind::I64 | LaneKind::F64 | LaneKind::Pointer(_) => u64::MAX,
         }
     }
 }
@@ -101,38 +103,38 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
     /// Kind of each lane.
-    pub kind: Kind,
+    pub kind: LaneKind,
     /// Number of lanes; 1 for a scalar.
     pub lanes: usize,
 }
 
 impl Type {
     /// Boolean.
-    pub const I1: Type = Type::scalar(Kind::I1);
+    pub const I1: Type = Type::scalar(LaneKind::I1);
     /// A byte.
-    pub const I8: Type = Type::scalar(Kind::I8);
+    pub const I8: Type = Type::scalar(LaneKind::I8);
     /// A 16-bit integer.
-    pub const I16: Type = Type::scalar(Kind::I16);
+    pub const I16: Type = Type::scalar(LaneKind::I16);
     /// A 32-bit integer.
-    pub const I32: Type = Type::scalar(Kind::I32);
+    pub const I32: Type = Type::scalar(LaneKind::I32);
     /// A 64-bit integer.
-    pub const I64: Type = Type::scalar(Kind::I64);
+    pub const I64: Type = Type::scalar(LaneKind::I64);
     /// An address.
-    pub const POINTER: Type = Type::scalar(Kind::Pointer(Space::All));
+    pub const POINTER: Type = Type::scalar(LaneKind::Pointer(AddressSpace::All));
     /// An address of a GPU's main memory.
-    pub const GLOBAL: Type = Type::scalar(Kind::Pointer(Space::Global));
+    pub const GLOBAL: Type = Type::scalar(LaneKind::Pointer(AddressSpace::Global));
     /// An address of the memory that the threads of a block share.
-    pub const SHARED: Type = Type::scalar(Kind::Pointer(Space::Shared));
+    pub const SHARED: Type = Type::scalar(LaneKind::Pointer(AddressSpace::Shared));
     /// A number of 16 bits.
-    pub const F16: Type = Type::scalar(Kind::F16);
+    pub const F16: Type = Type::scalar(LaneKind::F16);
     /// The first 16 bits of an f32 number.
-    pub const BF16: Type = Type::scalar(Kind::Bf16);
+    pub const BF16: Type = Type::scalar(LaneKind::Bf16);
     /// An f32 number.
-    pub const F32: Type = Type::scalar(Kind::F32);
+    pub const F32: Type = Type::scalar(LaneKind::F32);
     /// An f64 number.
-    pub const F64: Type = Type::scalar(Kind::F64);
+    pub const F64: Type = Type::scalar(LaneKind::F64);
 
-    const fn scalar(kind: Kind) -> Type {
+    const fn scalar(kind: LaneKind) -> Type {
         Type { kind, lanes: 1 }
     }
 
@@ -157,7 +159,7 @@ pub type Bits = SmallVec<[u64; 2]>;
 
 /// A constant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Constant {
+pub struct VectorConstant {
     /// The bits of each lane.
     pub bits: Bits,
     /// The lanes that may be anything, a bit each; here they are zero.
@@ -170,7 +172,7 @@ pub enum Def {
     /// The argument of a number.
     Argument(usize),
     /// A constant.
-    Constant(Constant),
+    Constant(VectorConstant),
     /// Any bits.
     Undefined,
     /// The address of a function of the module.
@@ -192,7 +194,7 @@ pub struct Value {
 
 /// Directions in which numbers are rounded to whole ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Rounding {
+pub enum RoundingDirection {
     /// To the nearest one, of two to the even one.
     Nearest,
     /// To the largest one that is not larger.
@@ -218,7 +220,7 @@ pub enum Compare {
 
 /// Operation of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Op {
+pub enum SsaOp {
     /// Local variable that loads read and stores write; its address does not escape.
     Variable(Type),
     /// Stack memory of this many bytes.
@@ -280,7 +282,7 @@ pub enum Op {
     FAbs,
     Sqrt,
     /// The integer next to a number, with its sign; NaN of NaN.
-    Round(Rounding),
+    Round(RoundingDirection),
     /// The first number with the sign of the second.
     CopySign,
     /// The smaller one; NaN where one is NaN. Of zeros of both signs either one. Where both are variable, the
@@ -296,7 +298,7 @@ pub enum Op {
         /// a machine has instructions for.
         signed: [bool; 2],
     },
-    /// Dot product of two signed 16-bit integers of each lane, as with [`Op::Dot4`]; x86-64 alone has it.
+    /// Dot product of two signed 16-bit integers of each lane, as with [`SsaOp::Dot4`]; x86-64 alone has it.
     Dot2,
     /// Dot product of two bf16 numbers of each lane, added to an f32 sum: that of the upper halves first,
     /// each addition rounded once, with numbers below the normal ones as zeros. Operands are the sums, and
@@ -304,7 +306,7 @@ pub enum Op {
     /// [`Target::dot2_lanes`](tilewright_ir::Target::dot2_lanes) says which machines have it.
     DotOfHalves,
     /// The nearest bf16 numbers of 16 or 8 lanes of f32, halves to even, as 16-bit integers; zeros for
-    /// numbers below the normal ones. Machines with [`Op::DotOfHalves`] have it.
+    /// numbers below the normal ones. Machines with [`SsaOp::DotOfHalves`] have it.
     NearestBf16,
     /// Bytes of two vectors of 64, picked by the low 7 bits of each byte of the first operand; all three are
     /// 16 lanes of 32-bit integers. AVX-512 VBMI alone has it.
@@ -320,7 +322,7 @@ pub enum Op {
     },
     /// Tile product of a warp: 16 × 8 by 8 × 8 f32 numbers, or twice as many steps of 16-bit numbers,
     /// added to four sums of each thread. Operands are its four registers of rows, two of columns, the sums.
-    TileProduct(Kind),
+    TileProduct(LaneKind),
     /// Makes the thread's writes to shared memory visible to the async proxy, which reads it for TMA and
     /// `wgmma`.
     ProxyFence,
@@ -332,7 +334,7 @@ pub enum Op {
     /// has waited for it.
     GroupProduct {
         /// Kind of the factors: 8 steps in f32, 16 of 16-bit numbers.
-        factors: Kind,
+        factors: LaneKind,
         /// Whether the factors of rows and of columns are MN-major.
         across: [bool; 2],
         /// Whether it overwrites the sums.
@@ -416,19 +418,19 @@ pub struct Assembly {
     /// Text in AT&T syntax.
     pub text: String,
     /// Operands, results and clobbers, as LLVM writes them.
-    pub constraints: &'static str,
+    pub constraints: Cow<'static, str>,
 }
 
 /// The operands of an instruction.
-pub type Operands = SmallVec<[Id; 4]>;
+pub type InstOperands = SmallVec<[Id; 4]>;
 
 /// An instruction.
 #[derive(Clone, Debug)]
 pub struct Instruction {
     /// Operation.
-    pub op: Op,
+    pub op: SsaOp,
     /// Operands of the operation.
-    pub operands: Operands,
+    pub operands: InstOperands,
     /// Value that results; `None` for an instruction without one.
     pub result: Option<Id>,
     /// Alignment of the address that it accesses, in bytes; 0 where it accesses none.
@@ -467,18 +469,18 @@ pub enum Cpu {
 
 /// A parameter of a function.
 #[derive(Clone, Copy, Debug)]
-pub struct Parameter {
+pub struct FunctionParameter {
     /// Type of the parameter.
     pub ty: Type,
     /// Properties of the memory that it points to.
-    pub buffer: Option<Buffer>,
+    pub buffer: Option<UnaliasedMemory>,
     /// Whether it is a tensor map of 128 bytes rather than an address.
     pub is_map: bool,
 }
 
 /// Memory that no other parameter leads to.
 #[derive(Clone, Copy, Debug)]
-pub struct Buffer {
+pub struct UnaliasedMemory {
     /// Size in bytes; 0 where that is unknown.
     pub bytes: u64,
     /// Whether the memory is read-only.
@@ -503,7 +505,7 @@ pub struct Function {
     /// Type of the result, if any.
     pub result: Option<Type>,
     /// Parameters, the first values of the function.
-    pub parameters: Vec<Parameter>,
+    pub parameters: Vec<FunctionParameter>,
     /// Values of the function.
     pub values: Vec<Value>,
     /// Basic blocks, the entry first; empty for a declaration.
@@ -566,8 +568,8 @@ impl Function {
     /// Successors of a block.
     pub fn successors(&self, block: BlockId) -> impl DoubleEndedIterator<Item = BlockId> + use<> {
         let [a, b] = match self.blocks[block.at()].last().map(|last| &last.op) {
-            Some(Op::Br(to)) => [Some(*to), None],
-            Some(Op::CondBr(then, otherwise)) => [Some(*then), Some(*otherwise)],
+            Some(SsaOp::Br(to)) => [Some(*to), None],
+            Some(SsaOp::CondBr(then, otherwise)) => [Some(*then), Some(*otherwise)],
             _ => [None; 2],
         };
         a.into_iter().chain(b)
@@ -576,8 +578,8 @@ impl Function {
     /// Makes addresses integers, as machines have them.
     pub fn pointers_as_integers(&mut self) {
         for value in &mut self.values {
-            if let Kind::Pointer(_) = value.ty.kind {
-                value.ty.kind = Kind::I64;
+            if let LaneKind::Pointer(_) = value.ty.kind {
+                value.ty.kind = LaneKind::I64;
             }
         }
     }
@@ -586,8 +588,8 @@ impl Function {
     /// mask registers have them.
     pub fn masks_as_integers(&mut self) {
         for value in &mut self.values {
-            if value.ty.kind == Kind::I1 && value.ty.lanes > 1 {
-                value.ty.kind = Kind::I32;
+            if value.ty.kind == LaneKind::I1 && value.ty.lanes > 1 {
+                value.ty.kind = LaneKind::I32;
                 if let Def::Constant(constant) = &mut value.def {
                     constant.bits.iter_mut().for_each(|b| *b *= u64::from(u32::MAX));
                 }

@@ -18,9 +18,9 @@ use tilewright_ir::Target;
 use tilewright_ir::target::Arch;
 
 use crate::ssa::{self, Linkage, Module};
-use encode::{Assembler, Target as Field};
+use encode::{Assembler, FieldTarget as Field};
 use regalloc::Registers;
-use select::Pool;
+use select::ConstantPool;
 
 /// Size of the pages in which code and constants are laid out, in bytes.
 pub const PAGE: usize = 4096;
@@ -90,7 +90,7 @@ fn functions(bytes: &mut &[u8]) -> Option<Vec<(String, usize)>> {
 
 /// Instructions that a target has or has not.
 #[derive(Clone, Copy)]
-struct Machine {
+struct CpuFeatures {
     /// Registers for masks, and 32 of 64 bytes.
     has_masks: bool,
     /// Dot products of bytes in the encoding of AVX-512.
@@ -109,9 +109,9 @@ pub fn serves(target: &Target) -> bool {
 /// not `known` elsewhere.
 pub fn compile(mut module: Module, target: &Target, known: &dyn Fn(&str) -> bool) -> Result<Image, String> {
     let has_masks = target.vector_bits >= 512;
-    let machine = Machine { has_masks, has_avx512_dot: target.feature("avx512vnni") == Some(true) };
+    let machine = CpuFeatures { has_masks, has_avx512_dot: target.feature("avx512vnni") == Some(true) };
     let registers = Registers { n_vectors: if has_masks { 32 } else { 16 } };
-    let mut pool = Pool::default();
+    let mut pool = ConstantPool::default();
     let mut asm = Assembler::default();
     let is_outside: Vec<bool> = module.functions.iter().map(ssa::Function::is_outside).collect();
     if module.functions.iter().any(|f| f.is_outside() && !known(&f.name)) {

@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use tilewright_codegen::{Compiler, Kernel, Runtime, SCRATCH_ALIGN};
+use tilewright_codegen::{CompiledKernel, Compiler, Runtime, SCRATCH_ALIGN};
 use tilewright_ir::lower::lower;
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
@@ -87,7 +87,7 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(p: &Program, kernel: &Kernel) -> Memory {
+    fn new(p: &Program, kernel: &CompiledKernel) -> Memory {
         let n_bytes = |b: &tilewright_ir::Buffer| b.size_bytes().unwrap() as usize;
         Memory {
             arguments: p.arguments().map(|(_, b)| Guarded::new(n_bytes(b))).collect(),
@@ -98,7 +98,14 @@ impl Memory {
 
     /// Runs the kernel at sizes, on arguments of a member, which are the first part of the family's; NaN
     /// follows. Returns the output's bytes.
-    fn run(&self, kernel: &Kernel, sizes: &[i64], p: &Program, given: &[Vec<u8>], runtime: &Runtime) -> Vec<u8> {
+    fn run(
+        &self,
+        kernel: &CompiledKernel,
+        sizes: &[i64],
+        p: &Program,
+        given: &[Vec<u8>],
+        runtime: &Runtime,
+    ) -> Vec<u8> {
         for (((_, b), memory), given) in p.arguments().zip(&self.arguments).zip(given) {
             let beyond = if b.role == Role::Output { 0x5a } else { 0xff };
             let mut bytes = vec![beyond; b.size_bytes().unwrap() as usize];

@@ -4,7 +4,7 @@ mod common;
 
 use common::gemm::Gemm;
 use common::*;
-use tilewright_codegen::{CompileError, Compiler, Interface, Kernel, Runtime};
+use tilewright_codegen::{CompileError, CompiledKernel, Compiler, Interface, Runtime};
 use tilewright_ir::expr::UnaryOp;
 use tilewright_ir::{DType, Program, Target};
 
@@ -18,7 +18,7 @@ fn served() -> Vec<Target> {
     served
 }
 
-fn compile_quickly(p: &Program, target: &Target) -> Kernel {
+fn compile_quickly(p: &Program, target: &Target) -> CompiledKernel {
     Compiler::new(target.clone()).compile_quickly(p).unwrap_or_else(|e| panic!("{} on {target}: {e}", p.name))
 }
 

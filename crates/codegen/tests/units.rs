@@ -5,7 +5,7 @@ mod common;
 
 use common::gemm::{ALayout, Gemm};
 use common::{arguments, host, run};
-use tilewright_codegen::{Compiler, Kernel, Runtime, compile};
+use tilewright_codegen::{CompiledKernel, Compiler, Runtime, compile};
 use tilewright_ir::Program;
 
 /// Products that have loops in common: of one size, with other blocks, layouts and tiles.
@@ -23,7 +23,7 @@ fn programs() -> Vec<Program> {
     all
 }
 
-fn results(p: &Program, kernel: &Kernel) -> Vec<Vec<f64>> {
+fn results(p: &Program, kernel: &CompiledKernel) -> Vec<Vec<f64>> {
     run(p, kernel, &arguments(p), &Runtime::serial(), 1)
 }
 

@@ -11,7 +11,7 @@ mod fake;
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-use driver::{Address, Answer, DeviceId, Handle};
+use driver::{DeviceOrdinal, DevicePointer, DriverHandle, ResultCode};
 
 /// Functions of the fake driver by their names.
 macro_rules! exports {
@@ -19,7 +19,7 @@ macro_rules! exports {
         $(
             // SAFETY: the name is the driver's, for which this stands.
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $symbol($($argument: $ty),*) -> Answer {
+            pub unsafe extern "C" fn $symbol($($argument: $ty),*) -> ResultCode {
                 // SAFETY: the caller promises what the driver wants.
                 unsafe { (fake::functions().$function)($($argument),*) }
             }
@@ -30,48 +30,48 @@ macro_rules! exports {
 exports! {
     cuInit = init(flags: c_uint);
     cuDriverGetVersion = version(to: *mut c_int);
-    cuGetErrorName = error_name(answer: Answer, to: *mut *const c_char);
+    cuGetErrorName = error_name(answer: ResultCode, to: *mut *const c_char);
     cuDeviceGetCount = n_devices(to: *mut c_int);
-    cuDeviceGet = device(to: *mut DeviceId, number: c_int);
-    cuDeviceGetName = device_name(to: *mut c_char, length: c_int, device: DeviceId);
-    cuDeviceGetAttribute = device_attribute(to: *mut c_int, attribute: c_int, device: DeviceId);
-    cuDevicePrimaryCtxRetain = retain_context(to: *mut Handle, device: DeviceId);
-    cuDevicePrimaryCtxRelease_v2 = release_context(device: DeviceId);
-    cuCtxSetCurrent = set_context(context: Handle);
-    cuCtxPushCurrent_v2 = set_context(context: Handle);
-    cuModuleLoadData = load_module(to: *mut Handle, code: *const c_void);
-    cuModuleUnload = unload_module(module: Handle);
-    cuModuleGetFunction = function(to: *mut Handle, module: Handle, name: *const c_char);
-    cuModuleGetGlobal_v2 = variable(to: *mut Address, n_bytes: *mut usize, module: Handle, name: *const c_char);
-    cuFuncGetAttribute = function_attribute(to: *mut c_int, attribute: c_int, function: Handle);
-    cuFuncSetAttribute = set_function_attribute(function: Handle, attribute: c_int, value: c_int);
-    cuMemAlloc_v2 = allocate(to: *mut Address, n_bytes: usize);
-    cuMemFree_v2 = free(address: Address);
-    cuMemcpyHtoDAsync_v2 = to_device(to: Address, from: *const c_void, n_bytes: usize, stream: Handle);
-    cuMemcpyDtoHAsync_v2 = from_device(to: *mut c_void, from: Address, n_bytes: usize, stream: Handle);
-    cuMemsetD8Async = fill(to: Address, value: u8, n_bytes: usize, stream: Handle);
-    cuEventCreate = create_event(to: *mut Handle, flags: c_uint);
-    cuEventDestroy_v2 = destroy_event(event: Handle);
-    cuEventRecordWithFlags = record_event(event: Handle, stream: Handle, flags: c_uint);
-    cuEventElapsedTime = elapsed_ms(to: *mut f32, first: Handle, last: Handle);
-    cuStreamCreate = create_stream(to: *mut Handle, flags: c_uint);
-    cuStreamDestroy_v2 = destroy_stream(stream: Handle);
-    cuStreamSynchronize = synchronize(stream: Handle);
-    cuStreamBeginCapture_v2 = begin_capture(stream: Handle, mode: c_int);
-    cuStreamEndCapture = end_capture(stream: Handle, to: *mut Handle);
-    cuGraphInstantiateWithFlags = instantiate(to: *mut Handle, graph: Handle, flags: u64);
-    cuGraphDestroy = destroy_graph(graph: Handle);
-    cuGraphLaunch = launch_graph(graph: Handle, stream: Handle);
-    cuGraphExecDestroy = destroy_executable(executable: Handle);
+    cuDeviceGet = device(to: *mut DeviceOrdinal, number: c_int);
+    cuDeviceGetName = device_name(to: *mut c_char, length: c_int, device: DeviceOrdinal);
+    cuDeviceGetAttribute = device_attribute(to: *mut c_int, attribute: c_int, device: DeviceOrdinal);
+    cuDevicePrimaryCtxRetain = retain_context(to: *mut DriverHandle, device: DeviceOrdinal);
+    cuDevicePrimaryCtxRelease_v2 = release_context(device: DeviceOrdinal);
+    cuCtxSetCurrent = set_context(context: DriverHandle);
+    cuCtxPushCurrent_v2 = set_context(context: DriverHandle);
+    cuModuleLoadData = load_module(to: *mut DriverHandle, code: *const c_void);
+    cuModuleUnload = unload_module(module: DriverHandle);
+    cuModuleGetFunction = function(to: *mut DriverHandle, module: DriverHandle, name: *const c_char);
+    cuModuleGetGlobal_v2 = variable(to: *mut DevicePointer, n_bytes: *mut usize, module: DriverHandle, name: *const c_char);
+    cuFuncGetAttribute = function_attribute(to: *mut c_int, attribute: c_int, function: DriverHandle);
+    cuFuncSetAttribute = set_function_attribute(function: DriverHandle, attribute: c_int, value: c_int);
+    cuMemAlloc_v2 = allocate(to: *mut DevicePointer, n_bytes: usize);
+    cuMemFree_v2 = free(address: DevicePointer);
+    cuMemcpyHtoDAsync_v2 = to_device(to: DevicePointer, from: *const c_void, n_bytes: usize, stream: DriverHandle);
+    cuMemcpyDtoHAsync_v2 = from_device(to: *mut c_void, from: DevicePointer, n_bytes: usize, stream: DriverHandle);
+    cuMemsetD8Async = fill(to: DevicePointer, value: u8, n_bytes: usize, stream: DriverHandle);
+    cuEventCreate = create_event(to: *mut DriverHandle, flags: c_uint);
+    cuEventDestroy_v2 = destroy_event(event: DriverHandle);
+    cuEventRecordWithFlags = record_event(event: DriverHandle, stream: DriverHandle, flags: c_uint);
+    cuEventElapsedTime = elapsed_ms(to: *mut f32, first: DriverHandle, last: DriverHandle);
+    cuStreamCreate = create_stream(to: *mut DriverHandle, flags: c_uint);
+    cuStreamDestroy_v2 = destroy_stream(stream: DriverHandle);
+    cuStreamSynchronize = synchronize(stream: DriverHandle);
+    cuStreamBeginCapture_v2 = begin_capture(stream: DriverHandle, mode: c_int);
+    cuStreamEndCapture = end_capture(stream: DriverHandle, to: *mut DriverHandle);
+    cuGraphInstantiateWithFlags = instantiate(to: *mut DriverHandle, graph: DriverHandle, flags: u64);
+    cuGraphDestroy = destroy_graph(graph: DriverHandle);
+    cuGraphLaunch = launch_graph(graph: DriverHandle, stream: DriverHandle);
+    cuGraphExecDestroy = destroy_executable(executable: DriverHandle);
     cuLaunchKernel = launch(
-        function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared_bytes: c_uint,
-        stream: Handle, arguments: *mut *mut c_void, extra: *mut *mut c_void
+        function: DriverHandle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint, shared_bytes: c_uint,
+        stream: DriverHandle, arguments: *mut *mut c_void, extra: *mut *mut c_void
     );
 }
 
 // SAFETY: the name is the driver's, for which this stands.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut Handle) -> Answer {
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut DriverHandle) -> ResultCode {
     // SAFETY: the caller passes a place of its own.
     unsafe { to.write(std::ptr::null_mut()) };
     0
@@ -79,7 +79,7 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut Handle) -> Answer {
 
 // SAFETY: as above.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuCtxGetDevice(to: *mut DeviceId) -> Answer {
+pub unsafe extern "C" fn cuCtxGetDevice(to: *mut DeviceOrdinal) -> ResultCode {
     // SAFETY: as above.
     unsafe { to.write(0) };
     0
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     to: *mut c_void,
     kind: c_int,
     rank: c_uint,
-    address: Address,
+    address: DevicePointer,
     extents: *const u64,
     strides: *const u64,
     boxes: *const c_uint,
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     swizzle: c_int,
     promotion: c_int,
     fill: c_int,
-) -> Answer {
+) -> ResultCode {
     let encode = fake::functions().encode_map.expect("the fake driver has it");
     // SAFETY: the caller promises what the driver wants.
     unsafe { encode(to, kind, rank, address, extents, strides, boxes, ones, interleave, swizzle, promotion, fill) }

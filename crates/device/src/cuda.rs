@@ -12,15 +12,15 @@ use std::ffi::{CString, c_int, c_uint, c_void};
 use std::sync::Arc;
 
 use thiserror::Error;
-use tilewright_ir::gpu::bulk::{Described, Map};
+use tilewright_ir::gpu::bulk::{TensorMap, TensorMapFields};
 use tilewright_ir::target::Gpu;
 use tilewright_ir::{Program, Target};
 
-use crate::guarded::{DeviceMemory, Guarded, KernelArgument, with_canaries};
+use crate::guarded::{DeviceMemory, GuardedMemory, KernelArgument, with_canaries};
 use crate::memory::CANARY_BYTES;
-use driver::{Address, Answer, DeviceId, Functions, Handle};
+use driver::{DeviceOrdinal, DevicePointer, DriverFunctions, DriverHandle, ResultCode};
 
-pub use assemble::{AssembleError, Assembler};
+pub use assemble::{AssembleError, PtxAssembler};
 
 /// Reason why something on a GPU failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -45,17 +45,17 @@ pub enum CudaError {
         /// Action that failed.
         what: &'static str,
         /// Number of the error.
-        code: Answer,
+        code: ResultCode,
         /// Name of the error.
         name: String,
     },
 }
 
 /// Some of the driver's answers.
-const INVALID_VALUE: Answer = 1;
-const NOT_FOUND: Answer = 500;
-const OUT_OF_MEMORY: Answer = 2;
-const OUT_OF_RESOURCES: Answer = 701;
+const INVALID_VALUE: ResultCode = 1;
+const NOT_FOUND: ResultCode = 500;
+const OUT_OF_MEMORY: ResultCode = 2;
+const OUT_OF_RESOURCES: ResultCode = 701;
 
 impl CudaError {
     /// Whether the context is of no further use: all that it is asked for fails alike.
@@ -69,12 +69,12 @@ impl CudaError {
         self.is_of(OUT_OF_MEMORY)
     }
 
-    fn is_of(&self, answer: Answer) -> bool {
+    fn is_of(&self, answer: ResultCode) -> bool {
         matches!(self, CudaError::Driver { code, .. } if *code == answer)
     }
 }
 
-fn refusal(f: &Functions, code: Answer, what: &'static str) -> CudaError {
+fn refusal(f: &DriverFunctions, code: ResultCode, what: &'static str) -> CudaError {
     CudaError::Driver { what, code, name: f.name_of(code) }
 }
 
@@ -109,7 +109,7 @@ mod attribute {
 
 /// A device that the driver knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct FoundDevice {
     /// Number of the device.
     pub number: u32,
     /// Name that the vendor gives it.
@@ -122,8 +122,8 @@ pub struct Found {
 ///
 /// # Errors
 /// If there is no driver, or it refuses.
-pub fn devices() -> Result<(String, Vec<Found>), CudaError> {
-    let f = Functions::load().map_err(|why| CudaError::NoDriver { why })?;
+pub fn devices() -> Result<(String, Vec<FoundDevice>), CudaError> {
+    let f = DriverFunctions::load().map_err(|why| CudaError::NoDriver { why })?;
     let mut version = 0;
     call!(f, version(&mut version), "the driver's version")?;
     let n = n_devices(&f)?;
@@ -131,23 +131,23 @@ pub fn devices() -> Result<(String, Vec<Found>), CudaError> {
     Ok((format!("{}.{}", version / 1000, version % 1000 / 10), found))
 }
 
-fn n_devices(f: &Functions) -> Result<u32, CudaError> {
+fn n_devices(f: &DriverFunctions) -> Result<u32, CudaError> {
     call!(f, init(0), "the driver does not start")?;
     let mut n: c_int = 0;
     call!(f, n_devices(&mut n), "the number of devices")?;
     Ok(n.max(0) as u32)
 }
 
-fn found(f: &Functions, number: u32) -> Result<Found, CudaError> {
-    let mut device: DeviceId = 0;
+fn found(f: &DriverFunctions, number: u32) -> Result<FoundDevice, CudaError> {
+    let mut device: DeviceOrdinal = 0;
     call!(f, device(&mut device, number as c_int), "the device")?;
     let mut name = [0; 256];
     call!(f, device_name(name.as_mut_ptr(), name.len() as c_int, device), "the device's name")?;
     let name = name.iter().take_while(|c| **c != 0).map(|c| char::from(*c as u8)).collect();
-    Ok(Found { number, name, target: target_of(f, device, number)? })
+    Ok(FoundDevice { number, name, target: target_of(f, device, number)? })
 }
 
-fn target_of(f: &Functions, device: DeviceId, number: u32) -> Result<Target, CudaError> {
+fn target_of(f: &DriverFunctions, device: DeviceOrdinal, number: u32) -> Result<Target, CudaError> {
     let generic = Target::named("sm_80").expect("invariant: it is in the table");
     let get = |attribute: i32| -> Result<u64, CudaError> {
         let mut value: c_int = 0;
@@ -184,7 +184,7 @@ fn target_of(f: &Functions, device: DeviceId, number: u32) -> Result<Target, Cud
 ///
 /// # Errors
 /// If there is no driver, no such device, or the driver refuses.
-pub fn device_of(target: &Target) -> Result<Found, CudaError> {
+pub fn device_of(target: &Target) -> Result<FoundDevice, CudaError> {
     device(target.gpu.map_or(0, |gpu| gpu.number))
 }
 
@@ -192,8 +192,8 @@ pub fn device_of(target: &Target) -> Result<Found, CudaError> {
 ///
 /// # Errors
 /// As [`device_of`].
-pub fn device(number: u32) -> Result<Found, CudaError> {
-    let f = Functions::load().map_err(|why| CudaError::NoDriver { why })?;
+pub fn device(number: u32) -> Result<FoundDevice, CudaError> {
+    let f = DriverFunctions::load().map_err(|why| CudaError::NoDriver { why })?;
     match n_devices(&f)? {
         n if number < n => found(&f, number),
         n => Err(CudaError::NoDevice { number, n }),
@@ -202,15 +202,15 @@ pub fn device(number: u32) -> Result<Found, CudaError> {
 
 /// A context with one stream. Threads may share it.
 #[derive(Clone)]
-pub struct Context(Arc<Handles>);
+pub struct CudaContext(Arc<Handles>);
 
 struct Handles {
-    f: Functions,
-    device: DeviceId,
-    context: Handle,
-    stream: Handle,
+    f: DriverFunctions,
+    device: DeviceOrdinal,
+    context: DriverHandle,
+    stream: DriverHandle,
     /// Recorded before and behind what is timed.
-    events: [Handle; 2],
+    events: [DriverHandle; 2],
 }
 
 // SAFETY: the driver takes calls of all threads at any time; each makes the context its own first.
@@ -229,21 +229,21 @@ impl Drop for Handles {
     }
 }
 
-impl Context {
+impl CudaContext {
     /// Opens a context on the device of a number.
     ///
     /// # Errors
     /// If there is no driver, no such device, or the driver refuses.
-    pub fn new(number: u32) -> Result<Context, CudaError> {
-        Context::of(Functions::load().map_err(|why| CudaError::NoDriver { why })?, number)
+    pub fn new(number: u32) -> Result<CudaContext, CudaError> {
+        CudaContext::of(DriverFunctions::load().map_err(|why| CudaError::NoDriver { why })?, number)
     }
 
-    fn of(f: Functions, number: u32) -> Result<Context, CudaError> {
+    fn of(f: DriverFunctions, number: u32) -> Result<CudaContext, CudaError> {
         let n = n_devices(&f)?;
         if number >= n {
             return Err(CudaError::NoDevice { number, n });
         }
-        let (mut device, null): (DeviceId, Handle) = (0, std::ptr::null_mut());
+        let (mut device, null): (DeviceOrdinal, DriverHandle) = (0, std::ptr::null_mut());
         call!(f, device(&mut device, number as c_int), "the device")?;
         let (mut context, mut stream, mut events) = (null, null, [null; 2]);
         call!(f, retain_context(&mut context, device), "a context")?;
@@ -253,11 +253,11 @@ impl Context {
         for event in &mut events {
             call!(f, create_event(event, 0), "an event")?;
         }
-        Ok(Context(Arc::new(Handles { f, device, context, stream, events })))
+        Ok(CudaContext(Arc::new(Handles { f, device, context, stream, events })))
     }
 
     /// The driver's functions, for this thread and this context.
-    fn enter(&self) -> Result<&Functions, CudaError> {
+    fn enter(&self) -> Result<&DriverFunctions, CudaError> {
         call!(self.0.f, set_context(self.0.context), "the context")?;
         Ok(&self.0.f)
     }
@@ -283,12 +283,12 @@ impl Context {
 }
 
 /// Memory of a device between canaries.
-pub type Memory = Guarded<Allocation>;
+pub type CudaMemory = GuardedMemory<Allocation>;
 
 /// Memory as the driver gives it.
 pub struct Allocation {
-    context: Context,
-    address: Address,
+    context: CudaContext,
+    address: DevicePointer,
 }
 
 impl Drop for Allocation {
@@ -323,18 +323,18 @@ impl DeviceMemory for Allocation {
     }
 }
 
-impl Memory {
+impl CudaMemory {
     /// Allocates memory of `n_bytes` undefined bytes.
     ///
     /// # Errors
     /// If the device has not so much.
-    pub fn new(context: &Context, n_bytes: u64) -> Result<Memory, CudaError> {
+    pub fn new(context: &CudaContext, n_bytes: u64) -> Result<CudaMemory, CudaError> {
         let f = context.enter()?;
         let n_bytes = n_bytes.max(1) as usize;
         let all = with_canaries(n_bytes).ok_or_else(|| refusal(f, OUT_OF_MEMORY, "memory"))?;
         let mut address = 0;
         call!(f, allocate(&mut address, all), "memory")?;
-        Guarded::inside(Allocation { context: context.clone(), address }, n_bytes)
+        GuardedMemory::inside(Allocation { context: context.clone(), address }, n_bytes)
     }
 
     /// Address of the contents on the device.
@@ -344,24 +344,24 @@ impl Memory {
 }
 
 /// Code on a device.
-pub struct Code {
-    context: Context,
-    module: Handle,
+pub struct CudaModule {
+    context: CudaContext,
+    module: DriverHandle,
 }
 
 // SAFETY: as for the context.
-unsafe impl Send for Code {}
+unsafe impl Send for CudaModule {}
 // SAFETY: as above.
-unsafe impl Sync for Code {}
+unsafe impl Sync for CudaModule {}
 
-impl Code {
+impl CudaModule {
     /// The context that it is in.
-    pub fn context(&self) -> &Context {
+    pub fn context(&self) -> &CudaContext {
         &self.context
     }
 }
 
-impl Drop for Code {
+impl Drop for CudaModule {
     fn drop(&mut self) {
         if let Ok(f) = self.context.enter() {
             let _ = call!(f, unload_module(self.module), "code");
@@ -369,17 +369,17 @@ impl Drop for Code {
     }
 }
 
-impl Code {
-    /// Loads the output of an [`Assembler`].
+impl CudaModule {
+    /// Loads the output of a [`PtxAssembler`].
     ///
     /// # Errors
     /// If the driver refuses the code.
-    pub fn load(context: &Context, code: &[u8]) -> Result<Code, CudaError> {
+    pub fn load(context: &CudaContext, code: &[u8]) -> Result<CudaModule, CudaError> {
         let (f, mut module) = (context.enter()?, std::ptr::null_mut());
         // PTX is text that ends with a zero.
         let code = [code, &[0]].concat();
         call!(f, load_module(&mut module, code.as_ptr().cast()), "loading code")?;
-        Ok(Code { context: context.clone(), module })
+        Ok(CudaModule { context: context.clone(), module })
     }
 
     /// Writes to the beginning of a variable of the code.
@@ -410,11 +410,16 @@ struct Encoded([u8; MAP_BYTES]);
 ///
 /// # Errors
 /// If the driver is older than such instructions, or refuses.
-pub fn encode_map(context: &Context, program: &Program, map: &Map, address: u64) -> Result<Vec<u8>, CudaError> {
+pub fn encode_map(
+    context: &CudaContext,
+    program: &Program,
+    map: &TensorMap,
+    address: u64,
+) -> Result<Vec<u8>, CudaError> {
     const WHAT: &str = "describing an array";
     let f = context.enter()?;
     let encode = f.encode_map.ok_or_else(|| refusal(f, NOT_FOUND, WHAT))?;
-    let Described { kind, extents, strides, boxes } = map.described(program);
+    let TensorMapFields { kind, extents, strides, boxes } = map.described(program);
     let (ones, rank) = (vec![1; extents.len()], extents.len() as c_uint);
     let mut encoded = Encoded([0; MAP_BYTES]);
     let to = (&raw mut encoded).cast();
@@ -428,44 +433,44 @@ pub fn encode_map(context: &Context, program: &Program, map: &Map, address: u64)
 }
 
 /// A kernel of a program, with its arguments and the size of its grid.
-pub struct Launch {
-    code: Arc<Code>,
-    function: Handle,
+pub struct CudaLaunch {
+    code: Arc<CudaModule>,
+    function: DriverHandle,
     grid: [c_uint; 3],
     block: [c_uint; 3],
     shared_bytes: c_uint,
     /// Arguments, kept alive as long as the launch.
-    arguments: Vec<KernelArgument<Memory>>,
+    arguments: Vec<KernelArgument<CudaMemory>>,
 }
 
 // SAFETY: as for the context.
-unsafe impl Send for Launch {}
+unsafe impl Send for CudaLaunch {}
 // SAFETY: as above.
-unsafe impl Sync for Launch {}
+unsafe impl Sync for CudaLaunch {}
 
 /// Resources of a thread of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct ThreadResources {
     /// 32-bit registers.
     pub registers: u32,
     /// Bytes in main memory for what does not fit them.
     pub local_bytes: u32,
 }
 
-impl Launch {
+impl CudaLaunch {
     /// Prepares the launch of a kernel by its name, with blocks, threads and arguments; a block has
     /// `shared_bytes` of dynamic shared memory.
     ///
     /// # Errors
     /// If there is no such kernel, or a block cannot have so many bytes.
     pub fn new(
-        code: &Arc<Code>,
+        code: &Arc<CudaModule>,
         name: &str,
         n_blocks: [i64; 3],
         block: [i64; 3],
         shared_bytes: u64,
-        arguments: Vec<KernelArgument<Memory>>,
-    ) -> Result<Launch, CudaError> {
+        arguments: Vec<KernelArgument<CudaMemory>>,
+    ) -> Result<CudaLaunch, CudaError> {
         let f = code.context.enter()?;
         let name = CString::new(name).expect("invariant: kernels have names that C accepts");
         let mut function = std::ptr::null_mut();
@@ -478,26 +483,29 @@ impl Launch {
             let how = attribute::FUNCTION_DYNAMIC_SHARED;
             call!(f, set_function_attribute(function, how, shared_bytes as c_int), "shared memory")?;
         }
-        Ok(Launch { code: code.clone(), function, grid, block, shared_bytes, arguments })
+        Ok(CudaLaunch { code: code.clone(), function, grid, block, shared_bytes, arguments })
     }
 
     /// Asks for the resources of a thread.
     ///
     /// # Errors
     /// If the driver does not say.
-    pub fn taken(&self) -> Result<Taken, CudaError> {
+    pub fn taken(&self) -> Result<ThreadResources, CudaError> {
         let f = self.code.context.enter()?;
         let get = |attribute: i32| -> Result<u32, CudaError> {
             let mut value: c_int = 0;
             call!(f, function_attribute(&mut value, attribute, self.function), "asking about a kernel")?;
             Ok(value.max(0) as u32)
         };
-        Ok(Taken { registers: get(attribute::FUNCTION_REGISTERS)?, local_bytes: get(attribute::FUNCTION_LOCAL)? })
+        Ok(ThreadResources {
+            registers: get(attribute::FUNCTION_REGISTERS)?,
+            local_bytes: get(attribute::FUNCTION_LOCAL)?,
+        })
     }
 
     /// Puts it into the stream.
-    fn enqueue(&self, f: &Functions, stream: Handle) -> Result<(), CudaError> {
-        let value = |argument: &KernelArgument<Memory>| {
+    fn enqueue(&self, f: &DriverFunctions, stream: DriverHandle) -> Result<(), CudaError> {
+        let value = |argument: &KernelArgument<CudaMemory>| {
             let mut value = [0; MAP_BYTES];
             let address: u64 = match argument {
                 KernelArgument::Memory(span) => span.memory.address() + span.at,
@@ -527,7 +535,7 @@ impl Launch {
 ///
 /// # Errors
 /// If one of them fails.
-pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, CudaError> {
+pub fn run(context: &CudaContext, launches: &[CudaLaunch], n_times: u32) -> Result<f64, CudaError> {
     let f = context.enter()?;
     record(context, n_times, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
 }
@@ -538,41 +546,41 @@ pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, 
 /// # Errors
 /// If `put` or the driver refuses, or something of it fails.
 pub fn record<E: From<CudaError>>(
-    context: &Context,
+    context: &CudaContext,
     n_times: u32,
     put: impl FnMut() -> Result<(), E>,
 ) -> Result<f64, E> {
-    Ok(Recorded::of(context, n_times, put)?.run()?)
+    Ok(CudaGraph::of(context, n_times, put)?.run()?)
 }
 
 /// CUDA graph: launches that the device carries out as one, repeatedly, without waiting for the host.
-pub struct Recorded {
-    context: Context,
-    graph: Handle,
-    executable: Handle,
+pub struct CudaGraph {
+    context: CudaContext,
+    graph: DriverHandle,
+    executable: DriverHandle,
 }
 
 // SAFETY: as for the context.
-unsafe impl Send for Recorded {}
+unsafe impl Send for CudaGraph {}
 // SAFETY: as above.
-unsafe impl Sync for Recorded {}
+unsafe impl Sync for CudaGraph {}
 
-impl Recorded {
+impl CudaGraph {
     /// Records kernels in order. Their arguments must live as long as the graph is run.
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn launches(context: &Context, launches: &[Launch]) -> Result<Recorded, CudaError> {
+    pub fn launches(context: &CudaContext, launches: &[CudaLaunch]) -> Result<CudaGraph, CudaError> {
         let f = context.enter()?;
-        Recorded::of(context, 1, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
+        CudaGraph::of(context, 1, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
     }
 
     /// Records `n_times` times the launches that `put` puts into the context's stream.
     fn of<E: From<CudaError>>(
-        context: &Context,
+        context: &CudaContext,
         n_times: u32,
         mut put: impl FnMut() -> Result<(), E>,
-    ) -> Result<Recorded, E> {
+    ) -> Result<CudaGraph, E> {
         let (f, Handles { stream, events: [start, end], .. }) = (context.enter()?, &*context.0);
         let (stream, start, end) = (*stream, *start, *end);
         // Only what this thread does is recorded.
@@ -585,7 +593,7 @@ impl Recorded {
         };
         let done: Result<(), E> = all();
         let null = std::ptr::null_mut();
-        let mut recorded = Recorded { context: context.clone(), graph: null, executable: null };
+        let mut recorded = CudaGraph { context: context.clone(), graph: null, executable: null };
         let ended = call!(f, end_capture(stream, &mut recorded.graph), "recording launches");
         done?;
         ended?;
@@ -607,7 +615,7 @@ impl Recorded {
     }
 }
 
-impl Drop for Recorded {
+impl Drop for CudaGraph {
     fn drop(&mut self) {
         let Ok(f) = self.context.enter() else { return };
         if !self.executable.is_null() {
@@ -624,14 +632,14 @@ mod fake;
 
 /// A context of an emulator, of this thread's own.
 #[cfg(test)]
-pub(crate) fn emulated() -> Context {
-    Context::of(fake::functions(), 0).expect("the emulator has a device")
+pub(crate) fn emulated() -> CudaContext {
+    CudaContext::of(fake::functions(), 0).expect("the emulator has a device")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guarded::Span;
+    use crate::guarded::GuardedSpan;
 
     /// Adds one to each of 64 numbers, in two blocks of 32 threads.
     pub const PTX: &[u8] = b"
@@ -660,11 +668,11 @@ mod tests {
 }
 ";
 
-    fn on(memory: &Arc<Memory>) -> Vec<KernelArgument<Memory>> {
-        vec![Span::whole(memory.clone(), memory.n_bytes()).into()]
+    fn on(memory: &Arc<CudaMemory>) -> Vec<KernelArgument<CudaMemory>> {
+        vec![GuardedSpan::whole(memory.clone(), memory.n_bytes()).into()]
     }
 
-    fn read(memory: &Memory) -> Vec<i32> {
+    fn read(memory: &CudaMemory) -> Vec<i32> {
         let mut bytes = vec![0; memory.n_bytes() as usize];
         memory.read(0, &mut bytes).unwrap();
         bytes.chunks(4).map(|word| i32::from_le_bytes(word.try_into().unwrap())).collect()
@@ -675,12 +683,12 @@ mod tests {
         let device = found(&fake::functions(), 0).unwrap();
         assert_eq!((device.name.as_str(), device.target.name().as_str()), ("Emulator", "cuda/sm_90a"));
         assert_eq!(device.target.to_string().parse().as_ref(), Ok(&device.target));
-        let context = Context::of(fake::functions(), 0).unwrap();
-        let code = Arc::new(Code::load(&context, PTX).unwrap());
-        let memory = Arc::new(Memory::new(&context, 256).unwrap());
+        let context = CudaContext::of(fake::functions(), 0).unwrap();
+        let code = Arc::new(CudaModule::load(&context, PTX).unwrap());
+        let memory = Arc::new(CudaMemory::new(&context, 256).unwrap());
         memory.fill(0).unwrap();
-        let launch = Launch::new(&code, "add_one", [2, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
-        assert_eq!(launch.taken(), Ok(Taken { registers: 32, local_bytes: 0 }));
+        let launch = CudaLaunch::new(&code, "add_one", [2, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
+        assert_eq!(launch.taken(), Ok(ThreadResources { registers: 32, local_bytes: 0 }));
         let launches = [launch];
         assert_eq!(run(&context, &launches, 1), Ok(250_000.0));
         assert_eq!(read(&memory), [1; 64]);
@@ -695,13 +703,13 @@ mod tests {
 
     #[test]
     fn what_goes_wrong_is_told_apart() {
-        assert_eq!(Context::of(fake::functions(), 1).err(), Some(CudaError::NoDevice { number: 1, n: 1 }));
-        let context = Context::of(fake::functions(), 0).unwrap();
-        assert!(Code::load(&context, b".entry f(").is_err());
-        let code = Arc::new(Code::load(&context, PTX).unwrap());
-        let memory = Arc::new(Memory::new(&context, 128).unwrap());
+        assert_eq!(CudaContext::of(fake::functions(), 1).err(), Some(CudaError::NoDevice { number: 1, n: 1 }));
+        let context = CudaContext::of(fake::functions(), 0).unwrap();
+        assert!(CudaModule::load(&context, b".entry f(").is_err());
+        let code = Arc::new(CudaModule::load(&context, PTX).unwrap());
+        let memory = Arc::new(CudaMemory::new(&context, 128).unwrap());
         let launch = |name, n_blocks, block| {
-            let launch = Launch::new(&code, name, [n_blocks, 1, 1], [block, 1, 1], 0, on(&memory))?;
+            let launch = CudaLaunch::new(&code, name, [n_blocks, 1, 1], [block, 1, 1], 0, on(&memory))?;
             run(&context, &[launch], 1)
         };
         assert!(launch("add_two", 1, 32).is_err());
@@ -760,18 +768,18 @@ $done:
     #[test]
     fn a_kernel_that_is_stuck_costs_a_process() {
         let stuck = || {
-            let context = Context::of(fake::functions(), 0).unwrap();
-            let code = Arc::new(Code::load(&context, STUCK).unwrap());
-            let memory = Arc::new(Memory::new(&context, 256).unwrap());
-            let launch = Launch::new(&code, "stuck", [1, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
+            let context = CudaContext::of(fake::functions(), 0).unwrap();
+            let code = Arc::new(CudaModule::load(&context, STUCK).unwrap());
+            let memory = Arc::new(CudaMemory::new(&context, 256).unwrap());
+            let launch = CudaLaunch::new(&code, "stuck", [1, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
             let failed = run(&context, &[launch], 1).unwrap_err();
             assert!(failed.to_string().contains("CUDA_ERROR_LAUNCH_FAILED (719)") && failed.is_final(), "{failed}");
         };
         std::thread::spawn(stuck).join().unwrap();
-        let context = Context::of(fake::functions(), 0).unwrap();
-        let code = Arc::new(Code::load(&context, PTX).unwrap());
-        let memory = Arc::new(Memory::new(&context, 256).unwrap());
-        let launch = Launch::new(&code, "add_one", [2, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
+        let context = CudaContext::of(fake::functions(), 0).unwrap();
+        let code = Arc::new(CudaModule::load(&context, PTX).unwrap());
+        let memory = Arc::new(CudaMemory::new(&context, 256).unwrap());
+        let launch = CudaLaunch::new(&code, "add_one", [2, 1, 1], [32, 1, 1], 0, on(&memory)).unwrap();
         assert!(run(&context, &[launch], 1).is_ok());
     }
 }

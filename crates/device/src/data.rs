@@ -21,7 +21,7 @@ use tilewright_ir::{DType, Program, Role};
 const PAGE: u64 = 4096;
 
 /// Inputs and reference outputs.
-pub struct Data {
+pub struct ReferenceData {
     /// The file.
     pub file: File,
     /// Offset of each argument's data: an input's contents, or an output's reference, in `f64` as it is
@@ -46,13 +46,13 @@ pub enum DataError {
     GivenUp,
 }
 
-impl Data {
+impl ReferenceData {
     /// Makes random inputs for an untransformed program, and its results for them in `f64`; `watch` is told
     /// the progress and may end it.
     ///
     /// # Errors
     /// [`DataError`] if memory does not suffice or the program reads outside its buffers.
-    pub fn new(program: &Program, seed: u64, n_threads: usize, watch: &Watch) -> Result<Data, DataError> {
+    pub fn new(program: &Program, seed: u64, n_threads: usize, watch: &Watch) -> Result<ReferenceData, DataError> {
         let file = anonymous_file(c"tilewright-data")?;
         let (mut inputs, mut offsets, mut end) = (Vec::new(), Vec::new(), 0u64);
         let mut outputs_at = Vec::new();
@@ -84,7 +84,7 @@ impl Data {
             }
             write_on(&file, at, DType::F64, &values, n_threads)?;
         }
-        Ok(Data { file, offsets })
+        Ok(ReferenceData { file, offsets })
     }
 
     /// Memory that the data take, in bytes.
@@ -143,7 +143,7 @@ fn write(file: &File, start: u64, dtype: DType, values: &[f64]) -> io::Result<()
 }
 
 /// An argument of a workload, in a process that runs on it.
-pub enum Argument {
+pub enum BoundArgument {
     /// Read only.
     Input(Fenced),
     /// An output, and the right result.
@@ -155,20 +155,20 @@ pub enum Argument {
     },
 }
 
-impl Argument {
-    /// All arguments of an untransformed program, from the [`Data`] that another process has made.
+impl BoundArgument {
+    /// All arguments of an untransformed program, from the [`ReferenceData`] that another process has made.
     ///
     /// # Errors
     /// If memory does not suffice.
-    pub fn all(program: &Program, file: BorrowedFd, offsets: &[u64]) -> io::Result<Vec<Argument>> {
+    pub fn all(program: &Program, file: BorrowedFd, offsets: &[u64]) -> io::Result<Vec<BoundArgument>> {
         let too_large = || io::Error::other("a buffer is too large");
         let arguments = program.arguments().zip(offsets).map(|((_, buffer), &offset)| {
             let size = buffer.size_bytes().ok_or_else(too_large)?;
             if buffer.role != Role::Output {
-                return Ok(Argument::Input(Fenced::copy(file, offset, size)?));
+                return Ok(BoundArgument::Input(Fenced::copy(file, offset, size)?));
             }
             let n = buffer.n_elements().and_then(|n| n.checked_mul(DType::F64.bytes())).ok_or_else(too_large)?;
-            Ok(Argument::Output { buffer: Fenced::new(size)?, reference: ReadOnly::new(file, offset, n)? })
+            Ok(BoundArgument::Output { buffer: Fenced::new(size)?, reference: ReadOnly::new(file, offset, n)? })
         });
         arguments.collect()
     }
@@ -265,7 +265,7 @@ pub fn anonymous_file(name: &CStr) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::denied::{Call, without};
+    use crate::denied::{SystemCall, without};
 
     #[test]
     fn a_result_in_parts_is_compared_as_in_one() {
@@ -300,7 +300,7 @@ mod tests {
     fn data_are_the_same_whatever_number_of_threads_makes_them() {
         let bytes = |workload: &str, n_threads: usize| {
             let program = tilewright_ir::op::Workload::parse(workload).unwrap().program();
-            let data = Data::new(&program, 3, n_threads, &|_| std::ops::ControlFlow::Continue(())).unwrap();
+            let data = ReferenceData::new(&program, 3, n_threads, &|_| std::ops::ControlFlow::Continue(())).unwrap();
             let mut bytes = vec![0; data.n_bytes() as usize];
             data.file.read_exact_at(&mut bytes, 0).unwrap();
             bytes
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_machine_that_forbids_files_in_memory_is_told_of() {
-        let refused = without(Call::MemoryFile, || anonymous_file(c"test").map_err(DataError::from));
+        let refused = without(SystemCall::MemoryFile, || anonymous_file(c"test").map_err(DataError::from));
         let Some(refused) = refused else { return eprintln!("skipped: this system has no filters for calls") };
         let message = refused.expect_err("it is forbidden").to_string();
         assert!(message.contains("Operation not permitted") && message.contains("allow memfd_create"), "{message}");

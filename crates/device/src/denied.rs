@@ -4,7 +4,7 @@ use std::io;
 
 /// System calls that can be denied.
 #[derive(Clone, Copy)]
-pub enum Call {
+pub enum SystemCall {
     /// `memfd_create`.
     MemoryFile,
     /// `mprotect` with the right to execute.
@@ -13,11 +13,11 @@ pub enum Call {
 
 /// Does some work on a thread of its own, to which a call is denied; `None` if the system has no such
 /// filters.
-pub fn without<R: Send>(call: Call, work: impl FnOnce() -> R + Send) -> Option<R> {
+pub fn without<R: Send>(call: SystemCall, work: impl FnOnce() -> R + Send) -> Option<R> {
     std::thread::scope(|scope| scope.spawn(|| deny(call).ok().map(|()| work())).join().expect("no panic"))
 }
 
-fn deny(call: Call) -> io::Result<()> {
+fn deny(call: SystemCall) -> io::Result<()> {
     let instruction = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let load = |offset: usize| instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset as u32);
     let unless = |test: u32, k: u32, n| instruction(libc::BPF_JMP | test | libc::BPF_K, 0, n, k);
@@ -27,8 +27,8 @@ fn deny(call: Call) -> io::Result<()> {
     let protection = std::mem::offset_of!(libc::seccomp_data, args) + 2 * size_of::<u64>();
     let mut program = vec![load(std::mem::offset_of!(libc::seccomp_data, nr))];
     program.extend(match call {
-        Call::MemoryFile => vec![libc::sock_filter { jf: 1, ..number(libc::SYS_memfd_create) }],
-        Call::ExecutableMemory => vec![
+        SystemCall::MemoryFile => vec![libc::sock_filter { jf: 1, ..number(libc::SYS_memfd_create) }],
+        SystemCall::ExecutableMemory => vec![
             libc::sock_filter { jf: 3, ..number(libc::SYS_mprotect) },
             load(protection),
             unless(libc::BPF_JSET, libc::PROT_EXEC as u32, 1),

@@ -7,16 +7,16 @@ mod race;
 mod scheduler;
 
 use crate::cuda::CudaError;
-use crate::data::{Data, DataError, anonymous_file};
+use crate::data::{DataError, ReferenceData, anonymous_file};
 use crate::folder::Folder;
 use crate::host;
 use crate::limits::{self, Allowed};
 use crate::objects;
 use crate::opencl::OpenClError;
-use crate::protocol::{Assignment, Caches, RunnerOf, Source};
+use crate::protocol::{Caches, ProgramSource, RunnerOf, WorkerAssignment};
 use crate::workers::Workers;
 use backend::Backend;
-use scheduler::{Command, Policy, Scheduler};
+use scheduler::{Policy, Scheduler, WorkerCommands};
 use std::fs::File;
 use std::io;
 use std::ops::{ControlFlow, Range};
@@ -27,10 +27,10 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Watch;
 use tilewright_ir::{Buffer, Role, Target};
 use tilewright_search::{
-    BoxError, Candidate, Conditions, Limits, Machine, Measure, Measured, Next, RaceLimits, Standing, pause,
+    BoxError, Candidate, Conditions, Limits, Measure, Measured, MeasuringTraits, Next, RaceLimits, Standing, pause,
 };
 
-pub use crate::timing::Round;
+pub use crate::timing::RoundLength;
 pub use crate::workers::WorkerCommand;
 pub use race::Racer;
 
@@ -39,7 +39,7 @@ const SAMPLES_OF_TRIAL: u32 = 1;
 
 /// Options for building, running and timing candidates.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct DeviceOptions {
     /// Command that starts a worker process.
     pub worker: WorkerCommand,
     /// Worker processes that build side by side.
@@ -69,10 +69,10 @@ pub struct Options {
     pub runner: Option<String>,
 }
 
-impl Options {
+impl DeviceOptions {
     /// Defaults for this machine: a worker a CPU, 10 s a build, 10 s a run, 10 ms of timing, half the memory.
-    pub fn new(worker: WorkerCommand, n_threads: usize) -> Options {
-        Options {
+    pub fn new(worker: WorkerCommand, n_threads: usize) -> DeviceOptions {
+        DeviceOptions {
             worker,
             n_workers: most_workers(),
             n_threads,
@@ -91,7 +91,7 @@ impl Options {
     }
 }
 
-impl Options {
+impl DeviceOptions {
     /// The limits under which candidates are built and run.
     pub fn limits(&self) -> Limits {
         Limits {
@@ -191,7 +191,7 @@ const LOOK: Duration = Duration::from_millis(50);
 /// The CPU, or another device, as a place to measure one workload.
 pub struct Device {
     workers: Workers,
-    options: Options,
+    options: DeviceOptions,
     scheduler: Scheduler,
     backend: Backend,
     /// CPUs that workers may use, and those of them on which no kernel is timed.
@@ -202,7 +202,7 @@ pub struct Device {
     /// The pauses so far, as far as candidates know of them.
     paused: Duration,
     // Workers map the one file and read and write the other; both must outlive them.
-    data: Data,
+    data: ReferenceData,
     _objects: File,
     _drivers: Option<Folder>,
 }
@@ -239,7 +239,7 @@ impl Device {
     ///
     /// # Errors
     /// [`DeviceError`] if memory does not suffice or workers do not start.
-    pub fn new(workload: Workload, target: &Target, options: Options) -> Result<Device, DeviceError> {
+    pub fn new(workload: Workload, target: &Target, options: DeviceOptions) -> Result<Device, DeviceError> {
         Device::new_watched(workload, target, options, &|_| ControlFlow::Continue(()))
     }
 
@@ -251,7 +251,7 @@ impl Device {
     pub fn new_watched(
         workload: Workload,
         target: &Target,
-        options: Options,
+        options: DeviceOptions,
         watch: &Watch,
     ) -> Result<Device, DeviceError> {
         Device::check_memory(&workload)?;
@@ -265,10 +265,10 @@ impl Device {
         if options.runner.is_some() && workload.is_family() {
             return Err(DeviceError::Family { workload: workload.to_string() });
         }
-        let data = Data::new(&workload.largest().program(), options.seed, host::most_threads(), watch)?;
+        let data = ReferenceData::new(&workload.largest().program(), options.seed, host::most_threads(), watch)?;
         let objects = anonymous_file(c"tilewright-objects")?;
         objects::make_appending(&objects)?;
-        let assignment = Assignment {
+        let assignment = WorkerAssignment {
             workload: workload.to_string(),
             target: target.to_string(),
             n_threads: options.n_threads,
@@ -292,7 +292,7 @@ impl Device {
         let scheduler = Scheduler::new(Policy {
             n_workers: workers.len(),
             has_cores_left,
-            round: Round { time: options.min_time, min_samples: SAMPLES_OF_TRIAL },
+            round: RoundLength { time: options.min_time, min_samples: SAMPLES_OF_TRIAL },
             build_timeout: options.build_timeout,
             run_timeout: options.run_timeout,
             to_the_end: options.to_the_end,
@@ -334,18 +334,18 @@ impl Device {
     /// Has this side be where it was before any kernel was timed; what workers are at is given up with them.
     fn leave(&mut self) {
         let commands = self.scheduler.cancel(0);
-        if commands.iter().any(|command| matches!(command, Command::StepAside(false))) {
+        if commands.iter().any(|command| matches!(command, WorkerCommands::StepAside(false))) {
             host::pin_thread(&self.all_cpus);
         }
     }
 
     /// Inputs and reference outputs of the workload.
-    pub fn data(&self) -> &Data {
+    pub fn data(&self) -> &ReferenceData {
         &self.data
     }
 
     /// Submits sources that need not have a configuration, as [`Measure::submit`] does.
-    pub fn submit_sources(&mut self, sources: &[Source]) -> Range<u64> {
+    pub fn submit_sources(&mut self, sources: &[ProgramSource]) -> Range<u64> {
         self.submit_all(sources.iter().map(|source| (source.clone(), None)))
     }
 
@@ -356,7 +356,7 @@ impl Device {
     ///
     /// # Panics
     /// If others are still being measured.
-    pub fn measure_sources(&mut self, sources: &[Source]) -> io::Result<Vec<Measured>> {
+    pub fn measure_sources(&mut self, sources: &[ProgramSource]) -> io::Result<Vec<Measured>> {
         let numbers = self.submit_sources(sources);
         let mut results: Vec<Option<Measured>> = vec![None; sources.len()];
         loop {
@@ -371,7 +371,7 @@ impl Device {
         }
     }
 
-    fn submit_all(&mut self, sources: impl IntoIterator<Item = (Source, Option<Duration>)>) -> Range<u64> {
+    fn submit_all(&mut self, sources: impl IntoIterator<Item = (ProgramSource, Option<Duration>)>) -> Range<u64> {
         let numbers = self.scheduler.submit(sources);
         // They are under way while the caller thinks. What cannot be done now is tried again, and told, when
         // the results are asked for.
@@ -423,15 +423,15 @@ impl Device {
         self.carry_out(commands)
     }
 
-    fn carry_out(&mut self, commands: Vec<Command>) -> io::Result<()> {
+    fn carry_out(&mut self, commands: Vec<WorkerCommands>) -> io::Result<()> {
         for command in commands {
             match command {
-                Command::Ask { worker, request, timeout } => self.workers.ask(worker, &request, timeout),
-                Command::Tell { worker, request } => self.workers.tell(worker, &request),
-                Command::GoOn { worker, lane, timeout } => self.workers.go_on(worker, lane, timeout),
-                Command::Pin { worker, is_beside } => self.workers.pin(worker, self.cpus(is_beside)),
-                Command::StepAside(is_aside) => host::pin_thread(self.cpus(is_aside)),
-                Command::GiveUp { worker } => self.workers.give_up(worker)?,
+                WorkerCommands::Ask { worker, request, timeout } => self.workers.ask(worker, &request, timeout),
+                WorkerCommands::Tell { worker, request } => self.workers.tell(worker, &request),
+                WorkerCommands::GoOn { worker, lane, timeout } => self.workers.go_on(worker, lane, timeout),
+                WorkerCommands::Pin { worker, is_beside } => self.workers.pin(worker, self.cpus(is_beside)),
+                WorkerCommands::StepAside(is_aside) => host::pin_thread(self.cpus(is_aside)),
+                WorkerCommands::GiveUp { worker } => self.workers.give_up(worker)?,
             }
         }
         Ok(())
@@ -444,7 +444,7 @@ impl Device {
 }
 
 /// The CPU that a kernel's first thread is timed on.
-fn cpu_of(options: &Options) -> usize {
+fn cpu_of(options: &DeviceOptions) -> usize {
     options.cpus.first().copied().unwrap_or(0)
 }
 
@@ -456,7 +456,7 @@ impl Drop for Device {
 
 impl Measure for Device {
     fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
-        self.submit_all(candidates.iter().map(|c| (Source::Steps(c.steps.to_string()), c.patience)))
+        self.submit_all(candidates.iter().map(|c| (ProgramSource::Steps(c.steps.to_string()), c.patience)))
     }
 
     fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError> {
@@ -484,8 +484,8 @@ impl Measure for Device {
         self.contest(candidates, limits, stop, left).map_err(|error| DeviceError::Workers(error).into())
     }
 
-    fn machine(&self) -> Machine {
-        Machine { works_ahead: self.scheduler.has_cores_left() }
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits { works_ahead: self.scheduler.has_cores_left() }
     }
 }
 

@@ -8,13 +8,13 @@ use std::fmt::Display;
 use std::path::Path;
 
 use tilewright_ir::Target;
-use tilewright_ir::gpu::{Abi, GpuProgram, Kernel};
+use tilewright_ir::gpu::{Abi, GpuKernel, GpuProgram};
 use tilewright_ir::target::Gpu;
 use tilewright_search::ErrorClass;
 
 use crate::failure::Failure;
-use crate::guarded::{DeviceMemory, Guarded};
-pub use crate::guarded::{KernelArgument, Span};
+use crate::guarded::{DeviceMemory, GuardedMemory};
+pub use crate::guarded::{GuardedSpan, KernelArgument};
 pub use cuda::Cuda;
 pub use opencl::OpenCl;
 pub use plan::{GpuContext, GpuError, missing_sources};
@@ -35,16 +35,16 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// Alignment, in bytes, of a part of memory that is passed as an argument.
     fn alignment(&self) -> Result<u64, Self::Error>;
     /// Memory of so many bytes, of which nothing is known.
-    fn memory(&self, n_bytes: u64) -> Result<Guarded<Self::Whole>, Self::Error>;
+    fn memory(&self, n_bytes: u64) -> Result<GuardedMemory<Self::Whole>, Self::Error>;
     /// Builds the kernels of a program, or loads what is kept of an earlier build.
     fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Self::Code, Failure>;
     /// A kernel on its arguments.
     fn launch(
         code: &Self::Code,
-        kernel: &Kernel,
+        kernel: &GpuKernel,
         program: &GpuProgram,
         target: &Target,
-        arguments: Vec<Span<Guarded<Self::Whole>>>,
+        arguments: Vec<GuardedSpan<GuardedMemory<Self::Whole>>>,
     ) -> Result<Self::Launch, Failure>;
     /// The kernels that another process built of a source of the user's.
     fn load(&self, code: &[u8]) -> Result<Self::Code, Failure>;
@@ -59,9 +59,9 @@ pub trait Driver: Clone + Send + Sync + 'static {
     /// A kernel of the user's.
     fn launch_own(
         code: &Self::Code,
-        shape: &Shape,
+        shape: &LaunchShape,
         gpu: &Gpu,
-        arguments: Vec<KernelArgument<Guarded<Self::Whole>>>,
+        arguments: Vec<KernelArgument<GuardedMemory<Self::Whole>>>,
     ) -> Result<Self::Launch, Failure>;
     /// Has the driver make a kernel's code ready, as some do only when it is launched.
     fn warm_up(_: &Self::Launch) -> Result<(), Self::Error> {
@@ -99,10 +99,10 @@ impl KeptCode for () {
 }
 
 /// Memory of a driver's device between canaries.
-pub type Memory<D> = Guarded<<D as Driver>::Whole>;
+pub type DriverMemory<D> = GuardedMemory<<D as Driver>::Whole>;
 
 /// Name of a kernel and the size of a launch.
-pub struct Shape {
+pub struct LaunchShape {
     /// Name in the code.
     pub name: String,
     /// Blocks along each axis.
@@ -113,11 +113,11 @@ pub struct Shape {
     pub shared_bytes: u64,
 }
 
-impl Shape {
+impl LaunchShape {
     /// Makes the shape of a generated kernel on a target.
-    pub fn of(kernel: &Kernel, program: &GpuProgram, target: &Target) -> Shape {
+    pub fn of(kernel: &GpuKernel, program: &GpuProgram, target: &Target) -> LaunchShape {
         let Abi { grid, block, shared_bytes, .. } = Abi::of(program, kernel, target);
-        Shape { name: kernel.name.clone(), grid, block, shared_bytes }
+        LaunchShape { name: kernel.name.clone(), grid, block, shared_bytes }
     }
 
     /// Threads of a block.
@@ -127,7 +127,7 @@ impl Shape {
 }
 
 /// Whether a device can run a kernel, as far as its sizes say.
-pub fn fits(kernel: &Shape, gpu: &Gpu) -> Result<(), String> {
+pub fn fits(kernel: &LaunchShape, gpu: &Gpu) -> Result<(), String> {
     let within = |what: &str, sizes: [i64; 3], most: [u32; 3]| {
         let over = sizes.into_iter().zip(most).zip(["x", "y", "z"]).find(|((n, most), _)| *n > i64::from(*most));
         over.map_or(Ok(()), |((n, most), axis)| {

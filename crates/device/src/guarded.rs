@@ -29,13 +29,13 @@ pub trait DeviceMemory {
 }
 
 /// Memory of a device between canaries.
-pub struct Guarded<W> {
+pub struct GuardedMemory<W> {
     whole: W,
     n_bytes: usize,
 }
 
 /// Bytes of memory next to each other, as a kernel takes them.
-pub struct Span<M> {
+pub struct GuardedSpan<M> {
     /// The memory.
     pub memory: Arc<M>,
     /// Offset in the memory, in bytes.
@@ -44,31 +44,31 @@ pub struct Span<M> {
     pub n_bytes: u64,
 }
 
-impl<M> Clone for Span<M> {
-    fn clone(&self) -> Span<M> {
-        Span { memory: Arc::clone(&self.memory), ..*self }
+impl<M> Clone for GuardedSpan<M> {
+    fn clone(&self) -> GuardedSpan<M> {
+        GuardedSpan { memory: Arc::clone(&self.memory), ..*self }
     }
 }
 
-impl<M> Span<M> {
+impl<M> GuardedSpan<M> {
     /// Span of the first `n_bytes` bytes of memory.
-    pub fn whole(memory: Arc<M>, n_bytes: u64) -> Span<M> {
-        Span { memory, at: 0, n_bytes }
+    pub fn whole(memory: Arc<M>, n_bytes: u64) -> GuardedSpan<M> {
+        GuardedSpan { memory, at: 0, n_bytes }
     }
 }
 
 /// An argument of a kernel on a device.
 pub enum KernelArgument<M> {
     /// The address of memory.
-    Memory(Span<M>),
+    Memory(GuardedSpan<M>),
     /// A value of at most eight bytes, or a tensor map of CUDA.
     Value(Vec<u8>),
     /// Shared (local) memory of a block, in bytes, which only OpenCL passes as an argument.
     Shared(usize),
 }
 
-impl<M> From<Span<M>> for KernelArgument<M> {
-    fn from(span: Span<M>) -> KernelArgument<M> {
+impl<M> From<GuardedSpan<M>> for KernelArgument<M> {
+    fn from(span: GuardedSpan<M>) -> KernelArgument<M> {
         KernelArgument::Memory(span)
     }
 }
@@ -78,10 +78,10 @@ pub(crate) fn with_canaries(n_bytes: usize) -> Option<usize> {
     n_bytes.checked_add(2 * CANARY_BYTES)
 }
 
-impl<W: DeviceMemory> Guarded<W> {
+impl<W: DeviceMemory> GuardedMemory<W> {
     /// The middle of what is [as large](with_canaries) as its contents and canaries.
-    pub(crate) fn inside(whole: W, n_bytes: usize) -> Result<Guarded<W>, W::Error> {
-        let memory = Guarded { whole, n_bytes };
+    pub(crate) fn inside(whole: W, n_bytes: usize) -> Result<GuardedMemory<W>, W::Error> {
+        let memory = GuardedMemory { whole, n_bytes };
         memory.set_canaries()?;
         Ok(memory)
     }

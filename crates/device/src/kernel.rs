@@ -19,9 +19,9 @@ use tilewright_ir::DType;
 use tilewright_ir::reference::Tolerance;
 use tilewright_search::ErrorClass;
 
-use crate::cuda::compile::Write;
+use crate::cuda::compile::WriteFile;
 use crate::data;
-use crate::device::Round;
+use crate::device::RoundLength;
 use crate::memory::{Fenced, ReadOnly};
 use crate::protocol::ClassName;
 use crate::sandbox::{self, Strictness};
@@ -38,9 +38,9 @@ const HOPELESS: f64 = 1.5;
 
 /// Job of a process that runs a kernel: arguments, data and limits.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Job {
+pub struct KernelJob {
     /// Arguments of the kernel.
-    pub arguments: Vec<Argument>,
+    pub arguments: Vec<ProcessArgument>,
     /// File of the buffers' contents and right results.
     pub data: PathBuf,
     /// Largest error allowed of an element, relative to its size and to that of the largest one.
@@ -56,9 +56,9 @@ pub struct Job {
     pub gpu: Option<GpuJob>,
 }
 
-impl Job {
+impl KernelJob {
     /// Reads a job from its file.
-    fn read(path: &Path) -> Result<Job, Failure> {
+    fn read(path: &Path) -> Result<KernelJob, ClassifiedError> {
         let text = std::fs::read(path).map_err(unknown("its job"))?;
         serde_json::from_slice(&text).map_err(|error| unknown("its job")(error.into()))
     }
@@ -66,7 +66,7 @@ impl Job {
 
 /// An argument of a kernel.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Argument {
+pub enum ProcessArgument {
     /// A value, by its bytes.
     Value(Vec<u8>),
     /// Shared memory of a block: an expression of the parameters, in bytes.
@@ -93,7 +93,7 @@ pub enum Argument {
 
 /// Result of a kernel, as its process prints it in the last line of its output.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub enum Answer {
+pub enum ProcessResult {
     /// Right, with its times.
     Timed {
         /// Nanoseconds a run.
@@ -110,9 +110,9 @@ pub enum Answer {
     },
 }
 
-impl Answer {
+impl ProcessResult {
     /// Finds the answer in a process's output, to which its kernel may have written, too.
-    pub fn last_of(output: &[u8]) -> Option<Answer> {
+    pub fn last_of(output: &[u8]) -> Option<ProcessResult> {
         let text = String::from_utf8_lossy(output);
         text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
     }
@@ -121,7 +121,7 @@ impl Answer {
 /// Result of a piece of work, as a process that stays prints it in a line at the end of its output.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Done {
+pub struct WorkResult {
     /// Wait status that a process which did only this work ended with, or would have.
     pub status: i32,
     /// Whether earlier work may have caused a failure.
@@ -130,23 +130,23 @@ pub struct Done {
     pub stays: bool,
 }
 
-impl Done {
+impl WorkResult {
     /// Finds the result at the end of a process's output, and the offset of its line.
-    pub fn at_end_of(output: &[u8]) -> Option<(Done, usize)> {
+    pub fn at_end_of(output: &[u8]) -> Option<(WorkResult, usize)> {
         let text = output.strip_suffix(b"\n")?;
         let at = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
         Some((serde_json::from_slice(&text[at..]).ok()?, at))
     }
 
     /// Describes work that was done in this process after `n_before` other pieces; prints the result.
-    fn of(result: Result<Option<Answer>, Failure>, n_before: u64) -> Done {
+    fn of(result: Result<Option<ProcessResult>, ClassifiedError>, n_before: u64) -> WorkResult {
         let class = result.as_ref().err().map(|(class, _)| *class);
         // Where something was written that should not be, nobody knows what else was.
         let stays = !matches!(class, Some(ErrorClass::RuntimeError | ErrorClass::Unknown));
         let is_doubtful = n_before > 0 && (!stays || class == Some(ErrorClass::WrongAnswer));
         let is_right = say(result);
         // An exit code is in the second byte.
-        Done { status: if is_right { 0 } else { 1 << 8 }, is_doubtful, stays }
+        WorkResult { status: if is_right { 0 } else { 1 << 8 }, is_doubtful, stays }
     }
 
     fn say(self) {
@@ -158,31 +158,31 @@ impl Done {
     }
 }
 
-type Failure = (ErrorClass, String);
+type ClassifiedError = (ErrorClass, String);
 
-fn unknown(what: &str) -> impl Fn(io::Error) -> Failure {
+fn unknown(what: &str) -> impl Fn(io::Error) -> ClassifiedError {
     move |error| (ErrorClass::Unknown, format!("{what}: {error}"))
 }
 
-/// Calls the kernel of a shared object, or of a GPU's code, as a job says, and prints an [`Answer`]; returns
-/// whether the kernel did right. Further words are, for a GPU, the parameters as `name=value`, and the
-/// nanoseconds that the leading ones take, where there are any.
+/// Calls the kernel of a shared object, or of a GPU's code, as a job says, and prints a [`ProcessResult`];
+/// returns whether the kernel did right. Further words are, for a GPU, the parameters as `name=value`, and
+/// the nanoseconds that the leading ones take, where there are any.
 pub fn serve(job: &Path, library: &Path, more: &[String]) -> bool {
-    say(Job::read(job).and_then(|read| call(&read, &mut Drivers::of(job), library, more)))
+    say(KernelJob::read(job).and_then(|read| call(&read, &mut Drivers::of(job), library, more)))
 }
 
 /// Builds the kernel of a job into a file, by `write`, and prints errors; returns whether that went well. The
 /// words are the parameters, as `name=value`.
-pub fn build(job: &Path, into: &Path, words: &[String], write: Write) -> bool {
-    let built = |read: Job| gpu::build(&read, &mut Drivers::of(job), into, words, write);
-    say(Job::read(job).and_then(built).map(|()| None))
+pub fn build(job: &Path, into: &Path, words: &[String], write: WriteFile) -> bool {
+    let built = |read: KernelJob| gpu::build(&read, &mut Drivers::of(job), into, words, write);
+    say(KernelJob::read(job).and_then(built).map(|()| None))
 }
 
 /// Serves pieces of work until standard input ends: calls kernels as [`serve`] does or, given `write`, builds
-/// them. Each line of standard input has the words of a piece of work, and each answer is a [`Done`]. The
-/// caller has no other thread.
-pub fn stay(job: &Path, write: Option<Write>) -> bool {
-    let read = match Job::read(job) {
+/// them. Each line of standard input has the words of a piece of work, and each answer is a [`WorkResult`].
+/// The caller has no other thread.
+pub fn stay(job: &Path, write: Option<WriteFile>) -> bool {
+    let read = match KernelJob::read(job) {
         Ok(read) => read,
         Err(failure) => return say(Err(failure)),
     };
@@ -196,13 +196,13 @@ pub fn stay(job: &Path, write: Option<Write>) -> bool {
         let Some((file, more)) = words.split_first() else { return false };
         let file = Path::new(file);
         let done = if let Some(write) = write {
-            Done::of(gpu::build(&read, &mut drivers, file, more, write).map(|()| None), n_before)
+            WorkResult::of(gpu::build(&read, &mut drivers, file, more, write).map(|()| None), n_before)
         } else if read.gpu.is_some() {
-            Done::of(call(&read, &mut drivers, file, more), n_before)
+            WorkResult::of(call(&read, &mut drivers, file, more), n_before)
         } else {
             match in_child(|| say(call(&read, &mut drivers, file, more))) {
-                Ok(status) => Done { status, is_doubtful: false, stays: true },
-                Err(error) => Done::of(Err(unknown("a process for it")(error)), 0),
+                Ok(status) => WorkResult { status, is_doubtful: false, stays: true },
+                Err(error) => WorkResult::of(Err(unknown("a process for it")(error)), 0),
             }
         };
         done.say();
@@ -250,9 +250,9 @@ fn in_child(work: impl FnOnce() -> bool) -> io::Result<i32> {
 }
 
 /// Prints what came of a job; whether that is no failure.
-fn say(answer: Result<Option<Answer>, Failure>) -> bool {
+fn say(answer: Result<Option<ProcessResult>, ClassifiedError>) -> bool {
     let is_right = answer.is_ok();
-    let failed = |(class, message)| Some(Answer::Failed { class: ClassName(class), message });
+    let failed = |(class, message)| Some(ProcessResult::Failed { class: ClassName(class), message });
     let Some(answer) = answer.unwrap_or_else(failed) else { return is_right };
     let line = serde_json::to_string(&answer).expect("answers are plain data");
     let mut out = io::stdout().lock();
@@ -263,7 +263,7 @@ fn say(answer: Result<Option<Answer>, Failure>) -> bool {
 }
 
 /// A buffer in this process.
-struct Buffer<'a> {
+struct ProcessBuffer<'a> {
     name: &'a str,
     dtype: DType,
     memory: Fenced,
@@ -272,16 +272,22 @@ struct Buffer<'a> {
     is_variable: bool,
 }
 
-fn call(job: &Job, drivers: &mut Drivers, library: &Path, more: &[String]) -> Result<Option<Answer>, Failure> {
+fn call(
+    job: &KernelJob,
+    drivers: &mut Drivers,
+    library: &Path,
+    more: &[String],
+) -> Result<Option<ProcessResult>, ClassifiedError> {
     let leading_ns = more.last().and_then(|text| text.parse().ok());
     let data = File::open(&job.data).map_err(unknown("its data"))?;
     let buffers = job.arguments.iter().map(|argument| buffer(argument, &data).transpose());
-    let mut buffers: Vec<Option<Buffer>> = buffers
+    let mut buffers: Vec<Option<ProcessBuffer>> = buffers
         .map(Option::transpose)
         .collect::<io::Result<_>>()
         .map_err(|error| (ErrorClass::RuntimeError, format!("allocating its buffers: {error}")))?;
     if let Some(gpu) = &job.gpu {
-        return gpu::call((job, gpu), drivers, library, &gpu::parameters(more), buffers, leading_ns);
+        let run = gpu::GpuRun { job, gpu, parameters: &gpu::parameters(more), leading_ns };
+        return run.carry_out(drivers, library, buffers);
     }
     // What is loaded is the user's code from its initialisers on.
     let _ = sandbox::forbid_files();
@@ -295,8 +301,8 @@ fn call(job: &Job, drivers: &mut Drivers, library: &Path, more: &[String]) -> Re
         .arguments
         .iter()
         .map(|argument| match argument {
-            Argument::Value(bytes) => bytes.clone(),
-            Argument::Buffer { .. } | Argument::Shared(_) => Vec::new(),
+            ProcessArgument::Value(bytes) => bytes.clone(),
+            ProcessArgument::Buffer { .. } | ProcessArgument::Shared(_) => Vec::new(),
         })
         .collect();
     let mut arguments: Vec<*mut c_void> = Vec::new();
@@ -325,15 +331,15 @@ fn call(job: &Job, drivers: &mut Drivers, library: &Path, more: &[String]) -> Re
     } else {
         let n_bytes = buffers.iter().flatten().map(|buffer| buffer.memory.n_bytes()).sum();
         let time = Duration::try_from_secs_f64(job.min_time_ns / 1e9).unwrap_or_default();
-        sample_round(Round { time, min_samples: 1 }, job.n_threads, n_bytes, run)
+        sample_round(RoundLength { time, min_samples: 1 }, job.n_threads, n_bytes, run)
     };
     intact(&buffers)?;
     buffers.clear();
-    Ok(Some(Answer::Timed { samples_ns, relative_error }))
+    Ok(Some(ProcessResult::Timed { samples_ns, relative_error }))
 }
 
 /// Writes what a reference is made of.
-fn write_outputs(buffers: &[Option<Buffer>]) -> Result<Option<Answer>, Failure> {
+fn write_outputs(buffers: &[Option<ProcessBuffer>]) -> Result<Option<ProcessResult>, ClassifiedError> {
     let outputs = buffers.iter().flatten().filter(|buffer| buffer.is_output);
     let bytes = outputs.flat_map(|buffer| buffer.dtype.read_held(buffer.memory.as_slice::<u8>()));
     let bytes = bytes.flat_map(f64::to_ne_bytes).collect::<Vec<u8>>();
@@ -346,8 +352,8 @@ fn is_hopeless(first_ns: f64, leading_ns: Option<f64>) -> bool {
     leading_ns.is_some_and(|leading| first_ns > 2.0 * HOPELESS * leading)
 }
 
-fn buffer<'a>(argument: &'a Argument, data: &File) -> io::Result<Option<Buffer<'a>>> {
-    let Argument::Buffer { name, dtype, n, contents_at, answer_at, is_output, is_variable } = argument else {
+fn buffer<'a>(argument: &'a ProcessArgument, data: &File) -> io::Result<Option<ProcessBuffer<'a>>> {
+    let ProcessArgument::Buffer { name, dtype, n, contents_at, answer_at, is_output, is_variable } = argument else {
         return Ok(None);
     };
     let known = DType::ALL.iter().find(|(_, known)| known == dtype);
@@ -369,10 +375,10 @@ fn buffer<'a>(argument: &'a Argument, data: &File) -> io::Result<Option<Buffer<'
         }
     };
     let answer = answer_at.map(|at| ReadOnly::new(data.as_fd(), at, n * DType::F64.bytes())).transpose()?;
-    Ok(Some(Buffer { name, dtype, memory, answer, is_output: *is_output, is_variable: *is_variable }))
+    Ok(Some(ProcessBuffer { name, dtype, memory, answer, is_output: *is_output, is_variable: *is_variable }))
 }
 
-fn intact(buffers: &[Option<Buffer>]) -> Result<(), Failure> {
+fn intact(buffers: &[Option<ProcessBuffer>]) -> Result<(), ClassifiedError> {
     match buffers.iter().flatten().find(|buffer| !buffer.memory.is_intact()) {
         Some(buffer) => {
             Err((ErrorClass::RuntimeError, format!("it wrote outside its buffers, beside {}", buffer.name)))
@@ -381,7 +387,7 @@ fn intact(buffers: &[Option<Buffer>]) -> Result<(), Failure> {
     }
 }
 
-fn compare(buffers: &[Option<Buffer>], tolerance: f64) -> Result<f64, Failure> {
+fn compare(buffers: &[Option<ProcessBuffer>], tolerance: f64) -> Result<f64, ClassifiedError> {
     let mut largest: f64 = 0.0;
     for buffer in buffers.iter().flatten() {
         let Some(answer) = &buffer.answer else { continue };
@@ -397,10 +403,10 @@ fn compare(buffers: &[Option<Buffer>], tolerance: f64) -> Result<f64, Failure> {
     Ok(largest)
 }
 
-type Entry = unsafe extern "C" fn(*mut *mut c_void);
+type CallsKernel = unsafe extern "C" fn(*mut *mut c_void);
 
 /// The function of a shared object that calls its kernel.
-fn load(library: &Path) -> Result<Entry, Failure> {
+fn load(library: &Path) -> Result<CallsKernel, ClassifiedError> {
     let refused = |what: &str| {
         // SAFETY: the result is a string of the loader's, or null.
         let why = unsafe {
@@ -426,6 +432,6 @@ fn load(library: &Path) -> Result<Entry, Failure> {
         if entry.is_null() {
             return Err(refused("the shared object has no such function"));
         }
-        Ok(std::mem::transmute::<*mut c_void, Entry>(entry))
+        Ok(std::mem::transmute::<*mut c_void, CallsKernel>(entry))
     }
 }

@@ -54,7 +54,7 @@ impl Allowed {
     pub fn here() -> Allowed {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let folders = folders(&read("/proc/self/cgroup"), &read("/proc/self/mountinfo"));
-        let of = |folder: &Folder, name: &str| fs::read_to_string(folder.path.join(name)).ok();
+        let of = |folder: &ControlGroup, name: &str| fs::read_to_string(folder.path.join(name)).ok();
         let groups = Allowed::by_groups(&folders, &of);
         Allowed {
             address_space_bytes: limit(libc::RLIMIT_AS),
@@ -69,19 +69,19 @@ impl Allowed {
     }
 
     /// Limits of nested control groups, the tightest of each kind.
-    fn by_groups(folders: &[Folder], read: &dyn Fn(&Folder, &str) -> Option<String>) -> Allowed {
+    fn by_groups(folders: &[ControlGroup], read: &dyn Fn(&ControlGroup, &str) -> Option<String>) -> Allowed {
         let mut all = Allowed::default();
         for folder in folders {
             let number = |name: &str| read(folder, name)?.trim().parse::<u64>().ok();
             // Where there is no limit, a word stands in its place, or in the first version −1 or nearly all
             // that there are.
             let (cpus, memory_bytes) = match folder.version {
-                Version::Two => {
+                CgroupVersion::Two => {
                     let text = read(folder, "cpu.max").unwrap_or_default();
                     let mut words = text.split_whitespace().map(|word| word.parse::<f64>().ok());
                     (ratio(words.next().flatten(), words.next().flatten()), number("memory.max"))
                 }
-                Version::One => {
+                CgroupVersion::One => {
                     let [quota, period] =
                         ["cpu.cfs_quota_us", "cpu.cfs_period_us"].map(|name| number(name).map(|us| us as f64));
                     let bytes = number("memory.limit_in_bytes").filter(|&bytes| bytes < UNLIMITED_BYTES);
@@ -143,22 +143,22 @@ pub fn meet() {
 
 /// The versions of control groups, which a system may have side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Version {
+enum CgroupVersion {
     One,
     Two,
 }
 
 /// Folder of a control group's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Folder {
-    version: Version,
+struct ControlGroup {
+    version: CgroupVersion,
     path: PathBuf,
 }
 
 /// The folders of a process's control groups and of those around them, as far as they can be seen from here,
 /// by what the system tells of the process (`/proc/self/cgroup`) and of what is mounted
 /// (`/proc/self/mountinfo`).
-fn folders(groups: &str, mounts: &str) -> Vec<Folder> {
+fn folders(groups: &str, mounts: &str) -> Vec<ControlGroup> {
     let mut folders = Vec::new();
     for mount in mounts.lines().filter_map(Mount::of) {
         let group = groups.lines().find_map(|line| {
@@ -166,8 +166,8 @@ fn folders(groups: &str, mounts: &str) -> Vec<Folder> {
             let (_, rest) = line.split_once(':')?;
             let (controllers, group) = rest.split_once(':')?;
             let is_its = match mount.version {
-                Version::Two => controllers.is_empty(),
-                Version::One => {
+                CgroupVersion::Two => controllers.is_empty(),
+                CgroupVersion::One => {
                     !controllers.is_empty() && controllers.split(',').all(|c| mount.options.split(',').any(|o| o == c))
                 }
             };
@@ -180,14 +180,14 @@ fn folders(groups: &str, mounts: &str) -> Vec<Folder> {
         let below = below.filter(|below| below.components().all(|c| matches!(c, std::path::Component::Normal(_))));
         let own = below.map_or(mount.point.clone(), |below| mount.point.join(below));
         let around = own.ancestors().take_while(|path| path.starts_with(&mount.point));
-        folders.extend(around.map(|path| Folder { version: mount.version, path: path.to_owned() }));
+        folders.extend(around.map(|path| ControlGroup { version: mount.version, path: path.to_owned() }));
     }
     folders
 }
 
 /// A mounted tree of control groups.
 struct Mount<'a> {
-    version: Version,
+    version: CgroupVersion,
     /// Part of the tree that is mounted.
     root: PathBuf,
     /// Mount point.
@@ -203,8 +203,8 @@ impl Mount<'_> {
         let (place, source) = line.split_once(" - ")?;
         let (mut place, mut source) = (place.split(' ').skip(3), source.split(' '));
         let version = match source.next()? {
-            "cgroup" => Version::One,
-            "cgroup2" => Version::Two,
+            "cgroup" => CgroupVersion::One,
+            "cgroup2" => CgroupVersion::Two,
             _ => return None,
         };
         let (root, point) = (unescaped(place.next()?), unescaped(place.next()?));
@@ -245,7 +245,7 @@ mod tests {
 
     /// Checks what is allowed where there are such groups, mounts and files.
     fn check(groups: &str, mounts: &str, files: &[(&str, &str)], expected: [Option<f64>; 3]) {
-        let read = |folder: &Folder, name: &str| {
+        let read = |folder: &ControlGroup, name: &str| {
             let path = folder.path.join(name);
             files.iter().find(|(file, _)| path == Path::new(file)).map(|(_, text)| (*text).to_owned())
         };

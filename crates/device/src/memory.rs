@@ -14,36 +14,36 @@ const LARGE_PAGE: usize = 2 << 20;
 
 /// A writable buffer between canaries and inaccessible pages: a stray write either faults or is found.
 pub struct Fenced {
-    map: Map,
+    map: Mapping,
     n_bytes: usize,
 }
 
 /// A memory mapping, unmapped when dropped.
-struct Map {
+struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: a mapping is plain memory; whoever writes through its pointer is responsible for races.
-unsafe impl Send for Map {}
+unsafe impl Send for Mapping {}
 // SAFETY: as above.
-unsafe impl Sync for Map {}
+unsafe impl Sync for Mapping {}
 
-impl Drop for Map {
+impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: the mapping was made with this base and length and nothing refers to it any more.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-impl Map {
+impl Mapping {
     /// Splits the mapping at an offset.
-    fn split_at(self, at: usize) -> (Map, Map) {
+    fn split_at(self, at: usize) -> (Mapping, Mapping) {
         let (base, len) = (self.base, self.len);
         assert!(at <= len, "{at} of {len}");
         std::mem::forget(self);
         // SAFETY: the offset lies in the mapping.
-        (Map { base, len: at }, Map { base: unsafe { base.add(at) }, len: len - at })
+        (Mapping { base, len: at }, Mapping { base: unsafe { base.add(at) }, len: len - at })
     }
 
     /// Moves its pages, in place of those that are there; whether the system could.
@@ -61,17 +61,17 @@ impl Map {
     }
 }
 
-fn map(len: usize, protection: i32, flags: i32, fd: i32, offset: i64) -> std::io::Result<Map> {
+fn map(len: usize, protection: i32, flags: i32, fd: i32, offset: i64) -> std::io::Result<Mapping> {
     // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
     let base = unsafe { libc::mmap(std::ptr::null_mut(), len.max(1), protection, flags, fd, offset) };
     match NonNull::new(base.cast::<u8>()) {
-        Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(Map { base, len: len.max(1) }),
+        Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(Mapping { base, len: len.max(1) }),
         _ => Err(std::io::Error::last_os_error()),
     }
 }
 
 /// Fresh memory, of which what comes after a fence and a canary is aligned.
-fn anonymous(len: usize, align: usize) -> std::io::Result<Map> {
+fn anonymous(len: usize, align: usize) -> std::io::Result<Mapping> {
     let spare = align - PAGE;
     let reserved = len.checked_add(spare).ok_or(std::io::ErrorKind::OutOfMemory)?;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -233,7 +233,7 @@ impl Fenced {
 /// Large pages that no buffer needs any more. Memory that was touched before need not be found by the system,
 /// and by the host of a virtual machine, again.
 #[derive(Default)]
-pub struct Pages(Vec<Map>);
+pub struct Pages(Vec<Mapping>);
 
 impl Pages {
     /// Adds the pages of a writable buffer.
@@ -315,7 +315,7 @@ impl From<Bf16> for f64 {
 
 /// A part of a file mapped read-only: a kernel that writes to it faults.
 pub struct ReadOnly {
-    map: Map,
+    map: Mapping,
     n_bytes: usize,
 }
 

@@ -22,7 +22,7 @@ use tilewright_codegen::ARGUMENT_ALIGN;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 
-use crate::guarded::{DeviceMemory, Guarded, KernelArgument, with_canaries};
+use crate::guarded::{DeviceMemory, GuardedMemory, KernelArgument, with_canaries};
 use crate::memory::CANARY_BYTES;
 
 /// The package of Debian and Ubuntu that brings the loader.
@@ -230,9 +230,9 @@ fn target_word(name: &str) -> String {
 
 /// A context with one queue. Threads may share it.
 #[derive(Clone)]
-pub struct Context(Arc<Handles>);
+pub struct OpenClContext(Arc<OpenClHandles>);
 
-struct Handles {
+struct OpenClHandles {
     device: cl_device_id,
     context: cl_context,
     queue: cl_command_queue,
@@ -240,11 +240,11 @@ struct Handles {
 
 // SAFETY: all calls of OpenCL may be made by any thread at any time, but for those that set arguments of a
 // kernel: that needs a kernel that is not shared.
-unsafe impl Send for Handles {}
+unsafe impl Send for OpenClHandles {}
 // SAFETY: as above.
-unsafe impl Sync for Handles {}
+unsafe impl Sync for OpenClHandles {}
 
-impl Drop for Handles {
+impl Drop for OpenClHandles {
     fn drop(&mut self) {
         // SAFETY: both were made by this and are released once. What cannot be released is lost to us.
         unsafe {
@@ -254,12 +254,12 @@ impl Drop for Handles {
     }
 }
 
-impl Context {
+impl OpenClContext {
     /// Opens a context on a device.
     ///
     /// # Errors
     /// If the driver refuses.
-    pub fn new(device: &OpenClDevice) -> Result<Context, OpenClError> {
+    pub fn new(device: &OpenClDevice) -> Result<OpenClContext, OpenClError> {
         let device = device.id.0;
         let context = create_context(&[device], ptr::null(), None, ptr::null_mut()).map_err(failed("a context"))?;
         let profiling = queue_api::CL_QUEUE_PROFILING_ENABLE;
@@ -270,7 +270,7 @@ impl Context {
             let _ = unsafe { release_context(context) };
             failed("a queue")(code)
         })?;
-        Ok(Context(Arc::new(Handles { device, context, queue })))
+        Ok(OpenClContext(Arc::new(OpenClHandles { device, context, queue })))
     }
 
     /// Alignment of parts of memory, in bytes.
@@ -304,11 +304,11 @@ impl Context {
 }
 
 /// Memory of a device between canaries.
-pub type Memory = Guarded<Buffers>;
+pub type OpenClMemory = GuardedMemory<Buffers>;
 
 /// Memory as the driver gives it, and the part of it that lies between canaries.
 pub struct Buffers {
-    context: Context,
+    context: OpenClContext,
     whole: cl_mem,
     inner: cl_mem,
 }
@@ -362,12 +362,12 @@ impl DeviceMemory for Buffers {
     }
 }
 
-impl Memory {
+impl OpenClMemory {
     /// Allocates memory of `n_bytes` undefined bytes.
     ///
     /// # Errors
     /// If the device has not so much.
-    pub fn new(context: &Context, n_bytes: u64) -> Result<Memory, OpenClError> {
+    pub fn new(context: &OpenClContext, n_bytes: u64) -> Result<OpenClMemory, OpenClError> {
         let no_memory = failed("memory");
         let too_large = || no_memory(cl3::error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE);
         let n_bytes = usize::try_from(n_bytes.max(1)).map_err(|_| too_large())?;
@@ -380,7 +380,7 @@ impl Memory {
             // SAFETY: it was made above, and nothing refers to it.
             let _ = unsafe { memory_api::release_mem_object(whole) };
         })?;
-        Guarded::inside(Buffers { context: context.clone(), whole, inner }, n_bytes)
+        GuardedMemory::inside(Buffers { context: context.clone(), whole, inner }, n_bytes)
     }
 
     /// Handle of the memory between the canaries, for libraries.
@@ -404,45 +404,45 @@ fn release(event: cl_event) {
 }
 
 /// A built program.
-pub struct Code {
-    context: Context,
+pub struct OpenClProgram {
+    context: OpenClContext,
     program: cl_program,
 }
 
 // SAFETY: as for the context.
-unsafe impl Send for Code {}
+unsafe impl Send for OpenClProgram {}
 // SAFETY: as above.
-unsafe impl Sync for Code {}
+unsafe impl Sync for OpenClProgram {}
 
-impl Drop for Code {
+impl Drop for OpenClProgram {
     fn drop(&mut self) {
         // SAFETY: it was made by this and is released once.
         let _ = unsafe { program_api::release_program(self.program) };
     }
 }
 
-impl Code {
+impl OpenClProgram {
     /// Builds OpenCL C with options for its compiler.
     ///
     /// # Errors
     /// [`OpenClError::Build`] if the compiler refuses it.
-    pub fn build(context: &Context, source: &str, options: &CStr) -> Result<Code, OpenClError> {
+    pub fn build(context: &OpenClContext, source: &str, options: &CStr) -> Result<OpenClProgram, OpenClError> {
         let program = program_api::create_program_with_source(context.0.context, &[source]);
-        Code { context: context.clone(), program: program.map_err(failed("a program"))? }.built(options)
+        OpenClProgram { context: context.clone(), program: program.map_err(failed("a program"))? }.built(options)
     }
 
-    /// Loads the result of [`Code::binary`] in another process, for the same device.
+    /// Loads the result of [`OpenClProgram::binary`] in another process, for the same device.
     ///
     /// # Errors
     /// If the driver refuses it.
-    pub fn of_binary(context: &Context, binary: &[u8]) -> Result<Code, OpenClError> {
+    pub fn of_binary(context: &OpenClContext, binary: &[u8]) -> Result<OpenClProgram, OpenClError> {
         // SAFETY: the device is the context's.
         let program =
             unsafe { program_api::create_program_with_binary(context.0.context, &[context.0.device], &[binary]) };
-        Code { context: context.clone(), program: program.map_err(failed("a program"))? }.built(c"")
+        OpenClProgram { context: context.clone(), program: program.map_err(failed("a program"))? }.built(c"")
     }
 
-    fn built(self, options: &CStr) -> Result<Code, OpenClError> {
+    fn built(self, options: &CStr) -> Result<OpenClProgram, OpenClError> {
         // Some drivers name a fault of the options by another number.
         use cl3::error_codes::{CL_BUILD_PROGRAM_FAILURE, CL_INVALID_BUILD_OPTIONS};
         let built = program_api::build_program(self.program, &[self.context.0.device], options, None, ptr::null_mut());
@@ -475,23 +475,23 @@ impl Code {
 }
 
 /// A kernel of a program, with its arguments and the size of its grid.
-pub struct Launch {
-    code: Arc<Code>,
+pub struct OpenClLaunch {
+    code: Arc<OpenClProgram>,
     kernel: cl_kernel,
     n_work_items: [usize; 3],
     group: [usize; 3],
     /// Arguments, kept alive as long as the launch: buffers.
-    arguments: Vec<KernelArgument<Memory>>,
+    arguments: Vec<KernelArgument<OpenClMemory>>,
     /// Sub-buffers among the arguments.
     parts: Vec<cl_mem>,
 }
 
 // SAFETY: as for the context; its arguments are set by who makes it alone.
-unsafe impl Send for Launch {}
+unsafe impl Send for OpenClLaunch {}
 // SAFETY: as above.
-unsafe impl Sync for Launch {}
+unsafe impl Sync for OpenClLaunch {}
 
-impl Drop for Launch {
+impl Drop for OpenClLaunch {
     fn drop(&mut self) {
         // SAFETY: all of it was made by this and is released once.
         unsafe {
@@ -503,22 +503,22 @@ impl Drop for Launch {
     }
 }
 
-impl Launch {
+impl OpenClLaunch {
     /// Prepares the launch of a kernel by its name, with work-groups, work-items and arguments.
     ///
     /// # Errors
     /// If there is no such kernel, or its arguments are others.
     pub fn new(
-        code: &Arc<Code>,
+        code: &Arc<OpenClProgram>,
         name: &str,
         n_groups: [usize; 3],
         group: [usize; 3],
-        arguments: Vec<KernelArgument<Memory>>,
-    ) -> Result<Launch, OpenClError> {
+        arguments: Vec<KernelArgument<OpenClMemory>>,
+    ) -> Result<OpenClLaunch, OpenClError> {
         let name = CString::new(name).expect("invariant: kernels have names that C accepts");
         let kernel = kernel_of(code, &name)?;
         let n_work_items = [0, 1, 2].map(|axis| n_groups[axis] * group[axis]);
-        let mut launch = Launch { code: code.clone(), kernel, n_work_items, group, arguments, parts: Vec::new() };
+        let mut launch = OpenClLaunch { code: code.clone(), kernel, n_work_items, group, arguments, parts: Vec::new() };
         let (takes, given) = (launch.n_arguments()?, launch.arguments.len());
         if takes as usize != given {
             return Err(OpenClError::Arguments { takes, given });
@@ -597,7 +597,7 @@ impl Launch {
 }
 
 /// A kernel by its name.
-fn kernel_of(code: &Code, name: &CStr) -> Result<cl_kernel, OpenClError> {
+fn kernel_of(code: &OpenClProgram, name: &CStr) -> Result<cl_kernel, OpenClError> {
     kernel_api::create_kernel(code.program, name).map_err(failed("a kernel"))
 }
 
@@ -606,7 +606,7 @@ fn kernel_of(code: &Code, name: &CStr) -> Result<cl_kernel, OpenClError> {
 ///
 /// # Errors
 /// If one of them fails.
-pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, OpenClError> {
+pub fn run(context: &OpenClContext, launches: &[OpenClLaunch], n_times: u32) -> Result<f64, OpenClError> {
     let start = std::time::Instant::now();
     let mut events = Events(Vec::new());
     for _ in 0..n_times {
@@ -626,7 +626,7 @@ pub fn run(context: &Context, launches: &[Launch], n_times: u32) -> Result<f64, 
 /// # Errors
 /// If `put` or the driver refuses, or something of it fails.
 pub fn timed<E: From<OpenClError>>(
-    context: &Context,
+    context: &OpenClContext,
     n_times: u32,
     mut put: impl FnMut() -> Result<(), E>,
 ) -> Result<f64, E> {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use tilewright_codegen::CompileError;
 use tilewright_ir::expr::{BinaryOp, Expr, ReduceOp};
 use tilewright_ir::op::Workload;
-use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target, Tensor};
-use tilewright_runtime::Pool;
+use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target, TensorProduct};
+use tilewright_runtime::ThreadPool;
 
 /// Reason why the peak is unknown.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum PeakError {
 
 /// Arithmetic whose peak is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum PeakKind {
     /// Multiply-adds in f32.
     F32,
     /// Multiply-adds in f64.
@@ -38,58 +38,58 @@ pub enum Kind {
     Dot2,
 }
 
-impl Kind {
+impl PeakKind {
     /// Every kind with its name.
-    pub const ALL: [(Kind, &'static str); 4] =
-        [(Kind::F32, "f32"), (Kind::F64, "f64"), (Kind::Dot4, "dot4"), (Kind::Dot2, "dot2")];
+    pub const ALL: [(PeakKind, &'static str); 4] =
+        [(PeakKind::F32, "f32"), (PeakKind::F64, "f64"), (PeakKind::Dot4, "dot4"), (PeakKind::Dot2, "dot2")];
 
     /// The arithmetic of a workload on a target. Nothing that is computed of integers but their products is
     /// faster than f32; f16, and bf16 where products of it are no faster, are computed as such.
-    pub fn of(workload: &Workload, target: &Target) -> Kind {
+    pub fn of(workload: &Workload, target: &Target) -> PeakKind {
         match workload.dtype {
-            _ if workload.multiplies_bytes() => Kind::Dot4,
-            _ if workload.multiplies_bf16() && target.prefers_dot2() => Kind::Dot2,
-            DType::F64 => Kind::F64,
-            _ => Kind::F32,
+            _ if workload.multiplies_bytes() => PeakKind::Dot4,
+            _ if workload.multiplies_bf16() && target.prefers_dot2() => PeakKind::Dot2,
+            DType::F64 => PeakKind::F64,
+            _ => PeakKind::F32,
         }
     }
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
-        Kind::ALL.iter().find(|(kind, _)| *kind == self).expect("every kind is listed").1
+        PeakKind::ALL.iter().find(|(kind, _)| *kind == self).expect("every kind is listed").1
     }
 
     /// Type of the sums.
     fn dtype(self) -> DType {
         match self {
-            Kind::F32 | Kind::Dot2 => DType::F32,
-            Kind::F64 => DType::F64,
-            Kind::Dot4 => DType::I32,
+            PeakKind::F32 | PeakKind::Dot2 => DType::F32,
+            PeakKind::F64 => DType::F64,
+            PeakKind::Dot4 => DType::I32,
         }
     }
 
     /// Multiply-adds of a lane at once.
     fn steps(self, target: &Target) -> i64 {
-        self.products(target).and_then(Tensor::dot_steps).unwrap_or(1)
+        self.products(target).and_then(TensorProduct::dot_steps).unwrap_or(1)
     }
 
     /// The dot products, where they are such.
-    fn products(self, target: &Target) -> Option<Tensor> {
+    fn products(self, target: &Target) -> Option<TensorProduct> {
         match self {
-            Kind::F32 | Kind::F64 => None,
-            Kind::Dot4 if target.widens_bytes() => Some(Tensor::Dot2),
-            Kind::Dot4 => Some(Tensor::Dot4),
-            Kind::Dot2 => Some(Tensor::Dot2),
+            PeakKind::F32 | PeakKind::F64 => None,
+            PeakKind::Dot4 if target.widens_bytes() => Some(TensorProduct::Dot2),
+            PeakKind::Dot4 => Some(TensorProduct::Dot4),
+            PeakKind::Dot2 => Some(TensorProduct::Dot2),
         }
     }
 
     /// Types of the factors.
     fn factors(self, target: &Target) -> [DType; 2] {
         match self {
-            Kind::F32 | Kind::F64 => [self.dtype(); 2],
-            Kind::Dot4 if target.widens_bytes() => [DType::I16; 2],
-            Kind::Dot4 => [DType::U8, DType::I8],
-            Kind::Dot2 => [DType::Bf16; 2],
+            PeakKind::F32 | PeakKind::F64 => [self.dtype(); 2],
+            PeakKind::Dot4 if target.widens_bytes() => [DType::I16; 2],
+            PeakKind::Dot4 => [DType::U8, DType::I8],
+            PeakKind::Dot2 => [DType::Bf16; 2],
         }
     }
 }
@@ -103,7 +103,7 @@ const ROUNDS: i64 = 100_000;
 /// # Errors
 /// If the target is not one that this process can run, code generation fails or the system refuses
 /// threads.
-pub fn gflops(target: &Target, kind: Kind, n_threads: usize) -> Result<f64, PeakError> {
+pub fn gflops(target: &Target, kind: PeakKind, n_threads: usize) -> Result<f64, PeakError> {
     let lanes = target.lanes(kind.dtype());
     // Two units of four cycles each have eight under way, and each that is late delays its own sum for good:
     // some more keep them busy. Two registers hold the factors. Without a fused instruction all sums share
@@ -119,7 +119,7 @@ pub fn gflops(target: &Target, kind: Kind, n_threads: usize) -> Result<f64, Peak
     let arguments = [x.as_mut_ptr().cast(), y.as_mut_ptr().cast(), out.as_mut_ptr().cast()].map(aligned);
     let scratch = aligned(scratch.as_mut_ptr());
     let cpus = host::pin_cpus(n_threads);
-    let mut pool = Pool::new(n_threads, &cpus).map_err(|refused| PeakError::Threads { n_threads, refused })?;
+    let mut pool = ThreadPool::new(n_threads, &cpus).map_err(|refused| PeakError::Threads { n_threads, refused })?;
     let fastest = host::pinned(cpus.first().copied(), || {
         let runtime = pool.runtime();
         let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
@@ -136,7 +136,7 @@ pub fn gflops(target: &Target, kind: Kind, n_threads: usize) -> Result<f64, Peak
 }
 
 /// `out[t, s, l] = Σ_rounds Σ_k x[k] · y[l, k]`, in registers.
-fn program((kind, target): (Kind, &Target), sums: i64, lanes: i64, n_threads: i64) -> Program {
+fn program((kind, target): (PeakKind, &Target), sums: i64, lanes: i64, n_threads: i64) -> Program {
     let buffer =
         |name: &str, dtype, shape: Vec<i64>, scope, role| Buffer { name: name.into(), dtype, shape, scope, role };
     let mut p = Program { name: "peak".into(), ..Program::default() };

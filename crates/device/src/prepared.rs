@@ -11,19 +11,19 @@ use tilewright_ir::{BufferId, Program, Role, Stmt};
 /// cost as much as a kernel's.
 ///
 /// The buffers are read-only, so that no candidate can spoil them for the next one.
-pub struct Prepared {
+pub struct PreparedBuffers {
     /// Buffers by name.
     buffers: HashMap<String, Fenced>,
 }
 
-impl Prepared {
+impl PreparedBuffers {
     /// Takes buffers that a `prepare` part has filled.
     ///
     /// # Errors
     /// If they cannot be made read-only.
-    pub fn new(buffers: HashMap<String, Fenced>) -> std::io::Result<Prepared> {
+    pub fn new(buffers: HashMap<String, Fenced>) -> std::io::Result<PreparedBuffers> {
         buffers.values().try_for_each(Fenced::make_read_only)?;
-        Ok(Prepared { buffers })
+        Ok(PreparedBuffers { buffers })
     }
 
     /// Address of the buffer of a name.
@@ -88,20 +88,20 @@ fn visit(block: &[Stmt], f: &mut dyn FnMut(&Stmt)) {
 }
 
 /// The prepared buffers that were asked for last.
-pub struct Cache {
+pub struct PreparedCache {
     /// Most recently used last.
-    entries: Vec<(Recipe, Arc<Prepared>)>,
+    entries: Vec<(Recipe, Arc<PreparedBuffers>)>,
     limit_bytes: u64,
 }
 
-impl Cache {
+impl PreparedCache {
     /// A cache that evicts unused buffers beyond `limit_bytes`.
-    pub fn new(limit_bytes: u64) -> Cache {
-        Cache { entries: Vec::new(), limit_bytes }
+    pub fn new(limit_bytes: u64) -> PreparedCache {
+        PreparedCache { entries: Vec::new(), limit_bytes }
     }
 
     /// Buffers that a recipe has made.
-    pub fn get(&mut self, recipe: &Recipe) -> Option<Arc<Prepared>> {
+    pub fn get(&mut self, recipe: &Recipe) -> Option<Arc<PreparedBuffers>> {
         let at = self.entries.iter().position(|(r, _)| r == recipe)?;
         let entry = self.entries.remove(at);
         self.entries.push(entry);
@@ -109,14 +109,14 @@ impl Cache {
     }
 
     /// Stores a prepared result.
-    pub fn insert(&mut self, recipe: Recipe, prepared: Arc<Prepared>) {
+    pub fn insert(&mut self, recipe: Recipe, prepared: Arc<PreparedBuffers>) {
         self.entries.push((recipe, prepared));
     }
 
     /// Evicts unused entries until `n_bytes` more fit the limit, and returns their buffers, writable.
     pub fn forget_for(&mut self, n_bytes: u64) -> Vec<Fenced> {
         let mut held: u64 = self.entries.iter().map(|(_, p)| p.n_bytes()).sum::<u64>().saturating_add(n_bytes);
-        let goes = |(_, prepared): &mut (Recipe, Arc<Prepared>)| {
+        let goes = |(_, prepared): &mut (Recipe, Arc<PreparedBuffers>)| {
             let goes = held > self.limit_bytes && Arc::strong_count(prepared) == 1;
             held -= if goes { prepared.n_bytes() } else { 0 };
             goes
@@ -135,11 +135,11 @@ mod tests {
     #[test]
     fn what_is_not_in_use_makes_room() {
         let recipe = |text: &str| Recipe { text: text.to_owned(), fills: vec!["W.p".to_owned()] };
-        let mut cache = Cache::new(100_000);
+        let mut cache = PreparedCache::new(100_000);
         let mut prepare = |text: &str, n_bytes: u64| {
             let forgotten = cache.forget_for(n_bytes);
             let buffers = HashMap::from([("W.p".to_owned(), Fenced::new(n_bytes).unwrap())]);
-            let prepared = Arc::new(Prepared::new(buffers).unwrap());
+            let prepared = Arc::new(PreparedBuffers::new(buffers).unwrap());
             cache.insert(recipe(text), Arc::clone(&prepared));
             let held = ["a", "b", "c"].map(|text| cache.get(&recipe(text)).is_some());
             (prepared, forgotten, held)

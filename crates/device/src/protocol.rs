@@ -15,13 +15,13 @@ pub enum WorkerThread {
 
 /// Request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
-pub enum Request {
+pub enum WorkerRequest {
     /// Build a program and keep it under a number.
     Build {
         /// The number.
         id: u64,
         /// Source of the program.
-        source: Source,
+        source: ProgramSource,
         /// Whether code that is made quickly will do.
         quickly: bool,
     },
@@ -31,14 +31,14 @@ pub enum Request {
         /// The number that the program is kept under.
         id: u64,
         /// Plan of the timing; `None` where the program is only checked.
-        plan: Option<Plan>,
+        plan: Option<TimingPlan>,
     },
     /// Time a kept program that has been checked.
     Run {
         /// The number that the program is kept under.
         id: u64,
         /// Plan of the timing.
-        plan: Plan,
+        plan: TimingPlan,
     },
     /// Forget a kept program.
     Drop {
@@ -47,20 +47,20 @@ pub enum Request {
     },
 }
 
-impl Request {
+impl WorkerRequest {
     /// Thread that serves the request.
     pub fn lane(&self) -> WorkerThread {
         match self {
             // In the order in which they are asked, so that what is dropped is there.
-            Request::Build { .. } | Request::Drop { .. } => WorkerThread::Build,
-            Request::Check { .. } | Request::Run { .. } => WorkerThread::Test,
+            WorkerRequest::Build { .. } | WorkerRequest::Drop { .. } => WorkerThread::Build,
+            WorkerRequest::Check { .. } | WorkerRequest::Run { .. } => WorkerThread::Test,
         }
     }
 }
 
 /// Source of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
+pub enum ProgramSource {
     /// Schedule steps, one a line, for the workload the worker was started for.
     Steps(String),
     /// A lowered program in the text format, compiled as it is. Its arguments must be the workload's.
@@ -82,7 +82,7 @@ pub enum Caches {
 
 /// Plan by which a kernel is timed.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub struct Plan {
+pub struct TimingPlan {
     /// Least time spent in samples, in nanoseconds.
     pub min_time_ns: f64,
     /// Least number of samples.
@@ -203,7 +203,7 @@ impl TryFrom<String> for ClassName {
 
 /// Assignment of a worker: its first line of input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Assignment {
+pub struct WorkerAssignment {
     /// The workload's text.
     pub workload: String,
     /// The text of the target to generate code for.

@@ -2,7 +2,7 @@
 //! the user's starts it, such as `ssh pi ./tw-run`, and it takes frames on its standard input.
 
 use crate::child::describe;
-use crate::command::{Template, TemplateError};
+use crate::command::{CommandTemplate, TemplateError};
 use std::collections::HashMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -182,26 +182,26 @@ fn target_of(arch: Arch, implementer: &str, part: &str, features: &[String]) -> 
 }
 
 /// A runner's process.
-pub(crate) struct Runner {
+pub(crate) struct RunnerProcess {
     child: Child,
     stdin: ChildStdin,
-    answers: Receiver<io::Result<Answer>>,
+    answers: Receiver<io::Result<RunnerAnswer>>,
     /// The last line that it, or what starts it, had to say.
     said: Arc<Mutex<String>>,
     hello: Hello,
 }
 
 /// A status, a number, and what follows.
-type Answer = (u32, u32, Vec<u8>);
+type RunnerAnswer = (u32, u32, Vec<u8>);
 
-impl Runner {
+impl RunnerProcess {
     /// Starts a runner by a command, without a shell.
     ///
     /// # Errors
     /// [`RunnerError`] if it does not start, or is none.
-    pub fn start(command: &str) -> Result<Runner, RunnerError> {
+    pub fn start(command: &str) -> Result<RunnerProcess, RunnerError> {
         let unfit = |reason: String| RunnerError::Command { command: command.to_owned(), reason };
-        let words = Template::words(command, &[]).map_err(|why| match why {
+        let words = CommandTemplate::words(command, &[]).map_err(|why| match why {
             TemplateError::Shell { found, .. } => {
                 unfit(format!("`{found}` is for a shell (quote it, or give sh -c '…')"))
             }
@@ -240,7 +240,7 @@ impl Runner {
             code_bytes: 0,
             functions: HashMap::new(),
         };
-        let mut runner = Runner { child, stdin, answers, said, hello };
+        let mut runner = RunnerProcess { child, stdin, answers, said, hello };
         let text = runner.ask(Ask::Hello, 0, &[], HELLO)?;
         runner.hello = Hello::parse(&String::from_utf8_lossy(&text))?;
         Ok(runner)
@@ -288,14 +288,14 @@ impl Runner {
     }
 }
 
-impl Drop for Runner {
+impl Drop for RunnerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-fn read_answer(from: &mut impl Read) -> io::Result<Answer> {
+fn read_answer(from: &mut impl Read) -> io::Result<RunnerAnswer> {
     let mut head = [0; HEAD];
     from.read_exact(&mut head)?;
     let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().expect("four bytes"));
@@ -328,7 +328,7 @@ fn end_with_this(command: &mut Command) {
 /// # Errors
 /// [`RunnerError`] if it does not start, or is none.
 pub fn look(command: &str) -> Result<Hello, RunnerError> {
-    Ok(Runner::start(command)?.hello.clone())
+    Ok(RunnerProcess::start(command)?.hello.clone())
 }
 
 #[cfg(test)]
@@ -357,7 +357,7 @@ mod tests {
     }
 
     /// Runs machine code, which is given a buffer, a page of scratch memory, and 0.2 s.
-    fn end_of(runner: &mut Runner, code: &[u8]) -> Result<Vec<u8>, RunnerError> {
+    fn end_of(runner: &mut RunnerProcess, code: &[u8]) -> Result<Vec<u8>, RunnerError> {
         let page = runner.hello.page_bytes as usize;
         let mut payload = (page as u64).to_le_bytes().to_vec();
         payload.extend(code);
@@ -376,7 +376,7 @@ mod tests {
     /// and a store before the first byte of the buffer.
     fn check(compiler: &str, emulator: &str, codes: [&[u8]; 5]) {
         let Some((_folder, command)) = made(compiler, emulator) else { return };
-        let ends = codes.map(|code| end_of(&mut Runner::start(&command).unwrap(), code));
+        let ends = codes.map(|code| end_of(&mut RunnerProcess::start(&command).unwrap(), code));
         let [returned, stored, illegal, forever, outside] = &ends;
         assert!(matches!(returned, Ok(samples) if samples.len() == 24), "{returned:?}");
         assert!(matches!(stored, Err(RunnerError::Signal(libc::SIGSEGV))), "{stored:?}");
@@ -396,7 +396,8 @@ mod tests {
         check("cc", "", [&[0xC3], &stored, &[0x0F, 0x0B], &[0xEB, 0xFE], &outside]);
         let Some((_folder, command)) = made("cc", "") else { return };
         // A division by zero.
-        let divided = end_of(&mut Runner::start(&command).unwrap(), &[0x31, 0xC9, 0x31, 0xC0, 0x31, 0xD2, 0xF7, 0xF1]);
+        let divided =
+            end_of(&mut RunnerProcess::start(&command).unwrap(), &[0x31, 0xC9, 0x31, 0xC0, 0x31, 0xD2, 0xF7, 0xF1]);
         assert!(matches!(divided, Err(RunnerError::Signal(libc::SIGFPE))), "{divided:?}");
     }
 
@@ -412,7 +413,7 @@ mod tests {
     #[test]
     fn memory_has_a_limit_and_inputs_are_read_only() {
         let Some((_folder, command)) = made("cc", "") else { return };
-        let mut runner = Runner::start(&command).unwrap();
+        let mut runner = RunnerProcess::start(&command).unwrap();
         runner.ask(Ask::Limit, 0, &(8u64 << 20).to_le_bytes(), ANSWER).unwrap();
         let mut buffer = |number, n_bytes: u64| runner.ask(Ask::Buffer, number, &n_bytes.to_le_bytes(), ANSWER);
         assert!(buffer(0, 1 << 20).is_ok());
@@ -434,7 +435,7 @@ mod tests {
         assert_eq!(conditions(b"khz=1500000\nmillicelsius=61500\n"), warm);
         assert_eq!(conditions(b"khz=\nmore"), Conditions::default());
         let Some((_folder, command)) = made("cc", "") else { return };
-        let said = Runner::start(&command).unwrap().ask(Ask::State, 0, &[], ANSWER).unwrap();
+        let said = RunnerProcess::start(&command).unwrap().ask(Ask::State, 0, &[], ANSWER).unwrap();
         let here = crate::host::conditions(0);
         let has_frequency = std::path::Path::new("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq").exists();
         assert_eq!(conditions(&said).frequency_mhz.is_some(), has_frequency);

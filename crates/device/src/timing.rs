@@ -8,13 +8,13 @@
 
 use std::time::Duration;
 
-use crate::pace::Variation;
-use crate::protocol::{Caches, Plan};
+use crate::interference::Variation;
+use crate::protocol::{Caches, TimingPlan};
 use crate::stopwatch::{MOST_TRIES, time_ns};
 
 /// Least extent of a candidate's runs in a round of a race.
 #[derive(Debug, Clone, Copy)]
-pub struct Round {
+pub struct RoundLength {
     /// Time of the runs together.
     pub time: Duration,
     /// Samples of a long kernel, after a run that warms up; that may itself be the sample where one will do.
@@ -85,26 +85,26 @@ impl First {
     pub const UNKNOWN: First = First { ns: f64::INFINITY, pace: 1.0, checked_ns: f64::INFINITY };
 
     /// Whether no other kernel ran meanwhile, nor has since.
-    pub fn is_alone(&self, plan: &Plan) -> bool {
+    pub fn is_alone(&self, plan: &TimingPlan) -> bool {
         self.checked_ns <= plan.alone_ns
     }
 
     /// Nanoseconds of the run, and the pace where times are corrected by it.
-    fn timed(&self, plan: &Plan) -> (f64, f64) {
+    fn timed(&self, plan: &TimingPlan) -> (f64, f64) {
         (self.ns, if plan.at_best_pace { self.pace } else { 1.0 })
     }
 }
 
 /// Demands of a kernel on the machine.
 #[derive(Debug, Clone, Copy)]
-pub struct Size {
+pub struct KernelDemands {
     /// Threads that it runs on.
     pub n_threads: usize,
     /// Bytes of the buffers that it touches.
     pub n_bytes: u64,
 }
 
-impl Size {
+impl KernelDemands {
     /// Nanoseconds that it may wait for main memory where others had the caches before it.
     fn cold_ns(self) -> f64 {
         COLD_NS_A_BYTE * self.n_bytes as f64
@@ -112,11 +112,11 @@ impl Size {
 }
 
 /// A kernel to time, which has been run before, when it was checked.
-pub struct Subject<'a> {
+pub struct TimedKernel<'a> {
     /// Runs the kernel as often as told, in a row, and returns the nanoseconds.
     pub run: &'a mut dyn FnMut(u32) -> f64,
     /// Demands of the kernel.
-    pub size: Size,
+    pub size: KernelDemands,
     /// Empties the caches and returns the nanoseconds, which do not count as the kernel's.
     pub flush: &'a mut dyn FnMut() -> f64,
     /// Tells how many times as long as they can the cores take at the moment.
@@ -124,13 +124,13 @@ pub struct Subject<'a> {
 }
 
 /// Whether a time has no hope against what leads. Where times vary by chance, it takes more for that.
-fn is_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, n_samples: usize) -> bool {
+fn is_hopeless(plan: &TimingPlan, variation: &Variation, ns: f64, factor: f64, n_samples: usize) -> bool {
     plan.leading_ns.is_some_and(|leading| ns > factor * variation.by_chance(n_samples) * leading)
 }
 
 /// Whether a first run prunes its kernel; `not_its_ns` of it may be owed to cold caches or to waiting. Only a
 /// long run tells.
-fn is_first_hopeless(plan: &Plan, variation: &Variation, ns: f64, factor: f64, not_its_ns: f64) -> bool {
+fn is_first_hopeless(plan: &TimingPlan, variation: &Variation, ns: f64, factor: f64, not_its_ns: f64) -> bool {
     plan.caches == Caches::Warm && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
 }
 
@@ -140,7 +140,7 @@ fn hopeless_first(ns: f64) -> f64 {
 }
 
 /// Samples of a kernel that the run in which it was checked already prunes.
-pub fn at_first(plan: &Plan, variation: &Variation, first: First, size: Size) -> Option<Samples> {
+pub fn at_first(plan: &TimingPlan, variation: &Variation, first: First, size: KernelDemands) -> Option<Samples> {
     let (ns, pace) = first.timed(plan);
     let ns = variation.undisturbed_ns(ns, pace);
     let wait_ns = if size.n_threads > 1 { WAIT_NS } else { 0.0 };
@@ -165,8 +165,8 @@ pub fn emptied(caches: Caches, n_bytes: u64) -> Caches {
 ///
 /// If caches are not to be warm, each sample is one run after they were emptied. Samples are corrected to
 /// undisturbed cores by the pace that `variation` has learnt and goes on to learn.
-pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Subject) -> Samples {
-    let Subject { run, size, flush, pace } = subject;
+pub fn sample(plan: &TimingPlan, variation: &mut Variation, first: First, subject: TimedKernel) -> Samples {
+    let TimedKernel { run, size, flush, pace } = subject;
     if let Some(samples) = at_first(plan, variation, first, size) {
         return samples;
     }
@@ -219,9 +219,9 @@ pub fn sample(plan: &Plan, variation: &mut Variation, first: First, subject: Sub
 
 /// Samples a kernel's time at each of `n` sizes by `sample`, and gives geometric means over them: of the
 /// least samples of each, and so on up to the largest.
-pub fn of_all(plan: &Plan, n: usize, mut sample: impl FnMut(&Plan, usize) -> Samples) -> Samples {
+pub fn of_all(plan: &TimingPlan, n: usize, mut sample: impl FnMut(&TimingPlan, usize) -> Samples) -> Samples {
     // What leads is known by its mean alone.
-    let each = Plan { min_time_ns: plan.min_time_ns / n as f64, leading_ns: None, ..*plan };
+    let each = TimingPlan { min_time_ns: plan.min_time_ns / n as f64, leading_ns: None, ..*plan };
     let mut of_each: Vec<Vec<f64>> = (0..n).map(|at| sample(&each, at).ns).collect();
     of_each.iter_mut().for_each(|ns| ns.sort_by(f64::total_cmp));
     let n_samples = of_each.iter().map(Vec::len).max().unwrap_or(0);
@@ -234,15 +234,20 @@ pub fn of_all(plan: &Plan, n: usize, mut sample: impl FnMut(&Plan, usize) -> Sam
 
 /// Times `run` as a kernel is timed in a round of a race, without correction by the pace: samples in
 /// nanoseconds a run. `run` uses `n_threads` threads and touches `n_bytes` bytes.
-pub fn sample_round(round: Round, n_threads: usize, n_bytes: u64, mut run: impl FnMut()) -> Vec<f64> {
+pub fn sample_round(round: RoundLength, n_threads: usize, n_bytes: u64, mut run: impl FnMut()) -> Vec<f64> {
     let mut timed = |n_runs: u32| time_ns(n_threads, MOST_TRIES, || (0..n_runs).for_each(|_| run()));
     sample_round_by(&mut timed, round, n_threads, n_bytes)
 }
 
 /// Times a run by another clock, such as a device's own: `timed` runs it as often as told, in a row, and
 /// returns the nanoseconds.
-pub fn sample_round_by(timed: &mut dyn FnMut(u32) -> f64, round: Round, n_threads: usize, n_bytes: u64) -> Vec<f64> {
-    let plan = Plan {
+pub fn sample_round_by(
+    timed: &mut dyn FnMut(u32) -> f64,
+    round: RoundLength,
+    n_threads: usize,
+    n_bytes: u64,
+) -> Vec<f64> {
+    let plan = TimingPlan {
         min_time_ns: round.time.as_nanos() as f64,
         min_samples: round.min_samples,
         alone_ns: 0.0,
@@ -251,8 +256,8 @@ pub fn sample_round_by(timed: &mut dyn FnMut(u32) -> f64, round: Round, n_thread
         at_best_pace: false,
     };
     let first = First::UNKNOWN;
-    let size = Size { n_threads, n_bytes };
-    let subject = Subject { run: timed, size, flush: &mut || 0.0, pace: &mut || 1.0 };
+    let size = KernelDemands { n_threads, n_bytes };
+    let subject = TimedKernel { run: timed, size, flush: &mut || 0.0, pace: &mut || 1.0 };
     sample(&plan, &mut Variation::default(), first, subject).ns
 }
 
@@ -261,21 +266,34 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    fn plan(leading_ns: Option<f64>) -> Plan {
-        Plan { min_time_ns: 1e6, min_samples: 3, alone_ns: 0.0, leading_ns, caches: Caches::Warm, at_best_pace: true }
+    fn plan(leading_ns: Option<f64>) -> TimingPlan {
+        TimingPlan {
+            min_time_ns: 1e6,
+            min_samples: 3,
+            alone_ns: 0.0,
+            leading_ns,
+            caches: Caches::Warm,
+            at_best_pace: true,
+        }
     }
 
     /// Samples of a kernel that took so long when it was checked and takes the time of `run`, and how often
     /// it runs.
-    fn timed(plan: &Plan, first_ns: f64, n_bytes: u64, pace: f64, ns_of_run: impl Fn(u32) -> f64) -> (Samples, u32) {
+    fn timed(
+        plan: &TimingPlan,
+        first_ns: f64,
+        n_bytes: u64,
+        pace: f64,
+        ns_of_run: impl Fn(u32) -> f64,
+    ) -> (Samples, u32) {
         let mut n_runs = 0;
         let mut run = |n: u32| {
             n_runs += n;
             (n_runs - n..n_runs).map(&ns_of_run).sum()
         };
         let first = First { ns: first_ns, pace: 1.0, checked_ns: 2.0 * first_ns };
-        let size = Size { n_threads: 1, n_bytes };
-        let subject = Subject { run: &mut run, size, flush: &mut || 0.0, pace: &mut || pace };
+        let size = KernelDemands { n_threads: 1, n_bytes };
+        let subject = TimedKernel { run: &mut run, size, flush: &mut || 0.0, pace: &mut || pace };
         (sample(plan, &mut Variation::default(), first, subject), n_runs)
     }
 
@@ -305,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_run_as_long_as_asked_will_do_where_one_is_enough() {
-        let one = Plan { min_samples: 1, ..plan(None) };
+        let one = TimingPlan { min_samples: 1, ..plan(None) };
         let (samples, n_runs) = timed(&one, 5e6, 0, 1.0, |_| 5e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 1));
         // Where cold caches may have slowed it down, another one follows.
@@ -315,16 +333,16 @@ mod tests {
 
     #[test]
     fn a_first_run_alone_is_not_repeated() {
-        let alone = Plan { min_samples: 1, alone_ns: 10e6, ..plan(None) };
+        let alone = TimingPlan { min_samples: 1, alone_ns: 10e6, ..plan(None) };
         let (samples, n_runs) = timed(&alone, 5e6, 0, 1.0, |_| 4e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 0));
         // It warms up the caches for the samples that follow.
         let (samples, n_runs) = timed(&alone, 5e6, 60_000_000, 1.0, |_| 4e6);
         assert_eq!((samples.ns.as_slice(), n_runs), (&[4e6][..], 1));
-        let (samples, n_runs) = timed(&Plan { leading_ns: Some(4e6), ..alone }, 5e6, 0, 1.0, |_| 4e6);
+        let (samples, n_runs) = timed(&TimingPlan { leading_ns: Some(4e6), ..alone }, 5e6, 0, 1.0, |_| 4e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (true, &[5e6][..], 0));
         // Beside a run that took longer others may have run.
-        let (samples, n_runs) = timed(&Plan { alone_ns: 9e6, ..alone }, 5e6, 0, 1.0, |_| 4e6);
+        let (samples, n_runs) = timed(&TimingPlan { alone_ns: 9e6, ..alone }, 5e6, 0, 1.0, |_| 4e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[4e6][..], 1));
     }
 
@@ -346,7 +364,7 @@ mod tests {
     #[test]
     fn every_run_finds_caches_that_were_emptied_of_constants_but_no_longer_than_the_runs_take() {
         for (flush_ns, expected) in [(0.0, 20), (50e3, 20), (100e3, 10), (5e6, FEW_COLD)] {
-            let plan = Plan { min_samples: 1, caches: Caches::ColdConstants, ..plan(None) };
+            let plan = TimingPlan { min_samples: 1, caches: Caches::ColdConstants, ..plan(None) };
             let (mut n_flushes, mut n_runs) = (0, 0);
             let mut flush = || {
                 n_flushes += 1;
@@ -357,8 +375,8 @@ mod tests {
                 50e3 * f64::from(n)
             };
             let first = First { ns: 50e3, pace: 1.0, checked_ns: 100e3 };
-            let size = Size { n_threads: 1, n_bytes: 0 };
-            let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut || 1.0 };
+            let size = KernelDemands { n_threads: 1, n_bytes: 0 };
+            let subject = TimedKernel { run: &mut run, size, flush: &mut flush, pace: &mut || 1.0 };
             let samples = sample(&plan, &mut Variation::default(), first, subject);
             assert_eq!((samples.ns.len(), n_flushes), (expected, expected), "{flush_ns}");
             // The run that checked it was another one's neighbour: it warms up, and is timed after a flush.
@@ -377,7 +395,7 @@ mod tests {
             (100e6, 500e3, 2),
             (100e6, 50e6, 1),
         ] {
-            let plan = Plan { min_samples: 1, caches: Caches::Cold, ..plan(None) };
+            let plan = TimingPlan { min_samples: 1, caches: Caches::Cold, ..plan(None) };
             let (mut clock_ns, mut n_flushes) = (0.0, 0);
             let mut flush = || {
                 clock_ns += flush_ns;
@@ -385,9 +403,9 @@ mod tests {
                 flush_ns
             };
             let first = First { ns: kernel_ns, pace: 1.0, checked_ns: 2.0 * kernel_ns };
-            let size = Size { n_threads: 1, n_bytes: 0 };
+            let size = KernelDemands { n_threads: 1, n_bytes: 0 };
             let mut run = |n: u32| kernel_ns * f64::from(n);
-            let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut || 1.0 };
+            let subject = TimedKernel { run: &mut run, size, flush: &mut flush, pace: &mut || 1.0 };
             let samples = sample(&plan, &mut Variation::default(), first, subject);
             assert_eq!((samples.ns.len(), n_flushes), (expected, expected), "{flush_ns} {kernel_ns}");
             assert!(samples.ns.iter().all(|&ns| ns == kernel_ns), "{:?}", samples.ns);
@@ -407,9 +425,9 @@ mod tests {
                 now()
             };
             let first = First { ns: 200e3 * paces[0], pace: paces[0], checked_ns: 400e3 };
-            let size = Size { n_threads: 1, n_bytes: 0 };
+            let size = KernelDemands { n_threads: 1, n_bytes: 0 };
             let mut run = |n: u32| 200e3 * now() * f64::from(n);
-            let subject = Subject { run: &mut run, size, flush: &mut || 0.0, pace: &mut { look } };
+            let subject = TimedKernel { run: &mut run, size, flush: &mut || 0.0, pace: &mut { look } };
             sample(&plan(None), &mut variation, first, subject).ns
         };
         assert!(at_paces([2.0; 2]).iter().all(|&ns| ns == 400e3), "nothing has been learnt");

@@ -9,22 +9,22 @@ mod runner;
 mod store;
 mod tester;
 
-use crate::data::{self, Argument};
+use crate::data::{self, BoundArgument};
 use crate::failure::Failure;
 use crate::limits;
 use crate::memory::Fenced;
 use crate::objects::Objects;
-use crate::prepared::Cache;
-use crate::protocol::{Assignment, ClassName, Plan, Reply, Request, WorkerThread};
+use crate::prepared::PreparedCache;
+use crate::protocol::{ClassName, Reply, TimingPlan, WorkerAssignment, WorkerRequest, WorkerThread};
 use crate::sandbox::{self, Strictness};
-use builder::Builder;
+use builder::CpuBuilder;
 use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
-use store::Store;
-use tester::{Member, Tester};
+use store::KernelStore;
+use tester::CpuTester;
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::target::{Arch, GpuApi};
@@ -48,32 +48,32 @@ impl Failure {
 /// Builder of kernels, for a kind of device.
 trait Build {
     /// Serves a request; returns the last reply, if any.
-    fn answer(&mut self, request: Request) -> Option<Reply>;
+    fn answer(&mut self, request: WorkerRequest) -> Option<Reply>;
 }
 
 /// Tester of kernels, on a kind of device.
 trait Test {
     /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
     /// tells enough or what follows belongs to it.
-    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure>;
+    fn check(&mut self, id: u64, plan: Option<&TimingPlan>) -> Result<Reply, Failure>;
 
     /// Times a kernel that has been checked.
-    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure>;
+    fn run(&mut self, id: u64, plan: &TimingPlan) -> Result<Reply, Failure>;
 
     /// Serves a request; returns the last reply.
-    fn answer(&mut self, request: Request) -> Reply {
+    fn answer(&mut self, request: WorkerRequest) -> Reply {
         let start = Instant::now();
         let (id, result) = match request {
-            Request::Check { id, plan } => (id, self.check(id, plan.as_ref())),
-            Request::Run { id, plan } => (id, self.run(id, &plan)),
-            Request::Build { .. } | Request::Drop { .. } => unreachable!("another thread builds"),
+            WorkerRequest::Check { id, plan } => (id, self.check(id, plan.as_ref())),
+            WorkerRequest::Run { id, plan } => (id, self.run(id, &plan)),
+            WorkerRequest::Build { .. } | WorkerRequest::Drop { .. } => unreachable!("another thread builds"),
         };
         result.unwrap_or_else(|failure| failure.reply(id, start))
     }
 }
 
 /// The two threads of a worker.
-type Threads = (Box<dyn Build>, Box<dyn Test + Send>);
+type WorkerThreads = (Box<dyn Build>, Box<dyn Test + Send>);
 
 /// Serves requests from standard input until it ends. The calling thread, which must be the main one, builds.
 ///
@@ -97,7 +97,7 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     };
     let read = move || -> std::io::Result<()> {
         for line in std::io::stdin().lines() {
-            let request: Request = serde_json::from_str(&line?)?;
+            let request: WorkerRequest = serde_json::from_str(&line?)?;
             let to = if request.lane() == WorkerThread::Build { &to_build } else { &to_test };
             if to.send(request).is_err() {
                 break;
@@ -178,20 +178,20 @@ fn tell(lane: WorkerThread, early: &Reply) -> Result<(), Failure> {
     Ok(reply(lane, early).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?)
 }
 
-fn assigned(line: Option<std::io::Result<String>>) -> Result<Threads, Box<dyn std::error::Error>> {
-    let assignment: Assignment = serde_json::from_str(&line.ok_or("no assignment")??)?;
+fn assigned(line: Option<std::io::Result<String>>) -> Result<WorkerThreads, Box<dyn std::error::Error>> {
+    let assignment: WorkerAssignment = serde_json::from_str(&line.ok_or("no assignment")??)?;
     let workload = Workload::parse(&assignment.workload)?;
     let untuned = workload.program();
     let target: Target = assignment.target.parse()?;
     // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
     let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
-    let arguments = Argument::all(&untuned, file, &assignment.data_offsets)?;
+    let arguments = BoundArgument::all(&untuned, file, &assignment.data_offsets)?;
     offer_to_be_killed();
     if let Some(runner) = assignment.runner.clone() {
         return runner::threads(assignment, runner, workload, untuned, target, arguments);
     }
     match target.arch {
-        Arch::X86_64 | Arch::Aarch64 => on_cpu(assignment, workload, untuned, target, arguments),
+        Arch::X86_64 | Arch::Aarch64 => on_cpu(assignment, workload, target, arguments),
         Arch::Gpu(GpuApi::OpenCl) => gpu::on_opencl(&assignment, workload, untuned, target, arguments),
         Arch::Gpu(GpuApi::Cuda) => gpu::on_cuda(workload, untuned, target, arguments),
         Arch::Gpu(GpuApi::AmdGpu) => Err(format!("nothing runs kernels for {}", target.name()).into()),
@@ -199,22 +199,20 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<Threads, Box<dyn st
 }
 
 fn on_cpu(
-    assignment: Assignment,
+    assignment: WorkerAssignment,
     workload: Workload,
-    untuned: Program,
     target: Target,
-    arguments: Vec<Argument>,
-) -> Result<Threads, Box<dyn std::error::Error>> {
+    arguments: Vec<BoundArgument>,
+) -> Result<WorkerThreads, Box<dyn std::error::Error>> {
     // Where the system has no means for it, limits and a process of its own are what confines a candidate. It
     // is before there are other threads, for which it would not hold.
     let _ = sandbox::forbid_files();
     // SAFETY: as in `assigned`.
     let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
-    let store = Arc::new(Store::new(Cache::new((assignment.memory_bytes / 4).min(MOST_PREPARED_BYTES))));
+    let store = Arc::new(KernelStore::new(PreparedCache::new((assignment.memory_bytes / 4).min(MOST_PREPARED_BYTES))));
     let (n_threads, cpus, l2_bytes) = (assignment.n_threads, assignment.cpus, target.l2_bytes);
-    let mut tester =
-        Tester::new(untuned, arguments, Member::all(&workload), n_threads, cpus, l2_bytes, Arc::clone(&store))?;
-    let mut builder = Builder::new(workload, target, Objects::new(objects), store);
+    let mut tester = CpuTester::new(&workload, arguments, n_threads, cpus, l2_bytes, Arc::clone(&store))?;
+    let mut builder = CpuBuilder::new(workload, target, Objects::new(objects), store);
     limit_memory(assignment.memory_bytes);
     // What this machine forbids is to show here, once, and not in every candidate.
     if !tester.runs(&builder.probe()?)? {
@@ -231,8 +229,8 @@ fn checked(
     start: Instant,
     took: Duration,
     relative_error: f64,
-    to_time: Option<&Plan>,
-    time: impl FnOnce(&Plan) -> Result<Reply, Failure>,
+    to_time: Option<&TimingPlan>,
+    time: impl FnOnce(&TimingPlan) -> Result<Reply, Failure>,
 ) -> Result<Reply, Failure> {
     let (seconds, run_seconds) = (start.elapsed().as_secs_f64(), took.as_secs_f64());
     let checked = Reply::Checked { id, seconds, run_seconds, relative_error, is_timed: to_time.is_some() };
@@ -246,10 +244,10 @@ fn checked(
 }
 
 /// Compares every output with its reference; the largest relative error of one as a whole.
-fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[Argument]) -> Result<f64, Failure> {
+fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[BoundArgument]) -> Result<f64, Failure> {
     let mut largest: f64 = 0.0;
     for ((_, buffer), argument) in untuned.arguments().zip(arguments) {
-        let Argument::Output { buffer: output, reference } = argument else { continue };
+        let BoundArgument::Output { buffer: output, reference } = argument else { continue };
         let error = data::compare(buffer.dtype, tolerance, output, reference)
             .map_err(|e| (ErrorClass::WrongAnswer, format!("{}: {e}", buffer.name)))?;
         largest = largest.max(error);

@@ -2,7 +2,7 @@
 
 use crate::child::{ChildProcess, describe};
 use crate::host;
-use crate::protocol::{Assignment, Reply, Request, WorkerThread};
+use crate::protocol::{Reply, WorkerAssignment, WorkerRequest, WorkerThread};
 use crate::stopwatch::time_of;
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -41,7 +41,7 @@ const MOST_RESTARTS: u32 = 3;
 const BEFORE_RESTART: Duration = Duration::from_millis(200);
 
 /// Answer of a worker's thread.
-pub enum Answer {
+pub enum WorkerEvent {
     /// Reply to the request.
     Reply(Reply),
     /// End of its process, which is being restarted.
@@ -51,12 +51,12 @@ pub enum Answer {
 }
 
 /// Whether each thread of each worker is idle, by the lane's number.
-pub type Lanes = Vec<[bool; 2]>;
+pub type IdleThreads = Vec<[bool; 2]>;
 
 /// A fixed number of worker processes, each of which builds one program and tests another at a time.
 pub struct Workers {
     command: WorkerCommand,
-    assignment: Assignment,
+    assignment: WorkerAssignment,
     slots: Vec<Slot>,
     sender: Sender<Heard>,
     receiver: Receiver<Heard>,
@@ -140,7 +140,7 @@ impl Workers {
     ///
     /// # Errors
     /// If a worker cannot be started or ends before it is ready.
-    pub fn start(command: WorkerCommand, assignment: Assignment, n: usize) -> io::Result<Workers> {
+    pub fn start(command: WorkerCommand, assignment: WorkerAssignment, n: usize) -> io::Result<Workers> {
         let (sender, receiver) = channel();
         let mut workers = Workers { command, assignment, slots: Vec::new(), sender, receiver };
         workers.fill(n)?;
@@ -181,7 +181,7 @@ impl Workers {
     }
 
     /// Idle threads of all workers.
-    pub fn idle(&self) -> Lanes {
+    pub fn idle(&self) -> IdleThreads {
         self.slots.iter().map(|slot| slot.deadlines.map(|deadline| deadline.is_none())).collect()
     }
 
@@ -192,7 +192,7 @@ impl Workers {
 
     /// Sends a request that will be answered within `timeout`, counted while its thread has the cores, or be
     /// its last.
-    pub fn ask(&mut self, at: usize, request: &Request, timeout: Duration) {
+    pub fn ask(&mut self, at: usize, request: &WorkerRequest, timeout: Duration) {
         self.tell(at, request);
         self.go_on(at, request.lane(), timeout);
     }
@@ -203,7 +203,7 @@ impl Workers {
     }
 
     /// Sends a request that is not answered, or not before others are.
-    pub fn tell(&mut self, at: usize, request: &Request) {
+    pub fn tell(&mut self, at: usize, request: &WorkerRequest) {
         self.slots[at].process.tell(request);
     }
 
@@ -251,7 +251,7 @@ impl Workers {
     ///
     /// # Panics
     /// If all workers are idle.
-    pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, WorkerThread, Answer)>> {
+    pub fn next_answer(&mut self, until: Option<Instant>) -> io::Result<Option<(usize, WorkerThread, WorkerEvent)>> {
         loop {
             let lanes = self.slots.iter().enumerate().flat_map(|(at, s)| LANES.map(|lane| (at, lane, s)));
             let (late, late_lane, deadline) = lanes
@@ -266,7 +266,7 @@ impl Workers {
                     let slot = &mut self.slots[at];
                     if !slot.is_starting {
                         slot.deadlines[lane as usize] = None;
-                        return Ok(Some((at, lane, Answer::Reply(reply))));
+                        return Ok(Some((at, lane, WorkerEvent::Reply(reply))));
                     }
                     if let Reply::NotReady { reason } = reply {
                         self.restart(at, &format!("a worker did not get ready: {reason}"))?;
@@ -288,7 +288,7 @@ impl Workers {
                     return Ok(Some((
                         at,
                         if is_test { WorkerThread::Test } else { WorkerThread::Build },
-                        Answer::Died(status),
+                        WorkerEvent::Died(status),
                     )));
                 }
                 // Not yet: this process was stopped meanwhile.
@@ -309,7 +309,7 @@ impl Workers {
                         return Err(io::Error::other("a worker did not get ready in time"));
                     }
                     self.give_up(late)?;
-                    return Ok(Some((late, late_lane, Answer::TimedOut)));
+                    return Ok(Some((late, late_lane, WorkerEvent::TimedOut)));
                 }
                 Err(RecvTimeoutError::Disconnected) => unreachable!("this side holds a sender"),
             }
@@ -367,8 +367,8 @@ mod tests {
         WorkerCommand { program: "/bin/sh".into(), arguments: vec!["-c".to_owned(), script.to_owned()] }
     }
 
-    fn assignment() -> Assignment {
-        Assignment {
+    fn assignment() -> WorkerAssignment {
+        WorkerAssignment {
             workload: String::new(),
             target: Target::named("x86-64").unwrap().to_string(),
             n_threads: 1,
@@ -383,12 +383,12 @@ mod tests {
     }
 
     /// Answer of a worker that runs `work`, a shell command, when it is asked to build.
-    fn answer_after(work: &str, timeout: Duration) -> Answer {
-        answer_of(work, &[Request::Drop { id: 0 }], timeout).1
+    fn answer_after(work: &str, timeout: Duration) -> WorkerEvent {
+        answer_of(work, &[WorkerRequest::Drop { id: 0 }], timeout).1
     }
 
     /// Answer of a worker to several requests, with the thread that sends it.
-    fn answer_of(work: &str, requests: &[Request], timeout: Duration) -> (WorkerThread, Answer) {
+    fn answer_of(work: &str, requests: &[WorkerRequest], timeout: Duration) -> (WorkerThread, WorkerEvent) {
         let script = format!(
             "read -r assignment; echo '[\"Build\",\"Ready\"]'; read -r request; {work}; echo '[\"Build\",\"Ready\"]'"
         );
@@ -413,7 +413,7 @@ mod tests {
     fn what_ends_a_worker_from_outside_is_no_fault() {
         for (signal, expected) in [("KILL", true), ("XCPU", true), ("XFSZ", true), ("SEGV", false), ("ABRT", false)] {
             let answer = answer_after(&format!("kill -{signal} $$"), Duration::from_secs(60));
-            assert!(matches!(answer, Answer::Died(status) if is_from_outside(status) == expected), "{signal}");
+            assert!(matches!(answer, WorkerEvent::Died(status) if is_from_outside(status) == expected), "{signal}");
         }
     }
 
@@ -421,46 +421,46 @@ mod tests {
     fn a_worker_that_is_stopped_is_waited_for() {
         // Somebody lets it go on long after its time.
         let work = "(sleep 2; kill -CONT $$) & kill -STOP $$";
-        assert!(matches!(answer_after(work, Duration::from_millis(300)), Answer::Reply(Reply::Ready)));
+        assert!(matches!(answer_after(work, Duration::from_millis(300)), WorkerEvent::Reply(Reply::Ready)));
     }
 
     #[test]
     fn a_worker_that_waits_for_a_core_has_longer() {
-        assert!(matches!(answer_after("sleep 1.5", Duration::from_secs(1)), Answer::Reply(Reply::Ready)));
+        assert!(matches!(answer_after("sleep 1.5", Duration::from_secs(1)), WorkerEvent::Reply(Reply::Ready)));
     }
 
     #[test]
     fn a_worker_is_given_up_that_has_run_for_long_or_waits_forever() {
         for work in ["while :; do :; done", "exec sleep 60"] {
-            assert!(matches!(answer_after(work, Duration::from_millis(100)), Answer::TimedOut));
+            assert!(matches!(answer_after(work, Duration::from_millis(100)), WorkerEvent::TimedOut));
         }
     }
 
     #[test]
     fn a_crash_is_of_what_is_tested_unless_the_builder_says_otherwise() {
-        let both = [Request::Drop { id: 0 }, Request::Check { id: 1, plan: None }];
+        let both = [WorkerRequest::Drop { id: 0 }, WorkerRequest::Check { id: 1, plan: None }];
         for (requests, last_words, expected) in [
             (&both[..], "", WorkerThread::Test),
             (&both[..], "echo '[\"Build\",\"Crashed\"]'; ", WorkerThread::Build),
             (&both[..1], "", WorkerThread::Build),
         ] {
             let (lane, answer) = answer_of(&format!("{last_words}exit 3"), requests, Duration::from_secs(60));
-            assert!(lane == expected && matches!(answer, Answer::Died(_)), "{last_words}");
+            assert!(lane == expected && matches!(answer, WorkerEvent::Died(_)), "{last_words}");
         }
     }
 
     #[test]
     fn threads_of_a_worker_have_deadlines_of_their_own() {
-        let both = [Request::Drop { id: 0 }, Request::Check { id: 1, plan: None }];
+        let both = [WorkerRequest::Drop { id: 0 }, WorkerRequest::Check { id: 1, plan: None }];
         let (lane, answer) = answer_of("echo '[\"Test\",\"Ready\"]'; exec sleep 60", &both, Duration::from_secs(60));
-        assert!(lane == WorkerThread::Test && matches!(answer, Answer::Reply(_)));
+        assert!(lane == WorkerThread::Test && matches!(answer, WorkerEvent::Reply(_)));
     }
 
     #[test]
     fn a_worker_that_ends_or_talks_nonsense_has_died() {
-        assert!(matches!(answer_after("echo nonsense; exec sleep 60", Duration::from_secs(60)), Answer::Died(_)));
+        assert!(matches!(answer_after("echo nonsense; exec sleep 60", Duration::from_secs(60)), WorkerEvent::Died(_)));
         assert!(
-            matches!(answer_after("exit 3", Duration::from_secs(60)), Answer::Died(status) if status.code() == Some(3))
+            matches!(answer_after("exit 3", Duration::from_secs(60)), WorkerEvent::Died(status) if status.code() == Some(3))
         );
     }
 }

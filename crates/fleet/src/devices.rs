@@ -11,7 +11,7 @@ use crate::protocol::{DEVICES, Finding, VERSION};
 
 /// Description of a device, as it announces itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Description {
+pub struct DeviceDescription {
     /// The version of the protocol that it speaks.
     pub protocol: String,
     /// Name of the device.
@@ -59,10 +59,10 @@ pub struct Description {
     pub n_trials: u64,
 }
 
-impl Description {
+impl DeviceDescription {
     /// Makes a description that has the names only.
-    pub fn named(device: &str, class: &str) -> Description {
-        Description {
+    pub fn named(device: &str, class: &str) -> DeviceDescription {
+        DeviceDescription {
             protocol: VERSION.to_owned(),
             device: device.to_owned(),
             class: class.to_owned(),
@@ -100,7 +100,7 @@ impl Description {
 ///
 /// # Errors
 /// If the server does not answer.
-pub fn all(client: &mut Client) -> Result<Vec<Description>, Error> {
+pub fn all(client: &mut Client) -> Result<Vec<DeviceDescription>, Error> {
     let said = last_of_each(client, DEVICES)?;
     Ok(said.iter().filter_map(|json| serde_json::from_slice(json).ok()).collect())
 }
@@ -109,17 +109,17 @@ pub fn all(client: &mut Client) -> Result<Vec<Description>, Error> {
 ///
 /// # Errors
 /// As [`all`].
-pub fn listed(client: &mut Client) -> Result<Vec<Description>, Error> {
+pub fn listed(client: &mut Client) -> Result<Vec<DeviceDescription>, Error> {
     let mut devices = all(client)?;
     devices.retain(|device| device.obstacle().is_none());
     Ok(devices)
 }
 
 /// A table of devices, for people.
-pub fn rows(devices: &[Description]) -> Vec<Vec<String>> {
+pub fn rows(devices: &[DeviceDescription]) -> Vec<Vec<String>> {
     let head = ["device", "class", "machine", "cores", "GFLOP/s a core", "MHz", "°C", "trials", "at"];
     let head = head.map(str::to_owned).to_vec();
-    let row = |device: &Description| {
+    let row = |device: &DeviceDescription| {
         let machine = device.target.split(':').next().unwrap_or_default();
         let emulated = if device.is_emulated { ", emulated" } else { "" };
         let whole = |n: Option<f64>| n.map_or(String::new(), |n| format!("{n:.0}"));
@@ -129,7 +129,7 @@ pub fn rows(devices: &[Description]) -> Vec<Vec<String>> {
             device.class.clone(),
             format!("{machine}{emulated}"),
             device.cores.to_string(),
-            device.peak_gflops.map_or(String::new(), tilewright::words::digits),
+            device.peak_gflops.map_or(String::new(), tilewright::format::digits),
             whole(device.frequency_mhz),
             whole(device.temperature_c),
             device.n_trials.to_string(),
@@ -143,7 +143,12 @@ pub fn rows(devices: &[Description]) -> Vec<Vec<String>> {
 ///
 /// # Errors
 /// [`Error::Nobody`] if there is none, and as [`all`].
-pub fn wait_for(client: &mut Client, class: &str, address: &str, at_most: Duration) -> Result<Vec<Description>, Error> {
+pub fn wait_for(
+    client: &mut Client,
+    class: &str,
+    address: &str,
+    at_most: Duration,
+) -> Result<Vec<DeviceDescription>, Error> {
     let until = std::time::Instant::now() + at_most;
     loop {
         let (of_class, others): (Vec<_>, Vec<_>) = listed(client)?.into_iter().partition(|d| d.class == class);

@@ -16,7 +16,7 @@ use tilewright_ir::Target;
 use tilewright_search::{BoxError, Conditions, Measure, Next, Subject};
 
 use crate::Fleet;
-use crate::devices::Description;
+use crate::devices::DeviceDescription;
 use crate::nkey::random_name;
 use crate::protocol::Assignment;
 use crate::serve::{Here, serve};
@@ -82,15 +82,15 @@ pub fn serve_here(
     };
     let name = fleet.credentials.as_ref().map_or(name, |credentials| credentials.name.clone());
     crate::protocol::check_name("device", &name)?;
-    let kernels = Kernels { worker, on: found(measures, fleet)? };
+    let kernels = KernelPlace { worker, on: found(measures, fleet)? };
     // What is refused is refused at once.
     drop(fleet.connect(Some(&name))?);
     let mut description = kernels.describe(&name, &fleet.class);
     description.anchors_ns = kernels.anchors();
     tell(format!("{name} of class {} serves tasks of {}", fleet.class, fleet.servers));
     let mut measured = Instant::now();
-    let mut renew = |description: &mut Description, is_idle: bool| {
-        if matches!(kernels.on, On::Cpus) {
+    let mut renew = |description: &mut DeviceDescription, is_idle: bool| {
+        if matches!(kernels.on, FoundMachine::Cpus) {
             let Conditions { frequency_mhz, temperature_c, .. } = conditions_here();
             (description.frequency_mhz, description.temperature_c) = (frequency_mhz, temperature_c);
         }
@@ -105,13 +105,13 @@ pub fn serve_here(
 }
 
 /// Place where kernels run, and the way that they are built.
-struct Kernels<'a> {
+struct KernelPlace<'a> {
     worker: &'a WorkerCommand,
-    on: On<'a>,
+    on: FoundMachine<'a>,
 }
 
 /// Machine that was found.
-enum On<'a> {
+enum FoundMachine<'a> {
     /// CPUs of this machine.
     Cpus,
     /// GPU of this machine, and the version of what makes its code.
@@ -121,24 +121,24 @@ enum On<'a> {
 }
 
 /// Finds the machine. One other than this machine's CPUs must be of a named class.
-fn found<'a>(measures: Measures<'a>, fleet: &Fleet) -> Result<On<'a>, tilewright::Error> {
+fn found<'a>(measures: Measures<'a>, fleet: &Fleet) -> Result<FoundMachine<'a>, tilewright::Error> {
     let check_class = |option: &str, what: &str| match fleet.class == class_here() {
         true => Err(tilewright::Error::input(format!("{option}: {what} is of a class of its own (give --class NAME)"))),
         false => Ok(()),
     };
     match measures {
-        Measures::Cpus => Ok(On::Cpus),
+        Measures::Cpus => Ok(FoundMachine::Cpus),
         Measures::Gpu(device) => {
             let place = DeviceSpec { device, target: HOST, threads: 1 };
             let target = place.runnable_target()?;
             check_class("--device", "a GPU")?;
-            Ok(On::Gpu { target, version: place.code_version()? })
+            Ok(FoundMachine::Gpu { target, version: place.code_version()? })
         }
         Measures::Runner(command) => {
             let hello = tilewright_device::runner::look(command);
             let hello = hello.map_err(|why| tilewright::Error::input(format!("--runner: {why}")))?;
             check_class("--runner", "a runner's device")?;
-            Ok(On::Runner(command, hello))
+            Ok(FoundMachine::Runner(command, hello))
         }
     }
 }
@@ -152,28 +152,28 @@ fn text_of(target: &Target) -> String {
     target.to_string()
 }
 
-impl Kernels<'_> {
+impl KernelPlace<'_> {
     fn target(&self) -> Target {
         match &self.on {
-            On::Cpus => host::target(),
-            On::Gpu { target, .. } => target.clone(),
-            On::Runner(_, hello) => hello.target.clone(),
+            FoundMachine::Cpus => host::target(),
+            FoundMachine::Gpu { target, .. } => target.clone(),
+            FoundMachine::Runner(_, hello) => hello.target.clone(),
         }
     }
 
     /// Cores of a CPU; a GPU counts as one.
     fn n_cores(&self) -> usize {
         match &self.on {
-            On::Cpus => host::allowed_cpus().len().max(1),
-            On::Gpu { .. } => 1,
-            On::Runner(_, hello) => hello.cores,
+            FoundMachine::Cpus => host::allowed_cpus().len().max(1),
+            FoundMachine::Gpu { .. } => 1,
+            FoundMachine::Runner(_, hello) => hello.cores,
         }
     }
 
     /// Describes this device.
-    fn describe(&self, name: &str, class: &str) -> Description {
-        let (target, of_both) = (self.target(), Description::named(name, class));
-        let of_both = Description {
+    fn describe(&self, name: &str, class: &str) -> DeviceDescription {
+        let (target, of_both) = (self.target(), DeviceDescription::named(name, class));
+        let of_both = DeviceDescription {
             toolchain: toolchain(),
             cores: self.n_cores(),
             sandbox: tilewright_device::sandbox::name().to_owned(),
@@ -181,20 +181,20 @@ impl Kernels<'_> {
             ..of_both
         };
         match &self.on {
-            On::Gpu { version, .. } => Description {
+            FoundMachine::Gpu { version, .. } => DeviceDescription {
                 toolchain: format!("{}, {version}", toolchain()),
                 memory_bytes: host::memory_bytes(),
                 ..of_both
             },
-            On::Runner(_, hello) => Description {
+            FoundMachine::Runner(_, hello) => DeviceDescription {
                 memory_bytes: Some(hello.memory_bytes),
                 is_emulated: hello.is_emulated,
                 sandbox: "a runner".to_owned(),
                 ..of_both
             },
-            On::Cpus => Description {
+            FoundMachine::Cpus => DeviceDescription {
                 memory_bytes: host::memory_bytes(),
-                peak_gflops: peak::gflops(&target, peak::Kind::F32, 1).ok(),
+                peak_gflops: peak::gflops(&target, peak::PeakKind::F32, 1).ok(),
                 frequency_mhz: conditions_here().frequency_mhz,
                 temperature_c: conditions_here().temperature_c,
                 ..of_both
@@ -229,17 +229,17 @@ impl Kernels<'_> {
     /// A request that is measured here.
     fn request(&self, request: Request) -> Request {
         let runner = match &self.on {
-            On::Runner(command, hello) => {
+            FoundMachine::Runner(command, hello) => {
                 Some(OnRunner { command: (*command).to_owned(), is_emulated: hello.is_emulated })
             }
-            On::Cpus | On::Gpu { .. } => None,
+            FoundMachine::Cpus | FoundMachine::Gpu { .. } => None,
         };
         request.target(self.target()).runner(runner)
     }
 
     /// Times the kernels that all devices measure; empty where one does not work, or times mean nothing.
     fn anchors(&self) -> Vec<f64> {
-        if matches!(&self.on, On::Runner(_, hello) if hello.is_emulated) {
+        if matches!(&self.on, FoundMachine::Runner(_, hello) if hello.is_emulated) {
             return Vec::new();
         }
         let measured: Result<Vec<f64>, BoxError> = ANCHORS.iter().map(|workload| self.anchor(workload)).collect();

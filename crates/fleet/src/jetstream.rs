@@ -10,7 +10,7 @@ use data_encoding::BASE64;
 use serde_json::{Value as Json, json};
 
 use crate::error::Error;
-use crate::nats::{Client, Message};
+use crate::nats::{Client, ReceivedMessage};
 use crate::protocol::{DEVICES, RESULTS, TASKS, VERSION, class_consumer, device_consumer, device_subject};
 
 /// Timeout for the server's answers.
@@ -212,7 +212,7 @@ pub fn keep(client: &mut Client, subject: &str, id: Option<&str>, payload: &[u8]
 }
 
 /// Whether an answer says that a message is kept.
-pub fn is_kept(answer: &Message) -> bool {
+pub fn is_kept(answer: &ReceivedMessage) -> bool {
     let json = serde_json::from_slice::<Json>(&answer.payload).unwrap_or_default();
     answer.status.is_none() && json.get("error").is_none() && json.get("seq").is_some()
 }

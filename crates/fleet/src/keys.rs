@@ -12,7 +12,7 @@ use crate::protocol::{TASKS, VERSION, check_name, class_consumer, device_consume
 /// Role of a machine in a fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Role {
+pub enum FleetRole {
     /// Asks for measurements.
     Tuner,
     /// Measures candidates.
@@ -25,7 +25,7 @@ pub struct Credentials {
     /// Name of the machine; a device's permissions contain it.
     pub name: String,
     /// Role of the machine.
-    pub role: Role,
+    pub role: FleetRole,
     /// The class of a device.
     #[serde(default)]
     pub class: Option<String>,
@@ -73,7 +73,7 @@ impl Credentials {
         NKey::parse(&self.seed).ok_or_else(refuse)
     }
 
-    fn new(name: &str, role: Role, class: Option<&str>, authority: &str) -> Credentials {
+    fn new(name: &str, role: FleetRole, class: Option<&str>, authority: &str) -> Credentials {
         Credentials {
             name: name.to_owned(),
             role,
@@ -88,11 +88,11 @@ impl Credentials {
         let inbox = format!("_INBOX.{}.>", self.name);
         let device = &self.name;
         match self.role {
-            Role::Tuner => {
+            FleetRole::Tuner => {
                 let publish = [format!("tw.{VERSION}.>"), "$JS.API.>".into(), "$JS.ACK.>".into(), "_INBOX.>".into()];
                 (publish.into(), vec![format!("tw.{VERSION}.>"), inbox])
             }
-            Role::Device => {
+            FleetRole::Device => {
                 let consumers = [class_consumer(self.class.as_deref().unwrap_or("default")), device_consumer(device)];
                 let mut publish = vec![
                     format!("tw.{VERSION}.result.*.{device}"),
@@ -125,7 +125,7 @@ pub struct KeysRequest {
 
 /// A file that is made.
 #[derive(Debug, Clone)]
-pub struct Made {
+pub struct KeyFile {
     /// Name of the file.
     pub name: String,
     /// Contents of the file.
@@ -138,7 +138,7 @@ pub struct Made {
 ///
 /// # Errors
 /// If a name is none.
-pub fn make_keys(request: &KeysRequest) -> Result<Vec<Made>, Error> {
+pub fn make_keys(request: &KeysRequest) -> Result<Vec<KeyFile>, Error> {
     check_name("class", &request.class)?;
     request.devices.iter().try_for_each(|device| check_name("device", device))?;
     if let Some(twice) = request
@@ -160,21 +160,25 @@ pub fn make_keys(request: &KeysRequest) -> Result<Vec<Made>, Error> {
     let mut server = CertificateParams::new(request.hosts.clone()).map_err(odd)?;
     server.distinguished_name.push(DnType::CommonName, "the server of a Tilewright fleet");
     let server_pem = server.signed_by(&server_key, &issuer).map_err(odd)?.pem();
-    let mut all = vec![Credentials::new(TUNER, Role::Tuner, None, &authority_pem)];
+    let mut all = vec![Credentials::new(TUNER, FleetRole::Tuner, None, &authority_pem)];
     let class = Some(request.class.as_str());
-    all.extend(request.devices.iter().map(|name| Credentials::new(name, Role::Device, class, &authority_pem)));
+    all.extend(request.devices.iter().map(|name| Credentials::new(name, FleetRole::Device, class, &authority_pem)));
     let mut made = vec![
-        Made { name: "server.conf".into(), text: configuration(request, &all)?, what: "nats-server -c …" },
-        Made { name: "server.pem".into(), text: server_pem, what: "beside the configuration" },
-        Made { name: "server.key".into(), text: server_key.serialize_pem(), what: "beside the configuration, secret" },
+        KeyFile { name: "server.conf".into(), text: configuration(request, &all)?, what: "nats-server -c …" },
+        KeyFile { name: "server.pem".into(), text: server_pem, what: "beside the configuration" },
+        KeyFile {
+            name: "server.key".into(),
+            text: server_key.serialize_pem(),
+            what: "beside the configuration, secret",
+        },
     ];
     for credentials in &all {
         let what = match credentials.role {
-            Role::Tuner => "tilewright tune … --key, secret",
-            Role::Device => "tilewright serve … --key on that device, secret",
+            FleetRole::Tuner => "tilewright tune … --key, secret",
+            FleetRole::Device => "tilewright serve … --key on that device, secret",
         };
         let text = serde_json::to_string_pretty(credentials).expect("invariant: texts have a form in JSON") + "\n";
-        made.push(Made { name: format!("{}.key", credentials.name), text, what });
+        made.push(KeyFile { name: format!("{}.key", credentials.name), text, what });
     }
     Ok(made)
 }
@@ -247,7 +251,7 @@ mod tests {
         let names: Vec<&str> = made.iter().map(|made| made.name.as_str()).collect();
         assert_eq!(names, ["server.conf", "server.pem", "server.key", "tuner.key", "pi1.key", "pi2.key"]);
         let pi = Credentials::parse("pi1.key", made[4].text.as_bytes()).unwrap();
-        assert_eq!((pi.name.as_str(), pi.role, pi.class.as_deref()), ("pi1", Role::Device, Some("lab")));
+        assert_eq!((pi.name.as_str(), pi.role, pi.class.as_deref()), ("pi1", FleetRole::Device, Some("lab")));
         assert!(made[0].text.contains(&pi.key().unwrap().public()) && !made[0].text.contains(&pi.seed));
         assert!(!format!("{pi:?}").contains(&pi.seed));
         let refused = |devices: &[&str]| {

@@ -29,7 +29,7 @@ pub use serve::{Here, serve};
 pub use tune::{assignment, in_equal_parts, tune, tune_many};
 
 use here::class_here;
-use keys::{Credentials, Role};
+use keys::{Credentials, FleetRole};
 use nats::Client;
 
 /// Time for which a device keeps a task without a sign of life.
@@ -77,9 +77,9 @@ impl Fleet {
     /// Connects, as a device or as who asks.
     fn connect(&self, device: Option<&str>) -> Result<Client, Error> {
         let credentials = self.credentials.as_ref();
-        let wanted = if device.is_some() { Role::Device } else { Role::Tuner };
+        let wanted = if device.is_some() { FleetRole::Device } else { FleetRole::Tuner };
         if let Some(credentials) = credentials.filter(|credentials| credentials.role != wanted) {
-            let what = if wanted == Role::Device { "a device's" } else { "the tuner's" };
+            let what = if wanted == FleetRole::Device { "a device's" } else { "the tuner's" };
             return Err(Error::Key { name: credentials.name.clone(), why: format!("this key is not {what}") });
         }
         let name = device.or(credentials.map(|credentials| credentials.name.as_str())).unwrap_or("tuner");
@@ -90,7 +90,7 @@ impl Fleet {
     ///
     /// # Errors
     /// If the server cannot be reached or does not answer.
-    pub fn devices(&self) -> Result<Vec<devices::Description>, Error> {
+    pub fn devices(&self) -> Result<Vec<devices::DeviceDescription>, Error> {
         let mut client = self.connect(None)?;
         jetstream::make_streams(&mut client)?;
         // Those that had no place to say that they are there do so now.

@@ -23,8 +23,8 @@ use serde_json::json;
 use crate::error::Error;
 use crate::keys::Credentials;
 use crate::nkey::{random, random_name};
-use address::Address;
-use wire::{Frame, Info, Parser};
+use address::ServerAddress;
+use wire::{Frame, ServerInfo, WireParser};
 
 pub use address::Servers;
 
@@ -76,7 +76,7 @@ impl Retry {
 
 /// A message that has come.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Message {
+pub struct ReceivedMessage {
     /// Subject of the message.
     pub subject: String,
     /// Subject for a reply.
@@ -89,22 +89,22 @@ pub struct Message {
 
 /// Event of a connection.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ConnectionEvent {
     /// A message.
-    Message(Message),
+    Message(ReceivedMessage),
     /// The server refuses something, in its words.
     Refused(String),
     /// The connection has ended, and why.
     Lost(String),
 }
 
-impl Event {
+impl ConnectionEvent {
     /// About how many bytes it takes while it waits.
     fn weight(&self) -> usize {
         match self {
-            Event::Message(message) => OF_MESSAGE + message.subject.len() + message.payload.len(),
-            Event::Refused(why) => OF_MESSAGE + why.len(),
-            Event::Lost(_) => 0,
+            ConnectionEvent::Message(message) => OF_MESSAGE + message.subject.len() + message.payload.len(),
+            ConnectionEvent::Refused(why) => OF_MESSAGE + why.len(),
+            ConnectionEvent::Lost(_) => 0,
         }
     }
 }
@@ -182,9 +182,9 @@ fn flush(tls: &mut ClientConnection, mut socket: &TcpStream) -> io::Result<()> {
 /// A connection.
 pub struct Client {
     link: Link,
-    events: Receiver<Event>,
+    events: Receiver<ConnectionEvent>,
     /// Events received while another was waited for.
-    early: VecDeque<Event>,
+    early: VecDeque<ConnectionEvent>,
     /// Bytes of what has come and is not taken.
     waiting: Arc<AtomicUsize>,
     inbox: String,
@@ -212,7 +212,12 @@ impl Client {
     }
 
     /// Connects to a server; `is_only`: whether no other one will be tried.
-    fn to(address: &Address, is_only: bool, credentials: Option<&Credentials>, inbox: &str) -> Result<Client, Error> {
+    fn to(
+        address: &ServerAddress,
+        is_only: bool,
+        credentials: Option<&Credentials>,
+        inbox: &str,
+    ) -> Result<Client, Error> {
         let socket = address.connect()?;
         let failed = |source| Error::Unreachable { address: address.to_string(), source };
         let set = |socket: &TcpStream| {
@@ -222,7 +227,7 @@ impl Client {
         };
         set(&socket).map_err(failed)?;
         // The first line is not encrypted as a rule, and says whether others are.
-        let mut parser = Parser::default();
+        let mut parser = WireParser::default();
         let info = first_word(&socket, &mut parser, address)?;
         socket.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
         let tls = match (address.is_tls, &info) {
@@ -294,17 +299,17 @@ impl Client {
     }
 
     /// Waits for the next event, up to `at_most`.
-    pub fn next(&mut self, at_most: Duration) -> Option<Event> {
+    pub fn next(&mut self, at_most: Duration) -> Option<ConnectionEvent> {
         let event = self.early.pop_front().or_else(|| self.receive(at_most))?;
         self.waiting.fetch_sub(event.weight(), Ordering::Relaxed);
         Some(event)
     }
 
-    fn receive(&self, at_most: Duration) -> Option<Event> {
+    fn receive(&self, at_most: Duration) -> Option<ConnectionEvent> {
         match self.events.recv_timeout(at_most) {
             Ok(event) => Some(event),
             Err(RecvTimeoutError::Timeout) => None,
-            Err(RecvTimeoutError::Disconnected) => Some(Event::Lost("the connection has ended".to_owned())),
+            Err(RecvTimeoutError::Disconnected) => Some(ConnectionEvent::Lost("the connection has ended".to_owned())),
         }
     }
 
@@ -313,7 +318,12 @@ impl Client {
     /// # Errors
     /// [`Error::Lost`] if the connection ends, [`Error::Denied`] where this may not be asked, and
     /// [`Error::TooLarge`] where the server takes no message of this size.
-    pub fn request(&mut self, subject: &str, payload: &[u8], at_most: Duration) -> Result<Option<Message>, Error> {
+    pub fn request(
+        &mut self,
+        subject: &str,
+        payload: &[u8],
+        at_most: Duration,
+    ) -> Result<Option<ReceivedMessage>, Error> {
         self.request_as(subject, None, payload, at_most)
     }
 
@@ -327,7 +337,7 @@ impl Client {
         id: Option<&str>,
         payload: &[u8],
         at_most: Duration,
-    ) -> Result<Option<Message>, Error> {
+    ) -> Result<Option<ReceivedMessage>, Error> {
         self.n_requests += 1;
         let reply = self.inbox(&format!("request{}", self.n_requests));
         if !self.link.publish(subject, Some(&reply), id, payload) {
@@ -336,20 +346,20 @@ impl Client {
         let until = Instant::now() + at_most;
         loop {
             let event = self.receive(until.saturating_duration_since(Instant::now()));
-            let weight = event.as_ref().map_or(0, Event::weight);
+            let weight = event.as_ref().map_or(0, ConnectionEvent::weight);
             let is_asked_for = |why: &str| why.contains(&format!("\"{subject}\""));
             match event {
                 None => return Ok(None),
-                Some(Event::Message(message)) if message.subject == reply => {
+                Some(ConnectionEvent::Message(message)) if message.subject == reply => {
                     self.waiting.fetch_sub(weight, Ordering::Relaxed);
                     return Ok(Some(message));
                 }
-                Some(Event::Refused(why)) if is_asked_for(&why) => {
+                Some(ConnectionEvent::Refused(why)) if is_asked_for(&why) => {
                     self.waiting.fetch_sub(weight, Ordering::Relaxed);
                     return Err(Error::Denied { why });
                 }
-                Some(Event::Lost(why)) => {
-                    self.early.push_back(Event::Lost(why.clone()));
+                Some(ConnectionEvent::Lost(why)) => {
+                    self.early.push_back(ConnectionEvent::Lost(why.clone()));
                     return Err(Error::Lost { why });
                 }
                 Some(event) => self.early.push_back(event),
@@ -365,7 +375,11 @@ impl Drop for Client {
 }
 
 /// First message of a server; `None` where it waits for an encrypted connection.
-fn first_word(mut socket: &TcpStream, parser: &mut Parser, address: &Address) -> Result<Option<Info>, Error> {
+fn first_word(
+    mut socket: &TcpStream,
+    parser: &mut WireParser,
+    address: &ServerAddress,
+) -> Result<Option<ServerInfo>, Error> {
     let mut raw = [0; 4096];
     loop {
         match parser.frame() {
@@ -389,7 +403,7 @@ fn is_silence(error: &io::Error) -> bool {
 }
 
 fn handshake(
-    address: &Address,
+    address: &ServerAddress,
     credentials: Option<&Credentials>,
     mut socket: &TcpStream,
 ) -> Result<ClientConnection, Error> {
@@ -422,7 +436,7 @@ struct Wire {
     /// Whether there is no other server.
     is_only: bool,
     raw: Vec<u8>,
-    parser: Parser,
+    parser: WireParser,
     /// Bytes of what nobody has taken yet.
     waiting: Arc<AtomicUsize>,
 }
@@ -451,7 +465,7 @@ impl Wire {
     }
 
     /// Waits for something that has to come before all else; refusals end that.
-    fn wait_for<T>(&mut self, address: &Address, of: impl Fn(Frame) -> Option<T>) -> Result<T, Error> {
+    fn wait_for<T>(&mut self, address: &ServerAddress, of: impl Fn(Frame) -> Option<T>) -> Result<T, Error> {
         let failed = |source| Error::Unreachable { address: address.to_string(), source };
         let until = Instant::now() + TIMEOUT;
         loop {
@@ -488,18 +502,18 @@ impl Wire {
     }
 
     /// Tells what comes until the connection or the listener ends.
-    fn listen(mut self, to: &Sender<Event>) {
+    fn listen(mut self, to: &Sender<ConnectionEvent>) {
         let (mut heard, mut asked) = (Instant::now(), false);
         let mut refusal = None;
         let why = loop {
             let event = match self.parser.frame() {
-                Ok(Some(Frame::Message(message))) => Event::Message(message),
+                Ok(Some(Frame::Message(message))) => ConnectionEvent::Message(message),
                 Ok(Some(Frame::Refused(why))) => {
                     refusal = Some(why.clone());
-                    Event::Refused(why)
+                    ConnectionEvent::Refused(why)
                 }
                 // To others it may go now; the only one is waited for where it goes.
-                Ok(Some(Frame::Info(Info { ldm: true, .. }))) if !self.is_only => {
+                Ok(Some(Frame::Info(ServerInfo { ldm: true, .. }))) if !self.is_only => {
                     break "it is being shut down".to_owned();
                 }
                 Ok(Some(frame)) => {
@@ -538,7 +552,7 @@ impl Wire {
             }
         };
         let _ = self.link.0.socket.shutdown(Shutdown::Both);
-        let _ = to.send(Event::Lost(why));
+        let _ = to.send(ConnectionEvent::Lost(why));
     }
 }
 
@@ -575,7 +589,7 @@ mod tests {
         Client::connect(&Servers::parse(servers).unwrap(), None, "test")
     }
 
-    fn event(client: &mut Client) -> Event {
+    fn event(client: &mut Client) -> ConnectionEvent {
         client.next(Duration::from_secs(10)).expect("something comes")
     }
 
@@ -617,8 +631,8 @@ mod tests {
     fn why_a_server_ends_a_connection_is_told() {
         let server = fake("{}", |_, mut socket| socket.write_all(b"PONG\r\n-ERR 'Slow Consumer'\r\n").unwrap());
         let mut client = connect(&server).unwrap();
-        assert_eq!(event(&mut client), Event::Refused("Slow Consumer".into()));
-        let Event::Lost(why) = event(&mut client) else { panic!("it ends") };
+        assert_eq!(event(&mut client), ConnectionEvent::Refused("Slow Consumer".into()));
+        let ConnectionEvent::Lost(why) = event(&mut client) else { panic!("it ends") };
         assert!(why.contains("Slow Consumer") || why.contains("reset"), "{why}");
     }
 
@@ -630,7 +644,7 @@ mod tests {
             wait_for_line(&mut lines, "PING");
             socket.write_all(b"MSG a 1 0\r\n\r\n").unwrap();
         });
-        assert!(matches!(event(&mut connect(&server).unwrap()), Event::Message(_)));
+        assert!(matches!(event(&mut connect(&server).unwrap()), ConnectionEvent::Message(_)));
     }
 
     #[test]
@@ -641,9 +655,9 @@ mod tests {
                 let _ = lines.read_line(&mut String::new());
             })
         };
-        assert!(matches!(event(&mut connect(&server()).unwrap()), Event::Message(_)));
+        assert!(matches!(event(&mut connect(&server()).unwrap()), ConnectionEvent::Message(_)));
         let mut client = connect(&format!("{},{}", server(), nowhere())).unwrap();
-        assert_eq!(event(&mut client), Event::Lost("it is being shut down".into()));
+        assert_eq!(event(&mut client), ConnectionEvent::Lost("it is being shut down".into()));
     }
 
     #[test]
@@ -660,11 +674,11 @@ mod tests {
         let refused = client.request("a", &[0; 101], Duration::ZERO);
         assert!(matches!(refused, Err(Error::TooLarge { n_bytes: 101, most: 100 })));
         assert!(client.link().publish("a", None, None, &[b'.'; 100]));
-        assert!(matches!(event(&mut client), Event::Message(_)));
+        assert!(matches!(event(&mut client), ConnectionEvent::Message(_)));
         // The head counts.
         assert!(!client.link().publish("a", None, Some("1"), &[b'.'; 74]));
         assert!(client.link().publish("a", None, Some("1"), &[b'.'; 73]));
-        assert!(matches!(event(&mut client), Event::Message(_)));
+        assert!(matches!(event(&mut client), ConnectionEvent::Message(_)));
     }
 
     #[test]
@@ -680,7 +694,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
         }
         let mut n = 0;
-        while let Event::Message(_) = event(&mut client) {
+        while let ConnectionEvent::Message(_) = event(&mut client) {
             n += 1;
         }
         assert!((n << 20) <= MOST_WAITING && n > 60, "{n}");

@@ -120,7 +120,7 @@ impl Sent {
 
 /// Task of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Task {
+pub struct DeviceTask {
     /// Run of the task.
     pub run: String,
     /// Number of the task in its run.
@@ -132,14 +132,14 @@ pub struct Task {
     /// The median of one that leads, in nanoseconds.
     pub leading_ns: Option<f64>,
     /// The limits of a race, where the candidates are timed against each other.
-    pub race: Option<Bounds>,
+    pub race: Option<RaceTimes>,
     /// Time for which the device has the task, in seconds; a device at work renews it.
     pub lease_s: f64,
 }
 
 /// Limits of a race.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Bounds {
+pub struct RaceTimes {
     /// All rounds, in seconds.
     pub rounds_s: f64,
     /// The race as a whole.
@@ -148,14 +148,18 @@ pub struct Bounds {
     pub best_ns: f64,
 }
 
-impl From<RaceLimits> for Bounds {
-    fn from(limits: RaceLimits) -> Bounds {
-        Bounds { rounds_s: limits.rounds.as_secs_f64(), total_s: limits.total.as_secs_f64(), best_ns: limits.best_ns }
+impl From<RaceLimits> for RaceTimes {
+    fn from(limits: RaceLimits) -> RaceTimes {
+        RaceTimes {
+            rounds_s: limits.rounds.as_secs_f64(),
+            total_s: limits.total.as_secs_f64(),
+            best_ns: limits.best_ns,
+        }
     }
 }
 
-impl From<Bounds> for RaceLimits {
-    fn from(bounds: Bounds) -> RaceLimits {
+impl From<RaceTimes> for RaceLimits {
+    fn from(bounds: RaceTimes) -> RaceLimits {
         let time = |s: f64| Duration::try_from_secs_f64(s).unwrap_or_default();
         RaceLimits { rounds: time(bounds.rounds_s), total: time(bounds.total_s), best_ns: bounds.best_ns }
     }
@@ -263,7 +267,7 @@ pub struct Ask {
 
 /// Remaining part of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Rest {
+pub struct RemainingTask {
     /// The candidates' places.
     pub wanted: Vec<usize>,
     /// Whether one of them may take the machine along: they are to be measured one after the other.

@@ -9,18 +9,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tilewright_search::{BoxError, Candidate, ErrorClass, Machine, Measure, Measured, Next, RaceLimits, Standing};
+use tilewright_search::{
+    BoxError, Candidate, ErrorClass, Measure, Measured, MeasuringTraits, Next, RaceLimits, Standing,
+};
 
 use crate::Fleet;
-use crate::devices::{Description, listed};
+use crate::devices::{DeviceDescription, listed};
 use crate::error::Error;
 use crate::jetstream::{
     forget_run, is_kept, keep, make_class, make_device, make_run, make_streams, n_left, n_tasks, pull, purge_tasks,
 };
-use crate::nats::{Client, Event, Message, Retry};
+use crate::nats::{Client, ConnectionEvent, ReceivedMessage, Retry};
 use crate::protocol::{
-    ANY, Ask, Assignment, Cancel, Done, Finding, RESULTS, Rest, Sent, Started, TASKS, Task, cancel_subject,
-    class_consumer, rest_subject, result_subject, started_subject, task_subject,
+    ANY, Ask, Assignment, Cancel, DeviceTask, Done, Finding, RESULTS, RemainingTask, Sent, Started, TASKS,
+    cancel_subject, class_consumer, rest_subject, result_subject, started_subject, task_subject,
 };
 
 /// Most candidates of a task.
@@ -48,7 +50,7 @@ const FIRST_DEVICE: Duration = Duration::from_secs(5);
 const RACE_SLACK: Duration = Duration::from_secs(30);
 
 /// A task under way.
-struct Pending {
+struct PendingTask {
     /// The number of its first candidate.
     first: u64,
     candidates: Vec<Sent>,
@@ -62,7 +64,7 @@ struct Pending {
     at: Option<usize>,
 }
 
-impl Pending {
+impl PendingTask {
     fn wanted(&self) -> Vec<usize> {
         (0..self.candidates.len()).filter(|index| !self.is_done[*index]).collect()
     }
@@ -102,7 +104,7 @@ fn parts(candidates: impl Iterator<Item = Sent>, most: usize, room: usize) -> Ve
 }
 
 /// A race under way on one device.
-struct Race {
+struct DeviceRace {
     number: u64,
     n_candidates: usize,
     standings: Option<Vec<Standing>>,
@@ -132,7 +134,7 @@ pub struct Remote<'a> {
     /// Time of the last news of any device.
     heard: Instant,
     pulled: (u64, Instant),
-    tasks: BTreeMap<u64, Pending>,
+    tasks: BTreeMap<u64, PendingTask>,
     n_tasks: u64,
     n_submitted: u64,
     n_devices: usize,
@@ -143,7 +145,7 @@ pub struct Remote<'a> {
     /// Devices that are left out, and those that have measured something, the last one at the end.
     aside: HashSet<String>,
     of_use: Vec<String>,
-    race: Option<Race>,
+    race: Option<DeviceRace>,
     is_store_gone: bool,
     /// Reason why nothing can be measured any more, if any.
     broken: Option<String>,
@@ -230,7 +232,7 @@ impl<'a> Remote<'a> {
     }
 
     /// The devices of the class that can be used.
-    fn devices(&mut self) -> Result<Vec<Description>, Error> {
+    fn devices(&mut self) -> Result<Vec<DeviceDescription>, Error> {
         let Some(client) = &mut self.client else { return Ok(Vec::new()) };
         let devices: Vec<_> = listed(client)?.into_iter().filter(|device| device.class == self.fleet.class).collect();
         for device in &devices {
@@ -273,8 +275,8 @@ impl<'a> Remote<'a> {
     }
 
     /// A task of these candidates, which race or do not.
-    fn task(&self, number: u64, candidates: Vec<Sent>, race: Option<RaceLimits>) -> Task {
-        Task {
+    fn task(&self, number: u64, candidates: Vec<Sent>, race: Option<RaceLimits>) -> DeviceTask {
+        DeviceTask {
             run: self.run.clone(),
             number,
             assignment: self.assignment.clone(),
@@ -385,15 +387,15 @@ impl<'a> Remote<'a> {
         self.tell_once("lost", || format!("the NATS server is not there ({why}); trying again"));
     }
 
-    fn hear(&mut self, event: Event) {
+    fn hear(&mut self, event: ConnectionEvent) {
         match event {
-            Event::Lost(why) => self.lose(&why),
-            Event::Refused(why) => self.tell_once("refused", || format!("the NATS server refuses: {why}")),
-            Event::Message(message) => self.hear_message(message),
+            ConnectionEvent::Lost(why) => self.lose(&why),
+            ConnectionEvent::Refused(why) => self.tell_once("refused", || format!("the NATS server refuses: {why}")),
+            ConnectionEvent::Message(message) => self.hear_message(message),
         }
     }
 
-    fn hear_message(&mut self, message: Message) {
+    fn hear_message(&mut self, message: ReceivedMessage) {
         let name = self.client.as_ref().and_then(|client| client.name_of(&message.subject)).map(str::to_owned);
         if let Some(name) = name {
             if name == "results" {
@@ -429,7 +431,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    fn hear_result(&mut self, message: &Message) {
+    fn hear_result(&mut self, message: &ReceivedMessage) {
         let Some(ack) = &message.reply else { return };
         let Ok(done) = serde_json::from_slice::<Done>(&message.payload) else { return self.acknowledge(ack) };
         self.heard = Instant::now();
@@ -491,16 +493,16 @@ impl<'a> Remote<'a> {
     }
 
     /// Answers a device what is still wanted of a task.
-    fn rest(&mut self, ask: &Ask) -> Rest {
+    fn rest(&mut self, ask: &Ask) -> RemainingTask {
         if self.aside.contains(&ask.device) {
-            return Rest { is_aside: true, ..Rest::default() };
+            return RemainingTask { is_aside: true, ..RemainingTask::default() };
         }
-        let Some(number) = ask.task else { return Rest::default() };
+        let Some(number) = ask.task else { return RemainingTask::default() };
         if let Some(race) = self.race.as_ref().filter(|race| race.number == number && ask.n_times == 1) {
             self.heard = Instant::now();
-            return Rest { wanted: (0..race.n_candidates).collect(), ..Rest::default() };
+            return RemainingTask { wanted: (0..race.n_candidates).collect(), ..RemainingTask::default() };
         }
-        let Some(pending) = self.tasks.get_mut(&number) else { return Rest::default() };
+        let Some(pending) = self.tasks.get_mut(&number) else { return RemainingTask::default() };
         self.heard = Instant::now();
         let mut is_dangerous = false;
         if ask.n_times > 1
@@ -515,8 +517,8 @@ impl<'a> Remote<'a> {
                 self.settle(number, suspect, Measured::failed(ErrorClass::RuntimeError, why));
             }
         }
-        let wanted = self.tasks.get(&number).map(Pending::wanted).unwrap_or_default();
-        Rest { wanted, is_dangerous, is_aside: false }
+        let wanted = self.tasks.get(&number).map(PendingTask::wanted).unwrap_or_default();
+        RemainingTask { wanted, is_dangerous, is_aside: false }
     }
 
     /// Waits for something to happen.
@@ -541,7 +543,7 @@ impl<'a> Remote<'a> {
         self.n_tasks += 1;
         let task = self.task(number, candidates.iter().map(sent).collect(), Some(limits));
         let now = Instant::now();
-        self.race = Some(Race { number, n_candidates: candidates.len(), standings: None });
+        self.race = Some(DeviceRace { number, n_candidates: candidates.len(), standings: None });
         let subject = task_subject(&self.fleet.class, device, &self.run);
         if let Some(client) = &mut self.client {
             make_device(client, &self.fleet.class, device, self.fleet.lease)?;
@@ -583,7 +585,7 @@ impl Measure for Remote<'_> {
             self.n_tasks += 1;
             let (n, first) = (candidates.len(), next);
             next += n as u64;
-            let pending = Pending {
+            let pending = PendingTask {
                 first,
                 candidates,
                 is_done: vec![false; n],
@@ -685,8 +687,8 @@ impl Measure for Remote<'_> {
         Err(format!("no device of class {class} has raced the leading candidates to an end").into())
     }
 
-    fn machine(&self) -> Machine {
-        Machine { works_ahead: true }
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits { works_ahead: true }
     }
 }
 
@@ -735,7 +737,7 @@ const NOISE: f64 = 0.03;
 const MOST_STRAY: f64 = 0.05;
 
 /// Devices whose anchors take longer or shorter than those of others of the class, with the factor.
-pub fn strays(devices: &[Description]) -> Vec<(String, f64)> {
+pub fn strays(devices: &[DeviceDescription]) -> Vec<(String, f64)> {
     let n_anchors = devices.iter().map(|device| device.anchors_ns.len()).min().unwrap_or(0);
     if n_anchors == 0 || devices.len() < 2 {
         return Vec::new();
@@ -747,7 +749,7 @@ pub fn strays(devices: &[Description]) -> Vec<(String, f64)> {
         ns[(ns.len() - 1) / 2]
     };
     let medians: Vec<f64> = (0..n_anchors).map(median).collect();
-    let ratio = |device: &Description| {
+    let ratio = |device: &DeviceDescription| {
         let logarithms = device.anchors_ns.iter().zip(&medians).map(|(ns, median)| (ns / median).ln());
         (logarithms.sum::<f64>() / n_anchors as f64).exp()
     };

@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use tilewright_search::{BoxError, Measure, Measured, Next, Standing};
 
 use crate::Fleet;
-use crate::devices::Description;
+use crate::devices::DeviceDescription;
 use crate::error::Error;
 use crate::jetstream::{is_kept, n_deliveries, pull};
-use crate::nats::{Client, Event, Link, Message, Retry};
+use crate::nats::{Client, ConnectionEvent, Link, ReceivedMessage, Retry};
 use crate::protocol::{
-    Ask, Assignment, Cancel, Done, Finalist, Finding, Rest, Started, TASKS, Task, VERSION, cancel_subject,
-    class_consumer, device_consumer, device_subject, rest_subject, result_subject, started_subject,
+    Ask, Assignment, Cancel, DeviceTask, Done, Finalist, Finding, RemainingTask, Started, TASKS, VERSION,
+    cancel_subject, class_consumer, device_consumer, device_subject, rest_subject, result_subject, started_subject,
 };
 use crate::remote::to_json;
 
@@ -45,19 +45,19 @@ const LOOK: Duration = Duration::from_millis(20);
 const RENEWALS: u32 = 3;
 
 /// Starts something that measures the candidates of an assignment.
-pub type Start<'a> = dyn FnMut(&Assignment) -> Result<Box<dyn Measure>, BoxError> + 'a;
+pub type StartMeasuring<'a> = dyn FnMut(&Assignment) -> Result<Box<dyn Measure>, BoxError> + 'a;
 
 /// Interface to this device's measurements.
 pub struct Here<'a> {
     /// Starts something that measures the candidates of an assignment.
-    pub start: &'a mut Start<'a>,
+    pub start: &'a mut StartMeasuring<'a>,
     /// Updates the description of the device; told whether the device is idle.
-    pub renew: &'a mut (dyn FnMut(&mut Description, bool) + 'a),
+    pub renew: &'a mut (dyn FnMut(&mut DeviceDescription, bool) + 'a),
 }
 
 /// A task at hand.
-struct Held {
-    task: Task,
+struct TaskAtHand {
+    task: DeviceTask,
     ack: String,
     /// Time of the question what is still wanted; `None` once that is known.
     asked: Option<Instant>,
@@ -67,13 +67,13 @@ struct Held {
     numbers: BTreeMap<u64, usize>,
 }
 
-impl Held {
+impl TaskAtHand {
     fn is(&self, run: &str, number: u64) -> bool {
         self.task.run == run && self.task.number == number
     }
 
     /// Whether both are measured by the same, for the same.
-    fn goes_with(&self, other: &Held) -> bool {
+    fn goes_with(&self, other: &TaskAtHand) -> bool {
         self.task.run == other.task.run && self.task.assignment == other.task.assignment
     }
 
@@ -155,7 +155,7 @@ impl Lease {
 /// If the server cannot be reached or refuses at the beginning; later it is tried again.
 pub fn serve(
     fleet: &Fleet,
-    description: Description,
+    description: DeviceDescription,
     here: &mut Here,
     stop: &AtomicBool,
     tell: &dyn Fn(String),
@@ -200,7 +200,7 @@ const WAYS: [&str; 2] = ["any", "own"];
 
 struct Server<'a, 'h> {
     fleet: &'a Fleet,
-    description: Description,
+    description: DeviceDescription,
     here: &'a mut Here<'h>,
     tell: &'a dyn Fn(String),
     leases: Arc<Leases>,
@@ -212,7 +212,7 @@ struct Server<'a, 'h> {
     pulls: [Instant; 2],
     is_pulling: [bool; 2],
     /// Tasks in the order in which they came.
-    held: VecDeque<Held>,
+    held: VecDeque<TaskAtHand>,
     /// The last one used first.
     measures: Vec<(Assignment, Box<dyn Measure>)>,
     unsent: Vec<Unsent>,
@@ -306,16 +306,16 @@ impl Server<'_, '_> {
         }
     }
 
-    fn hear(&mut self, event: Event) {
+    fn hear(&mut self, event: ConnectionEvent) {
         let message = match event {
-            Event::Lost(why) => {
+            ConnectionEvent::Lost(why) => {
                 (self.tell)(format!("the NATS server is not there ({why}); trying again"));
                 *lock(&self.leases.link) = None;
                 self.client = None;
                 return;
             }
-            Event::Refused(why) => return (self.tell)(format!("the NATS server refuses: {why}")),
-            Event::Message(message) => message,
+            ConnectionEvent::Refused(why) => return (self.tell)(format!("the NATS server refuses: {why}")),
+            ConnectionEvent::Message(message) => message,
         };
         let name = self.client.as_ref().and_then(|client| client.name_of(&message.subject)).map(str::to_owned);
         match name.as_deref() {
@@ -349,11 +349,13 @@ impl Server<'_, '_> {
     }
 
     /// Takes a task on, once it is known what of it is wanted.
-    fn take(&mut self, message: &Message) {
+    fn take(&mut self, message: &ReceivedMessage) {
         let Some(ack) = &message.reply else { return };
         let way = usize::from(!message.subject.starts_with(&format!("tw.{VERSION}.task.{}.any.", self.fleet.class)));
         self.is_pulling[way] = false;
-        let Ok(task) = serde_json::from_slice::<Task>(&message.payload) else { return self.answer(ack, b"+TERM") };
+        let Ok(task) = serde_json::from_slice::<DeviceTask>(&message.payload) else {
+            return self.answer(ack, b"+TERM");
+        };
         let length = Duration::try_from_secs_f64(task.lease_s).unwrap_or_default();
         let (run, number) = (task.run.clone(), task.number);
         if let Some(held) = self.held.iter_mut().find(|held| held.is(&run, number)) {
@@ -380,7 +382,7 @@ impl Server<'_, '_> {
             let reply = client.inbox(&format!("rest.{number}.{run}"));
             client.link().publish(&rest_subject(&run), Some(&reply), None, &to_json(&ask));
         }
-        self.held.push_back(Held {
+        self.held.push_back(TaskAtHand {
             task,
             ack: ack.clone(),
             asked: Some(Instant::now()),
@@ -390,10 +392,10 @@ impl Server<'_, '_> {
         });
     }
 
-    fn hear_rest(&mut self, run: &str, number: u64, rest: Option<Rest>) {
+    fn hear_rest(&mut self, run: &str, number: u64, rest: Option<RemainingTask>) {
         let Some(at) = self.held.iter().position(|held| held.is(run, number) && held.asked.is_some()) else { return };
         let held = &mut self.held[at];
-        let all = || Rest { wanted: (0..held.task.candidates.len()).collect(), ..Rest::default() };
+        let all = || RemainingTask { wanted: (0..held.task.candidates.len()).collect(), ..RemainingTask::default() };
         let rest = rest.unwrap_or_else(all);
         held.asked = None;
         // With nobody to say so, what others had before may be dangerous.
@@ -407,7 +409,7 @@ impl Server<'_, '_> {
     }
 
     /// Lets go of a task, with a word to the server.
-    fn leave(&self, held: &Held, word: &[u8]) {
+    fn leave(&self, held: &TaskAtHand, word: &[u8]) {
         if let Some(client) = self.client.as_ref().filter(|_| word == b"-NAK") {
             // Whoever gets it next does so for no fault of any candidate's.
             let given_back = Started { task: held.task.number, index: None, device: None };
@@ -424,7 +426,7 @@ impl Server<'_, '_> {
         }
     }
 
-    fn hear_cancel(&mut self, message: &Message) {
+    fn hear_cancel(&mut self, message: &ReceivedMessage) {
         let before = cancel_subject("");
         let Some(run) = message.subject.strip_prefix(&before).map(str::to_owned) else { return };
         match serde_json::from_slice(&message.payload) {
@@ -446,8 +448,8 @@ impl Server<'_, '_> {
     }
 
     /// Gives tasks up.
-    fn cancel(&mut self, is_meant: impl Fn(&Held) -> bool, word: &[u8]) {
-        let (meant, left): (VecDeque<Held>, _) = std::mem::take(&mut self.held).into_iter().partition(is_meant);
+    fn cancel(&mut self, is_meant: impl Fn(&TaskAtHand) -> bool, word: &[u8]) {
+        let (meant, left): (VecDeque<TaskAtHand>, _) = std::mem::take(&mut self.held).into_iter().partition(is_meant);
         self.held = left;
         let from = meant.iter().flat_map(|held| held.numbers.keys()).min().copied();
         if let Some(from) = from
@@ -560,7 +562,7 @@ impl Server<'_, '_> {
     fn refuse(&mut self, at: usize, why: &str) {
         let Some(held) = self.held.remove(at) else { return };
         (self.tell)(format!("{}: {why}", held.task.assignment.workload));
-        let Task { run, number, .. } = &held.task;
+        let DeviceTask { run, number, .. } = &held.task;
         let done = Done {
             task: *number,
             index: usize::MAX,
@@ -609,7 +611,7 @@ impl Server<'_, '_> {
             Ok(Next::Pending) => {}
             // It was to begin no more: of the rest nothing comes.
             Ok(Next::Idle) => {
-                let meant = |held: &Held| !held.numbers.is_empty();
+                let meant = |held: &TaskAtHand| !held.numbers.is_empty();
                 if self.is_winding_down {
                     self.held.iter_mut().for_each(|held| held.numbers.clear());
                 } else {
@@ -657,11 +659,11 @@ impl Server<'_, '_> {
                 let mut later = Vec::new();
                 while !is_over.load(Ordering::Relaxed) {
                     match client.as_mut().map(|client| client.next(REST)) {
-                        Some(Some(Event::Message(message))) if message.subject == cancel => {
+                        Some(Some(ConnectionEvent::Message(message))) if message.subject == cancel => {
                             stop.store(true, Ordering::Relaxed);
                         }
                         Some(Some(event)) => {
-                            let is_lost = matches!(event, Event::Lost(_));
+                            let is_lost = matches!(event, ConnectionEvent::Lost(_));
                             later.push(event);
                             if is_lost {
                                 break;
@@ -698,7 +700,7 @@ impl Server<'_, '_> {
     /// Lets go of tasks all of whose results are kept.
     fn finish(&mut self) {
         let unsent = &self.unsent;
-        let (done, left): (VecDeque<Held>, _) = std::mem::take(&mut self.held)
+        let (done, left): (VecDeque<TaskAtHand>, _) = std::mem::take(&mut self.held)
             .into_iter()
             .partition(|held| held.is_done() && !unsent.iter().any(|unsent| held.is(&unsent.run, unsent.number)));
         self.held = left;

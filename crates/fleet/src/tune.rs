@@ -13,9 +13,9 @@ use tilewright_search::{Config, Event, Measure, Report, Subject, Trial};
 use tilewright_tune::{PassedOver, StoreError, Task, TaskKey, Validator};
 
 use crate::Fleet;
-use crate::devices::{Description, wait_for};
+use crate::devices::{DeviceDescription, wait_for};
 use crate::jetstream::{forget_run, make_streams, pull, purge_tasks};
-use crate::nats::{Client, Event as Heard};
+use crate::nats::{Client, ConnectionEvent as Heard};
 use crate::nkey::random_name;
 use crate::protocol::{Ask, Assignment, Cancel, Done, Finding, RESULTS, cancel_subject, rest_subject};
 use crate::remote::{Remote, RunRecords, to_json};
@@ -103,26 +103,26 @@ struct Turns {
     /// The devices that each is to keep busy.
     n_devices: usize,
     /// Gates of the searches that are prepared, so that the first ones begin early, and of those under way.
-    ready: Gate,
-    under_way: Gate,
+    ready: ConcurrencyGate,
+    under_way: ConcurrencyGate,
 }
 
 impl Turns {
     /// `n` searches at a time, with `n_devices` devices each.
     fn new(n: usize, n_devices: usize) -> Turns {
-        Turns { n_devices, ready: Gate::new(MADE_READY), under_way: Gate::new(n) }
+        Turns { n_devices, ready: ConcurrencyGate::new(MADE_READY), under_way: ConcurrencyGate::new(n) }
     }
 }
 
 /// A place for so many at the same time.
-struct Gate {
+struct ConcurrencyGate {
     left: Mutex<usize>,
     one_is_over: Condvar,
 }
 
-impl Gate {
-    fn new(n: usize) -> Gate {
-        Gate { left: Mutex::new(n), one_is_over: Condvar::new() }
+impl ConcurrencyGate {
+    fn new(n: usize) -> ConcurrencyGate {
+        ConcurrencyGate { left: Mutex::new(n), one_is_over: Condvar::new() }
     }
 
     /// Waits for a turn, which is over when that is dropped.
@@ -134,7 +134,7 @@ impl Gate {
 }
 
 /// A place that is taken.
-struct Turn<'a>(&'a Gate);
+struct Turn<'a>(&'a ConcurrencyGate);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -145,7 +145,7 @@ impl Drop for Turn<'_> {
 
 /// The devices of a class.
 struct Devices {
-    of_use: Vec<Description>,
+    of_use: Vec<DeviceDescription>,
     target: Target,
     /// Devices whose records do not apply to each other.
     aside: Vec<String>,
@@ -157,9 +157,9 @@ fn of_use(fleet: &Fleet, request: &Request, observer: &dyn Observer) -> Result<D
     let mut client = fleet.connect(None)?;
     make_streams(&mut client)?;
     let all = wait_for(&mut client, &fleet.class, &fleet.servers.to_string(), FIRST_DEVICE)?;
-    let kind = |device: &Description| (device.target.clone(), device.toolchain.clone());
+    let kind = |device: &DeviceDescription| (device.target.clone(), device.toolchain.clone());
     // The most frequent kind; of as frequent ones that of the first device.
-    let frequency = |of: &Description| all.iter().filter(|device| kind(device) == kind(of)).count();
+    let frequency = |of: &DeviceDescription| all.iter().filter(|device| kind(device) == kind(of)).count();
     let most = all.iter().rev().max_by_key(|device| frequency(device)).expect("invariant: one is there");
     let (mut of_use, mut aside) = (Vec::new(), Vec::new());
     for device in &all {

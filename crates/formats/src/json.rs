@@ -8,7 +8,7 @@ use std::io::Read;
 use flate2::read::MultiGzDecoder;
 use serde_json::{Number, Value as Json};
 
-use crate::read::ReadError;
+use crate::read::FormatError;
 
 /// The most bytes of an unpacked file; far above any recorded space.
 pub const MOST_BYTES: u64 = 1 << 30;
@@ -21,7 +21,7 @@ const MOST_TEXT: usize = 1 << 16;
 
 /// Reason why reading stopped.
 #[derive(Debug)]
-pub(crate) enum Fault {
+pub(crate) enum JsonFault {
     /// The file ends within something.
     End,
     /// Malformed JSON, or more than is read.
@@ -31,19 +31,19 @@ pub(crate) enum Fault {
     /// A file beyond the limit.
     TooLong,
     /// Contents that are not results.
-    Refused(ReadError),
+    Refused(FormatError),
     /// Early end on request, as enough is known.
     Enough,
 }
 
-impl From<ReadError> for Fault {
-    fn from(error: ReadError) -> Fault {
-        Fault::Refused(error)
+impl From<FormatError> for JsonFault {
+    fn from(error: FormatError) -> JsonFault {
+        JsonFault::Refused(error)
     }
 }
 
 /// A place in the text of a file, packed by gzip or not.
-pub(crate) struct Reader<'a> {
+pub(crate) struct JsonReader<'a> {
     input: Box<dyn Read + 'a>,
     buffer: Vec<u8>,
     /// The next byte of the buffer.
@@ -61,18 +61,18 @@ pub(crate) fn unpacked(file: &[u8]) -> Box<dyn Read + '_> {
     if file.starts_with(GZIP_MAGIC) { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) }
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonReader<'a> {
     /// The start of a file.
     ///
     /// # Errors
     /// If it cannot be unpacked or is of another encoding.
-    pub(crate) fn new(file: &'a [u8]) -> Result<Reader<'a>, ReadError> {
+    pub(crate) fn new(file: &'a [u8]) -> Result<JsonReader<'a>, FormatError> {
         let (input, buffer) = (unpacked(file), Vec::with_capacity(file.len().min(1 << 16)));
-        let mut reader = Reader { input, buffer, at: 0, before: 0, n_lines: 0, line_start: 0, depth: 0 };
+        let mut reader = JsonReader { input, buffer, at: 0, before: 0, n_lines: 0, line_start: 0, depth: 0 };
         let is_other = |start: &[u8]| matches!(start, [0xff, 0xfe, ..] | [0xfe, 0xff, ..] | [0, ..] | [_, 0, ..]);
         match reader.fill() {
             Ok(()) if is_other(&reader.buffer) => {
-                Err(reader.error(Fault::Problem("the text is UTF-16 (write it as UTF-8)".into())))
+                Err(reader.error(JsonFault::Problem("the text is UTF-16 (write it as UTF-8)".into())))
             }
             Ok(()) => {
                 reader.at = if reader.buffer.starts_with(BYTE_ORDER_MARK) { BYTE_ORDER_MARK.len() } else { 0 };
@@ -83,16 +83,16 @@ impl<'a> Reader<'a> {
     }
 
     /// The next bytes of the file in place of those at hand; none at its end.
-    fn fill(&mut self) -> Result<(), Fault> {
+    fn fill(&mut self) -> Result<(), JsonFault> {
         self.before += self.buffer.len() as u64;
         self.at = 0;
         self.buffer.clear();
         let mut part = self.input.by_ref().take(1 << 16);
-        part.read_to_end(&mut self.buffer).map_err(Fault::Packed)?;
-        if self.before + self.buffer.len() as u64 > MOST_BYTES { Err(Fault::TooLong) } else { Ok(()) }
+        part.read_to_end(&mut self.buffer).map_err(JsonFault::Packed)?;
+        if self.before + self.buffer.len() as u64 > MOST_BYTES { Err(JsonFault::TooLong) } else { Ok(()) }
     }
 
-    fn byte(&mut self) -> Result<Option<u8>, Fault> {
+    fn byte(&mut self) -> Result<Option<u8>, JsonFault> {
         if self.at == self.buffer.len() {
             self.fill()?;
         }
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
 
     /// The next byte that is no blank, without passing it; `None` at the end. Zeros are blanks: a crash
     /// leaves some behind.
-    pub(crate) fn peek(&mut self) -> Result<Option<u8>, Fault> {
+    pub(crate) fn peek(&mut self) -> Result<Option<u8>, JsonFault> {
         while let Some(byte) = self.byte()? {
             if !matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0) {
                 return Ok(Some(byte));
@@ -120,7 +120,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Passes over the rest of the line.
-    pub(crate) fn skip_line(&mut self) -> Result<(), Fault> {
+    pub(crate) fn skip_line(&mut self) -> Result<(), JsonFault> {
         while let Some(byte) = self.byte()? {
             self.advance();
             if byte == b'\n' {
@@ -130,13 +130,13 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn next(&mut self) -> Result<u8, Fault> {
-        self.peek()?.ok_or(Fault::End)
+    fn next(&mut self) -> Result<u8, JsonFault> {
+        self.peek()?.ok_or(JsonFault::End)
     }
 
-    fn expected(&mut self, expected: &str) -> Fault {
+    fn expected(&mut self, expected: &str) -> JsonFault {
         match self.next() {
-            Ok(found) => Fault::Problem(format!("expected {expected}, found {:?}", char::from(found))),
+            Ok(found) => JsonFault::Problem(format!("expected {expected}, found {:?}", char::from(found))),
             Err(fault) => fault,
         }
     }
@@ -152,15 +152,15 @@ impl<'a> Reader<'a> {
     }
 
     /// Makes an error of the fault, with its position.
-    pub(crate) fn error(&self, fault: Fault) -> ReadError {
+    pub(crate) fn error(&self, fault: JsonFault) -> FormatError {
         let (line, column) = self.line_and_column();
         match fault {
-            Fault::End => ReadError::Json { line, column, problem: "the file ends within something".into() },
-            Fault::Problem(problem) => ReadError::Json { line, column, problem },
-            Fault::Packed(source) => ReadError::Packed(source),
-            Fault::TooLong => ReadError::TooLong { limit: MOST_BYTES },
-            Fault::Refused(error) => error,
-            Fault::Enough => unreachable!("invariant: who stops reading does not take it for an error"),
+            JsonFault::End => FormatError::Json { line, column, problem: "the file ends within something".into() },
+            JsonFault::Problem(problem) => FormatError::Json { line, column, problem },
+            JsonFault::Packed(source) => FormatError::Packed(source),
+            JsonFault::TooLong => FormatError::TooLong { limit: MOST_BYTES },
+            JsonFault::Refused(error) => error,
+            JsonFault::Enough => unreachable!("invariant: who stops reading does not take it for an error"),
         }
     }
 
@@ -168,9 +168,9 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// If something else stopped reading.
-    pub(crate) fn as_far_as_it_goes(&self, read: Result<(), Fault>) -> Result<(), ReadError> {
+    pub(crate) fn as_far_as_it_goes(&self, read: Result<(), JsonFault>) -> Result<(), FormatError> {
         match read {
-            Ok(()) | Err(Fault::End) => Ok(()),
+            Ok(()) | Err(JsonFault::End) => Ok(()),
             Err(fault) => Err(self.error(fault)),
         }
     }
@@ -178,8 +178,8 @@ impl<'a> Reader<'a> {
     /// Goes through the members of an object; `member` has to read each value.
     pub(crate) fn object(
         &mut self,
-        mut member: impl FnMut(&mut Self, String) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        mut member: impl FnMut(&mut Self, String) -> Result<(), JsonFault>,
+    ) -> Result<(), JsonFault> {
         self.list(b'{', b'}', &mut |reader| {
             if reader.next()? != b'"' {
                 return Err(reader.expected("a name in quotes or `}`"));
@@ -194,7 +194,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Goes through the items of an array; `item` has to read each.
-    pub(crate) fn array(&mut self, mut item: impl FnMut(&mut Self) -> Result<(), Fault>) -> Result<(), Fault> {
+    pub(crate) fn array(&mut self, mut item: impl FnMut(&mut Self) -> Result<(), JsonFault>) -> Result<(), JsonFault> {
         self.list(b'[', b']', &mut item)
     }
 
@@ -204,13 +204,13 @@ impl<'a> Reader<'a> {
         &mut self,
         opening: u8,
         closing: u8,
-        part: &mut dyn FnMut(&mut Self) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        part: &mut dyn FnMut(&mut Self) -> Result<(), JsonFault>,
+    ) -> Result<(), JsonFault> {
         if self.next()? != opening {
             return Err(self.expected(&format!("`{}`", char::from(opening))));
         }
         if self.depth == MOST_DEPTH {
-            return Err(Fault::Problem(format!("nested more than {MOST_DEPTH} deep")));
+            return Err(JsonFault::Problem(format!("nested more than {MOST_DEPTH} deep")));
         }
         self.advance();
         self.depth += 1;
@@ -228,7 +228,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Passes over a value.
-    pub(crate) fn skip(&mut self) -> Result<(), Fault> {
+    pub(crate) fn skip(&mut self) -> Result<(), JsonFault> {
         match self.next()? {
             b'{' => self.object(|reader, _| reader.skip()),
             b'[' => self.array(Self::skip),
@@ -238,13 +238,13 @@ impl<'a> Reader<'a> {
     }
 
     /// A value of so many parts at most; `None` where it has more.
-    pub(crate) fn value(&mut self, most_parts: usize) -> Result<Option<Json>, Fault> {
+    pub(crate) fn value(&mut self, most_parts: usize) -> Result<Option<Json>, JsonFault> {
         let mut left = most_parts + 1;
         let value = self.parts(&mut left)?;
         Ok((left > 0).then_some(value))
     }
 
-    fn parts(&mut self, left: &mut usize) -> Result<Json, Fault> {
+    fn parts(&mut self, left: &mut usize) -> Result<Json, JsonFault> {
         *left = left.saturating_sub(1);
         if *left == 0 {
             return self.skip().map(|()| Json::Null);
@@ -276,14 +276,14 @@ impl<'a> Reader<'a> {
     }
 
     /// A text in quotes; empty where it is not to be kept.
-    fn string(&mut self, is_kept: bool) -> Result<String, Fault> {
+    fn string(&mut self, is_kept: bool) -> Result<String, JsonFault> {
         let mut raw = vec![b'"'];
         self.advance();
         let mut is_escaped = false;
         loop {
-            let byte = self.byte()?.ok_or(Fault::End)?;
+            let byte = self.byte()?.ok_or(JsonFault::End)?;
             if byte == b'\n' {
-                return Err(Fault::Problem("the text in quotes does not end on its line".into()));
+                return Err(JsonFault::Problem("the text in quotes does not end on its line".into()));
             }
             self.advance();
             if is_kept && raw.len() < MOST_TEXT {
@@ -301,7 +301,7 @@ impl<'a> Reader<'a> {
     }
 
     /// A number, a word of JSON or of Python. What JSON has no number for is a text.
-    fn word(&mut self) -> Result<Json, Fault> {
+    fn word(&mut self) -> Result<Json, JsonFault> {
         let mut word = String::new();
         while let Some(byte) = self.byte()?
             && (byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.' | b'_'))
@@ -313,7 +313,7 @@ impl<'a> Reader<'a> {
         }
         // At the end of the file more of it may be missing.
         if self.byte()?.is_none() && self.depth > 0 {
-            return Err(Fault::End);
+            return Err(JsonFault::End);
         }
         match word.as_str() {
             "true" | "True" => return Ok(true.into()),
@@ -327,7 +327,7 @@ impl<'a> Reader<'a> {
             Some(number) => Ok(number.map_or(Json::String(word), Json::Number)),
             None => {
                 let begin: String = word.chars().take(20).collect();
-                Err(Fault::Problem(format!("expected a value, found {begin:?}")))
+                Err(JsonFault::Problem(format!("expected a value, found {begin:?}")))
             }
         }
     }
@@ -370,7 +370,7 @@ mod tests {
     }
 
     fn read(text: &[u8]) -> Option<Json> {
-        let mut reader = Reader::new(text).ok()?;
+        let mut reader = JsonReader::new(text).ok()?;
         let value = reader.value(1000).ok()??;
         matches!(reader.peek(), Ok(None)).then_some(value)
     }
@@ -380,7 +380,7 @@ mod tests {
         fn json_means_the_same_as_elsewhere(json in any_json(), pretty: bool) {
             let text = if pretty { serde_json::to_string_pretty(&json) } else { serde_json::to_string(&json) }.unwrap();
             prop_assert_eq!(read(text.as_bytes()), Some(serde_json::from_str(&text).unwrap()));
-            let mut reader = Reader::new(text.as_bytes()).unwrap();
+            let mut reader = JsonReader::new(text.as_bytes()).unwrap();
             reader.skip().unwrap();
             prop_assert!(matches!(reader.peek(), Ok(None)));
         }
@@ -407,11 +407,11 @@ mod tests {
     #[test]
     fn little_is_kept_of_much() {
         let many = format!("[{}1]", "0,".repeat(100_000));
-        let mut reader = Reader::new(many.as_bytes()).unwrap();
+        let mut reader = JsonReader::new(many.as_bytes()).unwrap();
         assert!(matches!(reader.value(1000), Ok(None)));
         let long = format!("\"{}\"", "x".repeat(1 << 20));
         assert_eq!(read(long.as_bytes()).unwrap().as_str().unwrap().len(), MOST_TEXT - 1);
-        let mut reader = Reader::new(&[0x1f, 0x8b, 8, 0]).err().unwrap();
-        assert!(matches!(&mut reader, ReadError::Packed(_)));
+        let mut reader = JsonReader::new(&[0x1f, 0x8b, 8, 0]).err().unwrap();
+        assert!(matches!(&mut reader, FormatError::Packed(_)));
     }
 }

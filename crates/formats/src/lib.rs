@@ -1,8 +1,8 @@
 //! Files of other tuners: the recorded results of a kernel's configurations, read and written.
 //!
 //! [`FORMATS`] lists the formats. [`read`] detects the format of a file from its contents and gives its
-//! [`Results`] by [`Task`]. [`Results::space`] makes a space for a replay, [`records`] makes records of our
-//! own, [`table`] makes a table to learn from, and [`write()`] writes results in another format.
+//! [`Results`] by [`TunerTask`]. [`Results::space`] makes a space for a replay, [`records`] makes records of
+//! our own, [`table`] makes a table to learn from, and [`write()`] writes results in another format.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -17,12 +17,12 @@ mod rows;
 mod table;
 mod time;
 
-pub use format::{Description, FORMATS, Format, WriteError, check_writable, named, write, write_space};
+pub use format::{FORMATS, Format, SpaceDescription, WriteError, check_writable, named, write, write_space};
 pub use json::MOST_BYTES;
-pub use read::{ReadError, Recorded, detect, read};
+pub use read::{FormatError, Recorded, detect, read};
 pub use records::{Collection, is_foreign, records};
-pub use results::{Results, Row, Task, Values, carried_over};
-pub use table::{Table, TableError, table};
+pub use results::{ConfigResult, ParameterValues, Results, TunerTask, carried_over};
+pub use table::{ProblemTable, TableError, table};
 
 /// The name of a file without what says its format.
 pub fn name_of(path: &Path) -> String {

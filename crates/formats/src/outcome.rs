@@ -7,7 +7,7 @@ use tilewright_search::{ErrorClass, Outcome, Timing};
 use crate::format::OBJECTIVE;
 
 /// Outcome of a configuration, with an oddity of its notation.
-pub(crate) struct Reading {
+pub(crate) struct NotedOutcome {
     pub(crate) outcome: Outcome,
     /// Kind of oddity, and the text found.
     pub(crate) oddity: Option<(&'static str, String)>,
@@ -59,80 +59,80 @@ const NO_TIME: &str = "rows counted as failed, for they have no time";
 const UNKNOWN_FAILURE: &str = "rows counted as failed, in a way that is not known here";
 const SINGLE_RUNS: &str = "rows with several times, of which the median counts";
 
-impl From<Outcome> for Reading {
-    fn from(outcome: Outcome) -> Reading {
-        Reading { outcome, oddity: None }
+impl From<Outcome> for NotedOutcome {
+    fn from(outcome: Outcome) -> NotedOutcome {
+        NotedOutcome { outcome, oddity: None }
     }
 }
 
-impl Reading {
+impl NotedOutcome {
     /// A failure of a class that the file names in a way of its own.
-    pub(crate) fn failed(class: ErrorClass, found: &str) -> Reading {
+    pub(crate) fn failed(class: ErrorClass, found: &str) -> NotedOutcome {
         let begin: String = found.chars().take(80).collect();
         Outcome::Failed { class, message: format!("recorded as {begin}") }.into()
     }
 
     /// A failure that is odd.
-    pub(crate) fn odd(class: ErrorClass, what: &'static str, found: String) -> Reading {
-        Reading { oddity: Some((what, brief(&found))), ..Reading::failed(class, &found) }
+    pub(crate) fn odd(class: ErrorClass, what: &'static str, found: String) -> NotedOutcome {
+        NotedOutcome { oddity: Some((what, brief(&found))), ..NotedOutcome::failed(class, &found) }
     }
 
     /// A failure whose name is not known.
-    pub(crate) fn unknown(found: &str) -> Reading {
-        Reading::odd(ErrorClass::Unknown, UNKNOWN_FAILURE, format!("{found:?}"))
+    pub(crate) fn unknown(found: &str) -> NotedOutcome {
+        NotedOutcome::odd(ErrorClass::Unknown, UNKNOWN_FAILURE, format!("{found:?}"))
     }
 
     /// Reads a failure by Kernel Tuner's name.
-    pub(crate) fn of_failure(name: &str) -> Reading {
+    pub(crate) fn of_failure(name: &str) -> NotedOutcome {
         match FAILURES.iter().find(|(known, _)| *known == name) {
-            Some((_, class)) => Reading::failed(*class, name),
-            None => Reading::unknown(name),
+            Some((_, class)) => NotedOutcome::failed(*class, name),
+            None => NotedOutcome::unknown(name),
         }
     }
 
     /// Reads a time: a number, the same as a text, several of them, or a failure.
-    pub(crate) fn of_time(time: Option<&Json>, unit_ns: f64) -> Reading {
+    pub(crate) fn of_time(time: Option<&Json>, unit_ns: f64) -> NotedOutcome {
         match time {
-            None => Reading::odd(ErrorClass::Unknown, NO_TIME, "none".into()),
+            None => NotedOutcome::odd(ErrorClass::Unknown, NO_TIME, "none".into()),
             Some(Json::String(text)) => match text.trim().parse::<f64>() {
                 Ok(time) => of_number(time, text, unit_ns),
-                Err(_) => Reading::of_failure(text),
+                Err(_) => NotedOutcome::of_failure(text),
             },
-            Some(Json::Array(times)) if !times.is_empty() => Reading::of_times(times, unit_ns),
+            Some(Json::Array(times)) if !times.is_empty() => NotedOutcome::of_times(times, unit_ns),
             Some(time) => of_number(time.as_f64().unwrap_or(f64::NAN), &time.to_string(), unit_ns),
         }
     }
 
     /// Reads the runs of a measurement, usually several.
-    pub(crate) fn of_runs(times: &[Json], unit_ns: f64) -> Reading {
-        let reading = Reading::of_times(times, unit_ns);
+    pub(crate) fn of_runs(times: &[Json], unit_ns: f64) -> NotedOutcome {
+        let reading = NotedOutcome::of_times(times, unit_ns);
         let is_sound = reading.outcome.timing().is_some_and(|timing| timing.n_samples as usize == times.len());
         if is_sound { reading.outcome.into() } else { reading }
     }
 
     /// Reads several times of a configuration: the median of those that are sound.
-    pub(crate) fn of_times(times: &[Json], unit_ns: f64) -> Reading {
-        let readings: Vec<Reading> = times.iter().map(|time| Reading::of_time(Some(time), unit_ns)).collect();
+    pub(crate) fn of_times(times: &[Json], unit_ns: f64) -> NotedOutcome {
+        let readings: Vec<NotedOutcome> = times.iter().map(|time| NotedOutcome::of_time(Some(time), unit_ns)).collect();
         let sound_ns: Vec<f64> = readings.iter().filter_map(|r| Some(r.outcome.timing()?.median_ns)).collect();
         match readings.into_iter().next() {
-            None => Reading::of_time(None, unit_ns),
+            None => NotedOutcome::of_time(None, unit_ns),
             Some(first) if sound_ns.is_empty() => first,
             Some(_) => {
                 let outcome = Outcome::Measured(Timing::of_samples(&sound_ns, false));
                 let found = format!("{} of {} are sound", sound_ns.len(), times.len());
-                Reading { outcome, oddity: Some((SINGLE_RUNS, found)) }
+                NotedOutcome { outcome, oddity: Some((SINGLE_RUNS, found)) }
             }
         }
     }
 }
 
-fn of_number(time: f64, found: &str, unit_ns: f64) -> Reading {
+fn of_number(time: f64, found: &str, unit_ns: f64) -> NotedOutcome {
     let ns = time * unit_ns;
     // What is no number is not above 0 either. A product may be 0 as well.
     if !(time > 0.0 && time.is_finite() && ns > 0.0) {
-        Reading::odd(ErrorClass::Unknown, NOT_POSITIVE, found.into())
+        NotedOutcome::odd(ErrorClass::Unknown, NOT_POSITIVE, found.into())
     } else if ns > LONGEST_NS || LARGEST.contains(&time) {
-        Reading::odd(ErrorClass::Unknown, TOO_LONG, found.into())
+        NotedOutcome::odd(ErrorClass::Unknown, TOO_LONG, found.into())
     } else {
         Outcome::Measured(Timing::of_samples(&[ns], false)).into()
     }
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn what_stands_for_a_failure_is_one() {
         let check = |time: Json, unit_ns: f64, expected: Option<f64>| {
-            let reading = Reading::of_time(Some(&time), unit_ns);
+            let reading = NotedOutcome::of_time(Some(&time), unit_ns);
             assert_eq!(reading.outcome.timing().map(|timing| timing.median_ns), expected, "{time} of {unit_ns} ns");
             assert!(expected.is_some() || reading.oddity.is_some(), "{time} is told");
         };

@@ -5,11 +5,11 @@ use std::io::{BufRead, BufReader, Read};
 use serde_json::Value as Json;
 use tilewright_search::SpaceError;
 
-use crate::format::{Description, FORMATS, Format, names_of_formats};
-use crate::json::{Fault, MOST_BYTES, Reader, unpacked};
+use crate::format::{FORMATS, Format, SpaceDescription, names_of_formats};
+use crate::json::{JsonFault, JsonReader, MOST_BYTES, unpacked};
 use crate::outcome::brief;
-use crate::results::{Results, Task};
-use crate::rows::{Column, Rows, Sheets};
+use crate::results::{Results, TunerTask};
+use crate::rows::{ParameterColumn, Sheets, TaskRows};
 
 /// The longest line that is read, in bytes.
 const LINE_LIMIT: u64 = 16 << 20;
@@ -18,10 +18,10 @@ const MOST_NAMED: usize = 4;
 
 /// Reason why a file cannot be used. The fault of the file, or of the request.
 #[derive(Debug, thiserror::Error)]
-pub enum ReadError {
+pub enum FormatError {
     /// An invalid description of the space.
     #[error("the description: {0} (without a description, parameters have the values that occur)")]
-    Description(#[source] Box<ReadError>),
+    Description(#[source] Box<FormatError>),
     /// The compressed data is damaged.
     #[error("cannot be unpacked: {0}")]
     Packed(#[source] std::io::Error),
@@ -131,7 +131,7 @@ impl Recorded {
     ///
     /// # Errors
     /// As [`Results::best_config`].
-    pub fn others(&self, task: &Task) -> Result<Vec<Json>, ReadError> {
+    pub fn others(&self, task: &TunerTask) -> Result<Vec<Json>, FormatError> {
         let others = self.results.iter().filter(|results| results.task != *task);
         others.filter_map(|results| results.best_config().transpose()).collect()
     }
@@ -141,7 +141,7 @@ impl Recorded {
     ///
     /// # Errors
     /// If there are several, or none of that kind.
-    pub fn task(&self, asked: Option<&str>) -> Result<&Results, ReadError> {
+    pub fn task(&self, asked: Option<&str>) -> Result<&Results, FormatError> {
         let found: Vec<&Results> = match asked {
             None => self.results.iter().collect(),
             Some(asked) => {
@@ -162,10 +162,10 @@ impl Recorded {
             ([results], _) => Ok(results),
             ([], Some(asked)) if !self.results.is_empty() => {
                 let tasks = listed(&self.results.iter().collect::<Vec<_>>());
-                Err(ReadError::NoTask { asked: asked.into(), tasks })
+                Err(FormatError::NoTask { asked: asked.into(), tasks })
             }
-            ([], _) => Err(ReadError::NoRows { n_rows: 0, reasons: String::new() }),
-            (several, _) => Err(ReadError::Tasks { n_tasks: several.len(), tasks: listed(several) }),
+            ([], _) => Err(FormatError::NoRows { n_rows: 0, reasons: String::new() }),
+            (several, _) => Err(FormatError::Tasks { n_tasks: several.len(), tasks: listed(several) }),
         }
     }
 }
@@ -176,11 +176,11 @@ pub(crate) struct Input<'a> {
     pub(crate) name: &'a str,
     pub(crate) file: &'a [u8],
     /// Parameters that are described elsewhere.
-    pub(crate) described: Option<Vec<Column>>,
+    pub(crate) described: Option<Vec<ParameterColumn>>,
 }
 
 /// Results of a file, and its oddities.
-pub(crate) type Found = (Vec<Results>, Vec<String>);
+pub(crate) type ReadResults = (Vec<Results>, Vec<String>);
 
 /// Reads a file, plain or packed by gzip, of one of [`FORMATS`]: of the one given, or of the one that its
 /// contents tell. `description` is a T1 file, which has the parameters and values where a file does not list
@@ -192,15 +192,15 @@ pub(crate) type Found = (Vec<Results>, Vec<String>);
 /// Notes tell of all that.
 ///
 /// # Errors
-/// [`ReadError`], in one line, with the place, where nothing can be known.
+/// [`FormatError`], in one line, with the place, where nothing can be known.
 pub fn read(
     name: &str,
     file: &[u8],
     description: Option<&[u8]>,
     format: Option<&'static Format>,
-) -> Result<Recorded, ReadError> {
-    let of_description = |error| ReadError::Description(Box::new(error));
-    let mut description = description.map(Description::read).transpose().map_err(of_description)?;
+) -> Result<Recorded, FormatError> {
+    let of_description = |error| FormatError::Description(Box::new(error));
+    let mut description = description.map(SpaceDescription::read).transpose().map_err(of_description)?;
     let described = description.as_mut().map(|description| std::mem::take(&mut description.columns));
     let format = format.map_or_else(|| detect(file), Ok)?;
     let is_used = described.is_none() || format.takes_description;
@@ -218,7 +218,7 @@ pub fn read(
         let n_rows = results.iter().map(|results| results.n_rows).sum();
         notes.extend(results.into_iter().flat_map(|results| results.notes));
         let reasons = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join("; ")) };
-        return Err(ReadError::NoRows { n_rows, reasons });
+        return Err(FormatError::NoRows { n_rows, reasons });
     }
     Ok(Recorded { format, results, notes })
 }
@@ -227,9 +227,9 @@ pub fn read(
 ///
 /// # Errors
 /// If it has none of ours.
-pub fn detect(file: &[u8]) -> Result<&'static Format, ReadError> {
+pub fn detect(file: &[u8]) -> Result<&'static Format, FormatError> {
     let mut found: Option<&'static Format> = None;
-    let mut reader = Reader::new(file)?;
+    let mut reader = JsonReader::new(file)?;
     let sign = |sign: &str| {
         let is_number = !sign.is_empty() && sign.bytes().all(|byte| byte.is_ascii_digit());
         let sign = if is_number { Format::A_NUMBER } else { sign };
@@ -238,11 +238,11 @@ pub fn detect(file: &[u8]) -> Result<&'static Format, ReadError> {
     loop {
         match reader.peek() {
             Err(fault) => return Err(reader.error(fault)),
-            Ok(None) => return Err(ReadError::Format { found: "an empty file" }),
+            Ok(None) => return Err(FormatError::Format { found: "an empty file" }),
             Ok(Some(b'{')) => break,
             Ok(Some(b'[')) => {
                 let list = sign(Format::A_LIST).map(|at| &FORMATS[at]);
-                return list.ok_or(ReadError::Format { found: "a list" });
+                return list.ok_or(FormatError::Format { found: "a list" });
             }
             // A log may begin with comments.
             Ok(Some(b'#')) => match reader.skip_line() {
@@ -251,7 +251,7 @@ pub fn detect(file: &[u8]) -> Result<&'static Format, ReadError> {
             },
             Ok(Some(_)) => {
                 let found = "no JSON (tables and specifications of kernels are for `predict`)";
-                return Err(ReadError::Format { found });
+                return Err(FormatError::Format { found });
             }
         }
     }
@@ -262,15 +262,15 @@ pub fn detect(file: &[u8]) -> Result<&'static Format, ReadError> {
             found = Some(&FORMATS[at]);
             // The members of another may still come, of which this one is a part.
             if !FORMATS[at].is_doubtful {
-                return Err(Fault::Enough);
+                return Err(JsonFault::Enough);
             }
         }
         reader.skip()
     });
     match (read, found) {
         (_, Some(format)) => Ok(format),
-        (Ok(()), None) => Err(ReadError::Format { found: "JSON of an unknown kind" }),
-        (Err(Fault::End), None) => Err(ReadError::Format { found: "a file that ends before it says what it is" }),
+        (Ok(()), None) => Err(FormatError::Format { found: "JSON of an unknown kind" }),
+        (Err(JsonFault::End), None) => Err(FormatError::Format { found: "a file that ends before it says what it is" }),
         (Err(fault), None) => Err(reader.error(fault)),
     }
 }
@@ -279,15 +279,15 @@ pub fn detect(file: &[u8]) -> Result<&'static Format, ReadError> {
 pub(crate) fn read_member(
     file: &[u8],
     member: &str,
-    rows: &mut Rows,
-    read: impl Fn(&mut Reader, &mut Rows) -> Result<(), Fault>,
-) -> Result<(), ReadError> {
-    let mut reader = Reader::new(file)?;
+    rows: &mut TaskRows,
+    read: impl Fn(&mut JsonReader, &mut TaskRows) -> Result<(), JsonFault>,
+) -> Result<(), FormatError> {
+    let mut reader = JsonReader::new(file)?;
     let whole = reader.object(|reader, name| if name == member { read(reader, rows) } else { reader.skip() });
     match whole.and_then(|()| reader.peek()) {
         Ok(None) => {}
         Ok(Some(_)) => rows.notes.push(format!("what stands behind the end is left out, from {}", reader.place())),
-        Err(Fault::End) => rows.is_cut_off(),
+        Err(JsonFault::End) => rows.is_cut_off(),
         Err(fault) => return Err(reader.error(fault)),
     }
     Ok(())
@@ -297,18 +297,18 @@ pub(crate) fn read_member(
 /// `#`.
 pub(crate) fn read_lines(
     file: &[u8],
-    mut read: impl FnMut(&str, &mut Reader, &mut Sheets) -> Result<(), Fault>,
-) -> Result<Sheets, ReadError> {
+    mut read: impl FnMut(&str, &mut JsonReader, &mut Sheets) -> Result<(), JsonFault>,
+) -> Result<Sheets, FormatError> {
     let mut sheets = Sheets::default();
     let (mut input, mut line, mut n_lines, mut n_bytes) = (BufReader::new(unpacked(file)), Vec::new(), 0u64, 0u64);
     loop {
         line.clear();
-        let n = input.by_ref().take(LINE_LIMIT).read_until(b'\n', &mut line).map_err(ReadError::Packed)? as u64;
+        let n = input.by_ref().take(LINE_LIMIT).read_until(b'\n', &mut line).map_err(FormatError::Packed)? as u64;
         (n_lines, n_bytes) = (n_lines + 1, n_bytes + n);
         match n {
             0 => return Ok(sheets),
-            LINE_LIMIT => return Err(ReadError::TooLong { limit: LINE_LIMIT }),
-            _ if n_bytes > MOST_BYTES => return Err(ReadError::TooLong { limit: MOST_BYTES }),
+            LINE_LIMIT => return Err(FormatError::TooLong { limit: LINE_LIMIT }),
+            _ if n_bytes > MOST_BYTES => return Err(FormatError::TooLong { limit: MOST_BYTES }),
             _ => {}
         }
         let text = line.trim_ascii();
@@ -316,18 +316,18 @@ pub(crate) fn read_lines(
             continue;
         }
         let place = format!("line {n_lines}");
-        let problem = match Reader::new(text) {
+        let problem = match JsonReader::new(text) {
             Err(error) => error,
             Ok(mut reader) => match read(&place, &mut reader, &mut sheets) {
                 Ok(()) => continue,
-                Err(Fault::Refused(error @ (ReadError::TooMany { .. } | ReadError::TooManyTasks { .. }))) => {
+                Err(JsonFault::Refused(error @ (FormatError::TooMany { .. } | FormatError::TooManyTasks { .. }))) => {
                     return Err(error);
                 }
                 Err(fault) => reader.error(fault),
             },
         };
         let problem = match problem {
-            ReadError::Json { column, problem, .. } => format!("column {column}: {problem}"),
+            FormatError::Json { column, problem, .. } => format!("column {column}: {problem}"),
             other => other.to_string(),
         };
         sheets.leave_out(&place, &problem);

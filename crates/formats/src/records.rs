@@ -1,12 +1,12 @@
 //! Results as records of ours, which a database keeps.
 
 use tilewright_search::Conditions;
-use tilewright_tune::record::{Line, Record};
+use tilewright_tune::record::{Record, RecordLine};
 
 use crate::format::FORMATS;
 use crate::format::records::{THREADS, WORKLOAD, add};
-use crate::read::ReadError;
-use crate::results::{Results, Task};
+use crate::read::FormatError;
+use crate::results::{Results, TunerTask};
 use crate::rows::Sheets;
 
 /// Name of an unknown device.
@@ -15,8 +15,8 @@ const UNKNOWN: &str = "unknown";
 /// The records of results that were read in this format. Those of our own tasks are as they were recorded;
 /// of others the workload is the name of the format with the task's text. A winner whose time nobody recorded
 /// is no record.
-pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item = Line> + 'a {
-    let Task { kernel, device, .. } = &results.task;
+pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item = RecordLine> + 'a {
+    let TunerTask { kernel, device, .. } = &results.task;
     let text = |name| results.task.field(name).and_then(|value| value.as_str().map(str::to_owned));
     let threads = results.task.field(THREADS).and_then(|value| value.as_u64()).and_then(|n| u32::try_from(n).ok());
     let workload = text(WORKLOAD).unwrap_or_else(|| format!("{format}:{}", results.task.text()));
@@ -42,7 +42,7 @@ pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item 
             conditions: Conditions::default(),
             is_imported: false,
         };
-        Some(Line { record, winner: None })
+        Some(RecordLine { record, winner: None })
     })
 }
 
@@ -62,9 +62,9 @@ fn split(workload: &str) -> Option<(&str, &str)> {
 }
 
 /// The task of a record that was read from a file of another tuner.
-pub(crate) fn foreign_task(record: &Record) -> Option<Task> {
+pub(crate) fn foreign_task(record: &Record) -> Option<TunerTask> {
     let (_, text) = split(&record.workload)?;
-    Task::parse(text, if record.target == UNKNOWN { "" } else { &record.target })
+    TunerTask::parse(text, if record.target == UNKNOWN { "" } else { &record.target })
 }
 
 /// Records as results, by task, in the order in which tasks first occur.
@@ -79,7 +79,7 @@ impl Collection {
     ///
     /// # Errors
     /// If there are more than are kept.
-    pub fn add(&mut self, record: Record) -> Result<(), ReadError> {
+    pub fn add(&mut self, record: Record) -> Result<(), FormatError> {
         self.n_records += 1;
         add(&mut self.sheets, format!("record {}", self.n_records), record)
     }

@@ -5,15 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
-use tilewright_search::space::Product;
+use tilewright_search::space::ListedProduct;
 use tilewright_search::{Config, Domain, Outcome, Parameter, RecordedSpace, Seconds, Space, Trial};
 
 use crate::format::records::WORKLOAD;
-use crate::read::ReadError;
+use crate::read::FormatError;
 
 /// Task of a tuner: a kernel for a problem on a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Task {
+pub struct TunerTask {
     /// The kernel, as its tuner calls it; of our own records the template.
     pub kernel: String,
     /// Device, as its tuner calls it; empty where it is unknown.
@@ -22,7 +22,7 @@ pub struct Task {
     pub problem: Vec<(String, String)>,
 }
 
-impl Task {
+impl TunerTask {
     /// The value of a field of the problem.
     pub fn field(&self, name: &str) -> Option<Json> {
         let (_, text) = self.problem.iter().find(|(known, _)| known == name)?;
@@ -40,12 +40,12 @@ impl Task {
     }
 
     /// Adds a field to the problem.
-    pub(crate) fn with(mut self, name: &str, value: &Json) -> Task {
+    pub(crate) fn with(mut self, name: &str, value: &Json) -> TunerTask {
         self.problem.push((name.to_owned(), value.to_string()));
         self
     }
 
-    /// The kernel and its problem, in one line that [`Task::parse`] reads.
+    /// The kernel and its problem, in one line that [`TunerTask::parse`] reads.
     pub fn text(&self) -> String {
         let mut text = quoted(&self.kernel);
         for (name, value) in &self.problem {
@@ -55,7 +55,7 @@ impl Task {
     }
 
     /// Parses a task's text; `None` where it is malformed.
-    pub fn parse(text: &str, device: &str) -> Option<Task> {
+    pub fn parse(text: &str, device: &str) -> Option<TunerTask> {
         let mut parts = Vec::new();
         let (mut part, mut depth, mut in_quotes, mut is_escaped) = (String::new(), 0usize, false, false);
         for c in text.chars() {
@@ -82,11 +82,11 @@ impl Task {
             let value: Json = serde_json::from_str(&part[end + 1..]).ok()?;
             Some((unquoted(&part[..end])?, value.to_string()))
         };
-        Some(Task { kernel, device: device.to_owned(), problem: parts.map(field).collect::<Option<_>>()? })
+        Some(TunerTask { kernel, device: device.to_owned(), problem: parts.map(field).collect::<Option<_>>()? })
     }
 }
 
-impl fmt::Display for Task {
+impl fmt::Display for TunerTask {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         out.write_str(&self.text())?;
         if self.device.is_empty() { Ok(()) } else { write!(out, " on {}", self.device) }
@@ -121,7 +121,7 @@ fn unquoted(text: &str) -> Option<String> {
 
 /// A parameter with its values.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Values {
+pub struct ParameterValues {
     /// Name of the parameter.
     pub name: String,
     /// Values, in the order in which they are listed or occur.
@@ -130,7 +130,7 @@ pub struct Values {
 
 /// Result of a configuration.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Row {
+pub struct ConfigResult {
     /// Index of each parameter's value.
     pub places: Box<[u32]>,
     /// Outcome, of several measurements the median of those that succeeded; none of a winner whose time
@@ -142,7 +142,7 @@ pub struct Row {
     pub unix_time: u64,
 }
 
-impl Row {
+impl ConfigResult {
     /// The outcome, in formats of times.
     pub(crate) fn expect_outcome(&self) -> &Outcome {
         self.outcome.as_ref().expect("invariant: winners without times were refused")
@@ -153,11 +153,11 @@ impl Row {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Results {
     /// Task that was tuned.
-    pub task: Task,
+    pub task: TunerTask,
     /// The parameters.
-    pub parameters: Vec<Values>,
+    pub parameters: Vec<ParameterValues>,
     /// A row for each configuration, in the order in which they were first recorded.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ConfigResult>,
     /// Rows of the file, those of repeated and unreadable configurations included.
     pub n_rows: u64,
     /// Oddities of the results, each in a line.
@@ -166,16 +166,16 @@ pub struct Results {
 
 impl Results {
     /// The configuration of a row: an object from parameter to value.
-    pub fn config(&self, row: &Row) -> Json {
+    pub fn config(&self, row: &ConfigResult) -> Json {
         let values = self.parameters.iter().zip(&row.places);
         let values = values.map(|(parameter, &at)| (parameter.name.clone(), parameter.values[at as usize].clone()));
         Json::Object(values.collect::<Map<_, _>>())
     }
 
     /// The row that is known as the winner, else the fastest; `None` where every one failed.
-    pub fn best(&self) -> Option<&Row> {
+    pub fn best(&self) -> Option<&ConfigResult> {
         let winner = self.rows.iter().find(|row| row.outcome.is_none());
-        let time_ns = |row: &Row| row.outcome.as_ref().map_or(f64::INFINITY, Outcome::cost);
+        let time_ns = |row: &ConfigResult| row.outcome.as_ref().map_or(f64::INFINITY, Outcome::cost);
         let fastest = || self.rows.iter().min_by(|a, b| time_ns(a).total_cmp(&time_ns(b)));
         winner.or_else(|| fastest().filter(|row| time_ns(row).is_finite()))
     }
@@ -194,18 +194,18 @@ impl Results {
     ///
     /// # Errors
     /// If there is nothing to find, nothing but winners without times, or the parameters make no space.
-    pub fn space(&self, name: &str) -> Result<RecordedSpace, ReadError> {
+    pub fn space(&self, name: &str) -> Result<RecordedSpace, FormatError> {
         let reasons = || {
             if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) }
         };
         if self.rows.is_empty() {
-            return Err(ReadError::NoRows { n_rows: self.n_rows, reasons: reasons() });
+            return Err(FormatError::NoRows { n_rows: self.n_rows, reasons: reasons() });
         }
         if self.best().is_none() {
-            return Err(ReadError::NothingValid { n_rows: self.rows.len(), reasons: reasons() });
+            return Err(FormatError::NothingValid { n_rows: self.rows.len(), reasons: reasons() });
         }
         let outcomes: Option<Vec<Outcome>> = self.rows.iter().map(|row| row.outcome.clone()).collect();
-        let outcomes = outcomes.ok_or(ReadError::NoTimes)?;
+        let outcomes = outcomes.ok_or(FormatError::NoTimes)?;
         let (space, configs) = self.listed(name)?;
         let trials = configs.into_iter().zip(outcomes).map(|(config, outcome)| Trial { config, outcome });
         Ok(RecordedSpace::new(Arc::new(space), trials).with_notes(self.notes.clone()))
@@ -216,7 +216,7 @@ impl Results {
     ///
     /// # Errors
     /// If the parameters make no space.
-    pub fn best_config(&self) -> Result<Option<Json>, ReadError> {
+    pub fn best_config(&self) -> Result<Option<Json>, FormatError> {
         let Some(best) = self.best() else { return Ok(None) };
         let (task, parameters, rows) = (self.task.clone(), self.parameters.clone(), vec![best.clone()]);
         let only = Results { task, parameters, rows, n_rows: 1, notes: Vec::new() };
@@ -225,10 +225,10 @@ impl Results {
     }
 
     /// The space of the rows' configurations, and the configuration of each row.
-    fn listed(&self, name: &str) -> Result<(Space, Vec<Config>), ReadError> {
+    fn listed(&self, name: &str) -> Result<(Space, Vec<Config>), FormatError> {
         // A value that is listed but never occurs stays one of the parameter's.
         let mut axes = Vec::new();
-        for (column, Values { name, values }) in self.parameters.iter().enumerate() {
+        for (column, ParameterValues { name, values }) in self.parameters.iter().enumerate() {
             match lists_of_one_length(values) {
                 Some(n_places) if factorization(values).is_none() => {
                     for place in 0..n_places {
@@ -246,18 +246,28 @@ impl Results {
                         };
                         let places: Vec<usize> = of_place.iter().map(place_of).collect();
                         let feasible = Feasible::new(&distinct);
-                        axes.push(Axis { column, name: format!("{name}[{place}]"), places: Some(places), feasible });
+                        axes.push(MergedParameter {
+                            column,
+                            name: format!("{name}[{place}]"),
+                            places: Some(places),
+                            feasible,
+                        });
                     }
                 }
-                _ => axes.push(Axis { column, name: name.clone(), places: None, feasible: Feasible::new(values) }),
+                _ => axes.push(MergedParameter {
+                    column,
+                    name: name.clone(),
+                    places: None,
+                    feasible: Feasible::new(values),
+                }),
             }
         }
         let parameters = axes.iter().map(|axis| Parameter::new(&axis.name, axis.feasible.domain.clone()));
-        let product = Product::new(name, parameters.collect())?;
+        let product = ListedProduct::new(name, parameters.collect())?;
         let ranks: Vec<Vec<u64>> =
             axes.iter().enumerate().map(|(at, axis)| axis.feasible.ranks(&product, at)).collect();
-        let config = |row: &Row| {
-            let rank = |(axis, ranks): (&Axis, &Vec<u64>)| {
+        let config = |row: &ConfigResult| {
+            let rank = |(axis, ranks): (&MergedParameter, &Vec<u64>)| {
                 let place = row.places[axis.column] as usize;
                 ranks[axis.places.as_ref().map_or(place, |places| places[place])]
             };
@@ -281,7 +291,7 @@ pub fn carried_over(into: &Space, others: &[Json]) -> Vec<Config> {
 }
 
 /// A parameter of a space, made of those of a file.
-struct Axis {
+struct MergedParameter {
     /// The parameter of the file.
     column: usize,
     name: String,
@@ -345,7 +355,7 @@ impl Feasible {
         Feasible { domain: domain(sorted), ranks: Ranks::Known(ranks) }
     }
 
-    fn ranks(&self, product: &Product, parameter: usize) -> Vec<u64> {
+    fn ranks(&self, product: &ListedProduct, parameter: usize) -> Vec<u64> {
         match &self.ranks {
             Ranks::Known(ranks) => ranks.clone(),
             Ranks::Of(values) => {

@@ -6,10 +6,10 @@ use std::collections::hash_map::Entry;
 use serde_json::{Number, Value as Json};
 use tilewright_search::{Outcome, Seconds, Timing};
 
-use crate::json::{Fault, Reader};
-use crate::outcome::{Reading, brief};
-use crate::read::{Found, ReadError};
-use crate::results::{Results, Row, Task, Values};
+use crate::json::{JsonFault, JsonReader};
+use crate::outcome::{NotedOutcome, brief};
+use crate::read::{FormatError, ReadResults};
+use crate::results::{ConfigResult, ParameterValues, Results, TunerTask};
 
 /// The most parameters of a configuration.
 const MOST_PARAMETERS: usize = 1000;
@@ -42,7 +42,7 @@ impl Oddities {
 
 /// A parameter, and its values as text.
 #[derive(Default)]
-pub(crate) struct Column {
+pub(crate) struct ParameterColumn {
     pub(crate) name: String,
     values: Vec<String>,
     places: HashMap<String, u32>,
@@ -50,23 +50,23 @@ pub(crate) struct Column {
     is_listed: bool,
 }
 
-impl Column {
+impl ParameterColumn {
     /// A parameter whose values are those that occur.
-    pub(crate) fn open(name: &str) -> Column {
-        Column { name: name.into(), ..Column::default() }
+    pub(crate) fn open(name: &str) -> ParameterColumn {
+        ParameterColumn { name: name.into(), ..ParameterColumn::default() }
     }
 
     /// A parameter with these values.
-    pub(crate) fn listed(name: &str, values: Vec<Json>, lists: &mut Lists) -> Result<Column, Fault> {
-        let mut column = Column::open(name);
+    pub(crate) fn listed(name: &str, values: Vec<Json>, lists: &mut Lists) -> Result<ParameterColumn, JsonFault> {
+        let mut column = ParameterColumn::open(name);
         values.into_iter().try_for_each(|value| column.list(Some(value), lists))?;
         column.is_listed = true;
         Ok(column)
     }
 
     /// A parameter with the values of the array at hand.
-    pub(crate) fn read(name: &str, reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
-        let mut column = Column { is_listed: true, ..Column::open(name) };
+    pub(crate) fn read(name: &str, reader: &mut JsonReader, lists: &mut Lists) -> Result<ParameterColumn, JsonFault> {
+        let mut column = ParameterColumn { is_listed: true, ..ParameterColumn::open(name) };
         reader.array(|reader| {
             let value = reader.value(MOST_PARTS)?;
             column.list(value, lists)
@@ -74,8 +74,9 @@ impl Column {
         Ok(column)
     }
 
-    fn list(&mut self, value: Option<Json>, lists: &mut Lists) -> Result<(), Fault> {
-        let value = text_of(value).map_err(|problem| Fault::Problem(format!("parameter {}: {problem}", self.name)))?;
+    fn list(&mut self, value: Option<Json>, lists: &mut Lists) -> Result<(), JsonFault> {
+        let value =
+            text_of(value).map_err(|problem| JsonFault::Problem(format!("parameter {}: {problem}", self.name)))?;
         if self.places.contains_key(&value) {
             lists.twice.get_or_insert_with(|| {
                 format!("parameter {} lists {} twice; it counts once", brief(&self.name), brief(&value))
@@ -84,7 +85,7 @@ impl Column {
         }
         lists.n_values += 1;
         if lists.n_values > MOST_LISTED {
-            return Err(Fault::Problem(format!("more than {MOST_LISTED} values of parameters")));
+            return Err(JsonFault::Problem(format!("more than {MOST_LISTED} values of parameters")));
         }
         self.add(value);
         Ok(())
@@ -148,10 +149,10 @@ fn alike(value: Json) -> Json {
 }
 
 /// A configuration as a file has it: each parameter's value; `None` where that is too long.
-pub(crate) type Config = Vec<(String, Option<Json>)>;
+pub(crate) type ConfigInFile = Vec<(String, Option<Json>)>;
 
 /// Reads the value of a parameter.
-pub(crate) fn read_value(reader: &mut Reader) -> Result<Option<Json>, Fault> {
+pub(crate) fn read_value(reader: &mut JsonReader) -> Result<Option<Json>, JsonFault> {
     reader.value(MOST_PARTS)
 }
 
@@ -164,10 +165,10 @@ pub(crate) struct Circumstances {
 }
 
 /// The rows of one task that were read so far.
-pub(crate) struct Rows {
-    task: Task,
-    columns: Vec<Column>,
-    parameters: Known,
+pub(crate) struct TaskRows {
+    task: TunerTask,
+    columns: Vec<ParameterColumn>,
+    parameters: ParameterSource,
     /// Index of the row of each configuration, by its values' indices.
     at_config: HashMap<Box<[u32]>, usize>,
     /// Outcomes of each configuration, in order, none of a winner whose time is unknown, and the
@@ -184,7 +185,7 @@ pub(crate) struct Rows {
 
 /// Source of the parameters.
 #[derive(PartialEq)]
-enum Known {
+enum ParameterSource {
     /// The first row has them.
     FromFirstRow,
     /// Rows may have more and lack some.
@@ -200,11 +201,11 @@ const LEFT_OUT: &str = "rows left out";
 const MEASURED_AGAIN: &str =
     "rows of configurations that are recorded already (the median of those that succeeded counts)";
 
-impl Rows {
+impl TaskRows {
     /// No rows yet; of these parameters, where they are known, and otherwise of those of the first row.
-    pub(crate) fn new(task: Task, columns: Option<Vec<Column>>, notes: Vec<String>) -> Rows {
-        let parameters = if columns.is_some() { Known::All } else { Known::FromFirstRow };
-        Rows {
+    pub(crate) fn new(task: TunerTask, columns: Option<Vec<ParameterColumn>>, notes: Vec<String>) -> TaskRows {
+        let parameters = if columns.is_some() { ParameterSource::All } else { ParameterSource::FromFirstRow };
+        TaskRows {
             task,
             columns: columns.unwrap_or_default(),
             parameters,
@@ -219,8 +220,8 @@ impl Rows {
     }
 
     /// No rows yet, each of which may have parameters of its own: what one lacks is null in it.
-    pub(crate) fn of_any(task: Task) -> Rows {
-        Rows { parameters: Known::FromAllRows, ..Rows::new(task, None, Vec::new()) }
+    pub(crate) fn of_any(task: TunerTask) -> TaskRows {
+        TaskRows { parameters: ParameterSource::FromAllRows, ..TaskRows::new(task, None, Vec::new()) }
     }
 
     /// Whether there is a parameter of this name.
@@ -258,7 +259,12 @@ impl Rows {
     ///
     /// # Errors
     /// If there are more rows or parameters than are read.
-    pub(crate) fn add(&mut self, config: Config, reading: Reading, of: Circumstances) -> Result<(), ReadError> {
+    pub(crate) fn add(
+        &mut self,
+        config: ConfigInFile,
+        reading: NotedOutcome,
+        of: Circumstances,
+    ) -> Result<(), FormatError> {
         self.enter(config, Some(reading), of)
     }
 
@@ -266,19 +272,24 @@ impl Rows {
     /// configuration is none.
     ///
     /// # Errors
-    /// As [`Rows::add`].
-    pub(crate) fn add_winner(&mut self, config: Config) -> Result<(), ReadError> {
+    /// As [`TaskRows::add`].
+    pub(crate) fn add_winner(&mut self, config: ConfigInFile) -> Result<(), FormatError> {
         self.enter(config, None, Circumstances::default())
     }
 
-    fn enter(&mut self, config: Config, reading: Option<Reading>, of: Circumstances) -> Result<(), ReadError> {
-        if config.is_empty() && (self.parameters != Known::All || self.columns.is_empty()) {
+    fn enter(
+        &mut self,
+        config: ConfigInFile,
+        reading: Option<NotedOutcome>,
+        of: Circumstances,
+    ) -> Result<(), FormatError> {
+        if config.is_empty() && (self.parameters != ParameterSource::All || self.columns.is_empty()) {
             self.leave_out("there are no parameters");
             return Ok(());
         }
-        if self.parameters == Known::FromFirstRow {
-            self.parameters = Known::All;
-            self.columns = config.iter().map(|(name, _)| Column::open(name)).collect();
+        if self.parameters == ParameterSource::FromFirstRow {
+            self.parameters = ParameterSource::All;
+            self.columns = config.iter().map(|(name, _)| ParameterColumn::open(name)).collect();
         }
         let config = match self.places(config) {
             Ok(config) => config,
@@ -289,13 +300,13 @@ impl Rows {
         };
         if self.columns.len() > MOST_PARAMETERS {
             let problem = format!("{} parameters, of {MOST_PARAMETERS} at most", self.columns.len());
-            return Err(ReadError::Entry { place: self.at.take().unwrap_or_default(), problem });
+            return Err(FormatError::Entry { place: self.at.take().unwrap_or_default(), problem });
         }
         let place = self.at.take().unwrap_or_default();
         (self.n_rows, self.n_kept) = (self.n_rows + 1, self.n_kept + 1);
         let most = MOST_COST / (self.columns.len() + COST_OF_ROW);
         if self.n_kept > most {
-            return Err(ReadError::TooMany { limit: most });
+            return Err(FormatError::TooMany { limit: most });
         }
         let (outcome, oddity) = reading.map_or((None, None), |reading| (Some(reading.outcome), reading.oddity));
         if let Some((what, found)) = oddity {
@@ -314,17 +325,17 @@ impl Rows {
         Ok(())
     }
 
-    fn places(&mut self, config: Config) -> Result<Box<[u32]>, String> {
+    fn places(&mut self, config: ConfigInFile) -> Result<Box<[u32]>, String> {
         let mut places: Vec<u32> = vec![LACKING; self.columns.len()];
         for (at, (name, value)) in config.into_iter().enumerate() {
             // Nearly always they are in order.
-            let is_it = |column: &&Column| column.name == name;
+            let is_it = |column: &&ParameterColumn| column.name == name;
             let at = match self.columns.get(at).filter(is_it) {
                 Some(_) => at,
                 None => match self.columns.iter().position(|column| column.name == name) {
                     Some(at) => at,
-                    None if self.parameters == Known::FromAllRows => {
-                        self.columns.push(Column::open(&name));
+                    None if self.parameters == ParameterSource::FromAllRows => {
+                        self.columns.push(ParameterColumn::open(&name));
                         places.push(LACKING);
                         places.len() - 1
                     }
@@ -336,7 +347,7 @@ impl Rows {
             };
             places[at] = self.columns[at].place(value)?;
         }
-        if self.parameters == Known::FromAllRows {
+        if self.parameters == ParameterSource::FromAllRows {
             // However many columns come later, the same configuration is the same.
             while places.last() == Some(&LACKING) {
                 places.pop();
@@ -353,9 +364,9 @@ impl Rows {
         let n_columns = self.columns.len();
         let row = |(outcomes, of): (Vec<Outcome>, Circumstances)| {
             let outcome = of_repeated(outcomes);
-            Row { places: Box::default(), outcome, seconds: of.seconds, unix_time: of.unix_time }
+            ConfigResult { places: Box::default(), outcome, seconds: of.seconds, unix_time: of.unix_time }
         };
-        let mut rows: Vec<Row> = self.measured.into_iter().map(row).collect();
+        let mut rows: Vec<ConfigResult> = self.measured.into_iter().map(row).collect();
         for (places, at) in self.at_config {
             let mut places = places.into_vec();
             places.resize(n_columns, LACKING);
@@ -369,7 +380,8 @@ impl Rows {
             }
             rows[at].places = places.into();
         }
-        let parameter = |column: Column| Values { values: column.values().collect(), name: column.name };
+        let parameter =
+            |column: ParameterColumn| ParameterValues { values: column.values().collect(), name: column.name };
         let parameters = self.columns.into_iter().map(parameter).collect();
         Results { task: self.task, parameters, rows, n_rows: self.n_rows, notes: self.notes }
     }
@@ -390,8 +402,8 @@ fn of_repeated(outcomes: Vec<Outcome>) -> Option<Outcome> {
 /// The rows of several tasks in one file.
 #[derive(Default)]
 pub(crate) struct Sheets {
-    rows: Vec<Rows>,
-    at_task: HashMap<Task, usize>,
+    rows: Vec<TaskRows>,
+    at_task: HashMap<TunerTask, usize>,
     /// Lines that belong to no task.
     n_lines: u64,
     oddities: Oddities,
@@ -406,11 +418,11 @@ impl Sheets {
     ///
     /// # Errors
     /// If there are more tasks than are read.
-    pub(crate) fn of(&mut self, task: Task, new: fn(Task) -> Rows) -> Result<&mut Rows, ReadError> {
+    pub(crate) fn of(&mut self, task: TunerTask, new: fn(TunerTask) -> TaskRows) -> Result<&mut TaskRows, FormatError> {
         let n_tasks = self.rows.len();
         let at = match self.at_task.entry(task) {
             Entry::Occupied(entry) => *entry.get(),
-            Entry::Vacant(_) if n_tasks == MOST_TASKS => return Err(ReadError::TooManyTasks { limit: MOST_TASKS }),
+            Entry::Vacant(_) if n_tasks == MOST_TASKS => return Err(FormatError::TooManyTasks { limit: MOST_TASKS }),
             Entry::Vacant(entry) => {
                 self.rows.push(new(entry.key().clone()));
                 *entry.insert(n_tasks)
@@ -427,9 +439,9 @@ impl Sheets {
     }
 
     /// Finishes the results of all tasks, with the oddities of the file.
-    pub(crate) fn results(mut self) -> Found {
+    pub(crate) fn results(mut self) -> ReadResults {
         self.notes.extend(self.oddities.lines(self.n_lines));
-        (self.rows.into_iter().map(Rows::results).collect(), self.notes)
+        (self.rows.into_iter().map(TaskRows::results).collect(), self.notes)
     }
 }
 
@@ -438,11 +450,15 @@ impl Sheets {
     ///
     /// # Errors
     /// If it is no JSON.
-    pub(crate) fn end(mut self, reader: &mut Reader, read: Result<(), Fault>) -> Result<Found, ReadError> {
+    pub(crate) fn end(
+        mut self,
+        reader: &mut JsonReader,
+        read: Result<(), JsonFault>,
+    ) -> Result<ReadResults, FormatError> {
         match read.and_then(|()| reader.peek()) {
             Ok(None) => {}
             Ok(Some(_)) => self.notes.push(format!("what stands behind the end is left out, from {}", reader.place())),
-            Err(Fault::End) => {
+            Err(JsonFault::End) => {
                 let n_rows = self.n_lines;
                 self.notes.push(format!("the file is not closed, as a stopped run leaves it: {n_rows} whole rows"));
             }

@@ -41,7 +41,7 @@ pub enum TableError {
 
 /// Table of tuned problems, with the specification of their kernel.
 #[derive(Debug, Clone)]
-pub struct Table {
+pub struct ProblemTable {
     /// The specification of the kernel, as TOML: fields that differ, parameters with the values that occur.
     pub specification: String,
     /// The rows as comma-separated values.
@@ -58,7 +58,7 @@ const MOST_NAMED: usize = 12;
 ///
 /// # Errors
 /// [`TableError`].
-pub fn table(results: &[Results], filters: &[(String, String)]) -> Result<Table, TableError> {
+pub fn table(results: &[Results], filters: &[(String, String)]) -> Result<ProblemTable, TableError> {
     let mut tasks: Vec<(&Results, Vec<(String, Json)>)> = results.iter().map(|of| (of, fields(of))).collect();
     for (name, value) in filters {
         let has = |fields: &[(String, Json)]| fields.iter().any(|(known, is)| known == name && text(is) == *value);
@@ -128,7 +128,7 @@ pub fn table(results: &[Results], filters: &[(String, String)]) -> Result<Table,
         let answer = expected.iter().map(|name| text(&config[name.as_str()]));
         rows += &line(columns.iter().map(|name| text(&value(fields, name))).chain(answer));
     }
-    Ok(Table { specification, rows, n_rows: tasks.len() })
+    Ok(ProblemTable { specification, rows, n_rows: tasks.len() })
 }
 
 /// Fields of a task's problem, with the leaves of lists and objects each as a field.

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tilewright_formats::{
-    Description, FORMATS, Format, Recorded, Results, Task, carried_over, check_writable, named, read, records, table,
-    write,
+    FORMATS, Format, Recorded, Results, SpaceDescription, TunerTask, carried_over, check_writable, named, read,
+    records, table, write,
 };
 use tilewright_search::{ErrorClass, Parameter, Space};
 
@@ -36,7 +36,7 @@ fn read_file(name: &str) -> Recorded {
 fn outcomes(all: &[Results]) -> BTreeMap<(String, String), (Option<ErrorClass>, f64)> {
     let of_task = |results: &Results| {
         let row = |row| {
-            let row: &tilewright_formats::Row = row;
+            let row: &tilewright_formats::ConfigResult = row;
             // What a row lacks is null where others have it.
             let mut config = results.config(row);
             config.as_object_mut().unwrap().retain(|_, value| !value.is_null());
@@ -398,14 +398,14 @@ fn t4_has_what_its_schema_asks_for() {
 
 #[test]
 fn texts_of_tasks_are_read_back() {
-    let task = Task {
+    let task = TunerTask {
         kernel: "a, \"b\" = [c]".into(),
         device: "GPU".into(),
         problem: vec![("n".into(), "[1,\"x,]\"]".into()), ("with = sign".into(), "\"a\\\"b\"".into())],
     };
-    assert_eq!(Task::parse(&task.text(), "GPU"), Some(task));
+    assert_eq!(TunerTask::parse(&task.text(), "GPU"), Some(task));
     for text in ["a,b", "a,=3", "a,\"b=3", "a,b=[", "a]"] {
-        assert_eq!(Task::parse(text, ""), None, "{text}");
+        assert_eq!(TunerTask::parse(text, ""), None, "{text}");
     }
 }
 
@@ -440,7 +440,7 @@ fn tables_have_a_row_for_each_task() {
 
 #[test]
 fn descriptions_have_expressions_and_conditions() {
-    let description = Description::read(&file("t1.json")).unwrap();
+    let description = SpaceDescription::read(&file("t1.json")).unwrap();
     // 16, 32, … 128 times 1, 2, 4, of which 20 products are at most 256.
     assert_eq!(description.space("scale").unwrap().size(), 20);
     let row = |x: u64, tile: u64| {
@@ -457,7 +457,7 @@ fn descriptions_have_expressions_and_conditions() {
     );
     assert_eq!(recorded.results[0].space("t4").unwrap().space().n_values(0), 8);
     let odd = String::from_utf8(file("t1.json")).unwrap().replace("<= 256", "&& 1");
-    let error = Description::read(odd.as_bytes()).unwrap().space("odd").map(drop).unwrap_err().to_string();
+    let error = SpaceDescription::read(odd.as_bytes()).unwrap().space("odd").map(drop).unwrap_err().to_string();
     assert!(error.starts_with("condition 1, block_size_x*tile && 1: position 19: "), "{error}");
 }
 
@@ -492,7 +492,7 @@ fn read_anything(file: &[u8]) {
                     }
                     for record in records("any", results) {
                         assert!(!record.to_text().contains('\n'), "{}", record.to_text());
-                        assert_eq!(tilewright_tune::record::Line::parse(record.to_text().as_bytes()), Ok(record));
+                        assert_eq!(tilewright_tune::record::RecordLine::parse(record.to_text().as_bytes()), Ok(record));
                     }
                 }
                 let _ = table(&recorded.results, &[]);

@@ -10,14 +10,14 @@ use std::sync::atomic::AtomicBool;
 use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use tilewright_formats::{ReadError, write_space};
+use tilewright_formats::{FormatError, write_space};
 use tilewright_search::{
     Budget, Config, ErrorClass, Event, HeadStart, OtherCosts, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan,
-    SEARCHES, Space, Timing, Trial, build, tune,
+    SEARCHES, Space, Timing, Trial, Tuning, build,
 };
 
 /// The space of the only task of a file.
-fn read(name: &str, file: &[u8], description: Option<&[u8]>) -> Result<RecordedSpace, ReadError> {
+fn read(name: &str, file: &[u8], description: Option<&[u8]>) -> Result<RecordedSpace, FormatError> {
     let recorded = tilewright_formats::read(name, file, description, None)?;
     let space = recorded.task(None)?.space(name)?;
     let notes = [recorded.notes, space.notes().to_vec()].concat();
@@ -702,7 +702,7 @@ fn share_of_front(space: &RecordedSpace, search: &str, n_trials: u64, seeds: std
         };
         let (subject, stop) = (space.space().as_ref().into(), AtomicBool::new(false));
         let start = HeadStart::default();
-        tune(search.as_mut(), subject, &mut space.clone(), start, budget, &stop, &mut observer).unwrap();
+        Tuning::new(search.as_mut(), subject, start).run(&mut space.clone(), budget, &stop, &mut observer).unwrap();
         hypervolume(&found, corner) / whole
     };
     seeds.map(share).sum::<f64>() / n_seeds

@@ -23,7 +23,7 @@ pub use error::{OpError, Place, Problem, ReadError, Reason, Refused, Unbound, pr
 pub use evaluate::{EvaluateError, evaluate};
 pub use graph::{Declared, Dim, Graph, Model, Node, NodeId, Value, ValueId};
 pub use op::{OPERATORS, Op};
-pub use random::Random;
+pub use random::SplitMix64;
 pub use specialise::{Bindings, Specialised, bind_inputs, specialise, with_both_branches};
-pub use summary::{Summary, Task, count_operators, summarise};
+pub use summary::{CountedOperation, ModelSummary, count_operators, summarise};
 pub use tensor::{Tensor, TensorType};

@@ -4,9 +4,9 @@
 //! They are the five that AutoTVM was measured on end to end (Chen et al. 2018, section 6). Weights are He's
 //! (uniform), so that numbers keep their size from layer to layer, and answers depend on inputs.
 
-use crate::onnx::{ModelFile, NodeFile, Port};
+use crate::onnx::{GraphPort, ModelFile, NodeFile};
 use crate::op::Attribute;
-use crate::{DType, Dim, Random, Tensor};
+use crate::{DType, Dim, SplitMix64, Tensor};
 
 /// Every network.
 pub const NETWORKS: &[Network] = &[
@@ -32,28 +32,28 @@ pub struct Network {
     pub name: &'static str,
     /// Description for help texts.
     pub text: &'static str,
-    build: fn(&mut Builder),
+    build: fn(&mut NetworkBuilder),
 }
 
 impl Network {
     /// The network with weights of a seed.
     pub fn build(&self, seed: u64) -> ModelFile {
         let model = ModelFile { name: self.name.to_owned(), opset: 17, ..ModelFile::default() };
-        let mut builder = Builder { model, random: Random::new(seed) };
+        let mut builder = NetworkBuilder { model, random: SplitMix64::new(seed) };
         (self.build)(&mut builder);
         builder.model
     }
 }
 
 /// A model that grows. A node is called as the value that it computes.
-struct Builder {
+struct NetworkBuilder {
     model: ModelFile,
-    random: Random,
+    random: SplitMix64,
 }
 
 /// Channels that go in and come out, window, stride, padding.
 #[derive(Clone, Copy)]
-struct Conv {
+struct ConvLayer {
     channels: (usize, usize),
     window: usize,
     stride: usize,
@@ -61,7 +61,7 @@ struct Conv {
     groups: usize,
 }
 
-type Attributes<'a> = Vec<(&'a str, Attribute)>;
+type NodeAttributes<'a> = Vec<(&'a str, Attribute)>;
 
 /// Repeats a number for both dimensions, or all four sides, of an image.
 fn both<const N: usize>(name: &str, number: usize) -> (&str, Attribute) {
@@ -77,14 +77,14 @@ fn he(n_products: usize) -> f64 {
     (6.0 / n_products as f64).sqrt()
 }
 
-impl Builder {
+impl NetworkBuilder {
     fn input(&mut self, name: &str, dtype: DType, dims: Vec<Dim>) -> String {
-        self.model.inputs.push(Port { name: name.to_owned(), dtype, dims });
+        self.model.inputs.push(GraphPort { name: name.to_owned(), dtype, dims });
         name.to_owned()
     }
 
     fn output(&mut self, name: &str, dims: Vec<Dim>) {
-        self.model.outputs.push(Port { name: name.to_owned(), dtype: DType::F32, dims });
+        self.model.outputs.push(GraphPort { name: name.to_owned(), dtype: DType::F32, dims });
     }
 
     /// A weight of numbers between these.
@@ -98,14 +98,14 @@ impl Builder {
         name
     }
 
-    fn nodes(&mut self, op: &str, inputs: &[&str], outputs: &[&str], attributes: Attributes<'_>) {
+    fn nodes(&mut self, op: &str, inputs: &[&str], outputs: &[&str], attributes: NodeAttributes<'_>) {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let attributes = attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         let (inputs, outputs) = (owned(inputs), owned(outputs));
         self.model.nodes.push(NodeFile { op: op.to_owned(), inputs, outputs, attributes, ..NodeFile::default() });
     }
 
-    fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: Attributes<'_>) -> String {
+    fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: NodeAttributes<'_>) -> String {
         self.nodes(op, inputs, &[name], attributes);
         name.to_owned()
     }
@@ -114,8 +114,8 @@ impl Builder {
         self.node("Relu", &format!("{x}.relu"), &[x], vec![])
     }
 
-    fn conv(&mut self, name: &str, x: &str, conv: Conv) -> String {
-        let Conv { channels: (c, k), window, stride, pad, groups } = conv;
+    fn conv(&mut self, name: &str, x: &str, conv: ConvLayer) -> String {
+        let ConvLayer { channels: (c, k), window, stride, pad, groups } = conv;
         let shape = [k, c / groups, window, window];
         let bound = he(shape[1..].iter().product());
         let w = self.weight(format!("{name}.weight"), &shape, (-bound, bound));
@@ -138,7 +138,7 @@ impl Builder {
         self.node("BatchNormalization", &name, &[x, &scale, &bias, &mean, &variance], vec![])
     }
 
-    fn conv_norm_relu(&mut self, name: &str, x: &str, conv: Conv) -> String {
+    fn conv_norm_relu(&mut self, name: &str, x: &str, conv: ConvLayer) -> String {
         let y = self.conv(name, x, conv);
         let y = self.batch_norm(&y, conv.channels.1, SCALES);
         self.relu(&y)
@@ -165,9 +165,9 @@ const SCALES: (f64, f64) = (0.5, 1.5);
 /// Range of a normalisation's scales where its result is added to another: sums grow slowly.
 const DAMPED: (f64, f64) = (0.3, 0.6);
 
-fn resnet18(net: &mut Builder) {
+fn resnet18(net: &mut NetworkBuilder) {
     let x = net.input("image", DType::F32, sizes([1, 3, 224, 224]));
-    let x = net.conv_norm_relu("stem", &x, Conv { channels: (3, 64), window: 7, stride: 2, pad: 3, groups: 1 });
+    let x = net.conv_norm_relu("stem", &x, ConvLayer { channels: (3, 64), window: 7, stride: 2, pad: 3, groups: 1 });
     let pool = vec![both::<2>("kernel_shape", 3), both::<2>("strides", 2), both::<4>("pads", 1)];
     let mut x = net.node("MaxPool", "stem.pool", &[&x], pool);
     let mut c = 64;
@@ -175,12 +175,12 @@ fn resnet18(net: &mut Builder) {
         for block in 0..2 {
             let stride = if stage > 0 && block == 0 { 2 } else { 1 };
             let name = format!("stage{}.block{}", stage + 1, block + 1);
-            let first = Conv { channels: (c, k), window: 3, stride, pad: 1, groups: 1 };
+            let first = ConvLayer { channels: (c, k), window: 3, stride, pad: 1, groups: 1 };
             let y = net.conv_norm_relu(&format!("{name}.conv1"), &x, first);
-            let y = net.conv(&format!("{name}.conv2"), &y, Conv { channels: (k, k), stride: 1, ..first });
+            let y = net.conv(&format!("{name}.conv2"), &y, ConvLayer { channels: (k, k), stride: 1, ..first });
             let y = net.batch_norm(&y, k, DAMPED);
             if c != k {
-                let shortcut = Conv { window: 1, pad: 0, ..first };
+                let shortcut = ConvLayer { window: 1, pad: 0, ..first };
                 x = net.conv(&format!("{name}.shortcut"), &x, shortcut);
                 x = net.batch_norm(&x, k, SCALES);
             }
@@ -191,7 +191,7 @@ fn resnet18(net: &mut Builder) {
     net.classify(&x, 512, 1000);
 }
 
-fn mobilenet(net: &mut Builder) {
+fn mobilenet(net: &mut NetworkBuilder) {
     const LAYERS: &[(usize, usize)] = &[
         (64, 1),
         (128, 2),
@@ -208,11 +208,12 @@ fn mobilenet(net: &mut Builder) {
         (1024, 1),
     ];
     let x = net.input("image", DType::F32, sizes([1, 3, 224, 224]));
-    let mut x = net.conv_norm_relu("stem", &x, Conv { channels: (3, 32), window: 3, stride: 2, pad: 1, groups: 1 });
+    let mut x =
+        net.conv_norm_relu("stem", &x, ConvLayer { channels: (3, 32), window: 3, stride: 2, pad: 1, groups: 1 });
     let mut c = 32;
     for (at, &(k, stride)) in LAYERS.iter().enumerate() {
-        let depthwise = Conv { channels: (c, c), window: 3, stride, pad: 1, groups: c };
-        let pointwise = Conv { channels: (c, k), window: 1, stride: 1, pad: 0, groups: 1 };
+        let depthwise = ConvLayer { channels: (c, c), window: 3, stride, pad: 1, groups: c };
+        let pointwise = ConvLayer { channels: (c, k), window: 1, stride: 1, pad: 0, groups: 1 };
         x = net.conv_norm_relu(&format!("layer{}.depthwise", at + 1), &x, depthwise);
         x = net.conv_norm_relu(&format!("layer{}.pointwise", at + 1), &x, pointwise);
         c = k;
@@ -221,7 +222,7 @@ fn mobilenet(net: &mut Builder) {
 }
 
 /// State goes in and comes out, so that a text can be given in parts.
-fn lstm(net: &mut Builder) {
+fn lstm(net: &mut NetworkBuilder) {
     const WORDS: usize = 10_000;
     const UNITS: usize = 200;
     // As the paper draws them.
@@ -251,13 +252,13 @@ fn lstm(net: &mut Builder) {
     net.output("logits", vec![steps(), Dim::Size(WORDS)]);
 }
 
-fn dqn(net: &mut Builder) {
+fn dqn(net: &mut NetworkBuilder) {
     const ACTIONS: usize = 18;
     let mut x = net.input("frames", DType::F32, sizes([1, 4, 84, 84]));
     for (at, (channels, window, stride)) in
         [((4, 32), 8, 4), ((32, 64), 4, 2), ((64, 64), 3, 1)].into_iter().enumerate()
     {
-        let y = net.conv(&format!("conv{}", at + 1), &x, Conv { channels, window, stride, pad: 0, groups: 1 });
+        let y = net.conv(&format!("conv{}", at + 1), &x, ConvLayer { channels, window, stride, pad: 0, groups: 1 });
         x = net.relu(&y);
     }
     let x = net.node("Flatten", "features", &[&x], vec![]);
@@ -267,7 +268,7 @@ fn dqn(net: &mut Builder) {
     net.output("values", sizes([1, ACTIONS]));
 }
 
-fn dcgan(net: &mut Builder) {
+fn dcgan(net: &mut NetworkBuilder) {
     const CHANNELS: [usize; 5] = [1024, 512, 256, 128, 3];
     let x = net.input("noise", DType::F32, sizes([1, 100]));
     let x = net.dense("project", &x, (100, CHANNELS[0] * 16), he(100));

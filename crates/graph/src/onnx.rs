@@ -21,7 +21,7 @@ use crate::error::{invalid, unsupported};
 use crate::graph::{Declared, Dim, Graph, Model, Node, Value, ValueId};
 use crate::op::{Attribute, Attributes, Body, Import, Op, Unknown, find};
 use crate::{DType, OpError, Place, Problem, ReadError, Reason, Tensor};
-use data::{Loaded, Source};
+use data::{LoadedTensor, TensorBytes};
 use draft::Draft;
 use proto::{AttributeProto, DimProto, FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfo};
 use wire::{Budget, Message};
@@ -30,7 +30,7 @@ pub use data::External;
 pub use other::kind_of_other;
 pub use outline::read_outline;
 pub use reweight::reweight;
-pub use write::{ModelFile, NodeFile, Port, write};
+pub use write::{GraphPort, ModelFile, NodeFile, write};
 
 /// The newest opset of ONNX's own domain that is known.
 pub const NEWEST_OPSET: i64 = 28;
@@ -66,7 +66,7 @@ pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadErro
         let what = "it names no opset: it is no ONNX model, or damaged (save it anew)";
         return Err(ReadError::NoModel(what.to_owned()));
     }
-    let source = Source { file, external, opened: Vec::new(), budget: &budget };
+    let source = TensorBytes { file, external, opened: Vec::new(), budget: &budget };
     let mut importer = Importer {
         source,
         functions: &proto.functions,
@@ -115,7 +115,7 @@ struct Scope<'a> {
 }
 
 struct Importer<'a, 'b> {
-    source: Source<'b>,
+    source: TensorBytes<'b>,
     functions: &'b [FunctionProto<'a>],
     scopes: Vec<Scope<'a>>,
     /// Whether initializers that are inputs as well are defaults.
@@ -147,12 +147,12 @@ impl<'a> Importer<'a, '_> {
         for initializer in &proto.initializers {
             let id = self.declare(initializer.name)?;
             match self.source.load(initializer)? {
-                Loaded::Tensor(tensor) => self.set_constant(id, tensor),
-                Loaded::Texts(places, texts) => {
+                LoadedTensor::Tensor(tensor) => self.set_constant(id, tensor),
+                LoadedTensor::Texts(places, texts) => {
                     self.set_constant(id, places);
                     self.scope().graph.value_mut(id).texts = Some(texts);
                 }
-                Loaded::Foreign(name) => {
+                LoadedTensor::Foreign(name) => {
                     let reason = unsupported!("elements of type {name} are not supported");
                     let node = NodeProto { op_type: "Constant", name: initializer.name, ..NodeProto::default() };
                     self.add(&node, opsets, Op::Unknown(Unknown { reason }), vec![], vec![Some(id)]);
@@ -480,9 +480,9 @@ impl<'a> Importer<'a, '_> {
             4 | 0 if proto.tensor.is_some() => {
                 let message = proto.tensor.expect("it has a tensor");
                 match self.source.load(&TensorProto::read(message, self.source.budget)?)? {
-                    Loaded::Tensor(tensor) => Attribute::Tensor(tensor),
-                    Loaded::Texts(..) => Attribute::Foreign("a tensor of texts".to_owned()),
-                    Loaded::Foreign(name) => Attribute::Foreign(format!("a tensor of type {name}")),
+                    LoadedTensor::Tensor(tensor) => Attribute::Tensor(tensor),
+                    LoadedTensor::Texts(..) => Attribute::Foreign("a tensor of texts".to_owned()),
+                    LoadedTensor::Foreign(name) => Attribute::Foreign(format!("a tensor of type {name}")),
                 }
             }
             _ => plain_attribute(proto),

@@ -67,7 +67,7 @@ pub use shape::*;
 pub use signal::*;
 pub use trees::*;
 pub use util::axis;
-pub use window::{AutoPad, Geometry, Window};
+pub use window::{AutoPad, Geometry, WindowAttributes};
 
 /// A row of the table of ONNX operators.
 #[derive(Debug)]

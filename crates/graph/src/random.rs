@@ -4,12 +4,12 @@ use crate::{DType, Tensor, TensorType};
 
 /// Numbers of splitmix64 (Steele, Lea and Flood 2014).
 #[derive(Debug, Clone)]
-pub struct Random(u64);
+pub struct SplitMix64(u64);
 
-impl Random {
+impl SplitMix64 {
     /// Makes the random numbers of a seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
+    pub fn new(seed: u64) -> SplitMix64 {
+        SplitMix64(seed)
     }
 
     /// The next bits.
@@ -53,11 +53,11 @@ mod tests {
     #[test]
     fn numbers_come_from_the_seed_alone() {
         // The first outputs of splitmix64 from the seed 1234567, as published.
-        let mut random = Random::new(1_234_567);
+        let mut random = SplitMix64::new(1_234_567);
         assert_eq!([random.bits(), random.bits()], [6_457_827_717_110_365_317, 3_203_168_211_198_807_973]);
-        let x = Random::new(3).tensor([4, 5], -2.0, 6.0).floats();
+        let x = SplitMix64::new(3).tensor([4, 5], -2.0, 6.0).floats();
         assert!(x.iter().all(|x| (-2.0..6.0).contains(x)) && x.iter().any(|&x| x < 0.0) && x.iter().any(|&x| x > 4.0));
-        let ones = Random::new(3).input(&TensorType::new(DType::I64, [2]));
+        let ones = SplitMix64::new(3).input(&TensorType::new(DType::I64, [2]));
         assert_eq!(ones, Tensor::vector(&[1, 1]));
     }
 }

@@ -117,7 +117,7 @@ pub struct Specialised {
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     let open_size = bindings.open.as_ref().and_then(|open| bindings.dims.iter().rfind(|(name, _)| name == open));
     let bindings = &with_cache(graph, bindings);
-    let mut job = Job::new(bindings.fold_bytes);
+    let mut job = Specialiser::new(bindings.fold_bytes);
     job.graph.name.clone_from(&graph.name);
     job.graph.open_size = open_size.map(|(_, size)| *size);
     job.check_names(graph, bindings);
@@ -161,7 +161,7 @@ pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
     if !graph.nodes().any(|(_, node)| matches!(node.op, Op::If(_) | Op::Loop(_))) {
         return Cow::Borrowed(graph);
     }
-    let mut job = Job { takes_both: true, unrolls, ..Job::new(Bindings::default().fold_bytes) };
+    let mut job = Specialiser { takes_both: true, unrolls, ..Specialiser::new(Bindings::default().fold_bytes) };
     job.graph.name.clone_from(&graph.name);
     job.graph.open_size = graph.open_size;
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
@@ -188,7 +188,7 @@ const MOST_DIMS: usize = 8;
 /// The first problem.
 pub fn bind_inputs(graph: &Graph, bindings: &Bindings) -> Result<Vec<Value>, Box<Problem>> {
     let bindings = &with_cache(graph, bindings);
-    let mut job = Job::new(bindings.fold_bytes);
+    let mut job = Specialiser::new(bindings.fold_bytes);
     job.check_names(graph, bindings);
     let values = graph.inputs.iter().filter_map(|&id| job.input(graph.value(id), bindings)).collect();
     job.tell_unbound();
@@ -200,7 +200,7 @@ pub fn bind_inputs(graph: &Graph, bindings: &Bindings) -> Result<Vec<Value>, Box
 /// # Errors
 /// The first problem.
 pub(crate) fn infer_graph(graph: &Graph, inputs: &[Option<Fact<'_>>]) -> Result<Vec<TensorType>, OpError> {
-    let mut job = Job::new(Bindings::default().fold_bytes);
+    let mut job = Specialiser::new(Bindings::default().fold_bytes);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for (&id, fact) in graph.inputs.iter().zip(inputs) {
         let fact = fact.ok_or_else(|| invalid!("a graph reads what is not there"))?;
@@ -234,7 +234,7 @@ fn within(problem: Problem) -> OpError {
     }
 }
 
-struct Job {
+struct Specialiser {
     graph: Graph,
     problems: Vec<Problem>,
     /// Inputs that lack sizes, which are told together.
@@ -246,10 +246,10 @@ struct Job {
     unrolls: bool,
 }
 
-impl Job {
-    fn new(fold_bytes: usize) -> Job {
+impl Specialiser {
+    fn new(fold_bytes: usize) -> Specialiser {
         let (graph, unbound) = (Graph::default(), Unbound::default());
-        Job { graph, problems: Vec::new(), unbound, fold_bytes, takes_both: false, unrolls: false }
+        Specialiser { graph, problems: Vec::new(), unbound, fold_bytes, takes_both: false, unrolls: false }
     }
 
     fn tell_unbound(&mut self) {

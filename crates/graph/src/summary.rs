@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::op::{Blocks, Loop, Op, Scan, product_shape};
+use crate::op::{Loop, Op, ScaledBlocks, Scan, product_shape};
 use crate::tensor::shape_text;
 use crate::{Graph, Node, TensorType};
 
 /// A convolution, product or recurrent network with its sizes, however often a model has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Task {
+pub struct CountedOperation {
     /// The operator, in words.
     pub kind: &'static str,
     /// Sizes of the task.
@@ -22,7 +22,7 @@ pub struct Task {
 
 /// Counts of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct ModelSummary {
     /// Inputs by name.
     pub inputs: Vec<(String, TensorType)>,
     /// Outputs by name.
@@ -32,10 +32,10 @@ pub struct Summary {
     /// Bytes of all values known before the model runs that are read by others.
     pub parameter_bytes: u64,
     /// Convolutions, products and recurrent networks, the largest share of work first.
-    pub tasks: Vec<Task>,
+    pub tasks: Vec<CountedOperation>,
 }
 
-impl Summary {
+impl ModelSummary {
     /// Operations of all tasks.
     pub fn flops(&self) -> u64 {
         self.tasks.iter().map(|task| task.flops.saturating_mul(task.count as u64)).fold(0, u64::saturating_add)
@@ -57,12 +57,12 @@ pub fn count_operators(graph: &Graph, counts: &mut BTreeMap<String, usize>) {
 }
 
 /// Summarises a specialised graph.
-pub fn summarise(graph: &Graph) -> Summary {
+pub fn summarise(graph: &Graph) -> ModelSummary {
     let named = |id: &crate::ValueId| (graph.value(*id).name.clone(), graph.ty(*id).clone());
-    let mut summary = Summary {
+    let mut summary = ModelSummary {
         inputs: graph.inputs.iter().map(named).collect(),
         outputs: graph.outputs.iter().map(named).collect(),
-        ..Summary::default()
+        ..ModelSummary::default()
     };
     count_operators(graph, &mut summary.operators);
 
@@ -82,7 +82,7 @@ pub fn summarise(graph: &Graph) -> Summary {
         }
     }
 
-    let mut tasks: BTreeMap<(&str, String), Task> = BTreeMap::new();
+    let mut tasks: BTreeMap<(&str, String), CountedOperation> = BTreeMap::new();
     for task in graph.nodes().filter_map(|(_, node)| task_of(graph, node)) {
         let key = (task.kind, task.text.clone());
         tasks.entry(key).and_modify(|known| known.count += 1).or_insert(task);
@@ -93,7 +93,7 @@ pub fn summarise(graph: &Graph) -> Summary {
 }
 
 /// The convolution, product or recurrent network that a node is.
-fn task_of(graph: &Graph, node: &Node) -> Option<Task> {
+fn task_of(graph: &Graph, node: &Node) -> Option<CountedOperation> {
     let shape = |at: usize| Some(graph.ty((*node.inputs.get(at)?)?).shape.as_slice());
     let ints = |list: &[i64]| list.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
     let sizes = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
@@ -121,14 +121,14 @@ fn task_of(graph: &Graph, node: &Node) -> Option<Task> {
         let found = conv.shape(shape(0)?, shape(w)?).ok()?;
         let taps = n(&found.geometry.kernel).saturating_mul((found.c / found.groups) as u64);
         let flops = n(&found.out()).saturating_mul(taps).saturating_mul(2);
-        Some(Task { kind, text: windows(&found, &found.image), flops, count: 1 })
+        Some(CountedOperation { kind, text: windows(&found, &found.image), flops, count: 1 })
     };
     let product = |kind, b: usize| {
         let found = product_shape(shape(0)?, shape(b)?).ok()?;
         let [m, n_columns, k] = found.sizes;
         let flops = [m, n_columns, k].iter().fold(2 * n(&found.batch), |all, &d| all.saturating_mul(d as u64));
         let batch = if found.batch.is_empty() { String::new() } else { format!("batch={} ", sizes(&found.batch)) };
-        Some(Task { kind, text: format!("{batch}m={m} n={n_columns} k={k}"), flops, count: 1 })
+        Some(CountedOperation { kind, text: format!("{batch}m={m} n={n_columns} k={k}"), flops, count: 1 })
     };
     match &node.op {
         Op::Conv(op) => conv("conv", op, 1),
@@ -139,7 +139,7 @@ fn task_of(graph: &Graph, node: &Node) -> Option<Task> {
             let taps = n(&found.geometry.kernel).saturating_mul((found.m / found.groups) as u64);
             let flops = n(shape(0)?).saturating_mul(taps).saturating_mul(2);
             let text = windows(&found, &found.geometry.out);
-            Some(Task { kind: "transposed conv", text, flops, count: 1 })
+            Some(CountedOperation { kind: "transposed conv", text, flops, count: 1 })
         }
         Op::MatMul(_) => product("matmul", 1),
         Op::MatMulInteger(_) => product("integer matmul", 1),
@@ -147,14 +147,14 @@ fn task_of(graph: &Graph, node: &Node) -> Option<Task> {
         Op::MatMulNBits(op) => {
             let m = n(shape(0)?) / (op.k as u64).max(1);
             let flops = [op.n, op.k].iter().fold(2 * m, |all, &d| all.saturating_mul(d as u64));
-            let Blocks { bits, size } = op.blocks;
+            let ScaledBlocks { bits, size } = op.blocks;
             let text = format!("m={m} n={} k={} bits={bits} block={size}", op.n, op.k);
-            Some(Task { kind: "matmul of packed weights", text, flops, count: 1 })
+            Some(CountedOperation { kind: "matmul of packed weights", text, flops, count: 1 })
         }
         Op::Gemm(op) => {
             let [m, n_columns, k] = op.sizes(shape(0)?, shape(1)?).ok()?;
             let flops = [n_columns, k].iter().fold(2 * m as u64, |all, &d| all.saturating_mul(d as u64));
-            Some(Task { kind: "matmul", text: format!("m={m} n={n_columns} k={k}"), flops, count: 1 })
+            Some(CountedOperation { kind: "matmul", text: format!("m={m} n={n_columns} k={k}"), flops, count: 1 })
         }
         Op::Recurrent(op) => {
             let (&[steps, batch, n_in], &[n_directions, gates, _], &[.., hidden]) = (shape(0)?, shape(1)?, shape(2)?)
@@ -165,7 +165,7 @@ fn task_of(graph: &Graph, node: &Node) -> Option<Task> {
             let flops = n(&[steps, batch, n_directions, gates, n_in + hidden]).saturating_mul(2);
             let both = if n_directions > 1 { format!(" directions={n_directions}") } else { String::new() };
             let text = format!("steps={steps} batch={batch} n={n_in} hidden={hidden}{both}");
-            Some(Task { kind: op.cell.name(), text, flops, count: 1 })
+            Some(CountedOperation { kind: op.cell.name(), text, flops, count: 1 })
         }
         _ => None,
     }

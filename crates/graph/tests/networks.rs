@@ -5,7 +5,7 @@ mod common;
 use bytes::Bytes;
 use common::{cases, no_files};
 use tilewright_graph::networks::NETWORKS;
-use tilewright_graph::{Agreement, Bindings, Graph, Random, Tensor, evaluate, onnx, specialise, summarise};
+use tilewright_graph::{Agreement, Bindings, Graph, SplitMix64, Tensor, evaluate, onnx, specialise, summarise};
 
 /// The graph of a file, without problems.
 fn graph_of(name: &str, file: Vec<u8>, dims: &[(&str, usize)]) -> Graph {
@@ -18,7 +18,7 @@ fn graph_of(name: &str, file: Vec<u8>, dims: &[(&str, usize)]) -> Graph {
 
 /// Outputs for seeded inputs.
 fn answer(graph: &Graph, seed: u64) -> Vec<Tensor> {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let input = |&id| (graph.value(id).name.as_str(), random.input(graph.ty(id)));
     let inputs: Vec<(&str, Tensor)> = graph.inputs.iter().map(input).collect();
     evaluate(graph, &inputs).unwrap_or_else(|error| panic!("{}: {error}", graph.name))

@@ -5,7 +5,7 @@ use crate::program::{BufferId, Loop, LoopId, Stmt};
 
 /// Two accesses that may meet in different iterations of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Race<'a> {
+pub struct DataRace<'a> {
     /// The buffer.
     pub buffer: BufferId,
     /// An access that writes.
@@ -20,22 +20,23 @@ pub struct Race<'a> {
 /// `outer` holds the loops around it, outermost first. Looks at all buffers written inside, save temporaries
 /// allocated inside. None where no two iterations can meet; a race that is found need not be real, see
 /// [`are_disjoint`].
-pub fn find_race<'a>(l: &'a Loop, outer: &Ranges) -> Option<Race<'a>> {
+pub fn find_race<'a>(l: &'a Loop, outer: &Ranges) -> Option<DataRace<'a>> {
     if outer.upper(&l.extent).is_some_and(|u| u <= 1) {
         return None;
     }
     let mut ranges = outer.clone();
     ranges.push(l.var, l.extent.clone());
-    let mut shared = Shared { accesses: Vec::new(), inner: Vec::new() };
+    let mut shared = AccessGatherer { accesses: Vec::new(), inner: Vec::new() };
     shared.block(&l.body, &mut ranges);
     let meets = |a: &Access<'_>, b: &Access<'_>| {
-        a.buffer == b.buffer && !are_disjoint((a.index, &a.ranges), (b.index, &b.ranges), l.var)
+        a.buffer == b.buffer
+            && !are_disjoint(Subscripts::new(a.index, &a.ranges), Subscripts::new(b.index, &b.ranges), l.var)
     };
     shared.accesses.iter().enumerate().filter(|(_, a)| a.writes).find_map(|(i, a)| {
         // A pair of writes is tried once.
         let mut others = shared.accesses.iter().enumerate().filter(|(j, b)| !b.writes || *j >= i);
         let (_, b) = others.find(|(_, b)| meets(a, b))?;
-        Some(Race { buffer: a.buffer, write: a.index, other: b.index })
+        Some(DataRace { buffer: a.buffer, write: a.index, other: b.index })
     })
 }
 
@@ -48,13 +49,13 @@ struct Access<'a> {
 }
 
 /// Gathers the accesses inside a loop to buffers that it writes and that live beyond one iteration.
-struct Shared<'a> {
+struct AccessGatherer<'a> {
     accesses: Vec<Access<'a>>,
     /// Temporaries allocated inside the loop.
     inner: Vec<BufferId>,
 }
 
-impl<'a> Shared<'a> {
+impl<'a> AccessGatherer<'a> {
     fn block(&mut self, block: &'a [Stmt], ranges: &mut Ranges) {
         let mut written = Vec::new();
         for stmt in block {
@@ -99,25 +100,40 @@ fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Inde
 /// both iterations, those after it may have any. False where it cannot tell. Conditions around the access are
 /// not considered.
 pub fn writes_are_disjoint(index: &[Index], var: LoopId, ranges: &Ranges) -> bool {
-    are_disjoint((index, ranges), (index, ranges), var)
+    let own = Subscripts::new(index, ranges);
+    are_disjoint(own, own, var)
 }
 
-/// Whether two accesses to one buffer, each with all loops around it, never meet in different iterations of
-/// `var`.
+/// Subscripts of an access, with the ranges of all loops around it.
+#[derive(Clone, Copy)]
+pub struct Subscripts<'a> {
+    index: &'a [Index],
+    ranges: &'a Ranges,
+}
+
+impl<'a> Subscripts<'a> {
+    /// Subscripts inside loops of these ranges.
+    pub fn new(index: &'a [Index], ranges: &'a Ranges) -> Subscripts<'a> {
+        Subscripts { index, ranges }
+    }
+}
+
+/// Whether two accesses to one buffer never meet in different iterations of `var`.
 ///
 /// False where it cannot tell. Suppose that they meet, so that each subscript of the one equals that of the
 /// other. In an equation `c·T + rest = c·T′ + rest′` whose rests lie less than `|c|` apart, `T = T′`. Terms
 /// of loops outside `var` are equal from the start, and what is found equal falls out of the other equations;
 /// an index is equal where its quotient and remainder by the same divisor are, which undoes the fusion of
 /// loops. Where `var` itself is found equal, the accesses meet within one iteration only.
-pub fn are_disjoint(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> bool {
+pub fn are_disjoint(a: Subscripts, b: Subscripts, var: LoopId) -> bool {
     if are_unequal(a, b, var) {
         return true;
     }
     // The digits of a number may have lost what is common to them: `floor((8 x + y) / 32)` is `floor(x / 4)`
     // beside `x mod 4`, where y is below 8.
-    let [left, right] = [a, b].map(|(index, ranges)| index.iter().map(|i| reduced(i, ranges)).collect::<Vec<_>>());
-    (left != a.0 || right != b.0) && are_unequal((&left, a.1), (&right, b.1), var)
+    let [left, right] = [a, b].map(|of| of.index.iter().map(|i| reduced(i, of.ranges)).collect::<Vec<_>>());
+    (left != a.index || right != b.index)
+        && are_unequal(Subscripts::new(&left, a.ranges), Subscripts::new(&right, b.ranges), var)
 }
 
 /// The index with the terms of divisions and remainders left out that are too small to matter.
@@ -149,14 +165,14 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-fn are_unequal(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> bool {
-    let Some(depth) = a.1.loops().iter().position(|(v, _)| *v == var) else { return false };
-    let mut equal = Equal { vars: a.1.loops()[..depth].iter().map(|(v, _)| *v).collect(), atoms: Vec::new() };
-    let mut equations = a.0.iter().cloned().zip(b.0.iter().cloned()).collect::<Vec<_>>();
+fn are_unequal(a: Subscripts, b: Subscripts, var: LoopId) -> bool {
+    let Some(depth) = a.ranges.loops().iter().position(|(v, _)| *v == var) else { return false };
+    let mut equal = Equal { vars: a.ranges.loops()[..depth].iter().map(|(v, _)| *v).collect(), atoms: Vec::new() };
+    let mut equations = a.index.iter().cloned().zip(b.index.iter().cloned()).collect::<Vec<_>>();
     loop {
         let n_known = equal.vars.len() + equal.atoms.len();
         for (left, right) in &equations {
-            equal.learn((left, a.1), (right, b.1));
+            equal.learn((left, a.ranges), (right, b.ranges));
         }
         if equal.vars.contains(&var) {
             return true;
@@ -166,7 +182,7 @@ fn are_unequal(a: (&[Index], &Ranges), b: (&[Index], &Ranges), var: LoopId) -> b
         }
         for i in 0..equal.atoms.len() {
             if let Atom::Mod(x, d) = &equal.atoms[i]
-                && equal.has_all((&x.floor_div(*d), a.1), b.1)
+                && equal.has_all((&x.floor_div(*d), a.ranges), b.ranges)
                 && !equations.iter().any(|(left, _)| *left == **x)
             {
                 equations.push(((**x).clone(), (**x).clone()));

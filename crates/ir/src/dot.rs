@@ -25,14 +25,14 @@
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, Tensor};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, TensorProduct};
 
 /// Steps of the sum that an instruction for 8-bit integers computes.
 pub const STEPS: i64 = 4;
 
 /// Kind of dot products, and what may stand in their loop.
 #[derive(Clone, Copy)]
-struct Kind {
+struct DotKind {
     steps: i64,
     factors: &'static [DType],
     sums: DType,
@@ -41,7 +41,7 @@ struct Kind {
     apart: &'static str,
 }
 
-const FOURS: Kind = Kind {
+const FOURS: DotKind = DotKind {
     steps: STEPS,
     factors: &[DType::I8, DType::U8],
     sums: DType::I32,
@@ -50,7 +50,7 @@ const FOURS: Kind = Kind {
     apart: "the four steps of a dot product lie at one distance from each other in both factors",
 };
 
-const PAIRS: Kind = Kind {
+const PAIRS: DotKind = DotKind {
     steps: 2,
     factors: &[DType::Bf16],
     sums: DType::F32,
@@ -59,7 +59,7 @@ const PAIRS: Kind = Kind {
     apart: "the two steps of a dot product lie at one distance from each other in both factors",
 };
 
-const SHORT_PAIRS: Kind = Kind {
+const SHORT_PAIRS: DotKind = DotKind {
     steps: 2,
     factors: &[DType::I16],
     sums: DType::I32,
@@ -103,10 +103,10 @@ pub fn factor(value: &Expr) -> Option<(BufferId, &[Index], Option<&Index>)> {
 ///
 /// # Errors
 /// The reason why the loop is no such product.
-pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &mut Ranges) -> Result<(), &'static str> {
+pub fn check(program: &Program, l: &Loop, how: TensorProduct, ranges: &mut Ranges) -> Result<(), &'static str> {
     let kind = match how {
-        Tensor::Dot2 if adds_to_integers(program, &l.body) => SHORT_PAIRS,
-        Tensor::Dot2 => PAIRS,
+        TensorProduct::Dot2 if adds_to_integers(program, &l.body) => SHORT_PAIRS,
+        TensorProduct::Dot2 => PAIRS,
         _ => FOURS,
     };
     if ranges.upper(&l.extent).is_none_or(|n| n > kind.steps) {
@@ -127,7 +127,7 @@ fn unpadded<'a>(value: &'a Expr, fixed: &[LoopId]) -> Option<&'a Expr> {
 fn block(
     program: &Program,
     stmts: &[Stmt],
-    kind: Kind,
+    kind: DotKind,
     fixed: &mut Vec<LoopId>,
     ranges: &mut Ranges,
 ) -> Result<(), &'static str> {

@@ -40,7 +40,7 @@ pub enum DType {
 }
 
 /// Description of an element type: a row of the table of types.
-struct Row {
+struct DTypeRow {
     dtype: DType,
     name: &'static str,
     bytes: u64,
@@ -75,7 +75,7 @@ pub struct RandomSize {
 /// The mean square of magnitudes uniform in `[0.5, 1.5)` is `(1.5³ − 0.5³) / 3`.
 const FLOATS: RandomSize = RandomSize { rms: 1.0408, most: 1.5, is_symmetric: true };
 
-const FLOAT: Row = Row {
+const FLOAT: DTypeRow = DTypeRow {
     dtype: DType::F32,
     name: "f32",
     bytes: 4,
@@ -88,7 +88,7 @@ const FLOAT: Row = Row {
     random_size: FLOATS,
 };
 
-const INTEGER: Row = Row {
+const INTEGER: DTypeRow = DTypeRow {
     dtype: DType::I32,
     name: "i32",
     bytes: 4,
@@ -102,16 +102,16 @@ const INTEGER: Row = Row {
 };
 
 /// Row that unsigned types of more than a byte share.
-const NATURAL: Row = Row {
+const NATURAL: DTypeRow = DTypeRow {
     random: |bits| random_whole(bits, 16).abs(),
     random_size: RandomSize { rms: 9.670, most: 16.0, is_symmetric: false },
     ..INTEGER
 };
 
 /// All element types. The root mean square of integers from 1 to `n` is `√((n + 1)·(2n + 1) / 6)`.
-const ROWS: [Row; 13] = [
+const ROWS: [DTypeRow; 13] = [
     FLOAT,
-    Row {
+    DTypeRow {
         dtype: DType::F64,
         name: "f64",
         bytes: 8,
@@ -122,7 +122,7 @@ const ROWS: [Row; 13] = [
         decode: f64::from_bits,
         ..FLOAT
     },
-    Row {
+    DTypeRow {
         dtype: DType::F16,
         name: "f16",
         bytes: 2,
@@ -133,7 +133,7 @@ const ROWS: [Row; 13] = [
         random: |bits| random_float(bits, 10),
         ..FLOAT
     },
-    Row {
+    DTypeRow {
         dtype: DType::Bf16,
         name: "bf16",
         bytes: 2,
@@ -144,7 +144,7 @@ const ROWS: [Row; 13] = [
         random: |bits| random_float(bits, 7),
         ..FLOAT
     },
-    Row {
+    DTypeRow {
         dtype: DType::I8,
         name: "i8",
         bytes: 1,
@@ -155,7 +155,7 @@ const ROWS: [Row; 13] = [
         random_size: RandomSize { rms: 73.76, most: 127.0, is_symmetric: true },
         ..INTEGER
     },
-    Row {
+    DTypeRow {
         dtype: DType::U8,
         name: "u8",
         bytes: 1,
@@ -166,7 +166,7 @@ const ROWS: [Row; 13] = [
         random_size: RandomSize { rms: 147.8, most: 255.0, is_symmetric: false },
         ..INTEGER
     },
-    Row {
+    DTypeRow {
         dtype: DType::I16,
         name: "i16",
         bytes: 2,
@@ -175,7 +175,7 @@ const ROWS: [Row; 13] = [
         decode: |bits| f64::from(bits as i16),
         ..INTEGER
     },
-    Row {
+    DTypeRow {
         dtype: DType::U16,
         name: "u16",
         bytes: 2,
@@ -185,7 +185,7 @@ const ROWS: [Row; 13] = [
         ..NATURAL
     },
     INTEGER,
-    Row {
+    DTypeRow {
         dtype: DType::U32,
         name: "u32",
         arithmetic: DType::I64,
@@ -194,7 +194,7 @@ const ROWS: [Row; 13] = [
         decode: |bits| f64::from(bits as u32),
         ..NATURAL
     },
-    Row {
+    DTypeRow {
         dtype: DType::I64,
         name: "i64",
         bytes: 8,
@@ -204,7 +204,7 @@ const ROWS: [Row; 13] = [
         decode: |bits| bits.cast_signed() as f64,
         ..INTEGER
     },
-    Row {
+    DTypeRow {
         dtype: DType::U64,
         name: "u64",
         bytes: 8,
@@ -214,7 +214,7 @@ const ROWS: [Row; 13] = [
         decode: |bits| bits as f64,
         ..NATURAL
     },
-    Row {
+    DTypeRow {
         dtype: DType::Bool,
         name: "bool",
         bytes: 1,
@@ -290,7 +290,7 @@ impl DType {
         all
     };
 
-    fn row(self) -> &'static Row {
+    fn row(self) -> &'static DTypeRow {
         const { &ROWS }.iter().find(|row| row.dtype == self).expect("every type has a row")
     }
 
@@ -360,7 +360,7 @@ impl DType {
     /// Converts a number to the held form of an element: rounded to the type, or for a [wide](DType::is_wide)
     /// type as its bits.
     pub fn held(self, x: f64) -> f64 {
-        let Row { round, encode, .. } = self.row();
+        let DTypeRow { round, encode, .. } = self.row();
         if self.is_wide() { f64::from_bits(encode(x)) } else { round(x) }
     }
 
@@ -389,7 +389,7 @@ impl DType {
     /// # Panics
     /// If there is another number of bytes than the values take.
     pub fn write(self, values: &[f64], bytes: &mut [u8]) {
-        let Row { bytes: n, encode, round, .. } = self.row();
+        let DTypeRow { bytes: n, encode, round, .. } = self.row();
         assert_eq!(bytes.len(), values.len() * *n as usize, "every value has its bytes");
         for (out, x) in bytes.chunks_exact_mut(*n as usize).zip(values) {
             out.copy_from_slice(&encode(round(*x)).to_le_bytes()[..*n as usize]);

@@ -263,17 +263,17 @@ impl Cond {
 
     /// Calls `visit` for every index in the condition, subscripts of loads included.
     pub fn for_each_index(&self, visit: &mut dyn FnMut(&Index)) {
-        Node::Cond(self).for_each_index(visit);
+        TreePart::Cond(self).for_each_index(visit);
     }
 
     /// Calls `visit` for every load inside the condition.
     pub fn for_each_load<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
-        Node::Cond(self).for_each_load(visit);
+        TreePart::Cond(self).for_each_load(visit);
     }
 
     /// Whether a loop variable occurs in it.
     pub fn uses(&self, var: LoopId) -> bool {
-        Node::Cond(self).uses(var)
+        TreePart::Cond(self).uses(var)
     }
 
     /// The condition with some loads replaced.
@@ -284,40 +284,40 @@ impl Cond {
 
 /// An expression or a condition, as a node of the tree that both make up.
 #[derive(Clone, Copy, Debug)]
-pub enum Node<'a> {
+pub enum TreePart<'a> {
     /// A value.
     Expr(&'a Expr),
     /// A condition.
     Cond(&'a Cond),
 }
 
-impl<'a> Node<'a> {
+impl<'a> TreePart<'a> {
     /// The nodes directly below, in the order of their evaluation.
-    pub fn children(self) -> impl Iterator<Item = Node<'a>> {
-        let (expr, cond) = (|e: &'a Expr| Some(Node::Expr(e)), |c: &'a Cond| Some(Node::Cond(c)));
+    pub fn children(self) -> impl Iterator<Item = TreePart<'a>> {
+        let (expr, cond) = (|e: &'a Expr| Some(TreePart::Expr(e)), |c: &'a Cond| Some(TreePart::Cond(c)));
         let mut subscripts: &[Subscript] = &[];
         let children = match self {
-            Node::Expr(Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_)) => [None; 3],
-            Node::Expr(Expr::Gather(_, all)) => {
+            TreePart::Expr(Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_)) => [None; 3],
+            TreePart::Expr(Expr::Gather(_, all)) => {
                 subscripts = all;
                 [None; 3]
             }
-            Node::Expr(Expr::Unary(_, x) | Expr::Cast(_, x)) => [expr(x), None, None],
-            Node::Expr(Expr::Binary(_, a, b)) | Node::Cond(Cond::Less(a, b)) => [expr(a), expr(b), None],
-            Node::Expr(Expr::Select(c, a, b)) => [cond(c), expr(a), expr(b)],
-            Node::Cond(Cond::True | Cond::Lt(..) | Cond::Eq(..)) => [None; 3],
-            Node::Cond(Cond::And(a, b)) => [cond(a), cond(b), None],
-            Node::Cond(Cond::Not(a)) => [cond(a), None, None],
+            TreePart::Expr(Expr::Unary(_, x) | Expr::Cast(_, x)) => [expr(x), None, None],
+            TreePart::Expr(Expr::Binary(_, a, b)) | TreePart::Cond(Cond::Less(a, b)) => [expr(a), expr(b), None],
+            TreePart::Expr(Expr::Select(c, a, b)) => [cond(c), expr(a), expr(b)],
+            TreePart::Cond(Cond::True | Cond::Lt(..) | Cond::Eq(..)) => [None; 3],
+            TreePart::Cond(Cond::And(a, b)) => [cond(a), cond(b), None],
+            TreePart::Cond(Cond::Not(a)) => [cond(a), None, None],
         };
         let values = subscripts.iter().filter_map(|subscript| match subscript {
             Subscript::Index(_) => None,
-            Subscript::Value(value) => Some(Node::Expr(value)),
+            Subscript::Value(value) => Some(TreePart::Expr(value)),
         });
         children.into_iter().flatten().chain(values)
     }
 
     /// Calls `visit` for this node and all below, in the order of their evaluation.
-    pub fn walk(self, visit: &mut dyn FnMut(Node<'a>)) {
+    pub fn walk(self, visit: &mut dyn FnMut(TreePart<'a>)) {
         visit(self);
         self.children().for_each(|child| child.walk(visit));
     }
@@ -325,22 +325,22 @@ impl<'a> Node<'a> {
     /// Calls `visit` for every index at and below it, subscripts of loads included.
     pub fn for_each_index(self, visit: &mut dyn FnMut(&Index)) {
         self.walk(&mut |node| match node {
-            Node::Expr(Expr::Load(_, index)) => index.iter().for_each(&mut *visit),
-            Node::Expr(Expr::Gather(_, subscripts)) => subscripts.iter().for_each(|subscript| {
+            TreePart::Expr(Expr::Load(_, index)) => index.iter().for_each(&mut *visit),
+            TreePart::Expr(Expr::Gather(_, subscripts)) => subscripts.iter().for_each(|subscript| {
                 if let Subscript::Index(i) = subscript {
                     visit(i);
                 }
             }),
-            Node::Expr(Expr::FromIndex(i)) => visit(i),
-            Node::Cond(Cond::Lt(a, b) | Cond::Eq(a, b)) => [a, b].into_iter().for_each(&mut *visit),
-            Node::Expr(_) | Node::Cond(_) => {}
+            TreePart::Expr(Expr::FromIndex(i)) => visit(i),
+            TreePart::Cond(Cond::Lt(a, b) | Cond::Eq(a, b)) => [a, b].into_iter().for_each(&mut *visit),
+            TreePart::Expr(_) | TreePart::Cond(_) => {}
         });
     }
 
     /// Calls `visit` for every load at and below it, gathered elements not included.
     pub fn for_each_load(self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
         self.walk(&mut |node| {
-            if let Node::Expr(Expr::Load(buffer, index)) = node {
+            if let TreePart::Expr(Expr::Load(buffer, index)) = node {
                 visit(*buffer, index);
             }
         });
@@ -349,7 +349,7 @@ impl<'a> Node<'a> {
     /// Calls `visit` for the buffer of every load and of every gathered element at and below it.
     pub fn for_each_buffer(self, visit: &mut dyn FnMut(BufferId)) {
         self.walk(&mut |node| {
-            if let Node::Expr(Expr::Load(buffer, _) | Expr::Gather(buffer, _)) = node {
+            if let TreePart::Expr(Expr::Load(buffer, _) | Expr::Gather(buffer, _)) = node {
                 visit(*buffer);
             }
         });
@@ -459,8 +459,8 @@ impl Expr {
         let widest = of_each.max_by_key(|dtype| (dtype.is_float(), dtype.bytes()))?;
         let mut has_fraction = false;
         for e in both {
-            Node::Expr(e)
-                .walk(&mut |node| has_fraction |= matches!(node, Node::Expr(Expr::Const(x)) if x.fract() != 0.0));
+            TreePart::Expr(e)
+                .walk(&mut |node| has_fraction |= matches!(node, TreePart::Expr(Expr::Const(x)) if x.fract() != 0.0));
         }
         Some(if has_fraction && !widest.is_float() { DType::F64 } else { widest })
     }
@@ -477,7 +477,7 @@ impl Expr {
 
     /// Calls `visit` for every load.
     pub fn for_each_load<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
-        Node::Expr(self).for_each_load(visit);
+        TreePart::Expr(self).for_each_load(visit);
     }
 
     /// Calls `change` for every index, subscripts of loads and conditions included.
@@ -509,11 +509,11 @@ impl Expr {
 
     /// Calls `visit` for every index, subscripts of loads and conditions included.
     pub fn for_each_index(&self, visit: &mut dyn FnMut(&Index)) {
-        Node::Expr(self).for_each_index(visit);
+        TreePart::Expr(self).for_each_index(visit);
     }
 
     /// Whether a loop variable occurs in it.
     pub fn uses(&self, var: LoopId) -> bool {
-        Node::Expr(self).uses(var)
+        TreePart::Expr(self).uses(var)
     }
 }

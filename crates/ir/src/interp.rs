@@ -31,7 +31,7 @@ use crate::dot;
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use crate::index::{Atom, Index};
-use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Role, Stmt, Tensor};
+use crate::program::{Buffer, BufferId, LoopId, LoopKind, Program, Role, Stmt, TensorProduct};
 use crate::text::index_to_string;
 use std::fmt;
 use thiserror::Error;
@@ -276,11 +276,12 @@ fn run_parts(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Resul
     }
     let mut left = limit;
     for block in program.parts() {
-        memory =
-            run_block(program, block, memory, Rounding::ToElementType, &mut left).map_err(|fault| match fault {
+        memory = run_block(program, block, memory, StoreRounding::ToElementType, &mut left).map_err(
+            |fault| match fault {
                 Fault::TooLong { .. } => Fault::TooLong { limit },
                 other => other,
-            })?;
+            },
+        )?;
     }
     for ((id, buffer), argument) in program.arguments().zip(arguments) {
         if buffer.role == Role::Output {
@@ -443,7 +444,7 @@ fn erf(x: f64) -> f64 {
 
 /// Whether operations round to the element type of the buffer they are stored to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rounding {
+pub(crate) enum StoreRounding {
     ToElementType,
     /// Integers are rounded where they are meant; floating-point numbers stay as they are.
     None,
@@ -481,12 +482,12 @@ pub(crate) fn run_block(
     program: &Program,
     block: &[Stmt],
     memory: Vec<Vec<f64>>,
-    rounding: Rounding,
+    rounding: StoreRounding,
     left: &mut u64,
 ) -> Result<Vec<Vec<f64>>, Fault> {
-    let mut compiler = Compiler::new(program, rounding);
+    let mut compiler = ProgramCompiler::new(program, rounding);
     let block = compiler.block(block)?;
-    let mut machine = Machine::new(program, &compiler.sources, memory, *left);
+    let mut machine = Interpreter::new(program, &compiler.sources, memory, *left);
     let done = machine.block(&block);
     *left = machine.left;
     match done {
@@ -592,7 +593,7 @@ pub(crate) fn floor_div(a: i64, b: i64) -> Option<i64> {
 }
 
 /// A subscript that loops change.
-struct Dim {
+struct LoopSubscript {
     /// Position of the dimension.
     at: usize,
     index: Linear,
@@ -600,31 +601,31 @@ struct Dim {
     stride: i64,
 }
 
-struct Access {
+struct ElementAccess {
     buffer: u32,
     dtype: DType,
-    dims: Box<[Dim]>,
+    dims: Box<[LoopSubscript]>,
     /// The subscripts, of which those that loops change are zero, and where they lead.
     constant: Box<[i64]>,
     base: i64,
 }
 
-enum Node {
+enum CompiledExpr {
     Const(f64),
-    Load(Access),
-    Gather(Box<Gather>),
+    Load(ElementAccess),
+    Gather(Box<IndirectAccess>),
     FromIndex(Linear),
-    Unary(UnaryOp, Box<Node>),
-    Binary(BinaryOp, Box<(Node, Node)>),
-    Select(Box<(Test, Node, Node)>),
-    Cast(Rounds, Box<Node>),
+    Unary(UnaryOp, Box<CompiledExpr>),
+    Binary(BinaryOp, Box<(CompiledExpr, CompiledExpr)>),
+    Select(Box<(CompiledTest, CompiledExpr, CompiledExpr)>),
+    Cast(Rounds, Box<CompiledExpr>),
 }
 
 /// An element at a place that is computed: an access that is at the first place of those dimensions, and for
 /// each of them its value, extent and stride.
-struct Gather {
-    access: Access,
-    values: Vec<(Node, i64, i64)>,
+struct IndirectAccess {
+    access: ElementAccess,
+    values: Vec<(CompiledExpr, i64, i64)>,
     rounds: Rounds,
 }
 
@@ -637,62 +638,62 @@ struct Rounds {
     last: DType,
 }
 
-enum Test {
+enum CompiledTest {
     Constant(bool),
     Lt(Linear, Linear),
     Eq(Linear, Linear),
     /// The variable is zero: the usual condition of an update.
     IsZero(u32),
-    Less(Rounds, Box<(Node, Node)>),
-    And(Box<(Test, Test)>),
-    Not(Box<Test>),
+    Less(Rounds, Box<(CompiledExpr, CompiledExpr)>),
+    And(Box<(CompiledTest, CompiledTest)>),
+    Not(Box<CompiledTest>),
 }
 
 /// A condition, its loop variables numbered.
-pub(crate) struct Condition(Test);
+pub(crate) struct CompiledCondition(CompiledTest);
 
-enum Op {
+enum CompiledOp {
     For {
         var: u32,
         extent: Linear,
-        body: Block,
+        body: CompiledBlock,
         is_downwards: bool,
     },
     If {
-        test: Test,
-        then: Block,
-        otherwise: Block,
+        test: CompiledTest,
+        then: CompiledBlock,
+        otherwise: CompiledBlock,
     },
     Alloc(u32),
     Store {
-        to: Access,
-        value: Node,
+        to: ElementAccess,
+        value: CompiledExpr,
         rounds: Rounds,
     },
     Update {
-        to: Access,
+        to: ElementAccess,
         op: ReduceOp,
-        value: Node,
-        first: Test,
+        value: CompiledExpr,
+        first: CompiledTest,
         rounds: Rounds,
     },
     /// Sum with the product of two bf16 numbers, as dot products of pairs add them.
     AddOfPair {
-        to: Access,
-        factors: Box<[Node; 2]>,
+        to: ElementAccess,
+        factors: Box<[CompiledExpr; 2]>,
     },
     Wait(u8),
 }
 
-pub(crate) struct Block {
-    ops: Vec<Op>,
+pub(crate) struct CompiledBlock {
+    ops: Vec<CompiledOp>,
     /// Temporaries whose life ends with the block.
     allocs: Vec<u32>,
 }
 
-pub(crate) struct Compiler<'a> {
+pub(crate) struct ProgramCompiler<'a> {
     program: &'a Program,
-    rounding: Rounding,
+    rounding: StoreRounding,
     /// Loops around the compiled statements.
     pub bound: Vec<LoopId>,
     pub sources: Vec<Index>,
@@ -700,14 +701,14 @@ pub(crate) struct Compiler<'a> {
     in_pairs: bool,
 }
 
-impl Compiler<'_> {
+impl ProgramCompiler<'_> {
     /// A compiler outside of all loops.
-    pub fn new(program: &Program, rounding: Rounding) -> Compiler<'_> {
-        Compiler { program, rounding, bound: Vec::new(), sources: Vec::new(), in_pairs: false }
+    pub fn new(program: &Program, rounding: StoreRounding) -> ProgramCompiler<'_> {
+        ProgramCompiler { program, rounding, bound: Vec::new(), sources: Vec::new(), in_pairs: false }
     }
 
-    pub fn block(&mut self, stmts: &[Stmt]) -> Result<Block, Fault> {
-        let mut block = Block { ops: Vec::new(), allocs: Vec::new() };
+    pub fn block(&mut self, stmts: &[Stmt]) -> Result<CompiledBlock, Fault> {
+        let mut block = CompiledBlock { ops: Vec::new(), allocs: Vec::new() };
         for stmt in stmts {
             let op = match stmt {
                 Stmt::For(l) => {
@@ -716,41 +717,43 @@ impl Compiler<'_> {
                         return Err(Fault::Unbound { name: crate::text::loop_name(self.program, l.var) });
                     }
                     self.bound.push(l.var);
-                    let is_pair = l.kind == LoopKind::Tensor(Tensor::Dot2)
-                        && self.rounding == Rounding::ToElementType
+                    let is_pair = l.kind == LoopKind::Tensor(TensorProduct::Dot2)
+                        && self.rounding == StoreRounding::ToElementType
                         && !dot::adds_to_integers(self.program, &l.body);
                     let was_in_pairs = self.in_pairs;
                     self.in_pairs |= is_pair;
                     let body = self.block(&l.body)?;
                     self.in_pairs = was_in_pairs;
                     self.bound.pop();
-                    Op::For { var: l.var.0, extent, body, is_downwards: is_pair }
+                    CompiledOp::For { var: l.var.0, extent, body, is_downwards: is_pair }
                 }
-                Stmt::If { cond, then, otherwise } => {
-                    Op::If { test: self.test(cond)?, then: self.block(then)?, otherwise: self.block(otherwise)? }
-                }
+                Stmt::If { cond, then, otherwise } => CompiledOp::If {
+                    test: self.test(cond)?,
+                    then: self.block(then)?,
+                    otherwise: self.block(otherwise)?,
+                },
                 Stmt::Alloc(b) => {
                     self.buffer(*b)?;
                     block.allocs.push(b.0);
-                    Op::Alloc(b.0)
+                    CompiledOp::Alloc(b.0)
                 }
-                Stmt::Store { buffer, index, value } => Op::Store {
+                Stmt::Store { buffer, index, value } => CompiledOp::Store {
                     to: self.access(*buffer, index)?,
                     value: self.node(value)?,
                     rounds: self.rounds(self.buffer(*buffer)?.dtype),
                 },
                 Stmt::Update { buffer, index, value: Expr::Binary(BinaryOp::Mul, a, b), .. } if self.in_pairs => {
                     let factors = Box::new([self.node(a)?, self.node(b)?]);
-                    Op::AddOfPair { to: self.access(*buffer, index)?, factors }
+                    CompiledOp::AddOfPair { to: self.access(*buffer, index)?, factors }
                 }
-                Stmt::Update { buffer, index, op, value, first } => Op::Update {
+                Stmt::Update { buffer, index, op, value, first } => CompiledOp::Update {
                     to: self.access(*buffer, index)?,
                     op: *op,
                     value: self.node(value)?,
                     first: self.test(first)?,
                     rounds: self.rounds(self.buffer(*buffer)?.dtype),
                 },
-                Stmt::Wait(n) => Op::Wait(*n),
+                Stmt::Wait(n) => CompiledOp::Wait(*n),
                 Stmt::Prefetch { .. } | Stmt::Barrier => continue,
             };
             block.ops.push(op);
@@ -764,8 +767,8 @@ impl Compiler<'_> {
 
     fn rounds(&self, dtype: DType) -> Rounds {
         match self.rounding {
-            Rounding::None if dtype.is_float() => Rounds { each: DType::F64, last: DType::F64 },
-            Rounding::None | Rounding::ToElementType => Rounds { each: dtype.arithmetic(), last: dtype },
+            StoreRounding::None if dtype.is_float() => Rounds { each: DType::F64, last: DType::F64 },
+            StoreRounding::None | StoreRounding::ToElementType => Rounds { each: dtype.arithmetic(), last: dtype },
         }
     }
 
@@ -802,7 +805,7 @@ impl Compiler<'_> {
         Ok(Linear { constant: index.constant(), terms: terms.into(), rest: rest.into(), is_small, two, source })
     }
 
-    fn access(&mut self, id: BufferId, index: &[Index]) -> Result<Access, Fault> {
+    fn access(&mut self, id: BufferId, index: &[Index]) -> Result<ElementAccess, Fault> {
         let buffer = self.buffer(id)?;
         let (strides, shape, dtype) = (buffer.strides(), buffer.shape.clone(), buffer.dtype);
         if shape.len() != index.len() {
@@ -815,16 +818,16 @@ impl Compiler<'_> {
                     constant[at] = c;
                     base = base.wrapping_add(c.wrapping_mul(stride));
                 }
-                _ => dims.push(Dim { at, index: self.linear(i)?, extent: extent.max(0) as u64, stride }),
+                _ => dims.push(LoopSubscript { at, index: self.linear(i)?, extent: extent.max(0) as u64, stride }),
             }
         }
-        Ok(Access { buffer: id.0, dtype, dims: dims.into(), constant: constant.into(), base })
+        Ok(ElementAccess { buffer: id.0, dtype, dims: dims.into(), constant: constant.into(), base })
     }
 
-    fn node(&mut self, e: &Expr) -> Result<Node, Fault> {
+    fn node(&mut self, e: &Expr) -> Result<CompiledExpr, Fault> {
         Ok(match e {
-            Expr::Const(x) => Node::Const(defined(*x)),
-            Expr::Load(b, index) => Node::Load(self.access(*b, index)?),
+            Expr::Const(x) => CompiledExpr::Const(defined(*x)),
+            Expr::Load(b, index) => CompiledExpr::Load(self.access(*b, index)?),
             Expr::Gather(b, subscripts) => {
                 let known: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
                 let access = self.access(*b, &known)?;
@@ -836,48 +839,48 @@ impl Compiler<'_> {
                     }
                 }
                 let rounds = Rounds { each: DType::I64, last: DType::I64 };
-                Node::Gather(Box::new(Gather { access, values, rounds }))
+                CompiledExpr::Gather(Box::new(IndirectAccess { access, values, rounds }))
             }
-            Expr::FromIndex(i) => Node::FromIndex(self.linear(i)?),
-            Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
-            Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
-            Expr::Select(c, a, b) => Node::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
+            Expr::FromIndex(i) => CompiledExpr::FromIndex(self.linear(i)?),
+            Expr::Unary(op, x) => CompiledExpr::Unary(*op, Box::new(self.node(x)?)),
+            Expr::Binary(op, a, b) => CompiledExpr::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
+            Expr::Select(c, a, b) => CompiledExpr::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
             Expr::Cast(dtype, x) => {
                 let mut rounds = self.rounds(*dtype);
                 if rounds_to_single(self.program, e) {
                     rounds.last = DType::F32;
                 }
-                Node::Cast(rounds, Box::new(self.node(x)?))
+                CompiledExpr::Cast(rounds, Box::new(self.node(x)?))
             }
         })
     }
 
-    pub fn condition(&mut self, cond: &Cond) -> Result<Condition, Fault> {
-        self.test(cond).map(Condition)
+    pub fn condition(&mut self, cond: &Cond) -> Result<CompiledCondition, Fault> {
+        self.test(cond).map(CompiledCondition)
     }
 
-    fn test(&mut self, cond: &Cond) -> Result<Test, Fault> {
+    fn test(&mut self, cond: &Cond) -> Result<CompiledTest, Fault> {
         Ok(match cond {
-            Cond::True => Test::Constant(true),
-            Cond::Lt(a, b) => Test::Lt(self.linear(a)?, self.linear(b)?),
+            Cond::True => CompiledTest::Constant(true),
+            Cond::Lt(a, b) => CompiledTest::Lt(self.linear(a)?, self.linear(b)?),
             Cond::Eq(a, b) => {
                 let (a, b) = (self.linear(a)?, self.linear(b)?);
                 match (&*a.terms, &*b.terms) {
                     (&[(var, 1)], []) if a.rest.is_empty() && b.rest.is_empty() && a.constant == b.constant => {
-                        Test::IsZero(var)
+                        CompiledTest::IsZero(var)
                     }
-                    _ => Test::Eq(a, b),
+                    _ => CompiledTest::Eq(a, b),
                 }
             }
             Cond::Less(a, b) => {
                 let sides = Box::new((self.node(a)?, self.node(b)?));
                 let dtype = Expr::arithmetic_of([a, b], &|b| self.program.buffer(b).dtype);
-                Test::Less(self.rounds(dtype.unwrap_or(DType::F64)), sides)
+                CompiledTest::Less(self.rounds(dtype.unwrap_or(DType::F64)), sides)
             }
-            Cond::And(a, b) => Test::And(Box::new((self.test(a)?, self.test(b)?))),
+            Cond::And(a, b) => CompiledTest::And(Box::new((self.test(a)?, self.test(b)?))),
             Cond::Not(c) => match self.test(c)? {
-                Test::Constant(c) => Test::Constant(!c),
-                c => Test::Not(Box::new(c)),
+                CompiledTest::Constant(c) => CompiledTest::Constant(!c),
+                c => CompiledTest::Not(Box::new(c)),
             },
         })
     }
@@ -891,7 +894,7 @@ const AS_IS: u8 = 0;
 /// Mode that rounds to f32, the usual case, made fast.
 const TO_F32: u8 = 1;
 
-pub(crate) struct Machine<'a, M> {
+pub(crate) struct Interpreter<'a, M> {
     program: &'a Program,
     sources: &'a [Index],
     /// Values of the loop variables, by id.
@@ -905,10 +908,10 @@ pub(crate) struct Machine<'a, M> {
     fault: Option<Box<Fault>>,
 }
 
-impl<'a, M: Memory> Machine<'a, M> {
+impl<'a, M: Memory> Interpreter<'a, M> {
     /// Makes a machine outside all loops that may run `limit` iterations.
-    pub fn new(program: &'a Program, sources: &'a [Index], memory: M, limit: u64) -> Machine<'a, M> {
-        Machine {
+    pub fn new(program: &'a Program, sources: &'a [Index], memory: M, limit: u64) -> Interpreter<'a, M> {
+        Interpreter {
             program,
             sources,
             // One more, as an index without variables reads the first.
@@ -927,7 +930,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     /// Runs a block.
-    pub fn block(&mut self, block: &Block) -> Result<(), Stopped> {
+    pub fn block(&mut self, block: &CompiledBlock) -> Result<(), Stopped> {
         self.open_block(block)?;
         for b in &block.allocs {
             self.memory.free(*b);
@@ -936,13 +939,13 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     /// Runs a block, and leaves its allocations alive.
-    pub fn open_block(&mut self, block: &Block) -> Result<(), Stopped> {
+    pub fn open_block(&mut self, block: &CompiledBlock) -> Result<(), Stopped> {
         block.ops.iter().try_for_each(|op| self.op(op))
     }
 
-    fn op(&mut self, op: &Op) -> Result<(), Stopped> {
+    fn op(&mut self, op: &CompiledOp) -> Result<(), Stopped> {
         match op {
-            Op::For { var, extent, body, is_downwards } => {
+            CompiledOp::For { var, extent, body, is_downwards } => {
                 let extent = self.linear(extent);
                 self.check()?;
                 let extent = extent.max(0);
@@ -956,12 +959,12 @@ impl<'a, M: Memory> Machine<'a, M> {
                 self.vars[*var as usize] = outer;
                 self.active.pop();
             }
-            Op::If { test, then, otherwise } => {
+            CompiledOp::If { test, then, otherwise } => {
                 let holds = self.test(test);
                 self.check()?;
                 self.block(if holds { then } else { otherwise })?;
             }
-            Op::Alloc(b) => {
+            CompiledOp::Alloc(b) => {
                 let buffer = &self.program.buffers[*b as usize];
                 match n_elements(buffer) {
                     Ok(n) => {
@@ -975,7 +978,7 @@ impl<'a, M: Memory> Machine<'a, M> {
                     }
                 }
             }
-            Op::AddOfPair { to, factors } => {
+            CompiledOp::AddOfPair { to, factors } => {
                 let [a, b] = factors.each_ref().map(|x| self.node::<TO_F32>(x));
                 let at = self.locate(to);
                 self.check()?;
@@ -986,14 +989,14 @@ impl<'a, M: Memory> Machine<'a, M> {
                 self.check()?;
                 self.write(to, at, add_of_pair(old, a, b))?;
             }
-            Op::Wait(n) => self.memory.wait(*n),
-            Op::Store { to, value, rounds } => {
+            CompiledOp::Wait(n) => self.memory.wait(*n),
+            CompiledOp::Store { to, value, rounds } => {
                 let value = self.value(value, *rounds);
                 let at = self.locate(to);
                 self.check()?;
                 self.write(to, at, value)?;
             }
-            Op::Update { to, op, value, first, rounds } => {
+            CompiledOp::Update { to, op, value, first, rounds } => {
                 let Rounds { each, last } = *rounds;
                 let value = self.value(value, Rounds { each, last: each });
                 let first = self.test(first);
@@ -1028,7 +1031,7 @@ impl<'a, M: Memory> Machine<'a, M> {
 
     /// An element; any value and a fault where there is none.
     #[inline]
-    fn read(&mut self, access: &Access, at: usize) -> f64 {
+    fn read(&mut self, access: &ElementAccess, at: usize) -> f64 {
         match self.memory.read(access.buffer, at) {
             Some(value) => value,
             None => self.out_of_bounds(access) as f64,
@@ -1036,7 +1039,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     #[inline]
-    fn write(&mut self, access: &Access, at: usize, value: f64) -> Result<(), Stopped> {
+    fn write(&mut self, access: &ElementAccess, at: usize, value: f64) -> Result<(), Stopped> {
         self.memory.write(access.buffer, at, value).ok_or_else(|| {
             self.out_of_bounds(access);
             Stopped
@@ -1070,7 +1073,7 @@ impl<'a, M: Memory> Machine<'a, M> {
 
     /// The position of an access in its buffer's memory; some position and a fault where there is none.
     #[inline]
-    fn locate(&mut self, access: &Access) -> usize {
+    fn locate(&mut self, access: &ElementAccess) -> usize {
         let mut at = access.base;
         for dim in &*access.dims {
             let i = self.linear(&dim.index);
@@ -1083,7 +1086,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     #[inline]
-    fn load(&mut self, access: &Access) -> f64 {
+    fn load(&mut self, access: &ElementAccess) -> f64 {
         let at = self.locate(access);
         // After a fault the position may be anything.
         let value = self.read(access, at);
@@ -1093,7 +1096,7 @@ impl<'a, M: Memory> Machine<'a, M> {
         value
     }
 
-    fn gather(&mut self, gather: &Gather) -> f64 {
+    fn gather(&mut self, gather: &IndirectAccess) -> f64 {
         let mut at = self.locate(&gather.access) as i64;
         for (value, extent, stride) in &gather.values {
             let number = gather.rounds.last.whole(self.value(value, gather.rounds)) as i64;
@@ -1105,7 +1108,7 @@ impl<'a, M: Memory> Machine<'a, M> {
 
     /// A value as an element of the last type, computed in the arithmetic of each operation.
     #[inline]
-    fn value(&mut self, node: &Node, Rounds { each, last }: Rounds) -> f64 {
+    fn value(&mut self, node: &CompiledExpr, Rounds { each, last }: Rounds) -> f64 {
         let value = match each {
             DType::F64 => self.node::<AS_IS>(node),
             DType::F32 => self.node::<TO_F32>(node),
@@ -1118,7 +1121,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     /// A floating-point number.
-    fn node<const EACH: u8>(&mut self, node: &Node) -> f64 {
+    fn node<const EACH: u8>(&mut self, node: &CompiledExpr) -> f64 {
         // An integer is rounded once.
         let number = |dtype: DType, held: f64| match EACH {
             _ if !dtype.is_wide() => held,
@@ -1126,69 +1129,69 @@ impl<'a, M: Memory> Machine<'a, M> {
             _ => dtype.number(held),
         };
         let value = match node {
-            Node::Const(x) => *x,
-            Node::Load(access) => number(access.dtype, self.load(access)),
-            Node::Gather(gather) => number(gather.access.dtype, self.gather(gather)),
-            Node::FromIndex(i) => match EACH {
+            CompiledExpr::Const(x) => *x,
+            CompiledExpr::Load(access) => number(access.dtype, self.load(access)),
+            CompiledExpr::Gather(gather) => number(gather.access.dtype, self.gather(gather)),
+            CompiledExpr::FromIndex(i) => match EACH {
                 TO_F32 => f64::from(self.linear(i) as f32),
                 _ => self.linear(i) as f64,
             },
-            Node::Unary(op, x) => apply_unary(*op, self.node::<EACH>(x)),
-            Node::Binary(op, sides) => {
+            CompiledExpr::Unary(op, x) => apply_unary(*op, self.node::<EACH>(x)),
+            CompiledExpr::Binary(op, sides) => {
                 let a = self.node::<EACH>(&sides.0);
                 apply_binary(*op, a, self.node::<EACH>(&sides.1))
             }
-            Node::Select(parts) => {
+            CompiledExpr::Select(parts) => {
                 let (test, a, b) = &**parts;
                 return if self.test(test) { self.node::<EACH>(a) } else { self.node::<EACH>(b) };
             }
-            Node::Cast(rounds, x) => number(rounds.last, self.value(x, *rounds)),
+            CompiledExpr::Cast(rounds, x) => number(rounds.last, self.value(x, *rounds)),
         };
         if EACH == TO_F32 { f64::from(value as f32) } else { value }
     }
 
     /// An integer of an arithmetic.
-    fn whole(&mut self, node: &Node, each: DType) -> i128 {
+    fn whole(&mut self, node: &CompiledExpr, each: DType) -> i128 {
         let integer = |dtype: DType, held: f64| match dtype.is_float() {
             true => each.whole(each.held(held)),
             false => each.wrap(dtype.whole(held)),
         };
         match node {
-            Node::Const(x) => each.literal(*x),
-            Node::Load(access) => integer(access.dtype, self.load(access)),
-            Node::Gather(gather) => integer(gather.access.dtype, self.gather(gather)),
-            Node::FromIndex(i) => each.wrap(self.linear(i).into()),
-            Node::Unary(op, x) => whole_unary(*op, self.whole(x, each), each),
-            Node::Binary(op, sides) => {
+            CompiledExpr::Const(x) => each.literal(*x),
+            CompiledExpr::Load(access) => integer(access.dtype, self.load(access)),
+            CompiledExpr::Gather(gather) => integer(gather.access.dtype, self.gather(gather)),
+            CompiledExpr::FromIndex(i) => each.wrap(self.linear(i).into()),
+            CompiledExpr::Unary(op, x) => whole_unary(*op, self.whole(x, each), each),
+            CompiledExpr::Binary(op, sides) => {
                 let a = self.whole(&sides.0, each);
                 whole_binary(*op, a, self.whole(&sides.1, each), each)
             }
-            Node::Select(parts) => {
+            CompiledExpr::Select(parts) => {
                 let (test, a, b) = &**parts;
                 if self.test(test) { self.whole(a, each) } else { self.whole(b, each) }
             }
-            Node::Cast(rounds, x) => integer(rounds.last, self.value(x, *rounds)),
+            CompiledExpr::Cast(rounds, x) => integer(rounds.last, self.value(x, *rounds)),
         }
     }
 
     /// Whether a condition holds.
-    pub fn condition(&mut self, condition: &Condition) -> bool {
+    pub fn condition(&mut self, condition: &CompiledCondition) -> bool {
         self.test(&condition.0)
     }
 
-    fn test(&mut self, test: &Test) -> bool {
+    fn test(&mut self, test: &CompiledTest) -> bool {
         match test {
-            Test::Constant(c) => *c,
-            Test::IsZero(var) => self.vars[*var as usize] == 0,
-            Test::Lt(a, b) => self.linear(a) < self.linear(b),
-            Test::Eq(a, b) => self.linear(a) == self.linear(b),
-            Test::Less(rounds, sides) => {
+            CompiledTest::Constant(c) => *c,
+            CompiledTest::IsZero(var) => self.vars[*var as usize] == 0,
+            CompiledTest::Lt(a, b) => self.linear(a) < self.linear(b),
+            CompiledTest::Eq(a, b) => self.linear(a) == self.linear(b),
+            CompiledTest::Less(rounds, sides) => {
                 let (a, b) = (self.value(&sides.0, *rounds), self.value(&sides.1, *rounds));
                 let dtype = rounds.last;
                 if dtype.is_wide() { dtype.whole(a) < dtype.whole(b) } else { a < b }
             }
-            Test::And(sides) => self.test(&sides.0) && self.test(&sides.1),
-            Test::Not(c) => !self.test(c),
+            CompiledTest::And(sides) => self.test(&sides.0) && self.test(&sides.1),
+            CompiledTest::Not(c) => !self.test(c),
         }
     }
 
@@ -1212,14 +1215,14 @@ impl<'a, M: Memory> Machine<'a, M> {
         0
     }
 
-    fn subscripts(&self, access: &Access) -> Vec<i64> {
+    fn subscripts(&self, access: &ElementAccess) -> Vec<i64> {
         let mut all = access.constant.to_vec();
         access.dims.iter().for_each(|d| all[d.at] = d.index.eval(&self.vars).unwrap_or(0));
         all
     }
 
     #[cold]
-    fn out_of_bounds(&mut self, access: &Access) -> usize {
+    fn out_of_bounds(&mut self, access: &ElementAccess) -> usize {
         let Buffer { name, shape, .. } = &self.program.buffers[access.buffer as usize];
         let subscripts = self.subscripts(access);
         let inside = subscripts.iter().zip(shape).all(|(i, extent)| (0..*extent).contains(i));
@@ -1233,7 +1236,7 @@ impl<'a, M: Memory> Machine<'a, M> {
     }
 
     #[cold]
-    fn undefined(&mut self, access: &Access) {
+    fn undefined(&mut self, access: &ElementAccess) {
         let buffer = self.program.buffers[access.buffer as usize].name.clone();
         self.stop(Fault::Undefined { buffer, subscripts: self.subscripts(access), place: self.place() });
     }

@@ -27,9 +27,11 @@ pub mod verify;
 
 pub use dtype::DType;
 pub use expr::{Cond, Expr};
-pub use gpu::{GpuProgram, Kernel, lower_gpu};
+pub use gpu::{GpuKernel, GpuProgram, lower_gpu};
 pub use index::{Atom, Index};
-pub use program::{Buffer, BufferId, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, Tensor};
+pub use program::{
+    Buffer, BufferId, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, TensorProduct,
+};
 pub use repeat::repeat;
 pub use schedule::Step;
 pub use target::Target;

@@ -1,7 +1,7 @@
 //! The loop IR: buffers and a tree of statements.
 
 use crate::dtype::DType;
-use crate::expr::{Cond, Expr, Node, ReduceOp};
+use crate::expr::{Cond, Expr, ReduceOp, TreePart};
 pub use crate::ids::{BufferId, LoopId};
 use crate::index::{Index, Ranges};
 
@@ -24,10 +24,10 @@ pub enum Scope {
     /// array at once, see [`BoxCopy`](crate::gpu::bulk::BoxCopy).
     Bulk,
     /// Shared memory that, on a GPU with TMA, a producer warp fills by bulk copies, see
-    /// [`copier`](crate::gpu::copier).
-    Fed,
-    /// Shared memory as `Fed` that, where two neighbouring blocks along x copy the same, their producer warps
-    /// fill for each other (TMA multicast), see [`cluster`](crate::gpu::cluster).
+    /// [`producer_warp`](crate::gpu::producer_warp).
+    Produced,
+    /// Shared memory as `Produced` that, where two neighbouring blocks along x copy the same, their producer
+    /// warps fill for each other (TMA multicast), see [`cluster`](crate::gpu::cluster).
     Multicast,
 }
 
@@ -40,28 +40,28 @@ impl Scope {
         (Scope::Shared, "shared"),
         (Scope::Async, "async"),
         (Scope::Bulk, "bulk"),
-        (Scope::Fed, "fed"),
+        (Scope::Produced, "fed"),
         (Scope::Multicast, "multicast"),
     ];
 
     /// Whether the threads of a GPU's block share it.
     pub fn is_shared(self) -> bool {
-        matches!(self, Scope::Shared | Scope::Async) || self.is_for_boxes()
+        matches!(self, Scope::Shared | Scope::Async) || self.is_tma()
     }
 
     /// Whether stores arrive only once they are waited for (asynchronous copies).
     pub fn is_on_its_way(self) -> bool {
-        self == Scope::Async || self.is_for_boxes()
+        self == Scope::Async || self.is_tma()
     }
 
     /// Whether one thread fills the memory for the whole block, by bulk copies.
-    pub fn is_for_boxes(self) -> bool {
-        self == Scope::Bulk || self.is_fed()
+    pub fn is_tma(self) -> bool {
+        self == Scope::Bulk || self.is_produced()
     }
 
     /// Whether a producer warp fills the memory where a GPU has TMA.
-    pub fn is_fed(self) -> bool {
-        matches!(self, Scope::Fed | Scope::Multicast)
+    pub fn is_produced(self) -> bool {
+        matches!(self, Scope::Produced | Scope::Multicast)
     }
 }
 
@@ -143,15 +143,15 @@ pub enum LoopKind {
     /// GPU thread axis 0 to 2.
     Thread(u8),
     /// Sequential, or the steps of a tile product that the threads of a warp compute together in a tensor
-    /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct). Of [`Tensor::Dot4`] and
-    /// [`Tensor::Dot2`], the steps of dot products, as a CPU computes them. Of [`Tensor::Tma`], the parts of
-    /// a box that a warp stores.
-    Tensor(Tensor),
+    /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct). Of [`TensorProduct::Dot4`] and
+    /// [`TensorProduct::Dot2`], the steps of dot products, as a CPU computes them. Of [`TensorProduct::Tma`],
+    /// the parts of a box that a warp stores.
+    Tensor(TensorProduct),
 }
 
 /// Kind of tensor core product, with sums in f32, or of a CPU's dot product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Tensor {
+pub enum TensorProduct {
     /// Factors are rounded to 11 bits.
     Tf32,
     /// Products of f32 as sums of two TF32 numbers, of whose four products the three largest are added
@@ -160,8 +160,8 @@ pub enum Tensor {
     /// Products of a warpgroup, with factors in shared memory: see
     /// [`GroupProduct`](crate::gpu::GroupProduct). Factors are f16, bf16, or f32 rounded to TF32.
     Wgmma,
-    /// Warpgroup product of f32 as sums of two parts, as with [`Tensor::Tf32x3`]: both parts of each factor
-    /// are in shared memory.
+    /// Warpgroup product of f32 as sums of two parts, as with [`TensorProduct::Tf32x3`]: both parts of each
+    /// factor are in shared memory.
     Wgmmax3,
     /// Factors have 16 bits and are multiplied as they are.
     Halves,
@@ -176,19 +176,24 @@ pub enum Tensor {
     Tma,
 }
 
-impl Tensor {
+impl TensorProduct {
     /// Steps of the sum that a dot product takes at a time; `None` of a tensor core's product.
     pub fn dot_steps(self) -> Option<i64> {
         match self {
-            Tensor::Dot4 => Some(4),
-            Tensor::Dot2 => Some(2),
-            Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmma | Tensor::Wgmmax3 | Tensor::Halves | Tensor::Tma => None,
+            TensorProduct::Dot4 => Some(4),
+            TensorProduct::Dot2 => Some(2),
+            TensorProduct::Tf32
+            | TensorProduct::Tf32x3
+            | TensorProduct::Wgmma
+            | TensorProduct::Wgmmax3
+            | TensorProduct::Halves
+            | TensorProduct::Tma => None,
         }
     }
 
     /// Whether four warps multiply together.
     pub fn is_of_groups(self) -> bool {
-        matches!(self, Tensor::Wgmma | Tensor::Wgmmax3)
+        matches!(self, TensorProduct::Wgmma | TensorProduct::Wgmmax3)
     }
 }
 
@@ -205,14 +210,14 @@ impl LoopKind {
         (LoopKind::Thread(0), "thread.x"),
         (LoopKind::Thread(1), "thread.y"),
         (LoopKind::Thread(2), "thread.z"),
-        (LoopKind::Tensor(Tensor::Tf32), "tf32"),
-        (LoopKind::Tensor(Tensor::Tf32x3), "tf32x3"),
-        (LoopKind::Tensor(Tensor::Wgmma), "wgmma"),
-        (LoopKind::Tensor(Tensor::Wgmmax3), "wgmmax3"),
-        (LoopKind::Tensor(Tensor::Halves), "halves"),
-        (LoopKind::Tensor(Tensor::Dot4), "dot4"),
-        (LoopKind::Tensor(Tensor::Dot2), "dot2"),
-        (LoopKind::Tensor(Tensor::Tma), "tma"),
+        (LoopKind::Tensor(TensorProduct::Tf32), "tf32"),
+        (LoopKind::Tensor(TensorProduct::Tf32x3), "tf32x3"),
+        (LoopKind::Tensor(TensorProduct::Wgmma), "wgmma"),
+        (LoopKind::Tensor(TensorProduct::Wgmmax3), "wgmmax3"),
+        (LoopKind::Tensor(TensorProduct::Halves), "halves"),
+        (LoopKind::Tensor(TensorProduct::Dot4), "dot4"),
+        (LoopKind::Tensor(TensorProduct::Dot2), "dot2"),
+        (LoopKind::Tensor(TensorProduct::Tma), "tma"),
     ];
 
     /// The keyword in the text format.
@@ -590,11 +595,11 @@ impl Stmt {
 
     /// The values and conditions of this statement itself, not of statements inside it, in the order of their
     /// evaluation.
-    pub fn own_nodes(&self) -> impl Iterator<Item = Node<'_>> {
+    pub fn own_nodes(&self) -> impl Iterator<Item = TreePart<'_>> {
         let (a, b) = match self {
-            Stmt::If { cond, .. } => (Some(Node::Cond(cond)), None),
-            Stmt::Store { value, .. } => (Some(Node::Expr(value)), None),
-            Stmt::Update { value, first, .. } => (Some(Node::Expr(value)), Some(Node::Cond(first))),
+            Stmt::If { cond, .. } => (Some(TreePart::Cond(cond)), None),
+            Stmt::Store { value, .. } => (Some(TreePart::Expr(value)), None),
+            Stmt::Update { value, first, .. } => (Some(TreePart::Expr(value)), Some(TreePart::Cond(first))),
             Stmt::For(_) | Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => (None, None),
         };
         a.into_iter().chain(b)

@@ -2,7 +2,7 @@
 
 use crate::expr::{Cond, Expr, Rewrite, Subscript};
 use crate::index::Index;
-use crate::op::Range;
+use crate::op::SizeRange;
 use crate::program::{BufferId, Loop, LoopKind, OpenSize, Program, Role, Stmt};
 
 /// Repeats the body of a program for each element of a further dimension of some of its arguments, which
@@ -14,7 +14,7 @@ use crate::program::{BufferId, Loop, LoopKind, OpenSize, Program, Role, Stmt};
 /// # Panics
 /// If `along` does not fit the arguments, or the program has a part behind its body: callers repeat what
 /// neither lays an output out nor has one that all repetitions would write.
-pub fn repeat(mut program: Program, name: &str, range: Range, along: &[bool]) -> Program {
+pub fn repeat(mut program: Program, name: &str, range: SizeRange, along: &[bool]) -> Program {
     let arguments: Vec<BufferId> = program.arguments().map(|(id, _)| id).collect();
     assert_eq!(arguments.len(), along.len(), "invariant: an answer for each argument");
     assert!(program.finish.is_empty(), "invariant: outputs are written by the body");

@@ -529,27 +529,27 @@ impl fmt::Display for Target {
 }
 
 /// A number of a GPU, in the text of a target.
-enum Field<'g> {
+enum GpuField<'g> {
     Number(&'g mut u32),
     Bytes(&'g mut u64),
     Has(&'g mut bool),
 }
 
-impl Field<'_> {
+impl GpuField<'_> {
     fn get(&self) -> u64 {
         match self {
-            Field::Number(n) => u64::from(**n),
-            Field::Bytes(n) => **n,
-            Field::Has(has) => u64::from(**has),
+            GpuField::Number(n) => u64::from(**n),
+            GpuField::Bytes(n) => **n,
+            GpuField::Has(has) => u64::from(**has),
         }
     }
 
     /// Whether the number fits.
     fn set(&mut self, value: u64) -> bool {
         match self {
-            Field::Number(n) => return u32::try_from(value).map(|value| **n = value).is_ok(),
-            Field::Bytes(n) => **n = value,
-            Field::Has(has) => **has = value == 1,
+            GpuField::Number(n) => return u32::try_from(value).map(|value| **n = value).is_ok(),
+            GpuField::Bytes(n) => **n = value,
+            GpuField::Has(has) => **has = value == 1,
         }
         true
     }
@@ -557,29 +557,29 @@ impl Field<'_> {
 
 impl Gpu {
     /// Every number with its key in the text of a target.
-    fn fields(&mut self) -> [(&'static str, Field<'_>); 19] {
+    fn fields(&mut self) -> [(&'static str, GpuField<'_>); 19] {
         let [threads_x, threads_y, threads_z] = &mut self.most_threads_along;
         let [blocks_x, blocks_y, blocks_z] = &mut self.most_blocks_along;
         [
-            ("warp", Field::Number(&mut self.warp_size)),
-            ("threads", Field::Number(&mut self.most_threads)),
-            ("threads_x", Field::Number(threads_x)),
-            ("threads_y", Field::Number(threads_y)),
-            ("threads_z", Field::Number(threads_z)),
-            ("blocks_x", Field::Number(blocks_x)),
-            ("blocks_y", Field::Number(blocks_y)),
-            ("blocks_z", Field::Number(blocks_z)),
-            ("shared", Field::Bytes(&mut self.shared_bytes)),
-            ("most_shared", Field::Bytes(&mut self.most_shared_bytes)),
-            ("thread_registers", Field::Number(&mut self.registers_per_thread)),
-            ("block_registers", Field::Number(&mut self.registers_per_block)),
-            ("units", Field::Number(&mut self.n_units)),
-            ("unit_threads", Field::Number(&mut self.unit_threads)),
-            ("unit_fmas", Field::Number(&mut self.unit_fmas)),
-            ("tensor_fmas", Field::Number(&mut self.tensor_fmas)),
-            ("f64", Field::Has(&mut self.has_f64)),
-            ("f16", Field::Has(&mut self.has_f16)),
-            ("number", Field::Number(&mut self.number)),
+            ("warp", GpuField::Number(&mut self.warp_size)),
+            ("threads", GpuField::Number(&mut self.most_threads)),
+            ("threads_x", GpuField::Number(threads_x)),
+            ("threads_y", GpuField::Number(threads_y)),
+            ("threads_z", GpuField::Number(threads_z)),
+            ("blocks_x", GpuField::Number(blocks_x)),
+            ("blocks_y", GpuField::Number(blocks_y)),
+            ("blocks_z", GpuField::Number(blocks_z)),
+            ("shared", GpuField::Bytes(&mut self.shared_bytes)),
+            ("most_shared", GpuField::Bytes(&mut self.most_shared_bytes)),
+            ("thread_registers", GpuField::Number(&mut self.registers_per_thread)),
+            ("block_registers", GpuField::Number(&mut self.registers_per_block)),
+            ("units", GpuField::Number(&mut self.n_units)),
+            ("unit_threads", GpuField::Number(&mut self.unit_threads)),
+            ("unit_fmas", GpuField::Number(&mut self.unit_fmas)),
+            ("tensor_fmas", GpuField::Number(&mut self.tensor_fmas)),
+            ("f64", GpuField::Has(&mut self.has_f64)),
+            ("f16", GpuField::Has(&mut self.has_f16)),
+            ("number", GpuField::Number(&mut self.number)),
         ]
     }
 }

@@ -23,7 +23,7 @@
 //!     See [`find_race`].
 //! 11. A tensor core's loop is a product that one computes so: [`products::check`].
 
-use crate::dependence::{Race, find_race};
+use crate::dependence::{DataRace, find_race};
 use crate::expr::{Cond, Expr, Subscript};
 use crate::gpu::products;
 use crate::index::{Atom, Index, Ranges};
@@ -259,7 +259,7 @@ pub fn check(program: &Program) -> Result<Vec<Unproven>, VerifyError> {
         program,
         part: Part::Prepare,
         prepared: vec![false; program.buffers.len()],
-        known: Known { most, ..Known::default() },
+        known: KnownFacts { most, ..KnownFacts::default() },
         around: Vec::new(),
         alive: vec![false; program.buffers.len()],
         unproven: Vec::new(),
@@ -315,14 +315,14 @@ const MAX_TRIES: u64 = 1 << 14;
 
 /// Facts that hold at a point: the loops, and indices that a condition shows not to be negative.
 #[derive(Default)]
-struct Known {
+struct KnownFacts {
     ranges: Ranges,
     facts: Vec<Index>,
     /// Bound of each loop variable's magnitude.
     most: Vec<i128>,
 }
 
-impl Known {
+impl KnownFacts {
     /// A bound of the magnitude of an index and of all that bounding it computes.
     fn magnitude(&self, e: &Index) -> i128 {
         e.terms().iter().fold(i128::from(e.constant().unsigned_abs()), |sum, (atom, c)| {
@@ -400,7 +400,7 @@ struct Checker<'a> {
     part: Part,
     /// Whether `prepare` writes each buffer.
     prepared: Vec<bool>,
-    known: Known,
+    known: KnownFacts,
     around: Vec<Around<'a>>,
     /// Temporaries that live here, by buffer.
     alive: Vec<bool>,
@@ -644,7 +644,7 @@ impl<'a> Checker<'a> {
         let proven =
             |(e, extent): (&Index, &i64)| self.known.is_below(e, *extent, 2) && self.known.is_below(&e.scale(-1), 1, 2);
         let Some(dimension) = index.iter().zip(&buffer.shape).position(|dim| !proven(dim)) else { return Ok(()) };
-        match Search::new(self.program, &self.around).counterexample(index, &buffer.shape) {
+        match IterationSearch::new(self.program, &self.around).counterexample(index, &buffer.shape) {
             Tried::Counterexample(subscripts, place) => Err(VerifyError::OutOfBounds {
                 buffer: buffer.name.clone(),
                 subscripts,
@@ -667,7 +667,7 @@ impl<'a> Checker<'a> {
 
     /// Rule 10, for a loop whose inside is checked.
     fn races(&self, l: &'a Loop) -> Checked {
-        let Some(Race { buffer, write, other }) = find_race(l, &self.known.ranges) else { return Ok(()) };
+        let Some(DataRace { buffer, write, other }) = find_race(l, &self.known.ranges) else { return Ok(()) };
         let name = &self.program.buffer(buffer).name;
         let text = |index: &[Index]| {
             let subscripts = index.iter().map(|e| index_to_string(self.program, e)).collect::<Vec<_>>();
@@ -702,7 +702,7 @@ enum Tried {
 
 /// Tries iterations of the loops around an access: all where they are few, else the first and
 /// last of each loop.
-struct Search<'a> {
+struct IterationSearch<'a> {
     program: &'a Program,
     around: &'a [Around<'a>],
     values: Vec<i64>,
@@ -711,9 +711,9 @@ struct Search<'a> {
     all: bool,
 }
 
-impl<'a> Search<'a> {
-    fn new(program: &'a Program, around: &'a [Around<'a>]) -> Search<'a> {
-        Search { program, around, values: vec![0; program.loops.len()], left: MAX_TRIES, all: true }
+impl<'a> IterationSearch<'a> {
+    fn new(program: &'a Program, around: &'a [Around<'a>]) -> IterationSearch<'a> {
+        IterationSearch { program, around, values: vec![0; program.loops.len()], left: MAX_TRIES, all: true }
     }
 
     fn counterexample(mut self, index: &[Index], shape: &[i64]) -> Tried {

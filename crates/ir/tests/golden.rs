@@ -23,7 +23,7 @@ use sources::{difference, on_gpu, outputs, tolerance};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tilewright_ir::gpu::simt::Order;
+use tilewright_ir::gpu::simt::ThreadOrder;
 use tilewright_ir::schedule::{FORMS, Illegal, apply, parse_steps};
 use tilewright_ir::{Program, lower, lower_gpu, text, verify};
 
@@ -128,7 +128,7 @@ fn outcome(case: &Case) -> Result<(String, Option<Illegal>), String> {
             Err(why) => Err(why.to_string()),
             Ok(_) if case.refused => Err("the program is not refused".to_owned()),
             Ok(gpu) => {
-                let got = on_gpu(&gpu, Order::Forward).map_err(|fault| format!("{fault}\n{gpu}"))?;
+                let got = on_gpu(&gpu, ThreadOrder::Forward).map_err(|fault| format!("{fault}\n{gpu}"))?;
                 difference(&got, &before, tolerance).map_or(Ok(()), |how| Err(format!("{how}\n{gpu}")))?;
                 Ok((gpu.to_string(), None))
             }

@@ -8,15 +8,15 @@ mod sources;
 
 use common::{Random, program};
 use sources::{difference, on_gpu, outputs};
-use tilewright_ir::gpu::simt::{Order, SimtFault};
+use tilewright_ir::gpu::simt::{SimtFault, ThreadOrder};
 use tilewright_ir::gpu::store::BoxStore;
-use tilewright_ir::gpu::{Abi, Access, MapError, copier};
+use tilewright_ir::gpu::{Abi, BufferUse, MapError, producer_warp};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Cond, Expr, GpuProgram, Index, Program, Stmt, Target, lower_gpu, verify};
 
 const LONGEST: u64 = 50_000_000;
-const ORDERS: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(7)];
+const ORDERS: [ThreadOrder; 3] = [ThreadOrder::Forward, ThreadOrder::Reverse, ThreadOrder::Shuffled(7)];
 
 /// Schedules of each kind that one run tries.
 fn n_cases() -> usize {
@@ -235,14 +235,14 @@ fn kernels_tell_their_arguments() {
         }",
     ));
     let [first, second] = gpu.body.as_slice() else { panic!("{gpu}") };
-    let names = |kernel: &tilewright_ir::Kernel| {
+    let names = |kernel: &tilewright_ir::GpuKernel| {
         let named = |(b, access)| (gpu.program.buffer(b).name.clone(), access);
         kernel.arguments(&gpu).into_iter().map(named).collect::<Vec<_>>()
     };
     let row = |name: &str, access| (name.to_owned(), access);
-    let of_first = [row("X", Access::Read), row("I", Access::Read), row("T", Access::Write)];
+    let of_first = [row("X", BufferUse::Read), row("I", BufferUse::Read), row("T", BufferUse::Write)];
     assert_eq!(names(first), of_first);
-    assert_eq!(names(second), [row("Y", Access::ReadWrite), row("T", Access::Read)]);
+    assert_eq!(names(second), [row("Y", BufferUse::ReadWrite), row("T", BufferUse::Read)]);
     assert_eq!((first.grid(), first.block()), ([2, 1, 1], [4, 1, 1]));
     assert_eq!((second.shared_bytes(&gpu), second.n_threads()), (32, 8));
     assert_eq!(gpu.device_buffers().len(), 4);
@@ -254,7 +254,7 @@ fn kernels_tell_their_arguments() {
 
 /// The fault of a program whose one kernel was changed.
 #[track_caller]
-fn fault(mut gpu: GpuProgram, change: impl Fn(&mut Vec<Stmt>), order: Order) -> SimtFault {
+fn fault(mut gpu: GpuProgram, change: impl Fn(&mut Vec<Stmt>), order: ThreadOrder) -> SimtFault {
     change(&mut gpu.body[0].body);
     on_gpu(&gpu, order).expect_err(&gpu.to_string())
 }
@@ -471,7 +471,7 @@ fn of_rings(n_steps: i64, stream: &str, rows: &str) -> GpuProgram {
 #[test]
 fn a_warp_may_copy_for_others() {
     let target = Target::named("sm_90a").unwrap();
-    let has_copier = |gpu: &GpuProgram| copier::has_copier(gpu, &gpu.body[0]);
+    let has_producer_warp = |gpu: &GpuProgram| producer_warp::has_producer_warp(gpu, &gpu.body[0]);
     let rows = "bind ib block.x";
     for (n_steps, stream, rows) in [
         (1, "A.s B.s at ko in 3 fed", rows),
@@ -484,13 +484,13 @@ fn a_warp_may_copy_for_others() {
         (5, "A.s B.s at ko in 4 held last fed", ""),
     ] {
         let gpu = of_rings(n_steps, stream, rows);
-        assert!(has_copier(&gpu), "{stream}: {gpu}");
+        assert!(has_producer_warp(&gpu), "{stream}: {gpu}");
         let [kernel] = &gpu.body[..] else { panic!("one kernel") };
         assert_eq!((kernel.block(), Abi::of(&gpu, kernel, &target).block), ([4, 8, 4], [4, 8, 5]));
         assert_eq!(Abi::of(&gpu, kernel, &Target::named("sm_80").unwrap()).block, [4, 8, 4]);
     }
-    assert!(!has_copier(&of_rings(7, "A.s B.s at ko in 3", rows)), "no ring says so");
-    assert!(!has_copier(&of_rings(7, "A.s at ko in 3 fed", rows)), "threads copy the other factor");
+    assert!(!has_producer_warp(&of_rings(7, "A.s B.s at ko in 3", rows)), "no ring says so");
+    assert!(!has_producer_warp(&of_rings(7, "A.s at ko in 3 fed", rows)), "threads copy the other factor");
     // Where one of the threads that multiply copies, it counts places from the first one on.
     let n_maps = |rows: &str| {
         let gpu = of_rings(7, "A.s B.s at ko in 3", rows);
@@ -522,7 +522,7 @@ fn a_warp_may_copy_for_others() {
     for (what, change) in changes {
         let mut gpu = gpu.clone();
         each_block(&mut gpu.body[0].body, &mut |block| change(block));
-        assert!(!has_copier(&gpu), "{what}: {gpu}");
+        assert!(!has_producer_warp(&gpu), "{what}: {gpu}");
     }
 }
 
@@ -708,8 +708,9 @@ fn mutants_are_found() {
                 Err(_) => true,
                 Ok(got) => difference(&got, &expected, 0.0).is_some(),
             };
-            let is_found = is_wrong(Order::Forward);
-            let matters = is_found || (0..6).any(|seed| is_wrong(Order::Shuffled(seed))) || is_wrong(Order::Reverse);
+            let is_found = is_wrong(ThreadOrder::Forward);
+            let matters =
+                is_found || (0..6).any(|seed| is_wrong(ThreadOrder::Shuffled(seed))) || is_wrong(ThreadOrder::Reverse);
             n_matter += usize::from(matters);
             n_found += usize::from(is_found);
             if !is_found {

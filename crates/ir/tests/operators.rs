@@ -5,7 +5,9 @@ mod common;
 use common::Random;
 use proptest::prelude::*;
 use tilewright_ir::interp::{self, run_limited};
-use tilewright_ir::op::{ALIASES, Epilogue, FUNCTIONS, Function, Layout, OPS, Operand, Operator, Structure, Workload};
+use tilewright_ir::op::{
+    ALIASES, Epilogue, EpilogueFunction, FUNCTIONS, Layout, OPS, Operand, Operator, Structure, Workload,
+};
 use tilewright_ir::reference::{evaluate, random_input};
 use tilewright_ir::text::parse;
 use tilewright_ir::verify::check;
@@ -166,26 +168,26 @@ fn changed(
             let of_element = || input(named(number)).at(&at);
             let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
             out.values[i] = match (e.function(), e.numbers()) {
-                (Function::Bias, _) => x + of_channel(),
-                (Function::Scale, _) => x * of_channel(),
-                (Function::Add, _) => x + of_element(),
-                (Function::Mul, _) => x * of_element(),
-                (Function::Relu, _) => x.max(0.0),
-                (Function::LeakyRelu, [slope]) => {
+                (EpilogueFunction::Bias, _) => x + of_channel(),
+                (EpilogueFunction::Scale, _) => x * of_channel(),
+                (EpilogueFunction::Add, _) => x + of_element(),
+                (EpilogueFunction::Mul, _) => x * of_element(),
+                (EpilogueFunction::Relu, _) => x.max(0.0),
+                (EpilogueFunction::LeakyRelu, [slope]) => {
                     if x < 0.0 {
                         x * slope
                     } else {
                         x
                     }
                 }
-                (Function::Clip, [low, high]) => x.clamp(*low, *high),
-                (Function::Linear, [factor, term]) => x * factor + term,
-                (Function::Sigmoid, _) => sigmoid(x),
-                (Function::Silu, _) => x * sigmoid(x),
-                (Function::HardSigmoid, [factor, term]) => (x * factor + term).clamp(0.0, 1.0),
-                (Function::HardSwish, [factor, term]) => x * (x * factor + term).clamp(0.0, 1.0),
-                (Function::Tanh, _) => x.tanh(),
-                (Function::Gelu, _) => {
+                (EpilogueFunction::Clip, [low, high]) => x.clamp(*low, *high),
+                (EpilogueFunction::Linear, [factor, term]) => x * factor + term,
+                (EpilogueFunction::Sigmoid, _) => sigmoid(x),
+                (EpilogueFunction::Silu, _) => x * sigmoid(x),
+                (EpilogueFunction::HardSigmoid, [factor, term]) => (x * factor + term).clamp(0.0, 1.0),
+                (EpilogueFunction::HardSwish, [factor, term]) => x * (x * factor + term).clamp(0.0, 1.0),
+                (EpilogueFunction::Tanh, _) => x.tanh(),
+                (EpilogueFunction::Gelu, _) => {
                     0.5 * x * (1.0 + interp::apply_unary(tilewright_ir::expr::UnaryOp::Erf, x / 2f64.sqrt()))
                 }
                 (function, numbers) => panic!("{function:?} needs a formula here, of {numbers:?}"),
@@ -551,7 +553,7 @@ fn columns_gate_others_in_pairs() {
         let sums = naive(&w, &inputs[0].1, &inputs[1].1);
         let [m, n] = [w.size("m"), w.size("n") / 2];
         let mut expected = Tensor::zeros(&[m, n]);
-        let gate = w.epilogue().iter().position(|e| e.function() == Function::Gated).unwrap();
+        let gate = w.epilogue().iter().position(|e| e.function() == EpilogueFunction::Gated).unwrap();
         let (before, after) = (&w.epilogue()[..gate], &w.epilogue()[gate + 1..]);
         for (i, at) in expected.each().into_iter().enumerate() {
             let x = at[1] / columns * 2 * columns + at[1] % columns;
@@ -590,7 +592,8 @@ fn workloads_need_no_text() {
     assert_eq!(plain, Workload::parse("conv2d:c=4,h=9,w=8,k=6,r=3,s=3,pad_left=1").unwrap());
     let text =
         "conv2d:c=4,h=9,w=8,k=6,r=3,s=3,pad_left=1,const=w+bias+r,layout=blocked,epilogue=add+bias+leaky_relu(0.5)";
-    let functions = [(Function::Add, &[][..]), (Function::Bias, &[]), (Function::LeakyRelu, &[0.5])];
+    let functions =
+        [(EpilogueFunction::Add, &[][..]), (EpilogueFunction::Bias, &[]), (EpilogueFunction::LeakyRelu, &[0.5])];
     let epilogue = functions.map(|(function, numbers)| Epilogue::new(function, numbers).unwrap());
     let fused = plain.clone().with_epilogue(epilogue.to_vec()).unwrap().with_layout(Layout::Blocked).unwrap();
     let fused = fused.with_constants(["r", "bias", "w"].map(str::to_owned).to_vec()).unwrap();
@@ -599,14 +602,14 @@ fn workloads_need_no_text() {
         fused.program().buffers.into_iter().filter(|b| b.role == Role::ConstInput).map(|b| b.name).collect();
     assert_eq!(constants, ["W", "bias", "R"]);
     assert_eq!(fused.with_epilogue(Vec::new()).unwrap().constants(), ["w"]);
-    let bias = || vec![Epilogue::new(Function::Bias, &[]).unwrap()];
+    let bias = || vec![Epilogue::new(EpilogueFunction::Bias, &[]).unwrap()];
     let changed = plain.clone().with_prologue(bias()).unwrap().with_epilogue(bias()).unwrap();
     let changed = changed.with_constants(["in_bias", "bias"].map(str::to_owned).to_vec()).unwrap();
     let text = "conv2d:c=4,h=9,w=8,k=6,r=3,s=3,pad_left=1,const=in_bias+bias,prologue=bias,epilogue=bias";
     assert_eq!((&changed, changed.to_string().as_str()), (&Workload::parse(text).unwrap(), text));
     assert_eq!(changed.with_prologue(Vec::new()).unwrap().constants(), ["bias"]);
     assert!(Workload::parse("matmul-256").unwrap().with_prologue(bias()).is_err());
-    assert!(plain.clone().with_prologue(vec![Epilogue::new(Function::Add, &[]).unwrap()]).is_err());
+    assert!(plain.clone().with_prologue(vec![Epilogue::new(EpilogueFunction::Add, &[]).unwrap()]).is_err());
 
     let fails = |sizes: &[(&str, i64)], part: &str| {
         let e = Workload::new(operator("matmul"), sizes).expect_err("it is no workload").to_string();

@@ -255,7 +255,7 @@ fn choose(program: &Program, draw: Draw, number: usize) -> Option<Step> {
                 true if program.buffers[buffer as usize].scope == Scope::Shared && c % 3 > 0 => {
                     let (stages, held) = ((c % 3) as i64 + 1, c % 5 == 0);
                     let (last, fed, multicast) = (c % 2 == 0, d % 4 == 0, d % 8 == 0);
-                    Step::Stream { buffers: vec![name_of(buffer)], at, stages, held, last, fed, multicast }
+                    Step::Stream { buffers: vec![name_of(buffer)], at, stages, held, last, by_producer: fed, multicast }
                 }
                 true => Step::Pipeline { buffer: name_of(buffer), at, name: new("N"), twice: c % 2 == 0 },
                 false => Step::Prefetch { buffer: name_of(buffer), at, ahead: (c % 4) as i64 },
@@ -485,7 +485,7 @@ fn any_step() -> impl Strategy<Value = Step> {
                 stages,
                 held,
                 last,
-                fed,
+                by_producer: fed,
                 multicast,
             },
         ),

@@ -14,8 +14,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::metrics::kendall_tau;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective};
 use tilewright_search::{
-    BoxError, Budget, Candidate, Config, Constraint, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
-    Parameter, Queue, SEARCHES, Space, Timing, Trial, tune,
+    BoxError, Budget, Candidate, Config, Constraint, Event, HeadStart, Measure, Measured, MeasuringTraits, Next,
+    Outcome, Parameter, Queue, SEARCHES, Space, Timing, Trial, Tuning,
 };
 
 const PNPOLY: &[u8] = include_bytes!("../../formats/tests/data/recorded/pnpoly-RTX_2080_Ti.json.gz");
@@ -40,7 +40,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     (processor_seconds() - start, result)
 }
 
-/// A run of a search, with batches as of `tune`, at most of so many.
+/// A run of a search, with batches as of [`Tuning`], at most of so many.
 fn run(
     name: &str,
     seed: u64,
@@ -56,7 +56,8 @@ fn run(
         observer(event);
         Ok(())
     };
-    tune(search.as_mut(), (&**space).into(), measure, none, budget, &never, &mut observer).expect("look-ups");
+    let tuning = Tuning::new(search.as_mut(), (&**space).into(), none);
+    tuning.run(measure, budget, &never, &mut observer).expect("look-ups");
 }
 
 /// Each search on a recorded space, five times 400 trials, one at a time and in batches; looking outcomes up
@@ -148,8 +149,8 @@ impl Measure for Formula {
         Ok(())
     }
 
-    fn machine(&self) -> Machine {
-        Machine::default()
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits::default()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Experiments of the papers and our own, each a table of runs of `tune`, with data and plots.
 //!
-//! An experiment is planned ([`Plan::new`]) and carried out ([`Plan::carry_out`]) in a folder, where it goes
-//! on from what is there.
+//! An experiment is planned ([`ExperimentPlan::new`]) and carried out ([`ExperimentPlan::carry_out`]) in a
+//! folder, where it goes on from what is there.
 
 mod beside;
 mod contest;
@@ -27,7 +27,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::Value as Json;
 use tilewright::Error;
-use tilewright::words::count;
+use tilewright::format::count;
 use tilewright_device::device::WorkerCommand;
 
 use crate::Caller;
@@ -35,16 +35,17 @@ pub use beside::BesideRequest;
 use finished::n_complete;
 pub use hardware::Hardware;
 use pictures::PICTURES;
-pub use plan::Plan;
+pub use plan::ExperimentPlan;
 use plan::{beside_search, n_trials};
 pub use planned::Planned;
 pub use table::{
-    Arm, Arms, Centre, EXPERIMENTS, Experiment, Length, Measure, Moment, Problem, Transferred, Trials, View,
+    Arm, Arms, Centre, ComparedMoment, EXPERIMENTS, Experiment, Length, PlottedQuantity, ResultView, SpaceProblem,
+    Transferred, TrialCount,
 };
 
 /// Request for an experiment, or a part of it.
 #[derive(Clone)]
-pub struct Request {
+pub struct ExperimentRequest {
     /// The experiment.
     pub experiment: &'static Experiment,
     /// Problems to keep to, by name; all where empty.
@@ -63,17 +64,17 @@ pub struct Request {
     pub hardware: Hardware,
 }
 
-impl Request {
+impl ExperimentRequest {
     /// All of an experiment, as it says.
-    pub fn new(experiment: &'static Experiment) -> Request {
+    pub fn new(experiment: &'static Experiment) -> ExperimentRequest {
         let (problems, arms) = (Vec::new(), Vec::new());
         let hardware = Hardware::cpus(1);
-        Request { experiment, problems, arms, budget: 1.0, repeats: None, folder: None, seed: 0, hardware }
+        ExperimentRequest { experiment, problems, arms, budget: 1.0, repeats: None, folder: None, seed: 0, hardware }
     }
 }
 
 /// Result of an experiment.
-pub struct Held {
+pub struct ExperimentResult {
     /// Contents of its `data.json`.
     pub data: Json,
     /// Folder of the experiment.
@@ -84,7 +85,7 @@ pub struct Held {
     pub n_complete: usize,
 }
 
-impl Plan {
+impl ExperimentPlan {
     /// Runs what is not complete, races the results, and writes data, plots and tables, with the results of
     /// other machines in the folders `beside` them. Stopped, it leaves what is complete, and the next call
     /// continues from there.
@@ -92,7 +93,12 @@ impl Plan {
     /// # Errors
     /// Bad input where the folder holds something else, or one beside it does not belong to it; failure where
     /// workers do not start or files cannot be written.
-    pub fn carry_out(mut self, beside: &[PathBuf], worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
+    pub fn carry_out(
+        mut self,
+        beside: &[PathBuf],
+        worker: &WorkerCommand,
+        caller: Caller,
+    ) -> Result<ExperimentResult, Error> {
         let _claim = self.claim_folder()?;
         self.elsewhere = elsewhere::read_all(beside, &self)?;
         elsewhere::check_distinct(&self.elsewhere, &self)?;
@@ -124,13 +130,13 @@ impl Plan {
         }
         let data = results::write(&self, &finished)?;
         let (n_runs, n_complete) = (self.compared().count(), n_complete(&finished));
-        Ok(Held { data, folder: self.folder.clone(), n_runs, n_complete })
+        Ok(ExperimentResult { data, folder: self.folder.clone(), n_runs, n_complete })
     }
 }
 
 /// Description of an experiment for a list.
 #[derive(Debug, Serialize)]
-pub struct Listed {
+pub struct ExperimentListing {
     /// Name on the command line.
     pub name: &'static str,
     /// Paper that it repeats.
@@ -145,9 +151,9 @@ pub struct Listed {
     pub cost: String,
 }
 
-impl fmt::Display for Listed {
+impl fmt::Display for ExperimentListing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Listed { name, paper, figure, compares, differs, cost } = self;
+        let ExperimentListing { name, paper, figure, compares, differs, cost } = self;
         let figure = if figure.is_empty() { String::new() } else { format!(", {figure}") };
         writeln!(f, "{name} ({paper}{figure}): {compares}\n    {cost}")?;
         if differs.is_empty() { Ok(()) } else { writeln!(f, "    differs: {differs}") }
@@ -159,14 +165,14 @@ impl fmt::Display for Listed {
 ///
 /// # Errors
 /// If a space does not exist on this machine.
-pub fn list() -> Result<Vec<Listed>, Error> {
+pub fn list() -> Result<Vec<ExperimentListing>, Error> {
     let here = Hardware::cpus(1);
     let of_runs = EXPERIMENTS.iter().map(|experiment| {
         let Experiment { name, paper, figure, compares, .. } = *experiment;
         let differs = here.differences(experiment.on_cpus, experiment.differs);
-        Ok(Listed { name, paper, figure, compares, differs, cost: experiment.cost(&here)?.to_string() })
+        Ok(ExperimentListing { name, paper, figure, compares, differs, cost: experiment.cost(&here)?.to_string() })
     });
-    let of_networks = Listed {
+    let of_networks = ExperimentListing {
         name: networks::NAME,
         paper: networks::PAPER,
         figure: networks::FIGURE,
@@ -174,7 +180,7 @@ pub fn list() -> Result<Vec<Listed>, Error> {
         differs: here.differences(networks::ON_CPUS, networks::DIFFERS),
         cost: networks::cost(networks::TIME).to_string(),
     };
-    let of_operators = Listed {
+    let of_operators = ExperimentListing {
         name: operators::NAME,
         paper: operators::PAPER,
         figure: operators::FIGURE,
@@ -182,7 +188,7 @@ pub fn list() -> Result<Vec<Listed>, Error> {
         differs: here.differences(operators::ON_CPUS, operators::DIFFERS),
         cost: operators::cost().to_string(),
     };
-    let of_sequences = Listed {
+    let of_sequences = ExperimentListing {
         name: sequence::NAME,
         paper: sequence::PAPER,
         figure: sequence::FIGURE,
@@ -193,7 +199,7 @@ pub fn list() -> Result<Vec<Listed>, Error> {
     let of_pictures = PICTURES.iter().map(|picture| {
         let pictures::Picture { name, paper, figure, compares, differs, .. } = *picture;
         let differs = differs.to_owned();
-        Ok(Listed { name, paper, figure, compares, differs, cost: "nothing is measured".to_owned() })
+        Ok(ExperimentListing { name, paper, figure, compares, differs, cost: "nothing is measured".to_owned() })
     });
     of_runs.chain([Ok(of_operators), Ok(of_networks), Ok(of_sequences)]).chain(of_pictures).collect()
 }
@@ -225,10 +231,10 @@ impl Experiment {
         let n_of = |problems: u64, sources: u64| self.repeats * (n_arms * problems + sources);
         let n_runs = n_of(self.problems.len() as u64, self.sources.len() as u64);
         let mut trials = None;
-        if self.length.trials != Trials::Any {
+        if self.length.trials != TrialCount::Any {
             let of_problem =
-                |problem: &Problem| Ok(n_trials(self.length, &self.task(problem, hardware)?, 1.0).unwrap_or(0));
-            let sum = |problems: &[Problem]| problems.iter().map(of_problem).sum::<Result<u64, Error>>();
+                |problem: &SpaceProblem| Ok(n_trials(self.length, &self.task(problem, hardware)?, 1.0).unwrap_or(0));
+            let sum = |problems: &[SpaceProblem]| problems.iter().map(of_problem).sum::<Result<u64, Error>>();
             trials = Some(n_of(sum(self.problems)?, sum(self.sources)?));
         }
         let most_seconds = n_runs as f64 * (self.length.seconds + beside_search(self));

@@ -17,7 +17,7 @@ const MOST_S: f64 = 1e12;
 
 /// The trials of one search with one seed on one space, those of resumed runs included.
 #[derive(Debug, Clone)]
-pub struct Run {
+pub struct SearchRun {
     /// The template of the space.
     pub template: String,
     /// The search with its options.
@@ -49,14 +49,14 @@ pub struct Curve {
 }
 
 /// The runs that made these records of one space, in the order in which they began.
-pub fn runs(records: &[Record]) -> Vec<Run> {
-    let mut runs: Vec<(Run, Clock)> = Vec::new();
+pub fn runs(records: &[Record]) -> Vec<SearchRun> {
+    let mut runs: Vec<(SearchRun, SessionTime)> = Vec::new();
     for record in records {
         let is_own =
-            |run: &Run| (&run.template, &run.search, run.seed) == (&record.template, &record.search, record.seed);
+            |run: &SearchRun| (&run.template, &run.search, run.seed) == (&record.template, &record.search, record.seed);
         let at = runs.iter().position(|(run, _)| is_own(run)).unwrap_or_else(|| {
             let Record { template, search, seed, .. } = record.clone();
-            runs.push((Run { template, search, seed, trials: Vec::new() }, Clock::default()));
+            runs.push((SearchRun { template, search, seed, trials: Vec::new() }, SessionTime::default()));
             runs.len() - 1
         });
         let (run, clock) = &mut runs[at];
@@ -71,14 +71,14 @@ pub fn runs(records: &[Record]) -> Vec<Run> {
 
 /// Adds up the sessions of a run. If two processes carried it out side by side, the seconds of both count.
 #[derive(Default)]
-struct Clock {
+struct SessionTime {
     /// Seconds of each session so far, by when it began, in milliseconds since 1970.
     sessions: BTreeMap<u64, f64>,
     /// Start of the session of the last record, and the time of that record, in seconds.
     last: Option<(u64, u64)>,
 }
 
-impl Clock {
+impl SessionTime {
     fn elapsed_s(&mut self, record: &Record) -> f64 {
         let start = match (record.run, self.last) {
             (Some(run), _) => run.start_unix_ms,
@@ -96,7 +96,7 @@ impl Clock {
     }
 }
 
-impl Run {
+impl SearchRun {
     /// Seconds of its sessions.
     pub fn seconds(&self) -> f64 {
         self.trials.last().map_or(0.0, |trial| trial.elapsed_s)

@@ -21,7 +21,7 @@ pub mod stats;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use tilewright::{Error, Note, Observer, Tuned};
-use tilewright_device::{Device, Options};
+use tilewright_device::{Device, DeviceOptions};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
@@ -85,7 +85,7 @@ impl Caller<'_> {
         &self,
         workload: &Workload,
         target: &Target,
-        options: Options,
+        options: DeviceOptions,
     ) -> Result<Option<Device>, Error> {
         self.watch(workload, None, options.seed, |observer| {
             tilewright::start_device(workload.clone(), target, options, self.stop, observer)

@@ -40,16 +40,16 @@ pub struct Plot {
     /// Title above the plot.
     pub title: String,
     /// Horizontal axis, from left to right.
-    pub x: Axis,
+    pub x: PlotAxis,
     /// Vertical axis, from bottom to top.
-    pub y: Axis,
+    pub y: PlotAxis,
     /// Layers of the plot, the first one undermost.
     pub layers: Vec<Layer>,
 }
 
 /// An axis. Its range follows from what is shown.
 #[derive(Debug, Clone)]
-pub struct Axis {
+pub struct PlotAxis {
     /// Quantity and unit.
     pub label: String,
     /// Scale of the values.
@@ -162,7 +162,7 @@ pub fn sheet(plots: &[Plot], n_columns: usize) -> String {
 
 /// The range of an axis and where it lies in the picture.
 struct Ruler<'a> {
-    axis: &'a Axis,
+    axis: &'a PlotAxis,
     range: (f64, f64),
     place: (f64, f64),
 }
@@ -252,7 +252,7 @@ impl Plot {
         )
     }
 
-    fn range(&self, axis: &Axis, values: impl Iterator<Item = f64>) -> (f64, f64) {
+    fn range(&self, axis: &PlotAxis, values: impl Iterator<Item = f64>) -> (f64, f64) {
         let values = values.filter(|v| DRAWN.contains(v));
         match &axis.scale {
             Scale::Categories(names) => (-0.5, names.len().max(1) as f64 - 0.5),
@@ -477,7 +477,7 @@ mod tests {
     use super::*;
 
     fn ticks(scale: Scale, range: (f64, f64)) -> String {
-        let axis = Axis { label: String::new(), scale };
+        let axis = PlotAxis { label: String::new(), scale };
         let ruler = Ruler { axis: &axis, range, place: (0.0, 100.0) };
         ruler.ticks().into_iter().map(|(_, text)| text).collect::<Vec<_>>().join(" ")
     }
@@ -511,8 +511,8 @@ mod tests {
     fn values_lie_where_the_axes_say() {
         let plot = Plot {
             title: "<title>".into(),
-            x: Axis { label: "trials".into(), scale: Scale::Log },
-            y: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: "trials".into(), scale: Scale::Log },
+            y: PlotAxis { label: "GFLOP/s".into(), scale: Scale::FromZero },
             layers: vec![Layer {
                 label: "random".into(),
                 colour: NEUTRAL,
@@ -525,7 +525,7 @@ mod tests {
         let svg = plot.svg();
         assert!(svg.contains("&lt;title&gt;") && !svg.contains("<title>"));
         // A trial 0 has no place on a logarithmic axis; the curve keeps 50 until 100 trials.
-        let axis = Axis { label: String::new(), scale: Scale::Log };
+        let axis = PlotAxis { label: String::new(), scale: Scale::Log };
         let x = Ruler { axis: &axis, range: (1.0, 100.0), place: (0.0, 200.0) };
         assert_eq!((x.at(0.0), x.at(10.0)), (None, Some(100.0)));
         let curve = svg.split("stroke-width=\"2\"").next().unwrap().rsplit("d=\"").next().unwrap();

@@ -17,17 +17,17 @@ use flate2::read::MultiGzDecoder;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright::file::{self, Destination, check_apart, writable, write_whole};
-use tilewright::words::{count, grouped};
+use tilewright::format::{count, grouped};
 use tilewright::{Caches, Error, target_name, with_suffix};
-use tilewright_formats::{ReadError, detect};
+use tilewright_formats::{FormatError, detect};
 use tilewright_learn::sequence::{
-    ARCHITECTURES, Architecture, Checkpoint, Completions, Epoch, Example, Kept, Model, ModelFiles, Progress,
-    SequenceError, Training, Vocabulary,
+    ARCHITECTURES, Architecture, Checkpoint, Completions, Epoch, Example, FileKind, ModelFiles, SequenceError,
+    SequenceModel, Training, TrainingData, TrainingProgress, Vocabulary,
 };
 use tilewright_search::Config;
 use tilewright_tune::Task;
 use tilewright_tune::predict::{
-    Inputs, KernelSpecification, LookAhead, Row, Score, Split, content_hash, read_rows, records, score,
+    HoldOut, InputFields, KernelSpecification, LookAhead, Score, TunedProblem, content_hash, read_rows, records, score,
 };
 
 use crate::stats::Quartiles;
@@ -44,7 +44,7 @@ pub const RANDOM: &str = "random";
 
 /// Choice of rows of a table, and their division.
 #[derive(Debug, Clone)]
-pub struct Choice {
+pub struct RowSelection {
     /// Values that rows must have in these columns.
     pub filters: Vec<(String, String)>,
     /// Division of the rows: [`RANDOM`], or the column by whose groups rows are held out.
@@ -52,29 +52,29 @@ pub struct Choice {
 }
 
 /// A table of a kernel's tuned problems.
-pub struct Table {
+pub struct TunedTable {
     /// The kernel.
     pub kernel: KernelSpecification,
     /// The problems with their best configurations.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TunedProblem>,
     /// Number of rows that violate constraints of the kernel.
     pub n_invalid: usize,
-    split: Split,
+    split: HoldOut,
     /// Oddities of the files that it was read from.
     notes: Vec<String>,
     /// Description and origin, for files of models.
     pub about: Json,
 }
 
-impl Table {
+impl TunedTable {
     /// Reads a table and the specification of its kernel, or results of other tuners, each with its best
     /// configuration: without a specification these say themselves what their fields and parameters are.
     ///
     /// # Errors
     /// Bad input where one of the files is none, they do not fit, or there is no such split.
-    pub fn read(data: &[&Path], specification: Option<&Path>, choice: &Choice) -> Result<Table, Error> {
+    pub fn read(data: &[&Path], specification: Option<&Path>, choice: &RowSelection) -> Result<TunedTable, Error> {
         let names = data.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
-        let Tuned { rows: bytes, specification: of_results, notes } = read_tuned(data, choice)?;
+        let ProblemsRead { rows: bytes, specification: of_results, notes } = read_tuned(data, choice)?;
         let kernel = match (specification, of_results) {
             (Some(path), _) => read_specification(path)?,
             (None, Some(text)) => {
@@ -85,12 +85,12 @@ impl Table {
                 return Err(Error::input(format!("{names}: a table says nothing of its kernel ({mend})")));
             }
         };
-        let split = if choice.split == RANDOM { Split::Random } else { Split::ByGroup };
-        if split == Split::ByGroup && !kernel.groups.contains(&choice.split) {
+        let split = if choice.split == RANDOM { HoldOut::Random } else { HoldOut::ByGroup };
+        if split == HoldOut::ByGroup && !kernel.groups.contains(&choice.split) {
             let known = [RANDOM].into_iter().chain(kernel.groups.iter().map(String::as_str)).collect::<Vec<_>>();
             return Err(Error::input(format!("cannot split by `{}`; there are {}", choice.split, known.join(", "))));
         }
-        let group = (split == Split::ByGroup).then_some(choice.split.as_str());
+        let group = (split == HoldOut::ByGroup).then_some(choice.split.as_str());
         let rows = read_rows(&kernel, &bytes, &choice.filters, group);
         let rows = rows.map_err(|error| Error::input(format!("{names}: {error}")))?;
         let n_invalid = rows.iter().filter(|row| !kernel.is_valid(&row.problem, &row.answer)).count();
@@ -102,7 +102,7 @@ impl Table {
             "where": filters,
             "split": choice.split,
         });
-        Ok(Table { kernel, rows, n_invalid, split, notes, about })
+        Ok(TunedTable { kernel, rows, n_invalid, split, notes, about })
     }
 
     /// Oddities of the table.
@@ -111,23 +111,23 @@ impl Table {
     }
 
     fn violations(&self) -> Option<String> {
-        let Table { kernel, rows, n_invalid, .. } = self;
+        let TunedTable { kernel, rows, n_invalid, .. } = self;
         let verb = if *n_invalid == 1 { "violates" } else { "violate" };
         (*n_invalid > 0).then(|| {
             let reason =
                 format!("{n_invalid} of {} {verb} constraints of {}", count(rows.len() as u64, "row"), kernel.name);
-            format!("{reason}: they are learnt from and held out like the others")
+            format!("{reason}: they are used for training and validation like the others")
         })
     }
 
     /// The rows at these places.
-    fn at(&self, places: &[usize]) -> Vec<&Row> {
+    fn at(&self, places: &[usize]) -> Vec<&TunedProblem> {
         places.iter().map(|&at| &self.rows[at]).collect()
     }
 
     /// Rows at some places, divided once more into those to keep and those held out.
     fn divide(&self, places: &[usize], seed: u64) -> (Vec<usize>, Vec<usize>) {
-        let rows: Vec<Row> = places.iter().map(|&at| self.rows[at].clone()).collect();
+        let rows: Vec<TunedProblem> = places.iter().map(|&at| self.rows[at].clone()).collect();
         let (kept, held_out) = tilewright_tune::predict::divide(&rows, self.split, seed);
         let back = |chosen: Vec<usize>| chosen.into_iter().map(|at| places[at]).collect();
         (back(kept), back(held_out))
@@ -135,7 +135,7 @@ impl Table {
 }
 
 /// Tuned problems as they are read.
-struct Tuned {
+struct ProblemsRead {
     /// Comma-separated values.
     rows: Vec<u8>,
     /// Specification of the kernel by the files themselves.
@@ -145,16 +145,16 @@ struct Tuned {
 }
 
 /// A table as it is, or one of what other tuners recorded.
-fn read_tuned(data: &[&Path], choice: &Choice) -> Result<Tuned, Error> {
+fn read_tuned(data: &[&Path], choice: &RowSelection) -> Result<ProblemsRead, Error> {
     let (mut results, mut notes) = (Vec::new(), Vec::new());
     for path in data {
         let bytes = file::read(path, "a table of tuned problems, or results of a tuner")?;
         let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
         match detect(&bytes) {
             // A table has no sign of its own.
-            Err(ReadError::Format { .. }) if data.len() == 1 => {
+            Err(FormatError::Format { .. }) if data.len() == 1 => {
                 let rows = unpacked(bytes).map_err(|error| Error::input(format!("{}: {error}", path.display())))?;
-                return Ok(Tuned { rows, specification: None, notes });
+                return Ok(ProblemsRead { rows, specification: None, notes });
             }
             Err(error) => return Err(Error::input(format!("{}: {error}", path.display()))),
             Ok(format) => {
@@ -167,7 +167,7 @@ fn read_tuned(data: &[&Path], choice: &Choice) -> Result<Tuned, Error> {
         }
     }
     let table = tilewright_formats::table(&results, &choice.filters).map_err(Error::input)?;
-    Ok(Tuned { rows: table.rows.into_bytes(), specification: Some(table.specification), notes })
+    Ok(ProblemsRead { rows: table.rows.into_bytes(), specification: Some(table.specification), notes })
 }
 
 /// A table as it is, or unpacked where gzip has packed it.
@@ -203,14 +203,15 @@ fn description_of(weights: &Path) -> PathBuf {
 ///
 /// # Errors
 /// Bad input where the file holds none.
-pub fn load_model(path: &Path) -> Result<(Model, Json), Error> {
+pub fn load_model(path: &Path) -> Result<(SequenceModel, Json), Error> {
     let wanted = "a model that `tilewright predict train` wrote";
     // Earlier versions put it in the place of the ending.
     let earlier = path.with_extension("json");
     let about = Some(description_of(path)).filter(|path| path.exists() || !earlier.exists()).unwrap_or(earlier);
     let files = ModelFiles { weights: file::read(path, wanted)?, description: file::read(&about, wanted)? };
-    Model::load(&files).map_err(|error| {
-        let of = if matches!(error, SequenceError::Foreign { kept: Kept::Description, .. }) { &about } else { path };
+    SequenceModel::load(&files).map_err(|error| {
+        let of =
+            if matches!(error, SequenceError::Foreign { kept: FileKind::Description, .. }) { &about } else { path };
         Error::input(format!("{}: {error} (give {wanted})", of.display()))
     })
 }
@@ -244,7 +245,7 @@ impl ModelPlaces {
     }
 
     /// Writes a model there, both files or none.
-    fn write(&self, model: &Model, about: &Json, caller: Caller) -> Result<(), Error> {
+    fn write(&self, model: &SequenceModel, about: &Json, caller: Caller) -> Result<(), Error> {
         let ModelFiles { weights, description } = model.save(about);
         let write = || {
             let place = self.description.as_ref();
@@ -301,14 +302,14 @@ fn teach(
     training: &Training,
     checkpoint: Option<&Path>,
     caller: Caller,
-) -> Result<(Model, Progress), Error> {
+) -> Result<(SequenceModel, TrainingProgress), Error> {
     let checkpoint_name = || checkpoint.map_or(String::new(), |path| path.display().to_string());
     let name = architecture.row().name;
     let mut told = Instant::now();
     let mut last = None;
-    let mut report = |progress: &Progress| {
+    let mut report = |progress: &TrainingProgress| {
         last = Some(progress.clone());
-        let Progress { epochs, n_epochs, best_epoch } = progress;
+        let TrainingProgress { epochs, n_epochs, best_epoch } = progress;
         if let Some(Epoch { train, validation }) = epochs.last()
             && (told.elapsed() >= LINE_EVERY || epochs.len() == *n_epochs)
         {
@@ -328,9 +329,7 @@ fn teach(
     let mut keep = |bytes: &[u8]| checkpoint.map_or(Ok(()), |path| write_whole(path, |file| file.write_all(bytes)));
     let learnt = tilewright_learn::sequence::train(
         architecture,
-        vocabulary,
-        train,
-        validation,
+        TrainingData { vocabulary, train, validation },
         training,
         checkpoint.is_some().then_some(Checkpoint { kept, keep: &mut keep }),
         &mut report,
@@ -375,20 +374,20 @@ pub struct BeamScore {
 }
 
 /// Configurations for one problem, the likeliest first, each a value for each parameter.
-type Answers = Vec<Vec<u32>>;
+type RankedConfigs = Vec<Vec<u32>>;
 
 /// Scores of a model on some rows, for each width of the beam, without constraints and with them.
 fn beam_scores(
-    model: &Model,
+    model: &SequenceModel,
     kernel: &KernelSpecification,
-    inputs: &Inputs,
-    rows: &[&Row],
+    inputs: &InputFields,
+    rows: &[&TunedProblem],
     widths: &[usize],
     caller: Caller,
 ) -> Result<Vec<BeamScore>, Error> {
     let runs: Vec<(usize, bool)> = widths.iter().flat_map(|&width| [(width, false), (width, true)]).collect();
     // For each run, the answers to each row, and how long they took.
-    let mut found: Vec<(Vec<Answers>, Vec<f64>)> = vec![Default::default(); runs.len()];
+    let mut found: Vec<(Vec<RankedConfigs>, Vec<f64>)> = vec![Default::default(); runs.len()];
     let mut n_inexact = 0;
     for row in rows {
         for (&(width, is_constrained), (answers, times_ms)) in runs.iter().zip(&mut found) {
@@ -409,7 +408,7 @@ fn beam_scores(
     if n_inexact > 0 {
         caller.say(format!("{NOT_EXACT} ({n_inexact} of {} constrained answers)", rows.len() * widths.len()));
     }
-    let score_of = |((width, is_constrained), (answers, times_ms)): ((usize, bool), (Vec<Answers>, Vec<f64>))| {
+    let score_of = |((width, is_constrained), (answers, times_ms)): ((usize, bool), (Vec<RankedConfigs>, Vec<f64>))| {
         let times_ms = Quartiles::of(&times_ms).expect("invariant: there are rows");
         let score = score(kernel, rows, &answers);
         BeamScore { width, is_constrained, score, median_ms: times_ms.median, longest_ms: times_ms.most }
@@ -442,7 +441,12 @@ fn milliseconds(since: Instant) -> f64 {
 ///
 /// # Errors
 /// Bad input where the model is of other parameters.
-pub fn ask_template(model: &Model, task: &Task, caches: Caches, width: usize) -> Result<Vec<(Config, f64)>, Error> {
+pub fn ask_template(
+    model: &SequenceModel,
+    task: &Task,
+    caches: Caches,
+    width: usize,
+) -> Result<Vec<(Config, f64)>, Error> {
     let setting = &task.setting;
     let threads = u32::try_from(setting.n_threads).expect("no machine has so many CPUs");
     let target = target_name(&setting.target, caches);

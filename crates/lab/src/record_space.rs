@@ -7,15 +7,17 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value as Json, json};
+use tilewright::format::{count, digits, errors_text, grouped};
 use tilewright::version::BUILD;
-use tilewright::words::{count, digits, errors_text, grouped};
 use tilewright::{
     Caches, Database, Error, Note, Opened, Plan, Recorder, Recording, earlier, errors_of, gflops, task_key,
 };
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::{Device, Options};
+use tilewright_device::{Device, DeviceOptions};
 use tilewright_ir::op::Workload;
-use tilewright_search::{Budget, Config, ErrorClass, Event, HeadStart, Outcome, RecordedSpace, Space, Summary, Trial};
+use tilewright_search::{
+    Budget, Config, ErrorClass, Event, HeadStart, Outcome, RecordedSpace, Space, Summary, Trial, Tuning,
+};
 use tilewright_tune::{Task, TaskKey};
 
 pub use self::listed::read_configs;
@@ -43,7 +45,7 @@ pub enum Extent<'a> {
 
 /// Request to record a space.
 #[derive(Clone, Copy)]
-pub struct Request<'a> {
+pub struct RecordingRequest<'a> {
     /// The task whose space it is.
     pub task: &'a Task,
     /// The configurations.
@@ -56,7 +58,7 @@ pub struct Request<'a> {
 
 /// Listed configuration with its outcome.
 #[derive(Debug, Clone)]
-pub struct Listed {
+pub struct ListedConfig {
     /// The configuration.
     pub config: Config,
     /// Outcome; `None` where the run was interrupted before it.
@@ -65,10 +67,14 @@ pub struct Listed {
     pub gflops: Option<f64>,
 }
 
-impl Listed {
-    fn new(config: Config, outcome: Option<&Outcome>, workload: &Workload) -> Listed {
+impl ListedConfig {
+    fn new(config: Config, outcome: Option<&Outcome>, workload: &Workload) -> ListedConfig {
         let timing = outcome.and_then(Outcome::timing);
-        Listed { config, outcome: outcome.cloned(), gflops: timing.map(|timing| gflops(workload, timing.median_ns)) }
+        ListedConfig {
+            config,
+            outcome: outcome.cloned(),
+            gflops: timing.map(|timing| gflops(workload, timing.median_ns)),
+        }
     }
 
     /// Name of its outcome, and the reason of a failure.
@@ -106,7 +112,7 @@ impl Listed {
 
 /// A space, as far as it is recorded.
 #[derive(Debug)]
-pub struct Recorded {
+pub struct RecordedPart {
     /// Key of the trials.
     pub key: TaskKey,
     /// Recorded configurations.
@@ -116,7 +122,7 @@ pub struct Recorded {
     /// Configurations that were asked for.
     pub n_asked: usize,
     /// Listed configurations with their outcomes, in order; `None` where none were listed.
-    pub listed: Option<Vec<Listed>>,
+    pub listed: Option<Vec<ListedConfig>>,
     /// Trials of this run.
     pub n_new: usize,
     /// Failures by class.
@@ -129,10 +135,10 @@ pub struct Recorded {
     pub seed: u64,
 }
 
-impl Recorded {
+impl RecordedPart {
     /// The result as JSON, as `record-space --json` prints it.
     pub fn json(&self) -> Json {
-        let Recorded { key, space, .. } = self;
+        let RecordedPart { key, space, .. } = self;
         let errors = self.errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into()));
         json!({
             "workload": key.workload,
@@ -195,8 +201,8 @@ impl Recorded {
 }
 
 /// A run that records a space.
-struct Run<'a> {
-    request: Request<'a>,
+struct RecordingRun<'a> {
+    request: RecordingRequest<'a>,
     /// The device; `None` where it was stopped before it was ready.
     device: Option<Device>,
     recording: Recording,
@@ -211,13 +217,19 @@ struct Run<'a> {
 ///
 /// # Errors
 /// Bad input if the space is too large; failure if workers do not start or records cannot be written.
-pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: Caller) -> Result<Recorded, Error> {
-    let Request { task, seed, extent, run_timeout } = request;
+pub fn record(
+    request: RecordingRequest,
+    opened: Opened,
+    worker: &WorkerCommand,
+    caller: Caller,
+) -> Result<RecordedPart, Error> {
+    let RecordingRequest { task, seed, extent, run_timeout } = request;
     let database = &opened.database.clone();
     let key = task_key(task, Caches::Warm);
     // A recorded space is not about the best one alone.
-    let options = Options { seed, to_the_end: true, ..Options::new(worker.clone(), task.setting.n_threads) };
-    let options = Options { run_timeout: run_timeout.unwrap_or(options.run_timeout), ..options };
+    let options =
+        DeviceOptions { seed, to_the_end: true, ..DeviceOptions::new(worker.clone(), task.setting.n_threads) };
+    let options = DeviceOptions { run_timeout: run_timeout.unwrap_or(options.run_timeout), ..options };
     let told = |note: Note| {
         if let Note::Message(line) = note {
             caller.say(line);
@@ -227,7 +239,7 @@ pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: 
         earlier(&opened.store, &key, task, &options.limits(), &told).map_err(|error| database.refuse(error))?.trials;
     let device = caller.start_device(&task.setting.workload, &task.setting.target, options)?;
     let recorder = Recorder::new(opened, task, key.clone(), SEARCH.to_owned(), seed);
-    let mut run = Run { request, device, recording: Recording::new(recorder), caller, database, trials };
+    let mut run = RecordingRun { request, device, recording: Recording::new(recorder), caller, database, trials };
     let start = Instant::now();
     let n_before = run.trials.len();
     let size = task.space.size();
@@ -249,7 +261,7 @@ pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: 
     trials.retain(|trial| asked.contains(&trial.config));
     let n_asked = configs.len();
     let recorded = RecordedSpace::new(task.space.clone(), trials.iter().cloned());
-    Ok(Recorded {
+    Ok(RecordedPart {
         key,
         size,
         n_asked,
@@ -264,16 +276,16 @@ pub fn record(request: Request, opened: Opened, worker: &WorkerCommand, caller: 
 }
 
 /// Looks up what became of each configuration.
-fn listed(configs: Vec<Config>, trials: &[Trial], task: &Task) -> Vec<Listed> {
+fn listed(configs: Vec<Config>, trials: &[Trial], task: &Task) -> Vec<ListedConfig> {
     let outcomes: HashMap<&Config, &Outcome> = trials.iter().map(|trial| (&trial.config, &trial.outcome)).collect();
     let listed = |config: Config| {
         let outcome = outcomes.get(&config).copied();
-        Listed::new(config, outcome, &task.setting.workload)
+        ListedConfig::new(config, outcome, &task.setting.workload)
     };
     configs.into_iter().map(listed).collect()
 }
 
-impl Run<'_> {
+impl RecordingRun<'_> {
     /// Draws `n` configurations of the space, without the known ones, in random order, or all if it has
     /// fewer.
     fn draw(&self, n: u64, known: &[Trial]) -> Result<Vec<Config>, Error> {
@@ -284,7 +296,7 @@ impl Run<'_> {
 
     /// Makes the search that draws configurations.
     fn search(&self) -> Result<Box<dyn tilewright_search::Search>, Error> {
-        let Request { task, seed, .. } = self.request;
+        let RecordingRequest { task, seed, .. } = self.request;
         tilewright_search::build(SEARCH, &task.space, seed).map_err(Error::failed)
     }
 
@@ -314,7 +326,7 @@ impl Run<'_> {
         let n_new = configs.len() as u64 - n_known;
         // It is never asked: the budget ends with the guesses.
         let mut search = self.search()?;
-        let Run { request, device: Some(device), recording, caller, database, trials } = self else {
+        let RecordingRun { request, device: Some(device), recording, caller, database, trials } = self else {
             return Ok(None);
         };
         if n_new == 0 || caller.is_stopped() {
@@ -324,14 +336,12 @@ impl Run<'_> {
         let plan = Plan { most_trials: Some(configs.len() as u64), n_earlier: n_known, ..Plan::default() };
         let prior = trials.clone();
         let mut lost = None;
-        let Request { task, seed, .. } = *request;
+        let RecordingRequest { task, seed, .. } = *request;
         let summary = caller.watch(&task.setting.workload, Some(SEARCH), seed, |observer| {
             observer.note(Note::Search(recording, &plan));
-            tilewright_search::tune(
-                search.as_mut(),
-                task.into(),
+            let head_start = HeadStart { prior: &prior, guesses: configs };
+            Tuning::new(search.as_mut(), task.into(), head_start).run(
                 device,
-                HeadStart { prior: &prior, guesses: configs },
                 Budget { trials: Some(n_new), ..Budget::default() },
                 caller.stop,
                 &mut |event| {

@@ -6,7 +6,7 @@ mod model;
 mod model_page;
 mod page;
 
-pub use facts::{Best, Facts, NearBest, OutcomeFacts, Point, SearchFacts, Subject, TemplateFacts, facts};
+pub use facts::{BestConfig, Facts, NearBest, OutcomeFacts, Point, ReportSubject, SearchFacts, TemplateFacts, facts};
 pub use model::{
     GraphEdge, GraphNode, ModelFacts, ModelSubject, SearchTime, StepFacts, TaskFacts, TurnFacts, model_facts,
 };

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tilewright_lab::history::MedianCurve;
-use tilewright_lab::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, sheet};
+use tilewright_lab::plot::{Bar, Layer, Marks, NEUTRAL, Plot, PlotAxis, Scale, sheet};
 
 /// Times of a model with one thread, in milliseconds.
 struct Row {
@@ -45,8 +45,8 @@ fn readmes_picture_shows_what_the_benchmarks_say() {
     let even = vec![(-0.5, 1.0), (rows.len() as f64 - 0.5, 1.0)];
     let plot = Plot {
         title: "Speed of tuned models, one core of a Zen 4".into(),
-        x: Axis { label: String::new(), scale: Scale::Categories(rows.iter().map(|r| r.model.clone()).collect()) },
-        y: Axis { label: "times as fast".into(), scale: Scale::FromZero },
+        x: PlotAxis { label: String::new(), scale: Scale::Categories(rows.iter().map(|r| r.model.clone()).collect()) },
+        y: PlotAxis { label: "times as fast".into(), scale: Scale::FromZero },
         layers: vec![
             layer("ONNX Runtime", "#4e79a7", &rows, [-0.38, 0.0], |r| r.onnxruntime),
             layer("OpenVINO", "#f28e2b", &rows, [0.0, 0.38], |r| r.openvino),

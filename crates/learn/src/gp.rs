@@ -10,7 +10,7 @@ use crate::simd::{exp, wide};
 /// # Source
 /// Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), sections 4.2 and 5.4.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kernel {
+pub struct Matern {
     /// The group of each column.
     groups: Vec<usize>,
     /// The logarithm of each group's rate, an inverse length.
@@ -26,14 +26,14 @@ const LOG_NOISE_RANGE: [f64; 2] = [-9.0, 0.0];
 /// Rates are known to a factor of e.
 const PRIOR_LOG_RATE_SPREAD: f64 = 1.0;
 
-impl Kernel {
+impl Matern {
     /// Makes the prior kernel for columns between 0 and 1, whose groups are numbered from 0.
     ///
     /// Columns that belong together, such as those of one category, are a group.
-    pub fn new(groups: Vec<usize>) -> Kernel {
+    pub fn new(groups: Vec<usize>) -> Matern {
         let n_groups = groups.iter().max().map_or(0, |&last| last + 1);
         let log_rates = vec![prior_log_rate(n_groups); n_groups];
-        Kernel { groups, log_rates, log_noise: PRIOR_LOG_NOISE }
+        Matern { groups, log_rates, log_noise: PRIOR_LOG_NOISE }
     }
 
     /// Maximizes the likelihood of these examples, by trying a larger and a smaller value for each parameter
@@ -117,7 +117,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 /// and are updated by one step for each row that becomes known; and targets may come later than their rows.
 #[derive(Debug, Clone)]
 pub struct GaussianProcess {
-    kernel: Kernel,
+    kernel: Matern,
     /// The rate of each column.
     rates: Vec<f64>,
     /// The known rows, each value times its column's rate.
@@ -132,13 +132,13 @@ const WIDTH: usize = 8;
 const N_LANES: usize = 4 * WIDTH;
 
 /// A value of each candidate of a block, in so many registers that sums need not wait for each other.
-type Lanes = [[f64; WIDTH]; 4];
+type CandidateLanes = [[f64; WIDTH]; 4];
 
-const ZEROS: Lanes = [[0.0; WIDTH]; 4];
+const ZEROS: CandidateLanes = [[0.0; WIDTH]; 4];
 
 /// Adds to the sums of each candidate a term for each of its values and the number that goes with it.
 #[inline(always)]
-fn sum_up(sums: &mut Lanes, values: &[Lanes], numbers: &[f64], add: impl Fn(f64, f64, f64) -> f64) {
+fn sum_up(sums: &mut CandidateLanes, values: &[CandidateLanes], numbers: &[f64], add: impl Fn(f64, f64, f64) -> f64) {
     // One array for each register: what is indexed twice stays in memory.
     let [mut a, mut b, mut c, mut d] = *sums;
     for ([p, q, r, s], &number) in values.iter().zip(numbers) {
@@ -155,19 +155,19 @@ fn sum_up(sums: &mut Lanes, values: &[Lanes], numbers: &[f64], add: impl Fn(f64,
 /// Candidates of a process: rows whose targets are to be predicted.
 #[derive(Debug, Clone)]
 pub struct Candidates {
-    blocks: Vec<Block>,
+    blocks: Vec<CandidateBlock>,
 }
 
 #[derive(Debug, Clone)]
-struct Block {
+struct CandidateBlock {
     /// Number of lanes in use.
     n: usize,
     /// The rows' values, column by column, times the column's rate.
-    columns: Vec<Lanes>,
+    columns: Vec<CandidateLanes>,
     /// Correlations with the known rows, divided by the factor.
-    solved: Vec<Lanes>,
+    solved: Vec<CandidateLanes>,
     /// The share of their variance that the known rows explain.
-    explained: Lanes,
+    explained: CandidateLanes,
 }
 
 /// Targets of the known rows as a process takes them, with the most likely variance of the signal.
@@ -179,13 +179,13 @@ pub struct Solved {
 
 impl GaussianProcess {
     /// A process that knows no rows.
-    pub fn new(kernel: Kernel) -> GaussianProcess {
+    pub fn new(kernel: Matern) -> GaussianProcess {
         let rates = kernel.groups.iter().map(|&group| kernel.log_rates[group].exp()).collect();
         GaussianProcess { kernel, rates, rows: Vec::new(), factor: Vec::new() }
     }
 
     /// Kernel of the process.
-    pub fn kernel(&self) -> &Kernel {
+    pub fn kernel(&self) -> &Matern {
         &self.kernel
     }
 
@@ -236,7 +236,7 @@ impl GaussianProcess {
         let mut blocks = Vec::new();
         while rows.peek().is_some() {
             let mut block =
-                Block { n: 0, columns: vec![ZEROS; self.rates.len()], solved: Vec::new(), explained: ZEROS };
+                CandidateBlock { n: 0, columns: vec![ZEROS; self.rates.len()], solved: Vec::new(), explained: ZEROS };
             for row in rows.by_ref().take(N_LANES) {
                 assert_eq!(row.len(), self.rates.len(), "invariant: a row has a value for each column");
                 for ((column, x), rate) in block.columns.iter_mut().zip(row).zip(&self.rates) {
@@ -259,7 +259,7 @@ impl GaussianProcess {
     pub fn learn(&mut self, candidates: &Candidates, at: usize) {
         let (block, lane) = (&candidates.blocks[at / N_LANES], at % N_LANES);
         assert!(lane < block.n && block.solved.len() == self.len(), "invariant: there is such a candidate, updated");
-        let of = |lanes: &Lanes| lanes[lane / WIDTH][lane % WIDTH];
+        let of = |lanes: &CandidateLanes| lanes[lane / WIDTH][lane % WIDTH];
         let mut factor = Vec::with_capacity(self.len() + 1);
         factor.extend(block.solved.iter().map(of));
         factor.push(pivot(1.0 + self.kernel.log_noise.exp() - of(&block.explained)));
@@ -286,7 +286,7 @@ impl GaussianProcess {
     }
 
     #[inline(always)]
-    fn update_block(&self, block: &mut Block) {
+    fn update_block(&self, block: &mut CandidateBlock) {
         assert_eq!(block.columns.len(), self.rates.len(), "invariant: candidates are of this process");
         for at in block.solved.len()..self.len() {
             let mut squares = ZEROS;
@@ -371,7 +371,7 @@ impl GaussianProcess {
     /// The means of updated candidates' predictions, in order. Rows that became known after the targets were
     /// solved count as missing.
     pub fn means(&self, candidates: &Candidates, targets: &Solved) -> Vec<f64> {
-        let of_block = |block: &Block| {
+        let of_block = |block: &CandidateBlock| {
             let mut means = ZEROS;
             wide(
                 #[inline(always)]
@@ -411,7 +411,7 @@ mod tests {
         (Matrix::from_rows(4, &rows), targets)
     }
 
-    fn process(kernel: Kernel, rows: &Matrix) -> GaussianProcess {
+    fn process(kernel: Matern, rows: &Matrix) -> GaussianProcess {
         let mut process = GaussianProcess::new(kernel);
         process.extend(rows.rows());
         process
@@ -434,7 +434,7 @@ mod tests {
     #[test]
     fn predictions_are_those_of_the_closed_form() {
         let (rows, targets) = problem(12, 1);
-        let process = process(Kernel::new(vec![0, 1, 2, 2]), &rows);
+        let process = process(Matern::new(vec![0, 1, 2, 2]), &rows);
         let noise = PRIOR_LOG_NOISE.exp();
         let of = |x: &[f32], z: &[f32]| {
             let squares = x.iter().zip(z).zip(&process.rates).map(|((x, z), rate)| (rate * f64::from(x - z)).powi(2));
@@ -471,7 +471,7 @@ mod tests {
     fn candidates_may_be_updated_and_learnt_row_by_row() {
         let (rows, targets) = problem(40, 3);
         let targets: Vec<_> = targets.into_iter().map(Some).collect();
-        let kernel = Kernel::new(vec![0, 1, 2, 3]);
+        let kernel = Matern::new(vec![0, 1, 2, 3]);
         let mut process = GaussianProcess::new(kernel.clone());
         let others = problem(50, 4).0;
         let mut own = process.candidates(rows.rows());
@@ -495,7 +495,7 @@ mod tests {
     fn a_missing_target_lowers_doubt_and_changes_no_mean() {
         let (rows, targets) = problem(10, 5);
         let mut targets: Vec<_> = targets.into_iter().map(Some).collect();
-        let mut process = process(Kernel::new(vec![0, 1, 2, 3]), &rows);
+        let mut process = process(Matern::new(vec![0, 1, 2, 3]), &rows);
         let mut candidates = process.candidates([&[0.5, 0.1, 0.9, 0.3][..]]);
         let mut prediction = |process: &GaussianProcess, targets: &[Option<f64>]| {
             process.update(&mut candidates);
@@ -514,29 +514,29 @@ mod tests {
     #[test]
     fn fitting_finds_the_column_that_matters() {
         let (rows, targets) = problem(40, 6);
-        let mut kernel = Kernel::new(vec![0, 1, 2, 3]);
+        let mut kernel = Matern::new(vec![0, 1, 2, 3]);
         for _ in 0..4 {
             kernel.fit(&rows, &targets, 0.5);
         }
         assert!(kernel.log_rates[1..].iter().all(|rate| rate + 1.0 < kernel.log_rates[0]), "{kernel:?}");
         let (others, expected) = problem(200, 7);
-        let error = |kernel: Kernel| {
+        let error = |kernel: Matern| {
             let process = process(kernel, &rows);
             let solved = process.solve(&targets.iter().copied().map(Some).collect::<Vec<_>>());
             let candidates = process.candidates(others.rows());
             let means = process.means(&candidates, &solved);
             means.iter().zip(&expected).map(|(mean, e)| (mean - e).powi(2)).sum::<f64>()
         };
-        assert!(error(kernel) < 0.3 * error(Kernel::new(vec![0, 1, 2, 3])));
+        assert!(error(kernel) < 0.3 * error(Matern::new(vec![0, 1, 2, 3])));
     }
 
     #[test]
     fn what_there_is_nothing_to_learn_from_does_no_harm() {
-        let mut kernel = Kernel::new(vec![]);
+        let mut kernel = Matern::new(vec![]);
         kernel.fit(&Matrix::new(0), &[], 0.5);
         // The same row three times, and targets that are all the same.
         let rows = Matrix::from_rows(1, [[0.5f32], [0.5], [0.5]]);
-        let mut kernel = Kernel::new(vec![0]);
+        let mut kernel = Matern::new(vec![0]);
         for _ in 0..20 {
             kernel.fit(&rows, &[0.0; 3], 0.8);
         }

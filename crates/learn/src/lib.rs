@@ -32,7 +32,7 @@ pub use diversity::{diverse, diversity};
 pub use ensemble::{Ensemble, Prediction};
 pub use error::LearnError;
 pub use gbt::{EarlyStop, Forest, Gbt, GbtOptions, Leaves, Objective};
-pub use gp::{Candidates, GaussianProcess, Kernel, Solved};
+pub use gp::{Candidates, GaussianProcess, Matern, Solved};
 pub use knn::Knn;
 pub use matrix::{Examples, Matrix};
 pub use neural::{

@@ -3,15 +3,15 @@
 use std::ops::ControlFlow;
 
 use tilewright_learn::sequence::{
-    ARCHITECTURES, Architecture, Checkpoint, Completions, Encoding, Example, Field, FieldKind, Kept, Model, ModelFiles,
-    Parameter, SequenceError, Training, Vocabulary, train,
+    ARCHITECTURES, Architecture, Checkpoint, Completions, Encoding, Example, Field, FieldKind, FileKind,
+    KernelParameter, ModelFiles, SequenceError, SequenceModel, Training, TrainingData, Vocabulary, train,
 };
 
 fn vocabulary() -> Vocabulary {
     let number = |name: &str| Field { name: name.into(), kind: FieldKind::Integer };
     let names = FieldKind::Categorical { values: vec!["F".into(), "B".into()] };
     let parameter =
-        |name: &str, n: u32| Parameter { name: name.into(), values: (0..n).map(|v| v.to_string()).collect() };
+        |name: &str, n: u32| KernelParameter { name: name.into(), values: (0..n).map(|v| v.to_string()).collect() };
     Vocabulary {
         fields: vec![number("size"), number("batch"), number("one"), Field { name: "direction".into(), kind: names }],
         parameters: vec![parameter("tile", 4), parameter("vector", 2), parameter("unroll", 3)],
@@ -44,12 +44,17 @@ fn small() -> Training {
     }
 }
 
+/// Examples to learn from and to stop by.
+fn data<'a>(vocabulary: &'a Vocabulary, examples: &'a [Example]) -> TrainingData<'a> {
+    TrainingData { vocabulary, train: examples, validation: examples }
+}
+
 fn learn(
     architecture: Architecture,
     training: &Training,
     kept: Option<&mut Option<Vec<u8>>>,
     epochs: usize,
-) -> Result<Model, SequenceError> {
+) -> Result<SequenceModel, SequenceError> {
     let examples = examples();
     let before = kept.as_ref().and_then(|kept| (*kept).clone());
     let mut none = None;
@@ -59,19 +64,19 @@ fn learn(
         Ok(())
     };
     let checkpoint = Some(Checkpoint { kept: before, keep: &mut keep });
-    train(architecture, &vocabulary(), &examples, &examples, training, checkpoint, &mut |progress| {
+    train(architecture, data(&vocabulary(), &examples), training, checkpoint, &mut |progress| {
         if progress.epochs.len() < epochs { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })
 }
 
-fn share_right(model: &Model) -> f64 {
+fn share_right(model: &SequenceModel) -> f64 {
     let examples = examples();
     let right = examples.iter().filter(|e| model.answers(&e.problem, 1, None)[0].values == e.answer).count();
     right as f64 / examples.len() as f64
 }
 
 /// The files of a model.
-fn files(model: &Model) -> ModelFiles {
+fn files(model: &SequenceModel) -> ModelFiles {
     model.save(&serde_json::json!({}))
 }
 
@@ -173,7 +178,7 @@ fn a_training_ends_where_its_state_cannot_be_kept() {
     let (few, examples) = (Training { epochs: 2, ..small() }, examples());
     let checkpoint = Checkpoint { kept: None, keep: &mut |_| Err(std::io::ErrorKind::StorageFull.into()) };
     let goes_on = &mut |_: &_| ControlFlow::Continue(());
-    let learnt = train(Architecture::Attn, &vocabulary(), &examples, &examples, &few, Some(checkpoint), goes_on);
+    let learnt = train(Architecture::Attn, data(&vocabulary(), &examples), &few, Some(checkpoint), goes_on);
     assert!(matches!(learnt, Err(SequenceError::Unkept(_))));
 }
 
@@ -183,7 +188,7 @@ fn models_are_kept_in_files() {
     for row in ARCHITECTURES {
         let model = learn(row.architecture, &few, None, usize::MAX).unwrap();
         let about = serde_json::json!({ "kernel": "conv", "rows": 64 });
-        let (loaded, about_loaded) = Model::load(&model.save(&about)).unwrap();
+        let (loaded, about_loaded) = SequenceModel::load(&model.save(&about)).unwrap();
         assert_eq!(about_loaded, about);
         assert_eq!(loaded.vocabulary(), model.vocabulary());
         assert_eq!(loaded.answers(&[33, 4, 1, 0], 10, None), model.answers(&[33, 4, 1, 0], 10, None), "{}", row.name);
@@ -197,45 +202,43 @@ fn files_that_are_no_models_are_refused() {
         .map(|architecture| files(&learn(architecture, &few, None, usize::MAX).unwrap()));
     let other = files(&learn(Architecture::EncDec, &few, None, usize::MAX).unwrap());
     for good in [&chain, &attn] {
-        let refused = |weights: &[u8], description: &[u8], wrong: Kept| {
+        let refused = |weights: &[u8], description: &[u8], wrong: FileKind| {
             let (weights, description) = (weights.to_vec(), description.to_vec());
-            let error = Model::load(&ModelFiles { weights, description }).unwrap_err();
+            let error = SequenceModel::load(&ModelFiles { weights, description }).unwrap_err();
             assert!(matches!(error, SequenceError::Foreign { kept, .. } if kept == wrong), "{error}");
             assert!(!error.to_string().contains('\n'), "{error}");
         };
         let ModelFiles { weights, description } = good;
         for size in [0, 7, 100, weights.len() / 2, weights.len() - 1] {
-            refused(&weights[..size], description, Kept::Weights);
+            refused(&weights[..size], description, FileKind::Weights);
         }
-        refused(b"PK not weights at all, but long enough to be some", description, Kept::Weights);
-        refused(&other.weights, description, Kept::Weights);
-        refused(weights, &description[..description.len() / 2], Kept::Description);
-        refused(weights, b"", Kept::Description);
+        refused(b"PK not weights at all, but long enough to be some", description, FileKind::Weights);
+        refused(&other.weights, description, FileKind::Weights);
+        refused(weights, &description[..description.len() / 2], FileKind::Description);
+        refused(weights, b"", FileKind::Description);
         // The last numbers of the file are no numbers any more.
         for strange in [f32::NAN, f32::INFINITY] {
             let mut spoilt = weights.clone();
             spoilt.chunks_exact_mut(4).rev().take(8).for_each(|bytes| bytes.copy_from_slice(&strange.to_le_bytes()));
-            refused(&spoilt, description, Kept::Weights);
+            refused(&spoilt, description, FileKind::Weights);
         }
         let valueless = String::from_utf8(description.clone()).unwrap();
         let mut valueless: serde_json::Value = serde_json::from_str(&valueless).unwrap();
         valueless["vocabulary"]["parameters"][0]["values"] = serde_json::json!([]);
-        refused(weights, valueless.to_string().as_bytes(), Kept::Description);
+        refused(weights, valueless.to_string().as_bytes(), FileKind::Description);
     }
 }
 
 #[test]
 fn bad_input_is_one_line() {
-    let says = |result: Result<Model, SequenceError>, what: &str| {
+    let says = |result: Result<SequenceModel, SequenceError>, what: &str| {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(what) && !error.contains('\n'), "{error}");
     };
     let with = |change: &dyn Fn(&mut Vec<Example>)| {
         let mut examples = examples();
         change(&mut examples);
-        train(Architecture::Chain, &vocabulary(), &examples, &examples, &small(), None, &mut |_| {
-            ControlFlow::Continue(())
-        })
+        train(Architecture::Chain, data(&vocabulary(), &examples), &small(), None, &mut |_| ControlFlow::Continue(()))
     };
     says(with(&|examples| examples.clear()), "there are no training examples");
     says(with(&|examples| examples[3].problem.truncate(2)), "training example 3: 2 fields, but the vocabulary has 4");

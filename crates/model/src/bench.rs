@@ -5,21 +5,21 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tilewright::bench::OURS;
+use tilewright::format::{digits, duration, percent, table};
 use tilewright::version::BUILD;
-use tilewright::words::{digits, duration, percent, table};
 use tilewright::{Cache, DeviceSpec, Error, one_line, since_1970};
-use tilewright_device::device::Round;
+use tilewright_device::device::RoundLength;
 use tilewright_device::host;
 use tilewright_graph::{Agreement, Graph, Tensor, Value, evaluate, summarise};
 use tilewright_peers::{Entrant, ModelPeer, ModelPeerSpec, ModelSetup, run_rounds, wall_samples_ns};
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::compile::Compiled;
 use crate::inputs::named_dims;
 use crate::runner::Runner;
 
 /// Least extent of an implementation's runs in a round.
-const ROUND: Round = Round { time: Duration::from_millis(100), min_samples: 3 };
+const ROUND: RoundLength = RoundLength { time: Duration::from_millis(100), min_samples: 3 };
 
 /// Request to measure implementations of a model side by side.
 pub struct ModelBenchRequest<'a> {
@@ -130,26 +130,28 @@ impl ModelBench {
 }
 
 /// An implementation that has answered once.
-struct Contestant {
+struct ReadyImplementation {
     name: &'static str,
     version: String,
     details: String,
     agreement: Option<Agreement>,
-    who: Who,
+    who: NetImplementation,
 }
 
-enum Who {
+enum NetImplementation {
     Ours(Box<Runner>),
     Peer(Box<ModelPeer>),
 }
 
-impl Contestant {
+impl ReadyImplementation {
     /// Nanoseconds a run, one for each sample.
-    fn round(&mut self, round: Round) -> Result<Vec<f64>, String> {
+    fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, String> {
         let plain = |error: &dyn std::fmt::Display| one_line(&error.to_string());
         match &mut self.who {
-            Who::Ours(runner) => wall_samples_ns(round, || runner.run().map(drop)).map_err(|error| plain(&error)),
-            Who::Peer(peer) => peer.round(round).map_err(|reason| plain(&reason)),
+            NetImplementation::Ours(runner) => {
+                wall_samples_ns(round, || runner.run().map(drop)).map_err(|error| plain(&error))
+            }
+            NetImplementation::Peer(peer) => peer.round(round).map_err(|reason| plain(&reason)),
         }
     }
 }
@@ -180,7 +182,7 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
         let n_steps = compiled.model.plan().steps.len();
         let steps = if n_steps == 1 { "step" } else { "steps" };
         let details = format!("{n_steps} {steps}, {} of them untuned", compiled.n_guessed);
-        contestants.push((*name, BUILD.to_owned(), details, outputs, Who::Ours(Box::new(runner))));
+        contestants.push((*name, BUILD.to_owned(), details, outputs, NetImplementation::Ours(Box::new(runner))));
     }
     let dims = named_dims(inputs);
     let inputs: Vec<(String, Tensor)> = inputs.iter().map(|(value, x)| (value.name.clone(), x.clone())).collect();
@@ -191,7 +193,7 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
         match ModelPeer::start(spec.name, setup).and_then(|mut peer| Ok((peer.run(&inputs)?, peer))) {
             Ok((outputs, peer)) => {
                 let (version, details) = (peer.version().to_owned(), peer.details().to_owned());
-                contestants.push((spec.name, version, details, outputs, Who::Peer(Box::new(peer))));
+                contestants.push((spec.name, version, details, outputs, NetImplementation::Peer(Box::new(peer))));
             }
             Err(reason) => note(&format!("{}: {}", spec.name, one_line(&reason.to_string()))),
         }
@@ -201,16 +203,16 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
     }
     let compare = |(name, version, details, outputs, who): (_, _, _, Vec<Tensor>, _)| {
         let (_, wanted) = reference.get_or_insert_with(|| (name, outputs.clone()));
-        Contestant { name, version, details, agreement: Agreement::of_all(&outputs, wanted), who }
+        ReadyImplementation { name, version, details, agreement: Agreement::of_all(&outputs, wanted), who }
     };
-    let mut contestants: Vec<Contestant> = contestants.into_iter().map(compare).collect();
+    let mut contestants: Vec<ReadyImplementation> = contestants.into_iter().map(compare).collect();
     let entrants = contestants.iter_mut().map(|contestant| Entrant::new(|round| contestant.round(round))).collect();
     let timings = run_rounds(entrants, request.rounds, ROUND, since_1970().as_nanos() as u64);
 
     let reference = reference.map(|(name, _)| name);
     let mut rows = Vec::new();
     for (contestant, timing) in contestants.into_iter().zip(timings) {
-        let Contestant { name, version, details, agreement, .. } = contestant;
+        let ReadyImplementation { name, version, details, agreement, .. } = contestant;
         match timing {
             Ok(timing) => rows.push(ModelBenchRow {
                 workload: path.display().to_string(),
@@ -248,7 +250,7 @@ fn ours(
     cache: &Cache,
 ) -> Result<(Runner, Vec<Tensor>), Error> {
     let failed = |error: crate::RunError| Error::failed(&error).because(error);
-    let threads = Threads::new(threads).map_err(|error| Error::failed("no threads for a run").because(error))?;
+    let threads = SharedPool::new(threads).map_err(|error| Error::failed("no threads for a run").because(error))?;
     let mut runner = Runner::cached(compiled, &threads, cache).map_err(failed)?;
     runner.set_all(inputs).map_err(failed)?;
     runner.run().map_err(failed)?;

@@ -4,16 +4,16 @@ use tilewright_runtime::host::SELECT;
 
 use crate::fuse::{Fused, Step};
 use crate::net::{Kind, Node, ValueId};
-use crate::place::Places;
+use crate::value_memory::Places;
 
 /// Truth, and the value that it has to have.
-pub type Condition = (ValueId, bool);
+pub type BranchCondition = (ValueId, bool);
 
 /// Conditions that all readers of a value have in common, the outermost first; `None` before any is known.
-type Need = Option<Vec<Condition>>;
+type Need = Option<Vec<BranchCondition>>;
 
 /// Keeps the conditions that two needs have in common.
-fn join(need: &mut Need, other: &[Condition]) {
+fn join(need: &mut Need, other: &[BranchCondition]) {
     match need {
         None => *need = Some(other.to_vec()),
         Some(need) => {
@@ -24,7 +24,7 @@ fn join(need: &mut Need, other: &[Condition]) {
 }
 
 /// Finds the conditions of each step without which nobody needs it, the outermost first.
-pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<Condition>> {
+pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<BranchCondition>> {
     let mut needs: Vec<Need> = vec![None; fused.net.values.len()];
     let root = |id: ValueId| places.locate(id).root.0;
     fused.net.outputs.iter().for_each(|id| needs[root(*id)] = Some(Vec::new()));
@@ -51,7 +51,7 @@ pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<Condition>> {
         }
         let own = own.unwrap_or_default();
         for (id, condition) in reads {
-            let inner: Vec<Condition> = own.iter().copied().chain(condition).collect();
+            let inner: Vec<BranchCondition> = own.iter().copied().chain(condition).collect();
             join(&mut needs[root(id)], &inner);
         }
         all[at] = own;
@@ -60,7 +60,7 @@ pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<Condition>> {
 }
 
 /// Lists the values that a step reads, each with the condition under which it does, and those that it makes.
-fn uses(step: &Step) -> (Vec<(ValueId, Option<Condition>)>, Vec<ValueId>) {
+fn uses(step: &Step) -> (Vec<(ValueId, Option<BranchCondition>)>, Vec<ValueId>) {
     let always = |ids: Vec<ValueId>| ids.into_iter().map(|id| (id, None)).collect();
     match step {
         Step::Kernel(kernel) => (always(kernel.inputs.clone()), vec![kernel.output]),

@@ -34,7 +34,7 @@ impl CachesOfKernels {
 }
 
 /// Run of a kernel: its constants, each with its size in bytes.
-type Use = Vec<(ValueId, u64)>;
+type ConstantsUse = Vec<(ValueId, u64)>;
 
 impl Fused {
     /// State of the caches for each kernel, by the bytes of constants that are read between two of its runs:
@@ -53,7 +53,7 @@ impl Fused {
 
     fn own_caches(&self, target: &Target) -> CachesOfKernels {
         let mut names = Vec::new();
-        let mut uses: Vec<Use> = Vec::new();
+        let mut uses: Vec<ConstantsUse> = Vec::new();
         let mut add = |kernel: &Kernel| {
             let constants = kernel.inputs.iter().filter(|id| self.net.value(**id).constant.is_some());
             uses.push(constants.map(|id| (*id, self.net.value(*id).n_bytes())).collect());
@@ -90,11 +90,11 @@ impl Fused {
 
 /// Whether a run of a kernel finds its constants in a cache: one of `between_runs` bytes, or from an earlier
 /// use in the same run of the model in one of `within_run`.
-fn finds_constants(uses: &[Use], at: usize, between_runs: u64, within_run: u64) -> bool {
+fn finds_constants(uses: &[ConstantsUse], at: usize, between_runs: u64, within_run: u64) -> bool {
     let largest = uses[at].iter().max_by_key(|(_, n_bytes)| *n_bytes).expect("there is a constant").0;
     let mut seen: HashSet<ValueId> = HashSet::new();
     let mut n_bytes = 0;
-    let mut read = |constants: &Use| {
+    let mut read = |constants: &ConstantsUse| {
         let new = constants.iter().filter(|(id, _)| seen.insert(*id));
         n_bytes += new.map(|(_, n)| n).sum::<u64>();
         n_bytes
@@ -130,7 +130,7 @@ mod tests {
     /// each; the caches hold 250 bytes between runs and 450 within one.
     fn check(uses: &str, expected: &str) {
         let constants = |of: &str| of.bytes().map(|letter| (ValueId(letter as usize), 100)).collect();
-        let each: Vec<Use> = uses.split(' ').map(constants).collect();
+        let each: Vec<ConstantsUse> = uses.split(' ').map(constants).collect();
         let found = |at: usize| if finds_constants(&each, at, 250, 450) { 'w' } else { 'c' };
         assert_eq!((0..each.len()).map(found).collect::<String>(), expected, "{uses}");
     }

@@ -14,15 +14,15 @@ use tilewright_ir::op::{Structure, Workload};
 use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu, repeat};
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
-    self as runtime, AnyModel, Block, Constant, GpuModel, Guard, Memory, Model, Piece, Place, Plan, Rows, Size, Slice,
-    Work, on_all_cores, plan_memory,
+    self as runtime, AnyModel, ArenaLayout, Block, Constant, CopiedRows, GpuModel, Model, Piece, Place, Plan, RunSize,
+    StepCondition, TensorSlice, Work, on_all_cores, plan_memory,
 };
 
-use crate::branches::{Condition, conditions};
+use crate::branches::{BranchCondition, conditions};
 use crate::fuse::{Fused, Kernel, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::open::{OpenError, are_counted};
-use crate::place::{Location, Places};
+use crate::value_memory::{Places, ValuePart};
 
 /// Reason why a model has no code.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +70,7 @@ pub struct Compiled {
     /// Fused model that it was made of.
     pub fused: Fused,
     /// The memory for what is computed on the way.
-    pub memory: Memory,
+    pub memory: ArenaLayout,
     /// Index in [`Fused::each`] of each step of the run; `None` for a copy.
     pub origins: Vec<Option<usize>>,
     /// Different kernels whose configurations are guessed, where they were looked up in records.
@@ -82,7 +82,7 @@ pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 
 /// Options of compiling a model.
 #[derive(Clone, Copy)]
-pub struct Making<'a> {
+pub struct CompileOptions<'a> {
     /// Cache of code and schedules.
     pub cache: &'a Cache,
     /// Whether it is to be run and nothing else: weights that kernels have packed are given back, and
@@ -90,10 +90,10 @@ pub struct Making<'a> {
     pub for_runs: bool,
 }
 
-impl Default for Making<'_> {
+impl Default for CompileOptions<'_> {
     /// Compiles everything anew, for any use.
     fn default() -> Self {
-        Making { cache: &NO_CACHE, for_runs: false }
+        CompileOptions { cache: &NO_CACHE, for_runs: false }
     }
 }
 
@@ -103,14 +103,19 @@ impl Default for Making<'_> {
 /// # Errors
 /// If a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.
 pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Compiled, CompileError> {
-    compile_as(fused, target, schedule, Making::default())
+    compile_as(fused, target, schedule, CompileOptions::default())
 }
 
 /// Compiles as [`compile`] does, with these options.
 ///
 /// # Errors
 /// As [`compile`].
-pub fn compile_as(fused: Fused, target: &Target, schedule: Schedule, making: Making) -> Result<Compiled, CompileError> {
+pub fn compile_as(
+    fused: Fused,
+    target: &Target,
+    schedule: Schedule,
+    making: CompileOptions,
+) -> Result<Compiled, CompileError> {
     compile_scheduled(fused, target, Scheduling { determined: &|_| Ok(None), scheduled: &alone(schedule) }, making)
 }
 
@@ -122,7 +127,7 @@ pub(crate) fn compile_scheduled(
     fused: Fused,
     target: &Target,
     scheduling: Scheduling,
-    making: Making,
+    making: CompileOptions,
 ) -> Result<Compiled, CompileError> {
     let code = |compiler: &mut Compiler, Scheduled { program, determined_by }: Scheduled| {
         making.cache.code(compiler, program, determined_by.as_deref())
@@ -283,13 +288,13 @@ fn compiled(
 }
 
 /// Kept buffers of a kernel, in its order.
-fn kept_by(program: &Program) -> Vec<Kept> {
+fn kept_by(program: &Program) -> Vec<KeptBuffer> {
     let kept = program.buffers.iter().filter(|buffer| buffer.role == Role::Kept);
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
 }
 
 /// Kept buffers of a kernel that is compiled, in its order.
-fn kept_of(interface: &Interface) -> Vec<Kept> {
+fn kept_of(interface: &Interface) -> Vec<KeptBuffer> {
     let kept = interface.buffers.iter().filter(|buffer| buffer.role == Role::Kept);
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
 }
@@ -328,7 +333,7 @@ fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, i64> {
 
 /// Lays out the memory of a run for intermediate results, each in a multiple of `line` bytes, with the owners
 /// of its parts.
-pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Memory) {
+pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, ArenaLayout) {
     let mut blocks: Vec<(ValueId, Block)> = Vec::new();
     let mut at_of: HashMap<ValueId, usize> = HashMap::new();
     let (net, rooms) = (&fused.net, rooms(fused, places));
@@ -402,21 +407,21 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Me
 }
 
 /// A buffer that a kernel keeps: its name, its type and its shape.
-type Kept = (String, DType, Vec<usize>);
+type KeptBuffer = (String, DType, Vec<usize>);
 
-struct Job<'a> {
+struct PlanBuilder<'a> {
     fused: &'a Fused,
     places: &'a Places,
     plan: Plan,
     /// Alignment of tensors in the arena.
     line: usize,
-    memory: Memory,
+    memory: ArenaLayout,
     /// The plan's tensor of each value whose memory others may have parts of.
     tensors: HashMap<ValueId, usize>,
     /// The kernels' numbers by their workloads' texts, and what each keeps.
-    kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
+    kernels: (HashMap<String, usize>, Vec<Vec<KeptBuffer>>),
     /// Buffers that kernels of one preparation keep of these parts of constants.
-    prepared: HashMap<(Preparation, Vec<PartOf>), Vec<Slice>>,
+    prepared: HashMap<(Preparation, Vec<PartOf>), Vec<TensorSlice>>,
     origins: Vec<Option<usize>>,
     /// Guard of the steps that are added.
     guard: Option<usize>,
@@ -429,7 +434,7 @@ struct Job<'a> {
 }
 
 /// Text of what prepares buffers, and these.
-type Preparation = (String, Vec<Kept>);
+type Preparation = (String, Vec<KeptBuffer>);
 
 /// Part of a constant: its number, where it begins and how long it is.
 type PartOf = (usize, usize, usize);
@@ -439,11 +444,11 @@ fn planned(
     fused: &Fused,
     places: &[Places],
     line: usize,
-    kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
-) -> Result<(Plan, Vec<Option<usize>>, Memory), CompileError> {
+    kernels: (HashMap<String, usize>, Vec<Vec<KeptBuffer>>),
+) -> Result<(Plan, Vec<Option<usize>>, ArenaLayout), CompileError> {
     let mut pieces = fused.forms().zip(places);
     let (form, of_form) = pieces.next().expect("there is one");
-    let mut job = Job::new(form, of_form, line, kernels).done(0)?;
+    let mut job = PlanBuilder::new(form, of_form, line, kernels).done(0)?;
     if fused.rows.is_none() {
         return Ok((job.plan, job.origins, job.memory));
     }
@@ -457,7 +462,7 @@ fn planned(
             memory = job.memory.clone();
         }
     }
-    let Job { mut plan, origins, .. } = job;
+    let PlanBuilder { mut plan, origins, .. } = job;
     let mut start = 0;
     for (form, end) in made {
         let most = form.open.as_ref().map_or(0, |open| open.dim.most);
@@ -472,7 +477,7 @@ fn planned(
         let most = fused.n_rows();
         let of = |axis: &usize| {
             let factor = plan.tensors[tensor].shape[*axis] as i64 / most;
-            (*axis, Size { factor, term: 0, multiple: 1 })
+            (*axis, RunSize { factor, term: 0, multiple: 1 })
         };
         plan.tensors[tensor].open = axis.as_ref().map(of);
     }
@@ -487,14 +492,14 @@ fn dtype_of(net: &Net, id: ValueId) -> Result<DType, CompileError> {
     found.map(|(dtype, _)| dtype).ok_or_else(error)
 }
 
-impl<'a> Job<'a> {
+impl<'a> PlanBuilder<'a> {
     fn new(
         fused: &'a Fused,
         places: &'a Places,
         line: usize,
-        kernels: (HashMap<String, usize>, Vec<Vec<Kept>>),
-    ) -> Job<'a> {
-        Job {
+        kernels: (HashMap<String, usize>, Vec<Vec<KeptBuffer>>),
+    ) -> PlanBuilder<'a> {
+        PlanBuilder {
             fused,
             places,
             plan: Plan {
@@ -503,7 +508,7 @@ impl<'a> Job<'a> {
                 ..Plan::default()
             },
             line,
-            memory: Memory::default(),
+            memory: ArenaLayout::default(),
             tensors: HashMap::new(),
             kernels,
             prepared: HashMap::new(),
@@ -516,15 +521,15 @@ impl<'a> Job<'a> {
     }
 
     /// Goes on with the steps of another piece, of the same constants and states.
-    fn piece(self, fused: &'a Fused, places: &'a Places) -> Job<'a> {
+    fn piece(self, fused: &'a Fused, places: &'a Places) -> PlanBuilder<'a> {
         let (tensors, guard, moving, memory) = Default::default();
         let given = (0..self.plan.constants.len()).collect();
         let rooms = rooms(fused, places);
-        Job { fused, places, tensors, guard, moving, memory, rooms, given, ..self }
+        PlanBuilder { fused, places, tensors, guard, moving, memory, rooms, given, ..self }
     }
 
     /// Plans all steps, which are numbered from `first` on among those that origins tell.
-    fn done(mut self, first: usize) -> Result<Job<'a>, CompileError> {
+    fn done(mut self, first: usize) -> Result<PlanBuilder<'a>, CompileError> {
         self.ports()?;
         self.states()?;
         self.arena()?;
@@ -537,7 +542,7 @@ impl<'a> Job<'a> {
             while let Some(copy) = copies.next_if(|copy| copy.before == at) {
                 let from = self.slice(copy.from)?;
                 let whole = self.slice(copy.to)?;
-                let to = Slice { offset: whole.offset + copy.offset, n_bytes: from.n_bytes, ..whole };
+                let to = TensorSlice { offset: whole.offset + copy.offset, n_bytes: from.n_bytes, ..whole };
                 self.copy(from, to, None);
             }
             self.guard = self.guard_of(&conditions[at])?;
@@ -587,7 +592,7 @@ impl<'a> Job<'a> {
             let name = self.fused.net.value(self.fused.net.outputs[copy.offset]).name.clone();
             let to = self.plan.tensor(name, dtype, &shape, Place::Output(copy.offset));
             self.plan.tensors[to].open = self.open_axis(copy.from);
-            let row = |(axis, size): (usize, Size)| (size, from.n_bytes / shape[axis].max(1));
+            let row = |(axis, size): (usize, RunSize)| (size, from.n_bytes / shape[axis].max(1));
             let rows = self.open_axis(copy.from).map(row);
             let to = self.plan.whole(to);
             self.copy(from, to, rows);
@@ -596,10 +601,10 @@ impl<'a> Job<'a> {
     }
 
     /// Finds or adds the guard that has all of some conditions hold, given the outermost first.
-    fn guard_of(&mut self, conditions: &[Condition]) -> Result<Option<usize>, CompileError> {
+    fn guard_of(&mut self, conditions: &[BranchCondition]) -> Result<Option<usize>, CompileError> {
         let mut outer = None;
         for &(truth, holds) in conditions {
-            let guard = Guard { truth: self.slice(truth)?, holds, outer };
+            let guard = StepCondition { truth: self.slice(truth)?, holds, outer };
             let known = self.plan.guards.iter().position(|known| *known == guard);
             outer = Some(known.unwrap_or(self.plan.guards.len()));
             if known.is_none() {
@@ -610,14 +615,14 @@ impl<'a> Job<'a> {
     }
 
     /// A copy, where there is anything to copy.
-    fn copy(&mut self, from: Slice, to: Slice, rows: Option<(Size, usize)>) {
+    fn copy(&mut self, from: TensorSlice, to: TensorSlice, rows: Option<(RunSize, usize)>) {
         if from.n_bytes > 0 {
             self.push("copy", Work::Copy { from, to, rows }, None);
         }
     }
 
     fn push(&mut self, name: &str, work: Work, origin: Option<usize>) {
-        self.plan.steps.push(runtime::Step { name: name.to_owned(), work, guard: self.guard });
+        self.plan.steps.push(runtime::PlanStep { name: name.to_owned(), work, guard: self.guard });
         self.origins.push(origin);
     }
 
@@ -653,7 +658,7 @@ impl<'a> Job<'a> {
     /// size.
     fn numbers(&mut self) -> Result<(), CompileError> {
         let Some(dim) = self.fused.open.as_ref().map(|open| open.dim.clone()) else { return Ok(()) };
-        let of = |size: i64| Size { factor: size, term: -size * dim.least, multiple: 1 };
+        let of = |size: i64| RunSize { factor: size, term: -size * dim.least, multiple: 1 };
         for (id, sizes) in self.fused.numbers() {
             let to = self.slice(id)?;
             let value = self.fused.net.value(id);
@@ -676,9 +681,13 @@ impl<'a> Job<'a> {
             let place = Place::Constant(self.plan.constants.len() - 1);
             let tensor = self.plan.tensor(format!("{}.table", value.name), dtype, &shape, place);
             let (from, row) = (self.plan.whole(tensor), (sizes.len() * n_bytes) as i64);
-            let none = Size { factor: 0, term: 0, multiple: 1 };
-            let rows =
-                Rows { n: 1, pitches: [0; 2], offsets: [of(pitch as i64), none], n_bytes: Size { term: row, ..none } };
+            let none = RunSize { factor: 0, term: 0, multiple: 1 };
+            let rows = CopiedRows {
+                n: 1,
+                pitches: [0; 2],
+                offsets: [of(pitch as i64), none],
+                n_bytes: RunSize { term: row, ..none },
+            };
             self.push("copy", Work::Move { from, to, rows }, None);
         }
         Ok(())
@@ -690,16 +699,16 @@ impl<'a> Job<'a> {
         let (new, all) = (net.shape(from).to_vec(), net.shape(to).to_vec());
         let of_value = |id: ValueId, n: i64| {
             let open = self.fused.open.as_ref().and_then(|open| open.axes.get(id.0)?.get(axis).copied().flatten());
-            open.unwrap_or(Size { factor: 0, term: n, multiple: 1 })
+            open.unwrap_or(RunSize { factor: 0, term: n, multiple: 1 })
         };
         let (of_new, of_all) = (of_value(from, new[axis]), of_value(to, all[axis]));
         let row = new[axis + 1..].iter().product::<i64>() * net.value(from).dtype.size() as i64;
-        let times = |size: Size| Size { factor: size.factor * row, term: size.term * row, multiple: 1 };
-        let before = Size { factor: of_all.factor - of_new.factor, term: of_all.term - of_new.term, multiple: 1 };
-        let rows = Rows {
+        let times = |size: RunSize| RunSize { factor: size.factor * row, term: size.term * row, multiple: 1 };
+        let before = RunSize { factor: of_all.factor - of_new.factor, term: of_all.term - of_new.term, multiple: 1 };
+        let rows = CopiedRows {
             n: new[..axis].iter().product::<i64>() as usize,
             pitches: [new[axis] * row, all[axis] * row].map(|n| n as usize),
-            offsets: [Size { factor: 0, term: 0, multiple: 1 }, times(before)],
+            offsets: [RunSize { factor: 0, term: 0, multiple: 1 }, times(before)],
             n_bytes: times(of_new),
         };
         let name = net.value(to).name.clone();
@@ -709,7 +718,7 @@ impl<'a> Job<'a> {
     }
 
     /// First open dimension of a value.
-    fn open_axis(&self, id: ValueId) -> Option<(usize, Size)> {
+    fn open_axis(&self, id: ValueId) -> Option<(usize, RunSize)> {
         let axes = self.fused.open.as_ref()?.axes.get(id.0)?;
         axes.iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))
     }
@@ -766,11 +775,11 @@ impl<'a> Job<'a> {
     }
 
     /// Slice of a value in the plan.
-    fn slice(&mut self, id: ValueId) -> Result<Slice, CompileError> {
+    fn slice(&mut self, id: ValueId) -> Result<TensorSlice, CompileError> {
         let mut location = self.places.locate(id);
         if let Some((of, offset)) = self.moving.get(&location.root) {
             let whole = self.places.locate(*of);
-            location = Location { root: whole.root, offset: whole.offset + offset + location.offset };
+            location = ValuePart { root: whole.root, offset: whole.offset + offset + location.offset };
         }
         let n_bytes = self.fused.net.value(id).n_bytes() as usize;
         let tensor = match self.tensors.get(&location.root) {
@@ -786,7 +795,7 @@ impl<'a> Job<'a> {
                 self.tensor(location.root, Place::Constant(at))?
             }
         };
-        Ok(Slice { tensor, offset: location.offset, n_bytes })
+        Ok(TensorSlice { tensor, offset: location.offset, n_bytes })
     }
 
     /// Constant of an earlier piece that has the same bytes.
@@ -817,7 +826,7 @@ impl<'a> Job<'a> {
             }
         }
         // What is made of the same constants in the same way is made once.
-        let of_constant = |slice: &Slice| match self.plan.tensors[slice.tensor].place {
+        let of_constant = |slice: &TensorSlice| match self.plan.tensors[slice.tensor].place {
             Place::Constant(at) => Some((self.first_like(at), slice.offset, slice.n_bytes)),
             _ => None,
         };

@@ -3,7 +3,7 @@
 use std::f64::consts::FRAC_1_SQRT_2;
 
 use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
-use tilewright_ir::op::{Epilogue, Function, Operand};
+use tilewright_ir::op::{Epilogue, EpilogueFunction, Operand};
 use tilewright_ir::{DType, Expr};
 
 use crate::net::Net;
@@ -14,14 +14,14 @@ pub type Operations = Vec<(Epilogue, Option<usize>)>;
 
 /// Function that tells how an input is read as an operand along the result, and its type; `None` where it
 /// cannot be one.
-pub type Operands<'a> = &'a dyn Fn(usize) -> Option<(Operand, DType)>;
+pub type OperandReader<'a> = &'a dyn Fn(usize) -> Option<(Operand, DType)>;
 
 /// Function that tells the same of an input of a node, in a net that changes.
 pub type OperandsIn<'a> = &'a dyn Fn(&Net, usize) -> Option<(Operand, DType)>;
 
 /// The largest part of a map that can be an epilogue of its input `x`, and that part: all of it, or what the
 /// rest reads of `x`.
-pub fn largest(value: &Expr, x: usize, operands: Operands) -> Option<(Operations, Expr)> {
+pub fn largest(value: &Expr, x: usize, operands: OperandReader) -> Option<(Operations, Expr)> {
     if let Some(found) = peel(value, x, operands) {
         return Some((found, value.clone()));
     }
@@ -81,14 +81,14 @@ fn holds_outside(cond: &Cond, part: &Expr, x: usize) -> bool {
 }
 
 /// The operations that make an expression of `x`, in order.
-pub fn peel(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
+pub fn peel(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
     let operations = peeled(e, x, operands, false)?;
     Some(without_identities(operations))
 }
 
 /// Operations as [`peel`] finds them, with those that quantize numbers on the way: a division by a scale, and
-/// [rounding](Function::Round). None is joined to another.
-pub fn peel_quantized(e: &Expr, x: usize, operands: Operands) -> Option<Operations> {
+/// [rounding](EpilogueFunction::Round). None is joined to another.
+pub fn peel_quantized(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
     peeled(e, x, operands, true)
 }
 
@@ -142,21 +142,21 @@ pub fn quantized(value: &Expr, dtype: DType) -> Option<Quantized<'_>> {
     }
 }
 
-fn plain(function: Function, numbers: &[f64]) -> Option<(Epilogue, Option<usize>)> {
+fn plain(function: EpilogueFunction, numbers: &[f64]) -> Option<(Epilogue, Option<usize>)> {
     Some((Epilogue::new(function, numbers)?, None))
 }
 
 fn linear(factor: f64, term: f64) -> Option<(Epilogue, Option<usize>)> {
-    plain(Function::Linear, &[factor, term])
+    plain(EpilogueFunction::Linear, &[factor, term])
 }
 
-fn peeled(e: &Expr, x: usize, operands: Operands, quantizes: bool) -> Option<Operations> {
+fn peeled(e: &Expr, x: usize, operands: OperandReader, quantizes: bool) -> Option<Operations> {
     let then = |inner: &Expr, last: Option<(Epilogue, Option<usize>)>| {
         let mut list = peeled(inner, x, operands, quantizes)?;
         list.push(last?);
         Some(list)
     };
-    let operand = |e: &Expr, by_channel: Function, by_element: Function| match e {
+    let operand = |e: &Expr, by_channel: EpilogueFunction, by_element: EpilogueFunction| match e {
         Expr::Load(slot, _) => {
             let slot = slot.0 as usize;
             let function = match operands(slot)? {
@@ -173,7 +173,7 @@ fn peeled(e: &Expr, x: usize, operands: Operands, quantizes: bool) -> Option<Ope
         let Expr::Load(slot, _) = without_casts(bytes) else { return None };
         let slot = slot.0 as usize;
         let is_residual = operands(slot)? == (Operand::Element, DType::U8);
-        is_residual.then_some((Epilogue::new(Function::AddU8, &[factor, term])?, Some(slot)))
+        is_residual.then_some((Epilogue::new(EpilogueFunction::AddU8, &[factor, term])?, Some(slot)))
     };
     match e {
         Expr::Load(slot, _) => (slot.0 as usize == x).then(Vec::new),
@@ -188,10 +188,10 @@ fn peeled(e: &Expr, x: usize, operands: Operands, quantizes: bool) -> Option<Ope
             };
             let bounds = bounds_of(*dtype).map(|bound| bound - zero);
             let mut list = then(of, linear(1.0 / scale, 0.0))?;
-            list.extend([plain(Function::Round, &bounds)?, linear(1.0, zero)?]);
+            list.extend([plain(EpilogueFunction::Round, &bounds)?, linear(1.0, zero)?]);
             Some(list)
         }
-        Expr::Unary(UnaryOp::Tanh, t) => then(t, plain(Function::Tanh, &[])),
+        Expr::Unary(UnaryOp::Tanh, t) => then(t, plain(EpilogueFunction::Tanh, &[])),
         Expr::Unary(UnaryOp::Neg, t) => then(t, linear(-1.0, 0.0)),
         Expr::Binary(BinaryOp::Add, a, b) => {
             let (t, rest) = match (uses(a, x), uses(b, x)) {
@@ -199,12 +199,12 @@ fn peeled(e: &Expr, x: usize, operands: Operands, quantizes: bool) -> Option<Ope
                 (false, true) => (b, a),
                 _ => {
                     let (t, slope) = leaky_relu(a, b).or_else(|| leaky_relu(b, a))?;
-                    return then(t, plain(Function::LeakyRelu, &[slope]));
+                    return then(t, plain(EpilogueFunction::LeakyRelu, &[slope]));
                 }
             };
             match **rest {
                 Expr::Const(term) => then(t, linear(1.0, term)),
-                _ => then(t, operand(rest, Function::Bias, Function::Add).or_else(|| of_bytes(rest))),
+                _ => then(t, operand(rest, EpilogueFunction::Bias, EpilogueFunction::Add).or_else(|| of_bytes(rest))),
             }
         }
         Expr::Binary(BinaryOp::Sub, a, b) => match **a {
@@ -216,15 +216,15 @@ fn peeled(e: &Expr, x: usize, operands: Operands, quantizes: bool) -> Option<Ope
             _ => None,
         },
         Expr::Binary(BinaryOp::Max, a, b) => match (&**a, &**b) {
-            (t, Expr::Const(0.0)) | (Expr::Const(0.0), t) => then(t, plain(Function::Relu, &[])),
+            (t, Expr::Const(0.0)) | (Expr::Const(0.0), t) => then(t, plain(EpilogueFunction::Relu, &[])),
             _ => None,
         },
         Expr::Binary(BinaryOp::Min, a, b) => {
             let (t, low, high) = clipped(a, b)?;
-            then(t, plain(Function::Clip, &[low, high]))
+            then(t, plain(EpilogueFunction::Clip, &[low, high]))
         }
         Expr::Binary(BinaryOp::Div, ..) if is_sigmoid(e).is_some() => {
-            then(is_sigmoid(e)?, plain(Function::Sigmoid, &[]))
+            then(is_sigmoid(e)?, plain(EpilogueFunction::Sigmoid, &[]))
         }
         Expr::Binary(BinaryOp::Mul, ..) => {
             let (mut factor, mut own, mut others) = (1.0, Vec::new(), Vec::new());
@@ -239,7 +239,7 @@ fn peeled(e: &Expr, x: usize, operands: Operands, quantizes: bool) -> Option<Ope
                 _ => return None,
             };
             for other in others {
-                list.push(operand(other, Function::Scale, Function::Mul)?);
+                list.push(operand(other, EpilogueFunction::Scale, EpilogueFunction::Mul)?);
             }
             list.push(linear(factor, 0.0)?);
             Some(list)
@@ -269,14 +269,14 @@ fn is_near(a: f64, b: f64) -> bool {
 #[expect(clippy::type_complexity, reason = "three things that have nothing else in common")]
 fn gate<'a>(t: &'a Expr, g: &'a Expr, factor: f64) -> Option<(&'a Expr, Option<(Epilogue, Option<usize>)>, f64)> {
     if *g == sigmoid(t.clone()) {
-        return Some((t, plain(Function::Silu, &[]), factor));
+        return Some((t, plain(EpilogueFunction::Silu, &[]), factor));
     }
     match g {
         Expr::Binary(BinaryOp::Min, a, b) => {
             let (inner, low, high) = clipped(a, b)?;
             let (u, a, b) = line(inner);
             let fits = low == 0.0 && u == t;
-            fits.then(|| (t, plain(Function::HardSwish, &[a / high, b / high]), factor * high))
+            fits.then(|| (t, plain(EpilogueFunction::HardSwish, &[a / high, b / high]), factor * high))
         }
         Expr::Binary(BinaryOp::Add, a, b) => {
             let erf = match (&**a, &**b) {
@@ -287,7 +287,7 @@ fn gate<'a>(t: &'a Expr, g: &'a Expr, factor: f64) -> Option<(&'a Expr, Option<(
             };
             let (u, a, b) = line(erf);
             let fits = u == t && is_near(a, FRAC_1_SQRT_2) && b == 0.0;
-            fits.then(|| (t, plain(Function::Gelu, &[]), factor * 2.0))
+            fits.then(|| (t, plain(EpilogueFunction::Gelu, &[]), factor * 2.0))
         }
         _ => None,
     }
@@ -361,17 +361,17 @@ pub fn without_identities(list: Operations) -> Operations {
     let mut kept: Operations = Vec::new();
     for (operation, slot) in list {
         let last = kept.last().map(|(last, _)| (last.function(), last.numbers().to_vec()));
-        if operation.function() != Function::Linear {
+        if operation.function() != EpilogueFunction::Linear {
             kept.push((operation, slot));
             continue;
         }
         let (mut a, mut b) = (operation.numbers()[0], operation.numbers()[1]);
-        if let Some((Function::Linear, before)) = last {
+        if let Some((EpilogueFunction::Linear, before)) = last {
             (a, b) = (a * before[0], a * before[1] + b);
             kept.pop();
         }
         if (a, b) != (1.0, 0.0) {
-            kept.push((Epilogue::new(Function::Linear, &[a, b]).expect("lines have any numbers"), None));
+            kept.push((Epilogue::new(EpilogueFunction::Linear, &[a, b]).expect("lines have any numbers"), None));
         }
     }
     kept

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use bytes::Bytes;
 use tilewright::{Error, file, one_line};
-use tilewright_graph::{Bindings, Declared, Dim, Graph, Model, Random, Tensor, Value, ValueId, bind_inputs, onnx};
+use tilewright_graph::{Bindings, Declared, Dim, Graph, Model, SplitMix64, Tensor, Value, ValueId, bind_inputs, onnx};
 
 /// Reads an ONNX model. Its weights stay in the file and in those beside it, which are mapped: they must not
 /// become shorter as long as the model is there.
@@ -125,7 +125,7 @@ pub fn all_inputs(
 ) -> Result<Vec<(Value, Tensor)>, Error> {
     let values = bind_inputs(graph, bindings);
     let values = values.map_err(|problem| Error::input(one_line(&problem.to_string())))?;
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let mut inputs = Vec::with_capacity(values.len());
     for value in values {
         let ty = value.ty.clone().expect("an input that is bound has its type");

@@ -7,7 +7,7 @@ use tilewright_graph::{Graph, Node, Op, ValueId};
 const MOST: usize = 64;
 
 /// Use of a value by a node.
-enum Use {
+enum ValueUse {
     /// The result jumps where the value hardly changes.
     Jumps,
     /// The result is as near as the value is.
@@ -16,16 +16,18 @@ enum Use {
     Ends,
 }
 
-fn use_of(graph: &Graph, node: &Node) -> Use {
+fn use_of(graph: &Graph, node: &Node) -> ValueUse {
     let is_float = |id: &ValueId| graph.ty(*id).dtype.is_float();
     match &node.op {
-        Op::Unary(Unary::Ceil | Unary::Floor | Unary::Round | Unary::Sign) => Use::Jumps,
-        Op::Unary(_) | Op::Binary(_) | Op::Cast(_) if !node.outputs.iter().flatten().all(is_float) => Use::Jumps,
-        Op::Binary(Binary::Mod { .. }) => Use::Jumps,
-        Op::Unary(_) | Op::Binary(_) | Op::Cast(_) | Op::Variadic(_) | Op::Clip(_) | Op::Where(_) => Use::Follows,
-        Op::Concat(_) | Op::Expand(_) | Op::Flatten(_) | Op::Reshape(_) | Op::Slice(_) | Op::Split(_) => Use::Follows,
-        Op::Squeeze(_) | Op::Tile(_) | Op::Transpose(_) | Op::Unsqueeze(_) => Use::Follows,
-        _ => Use::Ends,
+        Op::Unary(Unary::Ceil | Unary::Floor | Unary::Round | Unary::Sign) => ValueUse::Jumps,
+        Op::Unary(_) | Op::Binary(_) | Op::Cast(_) if !node.outputs.iter().flatten().all(is_float) => ValueUse::Jumps,
+        Op::Binary(Binary::Mod { .. }) => ValueUse::Jumps,
+        Op::Unary(_) | Op::Binary(_) | Op::Cast(_) | Op::Variadic(_) | Op::Clip(_) | Op::Where(_) => ValueUse::Follows,
+        Op::Concat(_) | Op::Expand(_) | Op::Flatten(_) | Op::Reshape(_) | Op::Slice(_) | Op::Split(_) => {
+            ValueUse::Follows
+        }
+        Op::Squeeze(_) | Op::Tile(_) | Op::Transpose(_) | Op::Unsqueeze(_) => ValueUse::Follows,
+        _ => ValueUse::Ends,
     }
 }
 
@@ -37,13 +39,13 @@ pub fn decides(graph: &Graph, id: ValueId) -> bool {
         for &user in &graph.value(seen[at]).users {
             let node = graph.node(user);
             match use_of(graph, node) {
-                Use::Jumps => return true,
-                Use::Follows => {
+                ValueUse::Jumps => return true,
+                ValueUse::Follows => {
                     let new: Vec<ValueId> =
                         node.outputs.iter().flatten().filter(|id| !seen.contains(id)).copied().collect();
                     seen.extend(new);
                 }
-                Use::Ends => {}
+                ValueUse::Ends => {}
             }
         }
         at += 1;

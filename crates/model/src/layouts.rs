@@ -87,10 +87,10 @@ impl Fused {
             return ways.is_empty();
         }
         let images = Images::new(self, block);
-        let is_of_kernel = |kernel: &Kernel, way: Way| {
+        let is_of_kernel = |kernel: &Kernel, way: KernelLayouts| {
             let output = images.is_in_blocks(kernel.output, in_blocks);
             match (images.freedom(&self.net, kernel), kernel.workload.structure()) {
-                (None, _) => !output && way == Way { input: false, output: false },
+                (None, _) => !output && way == KernelLayouts { input: false, output: false },
                 (Some(free), Structure::Nest(_)) => {
                     let is_fixed = images.classes[kernel.output.0].is_some();
                     (free.input || !way.input) && way.output == way.input && (!is_fixed || way.output == output)
@@ -98,7 +98,7 @@ impl Fused {
                 (Some(free), _) => (free.input || !way.input) && way.output == output,
             }
         };
-        let fits = |(step, way): (&Step, &Option<Way>)| match (step, way) {
+        let fits = |(step, way): (&Step, &Option<KernelLayouts>)| match (step, way) {
             (Step::Kernel(kernel), Some(way)) => is_of_kernel(kernel, *way),
             (_, way) => way.is_none(),
         };
@@ -182,7 +182,7 @@ pub(crate) struct ImageLayouts {
     /// Whether each class of images is in blocks.
     in_blocks: Vec<bool>,
     /// The way of each step that is a kernel.
-    ways: Vec<Option<Way>>,
+    ways: Vec<Option<KernelLayouts>>,
 }
 
 impl fmt::Display for ImageLayouts {
@@ -212,7 +212,7 @@ impl ImageLayouts {
             }
             let sides: Vec<bool> = part.chars().map(is_set).collect::<Option<_>>()?;
             let [input, output] = sides[..] else { return None };
-            Some(Some(Way { input, output }))
+            Some(Some(KernelLayouts { input, output }))
         };
         Some(ImageLayouts { in_blocks, ways: parts.map(way).collect::<Option<_>>()? })
     }
@@ -220,7 +220,7 @@ impl ImageLayouts {
 
 /// Layouts of a kernel's input and output: blocked or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Way {
+struct KernelLayouts {
     input: bool,
     output: bool,
 }
@@ -343,7 +343,7 @@ impl Images {
     }
 
     /// Sides of a kernel that may be blocked; `None` where it has no choice.
-    fn freedom(&self, net: &Net, kernel: &Kernel) -> Option<Way> {
+    fn freedom(&self, net: &Net, kernel: &Kernel) -> Option<KernelLayouts> {
         let is_image = |id: ValueId| is_image(net, id, self.block);
         if self.in_loops.contains(&kernel.output) {
             return None;
@@ -355,20 +355,20 @@ impl Images {
                 let is_of_type = kernel.workload.dtype == DType::F32 || kernel.workload.has_integer_factors();
                 let free = is_simple && !window.transposed && is_of_type;
                 let input = is_image(kernel.inputs[0]) && net.value(kernel.inputs[0]).constant.is_none();
-                (free && (input || output)).then_some(Way { input, output })
+                (free && (input || output)).then_some(KernelLayouts { input, output })
             }
             Structure::Nest(_) => {
                 let has_images = kernel.inputs.iter().chain([&kernel.output]).any(|id| is_image(*id));
                 // What is written in one element a channel is the same in memory either way.
                 let output = output || in_one_element(net, kernel.output);
-                (has_images && output && keeps_channels(net, kernel)).then_some(Way { input: true, output })
+                (has_images && output && keeps_channels(net, kernel)).then_some(KernelLayouts { input: true, output })
             }
             Structure::Contraction(_) | Structure::Packed(_) => None,
         }
     }
 
     /// Inputs of a kernel that depend on a layout, and whether they are blocked.
-    fn reads(&self, net: &Net, kernel: &Kernel, way: Way) -> Vec<(usize, bool)> {
+    fn reads(&self, net: &Net, kernel: &Kernel, way: KernelLayouts) -> Vec<(usize, bool)> {
         let is_image = |id: ValueId| is_image(net, id, self.block) && net.value(id).constant.is_none();
         let images = (0..kernel.inputs.len()).filter(|slot| is_image(kernel.inputs[*slot]));
         match kernel.workload.structure() {
@@ -381,7 +381,7 @@ impl Images {
     }
 
     /// A kernel that reads and writes so.
-    fn kernel(&self, net: &Net, kernel: &Kernel, way: Way) -> Result<Kernel, WorkloadError> {
+    fn kernel(&self, net: &Net, kernel: &Kernel, way: KernelLayouts) -> Result<Kernel, WorkloadError> {
         let blocks = |is_in_blocks: bool| if is_in_blocks { self.block } else { 1 };
         match kernel.workload.structure() {
             Structure::Window(_) => {
@@ -476,7 +476,7 @@ struct Prices<'a> {
     /// Costs by the workload's text.
     known: HashMap<String, Option<f64>>,
     /// Costs of kernels by their steps.
-    of_kernels: HashMap<(usize, Way), Option<f64>>,
+    of_kernels: HashMap<(usize, KernelLayouts), Option<f64>>,
     of_conversions: HashMap<(ValueId, bool), f64>,
 }
 
@@ -493,7 +493,7 @@ impl<'a> Prices<'a> {
     }
 
     /// Cost of a kernel with these layouts.
-    fn kernel(&mut self, at: usize, kernel: &Kernel, way: Way) -> Result<Option<f64>, WorkloadError> {
+    fn kernel(&mut self, at: usize, kernel: &Kernel, way: KernelLayouts) -> Result<Option<f64>, WorkloadError> {
         if let Some(known) = self.of_kernels.get(&(at, way)) {
             return Ok(*known);
         }
@@ -503,7 +503,7 @@ impl<'a> Prices<'a> {
         let cost = match (self.costs.measured)(&workload) {
             _ if !is_between => self.of(&workload),
             None if !self.only_measured => {
-                let mut alike = |both: bool| self.kernel(at, kernel, Way { input: both, output: both });
+                let mut alike = |both: bool| self.kernel(at, kernel, KernelLayouts { input: both, output: both });
                 alike(false)?.zip(alike(true)?).map(|(plain, in_blocks)| plain.max(in_blocks))
             }
             measured => measured,
@@ -526,7 +526,12 @@ impl<'a> Prices<'a> {
 
     /// The cheapest way of a kernel where the images have these layouts, and what it takes with the
     /// conversions ahead of it; none where it cannot write so.
-    fn way(&mut self, at: usize, kernel: &Kernel, in_blocks: &[bool]) -> Result<Option<(f64, Way)>, WorkloadError> {
+    fn way(
+        &mut self,
+        at: usize,
+        kernel: &Kernel,
+        in_blocks: &[bool],
+    ) -> Result<Option<(f64, KernelLayouts)>, WorkloadError> {
         let images = self.images;
         let freedom = images.freedom(self.net, kernel);
         let output = images.is_in_blocks(kernel.output, in_blocks);
@@ -534,12 +539,12 @@ impl<'a> Prices<'a> {
         if freedom.is_none() && output {
             return Ok(None);
         }
-        let mut best: Option<(f64, Way)> = None;
+        let mut best: Option<(f64, KernelLayouts)> = None;
         for input in [false, true] {
             let way = match freedom {
-                Some(free) if is_nest => Way { input: input && free.input, output: input },
-                Some(free) => Way { input: input && free.input, output },
-                None => Way { input: false, output: false },
+                Some(free) if is_nest => KernelLayouts { input: input && free.input, output: input },
+                Some(free) => KernelLayouts { input: input && free.input, output },
+                None => KernelLayouts { input: false, output: false },
             };
             // A nest that writes an image reads as it writes.
             let is_fixed = is_nest && images.classes[kernel.output.0].is_some();
@@ -624,7 +629,7 @@ mod tests {
 
     #[test]
     fn layouts_are_read_as_they_are_written_and_nothing_else_is() {
-        let way = |input, output| Some(Way { input, output });
+        let way = |input, output| Some(KernelLayouts { input, output });
         let chosen = ImageLayouts { in_blocks: vec![true, false], ways: vec![way(false, true), None, way(true, true)] };
         assert_eq!(chosen.to_string(), "10 01 - 11");
         for layouts in [chosen, ImageLayouts::default()] {

@@ -8,8 +8,8 @@
 //! ```no_run
 //! use tilewright::{CPU, Database, HOST, DeviceSpec};
 //! use tilewright_graph::{Bindings, DType, Tensor, specialise};
-//! use tilewright_model::{Making, Runner, compile_known, lower, read_model};
-//! use tilewright_runtime::Threads;
+//! use tilewright_model::{CompileOptions, Runner, compile_known, lower, read_model};
+//! use tilewright_runtime::SharedPool;
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let model = read_model("model.onnx".as_ref())?;
@@ -22,9 +22,9 @@
 //! let target = DeviceSpec { device: CPU, target: HOST, threads: 1 }.runnable_target()?;
 //! let fused = lower(&special.graph, false, &target)?;
 //! let records = Database::new(None)?.records()?;
-//! let compiled = compile_known(fused, &target, 1, &records, Making::default())?;
+//! let compiled = compile_known(fused, &target, 1, &records, CompileOptions::default())?;
 //!
-//! let mut runner = Runner::new(&compiled, &Threads::new(1)?)?;
+//! let mut runner = Runner::new(&compiled, &SharedPool::new(1)?)?;
 //! runner.set("x", &Tensor::from_floats(DType::F32, [4, 3], &[0.5; 12]))?;
 //! runner.run()?;
 //! for (name, tensor) in runner.outputs() {
@@ -41,7 +41,7 @@ mod caches;
 mod compile;
 mod epilogue;
 mod fuse;
-mod halves;
+mod half_precision;
 mod import;
 mod inputs;
 mod jumps;
@@ -49,27 +49,27 @@ mod layouts;
 mod net;
 pub mod npy;
 mod open;
-mod place;
 mod profile;
 mod quantized;
 mod rules;
 mod runner;
 mod scalar;
 mod schedule;
+mod value_memory;
 mod whole;
 
 pub use caches::CachesOfKernels;
-pub use compile::{CompileError, Compiled, Making, Schedule, compile, compile_as, compile_quickly, lay_out};
-pub use fuse::{Fused, Kernel, Moving, Round, Step, Steps, fuse, lower};
-pub use halves::count_halves;
+pub use compile::{CompileError, CompileOptions, Compiled, Schedule, compile, compile_as, compile_quickly, lay_out};
+pub use fuse::{Fused, Kernel, Moving, RunLoop, Step, Steps, fuse, lower};
+pub use half_precision::count_halves;
 pub use import::{NoCode, import};
 pub use inputs::{Given, all_inputs, feed, named_dims, read_model, weights_beside};
 pub use layouts::Costs;
 pub use net::{AsHeads, Convolution, Evaluated, Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId, Windows};
 pub use open::{OpenError, OpenNet, open, open_pieces};
-pub use place::{Copy, Location, Places};
 pub use profile::{Outline, ProfiledStep, WithoutCode, profile_table};
 pub use rules::{Applied, Trace, rule_names, simplify};
 pub use runner::{RunError, Runner};
-pub use schedule::{Layouts, compile_guessed, compile_known, laid_out};
-pub use whole::{Choices, Whole, settle};
+pub use schedule::{LayoutPurpose, compile_guessed, compile_known, laid_out};
+pub use value_memory::{Copy, Places, ValuePart};
+pub use whole::{ConfiguredModel, Whole, settle};

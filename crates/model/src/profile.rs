@@ -4,18 +4,18 @@ use std::collections::HashMap;
 use std::fmt;
 
 use serde::Serialize;
-use tilewright::words::{count, digits, duration, grouped, table};
+use tilewright::format::{count, digits, duration, grouped, table};
 use tilewright::{Workload, one_line};
-use tilewright_runtime::Memory;
+use tilewright_runtime::ArenaLayout;
 use tilewright_search::Timing;
 
 use crate::compile::{Compiled, lay_out};
 use crate::fuse::{Fused, Step};
 use crate::import::NoCode;
 use crate::net::{Kind, Node};
-use crate::place::Places;
 use crate::rules::Trace;
 use crate::runner::{RunError, Runner};
+use crate::value_memory::Places;
 
 /// Outline of a model's run.
 pub struct Outline {
@@ -30,7 +30,7 @@ pub struct Outline {
     /// Copies between tensors.
     pub n_copies: usize,
     /// Memory for intermediate results.
-    pub memory: Memory,
+    pub memory: ArenaLayout,
     /// Passes that made the steps of the model's graph.
     pub trace: Trace,
 }
@@ -159,7 +159,7 @@ impl Compiled {
     fn rows(&self) -> (Vec<ProfiledStep>, Vec<usize>) {
         let each: Vec<(&Step, usize)> = self.fused.all().collect();
         let (mut rows, mut row_of): (Vec<ProfiledStep>, HashMap<usize, usize>) = (Vec::new(), HashMap::new());
-        let mut row = |(step, origin): (&tilewright_runtime::Step, &Option<usize>)| {
+        let mut row = |(step, origin): (&tilewright_runtime::PlanStep, &Option<usize>)| {
             if let Some(&known) = origin.and_then(|at| row_of.get(&at)) {
                 return known;
             }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tilewright::{Cache, NO_CACHE};
 use tilewright_device::gpu::{GpuContext, GpuError};
 use tilewright_graph::{Tensor, TensorType, Value};
-use tilewright_runtime::{self as runtime, Aligned, AnyModel, Context, Dim, Place, Threads};
+use tilewright_runtime::{self as runtime, Aligned, AnyModel, Context, OpenDimension, Place, SharedPool};
 use tilewright_search::Timing;
 
 use crate::compile::Compiled;
@@ -36,23 +36,23 @@ pub enum RunError {
 
 /// A model with memory and threads, or a GPU, to run it.
 pub struct Runner {
-    context: On,
-    inputs: Vec<Port>,
-    outputs: Vec<Port>,
-    states: Vec<Kept>,
+    context: RunContext,
+    inputs: Vec<LargestPort>,
+    outputs: Vec<LargestPort>,
+    states: Vec<KeptState>,
 }
 
 /// An input or output with memory for the largest size of an open dimension.
-struct Port {
+struct LargestPort {
     name: String,
     /// Type at the size of the next run.
     ty: TensorType,
     /// Tensor of the plan that it is.
-    tensor: Option<runtime::Tensor>,
+    tensor: Option<runtime::PlanTensor>,
     memory: Aligned,
 }
 
-impl Port {
+impl LargestPort {
     fn n_bytes(&self) -> usize {
         self.ty.checked_bytes().expect("invariant: it is in memory")
     }
@@ -68,7 +68,7 @@ impl Port {
 }
 
 /// A state of the context, which the model has as an input and an output.
-struct Kept {
+struct KeptState {
     past: String,
     present: String,
     /// Type at the largest size.
@@ -76,7 +76,7 @@ struct Kept {
     axis: usize,
 }
 
-impl Kept {
+impl KeptState {
     /// Type with so many rows.
     fn with(&self, n: usize) -> TensorType {
         let mut ty = self.ty.clone();
@@ -95,7 +95,7 @@ impl Kept {
 }
 
 /// Execution context of a run.
-enum On {
+enum RunContext {
     Cpu(Box<Context>),
     Gpu(GpuContext),
 }
@@ -105,7 +105,7 @@ impl Runner {
     ///
     /// # Errors
     /// If there are not enough, or the GPU refuses.
-    pub fn new(compiled: &Compiled, threads: &Threads) -> Result<Runner, RunError> {
+    pub fn new(compiled: &Compiled, threads: &SharedPool) -> Result<Runner, RunError> {
         Runner::cached(compiled, threads, &NO_CACHE)
     }
 
@@ -113,24 +113,24 @@ impl Runner {
     ///
     /// # Errors
     /// As [`Runner::new`].
-    pub fn cached(compiled: &Compiled, threads: &Threads, cache: &Cache) -> Result<Runner, RunError> {
+    pub fn cached(compiled: &Compiled, threads: &SharedPool, cache: &Cache) -> Result<Runner, RunError> {
         let (net, plan) = (&compiled.fused.net, compiled.model.plan());
-        let ports = |ids: &[crate::ValueId], place: fn(usize) -> Place| -> Result<Vec<Port>, RunError> {
+        let ports = |ids: &[crate::ValueId], place: fn(usize) -> Place| -> Result<Vec<LargestPort>, RunError> {
             let tensors = plan.ports(place);
             let port = |(at, id): (usize, &crate::ValueId)| {
                 let value = net.value(*id);
                 let tensor = tensors.get(at).map(|tensor| plan.tensors[*tensor].clone());
                 let (name, ty, memory) = (value.name.clone(), value.ty(), Aligned::new(value.n_bytes())?);
-                Ok(Port { name, ty, tensor, memory })
+                Ok(LargestPort { name, ty, tensor, memory })
             };
             ids.iter().enumerate().map(port).collect()
         };
         let (inputs, outputs) = (ports(&net.inputs, Place::Input)?, ports(&net.outputs, Place::Output)?);
         let context = match &compiled.model {
-            AnyModel::Cpu(model) => On::Cpu(Box::new(Context::new(model, threads)?)),
-            AnyModel::Gpu(model) => On::Gpu(GpuContext::new(model, cache)?),
+            AnyModel::Cpu(model) => RunContext::Cpu(Box::new(Context::new(model, threads)?)),
+            AnyModel::Gpu(model) => RunContext::Gpu(GpuContext::new(model, cache)?),
         };
-        let kept = |state: &crate::net::State| Kept {
+        let kept = |state: &crate::net::State| KeptState {
             past: state.past.clone(),
             present: state.present.clone(),
             ty: net.value(state.value).ty(),
@@ -150,14 +150,14 @@ impl Runner {
     }
 
     /// The rows of a run, where it says how many they are.
-    fn rows_dim(&self) -> Option<&Dim> {
-        let On::Cpu(context) = &self.context else { return None };
+    fn rows_dim(&self) -> Option<&OpenDimension> {
+        let RunContext::Cpu(context) = &self.context else { return None };
         context.model().plan().rows.as_ref()
     }
 
     /// Rows of the next run, where runs say so; see [`Context::rows`].
     pub fn rows(&self) -> Option<i64> {
-        let On::Cpu(context) = &self.context else { return None };
+        let RunContext::Cpu(context) = &self.context else { return None };
         context.rows()
     }
 
@@ -168,8 +168,8 @@ impl Runner {
     /// If there is no such dimension, or that no such size.
     pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
         match &mut self.context {
-            On::Cpu(context) => context.set_dim(name, size)?,
-            On::Gpu(_) => {
+            RunContext::Cpu(context) => context.set_dim(name, size)?,
+            RunContext::Gpu(_) => {
                 return Err(runtime::RunError::NoDim { name: name.to_owned(), open: None }.into());
             }
         }
@@ -193,7 +193,7 @@ impl Runner {
         let names: Vec<String> = self.inputs.iter().map(|port| port.name.clone()).collect();
         let refuse = |what: String| RunError::Input { name: name.to_owned(), what };
         let state = self.states.iter().position(|state| state.past == name);
-        if let (Some(at), On::Cpu(context)) = (state, &mut self.context) {
+        if let (Some(at), RunContext::Cpu(context)) = (state, &mut self.context) {
             let (n, state) = (context.past() as usize, &self.states[at]);
             if *tensor.ty() != state.with(n) {
                 return Err(refuse(format!("is {}, and should be {}", tensor.ty(), state.with(n))));
@@ -216,15 +216,15 @@ impl Runner {
     /// Sizes that tensors have, where they tell: of the past, which those of states have, and of the rows of
     /// a run, or of the model's open dimension.
     fn sizes_of(&self, inputs: &[(Value, Tensor)]) -> Vec<(String, i64)> {
-        let On::Cpu(context) = &self.context else { return Vec::new() };
+        let RunContext::Cpu(context) = &self.context else { return Vec::new() };
         let plan = context.model().plan();
         let given = |name: &str| inputs.iter().find(|(value, _)| value.name == name).map(|(_, tensor)| tensor);
-        let size = |port: &Port| {
+        let size = |port: &LargestPort| {
             let (axis, open) = port.tensor.as_ref()?.open?;
             let n = *given(&port.name)?.shape().get(axis)? as i64 - open.term;
             (n % open.factor == 0).then_some(n / open.factor)
         };
-        let past = |state: &Kept| Some(*given(&state.past)?.shape().get(state.axis)? as i64);
+        let past = |state: &KeptState| Some(*given(&state.past)?.shape().get(state.axis)? as i64);
         let past = self.states.iter().find_map(past).and_then(|n| Some((plan.dim.as_ref()?, n)));
         let own = plan.rows.as_ref().or(plan.dim.as_ref()).filter(|_| plan.rows.is_some() || past.is_none());
         let own = own.and_then(|dim| Some((dim, self.inputs.iter().find_map(size)?)));
@@ -260,18 +260,18 @@ impl Runner {
     /// # Errors
     /// If an operator without code refuses.
     pub fn run(&mut self) -> Result<u64, RunError> {
-        let inputs: Vec<&[u8]> = self.inputs.iter().map(Port::bytes).collect();
-        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(Port::bytes_mut).collect();
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(LargestPort::bytes).collect();
+        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(LargestPort::bytes_mut).collect();
         let start = Instant::now();
         match &mut self.context {
             // States are as long as they were: runs are at the size that was set.
-            On::Cpu(context) if context.model().plan().appends > 0 => {
+            RunContext::Cpu(context) if context.model().plan().appends > 0 => {
                 let past = context.past();
                 context.run(&inputs, &mut outputs)?;
                 context.rewind(past)?;
             }
-            On::Cpu(context) => context.run(&inputs, &mut outputs)?,
-            On::Gpu(context) => context.run(&inputs, &mut outputs)?,
+            RunContext::Cpu(context) => context.run(&inputs, &mut outputs)?,
+            RunContext::Gpu(context) => context.run(&inputs, &mut outputs)?,
         }
         Ok(start.elapsed().as_nanos() as u64)
     }
@@ -281,29 +281,29 @@ impl Runner {
     /// # Errors
     /// As [`Runner::run`].
     pub fn profile(&mut self, step_ns: &mut [u64]) -> Result<(), RunError> {
-        let inputs: Vec<&[u8]> = self.inputs.iter().map(Port::bytes).collect();
-        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(Port::bytes_mut).collect();
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(LargestPort::bytes).collect();
+        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(LargestPort::bytes_mut).collect();
         match &mut self.context {
-            On::Cpu(context) => {
+            RunContext::Cpu(context) => {
                 let past = context.past();
                 context.profile(&inputs, &mut outputs, step_ns)?;
                 if context.model().plan().appends > 0 {
                     context.rewind(past)?;
                 }
             }
-            On::Gpu(context) => context.profile(&inputs, &mut outputs, step_ns)?,
+            RunContext::Gpu(context) => context.profile(&inputs, &mut outputs, step_ns)?,
         }
         Ok(())
     }
 
     /// Outputs of the last run, by name; behind them what states then have.
     pub fn outputs(&self) -> Vec<(String, Tensor)> {
-        let tensor = |port: &Port| {
+        let tensor = |port: &LargestPort| {
             Tensor::new(port.ty.clone(), Bytes::copy_from_slice(port.bytes())).expect("it has the type's bytes")
         };
         let mut all: Vec<(String, Tensor)> =
             self.outputs.iter().map(|port| (port.name.clone(), tensor(port))).collect();
-        let On::Cpu(context) = &self.context else { return all };
+        let RunContext::Cpu(context) = &self.context else { return all };
         let n = (context.past() + context.appends()) as usize;
         for (at, state) in self.states.iter().enumerate() {
             let memory = context.state(at).expect("invariant: the plan has the net's states");

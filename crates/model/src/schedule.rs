@@ -10,13 +10,13 @@ use tilewright::{Cache, Caches, Choice, Determined, Error, NO_CACHE, Records, ta
 use tilewright_ir::op::{Layout, Structure, Workload};
 use tilewright_ir::{DType, Program, Target};
 
-use crate::compile::{CompileError, Compiled, Making, Scheduled, Scheduling, compile, compile_scheduled};
+use crate::compile::{CompileError, CompileOptions, Compiled, Scheduled, Scheduling, compile, compile_scheduled};
 use crate::fuse::Fused;
 use crate::layouts::{Costs, ImageLayouts};
 
 /// Purpose of the layouts of images.
 #[derive(Clone, Copy)]
-pub enum Layouts<'a> {
+pub enum LayoutPurpose<'a> {
     /// A run with what is recorded, in layouts in which all of it is, where there are such; else what is not
     /// recorded is taken to be slower than what is.
     Run(&'a Records),
@@ -74,11 +74,11 @@ impl<'a> Guesses<'a> {
 ///
 /// # Errors
 /// If records cannot be read.
-pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: Layouts) -> Result<Fused, CompileError> {
+pub fn laid_out(fused: Fused, target: &Target, threads: usize, layouts: LayoutPurpose) -> Result<Fused, CompileError> {
     laid_out_by(fused, layouts, &Guesses::new(target, threads, &NO_CACHE))
 }
 
-fn laid_out_by(mut fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fused, CompileError> {
+fn laid_out_by(mut fused: Fused, layouts: LayoutPurpose, guesses: &Guesses) -> Result<Fused, CompileError> {
     let pieces = std::mem::take(&mut fused.pieces).into_iter().map(|piece| laid_out_by(piece, layouts, guesses));
     let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
     let mut whole = one_laid_out(fused, layouts, guesses)?;
@@ -87,7 +87,7 @@ fn laid_out_by(mut fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<
     Ok(whole)
 }
 
-fn one_laid_out(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fused, CompileError> {
+fn one_laid_out(fused: Fused, layouts: LayoutPurpose, guesses: &Guesses) -> Result<Fused, CompileError> {
     let (target, threads) = (guesses.target, guesses.threads);
     if target.gpu.is_some() {
         return match &fused.open {
@@ -104,8 +104,8 @@ fn one_laid_out(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fus
         _ => (None, 1.0),
     };
     let recorded = |workload: &Workload| match layouts {
-        Layouts::Guess => None,
-        Layouts::Run(records) | Layouts::Tune(records) => {
+        LayoutPurpose::Guess => None,
+        LayoutPurpose::Run(records) | LayoutPurpose::Tune(records) => {
             let (one, n) = of_images(workload);
             let workload = one.as_ref().unwrap_or(workload);
             let best = best_ns(records, workload, target, threads, caches.of(workload));
@@ -131,11 +131,11 @@ fn one_laid_out(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fus
         let known = others.filter_map(|other| recorded(&other).map(|ns| (ns, other)));
         match (known.min_by(|a, b| a.0.total_cmp(&b.0)), layouts) {
             (None, _) => estimate(workload).map(|cycles| NS * cycles),
-            (Some((ns, other)), Layouts::Tune(_)) => Some(ns * estimate(workload)? / estimate(&other)?),
+            (Some((ns, other)), LayoutPurpose::Tune(_)) => Some(ns * estimate(workload)? / estimate(&other)?),
             (Some((ns, _)), _) => Some(ns * GUESSED),
         }
     };
-    let is_run = matches!(layouts, Layouts::Run(_));
+    let is_run = matches!(layouts, LayoutPurpose::Run(_));
     let chosen = || {
         let chosen = fused.cheapest_layouts(block, Costs { expected: &cost, measured: &recorded }, is_run);
         failed.take().map_or(Ok(()), Err)?;
@@ -150,13 +150,13 @@ fn one_laid_out(fused: Fused, layouts: Layouts, guesses: &Guesses) -> Result<Fus
 /// that led to it go along.
 fn known_layouts(
     fused: &Fused,
-    layouts: Layouts,
+    layouts: LayoutPurpose,
     guesses: &Guesses,
     choose: &dyn Fn() -> Result<ImageLayouts, String>,
 ) -> Result<ImageLayouts, String> {
     let Guesses { target, threads, cache, .. } = guesses;
     let state = match layouts {
-        Layouts::Run(records) if !cache.is_collecting() => records.state().map_err(|error| error.to_string())?,
+        LayoutPurpose::Run(records) if !cache.is_collecting() => records.state().map_err(|error| error.to_string())?,
         _ => None,
     };
     let Some(state) = state else { return choose() };
@@ -196,10 +196,10 @@ pub fn compile_known(
     target: &Target,
     threads: usize,
     records: &Records,
-    making: Making,
+    making: CompileOptions,
 ) -> Result<Compiled, CompileError> {
     let guesses = Guesses::new(target, threads, making.cache);
-    let fused = laid_out_by(fused, Layouts::Run(records), &guesses)?;
+    let fused = laid_out_by(fused, LayoutPurpose::Run(records), &guesses)?;
     let (caches, guessed) = (fused.caches(target), RefCell::new(HashSet::new()));
     let guess = |workload: &Workload| guessed.borrow_mut().insert(workload.representative().to_string());
     let determined = |workload: &Workload| {
@@ -230,7 +230,7 @@ pub fn compile_known(
 /// As [`compile`].
 pub fn compile_guessed(fused: Fused, target: &Target, threads: usize) -> Result<Compiled, CompileError> {
     let guesses = Guesses::new(target, threads, &NO_CACHE);
-    let fused = laid_out_by(fused, Layouts::Guess, &guesses)?;
+    let fused = laid_out_by(fused, LayoutPurpose::Guess, &guesses)?;
     let n_guessed = fused.tasks().len();
     let schedule = |workload: &Workload| guesses.program(workload);
     Ok(Compiled { n_guessed, ..compile(fused, target, &schedule)? })

@@ -10,19 +10,19 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use tilewright::words::{count, digits, duration};
+use tilewright::format::{count, digits, duration};
 use tilewright::{Choice, Database, Error, Records};
 use tilewright_graph::{Tensor, Value};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 use tilewright_search::Timing;
 
 use crate::caches::CachesOfKernels;
-use crate::compile::{Compiled, Making, compile_as};
+use crate::compile::{CompileOptions, Compiled, compile_as};
 use crate::fuse::{Fused, Step};
 use crate::runner::{RunError, Runner};
-use crate::schedule::{Layouts, laid_out};
+use crate::schedule::{LayoutPurpose, laid_out};
 
 /// Time that runs in turns may take, and the fewest turns.
 const ROUNDS_TIME: Duration = Duration::from_secs(2);
@@ -42,7 +42,7 @@ const NOISE: f64 = 0.01;
 const SAME: f64 = 1e-2;
 
 /// A model with a configuration for each of its kernels.
-pub struct Choices {
+pub struct ConfiguredModel {
     fused: Fused,
     target: Target,
     threads: usize,
@@ -101,14 +101,14 @@ fn recorded_as(workload: &Workload) -> String {
     workload.representative().to_string()
 }
 
-impl Choices {
+impl ConfiguredModel {
     /// The best that is known of each kernel of a model: recorded, else guessed.
     ///
     /// # Errors
     /// If records cannot be read, or a kernel has no configuration.
-    pub fn known(fused: Fused, target: &Target, threads: usize, records: &Records) -> Result<Choices, Error> {
+    pub fn known(fused: Fused, target: &Target, threads: usize, records: &Records) -> Result<ConfiguredModel, Error> {
         let failed = |error: crate::CompileError| Error::failed(&error).because(error);
-        let fused = laid_out(fused, target, threads, Layouts::Run(records)).map_err(failed)?;
+        let fused = laid_out(fused, target, threads, LayoutPurpose::Run(records)).map_err(failed)?;
         let caches = fused.caches(target);
         let mut kernels = HashMap::new();
         for (step, _) in fused.all() {
@@ -119,19 +119,19 @@ impl Choices {
                 place.insert(Rc::new(choice));
             }
         }
-        Ok(Choices { fused, target: target.clone(), threads, kernels })
+        Ok(ConfiguredModel { fused, target: target.clone(), threads, kernels })
     }
 
     fn compile(&self) -> Result<Compiled, Error> {
         let schedule =
             |workload: &Workload| self.kernels[&workload.to_string()].program().map_err(|error| error.to_string());
-        let compiled = compile_as(self.fused.clone(), &self.target, &schedule, Making::default());
+        let compiled = compile_as(self.fused.clone(), &self.target, &schedule, CompileOptions::default());
         compiled.map_err(|error| Error::failed(&error).because(error))
     }
 
     /// Workloads, as records have them, of which another one has another configuration, or which it is
     /// without.
-    fn changed_from(&self, other: &Choices) -> HashSet<String> {
+    fn changed_from(&self, other: &ConfiguredModel) -> HashSet<String> {
         let is_same = |a: &Choice, b: &Choice| a.same_configuration(b);
         let changed = self
             .kernels
@@ -141,19 +141,19 @@ impl Choices {
     }
 
     /// These with the configurations of others for some workloads.
-    fn with(&self, others: &Choices, workloads: &HashSet<String>) -> Choices {
+    fn with(&self, others: &ConfiguredModel, workloads: &HashSet<String>) -> ConfiguredModel {
         let chosen = |(text, choice): (&String, &Rc<Choice>)| {
             let other =
                 others.kernels.get(text).filter(|_| workloads.contains(&recorded_as(&choice.task.setting.workload)));
             (text.clone(), Rc::clone(other.unwrap_or(choice)))
         };
         let kernels = self.kernels.iter().map(chosen).collect();
-        Choices { fused: self.fused.clone(), target: self.target.clone(), threads: self.threads, kernels }
+        ConfiguredModel { fused: self.fused.clone(), target: self.target.clone(), threads: self.threads, kernels }
     }
 }
 
 /// A compiled model that runs.
-struct Running {
+struct RunningModel {
     compiled: Compiled,
     runner: Runner,
 }
@@ -162,15 +162,15 @@ fn failed(error: RunError) -> Error {
     Error::failed(&error).because(error)
 }
 
-impl Running {
-    fn new(choices: &Choices, inputs: &[(Value, Tensor)]) -> Result<Running, Error> {
+impl RunningModel {
+    fn new(choices: &ConfiguredModel, inputs: &[(Value, Tensor)]) -> Result<RunningModel, Error> {
         let compiled = choices.compile()?;
-        let threads = Threads::new(choices.threads);
+        let threads = SharedPool::new(choices.threads);
         let threads = threads.map_err(|error| Error::failed("no threads for a run").because(error))?;
         let mut runner = Runner::new(&compiled, &threads).map_err(failed)?;
         runner.set_all(inputs).map_err(failed)?;
         runner.run().map_err(failed)?;
-        Ok(Running { compiled, runner })
+        Ok(RunningModel { compiled, runner })
     }
 
     /// Time of a run in each kernel, by the workload's text.
@@ -188,7 +188,7 @@ impl Running {
 }
 
 /// Median nanoseconds of runs in turns.
-fn in_turns(all: [&mut Running; 2]) -> Result<[f64; 2], Error> {
+fn in_turns(all: [&mut RunningModel; 2]) -> Result<[f64; 2], Error> {
     let mut once = [0.0; 2];
     let mut samples = [Vec::new(), Vec::new()];
     let [a, b] = all;
@@ -213,7 +213,7 @@ fn in_turns(all: [&mut Running; 2]) -> Result<[f64; 2], Error> {
 }
 
 /// Whether the last outputs of two models are those of right kernels.
-fn agree(a: &Running, b: &Running) -> bool {
+fn agree(a: &RunningModel, b: &RunningModel) -> bool {
     let pairs = a.runner.outputs().into_iter().zip(b.runner.outputs());
     pairs.into_iter().all(|((_, a), (_, b))| {
         if !a.dtype().is_float() {
@@ -241,18 +241,18 @@ fn better_before(before: &Profile, after: &Profile) -> HashSet<String> {
 /// # Errors
 /// If the model does not run here, or records cannot be written.
 pub fn settle(
-    before: &Choices,
-    after: Choices,
+    before: &ConfiguredModel,
+    after: ConfiguredModel,
     inputs: &[(Value, Tensor)],
     database: &Database,
 ) -> Result<Whole, Error> {
     let changed = after.changed_from(before);
-    let mut first = Running::new(before, inputs)?;
+    let mut first = RunningModel::new(before, inputs)?;
     if changed.is_empty() {
         let ms = first.runner.median_ns(PROFILED).map_err(failed)? / 1e6;
         return Ok(Whole { ms_before: ms, ms_tuned: ms, ms, n_changed: 0, put_back: Vec::new() });
     }
-    let mut best = Running::new(&after, inputs)?;
+    let mut best = RunningModel::new(&after, inputs)?;
     let [before_ns, tuned_ns] = in_turns([&mut first, &mut best])?;
     let mut whole = Whole {
         ms_before: before_ns / 1e6,
@@ -272,7 +272,7 @@ pub fn settle(
             continue;
         }
         let other = after.with(before, &tried);
-        let mut running = Running::new(&other, inputs)?;
+        let mut running = RunningModel::new(&other, inputs)?;
         let [best_ns, ns] = in_turns([&mut best, &mut running])?;
         if ns < (1.0 - NOISE) * best_ns && agree(&running, &best) {
             whole.ms *= ns / best_ns;
@@ -285,8 +285,8 @@ pub fn settle(
 
 /// Records that configurations of before are the best for some workloads; those for which they are.
 fn record(
-    before: &Choices,
-    after: &Choices,
+    before: &ConfiguredModel,
+    after: &ConfiguredModel,
     put_back: &HashSet<String>,
     profile: &Profile,
     database: &Database,

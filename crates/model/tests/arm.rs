@@ -13,7 +13,7 @@ use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_graph::{Bindings, onnx, specialise};
 use tilewright_ir::Target;
 use tilewright_model::{Runner, compile_guessed, lower};
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 /// Runs the library on what is in one file, and writes its answer to another.
 const MAIN: &str = r#"#include <stdio.h>
@@ -59,7 +59,7 @@ fn a_network_gives_the_same_answer_on_another_machine() {
     let target = Target::named("cortex-a72").unwrap();
     let compiled = compile_guessed(lower(&graph, false, &target).unwrap(), &target, 2).unwrap();
     let (input, x) = light::input_of(&graph);
-    let mut runner = Runner::new(&compiled, &Threads::new(2).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(2).unwrap()).unwrap();
     runner.set(&input, &x).unwrap();
     runner.run().unwrap();
     let here = runner.outputs()[0].1.floats();

@@ -14,8 +14,8 @@ mod language;
 #[path = "onnx/loops.rs"]
 mod loops;
 
-#[path = "onnx/halves.rs"]
-mod halves;
+#[path = "onnx/half_precision.rs"]
+mod half_precision;
 
 #[path = "onnx/integers.rs"]
 mod integers;
@@ -64,17 +64,17 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use common::{Case, agree, cases, check_cases, light, no_files};
 use tilewright::{Cache, Database, Records};
 use tilewright_device::{host, opencl};
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Graph, Tensor, Value, ValueId, evaluate, onnx, specialise};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target};
 use tilewright_model::{
-    CompileError, Compiled, Costs, Fused, Kind, Making, Outline, ProfiledStep, Runner, Step, compile_known,
+    CompileError, CompileOptions, Compiled, Costs, Fused, Kind, Outline, ProfiledStep, Runner, Step, compile_known,
     compile_quickly, lower,
 };
-use tilewright_runtime::Threads;
-use tilewright_tune::{Setting, Task};
+use tilewright_runtime::SharedPool;
+use tilewright_tune::{Task, TemplateSetting};
 
 /// Guess of the machine's model, for one thread; made once for all tests.
 fn guess(workload: &Workload, target: &Target) -> Result<Program, String> {
@@ -84,7 +84,7 @@ fn guess(workload: &Workload, target: &Target) -> Result<Program, String> {
     if let Some(program) = known().get(&name) {
         return Ok(program.clone());
     }
-    let setting = Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 };
+    let setting = TemplateSetting { workload: workload.clone(), target: target.clone(), n_threads: 1 };
     let task = Task::new(setting, None).map_err(|e| e.to_string())?;
     let config = task.first_guess(0).unwrap_or_else(|| task.space.config_at(0));
     let program = task.program(&config).map_err(|(at, why)| format!("step {at}: {why}"))?;
@@ -178,6 +178,22 @@ fn compiled_case(case: &Case, inputs: &[Tensor], target: &Target) -> Result<Opti
     Ok(Some((compiled, given)))
 }
 
+/// Results of a model for these inputs, each by its kernels and by the evaluator, with the compiled model.
+fn by_both(about: &str, model: bytes::Bytes, inputs: &[Option<Tensor>]) -> (Compiled, Vec<(Tensor, Tensor)>) {
+    let inputs: Vec<Tensor> = inputs.iter().flatten().cloned().collect();
+    let graph = onnx::read(&model, &mut no_files).unwrap().graph;
+    let names: Vec<String> = graph.inputs.iter().map(|&id| graph.value(id).name.clone()).collect();
+    let named: Vec<(&str, Tensor)> = names.iter().map(String::as_str).zip(inputs.iter().cloned()).collect();
+    let expected = evaluate(&graph, &named).unwrap();
+    let case = Case { name: about.to_owned(), model, sets: Vec::new() };
+    let (compiled, given) = compiled_case(&case, &inputs, &host::target()).unwrap().expect("a case with code");
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+    runner.run().unwrap();
+    let found = runner.outputs().into_iter().map(|(_, x)| x);
+    (compiled, found.zip(expected).collect())
+}
+
 /// Runs a case with kernels; how many operators had no code. Nothing where [`compiled_case`] gives nothing.
 fn check(case: &Case, target: &Target) -> Result<Option<usize>, String> {
     let mut n_host = 0;
@@ -187,7 +203,7 @@ fn check(case: &Case, target: &Target) -> Result<Option<usize>, String> {
             println!("{}: {node}", case.name);
             n_host += 1;
         }
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).map_err(|e| e.to_string())?;
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).map_err(|e| e.to_string())?;
         given.iter().try_for_each(|(name, x)| runner.set(name, x)).map_err(|e| e.to_string())?;
         // Twice: what a run leaves behind must not matter to the next.
         for _ in 0..2 {
@@ -236,7 +252,7 @@ fn real_networks_compute_what_onnx_runtime_does_in_few_kernels() {
         let n_kernels = compiled.fused.steps.iter().filter(|step| matches!(step, Step::Kernel(_))).count();
         assert!(n_kernels <= *most_kernels, "{name}: {n_kernels} kernels");
         assert!(compiled.memory.total as f64 <= compiled.memory.bound as f64 * most_memory, "{name}");
-        let mut runner = Runner::new(&compiled, &Threads::new(2).unwrap()).unwrap();
+        let mut runner = Runner::new(&compiled, &SharedPool::new(2).unwrap()).unwrap();
         let (input, x) = light::input_of(&light::with_weights(&special.graph));
         runner.set(&input, &x).unwrap();
         runner.run().unwrap();
@@ -263,7 +279,7 @@ type Node<'a> = (&'a str, &'a str, &'a [&'a str], Option<(&'a str, Attribute)>);
 fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Tensor)], nodes: &[Node]) -> Graph {
     let port = |name: &str, dtype: DType, dims: &[usize]| {
         let dims = dims.iter().map(|&n| Dim::Size(n)).collect();
-        Port { name: name.to_owned(), dtype, dims }
+        GraphPort { name: name.to_owned(), dtype, dims }
     };
     let mut model = ModelFile {
         name: "nodes".to_owned(),
@@ -299,7 +315,7 @@ fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels
     };
     let steps: Vec<bool> = compiled.fused.steps.iter().filter_map(of_step).collect();
     assert_eq!(steps, vec![true; n_kernels]);
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     runner.set("ids", &given[0].1).unwrap();
     runner.run().unwrap();
     let wanted = evaluate(&graph, &given).unwrap();
@@ -376,7 +392,7 @@ fn rows_are_scattered_as_a_whole() {
         _ => None,
     };
     assert_eq!(compiled.fused.steps.iter().filter_map(width).collect::<Vec<_>>(), [8]);
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     runner.set("ids", &ids).unwrap();
     runner.run().unwrap();
     agree(&runner.outputs()[0].1, &evaluate(&graph, &[("ids", ids)]).unwrap()[0]).unwrap_or_else(|e| panic!("{e}"));
@@ -474,7 +490,7 @@ fn check_images(graph: &Graph, x: &Tensor, n_kernels: usize) {
     let outline = Outline::of(&compiled.fused);
     let counts = (outline.n_kernels, outline.without_code.len(), outline.n_copies);
     assert_eq!(counts, (n_kernels, 0, 0));
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     runner.set("x", x).unwrap();
     runner.run().unwrap();
     check_near(&runner.outputs()[0].1, &evaluate(graph, &[("x", x.clone())]).unwrap()[0], 1e-5);
@@ -525,7 +541,7 @@ fn layouts_are_those_that_are_cheapest_together() {
     let plain = lower(&graph, false, &host::target()).unwrap();
     let answer = |fused: &Fused| {
         let compiled = compile_quickly(fused.clone(), &target, &|workload| guess(workload, &target)).unwrap();
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
         runner.set("x", &x).unwrap();
         runner.run().unwrap();
         runner.outputs()[0].1.clone()
@@ -573,7 +589,7 @@ fn chosen_layouts_are_kept() {
         names.filter(|name| name.to_string_lossy().starts_with("text-")).count()
     };
     let layouts = |records: &Records, threads: usize| -> Vec<String> {
-        let making = Making { cache: &cache, for_runs: false };
+        let making = CompileOptions { cache: &cache, for_runs: false };
         let compiled = compile_known(plain.clone(), &target, threads, records, making).unwrap();
         compiled.fused.tasks().iter().map(|(workload, _)| workload.to_string()).collect()
     };
@@ -631,7 +647,7 @@ fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
 /// Value of a graph's only output, and the profile of its steps.
 fn answer(graph: &Graph, target: &Target, name: &str, x: &Tensor) -> (Tensor, Vec<ProfiledStep>) {
     let compiled = compiled_for(graph, target).unwrap_or_else(|e| panic!("{e}"));
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap_or_else(|e| panic!("{e}"));
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap_or_else(|e| panic!("{e}"));
     runner.set(name, x).unwrap();
     // Twice: what a run leaves behind must not matter to the next.
     runner.run().unwrap();

@@ -65,18 +65,18 @@ pub const TEXT: c_int = 5;
 pub const INVALID_ARGUMENT: c_int = 2;
 
 /// Function that runs one piece of a loop.
-pub type Piece = unsafe extern "C" fn(data: *mut c_void, index: usize);
+pub type LoopPiece = unsafe extern "C" fn(data: *mut c_void, index: usize);
 
 /// Table of functions.
 #[derive(Clone, Copy)]
-pub struct Api {
+pub struct OrtApi {
     table: *const *const c_void,
 }
 
 // SAFETY: the table is constant for as long as the process lives.
-unsafe impl Send for Api {}
+unsafe impl Send for OrtApi {}
 // SAFETY: as above.
-unsafe impl Sync for Api {}
+unsafe impl Sync for OrtApi {}
 
 /// Declares functions by their slots, as methods, and lists them for the test.
 macro_rules! functions {
@@ -102,7 +102,7 @@ macro_rules! functions {
     };
 }
 
-functions! { Api, SLOTS:
+functions! { OrtApi, SLOTS:
     0 create_status = CreateStatus(code: c_int, message: *const c_char) -> *mut Status;
     2 error_message = GetErrorMessage(status: *const Status) -> *const c_char;
     51 tensor_data = GetTensorMutableData(value: *mut Value, out: *mut *mut c_void) -> *mut Status;
@@ -125,7 +125,7 @@ functions! { Api, SLOTS:
                                 line: c_int, function: *const c_char) -> *mut Status;
     272 read_attribute = ReadOpAttr(attribute: *const Attribute, kind: c_int, data: *mut c_void, len: usize,
                                     out: *mut usize) -> *mut Status;
-    274 parallel_for = KernelContext_ParallelFor(run: *const KernelContext, piece: Piece, total: usize,
+    274 parallel_for = KernelContext_ParallelFor(run: *const KernelContext, piece: LoopPiece, total: usize,
                                                  n_batches: usize, data: *mut c_void) -> *mut Status;
     289 value_name = GetValueInfoName(value: *const ValueInfo, out: *mut *const c_char) -> *mut Status;
     290 value_type = GetValueInfoTypeInfo(value: *const ValueInfo, out: *mut *const TypeInfo) -> *mut Status;
@@ -166,35 +166,35 @@ functions! { Api, SLOTS:
 }
 
 /// Reason of a call that failed, as ONNX Runtime says it.
-pub type Failure = String;
+pub type OrtFailure = String;
 
 /// Fills in a value by a function that writes it through a pointer.
 ///
 /// # Errors
 /// If the function fails.
-pub fn got<T>(api: &Api, empty: T, call: impl FnOnce(*mut T) -> *mut Status) -> Result<T, Failure> {
+pub fn got<T>(api: &OrtApi, empty: T, call: impl FnOnce(*mut T) -> *mut Status) -> Result<T, OrtFailure> {
     let mut out = empty;
     let status = call(&mut out);
     api.check(status)?;
     Ok(out)
 }
 
-impl Api {
+impl OrtApi {
     /// Table of functions of a process's ONNX Runtime; `None` where that is older than 1.23.
     ///
     /// # Safety
     /// The base is the one that ONNX Runtime passed.
-    pub unsafe fn of(base: *const ApiBase) -> Option<Api> {
+    pub unsafe fn of(base: *const OrtApiBase) -> Option<OrtApi> {
         // SAFETY: promised by the caller.
         let table = unsafe { ((*base).get_api)(VERSION) };
-        (!table.is_null()).then_some(Api { table })
+        (!table.is_null()).then_some(OrtApi { table })
     }
 
     /// Turns an outcome into a result, and releases it.
     ///
     /// # Errors
     /// The message of an outcome that is no success.
-    pub fn check(&self, status: *mut Status) -> Result<(), Failure> {
+    pub fn check(&self, status: *mut Status) -> Result<(), OrtFailure> {
         if status.is_null() {
             return Ok(());
         }
@@ -216,7 +216,7 @@ impl Api {
         empty: T,
         count: impl FnOnce(*mut usize) -> *mut Status,
         fill: impl FnOnce(*mut T, usize) -> *mut Status,
-    ) -> Result<Vec<T>, Failure> {
+    ) -> Result<Vec<T>, OrtFailure> {
         let mut list = vec![empty; got(self, 0, count)?];
         self.check(fill(list.as_mut_ptr(), list.len()))?;
         Ok(list)
@@ -237,7 +237,7 @@ pub unsafe fn text(pointer: *const c_char) -> String {
 
 /// Way to the tables of functions.
 #[repr(C)]
-pub struct ApiBase {
+pub struct OrtApiBase {
     /// Gives the table of a version; null where it is not known.
     pub get_api: unsafe extern "C" fn(version: u32) -> *const *const c_void,
     /// Names the version of ONNX Runtime.
@@ -259,9 +259,9 @@ pub struct EpApi {
     table: *const *const c_void,
 }
 
-// SAFETY: as for `Api`.
+// SAFETY: as for `OrtApi`.
 unsafe impl Send for EpApi {}
-// SAFETY: as for `Api`.
+// SAFETY: as for `OrtApi`.
 unsafe impl Sync for EpApi {}
 
 functions! { EpApi, EP_SLOTS:
@@ -273,7 +273,7 @@ functions! { EpApi, EP_SLOTS:
 
 impl EpApi {
     /// Table of the functions for providers.
-    pub fn of(api: &Api) -> EpApi {
+    pub fn of(api: &OrtApi) -> EpApi {
         // SAFETY: it takes nothing.
         EpApi { table: unsafe { api.ep_api() } }
     }
@@ -294,7 +294,7 @@ functions! { EditorApi, EDITOR_SLOTS:
 
 impl EditorApi {
     /// Table of the functions that make models; `None` where ONNX Runtime is built without them.
-    pub fn of(api: &Api) -> Option<EditorApi> {
+    pub fn of(api: &OrtApi) -> Option<EditorApi> {
         // SAFETY: it takes nothing.
         let table = unsafe { api.editor_api() };
         (!table.is_null()).then_some(EditorApi { table })
@@ -427,7 +427,7 @@ mod tests {
         assert_eq!(SLOTS, OTHERS);
         assert_eq!(EDITOR_SLOTS, slots_of!(ort_sys::OrtModelEditorApi: CreateNode));
         assert_eq!(EP_SLOTS, [("CreateEpDevice", 0), ("EpGraphSupportInfo_AddNodesToFuse", 2)]);
-        assert_eq!(size_of::<ApiBase>(), size_of::<ort_sys::OrtApiBase>());
-        assert_eq!(offset_of!(ApiBase, get_api), offset_of!(ort_sys::OrtApiBase, GetApi));
+        assert_eq!(size_of::<OrtApiBase>(), size_of::<ort_sys::OrtApiBase>());
+        assert_eq!(offset_of!(OrtApiBase, get_api), offset_of!(ort_sys::OrtApiBase, GetApi));
     }
 }

@@ -3,15 +3,15 @@
 use std::ffi::{CString, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::api::{Api, EP_FAIL, Status, nothing};
+use crate::api::{EP_FAIL, OrtApi, Status, nothing};
 
 /// Runs what ONNX Runtime asked for; a panic is a failure like others.
-pub fn guarded(api: &Api, work: impl FnOnce() -> Result<(), String>) -> *mut Status {
+pub fn guarded(api: &OrtApi, work: impl FnOnce() -> Result<(), String>) -> *mut Status {
     guarded_as(api, EP_FAIL, work)
 }
 
 /// Runs as [`guarded`] does; failures have this error code.
-pub fn guarded_as(api: &Api, code: c_int, work: impl FnOnce() -> Result<(), String>) -> *mut Status {
+pub fn guarded_as(api: &OrtApi, code: c_int, work: impl FnOnce() -> Result<(), String>) -> *mut Status {
     match caught(work) {
         Ok(()) => nothing(),
         Err(message) => {

@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use tilewright_graph::{Bindings, Graph, Problem, Specialised, TensorType, specialise};
 use tilewright_model::{Kind, Net, import};
 
-use crate::draft::{Draft, DraftNode, NodeAt, Refused, Value, node_at, node_of, types_of};
+use crate::draft::{DraftNode, NoSessionGraph, NodeAt, SessionGraph, ValueIndex, node_at, node_of, types_of};
 use crate::options::Claims;
 
 /// Sizes in the places of dimensions that are not known, tried in turn.
@@ -39,14 +39,14 @@ pub struct Claim {
 struct Supported {
     nodes: HashSet<NodeAt>,
     /// Types of values, with stand-ins for sizes that are not known.
-    types: HashMap<Value, TensorType>,
+    types: HashMap<ValueIndex, TensorType>,
     left: Vec<String>,
     /// Specialised graph of all of them.
     graph: Option<Graph>,
 }
 
 /// Chooses the parts of a graph that run here.
-pub fn claim(draft: &Draft, claims: Claims) -> Claim {
+pub fn claim(draft: &SessionGraph, claims: Claims) -> Claim {
     let Supported { mut nodes, types, mut left, graph } = supported(draft);
     let n_supported = nodes.len();
     leave_quantized(draft, &mut nodes);
@@ -70,12 +70,12 @@ pub fn for_runs() -> Bindings {
 }
 
 /// Whether all sizes of a graph are known.
-fn has_fixed_sizes(draft: &Draft) -> bool {
+fn has_fixed_sizes(draft: &SessionGraph) -> bool {
     (0..draft.values.len()).all(|at| draft.fixed_shape(at).is_some() || draft.values[at].declared.is_none())
 }
 
 /// Nodes for which there are kernels, with the stand-ins that most nodes agree with.
-fn supported(draft: &Draft) -> Supported {
+fn supported(draft: &SessionGraph) -> Supported {
     let tried = STAND_INS[..if has_fixed_sizes(draft) { 1 } else { STAND_INS.len() }].iter();
     let mut best: Option<Supported> = None;
     for &stand_in in tried {
@@ -93,11 +93,11 @@ fn supported(draft: &Draft) -> Supported {
 
 /// The declared shape of a value that is given to a part, with a stand-in for unknown sizes; `None` where
 /// there is none. What is declared as a scalar may as well be of unknown rank.
-fn given_shape(draft: &Draft, value: Value, stand_in: usize) -> Option<Vec<usize>> {
+fn given_shape(draft: &SessionGraph, value: ValueIndex, stand_in: usize) -> Option<Vec<usize>> {
     draft.shape_with(value, stand_in).filter(|shape| !shape.is_empty())
 }
 
-fn supported_with(draft: &Draft, stand_in: usize) -> Supported {
+fn supported_with(draft: &SessionGraph, stand_in: usize) -> Supported {
     let mut nodes: HashSet<NodeAt> = (0..draft.nodes.len()).collect();
     let mut left: Vec<String> = Vec::new();
     let name = |at: NodeAt| {
@@ -116,7 +116,7 @@ fn supported_with(draft: &Draft, stand_in: usize) -> Supported {
     for _ in 0..MOST_ROUNDS {
         let part: Vec<NodeAt> = (0..draft.nodes.len()).filter(|at| nodes.contains(at)).collect();
         let ports = draft.ports(&part);
-        let unknown: HashSet<Value> =
+        let unknown: HashSet<ValueIndex> =
             ports.inputs.iter().copied().filter(|&value| given_shape(draft, value, stand_in).is_none()).collect();
         let reads_unknown = |at: &NodeAt| draft.nodes[*at].inputs.iter().flatten().any(|v| unknown.contains(v));
         let mut refused: Vec<(NodeAt, String)> = Vec::new();
@@ -126,8 +126,8 @@ fn supported_with(draft: &Draft, stand_in: usize) -> Supported {
         let (mut types, mut specialised) = (HashMap::new(), None);
         if refused.is_empty() {
             match draft.graph(&part, &ports, &|value| given_shape(draft, value, stand_in)) {
-                Err(Refused::Node(at, why)) => refused.push((at, why)),
-                Err(Refused::Other(why)) => {
+                Err(NoSessionGraph::Node(at, why)) => refused.push((at, why)),
+                Err(NoSessionGraph::Other(why)) => {
                     left.push(why);
                     nodes.clear();
                 }
@@ -167,13 +167,13 @@ fn without_code(special: &Specialised) -> Vec<(NodeAt, String)> {
 }
 
 /// Leaves out nodes around which ONNX Runtime has quantization that is not taken.
-fn leave_quantized(draft: &Draft, nodes: &mut HashSet<NodeAt>) {
+fn leave_quantized(draft: &SessionGraph, nodes: &mut HashSet<NodeAt>) {
     let is_left = |at: NodeAt, op: &str, nodes: &HashSet<NodeAt>| !nodes.contains(&at) && draft.nodes[at].op == op;
     let outputs_of = |at: NodeAt| draft.nodes[at].outputs.iter().flatten().copied();
     let all = 0..draft.nodes.len();
-    let dequantized: HashSet<Value> =
+    let dequantized: HashSet<ValueIndex> =
         all.clone().filter(|&at| is_left(at, "DequantizeLinear", nodes)).flat_map(outputs_of).collect();
-    let quantized: HashSet<Value> = all
+    let quantized: HashSet<ValueIndex> = all
         .filter(|&at| is_left(at, "QuantizeLinear", nodes))
         .filter_map(|at| draft.nodes[at].inputs.first().copied().flatten())
         .collect();
@@ -184,7 +184,7 @@ fn leave_quantized(draft: &Draft, nodes: &mut HashSet<NodeAt>) {
 }
 
 /// Groups nodes into parts as large as can be, in the order of their first nodes.
-fn groups(draft: &Draft, nodes: &HashSet<NodeAt>) -> Vec<Vec<NodeAt>> {
+fn groups(draft: &SessionGraph, nodes: &HashSet<NodeAt>) -> Vec<Vec<NodeAt>> {
     let mut grouping = Grouping::new(draft);
     for at in (0..draft.nodes.len()).filter(|at| nodes.contains(at)) {
         for before in grouping.before[at].clone() {
@@ -194,7 +194,7 @@ fn groups(draft: &Draft, nodes: &HashSet<NodeAt>) -> Vec<Vec<NodeAt>> {
         }
     }
     // Nodes that share what they read are joined as well: fewer parts are fewer calls.
-    let mut readers: HashMap<Value, NodeAt> = HashMap::new();
+    let mut readers: HashMap<ValueIndex, NodeAt> = HashMap::new();
     for at in (0..draft.nodes.len()).filter(|at| nodes.contains(at)) {
         for &value in draft.nodes[at].inputs.iter().flatten() {
             if draft.values[value].constant.is_none() {
@@ -223,10 +223,10 @@ struct Grouping {
 }
 
 impl Grouping {
-    fn new(draft: &Draft) -> Grouping {
+    fn new(draft: &SessionGraph) -> Grouping {
         let n = draft.nodes.len();
         let producers = draft.nodes.iter().enumerate();
-        let producer: HashMap<Value, NodeAt> =
+        let producer: HashMap<ValueIndex, NodeAt> =
             producers.flat_map(|(at, node)| node.outputs.iter().flatten().map(move |&value| (value, at))).collect();
         let (mut before, mut after) = (vec![Vec::new(); n], vec![Vec::new(); n]);
         for (at, node) in draft.nodes.iter().enumerate() {
@@ -278,12 +278,12 @@ impl Grouping {
 
 /// Work of a part.
 #[derive(Clone, Copy, Debug)]
-struct Work {
+struct PartWork {
     flops: f64,
     saved_bytes: f64,
 }
 
-impl Work {
+impl PartWork {
     /// Whether it is expected to be done faster here.
     fn is_enough(self) -> bool {
         self.flops >= LEAST_FLOPS || self.saved_bytes >= LEAST_SAVED_BYTES
@@ -294,14 +294,14 @@ impl Work {
 ///
 /// # Errors
 /// In words, where the part has no code by itself.
-fn work(draft: &Draft, part: &[NodeAt], types: &HashMap<Value, TensorType>) -> Result<Work, String> {
+fn work(draft: &SessionGraph, part: &[NodeAt], types: &HashMap<ValueIndex, TensorType>) -> Result<PartWork, String> {
     let ports = draft.ports(part);
     if ports.outputs.is_empty() {
         return Err("a part has no outputs".to_owned());
     }
-    let shape = |value: Value| types.get(&value).map(|ty| ty.shape.clone());
+    let shape = |value: ValueIndex| types.get(&value).map(|ty| ty.shape.clone());
     let graph = draft.graph(part, &ports, &shape).map_err(|refused| match refused {
-        Refused::Node(_, why) | Refused::Other(why) => why,
+        NoSessionGraph::Node(_, why) | NoSessionGraph::Other(why) => why,
     })?;
     let special = specialise(&graph, &Bindings::default());
     if let Some(problem) = special.problems.first() {
@@ -313,7 +313,7 @@ fn work(draft: &Draft, part: &[NodeAt], types: &HashMap<Value, TensorType>) -> R
             return Err(format!("{} by itself: {}", node.operator(), host.reason));
         }
     }
-    Ok(Work { flops: flops(&net), saved_bytes: saved_bytes(draft, part, types) })
+    Ok(PartWork { flops: flops(&net), saved_bytes: saved_bytes(draft, part, types) })
 }
 
 /// Floating-point operations of products, convolutions and recurrences.
@@ -334,10 +334,10 @@ fn flops(net: &Net) -> f64 {
 }
 
 /// Bytes of values between a part's nodes, which are written and read where each node runs by itself.
-fn saved_bytes(draft: &Draft, part: &[NodeAt], types: &HashMap<Value, TensorType>) -> f64 {
+fn saved_bytes(draft: &SessionGraph, part: &[NodeAt], types: &HashMap<ValueIndex, TensorType>) -> f64 {
     let inside = part.iter().flat_map(|&at| &draft.nodes[at].outputs).flatten();
-    let read: HashSet<Value> = part.iter().flat_map(|&at| &draft.nodes[at].inputs).flatten().copied().collect();
-    let bytes = |value: &Value| types.get(value).and_then(TensorType::checked_bytes).unwrap_or(0) as f64;
+    let read: HashSet<ValueIndex> = part.iter().flat_map(|&at| &draft.nodes[at].inputs).flatten().copied().collect();
+    let bytes = |value: &ValueIndex| types.get(value).and_then(TensorType::checked_bytes).unwrap_or(0) as f64;
     inside.filter(|value| read.contains(value)).map(bytes).sum()
 }
 
@@ -348,10 +348,10 @@ mod tests {
     use tilewright_graph::{DType, Declared, Dim};
 
     /// A graph of nodes `operator inputs > output`, whose values are matrices of 512 by 512.
-    fn draft(nodes: &str, outputs: &str) -> Draft {
-        let mut draft = Draft { opset: 17, ..Draft::default() };
+    fn draft(nodes: &str, outputs: &str) -> SessionGraph {
+        let mut draft = SessionGraph { opset: 17, ..SessionGraph::default() };
         let mut names: Vec<String> = Vec::new();
-        let mut value = |draft: &mut Draft, name: &str| {
+        let mut value = |draft: &mut SessionGraph, name: &str| {
             names.iter().position(|known| known == name).unwrap_or_else(|| {
                 names.push(name.to_owned());
                 let declared = Some(Declared { dtype: DType::F32, dims: Some(vec![Dim::Size(512); 2]) });
@@ -403,7 +403,7 @@ mod tests {
     }
 
     /// Whether no path leads out of a group and back: by the reachability of all pairs of nodes.
-    fn is_convex(draft: &Draft, part: &[NodeAt]) -> bool {
+    fn is_convex(draft: &SessionGraph, part: &[NodeAt]) -> bool {
         let n = draft.nodes.len();
         let mut reaches = vec![vec![false; n]; n];
         for (at, node) in draft.nodes.iter().enumerate() {

@@ -21,9 +21,9 @@ use fnv::FnvHasher;
 use tilewright::Answer;
 use tilewright::file::{self, write_into_folder};
 use tilewright_graph::Declared;
-use tilewright_graph::onnx::{self, ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{self, GraphPort, ModelFile, NodeFile};
 
-use crate::draft::{Draft, DraftNode, DraftValue, NodeAt, Ports, Value};
+use crate::draft::{DraftNode, DraftValue, NodeAt, Ports, SessionGraph, ValueIndex};
 
 /// Operator of the nodes.
 pub const OPERATOR: &str = "EPContext";
@@ -169,14 +169,14 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 /// A part as a model without weights, whose constants are inputs after its own.
-pub fn outline(draft: &Draft, nodes: &[NodeAt], ports: &Ports) -> ModelFile {
-    let port = |&value: &Value| {
+pub fn outline(draft: &SessionGraph, nodes: &[NodeAt], ports: &Ports) -> ModelFile {
+    let port = |&value: &ValueIndex| {
         let DraftValue { name, declared, .. } = &draft.values[value];
         let declared = declared.as_ref().expect("invariant: ports of parts are tensors");
         let dims = declared.dims.clone().unwrap_or_default();
-        Port { name: name.clone(), dtype: declared.dtype, dims }
+        GraphPort { name: name.clone(), dtype: declared.dtype, dims }
     };
-    let name = |value: &Option<Value>| value.map_or_else(String::new, |value| draft.values[value].name.clone());
+    let name = |value: &Option<ValueIndex>| value.map_or_else(String::new, |value| draft.values[value].name.clone());
     let node = |&at: &NodeAt| {
         let DraftNode { op, domain, inputs, outputs, attributes, .. } = &draft.nodes[at];
         NodeFile {
@@ -203,9 +203,9 @@ pub fn outline(draft: &Draft, nodes: &[NodeAt], ports: &Ports) -> ModelFile {
 ///
 /// # Errors
 /// If the graph has something else by the name of a port.
-pub fn draft_of(model: &ModelFile, session: &Draft) -> Result<Draft, String> {
-    let mut draft = Draft { opset: model.opset, domains: model.domains.clone(), ..Draft::default() };
-    let at = |draft: &mut Draft, name: &str| {
+pub fn draft_of(model: &ModelFile, session: &SessionGraph) -> Result<SessionGraph, String> {
+    let mut draft = SessionGraph { opset: model.opset, domains: model.domains.clone(), ..SessionGraph::default() };
+    let at = |draft: &mut SessionGraph, name: &str| {
         let known = draft.values.iter().position(|value| value.name == name);
         known.unwrap_or_else(|| {
             draft.values.push(DraftValue { name: name.to_owned(), ..DraftValue::default() });
@@ -231,7 +231,7 @@ pub fn draft_of(model: &ModelFile, session: &Draft) -> Result<Draft, String> {
         }
     }
     for node in &model.nodes {
-        let mut values = |names: &[String]| -> Vec<Option<Value>> {
+        let mut values = |names: &[String]| -> Vec<Option<ValueIndex>> {
             names.iter().map(|name| (!name.is_empty()).then(|| at(&mut draft, name))).collect()
         };
         let (inputs, outputs) = (values(&node.inputs), values(&node.outputs));
@@ -247,7 +247,7 @@ mod tests {
     use tilewright_graph::{DType, Dim};
 
     /// A part of two nodes between others: `x`, with a free dimension, times `w`, then its exponentials.
-    fn draft() -> (Draft, Vec<NodeAt>) {
+    fn draft() -> (SessionGraph, Vec<NodeAt>) {
         let value = |name: &str, dims: Vec<Dim>| DraftValue {
             name: name.to_owned(),
             declared: Some(Declared { dtype: DType::F32, dims: Some(dims) }),
@@ -255,7 +255,7 @@ mod tests {
         };
         let rows = || Dim::Named("rows".to_owned());
         let square = || vec![Dim::Size(8), Dim::Size(8)];
-        let mut draft = Draft { opset: 17, ..Draft::default() };
+        let mut draft = SessionGraph { opset: 17, ..SessionGraph::default() };
         draft.values = vec![
             value("in", vec![rows(), Dim::Size(8)]),
             value("x", vec![rows(), Dim::Size(8)]),
@@ -267,7 +267,7 @@ mod tests {
             tilewright_graph::TensorType::new(DType::F32, vec![8, 8]),
             Bytes::from(vec![0; 256]),
         );
-        let node = |op: &str, inputs: &[Value], output: Value| DraftNode {
+        let node = |op: &str, inputs: &[ValueIndex], output: ValueIndex| DraftNode {
             op: op.to_owned(),
             inputs: inputs.iter().map(|&value| Some(value)).collect(),
             outputs: vec![Some(output)],
@@ -300,7 +300,7 @@ mod tests {
         assert_eq!(read.notes, [""; 0]);
         let part = draft_of(&read.model, &session).unwrap();
         let ports = part.ports(&[0, 1]);
-        let names = |values: &[Value]| values.iter().map(|&v| part.values[v].name.clone()).collect::<Vec<_>>();
+        let names = |values: &[ValueIndex]| values.iter().map(|&v| part.values[v].name.clone()).collect::<Vec<_>>();
         assert_eq!([&ports.inputs, &ports.constants, &ports.outputs].map(|v| names(v)), [["x"], ["w"], ["y"]]);
         assert_eq!(part.dim_names(ports.inputs[0]), [Some("rows".to_owned()), None]);
         assert_eq!(outline(&part, &[0, 1], &ports), read.model);

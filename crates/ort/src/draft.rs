@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 
-use tilewright_graph::onnx::{self, ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{self, GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Declared, Dim, Graph, Place, ReadError, Tensor, TensorType};
 
-/// A value's index in [`Draft::values`].
-pub type Value = usize;
-/// A node's index in [`Draft::nodes`].
+/// A value's index in [`SessionGraph::values`].
+pub type ValueIndex = usize;
+/// A node's index in [`SessionGraph::nodes`].
 pub type NodeAt = usize;
 
 /// Value of a session's graph.
@@ -30,9 +30,9 @@ pub struct DraftNode {
     /// Domain of the operator; empty for ONNX's own.
     pub domain: String,
     /// Inputs; `None` for those that are left out. Of a node with graphs within, these read the last ones.
-    pub inputs: Vec<Option<Value>>,
+    pub inputs: Vec<Option<ValueIndex>>,
     /// Outputs; `None` for those that are not asked for.
-    pub outputs: Vec<Option<Value>>,
+    pub outputs: Vec<Option<ValueIndex>>,
     /// Attributes by name.
     pub attributes: Vec<(String, Attribute)>,
     /// Reason why it cannot run here whatever its operator, such as a graph within it.
@@ -41,13 +41,13 @@ pub struct DraftNode {
 
 /// Graph of a session.
 #[derive(Clone, Debug, Default)]
-pub struct Draft {
+pub struct SessionGraph {
     /// Values of the graph.
     pub values: Vec<DraftValue>,
     /// Nodes, each after those that compute its inputs.
     pub nodes: Vec<DraftNode>,
     /// Outputs of the graph.
-    pub outputs: Vec<Value>,
+    pub outputs: Vec<ValueIndex>,
     /// Version of ONNX's own operators.
     pub opset: i64,
     /// Domains of other operators, with their versions.
@@ -58,16 +58,16 @@ pub struct Draft {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ports {
     /// Values that are computed or given outside.
-    pub inputs: Vec<Value>,
+    pub inputs: Vec<ValueIndex>,
     /// Constants that it reads.
-    pub constants: Vec<Value>,
+    pub constants: Vec<ValueIndex>,
     /// Values that are read outside.
-    pub outputs: Vec<Value>,
+    pub outputs: Vec<ValueIndex>,
 }
 
 /// Reason why there is no graph of a part.
 #[derive(Debug)]
-pub enum Refused {
+pub enum NoSessionGraph {
     /// A node breaks a rule of its operator.
     Node(NodeAt, String),
     /// Something else.
@@ -75,7 +75,7 @@ pub enum Refused {
 }
 
 /// Name that a value has in a graph that is compiled.
-fn name_of(value: Value) -> String {
+fn name_of(value: ValueIndex) -> String {
     format!("v{value}")
 }
 
@@ -85,7 +85,7 @@ pub fn node_at(place: &str) -> Option<NodeAt> {
 }
 
 /// The value of a name in a graph that was made of a part.
-pub fn value_at(name: &str) -> Option<Value> {
+pub fn value_at(name: &str) -> Option<ValueIndex> {
     name.strip_prefix('v')?.parse().ok()
 }
 
@@ -94,14 +94,14 @@ pub fn node_of(place: &Place) -> Option<NodeAt> {
     node_at(&place.node)
 }
 
-impl Draft {
+impl SessionGraph {
     /// Interface of a part.
     pub fn ports(&self, part: &[NodeAt]) -> Ports {
         let nodes = || part.iter().map(|&at| &self.nodes[at]);
-        let made: HashSet<Value> = nodes().flat_map(|node| &node.outputs).flatten().copied().collect();
+        let made: HashSet<ValueIndex> = nodes().flat_map(|node| &node.outputs).flatten().copied().collect();
         let inside: HashSet<NodeAt> = part.iter().copied().collect();
         let outside = self.nodes.iter().enumerate().filter(|(at, _)| !inside.contains(at));
-        let mut read: HashSet<Value> = outside.flat_map(|(_, node)| &node.inputs).flatten().copied().collect();
+        let mut read: HashSet<ValueIndex> = outside.flat_map(|(_, node)| &node.inputs).flatten().copied().collect();
         read.extend(&self.outputs);
         let mut ports = Ports::default();
         let mut seen = HashSet::new();
@@ -124,27 +124,28 @@ impl Draft {
         &self,
         part: &[NodeAt],
         ports: &Ports,
-        shape: &dyn Fn(Value) -> Option<Vec<usize>>,
-    ) -> Result<Graph, Refused> {
-        let port = |value: Value, dims: Vec<usize>| {
+        shape: &dyn Fn(ValueIndex) -> Option<Vec<usize>>,
+    ) -> Result<Graph, NoSessionGraph> {
+        let port = |value: ValueIndex, dims: Vec<usize>| {
             let declared = self.values[value].declared.as_ref();
             let dtype =
-                declared.ok_or_else(|| Refused::Other(format!("`{}` is no tensor", self.values[value].name)))?;
+                declared.ok_or_else(|| NoSessionGraph::Other(format!("`{}` is no tensor", self.values[value].name)))?;
             let dims = dims.into_iter().map(Dim::Size).collect();
-            Ok(Port { name: name_of(value), dtype: dtype.dtype, dims })
+            Ok(GraphPort { name: name_of(value), dtype: dtype.dtype, dims })
         };
         let mut inputs = Vec::new();
         for &value in &ports.inputs {
-            let unknown = || Refused::Other(format!("the shape of `{}` is not known", self.values[value].name));
+            let unknown = || NoSessionGraph::Other(format!("the shape of `{}` is not known", self.values[value].name));
             inputs.push(port(value, shape(value).ok_or_else(unknown)?)?);
         }
-        let constant = |value: Value| self.values[value].constant.as_ref().expect("it is among the constants");
+        let constant = |value: ValueIndex| self.values[value].constant.as_ref().expect("it is among the constants");
         // They become constants below, so that their elements are in no file.
         for &value in &ports.constants {
             inputs.push(port(value, constant(value).shape().to_vec())?);
         }
         let outputs = ports.outputs.iter().map(|&value| port(value, Vec::new())).collect::<Result<_, _>>()?;
-        let names = |values: &[Option<Value>]| values.iter().map(|v| v.map_or_else(String::new, name_of)).collect();
+        let names =
+            |values: &[Option<ValueIndex>]| values.iter().map(|v| v.map_or_else(String::new, name_of)).collect();
         let node = |&at: &NodeAt| {
             let DraftNode { op, domain, inputs, outputs, attributes, .. } = &self.nodes[at];
             let (op, domain, attributes) = (op.clone(), domain.clone(), attributes.clone());
@@ -162,10 +163,10 @@ impl Draft {
         let read = onnx::read(&onnx::write(&file).into(), &mut |_| Err("it has no files".to_owned()));
         let read = read.map_err(|error| match &error {
             ReadError::Node(problem) => match problem.place.as_ref().and_then(node_of) {
-                Some(at) => Refused::Node(at, problem.to_string()),
-                None => Refused::Other(error.to_string()),
+                Some(at) => NoSessionGraph::Node(at, problem.to_string()),
+                None => NoSessionGraph::Other(error.to_string()),
             },
-            _ => Refused::Other(error.to_string()),
+            _ => NoSessionGraph::Other(error.to_string()),
         })?;
         let mut graph = read.graph;
         for id in graph.inputs.split_off(ports.inputs.len()) {
@@ -182,27 +183,27 @@ impl Draft {
     }
 
     /// Shape of a value where all its dimensions are known.
-    pub fn fixed_shape(&self, value: Value) -> Option<Vec<usize>> {
+    pub fn fixed_shape(&self, value: ValueIndex) -> Option<Vec<usize>> {
         let dims = self.values[value].declared.as_ref()?.dims.as_ref()?;
         dims.iter().map(|dim| if let Dim::Size(size) = dim { Some(*size) } else { None }).collect()
     }
 
     /// Names of a value's dimensions; `None` for those that have a size or no name.
-    pub fn dim_names(&self, value: Value) -> Vec<Option<String>> {
+    pub fn dim_names(&self, value: ValueIndex) -> Vec<Option<String>> {
         let dims = self.values[value].declared.as_ref().and_then(|declared| declared.dims.as_ref());
         let name = |dim: &Dim| if let Dim::Named(name) = dim { Some(name.clone()) } else { None };
         dims.into_iter().flatten().map(name).collect()
     }
 
     /// Shape of a value with a stand-in for each dimension that is not known.
-    pub fn shape_with(&self, value: Value, stand_in: usize) -> Option<Vec<usize>> {
+    pub fn shape_with(&self, value: ValueIndex, stand_in: usize) -> Option<Vec<usize>> {
         let dims = self.values[value].declared.as_ref()?.dims.as_ref()?;
         Some(dims.iter().map(|dim| if let Dim::Size(size) = dim { *size } else { stand_in }).collect())
     }
 }
 
 /// Types of a graph's values by the values that they are named after.
-pub fn types_of(graph: &Graph) -> HashMap<Value, TensorType> {
+pub fn types_of(graph: &Graph) -> HashMap<ValueIndex, TensorType> {
     let known = |value: &tilewright_graph::Value| Some((value_at(&value.name)?, value.ty.clone()?));
     graph.values().filter_map(|(_, value)| known(value)).collect()
 }

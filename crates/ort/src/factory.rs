@@ -3,14 +3,16 @@
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr::null;
 
-use crate::api::{Api, ApiBase, CPU, Ep, EpApi, EpDevice, EpFactory, HardwareDevice, INVALID_ARGUMENT, Logger, Pairs};
+use crate::api::{
+    CPU, Ep, EpApi, EpDevice, EpFactory, HardwareDevice, INVALID_ARGUMENT, Logger, OrtApi, OrtApiBase, Pairs,
+};
 use crate::api::{SessionOptions, Status, VERSION, got, nothing, text};
 use crate::boundary::{guarded, guarded_as};
 use crate::context::Wish;
 use crate::log::Log;
-use crate::options::Options;
-use crate::part::Session;
 use crate::name::NAME;
+use crate::options::ProviderOptions;
+use crate::part::SessionState;
 use crate::provider::Provider;
 
 /// Beginning of the names that ONNX Runtime gives a provider's options: `ep.`, its name, a point.
@@ -25,12 +27,12 @@ const PROVIDER_VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CA
 #[repr(C)]
 struct Factory {
     factory: EpFactory,
-    api: Api,
+    api: OrtApi,
     functions: EpApi,
 }
 
 impl Factory {
-    fn new(api: Api) -> Factory {
+    fn new(api: OrtApi) -> Factory {
         let factory = EpFactory {
             version: VERSION,
             get_name,
@@ -69,8 +71,8 @@ impl Factory {
 }
 
 /// The provider's options among those of a session.
-fn own_options(entries: &[(String, String)]) -> Result<Options, String> {
-    Options::read(entries.iter().filter_map(|(key, value)| {
+fn own_options(entries: &[(String, String)]) -> Result<ProviderOptions, String> {
+    ProviderOptions::read(entries.iter().filter_map(|(key, value)| {
         let is_own = key.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
         is_own.then(|| (&key[PREFIX.len()..], value.as_str()))
     }))
@@ -84,7 +86,7 @@ fn own_options(entries: &[(String, String)]) -> Result<Options, String> {
 #[allow(non_snake_case, reason = "ONNX Runtime looks for this name")]
 pub unsafe extern "C" fn CreateEpFactories(
     _name: *const c_char,
-    base: *const ApiBase,
+    base: *const OrtApiBase,
     _logger: *const Logger,
     factories: *mut *mut EpFactory,
     most: usize,
@@ -93,7 +95,7 @@ pub unsafe extern "C" fn CreateEpFactories(
     // SAFETY: the base is ONNX Runtime's, and there is room for a number.
     let api = unsafe {
         *n = 0;
-        Api::of(base)
+        OrtApi::of(base)
     };
     // Without its functions there is no way to say that ONNX Runtime is too old: there are no factories then.
     let Some(api) = api else { return nothing() };
@@ -183,7 +185,7 @@ unsafe extern "C" fn create_ep(
         let wish = Wish::read(value);
         // SAFETY: the log is the session's, which ends after its providers.
         let log = unsafe { Log::new(own.api, logger, options.log) };
-        let session = Session::new(own.api, log, options, wish);
+        let session = SessionState::new(own.api, log, options, wish);
         let session = session.map_err(|why| log.problem(&format!("all is left to ONNX Runtime: {why}"))).ok();
         // SAFETY: there is room for a pointer.
         unsafe { *out = Box::into_raw(Box::new(Provider::new(own.api, session))).cast() };

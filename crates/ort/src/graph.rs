@@ -10,25 +10,25 @@ use bytes::Bytes;
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{DType, Declared, Dim, Tensor, TensorType};
 
-use crate::api::{self, Api, Failure, Graph, Node, TENSOR, TEXT, TensorInfo, ValueInfo, got, text};
+use crate::api::{self, Graph, Node, OrtApi, OrtFailure, TENSOR, TEXT, TensorInfo, ValueInfo, got, text};
 use crate::context::{DOMAIN, OPERATOR};
-use crate::draft::{Draft, DraftNode, DraftValue, NodeAt, Value};
+use crate::draft::{DraftNode, DraftValue, NodeAt, SessionGraph, ValueIndex};
 use crate::name::NAME;
 
 /// Elements of a constant that ONNX Runtime holds. All of its constants share a mark, which tells whether any
 /// of them is still in use.
-struct Held {
+struct HeldConstant {
     pointer: *const u8,
     len: usize,
     _mark: Arc<()>,
 }
 
 // SAFETY: nobody writes the elements of a constant.
-unsafe impl Send for Held {}
+unsafe impl Send for HeldConstant {}
 // SAFETY: as above.
-unsafe impl Sync for Held {}
+unsafe impl Sync for HeldConstant {}
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for HeldConstant {
     fn as_ref(&self) -> &[u8] {
         // SAFETY: ONNX Runtime keeps so many bytes there for as long as whoever reads graphs says.
         unsafe { std::slice::from_raw_parts(self.pointer, self.len) }
@@ -36,9 +36,9 @@ impl AsRef<[u8]> for Held {
 }
 
 /// A session's graph, with its nodes as ONNX Runtime knows them.
-pub struct Read {
+pub struct ReadGraph {
     /// The graph.
-    pub draft: Draft,
+    pub draft: SessionGraph,
     /// The nodes of the draft.
     pub nodes: Vec<*const Node>,
     /// Mark of the constants' elements; others hold it for as long as they are in use.
@@ -62,10 +62,10 @@ pub struct ContextNode {
 }
 
 /// Reader of a graph.
-struct Reader<'a> {
-    api: &'a Api,
-    draft: Draft,
-    known: HashMap<String, Value>,
+struct GraphReader<'a> {
+    api: &'a OrtApi,
+    draft: SessionGraph,
+    known: HashMap<String, ValueIndex>,
     mark: Arc<()>,
     reads_outside: bool,
 }
@@ -77,10 +77,10 @@ struct Reader<'a> {
 ///
 /// # Safety
 /// The graph is one of ONNX Runtime's, and it as well as its constants live until the draft is dropped.
-pub unsafe fn read(api: &Api, graph: *const Graph) -> Result<Read, Failure> {
+pub unsafe fn read(api: &OrtApi, graph: *const Graph) -> Result<ReadGraph, OrtFailure> {
     let mark = Arc::new(());
-    let draft = Draft::default();
-    let mut reader = Reader { api, draft, known: HashMap::new(), mark: Arc::clone(&mark), reads_outside: false };
+    let draft = SessionGraph::default();
+    let mut reader = GraphReader { api, draft, known: HashMap::new(), mark: Arc::clone(&mark), reads_outside: false };
     // SAFETY: the graph is one, and the functions write as many elements as they are told.
     unsafe {
         let mut versions = vec![0; got(api, 0, |out| api.n_opsets(graph, out))?];
@@ -107,7 +107,7 @@ pub unsafe fn read(api: &Api, graph: *const Graph) -> Result<Read, Failure> {
             }
         }
         let file = PathBuf::from(text(got(api, null(), |out| api.model_path(graph, out))?));
-        Ok(Read { draft: reader.draft, nodes, mark, reads_outside: reader.reads_outside, contexts, file })
+        Ok(ReadGraph { draft: reader.draft, nodes, mark, reads_outside: reader.reads_outside, contexts, file })
     }
 }
 
@@ -123,7 +123,7 @@ fn is_context(node: &DraftNode) -> bool {
 ///
 /// # Safety
 /// The node is one of ONNX Runtime's.
-pub unsafe fn ports_of(api: &Api, node: *const Node) -> Result<[Vec<String>; 2], Failure> {
+pub unsafe fn ports_of(api: &OrtApi, node: *const Node) -> Result<[Vec<String>; 2], OrtFailure> {
     // SAFETY: promised by the caller.
     unsafe {
         let inputs = api.list(null(), |n| api.n_node_inputs(node, n), |list, n| api.node_inputs(node, list, n))?;
@@ -132,17 +132,17 @@ pub unsafe fn ports_of(api: &Api, node: *const Node) -> Result<[Vec<String>; 2],
             true => Ok(String::new()),
             false => got(api, null(), |out| api.value_name(*value, out)).map(|name| text(name)),
         };
-        let names = |list: Vec<_>| list.iter().map(name).collect::<Result<Vec<String>, Failure>>();
+        let names = |list: Vec<_>| list.iter().map(name).collect::<Result<Vec<String>, OrtFailure>>();
         Ok([names(inputs)?, names(outputs)?])
     }
 }
 
-impl Reader<'_> {
+impl GraphReader<'_> {
     /// Reads a node.
     ///
     /// # Safety
     /// The node is one of ONNX Runtime's.
-    unsafe fn node(&mut self, node: *const Node) -> Result<DraftNode, Failure> {
+    unsafe fn node(&mut self, node: *const Node) -> Result<DraftNode, OrtFailure> {
         let api = self.api;
         // SAFETY: promised by the caller; names end with a zero and are copied.
         unsafe {
@@ -189,7 +189,7 @@ impl Reader<'_> {
     ///
     /// # Safety
     /// The node is one of ONNX Runtime's.
-    unsafe fn attributes(&self, node: *const Node) -> Result<Vec<(String, *const api::Attribute)>, Failure> {
+    unsafe fn attributes(&self, node: *const Node) -> Result<Vec<(String, *const api::Attribute)>, OrtFailure> {
         let api = self.api;
         // SAFETY: promised by the caller; names end with a zero and are copied.
         unsafe {
@@ -203,7 +203,7 @@ impl Reader<'_> {
     ///
     /// # Safety
     /// The node is one of ONNX Runtime's.
-    unsafe fn context(&self, at: NodeAt, node: *const Node) -> Result<Option<ContextNode>, Failure> {
+    unsafe fn context(&self, at: NodeAt, node: *const Node) -> Result<Option<ContextNode>, OrtFailure> {
         let (mut source, mut is_embedded, mut content) = (Vec::new(), true, Vec::new());
         // SAFETY: promised by the caller.
         unsafe {
@@ -223,7 +223,7 @@ impl Reader<'_> {
     ///
     /// # Safety
     /// The attribute is one of ONNX Runtime's.
-    unsafe fn attribute_bytes(&self, attribute: *const api::Attribute, kind: i32) -> Result<Vec<u8>, Failure> {
+    unsafe fn attribute_bytes(&self, attribute: *const api::Attribute, kind: i32) -> Result<Vec<u8>, OrtFailure> {
         let api = self.api;
         let mut n_bytes = 0;
         // SAFETY: promised by the caller. Without room it says how much it needs, as an error.
@@ -245,7 +245,7 @@ impl Reader<'_> {
     ///
     /// # Safety
     /// The attribute is one of ONNX Runtime's.
-    unsafe fn attribute(&self, attribute: *const api::Attribute) -> Result<Option<Attribute>, Failure> {
+    unsafe fn attribute(&self, attribute: *const api::Attribute) -> Result<Option<Attribute>, OrtFailure> {
         // SAFETY: promised by the caller.
         let kind = unsafe { got(self.api, 0, |out| self.api.attribute_kind(attribute, out))? };
         if !(1..=6).contains(&kind) {
@@ -274,7 +274,7 @@ impl Reader<'_> {
     ///
     /// # Safety
     /// The value is null or one of ONNX Runtime's.
-    unsafe fn value(&mut self, value: *const ValueInfo) -> Result<Option<Value>, Failure> {
+    unsafe fn value(&mut self, value: *const ValueInfo) -> Result<Option<ValueIndex>, OrtFailure> {
         if value.is_null() {
             return Ok(None);
         }
@@ -310,7 +310,7 @@ impl Reader<'_> {
     ///
     /// # Safety
     /// The value is a constant of ONNX Runtime's.
-    unsafe fn constant(&self, value: *const ValueInfo) -> Result<Option<Tensor>, Failure> {
+    unsafe fn constant(&self, value: *const ValueInfo) -> Result<Option<Tensor>, OrtFailure> {
         let api = self.api;
         // SAFETY: promised by the caller; what `tensor_info` gives is released.
         unsafe {
@@ -325,7 +325,7 @@ impl Reader<'_> {
             if len == 0 {
                 return Ok(Tensor::new(ty, Bytes::new()));
             }
-            let held = Held { pointer: pointer.cast_const().cast(), len, _mark: Arc::clone(&self.mark) };
+            let held = HeldConstant { pointer: pointer.cast_const().cast(), len, _mark: Arc::clone(&self.mark) };
             Ok(Tensor::new(ty, Bytes::from_owner(held)))
         }
     }
@@ -348,7 +348,7 @@ fn exactly(ty: &TensorType) -> Declared {
 ///
 /// # Safety
 /// The tensor is one of ONNX Runtime's.
-pub unsafe fn type_of(api: &Api, tensor: *const api::Value) -> Result<Option<(DType, Vec<usize>)>, Failure> {
+pub unsafe fn type_of(api: &OrtApi, tensor: *const api::Value) -> Result<Option<(DType, Vec<usize>)>, OrtFailure> {
     // SAFETY: promised by the caller; the information is ours, and released once.
     unsafe {
         let info = got(api, api::nothing(), |out| api.tensor_info(tensor, out))?;
@@ -364,7 +364,7 @@ pub unsafe fn type_of(api: &Api, tensor: *const api::Value) -> Result<Option<(DT
 ///
 /// # Safety
 /// The information is ONNX Runtime's.
-unsafe fn declared(api: &Api, info: *const TensorInfo) -> Result<Option<Declared>, Failure> {
+unsafe fn declared(api: &OrtApi, info: *const TensorInfo) -> Result<Option<Declared>, OrtFailure> {
     // SAFETY: promised by the caller; the functions write as many elements as they are told.
     unsafe {
         let number = got(api, 0, |out| api.element_type(info, out))?;

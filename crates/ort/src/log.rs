@@ -2,8 +2,8 @@
 
 use std::ffi::{CString, c_int};
 
-use crate::api::{Api, Logger};
-use crate::options::Lines;
+use crate::api::{Logger, OrtApi};
+use crate::options::LogLines;
 
 /// Level of warnings, which ONNX Runtime shows unless it was told otherwise.
 const WARNING: c_int = 2;
@@ -11,9 +11,9 @@ const WARNING: c_int = 2;
 /// Log of a session.
 #[derive(Clone, Copy)]
 pub struct Log {
-    api: Api,
+    api: OrtApi,
     logger: *const Logger,
-    lines: Lines,
+    lines: LogLines,
 }
 
 // SAFETY: ONNX Runtime's loggers may be used by several threads.
@@ -26,20 +26,20 @@ impl Log {
     ///
     /// # Safety
     /// The logger lives as long as the provider.
-    pub unsafe fn new(api: Api, logger: *const Logger, lines: Lines) -> Log {
+    pub unsafe fn new(api: OrtApi, logger: *const Logger, lines: LogLines) -> Log {
         Log { api, logger, lines }
     }
 
     /// Tells of a problem, after which ONNX Runtime goes on.
     pub fn problem(&self, message: &str) {
-        if self.lines != Lines::Off {
+        if self.lines != LogLines::Off {
             self.line(message);
         }
     }
 
     /// Tells how things go.
     pub fn note(&self, message: impl FnOnce() -> String) {
-        if self.lines == Lines::All {
+        if self.lines == LogLines::All {
             self.line(&message());
         }
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 /// Lines that the provider adds to ONNX Runtime's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lines {
+pub enum LogLines {
     /// None.
     Off,
     /// Problems, after which ONNX Runtime runs what was to run here.
@@ -33,7 +33,7 @@ pub enum Claims {
 
 /// Options of a provider.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Options {
+pub struct ProviderOptions {
     /// Database of records; by default the user's.
     pub database: Option<PathBuf>,
     /// Store of winners for what is not recorded; by default the one of the environment.
@@ -57,13 +57,13 @@ pub struct Options {
     /// Seconds in which kernels without records are tuned when a session starts.
     pub tune_seconds: f64,
     /// Lines in the log.
-    pub log: Lines,
+    pub log: LogLines,
 }
 
-impl Default for Options {
+impl Default for ProviderOptions {
     /// Options of a session that gives none.
-    fn default() -> Options {
-        Options {
+    fn default() -> ProviderOptions {
+        ProviderOptions {
             database: None,
             store: None,
             cache: None,
@@ -75,16 +75,16 @@ impl Default for Options {
             free_sizes: FreeSizes::Compile,
             context_code: false,
             tune_seconds: 0.0,
-            log: Lines::Problems,
+            log: LogLines::Problems,
         }
     }
 }
 
 /// An option: its name, what it takes, and how it is set.
-struct Row {
+struct OptionRow {
     name: &'static str,
     takes: &'static str,
-    set: fn(&mut Options, &str) -> Option<()>,
+    set: fn(&mut ProviderOptions, &str) -> Option<()>,
 }
 
 /// Most threads that kernels are chosen for.
@@ -92,9 +92,9 @@ const MOST_THREADS: usize = 1024;
 /// Longest time of tuning: a day.
 const MOST_TUNE_SECONDS: f64 = 86_400.0;
 
-const ROWS: &[Row] = &[
-    Row { name: "database", takes: "a file", set: |options, text| path(&mut options.database, text) },
-    Row {
+const ROWS: &[OptionRow] = &[
+    OptionRow { name: "database", takes: "a file", set: |options, text| path(&mut options.database, text) },
+    OptionRow {
         name: "store",
         takes: "a folder, or http://HOST/PATH",
         set: |options, text| {
@@ -102,8 +102,8 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row { name: "cache", takes: "a folder", set: |options, text| path(&mut options.cache, text) },
-    Row {
+    OptionRow { name: "cache", takes: "a folder", set: |options, text| path(&mut options.cache, text) },
+    OptionRow {
         name: "cpu",
         takes: "the name of a CPU, such as znver5",
         set: |options, text| {
@@ -111,7 +111,7 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row {
+    OptionRow {
         name: "threads",
         takes: "a whole number from 1 to 1024",
         set: |options, text| {
@@ -119,7 +119,7 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row {
+    OptionRow {
         name: "exact",
         takes: "0 or 1",
         set: |options, text| {
@@ -127,7 +127,7 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row {
+    OptionRow {
         name: "bf16",
         takes: "0 or 1",
         set: |options, text| {
@@ -135,7 +135,7 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row {
+    OptionRow {
         name: "claim",
         takes: "fast or all",
         set: |options, text| {
@@ -143,7 +143,7 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row {
+    OptionRow {
         name: "free_sizes",
         takes: "compile or leave",
         set: |options, text| {
@@ -151,7 +151,7 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row {
+    OptionRow {
         name: "context_code",
         takes: "0 or 1",
         set: |options, text| {
@@ -159,7 +159,7 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row {
+    OptionRow {
         name: "tune_seconds",
         takes: "seconds from 0 to 86400",
         set: |options, text| {
@@ -167,11 +167,12 @@ const ROWS: &[Row] = &[
             Some(())
         },
     },
-    Row {
+    OptionRow {
         name: "log",
         takes: "off, problems or all",
         set: |options, text| {
-            options.log = one_of(text, &[("off", Lines::Off), ("problems", Lines::Problems), ("all", Lines::All)])?;
+            options.log =
+                one_of(text, &[("off", LogLines::Off), ("problems", LogLines::Problems), ("all", LogLines::All)])?;
             Some(())
         },
     },
@@ -186,13 +187,13 @@ fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Option<T> {
     all.iter().find(|(name, _)| *name == text).map(|(_, value)| *value)
 }
 
-impl Options {
+impl ProviderOptions {
     /// Reads options of a provider: their names and values.
     ///
     /// # Errors
     /// If there is no such option, or the value is none that it takes.
-    pub fn read<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Options, String> {
-        let mut options = Options::default();
+    pub fn read<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<ProviderOptions, String> {
+        let mut options = ProviderOptions::default();
         for (name, text) in given {
             let Some(row) = ROWS.iter().find(|row| row.name == name) else {
                 let names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
@@ -212,13 +213,13 @@ impl Options {
 mod tests {
     use super::*;
 
-    fn check(given: &[(&str, &str)], expected: Result<Options, &str>) {
-        assert_eq!(Options::read(given.iter().copied()), expected.map_err(str::to_owned));
+    fn check(given: &[(&str, &str)], expected: Result<ProviderOptions, &str>) {
+        assert_eq!(ProviderOptions::read(given.iter().copied()), expected.map_err(str::to_owned));
     }
 
     #[test]
     fn options_are_read() {
-        check(&[], Ok(Options::default()));
+        check(&[], Ok(ProviderOptions::default()));
         check(
             &[
                 ("database", "a.db"),
@@ -229,7 +230,7 @@ mod tests {
                 ("free_sizes", "leave"),
                 ("tune_seconds", "0.5"),
             ],
-            Ok(Options {
+            Ok(ProviderOptions {
                 database: Some("a.db".into()),
                 cpu: Some("znver5".to_owned()),
                 threads: Some(2),
@@ -237,7 +238,7 @@ mod tests {
                 claim: Claims::All,
                 free_sizes: FreeSizes::Leave,
                 tune_seconds: 0.5,
-                ..Options::default()
+                ..ProviderOptions::default()
             }),
         );
         let both = "options `exact` and `bf16` of tilewright exclude each other (give one of them)";

@@ -7,29 +7,29 @@ use bytes::Bytes;
 use tilewright::{Answer, CPU, Cache, Database, DeviceSpec, HOST, Records, SharedStore};
 use tilewright_graph::{DType, Graph, Tensor, TensorType, specialise};
 use tilewright_ir::Target;
-use tilewright_model::{Fused, Making, OpenError, compile_known, lower, open};
+use tilewright_model::{CompileOptions, Fused, OpenError, compile_known, lower, open};
 use tilewright_runtime::shares::Share;
 use tilewright_runtime::{Aligned, AnyModel, Context, Model, Port};
 
-use crate::api::{self, Api, KernelContext, got};
+use crate::api::{self, KernelContext, OrtApi, got};
 use crate::boundary::caught;
 use crate::claim::for_runs;
 use crate::context::{PartContext, Wish, outline};
-use crate::draft::{Draft, NodeAt, Ports, Refused, Value, value_at};
+use crate::draft::{NoSessionGraph, NodeAt, Ports, SessionGraph, ValueIndex, value_at};
 use crate::graph;
 use crate::log::Log;
-use crate::options::Options;
-use crate::sizes::{Codes, Found, Names, Shape, Sizes};
+use crate::options::ProviderOptions;
+use crate::sizes::{CodeForRun, Codes, DimensionNames, InputShape, Sizes};
 use crate::threads::Loops;
 
 /// Surroundings of all parts of a session.
-pub struct Session {
+pub struct SessionState {
     /// Functions of ONNX Runtime.
-    pub api: Api,
+    pub api: OrtApi,
     /// Log of the session.
     pub log: Log,
     /// Options of the provider.
-    pub options: Options,
+    pub options: ProviderOptions,
     /// Machine that kernels are for.
     pub target: Target,
     /// Number of threads that kernels are chosen for.
@@ -45,7 +45,7 @@ pub struct Session {
 
 /// Knowledge about a part that comes or goes with a model.
 #[derive(Default)]
-pub struct Known {
+pub struct PartKnowledge {
     /// Cache of the part's own.
     cache: Option<Cache>,
     /// Configurations of kernels.
@@ -54,12 +54,12 @@ pub struct Known {
     graph: Mutex<Option<Graph>>,
 }
 
-impl Session {
+impl SessionState {
     /// Surroundings with these options.
     ///
     /// # Errors
     /// If there is no code for this machine, or an option names a folder that cannot be.
-    pub fn new(api: Api, log: Log, options: Options, wish: Option<Wish>) -> Result<Session, String> {
+    pub fn new(api: OrtApi, log: Log, options: ProviderOptions, wish: Option<Wish>) -> Result<SessionState, String> {
         let threads = options.threads.unwrap_or_else(cpus);
         let place = DeviceSpec { device: CPU, target: HOST, threads: threads.min(cpus()) };
         let mut target = place.runnable_target().map_err(|error| error.to_string())?;
@@ -72,7 +72,7 @@ impl Session {
         let shared = SharedStore::of_user(options.store.as_deref());
         let shared = shared.map_err(|why| log.problem(&why.to_string())).unwrap_or_default();
         let database = database.map(|database| database.before(shared));
-        Ok(Session { api, log, options, target, threads, wish, tuned_until: OnceLock::new(), cache, database })
+        Ok(SessionState { api, log, options, target, threads, wish, tuned_until: OnceLock::new(), cache, database })
     }
 
     /// Time that is left to tune kernels.
@@ -83,21 +83,27 @@ impl Session {
     }
 
     /// Knowledge about a part of a model: what is to go with the model is collected.
-    pub fn known(&self) -> Known {
-        Known { cache: self.wish.as_ref().map(|_| self.cache.collecting()), ..Known::default() }
+    pub fn known(&self) -> PartKnowledge {
+        PartKnowledge { cache: self.wish.as_ref().map(|_| self.cache.collecting()), ..PartKnowledge::default() }
     }
 
     /// Knowledge that came with a model.
-    pub fn known_by(&self, context: PartContext) -> Known {
+    pub fn known_by(&self, context: PartContext) -> PartKnowledge {
         let cache = match (&self.wish, self.options.context_code) {
             (None, true) => Some(self.cache.with_entries(&context.entries)),
             _ => self.known().cache,
         };
-        Known { cache, answers: Mutex::new(context.answers), ..Known::default() }
+        PartKnowledge { cache, answers: Mutex::new(context.answers), ..PartKnowledge::default() }
     }
 
     /// Lowers a part for inputs of these shapes.
-    pub fn lower(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Fused, String> {
+    pub fn lower(
+        &self,
+        draft: &SessionGraph,
+        nodes: &[NodeAt],
+        ports: &Ports,
+        shapes: &[InputShape],
+    ) -> Result<Fused, String> {
         self.fused(&specialised(draft, nodes, ports, shapes)?)
     }
 
@@ -114,15 +120,15 @@ impl Session {
     /// Compiles a part for inputs of these sizes.
     fn compile(
         &self,
-        draft: &Draft,
+        draft: &SessionGraph,
         nodes: &[NodeAt],
         ports: &Ports,
         sizes: &Sizes,
-        names: &Names,
-        known: &Known,
-    ) -> Result<Compiled, String> {
+        names: &DimensionNames,
+        known: &PartKnowledge,
+    ) -> Result<CompiledPart, String> {
         let start = Instant::now();
-        let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
+        let at = |value: ValueIndex| ports.inputs.iter().position(|&input| input == value);
         let fused = || match &sizes.open {
             None => match known.take_graph() {
                 Some(graph) => self.fused(&graph),
@@ -136,7 +142,7 @@ impl Session {
                 open(dim, lowered).map_err(|NoRange(why)| why)
             }
         };
-        let making = Making { cache: known.cache.as_ref().unwrap_or(&self.cache), for_runs: true };
+        let making = CompileOptions { cache: known.cache.as_ref().unwrap_or(&self.cache), for_runs: true };
         let with = |records: &Records| {
             let compiled = compile_known(fused()?, &self.target, self.threads, records, making);
             *known.answers() = records.answers();
@@ -167,7 +173,7 @@ impl Session {
         if outputs.len() != ports.outputs.len() {
             return Err("it has other outputs than the part".to_owned());
         }
-        let made = Compiled { model: Arc::clone(model), inputs, outputs, idle: Mutex::default() };
+        let made = CompiledPart { model: Arc::clone(model), inputs, outputs, idle: Mutex::default() };
         self.log.note(|| {
             let (n, guessed) = (nodes.len(), compiled.n_guessed);
             let took = start.elapsed().as_millis();
@@ -178,20 +184,20 @@ impl Session {
 }
 
 /// Graph of a part for inputs of these shapes, specialised.
-fn specialised(draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<Graph, String> {
-    let at = |value: Value| ports.inputs.iter().position(|&input| input == value);
+fn specialised(draft: &SessionGraph, nodes: &[NodeAt], ports: &Ports, shapes: &[InputShape]) -> Result<Graph, String> {
+    let at = |value: ValueIndex| ports.inputs.iter().position(|&input| input == value);
     let graph = draft.graph(nodes, ports, &|value| Some(shapes[at(value)?].clone()));
     let graph = graph.map_err(|refused| match refused {
-        Refused::Node(_, why) | Refused::Other(why) => why,
+        NoSessionGraph::Node(_, why) | NoSessionGraph::Other(why) => why,
     })?;
     let special = specialise(&graph, &for_runs());
     special.problems.first().map_or(Ok(special.graph), |problem| Err(problem.to_string()))
 }
 
-impl Known {
+impl PartKnowledge {
     /// Adds the specialised graph of a part whose sizes are known.
-    pub fn with_graph(self, graph: Option<Graph>) -> Known {
-        Known { graph: Mutex::new(graph), ..self }
+    pub fn with_graph(self, graph: Option<Graph>) -> PartKnowledge {
+        PartKnowledge { graph: Mutex::new(graph), ..self }
     }
 
     fn take_graph(&self) -> Option<Graph> {
@@ -218,31 +224,31 @@ impl From<OpenError> for NoRange {
 }
 
 /// Code of a part for sizes of its inputs.
-struct Compiled {
+struct CompiledPart {
     model: Arc<Model>,
     /// The part's input that each of the model's is.
     inputs: Vec<usize>,
     /// Types of the part's outputs, at the largest size of the open dimension.
     outputs: Vec<TensorType>,
     /// Memory of runs that are over: there is as much as runs have been under way at the same time.
-    idle: Mutex<Vec<Run>>,
+    idle: Mutex<Vec<RunMemory>>,
 }
 
 /// Memory of a run.
-struct Run {
+struct RunMemory {
     context: Context,
     shares: Vec<Share>,
 }
 
-impl Run {
-    fn new(model: &Arc<Model>, threads: usize) -> Result<Run, String> {
+impl RunMemory {
+    fn new(model: &Arc<Model>, threads: usize) -> Result<RunMemory, String> {
         let context = Context::for_others(model, threads).map_err(|error| format!("no memory for a run: {error}"))?;
-        Ok(Run { context, shares: (0..threads).map(|_| Share::default()).collect() })
+        Ok(RunMemory { context, shares: (0..threads).map(|_| Share::default()).collect() })
     }
 }
 
-impl Compiled {
-    fn idle(&self) -> MutexGuard<'_, Vec<Run>> {
+impl CompiledPart {
+    fn idle(&self) -> MutexGuard<'_, Vec<RunMemory>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -278,11 +284,11 @@ impl Compiled {
 }
 
 /// Code of a part.
-enum Code {
+enum PartCode {
     /// For the only shapes that its inputs can have.
-    Fixed(Box<Compiled>),
+    Fixed(Box<CompiledPart>),
     /// For the sizes that were met last.
-    Free(Codes<Compiled>),
+    Free(Codes<CompiledPart>),
 }
 
 /// Positions of a part's values among those of the node that stands for it.
@@ -296,36 +302,41 @@ pub struct Positions {
 }
 
 /// Part of a model that runs here.
-pub struct Part {
-    session: Arc<Session>,
-    draft: Draft,
+pub struct PartOfModel {
+    session: Arc<SessionState>,
+    draft: SessionGraph,
     nodes: Vec<NodeAt>,
     ports: Ports,
-    code: Code,
-    known: Known,
+    code: PartCode,
+    known: PartKnowledge,
 }
 
-impl Part {
+impl PartOfModel {
     /// Compiles a part, or has it compiled when its sizes are known. Constants of the draft are in use until
     /// it returns.
     ///
     /// # Errors
     /// If there is no code for it.
-    pub fn new(session: &Arc<Session>, draft: &Draft, nodes: Vec<NodeAt>, known: Known) -> Result<Part, String> {
+    pub fn new(
+        session: &Arc<SessionState>,
+        draft: &SessionGraph,
+        nodes: Vec<NodeAt>,
+        known: PartKnowledge,
+    ) -> Result<PartOfModel, String> {
         let ports = draft.ports(&nodes);
-        let shapes: Option<Vec<Shape>> = ports.inputs.iter().map(|&value| draft.fixed_shape(value)).collect();
-        let names = Names(ports.inputs.iter().map(|&value| draft.dim_names(value)).collect());
+        let shapes: Option<Vec<InputShape>> = ports.inputs.iter().map(|&value| draft.fixed_shape(value)).collect();
+        let names = DimensionNames(ports.inputs.iter().map(|&value| draft.dim_names(value)).collect());
         let code = match shapes {
             Some(shapes) => {
                 let sizes = Sizes { shapes, open: None };
                 session.tune(draft, &nodes, &ports, &sizes.shapes);
-                Code::Fixed(Box::new(session.compile(draft, &nodes, &ports, &sizes, &names, &known)?))
+                PartCode::Fixed(Box::new(session.compile(draft, &nodes, &ports, &sizes, &names, &known)?))
             }
-            None => Code::Free(Codes::new(names)),
+            None => PartCode::Free(Codes::new(names)),
         };
         let mut draft = draft.clone();
         draft.values.iter_mut().for_each(|value| value.constant = None);
-        Ok(Part { session: Arc::clone(session), draft, nodes, ports, code, known })
+        Ok(PartOfModel { session: Arc::clone(session), draft, nodes, ports, code, known })
     }
 
     /// Context of the part, which is to go with a model.
@@ -340,7 +351,7 @@ impl Part {
 
     /// Whether its constants have to be passed to each run, since it is compiled for sizes that runs bring.
     pub fn needs_constants(&self) -> bool {
-        matches!(self.code, Code::Free(_))
+        matches!(self.code, PartCode::Free(_))
     }
 
     /// Finds the part's values among the inputs and outputs of a node that stands for it.
@@ -348,9 +359,9 @@ impl Part {
     /// # Errors
     /// If one is not there.
     pub fn positions(&self, inputs: &[String], outputs: &[String]) -> Result<Positions, String> {
-        let name = |value: &Value| &self.draft.values[*value].name;
-        let find = |list: &[String], value: &Value| list.iter().position(|other| other == name(value));
-        let must = |list: &[String], value: &Value| {
+        let name = |value: &ValueIndex| &self.draft.values[*value].name;
+        let find = |list: &[String], value: &ValueIndex| list.iter().position(|other| other == name(value));
+        let must = |list: &[String], value: &ValueIndex| {
             find(list, value).ok_or_else(|| format!("`{}` is not passed to the part", name(value)))
         };
         Ok(Positions {
@@ -383,7 +394,7 @@ impl Part {
             inputs.push(bytes);
         }
         match &self.code {
-            Code::Fixed(compiled) => {
+            PartCode::Fixed(compiled) => {
                 for ((shape, &value), bytes) in shapes.iter().zip(&self.ports.inputs).zip(&inputs) {
                     if self.draft.fixed_shape(value).as_ref() != Some(shape) {
                         let name = &self.draft.values[value].name;
@@ -393,7 +404,7 @@ impl Part {
                 // SAFETY: promised by the caller.
                 unsafe { self.run_compiled(compiled, None, positions, &inputs, run) }
             }
-            Code::Free(codes) => {
+            PartCode::Free(codes) => {
                 // SAFETY: promised by the caller.
                 let found = unsafe { self.compiled_for(codes, &shapes, positions, run)? };
                 let Some(Ok(compiled)) = found.pending.get() else { unreachable!("it was waited for") };
@@ -409,14 +420,14 @@ impl Part {
     /// If it cannot be made; the next run tries again.
     ///
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`PartOfModel::run`].
     unsafe fn compiled_for(
         &self,
-        codes: &Codes<Compiled>,
-        shapes: &[Shape],
+        codes: &Codes<CompiledPart>,
+        shapes: &[InputShape],
         positions: &Positions,
         run: *mut KernelContext,
-    ) -> Result<Found<Compiled>, String> {
+    ) -> Result<CodeForRun<CompiledPart>, String> {
         let log = &self.session.log;
         loop {
             let (found, dropped) = codes.find(shapes);
@@ -452,8 +463,8 @@ impl Part {
     /// The draft with the constants that a run is passed, as copies.
     ///
     /// # Safety
-    /// As [`Part::run`].
-    unsafe fn with_constants(&self, positions: &Positions, run: *mut KernelContext) -> Result<Draft, String> {
+    /// As [`PartOfModel::run`].
+    unsafe fn with_constants(&self, positions: &Positions, run: *mut KernelContext) -> Result<SessionGraph, String> {
         let mut draft = self.draft.clone();
         for (&at, &value) in positions.constants.iter().zip(&self.ports.constants) {
             let missing = || format!("constant `{}` is not passed to the part", draft.values[value].name);
@@ -468,10 +479,10 @@ impl Part {
     /// Runs code on inputs of its sizes, of which the open dimension, where it has one, is given.
     ///
     /// # Safety
-    /// As [`Part::run`].
+    /// As [`PartOfModel::run`].
     unsafe fn run_compiled(
         &self,
-        compiled: &Compiled,
+        compiled: &CompiledPart,
         size: Option<i64>,
         positions: &Positions,
         inputs: &[&[u8]],
@@ -489,7 +500,7 @@ impl Part {
         let idle = compiled.idle().pop();
         let mut memory = match idle {
             Some(memory) => memory,
-            None => Run::new(&compiled.model, self.session.threads)?,
+            None => RunMemory::new(&compiled.model, self.session.threads)?,
         };
         if let (Some(size), Some(dim)) = (size, &compiled.model.plan().dim) {
             memory.context.set_dim(&dim.name, size).map_err(|error| error.to_string())?;
@@ -513,7 +524,11 @@ static EMPTY: Empty = Empty([]);
 ///
 /// # Safety
 /// The run is under way, and the input is not written while the bytes are in use.
-unsafe fn passed<'a>(api: &Api, run: *mut KernelContext, at: usize) -> Result<(DType, Vec<usize>, &'a [u8]), String> {
+unsafe fn passed<'a>(
+    api: &OrtApi,
+    run: *mut KernelContext,
+    at: usize,
+) -> Result<(DType, Vec<usize>, &'a [u8]), String> {
     // SAFETY: promised by the caller; so many bytes are there as the type takes.
     unsafe {
         let value = got(api, std::ptr::null(), |out| api.input(run, at, out))?;
@@ -533,7 +548,7 @@ unsafe fn passed<'a>(api: &Api, run: *mut KernelContext, at: usize) -> Result<(D
 ///
 /// # Safety
 /// The run is under way, and nobody else uses the output while the bytes are in use.
-unsafe fn asked<'a>(api: &Api, run: *mut KernelContext, at: usize, ty: &TensorType) -> Result<&'a mut [u8], String> {
+unsafe fn asked<'a>(api: &OrtApi, run: *mut KernelContext, at: usize, ty: &TensorType) -> Result<&'a mut [u8], String> {
     let dims: Vec<i64> = ty.shape.iter().map(|&size| size as i64).collect();
     let n_bytes = ty.checked_bytes().ok_or("an output is larger than memory")?;
     // SAFETY: promised by the caller; ONNX Runtime allocates as much as the type takes.

@@ -6,16 +6,18 @@ use std::ptr::null;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use crate::api::{Api, Attribute, ComputeInfo, EditorApi, Ep, EpApi, FusionOptions, Graph, INT, KernelContext, NONE};
+use crate::api::{
+    Attribute, ComputeInfo, EditorApi, Ep, EpApi, FusionOptions, Graph, INT, KernelContext, NONE, OrtApi,
+};
 use crate::api::{Node, Status, SupportInfo, TEXT, VERSION, got, nothing, text};
 use crate::boundary::{caught, guarded};
 use crate::claim::claim;
 use crate::context::{DOMAIN, OPERATOR, PartContext, Wish, draft_of, read_beside};
-use crate::draft::{Draft, NodeAt};
-use crate::graph::{ContextNode, Read, ports_of, read, without_end};
+use crate::draft::{NodeAt, SessionGraph};
+use crate::graph::{ContextNode, ReadGraph, ports_of, read, without_end};
 use crate::name::NAME;
 use crate::options::FreeSizes;
-use crate::part::{Part, Positions, Session};
+use crate::part::{PartOfModel, Positions, SessionState};
 
 /// Provider of a session.
 #[repr(C)]
@@ -23,8 +25,8 @@ pub struct Provider {
     ep: Ep,
     functions: EpApi,
     /// Surroundings of parts; without them nothing is claimed.
-    session: Option<Arc<Session>>,
-    api: Api,
+    session: Option<Arc<SessionState>>,
+    api: OrtApi,
     /// Parts that were claimed, until they are compiled.
     claimed: Mutex<Vec<Claimed>>,
     /// File of the model; empty where it has none.
@@ -39,12 +41,12 @@ struct Claimed {
     /// Names of its outputs.
     outputs: Vec<String>,
     /// The part, or the reason why there is no code for it.
-    part: Result<Part, String>,
+    part: Result<PartOfModel, String>,
 }
 
 impl Provider {
     /// A provider; without surroundings it claims nothing.
-    pub fn new(api: Api, session: Option<Session>) -> Provider {
+    pub fn new(api: OrtApi, session: Option<SessionState>) -> Provider {
         let ep = Ep {
             version: VERSION,
             get_name,
@@ -81,7 +83,7 @@ impl Provider {
             let _ = self.file.set(found.file.clone());
             let parts = if found.contexts.is_empty() { chosen(session, &found.draft) } else { given(session, &found) };
             for (nodes, part) in parts {
-                let needs_constants = part.as_ref().is_ok_and(Part::needs_constants);
+                let needs_constants = part.as_ref().is_ok_and(PartOfModel::needs_constants);
                 // A model with compiled parts keeps their constants.
                 let drops_constants = !needs_constants && session.wish.is_none();
                 let pointers: Vec<*const Node> = nodes.iter().map(|&at| found.nodes[at]).collect();
@@ -125,7 +127,7 @@ impl Provider {
     ///
     /// # Safety
     /// The node is ONNX Runtime's.
-    unsafe fn context(&self, wish: &Wish, node: *const Node, part: &Part) -> Result<*mut Node, String> {
+    unsafe fn context(&self, wish: &Wish, node: *const Node, part: &PartOfModel) -> Result<*mut Node, String> {
         let api = &self.api;
         // SAFETY: promised by the caller.
         let ([inputs, outputs], name) = unsafe {
@@ -143,7 +145,7 @@ impl Provider {
             ("ep_sdk_version", env!("CARGO_PKG_VERSION").as_bytes()),
             ("partition_name", name.as_bytes()),
         ];
-        let mut attributes = Attributes { api, all: Vec::new() };
+        let mut attributes = NewAttributes { api, all: Vec::new() };
         attributes.int("main_context", 1)?;
         attributes.int("embed_mode", i64::from(wish.is_embedded))?;
         for (attribute, text) in texts {
@@ -167,12 +169,12 @@ impl Provider {
 }
 
 /// Attributes of a node that is made.
-struct Attributes<'a> {
-    api: &'a Api,
+struct NewAttributes<'a> {
+    api: &'a OrtApi,
     all: Vec<*mut Attribute>,
 }
 
-impl Attributes<'_> {
+impl NewAttributes<'_> {
     fn int(&mut self, name: &str, value: i64) -> Result<(), String> {
         self.push(name, std::ptr::from_ref(&value).cast(), 1, INT)
     }
@@ -193,7 +195,7 @@ impl Attributes<'_> {
     }
 }
 
-impl Drop for Attributes<'_> {
+impl Drop for NewAttributes<'_> {
     fn drop(&mut self) {
         // SAFETY: they were made here, and whoever took them has copies.
         self.all.drain(..).for_each(|attribute| unsafe { self.api.release_attribute(attribute) });
@@ -201,7 +203,7 @@ impl Drop for Attributes<'_> {
 }
 
 /// Parts of a graph that are to run here, each with its nodes.
-fn chosen(session: &Arc<Session>, draft: &Draft) -> Vec<(Vec<NodeAt>, Result<Part, String>)> {
+fn chosen(session: &Arc<SessionState>, draft: &SessionGraph) -> Vec<(Vec<NodeAt>, Result<PartOfModel, String>)> {
     let mut claim = claim(draft, session.options.claim);
     for why in &claim.left {
         session.log.note(|| format!("left to ONNX Runtime: {why}"));
@@ -209,7 +211,7 @@ fn chosen(session: &Arc<Session>, draft: &Draft) -> Vec<(Vec<NodeAt>, Result<Par
     let mut parts = Vec::new();
     for nodes in claim.parts {
         let known = session.known().with_graph(claim.graph.take());
-        match caught(|| Part::new(session, draft, nodes.clone(), known)) {
+        match caught(|| PartOfModel::new(session, draft, nodes.clone(), known)) {
             Ok(part) if part.needs_constants() && session.options.free_sizes == FreeSizes::Leave => {
                 session.log.note(|| format!("{} nodes of free sizes are left to ONNX Runtime", nodes.len()));
             }
@@ -222,7 +224,7 @@ fn chosen(session: &Arc<Session>, draft: &Draft) -> Vec<(Vec<NodeAt>, Result<Par
 
 /// Parts of a graph that were compiled earlier. One that cannot be used is claimed all the same, since nobody
 /// else can run it, and fails when it is to be compiled.
-fn given(session: &Arc<Session>, found: &Read) -> Vec<(Vec<NodeAt>, Result<Part, String>)> {
+fn given(session: &Arc<SessionState>, found: &ReadGraph) -> Vec<(Vec<NodeAt>, Result<PartOfModel, String>)> {
     let part = |node: &ContextNode| {
         let name = String::from_utf8_lossy(without_end(&node.content));
         let beside = if node.is_embedded { None } else { Some(read_beside(&found.file, &name)?) };
@@ -230,7 +232,7 @@ fn given(session: &Arc<Session>, found: &Read) -> Vec<(Vec<NodeAt>, Result<Part,
         context.notes.iter().for_each(|note| session.log.problem(note));
         let draft = draft_of(&context.model, &found.draft)?;
         let nodes = (0..draft.nodes.len()).collect();
-        Part::new(session, &draft, nodes, session.known_by(context))
+        PartOfModel::new(session, &draft, nodes, session.known_by(context))
     };
     found.contexts.iter().map(|node| (vec![node.at], caught(|| part(node)))).collect()
 }
@@ -239,8 +241,8 @@ fn given(session: &Arc<Session>, found: &Read) -> Vec<(Vec<NodeAt>, Result<Part,
 #[repr(C)]
 struct Computed {
     info: ComputeInfo,
-    api: Api,
-    part: Part,
+    api: OrtApi,
+    part: PartOfModel,
     positions: Positions,
 }
 

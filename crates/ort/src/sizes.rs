@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tilewright_runtime::Dim;
+use tilewright_runtime::OpenDimension;
 
 /// Number of sizes, or ranges of sizes, for which a part stays compiled.
 const MOST_CODES: usize = 8;
@@ -17,22 +17,22 @@ const WHOLE_VECTORS: usize = 16;
 const MOST_REFUSALS: usize = 3;
 
 /// Shape of an input.
-pub type Shape = Vec<usize>;
+pub type InputShape = Vec<usize>;
 
 /// Shapes of a part's inputs that code is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Shapes of the inputs; those at the largest size of the open dimension.
-    pub shapes: Vec<Shape>,
+    pub shapes: Vec<InputShape>,
     /// Dimension of which each run says a size.
-    pub open: Option<Dim>,
+    pub open: Option<OpenDimension>,
 }
 
 impl std::fmt::Display for Sizes {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let shapes: Vec<String> = self.shapes.iter().map(|shape| format!("{shape:?}")).collect();
         write!(f, "{}", shapes.join(", "))?;
-        if let Some(Dim { name, least, most, .. }) = &self.open {
+        if let Some(OpenDimension { name, least, most, .. }) = &self.open {
             write!(f, " and {name}={least}..{most}")?;
         }
         Ok(())
@@ -41,11 +41,11 @@ impl std::fmt::Display for Sizes {
 
 /// Names that a model gives to dimensions of a part's inputs.
 #[derive(Debug)]
-pub struct Names(pub Vec<Vec<Option<String>>>);
+pub struct DimensionNames(pub Vec<Vec<Option<String>>>);
 
-impl Names {
+impl DimensionNames {
     /// Size of a dimension in shapes; `None` where there is none, or several.
-    fn size_of(&self, shapes: &[Shape], dim: &str) -> Option<usize> {
+    fn size_of(&self, shapes: &[InputShape], dim: &str) -> Option<usize> {
         let mut sizes = self.places(dim).map(|(input, axis)| shapes.get(input)?.get(axis).copied());
         let first = sizes.next()??;
         sizes.all(|size| size == Some(first)).then_some(first)
@@ -59,14 +59,14 @@ impl Names {
     }
 
     /// Shapes with another size of a dimension.
-    pub fn with(&self, shapes: &[Shape], dim: &str, size: usize) -> Vec<Shape> {
+    pub fn with(&self, shapes: &[InputShape], dim: &str, size: usize) -> Vec<InputShape> {
         let mut shapes = shapes.to_vec();
         self.places(dim).for_each(|(input, axis)| shapes[input][axis] = size);
         shapes
     }
 
     /// The named dimension in which alone shapes differ, with the larger of its two sizes.
-    fn difference(&self, known: &[Shape], shapes: &[Shape]) -> Option<(&str, usize)> {
+    fn difference(&self, known: &[InputShape], shapes: &[InputShape]) -> Option<(&str, usize)> {
         let pairs = known.iter().zip(shapes).enumerate();
         let mut axes = pairs.flat_map(|(input, (a, b))| (0..a.len().max(b.len())).map(move |axis| (input, axis)));
         let differs = |&(input, axis): &(usize, usize)| known[input].get(axis) != shapes[input].get(axis);
@@ -79,7 +79,7 @@ impl Names {
 
     /// The size that runs of code for these sizes say, which is that of no dimension where none is open;
     /// `None` where shapes are none of its.
-    fn fit(&self, sizes: &Sizes, shapes: &[Shape]) -> Option<Option<i64>> {
+    fn fit(&self, sizes: &Sizes, shapes: &[InputShape]) -> Option<Option<i64>> {
         let Some(dim) = &sizes.open else { return (sizes.shapes == shapes).then_some(None) };
         let size = self.size_of(shapes, &dim.name)?;
         let is_known = dim.has(size as i64) && self.with(shapes, &dim.name, dim.most as usize) == sizes.shapes;
@@ -92,11 +92,11 @@ pub type Pending<T> = Arc<OnceLock<Result<T, String>>>;
 
 /// Code of a part for the sizes that were met last.
 pub struct Codes<T> {
-    names: Names,
-    state: Mutex<State<T>>,
+    names: DimensionNames,
+    state: Mutex<CodesState<T>>,
 }
 
-struct State<T> {
+struct CodesState<T> {
     /// Code that was in use last is at the end.
     codes: Vec<(Sizes, Pending<T>)>,
     /// Largest sizes of the ranges of a dimension for which no code could be made.
@@ -104,7 +104,7 @@ struct State<T> {
 }
 
 /// Code for a run.
-pub struct Found<T> {
+pub struct CodeForRun<T> {
     /// Code, once it is made.
     pub pending: Pending<T>,
     /// Sizes that it is for.
@@ -115,22 +115,22 @@ pub struct Found<T> {
 
 impl<T> Codes<T> {
     /// No code yet, for inputs with these names of dimensions.
-    pub fn new(names: Names) -> Codes<T> {
-        Codes { names, state: Mutex::new(State { codes: Vec::new(), refused: HashMap::new() }) }
+    pub fn new(names: DimensionNames) -> Codes<T> {
+        Codes { names, state: Mutex::new(CodesState { codes: Vec::new(), refused: HashMap::new() }) }
     }
 
     /// Names of the inputs' dimensions.
-    pub fn names(&self) -> &Names {
+    pub fn names(&self) -> &DimensionNames {
         &self.names
     }
 
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, CodesState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Finds code for shapes, or a place for it, with the sizes that were in use least lately where these
     /// give way.
-    pub fn find(&self, shapes: &[Shape]) -> (Found<T>, Option<Sizes>) {
+    pub fn find(&self, shapes: &[InputShape]) -> (CodeForRun<T>, Option<Sizes>) {
         let mut state = self.state();
         let fit = |sizes: &Sizes| self.names.fit(sizes, shapes);
         // What is for these shapes alone is the faster one.
@@ -138,18 +138,18 @@ impl<T> Codes<T> {
         if let Some(at) = exact.or_else(|| state.codes.iter().rposition(|(sizes, _)| fit(sizes).is_some())) {
             let (sizes, pending) = state.codes.remove(at);
             state.codes.push((sizes.clone(), Arc::clone(&pending)));
-            return (Found { pending, size: fit(&sizes).flatten(), sizes }, None);
+            return (CodeForRun { pending, size: fit(&sizes).flatten(), sizes }, None);
         }
         let sizes = self.wanted(&state, shapes);
         let size = fit(&sizes).flatten();
         let dropped = (state.codes.len() >= MOST_CODES).then(|| state.codes.remove(0).0);
         let pending = Pending::default();
         state.codes.push((sizes.clone(), Arc::clone(&pending)));
-        (Found { pending, sizes, size }, dropped)
+        (CodeForRun { pending, sizes, size }, dropped)
     }
 
     /// Sizes that code for shapes is to be for.
-    fn wanted(&self, state: &State<T>, shapes: &[Shape]) -> Sizes {
+    fn wanted(&self, state: &CodesState<T>, shapes: &[InputShape]) -> Sizes {
         let differing = state.codes.iter().rev().find_map(|(known, _)| {
             let (dim, larger) = self.names.difference(&known.shapes, shapes)?;
             let is_its = known.open.as_ref().is_none_or(|open| open.name == dim);
@@ -163,7 +163,7 @@ impl<T> Codes<T> {
             let powers = largest.next_power_of_two().max(WHOLE_VECTORS);
             let ends = [powers, largest.next_multiple_of(WHOLE_VECTORS)];
             let most = ends.into_iter().find(|most| !refused.contains(most))?;
-            Some(Dim { name: dim.to_owned(), least: 1, most: most as i64, step: 1 })
+            Some(OpenDimension { name: dim.to_owned(), least: 1, most: most as i64, step: 1 })
         });
         let shapes = match &range {
             Some(dim) => self.names.with(shapes, &dim.name, dim.most as usize),
@@ -174,7 +174,7 @@ impl<T> Codes<T> {
 
     /// Forgets code that could not be made; whether it was for a range, so that code for the shapes of the
     /// run alone may be made yet.
-    pub fn refuse(&self, found: &Found<T>) -> bool {
+    pub fn refuse(&self, found: &CodeForRun<T>) -> bool {
         let mut state = self.state();
         let n_before = state.codes.len();
         state.codes.retain(|(_, pending)| !Arc::ptr_eq(pending, &found.pending));
@@ -187,7 +187,7 @@ impl<T> Codes<T> {
     }
 
     /// Forgets ranges that are within one for which there is code now.
-    pub fn supersede(&self, found: &Found<T>) {
+    pub fn supersede(&self, found: &CodeForRun<T>) {
         let Some(dim) = &found.sizes.open else { return };
         let is_within = |sizes: &Sizes| {
             let is_its = sizes.open.as_ref().is_some_and(|other| other.name == dim.name && other.most < dim.most);
@@ -209,7 +209,7 @@ mod tests {
 
     fn met(names: &[&[&str]], ranges: fn(i64) -> bool) -> Met {
         let name = |name: &&str| (!name.is_empty()).then(|| (*name).to_owned());
-        let names = Names(names.iter().map(|axes| axes.iter().map(name).collect()).collect());
+        let names = DimensionNames(names.iter().map(|axes| axes.iter().map(name).collect()).collect());
         Met { codes: Codes::new(names), ranges }
     }
 
@@ -217,7 +217,7 @@ mod tests {
         /// Runs shapes, which makes code where there is none, and compares what code ran, and its open size.
         #[track_caller]
         fn check(&self, shapes: &[&[usize]], expected: (&str, Option<i64>)) {
-            let shapes: Vec<Shape> = shapes.iter().map(|shape| shape.to_vec()).collect();
+            let shapes: Vec<InputShape> = shapes.iter().map(|shape| shape.to_vec()).collect();
             loop {
                 let (found, _) = self.codes.find(&shapes);
                 let has_code = found.sizes.open.as_ref().is_none_or(|dim| (self.ranges)(dim.most));

@@ -6,14 +6,14 @@
 use std::ffi::c_void;
 
 use tilewright_codegen::Runtime;
-use tilewright_runtime::shares::{self, Body, Share};
+use tilewright_runtime::shares::{self, LoopBody, Share};
 
-use crate::api::{Api, KernelContext};
+use crate::api::{KernelContext, OrtApi};
 
 /// Loops of one run: its calls of ONNX Runtime's threads.
 pub struct Loops<'a> {
     /// Functions of ONNX Runtime.
-    pub api: &'a Api,
+    pub api: &'a OrtApi,
     /// The run.
     pub run: *const KernelContext,
     /// A share of iterations for each number of a thread; of this run alone.
@@ -21,16 +21,16 @@ pub struct Loops<'a> {
 }
 
 /// Loop under way.
-struct Loop<'a> {
+struct LoopUnderWay<'a> {
     shares: &'a [Share],
-    body: Body,
+    body: LoopBody,
     env: *mut c_void,
 }
 
 impl Loops<'_> {
     /// Runtime of kernels whose loops are these, for as long as they are borrowed.
     pub fn runtime(&self) -> Runtime {
-        unsafe extern "C" fn parallel_for(context: *mut c_void, body: Body, env: *mut c_void, n_iterations: i64) {
+        unsafe extern "C" fn parallel_for(context: *mut c_void, body: LoopBody, env: *mut c_void, n_iterations: i64) {
             // SAFETY: the context is the one that made the runtime.
             let loops = unsafe { &*context.cast::<Loops>() };
             loops.run(body, env, n_iterations);
@@ -39,11 +39,11 @@ impl Loops<'_> {
     }
 
     /// Carries out all iterations, each number of a thread its own first, then those of others.
-    fn run(&self, body: Body, env: *mut c_void, n_iterations: i64) {
+    fn run(&self, body: LoopBody, env: *mut c_void, n_iterations: i64) {
         let n = self.shares.len().min(usize::try_from(n_iterations).unwrap_or(0)).max(1);
         let shares = &self.shares[..n];
         shares::divide(shares, n_iterations);
-        let mut all = Loop { shares, body, env };
+        let mut all = LoopUnderWay { shares, body, env };
         if n > 1 {
             let data = std::ptr::from_mut(&mut all).cast();
             // SAFETY: the run is under way, and the loop lives until the call returns, as all pieces are done
@@ -59,10 +59,10 @@ impl Loops<'_> {
 /// Works as one number of a thread.
 unsafe extern "C" fn piece(data: *mut c_void, index: usize) {
     // SAFETY: the data is a loop, which nobody changes meanwhile.
-    unsafe { &*data.cast::<Loop>() }.work(index);
+    unsafe { &*data.cast::<LoopUnderWay>() }.work(index);
 }
 
-impl Loop<'_> {
+impl LoopUnderWay<'_> {
     fn work(&self, thread: usize) {
         // SAFETY: iterations of a loop are independent, which scheduling has checked; under this number
         // nobody else works.

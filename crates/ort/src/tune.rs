@@ -11,16 +11,16 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tilewright::{Request, Session as Tuning, worker_of_library};
-use tilewright_model::{Layouts, laid_out};
+use tilewright_model::{LayoutPurpose, laid_out};
 
-use crate::draft::{Draft, NodeAt, Ports};
-use crate::part::Session;
-use crate::sizes::Shape;
+use crate::draft::{NodeAt, Ports, SessionGraph};
+use crate::part::SessionState;
+use crate::sizes::InputShape;
 
-impl Session {
+impl SessionState {
     /// Tunes the kernels of a part for inputs of these shapes that have no records, for as long as the
     /// options say; what goes wrong is one line in the log.
-    pub fn tune(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) {
+    pub fn tune(&self, draft: &SessionGraph, nodes: &[NodeAt], ports: &Ports, shapes: &[InputShape]) {
         if self.options.tune_seconds == 0.0 {
             return;
         }
@@ -32,8 +32,14 @@ impl Session {
         }
     }
 
-    /// Tunes as [`Session::tune`] says; the number of kernels that had no records.
-    fn try_to_tune(&self, draft: &Draft, nodes: &[NodeAt], ports: &Ports, shapes: &[Shape]) -> Result<usize, String> {
+    /// Tunes as [`SessionState::tune`] says; the number of kernels that had no records.
+    fn try_to_tune(
+        &self,
+        draft: &SessionGraph,
+        nodes: &[NodeAt],
+        ports: &Ports,
+        shapes: &[InputShape],
+    ) -> Result<usize, String> {
         let in_words = |error: &dyn std::fmt::Display| error.to_string();
         let left = self.time_to_tune();
         if left.is_zero() {
@@ -42,7 +48,7 @@ impl Session {
         let database = self.database.as_ref().ok_or("there are no records")?;
         let fused = self.lower(draft, nodes, ports, shapes)?;
         let records = database.records().map_err(|error| in_words(&error))?;
-        let fused = laid_out(fused, &self.target, self.threads, Layouts::Tune(&records));
+        let fused = laid_out(fused, &self.target, self.threads, LayoutPurpose::Tune(&records));
         let fused = fused.map_err(|error| in_words(&error))?;
         let caches = fused.caches(&self.target);
         let mut tasks = Vec::new();

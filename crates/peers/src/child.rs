@@ -24,7 +24,7 @@ use tilewright_device::ChildProcess;
 use tilewright_search::pause;
 
 use super::Unavailable;
-use super::protocol::{Reply, Request};
+use super::protocol::{ChildReply, ChildRequest};
 
 /// The hidden subcommand that must lead to [`worker_main`](super::worker_main) in this executable.
 pub const WORKER_SUBCOMMAND: &str = "peer-worker";
@@ -55,7 +55,7 @@ const LIBRARY_PREFIXES: &[&str] = &[
 #[derive(Debug)]
 pub(super) struct Child {
     process: ChildProcess,
-    replies: Receiver<Option<Reply>>,
+    replies: Receiver<Option<ChildReply>>,
 }
 
 impl Child {
@@ -80,7 +80,7 @@ impl Child {
     }
 
     /// Let the child run, ask, wait at most `limit` for the answer, and stop it again.
-    pub(super) fn ask(&mut self, request: &Request, limit: Duration) -> Result<Reply, Unavailable> {
+    pub(super) fn ask(&mut self, request: &ChildRequest, limit: Duration) -> Result<ChildReply, Unavailable> {
         self.process.go_on();
         self.process.tell(request);
         let deadline = pause::now() + limit;

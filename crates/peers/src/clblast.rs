@@ -9,26 +9,26 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-use tilewright_device::opencl::{Context, Memory};
+use tilewright_device::opencl::{OpenClContext, OpenClMemory};
 use tilewright_ir::DType;
 
-use super::gpu::{OnDevice, Way, pads};
+use super::gpu::{DeviceOperands, QueuedCall, pads};
 use super::library::{Loaded, Means, version_in_file_name};
-use super::operands::{Element, Operands};
-use super::problem::{Conv, Kernel, Matmul};
+use super::operands::{CpuElement, Operands};
+use super::problem::{ConvProblem, LibraryProblem, Matmul};
 use super::worker::Prepared;
 use super::{Unavailable, Variant};
 
 /// A queue, memory or event of OpenCL's.
-type Handle = *mut c_void;
+type OpenClHandle = *mut c_void;
 
 /// `CLBlastStatusCode`.
-type Status = c_int;
+type ClblastStatus = c_int;
 
 /// `CLBlast?gemmWithTempBuffer`: layout, what is transposed, and sizes `m`, `n` and `k`; then the factor of
 /// the product, and A and B, each from an element on, with its leading dimension; the factor of what C was,
 /// and C; the queue, the event, and memory for what is packed.
-type Gemm<T> = unsafe extern "C" fn(
+type GemmFunction<T> = unsafe extern "C" fn(
     c_int,
     c_int,
     c_int,
@@ -36,20 +36,20 @@ type Gemm<T> = unsafe extern "C" fn(
     usize,
     usize,
     T,
-    Handle,
+    OpenClHandle,
     usize,
     usize,
-    Handle,
+    OpenClHandle,
     usize,
     usize,
     T,
-    Handle,
+    OpenClHandle,
     usize,
     usize,
-    *const Handle,
-    *mut Handle,
-    Handle,
-) -> Status;
+    *const OpenClHandle,
+    *mut OpenClHandle,
+    OpenClHandle,
+) -> ClblastStatus;
 
 /// `CLBlast?GemmTempBufferSize`, how many bytes that is: layout, what is transposed, sizes, of each matrix an
 /// offset and the leading dimension, and the queue.
@@ -66,9 +66,9 @@ type GemmMemory = unsafe extern "C" fn(
     usize,
     usize,
     usize,
-    *const Handle,
+    *const OpenClHandle,
     *mut usize,
-) -> Status;
+) -> ClblastStatus;
 
 /// `CLBlast?gemmStridedBatched`, as `gemm` with the distance of the next matrix behind each leading
 /// dimension, how many there are, and no memory.
@@ -80,27 +80,27 @@ type Batched<T> = unsafe extern "C" fn(
     usize,
     usize,
     T,
-    Handle,
+    OpenClHandle,
     usize,
     usize,
     usize,
-    Handle,
+    OpenClHandle,
     usize,
     usize,
     usize,
     T,
-    Handle,
+    OpenClHandle,
     usize,
     usize,
     usize,
     usize,
-    *const Handle,
-    *mut Handle,
-) -> Status;
+    *const OpenClHandle,
+    *mut OpenClHandle,
+) -> ClblastStatus;
 
 /// `CLBlast?convgemm`: mode; channels; rows and columns of the image, the filter, zeros, strides and
 /// dilations; filters and images; X, W and Y, each from an element on; the queue and the event.
-type Convolution = unsafe extern "C" fn(
+type ConvGemmFunction = unsafe extern "C" fn(
     c_int,
     usize,
     usize,
@@ -115,15 +115,15 @@ type Convolution = unsafe extern "C" fn(
     usize,
     usize,
     usize,
-    Handle,
+    OpenClHandle,
     usize,
-    Handle,
+    OpenClHandle,
     usize,
-    Handle,
+    OpenClHandle,
     usize,
-    *const Handle,
-    *mut Handle,
-) -> Status;
+    *const OpenClHandle,
+    *mut OpenClHandle,
+) -> ClblastStatus;
 
 const ROW_MAJOR: c_int = 101;
 /// `CLBlastTranspose`, of what is as it is and what is transposed.
@@ -134,13 +134,13 @@ const CROSS_CORRELATION: c_int = 151;
 /// The library's functions for an element type.
 #[derive(Clone, Copy)]
 struct Functions<T> {
-    gemm: Gemm<T>,
+    gemm: GemmFunction<T>,
     gemm_memory: GemmMemory,
     batched: Batched<T>,
-    convolution: Convolution,
+    convolution: ConvGemmFunction,
 }
 
-impl<T: Element> Functions<T> {
+impl<T: CpuElement> Functions<T> {
     fn of(library: Loaded) -> Result<Functions<T>, Unavailable> {
         let letter = if T::DTYPE == DType::F64 { 'D' } else { 'S' };
         let symbol = |name: &str| name.replace('?', &letter.to_string()).into_bytes();
@@ -172,20 +172,20 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 }
 
 /// Loads CLBlast for the operands' problem.
-pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
+pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
     let kernel = operands.problem.kernel;
     let lacks = |what: &str| Err(Unavailable::Unsupported { reason: format!("CLBlast has no {what}") });
     if !operands.problem.epilogue.is_empty() {
         return lacks("epilogues");
     }
     let f = Functions::<T>::of(load(means.folder.as_deref())?)?;
-    let on_device = OnDevice::<Context>::new(operands, means)?;
-    let library = Library { f, queue: on_device.context.queue(), on_device: on_device.clone() };
+    let on_device = DeviceOperands::<OpenClContext>::new(operands, means)?;
+    let library = Clblast { f, queue: on_device.context.queue(), on_device: on_device.clone() };
     let way = match kernel {
-        Kernel::Matmul(matmul) if matmul.b == 1 => library.gemm(matmul)?,
-        Kernel::Matmul(matmul) => library.batched(matmul),
-        Kernel::Conv(conv) if conv.groups > 1 => return lacks("groups of channels"),
-        Kernel::Conv(conv) => {
+        LibraryProblem::Matmul(matmul) if matmul.b == 1 => library.gemm(matmul)?,
+        LibraryProblem::Matmul(matmul) => library.batched(matmul),
+        LibraryProblem::Conv(conv) if conv.groups > 1 => return lacks("groups of channels"),
+        LibraryProblem::Conv(conv) => {
             pads("CLBlast", &conv)?;
             library.convolution(conv)
         }
@@ -194,14 +194,14 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> 
 }
 
 /// The library on a device.
-struct Library<T> {
+struct Clblast<T> {
     f: Functions<T>,
-    queue: Handle,
-    on_device: Rc<OnDevice<Context>>,
+    queue: OpenClHandle,
+    on_device: Rc<DeviceOperands<OpenClContext>>,
 }
 
-impl<T: Element> Library<T> {
-    fn gemm(self, matmul: Matmul) -> Result<Way, Unavailable> {
+impl<T: CpuElement> Clblast<T> {
+    fn gemm(self, matmul: Matmul) -> Result<QueuedCall, Unavailable> {
         let Matmul { m, n, k, ta, tb, .. } = matmul;
         let ([lda, ldb], [ta, tb]) = (leading(&matmul), [ta, tb].map(|t| TRANSPOSE[usize::from(t)]));
         let ([a, b, c], (one, zero), no_event) = (self.on_device.pointers(), (T::ONE, T::ZERO), null_mut());
@@ -210,7 +210,7 @@ impl<T: Element> Library<T> {
         let status =
             unsafe { (f.gemm_memory)(ROW_MAJOR, ta, tb, m, n, k, 0, lda, 0, ldb, 0, n, &self.queue, &mut n_bytes) };
         succeeded("GemmTempBufferSize", status)?;
-        let memory = Memory::new(&self.on_device.context, n_bytes as u64)?;
+        let memory = OpenClMemory::new(&self.on_device.context, n_bytes as u64)?;
         let put = move || {
             let (queue, room) = (&self.queue, memory.handle());
             // SAFETY: the operands on the device have as many elements as the problem says, and the memory as
@@ -220,10 +220,10 @@ impl<T: Element> Library<T> {
             };
             succeeded("gemmWithTempBuffer", status)
         };
-        Ok(Way { name: "gemm".to_owned(), put: Rc::new(put) })
+        Ok(QueuedCall { name: "gemm".to_owned(), put: Rc::new(put) })
     }
 
-    fn batched(self, matmul: Matmul) -> Way {
+    fn batched(self, matmul: Matmul) -> QueuedCall {
         let Matmul { b: count, m, n, k, ta, tb } = matmul;
         let ([lda, ldb], [ta, tb]) = (leading(&matmul), [ta, tb].map(|t| TRANSPOSE[usize::from(t)]));
         let ([a, b, c], (one, zero), no_event) = (self.on_device.pointers(), (T::ONE, T::ZERO), null_mut());
@@ -238,11 +238,11 @@ impl<T: Element> Library<T> {
             };
             succeeded("gemmStridedBatched", status)
         };
-        Way { name: "batched gemm".to_owned(), put: Rc::new(put) }
+        QueuedCall { name: "batched gemm".to_owned(), put: Rc::new(put) }
     }
 
-    fn convolution(self, conv: Conv) -> Way {
-        let Conv { n, c, image: [h, w], k, filter: [r, s], .. } = conv;
+    fn convolution(self, conv: ConvProblem) -> QueuedCall {
+        let ConvProblem { n, c, image: [h, w], k, filter: [r, s], .. } = conv;
         let ([pad_h, pad_w], [stride_h, stride_w], [dilation_h, dilation_w]) =
             (conv.pad_begin, conv.stride, conv.dilation);
         let ([x, filters, y], no_event) = (self.on_device.pointers(), null_mut());
@@ -276,7 +276,7 @@ impl<T: Element> Library<T> {
             };
             succeeded("convgemm", status)
         };
-        Way { name: "im2col and gemm".to_owned(), put: Rc::new(put) }
+        QueuedCall { name: "im2col and gemm".to_owned(), put: Rc::new(put) }
     }
 }
 
@@ -286,7 +286,7 @@ fn leading(matmul: &Matmul) -> [usize; 2] {
     [if ta { m } else { k }, if tb { k } else { n }]
 }
 
-fn succeeded(function: &str, status: Status) -> Result<(), Unavailable> {
+fn succeeded(function: &str, status: ClblastStatus) -> Result<(), Unavailable> {
     // CLBlastStatusCode
     let meaning = match status {
         0 => return Ok(()),

@@ -1,8 +1,8 @@
 //! The Rust crates `gemm` and `matrixmultiply`, compiled in.
 
 use super::Unavailable;
-use super::operands::{Element, Operands};
-use super::problem::{Matmul, Problem};
+use super::operands::{CpuElement, Operands};
+use super::problem::{Matmul, PeerProblem};
 use super::worker::Prepared;
 
 /// Version of the crate `gemm`; a test compares it with the lock file.
@@ -12,7 +12,7 @@ pub(super) const GEMM_VERSION: &str = "0.19.0";
 pub(super) const MATRIXMULTIPLY_VERSION: &str = "0.3.11";
 
 /// The crate `gemm`; more than one thread through rayon, at its own discretion.
-pub(super) fn prepare_gemm<T: Element>(problem: &Problem, threads: usize) -> Result<Prepared<T>, Unavailable> {
+pub(super) fn prepare_gemm<T: CpuElement>(problem: &PeerProblem, threads: usize) -> Result<Prepared<T>, Unavailable> {
     let matmul = problem.multiplication_only()?;
     let parallelism = match threads {
         0 | 1 => gemm_common::Parallelism::None,
@@ -62,8 +62,8 @@ pub(super) fn prepare_gemm<T: Element>(problem: &Problem, threads: usize) -> Res
 }
 
 /// The crate `matrixmultiply`; its threads come from `MATMUL_NUM_THREADS`: one, two or four.
-pub(super) fn prepare_matrixmultiply<T: Element>(
-    problem: &Problem,
+pub(super) fn prepare_matrixmultiply<T: CpuElement>(
+    problem: &PeerProblem,
     threads: usize,
 ) -> Result<Prepared<T>, Unavailable> {
     let matmul = problem.multiplication_only()?;
@@ -105,7 +105,7 @@ pub(super) fn prepare_matrixmultiply<T: Element>(
 }
 
 /// Call `multiply` with each multiplication's A, B and C, one after the other.
-fn for_each_matrix<T: Element>(
+fn for_each_matrix<T: CpuElement>(
     operands: &mut Operands<T>,
     matmul: &Matmul,
     multiply: impl Fn(*const T, *const T, *mut T),

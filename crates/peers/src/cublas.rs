@@ -9,21 +9,21 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-use tilewright_device::cuda::{Context, Memory};
+use tilewright_device::cuda::{CudaContext, CudaMemory};
 use tilewright_ir::DType;
 
-use super::gpu::{Context as _, Fused, OnDevice, Way, sizes};
+use super::gpu::{DeviceOperands, DriverContext as _, FusedEpilogue, QueuedCall, sizes};
 use super::library::{Loaded, Means, functions};
-use super::operands::{Number, Operands};
-use super::problem::{Kernel, Matmul};
+use super::operands::{OperandType, Operands};
+use super::problem::{LibraryProblem, Matmul};
 use super::worker::Prepared;
 use super::{Precision, Unavailable, Variant};
 
 /// A library's context, a description of something, or a stream.
-type Handle = *mut c_void;
+type CublasHandle = *mut c_void;
 
 type GemmStridedBatchedEx = unsafe extern "C" fn(
-    Handle,
+    CublasHandle,
     c_int,
     c_int,
     c_int,
@@ -52,30 +52,30 @@ functions! {
     /// Functions of cuBLAS and cuBLASLt.
     Functions {
         property: unsafe extern "C" fn(c_int, *mut c_int) -> c_int = c"cublasGetProperty";
-        create: unsafe extern "C" fn(*mut Handle) -> c_int = c"cublasCreate_v2";
-        set_stream: unsafe extern "C" fn(Handle, Handle) -> c_int = c"cublasSetStream_v2";
-        set_workspace: unsafe extern "C" fn(Handle, *mut c_void, usize) -> c_int = c"cublasSetWorkspace_v2";
+        create: unsafe extern "C" fn(*mut CublasHandle) -> c_int = c"cublasCreate_v2";
+        set_stream: unsafe extern "C" fn(CublasHandle, CublasHandle) -> c_int = c"cublasSetStream_v2";
+        set_workspace: unsafe extern "C" fn(CublasHandle, *mut c_void, usize) -> c_int = c"cublasSetWorkspace_v2";
         gemm: GemmStridedBatchedEx = c"cublasGemmStridedBatchedEx";
-        lt_create: unsafe extern "C" fn(*mut Handle) -> c_int = c"cublasLtCreate";
-        desc_create: unsafe extern "C" fn(*mut Handle, c_int, c_int) -> c_int = c"cublasLtMatmulDescCreate";
+        lt_create: unsafe extern "C" fn(*mut CublasHandle) -> c_int = c"cublasLtCreate";
+        desc_create: unsafe extern "C" fn(*mut CublasHandle, c_int, c_int) -> c_int = c"cublasLtMatmulDescCreate";
         desc_set: SetAttribute = c"cublasLtMatmulDescSetAttribute";
-        layout_create: unsafe extern "C" fn(*mut Handle, c_int, u64, u64, i64) -> c_int
+        layout_create: unsafe extern "C" fn(*mut CublasHandle, c_int, u64, u64, i64) -> c_int
             = c"cublasLtMatrixLayoutCreate";
         layout_set: SetAttribute = c"cublasLtMatrixLayoutSetAttribute";
-        preference_create: unsafe extern "C" fn(*mut Handle) -> c_int = c"cublasLtMatmulPreferenceCreate";
+        preference_create: unsafe extern "C" fn(*mut CublasHandle) -> c_int = c"cublasLtMatmulPreferenceCreate";
         preference_set: SetAttribute = c"cublasLtMatmulPreferenceSetAttribute";
         heuristic: unsafe extern "C" fn(
-            Handle, Handle, Handle, Handle, Handle, Handle, Handle, c_int, *mut Proposal, *mut c_int,
+            CublasHandle, CublasHandle, CublasHandle, CublasHandle, CublasHandle, CublasHandle, CublasHandle, c_int, *mut Proposal, *mut c_int,
         ) -> c_int = c"cublasLtMatmulAlgoGetHeuristic";
         matmul: unsafe extern "C" fn(
-            Handle, Handle, *const c_void, *const c_void, Handle, *const c_void, Handle, *const c_void, *const c_void,
-            Handle, *mut c_void, Handle, *const [u64; 8], *mut c_void, usize, Handle,
+            CublasHandle, CublasHandle, *const c_void, *const c_void, CublasHandle, *const c_void, CublasHandle, *const c_void, *const c_void,
+            CublasHandle, *mut c_void, CublasHandle, *const [u64; 8], *mut c_void, usize, CublasHandle,
         ) -> c_int = c"cublasLtMatmul";
     }
 }
 
 /// Sets an attribute of something to a value of so many bytes.
-type SetAttribute = unsafe extern "C" fn(Handle, c_int, *const c_void, usize) -> c_int;
+type SetAttribute = unsafe extern "C" fn(CublasHandle, c_int, *const c_void, usize) -> c_int;
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
@@ -130,12 +130,12 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 
 /// Loads cuBLAS and chooses the fastest way to call it for the operands' problem: its function for products,
 /// and the first proposals of cuBLASLt, which alone has epilogues.
-pub(super) fn prepare<T: Number>(
+pub(super) fn prepare<T: OperandType>(
     operands: &mut Operands<T>,
     means: &Means,
     precision: Precision,
 ) -> Result<Prepared<T>, Unavailable> {
-    let Kernel::Matmul(matmul) = operands.problem.kernel else {
+    let LibraryProblem::Matmul(matmul) = operands.problem.kernel else {
         panic!("a library for multiplications is asked for nothing else")
     };
     let computes: &[(c_int, &str)] = match (precision, T::DTYPE) {
@@ -144,15 +144,15 @@ pub(super) fn prepare<T: Number>(
         (Precision::Full, dtype) if dtype.is_half() => &[(COMPUTE_32F, "f32")],
         (Precision::Full, _) => &[(COMPUTE_32F, "f32"), (COMPUTE_32F_PEDANTIC, "f32 pedantic")],
     };
-    let product = Product::of(&matmul)?;
-    let fused = Fused::of("cuBLAS", &operands.problem.epilogue)?;
+    let product = ColumnMajorProduct::of(&matmul)?;
+    let fused = FusedEpilogue::of("cuBLAS", &operands.problem.epilogue)?;
     let f = Functions::of(load(means.folder.as_deref())?)?;
     let version = f.version()?;
-    let on_device = OnDevice::new(operands, means)?;
-    let library = Rc::new(Library::new(f, on_device)?);
+    let on_device = DeviceOperands::new(operands, means)?;
+    let library = Rc::new(Cublas::new(f, on_device)?);
     let mut ways = Vec::new();
     for &(compute, name) in computes {
-        if fused == Fused::default() {
+        if fused == FusedEpilogue::default() {
             ways.push(library.gemm::<T>(product, compute, name));
         }
         ways.extend(library.proposals::<T>(product, compute, name, fused)?);
@@ -163,60 +163,60 @@ pub(super) fn prepare<T: Number>(
 /// A product of row-major matrices as libraries of column-major ones take it. What is C by rows is Cᵀ by
 /// columns, and Cᵀ = Bᵀ·Aᵀ: B comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Product {
+struct ColumnMajorProduct {
     /// Rows and columns of Cᵀ, and what is summed.
     m: c_int,
     n: c_int,
     k: c_int,
-    first: Operand,
-    second: Operand,
+    first: GemmOperand,
+    second: GemmOperand,
     n_batch: c_int,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Operand {
+struct GemmOperand {
     op: c_int,
     /// Leading dimension: the matrix lies in memory by columns.
     rows: c_int,
     columns: c_int,
 }
 
-impl Operand {
+impl GemmOperand {
     fn stride(self) -> i64 {
         i64::from(self.rows) * i64::from(self.columns)
     }
 }
 
-impl Product {
-    fn of(matmul: &Matmul) -> Result<Product, Unavailable> {
+impl ColumnMajorProduct {
+    fn of(matmul: &Matmul) -> Result<ColumnMajorProduct, Unavailable> {
         let [m, n, k, n_batch] = sizes([matmul.m, matmul.n, matmul.k, matmul.b])?;
         // B as `[k, n]` by rows has n rows by columns, and is Bᵀ as it is.
         let first = match matmul.tb {
-            false => Operand { op: OP_N, rows: n, columns: k },
-            true => Operand { op: OP_T, rows: k, columns: n },
+            false => GemmOperand { op: OP_N, rows: n, columns: k },
+            true => GemmOperand { op: OP_T, rows: k, columns: n },
         };
         let second = match matmul.ta {
-            false => Operand { op: OP_N, rows: k, columns: m },
-            true => Operand { op: OP_T, rows: m, columns: k },
+            false => GemmOperand { op: OP_N, rows: k, columns: m },
+            true => GemmOperand { op: OP_T, rows: m, columns: k },
         };
-        Ok(Product { m: n, n: m, k, first, second, n_batch })
+        Ok(ColumnMajorProduct { m: n, n: m, k, first, second, n_batch })
     }
 
-    fn result(&self) -> Operand {
-        Operand { op: OP_N, rows: self.m, columns: self.n }
+    fn result(&self) -> GemmOperand {
+        GemmOperand { op: OP_N, rows: self.m, columns: self.n }
     }
 
     /// # Safety
     ///
     /// `gemm` may be called with the handle, and the matrices A, B and C have as many elements as sizes say.
-    unsafe fn call<T: Number>(
+    unsafe fn call<T: OperandType>(
         &self,
         gemm: GemmStridedBatchedEx,
-        handle: Handle,
+        handle: CublasHandle,
         [a, b, c]: [*mut c_void; 3],
         compute: c_int,
     ) -> c_int {
-        let Product { m, n, k, first, second, n_batch } = *self;
+        let ColumnMajorProduct { m, n, k, first, second, n_batch } = *self;
         let (dtype, [one, zero]) = (data_type(T::DTYPE), [1.0, 0.0].map(factor::<T>));
         // SAFETY: the caller's promise; the factors are read before the call returns.
         unsafe {
@@ -260,7 +260,7 @@ fn data_type(dtype: DType) -> c_int {
 }
 
 /// The bytes of a factor of a product or of what is added to it, which is of the type of sums.
-fn factor<T: Number>(value: f64) -> u64 {
+fn factor<T: OperandType>(value: f64) -> u64 {
     let mut bytes = [0; 8];
     let dtype = T::DTYPE.arithmetic();
     dtype.write(&[value], &mut bytes[..dtype.bytes() as usize]);
@@ -268,13 +268,13 @@ fn factor<T: Number>(value: f64) -> u64 {
 }
 
 /// The library on a device. Nothing of it is released: the process ends with it.
-struct Library {
+struct Cublas {
     f: Functions,
-    on_device: Rc<OnDevice<Context>>,
-    stream: Handle,
-    handle: Handle,
-    lt: Handle,
-    workspace: Memory,
+    on_device: Rc<DeviceOperands<CudaContext>>,
+    stream: CublasHandle,
+    handle: CublasHandle,
+    lt: CublasHandle,
+    workspace: CudaMemory,
 }
 
 impl Functions {
@@ -288,24 +288,24 @@ impl Functions {
     }
 }
 
-impl Library {
-    fn new(f: Functions, on_device: Rc<OnDevice<Context>>) -> Result<Library, Unavailable> {
+impl Cublas {
+    fn new(f: Functions, on_device: Rc<DeviceOperands<CudaContext>>) -> Result<Cublas, Unavailable> {
         let stream = on_device.context.stream()?;
-        let workspace = Memory::new(&on_device.context, WORKSPACE_BYTES)?;
+        let workspace = CudaMemory::new(&on_device.context, WORKSPACE_BYTES)?;
         let (mut handle, mut lt) = (null_mut(), null_mut());
         // SAFETY: handles are written to local variables; stream and workspace live as long as they.
         unsafe {
             succeeded("cublasCreate", (f.create)(&mut handle))?;
             succeeded("cublasSetStream", (f.set_stream)(handle, stream))?;
             // After the stream, which sets it back; so that nothing is allocated while calls are recorded.
-            let set = (f.set_workspace)(handle, Context::pointer(&workspace), WORKSPACE_BYTES as usize);
+            let set = (f.set_workspace)(handle, CudaContext::pointer(&workspace), WORKSPACE_BYTES as usize);
             succeeded("cublasSetWorkspace", set)?;
             succeeded("cublasLtCreate", (f.lt_create)(&mut lt))?;
         }
-        Ok(Library { f, on_device, stream, handle, lt, workspace })
+        Ok(Cublas { f, on_device, stream, handle, lt, workspace })
     }
 
-    fn gemm<T: Number>(self: &Rc<Library>, product: Product, compute: c_int, name: &str) -> Way {
+    fn gemm<T: OperandType>(self: &Rc<Cublas>, product: ColumnMajorProduct, compute: c_int, name: &str) -> QueuedCall {
         let library = self.clone();
         let put = Rc::new(move || {
             let pointers = library.on_device.pointers();
@@ -313,17 +313,17 @@ impl Library {
             let status = unsafe { product.call::<T>(library.f.gemm, library.handle, pointers, compute) };
             succeeded("cublasGemmStridedBatchedEx", status)
         });
-        Way { name: format!("gemm in {name}"), put }
+        QueuedCall { name: format!("gemm in {name}"), put }
     }
 
     /// Algorithms that cuBLASLt proposes, the best first; empty where it has none.
-    fn proposals<T: Number>(
-        self: &Rc<Library>,
-        product: Product,
+    fn proposals<T: OperandType>(
+        self: &Rc<Cublas>,
+        product: ColumnMajorProduct,
         compute: c_int,
         name: &str,
-        fused: Fused,
-    ) -> Result<Vec<Way>, Unavailable> {
+        fused: FusedEpilogue,
+    ) -> Result<Vec<QueuedCall>, Unavailable> {
         let [a, b, c] = self.on_device.pointers();
         let desc = self.operation::<T>(product, compute, fused)?;
         let [first, second, result] =
@@ -356,7 +356,7 @@ impl Library {
             let library = self.clone();
             let put = Rc::new(move || {
                 let (one, of_addend) = (factor::<T>(1.0), of_addend);
-                let workspace = (Context::pointer(&library.workspace), WORKSPACE_BYTES as usize);
+                let workspace = (CudaContext::pointer(&library.workspace), WORKSPACE_BYTES as usize);
                 // SAFETY: the operands on the device have as many elements as the problem says; factors and
                 // algorithm are read before the call returns.
                 let status = unsafe {
@@ -381,13 +381,18 @@ impl Library {
                 };
                 succeeded("cublasLtMatmul", status)
             });
-            Way { name: format!("cuBLASLt's proposal {} in {name}", at + 1), put }
+            QueuedCall { name: format!("cuBLASLt's proposal {} in {name}", at + 1), put }
         };
         Ok(good.map(way).collect())
     }
 
     /// The description of a product with what is done to its result.
-    fn operation<T: Number>(&self, product: Product, compute: c_int, fused: Fused) -> Result<Handle, Unavailable> {
+    fn operation<T: OperandType>(
+        &self,
+        product: ColumnMajorProduct,
+        compute: c_int,
+        fused: FusedEpilogue,
+    ) -> Result<CublasHandle, Unavailable> {
         let f = &self.f;
         let mut desc = null_mut();
         // SAFETY: the handle is written to a local variable, and values have the sizes that attributes have.
@@ -411,8 +416,8 @@ impl Library {
         Ok(desc)
     }
 
-    fn layout<T: Number>(&self, operand: Operand, n_batch: c_int) -> Result<Handle, Unavailable> {
-        let Operand { rows, columns, .. } = operand;
+    fn layout<T: OperandType>(&self, operand: GemmOperand, n_batch: c_int) -> Result<CublasHandle, Unavailable> {
+        let GemmOperand { rows, columns, .. } = operand;
         let mut layout = null_mut();
         // SAFETY: as above.
         unsafe {
@@ -429,7 +434,7 @@ impl Library {
 /// # Safety
 ///
 /// The function takes what is described, and the attribute has the value's type.
-unsafe fn set<V>(function: SetAttribute, of: Handle, attribute: c_int, value: V) -> Result<(), Unavailable> {
+unsafe fn set<V>(function: SetAttribute, of: CublasHandle, attribute: c_int, value: V) -> Result<(), Unavailable> {
     // SAFETY: the caller's promise; the value is copied.
     let status = unsafe { function(of, attribute, (&raw const value).cast(), size_of::<V>()) };
     succeeded("an attribute of cuBLASLt", status)
@@ -458,8 +463,8 @@ mod tests {
     use crate::operands::tests::operands_of;
 
     /// `cublasGemmStridedBatchedEx` on this machine's memory.
-    unsafe extern "C" fn gemm<T: Number + Into<f64>>(
-        _: Handle,
+    unsafe extern "C" fn gemm<T: OperandType + Into<f64>>(
+        _: CublasHandle,
         transpose_a: c_int,
         transpose_b: c_int,
         m: c_int,
@@ -513,11 +518,11 @@ mod tests {
 
     #[test]
     fn products_by_rows_are_called_by_columns() {
-        fn check<T: Number + Into<f64>>(text: &str) {
+        fn check<T: OperandType + Into<f64>>(text: &str) {
             let mut operands = operands_of::<T>(text);
             operands.clear_c();
-            let Kernel::Matmul(matmul) = operands.problem.kernel else { panic!("{text} is a product") };
-            let product = Product::of(&matmul).expect("it is small");
+            let LibraryProblem::Matmul(matmul) = operands.problem.kernel else { panic!("{text} is a product") };
+            let product = ColumnMajorProduct::of(&matmul).expect("it is small");
             let (a, b) = (operands.a.bytes().as_ptr(), operands.b.bytes().as_ptr());
             let pointers = [a.cast_mut().cast(), b.cast_mut().cast(), operands.c.bytes_mut().as_mut_ptr().cast()];
             // SAFETY: the function reads and writes the operands.

@@ -9,68 +9,69 @@ use std::path::Path;
 use std::ptr::null_mut;
 use std::rc::Rc;
 
-use tilewright_device::cuda::{Context, Memory};
+use tilewright_device::cuda::{CudaContext, CudaMemory};
 use tilewright_ir::DType;
 
-use super::gpu::{Context as _, Fused, OnDevice, Way, pads, sizes};
+use super::gpu::{DeviceOperands, DriverContext as _, FusedEpilogue, QueuedCall, pads, sizes};
 use super::library::{Loaded, Means, functions, text};
-use super::operands::{Element, Operands};
-use super::problem::{Conv, Kernel};
+use super::operands::{CpuElement, Operands};
+use super::problem::{ConvProblem, LibraryProblem};
 use super::worker::Prepared;
 use super::{Precision, Unavailable, Variant};
 
 /// A library's context, a description of something, or a stream.
-type Handle = *mut c_void;
-type Create = unsafe extern "C" fn(*mut Handle) -> c_int;
+type CudnnHandle = *mut c_void;
+type CreateDescriptor = unsafe extern "C" fn(*mut CudnnHandle) -> c_int;
 
 /// A convolution, or with X and W exchanged the one that is transposed.
 type Convolve = unsafe extern "C" fn(
-    Handle,
+    CudnnHandle,
     *const c_void,
-    Handle,
+    CudnnHandle,
     *const c_void,
-    Handle,
+    CudnnHandle,
     *const c_void,
-    Handle,
+    CudnnHandle,
     c_int,
     *mut c_void,
     usize,
     *const c_void,
-    Handle,
+    CudnnHandle,
     *mut c_void,
 ) -> c_int;
 
 /// The memory that an algorithm takes besides its operands.
-type WorkspaceSize = unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, c_int, *mut usize) -> c_int;
+type WorkspaceSize =
+    unsafe extern "C" fn(CudnnHandle, CudnnHandle, CudnnHandle, CudnnHandle, CudnnHandle, c_int, *mut usize) -> c_int;
 
 functions! {
     /// Functions of cuDNN.
     Functions {
         version: unsafe extern "C" fn() -> usize = c"cudnnGetVersion";
         error: unsafe extern "C" fn(c_int) -> *const c_char = c"cudnnGetErrorString";
-        create: Create = c"cudnnCreate";
-        set_stream: unsafe extern "C" fn(Handle, Handle) -> c_int = c"cudnnSetStream";
-        tensor: Create = c"cudnnCreateTensorDescriptor";
-        set_tensor: unsafe extern "C" fn(Handle, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
+        create: CreateDescriptor = c"cudnnCreate";
+        set_stream: unsafe extern "C" fn(CudnnHandle, CudnnHandle) -> c_int = c"cudnnSetStream";
+        tensor: CreateDescriptor = c"cudnnCreateTensorDescriptor";
+        set_tensor: unsafe extern "C" fn(CudnnHandle, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
             = c"cudnnSetTensor4dDescriptor";
-        filter: Create = c"cudnnCreateFilterDescriptor";
-        set_filter: unsafe extern "C" fn(Handle, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
+        filter: CreateDescriptor = c"cudnnCreateFilterDescriptor";
+        set_filter: unsafe extern "C" fn(CudnnHandle, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
             = c"cudnnSetFilter4dDescriptor";
-        conv: Create = c"cudnnCreateConvolutionDescriptor";
-        set_conv: unsafe extern "C" fn(Handle, c_int, c_int, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
+        conv: CreateDescriptor = c"cudnnCreateConvolutionDescriptor";
+        set_conv: unsafe extern "C" fn(CudnnHandle, c_int, c_int, c_int, c_int, c_int, c_int, c_int, c_int) -> c_int
             = c"cudnnSetConvolution2dDescriptor";
-        set_groups: unsafe extern "C" fn(Handle, c_int) -> c_int = c"cudnnSetConvolutionGroupCount";
-        set_math: unsafe extern "C" fn(Handle, c_int) -> c_int = c"cudnnSetConvolutionMathType";
-        activation: Create = c"cudnnCreateActivationDescriptor";
-        set_activation: unsafe extern "C" fn(Handle, c_int, c_int, c_double) -> c_int
+        set_groups: unsafe extern "C" fn(CudnnHandle, c_int) -> c_int = c"cudnnSetConvolutionGroupCount";
+        set_math: unsafe extern "C" fn(CudnnHandle, c_int) -> c_int = c"cudnnSetConvolutionMathType";
+        activation: CreateDescriptor = c"cudnnCreateActivationDescriptor";
+        set_activation: unsafe extern "C" fn(CudnnHandle, c_int, c_int, c_double) -> c_int
             = c"cudnnSetActivationDescriptor";
         forward_workspace: WorkspaceSize = c"cudnnGetConvolutionForwardWorkspaceSize";
         forward: Convolve = c"cudnnConvolutionForward";
         backward_workspace: WorkspaceSize = c"cudnnGetConvolutionBackwardDataWorkspaceSize";
         backward: Convolve = c"cudnnConvolutionBackwardData";
         fused: unsafe extern "C" fn(
-            Handle, *const c_void, Handle, *const c_void, Handle, *const c_void, Handle, c_int, *mut c_void, usize,
-            *const c_void, Handle, *const c_void, Handle, *const c_void, Handle, Handle, *mut c_void,
+            CudnnHandle, *const c_void, CudnnHandle, *const c_void, CudnnHandle, *const c_void, CudnnHandle, c_int, *mut c_void, usize,
+            *const c_void, CudnnHandle, *const c_void, CudnnHandle, *const c_void, CudnnHandle, CudnnHandle, *mut c_void,
         ) -> c_int = c"cudnnConvolutionBiasActivationForward";
     }
 }
@@ -124,27 +125,27 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 }
 
 /// Loads cuDNN and chooses its fastest algorithm for the operands' problem.
-pub(super) fn prepare<T: Element>(
+pub(super) fn prepare<T: CpuElement>(
     operands: &mut Operands<T>,
     means: &Means,
     precision: Precision,
 ) -> Result<Prepared<T>, Unavailable> {
-    let Kernel::Conv(conv) = operands.problem.kernel else {
+    let LibraryProblem::Conv(conv) = operands.problem.kernel else {
         panic!("a library for convolutions is asked for nothing else")
     };
     let pads = pads("cuDNN", &conv)?;
-    let fused = Fused::of("cuDNN", &operands.problem.epilogue)?;
-    if conv.transposed && fused != Fused::default() {
+    let fused = FusedEpilogue::of("cuDNN", &operands.problem.epilogue)?;
+    if conv.transposed && fused != FusedEpilogue::default() {
         let reason = "cuDNN has no epilogues of transposed convolutions".to_owned();
         return Err(Unavailable::Unsupported { reason });
     }
     let f = Functions::of(load(means.folder.as_deref())?)?;
-    let on_device = OnDevice::new(operands, means)?;
+    let on_device = DeviceOperands::new(operands, means)?;
     let math = match (precision, T::DTYPE) {
         (Precision::Full, DType::F32) => FMA_MATH,
         (Precision::Full | Precision::Tf32, _) => DEFAULT_MATH,
     };
-    let library = Library::new::<T>(f, on_device, &conv, pads, math)?;
+    let library = Cudnn::new::<T>(f, on_device, &conv, pads, math)?;
     let ways = library.ways::<T>(&conv, fused, operands.problem.is_exact)?;
     library.on_device.fastest(ways, operands, &f.version_text())
 }
@@ -172,24 +173,24 @@ impl Functions {
 /// The library on a device, with descriptions of a convolution. Nothing of it is released: the process ends
 /// with it.
 #[derive(Clone)]
-struct Library {
+struct Cudnn {
     f: Functions,
-    on_device: Rc<OnDevice<Context>>,
-    handle: Handle,
-    x: Handle,
-    w: Handle,
-    y: Handle,
-    conv: Handle,
+    on_device: Rc<DeviceOperands<CudaContext>>,
+    handle: CudnnHandle,
+    x: CudnnHandle,
+    w: CudnnHandle,
+    y: CudnnHandle,
+    conv: CudnnHandle,
 }
 
-impl Library {
-    fn new<T: Element>(
+impl Cudnn {
+    fn new<T: CpuElement>(
         f: Functions,
-        on_device: Rc<OnDevice<Context>>,
-        conv: &Conv,
+        on_device: Rc<DeviceOperands<CudaContext>>,
+        conv: &ConvProblem,
         [pad_h, pad_w]: [usize; 2],
         math: c_int,
-    ) -> Result<Library, Unavailable> {
+    ) -> Result<Cudnn, Unavailable> {
         let stream = on_device.context.stream()?;
         let [h, w] = conv.image;
         let [p, q] = conv.output();
@@ -205,7 +206,7 @@ impl Library {
         let handle = f.made("cudnnCreate", f.create)?;
         // SAFETY: the library's own handle, and a stream that lives on.
         f.succeeded("cudnnSetStream", unsafe { (f.set_stream)(handle, stream) })?;
-        let described = Library {
+        let described = Cudnn {
             f,
             on_device,
             handle,
@@ -229,7 +230,12 @@ impl Library {
     }
 
     /// A way for each algorithm that computes this.
-    fn ways<T: Element>(&self, conv: &Conv, fused: Fused, is_exact: bool) -> Result<Vec<Way>, Unavailable> {
+    fn ways<T: CpuElement>(
+        &self,
+        conv: &ConvProblem,
+        fused: FusedEpilogue,
+        is_exact: bool,
+    ) -> Result<Vec<QueuedCall>, Unavailable> {
         let (f, [x, w, y]) = (self.f, self.on_device.pointers());
         let algorithms = if conv.transposed { BACKWARD } else { FORWARD };
         let mut known: Vec<(c_int, &str, usize)> = Vec::new();
@@ -251,8 +257,8 @@ impl Library {
             }
         }
         let most = known.iter().map(|(.., n_bytes)| *n_bytes).max().unwrap_or(0);
-        let workspace = Rc::new(Memory::new(&self.on_device.context, most as u64)?);
-        let epilogue = match fused == Fused::default() {
+        let workspace = Rc::new(CudaMemory::new(&self.on_device.context, most as u64)?);
+        let epilogue = match fused == FusedEpilogue::default() {
             true => None,
             false => Some(Rc::new(self.epilogue::<T>(conv, fused)?)),
         };
@@ -260,17 +266,17 @@ impl Library {
             let (library, workspace, epilogue) = (self.clone(), workspace.clone(), epilogue.clone());
             let is_transposed = conv.transposed;
             let put = Rc::new(move || {
-                let Library { f, handle, x: x_desc, w: w_desc, y: y_desc, conv, .. } = &library;
+                let Cudnn { f, handle, x: x_desc, w: w_desc, y: y_desc, conv, .. } = &library;
                 let (handle, x_desc, w_desc, y_desc, conv) = (*handle, *x_desc, *w_desc, *y_desc, *conv);
                 let factors = (T::ONE, T::ZERO);
                 let (one, zero) = ((&raw const factors.0).cast(), (&raw const factors.1).cast());
-                let (room, n_bytes) = (Context::pointer(&workspace), n_bytes);
+                let (room, n_bytes) = (CudaContext::pointer(&workspace), n_bytes);
                 // SAFETY: the operands on the device have as many elements as descriptors say, the workspace
                 // as many bytes as the algorithm wants; factors are read before the call returns.
                 let (function, status) = unsafe {
                     match &epilogue {
                         Some(epilogue) => {
-                            let Described { bias, bias_desc, addend, activation, .. } = &**epilogue;
+                            let EpilogueDescriptors { bias, bias_desc, addend, activation, .. } = &**epilogue;
                             let (z, factor) = addend.map_or((y, zero), |addend| (addend, one));
                             let status = (f.fused)(
                                 handle,
@@ -310,23 +316,27 @@ impl Library {
                 };
                 f.succeeded(function, status)
             });
-            Way { name: name.to_owned(), put }
+            QueuedCall { name: name.to_owned(), put }
         };
         Ok(known.into_iter().map(way).collect())
     }
 
-    fn epilogue<T: Element>(&self, conv: &Conv, fused: Fused) -> Result<Described, Unavailable> {
+    fn epilogue<T: CpuElement>(
+        &self,
+        conv: &ConvProblem,
+        fused: FusedEpilogue,
+    ) -> Result<EpilogueDescriptors, Unavailable> {
         let f = &self.f;
         // It wants a bias in any case.
-        let zeros = Memory::new(&self.on_device.context, (conv.k * size_of::<T>()) as u64)?;
+        let zeros = CudaMemory::new(&self.on_device.context, (conv.k * size_of::<T>()) as u64)?;
         zeros.fill(0)?;
         let activation = f.made("cudnnCreateActivationDescriptor", f.activation)?;
         let mode = if fused.relu { ACTIVATION_RELU } else { ACTIVATION_IDENTITY };
         // SAFETY: the descriptor is the library's.
         let status = unsafe { (f.set_activation)(activation, mode, NOT_PROPAGATE_NAN, 0.0) };
         f.succeeded("cudnnSetActivationDescriptor", status)?;
-        Ok(Described {
-            bias: fused.bias.map_or(Context::pointer(&zeros), |at| self.on_device.further(at)),
+        Ok(EpilogueDescriptors {
+            bias: fused.bias.map_or(CudaContext::pointer(&zeros), |at| self.on_device.further(at)),
             _zeros: zeros,
             bias_desc: f.tensor::<T>([1, conv.k, 1, 1])?,
             addend: fused.addend.map(|at| self.on_device.further(at)),
@@ -336,23 +346,23 @@ impl Library {
 }
 
 /// Descriptors of a fused epilogue.
-struct Described {
+struct EpilogueDescriptors {
     bias: *mut c_void,
-    _zeros: Memory,
-    bias_desc: Handle,
+    _zeros: CudaMemory,
+    bias_desc: CudnnHandle,
     addend: Option<*mut c_void>,
-    activation: Handle,
+    activation: CudnnHandle,
 }
 
 impl Functions {
-    fn made(&self, function: &str, create: Create) -> Result<Handle, Unavailable> {
+    fn made(&self, function: &str, create: CreateDescriptor) -> Result<CudnnHandle, Unavailable> {
         let mut made = null_mut();
         // SAFETY: the handle is written to a local variable.
         self.succeeded(function, unsafe { create(&mut made) })?;
         Ok(made)
     }
 
-    fn tensor<T: Element>(&self, shape: [usize; 4]) -> Result<Handle, Unavailable> {
+    fn tensor<T: CpuElement>(&self, shape: [usize; 4]) -> Result<CudnnHandle, Unavailable> {
         let (tensor, [n, c, h, w]) = (self.made("cudnnCreateTensorDescriptor", self.tensor)?, sizes(shape)?);
         // SAFETY: the descriptor is the library's.
         let status = unsafe { (self.set_tensor)(tensor, NCHW, data_type::<T>(), n, c, h, w) };
@@ -362,6 +372,6 @@ impl Functions {
 }
 
 /// `cudnnDataType_t`.
-fn data_type<T: Element>() -> c_int {
+fn data_type<T: CpuElement>() -> c_int {
     if T::DTYPE == DType::F64 { 1 } else { 0 }
 }

@@ -7,14 +7,14 @@ use std::ffi::{c_int, c_void};
 use std::rc::Rc;
 
 use tilewright_device::cuda::{self, CudaError};
-use tilewright_device::guarded::{DeviceMemory, Guarded};
+use tilewright_device::guarded::{DeviceMemory, GuardedMemory};
 use tilewright_device::opencl::{self, CPU_PACKAGE, LOADER_PACKAGE, OpenClError};
-use tilewright_ir::op::{Epilogue, Function};
+use tilewright_ir::op::{Epilogue, EpilogueFunction};
 
 use super::Unavailable;
 use super::library::Means;
-use super::operands::{Number, Operands};
-use super::problem::Conv;
+use super::operands::{OperandType, Operands};
+use super::problem::ConvProblem;
 use super::worker::{CHOICE, Prepared, check, samples_ns_by};
 
 impl From<CudaError> for Unavailable {
@@ -44,7 +44,7 @@ impl From<OpenClError> for Unavailable {
 }
 
 /// A context of a driver, as libraries for its devices need it.
-pub(super) trait Context: Sized + 'static {
+pub(super) trait DriverContext: Sized + 'static {
     /// Memory as the driver gives it.
     type Whole: DeviceMemory<Error = Self::Error>;
     /// Error of the driver.
@@ -53,28 +53,28 @@ pub(super) trait Context: Sized + 'static {
     /// Opens a context on the device of a number.
     fn on(number: u32) -> Result<Self, Self::Error>;
     /// Memory of so many bytes, of which nothing is known.
-    fn memory(&self, n_bytes: u64) -> Result<Guarded<Self::Whole>, Self::Error>;
+    fn memory(&self, n_bytes: u64) -> Result<GuardedMemory<Self::Whole>, Self::Error>;
     /// Memory, as libraries take it.
-    fn pointer(memory: &Guarded<Self::Whole>) -> *mut c_void;
+    fn pointer(memory: &GuardedMemory<Self::Whole>) -> *mut c_void;
     /// Runs `put` as often as told; returns nanoseconds of the device.
     fn timed(&self, n_times: u32, put: &Put) -> Result<f64, Unavailable>;
     /// Waits until all that was asked for is done.
     fn finish(&self) -> Result<(), Self::Error>;
 }
 
-impl Context for cuda::Context {
+impl DriverContext for cuda::CudaContext {
     type Whole = cuda::Allocation;
     type Error = CudaError;
 
-    fn on(number: u32) -> Result<cuda::Context, CudaError> {
-        cuda::Context::new(number)
+    fn on(number: u32) -> Result<cuda::CudaContext, CudaError> {
+        cuda::CudaContext::new(number)
     }
 
-    fn memory(&self, n_bytes: u64) -> Result<cuda::Memory, CudaError> {
-        cuda::Memory::new(self, n_bytes)
+    fn memory(&self, n_bytes: u64) -> Result<cuda::CudaMemory, CudaError> {
+        cuda::CudaMemory::new(self, n_bytes)
     }
 
-    fn pointer(memory: &cuda::Memory) -> *mut c_void {
+    fn pointer(memory: &cuda::CudaMemory) -> *mut c_void {
         std::ptr::without_provenance_mut(memory.address() as usize)
     }
 
@@ -87,19 +87,19 @@ impl Context for cuda::Context {
     }
 }
 
-impl Context for opencl::Context {
+impl DriverContext for opencl::OpenClContext {
     type Whole = opencl::Buffers;
     type Error = OpenClError;
 
-    fn on(number: u32) -> Result<opencl::Context, OpenClError> {
-        opencl::Context::new(&opencl::device(number as usize)?)
+    fn on(number: u32) -> Result<opencl::OpenClContext, OpenClError> {
+        opencl::OpenClContext::new(&opencl::device(number as usize)?)
     }
 
-    fn memory(&self, n_bytes: u64) -> Result<opencl::Memory, OpenClError> {
-        opencl::Memory::new(self, n_bytes)
+    fn memory(&self, n_bytes: u64) -> Result<opencl::OpenClMemory, OpenClError> {
+        opencl::OpenClMemory::new(self, n_bytes)
     }
 
-    fn pointer(memory: &opencl::Memory) -> *mut c_void {
+    fn pointer(memory: &opencl::OpenClMemory) -> *mut c_void {
         memory.handle()
     }
 
@@ -113,39 +113,42 @@ impl Context for opencl::Context {
 }
 
 /// Operands on a device.
-pub(super) struct OnDevice<C: Context> {
+pub(super) struct DeviceOperands<C: DriverContext> {
     pub(super) context: C,
-    a: Guarded<C::Whole>,
-    b: Guarded<C::Whole>,
+    a: GuardedMemory<C::Whole>,
+    b: GuardedMemory<C::Whole>,
     /// Further inputs, by operation of the epilogue.
-    further: Vec<Option<Guarded<C::Whole>>>,
-    c: Guarded<C::Whole>,
+    further: Vec<Option<GuardedMemory<C::Whole>>>,
+    c: GuardedMemory<C::Whole>,
 }
 
 /// Puts what one run calls into the context's stream or queue.
 pub(super) type Put = Rc<dyn Fn() -> Result<(), Unavailable>>;
 
 /// A way to call a library.
-pub(super) struct Way {
+pub(super) struct QueuedCall {
     /// Name in reports.
     pub(super) name: String,
     pub(super) put: Put,
 }
 
-impl<C: Context> OnDevice<C>
+impl<C: DriverContext> DeviceOperands<C>
 where
     Unavailable: From<C::Error>,
 {
     /// The operands on the device that is meant.
-    pub(super) fn new<T: Number>(operands: &Operands<T>, means: &Means) -> Result<Rc<OnDevice<C>>, Unavailable> {
+    pub(super) fn new<T: OperandType>(
+        operands: &Operands<T>,
+        means: &Means,
+    ) -> Result<Rc<DeviceOperands<C>>, Unavailable> {
         let context = C::on(means.gpu.unwrap_or(0))?;
-        let copy = |bytes: &[u8]| -> Result<Guarded<C::Whole>, C::Error> {
+        let copy = |bytes: &[u8]| -> Result<GuardedMemory<C::Whole>, C::Error> {
             let memory = context.memory(bytes.len() as u64)?;
             memory.write(0, bytes)?;
             Ok(memory)
         };
         let further = operands.further.iter().map(|input| Some(input.bytes()).filter(|bytes| !bytes.is_empty()));
-        Ok(Rc::new(OnDevice {
+        Ok(Rc::new(DeviceOperands {
             a: copy(operands.a.bytes())?,
             b: copy(operands.b.bytes())?,
             further: further.map(|bytes| bytes.map(copy).transpose()).collect::<Result<_, _>>()?,
@@ -165,15 +168,15 @@ where
     }
 
     /// The fastest of `ways` whose result is right.
-    pub(super) fn fastest<T: Number>(
+    pub(super) fn fastest<T: OperandType>(
         self: &Rc<Self>,
-        ways: Vec<Way>,
+        ways: Vec<QueuedCall>,
         operands: &mut Operands<T>,
         version: &str,
     ) -> Result<Prepared<T>, Unavailable> {
         let (n_ways, n_bytes) = (ways.len(), operands.n_bytes());
         let mut refused = Unavailable::Unsupported { reason: "it has no way to compute this".to_owned() };
-        let mut timed: Vec<(Way, f64)> = Vec::new();
+        let mut timed: Vec<(QueuedCall, f64)> = Vec::new();
         for way in ways {
             match self.shortest_ns(&way.put, n_bytes) {
                 Ok(ns) => timed.push((way, ns)),
@@ -205,14 +208,14 @@ where
         Ok(samples_ns.into_iter().fold(f64::INFINITY, f64::min))
     }
 
-    fn prepared<T: Number>(self: &Rc<Self>, put: &Put, version: &str, details: String) -> Prepared<T> {
+    fn prepared<T: OperandType>(self: &Rc<Self>, put: &Put, version: &str, details: String) -> Prepared<T> {
         let [for_load, for_run, for_timed, for_store] = std::array::from_fn(|_| self.clone());
         let (run, timed) = (put.clone(), put.clone());
         Prepared {
             load: Box::new(move |_| Ok(for_load.c.fill(0xFF)?)),
             timed: Some(Box::new(move |n| for_timed.context.timed(n, &timed))),
             store: Box::new(move |operands| {
-                let OnDevice { a, b, further, c, .. } = &*for_store;
+                let DeviceOperands { a, b, further, c, .. } = &*for_store;
                 for memory in [a, b, c].into_iter().chain(further.iter().flatten()) {
                     if !memory.is_intact()? {
                         return Err(Unavailable::Wrong { reason: "it wrote outside its buffers".to_owned() });
@@ -234,7 +237,7 @@ where
 
 /// Epilogue that libraries for GPUs can fuse: a bias by channel, an addend of the result's shape, and a ReLU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Fused {
+pub(super) struct FusedEpilogue {
     /// Index of the epilogue's operation that adds by channel.
     pub(super) bias: Option<usize>,
     /// Index of the operation that adds element by element.
@@ -242,14 +245,14 @@ pub(super) struct Fused {
     pub(super) relu: bool,
 }
 
-impl Fused {
-    pub(super) fn of(library: &str, epilogue: &[Epilogue]) -> Result<Fused, Unavailable> {
-        let mut fused = Fused::default();
+impl FusedEpilogue {
+    pub(super) fn of(library: &str, epilogue: &[Epilogue]) -> Result<FusedEpilogue, Unavailable> {
+        let mut fused = FusedEpilogue::default();
         for (at, step) in epilogue.iter().enumerate() {
             match step.function() {
-                Function::Bias if fused.bias.is_none() && !fused.relu => fused.bias = Some(at),
-                Function::Add if fused.addend.is_none() && !fused.relu => fused.addend = Some(at),
-                Function::Relu if !fused.relu => fused.relu = true,
+                EpilogueFunction::Bias if fused.bias.is_none() && !fused.relu => fused.bias = Some(at),
+                EpilogueFunction::Add if fused.addend.is_none() && !fused.relu => fused.addend = Some(at),
+                EpilogueFunction::Relu if !fused.relu => fused.relu = true,
                 _ => {
                     let reason = format!("{library} has no such epilogue as {step} here");
                     return Err(Unavailable::Unsupported { reason });
@@ -262,7 +265,7 @@ impl Fused {
 
 /// The zeros above and below, and to the left and right, of which there are as many on both sides. A row or
 /// column of zeros that no filter reaches does no harm.
-pub(super) fn pads(library: &str, conv: &Conv) -> Result<[usize; 2], Unavailable> {
+pub(super) fn pads(library: &str, conv: &ConvProblem) -> Result<[usize; 2], Unavailable> {
     // Of a transposed convolution it is the result that filters go over.
     let (large, small) = if conv.transposed { (conv.output(), conv.image) } else { (conv.image, conv.output()) };
     let fits = |axis: usize| {
@@ -291,18 +294,18 @@ mod tests {
     use tilewright_ir::op::Workload;
 
     use super::*;
-    use crate::problem::{Kernel, Problem};
+    use crate::problem::{LibraryProblem, PeerProblem};
 
     #[test]
     fn epilogues_are_what_libraries_can_do_or_refused() {
-        let check = |epilogue: &str, expected: Option<Fused>| {
+        let check = |epilogue: &str, expected: Option<FusedEpilogue>| {
             let text = format!("dense:m=2,n=3,k=5,epilogue={epilogue}");
             let workload = Workload::parse(&text).expect("the test names a workload");
-            assert_eq!(Fused::of("it", workload.epilogue()).ok(), expected, "{epilogue}");
+            assert_eq!(FusedEpilogue::of("it", workload.epilogue()).ok(), expected, "{epilogue}");
         };
-        check("relu", Some(Fused { relu: true, ..Fused::default() }));
-        check("bias+add+relu", Some(Fused { bias: Some(0), addend: Some(1), relu: true }));
-        check("add+bias", Some(Fused { bias: Some(1), addend: Some(0), relu: false }));
+        check("relu", Some(FusedEpilogue { relu: true, ..FusedEpilogue::default() }));
+        check("bias+add+relu", Some(FusedEpilogue { bias: Some(0), addend: Some(1), relu: true }));
+        check("add+bias", Some(FusedEpilogue { bias: Some(1), addend: Some(0), relu: false }));
         check("relu+bias", None);
         check("bias+gelu", None);
     }
@@ -311,7 +314,9 @@ mod tests {
     fn zeros_on_one_side_are_as_many_as_on_the_other() {
         let check = |text: &str, expected: Option<[usize; 2]>| {
             let workload = Workload::parse(text).expect("the test names a workload");
-            let Kernel::Conv(conv) = Problem::of(&workload).kernel else { panic!("{text} is a convolution") };
+            let LibraryProblem::Conv(conv) = PeerProblem::of(&workload).kernel else {
+                panic!("{text} is a convolution")
+            };
             assert_eq!(pads("it", &conv).ok(), expected, "{text}");
         };
         check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad=1", Some([1, 1]));

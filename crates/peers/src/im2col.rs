@@ -4,25 +4,28 @@
 //! cache; the width of the block, and whether the threads are ours or OpenBLAS's, is what was measured to be
 //! fastest. A pointwise convolution of stride 1 multiplies with X itself.
 
-use tilewright_ir::op::Function;
+use tilewright_ir::op::EpilogueFunction;
 
 use super::Unavailable;
 use super::library::Means;
-use super::openblas::{Blas, Gemm, GemmCall, Way, WayMaker};
-use super::operands::{Element, Elements, Operands};
-use super::problem::{Conv, Kernel};
-use super::threads::{Shared, Threads};
-use super::worker::{Prepared, Run};
+use super::openblas::{Blas, BlasGemm, GemmCall, ThreadedCall, WayMaker};
+use super::operands::{CpuElement, FencedElements, Operands};
+use super::problem::{ConvProblem, LibraryProblem};
+use super::threads::{LoopThreads, SharedPointers};
+use super::worker::{Prepared, RunFunction};
 
 /// Widths of a block worth trying, in output pixels, besides all of an image.
 const BLOCK_WIDTHS: [usize; 3] = [128, 512, 2048];
 
 /// Load OpenBLAS and choose block width and threads for the operands' problem.
-pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
+pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
     let threads = means.threads;
-    let Kernel::Conv(conv) = operands.problem.kernel else { panic!("it computes convolutions only") };
+    let LibraryProblem::Conv(conv) = operands.problem.kernel else { panic!("it computes convolutions only") };
     for step in &operands.problem.epilogue {
-        if !matches!(step.function(), Function::Bias | Function::Add | Function::Relu | Function::Clip) {
+        if !matches!(
+            step.function(),
+            EpilogueFunction::Bias | EpilogueFunction::Add | EpilogueFunction::Relu | EpilogueFunction::Clip
+        ) {
             let reason = format!("a loop after OpenBLAS is no match for {step}");
             return Err(Unavailable::Unsupported { reason });
         }
@@ -38,19 +41,19 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> 
     // Blocks pay where they keep a copy in a cache.
     let narrower = BLOCK_WIDTHS.into_iter().filter(|&width| width < pixels && !conv.is_pointwise());
     for width in narrower.chain([pixels]) {
-        ways.push(Box::new(move || Way {
+        ways.push(Box::new(move || ThreadedCall {
             name: name(width),
             threads,
-            run: convolve(gemm, conv, width, Threads::new(1), threads),
+            run: convolve(gemm, conv, width, LoopThreads::new(1), threads),
         }));
     }
     if threads > 1 {
         let share = pixels.div_ceil(threads);
         for width in BLOCK_WIDTHS.into_iter().filter(|&width| width < share).chain([share]) {
-            ways.push(Box::new(move || Way {
+            ways.push(Box::new(move || ThreadedCall {
                 name: format!("{} on {threads} threads of ours", name(width)),
                 threads: 1,
-                run: convolve(gemm, conv, width, Threads::new(threads), 1),
+                run: convolve(gemm, conv, width, LoopThreads::new(threads), 1),
             }));
         }
     }
@@ -58,21 +61,27 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> 
 }
 
 /// Rows of the copy of one group's channels.
-fn n_taps(conv: &Conv) -> usize {
+fn n_taps(conv: &ConvProblem) -> usize {
     conv.c / conv.groups * conv.filter[0] * conv.filter[1]
 }
 
 /// Blocks of `width` pixels, shared out among `threads`; each is copied by `n_copying` threads.
-fn convolve<T: Element>(gemm: Gemm<T>, conv: Conv, width: usize, mut threads: Threads, n_copying: usize) -> Run<T> {
+fn convolve<T: CpuElement>(
+    gemm: BlasGemm<T>,
+    conv: ConvProblem,
+    width: usize,
+    mut threads: LoopThreads,
+    n_copying: usize,
+) -> RunFunction<T> {
     let pixels: usize = conv.output().iter().product();
     let image_len = conv.image[0] * conv.image[1];
     let (c_group, k_group, taps) = (conv.c / conv.groups, conv.k / conv.groups, n_taps(&conv));
     let n_blocks = pixels.div_ceil(width);
     let copy_len = if conv.is_pointwise() { 0 } else { taps * width.min(pixels) };
-    let mut copies: Vec<Elements<T>> = (0..threads.n()).map(|_| Elements::zeros(copy_len)).collect();
+    let mut copies: Vec<FencedElements<T>> = (0..threads.n()).map(|_| FencedElements::zeros(copy_len)).collect();
     Box::new(move |operands| {
-        let copies: Vec<_> = copies.iter_mut().map(|copy| Shared(copy.as_mut_ptr())).collect();
-        let y = Shared(operands.c.as_mut_ptr());
+        let copies: Vec<_> = copies.iter_mut().map(|copy| SharedPointers(copy.as_mut_ptr())).collect();
+        let y = SharedPointers(operands.c.as_mut_ptr());
         let (x, w, operands) = (&operands.a, &operands.b, &*operands);
         threads.for_each(conv.n * conv.groups * n_blocks, |task, thread| {
             // Blocks change fastest, so that neighbours share W.
@@ -106,7 +115,14 @@ fn convolve<T: Element>(gemm: Gemm<T>, conv: Conv, width: usize, mut threads: Th
 }
 
 /// Elements of X under the filter for `n_pixels` outputs from `begin` on: a row for each tap.
-fn copy_columns<T: Element>(conv: &Conv, x: &[T], copy: &mut [T], begin: usize, n_pixels: usize, n_threads: usize) {
+fn copy_columns<T: CpuElement>(
+    conv: &ConvProblem,
+    x: &[T],
+    copy: &mut [T],
+    begin: usize,
+    n_pixels: usize,
+    n_threads: usize,
+) {
     let n_filter = conv.filter[0] * conv.filter[1];
     let image_len = conv.image[0] * conv.image[1];
     let copy_rows = |first: usize, rows: &mut [T]| {
@@ -130,7 +146,7 @@ fn copy_columns<T: Element>(conv: &Conv, x: &[T], copy: &mut [T], begin: usize, 
 }
 
 /// Copies the elements of a channel `x` under a tap, for the outputs from pixel `begin` on.
-fn copy_row<T: Element>(conv: &Conv, x: &[T], tap: [usize; 2], out: &mut [T], begin: usize) {
+fn copy_row<T: CpuElement>(conv: &ConvProblem, x: &[T], tap: [usize; 2], out: &mut [T], begin: usize) {
     let [_, n_columns] = conv.output();
     let (width, stride) = (conv.image[1], conv.stride[1]);
     // Outputs of one row whose column of X exists: q·stride + offset is from pad to pad + width.
@@ -166,19 +182,21 @@ fn copy_row<T: Element>(conv: &Conv, x: &[T], tap: [usize; 2], out: &mut [T], be
 }
 
 /// The epilogue on `y`, which begins at element `at` of the result and is of one channel.
-fn finish<T: Element>(operands: &Operands<T>, y: &mut [T], at: usize, channel: usize) {
+fn finish<T: CpuElement>(operands: &Operands<T>, y: &mut [T], at: usize, channel: usize) {
     for (step, further) in operands.problem.epilogue.iter().zip(&operands.further) {
         match (step.function(), step.numbers()) {
-            (Function::Bias, _) => y.iter_mut().for_each(|y| *y = *y + further[channel]),
-            (Function::Add, _) => y.iter_mut().zip(&further[at..]).for_each(|(y, residual)| *y = *y + *residual),
-            (Function::Relu, _) => clip(y, T::ZERO, T::from_f64(f64::INFINITY)),
-            (Function::Clip, &[low, high]) => clip(y, T::from_f64(low), T::from_f64(high)),
+            (EpilogueFunction::Bias, _) => y.iter_mut().for_each(|y| *y = *y + further[channel]),
+            (EpilogueFunction::Add, _) => {
+                y.iter_mut().zip(&further[at..]).for_each(|(y, residual)| *y = *y + *residual)
+            }
+            (EpilogueFunction::Relu, _) => clip(y, T::ZERO, T::from_f64(f64::INFINITY)),
+            (EpilogueFunction::Clip, &[low, high]) => clip(y, T::from_f64(low), T::from_f64(high)),
             _ => unreachable!("{step} is refused before"),
         }
     }
 }
 
-fn clip<T: Element>(y: &mut [T], low: T, high: T) {
+fn clip<T: CpuElement>(y: &mut [T], low: T, high: T) {
     for y in y {
         let above = if *y < low { low } else { *y };
         *y = if above > high { high } else { above };
@@ -200,11 +218,11 @@ mod tests {
         for more in ["stride_h=2,dilation_w=2,groups=2", "stride_w=3,dilation_h=2,groups=2", "stride_h=2,dilation_w=2"]
         {
             let mut operands = operands_of::<f32>(&format!("{sizes},{more}"));
-            let Kernel::Conv(conv) = operands.problem.kernel else { panic!("it is a convolution") };
+            let LibraryProblem::Conv(conv) = operands.problem.kernel else { panic!("it is a convolution") };
             for width in [1, 7, 64, 1000] {
                 for (threads, n_copying) in [(1, 1), (2, 1), (1, 3)] {
                     operands.clear_c();
-                    let mut run = convolve(blas.gemm, conv, width, Threads::new(threads), n_copying);
+                    let mut run = convolve(blas.gemm, conv, width, LoopThreads::new(threads), n_copying);
                     run(&mut operands).expect("nothing can fail");
                     operands.check().unwrap_or_else(|wrong| panic!("{more}, {width} pixels: {wrong}"));
                 }

@@ -41,15 +41,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tilewright_device::data::Data;
-use tilewright_device::device::Round;
+use tilewright_device::data::ReferenceData;
+use tilewright_device::device::RoundLength;
 use tilewright_ir::op::{Layout, Structure, Window, Workload};
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_ir::{DType, Target};
 
 use child::Child;
-use problem::{Kernel, Problem};
-use protocol::{Reply, Request};
+use problem::{LibraryProblem, PeerProblem};
+use protocol::{ChildReply, ChildRequest};
 
 pub use child::WORKER_SUBCOMMAND;
 pub use model::{MODEL_PEERS, ModelPeer, ModelPeerSpec, ModelSetup};
@@ -64,8 +64,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "OpenBLAS cblas_?gemm, with the core type it picks by itself",
         library: "openblas",
         package: Some(Package::Debian("libopenblas0-pthread")),
-        computes: &[Class::Matmul],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Matmul],
+        chooses: OwnLayouts::None,
         variant: Variant::OpenBlas,
     },
     PeerSpec {
@@ -73,8 +73,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "OpenBLAS cblas_?gemm, with the core type (OPENBLAS_CORETYPE) that is fastest on this CPU and problem",
         library: "openblas",
         package: Some(Package::Debian("libopenblas0-pthread")),
-        computes: &[Class::Matmul],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Matmul],
+        chooses: OwnLayouts::None,
         variant: Variant::OpenBlasBest,
     },
     PeerSpec {
@@ -82,8 +82,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "convolution as im2col and OpenBLAS cblas_?gemm, with the fastest core type",
         library: "openblas",
         package: Some(Package::Debian("libopenblas0-pthread")),
-        computes: &[Class::Conv],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Conv],
+        chooses: OwnLayouts::None,
         variant: Variant::Im2col,
     },
     PeerSpec {
@@ -91,8 +91,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "oneDNN matmul and convolution, plain operands; constant weights of convolutions in its own layout",
         library: "onednn",
         package: Some(Package::Debian("libdnnl-dev")),
-        computes: &[Class::Matmul, Class::Conv, Class::TransposedConv],
-        chooses: Choice::ConstantFilters,
+        computes: &[ProblemClass::Matmul, ProblemClass::Conv, ProblemClass::TransposedConv],
+        chooses: OwnLayouts::ConstantFilters,
         variant: Variant::OneDnn,
     },
     PeerSpec {
@@ -100,8 +100,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "oneDNN matmul, B in the layout it chooses, reordered outside the timing",
         library: "onednn",
         package: Some(Package::Debian("libdnnl-dev")),
-        computes: &[Class::Matmul],
-        chooses: Choice::Weights,
+        computes: &[ProblemClass::Matmul],
+        chooses: OwnLayouts::Weights,
         variant: Variant::OneDnn,
     },
     PeerSpec {
@@ -109,8 +109,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "oneDNN convolution, all operands in the layouts it chooses, reordered outside the timing",
         library: "onednn",
         package: Some(Package::Debian("libdnnl-dev")),
-        computes: &[Class::Conv, Class::TransposedConv],
-        chooses: Choice::All,
+        computes: &[ProblemClass::Conv, ProblemClass::TransposedConv],
+        chooses: OwnLayouts::All,
         variant: Variant::OneDnn,
     },
     PeerSpec {
@@ -118,8 +118,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "oneDNN convolution by Winograd's algorithm, in layouts as free as the workload's",
         library: "onednn",
         package: Some(Package::Debian("libdnnl-dev")),
-        computes: &[Class::Conv],
-        chooses: Choice::AsWorkload,
+        computes: &[ProblemClass::Conv],
+        chooses: OwnLayouts::AsWorkload,
         variant: Variant::OneDnnWinograd,
     },
     PeerSpec {
@@ -127,8 +127,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "Intel MKL cblas_?gemm",
         library: "mkl",
         package: Some(Package::Debian("libmkl-rt")),
-        computes: &[Class::Matmul],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Matmul],
+        chooses: OwnLayouts::None,
         variant: Variant::Mkl,
     },
     PeerSpec {
@@ -136,8 +136,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "the Rust crate gemm",
         library: "gemm",
         package: None,
-        computes: &[Class::Matmul],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Matmul],
+        chooses: OwnLayouts::None,
         variant: Variant::Gemm,
     },
     PeerSpec {
@@ -145,8 +145,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "the Rust crate matrixmultiply",
         library: "matrixmultiply",
         package: None,
-        computes: &[Class::Matmul],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Matmul],
+        chooses: OwnLayouts::None,
         variant: Variant::MatrixMultiply,
     },
     PeerSpec {
@@ -154,8 +154,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "cuBLAS in the operands' type (f16 and bf16 are summed in f32), with the fastest of its calls; on a CUDA device",
         library: "cublas",
         package: Some(Package::Python("nvidia-cublas")),
-        computes: &[Class::Matmul],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Matmul],
+        chooses: OwnLayouts::None,
         variant: Variant::Cublas(Precision::Full),
     },
     PeerSpec {
@@ -163,8 +163,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "the same on tensor cores that round factors to tf32",
         library: "cublas",
         package: Some(Package::Python("nvidia-cublas")),
-        computes: &[Class::Matmul],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Matmul],
+        chooses: OwnLayouts::None,
         variant: Variant::Cublas(Precision::Tf32),
     },
     PeerSpec {
@@ -172,8 +172,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "cuDNN in the operands' precision, with the fastest of its algorithms; on a CUDA device",
         library: "cudnn",
         package: Some(Package::Python("nvidia-cudnn-cu13")),
-        computes: &[Class::Conv, Class::TransposedConv],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Conv, ProblemClass::TransposedConv],
+        chooses: OwnLayouts::None,
         variant: Variant::Cudnn(Precision::Full),
     },
     PeerSpec {
@@ -181,8 +181,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "the same on tensor cores that round factors to tf32",
         library: "cudnn",
         package: Some(Package::Python("nvidia-cudnn-cu13")),
-        computes: &[Class::Conv, Class::TransposedConv],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Conv, ProblemClass::TransposedConv],
+        chooses: OwnLayouts::None,
         variant: Variant::Cudnn(Precision::Tf32),
     },
     PeerSpec {
@@ -190,8 +190,8 @@ pub const PEERS: &[PeerSpec] = &[
         text: "CLBlast gemm, and convolution as im2col and gemm; on an OpenCL device",
         library: "clblast",
         package: Some(Package::Debian("libclblast1")),
-        computes: &[Class::Matmul, Class::Conv],
-        chooses: Choice::None,
+        computes: &[ProblemClass::Matmul, ProblemClass::Conv],
+        chooses: OwnLayouts::None,
         variant: Variant::ClBlast,
     },
 ];
@@ -207,8 +207,8 @@ pub struct PeerSpec {
     pub library: &'static str,
     /// Package of the library; `None` for one that is compiled in.
     pub package: Option<Package>,
-    computes: &'static [Class],
-    chooses: Choice,
+    computes: &'static [ProblemClass],
+    chooses: OwnLayouts,
     variant: Variant,
 }
 
@@ -232,26 +232,26 @@ impl std::fmt::Display for Package {
 
 /// Kinds of problems that a library computes all or none of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
+enum ProblemClass {
     Matmul,
     Conv,
     TransposedConv,
 }
 
-impl Class {
+impl ProblemClass {
     /// Plural in words.
     fn text(self) -> &'static str {
         match self {
-            Class::Matmul => "multiplications",
-            Class::Conv => "convolutions",
-            Class::TransposedConv => "transposed convolutions",
+            ProblemClass::Matmul => "multiplications",
+            ProblemClass::Conv => "convolutions",
+            ProblemClass::TransposedConv => "transposed convolutions",
         }
     }
 }
 
 /// Tensors that a peer holds in layouts of its own, transformed outside the timing.
 #[derive(Clone, Copy, Debug)]
-enum Choice {
+enum OwnLayouts {
     None,
     Weights,
     /// Constant weights of convolutions: libraries expect them so.
@@ -341,7 +341,7 @@ impl PeerSpec {
     }
 
     /// The workload as this peer knows it.
-    fn problem(&self, workload: &Workload) -> Result<Problem, Unavailable> {
+    fn problem(&self, workload: &Workload) -> Result<PeerProblem, Unavailable> {
         if matches!(workload.structure(), Structure::Packed(_) | Structure::Nest(_)) {
             return Err(Unavailable::Unsupported { reason: "it computes no programs".to_owned() });
         }
@@ -363,11 +363,11 @@ impl PeerSpec {
         if workload.has_integer_factors() && self.variant != Variant::OneDnn {
             return Err(Unavailable::Unsupported { reason: "it is not measured on products of integers".to_owned() });
         }
-        let problem = Problem::of(workload);
+        let problem = PeerProblem::of(workload);
         let class = match problem.kernel {
-            Kernel::Matmul(_) => Class::Matmul,
-            Kernel::Conv(conv) if conv.transposed => Class::TransposedConv,
-            Kernel::Conv(_) => Class::Conv,
+            LibraryProblem::Matmul(_) => ProblemClass::Matmul,
+            LibraryProblem::Conv(conv) if conv.transposed => ProblemClass::TransposedConv,
+            LibraryProblem::Conv(_) => ProblemClass::Conv,
         };
         if !self.computes.contains(&class) {
             let known: Vec<&str> = self.computes.iter().map(|class| class.text()).collect();
@@ -391,14 +391,14 @@ impl PeerSpec {
     }
 
     /// Tensors that this peer holds in layouts of its own.
-    fn layouts(&self, problem: &Problem) -> Layouts {
-        let is_conv = matches!(problem.kernel, Kernel::Conv(_));
+    fn layouts(&self, problem: &PeerProblem) -> Layouts {
+        let is_conv = matches!(problem.kernel, LibraryProblem::Conv(_));
         match self.chooses {
-            Choice::None => Layouts::default(),
-            Choice::Weights => Layouts { weights: true, activations: false },
-            Choice::ConstantFilters => Layouts { weights: is_conv && problem.free.weights, activations: false },
-            Choice::All => Layouts { weights: true, activations: true },
-            Choice::AsWorkload => problem.free,
+            OwnLayouts::None => Layouts::default(),
+            OwnLayouts::Weights => Layouts { weights: true, activations: false },
+            OwnLayouts::ConstantFilters => Layouts { weights: is_conv && problem.free.weights, activations: false },
+            OwnLayouts::All => Layouts { weights: true, activations: true },
+            OwnLayouts::AsWorkload => problem.free,
         }
     }
 }
@@ -475,7 +475,7 @@ pub struct Setup<'a> {
     /// Workload to compute.
     pub workload: &'a Workload,
     /// Inputs, and the outputs that they must give.
-    pub data: &'a Data,
+    pub data: &'a ReferenceData,
     /// Threads that they may use.
     pub threads: usize,
     /// Folder in which libraries are looked for, some levels deep, before the system's places.
@@ -557,7 +557,7 @@ impl Peer {
     /// # Errors
     ///
     /// If the library reports a failure, or its process dies or does not answer in time.
-    pub fn round(&mut self, round: Round) -> Result<Vec<f64>, Unavailable> {
+    pub fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, Unavailable> {
         round_of(&mut self.child, self.work_flops, round)
     }
 
@@ -567,8 +567,8 @@ impl Peer {
     ///
     /// If the result is wrong, and as [`round`](Self::round).
     pub fn check(&mut self) -> Result<f64, Unavailable> {
-        match self.child.ask(&Request::Check, time_limit(self.work_flops, Duration::ZERO, 1))? {
-            Reply::Checked { relative_error } => Ok(relative_error),
+        match self.child.ask(&ChildRequest::Check, time_limit(self.work_flops, Duration::ZERO, 1))? {
+            ChildReply::Checked { relative_error } => Ok(relative_error),
             other => Err(refusal(other)),
         }
     }
@@ -582,7 +582,7 @@ impl Peer {
         let mut child = Child::spawn(setup.threads, core_type)?;
         let layouts = spec.layouts(&spec.problem(setup.workload)?);
         let work_flops = setup.workload.flops();
-        let request = Request::Start {
+        let request = ChildRequest::Start {
             peer: spec.name.to_owned(),
             workload: setup.workload.to_string(),
             threads: setup.threads,
@@ -592,7 +592,7 @@ impl Peer {
             data_offsets: setup.data.offsets.clone(),
         };
         match child.ask(&request, time_limit(work_flops, Duration::ZERO, 40))? {
-            Reply::Ready { version, details, core_type } => {
+            ChildReply::Ready { version, details, core_type } => {
                 Ok((Peer { version, details, layouts, work_flops, child }, core_type))
             }
             other => Err(refusal(other)),
@@ -619,7 +619,7 @@ impl Peer {
         if candidates.len() > 1 {
             for _ in 0..3 {
                 for (peer, best_ns) in &mut candidates {
-                    if let Ok(times_ns) = peer.round(Round { time: Duration::from_millis(10), min_samples: 1 }) {
+                    if let Ok(times_ns) = peer.round(RoundLength { time: Duration::from_millis(10), min_samples: 1 }) {
                         *best_ns = times_ns.into_iter().fold(*best_ns, f64::min);
                     }
                 }
@@ -647,9 +647,9 @@ pub fn versions() -> Vec<(&'static str, Option<String>)> {
             continue;
         }
         let asked = Child::spawn(1, None)
-            .and_then(|mut child| child.ask(&Request::Version { peer: name.to_owned() }, Duration::from_secs(20)));
+            .and_then(|mut child| child.ask(&ChildRequest::Version { peer: name.to_owned() }, Duration::from_secs(20)));
         let version = match asked {
-            Ok(Reply::Version { version }) => Some(version),
+            Ok(ChildReply::Version { version }) => Some(version),
             Ok(_) | Err(_) => None,
         };
         versions.push((library, version));
@@ -658,10 +658,10 @@ pub fn versions() -> Vec<(&'static str, Option<String>)> {
 }
 
 /// Has a child run one round.
-fn round_of(child: &mut Child, flops: f64, round: Round) -> Result<Vec<f64>, Unavailable> {
-    let request = Request::Round { min_time_ns: round.time.as_nanos() as u64, min_samples: round.min_samples };
+fn round_of(child: &mut Child, flops: f64, round: RoundLength) -> Result<Vec<f64>, Unavailable> {
+    let request = ChildRequest::Round { min_time_ns: round.time.as_nanos() as u64, min_samples: round.min_samples };
     match child.ask(&request, time_limit(flops, round.time, round.min_samples + 3))? {
-        Reply::Round { times_ns } => Ok(times_ns),
+        ChildReply::Round { times_ns } => Ok(times_ns),
         other => Err(refusal(other)),
     }
 }
@@ -672,9 +672,9 @@ fn time_limit(work_flops: f64, min_time: Duration, n_runs: u32) -> Duration {
 }
 
 /// Reason given by a reply that does not answer the request.
-fn refusal(reply: Reply) -> Unavailable {
+fn refusal(reply: ChildReply) -> Unavailable {
     match reply {
-        Reply::Unavailable(reason) => reason,
+        ChildReply::Unavailable(reason) => reason,
         other => Unavailable::Broken { reason: format!("its process gave an answer to another question: {other:?}") },
     }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::library::{Loaded, Means, text};
 use super::openblas::{Blas, Info, multiply};
-use super::operands::{Element, Operands};
+use super::operands::{CpuElement, Operands};
 use super::worker::Prepared;
 use super::{Unavailable, Variant};
 
@@ -17,7 +17,7 @@ const MKL_THREADING_INTEL: c_int = 0;
 const MKL_THREADING_SEQUENTIAL: c_int = 1;
 const MKL_THREADING_GNU: c_int = 3;
 
-type SetInt = unsafe extern "C" fn(c_int) -> c_int;
+type MklSetInt = unsafe extern "C" fn(c_int) -> c_int;
 type GetVersionString = unsafe extern "C" fn(*mut c_char, c_int);
 
 /// Version of the installed library.
@@ -26,7 +26,7 @@ pub(super) fn version() -> Result<String, Unavailable> {
 }
 
 /// Loads MKL and chooses the fastest way to call it for the operands' problem.
-pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
+pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
     let matmul = operands.problem.multiplication_only()?;
     let folder = means.folder.as_deref();
     // Its own OpenMP, where that is installed: MKL finds by its name what is loaded.
@@ -38,7 +38,7 @@ pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> 
         _ => (MKL_THREADING_GNU, "GNU OpenMP"),
     };
     // SAFETY: the signature is that of mkl_service.h; nothing else of the library was called before.
-    unsafe { library.function::<SetInt>(b"MKL_Set_Threading_Layer\0")?(layer) };
+    unsafe { library.function::<MklSetInt>(b"MKL_Set_Threading_Layer\0")?(layer) };
     let info = Info { version: version_of(library)?, core_type: None };
     let threads_by = [&b"MKL_Set_Num_Threads\0"[..], b"MKL_Get_Max_Threads\0"];
     let blas = Blas::<T>::of(library, info, threads_by, &[matmul.m, matmul.n, matmul.k])?;

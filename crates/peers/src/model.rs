@@ -20,15 +20,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tilewright_device::data::anonymous_file;
-use tilewright_device::device::Round;
+use tilewright_device::device::RoundLength;
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::Aligned;
 
-use self::onnxruntime::Provider;
+use self::onnxruntime::ExecutionProvider;
 use super::child::Child;
-use super::protocol::{Reply, Request};
+use super::protocol::{ChildReply, ChildRequest};
 use super::{Unavailable, refusal, round_of, time_limit};
 
 /// Every runtime that models can be measured on, in the order in which reports list them.
@@ -163,7 +163,7 @@ impl ModelPeer {
         let area = Area::new().map_err(broken)?;
         let inputs = area.put_all(0, setup.inputs).map_err(broken)?;
         let mut child = Child::spawn(setup.threads, None)?;
-        let request = Request::Open {
+        let request = ChildRequest::Open {
             peer: spec.name.to_owned(),
             model: setup.model.to_owned(),
             dims: setup.dims.to_vec(),
@@ -174,7 +174,7 @@ impl ModelPeer {
             inputs,
         };
         match child.ask(&request, START_LIMIT + time_limit(setup.flops, Duration::ZERO, 3))? {
-            Reply::Ready { version, details, .. } => {
+            ChildReply::Ready { version, details, .. } => {
                 Ok(ModelPeer { version, details, flops: setup.flops, area, child })
             }
             other => Err(refusal(other)),
@@ -198,8 +198,8 @@ impl ModelPeer {
     /// If the runtime reports a failure, or its process dies or does not answer in time.
     pub fn run(&mut self, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>, Unavailable> {
         let inputs = self.area.put_all(0, inputs).map_err(broken)?;
-        match self.child.ask(&Request::Run { inputs }, time_limit(self.flops, Duration::ZERO, 1))? {
-            Reply::Outputs { outputs } => {
+        match self.child.ask(&ChildRequest::Run { inputs }, time_limit(self.flops, Duration::ZERO, 1))? {
+            ChildReply::Outputs { outputs } => {
                 outputs.iter().map(|place| self.area.get(place)).collect::<io::Result<_>>().map_err(broken)
             }
             other => Err(refusal(other)),
@@ -212,7 +212,7 @@ impl ModelPeer {
     /// # Errors
     ///
     /// As [`ModelPeer::run`].
-    pub fn round(&mut self, round: Round) -> Result<Vec<f64>, Unavailable> {
+    pub fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, Unavailable> {
         round_of(&mut self.child, self.flops, round)
     }
 }
@@ -227,8 +227,8 @@ fn broken(error: io::Error) -> Unavailable {
 /// Version of a runtime's library.
 pub(super) fn version(peer: &str) -> Result<String, Unavailable> {
     match find(peer)?.engine {
-        Engine::OnnxRuntime { spins } => onnxruntime::version(Provider::Cpu { spins }),
-        Engine::OnnxRuntimeCuda => onnxruntime::version(Provider::Cuda),
+        Engine::OnnxRuntime { spins } => onnxruntime::version(ExecutionProvider::Cpu { spins }),
+        Engine::OnnxRuntimeCuda => onnxruntime::version(ExecutionProvider::Cuda),
         Engine::OpenVino => openvino::version(),
         Engine::PyTorch(_) => pytorch::version(),
     }
@@ -320,7 +320,7 @@ mod tests {
     use std::path::PathBuf;
 
     use tilewright_graph::networks::NETWORKS;
-    use tilewright_graph::{Agreement, Bindings, Random, bind_inputs, evaluate, onnx};
+    use tilewright_graph::{Agreement, Bindings, SplitMix64, bind_inputs, evaluate, onnx};
 
     use super::*;
     use crate::worker::tests::replies;
@@ -334,7 +334,7 @@ mod tests {
         let graph = onnx::read(&bytes.into(), &mut |_| Err("no file".to_owned())).expect("a model").graph;
         let dims = if name == "lstm" { vec![("steps".to_owned(), 3)] } else { vec![] };
         let values = bind_inputs(&graph, &Bindings { dims, ..Bindings::default() }).expect("inputs");
-        let mut random = Random::new(seed);
+        let mut random = SplitMix64::new(seed);
         let mut input = |value: &tilewright_graph::Value| random.input(value.ty.as_ref().expect("it is bound"));
         let inputs: Vec<_> = values.iter().map(|value| (value.name.clone(), input(value))).collect();
         let named: Vec<(&str, Tensor)> = inputs.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
@@ -350,7 +350,7 @@ mod tests {
             let area = Area::new().expect("memory");
             let threads = if spec.name == "onnxruntime" { 1 } else { 2 };
             let replies = replies(&[
-                Request::Open {
+                ChildRequest::Open {
                     peer: spec.name.to_owned(),
                     model: file.path().to_owned(),
                     dims: vec![("steps".to_owned(), 3)],
@@ -360,13 +360,14 @@ mod tests {
                     data_fd: area.0.as_raw_fd(),
                     inputs: area.put_all(0, &first).expect("memory takes it"),
                 },
-                Request::Round { min_time_ns: 1_000_000, min_samples: 3 },
+                ChildRequest::Round { min_time_ns: 1_000_000, min_samples: 3 },
                 // Both lie at one place; the first were read when the model was opened.
-                Request::Run { inputs: area.put_all(0, &inputs).expect("memory takes it") },
+                ChildRequest::Run { inputs: area.put_all(0, &inputs).expect("memory takes it") },
             ]);
-            let [Reply::Ready { version, .. }, Reply::Round { times_ns }, Reply::Outputs { outputs }] = &replies[..]
+            let [ChildReply::Ready { version, .. }, ChildReply::Round { times_ns }, ChildReply::Outputs { outputs }] =
+                &replies[..]
             else {
-                let [Reply::Unavailable(reason @ Unavailable::NotInstalled { .. })] = &replies[..] else {
+                let [ChildReply::Unavailable(reason @ Unavailable::NotInstalled { .. })] = &replies[..] else {
                     panic!("{} on {name}: {replies:?}", spec.name)
                 };
                 eprintln!("skipped: {}: {reason}; the test looks in TILEWRIGHT_PEER_PATH", spec.name);

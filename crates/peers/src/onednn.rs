@@ -19,17 +19,17 @@ use std::path::Path;
 use std::ptr::{null, null_mut};
 
 use tilewright_ir::DType;
-use tilewright_ir::op::Function;
+use tilewright_ir::op::EpilogueFunction;
 
 use super::library::{Loaded, Means, text};
-use super::operands::{Elements, Number, Operands};
-use super::problem::{Conv, Kernel, Layouts, Matmul, Problem};
-use super::worker::{Prepared, Run, shortest_ns};
+use super::operands::{FencedElements, OperandType, Operands};
+use super::problem::{ConvProblem, Layouts, LibraryProblem, Matmul, PeerProblem};
+use super::worker::{Prepared, RunFunction, shortest_ns};
 use super::{Unavailable, Variant};
 
 /// Algorithm of a convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Algorithm {
+pub(super) enum ConvolutionAlgorithm {
     /// `dnnl_convolution_direct`
     Direct,
     /// `dnnl_convolution_winograd`
@@ -65,9 +65,9 @@ const DNNL_RUNTIME_TBB: c_uint = 4;
 const DNNL_MEMORY_ALLOCATE: *mut c_void = usize::MAX as *mut c_void;
 const DNNL_MAX_NDIMS: usize = 12;
 
-type Status = c_int;
+type DnnlStatus = c_int;
 /// `dnnl_engine_t`, `dnnl_stream_t`, `dnnl_memory_t`, `dnnl_primitive_desc_t`, `dnnl_primitive_t`.
-type Handle = *mut c_void;
+type DnnlHandle = *mut c_void;
 /// `const dnnl_memory_desc_t *` in version 2, `const_dnnl_memory_desc_t` in version 3.
 type MdPtr = *const c_void;
 /// `dnnl_dims_t`
@@ -88,7 +88,7 @@ struct VersionStruct {
 #[repr(C)]
 struct ExecArg {
     arg: c_int,
-    memory: Handle,
+    memory: DnnlHandle,
 }
 
 /// Memory for a `dnnl_memory_desc_t` of version 2 (696 bytes in 2.6).
@@ -106,30 +106,31 @@ struct MemoryDesc(MdPtr);
 
 /// A memory object with its layout.
 #[derive(Clone, Copy)]
-struct Memory {
+struct MemoryObject {
     md: MemoryDesc,
-    handle: Handle,
+    handle: DnnlHandle,
 }
 
 type GetVersion = unsafe extern "C" fn() -> *const VersionStruct;
-type EngineCreate = unsafe extern "C" fn(*mut Handle, c_int, usize) -> Status;
-type StreamCreate = unsafe extern "C" fn(*mut Handle, Handle, c_uint) -> Status;
-type StreamWait = unsafe extern "C" fn(Handle) -> Status;
-type MemoryCreate = unsafe extern "C" fn(*mut Handle, MdPtr, Handle, *mut c_void) -> Status;
+type EngineCreate = unsafe extern "C" fn(*mut DnnlHandle, c_int, usize) -> DnnlStatus;
+type StreamCreate = unsafe extern "C" fn(*mut DnnlHandle, DnnlHandle, c_uint) -> DnnlStatus;
+type StreamWait = unsafe extern "C" fn(DnnlHandle) -> DnnlStatus;
+type MemoryCreate = unsafe extern "C" fn(*mut DnnlHandle, MdPtr, DnnlHandle, *mut c_void) -> DnnlStatus;
 type MdEqual = unsafe extern "C" fn(MdPtr, MdPtr) -> c_int;
-type PdQuery = unsafe extern "C" fn(Handle, c_int, c_int, *mut c_void) -> Status;
-type PdQueryMd = unsafe extern "C" fn(Handle, c_int, c_int) -> MdPtr;
-type ReorderPdCreate = unsafe extern "C" fn(*mut Handle, MdPtr, Handle, MdPtr, Handle, *const c_void) -> Status;
-type PrimitiveCreate = unsafe extern "C" fn(*mut Handle, Handle) -> Status;
-type PrimitiveExecute = unsafe extern "C" fn(Handle, Handle, c_int, *const ExecArg) -> Status;
+type PdQuery = unsafe extern "C" fn(DnnlHandle, c_int, c_int, *mut c_void) -> DnnlStatus;
+type PdQueryMd = unsafe extern "C" fn(DnnlHandle, c_int, c_int) -> MdPtr;
+type ReorderPdCreate =
+    unsafe extern "C" fn(*mut DnnlHandle, MdPtr, DnnlHandle, MdPtr, DnnlHandle, *const c_void) -> DnnlStatus;
+type PrimitiveCreate = unsafe extern "C" fn(*mut DnnlHandle, DnnlHandle) -> DnnlStatus;
+type PrimitiveExecute = unsafe extern "C" fn(DnnlHandle, DnnlHandle, c_int, *const ExecArg) -> DnnlStatus;
 type OmpSetNumThreads = unsafe extern "C" fn(c_int);
 type OmpGetMaxThreads = unsafe extern "C" fn() -> c_int;
 
 // Version 2 writes a descriptor where the pointer shows; version 3 writes a handle there.
-type MdByStrides<Out> = unsafe extern "C" fn(*mut Out, c_int, *const Dims, c_int, *const Dims) -> Status;
-type MdByTag<Out> = unsafe extern "C" fn(*mut Out, c_int, *const Dims, c_int, c_int) -> Status;
-type MatmulDescInit = unsafe extern "C" fn(*mut OpBlock, MdPtr, MdPtr, MdPtr, MdPtr) -> Status;
-type InnerProductDescInit = unsafe extern "C" fn(*mut OpBlock, c_int, MdPtr, MdPtr, MdPtr, MdPtr) -> Status;
+type MdByStrides<Out> = unsafe extern "C" fn(*mut Out, c_int, *const Dims, c_int, *const Dims) -> DnnlStatus;
+type MdByTag<Out> = unsafe extern "C" fn(*mut Out, c_int, *const Dims, c_int, c_int) -> DnnlStatus;
+type MatmulDescInit = unsafe extern "C" fn(*mut OpBlock, MdPtr, MdPtr, MdPtr, MdPtr) -> DnnlStatus;
+type InnerProductDescInit = unsafe extern "C" fn(*mut OpBlock, c_int, MdPtr, MdPtr, MdPtr, MdPtr) -> DnnlStatus;
 type ConvDescInit = unsafe extern "C" fn(
     *mut OpBlock,
     c_int,
@@ -142,14 +143,15 @@ type ConvDescInit = unsafe extern "C" fn(
     *const Dims,
     *const Dims,
     *const Dims,
-) -> Status;
-type PdCreate = unsafe extern "C" fn(*mut Handle, *const OpBlock, Handle, Handle, Handle) -> Status;
-type MatmulPdCreate = unsafe extern "C" fn(*mut Handle, Handle, MdPtr, MdPtr, MdPtr, MdPtr, Handle) -> Status;
+) -> DnnlStatus;
+type PdCreate = unsafe extern "C" fn(*mut DnnlHandle, *const OpBlock, DnnlHandle, DnnlHandle, DnnlHandle) -> DnnlStatus;
+type MatmulPdCreate =
+    unsafe extern "C" fn(*mut DnnlHandle, DnnlHandle, MdPtr, MdPtr, MdPtr, MdPtr, DnnlHandle) -> DnnlStatus;
 type InnerProductPdCreate =
-    unsafe extern "C" fn(*mut Handle, Handle, c_int, MdPtr, MdPtr, MdPtr, MdPtr, Handle) -> Status;
+    unsafe extern "C" fn(*mut DnnlHandle, DnnlHandle, c_int, MdPtr, MdPtr, MdPtr, MdPtr, DnnlHandle) -> DnnlStatus;
 type ConvPdCreate = unsafe extern "C" fn(
-    *mut Handle,
-    Handle,
+    *mut DnnlHandle,
+    DnnlHandle,
     c_int,
     c_int,
     MdPtr,
@@ -160,16 +162,16 @@ type ConvPdCreate = unsafe extern "C" fn(
     *const Dims,
     *const Dims,
     *const Dims,
-    Handle,
-) -> Status;
+    DnnlHandle,
+) -> DnnlStatus;
 
 // Attributes and post-operations; the appending functions changed with version 3.
-type Create = unsafe extern "C" fn(*mut Handle) -> Status;
-type SetPostOps = unsafe extern "C" fn(Handle, Handle) -> Status;
-type AppendSumV2 = unsafe extern "C" fn(Handle, f32) -> Status;
-type AppendSumV3 = unsafe extern "C" fn(Handle, f32, i32, c_int) -> Status;
-type AppendEltwiseV2 = unsafe extern "C" fn(Handle, f32, c_int, f32, f32) -> Status;
-type AppendEltwiseV3 = unsafe extern "C" fn(Handle, c_int, f32, f32) -> Status;
+type Create = unsafe extern "C" fn(*mut DnnlHandle) -> DnnlStatus;
+type SetPostOps = unsafe extern "C" fn(DnnlHandle, DnnlHandle) -> DnnlStatus;
+type AppendSumV2 = unsafe extern "C" fn(DnnlHandle, f32) -> DnnlStatus;
+type AppendSumV3 = unsafe extern "C" fn(DnnlHandle, f32, i32, c_int) -> DnnlStatus;
+type AppendEltwiseV2 = unsafe extern "C" fn(DnnlHandle, f32, c_int, f32, f32) -> DnnlStatus;
+type AppendEltwiseV3 = unsafe extern "C" fn(DnnlHandle, c_int, f32, f32) -> DnnlStatus;
 
 /// Functions whose signatures differ between the two versions.
 #[derive(Clone, Copy)]
@@ -214,10 +216,10 @@ const LINEAR: Eltwise = Eltwise { v2: 0x7f, v3: 0x26 };
 
 /// A primitive with what a descriptor says besides the tensors.
 #[derive(Clone, Copy)]
-enum Operation {
+enum DnnlOperation {
     Matmul,
     InnerProduct,
-    Conv(Conv, Algorithm),
+    Conv(ConvProblem, ConvolutionAlgorithm),
 }
 
 /// The library's number of an element type.
@@ -233,61 +235,62 @@ fn data_type(dtype: DType) -> Option<c_int> {
 }
 
 /// A tensor as the library addresses it: extents and strides, in elements.
-struct Tensor {
+struct AddressedTensor {
     /// Number of the element type.
     data_type: c_int,
     extents: Vec<usize>,
     strides: Vec<usize>,
 }
 
-impl Tensor {
-    fn dense(extents: &[usize]) -> Tensor {
+impl AddressedTensor {
+    fn dense(extents: &[usize]) -> AddressedTensor {
         let strides = (0..extents.len()).map(|axis| extents[axis + 1..].iter().product()).collect();
-        Tensor { data_type: DNNL_F32, extents: extents.to_vec(), strides }
+        AddressedTensor { data_type: DNNL_F32, extents: extents.to_vec(), strides }
     }
 
     /// A matrix of each multiplication, with the strides of its rows and columns.
-    fn matrix(matmul: &Matmul, rows: usize, columns: usize, (row, col): (usize, usize)) -> Tensor {
+    fn matrix(matmul: &Matmul, rows: usize, columns: usize, (row, col): (usize, usize)) -> AddressedTensor {
         let (extents, strides) = (vec![matmul.b, rows, columns], vec![rows * columns, row, col]);
-        let batched = Tensor { data_type: DNNL_F32, extents, strides };
+        let batched = AddressedTensor { data_type: DNNL_F32, extents, strides };
         if matmul.b > 1 {
             return batched;
         }
-        Tensor { extents: batched.extents[1..].to_vec(), strides: batched.strides[1..].to_vec(), ..batched }
+        AddressedTensor { extents: batched.extents[1..].to_vec(), strides: batched.strides[1..].to_vec(), ..batched }
     }
 }
 
 /// A primitive's tensors, plain.
 struct Tensors {
-    src: Tensor,
-    weights: Tensor,
-    bias: Tensor,
-    dst: Tensor,
+    src: AddressedTensor,
+    weights: AddressedTensor,
+    bias: AddressedTensor,
+    dst: AddressedTensor,
 }
 
 impl Tensors {
     fn of_matmul(matmul: &Matmul) -> Tensors {
         let &Matmul { b, m, n, k, .. } = matmul;
         Tensors {
-            src: Tensor::matrix(matmul, m, k, matmul.a_strides()),
-            weights: Tensor::matrix(matmul, k, n, matmul.b_strides()),
-            bias: if b > 1 { Tensor::dense(&[1, 1, n]) } else { Tensor::dense(&[1, n]) },
-            dst: Tensor::matrix(matmul, m, n, (n, 1)),
+            src: AddressedTensor::matrix(matmul, m, k, matmul.a_strides()),
+            weights: AddressedTensor::matrix(matmul, k, n, matmul.b_strides()),
+            bias: if b > 1 { AddressedTensor::dense(&[1, 1, n]) } else { AddressedTensor::dense(&[1, n]) },
+            dst: AddressedTensor::matrix(matmul, m, n, (n, 1)),
         }
     }
 
     /// Weights are `[n, k]`, whatever their strides.
     fn of_inner_product(matmul: &Matmul) -> Tensors {
         let (row, col) = matmul.b_strides();
-        let weights = Tensor { extents: vec![matmul.n, matmul.k], strides: vec![col, row], data_type: DNNL_F32 };
-        Tensors { weights, bias: Tensor::dense(&[matmul.n]), ..Tensors::of_matmul(matmul) }
+        let weights =
+            AddressedTensor { extents: vec![matmul.n, matmul.k], strides: vec![col, row], data_type: DNNL_F32 };
+        Tensors { weights, bias: AddressedTensor::dense(&[matmul.n]), ..Tensors::of_matmul(matmul) }
     }
 
     /// Weights are `[k, c, r, s]`, within each group where there are several.
-    fn of_conv(conv: &Conv) -> Tensors {
+    fn of_conv(conv: &ConvProblem) -> Tensors {
         let (c_group, k_group, [r, s]) = (conv.c / conv.groups, conv.k / conv.groups, conv.filter);
         let filter = r * s;
-        let mut weights = Tensor::dense(&[conv.groups, k_group, c_group, r, s]);
+        let mut weights = AddressedTensor::dense(&[conv.groups, k_group, c_group, r, s]);
         if conv.transposed {
             weights.strides[1..3].copy_from_slice(&[filter, k_group * filter]);
         }
@@ -297,17 +300,17 @@ impl Tensors {
         }
         let ([h, w], [p, q]) = (conv.image, conv.output());
         Tensors {
-            src: Tensor::dense(&[conv.n, conv.c, h, w]),
+            src: AddressedTensor::dense(&[conv.n, conv.c, h, w]),
             weights,
-            bias: Tensor::dense(&[conv.k]),
-            dst: Tensor::dense(&[conv.n, conv.k, p, q]),
+            bias: AddressedTensor::dense(&[conv.k]),
+            dst: AddressedTensor::dense(&[conv.n, conv.k, p, q]),
         }
     }
 }
 
 impl Tensors {
     /// The tensors with the element types of a problem, all of which the library has.
-    fn of_types(mut self, problem: &Problem) -> Option<Tensors> {
+    fn of_types(mut self, problem: &PeerProblem) -> Option<Tensors> {
         self.dst.data_type = data_type(problem.dtype)?;
         if problem.dtype.is_half() {
             self.bias.data_type = self.dst.data_type;
@@ -319,21 +322,21 @@ impl Tensors {
 
 /// Version of the installed library.
 pub(super) fn version() -> Result<String, Unavailable> {
-    Ok(Info::of(load(None)?)?.version)
+    Ok(OneDnnInfo::of(load(None)?)?.version)
 }
 
 /// Load oneDNN and create the primitive for the operands' problem.
 ///
 /// A multiplication that is no batch is an inner product as well; the faster of the two is taken.
-pub(super) fn prepare<T: Number>(
+pub(super) fn prepare<T: OperandType>(
     operands: &mut Operands<T>,
     means: &Means,
     layouts: Layouts,
-    algorithm: Algorithm,
+    algorithm: ConvolutionAlgorithm,
 ) -> Result<Prepared<T>, Unavailable> {
     let threads = means.threads;
     let library = load(means.folder.as_deref())?;
-    let info = Info::of(library)?;
+    let info = OneDnnInfo::of(library)?;
     let unsupported = |reason: String| Err(Unavailable::Unsupported { reason });
     let problem = operands.problem.clone();
     let lacks =
@@ -358,19 +361,19 @@ pub(super) fn prepare<T: Number>(
             return unsupported(reason);
         }
     };
-    let api = Api::of(library, &info)?;
+    let api = OneDnn::of(library, &info)?;
     let (operation, tensors) = match operands.problem.kernel {
-        Kernel::Matmul(matmul) => (Operation::Matmul, typed(Tensors::of_matmul(&matmul))?),
-        Kernel::Conv(conv) => (Operation::Conv(conv, algorithm), typed(Tensors::of_conv(&conv))?),
+        LibraryProblem::Matmul(matmul) => (DnnlOperation::Matmul, typed(Tensors::of_matmul(&matmul))?),
+        LibraryProblem::Conv(conv) => (DnnlOperation::Conv(conv, algorithm), typed(Tensors::of_conv(&conv))?),
     };
     let mut best = api.bind(operands, operation, &tensors, layouts);
-    if let (Err(Unavailable::Unsupported { reason }), Algorithm::Winograd) = (&best, algorithm) {
+    if let (Err(Unavailable::Unsupported { reason }), ConvolutionAlgorithm::Winograd) = (&best, algorithm) {
         return unsupported(format!("oneDNN {} offers no Winograd convolution here: {reason}", info.version));
     }
-    if let Kernel::Matmul(matmul) = operands.problem.kernel
+    if let LibraryProblem::Matmul(matmul) = operands.problem.kernel
         && matmul.b == 1
         && let Ok(mut other) =
-            api.bind(operands, Operation::InnerProduct, &typed(Tensors::of_inner_product(&matmul))?, layouts)
+            api.bind(operands, DnnlOperation::InnerProduct, &typed(Tensors::of_inner_product(&matmul))?, layouts)
     {
         let is_faster = match &mut best {
             Ok(best) => {
@@ -392,11 +395,11 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 }
 
 /// Source, weights, bias, addend and destination; null where the epilogue has no such operation.
-fn pointers_of<T: Number>(operands: &mut Operands<T>) -> [*mut c_void; 5] {
-    let pointer = |input: &Elements<T>| input.address().cast();
+fn pointers_of<T: OperandType>(operands: &mut Operands<T>) -> [*mut c_void; 5] {
+    let pointer = |input: &FencedElements<T>| input.address().cast();
     let steps = || operands.problem.epilogue.iter().zip(&operands.further);
     let further = |function| steps().find(|(step, _)| step.function() == function).map_or(null_mut(), |f| pointer(f.1));
-    let [bias, addend] = [Function::Bias, Function::Add].map(further);
+    let [bias, addend] = [EpilogueFunction::Bias, EpilogueFunction::Add].map(further);
     [pointer(&operands.a), pointer(&operands.b), bias, addend, operands.c.as_mut_ptr().cast()]
 }
 
@@ -409,17 +412,17 @@ fn padded(extents: &[usize]) -> Dims {
 }
 
 /// Version and CPU runtime of the library.
-struct Info {
+struct OneDnnInfo {
     version: String,
     major: c_int,
     cpu_runtime: c_uint,
 }
 
-impl Info {
-    fn of(library: Loaded) -> Result<Info, Unavailable> {
+impl OneDnnInfo {
+    fn of(library: Loaded) -> Result<OneDnnInfo, Unavailable> {
         // SAFETY: the signature is that of dnnl.h; the struct is static in the library.
         let version = unsafe { &*library.function::<GetVersion>(b"dnnl_version\0")?() };
-        Ok(Info {
+        Ok(OneDnnInfo {
             version: format!("{}.{}.{}", version.major, version.minor, version.patch),
             major: version.major,
             cpu_runtime: version.cpu_runtime,
@@ -429,10 +432,10 @@ impl Info {
 
 /// The library's functions with an engine and a stream.
 #[derive(Clone, Copy)]
-struct Api {
+struct OneDnn {
     versioned: Versioned,
-    engine: Handle,
-    stream: Handle,
+    engine: DnnlHandle,
+    stream: DnnlHandle,
     memory_create: MemoryCreate,
     md_equal: MdEqual,
     pd_query: PdQuery,
@@ -446,8 +449,8 @@ struct Api {
     attr_set_post_ops: SetPostOps,
 }
 
-impl Api {
-    fn of(library: Loaded, info: &Info) -> Result<Api, Unavailable> {
+impl OneDnn {
+    fn of(library: Loaded, info: &OneDnnInfo) -> Result<OneDnn, Unavailable> {
         // SAFETY: (all of the block) the signatures are those of the headers of the version that was asked
         // for its number; the places that handles are written to are local variables.
         unsafe {
@@ -484,7 +487,7 @@ impl Api {
             succeeded("dnnl_engine_create", engine_create(&mut engine, DNNL_CPU, 0))?;
             let mut stream = null_mut();
             succeeded("dnnl_stream_create", stream_create(&mut stream, engine, DNNL_STREAM_IN_ORDER))?;
-            Ok(Api {
+            Ok(OneDnn {
                 versioned,
                 engine,
                 stream,
@@ -504,7 +507,7 @@ impl Api {
     }
 
     /// The tensor as it is.
-    fn md_plain(&self, tensor: &Tensor) -> Result<MemoryDesc, Unavailable> {
+    fn md_plain(&self, tensor: &AddressedTensor) -> Result<MemoryDesc, Unavailable> {
         let n_dims = tensor.extents.len() as c_int;
         let (extents, strides) = (padded(&tensor.extents), padded(&tensor.strides));
         match self.versioned {
@@ -527,7 +530,7 @@ impl Api {
     }
 
     /// The tensor in whatever layout the primitive likes.
-    fn md_any(&self, tensor: &Tensor) -> Result<MemoryDesc, Unavailable> {
+    fn md_any(&self, tensor: &AddressedTensor) -> Result<MemoryDesc, Unavailable> {
         let n_dims = tensor.extents.len() as c_int;
         let extents = padded(&tensor.extents);
         match self.versioned {
@@ -551,10 +554,10 @@ impl Api {
 
     /// The operation on the operands, with those tensors that `layouts` names in the layouts the library
     /// chooses.
-    fn bind<T: Number>(
+    fn bind<T: OperandType>(
         &self,
         operands: &mut Operands<T>,
-        operation: Operation,
+        operation: DnnlOperation,
         tensors: &Tensors,
         layouts: Layouts,
     ) -> Result<Prepared<T>, Unavailable> {
@@ -562,15 +565,15 @@ impl Api {
         let attributes = self.attributes(problem)?;
         let pointers = pointers_of(operands);
         let [src, weights, bias, addend, dst] = pointers;
-        let plain = |tensor: &Tensor, buffer| -> Result<Memory, Unavailable> {
+        let plain = |tensor: &AddressedTensor, buffer| -> Result<MemoryObject, Unavailable> {
             let md = self.md_plain(tensor)?;
-            Ok(Memory { md, handle: self.memory(md, buffer)? })
+            Ok(MemoryObject { md, handle: self.memory(md, buffer)? })
         };
         let src = plain(&tensors.src, src)?;
         let weights = plain(&tensors.weights, weights)?;
         let dst = plain(&tensors.dst, dst)?;
         let bias = if bias.is_null() { None } else { Some(plain(&tensors.bias, bias)?) };
-        let wanted = |memory: Memory, tensor: &Tensor, is_free: bool| {
+        let wanted = |memory: MemoryObject, tensor: &AddressedTensor, is_free: bool| {
             if is_free { self.md_any(tensor) } else { Ok(memory.md) }
         };
         let mds = [
@@ -582,13 +585,13 @@ impl Api {
         let descriptor = self.primitive_desc(operation, mds, attributes)?;
 
         let mut reordered: Vec<&str> = Vec::new();
-        let mut chosen = |plain: Memory, query: c_int, name: &'static str| -> Result<Memory, Unavailable> {
+        let mut chosen = |plain: MemoryObject, query: c_int, name: &'static str| -> Result<MemoryObject, Unavailable> {
             let md = self.chosen_md(descriptor, query)?;
             if self.md_equal(plain.md, md) {
                 return Ok(plain);
             }
             reordered.push(name);
-            Ok(Memory { md, handle: self.memory(md, DNNL_MEMORY_ALLOCATE)? })
+            Ok(MemoryObject { md, handle: self.memory(md, DNNL_MEMORY_ALLOCATE)? })
         };
         let src_used = chosen(src, DNNL_QUERY_SRC_MD, "source")?;
         let weights_used = chosen(weights, DNNL_QUERY_WEIGHTS_MD, "weights")?;
@@ -598,9 +601,9 @@ impl Api {
                 self.copy(from, to)?()?;
             }
         }
-        let load: Option<Copy> =
+        let load: Option<Reorder> =
             if addend.is_null() { None } else { Some(self.copy(plain(&tensors.dst, addend)?, dst_used)?) };
-        let store: Option<Copy> = if dst_used.handle == dst.handle { None } else { Some(self.copy(dst_used, dst)?) };
+        let store: Option<Reorder> = if dst_used.handle == dst.handle { None } else { Some(self.copy(dst_used, dst)?) };
 
         let layout = match &reordered[..] {
             [] => "all plain".to_owned(),
@@ -618,17 +621,18 @@ impl Api {
         .filter_map(|(arg, memory)| Some(ExecArg { arg, memory: memory?.handle }))
         .collect();
         let api = *self;
-        let run: Run<T> = Box::new(move |operands| {
+        let run: RunFunction<T> = Box::new(move |operands| {
             assert_eq!(pointers_of(operands), pointers, "the primitive runs on the operands it was made for");
             api.execute(primitive, &args)
         });
-        let optional =
-            |copy: Option<Copy>| -> Run<T> { Box::new(move |_| copy.as_ref().map_or(Ok(()), |copy| copy())) };
+        let optional = |copy: Option<Reorder>| -> RunFunction<T> {
+            Box::new(move |_| copy.as_ref().map_or(Ok(()), |copy| copy()))
+        };
         Ok(Prepared { load: optional(load), store: optional(store), ..Prepared::in_place(String::new(), details, run) })
     }
 
     /// The epilogue without its bias, which is an argument; null where there is nothing else.
-    fn attributes(&self, problem: &Problem) -> Result<Handle, Unavailable> {
+    fn attributes(&self, problem: &PeerProblem) -> Result<DnnlHandle, Unavailable> {
         let mut attributes = null_mut();
         let mut post_ops = null_mut();
         // SAFETY: both handles are written to local variables.
@@ -641,21 +645,25 @@ impl Api {
             let is_first = before.iter().all(|before| before.function() != step.function());
             let (algorithm, [alpha, beta]) = match (step.function(), step.numbers()) {
                 // The library adds a bias first of all.
-                (Function::Bias, _) if is_first && before.iter().all(|b| b.function() == Function::Add) => continue,
+                (EpilogueFunction::Bias, _)
+                    if is_first && before.iter().all(|b| b.function() == EpilogueFunction::Add) =>
+                {
+                    continue;
+                }
                 // The destination holds one addend.
-                (Function::Add, _) if is_first => {
+                (EpilogueFunction::Add, _) if is_first => {
                     self.append_sum(post_ops, data_type(problem.dtype).expect("it is known"))?;
                     continue;
                 }
-                (Function::Relu, _) => (RELU, [0.0, 0.0]),
-                (Function::LeakyRelu, &[slope]) => (RELU, [slope, 0.0]),
-                (Function::Clip, &[low, high]) => (CLIP, [low, high]),
-                (Function::Sigmoid, _) => (LOGISTIC, [0.0, 0.0]),
-                (Function::Tanh, _) => (TANH, [0.0, 0.0]),
-                (Function::Gelu, _) => (GELU_ERF, [0.0, 0.0]),
-                (Function::Silu, _) => (SWISH, [1.0, 0.0]),
-                (Function::Linear, &[factor, term]) => (LINEAR, [factor, term]),
-                (Function::Bias, _) => {
+                (EpilogueFunction::Relu, _) => (RELU, [0.0, 0.0]),
+                (EpilogueFunction::LeakyRelu, &[slope]) => (RELU, [slope, 0.0]),
+                (EpilogueFunction::Clip, &[low, high]) => (CLIP, [low, high]),
+                (EpilogueFunction::Sigmoid, _) => (LOGISTIC, [0.0, 0.0]),
+                (EpilogueFunction::Tanh, _) => (TANH, [0.0, 0.0]),
+                (EpilogueFunction::Gelu, _) => (GELU_ERF, [0.0, 0.0]),
+                (EpilogueFunction::Silu, _) => (SWISH, [1.0, 0.0]),
+                (EpilogueFunction::Linear, &[factor, term]) => (LINEAR, [factor, term]),
+                (EpilogueFunction::Bias, _) => {
                     let reason = "oneDNN adds one bias, before anything else".to_owned();
                     return Err(Unavailable::Unsupported { reason });
                 }
@@ -672,7 +680,7 @@ impl Api {
         Ok(attributes)
     }
 
-    fn append_sum(&self, post_ops: Handle, of: c_int) -> Result<(), Unavailable> {
+    fn append_sum(&self, post_ops: DnnlHandle, of: c_int) -> Result<(), Unavailable> {
         // SAFETY: the handle is the library's.
         let status = unsafe {
             match self.versioned {
@@ -683,7 +691,7 @@ impl Api {
         succeeded("dnnl_post_ops_append_sum", status)
     }
 
-    fn append_eltwise(&self, post_ops: Handle, kind: Eltwise, alpha: f32, beta: f32) -> Result<(), Unavailable> {
+    fn append_eltwise(&self, post_ops: DnnlHandle, kind: Eltwise, alpha: f32, beta: f32) -> Result<(), Unavailable> {
         // SAFETY: the handle is the library's.
         let status = unsafe {
             match self.versioned {
@@ -697,10 +705,10 @@ impl Api {
     /// Primitive descriptor of an operation on source, weights, bias and destination.
     fn primitive_desc(
         &self,
-        operation: Operation,
+        operation: DnnlOperation,
         [src, weights, bias, dst]: [MemoryDesc; 4],
-        attributes: Handle,
-    ) -> Result<Handle, Unavailable> {
+        attributes: DnnlHandle,
+    ) -> Result<DnnlHandle, Unavailable> {
         let ([src, weights], [bias, dst]) = ([src.0, weights.0], [bias.0, dst.0]);
         let engine = self.engine;
         let mut descriptor = null_mut();
@@ -719,11 +727,11 @@ impl Api {
                 } => {
                     let mut op = Box::new(OpBlock([0; 16384]));
                     let status = match operation {
-                        Operation::Matmul => matmul_desc_init(&mut *op, src, weights, bias, dst),
-                        Operation::InnerProduct => {
+                        DnnlOperation::Matmul => matmul_desc_init(&mut *op, src, weights, bias, dst),
+                        DnnlOperation::InnerProduct => {
                             inner_product_desc_init(&mut *op, DNNL_FORWARD_INFERENCE, src, weights, bias, dst)
                         }
-                        Operation::Conv(conv, algorithm) => {
+                        DnnlOperation::Conv(conv, algorithm) => {
                             let init = if conv.transposed { deconv_desc_init } else { conv_desc_init };
                             let (kind, [strides, dilates, begin, end]) = conv_arguments(&conv, algorithm);
                             let forward = DNNL_FORWARD_INFERENCE;
@@ -736,12 +744,14 @@ impl Api {
                 Versioned::V3 {
                     matmul_pd_create, inner_product_pd_create, conv_pd_create, deconv_pd_create, ..
                 } => match operation {
-                    Operation::Matmul => matmul_pd_create(&mut descriptor, engine, src, weights, bias, dst, attributes),
-                    Operation::InnerProduct => {
+                    DnnlOperation::Matmul => {
+                        matmul_pd_create(&mut descriptor, engine, src, weights, bias, dst, attributes)
+                    }
+                    DnnlOperation::InnerProduct => {
                         let forward = DNNL_FORWARD_INFERENCE;
                         inner_product_pd_create(&mut descriptor, engine, forward, src, weights, bias, dst, attributes)
                     }
-                    Operation::Conv(conv, algorithm) => {
+                    DnnlOperation::Conv(conv, algorithm) => {
                         let create = if conv.transposed { deconv_pd_create } else { conv_pd_create };
                         let (kind, [strides, dilates, begin, end]) = conv_arguments(&conv, algorithm);
                         create(
@@ -768,7 +778,7 @@ impl Api {
     }
 
     /// The layout that a primitive descriptor settled on.
-    fn chosen_md(&self, descriptor: Handle, query: c_int) -> Result<MemoryDesc, Unavailable> {
+    fn chosen_md(&self, descriptor: DnnlHandle, query: c_int) -> Result<MemoryDesc, Unavailable> {
         // SAFETY: the primitive descriptor is never destroyed, so what it owns stays.
         let md = unsafe { (self.pd_query_md)(descriptor, query, 0) };
         if md.is_null() {
@@ -783,7 +793,7 @@ impl Api {
     }
 
     /// The name of the implementation, such as `brg:avx512_core`.
-    fn implementation(&self, descriptor: Handle) -> String {
+    fn implementation(&self, descriptor: DnnlHandle) -> String {
         let mut name: *const c_char = null();
         // SAFETY: this query writes a pointer to a string that the primitive descriptor owns.
         unsafe {
@@ -793,7 +803,7 @@ impl Api {
     }
 
     /// A memory object on a buffer of ours, or on one the library allocates.
-    fn memory(&self, md: MemoryDesc, buffer: *mut c_void) -> Result<Handle, Unavailable> {
+    fn memory(&self, md: MemoryDesc, buffer: *mut c_void) -> Result<DnnlHandle, Unavailable> {
         let mut memory = null_mut();
         // SAFETY: the descriptor lives on; a buffer of ours has all elements that it describes.
         let status = unsafe { (self.memory_create)(&mut memory, md.0, self.engine, buffer) };
@@ -802,7 +812,7 @@ impl Api {
     }
 
     /// Makes a reorder that copies `from` to `to`, in the latter's layout.
-    fn copy(&self, from: Memory, to: Memory) -> Result<Copy, Unavailable> {
+    fn copy(&self, from: MemoryObject, to: MemoryObject) -> Result<Reorder, Unavailable> {
         let mut descriptor = null_mut();
         // SAFETY: descriptors and engine live on; no attributes are allowed to be null.
         let status =
@@ -815,7 +825,7 @@ impl Api {
         Ok(Box::new(move || api.execute(primitive, &args)))
     }
 
-    fn primitive(&self, descriptor: Handle) -> Result<Handle, Unavailable> {
+    fn primitive(&self, descriptor: DnnlHandle) -> Result<DnnlHandle, Unavailable> {
         let mut primitive = null_mut();
         // SAFETY: the descriptor came from this library and is never destroyed.
         succeeded("dnnl_primitive_create", unsafe { (self.primitive_create)(&mut primitive, descriptor) })?;
@@ -823,7 +833,7 @@ impl Api {
     }
 
     /// Run to the end.
-    fn execute(&self, primitive: Handle, args: &[ExecArg]) -> Result<(), Unavailable> {
+    fn execute(&self, primitive: DnnlHandle, args: &[ExecArg]) -> Result<(), Unavailable> {
         // SAFETY: primitive, stream and memory objects are never destroyed; the count is the slice's own.
         unsafe {
             let status = (self.primitive_execute)(primitive, self.stream, args.len() as c_int, args.as_ptr());
@@ -834,14 +844,14 @@ impl Api {
 }
 
 /// Copies one tensor into another's layout.
-type Copy = Box<dyn Fn() -> Result<(), Unavailable>>;
+type Reorder = Box<dyn Fn() -> Result<(), Unavailable>>;
 
 /// Algorithm, strides, dilations (0 for neighbours) and paddings as descriptors want them.
-fn conv_arguments(conv: &Conv, algorithm: Algorithm) -> (c_int, [Dims; 4]) {
+fn conv_arguments(conv: &ConvProblem, algorithm: ConvolutionAlgorithm) -> (c_int, [Dims; 4]) {
     let kind = match algorithm {
         _ if conv.transposed => DNNL_DECONVOLUTION_DIRECT,
-        Algorithm::Direct => DNNL_CONVOLUTION_DIRECT,
-        Algorithm::Winograd => DNNL_CONVOLUTION_WINOGRAD,
+        ConvolutionAlgorithm::Direct => DNNL_CONVOLUTION_DIRECT,
+        ConvolutionAlgorithm::Winograd => DNNL_CONVOLUTION_WINOGRAD,
     };
     let mut end = [0; DNNL_MAX_NDIMS];
     end[..2].copy_from_slice(&conv.pad_end);
@@ -849,7 +859,7 @@ fn conv_arguments(conv: &Conv, algorithm: Algorithm) -> (c_int, [Dims; 4]) {
     (kind, [padded(&conv.stride), padded(&dilates), padded(&conv.pad_begin), end])
 }
 
-fn succeeded(function: &str, status: Status) -> Result<(), Unavailable> {
+fn succeeded(function: &str, status: DnnlStatus) -> Result<(), Unavailable> {
     // dnnl_status_t
     let meaning = match status {
         0 => return Ok(()),

@@ -8,10 +8,10 @@ use std::ffi::{c_char, c_int};
 use std::path::Path;
 
 use super::library::{Loaded, Means, text};
-use super::operands::{Element, Operands};
+use super::operands::{CpuElement, Operands};
 use super::problem::Matmul;
-use super::threads::{Shared, Threads};
-use super::worker::{Prepared, Run, shortest_ns};
+use super::threads::{LoopThreads, SharedPointers};
+use super::worker::{Prepared, RunFunction, shortest_ns};
 use super::{Unavailable, Variant};
 
 const CBLAS_ROW_MAJOR: c_int = 101;
@@ -24,7 +24,7 @@ const SEQUENTIAL: c_int = 0;
 type GetText = unsafe extern "C" fn() -> *const c_char;
 type GetInt = unsafe extern "C" fn() -> c_int;
 type SetInt = unsafe extern "C" fn(c_int);
-pub(super) type Gemm<T> = unsafe extern "C" fn(
+pub(super) type BlasGemm<T> = unsafe extern "C" fn(
     c_int,
     c_int,
     c_int,
@@ -93,27 +93,27 @@ pub(super) fn version() -> Result<String, Unavailable> {
 /// - where C is a row or a column, `gemv`,
 /// - for a batch on several threads, one-threaded calls of `gemm` from as many threads,
 /// - for a batch, `gemm_batch` where this version of the library has it.
-pub(super) fn prepare<T: Element>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
+pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
     let matmul = operands.problem.multiplication_only()?;
     let blas = Blas::<T>::load(means, &[matmul.m, matmul.n, matmul.k])?;
     multiply(&blas, matmul, operands, means.threads)
 }
 
 /// Prepares a product with any library that has the BLAS interface.
-pub(super) fn multiply<T: Element>(
+pub(super) fn multiply<T: CpuElement>(
     blas: &Blas<T>,
     matmul: Matmul,
     operands: &mut Operands<T>,
     threads: usize,
 ) -> Result<Prepared<T>, Unavailable> {
     let mut ways: Vec<WayMaker<'_, T>> =
-        vec![Box::new(|| Way { name: "gemm".to_owned(), threads, run: call_gemm(blas.gemm, matmul) })];
+        vec![Box::new(|| ThreadedCall { name: "gemm".to_owned(), threads, run: call_gemm(blas.gemm, matmul) })];
     if matmul.m == 1 || matmul.n == 1 {
-        ways.push(Box::new(|| Way { name: "gemv".to_owned(), threads, run: call_gemv(blas.gemv, matmul) }));
+        ways.push(Box::new(|| ThreadedCall { name: "gemv".to_owned(), threads, run: call_gemv(blas.gemv, matmul) }));
     }
     if matmul.b > 1 {
         if let Some(gemm_batch) = blas.gemm_batch {
-            ways.push(Box::new(move || Way {
+            ways.push(Box::new(move || ThreadedCall {
                 name: "gemm_batch".to_owned(),
                 threads,
                 run: call_gemm_batch(gemm_batch, matmul),
@@ -122,7 +122,7 @@ pub(super) fn multiply<T: Element>(
         if threads > 1 {
             ways.push(Box::new(|| {
                 let run = call_gemm_side_by_side(blas.gemm, matmul, threads);
-                Way { name: format!("gemm on {threads} threads of ours"), threads: 1, run }
+                ThreadedCall { name: format!("gemm on {threads} threads of ours"), threads: 1, run }
             }));
         }
     }
@@ -130,28 +130,28 @@ pub(super) fn multiply<T: Element>(
 }
 
 /// A way to call the library.
-pub(super) struct Way<T> {
+pub(super) struct ThreadedCall<T> {
     /// Name in reports.
     pub(super) name: String,
     /// Threads that the library starts in each call.
     pub(super) threads: usize,
-    pub(super) run: Run<T>,
+    pub(super) run: RunFunction<T>,
 }
 
 /// Makes a way ready when it is tried: threads of one way shall not wait while another is timed.
-pub(super) type WayMaker<'a, T> = Box<dyn FnOnce() -> Way<T> + 'a>;
+pub(super) type WayMaker<'a, T> = Box<dyn FnOnce() -> ThreadedCall<T> + 'a>;
 
 /// The library's functions for one element type.
 pub(super) struct Blas<T> {
     info: Info,
     set_threads: SetInt,
     get_threads: GetInt,
-    pub(super) gemm: Gemm<T>,
+    pub(super) gemm: BlasGemm<T>,
     gemm_batch: Option<GemmBatch<T>>,
     gemv: Gemv<T>,
 }
 
-impl<T: Element> Blas<T> {
+impl<T: CpuElement> Blas<T> {
     /// OpenBLAS, able to use as many threads; `extents` are all that it will be told.
     pub(super) fn load(means: &Means, extents: &[usize]) -> Result<Blas<T>, Unavailable> {
         let library = load(means.folder.as_deref())?;
@@ -197,7 +197,7 @@ impl<T: Element> Blas<T> {
         n_threads: usize,
     ) -> Result<Prepared<T>, Unavailable> {
         let is_choice = ways.len() > 1;
-        let mut best: Option<(Way<T>, f64)> = None;
+        let mut best: Option<(ThreadedCall<T>, f64)> = None;
         for make in ways {
             let mut way = make();
             self.use_threads(way.threads);
@@ -206,7 +206,7 @@ impl<T: Element> Blas<T> {
                 best = Some((way, time_ns));
             }
         }
-        let (Way { name, threads, run }, _) = best.expect("a library can be called in some way");
+        let (ThreadedCall { name, threads, run }, _) = best.expect("a library can be called in some way");
         self.use_threads(threads);
         // SAFETY: the function takes nothing.
         let threads_used = unsafe { (self.get_threads)() };
@@ -276,7 +276,7 @@ impl GemmCall {
     /// # Safety
     ///
     /// The matrices have as many elements as sizes and leading dimensions reach; nobody else touches C.
-    pub(super) unsafe fn call<T: Element>(&self, gemm: Gemm<T>, a: *const T, b: *const T, c: *mut T) {
+    pub(super) unsafe fn call<T: CpuElement>(&self, gemm: BlasGemm<T>, a: *const T, b: *const T, c: *mut T) {
         let ([m, n, k, lda, ldb, ldc], [trans_a, trans_b]) = self.arguments();
         // SAFETY: the caller's promise.
         unsafe { gemm(CBLAS_ROW_MAJOR, trans_a, trans_b, m, n, k, T::ONE, a, lda, b, ldb, T::ZERO, c, ldc) };
@@ -288,7 +288,7 @@ impl GemmCall {
     }
 }
 
-fn call_gemm<T: Element>(gemm: Gemm<T>, matmul: Matmul) -> Run<T> {
+fn call_gemm<T: CpuElement>(gemm: BlasGemm<T>, matmul: Matmul) -> RunFunction<T> {
     let call = GemmCall::of(&matmul);
     Box::new(move |operands| {
         for batch in 0..matmul.b {
@@ -300,11 +300,11 @@ fn call_gemm<T: Element>(gemm: Gemm<T>, matmul: Matmul) -> Run<T> {
     })
 }
 
-fn call_gemm_side_by_side<T: Element>(gemm: Gemm<T>, matmul: Matmul, threads: usize) -> Run<T> {
+fn call_gemm_side_by_side<T: CpuElement>(gemm: BlasGemm<T>, matmul: Matmul, threads: usize) -> RunFunction<T> {
     let call = GemmCall::of(&matmul);
-    let mut threads = Threads::new(threads);
+    let mut threads = LoopThreads::new(threads);
     Box::new(move |operands| {
-        let all: Vec<_> = (0..matmul.b).map(|batch| Shared(matrices(operands, &matmul, batch))).collect();
+        let all: Vec<_> = (0..matmul.b).map(|batch| SharedPointers(matrices(operands, &matmul, batch))).collect();
         threads.for_each(matmul.b, |batch, _| {
             let [a, b, c] = all[batch].get();
             // SAFETY: as above; every multiplication has its own C.
@@ -314,7 +314,7 @@ fn call_gemm_side_by_side<T: Element>(gemm: Gemm<T>, matmul: Matmul, threads: us
     })
 }
 
-fn call_gemm_batch<T: Element>(gemm_batch: GemmBatch<T>, matmul: Matmul) -> Run<T> {
+fn call_gemm_batch<T: CpuElement>(gemm_batch: GemmBatch<T>, matmul: Matmul) -> RunFunction<T> {
     let ([m, n, k, lda, ldb, ldc], [trans_a, trans_b]) = GemmCall::of(&matmul).arguments();
     Box::new(move |operands| {
         let all: Vec<_> = (0..matmul.b).map(|batch| matrices(operands, &matmul, batch)).collect();
@@ -348,7 +348,7 @@ fn call_gemm_batch<T: Element>(gemm_batch: GemmBatch<T>, matmul: Matmul) -> Run<
 }
 
 /// A, B and C of one multiplication of the batch.
-fn matrices<T: Element>(operands: &mut Operands<T>, matmul: &Matmul, batch: usize) -> [*const T; 3] {
+fn matrices<T: CpuElement>(operands: &mut Operands<T>, matmul: &Matmul, batch: usize) -> [*const T; 3] {
     let &Matmul { m, n, k, .. } = matmul;
     let a = operands.a[batch * m * k..(batch + 1) * m * k].as_ptr();
     let b = operands.b[batch * k * n..(batch + 1) * k * n].as_ptr();
@@ -358,7 +358,7 @@ fn matrices<T: Element>(operands: &mut Operands<T>, matmul: &Matmul, batch: usiz
 
 /// Makes a call of `gemv`. For m = 1 the row C = A·B is Bᵀ times A as a vector; for n = 1 the column C is A
 /// times B as a vector.
-fn call_gemv<T: Element>(gemv: Gemv<T>, matmul: Matmul) -> Run<T> {
+fn call_gemv<T: CpuElement>(gemv: Gemv<T>, matmul: Matmul) -> RunFunction<T> {
     let Matmul { b: n_batch, m, n, k, ta, tb } = matmul;
     let c_is_row = m == 1;
     // The matrix as it lies in memory, and whether gemv shall transpose it.

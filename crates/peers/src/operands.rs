@@ -4,44 +4,44 @@
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
 
-use tilewright_device::data::{Argument, compare};
+use tilewright_device::data::{BoundArgument, compare};
 use tilewright_device::memory::{Bf16, F16, Fenced, Plain, ReadOnly};
 use tilewright_ir::op::Epilogue;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{DType, Program};
 
 use super::Unavailable;
-use super::problem::Problem;
+use super::problem::PeerProblem;
 
 /// An element type of operands.
-pub(super) trait Number: Plain + Send + Sync + 'static {
+pub(super) trait OperandType: Plain + Send + Sync + 'static {
     /// The type's name in a problem.
     const DTYPE: DType;
 }
 
-impl Number for f32 {
+impl OperandType for f32 {
     const DTYPE: DType = DType::F32;
 }
 
-impl Number for f64 {
+impl OperandType for f64 {
     const DTYPE: DType = DType::F64;
 }
 
 /// Sums of products of integers; factors, which are shorter, are reached by their addresses alone.
-impl Number for i32 {
+impl OperandType for i32 {
     const DTYPE: DType = DType::I32;
 }
 
-impl Number for F16 {
+impl OperandType for F16 {
     const DTYPE: DType = DType::F16;
 }
 
-impl Number for Bf16 {
+impl OperandType for Bf16 {
     const DTYPE: DType = DType::Bf16;
 }
 
 /// An element type that peers on CPUs compute with.
-pub(super) trait Element: Number + PartialOrd + std::ops::Add<Output = Self> {
+pub(super) trait CpuElement: OperandType + PartialOrd + std::ops::Add<Output = Self> {
     /// Zero.
     const ZERO: Self;
     /// The number one.
@@ -88,7 +88,7 @@ pub(super) type GemmFn<T> = unsafe fn(
 pub(super) type MatrixMultiplyFn<T> =
     unsafe fn(usize, usize, usize, T, *const T, isize, isize, *const T, isize, isize, T, *mut T, isize, isize);
 
-impl Element for f32 {
+impl CpuElement for f32 {
     const ZERO: f32 = 0.0;
     const ONE: f32 = 1.0;
     const CBLAS_GEMM: &[u8] = b"cblas_sgemm\0";
@@ -103,7 +103,7 @@ impl Element for f32 {
     }
 }
 
-impl Element for f64 {
+impl CpuElement for f64 {
     const ZERO: f64 = 0.0;
     const ONE: f64 = 1.0;
     const CBLAS_GEMM: &[u8] = b"cblas_dgemm\0";
@@ -120,23 +120,25 @@ impl Element for f64 {
 
 /// Elements in memory of the kind that our kernels have: fenced, aligned, in large pages where there are
 /// such.
-pub(super) struct Elements<T> {
+pub(super) struct FencedElements<T> {
     memory: Fenced,
     element: PhantomData<T>,
 }
 
-impl<T: Plain> Elements<T> {
+impl<T: Plain> FencedElements<T> {
     /// `len` zeros.
     ///
     /// # Panics
     /// If memory does not suffice: this process is the peer's, and `bench` goes on without it.
-    pub(super) fn zeros(len: usize) -> Elements<T> {
+    pub(super) fn zeros(len: usize) -> FencedElements<T> {
         let n_bytes = (len * size_of::<T>()) as u64;
-        Elements::of(Fenced::new(n_bytes).unwrap_or_else(|error| panic!("no memory for {n_bytes} bytes: {error}")))
+        FencedElements::of(
+            Fenced::new(n_bytes).unwrap_or_else(|error| panic!("no memory for {n_bytes} bytes: {error}")),
+        )
     }
 
-    fn of(memory: Fenced) -> Elements<T> {
-        Elements { memory, element: PhantomData }
+    fn of(memory: Fenced) -> FencedElements<T> {
+        FencedElements { memory, element: PhantomData }
     }
 
     /// Address of the first element, of whatever type it is.
@@ -153,14 +155,14 @@ impl<T: Plain> Elements<T> {
     }
 }
 
-impl<T: Plain> std::ops::Deref for Elements<T> {
+impl<T: Plain> std::ops::Deref for FencedElements<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         self.memory.as_slice()
     }
 }
 
-impl<T: Plain> std::ops::DerefMut for Elements<T> {
+impl<T: Plain> std::ops::DerefMut for FencedElements<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let len = self.len();
         // SAFETY: the memory is this one's alone, which is borrowed mutably, has so many elements, and any
@@ -172,29 +174,29 @@ impl<T: Plain> std::ops::DerefMut for Elements<T> {
 /// The tensors of one workload, each in its place for as long as this lives.
 pub(super) struct Operands<T> {
     /// Problem to compute.
-    pub(super) problem: Problem,
+    pub(super) problem: PeerProblem,
     /// A, `[b, m, k]` or, where it is stored transposed, `[b, k, m]`; or X, `[n, c, h, w]`. Read-only, as all
     /// inputs.
-    pub(super) a: Elements<T>,
+    pub(super) a: FencedElements<T>,
     /// B, `[b, k, n]` or, where it is stored transposed, `[b, n, k]`; or W, `[k, c/groups, r, s]`, of a
     /// transposed convolution `[c, k/groups, r, s]`.
-    pub(super) b: Elements<T>,
+    pub(super) b: FencedElements<T>,
     /// The further input of each operation of the epilogue: one element a channel, or of the result's shape;
     /// empty where it has none.
-    pub(super) further: Vec<Elements<T>>,
+    pub(super) further: Vec<FencedElements<T>>,
     /// The result: C, `[b, m, n]`, or Y, `[n, k, p, q]`.
-    pub(super) c: Elements<T>,
+    pub(super) c: FencedElements<T>,
     reference: ReadOnly,
     tolerance: Tolerance,
 }
 
-impl<T: Number> Operands<T> {
+impl<T: OperandType> Operands<T> {
     /// The arguments of a problem's untransformed program, from data that another process has made.
     ///
     /// # Errors
     /// [`Unavailable::Broken`] if memory does not suffice.
     pub(super) fn new(
-        problem: Problem,
+        problem: PeerProblem,
         program: &Program,
         tolerance: Tolerance,
         data: BorrowedFd,
@@ -202,16 +204,16 @@ impl<T: Number> Operands<T> {
     ) -> Result<Operands<T>, Unavailable> {
         let no_memory = |error| Unavailable::Broken { reason: format!("no memory for its operands: {error}") };
         let (mut inputs, mut result) = (Vec::new(), None);
-        for argument in Argument::all(program, data, offsets).map_err(no_memory)? {
+        for argument in BoundArgument::all(program, data, offsets).map_err(no_memory)? {
             match argument {
-                Argument::Input(buffer) => inputs.push(Elements::of(buffer)),
-                Argument::Output { buffer, reference } => result = Some((Elements::of(buffer), reference)),
+                BoundArgument::Input(buffer) => inputs.push(FencedElements::of(buffer)),
+                BoundArgument::Output { buffer, reference } => result = Some((FencedElements::of(buffer), reference)),
             }
         }
         let mut inputs = inputs.into_iter();
         let mut next = || inputs.next().expect("operators have these inputs");
         let (a, b) = (next(), next());
-        let mut further: Vec<Elements<T>> = problem.epilogue.iter().map(|_| Elements::zeros(0)).collect();
+        let mut further: Vec<FencedElements<T>> = problem.epilogue.iter().map(|_| FencedElements::zeros(0)).collect();
         Epilogue::operands(&problem.epilogue).into_iter().for_each(|(at, ..)| further[at] = next());
         let (c, reference) = result.expect("operators have a result");
         Ok(Operands { problem, a, b, further, c, reference, tolerance })
@@ -246,21 +248,21 @@ pub(super) mod tests {
     use std::ops::ControlFlow;
     use std::os::fd::AsFd;
 
-    use tilewright_device::data::Data;
+    use tilewright_device::data::ReferenceData;
     use tilewright_ir::op::Workload;
 
     use super::*;
 
     /// A workload's data.
-    pub(crate) fn data_of(workload: &Workload) -> Data {
-        Data::new(&workload.program(), 1, 2, &|_| ControlFlow::Continue(())).expect("it is small")
+    pub(crate) fn data_of(workload: &Workload) -> ReferenceData {
+        ReferenceData::new(&workload.program(), 1, 2, &|_| ControlFlow::Continue(())).expect("it is small")
     }
 
     /// The operands of a workload that libraries know.
-    pub(crate) fn operands_of<T: Number>(text: &str) -> Operands<T> {
+    pub(crate) fn operands_of<T: OperandType>(text: &str) -> Operands<T> {
         let workload = Workload::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         let (program, data) = (workload.program(), data_of(&workload));
-        let problem = Problem::of(&workload);
+        let problem = PeerProblem::of(&workload);
         let tolerance = Tolerance::for_program(&program);
         Operands::new(problem, &program, tolerance, data.file.as_fd(), &data.offsets).expect("it is small")
     }

@@ -7,9 +7,9 @@ use super::Unavailable;
 
 /// A workload that libraries know.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Problem {
+pub(super) struct PeerProblem {
     /// The multiplications and additions.
-    pub(super) kernel: Kernel,
+    pub(super) kernel: LibraryProblem,
     /// Operations on each element of the result, in order.
     pub(super) epilogue: Vec<Epilogue>,
     /// Element type of all tensors but the factors of products of integers.
@@ -24,11 +24,11 @@ pub(super) struct Problem {
 
 /// The part of a problem that libraries have functions for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kernel {
+pub(super) enum LibraryProblem {
     /// A matrix multiplication or a batch of them.
     Matmul(Matmul),
     /// A convolution of images.
-    Conv(Conv),
+    Conv(ConvProblem),
 }
 
 /// C`[b, m, n]` = A`[b, m, k]` · B`[b, k, n]`, all dense and row-major.
@@ -65,7 +65,7 @@ impl Matmul {
 /// A transposed convolution has W`[c, k/groups, r, s]`; each element of X adds to the outputs under its
 /// filter. A depthwise convolution is one of as many groups as channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Conv {
+pub(super) struct ConvProblem {
     /// Images.
     pub(super) n: usize,
     /// Channels of X.
@@ -90,7 +90,7 @@ pub(super) struct Conv {
     pub(super) transposed: bool,
 }
 
-impl Conv {
+impl ConvProblem {
     /// Rows and columns of Y.
     pub(super) fn output(&self) -> [usize; 2] {
         std::array::from_fn(|axis| {
@@ -150,19 +150,19 @@ impl Layouts {
     }
 }
 
-impl Problem {
+impl PeerProblem {
     /// The workload as libraries know it.
-    pub(super) fn of(workload: &Workload) -> Problem {
+    pub(super) fn of(workload: &Workload) -> PeerProblem {
         let as_usize = |n: i64| usize::try_from(n).expect("no size is negative");
         let kernel = match workload.structure() {
             Structure::Packed(_) | Structure::Nest(_) => panic!("no library is asked for a program of its own"),
             Structure::Contraction(c) => {
                 let [b, m, n, k] = [c.batch.unwrap_or(1), c.m, c.n, c.k].map(as_usize);
-                Kernel::Matmul(Matmul { b, m, n, k, ta: c.a.k_first, tb: !c.b.k_first })
+                LibraryProblem::Matmul(Matmul { b, m, n, k, ta: c.a.k_first, tb: !c.b.k_first })
             }
             Structure::Window(w) => {
                 let [n, c, k, groups] = [w.n, w.c, w.k, w.groups].map(as_usize);
-                Kernel::Conv(Conv {
+                LibraryProblem::Conv(ConvProblem {
                     n,
                     c,
                     image: w.axes.map(|axis| as_usize(axis.input)),
@@ -177,7 +177,7 @@ impl Problem {
                 })
             }
         };
-        Problem {
+        PeerProblem {
             kernel,
             epilogue: workload.epilogue().to_vec(),
             dtype: workload.dtype,
@@ -190,9 +190,9 @@ impl Problem {
     /// The multiplication, for libraries that can do nothing else.
     pub(super) fn multiplication_only(&self) -> Result<Matmul, Unavailable> {
         match self.kernel {
-            Kernel::Matmul(matmul) if self.epilogue.is_empty() => Ok(matmul),
-            Kernel::Matmul(_) => Err(Unavailable::Unsupported { reason: "it has no epilogues".to_owned() }),
-            Kernel::Conv(_) => panic!("a library for multiplications is asked for nothing else"),
+            LibraryProblem::Matmul(matmul) if self.epilogue.is_empty() => Ok(matmul),
+            LibraryProblem::Matmul(_) => Err(Unavailable::Unsupported { reason: "it has no epilogues".to_owned() }),
+            LibraryProblem::Conv(_) => panic!("a library for multiplications is asked for nothing else"),
         }
     }
 }
@@ -214,10 +214,10 @@ mod tests {
             "conv2d_transpose:c=2,h=4,w=5,k=3,r=3,s=3,stride=2,pad=1,out_pad_w=1",
         ] {
             let workload = Workload::parse(text).expect("the test names a workload");
-            let problem = Problem::of(&workload);
+            let problem = PeerProblem::of(&workload);
             let (inputs, output): (Vec<usize>, usize) = match problem.kernel {
-                Kernel::Matmul(Matmul { b, m, n, k, .. }) => (vec![b * m * k, b * k * n], b * m * n),
-                Kernel::Conv(conv) => {
+                LibraryProblem::Matmul(Matmul { b, m, n, k, .. }) => (vec![b * m * k, b * k * n], b * m * n),
+                LibraryProblem::Conv(conv) => {
                     let ([h, w], [r, s], [p, q]) = (conv.image, conv.filter, conv.output());
                     (vec![conv.n * conv.c * h * w, conv.k * (conv.c / conv.groups) * r * s], conv.n * conv.k * p * q)
                 }

@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use super::Unavailable;
 use super::model::StoredTensor;
 
-/// Parent to child, on standard input. Exactly one [`Reply`] answers each.
+/// Parent to child, on standard input. Exactly one [`ChildReply`] answers each.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Request {
+pub(super) enum ChildRequest {
     /// Ask for the version of the peer's library.
     Version { peer: String },
     /// Load the peer's library, prepare the workload, run it once and check the result. Comes at most once.
@@ -51,7 +51,7 @@ pub(super) enum Request {
 /// Child to parent, on what was standard output when the child started.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Reply {
+pub(super) enum ChildReply {
     /// Answer to `Version`.
     Version { version: String },
     /// Answer to `Start` and `Open`: prepared and checked.

@@ -5,7 +5,7 @@ use std::time::Instant;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_device::device::Round;
+use tilewright_device::device::RoundLength;
 use tilewright_search::Timing;
 
 /// A sample averages runs until it is so long.
@@ -18,7 +18,7 @@ pub(super) const SAMPLE_NS: f64 = 100_000.0;
 /// # Errors
 ///
 /// The first error of a run.
-pub fn wall_samples_ns<E>(round: Round, mut run: impl FnMut() -> Result<(), E>) -> Result<Vec<f64>, E> {
+pub fn wall_samples_ns<E>(round: RoundLength, mut run: impl FnMut() -> Result<(), E>) -> Result<Vec<f64>, E> {
     let mut timed = |n_runs: u32| {
         let start = Instant::now();
         (0..n_runs).try_for_each(|_| run())?;
@@ -34,7 +34,7 @@ pub fn wall_samples_ns<E>(round: Round, mut run: impl FnMut() -> Result<(), E>) 
 
 /// Function that runs a round and returns nanoseconds a run, one for each sample, or the reason why it
 /// cannot.
-type RunRound<'a> = Box<dyn FnMut(Round) -> Result<Vec<f64>, String> + 'a>;
+type RunRound<'a> = Box<dyn FnMut(RoundLength) -> Result<Vec<f64>, String> + 'a>;
 
 /// An implementation.
 pub struct Entrant<'a> {
@@ -45,11 +45,11 @@ pub struct Entrant<'a> {
 
 impl<'a> Entrant<'a> {
     /// Makes an entrant from the function that runs a round; between rounds it must keep no core busy.
-    pub fn new(run: impl FnMut(Round) -> Result<Vec<f64>, String> + 'a) -> Entrant<'a> {
+    pub fn new(run: impl FnMut(RoundLength) -> Result<Vec<f64>, String> + 'a) -> Entrant<'a> {
         Entrant { run: Box::new(run), medians_ns: Vec::new(), failure: None }
     }
 
-    fn round(&mut self, round: Round) {
+    fn round(&mut self, round: RoundLength) {
         match (self.run)(round) {
             Ok(samples_ns) => self.medians_ns.push(Timing::of_samples(&samples_ns, false).median_ns),
             Err(reason) => self.failure = Some(reason),
@@ -70,7 +70,7 @@ impl<'a> Entrant<'a> {
 pub fn run_rounds(
     mut entrants: Vec<Entrant<'_>>,
     n_rounds: u32,
-    round: Round,
+    round: RoundLength,
     seed: u64,
 ) -> Vec<Result<Timing, String>> {
     assert!(n_rounds > 0, "a time needs a round");
@@ -106,7 +106,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(1));
             if n_runs > most { Err("no more") } else { Ok(()) }
         };
-        let round = |ms| Round { time: Duration::from_millis(ms), min_samples: 3 };
+        let round = |ms| RoundLength { time: Duration::from_millis(ms), min_samples: 3 };
         let few = wall_samples_ns(round(0), || run(100)).expect("it runs");
         assert!(few.len() == 3 && few.iter().all(|&ns| ns >= 1e6), "{few:?}");
         assert_eq!(wall_samples_ns(round(1_000_000), || run(20)), Err("no more"));
@@ -124,7 +124,7 @@ mod tests {
                 if n_rounds > fails_after { Err(format!("{at} fails")) } else { Ok(vec![1.0, at as f64, 9.0]) }
             })
         };
-        let round = Round { time: Duration::ZERO, min_samples: 3 };
+        let round = RoundLength { time: Duration::ZERO, min_samples: 3 };
         let results = run_rounds(vec![entrant(3, 10), entrant(4, 2), entrant(5, 10)], 6, round, 1);
         let medians: Vec<Result<f64, String>> = results.into_iter().map(|r| r.map(|t| t.median_ns)).collect();
         assert_eq!(medians, [Ok(3.0), Err("4 fails".to_owned()), Ok(5.0)]);

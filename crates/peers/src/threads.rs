@@ -2,18 +2,18 @@
 
 use std::ffi::c_void;
 
-use tilewright_runtime::Pool;
+use tilewright_runtime::ThreadPool;
 
 /// Threads that share out loop iterations, the caller among them.
-pub(super) struct Threads(Pool);
+pub(super) struct LoopThreads(ThreadPool);
 
-impl Threads {
+impl LoopThreads {
     /// `n` of them, on the CPUs that this process is pinned to.
     ///
     /// # Panics
     /// If the system refuses a thread: this process is the peer's, and `bench` goes on without it.
-    pub(super) fn new(n: usize) -> Threads {
-        Threads(Pool::new(n, &[]).unwrap_or_else(|refused| panic!("no {n} threads: {refused}")))
+    pub(super) fn new(n: usize) -> LoopThreads {
+        LoopThreads(ThreadPool::new(n, &[]).unwrap_or_else(|refused| panic!("no {n} threads: {refused}")))
     }
 
     /// Number of threads.
@@ -33,9 +33,9 @@ impl Threads {
 }
 
 /// Pointers for several threads, each of which writes to a part of its own.
-pub(super) struct Shared<P>(pub(super) P);
+pub(super) struct SharedPointers<P>(pub(super) P);
 
-impl<P: Copy> Shared<P> {
+impl<P: Copy> SharedPointers<P> {
     /// The pointers. A method, so that a closure borrows the whole.
     pub(super) fn get(&self) -> P {
         self.0
@@ -43,7 +43,7 @@ impl<P: Copy> Shared<P> {
 }
 
 // SAFETY: whoever uses the pointers keeps the threads' parts apart.
-unsafe impl<P> Sync for Shared<P> {}
+unsafe impl<P> Sync for SharedPointers<P> {}
 
 #[cfg(test)]
 mod tests {
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn every_iteration_runs_once() {
-        let mut threads = Threads::new(2);
+        let mut threads = LoopThreads::new(2);
         for n in [0, 1, 100] {
             let counts: Vec<AtomicUsize> = (0..n).map(|_| AtomicUsize::new(0)).collect();
             threads.for_each(n, |i, thread| {

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, FromRawFd};
 use std::time::Duration;
 
-use tilewright_device::device::Round;
+use tilewright_device::device::RoundLength;
 use tilewright_device::memory::{Bf16, F16};
 use tilewright_device::{host, sample_round, sample_round_by};
 use tilewright_ir::op::Workload;
@@ -15,9 +15,9 @@ use tilewright_ir::{DType, Program, Step};
 use super::library::Means;
 use super::model::worker::Wanted;
 use super::model::{self, Area};
-use super::operands::{Element, Number, Operands};
-use super::problem::Problem;
-use super::protocol::{Reply, Request};
+use super::operands::{CpuElement, OperandType, Operands};
+use super::problem::PeerProblem;
+use super::protocol::{ChildReply, ChildRequest};
 use super::{PeerSpec, Precision, Unavailable, Variant};
 use super::{clblast, crates, cublas, cudnn, im2col, mkl, onednn, openblas};
 
@@ -30,25 +30,25 @@ pub(super) struct Prepared<T> {
     /// Core type in use, for a library that has several.
     pub(super) core_type: Option<String>,
     /// Brings what a run overwrites, and nothing else, into the state before a run; before a check.
-    pub(super) load: Run<T>,
+    pub(super) load: RunFunction<T>,
     /// A run; always called with the operands that it was prepared with.
-    pub(super) run: Run<T>,
+    pub(super) run: RunFunction<T>,
     /// Many runs, by the clock of a device, where it works on one.
     pub(super) timed: Option<Timed>,
     /// Brings the result into the operands, where the library keeps it elsewhere; after a check's run.
-    pub(super) store: Run<T>,
+    pub(super) store: RunFunction<T>,
 }
 
 impl<T: 'static> Prepared<T> {
     /// A library whose run reads and writes the operands themselves.
-    pub(super) fn in_place(version: String, details: String, run: Run<T>) -> Prepared<T> {
-        let nothing = || -> Run<T> { Box::new(|_| Ok(())) };
+    pub(super) fn in_place(version: String, details: String, run: RunFunction<T>) -> Prepared<T> {
+        let nothing = || -> RunFunction<T> { Box::new(|_| Ok(())) };
         Prepared { version, details, core_type: None, load: nothing(), run, timed: None, store: nothing() }
     }
 }
 
 /// Action on the operands; an error is the library's own report of a failure.
-pub(super) type Run<T> = Box<dyn FnMut(&mut Operands<T>) -> Result<(), Unavailable>>;
+pub(super) type RunFunction<T> = Box<dyn FnMut(&mut Operands<T>) -> Result<(), Unavailable>>;
 
 /// Runs so many times in a row and tells the nanoseconds that took.
 pub(super) type Timed = Box<dyn FnMut(u32) -> Result<f64, Unavailable>>;
@@ -82,14 +82,14 @@ fn take_stdout() -> io::Result<File> {
 fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: impl Write) -> io::Result<()> {
     while let Some(line) = input.next().transpose()? {
         match serde_json::from_str(&line)? {
-            Request::Version { peer } => {
+            ChildRequest::Version { peer } => {
                 let reply = match version(&peer) {
-                    Ok(version) => Reply::Version { version },
-                    Err(unavailable) => Reply::Unavailable(unavailable),
+                    Ok(version) => ChildReply::Version { version },
+                    Err(unavailable) => ChildReply::Unavailable(unavailable),
                 };
                 answer(&mut output, &reply)?;
             }
-            Request::Start { peer, workload, threads, folder, gpu, data_fd, data_offsets } => {
+            ChildRequest::Start { peer, workload, threads, folder, gpu, data_fd, data_offsets } => {
                 let started = known(&peer).and_then(|spec| {
                     let workload = Workload::parse(&workload)
                         .map_err(|error| Unavailable::Unsupported { reason: error.to_string() })?;
@@ -97,7 +97,7 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                 });
                 let (spec, problem, program) = match started {
                     Ok(started) => started,
-                    Err(unavailable) => return answer(&mut output, &Reply::Unavailable(unavailable)),
+                    Err(unavailable) => return answer(&mut output, &ChildReply::Unavailable(unavailable)),
                 };
                 if spec.gpu().is_none() {
                     host::pin_thread(&host::pin_cpus(threads));
@@ -115,17 +115,17 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                     DType::Bf16 => serve::<Bf16>(prepare_halves, of, &mut input, &mut output),
                     other => {
                         let reason = format!("no library is measured on {}", other.name());
-                        answer(&mut output, &Reply::Unavailable(Unavailable::Unsupported { reason }))
+                        answer(&mut output, &ChildReply::Unavailable(Unavailable::Unsupported { reason }))
                     }
                 };
             }
-            Request::Open { peer, model, dims, threads, folder, gpu, data_fd, inputs } => {
+            ChildRequest::Open { peer, model, dims, threads, folder, gpu, data_fd, inputs } => {
                 // SAFETY: as above.
                 let area = unsafe { BorrowedFd::borrow_raw(data_fd) }.try_clone_to_owned()?;
                 let wanted = Wanted { model, dims, means: Means { threads, folder, gpu } };
                 return model::worker::serve(&peer, &wanted, &Area(area.into()), &inputs, &mut input, &mut output);
             }
-            early @ (Request::Round { .. } | Request::Check | Request::Run { .. }) => {
+            early @ (ChildRequest::Round { .. } | ChildRequest::Check | ChildRequest::Run { .. }) => {
                 return Err(io::Error::other(format!("{early:?} before a start")));
             }
         }
@@ -133,7 +133,7 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
     Ok(())
 }
 
-pub(super) fn answer(output: &mut impl Write, reply: &Reply) -> io::Result<()> {
+pub(super) fn answer(output: &mut impl Write, reply: &ChildReply) -> io::Result<()> {
     let mut line = serde_json::to_string(reply)?;
     line.push('\n');
     output.write_all(line.as_bytes())?;
@@ -162,9 +162,9 @@ fn version(peer: &str) -> Result<String, Unavailable> {
 type Prepare<T> = fn(&PeerSpec, &mut Operands<T>, &Means) -> Result<Prepared<T>, Unavailable>;
 
 /// Serves requests, from the start request to the end of the input.
-fn serve<T: Number>(
+fn serve<T: OperandType>(
     prepare: Prepare<T>,
-    (spec, problem, program, (data, offsets), means): (&PeerSpec, Problem, &Program, (BorrowedFd, &[u64]), &Means),
+    (spec, problem, program, (data, offsets), means): (&PeerSpec, PeerProblem, &Program, (BorrowedFd, &[u64]), &Means),
     input: &mut impl Iterator<Item = io::Result<String>>,
     output: &mut impl Write,
 ) -> io::Result<()> {
@@ -176,36 +176,39 @@ fn serve<T: Number>(
     });
     let (mut operands, mut prepared) = match started {
         Ok(started) => started,
-        Err(unavailable) => return answer(output, &Reply::Unavailable(unavailable)),
+        Err(unavailable) => return answer(output, &ChildReply::Unavailable(unavailable)),
     };
     let Prepared { version, details, core_type, .. } = &prepared;
     let (version, details, core_type) = (version.clone(), details.clone(), core_type.clone());
-    answer(output, &Reply::Ready { version, details, core_type })?;
+    answer(output, &ChildReply::Ready { version, details, core_type })?;
     for line in input {
         let reply = match serde_json::from_str(&line?)? {
-            Request::Round { min_time_ns, min_samples } => {
-                let round = Round { time: Duration::from_nanos(min_time_ns), min_samples };
+            ChildRequest::Round { min_time_ns, min_samples } => {
+                let round = RoundLength { time: Duration::from_nanos(min_time_ns), min_samples };
                 let times_ns = match &mut prepared.timed {
                     Some(timed) => samples_ns_by(timed, operands.n_bytes(), round),
                     None => samples_ns(&mut prepared.run, &mut operands, means.threads, round),
                 };
-                times_ns.map(|times_ns| Reply::Round { times_ns })
+                times_ns.map(|times_ns| ChildReply::Round { times_ns })
             }
-            Request::Check => {
-                check(&mut prepared, &mut operands).map(|relative_error| Reply::Checked { relative_error })
+            ChildRequest::Check => {
+                check(&mut prepared, &mut operands).map(|relative_error| ChildReply::Checked { relative_error })
             }
-            late @ (Request::Version { .. } | Request::Start { .. } | Request::Open { .. } | Request::Run { .. }) => {
+            late @ (ChildRequest::Version { .. }
+            | ChildRequest::Start { .. }
+            | ChildRequest::Open { .. }
+            | ChildRequest::Run { .. }) => {
                 return Err(io::Error::other(format!("{late:?} after a start")));
             }
         };
-        answer(output, &reply.unwrap_or_else(Reply::Unavailable))?;
+        answer(output, &reply.unwrap_or_else(ChildReply::Unavailable))?;
     }
     Ok(())
 }
 
 /// Largest error allowed of a peer's result against the reference: that of a kernel that computes in the same
 /// way.
-fn tolerance(spec: &PeerSpec, problem: &Problem, program: &Program) -> Tolerance {
+fn tolerance(spec: &PeerSpec, problem: &PeerProblem, program: &Program) -> Tolerance {
     let winograd = match spec.variant {
         Variant::OneDnnWinograd => true,
         // Their algorithms by Fourier's transformation round no more.
@@ -218,13 +221,17 @@ fn tolerance(spec: &PeerSpec, problem: &Problem, program: &Program) -> Tolerance
 }
 
 /// Make `spec`'s library ready for the operands' problem.
-fn prepare<T: Element>(spec: &PeerSpec, operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
+fn prepare<T: CpuElement>(
+    spec: &PeerSpec,
+    operands: &mut Operands<T>,
+    means: &Means,
+) -> Result<Prepared<T>, Unavailable> {
     let layouts = spec.layouts(&operands.problem);
     match spec.variant {
         Variant::OpenBlas | Variant::OpenBlasBest => openblas::prepare(operands, means),
         Variant::Im2col => im2col::prepare(operands, means),
-        Variant::OneDnn => onednn::prepare(operands, means, layouts, onednn::Algorithm::Direct),
-        Variant::OneDnnWinograd => onednn::prepare(operands, means, layouts, onednn::Algorithm::Winograd),
+        Variant::OneDnn => onednn::prepare(operands, means, layouts, onednn::ConvolutionAlgorithm::Direct),
+        Variant::OneDnnWinograd => onednn::prepare(operands, means, layouts, onednn::ConvolutionAlgorithm::Winograd),
         Variant::Mkl => mkl::prepare(operands, means),
         Variant::Cublas(precision) => cublas::prepare(operands, means, precision),
         Variant::Cudnn(precision) => cudnn::prepare(operands, means, precision),
@@ -241,26 +248,33 @@ fn prepare_integers(
     means: &Means,
 ) -> Result<Prepared<i32>, Unavailable> {
     match spec.variant {
-        Variant::OneDnn => onednn::prepare(operands, means, spec.layouts(&operands.problem), onednn::Algorithm::Direct),
+        Variant::OneDnn => {
+            onednn::prepare(operands, means, spec.layouts(&operands.problem), onednn::ConvolutionAlgorithm::Direct)
+        }
         _ => panic!("a library without such products is not asked for them"),
     }
 }
 
 /// Prepares a library for operands of 16 bits, which few libraries support.
-fn prepare_halves<T: Number>(
+fn prepare_halves<T: OperandType>(
     spec: &PeerSpec,
     operands: &mut Operands<T>,
     means: &Means,
 ) -> Result<Prepared<T>, Unavailable> {
     match spec.variant {
         Variant::Cublas(precision) => cublas::prepare(operands, means, precision),
-        Variant::OneDnn => onednn::prepare(operands, means, spec.layouts(&operands.problem), onednn::Algorithm::Direct),
+        Variant::OneDnn => {
+            onednn::prepare(operands, means, spec.layouts(&operands.problem), onednn::ConvolutionAlgorithm::Direct)
+        }
         _ => panic!("a library without such numbers is not asked for them"),
     }
 }
 
 /// Run once, from a result that is no number, and compare: the relative error.
-pub(super) fn check<T: Number>(prepared: &mut Prepared<T>, operands: &mut Operands<T>) -> Result<f64, Unavailable> {
+pub(super) fn check<T: OperandType>(
+    prepared: &mut Prepared<T>,
+    operands: &mut Operands<T>,
+) -> Result<f64, Unavailable> {
     let Prepared { load, run, store, .. } = prepared;
     operands.clear_c();
     [load, run, store].into_iter().try_for_each(|step| step(operands))?;
@@ -268,11 +282,11 @@ pub(super) fn check<T: Number>(prepared: &mut Prepared<T>, operands: &mut Operan
 }
 
 /// Nanoseconds a run, one for each sample of a round.
-fn samples_ns<T: Number>(
-    run: &mut Run<T>,
+fn samples_ns<T: OperandType>(
+    run: &mut RunFunction<T>,
     operands: &mut Operands<T>,
     threads: usize,
-    round: Round,
+    round: RoundLength,
 ) -> Result<Vec<f64>, Unavailable> {
     let (mut outcome, n_bytes) = (Ok(()), operands.n_bytes());
     let samples_ns = sample_round(round, threads, n_bytes, || {
@@ -287,7 +301,7 @@ fn samples_ns<T: Number>(
 pub(super) fn samples_ns_by(
     timed: &mut dyn FnMut(u32) -> Result<f64, Unavailable>,
     n_bytes: u64,
-    round: Round,
+    round: RoundLength,
 ) -> Result<Vec<f64>, Unavailable> {
     let mut failure = None;
     // After a failure there is nothing to wait for.
@@ -303,11 +317,11 @@ pub(super) fn samples_ns_by(
 }
 
 /// Round that decides between the ways to call a library.
-pub(super) const CHOICE: Round = Round { time: Duration::from_millis(2), min_samples: 5 };
+pub(super) const CHOICE: RoundLength = RoundLength { time: Duration::from_millis(2), min_samples: 5 };
 
 /// The shortest sample of a short round, in nanoseconds a run.
-pub(super) fn shortest_ns<T: Number>(
-    run: &mut Run<T>,
+pub(super) fn shortest_ns<T: OperandType>(
+    run: &mut RunFunction<T>,
     operands: &mut Operands<T>,
     threads: usize,
 ) -> Result<f64, Unavailable> {
@@ -318,15 +332,15 @@ pub(super) fn shortest_ns<T: Number>(
 pub(super) mod tests {
     use std::os::fd::{AsFd, AsRawFd};
 
-    use tilewright_device::data::Data;
-    use tilewright_ir::op::{Epilogue, Function};
+    use tilewright_device::data::ReferenceData;
+    use tilewright_ir::op::{Epilogue, EpilogueFunction};
 
     use super::*;
-    use crate::gpu::{Fused, pads};
+    use crate::gpu::{FusedEpilogue, pads};
     use crate::operands::tests::{data_of, operands_of};
-    use crate::problem::Kernel;
+    use crate::problem::LibraryProblem;
 
-    pub(crate) fn replies(requests: &[Request]) -> Vec<Reply> {
+    pub(crate) fn replies(requests: &[ChildRequest]) -> Vec<ChildReply> {
         let lines = requests.iter().map(|request| Ok(serde_json::to_string(request).expect("requests print")));
         let mut output = Vec::new();
         answer_all(lines, &mut output).expect("the requests come in order");
@@ -338,10 +352,10 @@ pub(super) mod tests {
     }
 
     /// Makes a start request without data, for refusals that come before the data are read.
-    fn start(peer: &str, workload: &str) -> Request {
+    fn start(peer: &str, workload: &str) -> ChildRequest {
         let (peer, workload) = (peer.to_owned(), workload.to_owned());
         let (threads, folder, gpu) = (1, None, None);
-        Request::Start { peer, workload, threads, folder, gpu, data_fd: -1, data_offsets: Vec::new() }
+        ChildRequest::Start { peer, workload, threads, folder, gpu, data_fd: -1, data_offsets: Vec::new() }
     }
 
     #[test]
@@ -349,8 +363,8 @@ pub(super) mod tests {
         let text = "matmul:m=9,n=17,k=33,dtype=f64";
         let data = data_of(&Workload::parse(text).expect("the test names a workload"));
         let replies = replies(&[
-            Request::Version { peer: "matrixmultiply".to_owned() },
-            Request::Start {
+            ChildRequest::Version { peer: "matrixmultiply".to_owned() },
+            ChildRequest::Start {
                 peer: "gemm".to_owned(),
                 workload: text.to_owned(),
                 threads: 1,
@@ -359,14 +373,14 @@ pub(super) mod tests {
                 data_fd: data.file.as_raw_fd(),
                 data_offsets: data.offsets.clone(),
             },
-            Request::Round { min_time_ns: 1_000_000, min_samples: 3 },
-            Request::Check,
+            ChildRequest::Round { min_time_ns: 1_000_000, min_samples: 3 },
+            ChildRequest::Check,
         ]);
         let [
-            Reply::Version { version },
-            Reply::Ready { .. },
-            Reply::Round { times_ns },
-            Reply::Checked { relative_error },
+            ChildReply::Version { version },
+            ChildReply::Ready { .. },
+            ChildReply::Round { times_ns },
+            ChildReply::Checked { relative_error },
         ] = &replies[..]
         else {
             panic!("{replies:?}");
@@ -378,11 +392,11 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_not_known_is_unavailable() {
-        let check = |request: Request, part: &str| match &replies(&[request])[..] {
-            [Reply::Unavailable(reason)] => assert!(reason.to_string().contains(part), "{reason}"),
+        let check = |request: ChildRequest, part: &str| match &replies(&[request])[..] {
+            [ChildReply::Unavailable(reason)] => assert!(reason.to_string().contains(part), "{reason}"),
             other => panic!("{other:?}"),
         };
-        check(Request::Version { peer: "eigen".to_owned() }, "no peer is called eigen");
+        check(ChildRequest::Version { peer: "eigen".to_owned() }, "no peer is called eigen");
         check(start("eigen", "matmul:m=8,n=8,k=8"), "no peer is called eigen");
         check(start("gemm", "matmul:m=8"), "matmul needs");
         check(start("im2col-openblas", "matmul:m=8,n=8,k=8"), "convolutions");
@@ -443,27 +457,35 @@ pub(super) mod tests {
     ];
 
     /// Whether a peer may refuse the problem: anything else that it claims to compute, it must.
-    fn may_refuse(spec: &PeerSpec, problem: &Problem) -> bool {
-        let steps: Vec<Function> = problem.epilogue.iter().map(Epilogue::function).collect();
-        let lacks = [Function::Scale, Function::Mul, Function::HardSigmoid, Function::HardSwish];
+    fn may_refuse(spec: &PeerSpec, problem: &PeerProblem) -> bool {
+        let steps: Vec<EpilogueFunction> = problem.epilogue.iter().map(Epilogue::function).collect();
+        let lacks = [
+            EpilogueFunction::Scale,
+            EpilogueFunction::Mul,
+            EpilogueFunction::HardSigmoid,
+            EpilogueFunction::HardSwish,
+        ];
         match spec.library {
             "onednn" => {
                 spec.variant == Variant::OneDnnWinograd
                     || problem.dtype == DType::F64
-                    || steps == [Function::Relu, Function::Bias]
+                    || steps == [EpilogueFunction::Relu, EpilogueFunction::Bias]
                     || steps.iter().any(|step| lacks.contains(step))
             }
-            "cublas" => Fused::of("cuBLAS", &problem.epilogue).is_err(),
+            "cublas" => FusedEpilogue::of("cuBLAS", &problem.epilogue).is_err(),
             // Whether there is an algorithm is the library's to say.
             "cudnn" => true,
             "clblast" => {
                 // Whether there is f64, the device's.
                 let is_plain = problem.epilogue.is_empty() && problem.dtype == DType::F32;
-                let in_groups = matches!(problem.kernel, Kernel::Conv(conv) if conv.groups > 1);
-                !is_plain || in_groups || matches!(problem.kernel, Kernel::Conv(conv) if pads("it", &conv).is_err())
+                let in_groups = matches!(problem.kernel, LibraryProblem::Conv(conv) if conv.groups > 1);
+                !is_plain
+                    || in_groups
+                    || matches!(problem.kernel, LibraryProblem::Conv(conv) if pads("it", &conv).is_err())
             }
             _ if spec.variant == Variant::Im2col => {
-                let has = [Function::Bias, Function::Add, Function::Relu, Function::Clip];
+                let has =
+                    [EpilogueFunction::Bias, EpilogueFunction::Add, EpilogueFunction::Relu, EpilogueFunction::Clip];
                 steps.iter().any(|step| !has.contains(step))
             }
             _ => !problem.epilogue.is_empty(),
@@ -472,10 +494,10 @@ pub(super) mod tests {
 
     #[test]
     fn every_peer_computes_what_it_says_it_does() {
-        fn checked<T: Number>(
+        fn checked<T: OperandType>(
             spec: &PeerSpec,
             workload: &Workload,
-            data: &Data,
+            data: &ReferenceData,
             n: usize,
             prepare: Prepare<T>,
         ) -> Result<f64, Unavailable> {
@@ -516,7 +538,7 @@ pub(super) mod tests {
     #[test]
     fn a_result_that_is_wrong_is_refused() {
         let mut operands = operands_of::<f32>("matmul:m=4,n=4,k=4");
-        let forgets_to_write: Run<f32> = Box::new(|_| Ok(()));
+        let forgets_to_write: RunFunction<f32> = Box::new(|_| Ok(()));
         let mut prepared = Prepared::in_place(String::new(), String::new(), forgets_to_write);
         let refused = check(&mut prepared, &mut operands);
         assert!(matches!(refused, Err(Unavailable::Wrong { .. })), "{refused:?}");
@@ -526,12 +548,12 @@ pub(super) mod tests {
     fn a_run_that_fails_ends_a_round() {
         let mut operands = operands_of::<f32>("matmul:m=4,n=4,k=4");
         let mut n_runs = 0;
-        let mut fails: Run<f32> = Box::new(move |_| {
+        let mut fails: RunFunction<f32> = Box::new(move |_| {
             n_runs += 1;
             assert!(n_runs < 3, "nothing runs after a failure");
             if n_runs == 2 { Err(Unavailable::Broken { reason: "no more".to_owned() }) } else { Ok(()) }
         });
-        let round = Round { time: Duration::from_millis(1), min_samples: 2 };
+        let round = RoundLength { time: Duration::from_millis(1), min_samples: 2 };
         let refused = samples_ns(&mut fails, &mut operands, 1, round).expect_err("it fails");
         assert_eq!(refused.to_string(), "no more");
     }

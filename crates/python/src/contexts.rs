@@ -6,31 +6,31 @@ use std::sync::{Arc, Mutex, PoisonError};
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
-use tilewright_runtime::{Context, Model, Threads};
+use tilewright_runtime::{Context, Model, SharedPool};
 
 use crate::value;
 
 /// Name, element type and shape of an input or output.
-pub type Argument = (String, &'static str, Vec<usize>);
+pub type Signature = (String, &'static str, Vec<usize>);
 
 /// A model with memory for its runs. Each run has a context of its own, and leaves it to later ones, so that
 /// there are as many as runs have been under way at the same time; loops of all share one set of threads.
-pub struct Contexts {
+pub struct ContextPool {
     model: Arc<Model>,
-    threads: Threads,
+    threads: SharedPool,
     /// Idle contexts; taken while Python's lock is held, and so never during a fork.
     idle: Mutex<Vec<Context>>,
 }
 
-impl Contexts {
+impl ContextPool {
     /// Makes contexts of a model, one of them at once, on `n_threads` threads.
     ///
     /// # Errors
     /// If memory or threads do not suffice.
-    pub fn new(model: &Arc<Model>, n_threads: usize) -> io::Result<Contexts> {
-        let threads = Threads::new(n_threads)?;
+    pub fn new(model: &Arc<Model>, n_threads: usize) -> io::Result<ContextPool> {
+        let threads = SharedPool::new(n_threads)?;
         let idle = Mutex::new(vec![Context::new(model, &threads)?]);
-        Ok(Contexts { model: Arc::clone(model), threads, idle })
+        Ok(ContextPool { model: Arc::clone(model), threads, idle })
     }
 
     fn idle(&self) -> std::sync::MutexGuard<'_, Vec<Context>> {

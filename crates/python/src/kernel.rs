@@ -11,7 +11,7 @@ use tilewright_device::host;
 use tilewright_ir::Role;
 use tilewright_runtime::Port;
 
-use crate::contexts::{Argument, Contexts};
+use crate::contexts::{ContextPool, Signature};
 use crate::value;
 
 /// A kernel in this process: the best configuration that is recorded, or what the model of the machine
@@ -19,9 +19,9 @@ use crate::value;
 #[pyclass(frozen, module = "tilewright")]
 pub struct Kernel {
     workload: String,
-    contexts: Contexts,
-    inputs: Vec<Argument>,
-    outputs: Vec<Argument>,
+    contexts: ContextPool,
+    inputs: Vec<Signature>,
+    outputs: Vec<Signature>,
     /// Seconds a run, as recorded.
     time: Option<f64>,
 }
@@ -79,7 +79,7 @@ impl Kernel {
         };
         let inputs = model.inputs().iter().map(argument).collect();
         let outputs = model.outputs().iter().map(argument).collect();
-        let contexts = Contexts::new(&model, threads).map_err(cannot)?;
+        let contexts = ContextPool::new(&model, threads).map_err(cannot)?;
         let time = if let Source::Recorded(ns) = source { Some(ns / 1e9) } else { None };
         Ok(Kernel { workload: workload.to_string(), contexts, inputs, outputs, time })
     }
@@ -92,13 +92,13 @@ impl Kernel {
 
     /// Name, element type and shape of each input.
     #[getter]
-    fn inputs(&self) -> Vec<Argument> {
+    fn inputs(&self) -> Vec<Signature> {
         self.inputs.clone()
     }
 
     /// Name, element type and shape of each output.
     #[getter]
-    fn outputs(&self) -> Vec<Argument> {
+    fn outputs(&self) -> Vec<Signature> {
         self.outputs.clone()
     }
 

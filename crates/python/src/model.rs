@@ -9,10 +9,10 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tilewright::{CPU, Cache, Database, DeviceSpec, Error, HOST, SharedStore, one_line};
 use tilewright_graph::{Bindings, Problem, Reason, problems_text, specialise};
-use tilewright_model::{Making, ValueId, compile_known, lower, read_model};
+use tilewright_model::{CompileOptions, ValueId, compile_known, lower, read_model};
 use tilewright_runtime::AnyModel;
 
-use crate::contexts::{Argument, Contexts};
+use crate::contexts::{ContextPool, Signature};
 use crate::value;
 
 /// Time that Python waits for a model before it looks for an interrupt.
@@ -22,7 +22,7 @@ const WAIT: Duration = Duration::from_millis(50);
 const NO_BF16: &str = "bf16=True changes nothing: this CPU has no products of bf16 that are faster than those of f32";
 
 /// Model to load, and the options.
-struct Request {
+struct ModelRequest {
     file: PathBuf,
     bindings: Bindings,
     threads: usize,
@@ -33,17 +33,17 @@ struct Request {
 }
 
 /// A model with memory and threads, and what it takes and gives.
-struct Loaded {
-    contexts: Contexts,
-    inputs: Vec<Argument>,
-    outputs: Vec<Argument>,
+struct LoadedModel {
+    contexts: ContextPool,
+    inputs: Vec<Signature>,
+    outputs: Vec<Signature>,
     n_untuned: usize,
     /// Lines about a store that could not be used, or an option that changes nothing.
     notes: Vec<String>,
 }
 
-impl Request {
-    fn load(&self) -> Result<Loaded, Error> {
+impl ModelRequest {
+    fn load(&self) -> Result<LoadedModel, Error> {
         let input = |what: &dyn std::fmt::Display| {
             Error::input(format!("{}: {}", self.file.display(), in_python(&one_line(&what.to_string()))))
         };
@@ -66,7 +66,7 @@ impl Request {
         let records = Database::new(self.db.as_deref())?.before(store).records()?;
         let failed = |what: &dyn std::fmt::Display| Error::failed(format!("{}: {what}", self.file.display()));
         let cache = Cache::new(None)?;
-        let making = Making { cache: &cache, for_runs: true };
+        let making = CompileOptions { cache: &cache, for_runs: true };
         let compiled = compile_known(fused, &target, self.threads, &records, making).map_err(|error| failed(&error))?;
         let AnyModel::Cpu(model) = &compiled.model else { unreachable!("it is for this machine's CPU") };
         let net = &compiled.fused.net;
@@ -77,9 +77,9 @@ impl Request {
         let inputs = net.inputs.iter().map(argument).collect();
         let outputs = net.outputs.iter().map(argument).collect();
         let notes = records.notes().into_iter().chain(no_bf16).collect();
-        let contexts = Contexts::new(model, self.threads);
+        let contexts = ContextPool::new(model, self.threads);
         let contexts = contexts.map_err(|error| failed(&format!("no memory or threads for a run: {error}")))?;
-        Ok(Loaded { contexts, inputs, outputs, n_untuned: compiled.n_guessed, notes })
+        Ok(LoadedModel { contexts, inputs, outputs, n_untuned: compiled.n_guessed, notes })
     }
 }
 
@@ -145,7 +145,7 @@ fn interruptible<T: Send + 'static>(py: Python, work: impl FnOnce() -> T + Send 
 #[pyclass(frozen, module = "tilewright")]
 pub struct Model {
     file: PathBuf,
-    loaded: Loaded,
+    loaded: LoadedModel,
 }
 
 #[pymethods]
@@ -166,7 +166,7 @@ impl Model {
         store: Option<String>,
     ) -> PyResult<Model> {
         let bindings = Bindings { dims, shapes, values, fold_bytes: usize::MAX, ..Bindings::default() };
-        let request = Request { file: file.clone(), bindings, threads, exact, bf16, db, store };
+        let request = ModelRequest { file: file.clone(), bindings, threads, exact, bf16, db, store };
         let loaded = interruptible(py, move || request.load())?.map_err(value::error)?;
         value::warn(py, &loaded.notes)?;
         Ok(Model { file, loaded })
@@ -180,13 +180,13 @@ impl Model {
 
     /// Name, element type and shape of each input.
     #[getter]
-    fn inputs(&self) -> Vec<Argument> {
+    fn inputs(&self) -> Vec<Signature> {
         self.loaded.inputs.clone()
     }
 
     /// Name, element type and shape of each output.
     #[getter]
-    fn outputs(&self) -> Vec<Argument> {
+    fn outputs(&self) -> Vec<Signature> {
         self.loaded.outputs.clone()
     }
 

@@ -40,9 +40,9 @@ pub fn serve(py: Python, arguments: Vec<OsString>) -> bool {
 }
 
 /// Function from a trial's nanoseconds to its value: seconds, or the number that is its metric.
-type Value = Box<dyn Fn(f64) -> f64 + Send + Sync>;
+type ValueOfTime = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 
-fn value_of(request: &Request) -> Result<Value, Error> {
+fn value_of(request: &Request) -> Result<ValueOfTime, Error> {
     let metric = request.objectives()?.leading().clone();
     Ok(if metric.is_time() { Box::new(|ns| ns / 1e9) } else { Box::new(move |ns| metric.value(ns)) })
 }

@@ -8,8 +8,8 @@ use pyo3::types::{PyDict, PyList, PyString};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright::{Request, Workload};
-use tilewright_search::expression::{Datum, Expression, Scope, Type};
-use tilewright_search::{self as core, Config, Constraint, Parameter, Product, Value};
+use tilewright_search::expression::{Datum, Expression, ValueType, VariableNames};
+use tilewright_search::{self as core, Config, Constraint, ListedProduct, Parameter, Value};
 
 use crate::value;
 
@@ -91,8 +91,8 @@ fn constraint(text: &str, parameters: &[Parameter], data: &[Vec<Datum>]) -> PyRe
     if !data.iter().any(has_fractions) {
         return Constraint::parse(text, text, parameters).map_err(wrong);
     }
-    let types = parameters.iter().zip(data).map(|(parameter, data)| (parameter.name.clone(), Type::of_all(data)));
-    let scope: Scope = types.collect();
+    let types = parameters.iter().zip(data).map(|(parameter, data)| (parameter.name.clone(), ValueType::of_all(data)));
+    let scope: VariableNames = types.collect();
     let code = Expression::parse(text).and_then(|expression| expression.compile_condition(&scope)).map_err(wrong)?;
     let mut reads = Vec::new();
     code.reads(&mut reads);
@@ -176,7 +176,7 @@ impl Space {
             Some(configurations) => {
                 let configs = configurations.try_iter()?.map(|item| ranks(&listed, &item?));
                 let configs = configs.collect::<PyResult<Vec<Config>>>()?;
-                let product = Product::new(NAME, parameters).map_err(value::refuse)?;
+                let product = ListedProduct::new(NAME, parameters).map_err(value::refuse)?;
                 py.detach(|| product.only(&configs)).map_err(value::refuse)?
             }
         };

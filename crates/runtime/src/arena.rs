@@ -21,7 +21,7 @@ impl Block {
 
 /// An arena's layout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct ArenaLayout {
     /// Offset of each block, a multiple of 64.
     pub offsets: Vec<usize>,
     /// The arena's size.
@@ -47,12 +47,12 @@ const ORDERS: usize = 200;
 /// # Source
 /// Pisarchyk and Lee, *Efficient Memory Management for Deep Neural Net Inference*, arXiv 2001.03288, greedy
 /// by size and by breadth.
-pub fn plan_memory(blocks: &[Block]) -> Memory {
+pub fn plan_memory(blocks: &[Block]) -> ArenaLayout {
     let sizes: Vec<usize> = blocks.iter().map(|block| block.bytes.next_multiple_of(ALIGN)).collect();
     let bound = bound(blocks, &sizes);
     let mut by_size: Vec<usize> = (0..blocks.len()).collect();
     by_size.sort_by_key(|&at| (std::cmp::Reverse(sizes[at]), blocks[at].first));
-    let mut best = Memory { offsets: place(blocks, &sizes, &by_size), total: 0, bound };
+    let mut best = ArenaLayout { offsets: place(blocks, &sizes, &by_size), total: 0, bound };
     best.total = end(&best.offsets, &sizes);
     if best.total == bound {
         return best;
@@ -68,7 +68,7 @@ pub fn plan_memory(blocks: &[Block]) -> Memory {
             let at = order.remove(last);
             order.insert(last / 2, at);
             if total < best.total {
-                best = Memory { offsets, total, bound };
+                best = ArenaLayout { offsets, total, bound };
             }
             if best.total == bound {
                 return best;
@@ -168,7 +168,7 @@ mod tests {
         let blocks = [block(1024, 0, 1), block(256, 0, 0), block(1000, 0, 1), block(128, 0, 0), block(960, 0, 1)];
         let memory = plan_memory(&[&blocks[..], &[block(100, 1, 1)]].concat());
         assert_eq!(memory.total, memory.bound);
-        assert_eq!(plan_memory(&[]), Memory::default());
+        assert_eq!(plan_memory(&[]), ArenaLayout::default());
         assert_eq!(plan_memory(&[block(0, 0, 3)]).total, 0);
     }
 

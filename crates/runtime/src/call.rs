@@ -2,32 +2,32 @@
 
 use std::io;
 
-use tilewright_codegen::Kernel;
+use tilewright_codegen::CompiledKernel;
 
 use crate::memory::Aligned;
-use crate::pool::Pool;
+use crate::pool::ThreadPool;
 
 /// A kernel with its argument buffers, kept buffers, scratch memory and threads.
-pub struct Call {
-    kernel: Kernel,
+pub struct KernelCall {
+    kernel: CompiledKernel,
     arguments: Vec<Aligned>,
     kept: Vec<Aligned>,
     scratch: Aligned,
-    pool: Pool,
+    pool: ThreadPool,
     is_prepared: bool,
 }
 
-impl Call {
+impl KernelCall {
     /// Makes a call of a kernel, whose arguments have these sizes in bytes.
     ///
     /// # Errors
     /// If memory or threads do not suffice.
-    pub fn new(kernel: Kernel, argument_bytes: &[u64], n_threads: usize) -> io::Result<Call> {
+    pub fn new(kernel: CompiledKernel, argument_bytes: &[u64], n_threads: usize) -> io::Result<KernelCall> {
         let buffers =
             |sizes: &[u64]| sizes.iter().map(|&n_bytes| Aligned::new(n_bytes)).collect::<io::Result<Vec<_>>>();
         let (arguments, kept) = (buffers(argument_bytes)?, buffers(kernel.kept_bytes())?);
         let scratch = Aligned::new(kernel.scratch_bytes(n_threads))?;
-        Ok(Call { kernel, arguments, kept, scratch, pool: Pool::new(n_threads, &[])?, is_prepared: false })
+        Ok(KernelCall { kernel, arguments, kept, scratch, pool: ThreadPool::new(n_threads, &[])?, is_prepared: false })
     }
 
     /// Bytes of an argument.

@@ -10,9 +10,9 @@ use thiserror::Error;
 use tilewright_codegen::{ARGUMENT_ALIGN, Runtime};
 
 use crate::memory::Aligned;
-use crate::model::{Base, Model, Port};
-use crate::plan::{Guard, Host, Rows, Size, Slice, Work};
-use crate::pool::Threads;
+use crate::model::{BaseMemory, Model, Port};
+use crate::plan::{CopiedRows, Host, RunSize, StepCondition, TensorSlice, Work};
+use crate::pool::SharedPool;
 
 /// Reason why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -101,14 +101,14 @@ const MOST_ITERATIONS: u64 = 1 << 24;
 /// An address in a step's list that depends on what a run is passed.
 struct Passed {
     at: usize,
-    base: Base,
+    base: BaseMemory,
     offset: usize,
 }
 
 /// Execution context of a model: memory of its own, and threads that it may share.
 pub struct Context {
     model: Arc<Model>,
-    threads: Threads,
+    threads: SharedPool,
     /// Holds what `pointers` lead to.
     _arena: Aligned,
     scratch: Aligned,
@@ -145,7 +145,7 @@ impl Context {
     ///
     /// # Errors
     /// If there is not enough.
-    pub fn new(model: &Arc<Model>, threads: &Threads) -> io::Result<Context> {
+    pub fn new(model: &Arc<Model>, threads: &SharedPool) -> io::Result<Context> {
         Context::for_loops_of(model, threads, threads.n_threads())
     }
 
@@ -154,10 +154,10 @@ impl Context {
     /// # Errors
     /// If there is not enough.
     pub fn for_others(model: &Arc<Model>, n_threads: usize) -> io::Result<Context> {
-        Context::for_loops_of(model, &Threads::new(1)?, n_threads)
+        Context::for_loops_of(model, &SharedPool::new(1)?, n_threads)
     }
 
-    fn for_loops_of(model: &Arc<Model>, threads: &Threads, n_threads: usize) -> io::Result<Context> {
+    fn for_loops_of(model: &Arc<Model>, threads: &SharedPool, n_threads: usize) -> io::Result<Context> {
         let arena = Aligned::new(model.plan().arena_bytes() as u64)?;
         let scratch = Aligned::new(model.scratch_bytes(n_threads))?;
         let (mut pointers, mut passed) = (Vec::new(), Vec::new());
@@ -165,18 +165,18 @@ impl Context {
         let states = model.plan().states().map(|tensor| Aligned::untouched(tensor.n_bytes() as u64));
         let states = states.collect::<io::Result<Vec<_>>>()?;
         let mut of_states = Vec::new();
-        let mut add = |slice: &Slice| {
+        let mut add = |slice: &TensorSlice| {
             let pointer = model.address(slice).map_or(std::ptr::null_mut(), |address| match address.base {
                 // SAFETY: the model has checked that slices are within what they are of.
-                Base::Arena => unsafe { arena.pointer().add(address.offset) },
+                BaseMemory::Arena => unsafe { arena.pointer().add(address.offset) },
                 // SAFETY: as above.
-                Base::Constants => unsafe { model.constants().as_ptr().cast_mut().add(address.offset) },
-                Base::State(state) => {
+                BaseMemory::Constants => unsafe { model.constants().as_ptr().cast_mut().add(address.offset) },
+                BaseMemory::State(state) => {
                     of_states.push((pointers.len(), state, address.offset));
                     // SAFETY: as above.
                     unsafe { states[state].pointer().add(address.offset) }
                 }
-                base @ (Base::Input(_) | Base::Output(_)) => {
+                base @ (BaseMemory::Input(_) | BaseMemory::Output(_)) => {
                     passed.push(Passed { at: pointers.len(), base, offset: address.offset });
                     std::ptr::null_mut()
                 }
@@ -457,15 +457,17 @@ impl Context {
         };
         for Passed { at, base, offset } in &self.passed {
             let (start, n_bytes, before) = match base {
-                Base::Input(input) => {
+                BaseMemory::Input(input) => {
                     let given = inputs[*input];
                     (given.as_ptr().cast_mut(), given.len(), before(&self.model.inputs()[*input]))
                 }
-                Base::Output(output) => {
+                BaseMemory::Output(output) => {
                     let before = before(&self.model.outputs()[*output]);
                     (outputs[*output].as_mut_ptr(), outputs[*output].len(), before)
                 }
-                Base::Arena | Base::Constants | Base::State(_) => unreachable!("these are there from the beginning"),
+                BaseMemory::Arena | BaseMemory::Constants | BaseMemory::State(_) => {
+                    unreachable!("these are there from the beginning")
+                }
             };
             // A slice of nothing may be anywhere, and elements of nothing are aligned.
             let start = if n_bytes == 0 { std::ptr::without_provenance_mut(ARGUMENT_ALIGN as usize) } else { start };
@@ -477,7 +479,7 @@ impl Context {
     /// outer one does not hold.
     fn is_needed(&self, mut guard: Option<usize>) -> bool {
         while let Some(at) = guard {
-            let Guard { holds, outer, .. } = self.model.plan().guards[at];
+            let StepCondition { holds, outer, .. } = self.model.plan().guards[at];
             // SAFETY: the model has checked that it is a byte within what it is of.
             if (unsafe { *self.pointers[self.first_truth + at] } != 0) != holds {
                 return false;
@@ -589,12 +591,12 @@ fn n_sizes_of(work: &Work) -> usize {
 }
 
 /// Sizes of a move, in their order.
-fn moved(rows: &Rows) -> [Size; MOVED] {
+fn moved(rows: &CopiedRows) -> [RunSize; MOVED] {
     [rows.offsets[0], rows.offsets[1], rows.n_bytes]
 }
 
 /// Slices that a step reads and writes, in the order of its addresses.
-fn slices(work: &Work) -> impl Iterator<Item = &Slice> {
+fn slices(work: &Work) -> impl Iterator<Item = &TensorSlice> {
     let (first, second) = match work {
         Work::Kernel { arguments, kept, .. } => (&arguments[..], &kept[..]),
         Work::Copy { from, to, .. } | Work::Move { from, to, .. } => (slice::from_ref(from), slice::from_ref(to)),

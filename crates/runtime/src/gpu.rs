@@ -4,14 +4,14 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
 use bytes::Bytes;
-use tilewright_codegen::Argument;
-use tilewright_ir::gpu::{Access, GpuProgram, Kernel, lower_gpu};
+use tilewright_codegen::CallerBuffer;
+use tilewright_ir::gpu::{BufferUse, GpuKernel, GpuProgram, lower_gpu};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::text::parse;
 use tilewright_ir::{Buffer, BufferId, DType, Part, Role, Target};
 
 use crate::kernel_plan::plan_of_kernel;
-use crate::plan::{Place, Plan, Slice, Work};
+use crate::plan::{Place, Plan, TensorSlice, Work};
 
 /// Alignment, in bytes, that suffices for parts of memory on every known GPU; tensors in the arena have it.
 pub const GPU_LINE: usize = 512;
@@ -36,9 +36,18 @@ impl GpuModel {
                 used.map(|(part, _)| *part).collect()
             };
             let (name, shape, size_bytes) = (b.name.clone(), b.shape.clone(), b.size_bytes().unwrap_or(0));
-            Argument { name, dtype: b.dtype, shape, size_bytes, role: b.role, read_by: by(false), written_by: by(true) }
+            CallerBuffer {
+                name,
+                dtype: b.dtype,
+                shape,
+                size_bytes,
+                role: b.role,
+                read_by: by(false),
+                written_by: by(true),
+            }
         };
-        let buffers: Vec<Argument> = program.program.arguments().chain(program.program.kept()).map(argument).collect();
+        let buffers: Vec<CallerBuffer> =
+            program.program.arguments().chain(program.program.kept()).map(argument).collect();
         let has = |part: Part| !program.part(part).is_empty();
         let plan = plan_of_kernel(&program.program.name, &buffers, &has, GPU_LINE, constant);
         GpuModel { plan, kernels: vec![program], target: target.clone() }
@@ -80,7 +89,7 @@ pub struct Launch {
     pub program: usize,
     /// Index among all kernels of the program.
     pub kernel: usize,
-    /// Arguments, in the order of [`Kernel::arguments`].
+    /// Arguments, in the order of [`GpuKernel::arguments`].
     pub arguments: Vec<Span>,
 }
 
@@ -159,7 +168,7 @@ impl<'m> Launches<'m> {
     }
 
     /// The kernel that is launched.
-    pub fn kernel_of(&self, launch: &Launch) -> &Kernel {
+    pub fn kernel_of(&self, launch: &Launch) -> &GpuKernel {
         let kernel = self.program(launch.program).kernels().nth(launch.kernel);
         kernel.expect("invariant: a launch is of a kernel of its program")
     }
@@ -181,7 +190,7 @@ impl<'m> Launches<'m> {
     }
 
     /// Location of a slice.
-    pub fn span(&self, slice: &Slice) -> Span {
+    pub fn span(&self, slice: &TensorSlice) -> Span {
         let (home, start) = match self.model.plan.tensors[slice.tensor].place {
             Place::Input(at) => (Home::Input(at), 0),
             Place::Output(at) => (Home::Output(at), 0),
@@ -193,7 +202,7 @@ impl<'m> Launches<'m> {
     }
 
     /// Lays out a step's scratch memory.
-    fn own(&mut self, program: &GpuProgram, arguments: &[Slice]) -> Own {
+    fn own(&mut self, program: &GpuProgram, arguments: &[TensorSlice]) -> Own {
         let mut own = Own::default();
         for id in program.device_buffers() {
             let buffer = program.program.buffer(id);
@@ -213,7 +222,7 @@ impl<'m> Launches<'m> {
     }
 
     /// Adds the launches of a kernel's step.
-    fn kernel(&mut self, step: usize, number: usize, arguments: &[Slice], kept: &[Slice], parts: &[Part]) {
+    fn kernel(&mut self, step: usize, number: usize, arguments: &[TensorSlice], kept: &[TensorSlice], parts: &[Part]) {
         let (plan, program) = (&self.model.plan, &self.model.kernels[number]);
         let own = self.own(program, arguments);
         let slices = program.program.kept().zip(kept).chain(program.program.arguments().zip(arguments));
@@ -229,7 +238,7 @@ impl<'m> Launches<'m> {
             moved.push((id, *span));
             *span = Span { home: Home::Scratch, at: own.moved[&id], n_bytes: span.n_bytes };
         }
-        let constant = |slice: &Slice| match plan.tensors[slice.tensor].place {
+        let constant = |slice: &TensorSlice| match plan.tensors[slice.tensor].place {
             Place::Constant(at) => Some(at),
             Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => None,
         };
@@ -298,12 +307,15 @@ impl<'m> Launches<'m> {
 }
 
 /// Whether kernels of a program read, and whether they write, what they take.
-fn accesses<'k>(kernels: impl IntoIterator<Item = &'k Kernel>, program: &GpuProgram) -> HashMap<BufferId, [bool; 2]> {
+fn accesses<'k>(
+    kernels: impl IntoIterator<Item = &'k GpuKernel>,
+    program: &GpuProgram,
+) -> HashMap<BufferId, [bool; 2]> {
     let mut found = HashMap::new();
     for (id, access) in kernels.into_iter().flat_map(|kernel| kernel.arguments(program)) {
         let [reads, writes]: &mut [bool; 2] = found.entry(id).or_default();
-        *reads |= access != Access::Write;
-        *writes |= access != Access::Read;
+        *reads |= access != BufferUse::Write;
+        *writes |= access != BufferUse::Read;
     }
     found
 }

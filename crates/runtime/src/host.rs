@@ -12,7 +12,7 @@ use tilewright_ir::DType;
 /// The text that the text of every host operator relies on.
 pub const HOST_HEADER: &str = include_str!("../host/host.h");
 
-type Function = unsafe extern "C" fn(*const *mut c_void, *mut c_void, *const Runtime, *const i64) -> c_int;
+type HostCode = unsafe extern "C" fn(*const *mut c_void, *mut c_void, *const Runtime, *const i64) -> c_int;
 
 /// An operator as a function in C.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ pub struct HostOperator {
     pub name: &'static str,
     /// The text of the function.
     pub source: &'static str,
-    function: Function,
+    function: HostCode,
 }
 
 impl fmt::Debug for HostOperator {

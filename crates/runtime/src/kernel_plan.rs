@@ -1,16 +1,16 @@
 //! Plans of kernels alone.
 
 use bytes::Bytes;
-use tilewright_codegen::Argument;
+use tilewright_codegen::CallerBuffer;
 use tilewright_ir::{Part, Role};
 
-use crate::plan::{Constant, Place, Plan, Step, Work};
+use crate::plan::{Constant, Place, Plan, PlanStep, Work};
 
 /// Makes the plan that runs a kernel alone: its buffers, which parts it has, and what its own memory begins
 /// at multiples of; see [`crate::Code::plan`].
 pub(crate) fn plan_of_kernel(
     name: &str,
-    buffers: &[Argument],
+    buffers: &[CallerBuffer],
     has: &dyn Fn(Part) -> bool,
     line: usize,
     constant: &dyn Fn(&str) -> Option<Bytes>,
@@ -22,10 +22,10 @@ pub(crate) fn plan_of_kernel(
         .iter()
         .map(|b| matches!(b.role, Role::Input | Role::ConstInput).then(|| constant(&b.name)).flatten())
         .collect();
-    let is_read_as_input = |(b, data): (&Argument, &Option<Bytes>)| {
+    let is_read_as_input = |(b, data): (&CallerBuffer, &Option<Bytes>)| {
         b.read_by.contains(&Part::Prepare) && b.role != Role::Kept && data.is_none()
     };
-    let is_changed = |b: &Argument| b.written_by.contains(&Part::Prepare) && b.written_by.len() > 1;
+    let is_changed = |b: &CallerBuffer| b.written_by.contains(&Part::Prepare) && b.written_by.len() > 1;
     let is_prepared_once = !buffers.iter().zip(&data).any(is_read_as_input) && !buffers.iter().any(is_changed);
     for (b, data) in buffers.iter().zip(data) {
         let n_bytes = b.size_bytes as usize;
@@ -59,6 +59,6 @@ pub(crate) fn plan_of_kernel(
     let in_runs = |part: &Part| has(*part) && (*part != Part::Prepare || !is_prepared_once);
     let parts = Part::ALL.map(|(part, _)| part).into_iter().filter(in_runs).collect();
     let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true, sizes: Vec::new() };
-    plan.steps.push(Step { name: name.to_owned(), work, guard: None });
+    plan.steps.push(PlanStep { name: name.to_owned(), work, guard: None });
     plan
 }

@@ -2,7 +2,7 @@
 //! many kernels.
 //!
 //! A [`Plan`] lists the steps of a run, [`Model::new`] prepares it with its kernels, and a [`Context`] runs
-//! it. Contexts share a model and may share [`Threads`]; each has its own memory.
+//! it. Contexts share a model and may share [`SharedPool`]; each has its own memory.
 
 mod arena;
 mod call;
@@ -18,14 +18,17 @@ mod plan;
 pub mod pool;
 pub mod shares;
 
-pub use arena::{Block, Memory, plan_memory};
-pub use call::Call;
+pub use arena::{ArenaLayout, Block, plan_memory};
+pub use call::KernelCall;
 pub use context::{Context, RunError};
 pub use cores::on_all_cores;
 pub use gpu::GpuModel;
 pub use host::{HostCall, HostOperator};
 pub use memory::Aligned;
-pub use model::{Address, AnyModel, Base, Code, Model, PlanError, Port};
+pub use model::{Address, AnyModel, BaseMemory, Code, Model, PlanError, Port};
 pub use pin::{pin, pin_thread};
-pub use plan::{Constant, Dim, Guard, Host, HostFunction, Piece, Place, Plan, Rows, Size, Slice, Step, Tensor, Work};
-pub use pool::{Pool, Threads};
+pub use plan::{
+    Constant, CopiedRows, Host, HostFunction, OpenDimension, Piece, Place, Plan, PlanStep, PlanTensor, RunSize,
+    StepCondition, TensorSlice, Work,
+};
+pub use pool::{SharedPool, ThreadPool};

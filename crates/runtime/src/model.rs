@@ -7,14 +7,14 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use thiserror::Error;
-use tilewright_codegen::{Argument, ArgumentAlign, CompileError, Compiler, Interface, Kernel, Runtime};
+use tilewright_codegen::{ArgumentAlign, CallerBuffer, CompileError, CompiledKernel, Compiler, Interface, Runtime};
 use tilewright_ir::{OpenSize, Part, Program, lower, text};
 
 use crate::cores::on_all_cores;
 use crate::gpu::GpuModel;
 use crate::kernel_plan::plan_of_kernel;
 use crate::memory::{ALIGN, Aligned};
-use crate::plan::{Constant, Dim, Place, Plan, Size, Slice, Step, Work};
+use crate::plan::{Constant, OpenDimension, Place, Plan, PlanStep, RunSize, TensorSlice, Work};
 
 /// Reason why a plan cannot run: the fault of whoever made it.
 #[derive(Debug, Error)]
@@ -118,13 +118,13 @@ pub enum PlanError {
 
 /// A kernel with the program that it was made of.
 pub struct Code {
-    source: Source,
-    kernel: Kernel,
+    source: KernelSource,
+    kernel: CompiledKernel,
     interface: Interface,
 }
 
 /// Program of a kernel.
-enum Source {
+enum KernelSource {
     /// The lowered program.
     Lowered(Program),
     /// A scheduled program as text, of which few ask.
@@ -165,7 +165,7 @@ impl Code {
     /// As [`Compiler::load_quick`] says.
     pub fn load_quick(compiler: &Compiler, header: Program, text: String, code: &[u8]) -> Result<Code, CompileError> {
         let (kernel, interface) = compiler.load_quick(&header, code)?;
-        Ok(Code { source: Source::Text { header, text, lowered: OnceLock::new() }, kernel, interface })
+        Ok(Code { source: KernelSource::Text { header, text, lowered: OnceLock::new() }, kernel, interface })
     }
 
     /// Compiles as [`Code::compile`] does, by [`Compiler::compile_quickly`].
@@ -177,9 +177,9 @@ impl Code {
         Code::new(compiler, program, kernel)
     }
 
-    fn new(compiler: &Compiler, program: Program, kernel: Kernel) -> Result<Code, CompileError> {
+    fn new(compiler: &Compiler, program: Program, kernel: CompiledKernel) -> Result<Code, CompileError> {
         let interface = Interface::new(&program, compiler.target(), 1, Some(Compiler::PREFIX))?;
-        Ok(Code { source: Source::Lowered(program), kernel, interface })
+        Ok(Code { source: KernelSource::Lowered(program), kernel, interface })
     }
 
     /// The lowered program.
@@ -188,8 +188,8 @@ impl Code {
     /// If the text that it was loaded with is of no program.
     pub fn program(&self) -> &Program {
         match &self.source {
-            Source::Lowered(program) => program,
-            Source::Text { text, lowered, .. } => lowered.get_or_init(|| {
+            KernelSource::Lowered(program) => program,
+            KernelSource::Text { text, lowered, .. } => lowered.get_or_init(|| {
                 lower::lower(&text::parse(text).expect("invariant: code is loaded with the text of a program"))
             }),
         }
@@ -197,12 +197,12 @@ impl Code {
 
     /// Name of the program.
     fn name(&self) -> &str {
-        let (Source::Lowered(program) | Source::Text { header: program, .. }) = &self.source;
+        let (KernelSource::Lowered(program) | KernelSource::Text { header: program, .. }) = &self.source;
         &program.name
     }
 
     /// The kernel.
-    pub fn kernel(&self) -> &Kernel {
+    pub fn kernel(&self) -> &CompiledKernel {
         &self.kernel
     }
 
@@ -230,7 +230,7 @@ impl Code {
 
 /// Memory that addresses count from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Base {
+pub enum BaseMemory {
     /// The caller's input of this number.
     Input(usize),
     /// The caller's output of this number.
@@ -247,7 +247,7 @@ pub enum Base {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
     /// The memory.
-    pub base: Base,
+    pub base: BaseMemory,
     /// Bytes from its beginning.
     pub offset: usize,
 }
@@ -267,11 +267,11 @@ pub struct Model {
 struct Preparation {
     kernel: usize,
     /// Arguments, then kept buffers.
-    buffers: Vec<Buffer>,
+    buffers: Vec<PreparationBuffer>,
 }
 
 /// A buffer of a preparation.
-enum Buffer {
+enum PreparationBuffer {
     Unused,
     /// Offset from the beginning of the block of constants.
     InBlock(usize),
@@ -314,7 +314,7 @@ impl Model {
     }
 
     fn made(plan: Plan, codes: Vec<Code>, forgets_data: bool) -> Result<Model, PlanError> {
-        let checker = Checker { plan: &plan, codes: &codes };
+        let checker = PlanChecker { plan: &plan, codes: &codes };
         let (inputs, outputs) = checker.interface()?;
         plan.steps.iter().enumerate().try_for_each(|(at, step)| checker.step(step, plan.dim_of(at).as_ref()))?;
         checker.guards()?;
@@ -353,13 +353,13 @@ impl Model {
     }
 
     /// Address of a slice; `None` where it is of a constant that no run needs.
-    pub fn address(&self, slice: &Slice) -> Option<Address> {
+    pub fn address(&self, slice: &TensorSlice) -> Option<Address> {
         let (base, offset) = match self.plan.tensors[slice.tensor].place {
-            Place::Input(at) => (Base::Input(at), 0),
-            Place::Output(at) => (Base::Output(at), 0),
-            Place::Arena(offset) => (Base::Arena, offset),
-            Place::State(at) => (Base::State(at), 0),
-            Place::Constant(at) => (Base::Constants, self.constant_offsets[at]?),
+            Place::Input(at) => (BaseMemory::Input(at), 0),
+            Place::Output(at) => (BaseMemory::Output(at), 0),
+            Place::Arena(offset) => (BaseMemory::Arena, offset),
+            Place::State(at) => (BaseMemory::State(at), 0),
+            Place::Constant(at) => (BaseMemory::Constants, self.constant_offsets[at]?),
         };
         Some(Address { base, offset: offset + slice.offset })
     }
@@ -461,11 +461,11 @@ impl Model {
         let code = &self.codes[*kernel];
         let buffers = arguments.iter().chain(kept).zip(0..).map(|(slice, at)| {
             let constant = self.constant_of(slice).filter(|_| is_used(code, at, &[Part::Prepare]));
-            constant.map_or(Buffer::Unused, |constant| {
+            constant.map_or(PreparationBuffer::Unused, |constant| {
                 match (self.constant_offsets[constant], &self.plan.constants[constant]) {
-                    (Some(start), _) => Buffer::InBlock(start + slice.offset),
+                    (Some(start), _) => PreparationBuffer::InBlock(start + slice.offset),
                     (None, Constant::Data(data)) => {
-                        Buffer::Data(data.slice(slice.offset..slice.offset + slice.n_bytes))
+                        PreparationBuffer::Data(data.slice(slice.offset..slice.offset + slice.n_bytes))
                     }
                     (None, Constant::Prepared(_) | Constant::Forgotten(_)) => unreachable!("it has a place, or data"),
                 }
@@ -480,14 +480,14 @@ impl Model {
         let mut pointers = Vec::new();
         for (buffer, at) in preparation.buffers.iter().zip(0..) {
             pointers.push(match buffer {
-                Buffer::Unused => ptr::null_mut(),
+                PreparationBuffer::Unused => ptr::null_mut(),
                 // SAFETY: the slice is within its constant, which is within the block.
-                Buffer::InBlock(offset) => unsafe { self.constants.pointer().add(*offset) },
+                PreparationBuffer::InBlock(offset) => unsafe { self.constants.pointer().add(*offset) },
                 // What a part reads alone it may read where it is.
-                Buffer::Data(data) if (data.as_ptr() as usize).is_multiple_of(code.argument_align(at)) => {
+                PreparationBuffer::Data(data) if (data.as_ptr() as usize).is_multiple_of(code.argument_align(at)) => {
                     data.as_ptr().cast_mut()
                 }
-                Buffer::Data(data) => {
+                PreparationBuffer::Data(data) => {
                     let mut copy = Aligned::untouched(data.len() as u64)?;
                     copy.bytes_mut().copy_from_slice(data);
                     copies.push(copy);
@@ -507,7 +507,7 @@ impl Model {
     }
 
     /// The constant that a slice is of.
-    pub fn constant_of(&self, slice: &Slice) -> Option<usize> {
+    pub fn constant_of(&self, slice: &TensorSlice) -> Option<usize> {
         match self.plan.tensors[slice.tensor].place {
             Place::Constant(at) => Some(at),
             Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => None,
@@ -550,7 +550,7 @@ fn is_used(code: &Code, buffer: usize, parts: &[Part]) -> bool {
 /// The constants that runs read.
 fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
     let mut needed = HashSet::new();
-    let mut need = |slice: &Slice| {
+    let mut need = |slice: &TensorSlice| {
         if let Place::Constant(at) = plan.tensors[slice.tensor].place {
             needed.insert(at);
         }
@@ -573,14 +573,14 @@ fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
 
 /// Rows of a product of matrices that a step always computes, of those that its code has room for.
 #[derive(Clone, Copy)]
-struct Rows {
+struct ComputedRows {
     n: i64,
     most: i64,
 }
 
-impl Rows {
+impl ComputedRows {
     /// Whether a slice is these rows of a buffer, a matrix.
-    fn are_all(&self, slice: &Slice, buffer: &Argument) -> bool {
+    fn are_all(&self, slice: &TensorSlice, buffer: &CallerBuffer) -> bool {
         let row = buffer.size_bytes / self.most.max(1) as u64;
         matches!(buffer.shape[..], [most, _] if most == self.most) && slice.n_bytes as u64 == row * self.n as u64
     }
@@ -588,22 +588,22 @@ impl Rows {
 
 /// The rows that a step computes, where its code is for any number of them and the step's is the same in all
 /// runs.
-fn rows_of(code: &Code, sizes: &[Size]) -> Option<Rows> {
+fn rows_of(code: &Code, sizes: &[RunSize]) -> Option<ComputedRows> {
     match (&code.interface.sizes[..], sizes) {
-        ([open], &[Size { factor: 0, term, multiple: 1 }]) if open.name == "m" => {
-            Some(Rows { n: term, most: open.most() })
+        ([open], &[RunSize { factor: 0, term, multiple: 1 }]) if open.name == "m" => {
+            Some(ComputedRows { n: term, most: open.most() })
         }
         _ => None,
     }
 }
 
 /// Looks at a plan before anything runs.
-struct Checker<'p> {
+struct PlanChecker<'p> {
     plan: &'p Plan,
     codes: &'p [Code],
 }
 
-impl Checker<'_> {
+impl PlanChecker<'_> {
     /// The inputs and outputs, which are numbered without gaps.
     fn interface(&self) -> Result<(Vec<Port>, Vec<Port>), PlanError> {
         let (mut inputs, mut outputs) = (self.ports(Place::Input), self.ports(Place::Output));
@@ -649,7 +649,7 @@ impl Checker<'_> {
     /// Checks that guards are bytes of tensors, and that each outer one stands before its inner ones.
     fn guards(&self) -> Result<(), PlanError> {
         for (at, guard) in self.plan.guards.iter().enumerate() {
-            let step = Step {
+            let step = PlanStep {
                 name: format!("guard {at}"),
                 work: Work::Copy { from: guard.truth, to: guard.truth, rows: None },
                 guard: None,
@@ -663,9 +663,9 @@ impl Checker<'_> {
                 return Err(PlanError::Missing { step: step.name, what: "guard", index });
             }
         }
-        let is_missing = |step: &&Step| step.guard.is_some_and(|at| at >= self.plan.guards.len());
+        let is_missing = |step: &&PlanStep| step.guard.is_some_and(|at| at >= self.plan.guards.len());
         match self.plan.steps.iter().find(is_missing) {
-            Some(Step { name, guard: Some(index), .. }) => {
+            Some(PlanStep { name, guard: Some(index), .. }) => {
                 Err(PlanError::Missing { step: name.clone(), what: "guard", index: *index })
             }
             _ => Ok(()),
@@ -715,14 +715,14 @@ impl Checker<'_> {
     }
 
     /// Checks a step, at any size of the open dimension that it has.
-    fn step(&self, step: &Step, dim: Option<&Dim>) -> Result<(), PlanError> {
+    fn step(&self, step: &PlanStep, dim: Option<&OpenDimension>) -> Result<(), PlanError> {
         let name = || step.name.clone();
         match &step.work {
             Work::Kernel { kernel, arguments, kept, parts, sizes, .. } => {
                 let missing = || PlanError::Missing { step: name(), what: "kernel", index: *kernel };
                 let code = self.codes.get(*kernel).ok_or_else(missing)?;
                 let open = &code.interface.sizes;
-                let is_value = |(open, size): (&OpenSize, &Size)| match dim {
+                let is_value = |(open, size): (&OpenSize, &RunSize)| match dim {
                     Some(dim) => (dim.least..=dim.most)
                         .step_by(dim.step.max(1) as usize)
                         .all(|value| open.steps_to(size.at(value)).is_some()),
@@ -788,12 +788,12 @@ impl Checker<'_> {
 
     fn kernel(
         &self,
-        step: &Step,
+        step: &PlanStep,
         code: &Code,
-        buffers: &[Slice],
+        buffers: &[TensorSlice],
         n_arguments: usize,
         parts: &[Part],
-        rows: Option<Rows>,
+        rows: Option<ComputedRows>,
     ) -> Result<(), PlanError> {
         let name = || step.name.clone();
         for (at, (slice, buffer)) in buffers.iter().zip(&code.interface.buffers).enumerate() {
@@ -816,8 +816,8 @@ impl Checker<'_> {
                 return Err(PlanError::Unaligned { step: name(), tensor: tensor(), align });
             }
         }
-        let is_constant = |slice: &Slice| matches!(self.plan.tensors[slice.tensor].place, Place::Constant(_));
-        let is_prepared = |slice: &Slice| match self.plan.tensors[slice.tensor].place {
+        let is_constant = |slice: &TensorSlice| matches!(self.plan.tensors[slice.tensor].place, Place::Constant(_));
+        let is_prepared = |slice: &TensorSlice| match self.plan.tensors[slice.tensor].place {
             Place::Constant(at) => matches!(self.plan.constants[at], Constant::Prepared(_)),
             Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => false,
         };
@@ -828,7 +828,7 @@ impl Checker<'_> {
             |at: usize, parts: &[Part]| code.interface.buffers[at].written_by.iter().any(|part| parts.contains(part));
         let in_runs = used(parts);
         for &at in in_runs.iter().filter(|at| writes(**at, parts)) {
-            let others: Vec<Slice> =
+            let others: Vec<TensorSlice> =
                 in_runs.iter().filter(|other| **other != at).map(|other| buffers[*other]).collect();
             self.written(step, &buffers[at], &others)?;
         }
@@ -845,19 +845,19 @@ impl Checker<'_> {
         Ok(())
     }
 
-    fn is_ours(&self, slice: &Slice) -> bool {
+    fn is_ours(&self, slice: &TensorSlice) -> bool {
         match self.plan.tensors[slice.tensor].place {
             Place::Arena(_) | Place::Constant(_) => true,
             Place::Input(_) | Place::Output(_) | Place::State(_) => false,
         }
     }
 
-    fn name(&self, slice: &Slice) -> String {
+    fn name(&self, slice: &TensorSlice) -> String {
         self.plan.tensors[slice.tensor].name.clone()
     }
 
     /// Checks that a slice is within its tensor, and the tensor within its constant.
-    fn slice(&self, step: &Step, slice: &Slice) -> Result<(), PlanError> {
+    fn slice(&self, step: &PlanStep, slice: &TensorSlice) -> Result<(), PlanError> {
         let missing = |what, index| PlanError::Missing { step: step.name.clone(), what, index };
         let tensor = self.plan.tensors.get(slice.tensor).ok_or_else(|| missing("tensor", slice.tensor))?;
         let room = match tensor.place {
@@ -879,26 +879,26 @@ impl Checker<'_> {
     }
 
     /// Checks that a slice may be written beside others, of which one may be the same.
-    fn written(&self, step: &Step, slice: &Slice, others: &[Slice]) -> Result<(), PlanError> {
+    fn written(&self, step: &PlanStep, slice: &TensorSlice, others: &[TensorSlice]) -> Result<(), PlanError> {
         match self.plan.tensors[slice.tensor].place {
             Place::Input(_) | Place::Constant(_) => {
                 return Err(PlanError::ReadOnly { step: step.name.clone(), tensor: self.name(slice) });
             }
             Place::Output(_) | Place::Arena(_) | Place::State(_) => {}
         }
-        let start = |slice: &Slice| self.region(slice);
+        let start = |slice: &TensorSlice| self.region(slice);
         match others.iter().find(|other| self.overlap(slice, other) && start(slice) != start(other)) {
             Some(other) => Err(self.overlapping(step, slice, other)),
             None => Ok(()),
         }
     }
 
-    fn overlapping(&self, step: &Step, written: &Slice, other: &Slice) -> PlanError {
+    fn overlapping(&self, step: &PlanStep, written: &TensorSlice, other: &TensorSlice) -> PlanError {
         PlanError::Overlap { step: step.name.clone(), written: self.name(written), other: self.name(other) }
     }
 
     /// Memory, where in it a slice begins, and where it ends.
-    fn region(&self, slice: &Slice) -> (Place, usize, usize) {
+    fn region(&self, slice: &TensorSlice) -> (Place, usize, usize) {
         let (place, start) = match self.plan.tensors[slice.tensor].place {
             Place::Arena(offset) => (Place::Arena(0), offset),
             place @ (Place::Input(_) | Place::Output(_) | Place::Constant(_) | Place::State(_)) => (place, 0),
@@ -906,7 +906,7 @@ impl Checker<'_> {
         (place, start + slice.offset, start + slice.offset + slice.n_bytes)
     }
 
-    fn overlap(&self, a: &Slice, b: &Slice) -> bool {
+    fn overlap(&self, a: &TensorSlice, b: &TensorSlice) -> bool {
         let ((place, start, end), (other, other_start, other_end)) = (self.region(a), self.region(b));
         place == other && start < other_end && other_start < end
     }

@@ -12,7 +12,7 @@ use crate::host::HostCall;
 
 /// Dimension of which each run of a model says a size.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Dim {
+pub struct OpenDimension {
     /// Name, as the model has it.
     pub name: String,
     /// Smallest size.
@@ -23,7 +23,7 @@ pub struct Dim {
     pub step: i64,
 }
 
-impl Dim {
+impl OpenDimension {
     /// Sizes that stand for all: both ends, and between them some in about equal ratios; `n` at most, which
     /// is two or more.
     pub fn spread(&self, n: usize) -> Vec<i64> {
@@ -48,7 +48,7 @@ impl Dim {
 
 /// Number that depends on a model's open dimension: `factor · size + term`, rounded up to a multiple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Size {
+pub struct RunSize {
     /// Multiple of the dimension's size.
     pub factor: i64,
     /// Addend.
@@ -57,7 +57,7 @@ pub struct Size {
     pub multiple: i64,
 }
 
-impl Size {
+impl RunSize {
     /// The number at a size of the dimension.
     pub fn at(&self, size: i64) -> i64 {
         let exact = self.factor * size + self.term;
@@ -67,7 +67,7 @@ impl Size {
 
 /// A tensor of a run, or another view of the memory of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tensor {
+pub struct PlanTensor {
     /// Name for people; for inputs and outputs that of the interface.
     pub name: String,
     /// The type of its elements.
@@ -78,10 +78,10 @@ pub struct Tensor {
     pub place: Place,
     /// Dimension that is as long as each run says, at most as in the shape: its first one longer than 1. A
     /// run uses the beginning of the memory.
-    pub open: Option<(usize, Size)>,
+    pub open: Option<(usize, RunSize)>,
 }
 
-impl Tensor {
+impl PlanTensor {
     /// Size in bytes.
     pub fn n_bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.bytes() as usize
@@ -143,7 +143,7 @@ impl Constant {
 
 /// Bytes of a tensor next to each other: all of it, or a part that a step reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Slice {
+pub struct TensorSlice {
     /// The tensor, an index into [`Plan::tensors`].
     pub tensor: usize,
     /// Offset in the tensor, in bytes.
@@ -183,48 +183,48 @@ pub enum Work {
         /// The kernel: an index into the table beside the plan.
         kernel: usize,
         /// Arguments, in the kernel's order.
-        arguments: Vec<Slice>,
+        arguments: Vec<TensorSlice>,
         /// Kept buffers, in the kernel's order: constants to be prepared, or memory that other steps share.
-        kept: Vec<Slice>,
+        kept: Vec<TensorSlice>,
         /// The parts that each run carries out, as a rule the body alone.
         parts: Vec<Part>,
         /// Whether its parallel loops run on all threads, or on the caller's alone.
         all_threads: bool,
         /// The kernel's open sizes, in its order.
-        sizes: Vec<Size>,
+        sizes: Vec<RunSize>,
     },
     /// Copies.
     Copy {
         /// Source.
-        from: Slice,
+        from: TensorSlice,
         /// Destination, of the same size.
-        to: Slice,
+        to: TensorSlice,
         /// Number of rows, where that depends on the run, and bytes of a row: so much of the beginning is
         /// copied.
-        rows: Option<(Size, usize)>,
+        rows: Option<(RunSize, usize)>,
     },
     /// Copies rows of a tensor to rows of another one that lie in other distances.
     Move {
         /// Tensor that has the rows.
-        from: Slice,
+        from: TensorSlice,
         /// Tensor that gets them.
-        to: Slice,
+        to: TensorSlice,
         /// Rows, in both.
-        rows: Rows,
+        rows: CopiedRows,
     },
     /// Calls a host function.
     Host {
         /// Slices that the function reads.
-        inputs: Vec<Slice>,
+        inputs: Vec<TensorSlice>,
         /// Slices that the function writes.
-        outputs: Vec<Slice>,
+        outputs: Vec<TensorSlice>,
         /// The function.
         run: Host,
     },
     /// Begins a loop: the steps behind it repeat up to its end, where that jumps back.
     While {
         /// Truth of one byte without which a run goes on behind the end.
-        truth: Slice,
+        truth: TensorSlice,
         /// Index of the step that ends it.
         end: usize,
     },
@@ -237,18 +237,18 @@ pub enum Work {
 
 /// Rows that are copied; what a run says of them is in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rows {
+pub struct CopiedRows {
     /// Number of rows.
     pub n: usize,
     /// Bytes from one row to the next, in the source and in the destination.
     pub pitches: [usize; 2],
     /// Bytes ahead of the first row, in the source and in the destination.
-    pub offsets: [Size; 2],
+    pub offsets: [RunSize; 2],
     /// Bytes of a row.
-    pub n_bytes: Size,
+    pub n_bytes: RunSize,
 }
 
-impl Rows {
+impl CopiedRows {
     /// End of what is copied at a size of the dimension, in the source and in the destination; none where
     /// that is no place.
     fn ends(&self, size: i64) -> Option<[usize; 2]> {
@@ -262,7 +262,7 @@ impl Rows {
     }
 
     /// Whether all rows are within so many bytes, at any size of a dimension.
-    pub(crate) fn are_within(&self, n_bytes: [usize; 2], dim: Option<&Dim>) -> bool {
+    pub(crate) fn are_within(&self, n_bytes: [usize; 2], dim: Option<&OpenDimension>) -> bool {
         // Sizes depend on the dimension linearly.
         dim.map_or([0, 0], |dim| [dim.least, dim.most]).iter().all(|size| {
             self.ends(*size).is_some_and(|ends| ends.iter().zip(n_bytes).all(|(end, n_bytes)| *end <= n_bytes))
@@ -272,7 +272,7 @@ impl Rows {
 
 /// Step of a run.
 #[derive(Clone)]
-pub struct Step {
+pub struct PlanStep {
     /// Name for people.
     pub name: String,
     /// Work of the step.
@@ -283,9 +283,9 @@ pub struct Step {
 
 /// Condition of steps that are left out of a run where it does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Guard {
+pub struct StepCondition {
     /// Truth of one byte, which an earlier step of the run may compute.
-    pub truth: Slice,
+    pub truth: TensorSlice,
     /// Value that the truth has to have.
     pub holds: bool,
     /// Another guard that has to hold too, an index that is smaller than this one's.
@@ -307,21 +307,21 @@ pub struct Piece {
 #[derive(Clone, Default)]
 pub struct Plan {
     /// The tensors. The first one of each input and output says its name, type and shape.
-    pub tensors: Vec<Tensor>,
+    pub tensors: Vec<PlanTensor>,
     /// Constants of all runs.
     pub constants: Vec<Constant>,
     /// Steps, in the order in which they run.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
     /// Conditions of steps.
-    pub guards: Vec<Guard>,
+    pub guards: Vec<StepCondition>,
     /// Dimension of which runs say a size, if any.
-    pub dim: Option<Dim>,
+    pub dim: Option<OpenDimension>,
     /// Size by which a run makes the dimension longer: that of what its states have; 0 where there are none.
     /// Of several pieces, the smallest's.
     pub appends: i64,
     /// Number of rows of which a run is made, where each says it. Inputs and outputs are as long as that, and
     /// not as the dimension.
-    pub rows: Option<Dim>,
+    pub rows: Option<OpenDimension>,
     /// Pieces of which runs are made, the largest first, all of them multiples of the smallest; empty where
     /// each run has all steps.
     pub pieces: Vec<Piece>,
@@ -330,7 +330,7 @@ pub struct Plan {
 impl Plan {
     /// Adds a tensor and says its number.
     pub fn tensor(&mut self, name: impl Into<String>, dtype: DType, shape: &[usize], place: Place) -> usize {
-        self.tensors.push(Tensor { name: name.into(), dtype, shape: shape.to_vec(), place, open: None });
+        self.tensors.push(PlanTensor { name: name.into(), dtype, shape: shape.to_vec(), place, open: None });
         self.tensors.len() - 1
     }
 
@@ -345,15 +345,15 @@ impl Plan {
     }
 
     /// The open dimension as the steps from an index on have it.
-    pub fn dim_of(&self, step: usize) -> Option<Dim> {
+    pub fn dim_of(&self, step: usize) -> Option<OpenDimension> {
         let dim = self.dim.clone()?;
         let piece = self.pieces.iter().find(|piece| piece.steps.contains(&step));
-        Some(Dim { most: piece.map_or(dim.most, |piece| piece.most), ..dim })
+        Some(OpenDimension { most: piece.map_or(dim.most, |piece| piece.most), ..dim })
     }
 
     /// All of a tensor.
-    pub fn whole(&self, tensor: usize) -> Slice {
-        Slice { tensor, offset: 0, n_bytes: self.tensors[tensor].n_bytes() }
+    pub fn whole(&self, tensor: usize) -> TensorSlice {
+        TensorSlice { tensor, offset: 0, n_bytes: self.tensors[tensor].n_bytes() }
     }
 
     /// Tensors of the inputs or of the outputs, in order; `place` makes the place of each number.
@@ -362,7 +362,7 @@ impl Plan {
     }
 
     /// Tensors of the states, in order.
-    pub fn states(&self) -> impl Iterator<Item = &Tensor> {
+    pub fn states(&self) -> impl Iterator<Item = &PlanTensor> {
         let of = |at: usize| self.tensors.iter().find(|tensor| tensor.place == Place::State(at));
         (0..).map_while(of)
     }
@@ -377,7 +377,7 @@ impl Plan {
     }
 }
 
-impl fmt::Debug for Step {
+impl fmt::Debug for PlanStep {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let what = match &self.work {
             Work::Kernel { kernel, .. } => format!("kernel {kernel}"),

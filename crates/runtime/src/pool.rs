@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tilewright_codegen::Runtime;
 
-use crate::shares::{self, Body, Share};
+use crate::shares::{self, LoopBody, Share};
 
 /// Time that an idle worker of a measuring pool spins before it sleeps: long enough to bridge the serial
 /// parts of a kernel and the gap between two runs, short enough that an idle process leaves the cores alone.
@@ -56,8 +56,8 @@ fn watch_forks() -> u32 {
 }
 
 #[derive(Clone, Copy)]
-struct Job {
-    body: Body,
+struct LoopJob {
+    body: LoopBody,
     env: *mut c_void,
 }
 
@@ -107,9 +107,9 @@ impl Gate {
 }
 
 /// State of all threads.
-struct Shared {
+struct PoolState {
     gate: Gate,
-    job: UnsafeCell<Option<Job>>,
+    job: UnsafeCell<Option<LoopJob>>,
     shares: Box<[Share]>,
     n_asleep: AtomicUsize,
     stop: AtomicBool,
@@ -118,16 +118,18 @@ struct Shared {
     spin: Duration,
 }
 
-// SAFETY: `job` is written only by the thread that calls `Pool::run`, which holds `&mut Pool`, while the gate
-// is closed and nobody is inside, and is read by workers only inside.
-unsafe impl Sync for Shared {}
-// SAFETY: the raw pointers in a job are used only while `Pool::run`, which was given them, has not returned.
-unsafe impl Send for Shared {}
+// SAFETY: `job` is written only by the thread that calls `ThreadPool::run`, which holds `&mut ThreadPool`,
+// while the gate is closed and nobody is inside, and is read by workers only inside.
+unsafe impl Sync for PoolState {}
+// SAFETY: the raw pointers in a job are used only while `ThreadPool::run`, which was given them, has not
+// returned.
+unsafe impl Send for PoolState {}
 
-impl Shared {
+impl PoolState {
     /// Carries out iterations until all are taken; how many of them.
-    fn work(&self, job: Job, thread: usize) -> i64 {
-        // SAFETY: whoever called `Pool::run` promised that the body may be called so for every iteration.
+    fn work(&self, job: LoopJob, thread: usize) -> i64 {
+        // SAFETY: whoever called `ThreadPool::run` promised that the body may be called so for every
+        // iteration.
         unsafe { shares::work(&self.shares, job.body, job.env, thread) }
     }
 
@@ -165,8 +167,8 @@ impl Shared {
 }
 
 /// Threads for parallel loops; the calling thread is one of them. A child of `fork` has that one alone.
-pub struct Pool {
-    shared: Arc<Shared>,
+pub struct ThreadPool {
+    shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
     /// Number of forks of the process before the pool was made.
     forks: u32,
@@ -203,17 +205,17 @@ impl Out {
     }
 }
 
-impl Pool {
+impl ThreadPool {
     /// A pool of `n_threads`, the caller included. Thread `i` is pinned to `cpus[i]` where there is one.
     ///
     /// # Errors
     /// If the system refuses a thread.
-    pub fn new(n_threads: usize, cpus: &[usize]) -> io::Result<Pool> {
-        Pool::with(n_threads, cpus, SPIN, false)
+    pub fn new(n_threads: usize, cpus: &[usize]) -> io::Result<ThreadPool> {
+        ThreadPool::with(n_threads, cpus, SPIN, false)
     }
 
-    fn with(n_threads: usize, cpus: &[usize], spin: Duration, adapts: bool) -> io::Result<Pool> {
-        let shared = Arc::new(Shared {
+    fn with(n_threads: usize, cpus: &[usize], spin: Duration, adapts: bool) -> io::Result<ThreadPool> {
+        let shared = Arc::new(PoolState {
             gate: Gate::default(),
             job: UnsafeCell::new(None),
             shares: (0..n_threads.max(1)).map(|_| Share::default()).collect(),
@@ -223,7 +225,7 @@ impl Pool {
             wake: Condvar::new(),
             spin,
         });
-        let mut pool = Pool { shared, threads: Vec::new(), forks: watch_forks(), adapts, out: Out::default() };
+        let mut pool = ThreadPool { shared, threads: Vec::new(), forks: watch_forks(), adapts, out: Out::default() };
         for thread in 1..n_threads {
             let shared = pool.shared.clone();
             let cpu = cpus.get(thread).copied();
@@ -254,8 +256,8 @@ impl Pool {
     ///
     /// # Safety
     /// `body` may be called with `env` from several threads at once, for different iterations.
-    pub unsafe fn run(&mut self, body: Body, env: *mut c_void, n_iterations: i64) {
-        let job = Job { body, env };
+    pub unsafe fn run(&mut self, body: LoopBody, env: *mut c_void, n_iterations: i64) {
+        let job = LoopJob { body, env };
         if !self.has_threads() || n_iterations <= 1 || self.out.is_now() {
             for iteration in 0..n_iterations {
                 // SAFETY: promised by the caller.
@@ -298,11 +300,11 @@ impl Pool {
 
     /// The pool as generated code calls it.
     pub fn runtime(&mut self) -> Runtime {
-        unsafe extern "C" fn parallel_for(context: *mut c_void, body: Body, env: *mut c_void, n_iterations: i64) {
+        unsafe extern "C" fn parallel_for(context: *mut c_void, body: LoopBody, env: *mut c_void, n_iterations: i64) {
             // SAFETY: the context is the pool that made the runtime, borrowed mutably for as long as kernels
             // run; generated code calls parallel loops one at a time and from the thread that runs the
             // kernel.
-            let pool = unsafe { &mut *context.cast::<Pool>() };
+            let pool = unsafe { &mut *context.cast::<ThreadPool>() };
             // SAFETY: a parallel loop's iterations are independent, which scheduling has checked.
             unsafe { pool.run(body, env, n_iterations) };
         }
@@ -321,7 +323,7 @@ fn lost(took: Duration, own: Duration, n_own: i64, n: i64) -> Option<Duration> {
     took.checked_sub(alone).filter(|lost| *lost > LEAST_LOSS)
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         if !self.has_threads() {
             // Threads that are not there cannot be waited for.
@@ -341,20 +343,20 @@ impl Drop for Pool {
 /// A pool that several contexts share. A parallel loop that finds it busy runs on its caller alone, so that
 /// nobody waits.
 #[derive(Clone)]
-pub struct Threads {
-    pool: Arc<Mutex<Pool>>,
+pub struct SharedPool {
+    pool: Arc<Mutex<ThreadPool>>,
     n_threads: usize,
 }
 
-impl Threads {
+impl SharedPool {
     /// Starts threads, the caller included in `n_threads`, which sleep soon after they have nothing to do.
     ///
     /// # Errors
     /// If the system refuses a thread.
-    pub fn new(n_threads: usize) -> io::Result<Threads> {
-        let pool = Pool::with(n_threads, &[], SHORT_SPIN, true)?;
+    pub fn new(n_threads: usize) -> io::Result<SharedPool> {
+        let pool = ThreadPool::with(n_threads, &[], SHORT_SPIN, true)?;
         let n_threads = pool.n_threads();
-        Ok(Threads { pool: Arc::new(Mutex::new(pool)), n_threads })
+        Ok(SharedPool { pool: Arc::new(Mutex::new(pool)), n_threads })
     }
 
     /// Number of threads.
@@ -364,9 +366,9 @@ impl Threads {
 
     /// The threads as generated code calls them, for as long as they are borrowed.
     pub(crate) fn runtime(&self) -> Runtime {
-        unsafe extern "C" fn parallel_for(context: *mut c_void, body: Body, env: *mut c_void, n_iterations: i64) {
+        unsafe extern "C" fn parallel_for(context: *mut c_void, body: LoopBody, env: *mut c_void, n_iterations: i64) {
             // SAFETY: the context is the pool that made the runtime.
-            let pool = unsafe { &*context.cast::<Mutex<Pool>>() };
+            let pool = unsafe { &*context.cast::<Mutex<ThreadPool>>() };
             if let Ok(mut pool) = pool.try_lock() {
                 // SAFETY: a parallel loop's iterations are independent, which scheduling has checked.
                 return unsafe { pool.run(body, env, n_iterations) };
@@ -393,8 +395,8 @@ mod tests {
 
     #[test]
     fn a_child_of_fork_has_one_thread() {
-        let mut pool = Pool::new(3, &[]).unwrap();
-        let shared = Threads::new(2).unwrap();
+        let mut pool = ThreadPool::new(3, &[]).unwrap();
+        let shared = SharedPool::new(2).unwrap();
         let counters: Vec<AtomicU64> = (0..100).map(|_| AtomicU64::new(0)).collect();
         let env = std::ptr::from_ref(&counters).cast_mut().cast::<c_void>();
         // As if another thread ran a loop meanwhile.
@@ -496,7 +498,7 @@ mod tests {
     #[test]
     fn a_thread_that_lags_holds_up_no_iterations_but_its_own() {
         for (n_threads, n) in [(2, 2), (2, 7), (2, 64), (3, 5), (4, 100)] {
-            let mut pool = Pool::new(n_threads, &[]).unwrap();
+            let mut pool = ThreadPool::new(n_threads, &[]).unwrap();
             for _ in 0..5 {
                 let counters = (0..n).map(|_| AtomicU64::new(0)).collect();
                 let lagging = Lagging { counters, n_of_workers: 0.into(), lag: Duration::from_millis(20) };
@@ -513,7 +515,7 @@ mod tests {
 
     #[test]
     fn every_iteration_runs_once_in_every_job() {
-        let mut pool = Pool::new(4, &[]).unwrap();
+        let mut pool = ThreadPool::new(4, &[]).unwrap();
         for (round, n) in [0usize, 1, 3, 1000, 2, 64].into_iter().cycle().take(300).enumerate() {
             let counters: Vec<AtomicU64> = (0..n).map(|_| AtomicU64::new(0)).collect();
             // SAFETY: the counters are atomic and outlive the call.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 /// Body of a parallel loop.
-pub type Body = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
+pub type LoopBody = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
 
 /// Iterations of one thread; on cache lines that others touch only once they are out of work.
 #[repr(align(128))]
@@ -27,7 +27,7 @@ pub fn divide(shares: &[Share], n_iterations: i64) {
 ///
 /// # Safety
 /// `body` may be called with `env` for every iteration, from the threads that work at the same time.
-pub unsafe fn work(shares: &[Share], body: Body, env: *mut c_void, thread: usize) -> i64 {
+pub unsafe fn work(shares: &[Share], body: LoopBody, env: *mut c_void, thread: usize) -> i64 {
     let (others, own) = shares.split_at(thread);
     let mut n_done = 0;
     for share in own.iter().chain(others) {

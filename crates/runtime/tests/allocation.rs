@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::*;
-use tilewright_runtime::{Context, Threads};
+use tilewright_runtime::{Context, SharedPool};
 
 struct Counting;
 
@@ -33,7 +33,7 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn a_run_allocates_nothing() {
     let model = model(true);
-    let mut context = Context::new(&model, &Threads::new(2).unwrap()).unwrap();
+    let mut context = Context::new(&model, &SharedPool::new(2).unwrap()).unwrap();
     let (x, mut y) = (bytes(&[1.5; 33]), vec![0; 66 * 4]);
     let mut step_ns = vec![0; model.plan().steps.len()];
     // What threads make when they begin.
@@ -48,7 +48,7 @@ fn a_run_allocates_nothing() {
     assert_eq!(floats(&y), expected(&[1.5; 33], true));
 
     let model = Arc::new(open_model(300).unwrap());
-    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(&model, &SharedPool::new(1).unwrap()).unwrap();
     let (x, mut y) = (bytes(&[0.0; 32]), vec![0; 128]);
     let before = N_ALLOCATIONS.load(Ordering::SeqCst);
     for size in (1..=8).chain((1..=8).rev()) {

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use common::*;
 use tilewright_ir::{DType, Part};
 use tilewright_runtime::{
-    Context, Dim, Host, Model, Piece, Place, Plan, PlanError, Rows, RunError, Size, Slice, Step, Threads, Work,
+    Context, CopiedRows, Host, Model, OpenDimension, Piece, Place, Plan, PlanError, PlanStep, RunError, RunSize,
+    SharedPool, TensorSlice, Work,
 };
 
 #[test]
 fn a_plan_runs_its_steps() {
-    let threads = Threads::new(2).unwrap();
+    let threads = SharedPool::new(2).unwrap();
     for on_host in [false, true] {
         let model = model(on_host);
         assert_eq!(model.constants().len(), 2 * 320, "weights that only `prepare` reads are gone");
@@ -36,7 +37,7 @@ fn a_plan_runs_its_steps() {
 
 #[test]
 fn contexts_run_at_the_same_time() {
-    let (model, threads) = (model(true), Threads::new(3).unwrap());
+    let (model, threads) = (model(true), SharedPool::new(3).unwrap());
     std::thread::scope(|scope| {
         for caller in 0..4 {
             let (model, threads) = (&model, &threads);
@@ -55,7 +56,7 @@ fn contexts_run_at_the_same_time() {
 
 #[test]
 fn what_a_run_is_passed_is_checked() {
-    let mut context = Context::new(&model(false), &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(&model(false), &SharedPool::new(1).unwrap()).unwrap();
     let (x, mut y) = (vec![0; 33 * 4 + 4], vec![0; 66 * 4]);
     let mut check = |inputs: &[&[u8]], outputs: &mut [&mut [u8]], expected: &str| {
         assert_eq!(context.run(inputs, outputs).unwrap_err().to_string(), expected);
@@ -70,7 +71,7 @@ fn what_a_run_is_passed_is_checked() {
     let Work::Host { run, .. } = &mut failing.steps[3].work else { panic!("the last step is the host's") };
     *run = Host::Function(Arc::new(|_, _| Err("no".to_owned())));
     let model = Arc::new(Model::new(failing, codes()).unwrap());
-    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(&model, &SharedPool::new(1).unwrap()).unwrap();
     let error = context.run(&[&x[..132]], &mut [&mut y]).unwrap_err();
     assert_eq!(error, RunError::Host { step: "last".to_owned(), why: "no".to_owned() });
 }
@@ -82,7 +83,7 @@ fn plans_that_do_not_fit_are_refused() {
         change(&mut plan);
         Model::new(plan, codes()).err().expect("it is refused")
     };
-    fn arguments(plan: &mut Plan, step: usize) -> &mut Vec<Slice> {
+    fn arguments(plan: &mut Plan, step: usize) -> &mut Vec<TensorSlice> {
         match &mut plan.steps[step].work {
             Work::Kernel { arguments, .. } => arguments,
             _ => panic!("a kernel"),
@@ -92,12 +93,12 @@ fn plans_that_do_not_fit_are_refused() {
     check(|plan| plan.steps[0].work = kernel(7), "step `half 0` names kernel 7, which is not there");
     // A loop that does not end, one that does not begin, and one whose truth is no byte.
     check(
-        |plan| plan.steps[0].work = Work::While { truth: Slice { tensor: 0, offset: 0, n_bytes: 1 }, end: 1 },
+        |plan| plan.steps[0].work = Work::While { truth: TensorSlice { tensor: 0, offset: 0, n_bytes: 1 }, end: 1 },
         "step `half 0` names end of a loop 1, which is not there",
     );
     check(|plan| plan.steps[1].work = Work::Again { to: 0 }, "step `half 1` names end of a loop 1, which is not there");
     let of_four = |plan: &mut Plan| {
-        plan.steps[0].work = Work::While { truth: Slice { tensor: 0, offset: 0, n_bytes: 4 }, end: 1 };
+        plan.steps[0].work = Work::While { truth: TensorSlice { tensor: 0, offset: 0, n_bytes: 4 }, end: 1 };
         plan.steps[1].work = Work::Again { to: 0 };
     };
     let error = refused(of_four).to_string();
@@ -147,7 +148,7 @@ fn a_step_may_write_what_it_reads() {
     let x = plan.tensor("x", DType::F32, &[66], Place::Input(0));
     let y = plan.tensor("y", DType::F32, &[66], Place::Output(0));
     let (from, to) = (plan.whole(x), plan.whole(y));
-    plan.steps.push(Step { name: "copy".to_owned(), work: Work::Copy { from, to, rows: None }, guard: None });
+    plan.steps.push(PlanStep { name: "copy".to_owned(), work: Work::Copy { from, to, rows: None }, guard: None });
     let arguments = vec![to, to];
     let work = Work::Kernel {
         kernel: 1,
@@ -157,35 +158,36 @@ fn a_step_may_write_what_it_reads() {
         all_threads: true,
         sizes: Vec::new(),
     };
-    plan.steps.push(Step { name: "in place".to_owned(), work, guard: None });
+    plan.steps.push(PlanStep { name: "in place".to_owned(), work, guard: None });
     let model = Arc::new(Model::new(plan, codes()).unwrap());
     let (x, mut y) = (vec![2.0; 66], vec![0; 66 * 4]);
-    Context::new(&model, &Threads::new(1).unwrap()).unwrap().run(&[&bytes(&x)], &mut [&mut y]).unwrap();
+    Context::new(&model, &SharedPool::new(1).unwrap()).unwrap().run(&[&bytes(&x)], &mut [&mut y]).unwrap();
     assert_eq!(floats(&y), vec![6.0; 66]);
 }
 
 /// A plan that appends a row of two numbers to both heads of a state of 2 × 4 × 2, and gives all of it.
-fn appending(change: fn(&mut Rows)) -> Result<Model, PlanError> {
-    let mut plan = Plan { dim: Some(Dim { name: "past".to_owned(), least: 0, most: 3, step: 1 }), ..Plan::default() };
+fn appending(change: fn(&mut CopiedRows)) -> Result<Model, PlanError> {
+    let mut plan =
+        Plan { dim: Some(OpenDimension { name: "past".to_owned(), least: 0, most: 3, step: 1 }), ..Plan::default() };
     plan.appends = 1;
     let x = plan.tensor("x", DType::F32, &[2, 1, 2], Place::Input(0));
     let all = plan.tensor("all", DType::F32, &[2, 4, 2], Place::State(0));
     let y = plan.tensor("y", DType::F32, &[2, 4, 2], Place::Output(0));
-    let size = |factor: i64, term: i64| Size { factor, term, multiple: 1 };
-    let mut rows = Rows { n: 2, pitches: [8, 32], offsets: [size(0, 0), size(8, 0)], n_bytes: size(0, 8) };
+    let size = |factor: i64, term: i64| RunSize { factor, term, multiple: 1 };
+    let mut rows = CopiedRows { n: 2, pitches: [8, 32], offsets: [size(0, 0), size(8, 0)], n_bytes: size(0, 8) };
     change(&mut rows);
     let (from, to) = (plan.whole(x), plan.whole(all));
     let append = Work::Move { from, to, rows };
-    plan.steps.push(Step { name: "append".to_owned(), work: append, guard: None });
+    plan.steps.push(PlanStep { name: "append".to_owned(), work: append, guard: None });
     let copy = Work::Copy { from: to, to: plan.whole(y), rows: None };
-    plan.steps.push(Step { name: "copy".to_owned(), work: copy, guard: None });
+    plan.steps.push(PlanStep { name: "copy".to_owned(), work: copy, guard: None });
     Model::new(plan, Vec::new())
 }
 
 #[test]
 fn states_stay_between_runs() {
     let model = Arc::new(appending(|_| {}).unwrap());
-    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(&model, &SharedPool::new(1).unwrap()).unwrap();
     let mut expected = vec![0.0; 16];
     for run in 0..4 {
         let x = [1.0, 2.0, 3.0, 4.0].map(|x| x + 10.0 * run as f32);
@@ -203,7 +205,7 @@ fn states_stay_between_runs() {
     assert!(context.rewind(2).is_err() && context.past() == 1);
     // One row too far at the largest size alone, a negative offset at the smallest, rows within each other.
     for change in [
-        (|rows| rows.offsets[1].term = 8) as fn(&mut Rows),
+        (|rows| rows.offsets[1].term = 8) as fn(&mut CopiedRows),
         |rows| rows.offsets[1].term = -8,
         |rows| rows.pitches[1] = 4,
         |rows| rows.n = 3,
@@ -216,21 +218,22 @@ fn states_stay_between_runs() {
 
 /// A plan that appends rows of two numbers, four at once or one, to a state of six, and gives them back.
 fn by_pieces(change: fn(&mut Plan)) -> Result<Model, PlanError> {
-    let dim = |name: &str, least, most| Some(Dim { name: name.to_owned(), least, most, step: 1 });
+    let dim = |name: &str, least, most| Some(OpenDimension { name: name.to_owned(), least, most, step: 1 });
     let mut plan = Plan { dim: dim("past", 0, 5), rows: dim("tokens", 1, 4), appends: 1, ..Plan::default() };
-    let size = |factor: i64, term: i64| Size { factor, term, multiple: 1 };
+    let size = |factor: i64, term: i64| RunSize { factor, term, multiple: 1 };
     for n in [4, 1] {
         let x = plan.tensor("x", DType::F32, &[n, 2], Place::Input(0));
         let all = plan.tensor("all", DType::F32, &[6, 2], Place::State(0));
         let y = plan.tensor("y", DType::F32, &[n, 2], Place::Output(0));
         [x, y].into_iter().for_each(|at| plan.tensors[at].open = (n == 4).then(|| (0, size(1, 0))));
         let (from, to) = (plan.whole(x), plan.whole(all));
-        let rows = Rows { n: 1, pitches: [0; 2], offsets: [size(0, 0), size(8, 0)], n_bytes: size(0, 8 * n as i64) };
+        let rows =
+            CopiedRows { n: 1, pitches: [0; 2], offsets: [size(0, 0), size(8, 0)], n_bytes: size(0, 8 * n as i64) };
         let start = plan.steps.len();
         for (name, work) in
             [("append", Work::Move { from, to, rows }), ("copy", Work::Copy { from, to: plan.whole(y), rows: None })]
         {
-            plan.steps.push(Step { name: name.to_owned(), work, guard: None });
+            plan.steps.push(PlanStep { name: name.to_owned(), work, guard: None });
         }
         plan.pieces.push(Piece { n: n as i64, most: 6 - n as i64, steps: start..start + 2 });
     }
@@ -241,7 +244,7 @@ fn by_pieces(change: fn(&mut Plan)) -> Result<Model, PlanError> {
 #[test]
 fn runs_are_made_of_pieces() {
     let model = Arc::new(by_pieces(|_| {}).unwrap());
-    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(&model, &SharedPool::new(1).unwrap()).unwrap();
     let x: Vec<f32> = (1..=12).map(|x| x as f32).collect();
     // The fewest until another number is said; then four and one, three ones, and again.
     for parts in [&[1, 5][..], &[4, 2], &[3, 3], &[2, 4]] {
@@ -291,7 +294,7 @@ fn runs_are_made_of_pieces() {
 #[test]
 fn runs_say_how_many_rows_there_are() {
     let model = Arc::new(open_model(2).unwrap());
-    let mut context = Context::new(&model, &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(&model, &SharedPool::new(1).unwrap()).unwrap();
     let x: Vec<f32> = (0..32).map(|i| i as f32).collect();
     for size in [8, 1, 5, 2, 7] {
         context.set_dim("rows", size).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_learn::{Acquisition, GaussianProcess, Kernel, Matrix};
+use tilewright_learn::{Acquisition, GaussianProcess, Matern, Matrix};
 
 use crate::features::ProcessFeatures;
 use crate::search::chosen;
@@ -69,8 +69,8 @@ pub fn belief(space: &Arc<Space>, trials: &[Trial], n: usize, seed: u64) -> Opti
     let fitness: Vec<f64> = valid.iter().map(|trial| trial.outcome.fitness()).collect();
     let mut known: Vec<&Trial> = chosen(&fitness, MOST_TRIALS, seed).into_iter().map(|at| valid[at]).collect();
     known.shuffle(&mut rng);
-    let model = Model::new(space, &known)?;
-    let (n_held_out, mut kernel) = (known.len() / HELD_OUT, Kernel::new(model.features.groups().to_vec()));
+    let model = BeliefModel::new(space, &known)?;
+    let (n_held_out, mut kernel) = (known.len() / HELD_OUT, Matern::new(model.features.groups().to_vec()));
     let rows: Vec<Vec<f32>> = known.iter().map(|trial| model.features.of(&trial.config)).collect();
     let (held_out, fitted) = rows.split_at(n_held_out);
     let (of_held_out, of_fitted) = model.targets.split_at(n_held_out);
@@ -107,7 +107,7 @@ pub fn belief(space: &Arc<Space>, trials: &[Trial], n: usize, seed: u64) -> Opti
 
 /// Features and targets of the model: standardized logarithms of throughput, cut off where they are as far
 /// below the median as the best is above.
-struct Model {
+struct BeliefModel {
     features: ProcessFeatures,
     mean: f64,
     scale: f64,
@@ -116,9 +116,9 @@ struct Model {
     best: f64,
 }
 
-impl Model {
+impl BeliefModel {
     /// Makes the model's targets; `None` where all times are equal, of which nothing is learnt.
-    fn new(space: &Arc<Space>, known: &[&Trial]) -> Option<Model> {
+    fn new(space: &Arc<Space>, known: &[&Trial]) -> Option<BeliefModel> {
         let logs: Vec<f64> = known.iter().map(|trial| -trial.outcome.cost().ln()).collect();
         let mut sorted = logs.clone();
         sorted.sort_by(f64::total_cmp);
@@ -132,7 +132,7 @@ impl Model {
         }
         let targets = logs.iter().map(|log| (log - mean) / scale).collect();
         let best = (most - mean) / scale;
-        Some(Model { features: ProcessFeatures::new(space), mean, scale, targets, best })
+        Some(BeliefModel { features: ProcessFeatures::new(space), mean, scale, targets, best })
     }
 
     fn time_ns(&self, target: f64) -> f64 {

@@ -1,7 +1,7 @@
 //! Autotuning: spaces, searches, and the loop that measures.
 //!
 //! A [`Space`] holds parameters and the constraints between them; a [`Search`] proposes [`Config`]s from it
-//! and observes the [`Trial`]s; [`tune`] connects a search to anything that can [`Measure`]. Nothing here
+//! and observes the [`Trial`]s; [`Tuning`] connects a search to anything that can [`Measure`]. Nothing here
 //! depends on the meaning of a configuration: compiler flags, the tiles of a kernel, the options of a server.
 //! Nothing here opens a file, starts a process or reads the environment.
 //!
@@ -64,8 +64,8 @@ pub use error::Error;
 pub use flat_outcome::FlatOutcome;
 pub use importance::{Importance, importance};
 pub use measure::{
-    BoxError, Candidate, Conditions, Describe, Machine, Measure, Measured, Next, Queue, RaceLimits, Seconds, Standing,
-    Subject,
+    BoxError, Candidate, Conditions, Describe, Measure, Measured, MeasuringTraits, Next, Queue, RaceLimits, Seconds,
+    Standing, Subject,
 };
 pub use objectives::{Chebyshev, pareto_set};
 pub use other_costs::{CostError, OtherCosts};
@@ -75,9 +75,9 @@ pub use search::{
     Contexts, Experience, Problem, SEARCHES, Search, SearchError, SearchOption, SearchRow, blind_option, build,
     most_experience,
 };
-pub use space::{Config, ConfigError, Constraint, Domain, Parameter, Product, Space, SpaceError, Value};
+pub use space::{Config, ConfigError, Constraint, Domain, ListedProduct, Parameter, Space, SpaceError, Value};
 pub use trial::{ErrorClass, Limit, Limits, Outcome, Timing, Trial, is_tie, quantile};
-pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, Tuning, tune};
+pub use tune_loop::{Budget, Ended, Event, HeadStart, Report, Summary, Tuning};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -136,7 +136,7 @@ pub enum Next {
 
 /// Properties of what measures that searches depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Machine {
+pub struct MeasuringTraits {
     /// Whether candidates should be submitted before the results of others are there, because it builds them
     /// meanwhile.
     pub works_ahead: bool,
@@ -255,7 +255,7 @@ pub trait Measure: Send {
     }
 
     /// Properties of what measures.
-    fn machine(&self) -> Machine;
+    fn machine(&self) -> MeasuringTraits;
 }
 
 /// Candidates that wait, with their numbers: for what measures one after the other, at once.

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::json;
-use tilewright_search::expression::{Datum, Expression, Scope, Type};
+use tilewright_search::expression::{Datum, Expression, ValueType, VariableNames};
 
 /// Cases, of which there are more in a long run.
 fn cases(usual: u32) -> u32 {
@@ -16,9 +16,9 @@ fn cases(usual: u32) -> u32 {
 
 const PIECES: &str = "[ xydl0-9()<>=!+*/%{},\\[\\]'\"a-z.-]{0,60}|\\PC{0,40}|(range|sum|min|\\(|\\)|\\[|\\]| for a in | if | else | not | in | and |a|3|0.5|x|,|\\+|\\*\\*|//|<){0,24}";
 
-fn scope() -> Scope {
+fn scope() -> VariableNames {
     let values = ["F", "B"].map(String::from).into();
-    [("x", Type::Number), ("y", Type::Number), ("d", Type::Category(values)), ("l", Type::List)]
+    [("x", ValueType::Number), ("y", ValueType::Number), ("d", ValueType::Category(values)), ("l", ValueType::List)]
         .map(|(name, kind)| (name.to_owned(), kind))
         .into()
 }
@@ -107,7 +107,7 @@ fn values_are_those_of_python() {
     writer.join().unwrap().unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.lines().count(), cases.len());
-    let scope: Scope = ["x", "y", "z"].map(|name| (name.to_owned(), Type::Number)).into();
+    let scope: VariableNames = ["x", "y", "z"].map(|name| (name.to_owned(), ValueType::Number)).into();
     let (mut n_values, mut n_large) = (0, 0);
     for ((text, values), expected) in cases.iter().zip(output.lines()) {
         let code = Expression::parse(text).unwrap_or_else(|e| panic!("{text}: {e}")).compile(&scope);

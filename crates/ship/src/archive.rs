@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 /// An object of an archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Member {
+pub struct ArchiveMember {
     /// Name with the ending.
     pub name: String,
     /// Symbols that others may refer to.
@@ -17,7 +17,7 @@ const MAGIC: &[u8] = b"!<arch>\n";
 const HEADER_BYTES: usize = 60;
 
 /// An archive in GNU's form, with an index. The same members give the same bytes.
-pub fn archive(members: &[&Member]) -> Vec<u8> {
+pub fn archive(members: &[&ArchiveMember]) -> Vec<u8> {
     let mut names = String::new();
     let name_offsets: Vec<usize> = members
         .iter()
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn the_index_leads_to_the_members() {
-        let member = |name: &str, symbols: &[&str], bytes: &[u8]| Member {
+        let member = |name: &str, symbols: &[&str], bytes: &[u8]| ArchiveMember {
             name: name.into(),
             symbols: symbols.iter().map(|symbol| (*symbol).to_owned()).collect(),
             bytes: bytes.into(),

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use serde_json::Value as Json;
 use tilewright_codegen::dlpack;
 use tilewright_ir::Part;
-use tilewright_runtime::Tensor;
+use tilewright_runtime::PlanTensor;
 
 use crate::{Library, named, of_kind};
 pub use tables::tables;
@@ -101,7 +101,7 @@ pub fn quoted(text: &str) -> String {
 
 /// Description of a library, its inputs and its outputs, named as in the templates: tables and functions that
 /// read them.
-pub fn interface(build: &Json, inputs: &[Tensor], outputs: &[Tensor]) -> Result<String, std::fmt::Error> {
+pub fn interface(build: &Json, inputs: &[PlanTensor], outputs: &[PlanTensor]) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let build = serde_json::to_string(build).expect("what was made as JSON can be written");
     writeln!(out, "static const char net_build_text[] =\n    {};\n", quoted(&build))?;

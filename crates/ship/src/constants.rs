@@ -1,7 +1,7 @@
 //! Places of a library's constants: in its file, or in memory that its first context fills.
 
 use tilewright_ir::{DType, Part};
-use tilewright_runtime::{Constant, Model, Place, Plan, Slice, Work};
+use tilewright_runtime::{Constant, Model, Place, Plan, TensorSlice, Work};
 
 /// Constants begin at multiples of so many bytes.
 const ALIGN: usize = 64;
@@ -36,7 +36,7 @@ impl Weights {
 
 /// Place of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
+pub enum ConstantHome {
     /// Offset in the file's constants.
     File(usize),
     /// Offset in the memory that the first context fills.
@@ -46,7 +46,7 @@ pub enum Home {
 /// The constants of a library.
 pub struct Constants {
     /// Place of each constant of the plan; `None` where nothing needs it.
-    homes: Vec<Option<Home>>,
+    homes: Vec<Option<ConstantHome>>,
     /// Constants in the file, until they are in its object.
     pub bytes: Vec<u8>,
     /// How many bytes these are.
@@ -118,7 +118,7 @@ impl Constants {
     fn place(&mut self, model: &Model, at: usize, is_made: bool, may_be_halved: bool) {
         let constant = &model.plan().constants[at];
         if is_made {
-            self.homes[at] = Some(Home::Made(self.reserve(constant.n_bytes())));
+            self.homes[at] = Some(ConstantHome::Made(self.reserve(constant.n_bytes())));
             return;
         }
         let data = match (constant, model.constant_offset(at)) {
@@ -133,11 +133,11 @@ impl Constants {
                 let to = self.reserve(data.len());
                 self.widened.push(Widened { from, to, n: half.len() / 2, is_bf16 });
                 self.bytes.extend_from_slice(&half);
-                self.homes[at] = Some(Home::Made(to));
+                self.homes[at] = Some(ConstantHome::Made(to));
             }
             None => {
                 self.bytes.extend_from_slice(data);
-                self.homes[at] = Some(Home::File(from));
+                self.homes[at] = Some(ConstantHome::File(from));
             }
         }
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
@@ -152,11 +152,11 @@ impl Constants {
 
     /// Place of a slice of a constant; `None` where the slice is of another tensor, or nothing needs the
     /// constant.
-    pub fn home(&self, model: &Model, slice: &Slice) -> Option<Home> {
+    pub fn home(&self, model: &Model, slice: &TensorSlice) -> Option<ConstantHome> {
         let home = self.homes[model.constant_of(slice)?]?;
         Some(match home {
-            Home::File(offset) => Home::File(offset + slice.offset),
-            Home::Made(offset) => Home::Made(offset + slice.offset),
+            ConstantHome::File(offset) => ConstantHome::File(offset + slice.offset),
+            ConstantHome::Made(offset) => ConstantHome::Made(offset + slice.offset),
         })
     }
 }

@@ -18,7 +18,7 @@ use crate::{Assemble, ShipError, tensors, tensors_json};
 const ALIGN: usize = 64;
 
 /// Parts of a library for a GPU.
-pub struct Made {
+pub struct GpuLibraryParts {
     /// All about it, for programs.
     pub build: Json,
     /// Source in C.
@@ -28,19 +28,19 @@ pub struct Made {
 }
 
 /// Kernels as a driver takes them: a text, and machine code where there is some.
-struct Code {
+struct DriverCode {
     text: String,
     machine_code: Option<Vec<u8>>,
 }
 
-impl Code {
-    fn new(program: &GpuProgram, target: &Target, api: GpuApi, assemble: Assemble) -> Result<Code, ShipError> {
+impl DriverCode {
+    fn new(program: &GpuProgram, target: &Target, api: GpuApi, assemble: Assemble) -> Result<DriverCode, ShipError> {
         if api == GpuApi::OpenCl {
-            return Ok(Code { text: opencl_c(program, target), machine_code: None });
+            return Ok(DriverCode { text: opencl_c(program, target), machine_code: None });
         }
         let ptx = compile_gpu(program, target)?.code;
         let machine_code = assemble(&ptx).map_err(ShipError::Assemble)?;
-        Ok(Code { text: String::from_utf8_lossy(&ptx).into_owned(), machine_code })
+        Ok(DriverCode { text: String::from_utf8_lossy(&ptx).into_owned(), machine_code })
     }
 }
 
@@ -48,7 +48,7 @@ impl Code {
 ///
 /// # Errors
 /// If the device is none that there are libraries for, or a kernel is refused.
-pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String]) -> Result<Made, ShipError> {
+pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String]) -> Result<GpuLibraryParts, ShipError> {
     let target = &model.target;
     let (api, driver, align) = match target.arch {
         Arch::Gpu(api @ GpuApi::OpenCl) => (api, include_str!("../templates/opencl.c"), GPU_LINE as u64),
@@ -57,11 +57,12 @@ pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String])
     };
     let launches = Launches::new(model, align);
     let used: BTreeSet<usize> = all(&launches).map(|launch| launch.program).collect();
-    let code = |(): &mut (), number: usize| Ok((number, Code::new(launches.program(number), target, api, assemble)?));
+    let code =
+        |(): &mut (), number: usize| Ok((number, DriverCode::new(launches.program(number), target, api, assemble)?));
     let codes = on_all_cores(used.into_iter().collect(), || (), code);
-    let codes: BTreeMap<usize, Code> = codes.into_iter().collect::<Result<_, ShipError>>()?;
+    let codes: BTreeMap<usize, DriverCode> = codes.into_iter().collect::<Result<_, ShipError>>()?;
     let mut data = Vec::new();
-    let tables = Tables::new(model, &launches, &codes, &mut data);
+    let tables = GpuTables::new(model, &launches, &codes, &mut data);
     let [inputs, outputs] = tensors(&model.plan);
     let made = model.plan.constants.iter().filter(|constant| matches!(constant, Constant::Prepared(_)));
     let mut forms = vec![if api == GpuApi::OpenCl { "OpenCL C".to_owned() } else { "PTX".to_owned() }];
@@ -85,7 +86,7 @@ pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String])
     let text: Result<String, std::fmt::Error> = text();
     let text = text.expect("writing to a string does not fail");
     let template = include_str!("../templates/gpu.c").replace("@DRIVER@\n", driver);
-    Ok(Made { source: c::source(name, origin, &template, &text, true), build, data })
+    Ok(GpuLibraryParts { source: c::source(name, origin, &template, &text, true), build, data })
 }
 
 /// All launches, in the order of their numbers.
@@ -94,10 +95,10 @@ fn all<'l>(launches: &'l Launches) -> impl Iterator<Item = &'l Launch> + Clone {
 }
 
 /// Tables that the template reads.
-struct Tables<'l> {
+struct GpuTables<'l> {
     model: &'l GpuModel,
     launches: &'l Launches<'l>,
-    codes: &'l BTreeMap<usize, Code>,
+    codes: &'l BTreeMap<usize, DriverCode>,
     /// Offsets of machine code in the data.
     machine_code: BTreeMap<usize, usize>,
     /// The context's own memory, and where its contents lie among the data.
@@ -108,13 +109,13 @@ struct Tables<'l> {
     kernels: BTreeSet<(usize, usize)>,
 }
 
-impl<'l> Tables<'l> {
+impl<'l> GpuTables<'l> {
     fn new(
         model: &'l GpuModel,
         launches: &'l Launches<'l>,
-        codes: &'l BTreeMap<usize, Code>,
+        codes: &'l BTreeMap<usize, DriverCode>,
         data: &mut Vec<u8>,
-    ) -> Tables<'l> {
+    ) -> GpuTables<'l> {
         let mut add = |bytes: &[u8]| {
             data.resize(data.len().next_multiple_of(ALIGN), 0);
             data.extend_from_slice(bytes);
@@ -142,7 +143,7 @@ impl<'l> Tables<'l> {
         let machine_code =
             codes.iter().filter_map(|(number, code)| Some((*number, add(code.machine_code.as_ref()?)))).collect();
         let kernels = all(launches).map(|launch| (launch.program, launch.kernel)).collect();
-        Tables { model, launches, codes, machine_code, memories, spans, kernels }
+        GpuTables { model, launches, codes, machine_code, memories, spans, kernels }
     }
 
     /// The number of a piece of memory.
@@ -219,7 +220,7 @@ impl<'l> Tables<'l> {
             let abi = Abi::of(program, kernel, target);
             for map in &abi.maps {
                 let at = abi.array_of(map);
-                let bulk::Described { kind, extents, strides, boxes } = map.described(&program.program);
+                let bulk::TensorMapFields { kind, extents, strides, boxes } = map.described(&program.program);
                 let (rank, swizzled) = (extents.len(), u8::from(map.swizzled));
                 let list = |all: Vec<String>| all.join(", ");
                 let [extents, strides] = [extents, strides].map(|all| list(all.iter().map(u64::to_string).collect()));

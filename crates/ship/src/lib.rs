@@ -21,9 +21,9 @@ use thiserror::Error;
 use tilewright_codegen::{CompileError, Interface, export_hidden, host_arch};
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Target};
-use tilewright_runtime::{Dim, GpuModel, Host, Model, Place, Plan, Size, Tensor, Work};
+use tilewright_runtime::{GpuModel, Host, Model, OpenDimension, Place, Plan, PlanTensor, RunSize, Work};
 
-use archive::{Member, archive};
+use archive::{ArchiveMember, archive};
 use constants::Constants;
 pub use constants::Weights;
 
@@ -76,14 +76,14 @@ pub struct Library {
     /// Whether its kernels run on a GPU.
     is_for_gpu: bool,
     n_threads: usize,
-    inputs: Vec<Tensor>,
-    outputs: Vec<Tensor>,
+    inputs: Vec<PlanTensor>,
+    outputs: Vec<PlanTensor>,
     /// Dimension of which runs say a size.
-    dim: Option<Dim>,
+    dim: Option<OpenDimension>,
     /// Rows by which runs make states longer, where they say how many.
-    rows: Option<Dim>,
+    rows: Option<OpenDimension>,
     /// Tensors that stay between runs.
-    states: Vec<Tensor>,
+    states: Vec<PlanTensor>,
     /// Origin of the library, in lines.
     origin: Vec<String>,
     /// All about it, for programs.
@@ -91,11 +91,43 @@ pub struct Library {
     /// C source, without kernels and constants.
     source: String,
     /// The kernels, then the constants.
-    members: Vec<Member>,
+    members: Vec<ArchiveMember>,
 }
 
 /// Makes machine code of PTX, for a GPU of the kind that it is for; none where only the driver does.
 pub type Assemble<'a> = &'a (dyn Fn(&[u8]) -> Result<Option<Vec<u8>>, String> + Sync);
+
+/// Objects of a model's kernels, with the parts that a library calls.
+fn kernel_members(
+    name: &str,
+    model: &Model,
+    target: &Target,
+    n_threads: usize,
+    constants: &Constants,
+) -> Result<Vec<ArchiveMember>, ShipError> {
+    let mut members = Vec::new();
+    for (kernel, code) in model.codes().iter().enumerate() {
+        let parts = parts_of(model, constants, kernel);
+        if parts.is_empty() {
+            continue;
+        }
+        let mut program = code.program().clone();
+        for (part, block) in [
+            (Part::Prepare, &mut program.prepare),
+            (Part::Body, &mut program.body),
+            (Part::Finish, &mut program.finish),
+        ] {
+            if !parts.contains(&part) {
+                block.clear();
+            }
+        }
+        let prefix = c::kernel_prefix(name, kernel);
+        let bytes = export_hidden(&program, target, &prefix)?;
+        let symbols = Interface::new(&program, target, n_threads, Some(&prefix))?.symbols();
+        members.push(ArchiveMember { name: format!("{prefix}.o"), symbols, bytes });
+    }
+    Ok(members)
+}
 
 impl Library {
     /// Makes the library of a model that was compiled for a target. All names that it exports begin with
@@ -115,81 +147,70 @@ impl Library {
     ) -> Result<Library, ShipError> {
         check(name, model.plan(), |run| matches!(run, Host::Call(_)))?;
         let mut constants = Constants::new(model, weights);
-        let mut members = Vec::new();
-        for (kernel, code) in model.codes().iter().enumerate() {
-            let parts = parts_of(model, &constants, kernel);
-            if parts.is_empty() {
-                continue;
-            }
-            let mut program = code.program().clone();
-            for (part, block) in [
-                (Part::Prepare, &mut program.prepare),
-                (Part::Body, &mut program.body),
-                (Part::Finish, &mut program.finish),
-            ] {
-                if !parts.contains(&part) {
-                    block.clear();
-                }
-            }
-            let prefix = c::kernel_prefix(name, kernel);
-            let bytes = export_hidden(&program, target, &prefix)?;
-            let symbols = Interface::new(&program, target, n_threads, Some(&prefix))?.symbols();
-            members.push(Member { name: format!("{prefix}.o"), symbols, bytes });
-        }
+        let mut members = kernel_members(name, model, target, n_threads, &constants)?;
         members.extend(data_member(name, target.arch, std::mem::take(&mut constants.bytes))?);
+        let mut library = Library { n_threads, members, ..Library::of_plan(name, origin, target.arch, model.plan()) };
+        library.build = library.description(model, target, &constants)?;
+        let Library { build, inputs, outputs, dim, .. } = &library;
+        let tables = || Ok(c::interface(build, inputs, outputs)? + &c::tables(name, model, &constants, n_threads)?);
+        let tables: Result<String, std::fmt::Error> = tables();
+        let tables = tables.expect("writing to a string does not fail");
+        let template = of_kind(include_str!("../templates/net.c"), library.kind());
+        library.source = c::source(name, origin, &template, &tables, dim.is_none());
+        Ok(library)
+    }
+
+    /// The library of a plan, without its description, source and members.
+    fn of_plan(name: &str, origin: &[String], arch: Arch, plan: &Plan) -> Library {
+        let [inputs, outputs] = tensors(plan);
+        Library {
+            name: name.to_owned(),
+            arch,
+            is_for_gpu: false,
+            n_threads: 1,
+            inputs,
+            outputs,
+            dim: plan.dim.clone(),
+            rows: plan.rows.clone(),
+            states: plan.states().cloned().collect(),
+            origin: origin.to_vec(),
+            build: Json::Null,
+            source: String::new(),
+            members: Vec::new(),
+        }
+    }
+
+    /// All about a library for CPUs, for programs.
+    fn description(&self, model: &Model, target: &Target, constants: &Constants) -> Result<Json, ShipError> {
         let mut features: Vec<&str> = Vec::new();
         for code in model.codes() {
-            features = Interface::new(code.program(), target, n_threads, Some(name))?.cpu_features;
+            features = Interface::new(code.program(), target, self.n_threads, Some(&self.name))?.cpu_features;
         }
-        let [inputs, outputs] = tensors(model.plan());
-        let (dim, states) = (model.plan().dim.clone(), model.plan().states().cloned().collect::<Vec<_>>());
         let mut build = json!({
-            "name": name,
+            "name": self.name,
             "abi": 1,
-            "origin": origin,
+            "origin": self.origin,
             "target": target.name(),
             "cpu_features": features,
-            "threads": n_threads,
-            "inputs": tensors_json(&inputs),
-            "outputs": tensors_json(&outputs),
+            "threads": self.n_threads,
+            "inputs": tensors_json(&self.inputs),
+            "outputs": tensors_json(&self.outputs),
             "tensor_bytes": model.plan().arena_bytes(),
             "constant_bytes": constants.n_bytes,
             "made_bytes": constants.made_bytes,
             "steps": model.plan().steps.len(),
         });
-        if let Some(dim) = &dim {
-            let all = std::iter::once(dim).chain(&model.plan().rows);
-            let json = |dim: &Dim| json!({"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step});
+        if let Some(dim) = &self.dim {
+            let all = std::iter::once(dim).chain(&self.rows);
+            let json =
+                |dim: &OpenDimension| json!({"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step});
             build["dims"] = all.map(json).collect();
         }
-        if !states.is_empty() {
-            build["states"] = json!(tensors_json(&states));
+        if !self.states.is_empty() {
+            build["states"] = json!(tensors_json(&self.states));
             build["appends"] = json!(model.plan().appends);
         }
-        let tables = || Ok(c::interface(&build, &inputs, &outputs)? + &c::tables(name, model, &constants, n_threads)?);
-        let tables: Result<String, std::fmt::Error> = tables();
-        let tables = tables.expect("writing to a string does not fail");
-        let rows = model.plan().rows.clone();
-        let (is_open, has_states, has_rows) = (dim.is_some(), !states.is_empty(), rows.is_some());
-        let kind = Kind { is_for_gpu: false, is_open, has_states, has_rows };
-        let template = of_kind(include_str!("../templates/net.c"), kind);
-        let source = c::source(name, origin, &template, &tables, dim.is_none());
-        let (name, arch, origin) = (name.to_owned(), target.arch, origin.to_vec());
-        Ok(Library {
-            name,
-            arch,
-            is_for_gpu: false,
-            n_threads,
-            inputs,
-            outputs,
-            dim,
-            rows,
-            states,
-            origin,
-            build,
-            source,
-            members,
-        })
+        Ok(build)
     }
 
     /// The library of a model that was compiled for a GPU, to be called on machines like this one. It has the
@@ -201,25 +222,9 @@ impl Library {
     pub fn for_gpu(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String]) -> Result<Library, ShipError> {
         check(name, &model.plan, |_| false)?;
         let arch = host_arch().ok_or_else(|| ShipError::Device("a machine like this one".to_owned()))?;
-        let gpu::Made { build, source, data } = gpu::make(name, model, assemble, origin)?;
+        let gpu::GpuLibraryParts { build, source, data } = gpu::make(name, model, assemble, origin)?;
         let members = data_member(name, arch, data)?.into_iter().collect();
-        let [inputs, outputs] = tensors(&model.plan);
-        let (name, origin, dim, rows, states) = (name.to_owned(), origin.to_vec(), None, None, Vec::new());
-        Ok(Library {
-            name,
-            arch,
-            is_for_gpu: true,
-            n_threads: 1,
-            inputs,
-            outputs,
-            dim,
-            rows,
-            states,
-            origin,
-            build,
-            source,
-            members,
-        })
+        Ok(Library { is_for_gpu: true, build, source, members, ..Library::of_plan(name, origin, arch, &model.plan) })
     }
 
     /// Prefix of the names of all its functions.
@@ -240,7 +245,7 @@ impl Library {
     /// The library for C programs: `NAME.h`, `NAME.c`, `NAME_kernels.a` and `NAME.json`.
     pub fn c_files(&self) -> Vec<File> {
         let name = &self.name;
-        let members: Vec<&Member> = self.members.iter().collect();
+        let members: Vec<&ArchiveMember> = self.members.iter().collect();
         vec![
             File::new(format!("{name}.h"), c::header(self)),
             File::new(format!("{name}.c"), self.source.as_str()),
@@ -304,8 +309,8 @@ impl Library {
 
     /// The library as a crate, with the object that a C compiler made of the source.
     pub fn crate_files(&self, object: Vec<u8>) -> Vec<File> {
-        let runtime = Member { name: format!("{}.o", self.name), symbols: self.symbols(), bytes: object };
-        let members: Vec<&Member> = std::iter::once(&runtime).chain(&self.members).collect();
+        let runtime = ArchiveMember { name: format!("{}.o", self.name), symbols: self.symbols(), bytes: object };
+        let members: Vec<&ArchiveMember> = std::iter::once(&runtime).chain(&self.members).collect();
         let archive = File::new(format!("lib{}.a", self.name), archive(&members));
         let mut files = rust::files(self);
         files.extend([archive, self.build_file()]);
@@ -322,9 +327,9 @@ impl Library {
     }
 
     /// The kind that templates have lines for.
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> LibraryKind {
         let (is_open, has_states, has_rows) = (self.dim.is_some(), !self.states.is_empty(), self.rows.is_some());
-        Kind { is_for_gpu: self.is_for_gpu, is_open, has_states, has_rows }
+        LibraryKind { is_for_gpu: self.is_for_gpu, is_open, has_states, has_rows }
     }
 
     /// The functions that it shows.
@@ -369,30 +374,30 @@ fn check(name: &str, plan: &Plan, may_run: fn(&Host) -> bool) -> Result<(), Ship
 }
 
 /// The object of a library's data; none where it has no data.
-fn data_member(name: &str, arch: Arch, data: Vec<u8>) -> Result<Option<Member>, ShipError> {
+fn data_member(name: &str, arch: Arch, data: Vec<u8>) -> Result<Option<ArchiveMember>, ShipError> {
     if data.len() > MOST_CONSTANT_BYTES {
         return Err(ShipError::TooLarge(data.len()));
     }
     let symbol = c::constants_name(name);
     let bytes = (!data.is_empty()).then(|| elf::data_object(arch, &symbol, &data));
-    Ok(bytes.map(|bytes| Member { name: format!("{symbol}.o"), symbols: vec![symbol], bytes }))
+    Ok(bytes.map(|bytes| ArchiveMember { name: format!("{symbol}.o"), symbols: vec![symbol], bytes }))
 }
 
 /// The inputs and the outputs of a plan.
-fn tensors(plan: &Plan) -> [Vec<Tensor>; 2] {
+fn tensors(plan: &Plan) -> [Vec<PlanTensor>; 2] {
     let of = |place: fn(usize) -> Place| plan.ports(place).into_iter().map(|at| plan.tensors[at].clone()).collect();
     [of(Place::Input), of(Place::Output)]
 }
 
-fn tensors_json(tensors: &[Tensor]) -> Vec<Json> {
-    let json = |tensor: &Tensor| {
+fn tensors_json(tensors: &[PlanTensor]) -> Vec<Json> {
+    let json = |tensor: &PlanTensor| {
         let mut json = json!({
             "name": tensor.name,
             "dtype": tensor.dtype.name(),
             "shape": tensor.shape,
             "bytes": tensor.n_bytes(),
         });
-        if let Some((axis, Size { factor, term, .. })) = tensor.open {
+        if let Some((axis, RunSize { factor, term, .. })) = tensor.open {
             json["open"] = json!({"axis": axis, "factor": factor, "term": term});
         }
         json
@@ -402,7 +407,7 @@ fn tensors_json(tensors: &[Tensor]) -> Vec<Json> {
 
 /// Kind of a library, as templates have lines for some.
 #[derive(Clone, Copy)]
-struct Kind {
+struct LibraryKind {
     is_for_gpu: bool,
     is_open: bool,
     has_states: bool,
@@ -410,8 +415,8 @@ struct Kind {
 }
 
 /// The lines of a template for all libraries, and those for this kind of them.
-fn of_kind(template: &'static str, kind: Kind) -> String {
-    let Kind { is_for_gpu, is_open, has_states, has_rows } = kind;
+fn of_kind(template: &'static str, kind: LibraryKind) -> String {
+    let LibraryKind { is_for_gpu, is_open, has_states, has_rows } = kind;
     let kinds = [
         ("@GPU@", is_for_gpu),
         ("@CPU@", !is_for_gpu),

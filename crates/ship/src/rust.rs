@@ -1,7 +1,7 @@
 //! The library as a crate.
 
 use tilewright_ir::DType;
-use tilewright_runtime::{Dim, Size, Tensor};
+use tilewright_runtime::{OpenDimension, PlanTensor, RunSize};
 
 use crate::{File, Library, identifier, named, of_kind};
 
@@ -32,7 +32,7 @@ pub fn files(library: &Library) -> Vec<File> {
 }
 
 /// A slice that the wrapper takes.
-struct Parameter {
+struct SliceParameter {
     name: String,
     ty: &'static str,
     n_elements: usize,
@@ -43,31 +43,32 @@ struct Parameter {
 
 fn source(library: &Library) -> String {
     let mut names: Vec<String> = Vec::new();
-    let mut parameter = |tensor: &Tensor, is_output| {
+    let mut parameter = |tensor: &PlanTensor, is_output| {
         let name = identifier(&tensor.name, &names);
         names.push(name.clone());
         let n_elements: usize = tensor.shape.iter().product();
         let n_at = match tensor.open {
             None => n_elements.to_string(),
-            Some((axis, Size { factor, term, .. })) => {
+            Some((axis, RunSize { factor, term, .. })) => {
                 let row = n_elements / tensor.shape[axis].max(1);
                 let size = if library.rows.is_some() { "rows" } else { "size" };
                 format!("{row} * ({factor} * self.{size} + {term}) as usize")
             }
         };
-        Parameter { name, ty: rust_type(tensor.dtype), n_elements, n_at, is_output }
+        SliceParameter { name, ty: rust_type(tensor.dtype), n_elements, n_at, is_output }
     };
-    let inputs: Vec<Parameter> = library.inputs.iter().map(|tensor| parameter(tensor, false)).collect();
-    let outputs: Vec<Parameter> = library.outputs.iter().map(|tensor| parameter(tensor, true)).collect();
-    let all: Vec<&Parameter> = inputs.iter().chain(&outputs).collect();
-    let joined = |of: &[&Parameter], text: &dyn Fn(&Parameter) -> String| {
+    let inputs: Vec<SliceParameter> = library.inputs.iter().map(|tensor| parameter(tensor, false)).collect();
+    let outputs: Vec<SliceParameter> = library.outputs.iter().map(|tensor| parameter(tensor, true)).collect();
+    let all: Vec<&SliceParameter> = inputs.iter().chain(&outputs).collect();
+    let joined = |of: &[&SliceParameter], text: &dyn Fn(&SliceParameter) -> String| {
         of.iter().map(|p| text(p)).collect::<Vec<_>>().join(", ")
     };
-    let mutable = |p: &Parameter| if p.is_output { "mut " } else { "" };
+    let mutable = |p: &SliceParameter| if p.is_output { "mut " } else { "" };
     let parameters = joined(&all, &|p| format!("{}: &{}[{}]", p.name, mutable(p), p.ty));
     let lengths = joined(&all, &|p| format!("({:?}, {}, {}.len())", p.name, p.n_at, p.name));
-    let pointers = |of: &[Parameter]| {
-        let text = |p: &Parameter| format!("{}.{}().cast()", p.name, if p.is_output { "as_mut_ptr" } else { "as_ptr" });
+    let pointers = |of: &[SliceParameter]| {
+        let text =
+            |p: &SliceParameter| format!("{}.{}().cast()", p.name, if p.is_output { "as_mut_ptr" } else { "as_ptr" });
         joined(&of.iter().collect::<Vec<_>>(), &text)
     };
     let made: String = all
@@ -84,7 +85,7 @@ fn source(library: &Library) -> String {
         joined(&all, &|p| format!("&{}{}", mutable(p), p.name))
     );
     let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
-    let of_rows = |text: &dyn Fn(&Dim) -> String| library.rows.as_ref().map_or(String::new(), text);
+    let of_rows = |text: &dyn Fn(&OpenDimension) -> String| library.rows.as_ref().map_or(String::new(), text);
     let text = of_kind(include_str!("../templates/lib.rs.txt"), library.kind())
         .replace("@ORIGIN@", &origin.join("\n//!\n"))
         .replace("@EXAMPLE@", &example)

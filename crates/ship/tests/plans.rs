@@ -11,7 +11,7 @@ use std::process::Command;
 
 use common::*;
 use tilewright_ir::{DType, Target};
-use tilewright_runtime::{Constant, Model, Place, Plan, Step, Work};
+use tilewright_runtime::{Constant, Model, Place, Plan, PlanStep, Work};
 use tilewright_ship::{File, Library, ShipError, Weights};
 
 const MAIN: &str = r#"
@@ -138,7 +138,7 @@ int main(void) {
         let [from, to] = [("w", Place::Constant(at)), ("y", Place::Output(at))]
             .map(|(name, place)| plan.tensor(format!("{name}{at}"), DType::F32, &[65536], place));
         let work = Work::Copy { from: plan.whole(from), to: plan.whole(to), rows: None };
-        plan.steps.push(Step { name: "copy".to_owned(), work, guard: None });
+        plan.steps.push(PlanStep { name: "copy".to_owned(), work, guard: None });
     }
     let model = Model::new(plan, Vec::new()).unwrap();
     for (weights, sizes) in [(Weights::Small, [8 * 65536, 8 * 65536]), (Weights::Ready, [12 * 65536, 0])] {

@@ -9,8 +9,8 @@ use std::time::Instant;
 use serde_json::json;
 use tilewright::{Caches, Database, Entry, Records, SharedStore, Workload, target_name};
 use tilewright_device::host;
-use tilewright_tune::record::Line;
-use tilewright_tune::{Setting, Task};
+use tilewright_tune::record::RecordLine;
+use tilewright_tune::{Task, TemplateSetting};
 
 /// Workloads that are looked up.
 const WORKLOADS: &[&str] = &["matmul:m=64,n=64,k=64", "matmul-1024", "resnet18.C2", "mobilenet.DW1"];
@@ -61,7 +61,8 @@ fn records(place: &Path) -> Records {
 }
 
 fn task(workload: &Workload) -> Task {
-    Task::new(Setting { workload: workload.clone(), target: host::target(), n_threads: 1 }, None).expect("a task")
+    Task::new(TemplateSetting { workload: workload.clone(), target: host::target(), n_threads: 1 }, None)
+        .expect("a task")
 }
 
 /// Makes a store with a winner of each workload.
@@ -86,7 +87,7 @@ fn with_winners(place: &Path) -> PathBuf {
                 "version": env!("CARGO_PKG_VERSION"), "toolchain": "none", "unix_time": 1_800_000_009,
             },
         });
-        Entry::new(Line::parse(record.to_string().as_bytes()).expect("a record")).expect("a winner")
+        Entry::new(RecordLine::parse(record.to_string().as_bytes()).expect("a record")).expect("a winner")
     });
     let store = SharedStore::new(place.to_str().expect("a name")).expect("a store");
     store.push(winners.collect()).expect("winners are written");

@@ -8,9 +8,9 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
-use tilewright_device::device::{Racer, Round};
-use tilewright_device::protocol::Source;
-use tilewright_device::{Caches, Device, Options, host};
+use tilewright_device::device::{Racer, RoundLength};
+use tilewright_device::protocol::ProgramSource;
+use tilewright_device::{Caches, Device, DeviceOptions, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_ir::target::Arch;
@@ -23,16 +23,16 @@ use crate::best::{gflops, target_name};
 use crate::choice::Choice;
 use crate::clock::since_1970;
 use crate::error::{Error, one_line};
+use crate::format::{digits, duration, percent, table};
 use crate::observer::{Note, Observer};
 use crate::session::Session;
 use crate::subject::workload::{require_one_size, start_device};
 use crate::version::BUILD;
-use crate::words::{digits, duration, percent, table};
 
 /// The name of our kernels among the implementations.
 pub const OURS: &str = "tilewright";
 /// Least extent of an implementation's runs in a round.
-const ROUND: Round = Round { time: Duration::from_millis(25), min_samples: 2 };
+const ROUND: RoundLength = RoundLength { time: Duration::from_millis(25), min_samples: 2 };
 
 /// Request to measure implementations side by side.
 #[derive(Debug, Clone)]
@@ -130,19 +130,20 @@ impl Session {
             observer.note(Note::Message(format!("{workload}: {passed_over}")));
         }
         let Choice { task, config, .. } = best.choice(workload, target, *threads)?;
-        let options = Options { n_workers: 1, at_best_pace: false, ..Options::new(self.worker().clone(), *threads) };
+        let options =
+            DeviceOptions { n_workers: 1, at_best_pace: false, ..DeviceOptions::new(self.worker().clone(), *threads) };
         let device = start_device(workload.clone(), target, options, &AtomicBool::new(false), observer)?;
         let mut device = device.expect("nobody stops the start");
         observer.note(Note::Rounds(request.rounds));
         let racer = device
-            .start_race(&[Source::Steps(task.steps_text(&config))], &|| false)
+            .start_race(&[ProgramSource::Steps(task.steps_text(&config))], &|| false)
             .map_err(|error| Error::failed(&error).because(error))?
             .pop()
             .expect("a race has as many candidates as sources");
         let relative_error = racer.relative_error();
         let error = relative_error.map_or(String::new(), |e| format!(", relative error {e:.1e}"));
-        let ours = Who::Ours(racer, format!("template {}, verified{error}", task.template.name));
-        let mut contestants = vec![Contestant { implementation: OURS, medians_ns: Vec::new(), who: ours }];
+        let ours = KernelImplementation::Ours(racer, format!("template {}, verified{error}", task.template.name));
+        let mut contestants = vec![BenchEntrant { implementation: OURS, medians_ns: Vec::new(), who: ours }];
         contestants.extend(peers(request, &device, observer));
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(since_1970().as_nanos() as u64);
         for _ in 0..request.rounds {
@@ -162,7 +163,7 @@ impl Session {
 }
 
 /// The peers that can be measured. They end with the thread that starts them: this one.
-fn peers(request: &BenchRequest, device: &Device, observer: &dyn Observer) -> Vec<Contestant> {
+fn peers(request: &BenchRequest, device: &Device, observer: &dyn Observer) -> Vec<BenchEntrant> {
     let workload = &request.workload;
     let asked: Vec<&'static PeerSpec> = match &request.against {
         Some(asked) => asked.clone(),
@@ -175,7 +176,11 @@ fn peers(request: &BenchRequest, device: &Device, observer: &dyn Observer) -> Ve
     };
     let setup = Setup { workload, data: device.data(), threads: request.threads, folder, gpu };
     let start = |spec: &'static PeerSpec| match Peer::start(spec.name, setup) {
-        Ok(peer) => Some(Contestant { implementation: spec.name, medians_ns: Vec::new(), who: Who::Peer(peer) }),
+        Ok(peer) => Some(BenchEntrant {
+            implementation: spec.name,
+            medians_ns: Vec::new(),
+            who: KernelImplementation::Peer(peer),
+        }),
         Err(reason) => {
             observer.note(Note::LeftOut(format!("{}: {reason}", spec.name)));
             None
@@ -185,25 +190,25 @@ fn peers(request: &BenchRequest, device: &Device, observer: &dyn Observer) -> Ve
 }
 
 /// Implementation in the race.
-struct Contestant {
+struct BenchEntrant {
     implementation: &'static str,
     /// Median of each of a peer's rounds.
     medians_ns: Vec<f64>,
-    who: Who,
+    who: KernelImplementation,
 }
 
-enum Who {
+enum KernelImplementation {
     /// Our kernel, and its description.
     Ours(Racer, String),
     Peer(Peer),
 }
 
-impl Contestant {
+impl BenchEntrant {
     /// Runs one round; false where it is out of the race.
     fn round(&mut self, device: &mut Device, observer: &dyn Observer) -> bool {
         let result = match &mut self.who {
-            Who::Ours(racer, _) => device.race_round(racer, ROUND).map_err(|error| error.to_string()),
-            Who::Peer(peer) => {
+            KernelImplementation::Ours(racer, _) => device.race_round(racer, ROUND).map_err(|error| error.to_string()),
+            KernelImplementation::Peer(peer) => {
                 let samples_ns = peer.round(ROUND).map_err(|error| error.to_string());
                 samples_ns.map(|ns| self.medians_ns.push(Timing::of_samples(&ns, false).median_ns))
             }
@@ -212,7 +217,7 @@ impl Contestant {
             observer.note(Note::Message(format!("{}: {}", self.implementation, one_line(error))));
         }
         // Ours stays, so that its failure is told at the end.
-        result.is_ok() || matches!(self.who, Who::Ours(..))
+        result.is_ok() || matches!(self.who, KernelImplementation::Ours(..))
     }
 
     /// Ends the contest of an implementation; `None` for a peer that is wrong in the end.
@@ -225,7 +230,7 @@ impl Contestant {
         device: &mut Device,
         observer: &dyn Observer,
     ) -> Result<Option<BenchRow>, Error> {
-        let Contestant { implementation, medians_ns, who } = self;
+        let BenchEntrant { implementation, medians_ns, who } = self;
         let workload = &request.workload;
         let rounds = |spec: &PeerSpec| spec.name == implementation && spec.rounds_factors();
         let rounds_factors = !workload.takes_tf32() && PEERS.iter().any(rounds);
@@ -248,7 +253,7 @@ impl Contestant {
             rounds_factors,
         };
         match who {
-            Who::Ours(racer, details) => {
+            KernelImplementation::Ours(racer, details) => {
                 let relative_error = racer.relative_error();
                 match device.end_race(racer) {
                     Outcome::Measured(timing) => {
@@ -259,7 +264,7 @@ impl Contestant {
                     }
                 }
             }
-            Who::Peer(mut peer) => Ok(match peer.check() {
+            KernelImplementation::Peer(mut peer) => Ok(match peer.check() {
                 Ok(relative_error) => {
                     let timing = Timing::of_samples(&medians_ns, false);
                     Some(row(timing, Some(relative_error), peer.version(), peer.details(), peer.layouts()))

@@ -11,7 +11,7 @@ use tilewright_search::{Timing, is_tie, pareto_set};
 use tilewright_tune::record::Validators;
 use tilewright_tune::{self as core, PassedOver, Record, Store, StoreError, TaskKey, Validator, Winner};
 
-use crate::words::{digits, duration, percent, table};
+use crate::format::{digits, duration, percent, table};
 
 /// Member of a Pareto set: no other configuration is as good by every metric and better by one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -195,10 +195,10 @@ impl Best {
     }
 
     /// The best of a store, of something of the user's.
-    pub fn of_own(best: core::Best) -> Best {
+    pub fn of_own(best: core::BestRecord) -> Best {
         match best {
-            core::Best::Confirmed(winner) => Best::of_unnamed_winner(&winner),
-            core::Best::Trial(record) => {
+            core::BestRecord::Confirmed(winner) => Best::of_unnamed_winner(&winner),
+            core::BestRecord::Trial(record) => {
                 let best = Best::unnamed(record.template, record.config, record.outcome.cost());
                 Best { is_imported: record.is_imported, ..best }
             }
@@ -206,10 +206,10 @@ impl Best {
     }
 
     /// The best of a store.
-    pub fn of_store(workload: &Workload, best: core::Best) -> Best {
+    pub fn of_store(workload: &Workload, best: core::BestRecord) -> Best {
         match best {
-            core::Best::Confirmed(winner) => Best::of_winner(workload, &winner),
-            core::Best::Trial(record) => Best {
+            core::BestRecord::Confirmed(winner) => Best::of_winner(workload, &winner),
+            core::BestRecord::Trial(record) => Best {
                 is_imported: record.is_imported,
                 ..Best::new(workload, record.template, record.config, record.outcome.cost())
             },

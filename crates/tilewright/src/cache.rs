@@ -510,7 +510,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::sync::Arc;
     use tilewright_codegen::{ArgumentAlign, Interface};
-    use tilewright_runtime::{Context, Model, Threads};
+    use tilewright_runtime::{Context, Model, SharedPool};
 
     fn entries(folder: &Path) -> Vec<PathBuf> {
         let mut entries: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -635,7 +635,7 @@ mod tests {
         let result = |code: Code| {
             let model = Model::new(code.plan(&|_| None), vec![code]).unwrap();
             let (model, mut output) = (Arc::new(model), [0; 64]);
-            Context::new(&model, &Threads::new(1).unwrap()).unwrap().run(&[], &mut [&mut output]).unwrap();
+            Context::new(&model, &SharedPool::new(1).unwrap()).unwrap().run(&[], &mut [&mut output]).unwrap();
             output
         };
         let first = result(code(&host));

@@ -15,14 +15,14 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::{Program, Target, lower, lower_gpu, verify};
 use tilewright_runtime::{AnyModel, Code, GpuModel, Model};
 use tilewright_search::Config;
-use tilewright_tune::{PassedOver, Setting, Store, Task, Winner};
+use tilewright_tune::{PassedOver, Store, Task, TemplateSetting, Winner};
 
 use crate::best::{Best, gflops, known_best, target_name};
 use crate::cache::Cache;
 use crate::clock::since_1970;
 use crate::database::Database;
+use crate::device_spec::target_here;
 use crate::error::Error;
-use crate::place::target_here;
 use crate::run::recorder::toolchain;
 use crate::subject::workload::{require_one_size, task_key, threads_in_records};
 use crate::version::BUILD;
@@ -148,8 +148,8 @@ impl Choice {
     }
 }
 
-fn setting(workload: &Workload, target: &Target, threads: usize) -> Setting {
-    Setting { workload: workload.clone(), target: target.clone(), n_threads: threads }
+fn setting(workload: &Workload, target: &Target, threads: usize) -> TemplateSetting {
+    TemplateSetting { workload: workload.clone(), target: target.clone(), n_threads: threads }
 }
 
 impl Best {

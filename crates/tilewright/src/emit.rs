@@ -1,7 +1,7 @@
 //! Forms of a configuration, from its schedule steps down to machine code.
 
 use serde_json::{Value as Json, json};
-use tilewright_codegen::{Argument, CompileError, Emit, Interface, emit_gpu, export, opencl_c};
+use tilewright_codegen::{CallerBuffer, CompileError, Emit, Interface, emit_gpu, export, opencl_c};
 use tilewright_ir::gpu::{GpuProgram, lower_gpu};
 use tilewright_ir::schedule::{apply_all, steps_text};
 use tilewright_ir::{OpenSize, Part, Program, Role, Step, lower, verify};
@@ -9,8 +9,8 @@ use tilewright_search::Config;
 use tilewright_tune::Task;
 
 use crate::error::{Error, ErrorKind};
+use crate::format::count;
 use crate::version::BUILD;
-use crate::words::count;
 
 /// The forms of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ impl Form {
 }
 
 /// A configuration of a task, or its untuned program.
-pub struct Subject<'a> {
+pub struct EmittedSubject<'a> {
     /// The task.
     pub task: &'a Task,
     /// Configuration; `None` for the untuned program.
@@ -71,7 +71,7 @@ pub struct Subject<'a> {
     pub prefix: Option<&'a str>,
 }
 
-impl Subject<'_> {
+impl EmittedSubject<'_> {
     /// Emits the subject in a form.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Subject<'_> {
     /// Interface of the object for C programs, as JSON.
     ///
     /// # Errors
-    /// As [`Subject::emit`].
+    /// As [`EmittedSubject::emit`].
     pub fn interface(&self) -> Result<Json, Error> {
         Ok(interface_json(&self.lowered()?.1))
     }
@@ -158,7 +158,7 @@ impl Subject<'_> {
 
 /// Interface of an object for C programs, as JSON.
 fn interface_json(interface: &Interface) -> Json {
-    let buffer = |b: &Argument| {
+    let buffer = |b: &CallerBuffer| {
         let names = |parts: &[Part]| parts.iter().map(|part| part.name()).collect::<Vec<_>>();
         json!({
             "name": b.name,
@@ -171,7 +171,7 @@ fn interface_json(interface: &Interface) -> Json {
         })
     };
     let symbols = [interface.symbols(), interface.ffi_symbols()].concat();
-    let (kept, arguments): (Vec<&Argument>, Vec<_>) = interface.buffers.iter().partition(|b| b.role == Role::Kept);
+    let (kept, arguments): (Vec<&CallerBuffer>, Vec<_>) = interface.buffers.iter().partition(|b| b.role == Role::Kept);
     let size =
         |size: &OpenSize| json!({ "name": size.name, "least": size.least, "most": size.most(), "step": size.step });
     json!({

@@ -42,7 +42,7 @@ pub enum Destination {
 
 /// File that is written as a whole, but not in its place yet.
 #[derive(Debug)]
-pub enum Staged {
+pub enum StagedFile {
     /// Contents that are in place already.
     Settled,
     /// File beside its place.
@@ -237,14 +237,14 @@ impl Destination {
     ///
     /// # Errors
     /// As [`Destination::write`].
-    pub fn stage(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Staged> {
+    pub fn stage(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<StagedFile> {
         let target = match self {
             Destination::Stdout(file) | Destination::Descriptor(file) => {
-                return put(file, write).map(|()| Staged::Settled);
+                return put(file, write).map(|()| StagedFile::Settled);
             }
             Destination::Special(path) => {
                 let file = OpenOptions::new().write(true).open(path)?;
-                return put(&file, write).map(|()| Staged::Settled);
+                return put(&file, write).map(|()| StagedFile::Settled);
             }
             Destination::File(target) => target,
         };
@@ -262,28 +262,28 @@ impl Destination {
                 put(&aside.file, write)?;
                 // Before it replaces what is whole: some file systems tell only now that there is no room.
                 aside.file.sync_data()?;
-                Ok(Staged::Aside(aside, target.clone()))
+                Ok(StagedFile::Aside(aside, target.clone()))
             }
             Err(error) if there.is_none() => Err(error),
             Err(_) => {
                 let mut bytes = Vec::new();
                 write(&mut bytes)?;
-                Ok(Staged::InMemory(bytes, target.clone()))
+                Ok(StagedFile::InMemory(bytes, target.clone()))
             }
         }
     }
 }
 
-impl Staged {
+impl StagedFile {
     /// Puts it in its place.
     ///
     /// # Errors
     /// If that cannot be written to. A file that was there is as before.
     pub fn settle(self) -> io::Result<()> {
         match self {
-            Staged::Settled => Ok(()),
-            Staged::InMemory(bytes, target) => write_over(&target, &bytes),
-            Staged::Aside(aside, target) => {
+            StagedFile::Settled => Ok(()),
+            StagedFile::InMemory(bytes, target) => write_over(&target, &bytes),
+            StagedFile::Aside(aside, target) => {
                 let mut content = aside.file.try_clone()?;
                 aside.replace(&target).or_else(|error| {
                     // A file that something is mounted on, or another user's in a shared folder, stays the
@@ -629,7 +629,7 @@ mod tests {
         let file = folder.path().join("file");
         fs::write(&file, "before, and longer").unwrap();
         let inode = file.metadata().unwrap().ino();
-        Staged::InMemory(b"after".into(), file.clone()).settle().unwrap();
+        StagedFile::InMemory(b"after".into(), file.clone()).settle().unwrap();
         assert_eq!((fs::read(&file).unwrap(), file.metadata().unwrap().ino()), (b"after".into(), inode));
         if is_root(folder.path()) {
             eprintln!("skipped: root may write to every folder");

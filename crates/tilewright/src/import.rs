@@ -7,11 +7,11 @@ use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::path::Path;
 
 use tilewright_formats::{
-    Collection, Format, MOST_BYTES, ReadError, Recorded, detect, is_foreign, name_of, named, read, records,
+    Collection, Format, FormatError, MOST_BYTES, Recorded, detect, is_foreign, name_of, named, read, records,
 };
 use tilewright_ir::op::{Workload, WorkloadError};
 use tilewright_ir::schedule::{apply_all, parse_steps};
-use tilewright_tune::record::{Exported, Imported, Line, RecordError, RejectReason, read_lines};
+use tilewright_tune::record::{Exported, Imported, RecordError, RecordLine, RejectReason, read_lines};
 use tilewright_tune::{Error as TuneError, Record, RunTime, TaskKey, Validator, Winner};
 
 use crate::best::{gflops, validators};
@@ -39,7 +39,7 @@ impl Database {
         name: &str,
         observer: &dyn Observer,
     ) -> Result<Imported, Error> {
-        let mut importer = Importer::default();
+        let mut importer = LineValidator::default();
         importer.inspect(&mut input, name)?;
         input.rewind().map_err(|error| Error::failed(format!("cannot read {name}")).because(error))?;
         self.bring_in(input, name, importer, observer)
@@ -51,8 +51,8 @@ impl Database {
     /// # Errors
     /// As [`Database::import`].
     pub fn import_once(&self, input: impl Read, name: &str, observer: &dyn Observer) -> Result<Imported, Error> {
-        let mut importer = Importer::default();
-        let mut kept = Kept { input, bytes: Vec::new() };
+        let mut importer = LineValidator::default();
+        let mut kept = ReplayedInput { input, bytes: Vec::new() };
         importer.inspect(BufReader::with_capacity(1 << 16, &mut kept), name)?;
         self.bring_in(&kept.bytes[..], name, importer, observer)
     }
@@ -69,7 +69,7 @@ impl Database {
         let lines = recorded.results.iter().flat_map(|results| records(recorded.format.name, results));
         let text: String = lines.map(|line| line.to_text() + "\n").collect();
         if text.is_empty() {
-            return Err(Error::input(format!("{name}: {}", ReadError::NoTimes)));
+            return Err(Error::input(format!("{name}: {}", FormatError::NoTimes)));
         }
         self.import_once(text.as_bytes(), name, observer)
     }
@@ -148,7 +148,7 @@ impl Database {
         &self,
         input: impl BufRead,
         name: &str,
-        mut importer: Importer,
+        mut importer: LineValidator,
         observer: &dyn Observer,
     ) -> Result<Imported, Error> {
         let mut opened = self.open_to_write()?;
@@ -166,12 +166,12 @@ impl Database {
 }
 
 /// Input that is kept to be read once more.
-struct Kept<R> {
+struct ReplayedInput<R> {
     input: R,
     bytes: Vec<u8>,
 }
 
-impl<R: Read> Read for Kept<R> {
+impl<R: Read> Read for ReplayedInput<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let n = self.input.read(buffer)?;
         self.bytes.extend_from_slice(&buffer[..n]);
@@ -186,11 +186,11 @@ fn no_record(name: &str, error: &RecordError) -> Error {
 
 /// Validator of lines before they are imported.
 #[derive(Default)]
-pub(crate) struct Importer {
+pub(crate) struct LineValidator {
     validators: HashMap<TaskKey, Validator>,
 }
 
-impl Importer {
+impl LineValidator {
     /// Reads lines, and holds each against what is known, before the database is opened: making spaces takes
     /// time, in which it shall not be locked.
     ///
@@ -220,17 +220,17 @@ impl Importer {
     ///
     /// # Errors
     /// Why there cannot be such a record.
-    pub(crate) fn check(&mut self, line: Line) -> Result<(Line, f64), String> {
-        let Line { mut record, mut winner } = line;
+    pub(crate) fn check(&mut self, line: RecordLine) -> Result<(RecordLine, f64), String> {
+        let RecordLine { mut record, mut winner } = line;
         check_form(&record)?;
         if is_own(&record.workload) {
             // What a program of somebody's can do is not known here.
-            return Ok((Line { record, winner }, 0.0));
+            return Ok((RecordLine { record, winner }, 0.0));
         }
         let is_newer = numbers(release_of(&record.version)) > numbers(RELEASE);
         let workload = match Workload::parse(&record.workload) {
             Ok(workload) => workload,
-            Err(_) if is_newer || is_foreign(&record.workload) => return Ok((Line { record, winner }, 0.0)),
+            Err(_) if is_newer || is_foreign(&record.workload) => return Ok((RecordLine { record, winner }, 0.0)),
             // It lists all there are.
             Err(WorkloadError::Unknown { given, .. }) => return Err(format!("unknown workload `{given}`")),
             Err(error) => return Err(one_line(&error.to_string())),
@@ -271,7 +271,7 @@ impl Importer {
             gflops: gflops(&workload, winner.median_ns),
             ..winner
         });
-        Ok((Line { record, winner }, validator.least_ns()))
+        Ok((RecordLine { record, winner }, validator.least_ns()))
     }
 }
 

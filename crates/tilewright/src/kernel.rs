@@ -4,7 +4,7 @@ use tilewright_codegen::compile;
 use tilewright_device::host;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Role, lower};
-use tilewright_runtime::Call;
+use tilewright_runtime::KernelCall;
 
 use crate::best::Best;
 use crate::element::{Element, Elements, ElementsMut};
@@ -13,7 +13,7 @@ use crate::subject::workload::require_one_size;
 
 /// Kernel of a workload's configuration, compiled for this machine, with threads of its own.
 pub struct Kernel {
-    call: Call,
+    call: KernelCall,
     workload: Workload,
     arguments: Vec<Argument>,
 }
@@ -65,7 +65,7 @@ impl Kernel {
         });
         let arguments: Vec<Argument> = arguments.collect();
         let n_bytes: Vec<u64> = lowered.arguments().map(|(_, buffer)| buffer.size_bytes().unwrap_or(0)).collect();
-        let call = Call::new(kernel, &n_bytes, threads).map_err(cannot)?;
+        let call = KernelCall::new(kernel, &n_bytes, threads).map_err(cannot)?;
         Ok(Kernel { call, workload: workload.clone(), arguments })
     }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tilewright_codegen::{CompileError, Interface, host_arch};
-use tilewright_device::cuda::Assembler;
+use tilewright_device::cuda::PtxAssembler;
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::{AnyModel, GpuModel};
@@ -76,10 +76,10 @@ pub fn library(
 /// The library of a model for a GPU, with machine code where there is what makes such of PTX.
 fn for_gpu(name: &str, model: &GpuModel, origin: &[String]) -> Result<Library, ShipError> {
     let is_cuda = model.target.arch == Arch::Gpu(GpuApi::Cuda);
-    let assembler = if is_cuda { Assembler::find(&model.target.cpu) } else { Assembler::Driver };
+    let assembler = if is_cuda { PtxAssembler::find(&model.target.cpu) } else { PtxAssembler::Driver };
     let assemble = |ptx: &[u8]| match assembler {
-        Assembler::Driver => Ok(None),
-        Assembler::Ptxas { .. } => {
+        PtxAssembler::Driver => Ok(None),
+        PtxAssembler::Ptxas { .. } => {
             assembler.assemble(ptx, &model.target.cpu).map(Some).map_err(|error| error.to_string())
         }
     };

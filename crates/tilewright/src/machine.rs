@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use tilewright_device::cuda::{self, Assembler};
+use tilewright_device::cuda::{self, PtxAssembler};
 use tilewright_device::limits::Allowed;
 use tilewright_device::opencl::{self, OpenClDevice};
 use tilewright_device::{host, peak};
 use tilewright_peers::PEERS;
 
+use crate::format::{count, digits, grouped};
 use crate::version::BUILD;
-use crate::words::{count, digits, grouped};
 
 /// Facts about this machine. The JSON is what `tilewright doctor --json` prints, and the text what `doctor`
 /// shows.
@@ -84,7 +84,7 @@ impl Machine {
             Ok((version, found)) => devices.extend(found.iter().map(|device| cuda_line(&version, device))),
             Err(why) => missing_devices.push(why.to_string()),
         }
-        let peaks_of = |kind: peak::Kind| {
+        let peaks_of = |kind: peak::PeakKind| {
             let peak_of = |n: &usize| (*n, peak::gflops(&target, kind, *n).map_err(|error| error.to_string()));
             n_threads.iter().map(peak_of).collect()
         };
@@ -101,9 +101,9 @@ impl Machine {
             cache_bytes: caches.into(),
             memory_bytes: host::memory_bytes(),
             llvm: tilewright_codegen::llvm_version(),
-            peaks: peaks_of(peak::Kind::F32),
-            dot4_peaks: peaks_of(peak::Kind::Dot4),
-            dot2_peaks: if target.dot2_lanes() > 0 { peaks_of(peak::Kind::Dot2) } else { Vec::new() },
+            peaks: peaks_of(peak::PeakKind::F32),
+            dot4_peaks: peaks_of(peak::PeakKind::Dot4),
+            dot2_peaks: if target.dot2_lanes() > 0 { peaks_of(peak::PeakKind::Dot2) } else { Vec::new() },
             peers: tilewright_peers::versions(),
             devices,
             missing_devices,
@@ -167,10 +167,10 @@ impl fmt::Display for Machine {
 }
 
 /// A CUDA device by its number.
-fn cuda_line(version: &str, device: &cuda::Found) -> String {
-    let cuda::Found { number, name, target } = device;
-    let assembler = match Assembler::find(&target.cpu) {
-        Assembler::Driver => {
+fn cuda_line(version: &str, device: &cuda::FoundDevice) -> String {
+    let cuda::FoundDevice { number, name, target } = device;
+    let assembler = match PtxAssembler::find(&target.cpu) {
+        PtxAssembler::Driver => {
             format!("the driver (there is no ptxas that knows {}: a CUDA toolkit brings one)", target.cpu)
         }
         ptxas => ptxas.name(),

@@ -6,10 +6,10 @@ use std::time::Duration;
 use tilewright_search::{ErrorClass, Report};
 use tilewright_tune::TaskKey;
 
+use crate::format::count;
 use crate::run::finals::EndLimits;
 use crate::run::recorder::Recording;
 use crate::run::together::TurnEnd;
-use crate::words::count;
 
 /// Observer of a run, told of its progress by any of its threads. Each method does nothing unless it is
 /// written; whoever passes notes on writes [`Observer::note`] alone.

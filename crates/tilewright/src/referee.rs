@@ -162,7 +162,7 @@ pub struct Raced {
 }
 
 /// State of a race.
-struct Race<'a> {
+struct RaceState<'a> {
     rules: &'a Rules,
     /// Cost by contestant and round.
     costs: Vec<Vec<f64>>,
@@ -191,7 +191,7 @@ pub fn referee(
 ) -> Result<Raced, Error> {
     rules.check(names.len())?;
     let start = Instant::now();
-    let mut race = Race::new(names.len(), rules);
+    let mut race = RaceState::new(names.len(), rules);
     let mut looks = Looks::new(rules.error_of_one(names.len()));
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(rules.seed);
     let mut n_rounds = 0;
@@ -212,7 +212,7 @@ pub fn referee(
             break ended;
         }
     };
-    let end = End { ended, rounds: n_rounds, seconds: start.elapsed().as_secs_f64() };
+    let end = RaceOutcome { ended, rounds: n_rounds, seconds: start.elapsed().as_secs_f64() };
     Ok(race.raced(&distinct(names), end, shown))
 }
 
@@ -271,15 +271,21 @@ fn distinct(names: &[String]) -> Vec<String> {
 }
 
 /// End of a race.
-struct End {
+struct RaceOutcome {
     ended: RaceEnd,
     rounds: usize,
     seconds: f64,
 }
 
-impl Race<'_> {
-    fn new(n: usize, rules: &Rules) -> Race<'_> {
-        Race { rules, costs: vec![Vec::new(); n], left: (0..n).collect(), errors: vec![0.0; n], law: SignedRank::new() }
+impl RaceState<'_> {
+    fn new(n: usize, rules: &Rules) -> RaceState<'_> {
+        RaceState {
+            rules,
+            costs: vec![Vec::new(); n],
+            left: (0..n).collect(),
+            errors: vec![0.0; n],
+            law: SignedRank::new(),
+        }
     }
 
     /// Takes a sample of each contestant that is left; whether there is one of each. A round that is broken
@@ -352,7 +358,7 @@ impl Race<'_> {
     }
 
     /// The result for contestants of these names.
-    fn raced(&self, names: &[String], end: End, shown: &dyn Fn(f64) -> f64) -> Raced {
+    fn raced(&self, names: &[String], end: RaceOutcome, shown: &dyn Fn(f64) -> f64) -> Raced {
         let allow = self.rules.allow;
         let reference = if allow.is_some() { 0 } else { self.left.first().copied().unwrap_or(0) };
         let contestants: Vec<Contestant> =

@@ -7,14 +7,14 @@ use std::time::Duration;
 use tilewright_device::Caches;
 use tilewright_device::command::{Metric, Objectives};
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::{Device, Options, host};
+use tilewright_device::{Device, DeviceOptions, host};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_search::{Config, Space};
-use tilewright_tune::{Setting, Task};
+use tilewright_tune::{Task, TemplateSetting};
 
+use crate::device_spec::{CPU, DeviceSpec, HOST};
 use crate::error::Error;
-use crate::place::{CPU, DeviceSpec, HOST};
 use crate::run::transfer::Transfer;
 use crate::subject::command::Command;
 use crate::subject::kernel::KernelFile;
@@ -308,7 +308,7 @@ impl Request {
         let workload = self.workload()?;
         Device::check_memory(workload).map_err(Error::input)?;
         let Settings { threads, template, beyond_limits, .. } = &self.settings;
-        let setting = Setting { workload: workload.clone(), target: self.find_target()?, n_threads: *threads };
+        let setting = TemplateSetting { workload: workload.clone(), target: self.find_target()?, n_threads: *threads };
         let task = Task::new(setting, template.as_deref()).map_err(Error::input)?;
         if *beyond_limits { task.beyond_limits().map_err(Error::input) } else { Ok(task) }
     }
@@ -338,10 +338,10 @@ impl Request {
     }
 
     /// Makes the options for building, running and timing candidates of a workload.
-    pub fn options(&self, worker: WorkerCommand) -> Options {
+    pub fn options(&self, worker: WorkerCommand) -> DeviceOptions {
         let settings = &self.settings;
-        let options = Options::new(worker, settings.threads);
-        Options {
+        let options = DeviceOptions::new(worker, settings.threads);
+        DeviceOptions {
             seed: settings.seed,
             caches: settings.caches,
             to_the_end: settings.to_the_end,

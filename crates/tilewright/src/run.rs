@@ -17,21 +17,21 @@ use tilewright_device::device::WorkerCommand;
 use tilewright_search::{
     BoxError, Budget, Config, Event, HeadStart, Measure, Report, Search, Summary, Timing, Trial, Tuning,
 };
-use tilewright_tune::{Best as Recorded, PassedOver, Store, StoreError, TaskKey, Winner};
+use tilewright_tune::{BestRecord as Recorded, PassedOver, Store, StoreError, TaskKey, Winner};
 
 use crate::best::{Best, ParetoPoint, trials_of};
 use crate::clock::since_1970;
 use crate::database::{Database, Opened};
 use crate::error::Error;
+use crate::format::{count, digits, duration};
 use crate::observer::{Begin, Note, Observer, Plan};
 use crate::request::{DEFAULT_TIME, Job, Request, Settings};
 use crate::subject::workload::{Elsewhere, WorkloadRun};
 use crate::subject::{Runnable, command, kernel};
 use crate::tuned::{NewTrials, Race, Tuned, Wall};
 use crate::version::BUILD;
-use crate::words::{count, digits, duration};
 use earlier::{Earlier, earlier_of, may_do_better};
-use finals::{Contenders, End, EndLimits, Finals, Leader};
+use finals::{Contenders, EndLimits, Finals, Leader, RunEnd};
 use recorder::{Recorder, Recording};
 
 /// Error of a trial's median besides the spread of its samples, as a share.
@@ -87,7 +87,7 @@ fn open<'a>(
 }
 
 /// Findings of a run, and the error that lost records, if any.
-struct Found {
+struct Findings {
     /// All trials, those of earlier runs included.
     trials: Vec<Trial>,
     lost: Option<StoreError>,
@@ -236,7 +236,7 @@ impl<'a> Run<'a> {
         recording: &Recording,
         mut wall: Wall,
     ) -> Result<Tuned, Error> {
-        let mut found = Found { trials: self.earlier.trials.clone(), lost: None };
+        let mut found = Findings { trials: self.earlier.trials.clone(), lost: None };
         let head_start = HeadStart { prior: &self.earlier.trials, guesses };
         let mut tuning = Tuning::new(search.as_mut(), self.subject.subject(), head_start);
         let least = self.subject.least_batch();
@@ -257,7 +257,7 @@ impl<'a> Run<'a> {
     }
 
     /// Notes, records and tells of an event.
-    fn take_note(&self, event: &Event, recording: &Recording, found: &mut Found) -> Result<(), BoxError> {
+    fn take_note(&self, event: &Event, recording: &Recording, found: &mut Findings) -> Result<(), BoxError> {
         let is_emulated = self.subject.is_emulated();
         if let Event::Trial(report) = event {
             found.trials.push(report.trial.clone());
@@ -279,17 +279,17 @@ impl<'a> Run<'a> {
     fn finish(
         &self,
         (mut measure, recording): (Option<Box<dyn Measure + '_>>, &Recording),
-        Found { trials, lost }: Found,
+        Findings { trials, lost }: Findings,
         summary: &Summary,
         limits: EndLimits,
         wall: &mut Wall,
     ) -> Result<Tuned, Error> {
         let end = match measure.as_deref_mut().filter(|_| self.may_race()) {
             Some(measure) => self.race(measure, &trials, lost.is_none(), limits),
-            None => Ok(End::NoTime),
+            None => Ok(RunEnd::NoTime),
         };
         wall.end_race(end.as_ref().ok());
-        let raced = end.as_ref().ok().and_then(End::finals);
+        let raced = end.as_ref().ok().and_then(RunEnd::finals);
         let winner = raced.map(|finals| self.winner(finals));
         if let Some(contradiction) = raced.and_then(|finals| self.contradiction(finals)) {
             self.observer.note(Note::MayBeStale(contradiction));
@@ -304,7 +304,7 @@ impl<'a> Run<'a> {
         tuned.lost = lost;
         let is_emulated = self.subject.is_emulated();
         match (&end, winner) {
-            (End::Raced(finals), Some(winner)) => {
+            (RunEnd::Raced(finals), Some(winner)) => {
                 let leader = &finals.ranking[0];
                 tuned.best = Some(self.describe(Best::of_unnamed_winner(&winner), &leader.config));
                 tuned.race = Some(Race {
@@ -315,7 +315,7 @@ impl<'a> Run<'a> {
                     n_leaders: finals.ranking.len(),
                 });
             }
-            (End::NoTime, _) if !is_emulated => tuned.best = self.fastest(&trials),
+            (RunEnd::NoTime, _) if !is_emulated => tuned.best = self.fastest(&trials),
             _ => {}
         }
         tuned.verified = tuned.best.is_some() && self.subject.is_verified() || is_emulated && tuned.any_right;
@@ -329,7 +329,7 @@ impl<'a> Run<'a> {
         trials: &[Trial],
         is_recorded: bool,
         limits: EndLimits,
-    ) -> Result<End, BoxError> {
+    ) -> Result<RunEnd, BoxError> {
         // What is at the path of a database that is gone is another's; opening it would give it the log of
         // ours.
         let others = if is_recorded { self.trials_of_others(trials) } else { Vec::new() };

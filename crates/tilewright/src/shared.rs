@@ -13,8 +13,8 @@
 
 mod entry;
 mod first_use;
-mod place;
 mod push;
+mod store_location;
 mod verify;
 
 use std::collections::{HashMap, HashSet};
@@ -33,7 +33,7 @@ use crate::best::{Best, validators};
 use crate::error::Error;
 use crate::version::{RELEASE, release_of};
 use entry::{ENDING, folder_of, is_name, parse, place_of};
-use place::Place;
+use store_location::StoreLocation;
 
 /// Environment variable that names a store where no option does.
 pub const STORE_VARIABLE: &str = "TILEWRIGHT_STORE";
@@ -54,7 +54,7 @@ const MOST_NOTES: usize = 5;
 /// Store of winners that machines share.
 #[derive(Debug)]
 pub struct SharedStore {
-    place: Place,
+    place: StoreLocation,
     /// Names of entries by the target's folder, where a server gives the store out: one request instead of
     /// one for each entry that is not there.
     names: Mutex<HashMap<String, Arc<HashSet<String>>>>,
@@ -74,7 +74,7 @@ impl SharedStore {
     /// Bad input where the text is neither. Nothing is read yet.
     pub fn new(place: &str) -> Result<SharedStore, Error> {
         Ok(SharedStore {
-            place: Place::parse(place)?,
+            place: StoreLocation::parse(place)?,
             names: Mutex::default(),
             targets: Mutex::default(),
             is_lost: AtomicBool::new(false),
@@ -177,7 +177,7 @@ impl SharedStore {
             self.note(&format!("{why} (it is not used)"));
         };
         self.targets().map_err(lost).ok()?;
-        if matches!(self.place, Place::Http(..)) {
+        if matches!(self.place, StoreLocation::Http(..)) {
             let names = self.names(&folder_of(&key.target)).map_err(lost).ok()?;
             if !names.contains(&key.name()) {
                 return None;
@@ -223,8 +223,10 @@ impl SharedStore {
             return Ok(Arc::clone(names));
         }
         let names = match &self.place {
-            Place::Folder(folder) => names_below(&folder.join(target)).map_err(|error| format!("{target}: {error}"))?,
-            Place::Http(..) => {
+            StoreLocation::Folder(folder) => {
+                names_below(&folder.join(target)).map_err(|error| format!("{target}: {error}"))?
+            }
+            StoreLocation::Http(..) => {
                 let path = format!("{target}/{INDEX}");
                 let list = self.place.read(&path, MOST_INDEX_BYTES)?.unwrap_or_default();
                 let list = String::from_utf8(list).map_err(|_| format!("{path} is no text"))?;
@@ -287,8 +289,8 @@ pub(super) fn is_of(target: &str, machine: &str) -> bool {
 /// Names of the entries below a target's folder.
 fn names_below(folder: &std::path::Path) -> std::io::Result<HashSet<String>> {
     let mut names = HashSet::new();
-    for digits in Place::names_in(folder)?.iter().filter(|name| name.len() == 2) {
-        let files = Place::names_in(&folder.join(digits))?;
+    for digits in StoreLocation::names_in(folder)?.iter().filter(|name| name.len() == 2) {
+        let files = StoreLocation::names_in(&folder.join(digits))?;
         let entries = files.iter().filter_map(|file| file.strip_suffix(ENDING));
         names.extend(entries.filter(|name| is_name(name) && name.starts_with(digits.as_str())).map(str::to_owned));
     }

@@ -1,6 +1,6 @@
 //! Results of runs.
 
-mod verdict;
+mod diagnostics;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,7 +13,7 @@ use crate::best::Best;
 use crate::error::Error;
 use crate::request::Settings;
 use crate::run::earlier::{Earlier, errors_of};
-use crate::run::finals::{End, Untuned};
+use crate::run::finals::{RunEnd, Untuned};
 
 /// Result of a run. Its JSON is what `tilewright tune --json` prints.
 #[derive(Debug, Serialize)]
@@ -213,10 +213,10 @@ impl Wall {
     }
 
     /// The race has ended, with the untuned kernel behind it.
-    pub fn end_race(&mut self, end: Option<&End>) {
+    pub fn end_race(&mut self, end: Option<&RunEnd>) {
         let both = self.lap();
         self.seconds.untuned = match end {
-            Some(End::Raced(finals)) => finals.untuned_time.as_secs_f64().min(both),
+            Some(RunEnd::Raced(finals)) => finals.untuned_time.as_secs_f64().min(both),
             _ => 0.0,
         };
         self.seconds.race = both - self.seconds.untuned;

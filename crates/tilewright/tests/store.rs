@@ -10,8 +10,8 @@ use serde_json::{Value as Json, json};
 use tilewright::{Caches, Database, Entry, SharedStore, Workload, target_name};
 use tilewright_device::host;
 use tilewright_ir::Target;
-use tilewright_tune::record::Line;
-use tilewright_tune::{Setting, Task};
+use tilewright_tune::record::RecordLine;
+use tilewright_tune::{Task, TemplateSetting};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 
@@ -34,7 +34,7 @@ fn won(target: &str, threads: u32, config: &Json, median_ns: f64) -> Json {
 }
 
 fn entry(record: &Json) -> Entry {
-    Entry::new(Line::parse(record.to_string().as_bytes()).unwrap()).unwrap()
+    Entry::new(RecordLine::parse(record.to_string().as_bytes()).unwrap()).unwrap()
 }
 
 fn here() -> (Workload, Target, Task) {
@@ -44,7 +44,7 @@ fn here() -> (Workload, Target, Task) {
 
 fn task(n_threads: usize) -> Task {
     let (workload, target) = (Workload::parse(WORKLOAD).unwrap(), host::target());
-    Task::new(Setting { workload, target, n_threads }, Some("matmul")).unwrap()
+    Task::new(TemplateSetting { workload, target, n_threads }, Some("matmul")).unwrap()
 }
 
 /// A winner of this machine with so many threads.

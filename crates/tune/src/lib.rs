@@ -15,6 +15,6 @@ pub mod transfer;
 
 pub use error::Error;
 pub use loops::loop_contexts;
-pub use record::{Best, PassedOver, Record, RecordError, RunTime, Store, StoreError, TaskKey, Validator, Winner};
-pub use template::{Setting, TEMPLATES, Task, TaskError, Template};
+pub use record::{BestRecord, PassedOver, Record, RecordError, RunTime, Store, StoreError, TaskKey, Validator, Winner};
+pub use template::{TEMPLATES, Task, TaskError, Template, TemplateSetting};
 pub use transfer::EarlierTask;

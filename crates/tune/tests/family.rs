@@ -10,7 +10,7 @@ use tilewright_ir::schedule::apply_all;
 use tilewright_ir::text::parse;
 use tilewright_ir::verify::verify;
 use tilewright_ir::{LoopKind, Program, Role, Stmt, Target};
-use tilewright_tune::{Setting, Task, TaskError};
+use tilewright_tune::{Task, TaskError, TemplateSetting};
 
 const FAMILIES: [&str; 13] = [
     "dense:m=1..19,n=37,k=21,const=w,epilogue=bias+relu",
@@ -37,7 +37,7 @@ const FAMILIES_OF_DOTS: [&str; 3] = [
 
 fn task(text: &str, target: &str, n_threads: usize, template: Option<&str>) -> Task {
     let (workload, target) = (Workload::parse(text).unwrap(), Target::named(target).unwrap());
-    Task::new(Setting { workload, target, n_threads }, template).unwrap()
+    Task::new(TemplateSetting { workload, target, n_threads }, template).unwrap()
 }
 
 /// Rows that an argument has at a size: those of the member's buffer of the same name, in order.
@@ -198,6 +198,6 @@ fn what_is_no_family_is_refused() {
     for wrong in [&[33][..], &[0], &[544], &[], &[32, 32]] {
         assert!(family.at(wrong).is_none() && family.program().at(wrong).is_none(), "{wrong:?}");
     }
-    let setting = Setting { workload: family, target: Target::named("sm_80").unwrap(), n_threads: 1 };
+    let setting = TemplateSetting { workload: family, target: Target::named("sm_80").unwrap(), n_threads: 1 };
     assert!(matches!(Task::new(setting, None), Err(TaskError::FamilyOnGpu { .. })));
 }

@@ -12,17 +12,17 @@ use common::{arguments, outputs_of, written};
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::json;
-use tilewright_ir::gpu::simt::{self, Order};
+use tilewright_ir::gpu::simt::{self, ThreadOrder};
 use tilewright_ir::op::Workload;
 use tilewright_ir::{Target, lower_gpu, verify};
 use tilewright_search::Config;
-use tilewright_tune::{Setting, TEMPLATES, Task, Template};
+use tilewright_tune::{TEMPLATES, Task, Template, TemplateSetting};
 
 /// Random configurations of a template on a shape in plain `cargo test`.
 const CONFIGS: usize = 3;
 
 /// Orders of threads.
-const ORDERS: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(3)];
+const ORDERS: [ThreadOrder; 3] = [ThreadOrder::Forward, ThreadOrder::Reverse, ThreadOrder::Shuffled(3)];
 
 /// Number of configurations of each template in a long run.
 fn n_asked() -> Option<usize> {
@@ -34,16 +34,16 @@ fn n_configs(n_shapes: usize) -> usize {
     n_asked().map_or(CONFIGS, |n| n.div_ceil(n_shapes))
 }
 
-fn setting(text: &str, target: &Target) -> Setting {
+fn setting(text: &str, target: &Target) -> TemplateSetting {
     let workload = Workload::parse(text).unwrap_or_else(|e| panic!("{text}: {e}"));
-    Setting { workload, target: target.clone(), n_threads: 1 }
+    TemplateSetting { workload, target: target.clone(), n_threads: 1 }
 }
 
 fn named(target: &str) -> Target {
     Target::named(target).unwrap()
 }
 
-fn serving(setting: &Setting) -> impl Iterator<Item = &'static Template> {
+fn serving(setting: &TemplateSetting) -> impl Iterator<Item = &'static Template> {
     TEMPLATES.iter().filter(move |t| (t.serves)(setting))
 }
 
@@ -54,7 +54,7 @@ fn serving(setting: &Setting) -> impl Iterator<Item = &'static Template> {
 fn check(
     task: &Task,
     config: &Config,
-    orders: &[Order],
+    orders: &[ThreadOrder],
     (expected, divisor, most): (&[Vec<f64>], f64, f64),
 ) -> Result<(), String> {
     let steps = task.steps(config);
@@ -96,7 +96,7 @@ fn check(
 /// Checks first guesses and random configurations of every template that serves some of these workloads.
 fn check_random(texts: &[&str], target: &Target, (divisor, most): (f64, f64)) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
-    let settings: Vec<Setting> = texts.iter().map(|text| setting(text, target)).collect();
+    let settings: Vec<TemplateSetting> = texts.iter().map(|text| setting(text, target)).collect();
     let expected: Vec<Vec<Vec<f64>>> =
         settings.iter().map(|setting| outputs_of(&setting.workload.program(), divisor)).collect();
     let (mut n_checked, mut failures) = (0, Vec::new());

@@ -8,7 +8,7 @@ use tilewright_ir::index::Ranges;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Role, Stmt, Target, interp, lower, verify};
 use tilewright_search::Config;
-use tilewright_tune::{Setting, Task};
+use tilewright_tune::{Task, TemplateSetting};
 
 /// The nests of the tests, by name.
 fn nests() -> impl Iterator<Item = (&'static str, Workload)> {
@@ -21,7 +21,7 @@ fn nests() -> impl Iterator<Item = (&'static str, Workload)> {
 
 fn task(workload: Workload, target: &str, n_threads: usize) -> Task {
     let label = workload.label();
-    Task::new(Setting { workload, target: Target::named(target).unwrap(), n_threads }, None)
+    Task::new(TemplateSetting { workload, target: Target::named(target).unwrap(), n_threads }, None)
         .unwrap_or_else(|e| panic!("{label}: {e}"))
 }
 

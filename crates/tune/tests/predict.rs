@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::sequence::Completions;
 use tilewright_tune::predict::{
-    DataError, Inputs, KernelSpecification, LookAhead, Row, Split, divide, read_rows, score,
+    HoldOut, InputFields, KernelSpecification, LookAhead, TrainingTableError, TunedProblem, divide, read_rows, score,
 };
 
 /// The kernels whose specifications are in the repository.
@@ -58,7 +58,7 @@ fn constraints_tell_configurations_apart() {
         let (_, table) = tables(name).swap_remove(0);
         let rows = read_rows(&kernel, &table, &[], None).unwrap();
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
-        let is_valid = |row: &Row, rng: &mut Xoshiro256PlusPlus| {
+        let is_valid = |row: &TunedProblem, rng: &mut Xoshiro256PlusPlus| {
             let answer: Vec<u32> =
                 kernel.parameters.iter().map(|p| rng.random_range(0..p.values.len() as u32)).collect();
             kernel.is_valid(&row.problem, &answer)
@@ -77,7 +77,7 @@ fn looking_ahead_leads_to_valid_configurations_only() {
     let n_problems = std::env::var("TILEWRIGHT_CASES").map_or(60, |n| n.parse().expect("a number"));
     for name in KERNELS {
         let kernel = kernel(name);
-        let rows: Vec<Row> =
+        let rows: Vec<TunedProblem> =
             tables(name).iter().flat_map(|(_, table)| read_rows(&kernel, table, &[], None).unwrap()).collect();
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(2);
         let mut n_satisfiable = 0;
@@ -328,7 +328,7 @@ fn tables_are_refused_with_the_line() {
     };
     let head = "d,n,a,b,c,arch\n";
     let rows = read_rows(&kernel, format!("{head}y,4,1,2,3,x\n").as_bytes(), &[], Some("arch")).unwrap();
-    assert_eq!(rows, [Row { problem: vec![4, 2], answer: vec![0, 2, 2, 1], group: "x".into() }]);
+    assert_eq!(rows, [TunedProblem { problem: vec![4, 2], answer: vec![0, 2, 2, 1], group: "x".into() }]);
     check("", &[], "there are no rows");
     check(head, &[], "there are no rows");
     check("a,b,c,d\n1,1,1,x\n", &[], "there is no column n; there are a, b, c, d");
@@ -344,14 +344,14 @@ fn tables_are_refused_with_the_line() {
     check(&format!("{head}y,4,1,2,3,x\n"), &[("arc", "x")], "there is no column arc; there are d, n, a, b, c, arch");
     check(&format!("{head}y,1,1,2,3,x\ny,1,1,4,3,x\n"), &[], "constraint 0 holds for none of the 2 rows (a + b <= n)");
     let not_text = read_rows(&kernel, b"d,n,a,b,c\ny,4,1,2,3\n\xff,4,1,2,3\n", &[], None).unwrap_err();
-    assert!(matches!(not_text, DataError::NoText { line: 3 }), "{not_text}");
+    assert!(matches!(not_text, TrainingTableError::NoText { line: 3 }), "{not_text}");
 }
 
 #[test]
 fn splits_hold_out_a_tenth_and_keep_groups_together() {
-    let row = |at: usize| Row { problem: vec![at as i64], answer: vec![0], group: (at / 5).to_string() };
-    let rows: Vec<Row> = (0..1000).map(row).collect();
-    for split in [Split::Random, Split::ByGroup] {
+    let row = |at: usize| TunedProblem { problem: vec![at as i64], answer: vec![0], group: (at / 5).to_string() };
+    let rows: Vec<TunedProblem> = (0..1000).map(row).collect();
+    for split in [HoldOut::Random, HoldOut::ByGroup] {
         let (kept, held_out) = divide(&rows, split, 1);
         let mut all = [&kept[..], &held_out].concat();
         all.sort_unstable();
@@ -361,19 +361,23 @@ fn splits_hold_out_a_tenth_and_keep_groups_together() {
         assert!((60..150).contains(&held_out.len()), "{}", held_out.len());
         let groups = |places: &[usize]| places.iter().map(|&at| rows[at].group.clone()).collect::<Vec<_>>();
         let is_shared = groups(&held_out).iter().any(|group| groups(&kept).contains(group));
-        assert_eq!(is_shared, split == Split::Random);
+        assert_eq!(is_shared, split == HoldOut::Random);
     }
-    assert_eq!(divide(&rows, Split::Random, 1).1.len(), 100);
+    assert_eq!(divide(&rows, HoldOut::Random, 1).1.len(), 100);
     // The same groups, whatever else a table holds.
     let (few, _) = rows.split_at(500);
-    let (all, some) = (divide(&rows, Split::ByGroup, 7).1, divide(few, Split::ByGroup, 7).1);
+    let (all, some) = (divide(&rows, HoldOut::ByGroup, 7).1, divide(few, HoldOut::ByGroup, 7).1);
     assert_eq!(all.into_iter().filter(|&at| at < 500).collect::<Vec<_>>(), some);
 }
 
 #[test]
 fn scores_count_the_best_answer() {
     let kernel = small(&[0]);
-    let row = |n: i64, answer: [u32; 4]| Row { problem: vec![n, n / 2], answer: answer.into(), group: String::new() };
+    let row = |n: i64, answer: [u32; 4]| TunedProblem {
+        problem: vec![n, n / 2],
+        answer: answer.into(),
+        group: String::new(),
+    };
     let rows = [row(4, [0, 0, 0, 0]), row(4, [1, 1, 1, 1])];
     let answers = vec![vec![vec![2, 3, 0, 0], vec![0, 0, 0, 1]], vec![vec![1, 1, 1, 1]]];
     let score = score(&kernel, &rows.iter().collect::<Vec<_>>(), &answers);
@@ -445,13 +449,13 @@ fn a_model_is_given_the_fields_that_vary() {
     let kernel = kernel("ConvAsm1x1U");
     let (_, table) = tables("ConvAsm1x1U").swap_remove(0);
     let rows = read_rows(&kernel, &table, &[("arch".into(), "gfx900".into())], None).unwrap();
-    let inputs = Inputs::of(&kernel, &rows.iter().collect::<Vec<_>>());
+    let inputs = InputFields::of(&kernel, &rows.iter().collect::<Vec<_>>());
     let vocabulary = inputs.vocabulary(&kernel);
     let names: Vec<&str> = vocabulary.fields.iter().map(|field| field.name.as_str()).collect();
     assert!(names.contains(&"n_inputs") && names.contains(&"direction"), "{names:?}");
     assert!(!names.contains(&"data_type") && !names.contains(&"bias") && !names.contains(&"arch"), "{names:?}");
 
-    let (again, read) = Inputs::read(&inputs.describe(&kernel), &vocabulary).unwrap();
+    let (again, read) = InputFields::read(&inputs.describe(&kernel), &vocabulary).unwrap();
     assert_eq!((again.name.as_str(), &read), ("ConvAsm1x1U", &inputs));
     let given = |changes: &[(&str, &str)]| {
         let mut given: Vec<(String, String)> =

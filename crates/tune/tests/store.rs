@@ -10,7 +10,7 @@ use rusqlite::{Connection, OpenFlags};
 use serde_json::json;
 use tilewright_search::{Conditions, ErrorClass, Limit, OtherCosts, Outcome, Seconds, Timing};
 use tilewright_tune::record::{Exported, Imported};
-use tilewright_tune::{Best, Record, RunTime, Store, StoreError, TaskKey, Validator, Winner};
+use tilewright_tune::{BestRecord, Record, RunTime, Store, StoreError, TaskKey, Validator, Winner};
 
 const WORKLOAD: &str = "matmul:m=512,n=512,k=512";
 const TARGET: &str = "x86-64";
@@ -76,7 +76,7 @@ fn all(store: &Store) -> Vec<Record> {
 }
 
 /// The best on one thread, whatever the records say.
-fn best_of(store: &Store, template: Option<&str>) -> Option<Best> {
+fn best_of(store: &Store, template: Option<&str>) -> Option<BestRecord> {
     store.best(WORKLOAD, TARGET, 1, template, &|_| Validator::default()).unwrap().0
 }
 
@@ -131,19 +131,23 @@ fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
     other.outcome = Outcome::Measured(Timing::of_samples(&[1.5], false));
     store.insert(&records(0..100), 0.0).unwrap();
     let fastest = records(0..100).into_iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
-    assert_eq!(best_of(&store, None), Some(Best::Trial(fastest)));
+    assert_eq!(best_of(&store, None), Some(BestRecord::Trial(fastest)));
     store.insert(std::slice::from_ref(&other), 0.0).unwrap();
-    assert_eq!(best_of(&store, None), Some(Best::Trial(other)), "over all templates");
+    assert_eq!(best_of(&store, None), Some(BestRecord::Trial(other)), "over all templates");
     let elsewhere = |target, threads| store.best(WORKLOAD, target, threads, None, &|_| Validator::default()).unwrap().0;
     assert_eq!((elsewhere(TARGET, 2), elsewhere("aarch64", 1)), (None, None));
 
     let best_of_gemm = |store: &Store| best_of(store, Some("gemm"));
     store.set_winner(&winner(8, 3000.0)).unwrap();
-    assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(winner(8, 3000.0))), "a race counts for more than a trial");
+    assert_eq!(
+        best_of_gemm(&store),
+        Some(BestRecord::Confirmed(winner(8, 3000.0))),
+        "a race counts for more than a trial"
+    );
     let single = Winner { margin: None, runner_up: None, ..winner(4, 5000.0) };
     store.set_winner(&single).unwrap();
-    assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(single.clone())), "the later run counts");
-    assert!(matches!(best_of(&store, None), Some(Best::Trial(_))), "another template is faster");
+    assert_eq!(best_of_gemm(&store), Some(BestRecord::Confirmed(single.clone())), "the later run counts");
+    assert!(matches!(best_of(&store, None), Some(BestRecord::Trial(_))), "another template is faster");
 
     let after = |i, median_ns| {
         let mut later = record(i);
@@ -152,9 +156,9 @@ fn the_best_is_the_confirmed_winner_or_else_the_fastest_trial() {
         later
     };
     store.insert(&[after(1000, 4900.0)], 0.0).unwrap();
-    assert_eq!(best_of_gemm(&store), Some(Best::Confirmed(single.clone())), "within the noise of a single trial");
+    assert_eq!(best_of_gemm(&store), Some(BestRecord::Confirmed(single.clone())), "within the noise of a single trial");
     store.insert(&[after(1001, 4000.0)], 0.0).unwrap();
-    assert_eq!(best_of_gemm(&store), Some(Best::Trial(after(1001, 4000.0))), "found since the last race");
+    assert_eq!(best_of_gemm(&store), Some(BestRecord::Trial(after(1001, 4000.0))), "found since the last race");
 }
 
 #[test]
@@ -171,11 +175,11 @@ fn records_travel_as_lines() {
     let by_import = |record| Record { is_imported: true, ..record };
     assert_eq!(all(&to), all(&from).into_iter().map(by_import).collect::<Vec<_>>());
     let best = |store: &Store| best_of(store, None);
-    assert_eq!(best(&to), Some(Best::Confirmed(Winner { is_imported: true, ..winner(8, 3000.0) })));
+    assert_eq!(best(&to), Some(BestRecord::Confirmed(Winner { is_imported: true, ..winner(8, 3000.0) })));
     let raced_here = Winner { unix_time: 1, ..winner(4, 5000.0) };
     to.set_winner(&raced_here).unwrap();
     import(&mut to, &lines);
-    assert_eq!(best(&to), Some(Best::Confirmed(raced_here)), "whatever the clocks say");
+    assert_eq!(best(&to), Some(BestRecord::Confirmed(raced_here)), "whatever the clocks say");
 }
 
 /// A trial of this time that came so late by its own clock.
@@ -191,13 +195,13 @@ fn later_is_what_was_recorded_later() {
     let raced = Winner { unix_time: 9_000_000_000, ..winner(1, 3000.0) };
     store.set_winner(&raced).unwrap();
     assert!(store.is_settled(&raced).unwrap());
-    assert_eq!(best_of(&store, None), Some(Best::Confirmed(raced.clone())), "the faster trial was in the race");
+    assert_eq!(best_of(&store, None), Some(BestRecord::Confirmed(raced.clone())), "the faster trial was in the race");
     let by_import = [timed(2, 500.0, 9_000_000_001)].map(|record| serde_json::to_string(&record).unwrap());
     import(&mut store, by_import[0].as_bytes());
-    assert_eq!(best_of(&store, None), Some(Best::Confirmed(raced.clone())), "it was run elsewhere");
+    assert_eq!(best_of(&store, None), Some(BestRecord::Confirmed(raced.clone())), "it was run elsewhere");
     assert!(!store.is_settled(&raced).unwrap());
     store.insert(&[timed(3, 2000.0, 1)], 0.0).unwrap();
-    assert_eq!(best_of(&store, None), Some(Best::Trial(timed(3, 2000.0, 1))), "it was recorded since");
+    assert_eq!(best_of(&store, None), Some(BestRecord::Trial(timed(3, 2000.0, 1))), "it was recorded since");
 }
 
 #[test]
@@ -209,13 +213,13 @@ fn a_race_that_was_run_elsewhere_says_nothing_of_trials_that_were_run_here() {
     from.export(&mut lines).unwrap();
     import(&mut store, &lines);
     let imported = Winner { is_imported: true, ..winner(2, 3000.0) };
-    assert_eq!(best_of(&store, None), Some(Best::Confirmed(imported.clone())));
+    assert_eq!(best_of(&store, None), Some(BestRecord::Confirmed(imported.clone())));
     assert!(!store.is_settled(&imported).unwrap());
     store.insert(&[timed(3, 2900.0, 1)], 0.0).unwrap();
-    assert_eq!(best_of(&store, None), Some(Best::Confirmed(imported)), "within the noise of a single trial");
+    assert_eq!(best_of(&store, None), Some(BestRecord::Confirmed(imported)), "within the noise of a single trial");
     store.insert(&[timed(4, 2000.0, 1)], 0.0).unwrap();
     import(&mut store, &lines);
-    assert_eq!(best_of(&store, None), Some(Best::Trial(timed(4, 2000.0, 1))));
+    assert_eq!(best_of(&store, None), Some(BestRecord::Trial(timed(4, 2000.0, 1))));
 }
 
 #[test]
@@ -485,7 +489,7 @@ fn instructions_of_best(n: u64) -> u64 {
     };
     connection.progress_handler(1, Some(counting)).unwrap();
     let best = best_of(&Store::new(connection).unwrap(), None);
-    assert!(matches!(best, Some(Best::Trial(_))));
+    assert!(matches!(best, Some(BestRecord::Trial(_))));
     count.load(Ordering::Relaxed)
 }
 

@@ -13,7 +13,7 @@ use tilewright_ir::text::parse;
 use tilewright_ir::verify::VerifyError;
 use tilewright_ir::{BufferId, Cond, Index, LoopId, LoopKind, Program, Stmt, Target, lower, verify};
 use tilewright_search::{Config, Space};
-use tilewright_tune::{Setting, TEMPLATES, Task, Template};
+use tilewright_tune::{TEMPLATES, Task, Template, TemplateSetting};
 
 #[test]
 fn every_template_computes_the_operator_on_any_shape() {
@@ -174,7 +174,7 @@ fn check_random(text: &str, is_checked: fn(&str) -> bool, n_configs: usize, rng:
 
 /// A configuration's programs are legal and compute this.
 fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
-    let Setting { workload, target, n_threads } = &task.setting;
+    let TemplateSetting { workload, target, n_threads } = &task.setting;
     let json = task.space.config_to_json(config);
     let case = format!("{workload} {} {} {n_threads} {json}", task.template.name, target.cpu);
     let scheduled = task.program(config).unwrap_or_else(|(at, e)| panic!("{case}: step {}: {e}", at + 1));
@@ -328,8 +328,8 @@ fn lowering_makes_no_race_of_what_threads_share() {
     check_all(&shapes, 6, 17);
 }
 
-fn setting(text: &str, target: &str, n_threads: usize) -> Setting {
-    Setting { workload: Workload::parse(text).unwrap(), target: Target::named(target).unwrap(), n_threads }
+fn setting(text: &str, target: &str, n_threads: usize) -> TemplateSetting {
+    TemplateSetting { workload: Workload::parse(text).unwrap(), target: Target::named(target).unwrap(), n_threads }
 }
 
 fn task(text: &str, target: &str, n_threads: usize, template: &Template) -> Task {
@@ -372,7 +372,7 @@ const LONG_SUMS: [&str; 16] = [
 #[test]
 fn records_from_before_an_algorithm_came_are_read() {
     let workload = Workload::parse("conv2d_transpose:c=64,h=8,w=8,k=32,r=4,s=4,stride=2,pad=1").unwrap();
-    let setting = Setting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads: 1 };
+    let setting = TemplateSetting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads: 1 };
     let task = Task::new(setting, Some("conv")).unwrap();
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(5);
     let mut n_read = 0;
@@ -447,7 +447,7 @@ fn guesses_insert_few_zeros() {
     for sizes in ["c=1026,h=1,w=224,k=1,r=1,s=1024,stride_w=256", "c=256,h=10,w=10,k=64,r=5,s=5,stride=32,const=w"] {
         for target in ["x86-64-v4", "x86-64-v3"] {
             let workload = Workload::parse(&format!("conv2d_transpose:{sizes}")).unwrap();
-            let setting = Setting { workload, target: Target::named(target).unwrap(), n_threads: 1 };
+            let setting = TemplateSetting { workload, target: Target::named(target).unwrap(), n_threads: 1 };
             let task = Task::new(setting, None).unwrap();
             let of = |config: &Config| task.space.text(config, "algorithm");
             assert_eq!(of(&task.first_guess(1).unwrap()), "col2im", "{sizes}");
@@ -591,7 +591,7 @@ fn guesses_are_of_every_algorithm() {
         "depthwise_conv2d:c=32,h=112,w=112,r=3,s=3,pad=1",
         "conv2d_transpose:c=64,h=8,w=8,k=32,r=4,s=4,stride=2,pad=1,const=w",
     ] {
-        let setting = Setting {
+        let setting = TemplateSetting {
             workload: Workload::parse(text).unwrap(),
             target: Target::named("x86-64-v4").unwrap(),
             n_threads: 1,

@@ -9,20 +9,20 @@ use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_learn::sequence::{self, Architecture, Completions, Training, Vocabulary, train};
+use tilewright_learn::sequence::{self, Architecture, Completions, Training, TrainingData, Vocabulary, train};
 use tilewright_search::{
     Conditions, Config, Constraint, ErrorClass, Experience, Outcome, Parameter, Seconds, Space, Timing, Trial,
 };
 use tilewright_tune::predict::records::{self, Lessons, RecordsError, SpaceCompletions};
 use tilewright_tune::transfer::{EarlierTask, experience, warm_start};
-use tilewright_tune::{Record, Setting, TEMPLATES, Task};
+use tilewright_tune::{Record, TEMPLATES, Task, TemplateSetting};
 
 /// The template of the paper's products.
 const PAPER: &str = "gemm-4-2-4";
 
-fn setting(workload: &str) -> Setting {
+fn setting(workload: &str) -> TemplateSetting {
     let workload = Workload::parse(workload).unwrap();
-    Setting { workload, target: Target::named("x86-64-v3").unwrap(), n_threads: 1 }
+    TemplateSetting { workload, target: Target::named("x86-64-v3").unwrap(), n_threads: 1 }
 }
 
 fn task(workload: &str, template: Option<&str>) -> Task {
@@ -172,7 +172,8 @@ const PAIRS: &[[&str; 2]] = &[
 
 #[test]
 fn configurations_are_carried_over_legally_on_every_template() {
-    let on = |target: &str, workload: &str| Setting { target: Target::named(target).unwrap(), ..setting(workload) };
+    let on =
+        |target: &str, workload: &str| TemplateSetting { target: Target::named(target).unwrap(), ..setting(workload) };
     for template in TEMPLATES {
         let mut n_carried = 0;
         let pairs = PAIRS.iter().flat_map(|&[a, b]| [[a, b], [b, a]]);
@@ -207,11 +208,12 @@ fn the_nearest_workload_comes_first() {
 }
 
 /// A model of lessons.
-fn learn(lessons: &Lessons) -> sequence::Model {
+fn learn(lessons: &Lessons) -> sequence::SequenceModel {
     let examples: Vec<_> = lessons.examples.concat();
     let training = Training { n_trees: 20, ..Training::default() };
-    let mut silent = |_: &sequence::Progress| ControlFlow::Continue(());
-    train(Architecture::Chain, &lessons.vocabulary, &examples, &examples[..3], &training, None, &mut silent).unwrap()
+    let mut silent = |_: &sequence::TrainingProgress| ControlFlow::Continue(());
+    let data = TrainingData { vocabulary: &lessons.vocabulary, train: &examples, validation: &examples[..3] };
+    train(Architecture::Chain, data, &training, None, &mut silent).unwrap()
 }
 
 #[test]
@@ -279,7 +281,7 @@ fn completions_of_a_space_are_exact() {
         Constraint::new("odd", "o != 4 where c = y", &["o", "c"], |v| v[0].int() != 4 || v[1].text() == "x"),
     ];
     let space = Space::new("test", parameters, constraints).unwrap();
-    let token = |name: &str, values: &[&str]| sequence::Parameter {
+    let token = |name: &str, values: &[&str]| sequence::KernelParameter {
         name: name.into(),
         values: values.iter().map(|value| (*value).to_owned()).collect(),
     };

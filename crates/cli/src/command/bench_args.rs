@@ -9,7 +9,7 @@ use tilewright_lab::load;
 use tilewright_peers::MODEL_PEERS;
 
 use super::model::{BindingArgs, InputArgs};
-use super::{CacheArgs, DatabaseArgs, MachineArgs, Rounding};
+use super::{CacheArgs, DatabaseArgs, KernelRounding, MachineArgs};
 use crate::error::bad_input;
 use crate::output::message;
 
@@ -30,7 +30,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "FOLDER")]
     pub peer_path: Option<PathBuf>,
     #[command(flatten)]
-    pub rounding: Rounding,
+    pub rounding: KernelRounding,
     #[command(flatten)]
     pub machine: MachineArgs,
     /// Rounds; each runs every implementation once, in random order

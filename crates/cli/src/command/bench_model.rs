@@ -7,13 +7,13 @@ use tilewright::NO_CACHE;
 use tilewright::bench::OURS;
 use tilewright_graph::problems_text;
 use tilewright_ir::Target;
-use tilewright_model::Making;
+use tilewright_model::CompileOptions;
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
 use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
-use tilewright_runtime::Dim;
+use tilewright_runtime::OpenDimension;
 
 use super::bench_args::{self, BenchArgs};
-use super::model::ModelArgs;
+use super::model::{KnownKernels, ModelArgs};
 use super::worker_command;
 use crate::error::{bad_input, one_line};
 use crate::output::{message, write_result};
@@ -49,9 +49,9 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let records = database.records()?;
     let measured = args.cache.with(|cache| {
         let compiled = if special.problems.is_empty() {
-            let making = Making { cache, for_runs: true };
+            let making = CompileOptions { cache, for_runs: true };
             let fused = file.fused(&special, args.rounding, &target)?;
-            let known = (&database, &records);
+            let known = KnownKernels { database: &database, records: &records };
             let compiled = file.compiled(fused, args.rounding, &args.machine, &target, known, making)?;
             cache.fill(&compiled.model, &worker_command()?);
             Some(compiled)
@@ -87,7 +87,7 @@ fn run_open(
     args: &BenchArgs,
     path: &Path,
     file: &ModelArgs,
-    (dim, target): (&Dim, &Target),
+    (dim, target): (&OpenDimension, &Target),
     peers: &[&'static ModelPeerSpec],
     as_json: bool,
 ) -> anyhow::Result<()> {
@@ -100,8 +100,15 @@ fn run_open(
     let records = database.records()?;
     let fused = file.lowered(&model, args.rounding, target)?;
     let compiled = args.cache.with(|cache| {
-        let making = Making { cache, for_runs: true };
-        file.compiled(fused, args.rounding, &args.machine, target, (&database, &records), making)
+        let making = CompileOptions { cache, for_runs: true };
+        file.compiled(
+            fused,
+            args.rounding,
+            &args.machine,
+            target,
+            KnownKernels { database: &database, records: &records },
+            making,
+        )
     })?;
     let pieces = file.pieces()?;
     let numbers = pieces.iter().flat_map(|(name, numbers)| numbers.iter().map(move |n| Some((name.as_str(), *n))));

@@ -5,12 +5,13 @@ use std::collections::BTreeMap;
 use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright_graph::{
-    Bindings, Graph, Model, Refused, Specialised, Summary, TensorType, ValueId, count_operators, refused, summarise,
+    Bindings, Graph, Model, ModelSummary, Refused, Specialised, TensorType, ValueId, count_operators, refused,
+    summarise,
 };
-use tilewright_model::{Applied, Layouts, Outline, Trace, WithoutCode, count_halves, laid_out};
+use tilewright_model::{Applied, LayoutPurpose, Outline, Trace, WithoutCode, count_halves, laid_out};
 
 use super::model::{ModelArgs, problem_line};
-use super::{DatabaseArgs, MachineArgs, Rounding, count};
+use super::{DatabaseArgs, KernelRounding, MachineArgs, count};
 use crate::error::one_line;
 use crate::output::{digits, grouped, table, write_result};
 
@@ -42,7 +43,7 @@ struct TunedKernels {
 pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let model = args.model.read()?;
     let special = args.model.largest()?.specialise(&model, Bindings::default().fold_bytes)?;
-    let checked = Checked::new(args, &model, &special)?;
+    let checked = CheckedModel::new(args, &model, &special)?;
     write_result(as_json, &checked.json(), &checked.text())?;
     if checked.problems.is_empty() {
         return Ok(());
@@ -54,11 +55,11 @@ pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// Facts about a model.
-struct Checked<'a> {
+struct CheckedModel<'a> {
     args: &'a CheckArgs,
     model: &'a Model,
     special: &'a Specialised,
-    summary: Summary,
+    summary: ModelSummary,
     operators: BTreeMap<String, usize>,
     problems: Vec<String>,
     kinds: Vec<Refused>,
@@ -71,14 +72,14 @@ struct Checked<'a> {
     tuned: Option<TunedKernels>,
 }
 
-impl<'a> Checked<'a> {
-    fn new(args: &'a CheckArgs, model: &'a Model, special: &'a Specialised) -> anyhow::Result<Checked<'a>> {
+impl<'a> CheckedModel<'a> {
+    fn new(args: &'a CheckArgs, model: &'a Model, special: &'a Specialised) -> anyhow::Result<CheckedModel<'a>> {
         let mut operators = BTreeMap::new();
         count_operators(&model.graph, &mut operators);
         let is_supported = special.problems.is_empty();
         let (outline, tuned) = if is_supported { outline(args, model)? } else { (None, None) };
         let outputs = special.graph.outputs.iter().map(|&id| special.graph.value(id));
-        Ok(Checked {
+        Ok(CheckedModel {
             args,
             model,
             special,
@@ -109,7 +110,7 @@ impl<'a> Checked<'a> {
     }
 
     fn json(&self) -> Json {
-        let Checked { args, model, summary, operators, problems, kinds, optional, labels, .. } = self;
+        let CheckedModel { args, model, summary, operators, problems, kinds, optional, labels, .. } = self;
         let tensors = |list: &[(String, TensorType)]| -> Json {
             list.iter().map(|(name, ty)| json!({"name": name, "dtype": ty.dtype.name(), "shape": ty.shape})).collect()
         };
@@ -142,7 +143,7 @@ impl<'a> Checked<'a> {
     }
 
     fn text(&self) -> String {
-        let Checked { args, model, summary, operators, kinds, optional, labels, .. } = self;
+        let CheckedModel { args, model, summary, operators, kinds, optional, labels, .. } = self;
         let mut text = format!("{}\n\n", args.model.name());
         let opset = model.opsets.iter().find(|(domain, _)| domain.is_empty()).map_or(0, |(_, version)| *version);
         let n_operators: usize = operators.values().sum();
@@ -222,14 +223,14 @@ fn kind_line(kind: &Refused) -> String {
 /// kernels tuned there.
 fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, Option<TunedKernels>)> {
     let target = args.machine.place().target()?;
-    let mut fused = args.model.lowered(model, Rounding::default(), &target)?;
+    let mut fused = args.model.lowered(model, KernelRounding::default(), &target)?;
     if args.records.db.is_none() {
         return Ok((Some(Outline::of(&fused)), None));
     }
     let database = args.records.database()?;
     let (records, threads) = (database.records()?, args.machine.threads);
     args.machine.place().check_threads()?;
-    fused = laid_out(fused, &target, threads, Layouts::Run(&records))?;
+    fused = laid_out(fused, &target, threads, LayoutPurpose::Run(&records))?;
     let (caches, tasks) = (fused.caches(&target), fused.tasks());
     let mut n_tuned = 0;
     for (workload, _) in &tasks {

@@ -10,10 +10,10 @@ use tilewright::version::BUILD;
 use tilewright::{Caches, Source};
 use tilewright_ir::{Program, Target};
 use tilewright_model::npy::read_constants;
-use tilewright_model::{Making, WithoutCode};
+use tilewright_model::{CompileOptions, WithoutCode};
 use tilewright_runtime::AnyModel;
 
-use super::model::{BindingArgs, ModelArgs};
+use super::model::{BindingArgs, KnownKernels, ModelArgs};
 use super::store::{StoreArgs, tell_notes};
 use super::{CacheArgs, DatabaseArgs, WorkloadArgs, check_template, count, named, tell_passed_over};
 use crate::error::{bad_input, one_line};
@@ -111,8 +111,15 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     let database = args.records.database()?;
     let records = args.store.records(&database)?;
     let compiled = args.cache.with(|cache| {
-        let making = Making { cache, for_runs: false };
-        file.compiled(fused, args.of.rounding, machine, &target, (&database, &records), making)
+        let making = CompileOptions { cache, for_runs: false };
+        file.compiled(
+            fused,
+            args.of.rounding,
+            machine,
+            &target,
+            KnownKernels { database: &database, records: &records },
+            making,
+        )
     })?;
     let json = json!({"model": file.name(), "untuned_kernels": compiled.n_guessed});
     args.write(&stem, &compiled.model, &target, &[], json, as_json)

@@ -9,7 +9,8 @@ use tilewright::CPU;
 use tilewright_lab::experiment::pictures::{PICTURES, Picture};
 use tilewright_lab::experiment::sequence::{self, SequenceRequest};
 use tilewright_lab::experiment::{
-    self, BesideRequest, EXPERIMENTS, Hardware, Held, Plan, Request, networks, operators,
+    self, BesideRequest, EXPERIMENTS, ExperimentPlan, ExperimentRequest, ExperimentResult, Hardware, networks,
+    operators,
 };
 
 use super::bench_args::check_peer_path;
@@ -17,7 +18,7 @@ use super::{count, worker_command};
 use crate::error::bad_input;
 use crate::interrupts::Interrupts;
 use crate::output::write_result;
-use tilewright::words::seconds;
+use tilewright::format::seconds;
 
 /// Arguments of `experiment`.
 #[derive(Args, Debug)]
@@ -97,7 +98,7 @@ pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// Runs an experiment that is a table of runs of `tune`.
-fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
+fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<ExperimentResult> {
     let experiment = EXPERIMENTS.iter().find(|experiment| experiment.name == name).ok_or_else(|| {
         let of_runs = EXPERIMENTS.iter().map(|experiment| experiment.name);
         let others = [operators::NAME, networks::NAME, sequence::NAME]
@@ -107,7 +108,7 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
         bad_input(format!("unknown experiment {name}; there are {}", known.join(", ")))
     })?;
     refuse(name, &[("--peer-path", args.peer_path.is_some()), ("--data", args.data.is_some())])?;
-    let plan = Plan::new(&Request {
+    let plan = ExperimentPlan::new(&ExperimentRequest {
         problems: args.problems.clone(),
         arms: args.arms.clone(),
         budget: args.time.map_or(args.budget, |time| time.as_secs_f64() / experiment.length.seconds),
@@ -115,7 +116,7 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
         folder: args.output.clone(),
         seed: args.seed,
         hardware: Hardware::find(&args.device, args.threads)?,
-        ..Request::new(experiment)
+        ..ExperimentRequest::new(experiment)
     })?;
     let interrupts = Interrupts::watch()?;
     let worker = worker_command()?;
@@ -123,13 +124,13 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<Held> {
 }
 
 /// Runs the experiment of operators beside libraries.
-fn of_operators(args: &ExperimentArgs) -> anyhow::Result<Held> {
+fn of_operators(args: &ExperimentArgs) -> anyhow::Result<ExperimentResult> {
     let (request, worker) = (beside_request(operators::NAME, operators::TIME, args)?, worker_command()?);
     Ok(Interrupts::watch()?.listen(|caller| operators::carry_out(&request, &worker, caller))?)
 }
 
 /// Runs the experiment of whole networks.
-fn of_networks(args: &ExperimentArgs) -> anyhow::Result<Held> {
+fn of_networks(args: &ExperimentArgs) -> anyhow::Result<ExperimentResult> {
     let (request, worker) = (beside_request(networks::NAME, networks::TIME, args)?, worker_command()?);
     Ok(Interrupts::watch()?.listen(|caller| networks::carry_out(&request, &worker, caller))?)
 }
@@ -156,7 +157,7 @@ fn beside_request(name: &str, time: Duration, args: &ExperimentArgs) -> anyhow::
 }
 
 /// Runs the experiment of models that predict parameters.
-fn of_sequences(args: &ExperimentArgs) -> anyhow::Result<Held> {
+fn of_sequences(args: &ExperimentArgs) -> anyhow::Result<ExperimentResult> {
     let given = [
         ("--time", args.time.is_some()),
         ("--beside", !args.beside.is_empty()),
@@ -179,7 +180,7 @@ fn of_sequences(args: &ExperimentArgs) -> anyhow::Result<Held> {
 }
 
 /// Computes an experiment that measures nothing.
-fn of_picture(args: &ExperimentArgs, picture: &Picture) -> anyhow::Result<Held> {
+fn of_picture(args: &ExperimentArgs, picture: &Picture) -> anyhow::Result<ExperimentResult> {
     let given = [
         ("--problem", !args.problems.is_empty()),
         ("--arm", !args.arms.is_empty()),
@@ -231,7 +232,7 @@ mod tests {
     #[test]
     fn the_command_of_a_run_is_what_is_run() {
         for experiment in EXPERIMENTS {
-            let plan = Plan::new(&Request::new(experiment));
+            let plan = ExperimentPlan::new(&ExperimentRequest::new(experiment));
             let plan = plan.unwrap_or_else(|error| panic!("{}: {error}", experiment.name));
             for planned in plan.runs() {
                 let TuneWords { args } = TuneWords::try_parse_from(planned.words()).unwrap();

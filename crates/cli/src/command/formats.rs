@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::json;
-use tilewright_formats::{FORMATS, Format, ReadError, Recorded, name_of, named, read};
+use tilewright_formats::{FORMATS, Format, FormatError, Recorded, name_of, named, read};
 
 use crate::error::bad_input;
 use crate::output::{table, write_result};
@@ -37,7 +37,7 @@ pub fn read_file(path: &Path, description: Option<&[u8]>, format: &FormatArgs) -
 }
 
 /// Makes the error of a file.
-pub fn refuse(path: &Path, error: &ReadError) -> anyhow::Error {
+pub fn refuse(path: &Path, error: &FormatError) -> anyhow::Error {
     bad_input(format!("{}: {error}", path.display()))
 }
 

@@ -39,12 +39,12 @@ use tilewright_device::device::WorkerCommand;
 use tilewright_device::limits::{self, Allowed};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{PassedOver, Setting, TEMPLATES, Task};
+use tilewright_tune::{PassedOver, TEMPLATES, Task, TemplateSetting};
 
 use crate::error::{OrBadInput, bad_input, one_line};
 use crate::output::{message, shell_quoted};
 use tilewright::Database;
-pub use tilewright::words::count;
+pub use tilewright::format::count;
 
 /// The hidden subcommand that is a worker of a device.
 pub const WORKER: &str = "worker";
@@ -59,7 +59,7 @@ fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
 
 /// How kernels round on the way to their results.
 #[derive(Args, Clone, Copy, Debug, Default)]
-pub struct Rounding {
+pub struct KernelRounding {
     /// Keep out algorithms that round more than the operators as written, such as Winograd's; the same as
     /// exact=1
     #[arg(long, conflicts_with = "bf16")]
@@ -70,7 +70,7 @@ pub struct Rounding {
     pub bf16: bool,
 }
 
-impl Rounding {
+impl KernelRounding {
     /// Has a workload round so.
     pub fn ask(self, workload: &mut Workload) {
         workload.exact |= self.exact;
@@ -80,9 +80,9 @@ impl Rounding {
     /// The options again.
     pub fn options(self) -> &'static str {
         match self {
-            Rounding { exact: true, .. } => " --exact",
-            Rounding { bf16: true, .. } => " --bf16",
-            Rounding { .. } => "",
+            KernelRounding { exact: true, .. } => " --exact",
+            KernelRounding { bf16: true, .. } => " --bf16",
+            KernelRounding { .. } => "",
         }
     }
 }
@@ -94,7 +94,7 @@ pub struct WorkloadArgs {
     pub workload: String,
     /// Arithmetic of the kernels.
     #[command(flatten)]
-    pub rounding: Rounding,
+    pub rounding: KernelRounding,
     /// The machine and the threads.
     #[command(flatten)]
     pub machine: MachineArgs,
@@ -124,7 +124,7 @@ impl WorkloadArgs {
 ///
 /// # Errors
 /// Bad input where it names none.
-pub fn parse_workloads(text: &str, rounding: Rounding) -> anyhow::Result<Vec<Workload>> {
+pub fn parse_workloads(text: &str, rounding: KernelRounding) -> anyhow::Result<Vec<Workload>> {
     let mut workloads = Workload::parse_all(text).or_bad_input("")?;
     workloads.iter_mut().for_each(|workload| rounding.ask(workload));
     Ok(workloads)
@@ -211,7 +211,7 @@ impl MachineArgs {
 /// # Errors
 /// Bad input where the operator has no such template or its space does not exist for this workload.
 pub fn make_task(workload: Workload, target: Target, n_threads: usize, template: Option<&str>) -> anyhow::Result<Task> {
-    Task::new(Setting { workload, target, n_threads }, template).or_bad_input("")
+    Task::new(TemplateSetting { workload, target, n_threads }, template).or_bad_input("")
 }
 
 /// Checks that some operator has a template of this name.

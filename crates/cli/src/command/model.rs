@@ -11,13 +11,13 @@ use tilewright_graph::{
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{
-    CompileError, Compiled, Fused, Given, Making, OpenError, all_inputs, compile_known, feed, open, open_pieces,
-    read_model,
+    CompileError, CompileOptions, Compiled, Fused, Given, OpenError, all_inputs, compile_known, feed, open,
+    open_pieces, read_model,
 };
-use tilewright_runtime::Dim;
+use tilewright_runtime::OpenDimension;
 
 use super::store::tell_notes;
-use super::{MachineArgs, Rounding, count, tune_command};
+use super::{KernelRounding, MachineArgs, count, tune_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, shell_quoted};
 
@@ -92,7 +92,7 @@ impl BindingArgs {
     ///
     /// # Errors
     /// Bad input where there are several, or a range is none.
-    pub fn open_dim(&self) -> anyhow::Result<Option<Dim>> {
+    pub fn open_dim(&self) -> anyhow::Result<Option<OpenDimension>> {
         let mut ranges = self.dim.iter().filter(|text| is_range(text));
         let (Some(text), other) = (ranges.next(), ranges.next()) else { return Ok(None) };
         if let Some(other) = other {
@@ -102,12 +102,13 @@ impl BindingArgs {
         let (least, rest) = range.split_once("..").expect("it is a range");
         let (most, step) = rest.split_once('/').unwrap_or((rest, "1"));
         let numbers = [least, most, step].map(|n| n.trim().parse::<i64>().ok().filter(|n| *n >= 0));
-        let dim = |least: i64, most: i64, step: i64| Dim { name: name.to_owned(), least, most, step };
+        let dim = |least: i64, most: i64, step: i64| OpenDimension { name: name.to_owned(), least, most, step };
         let dim = match numbers {
             [Some(least), Some(most), Some(step)] => Some(dim(least, most, step)),
             _ => None,
         };
-        let fits = |dim: &Dim| dim.step > 0 && dim.least < dim.most && dim.has(dim.most) && dim.most <= MOST_SIZE;
+        let fits =
+            |dim: &OpenDimension| dim.step > 0 && dim.least < dim.most && dim.has(dim.most) && dim.most <= MOST_SIZE;
         let why = || bad_input(format!("--dim {text}: `{range}` is no range (give LEAST..MOST or LEAST..MOST/STEP)"));
         dim.filter(fits).map(Some).ok_or_else(why)
     }
@@ -138,7 +139,7 @@ impl BindingArgs {
     ///
     /// # Errors
     /// As [`BindingArgs::open_dim`], and bad input where states have no room for the tokens.
-    pub fn dim_behind(&self, tokens: Option<(&str, i64)>) -> anyhow::Result<Option<Dim>> {
+    pub fn dim_behind(&self, tokens: Option<(&str, i64)>) -> anyhow::Result<Option<OpenDimension>> {
         let (Some(dim), Some((name, n)), Some((_, numbers))) = (self.open_dim()?, tokens, self.pieces()?) else {
             return self.open_dim();
         };
@@ -148,7 +149,7 @@ impl BindingArgs {
             return Err(bad_input(one_line(&why)));
         }
         let most = dim.least + (room - n - dim.least) / dim.step * dim.step;
-        Ok(Some(Dim { most, ..dim }))
+        Ok(Some(OpenDimension { most, ..dim }))
     }
 
     /// The bindings of a piece of so many tokens: all of a model without pieces.
@@ -159,7 +160,7 @@ impl BindingArgs {
     }
 
     /// The bindings at a size of the open dimension.
-    pub fn at(&self, dim: &Dim, size: i64) -> BindingArgs {
+    pub fn at(&self, dim: &OpenDimension, size: i64) -> BindingArgs {
         let bound = |text: &String| if is_range(text) { format!("{}={size}", dim.name) } else { text.clone() };
         let open = Some(dim.name.clone());
         BindingArgs { dim: self.dim.iter().map(bound).collect(), open, ..self.clone() }
@@ -299,7 +300,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input where something is not supported in a run.
-    pub fn fused(&self, special: &Specialised, rounding: Rounding, target: &Target) -> anyhow::Result<Fused> {
+    pub fn fused(&self, special: &Specialised, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
         if rounding.bf16 && !target.prefers_dot2() {
             let why = "this CPU has no products of bf16 that are faster than those of f32";
             message(&format!("--bf16 changes nothing: {why}"));
@@ -316,7 +317,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// As [`BindingArgs::open_dim`].
-    pub fn open_dim(&self) -> anyhow::Result<Option<Dim>> {
+    pub fn open_dim(&self) -> anyhow::Result<Option<OpenDimension>> {
         self.bindings.open_dim()
     }
 
@@ -332,7 +333,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// As there.
-    pub fn dim_behind(&self, tokens: Option<(&str, i64)>) -> anyhow::Result<Option<Dim>> {
+    pub fn dim_behind(&self, tokens: Option<(&str, i64)>) -> anyhow::Result<Option<OpenDimension>> {
         self.bindings.dim_behind(tokens)
     }
 
@@ -359,7 +360,7 @@ impl ModelArgs {
     }
 
     /// The model at a size of the open dimension.
-    pub fn at(&self, dim: &Dim, size: i64) -> ModelArgs {
+    pub fn at(&self, dim: &OpenDimension, size: i64) -> ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.at(dim, size) }
     }
 
@@ -368,7 +369,7 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input where something is not supported in a run, or the dimension cannot be open.
-    pub fn lowered(&self, model: &Model, rounding: Rounding, target: &Target) -> anyhow::Result<Fused> {
+    pub fn lowered(&self, model: &Model, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
         let Some(dim) = self.open_dim()? else { return self.fused(&self.supported(model)?, rounding, target) };
         let lower = |file: ModelArgs| file.fused(&file.supported(model)?, rounding, target);
         // What fails at some sizes alone is a fault of the range.
@@ -383,7 +384,7 @@ impl ModelArgs {
         };
         let made = match self.pieces()? {
             None => open::<anyhow::Error>(&dim, sized),
-            Some((name, numbers)) => open_pieces::<anyhow::Error>(&dim, (&name, &numbers), |n, size| {
+            Some((name, numbers)) => open_pieces::<anyhow::Error>(&dim, &name, &numbers, |n, size| {
                 lower(self.with_tokens(Some((&name, n))).at(&dim, size))
             }),
         };
@@ -397,7 +398,12 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input where they have different ones, or one that is not of the range.
-    pub fn size_of(&self, dim: &Dim, graph: &Graph, given: &[(String, Tensor)]) -> anyhow::Result<Option<i64>> {
+    pub fn size_of(
+        &self,
+        dim: &OpenDimension,
+        graph: &Graph,
+        given: &[(String, Tensor)],
+    ) -> anyhow::Result<Option<i64>> {
         let mut found: Option<i64> = None;
         for (name, tensor) in given {
             let value = graph.inputs.iter().map(|&id| graph.value(id)).find(|value| value.name == *name);
@@ -408,7 +414,7 @@ impl ModelArgs {
                     continue;
                 }
                 if found.is_some() || !dim.has(size) {
-                    let Dim { name: of, least, most, step } = dim;
+                    let OpenDimension { name: of, least, most, step } = dim;
                     let why = format!("input {name} has {of}={size}, and runs have one of {least}..{most}/{step}");
                     return Err(bad_input(one_line(&why)));
                 }
@@ -425,14 +431,14 @@ impl ModelArgs {
     pub fn compiled(
         &self,
         fused: Fused,
-        rounding: Rounding,
+        rounding: KernelRounding,
         machine: &MachineArgs,
         target: &Target,
-        (database, records): (&Database, &Records),
-        making: Making,
+        known: KnownKernels,
+        making: CompileOptions,
     ) -> anyhow::Result<Compiled> {
-        let compiled = compile_known(fused, target, machine.threads, records, making);
-        tell_notes(records);
+        let compiled = compile_known(fused, target, machine.threads, known.records, making);
+        tell_notes(known.records);
         let compiled = compiled.map_err(|error| match error {
             CompileError::Open(_) | CompileError::OpenOnGpu { .. } => {
                 bad_input(format!("{}: {}", self.name(), one_line(&error.to_string())))
@@ -441,14 +447,15 @@ impl ModelArgs {
         })?;
         if compiled.n_guessed > 0 {
             let kernels = count(compiled.n_guessed as u64, "kernel");
-            let hint = format!("run `{}`", tune_command(&self.name(), &self.options(rounding), machine, database));
+            let hint =
+                format!("run `{}`", tune_command(&self.name(), &self.options(rounding), machine, known.database));
             message(&format!("{kernels} not tuned yet: a model of the machine chose them ({hint})"));
         }
         Ok(compiled)
     }
 
     /// Bindings as options of another command.
-    fn options(&self, rounding: Rounding) -> String {
+    fn options(&self, rounding: KernelRounding) -> String {
         let BindingArgs { dim, shape, set, open: _ } = &self.bindings;
         let mut options = String::new();
         for (option, texts) in [("--dim", dim), ("--shape", shape), ("--set", set)] {
@@ -470,6 +477,15 @@ fn numbers_text(tensor: &Tensor) -> String {
 /// A problem on one line.
 pub fn problem_line(problem: &Problem) -> String {
     one_line(&problem.to_string())
+}
+
+/// Kernels on record, with the database that they are from.
+#[derive(Clone, Copy)]
+pub struct KnownKernels<'a> {
+    /// The database.
+    pub database: &'a Database,
+    /// Records of the database.
+    pub records: &'a Records,
 }
 
 /// Inputs of a model that files hold.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tilewright::words::seconds;
+use tilewright::format::seconds;
 use tilewright::{Command, Direction, one_line};
 
 use crate::error::bad_input;

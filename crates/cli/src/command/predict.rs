@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::{Args, Subcommand};
-use tilewright_lab::predict::{Choice, RANDOM, Table};
+use tilewright_lab::predict::{RANDOM, RowSelection, TunedTable};
 use tilewright_lab::{Caller, LabEvent};
 use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Training};
 
@@ -60,13 +60,13 @@ struct TableArgs {
 
 impl TableArgs {
     /// The rows, and how they are divided.
-    fn choice(&self) -> Choice {
-        Choice { filters: self.filters.clone(), split: self.split.clone() }
+    fn choice(&self) -> RowSelection {
+        RowSelection { filters: self.filters.clone(), split: self.split.clone() }
     }
 
     /// Reads tables and the specification of their kernel.
-    fn read(&self, data: &[&Path], specification: Option<&Path>) -> anyhow::Result<Table> {
-        let table = Table::read(data, specification, &self.choice())?;
+    fn read(&self, data: &[&Path], specification: Option<&Path>) -> anyhow::Result<TunedTable> {
+        let table = TunedTable::read(data, specification, &self.choice())?;
         table.warnings().for_each(|warning| message(&warning));
         Ok(table)
     }

@@ -10,13 +10,13 @@ use clap::Args;
 use serde_json::{Value as Json, json};
 use tilewright::referee::{CommandRace, Contestant, MOST_ROUNDS, RaceEnd, Raced, Rules, Standpoint};
 use tilewright_device::command::Metric;
-use tilewright_lab::plot::{Axis, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
+use tilewright_lab::plot::{Boxed, Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 
 use super::on_interrupt;
 use crate::error::one_line;
 use crate::output::{Destination, digits, duration, message, table, writable, write_result};
-use tilewright::words::seconds;
-use tilewright::words::{count, percent};
+use tilewright::format::seconds;
+use tilewright::format::{count, percent};
 
 /// Interval of the reports on a race under way.
 const REPORT: Duration = Duration::from_secs(10);
@@ -260,7 +260,7 @@ fn draw(raced: &Raced, metric: &Metric, place: &Destination) -> std::io::Result<
         let with_samples = (0..names.len()).filter(|&at| !raced.contestants[at].samples.is_empty());
         with_samples.map(layer).collect::<Vec<Layer>>()
     };
-    let y = || Axis { label: if metric.is_time() { "ms" } else { "metric" }.to_owned(), scale: Scale::FromZero };
+    let y = || PlotAxis { label: if metric.is_time() { "ms" } else { "metric" }.to_owned(), scale: Scale::FromZero };
     let boxes = |at: usize, one: &Contestant| {
         Marks::Boxes(vec![Boxed { x: at as f64, width: 0.5, values: one.samples.clone() }])
     };
@@ -270,13 +270,13 @@ fn draw(raced: &Raced, metric: &Metric, place: &Destination) -> std::io::Result<
     let plots = [
         Plot {
             title: verdict(raced).split_whitespace().collect::<Vec<_>>().join(" ").chars().take(70).collect(),
-            x: Axis { label: String::new(), scale: Scale::Categories(names.clone()) },
+            x: PlotAxis { label: String::new(), scale: Scale::Categories(names.clone()) },
             y: y(),
             layers: layers(&boxes, false),
         },
         Plot {
             title: format!("{}, seed {}", count(raced.rounds as u64, "round"), raced.seed),
-            x: Axis { label: "round".to_owned(), scale: Scale::FromZero },
+            x: PlotAxis { label: "round".to_owned(), scale: Scale::FromZero },
             y: y(),
             layers: layers(&course, true),
         },

@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use tilewright::words::seconds;
+use tilewright::format::seconds;
 use tilewright_device::Device;
-use tilewright_lab::record_space::{Extent, MOST, Request, read_configs, record};
+use tilewright_lab::record_space::{Extent, MOST, RecordingRequest, read_configs, record};
 use tilewright_search::Config;
 use tilewright_tune::Task;
 
@@ -78,7 +78,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let opened = database.open_to_write()?;
     opened.warning.iter().for_each(|warning| message(warning));
     let interrupts = Interrupts::watch()?;
-    let request = Request { task: &task, extent, seed: args.seed, run_timeout: args.run_timeout };
+    let request = RecordingRequest { task: &task, extent, seed: args.seed, run_timeout: args.run_timeout };
     let worker = worker_command()?;
     let recorded = interrupts.listen(|caller| record(request, opened, &worker, caller))?;
     if let (Some(path), Some(output)) = (&args.output, &output) {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde_json::json;
 use tilewright_device::host;
-use tilewright_formats::{Task as TunedTask, carried_over, name_of};
+use tilewright_formats::{TunerTask as TunedTask, carried_over, name_of};
 use tilewright_search::{AtBudget, Config, ReplayPlan, Space, blind_option};
 
 use super::count;

@@ -7,11 +7,11 @@ use clap::Args;
 use serde_json::json;
 use tilewright::version::BUILD;
 use tilewright_lab::report::{self, Facts, ModelSubject};
-use tilewright_model::Making;
+use tilewright_model::CompileOptions;
 
 use super::bench_model::alone;
-use super::model::{BindingArgs, InputArgs, ModelArgs};
-use super::{DatabaseArgs, MachineArgs, Rounding, count, parse_workloads};
+use super::model::{BindingArgs, InputArgs, KnownKernels, ModelArgs};
+use super::{DatabaseArgs, KernelRounding, MachineArgs, count, parse_workloads};
 use crate::error::bad_input;
 use crate::output::{Destination, message, writable, write_result, write_result_of};
 
@@ -39,7 +39,7 @@ struct OfModelArgs {
     #[command(flatten)]
     inputs: InputArgs,
     #[command(flatten)]
-    rounding: Rounding,
+    rounding: KernelRounding,
     /// Runs to take the medians of
     #[arg(long, value_name = "N", default_value_t = 20)]
     runs: usize,
@@ -78,7 +78,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     let store = database.open_existing()?;
     let mut asked = Vec::new();
     for text in &args.workloads {
-        asked.extend(parse_workloads(text, Rounding::default())?.iter().map(ToString::to_string));
+        asked.extend(parse_workloads(text, KernelRounding::default())?.iter().map(ToString::to_string));
     }
     let facts = report::facts(&store, &asked).map_err(|error| database.refuse(error))?;
     let Facts { subjects, passed_over, notes } = facts;
@@ -120,8 +120,8 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let fused = file.lowered(&model, *rounding, &target)?;
     drop(model);
     let database = args.records.database()?;
-    let known = (&database, &database.records()?);
-    let compiled = file.compiled(fused, *rounding, machine, &target, known, Making::default())?;
+    let known = KnownKernels { database: &database, records: &database.records()? };
+    let compiled = file.compiled(fused, *rounding, machine, &target, known, CompileOptions::default())?;
     let facts = report::model_facts(&ModelSubject {
         name: &file.name(),
         compiled: &compiled,

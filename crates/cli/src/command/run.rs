@@ -6,12 +6,12 @@ use clap::Args;
 use serde_json::json;
 use tilewright_graph::{Model, Tensor};
 use tilewright_model::npy::write_tensors;
-use tilewright_model::{Making, Runner, profile_table};
-use tilewright_runtime::{Dim, Threads};
+use tilewright_model::{CompileOptions, Runner, profile_table};
+use tilewright_runtime::{OpenDimension, SharedPool};
 
-use super::model::{InputArgs, ModelArgs};
+use super::model::{InputArgs, KnownKernels, ModelArgs};
 use super::store::StoreArgs;
-use super::{CacheArgs, DatabaseArgs, MachineArgs, Rounding, worker_command};
+use super::{CacheArgs, DatabaseArgs, KernelRounding, MachineArgs, worker_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{duration, write_result};
 
@@ -29,7 +29,7 @@ pub struct RunArgs {
     #[arg(short, long, value_name = "FOLDER")]
     output: Option<PathBuf>,
     #[command(flatten)]
-    rounding: Rounding,
+    rounding: KernelRounding,
     /// Show how long each kernel takes
     #[arg(long)]
     profile: bool,
@@ -72,7 +72,7 @@ impl RunArgs {
         model: &Model,
         given: &[(String, Tensor)],
         tokens: Option<(&str, i64)>,
-    ) -> anyhow::Result<Vec<(Dim, i64)>> {
+    ) -> anyhow::Result<Vec<(OpenDimension, i64)>> {
         let Some(dim) = self.model.dim_behind(tokens)? else {
             return match self.at.is_empty() {
                 true => Ok(Vec::new()),
@@ -81,7 +81,7 @@ impl RunArgs {
         };
         let of_inputs = self.model.size_of(&dim, &model.graph, given)?;
         if let Some(wrong) = self.at.iter().find(|size| !dim.has(**size)) {
-            let Dim { name, least, most, step } = &dim;
+            let OpenDimension { name, least, most, step } = &dim;
             return Err(bad_input(format!("--at {wrong}: {name} is one of {least}..{most} in steps of {step}")));
         }
         let sizes = match (of_inputs, &self.at[..]) {
@@ -117,7 +117,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     // What is fed binds shapes of the inputs, which are open where a dimension is.
     let file = if sizes.is_empty() { bound } else { args.model.clone() };
     let with_tokens = file.with_tokens(tokens);
-    let at_sizes = |(dim, size): &(Dim, i64)| {
+    let at_sizes = |(dim, size): &(OpenDimension, i64)| {
         let of_last = sizes.last().is_some_and(|(_, last)| last == size);
         with_tokens.at(dim, *size).inputs(&model, if of_last { &given } else { &[] })
     };
@@ -131,10 +131,17 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let database = args.database.database()?;
     let records = args.store.records(&database)?;
     let (compiled, mut runner) = args.cache.with(|cache| {
-        let making = Making { cache, for_runs: true };
-        let compiled = file.compiled(fused, args.rounding, &args.machine, &target, (&database, &records), making)?;
+        let making = CompileOptions { cache, for_runs: true };
+        let compiled = file.compiled(
+            fused,
+            args.rounding,
+            &args.machine,
+            &target,
+            KnownKernels { database: &database, records: &records },
+            making,
+        )?;
         cache.fill(&compiled.model, &worker_command()?);
-        let runner = Runner::cached(&compiled, &Threads::new(args.machine.threads)?, cache)?;
+        let runner = Runner::cached(&compiled, &SharedPool::new(args.machine.threads)?, cache)?;
         Ok((compiled, runner))
     })?;
     let mut medians_ns = Vec::with_capacity(inputs.len());

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Value as Json, json};
-use tilewright::emit::{Form, Subject};
+use tilewright::emit::{EmittedSubject, Form};
 use tilewright::{Caches, Choice};
 
 use super::{
@@ -94,7 +94,7 @@ pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
         let config = config.transpose()?;
         (task, config)
     };
-    let subject = Subject { task: &task, config: config.as_ref(), prefix: args.prefix.as_deref() };
+    let subject = EmittedSubject { task: &task, config: config.as_ref(), prefix: args.prefix.as_deref() };
     let bytes = subject.emit(args.emit)?;
 
     if config.is_none() && args.emit != Form::Steps {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use clap::Args;
 use serde_json::{Map, Value as Json};
-use tilewright_formats::{Description, name_of};
+use tilewright_formats::{SpaceDescription, name_of};
 use tilewright_search::{Domain, Space};
 
 use super::formats::refuse;
@@ -30,7 +30,7 @@ pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
     if path.extension().is_some_and(|ending| ending == "json") && path.is_file() {
         let file = super::read_file(path, "a T1 description")?;
         let name = name_of(path);
-        let described = Description::read(&file).and_then(|description| description.space(&name));
+        let described = SpaceDescription::read(&file).and_then(|description| description.space(&name));
         let space = described.map_err(|error| refuse(path, &error))?;
         let mut json = Map::new();
         json.insert("description".into(), path.to_string_lossy().into());

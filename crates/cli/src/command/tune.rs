@@ -4,12 +4,12 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value as Json, json};
 use tilewright::{DEFAULT_TIME, Request, Session, Workload};
-use tilewright_model::{Choices, Layouts, laid_out, settle};
+use tilewright_model::{ConfiguredModel, LayoutPurpose, laid_out, settle};
 
 use super::fleet::on_fleet;
 use super::model::ModelArgs;
-use super::tune_args::{Machine, Task, TuneArgs};
-use super::tune_report::{Report, write_set};
+use super::tune_args::{CountedTask, MeasuringMachine, TuneArgs};
+use super::tune_report::{RunReport, write_set};
 use super::{count, tune_own, worker_command};
 use crate::error::{bad_input, describe};
 use crate::interrupts::Interrupts;
@@ -40,7 +40,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     args.of.machine.warn_of_limits();
     if args.together {
         let caches = args.cold.caches();
-        let tasks: Vec<Task> = workloads.iter().map(|workload| (workload.clone(), 1, caches)).collect();
+        let tasks: Vec<CountedTask> = workloads.iter().map(|workload| (workload.clone(), 1, caches)).collect();
         return together(args, &machine, &tasks, &interrupts)?.write(as_json);
     }
     if let [workload] = &workloads[..] {
@@ -99,20 +99,21 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let records = args.records.database()?.records()?;
     let fused = match args.on {
         Some(_) => plain.clone(),
-        None => laid_out(plain.clone(), target, threads, Layouts::Tune(&records))?,
+        None => laid_out(plain.clone(), target, threads, LayoutPurpose::Tune(&records))?,
     };
     let (found, asked) = (fused.caches(target), args.cold.asked());
     let task = |(workload, n): (Workload, usize)| {
         let caches = asked.unwrap_or(found.of(&workload));
         (workload, n, caches)
     };
-    let tasks: Vec<Task> = fused.tasks().into_iter().map(task).collect();
+    let tasks: Vec<CountedTask> = fused.tasks().into_iter().map(task).collect();
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }
     if let Some(class) = &args.on {
-        let request =
-            |(workload, _, caches): &Task| anyhow::Ok(args.request_for(&machine, workload, true)?.caches(*caches));
+        let request = |(workload, _, caches): &CountedTask| {
+            anyhow::Ok(args.request_for(&machine, workload, true)?.caches(*caches))
+        };
         let requests = tasks.iter().map(request).collect::<anyhow::Result<Vec<_>>>()?;
         let whole = args.trials.is_none().then(|| args.time.unwrap_or(DEFAULT_TIME));
         return on_fleet(args, class, requests, whole, as_json);
@@ -121,7 +122,7 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     args.of.machine.warn_of_limits();
     // A GPU's compiler may take longer for a whole model than all the trials.
     let runs_here = runner.is_none() && target.gpu.is_none();
-    let before = runs_here.then(|| Choices::known(plain.clone(), target, threads, &records)).transpose()?;
+    let before = runs_here.then(|| ConfiguredModel::known(plain.clone(), target, threads, &records)).transpose()?;
     drop(records);
     let mut tuned = together(args, &machine, &tasks, &interrupts)?;
     if let Some(before) = before.filter(|_| tuned.is_whole(&interrupts)) {
@@ -131,7 +132,7 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         let tokens = pieces.as_ref().and_then(|(name, numbers)| Some((name.as_str(), *numbers.first()?)));
         let largest = file.open_dim()?.map(|dim| file.with_tokens(tokens).at(&dim, dim.most));
         let inputs = largest.as_ref().unwrap_or(&file).inputs(&model, &[])?;
-        let whole = Choices::known(plain, target, threads, &database.records()?)
+        let whole = ConfiguredModel::known(plain, target, threads, &database.records()?)
             .and_then(|after| settle(&before, after, &inputs, &database));
         match whole {
             Ok(whole) => {
@@ -164,9 +165,14 @@ impl Together {
 }
 
 /// Tunes workloads together, each with how often the whole runs it: they share the time.
-fn together(args: &TuneArgs, machine: &Machine, tasks: &[Task], interrupts: &Interrupts) -> anyhow::Result<Together> {
+fn together(
+    args: &TuneArgs,
+    machine: &MeasuringMachine,
+    tasks: &[CountedTask],
+    interrupts: &Interrupts,
+) -> anyhow::Result<Together> {
     let time = args.time.unwrap_or(DEFAULT_TIME);
-    let request = |(workload, n, caches): &Task| {
+    let request = |(workload, n, caches): &CountedTask| {
         Ok((args.request_for(machine, workload, true)?.caches(*caches).time(None), *n as f64))
     };
     let labels: Vec<String> = tasks.iter().map(|(workload, ..)| workload.label()).collect();
@@ -194,15 +200,15 @@ fn together(args: &TuneArgs, machine: &Machine, tasks: &[Task], interrupts: &Int
 /// As [`run`], but that a run without a winner is a report of that.
 fn tune(
     args: &TuneArgs,
-    machine: &Machine,
+    machine: &MeasuringMachine,
     workload: &Workload,
     is_of_set: bool,
     interrupts: &Interrupts,
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<RunReport> {
     let request = args.request_for(machine, workload, is_of_set)?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let shown = Shown::new(workload, Some(&args.search), args.seed, interrupts.concerned());
     let tuned = session.run(&request, &interrupts.stop, &shown);
     shown.finish();
-    Ok(Report::new(args, workload, tuned?))
+    Ok(RunReport::new(args, workload, tuned?))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use tilewright::words::{milliseconds, seconds};
+use tilewright::format::{milliseconds, seconds};
 use tilewright::{Caches, DEFAULT_SEARCH, Job, OnRunner, Request, Transfer, Workload};
 use tilewright_device::host;
 use tilewright_ir::Target;
@@ -108,10 +108,10 @@ const OWN: [&str; 2] = ["command", "kernel"];
 const NOT_ON: [&str; 6] = ["together", "command", "kernel", "device", "target", "beyond_limits"];
 
 /// A workload, how often the whole runs it, and what it finds in the caches.
-pub type Task = (Workload, usize, Caches);
+pub type CountedTask = (Workload, usize, Caches);
 
 /// Machine that measures candidates: the target, and the runner where that is another device.
-pub type Machine = (Target, Option<OnRunner>);
+pub type MeasuringMachine = (Target, Option<OnRunner>);
 
 fn transfer(text: &str) -> Result<Transfer, String> {
     Ok(Transfer::parse(text)?.called("--transfer"))
@@ -153,7 +153,7 @@ impl TuneArgs {
     ///
     /// # Errors
     /// Bad input where there is no such machine, or code for the target does not run there.
-    pub fn machine(&self) -> anyhow::Result<Machine> {
+    pub fn machine(&self) -> anyhow::Result<MeasuringMachine> {
         Ok(match self.on {
             // What they are, its devices say.
             Some(_) => (host::target(), None),
@@ -193,7 +193,7 @@ impl TuneArgs {
     /// Bad input if a model does not fit.
     pub fn request_for(
         &self,
-        (target, runner): &Machine,
+        (target, runner): &MeasuringMachine,
         workload: &Workload,
         is_of_set: bool,
     ) -> anyhow::Result<Request> {

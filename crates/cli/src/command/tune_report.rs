@@ -9,7 +9,7 @@ use crate::output::{digits, duration, table, write_result};
 use crate::summary;
 
 /// Result of a run.
-pub struct Report {
+pub struct RunReport {
     /// Result as `tune --json` prints it.
     pub json: Json,
     /// Result as a user reads it.
@@ -20,15 +20,15 @@ pub struct Report {
     pub lost: Option<anyhow::Error>,
 }
 
-impl Report {
+impl RunReport {
     /// Reports a run.
-    pub fn new(args: &TuneArgs, workload: &Workload, mut tuned: Tuned) -> Report {
+    pub fn new(args: &TuneArgs, workload: &Workload, mut tuned: Tuned) -> RunReport {
         remark(&tuned);
         let lost = tuned.lost.take().map(anyhow::Error::from);
         let json = serde_json::to_value(&tuned).expect("invariant: it is numbers and text by name");
         let text = summary::tuned(&tuned, workload, !args.no_race);
         let failure = tuned.failure().map(anyhow::Error::from);
-        Report { json, text, failure, lost }
+        RunReport { json, text, failure, lost }
     }
 }
 
@@ -36,7 +36,7 @@ impl Report {
 ///
 /// # Errors
 /// If it cannot be written.
-pub fn write_set(workloads: &[Workload], reports: &[Report], as_json: bool) -> anyhow::Result<()> {
+pub fn write_set(workloads: &[Workload], reports: &[RunReport], as_json: bool) -> anyhow::Result<()> {
     let mut rows = vec![["workload", "GFLOP/s", "time"].map(str::to_owned).to_vec()];
     for (workload, report) in workloads.iter().zip(reports) {
         let number = |name: &str| report.json["best"][name].as_f64();

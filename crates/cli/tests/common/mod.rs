@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value as Json;
-use tilewright_device::Options;
+use tilewright_device::DeviceOptions;
 use tilewright_device::device::WorkerCommand;
 
 /// The command under test.
@@ -95,9 +95,9 @@ pub fn send(signal: &str, child: &Child) {
 }
 
 /// Options of a device whose workers are the command under test.
-pub fn device_options(n_threads: usize) -> Options {
+pub fn device_options(n_threads: usize) -> DeviceOptions {
     let worker = WorkerCommand { program: TILEWRIGHT.into(), arguments: vec!["worker".to_owned()] };
-    Options::new(worker, n_threads)
+    DeviceOptions::new(worker, n_threads)
 }
 
 /// The program `name`, unless it is not there: then a line says what is skipped.

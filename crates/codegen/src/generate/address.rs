@@ -3,7 +3,7 @@
 use tilewright_ir::{Atom, BufferId, Index};
 
 use super::{Generator, Storage};
-use crate::ssa::{Compare, Id, Op};
+use crate::ssa::{Compare, Id, SsaOp};
 
 /// Whether evaluating an index divides by zero.
 fn faults(index: &Index) -> bool {
@@ -87,7 +87,7 @@ impl Generator<'_> {
             Atom::FloorDiv(x, d) => self.division(x, *d).0,
             Atom::Mod(x, d) => self.division(x, *d).1,
             Atom::Min(a, b) | Atom::Max(a, b) => {
-                let op = if matches!(atom, Atom::Min(..)) { Op::SignedMin } else { Op::SignedMax };
+                let op = if matches!(atom, Atom::Min(..)) { SsaOp::SignedMin } else { SsaOp::SignedMax };
                 let (a, b) = (self.int(a), self.int(b));
                 self.m.binary(op, a, b)
             }
@@ -99,16 +99,19 @@ impl Generator<'_> {
         let value = self.int(x);
         if d > 0 && d.count_ones() == 1 {
             let shift = self.m.int(i64::from(d.trailing_zeros()));
-            return (self.m.binary(Op::ShiftSigned, value, shift), self.m.binary(Op::And, value, self.m.int(d - 1)));
+            return (
+                self.m.binary(SsaOp::ShiftSigned, value, shift),
+                self.m.binary(SsaOp::And, value, self.m.int(d - 1)),
+            );
         }
         if d > 0 && self.f.ranges.lower(x).is_some_and(|l| l >= 0) {
             let d = self.m.int(d);
-            return (self.m.binary(Op::UnsignedDiv, value, d), self.m.binary(Op::UnsignedRem, value, d));
+            return (self.m.binary(SsaOp::UnsignedDiv, value, d), self.m.binary(SsaOp::UnsignedRem, value, d));
         }
         // Dividing by zero is left to the machine.
         let divisor = if d == 0 { self.m.opaque(self.m.int(0)) } else { self.m.int(d) };
-        let quotient = self.m.binary(Op::SignedDiv, value, divisor);
-        let remainder = self.m.binary(Op::SignedRem, value, divisor);
+        let quotient = self.m.binary(SsaOp::SignedDiv, value, divisor);
+        let remainder = self.m.binary(SsaOp::SignedRem, value, divisor);
         let zero = self.m.int(0);
         // Towards zero was rounded up where the remainder and the divisor differ in sign.
         let up = if d > 0 {

@@ -13,8 +13,8 @@ use tilewright_ir::expr::Expr;
 use tilewright_ir::{Atom, BufferId, DType, Index, LoopId, Stmt};
 
 use super::Generator;
-use super::memory::Access;
-use super::plan::Piece;
+use super::memory::LaneAddresses;
+use super::plan::VectorPiece;
 use crate::ssa::{Id, Type};
 
 /// Up to this stride every vector of a range holds enough lanes to be worth picking them out of it, where
@@ -28,7 +28,7 @@ const MIN_TRANSPOSED: usize = 4;
 const MAX_AHEAD: usize = 64;
 
 /// Loads that share their buffer and stride: the lowest first element, and each one's distance from it.
-struct Group {
+struct LoadGroup {
     lowest: Index,
     offsets: Vec<i64>,
 }
@@ -52,7 +52,7 @@ impl Generator<'_> {
             if self.seen_load(buffer, &key).is_some() {
                 continue;
             }
-            let Access::Strided { base, stride: stride @ 2.. } = key.0 else {
+            let LaneAddresses::Strided { base, stride: stride @ 2.. } = key.0 else {
                 continue;
             };
             let group = self.strided_group(buffer, &base, stride, lanes.piece, block);
@@ -61,7 +61,7 @@ impl Generator<'_> {
             };
             for (offset, value) in group.offsets.iter().zip(columns) {
                 let base = group.lowest.offset(*offset);
-                self.remember_load(buffer, (Access::Strided { base, stride }, lanes.piece.n), value);
+                self.remember_load(buffer, (LaneAddresses::Strided { base, stride }, lanes.piece.n), value);
             }
         }
     }
@@ -85,14 +85,21 @@ impl Generator<'_> {
 
     /// The loads at less than a stride and at most a vector from the one at `base`, up to a write of the
     /// buffer.
-    fn strided_group(&self, buffer: BufferId, base: &Index, stride: i64, piece: Piece, block: &[Stmt]) -> Group {
+    fn strided_group(
+        &self,
+        buffer: BufferId,
+        base: &Index,
+        stride: i64,
+        piece: VectorPiece,
+        block: &[Stmt],
+    ) -> LoadGroup {
         let mut offsets = BTreeSet::from([0]);
         for stmt in block.iter().take(MAX_AHEAD) {
             for_each_sure_read(stmt, &mut |b, index| {
                 if b != buffer {
                     return;
                 }
-                if let Access::Strided { base: at, stride: s } = self.access(b, index)
+                if let LaneAddresses::Strided { base: at, stride: s } = self.access(b, index)
                     && s == stride
                     && let Some(offset) = at.sub(base).as_const()
                 {
@@ -117,11 +124,17 @@ impl Generator<'_> {
             window.push(offset);
         }
         let lowest = window[0];
-        Group { lowest: base.offset(lowest), offsets: window.iter().map(|o| o - lowest).collect() }
+        LoadGroup { lowest: base.offset(lowest), offsets: window.iter().map(|o| o - lowest).collect() }
     }
 
     /// The vector of each load of a group; `None` where lane by lane is better.
-    fn deinterleave(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Option<Vec<Id>> {
+    fn deinterleave(
+        &mut self,
+        buffer: BufferId,
+        group: &LoadGroup,
+        stride: i64,
+        piece: VectorPiece,
+    ) -> Option<Vec<Id>> {
         let n_columns = group.offsets.last().expect("a group has a load") + 1;
         if !self.in_registers(buffer) && stride <= MAX_PICKED_STRIDE && group.offsets.len() < MIN_TRANSPOSED {
             return Some(self.picked(buffer, group, stride, piece));
@@ -142,7 +155,7 @@ impl Generator<'_> {
     }
 
     /// Every `stride`-th element from each offset on, out of vectors that cover them all.
-    fn picked(&mut self, buffer: BufferId, group: &Group, stride: i64, piece: Piece) -> Vec<Id> {
+    fn picked(&mut self, buffer: BufferId, group: &LoadGroup, stride: i64, piece: VectorPiece) -> Vec<Id> {
         let last_offset = group.offsets.last().expect("a group has a load");
         let (width, last) = (piece.width, (piece.n - 1) * stride as usize);
         // More than the width: more than half of the lanes exist, at least two elements apart.

@@ -13,15 +13,15 @@
 use tilewright_ir::dot::{STEPS, factor};
 use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::target::{Arch, Target};
-use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, Tensor};
+use tilewright_ir::{BufferId, DType, Index, Loop, LoopId, TensorProduct};
 
-use super::memory::Access;
-use super::plan::{self, Piece};
-use super::value::Operand;
-use super::{Generator, Lanes};
+use super::memory::LaneAddresses;
+use super::plan::{self, VectorPiece};
+use super::value::LaneOperand;
+use super::{Generator, WrittenLanes};
 use crate::CompileError;
 use crate::ssa::build::Builder;
-use crate::ssa::{Compare, Id, Op, Type};
+use crate::ssa::{Compare, Id, SsaOp, Type};
 
 /// The highest bit of each byte.
 const HIGHEST_BITS: i32 = 0x8080_8080u32 as i32;
@@ -41,7 +41,7 @@ const GROUPS: usize = 1 << 16;
 impl Generator<'_> {
     /// Writes the steps of dot products, all of them at once: where runs decide how many there are, in code
     /// for as many as a product takes and in code for fewer.
-    pub(super) fn dot_products(&mut self, l: &Loop, how: Tensor, extent: &Index) -> Result<(), CompileError> {
+    pub(super) fn dot_products(&mut self, l: &Loop, how: TensorProduct, extent: &Index) -> Result<(), CompileError> {
         if let Some(n) = extent.as_const() {
             return self.products_of(l, DotSteps { var: l.var, n, given: None });
         }
@@ -61,7 +61,7 @@ impl Generator<'_> {
             self.m.cond_br(has_any, some, join);
             self.go_to_end(some);
         }
-        let given = (group > 2).then(|| Given { last: extent.offset(-1), mask: self.mask_of_steps(n, group) });
+        let given = (group > 2).then(|| LeastSteps { last: extent.offset(-1), mask: self.mask_of_steps(n, group) });
         self.scoped(&written, |g| g.products_of(l, DotSteps { var: l.var, n: group - 1, given }))?;
         self.m.br(join);
         self.go_to_end(join);
@@ -80,9 +80,9 @@ impl Generator<'_> {
     /// The bits of the first of `group` steps in a lane, of which there are `n`, from one to all.
     fn mask_of_steps(&mut self, n: Id, group: i64) -> Id {
         let m = &self.m;
-        let left = m.binary(Op::SubWrapping, m.int32(group as i32), m.truncate(n, Type::I32));
-        let bits = m.binary(Op::MulWrapping, left, m.int32(32 / group as i32));
-        m.binary(Op::ShiftUnsigned, m.int32(-1), bits)
+        let left = m.binary(SsaOp::SubWrapping, m.int32(group as i32), m.truncate(n, Type::I32));
+        let bits = m.binary(SsaOp::MulWrapping, left, m.int32(32 / group as i32));
+        m.binary(SsaOp::ShiftUnsigned, m.int32(-1), bits)
     }
 
     /// Adds the product of two factors over some steps.
@@ -94,7 +94,7 @@ impl Generator<'_> {
         // What lies behind the last step of one factor is multiplied by zeros of the other: of the one that
         // has fewer values, where that is known. Numbers may be NaN or infinite there, in either factor.
         let is_one = |g: &Self, (buffer, index, _): (BufferId, &[Index], _)| {
-            matches!(g.access(buffer, &steps.at(index, 0)), Access::Uniform(_))
+            matches!(g.access(buffer, &steps.at(index, 0)), LaneAddresses::Uniform(_))
         };
         let (buffer_a, index_a, _) = factors[0];
         let b_has_fewer = is_one(self, factors[0]) && !is_one(self, factors[1]);
@@ -115,18 +115,18 @@ impl Generator<'_> {
             2 => dot2(&self.m, self.target, sums, [a, b]),
             _ => dot4(&self.m, self.target, dtypes.map(|dtype| dtype == DType::I8), sums, [a, b]),
         };
-        self.write(buffer, index, Operand { value, lanes });
+        self.write(buffer, index, LaneOperand { value, lanes });
     }
 
     /// The upper or lower four bits of each byte.
-    fn half_of_bytes(&mut self, bytes: Operand, half: &Index) -> Operand {
+    fn half_of_bytes(&mut self, bytes: LaneOperand, half: &Index) -> LaneOperand {
         let lanes = bytes.lanes.max(1);
         let at = self.eval(&Expr::FromIndex(half.clone()), DType::I32);
         let m = &self.m;
-        let distance = m.binary(Op::ShiftLeft, at.value, m.int32(2));
-        let moved = m.binary(Op::ShiftUnsigned, bytes.value, m.splat(distance, lanes));
-        let value = m.binary(Op::And, moved, m.splat(m.int32(LOWER_HALVES), lanes));
-        Operand { value, lanes: bytes.lanes }
+        let distance = m.binary(SsaOp::ShiftLeft, at.value, m.int32(2));
+        let moved = m.binary(SsaOp::ShiftUnsigned, bytes.value, m.splat(distance, lanes));
+        let value = m.binary(SsaOp::And, moved, m.splat(m.int32(LOWER_HALVES), lanes));
+        LaneOperand { value, lanes: bytes.lanes }
     }
 
     /// Whether the steps of a factor are neighbours, and those behind the last one elements of the buffer.
@@ -145,20 +145,20 @@ impl Generator<'_> {
         steps: &DotSteps,
         group: i64,
         has_zeros: bool,
-    ) -> Operand {
+    ) -> LaneOperand {
         let may_read_all = self.may_read_all(buffer, index, steps, group);
         let (value, is_whole) = match self.access(buffer, &steps.at(index, 0)) {
-            access @ (Access::Uniform(_) | Access::Strided { .. })
-                if may_read_all && !matches!(access, Access::Strided { stride, .. } if stride != group) =>
+            access @ (LaneAddresses::Uniform(_) | LaneAddresses::Strided { .. })
+                if may_read_all && !matches!(access, LaneAddresses::Strided { stride, .. } if stride != group) =>
             {
                 match self.whole_group(buffer, access) {
                     Some(x) => (x, true),
                     None => (self.one_by_one(buffer, index, steps, group), false),
                 }
             }
-            Access::Strided { stride: 1, .. } if steps.n > 1 && group == STEPS && !self.in_registers(buffer) => {
+            LaneAddresses::Strided { stride: 1, .. } if steps.n > 1 && group == STEPS && !self.in_registers(buffer) => {
                 match self.f.lanes {
-                    Some(Lanes { piece, mask: None, .. }) if piece.width >= LEAST_LANES => {
+                    Some(WrittenLanes { piece, mask: None, .. }) if piece.width >= LEAST_LANES => {
                         (self.interleaved_steps(buffer, index, steps, piece), false)
                     }
                     _ => (self.one_by_one(buffer, index, steps, group), false),
@@ -173,27 +173,27 @@ impl Generator<'_> {
         match mask {
             Some(mask) if has_zeros => {
                 let mask = self.m.splat(mask, value.lanes.max(1));
-                Operand { value: self.m.binary(Op::And, value.value, mask), lanes: value.lanes }
+                LaneOperand { value: self.m.binary(SsaOp::And, value.value, mask), lanes: value.lanes }
             }
             _ => value,
         }
     }
 
     /// Reads a lane's neighbours for each lane; `None` where some may lie outside the buffer.
-    fn whole_group(&mut self, buffer: BufferId, access: Access) -> Option<Operand> {
+    fn whole_group(&mut self, buffer: BufferId, access: LaneAddresses) -> Option<LaneOperand> {
         let lanes = self.f.lanes;
         match access {
-            Access::Uniform(_) if lanes.is_some_and(|l| l.guarded) => None,
-            Access::Uniform(flat) => {
+            LaneAddresses::Uniform(_) if lanes.is_some_and(|l| l.guarded) => None,
+            LaneAddresses::Uniform(flat) => {
                 // No other access of one element has lanes apart.
-                let key = (Access::Strided { base: flat.clone(), stride: 0 }, 0);
+                let key = (LaneAddresses::Strided { base: flat.clone(), stride: 0 }, 0);
                 let value = self.cached(buffer, key, |g| {
                     let (pointer, align) = (g.pointer(buffer, &flat), g.alignment(buffer, &flat));
                     g.plain_load(buffer, Type::I32, pointer, align)
                 });
-                Some(Operand::scalar(value))
+                Some(LaneOperand::scalar(value))
             }
-            Access::Strided { base, stride } => {
+            LaneAddresses::Strided { base, stride } => {
                 let piece = lanes.expect("lanes vary in a vectorized loop").piece;
                 let ty = Type::I32.vector(piece.width);
                 let existing = match lanes.and_then(|l| l.mask) {
@@ -203,13 +203,13 @@ impl Generator<'_> {
                 let (pointer, align) = (self.pointer(buffer, &base), self.alignment(buffer, &base));
                 let value = match existing {
                     Some(mask) => self.masked_load(ty, pointer, align, mask),
-                    None => self.cached(buffer, (Access::Strided { base, stride }, piece.n | GROUPS), |g| {
+                    None => self.cached(buffer, (LaneAddresses::Strided { base, stride }, piece.n | GROUPS), |g| {
                         g.plain_load(buffer, ty, pointer, align)
                     }),
                 };
-                Some(Operand { value, lanes: piece.width })
+                Some(LaneOperand { value, lanes: piece.width })
             }
-            Access::Broken { .. } | Access::Irregular(_) => None,
+            LaneAddresses::Broken { .. } | LaneAddresses::Irregular(_) => None,
         }
     }
 
@@ -220,16 +220,16 @@ impl Generator<'_> {
         buffer: BufferId,
         index: &[Index],
         steps: &DotSteps,
-        Piece { n: n_lanes, width, .. }: Piece,
-    ) -> Operand {
+        VectorPiece { n: n_lanes, width, .. }: VectorPiece,
+    ) -> LaneOperand {
         let step = |at: i64| match self.access(buffer, &steps.at(index, at)) {
-            Access::Strided { base, .. } => base,
+            LaneAddresses::Strided { base, .. } => base,
             _ => unreachable!("a step is no lane"),
         };
         let bases: Vec<Index> = (0..steps.n).map(step).collect();
         let ty = self.element_type(buffer).vector(width);
         // Registers hold what comes of them alone.
-        let value = self.cached(buffer, (Access::Irregular(bases.clone()), n_lanes | GROUPS), |g| {
+        let value = self.cached(buffer, (LaneAddresses::Irregular(bases.clone()), n_lanes | GROUPS), |g| {
             let row = |base: &Index| {
                 let (pointer, align) = (g.pointer(buffer, base), g.alignment(buffer, base));
                 match g.lane_mask(n_lanes, width) {
@@ -245,20 +245,20 @@ impl Generator<'_> {
             let places: Vec<_> = (0..width).flat_map(|lane| (0..4).map(move |at| Some(at * width + lane))).collect();
             g.m.bitcast(g.m.shuffle(all, all, &places), Type::I32.vector(width))
         });
-        Operand { value, lanes: width }
+        LaneOperand { value, lanes: width }
     }
 
     /// The steps of a factor, read one by one, then zeros.
-    fn one_by_one(&mut self, buffer: BufferId, index: &[Index], steps: &DotSteps, group: i64) -> Operand {
-        let mut all: Option<Operand> = None;
+    fn one_by_one(&mut self, buffer: BufferId, index: &[Index], steps: &DotSteps, group: i64) -> LaneOperand {
+        let mut all: Option<LaneOperand> = None;
         for at in 0..steps.n {
             let part = self.load(buffer, &steps.at(index, at));
             let ty = Type::I32.vector(part.lanes.max(1));
             let x = self.m.extend(part.value, ty, false);
             let distance = self.m.splat(self.m.int32((32 / group * at) as i32), ty.lanes);
-            let x = self.m.binary(Op::ShiftLeft, x, distance);
-            let value = all.map_or(x, |before| self.m.binary(Op::Or, before.value, x));
-            all = Some(Operand { value, lanes: part.lanes });
+            let x = self.m.binary(SsaOp::ShiftLeft, x, distance);
+            let value = all.map_or(x, |before| self.m.binary(SsaOp::Or, before.value, x));
+            all = Some(LaneOperand { value, lanes: part.lanes });
         }
         all.expect("a loop has an iteration")
     }
@@ -271,12 +271,12 @@ pub struct DotSteps {
     /// How many are read.
     n: i64,
     /// How many a run has of them, where it decides that.
-    given: Option<Given>,
+    given: Option<LeastSteps>,
 }
 
 /// Number of steps of which a run has at least one.
 #[derive(Clone)]
-struct Given {
+struct LeastSteps {
     last: Index,
     /// The bits of the steps in a lane.
     mask: Id,
@@ -321,24 +321,24 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
         [false, true] if mixed == 0 => {
             // Σ a·b = Σ (a − 128)·b + 128·Σ b, of which 128 is −(−128).
             let correction = m.dot4([true, true], zero, turn, b);
-            let sums = m.binary(Op::SubWrapping, sums, correction);
-            m.dot4([true, true], sums, m.binary(Op::Xor, a, turn), b)
+            let sums = m.binary(SsaOp::SubWrapping, sums, correction);
+            m.dot4([true, true], sums, m.binary(SsaOp::Xor, a, turn), b)
         }
         [true, false] if mixed == 0 => {
             let correction = m.dot4([true, true], zero, a, turn);
-            let sums = m.binary(Op::SubWrapping, sums, correction);
-            m.dot4([true, true], sums, a, m.binary(Op::Xor, b, turn))
+            let sums = m.binary(SsaOp::SubWrapping, sums, correction);
+            m.dot4([true, true], sums, a, m.binary(SsaOp::Xor, b, turn))
         }
         [true, true] => {
             let correction = m.dot4([false, true], zero, turn, b);
-            let sums = m.binary(Op::SubWrapping, sums, correction);
-            m.dot4([false, true], sums, m.binary(Op::Xor, a, turn), b)
+            let sums = m.binary(SsaOp::SubWrapping, sums, correction);
+            m.dot4([false, true], sums, m.binary(SsaOp::Xor, a, turn), b)
         }
         _ => {
             // The bits of 128 are those of −128.
             let correction = m.dot4([false, true], zero, a, turn);
-            let sums = m.binary(Op::SubWrapping, sums, correction);
-            m.dot4([false, true], sums, a, m.binary(Op::Xor, b, turn))
+            let sums = m.binary(SsaOp::SubWrapping, sums, correction);
+            m.dot4([false, true], sums, a, m.binary(SsaOp::Xor, b, turn))
         }
     }
 }
@@ -354,12 +354,12 @@ pub fn dot2(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
         return m.dot_of_halves(sums, a, b);
     }
     let numbers = |x: Id| m.bitcast(x, Type::F32.vector(lanes));
-    let upper = |x: Id| numbers(m.binary(Op::And, x, m.splat(m.int32(UPPER_HALVES), lanes)));
-    let lower = |x: Id| numbers(m.binary(Op::ShiftLeft, x, m.splat(m.int32(16), lanes)));
+    let upper = |x: Id| numbers(m.binary(SsaOp::And, x, m.splat(m.int32(UPPER_HALVES), lanes)));
+    let lower = |x: Id| numbers(m.binary(SsaOp::ShiftLeft, x, m.splat(m.int32(16), lanes)));
     // Products of bf16 numbers are exact in f32.
     let add = |sums: Id, a: Id, b: Id| match target.has_fma {
         true => m.fma(a, b, sums),
-        false => m.binary(Op::FAdd, sums, m.binary(Op::FMul, a, b)),
+        false => m.binary(SsaOp::FAdd, sums, m.binary(SsaOp::FMul, a, b)),
     };
     add(add(sums, upper(a), upper(b)), lower(a), lower(b))
 }
@@ -385,9 +385,9 @@ pub fn dot2_of_integers(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2])
         return m.dot2(sums, a, b);
     }
     let sixteen = m.splat(m.int32(16), lanes);
-    let upper = |x: Id| m.binary(Op::ShiftSigned, x, sixteen);
-    let lower = |x: Id| upper(m.binary(Op::ShiftLeft, x, sixteen));
-    let add = |sums: Id, a: Id, b: Id| m.binary(Op::AddWrapping, sums, m.binary(Op::MulWrapping, a, b));
+    let upper = |x: Id| m.binary(SsaOp::ShiftSigned, x, sixteen);
+    let lower = |x: Id| upper(m.binary(SsaOp::ShiftLeft, x, sixteen));
+    let add = |sums: Id, a: Id, b: Id| m.binary(SsaOp::AddWrapping, sums, m.binary(SsaOp::MulWrapping, a, b));
     add(add(sums, lower(a), lower(b)), upper(a), upper(b))
 }
 
@@ -411,8 +411,8 @@ fn by_pairs(m: &Builder, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
     let eight = m.splat(m.integer(Type::I16, 8), short.lanes);
     let parts = |x: Id, is_signed: bool| {
         let x = m.bitcast(x, short);
-        let down = if is_signed { Op::ShiftSigned } else { Op::ShiftUnsigned };
-        let even = m.binary(down.clone(), m.binary(Op::ShiftLeft, x, eight), eight);
+        let down = if is_signed { SsaOp::ShiftSigned } else { SsaOp::ShiftUnsigned };
+        let even = m.binary(down.clone(), m.binary(SsaOp::ShiftLeft, x, eight), eight);
         [even, m.binary(down, x, eight)].map(|part| m.bitcast(part, ty))
     };
     let ([a_even, a_odd], [b_even, b_odd]) = (parts(a, signed[0]), parts(b, signed[1]));
@@ -425,11 +425,11 @@ fn by_bytes(m: &Builder, signed: [bool; 2], sums: Id, factors: [Id; 2]) -> Id {
     let bits = |n: i32| m.splat(m.int32(n), lanes);
     (0..4).fold(sums, |sums, at| {
         let byte = |x: Id, is_signed: bool| {
-            let down = if is_signed { Op::ShiftSigned } else { Op::ShiftUnsigned };
-            m.binary(down, m.binary(Op::ShiftLeft, x, bits(24 - 8 * at)), bits(24))
+            let down = if is_signed { SsaOp::ShiftSigned } else { SsaOp::ShiftUnsigned };
+            m.binary(down, m.binary(SsaOp::ShiftLeft, x, bits(24 - 8 * at)), bits(24))
         };
-        let product = m.binary(Op::MulWrapping, byte(factors[0], signed[0]), byte(factors[1], signed[1]));
-        m.binary(Op::AddWrapping, sums, product)
+        let product = m.binary(SsaOp::MulWrapping, byte(factors[0], signed[0]), byte(factors[1], signed[1]));
+        m.binary(SsaOp::AddWrapping, sums, product)
     })
 }
 
@@ -481,7 +481,7 @@ mod tests {
     }
 
     /// A module as every back end makes it, with the back end's name.
-    fn codes_of(module: Module, target: &Target, lanes: usize) -> Vec<(&'static str, loader::Code)> {
+    fn codes_of(module: Module, target: &Target, lanes: usize) -> Vec<(&'static str, loader::LoadedCode)> {
         assert_eq!(module.verify(), Ok(()), "{module}");
         let (object, _) = llvm::compile(&module, target, Emit::Object).unwrap();
         let mut codes = vec![("LLVM", loader::load(&object, target.arch, &|_| None).unwrap())];
@@ -492,7 +492,7 @@ mod tests {
         codes
     }
 
-    fn run(code: &loader::Code, sums: &[i32], a: &[u8], b: &[u8]) -> Vec<i32> {
+    fn run(code: &loader::LoadedCode, sums: &[i32], a: &[u8], b: &[u8]) -> Vec<i32> {
         let mut sums = sums.to_vec();
         // SAFETY: the function has this type, and reads and writes as many bytes as the slices have.
         unsafe {
@@ -671,7 +671,7 @@ mod tests {
         }
     }
 
-    fn run_pairs(code: &loader::Code, sums: &[u32], a: &[u16], b: &[u16]) -> Vec<f32> {
+    fn run_pairs(code: &loader::LoadedCode, sums: &[u32], a: &[u16], b: &[u16]) -> Vec<f32> {
         let [a, b] = [a, b].map(|x| x.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
         let sums: Vec<i32> = sums.iter().map(|x| x.cast_signed()).collect();
         run(code, &sums, &a, &b).into_iter().map(|x| f32::from_bits(x.cast_unsigned())).collect()

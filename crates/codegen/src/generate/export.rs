@@ -8,10 +8,10 @@ use tilewright_ir::{OpenSize, Part, Stmt};
 
 use super::{Generator, cpu, entry_parameters, plan};
 use crate::export::{ALIGN, BAD_POINTER, BAD_SIZE, CPU_UNSUPPORTED, OK, function_name, supported_name};
-use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, Op, Type};
+use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, SsaOp, Type};
 
 /// Checks that the exported functions share.
-pub(super) struct Guard<'p> {
+pub(super) struct ExportChecks<'p> {
     pub prefix: &'p str,
     /// Linkage of the functions.
     pub linkage: Linkage,
@@ -23,7 +23,7 @@ pub(super) struct Guard<'p> {
 
 /// A function that a part becomes, being written.
 #[derive(Clone, Copy)]
-pub(super) struct Entry {
+pub(super) struct ExportedFunction {
     pub function: FunctionId,
     /// Stack memory for a runtime structure of its own, where a parallel loop needs one.
     runtime: Option<Id>,
@@ -34,8 +34,8 @@ const SUPPORTED: i32 = 1;
 
 impl<'p> Generator<'p> {
     /// Writes what the exported functions use, and the one that says whether the CPU will do.
-    pub(super) fn guard(&mut self, prefix: &'p str, linkage: Linkage) -> Guard<'p> {
-        let guard = Guard { prefix, linkage, cpu: self.cpu_function(), in_order: self.in_order_function() };
+    pub(super) fn guard(&mut self, prefix: &'p str, linkage: Linkage) -> ExportChecks<'p> {
+        let guard = ExportChecks { prefix, linkage, cpu: self.cpu_function(), in_order: self.in_order_function() };
         self.begin(&supported_name(prefix), linkage, Some(Type::I32), &[]);
         let is_supported = self.is_supported(&guard);
         self.m.ret_value(self.m.select(is_supported, self.m.int32(1), self.m.int32(0)));
@@ -57,7 +57,7 @@ impl<'p> Generator<'p> {
         function
     }
 
-    fn is_supported(&self, guard: &Guard) -> Id {
+    fn is_supported(&self, guard: &ExportChecks) -> Id {
         let answer = self.m.call(guard.cpu, &[]).expect("it answers");
         self.m.compare(Compare::Equal, answer, self.m.int32(SUPPORTED))
     }
@@ -77,7 +77,7 @@ impl<'p> Generator<'p> {
         self.m.ret_value(before);
         self.m.go_to(function, ask);
         let constraints = "={ax},~{bx},~{cx},~{dx},~{dirflag},~{fpsr},~{flags}";
-        let found = self.m.assembly(Assembly { text, constraints }, &[], Type::I32);
+        let found = self.m.assembly(Assembly { text, constraints: constraints.into() }, &[], Type::I32);
         self.m.store(found, answer, 4);
         self.m.ret_value(found);
         function
@@ -105,7 +105,7 @@ impl<'p> Generator<'p> {
     }
 
     /// Begins the function that a part becomes, and returns from it where the CPU will not do.
-    pub(super) fn guarded_entry(&mut self, guard: &Guard, part: Part) -> Entry {
+    pub(super) fn guarded_entry(&mut self, guard: &ExportChecks, part: Part) -> ExportedFunction {
         let name = function_name(guard.prefix, part);
         let n = entry_parameters(&plan::used_sizes(self.program, part));
         let function = self.begin(&name, guard.linkage, Some(Type::I32), &vec![Type::POINTER; n]);
@@ -113,15 +113,15 @@ impl<'p> Generator<'p> {
         let runtime = is_parallel.then(|| self.m.stack(16, 8));
         let is_supported = self.is_supported(guard);
         self.leave_unless(function, is_supported, CPU_UNSUPPORTED);
-        Entry { function, runtime }
+        ExportedFunction { function, runtime }
     }
 
     /// Returns from an exported function where a buffer that it uses, or the scratch memory, is null or not
     /// aligned to the bytes beside it; gives the runtime, where there is none that of this thread alone.
     pub(super) fn check_pointers(
         &mut self,
-        guard: &Guard,
-        entry: Entry,
+        guard: &ExportChecks,
+        entry: ExportedFunction,
         buffers: &[(Id, u64)],
         scratch: Id,
         runtime: Id,
@@ -136,12 +136,12 @@ impl<'p> Generator<'p> {
                 bits.push((align, self.m.int(0)));
                 bits.len() - 1
             });
-            bits[at].1 = self.m.binary(Op::Or, bits[at].1, self.m.address(pointer));
-            is_bad = self.m.binary(Op::Or, is_bad, self.m.compare(Compare::Equal, pointer, null));
+            bits[at].1 = self.m.binary(SsaOp::Or, bits[at].1, self.m.address(pointer));
+            is_bad = self.m.binary(SsaOp::Or, is_bad, self.m.compare(Compare::Equal, pointer, null));
         }
         for (align, bits) in bits {
-            let low = self.m.binary(Op::And, bits, self.m.int(align as i64 - 1));
-            is_bad = self.m.binary(Op::Or, is_bad, self.m.compare(Compare::NotEqual, low, self.m.int(0)));
+            let low = self.m.binary(SsaOp::And, bits, self.m.int(align as i64 - 1));
+            is_bad = self.m.binary(SsaOp::Or, is_bad, self.m.compare(Compare::NotEqual, low, self.m.int(0)));
         }
         let is_good = self.m.not(is_bad);
         self.leave_unless(entry.function, is_good, BAD_POINTER);
@@ -155,16 +155,16 @@ impl<'p> Generator<'p> {
 
     /// Returns from an exported function where a size is none of its values, given how much each exceeds its
     /// least.
-    pub(super) fn check_sizes(&mut self, entry: Entry, sizes: &[(&OpenSize, Id)]) {
+    pub(super) fn check_sizes(&mut self, entry: ExportedFunction, sizes: &[(&OpenSize, Id)]) {
         let mut is_good = self.m.bool(true);
         for (size, above) in sizes {
             let most = self.m.int(size.most() - size.least);
             let in_range =
                 [(self.m.int(0), *above), (*above, most)].map(|(a, b)| self.m.compare(Compare::Greater, a, b));
-            let rest = self.m.binary(Op::UnsignedRem, *above, self.m.int(size.step));
+            let rest = self.m.binary(SsaOp::UnsignedRem, *above, self.m.int(size.step));
             let is_between = self.m.compare(Compare::NotEqual, rest, self.m.int(0));
             for is_bad in in_range.into_iter().chain([is_between]) {
-                is_good = self.m.binary(Op::And, is_good, self.m.not(is_bad));
+                is_good = self.m.binary(SsaOp::And, is_good, self.m.not(is_bad));
             }
         }
         self.leave_unless(entry.function, is_good, BAD_SIZE);
@@ -180,7 +180,7 @@ impl<'p> Generator<'p> {
     }
 
     /// Returns from the function that a part becomes.
-    pub(super) fn leave_entry(&mut self, guard: Option<&Guard>) {
+    pub(super) fn leave_entry(&mut self, guard: Option<&ExportChecks>) {
         match guard {
             Some(_) => self.m.ret_value(self.m.int32(OK)),
             None => self.m.ret(),

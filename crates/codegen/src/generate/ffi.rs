@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 
 use tilewright_ir::{BufferId, Part};
 
-use super::export::Guard;
+use super::export::ExportChecks;
 use super::{Generator, plan};
 use crate::export::{ALIGN, OK, dlpack, ffi_name, function_name};
-use crate::ssa::{Compare, FunctionId, Id, Linkage, Op, Type};
+use crate::ssa::{Compare, FunctionId, Id, Linkage, SsaOp, Type};
 
 /// Types of TVM-FFI's values that are tensors: an address of one, and an object with one behind its header.
 const TENSOR_POINTER: i32 = 7;
@@ -36,14 +36,14 @@ mod field {
 }
 
 /// Argument of the functions: a buffer, or the scratch memory.
-struct Argument {
+struct FfiArgument {
     buffer: Option<BufferId>,
     /// The function that checks it and gives its address, or null with an error.
     address: FunctionId,
 }
 
 /// Expected tensor.
-struct Wanted<'n> {
+struct ExpectedTensor<'n> {
     /// Words that begin messages about it.
     what: &'n str,
     dtype: tilewright_ir::DType,
@@ -52,7 +52,7 @@ struct Wanted<'n> {
 
 impl Generator<'_> {
     /// Writes the functions for the parts that have something to do; `parts` are those to call.
-    pub(super) fn ffi_functions(&mut self, guard: &Guard, parts: &[(Part, FunctionId)]) {
+    pub(super) fn ffi_functions(&mut self, guard: &ExportChecks, parts: &[(Part, FunctionId)]) {
         let refuse = self.refuse_function();
         let prefix = guard.prefix;
         let buffers: Vec<BufferId> = self.program.arguments().chain(self.program.kept()).map(|(id, _)| id).collect();
@@ -60,16 +60,16 @@ impl Generator<'_> {
         for id in buffers {
             let b = self.program.buffer(id);
             let what = format!("{prefix}: argument {}, `{}`,", arguments.len(), b.name);
-            let wanted = Wanted { what: &what, dtype: b.dtype, shape: &b.shape };
+            let wanted = ExpectedTensor { what: &what, dtype: b.dtype, shape: &b.shape };
             let address = self.address_function(arguments.len(), &wanted, refuse);
-            arguments.push(Argument { buffer: Some(id), address });
+            arguments.push(FfiArgument { buffer: Some(id), address });
         }
         let scratch_bytes = self.plan.scratch.bytes(1) as i64;
         if scratch_bytes > 0 {
             let what = format!("{prefix}: argument {}, the scratch memory,", arguments.len());
-            let wanted = Wanted { what: &what, dtype: tilewright_ir::DType::U8, shape: &[scratch_bytes] };
+            let wanted = ExpectedTensor { what: &what, dtype: tilewright_ir::DType::U8, shape: &[scratch_bytes] };
             let address = self.address_function(arguments.len(), &wanted, refuse);
-            arguments.push(Argument { buffer: None, address });
+            arguments.push(FfiArgument { buffer: None, address });
         }
         for &(part, function) in parts {
             if !self.program.part(part).is_empty() {
@@ -113,15 +113,15 @@ impl Generator<'_> {
     fn are(&self, address: Id, expected: impl Iterator<Item = (usize, i64)>) -> Id {
         expected.fold(self.m.bool(true), |all, (at, n)| {
             let found = self.m.load(Type::I64, self.byte_at(address, 8 * at as i64), 8, false);
-            self.m.binary(Op::And, all, self.m.compare(Compare::Equal, found, self.m.int(n)))
+            self.m.binary(SsaOp::And, all, self.m.compare(Compare::Equal, found, self.m.int(n)))
         })
     }
 
     /// Writes the function that gives the address of an argument, or null, with an error, where it is another
     /// one than is wanted.
-    fn address_function(&mut self, at: usize, wanted: &Wanted, refuse: FunctionId) -> FunctionId {
+    fn address_function(&mut self, at: usize, wanted: &ExpectedTensor, refuse: FunctionId) -> FunctionId {
         let ptr = Type::POINTER;
-        let Wanted { what, dtype, shape } = *wanted;
+        let ExpectedTensor { what, dtype, shape } = *wanted;
         let function = self.begin(&format!("tilewright_argument_{at}"), Linkage::Internal, Some(ptr), &[ptr]);
         let (value, null) = (self.m.parameter(0), self.m.zero(ptr));
         let check = |me: &mut Self, holds: Id, kind: &str, reason: &str| {
@@ -131,9 +131,9 @@ impl Generator<'_> {
         let pointer = self.m.load(ptr, self.byte_at(value, VALUE_POINTER), 8, false);
         let is = |me: &Self, x: Id, n: i32| me.m.compare(Compare::Equal, x, me.m.int32(n));
         let is_object = is(self, ty, TENSOR_OBJECT);
-        let is_tensor = self.m.binary(Op::Or, is_object, is(self, ty, TENSOR_POINTER));
+        let is_tensor = self.m.binary(SsaOp::Or, is_object, is(self, ty, TENSOR_POINTER));
         let is_there = self.m.compare(Compare::NotEqual, pointer, null);
-        check(self, self.m.binary(Op::And, is_tensor, is_there), "TypeError", "takes a tensor");
+        check(self, self.m.binary(SsaOp::And, is_tensor, is_there), "TypeError", "takes a tensor");
         let tensor = self.m.select(is_object, self.byte_at(pointer, OBJECT_BYTES), pointer);
 
         let (code, bits) = dlpack(dtype);
@@ -150,7 +150,7 @@ impl Generator<'_> {
 
         let device = self.m.load(Type::I32, self.byte_at(tensor, field::DEVICE), 8, false);
         let is_host =
-            HOSTS.iter().fold(self.m.bool(false), |any, &host| self.m.binary(Op::Or, any, is(self, device, host)));
+            HOSTS.iter().fold(self.m.bool(false), |any, &host| self.m.binary(SsaOp::Or, any, is(self, device, host)));
         check(self, is_host, "ValueError", "takes the host's memory");
 
         let strides = self.m.load(ptr, self.byte_at(tensor, field::STRIDES), 8, false);
@@ -167,10 +167,10 @@ impl Generator<'_> {
         let data = self.m.load(ptr, self.byte_at(tensor, field::DATA), 8, false);
         let offset = self.m.load(Type::I64, self.byte_at(tensor, field::BYTE_OFFSET), 8, false);
         let address = self.m.element(Type::I8, data, offset);
-        let low = self.m.binary(Op::And, self.m.address(address), self.m.int(ALIGN as i64 - 1));
+        let low = self.m.binary(SsaOp::And, self.m.address(address), self.m.int(ALIGN as i64 - 1));
         let is_aligned = self.m.compare(Compare::Equal, low, self.m.int(0));
         let is_there = self.m.compare(Compare::NotEqual, data, null);
-        let is_good = self.m.binary(Op::And, is_aligned, is_there);
+        let is_good = self.m.binary(SsaOp::And, is_aligned, is_there);
         check(self, is_good, "ValueError", &format!("takes memory at a multiple of {ALIGN} bytes (make a copy)"));
         self.m.ret_value(address);
         function
@@ -179,10 +179,10 @@ impl Generator<'_> {
     /// Writes the function that calls a part.
     fn ffi_function(
         &mut self,
-        guard: &Guard,
+        guard: &ExportChecks,
         part: Part,
         called: FunctionId,
-        arguments: &[Argument],
+        arguments: &[FfiArgument],
         refuse: FunctionId,
     ) {
         let ptr = Type::POINTER;

@@ -1,22 +1,22 @@
 //! Kernels of a GPU: each a function that every thread runs, with the coordinates of its block and its own.
 
 pub mod bulk;
-pub mod copier;
 mod copy;
 mod exchange;
+pub mod producer_warp;
 pub mod store;
 pub mod tensor;
 pub mod warpgroup;
 
-use tilewright_ir::gpu::bulk::Map;
+use tilewright_ir::gpu::bulk::TensorMap;
 use tilewright_ir::gpu::warpgroup::{Groups, SWIZZLED_BYTES};
-use tilewright_ir::gpu::{self, Abi, Access, GpuProgram, Kernel, SHARED_ALIGN, cluster};
+use tilewright_ir::gpu::{self, Abi, BufferUse, GpuKernel, GpuProgram, SHARED_ALIGN, cluster};
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index, Scope};
 
-use super::plan::{self, Plan};
+use super::plan::{self, MemoryPlan};
 use super::unit::Units;
-use super::{Generator, Options, Storage};
+use super::{GenerateOptions, Generator, Storage};
 use crate::CompileError;
 use crate::ssa::{Coordinate, Id, Linkage, Module, Type};
 use store::Stores;
@@ -28,9 +28,9 @@ use store::Stores;
 pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileError> {
     let program = &gpu.program;
     let plans = gpu.kernels().map(|kernel| plan::kernel(program, &kernel.body, target));
-    let plans: Vec<Plan> = plans.collect::<Result<_, _>>()?;
-    let (units, nothing) = (Units::default(), Plan::default());
-    let mut g = Generator::new(program, target, &nothing, &units, Options::default());
+    let plans: Vec<MemoryPlan> = plans.collect::<Result<_, _>>()?;
+    let (units, nothing) = (Units::default(), MemoryPlan::default());
+    let mut g = Generator::new(program, target, &nothing, &units, GenerateOptions::default());
     for (kernel, plan) in gpu.kernels().zip(&plans) {
         g.plan = plan;
         g.kernel(gpu, kernel)?;
@@ -43,8 +43,8 @@ pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileErro
 }
 
 impl Generator<'_> {
-    fn kernel(&mut self, gpu: &GpuProgram, kernel: &Kernel) -> Result<(), CompileError> {
-        let Abi { buffers, maps, block, has_copier, shared_rings, shared_bytes, .. } =
+    fn kernel(&mut self, gpu: &GpuProgram, kernel: &GpuKernel) -> Result<(), CompileError> {
+        let Abi { buffers, maps, block, has_producer_warp, shared_rings, shared_bytes, .. } =
             Abi::of(gpu, kernel, self.target);
         let mut types = vec![Type::GLOBAL; buffers.len()];
         let n_buffers = types.len();
@@ -53,14 +53,14 @@ impl Generator<'_> {
         self.m.kernel(function, block, if shared_rings.is_empty() { 1 } else { cluster::BLOCKS });
         self.enter_function(function, Linkage::Exported);
         (0..maps.len()).for_each(|at| self.m.map_parameter(n_buffers + at));
-        let maps: Vec<(Map, Id)> =
+        let maps: Vec<(TensorMap, Id)> =
             maps.into_iter().enumerate().map(|(at, map)| (map, self.m.parameter(n_buffers + at))).collect();
         // Nothing in it is worth a call.
         self.f.is_unit = true;
         self.filled = plan::written_buffers(&kernel.body);
         for (at, (buffer, access)) in buffers.into_iter().enumerate() {
             // What threads tell each other through memory is not one thread's alone.
-            if access == Access::ReadWrite {
+            if access == BufferUse::ReadWrite {
                 self.f.storage.insert(buffer, Storage::Pointer(self.m.parameter(at)));
             } else {
                 self.buffer_parameter(at, buffer);
@@ -89,12 +89,12 @@ impl Generator<'_> {
         if let (Some(barriers), false) = (barriers, maps.is_empty()) {
             let is_copied = |b: &BufferId| self.program.buffer(*b).scope == Scope::Async;
             self.f.has_copies = kernel.shared.iter().any(is_copied);
-            let n_readers = has_copier.then(|| kernel.block()[2]);
-            self.begin_boxes(kernel, maps, (barriers, kernel.n_places(gpu) as i32), n_readers, shared_rings);
+            let n_readers = has_producer_warp.then(|| kernel.block()[2]);
+            self.begin_boxes(kernel, maps, barriers, kernel.n_places(gpu) as i32, n_readers, shared_rings);
         }
-        if has_copier {
+        if has_producer_warp {
             self.f.stores = boxes.map(Stores::new);
-            self.fed_kernel(kernel)?
+            self.warp_specialized_kernel(kernel)?
         } else {
             self.block(&kernel.body)?
         }
@@ -107,7 +107,7 @@ impl Generator<'_> {
     fn shared_memory(
         &mut self,
         gpu: &GpuProgram,
-        kernel: &Kernel,
+        kernel: &GpuKernel,
         all_bytes: u64,
     ) -> Result<[Option<Id>; 2], CompileError> {
         let mut end = 0u64;

@@ -9,11 +9,11 @@ use tilewright_ir::dot::is_factor;
 use tilewright_ir::{BufferId, DType, Expr, Index, Stmt};
 
 use super::Generator;
-use super::memory::Access;
-use super::plan::{self, Piece};
-use super::value::Operand;
+use super::memory::LaneAddresses;
+use super::plan::{self, VectorPiece};
+use super::value::LaneOperand;
 use crate::CompileError;
-use crate::ssa::{Id, Op, Type};
+use crate::ssa::{Id, SsaOp, Type};
 
 /// A number of rows with an odd factor from here on is transposed as the next power of two, the rest masked
 /// off.
@@ -38,7 +38,7 @@ impl Generator<'_> {
         if !is_computed_so && !is_moved {
             return Ok(0);
         }
-        let Access::Strided { base, stride } = self.access(*buffer, index) else {
+        let LaneAddresses::Strided { base, stride } = self.access(*buffer, index) else {
             return Ok(0);
         };
         let n = stride as usize;
@@ -88,14 +88,14 @@ impl Generator<'_> {
     }
 
     /// Stores rows of bf16 numbers, two of which are rows of 32-bit words.
-    fn store_pairs(&mut self, buffer: BufferId, group: &Group, block: &[Stmt], piece: Piece) {
+    fn store_pairs(&mut self, buffer: BufferId, group: &StoreGroup, block: &[Stmt], piece: VectorPiece) {
         let mut halves = vec![None; block.len()];
         for (stmt, offset) in block.iter().zip(&group.offsets) {
             let Stmt::Store { value, .. } = stmt else { continue };
             let word = match self.is_move(value, DType::Bf16) {
                 true => {
                     let x = self.eval(value, DType::Bf16);
-                    Operand { value: self.m.extend(x.value, Type::I32.vector(x.lanes.max(1)), false), ..x }
+                    LaneOperand { value: self.m.extend(x.value, Type::I32.vector(x.lanes.max(1)), false), ..x }
                 }
                 false => {
                     let x = self.eval(value, DType::F32);
@@ -103,14 +103,14 @@ impl Generator<'_> {
                         true => self.m.extend(self.m.nearest_bf16(x.value), Type::I32.vector(x.lanes), false),
                         false => self.bits_of_bf16(x.value),
                     };
-                    Operand { value: bits, ..x }
+                    LaneOperand { value: bits, ..x }
                 }
             };
             halves[*offset] = Some(self.widen(word, piece.width));
         }
         let halves: Vec<Id> = halves.into_iter().map(|v| v.expect("the offsets cover the group")).collect();
         let up = self.m.splat(self.m.int32(16), piece.width);
-        let pair = |pair: &[Id]| self.m.binary(Op::Or, pair[0], self.m.binary(Op::ShiftLeft, pair[1], up));
+        let pair = |pair: &[Id]| self.m.binary(SsaOp::Or, pair[0], self.m.binary(SsaOp::ShiftLeft, pair[1], up));
         let words: Vec<Id> = halves.chunks(2).map(pair).collect();
         self.f.seen.loads.remove(&buffer);
         let mut left = words.len() * piece.n;
@@ -125,7 +125,7 @@ impl Generator<'_> {
     }
 
     /// Stores the first `n` of the rows, one lane of all rows after the other.
-    fn store_groups(&mut self, buffer: BufferId, start: &Index, rows: &[Id], n: usize, piece: Piece) {
+    fn store_groups(&mut self, buffer: BufferId, start: &Index, rows: &[Id], n: usize, piece: VectorPiece) {
         let (group, width) = (rows.len(), piece.width);
         let all = self.interleave(rows, width);
         for lane in 0..piece.n {
@@ -147,11 +147,11 @@ impl Generator<'_> {
     }
 
     /// Checks that the statements are stores of one group and finds its start.
-    fn group(&self, buffer: BufferId, base: &Index, stride: i64, block: &[Stmt]) -> Option<Group> {
+    fn group(&self, buffer: BufferId, base: &Index, stride: i64, block: &[Stmt]) -> Option<StoreGroup> {
         let mut relative = Vec::new();
         for stmt in block {
             let Stmt::Store { buffer: b, index, value } = stmt else { return None };
-            let Access::Strided { base: at, stride: s } = self.access(buffer, index) else { return None };
+            let LaneAddresses::Strided { base: at, stride: s } = self.access(buffer, index) else { return None };
             let mut reads_itself = false;
             value.for_each_load(&mut |b, _| reads_itself |= b == buffer);
             if *b != buffer || s != stride || reads_itself {
@@ -162,7 +162,7 @@ impl Generator<'_> {
         let least = *relative.iter().min()?;
         let distinct: BTreeSet<i64> = relative.iter().copied().collect();
         let complete = distinct.len() as i64 == stride && distinct.last() == Some(&(least + stride - 1));
-        complete.then(|| Group {
+        complete.then(|| StoreGroup {
             start: base.offset(least),
             offsets: relative.iter().map(|r| (r - least) as usize).collect(),
         })
@@ -194,7 +194,7 @@ impl Generator<'_> {
 }
 
 /// Stores that fill a range of a buffer together.
-struct Group {
+struct StoreGroup {
     /// The first element of the range.
     start: Index,
     /// Position of each store's first lane from the start.

@@ -12,10 +12,10 @@ use tilewright_ir::DType;
 use tilewright_ir::expr::UnaryOp;
 
 use super::Generator;
-use crate::ssa::{Id, Op, Rounding, Type};
+use crate::ssa::{Id, RoundingDirection, SsaOp, Type};
 
 /// Constants of an element type.
-struct Format {
+struct FloatFormat {
     /// Bits of the significand after the point.
     fraction_bits: u32,
     exponent_bias: i64,
@@ -45,7 +45,7 @@ struct Format {
 /// Up to here the error function is computed relative to its argument, beyond it relative to 1.
 const ERF_LOW: f64 = 1.1;
 
-const SINGLE: Format = Format {
+const SINGLE: FloatFormat = FloatFormat {
     fraction_bits: 23,
     exponent_bias: 127,
     exp_infinite: 89.0,
@@ -82,7 +82,7 @@ const SINGLE: Format = Format {
     erf_one: 4.0,
 };
 
-const DOUBLE: Format = Format {
+const DOUBLE: FloatFormat = FloatFormat {
     fraction_bits: 52,
     exponent_bias: 1023,
     exp_infinite: 710.0,
@@ -159,7 +159,7 @@ const DOUBLE: Format = Format {
 /// Vectors of one type, with the constants for their elements.
 struct Math<'g, 'p> {
     g: &'g Generator<'p>,
-    format: &'static Format,
+    format: &'static FloatFormat,
     ty: Type,
     int: Type,
     n: usize,
@@ -194,11 +194,11 @@ impl Generator<'_> {
         }
         if self.has_rounding() {
             let how = match op {
-                UnaryOp::Floor => Rounding::Down,
-                UnaryOp::Ceil => Rounding::Up,
-                _ => Rounding::Nearest,
+                UnaryOp::Floor => RoundingDirection::Down,
+                UnaryOp::Ceil => RoundingDirection::Up,
+                _ => RoundingDirection::Nearest,
             };
-            return Some(self.m.unary(Op::Round(how), x));
+            return Some(self.m.unary(SsaOp::Round(how), x));
         }
         let n = n.max(1);
         let (format, int) = if dtype == DType::F32 { (&SINGLE, Type::I32) } else { (&DOUBLE, Type::I64) };
@@ -225,19 +225,19 @@ impl Math<'_, '_> {
     }
 
     fn add(&self, a: Id, b: Id) -> Id {
-        self.g.m.binary(Op::FAdd, a, b)
+        self.g.m.binary(SsaOp::FAdd, a, b)
     }
 
     fn sub(&self, a: Id, b: Id) -> Id {
-        self.g.m.binary(Op::FSub, a, b)
+        self.g.m.binary(SsaOp::FSub, a, b)
     }
 
     fn mul(&self, a: Id, b: Id) -> Id {
-        self.g.m.binary(Op::FMul, a, b)
+        self.g.m.binary(SsaOp::FMul, a, b)
     }
 
     fn div(&self, a: Id, b: Id) -> Id {
-        self.g.m.binary(Op::FDiv, a, b)
+        self.g.m.binary(SsaOp::FDiv, a, b)
     }
 
     /// `a · b + c`, rounded once where the machine can.
@@ -251,11 +251,11 @@ impl Math<'_, '_> {
     }
 
     fn abs(&self, x: Id) -> Id {
-        self.g.m.unary(Op::FAbs, x)
+        self.g.m.unary(SsaOp::FAbs, x)
     }
 
     fn with_sign_of(&self, x: Id, sign: Id) -> Id {
-        self.g.m.binary(Op::CopySign, x, sign)
+        self.g.m.binary(SsaOp::CopySign, x, sign)
     }
 
     /// The first where `a < b`, else the second, which also a number that is none gives.
@@ -283,7 +283,7 @@ impl Math<'_, '_> {
         let magic = 1.5 * (self.format.fraction_bits as f64).exp2() + self.format.exponent_bias as f64;
         let biased = self.g.m.bitcast(self.add(n, self.real(magic)), self.int);
         let shift = self.integer(i64::from(self.format.fraction_bits));
-        self.g.m.bitcast(self.g.m.binary(Op::ShiftLeft, biased, shift), self.ty)
+        self.g.m.bitcast(self.g.m.binary(SsaOp::ShiftLeft, biased, shift), self.ty)
     }
 
     /// An integer `n` and `p` with eˣ = 2ⁿ·(1 + p), for `x` whose exponential is finite.
@@ -341,25 +341,25 @@ impl Math<'_, '_> {
             23 => i64::from(std::f32::consts::FRAC_1_SQRT_2.to_bits()),
             _ => std::f64::consts::FRAC_1_SQRT_2.to_bits() as i64,
         };
-        let bits = m.binary(Op::AddWrapping, m.bitcast(scaled, self.int), self.integer(one_bits - root_bits));
-        let biased = m.binary(Op::ShiftUnsigned, bits, self.integer(i64::from(fraction_bits)));
+        let bits = m.binary(SsaOp::AddWrapping, m.bitcast(scaled, self.int), self.integer(one_bits - root_bits));
+        let biased = m.binary(SsaOp::ShiftUnsigned, bits, self.integer(i64::from(fraction_bits)));
         // The exponent as a real: written into the last places of 2 to the number of fraction bits.
         let magic = (fraction_bits as f64).exp2();
         let magic_bits = (bias + i64::from(fraction_bits)) << fraction_bits;
-        let biased = m.bitcast(m.binary(Op::Or, biased, self.integer(magic_bits)), self.ty);
+        let biased = m.bitcast(m.binary(SsaOp::Or, biased, self.integer(magic_bits)), self.ty);
         let offset = m.select(
             is_small,
             self.real(magic + (bias + i64::from(fraction_bits)) as f64),
             self.real(magic + bias as f64),
         );
         let e = self.sub(biased, offset);
-        let fraction = m.binary(Op::And, bits, self.integer((1 << fraction_bits) - 1));
-        let significand = m.bitcast(m.binary(Op::AddWrapping, fraction, self.integer(root_bits)), self.ty);
+        let fraction = m.binary(SsaOp::And, bits, self.integer((1 << fraction_bits) - 1));
+        let significand = m.bitcast(m.binary(SsaOp::AddWrapping, fraction, self.integer(root_bits)), self.ty);
         let mut f = self.sub(significand, self.real(1.0));
         if let Some(lost) = lost {
             // Of larger arguments nothing is lost that would count.
             let most = self.real(f64::from(2 * fraction_bits));
-            let inverse = self.power_of_two(self.g.m.unary(Op::FNeg, self.where_less(e, most, e, most)));
+            let inverse = self.power_of_two(self.g.m.unary(SsaOp::FNeg, self.where_less(e, most, e, most)));
             f = self.mul_add(lost, inverse, f);
         }
         let s = self.div(f, self.add(f, self.real(2.0)));
@@ -393,10 +393,10 @@ impl Math<'_, '_> {
         let a = self.abs(x);
         let low = self.mul_add(x, self.polynomial(self.format.erf_low, self.mul(x, x)), x);
         let last = self.real(self.format.erf_one);
-        let u = self.sub(self.g.m.binary(Op::FMin, last, a), self.real(self.format.erf_center));
+        let u = self.sub(self.g.m.binary(SsaOp::FMin, last, a), self.real(self.format.erf_center));
         let root = self.polynomial(self.format.erf_high, u);
         let square = self.mul(root, root);
-        let high = self.mul_add(self.g.m.unary(Op::FNeg, square), square, self.real(1.0));
+        let high = self.mul_add(self.g.m.unary(SsaOp::FNeg, square), square, self.real(1.0));
         self.where_less(a, self.real(ERF_LOW), low, self.with_sign_of(high, x))
     }
 }

@@ -4,9 +4,9 @@
 use tilewright_ir::expr::Subscript;
 use tilewright_ir::{Atom, BufferId, DType, Index, LoopId};
 
-use super::operand::Operand;
-use super::plan::{self, Chunk, Piece};
-use super::{ARGUMENT_ALIGN, Generator, Lanes, Storage};
+use super::operand::LaneOperand;
+use super::plan::{self, Chunk, VectorPiece};
+use super::{ARGUMENT_ALIGN, Generator, Storage, WrittenLanes};
 use crate::ssa::{Id, Type};
 
 /// Bytes of the parts of a row that are swizzled where warpgroups multiply.
@@ -14,7 +14,7 @@ pub const PART_BYTES: i64 = 16;
 
 /// Places of a vector's lanes in a buffer.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub enum Access {
+pub enum LaneAddresses {
     /// All lanes in one place.
     Uniform(Index),
     /// Lane `i` at `base + stride·i`.
@@ -26,34 +26,34 @@ pub enum Access {
     Irregular(Vec<Index>),
 }
 
-impl Access {
+impl LaneAddresses {
     /// The access shifted by `n` elements.
-    fn offset(self, n: i64) -> Access {
+    fn offset(self, n: i64) -> LaneAddresses {
         match self {
-            Access::Uniform(flat) => Access::Uniform(flat.offset(n)),
-            Access::Strided { base, stride } => Access::Strided { base: base.offset(n), stride },
-            Access::Broken { base, stride, at, then, all } => {
+            LaneAddresses::Uniform(flat) => LaneAddresses::Uniform(flat.offset(n)),
+            LaneAddresses::Strided { base, stride } => LaneAddresses::Strided { base: base.offset(n), stride },
+            LaneAddresses::Broken { base, stride, at, then, all } => {
                 let (then, all) = (Box::new(then.offset(n)), all.iter().map(|flat| flat.offset(n)).collect());
-                Access::Broken { base: base.offset(n), stride, at, then, all }
+                LaneAddresses::Broken { base: base.offset(n), stride, at, then, all }
             }
-            Access::Irregular(all) => Access::Irregular(all.iter().map(|flat| flat.offset(n)).collect()),
+            LaneAddresses::Irregular(all) => LaneAddresses::Irregular(all.iter().map(|flat| flat.offset(n)).collect()),
         }
     }
 }
 
 impl Generator<'_> {
     /// Places of an access's lanes.
-    pub(super) fn access(&self, buffer: BufferId, index: &[Index]) -> Access {
+    pub(super) fn access(&self, buffer: BufferId, index: &[Index]) -> LaneAddresses {
         let flat = self.flat(buffer, index);
         let Some(lanes) = self.f.lanes.filter(|l| flat.uses(l.var)) else {
-            return Access::Uniform(flat);
+            return LaneAddresses::Uniform(flat);
         };
-        let Piece { first, n, .. } = lanes.piece;
+        let VectorPiece { first, n, .. } = lanes.piece;
         let var = Index::from(lanes.var);
         let stride = flat.coefficient(lanes.var);
         let rest = flat.sub(&var.scale(stride));
         if !rest.uses(lanes.var) {
-            return Access::Strided { base: rest.offset(stride * first), stride };
+            return LaneAddresses::Strided { base: rest.offset(stride * first), stride };
         }
         let position = |lane: i64| self.f.ranges.simplify(&flat.substitute(lanes.var, &Index::from(first + lane)));
         let all: Vec<Index> = (0..n as i64).map(position).collect();
@@ -62,11 +62,17 @@ impl Generator<'_> {
         if let Some(stride) = steps[0] {
             let before = 1 + steps.iter().take_while(|s| **s == Some(stride)).count();
             if before == n {
-                return Access::Strided { base: all[0].clone(), stride };
+                return LaneAddresses::Strided { base: all[0].clone(), stride };
             }
             if steps[before..].iter().all(|s| *s == Some(stride)) {
                 let then = all[n - 1].offset(-stride * last).into();
-                return Access::Broken { base: all[0].clone(), stride, at: Index::from(before as i64), then, all };
+                return LaneAddresses::Broken {
+                    base: all[0].clone(),
+                    stride,
+                    at: Index::from(before as i64),
+                    then,
+                    all,
+                };
             }
         }
         let mut row = None;
@@ -75,9 +81,15 @@ impl Generator<'_> {
             Some((stride, (x, d))) if d >= n as i64 => {
                 let x = x.substitute(lanes.var, &Index::from(first));
                 let at = self.f.ranges.simplify(&Index::from(d).sub(&x.modulo(d)));
-                Access::Broken { base: all[0].clone(), stride, at, then: all[n - 1].offset(-stride * last).into(), all }
+                LaneAddresses::Broken {
+                    base: all[0].clone(),
+                    stride,
+                    at,
+                    then: all[n - 1].offset(-stride * last).into(),
+                    all,
+                }
             }
-            _ => Access::Irregular(all),
+            _ => LaneAddresses::Irregular(all),
         }
     }
 
@@ -97,36 +109,36 @@ impl Generator<'_> {
     }
 
     /// Reads the element of each lane.
-    pub(super) fn load(&mut self, buffer: BufferId, index: &[Index]) -> Operand {
+    pub(super) fn load(&mut self, buffer: BufferId, index: &[Index]) -> LaneOperand {
         let element = self.element_type(buffer);
         let lanes = self.f.lanes;
         match self.access(buffer, index) {
-            Access::Uniform(flat) => {
+            LaneAddresses::Uniform(flat) => {
                 if self.in_registers(buffer) {
-                    return Operand::scalar(self.read_chunk(buffer, &flat, 1, 1));
+                    return LaneOperand::scalar(self.read_chunk(buffer, &flat, 1, 1));
                 }
                 let guarded = lanes.is_some_and(|l| l.guarded);
                 let flat = if guarded { self.inside(buffer, &flat) } else { flat };
-                Operand::scalar(self.element_at(buffer, &flat))
+                LaneOperand::scalar(self.element_at(buffer, &flat))
             }
-            Access::Strided { base, stride: 1 } => {
-                let Lanes { piece, mask, .. } = lanes.expect("lanes vary in a vectorized loop");
+            LaneAddresses::Strided { base, stride: 1 } => {
+                let WrittenLanes { piece, mask, .. } = lanes.expect("lanes vary in a vectorized loop");
                 if self.in_registers(buffer) {
                     let value = self.read_chunk(buffer, &base, piece.n, piece.width);
-                    return Operand { value, lanes: piece.width };
+                    return LaneOperand { value, lanes: piece.width };
                 }
                 let Some(mask) = mask else {
                     let value = self.neighbours(buffer, &base, piece.n, piece.width);
-                    return Operand { value, lanes: piece.width };
+                    return LaneOperand { value, lanes: piece.width };
                 };
                 let pointer = self.pointer(buffer, &base);
                 let align = self.alignment(buffer, &base);
                 let mask = self.and_existing(mask, piece);
                 let ty = element.vector(piece.width);
-                Operand { value: self.masked_load(ty, pointer, align, mask), lanes: piece.width }
+                LaneOperand { value: self.masked_load(ty, pointer, align, mask), lanes: piece.width }
             }
             access => {
-                let Lanes { piece, mask, .. } = lanes.expect("lanes vary in a vectorized loop");
+                let WrittenLanes { piece, mask, .. } = lanes.expect("lanes vary in a vectorized loop");
                 let value = match mask.filter(|_| !self.in_registers(buffer)) {
                     Some(mask) => {
                         let mask = self.and_existing(mask, piece);
@@ -136,7 +148,7 @@ impl Generator<'_> {
                         self.cached(buffer, (access.clone(), piece.n), |g| g.scattered(buffer, &access, piece, None))
                     }
                 };
-                Operand { value, lanes: piece.width }
+                LaneOperand { value, lanes: piece.width }
             }
         }
     }
@@ -144,7 +156,7 @@ impl Generator<'_> {
     /// Reads the element at a position in memory.
     pub(super) fn element_at(&mut self, buffer: BufferId, flat: &Index) -> Id {
         let element = self.element_type(buffer);
-        self.cached(buffer, (Access::Uniform(flat.clone()), 0), |g| {
+        self.cached(buffer, (LaneAddresses::Uniform(flat.clone()), 0), |g| {
             let pointer = g.pointer(buffer, flat);
             let align = g.alignment(buffer, flat);
             g.plain_load(buffer, element, pointer, align)
@@ -152,13 +164,13 @@ impl Generator<'_> {
     }
 
     /// Reads the element of each lane at places that are computed.
-    pub(super) fn gather(&mut self, buffer: BufferId, subscripts: &[Subscript]) -> Operand {
+    pub(super) fn gather(&mut self, buffer: BufferId, subscripts: &[Subscript]) -> LaneOperand {
         let (shape, strides) = {
             let b = self.program.buffer(buffer);
             (b.shape.clone(), b.strides())
         };
         // How many elements from where the known subscripts lead.
-        let mut offset: Option<Operand> = None;
+        let mut offset: Option<LaneOperand> = None;
         for ((subscript, extent), stride) in subscripts.iter().zip(shape).zip(strides) {
             let Subscript::Value(value) = subscript else { continue };
             let number = self.eval(value, DType::I64);
@@ -168,13 +180,13 @@ impl Generator<'_> {
             let from_end = self.m.add(number.value, whole(self, extent));
             let place = self.m.select(is_behind, from_end, number.value);
             let place = self.clamped(place, whole(self, 0), whole(self, extent - 1));
-            let here = Operand { value: self.m.mul(place, whole(self, stride)), lanes: number.lanes };
+            let here = LaneOperand { value: self.m.mul(place, whole(self, stride)), lanes: number.lanes };
             offset = Some(match offset {
                 None => here,
                 Some(before) => {
                     let n = before.lanes.max(here.lanes);
                     let (a, b) = (self.widen(before, n), self.widen(here, n));
-                    Operand { value: self.m.add(a, b), lanes: n }
+                    LaneOperand { value: self.m.add(a, b), lanes: n }
                 }
             });
         }
@@ -182,8 +194,8 @@ impl Generator<'_> {
         let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
         let (element, align) = (self.element_type(buffer), element_align(self, buffer));
         let access = self.access(buffer, &index);
-        if let (0, Access::Strided { base, stride: 1 }) = (offset.lanes, &access) {
-            let Lanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
+        if let (0, LaneAddresses::Strided { base, stride: 1 }) = (offset.lanes, &access) {
+            let WrittenLanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
             let pointer = self.pointer(buffer, base);
             let pointer = self.m.element(element, pointer, offset.value);
             let mask = match mask {
@@ -195,7 +207,7 @@ impl Generator<'_> {
                 None => self.plain_load(buffer, ty, pointer, align),
                 Some(mask) => self.masked_load(ty, pointer, align, mask),
             };
-            return Operand { value, lanes: piece.width };
+            return LaneOperand { value, lanes: piece.width };
         }
         let is_guarded = self.f.lanes.is_some_and(|l| l.guarded || l.mask.is_some());
         let last = self.program.buffer(buffer).n_elements().unwrap_or(1).max(1) as i64 - 1;
@@ -209,25 +221,25 @@ impl Generator<'_> {
             let pointer = g.m.element(element, first, at);
             g.plain_load(buffer, element, pointer, align)
         };
-        if let (0, Access::Uniform(flat)) = (offset.lanes, &access) {
-            return Operand::scalar(at(self, flat, offset.value));
+        if let (0, LaneAddresses::Uniform(flat)) = (offset.lanes, &access) {
+            return LaneOperand::scalar(at(self, flat, offset.value));
         }
-        let Lanes { piece, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
+        let WrittenLanes { piece, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
         let mut out = self.m.undefined(element.vector(piece.width));
         for (lane, flat) in self.lane_positions(&access, piece.n).into_iter().enumerate() {
             let own = if offset.lanes == 0 { offset.value } else { self.m.extract(offset.value, lane) };
             let x = at(self, &flat, own);
             out = self.m.insert(out, x, lane);
         }
-        Operand { value: out, lanes: piece.width }
+        LaneOperand { value: out, lanes: piece.width }
     }
 
     /// Reads lanes that are no neighbours; with a mask, those in it.
-    fn scattered(&mut self, buffer: BufferId, access: &Access, piece: Piece, mask: Option<Id>) -> Id {
+    fn scattered(&mut self, buffer: BufferId, access: &LaneAddresses, piece: VectorPiece, mask: Option<Id>) -> Id {
         let element = self.element_type(buffer);
         let ty = element.vector(piece.width);
         let in_registers = self.in_registers(buffer);
-        if let Access::Broken { base, stride: 1, at, then, .. } = access
+        if let LaneAddresses::Broken { base, stride: 1, at, then, .. } = access
             && plan::has_masked_loads(self.target)
             && !in_registers
         {
@@ -237,7 +249,7 @@ impl Generator<'_> {
             let first = self.masked_load(ty, base, align, before);
             return self.m.masked_load(ty, then, align, after, first);
         }
-        if let (Access::Broken { base, stride: 0, at, then, .. }, None, false) = (access, mask, in_registers) {
+        if let (LaneAddresses::Broken { base, stride: 0, at, then, .. }, None, false) = (access, mask, in_registers) {
             let before = self.lanes_below(at, piece.width);
             let [first, second] = [base, then].map(|flat| {
                 let pointer = self.pointer(buffer, flat);
@@ -247,8 +259,8 @@ impl Generator<'_> {
             return self.m.select(before, first, second);
         }
         let vectorized = match access {
-            Access::Broken { .. } => plan::has_masked_loads(self.target),
-            Access::Uniform(_) | Access::Strided { .. } | Access::Irregular(_) => false,
+            LaneAddresses::Broken { .. } => plan::has_masked_loads(self.target),
+            LaneAddresses::Uniform(_) | LaneAddresses::Strided { .. } | LaneAddresses::Irregular(_) => false,
         };
         if (mask.is_some() || vectorized) && !in_registers {
             let pointers = self.lane_pointers(buffer, access, piece);
@@ -272,7 +284,7 @@ impl Generator<'_> {
     }
 
     /// The lanes before a break and those from it on, each within the mask.
-    fn sides(&mut self, at: &Index, piece: Piece, mask: Option<Id>) -> [Id; 2] {
+    fn sides(&mut self, at: &Index, piece: VectorPiece, mask: Option<Id>) -> [Id; 2] {
         let mask = mask.or_else(|| self.lane_mask(piece.n, piece.width));
         let before = self.lanes_below(at, piece.width);
         [before, self.m.not(before)].map(|side| self.both(mask, side))
@@ -294,25 +306,25 @@ impl Generator<'_> {
     }
 
     /// Writes the element of each lane.
-    pub(super) fn write(&mut self, buffer: BufferId, index: &[Index], value: Operand) {
+    pub(super) fn write(&mut self, buffer: BufferId, index: &[Index], value: LaneOperand) {
         let access = self.access(buffer, index);
         self.f.seen.loads.remove(&buffer);
         if !self.f.in_parts.contains(&buffer) {
             // Tensor cores that read shared memory cut factors of more bits than they take.
             let is_cut = self.f.matrices.contains(&buffer) && self.program.buffer(buffer).dtype == DType::F32;
-            let value = if is_cut { Operand { value: self.rounded_to_tf32(value.value), ..value } } else { value };
+            let value = if is_cut { LaneOperand { value: self.rounded_to_tf32(value.value), ..value } } else { value };
             return self.write_at(buffer, access, value);
         }
         let behind = self.program.buffer(buffer).n_elements().expect("it fits shared memory") as i64;
         let places = [access.clone(), access.offset(behind)];
         for (place, part) in places.into_iter().zip(self.both_parts(value.value)) {
-            self.write_at(buffer, place, Operand { value: part, ..value });
+            self.write_at(buffer, place, LaneOperand { value: part, ..value });
         }
     }
 
-    fn write_at(&mut self, buffer: BufferId, access: Access, value: Operand) {
+    fn write_at(&mut self, buffer: BufferId, access: LaneAddresses, value: LaneOperand) {
         match access {
-            Access::Uniform(flat) => {
+            LaneAddresses::Uniform(flat) => {
                 assert!(value.lanes == 0, "a store in a vectorized loop varies over the lanes");
                 if self.in_registers(buffer) {
                     return self.write_chunk(buffer, &flat, value.value, 1);
@@ -322,8 +334,8 @@ impl Generator<'_> {
                 let align = self.alignment(buffer, &flat);
                 self.m.store(value.value, pointer, align);
             }
-            Access::Strided { base, stride: 1 } => {
-                let Lanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
+            LaneAddresses::Strided { base, stride: 1 } => {
+                let WrittenLanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
                 let value = self.widen(value, piece.width);
                 if self.in_registers(buffer) {
                     let value = match mask {
@@ -342,9 +354,9 @@ impl Generator<'_> {
                 self.write_vector(buffer, &base, value, mask);
             }
             access => {
-                let Lanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
+                let WrittenLanes { piece, mask, .. } = self.f.lanes.expect("lanes vary in a vectorized loop");
                 let value = self.widen(value, piece.width);
-                if let Access::Broken { base, stride: 1, at, then, .. } = &access
+                if let LaneAddresses::Broken { base, stride: 1, at, then, .. } = &access
                     && plan::has_masked_loads(self.target)
                     && !self.in_registers(buffer)
                 {
@@ -398,7 +410,7 @@ impl Generator<'_> {
         }
     }
 
-    pub(super) fn and_existing(&self, mask: Id, piece: Piece) -> Id {
+    pub(super) fn and_existing(&self, mask: Id, piece: VectorPiece) -> Id {
         match self.lane_mask(piece.n, piece.width) {
             None => mask,
             Some(existing) => self.both(Some(mask), existing),
@@ -434,7 +446,7 @@ impl Generator<'_> {
     pub(super) fn neighbours(&mut self, buffer: BufferId, base: &Index, n: usize, width: usize) -> Id {
         let element = self.element_type(buffer);
         assert!(self.are_in_part(buffer, base, width), "vectors lie in parts of a matrix's rows");
-        self.cached(buffer, (Access::Strided { base: base.clone(), stride: 1 }, n), |g| {
+        self.cached(buffer, (LaneAddresses::Strided { base: base.clone(), stride: 1 }, n), |g| {
             let pointer = g.pointer(buffer, base);
             let align = g.alignment(buffer, base);
             let ty = element.vector(width);
@@ -454,7 +466,7 @@ impl Generator<'_> {
     }
 
     /// The address of each lane.
-    fn lane_pointers(&mut self, buffer: BufferId, access: &Access, piece: Piece) -> Id {
+    fn lane_pointers(&mut self, buffer: BufferId, access: &LaneAddresses, piece: VectorPiece) -> Id {
         assert!(!self.f.matrices.contains(&buffer), "lanes do not scatter over a matrix");
         let element = self.element_type(buffer);
         let width = piece.width;
@@ -467,15 +479,15 @@ impl Generator<'_> {
         };
         let multiples = |g: &Self, stride: i64| g.m.integers(ty, (0..width).map(|lane| lane as i64 * stride));
         match access {
-            Access::Strided { base, stride } => {
+            LaneAddresses::Strided { base, stride } => {
                 let pointer = self.pointer(buffer, base);
                 self.m.element(element, pointer, multiples(self, *stride))
             }
-            Access::Uniform(flat) => {
+            LaneAddresses::Uniform(flat) => {
                 let pointer = self.pointer(buffer, flat);
                 self.m.splat(pointer, width)
             }
-            Access::Broken { base, stride, at, then, .. } => {
+            LaneAddresses::Broken { base, stride, at, then, .. } => {
                 let pointer = self.pointer(buffer, base);
                 let before = self.lanes_below(at, width);
                 let jump = short(self, &then.sub(base));
@@ -484,7 +496,7 @@ impl Generator<'_> {
                 let steps = self.m.select(before, steps, self.m.add(steps, jump));
                 self.m.element(element, pointer, steps)
             }
-            Access::Irregular(all) => {
+            LaneAddresses::Irregular(all) => {
                 let mut v = self.m.undefined(ty.vector(width));
                 for (lane, flat) in all.iter().enumerate() {
                     let at = short(self, flat);
@@ -497,12 +509,12 @@ impl Generator<'_> {
     }
 
     /// Position of each lane.
-    pub(super) fn lane_positions(&self, access: &Access, n: usize) -> Vec<Index> {
+    pub(super) fn lane_positions(&self, access: &LaneAddresses, n: usize) -> Vec<Index> {
         let lanes = 0..n as i64;
         match access {
-            Access::Uniform(flat) => lanes.map(|_| flat.clone()).collect(),
-            Access::Strided { base, stride } => lanes.map(|lane| base.offset(stride * lane)).collect(),
-            Access::Broken { all, .. } | Access::Irregular(all) => all.clone(),
+            LaneAddresses::Uniform(flat) => lanes.map(|_| flat.clone()).collect(),
+            LaneAddresses::Strided { base, stride } => lanes.map(|lane| base.offset(stride * lane)).collect(),
+            LaneAddresses::Broken { all, .. } | LaneAddresses::Irregular(all) => all.clone(),
         }
     }
 
@@ -575,7 +587,7 @@ impl Generator<'_> {
 }
 
 /// Key that tells loads of a buffer apart: the lanes' positions, and their number (0 for a scalar).
-pub type LoadKey = (Access, usize);
+pub type LoadKey = (LaneAddresses, usize);
 
 /// Increment of an index from lane to lane within a row, where that is constant; rows end where some `x`, to
 /// which each lane adds one, reaches a multiple of some `d`, both of which go to `row`.

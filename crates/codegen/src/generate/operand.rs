@@ -4,14 +4,14 @@ use crate::ssa::Id;
 
 /// A value with its number of lanes; 0 for a scalar, which stands for itself in every lane.
 #[derive(Clone, Copy)]
-pub(super) struct Operand {
+pub(super) struct LaneOperand {
     pub value: Id,
     pub lanes: usize,
 }
 
-impl Operand {
+impl LaneOperand {
     /// A value that is the same in all lanes.
-    pub fn scalar(value: Id) -> Operand {
-        Operand { value, lanes: 0 }
+    pub fn scalar(value: Id) -> LaneOperand {
+        LaneOperand { value, lanes: 0 }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use tilewright_ir::expr::{Cond, Expr, Node, Subscript};
+use tilewright_ir::expr::{Cond, Expr, Subscript, TreePart};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::{Arch, Target};
 use tilewright_ir::{
-    BufferId, DType, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, Tensor,
+    BufferId, DType, Index, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, TensorProduct,
 };
 
 use crate::CompileError;
@@ -24,7 +24,7 @@ const MAX_STACK_BYTES: u64 = 16 << 10;
 const MAX_LANES: i64 = 4096;
 
 /// Values of the loop variables that are known while code is repeated.
-pub type Known = Map<LoopId, i64>;
+pub type KnownIndices = Map<LoopId, i64>;
 
 /// The open sizes that a part of a program uses, with their positions among all.
 pub fn used_sizes(program: &Program, part: Part) -> Vec<(usize, &OpenSize)> {
@@ -36,7 +36,7 @@ pub fn used_sizes(program: &Program, part: Part) -> Vec<(usize, &OpenSize)> {
 }
 
 /// `index` with the known variables replaced.
-pub fn resolve(index: &Index, known: &Known) -> Index {
+pub fn resolve(index: &Index, known: &KnownIndices) -> Index {
     if known.is_empty() {
         return index.clone();
     }
@@ -44,7 +44,7 @@ pub fn resolve(index: &Index, known: &Known) -> Index {
 }
 
 /// The position of an element in its buffer, in elements, with the known variables replaced.
-pub fn flat(program: &Program, buffer: BufferId, index: &[Index], known: &Known) -> Index {
+pub fn flat(program: &Program, buffer: BufferId, index: &[Index], known: &KnownIndices) -> Index {
     let (mut sum, mut stride) = (Index::from(0), 1i64);
     for (i, extent) in index.iter().zip(&program.buffer(buffer).shape).rev() {
         sum = sum.add_scaled(&resolve(i, known), stride);
@@ -55,7 +55,7 @@ pub fn flat(program: &Program, buffer: BufferId, index: &[Index], known: &Known)
 
 /// Lanes of a vectorized loop that are handled as one vector value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct VectorPiece {
     /// The first lane.
     pub first: i64,
     /// Number of lanes.
@@ -68,9 +68,9 @@ pub struct Piece {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Vectors {
     /// Vectors of known lengths.
-    Pieces(Vec<Piece>),
+    Pieces(Vec<VectorPiece>),
     /// Vectors whose lanes beyond the extent are masked off at run time.
-    Masked(Vec<Piece>),
+    Masked(Vec<VectorPiece>),
     /// Scalars, lane by lane.
     Serial,
 }
@@ -90,7 +90,7 @@ pub fn padded_width(target: &Target, n: usize) -> usize {
     if has_masks(target) { n.next_power_of_two() } else { n }
 }
 
-fn pieces(target: &Target, native: i64, n_lanes: i64) -> Vec<Piece> {
+fn pieces(target: &Target, native: i64, n_lanes: i64) -> Vec<VectorPiece> {
     let mut out = Vec::new();
     let mut first = 0;
     while first < n_lanes {
@@ -102,7 +102,7 @@ fn pieces(target: &Target, native: i64, n_lanes: i64) -> Vec<Piece> {
         } else {
             1 << left.ilog2()
         };
-        out.push(Piece { first, n: n as usize, width: padded_width(target, n as usize) });
+        out.push(VectorPiece { first, n: n as usize, width: padded_width(target, n as usize) });
         first += n;
     }
     out
@@ -195,7 +195,7 @@ impl ScratchLayout {
 
 /// Memory of every temporary of a program.
 #[derive(Clone, Debug, Default)]
-pub struct Plan {
+pub struct MemoryPlan {
     /// Memory, by temporary.
     pub places: Map<BufferId, TemporaryMemory>,
     /// The scratch memory's sizes.
@@ -205,15 +205,15 @@ pub struct Plan {
 }
 
 /// Decides where the temporaries of a program live.
-pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
+pub fn plan(program: &Program, target: &Target) -> Result<MemoryPlan, CompileError> {
     if let Arch::Gpu(_) = target.arch {
         return Err(CompileError::NotCpu { target: target.name() });
     }
-    let mut plan = Plan { pairs: read_by_pairs(program, target), ..Plan::default() };
+    let mut plan = MemoryPlan { pairs: read_by_pairs(program, target), ..MemoryPlan::default() };
     for block in program.parts() {
-        let mut walk = Walk::new(program, target);
+        let mut walk = PlanWalk::new(program, target);
         walk.block(block);
-        let Walk { accesses, allocated, .. } = walk;
+        let PlanWalk { accesses, allocated, .. } = walk;
         let mut layout = ScratchLayout::default();
         for (buffer, in_parallel) in allocated {
             let b = program.buffer(buffer);
@@ -225,7 +225,7 @@ pub fn plan(program: &Program, target: &Target) -> Result<Plan, CompileError> {
                 | Scope::Shared
                 | Scope::Async
                 | Scope::Bulk
-                | Scope::Fed
+                | Scope::Produced
                 | Scope::Multicast => None,
             };
             let place = place.unwrap_or_else(|| {
@@ -248,7 +248,7 @@ fn read_by_pairs(program: &Program, target: &Target) -> BTreeSet<BufferId> {
         for stmt in block {
             let to = if in_pairs { &mut *pairs } else { &mut *others };
             stmt.for_each_own_read(&mut |buffer, _| to.extend([buffer]));
-            let in_pairs = in_pairs || matches!(stmt, Stmt::For(l) if l.kind == LoopKind::Tensor(Tensor::Dot2));
+            let in_pairs = in_pairs || matches!(stmt, Stmt::For(l) if l.kind == LoopKind::Tensor(TensorProduct::Dot2));
             stmt.blocks().for_each(|block| read(block, in_pairs, pairs, others));
         }
     }
@@ -265,10 +265,10 @@ fn read_by_pairs(program: &Program, target: &Target) -> BTreeSet<BufferId> {
 }
 
 /// Decides where the temporaries live that a thread of a GPU has for itself.
-pub fn kernel(program: &Program, body: &[Stmt], target: &Target) -> Result<Plan, CompileError> {
-    let mut walk = Walk::new(program, target);
+pub fn kernel(program: &Program, body: &[Stmt], target: &Target) -> Result<MemoryPlan, CompileError> {
+    let mut walk = PlanWalk::new(program, target);
     walk.block(body);
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     for buffer in walk.allocated.into_keys().filter(|b| !program.buffer(*b).scope.is_shared()) {
         let b = program.buffer(buffer);
         let bytes = b.size_bytes().ok_or_else(|| CompileError::TooLarge { buffer: b.name.clone() })?;
@@ -319,10 +319,10 @@ enum Accesses {
     Varying,
 }
 
-struct Walk<'p> {
+struct PlanWalk<'p> {
     program: &'p Program,
     target: &'p Target,
-    known: Known,
+    known: KnownIndices,
     lane: Option<(LoopId, Vectors)>,
     ranges: Ranges,
     n_parallel: usize,
@@ -331,12 +331,12 @@ struct Walk<'p> {
     allocated: BTreeMap<BufferId, bool>,
 }
 
-impl<'p> Walk<'p> {
-    fn new(program: &'p Program, target: &'p Target) -> Walk<'p> {
-        Walk {
+impl<'p> PlanWalk<'p> {
+    fn new(program: &'p Program, target: &'p Target) -> PlanWalk<'p> {
+        PlanWalk {
             program,
             target,
-            known: Known::default(),
+            known: KnownIndices::default(),
             lane: None,
             ranges: program.ranges(),
             n_parallel: 0,
@@ -376,7 +376,7 @@ impl<'p> Walk<'p> {
         let extent = self.ranges.simplify(&resolve(&l.extent, &self.known));
         match (l.kind, extent.as_const()) {
             (_, Some(n)) if n <= 0 => {}
-            (LoopKind::Unrolled | LoopKind::Tensor(Tensor::Tma), Some(n)) => {
+            (LoopKind::Unrolled | LoopKind::Tensor(TensorProduct::Tma), Some(n)) => {
                 for i in 0..n {
                     self.known.insert(l.var, i);
                     self.block(&l.body);
@@ -494,7 +494,7 @@ pub fn written_buffers(block: &[Stmt]) -> BTreeSet<BufferId> {
 }
 
 /// Whether every load of an expression stays inside its buffer whatever the conditions around it.
-pub fn is_safe(program: &Program, ranges: &Ranges, known: &Known, e: &Expr) -> bool {
+pub fn is_safe(program: &Program, ranges: &Ranges, known: &KnownIndices, e: &Expr) -> bool {
     let mut safe = true;
     let mut check = |b: BufferId, index: &[Index], last: i64| {
         safe = safe && {
@@ -502,12 +502,12 @@ pub fn is_safe(program: &Program, ranges: &Ranges, known: &Known, e: &Expr) -> b
             ranges.lower(&flat).is_some_and(|l| l >= 0) && ranges.upper(&flat).is_some_and(|u| u <= last)
         };
     };
-    Node::Expr(e).walk(&mut |node| match node {
-        Node::Expr(Expr::Load(b, index)) => {
+    TreePart::Expr(e).walk(&mut |node| match node {
+        TreePart::Expr(Expr::Load(b, index)) => {
             check(*b, index, program.buffer(*b).n_elements().unwrap_or(0) as i64 - 1);
         }
         // Values lead to some place of their dimensions, the last at most.
-        Node::Expr(Expr::Gather(b, subscripts)) => {
+        TreePart::Expr(Expr::Gather(b, subscripts)) => {
             let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
             let mut last = 0;
             let buffer = program.buffer(*b);
@@ -516,7 +516,7 @@ pub fn is_safe(program: &Program, ranges: &Ranges, known: &Known, e: &Expr) -> b
             }
             check(*b, &index, last);
         }
-        Node::Expr(_) | Node::Cond(_) => {}
+        TreePart::Expr(_) | TreePart::Cond(_) => {}
     });
     safe
 }
@@ -529,6 +529,6 @@ pub fn is_uniform(cond: &Cond, lane: Option<LoopId>) -> bool {
 /// Whether a condition may hold for some threads of a warp alone, which are told apart by these variables.
 pub fn parts(cond: &Cond, warp: [LoopId; 2]) -> bool {
     let mut is_of_values = false;
-    Node::Cond(cond).walk(&mut |node| is_of_values |= matches!(node, Node::Cond(Cond::Less(..))));
+    TreePart::Cond(cond).walk(&mut |node| is_of_values |= matches!(node, TreePart::Cond(Cond::Less(..))));
     is_of_values || warp.iter().any(|var| cond.uses(*var))
 }

@@ -4,14 +4,14 @@ use tilewright_ir::expr::{Expr, Subscript};
 use tilewright_ir::{BufferId, DType, Index};
 
 use super::Generator;
-use super::memory::Access;
-use super::value::Operand;
-use crate::ssa::{Id, Op, Type};
+use super::memory::LaneAddresses;
+use super::value::LaneOperand;
+use crate::ssa::{Id, SsaOp, Type};
 
 impl Generator<'_> {
     /// Reads elements of a table of 256 of u8 by elements of u8, in the arithmetic of `dtype`: four registers
     /// hold all of it. `None` for other tables, and where a machine picks no bytes of registers.
-    pub(super) fn looked_up(&mut self, table: BufferId, subscripts: &[Subscript], dtype: DType) -> Option<Operand> {
+    pub(super) fn looked_up(&mut self, table: BufferId, subscripts: &[Subscript], dtype: DType) -> Option<LaneOperand> {
         let of_table = self.program.buffer(table);
         let is_table = of_table.dtype == DType::U8 && of_table.shape == [256] && !self.in_registers(table);
         let [Subscript::Value(number)] = subscripts else { return None };
@@ -32,7 +32,7 @@ impl Generator<'_> {
             .map(|at| {
                 let base = Index::from(64 * at);
                 // No other access of a table has lanes without a stride.
-                let key = (Access::Strided { base: base.clone(), stride: 0 }, 0);
+                let key = (LaneAddresses::Strided { base: base.clone(), stride: 0 }, 0);
                 self.cached(table, key, |g| {
                     let (pointer, align) = (g.pointer(table, &base), g.alignment(table, &base));
                     g.plain_load(table, words, pointer, align)
@@ -44,15 +44,15 @@ impl Generator<'_> {
         let at = if lanes == 64 { m.bitcast(number.value, words) } else { number.value };
         let [low, high] = [0, 2].map(|half| m.pick_bytes(at, quarters[half], quarters[half + 1]));
         // The highest bit of each byte where that of the index of a half is.
-        let half = m.binary(Op::ShiftUnsigned, at, splat(1));
+        let half = m.binary(SsaOp::ShiftUnsigned, at, splat(1));
         let is_high = m.pick_bytes(half, splat(0), splat(-1));
-        let differ = m.binary(Op::And, m.binary(Op::Xor, low, high), is_high);
-        let picked = m.binary(Op::Xor, low, differ);
+        let differ = m.binary(SsaOp::And, m.binary(SsaOp::Xor, low, high), is_high);
+        let picked = m.binary(SsaOp::Xor, low, differ);
         if lanes == 64 {
-            let found = Operand { value: m.bitcast(picked, m.type_of(number.value)), lanes };
+            let found = LaneOperand { value: m.bitcast(picked, m.type_of(number.value)), lanes };
             return Some(self.element(table, found, dtype));
         }
-        let found = Operand { value: m.binary(Op::And, picked, splat(255)), lanes };
+        let found = LaneOperand { value: m.binary(SsaOp::And, picked, splat(255)), lanes };
         Some(self.convert(found, DType::I32, dtype))
     }
 }

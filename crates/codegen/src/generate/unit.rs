@@ -15,10 +15,10 @@ use tilewright_ir::lower::leaves;
 use tilewright_ir::text::{index_to_string, stmt_to_string};
 use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
 
-use super::plan::{self, Known, TemporaryMemory};
+use super::plan::{self, KnownIndices, TemporaryMemory};
 use super::{Generator, Storage};
 use crate::CompileError;
-use crate::loader::Code;
+use crate::loader::LoadedCode;
 use crate::ssa::{Id, Linkage, Type};
 
 /// Operations, of vectors where there are lanes, that a unit carries out at least where it is executed: the
@@ -35,7 +35,7 @@ const MOST_CODES: usize = 256;
 
 /// Statements next to each other in a block.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Segment {
+pub enum CodeSegment {
     /// Statements that become a unit.
     Unit(Range<usize>),
     /// Statements that are written in place; units may be inside.
@@ -43,7 +43,7 @@ pub enum Segment {
 }
 
 /// Divides a block into units, as deep inside as their work allows, and the statements around them.
-pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<Segment> {
+pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<CodeSegment> {
     let mut out = Vec::new();
     let mut start = 0;
     for (at, stmt) in block.iter().enumerate() {
@@ -57,7 +57,7 @@ pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<S
         if is_parallel || work(stmt, ranges) >= LEAST_WORK {
             run(block, start..at, &mut out);
             let is_unit = !is_parallel && has_enough_code(stmt) && !has_large_part(stmt, ranges);
-            out.push(if is_unit { Segment::Unit(at..at + 1) } else { Segment::Plain(at..at + 1) });
+            out.push(if is_unit { CodeSegment::Unit(at..at + 1) } else { CodeSegment::Plain(at..at + 1) });
             start = at + 1;
         }
     }
@@ -66,12 +66,12 @@ pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<S
 }
 
 /// Adds statements that are too small for units of their own.
-fn run(block: &[Stmt], range: Range<usize>, out: &mut Vec<Segment>) {
+fn run(block: &[Stmt], range: Range<usize>, out: &mut Vec<CodeSegment>) {
     if range.is_empty() {
         return;
     }
     let is_unit = leaves(&block[range.clone()]) >= LEAST_CODE;
-    out.push(if is_unit { Segment::Unit(range) } else { Segment::Plain(range) });
+    out.push(if is_unit { CodeSegment::Unit(range) } else { CodeSegment::Plain(range) });
 }
 
 /// Operations that a statement carries out when it is executed, about.
@@ -116,16 +116,16 @@ const PREFIX: &str = "unit.";
 #[derive(Default)]
 pub struct Units {
     /// Code of the units, by their functions' names.
-    known: HashMap<String, Arc<Code>>,
+    known: HashMap<String, Arc<LoadedCode>>,
     /// The code of all of them, most recently used last.
-    codes: VecDeque<Arc<Code>>,
+    codes: VecDeque<Arc<LoadedCode>>,
 }
 
 /// Units of a program.
 #[derive(Default)]
-pub struct Uses {
+pub struct ProgramUnits {
     /// The code that it shares with earlier programs.
-    pub shared: Vec<Arc<Code>>,
+    pub shared: Vec<Arc<LoadedCode>>,
     /// Functions that its own object defines.
     pub made: BTreeSet<String>,
 }
@@ -133,7 +133,7 @@ pub struct Uses {
 impl Units {
     /// Remembers the units of an object, and that those which it shares with earlier ones are in use still.
     /// Beyond [`MOST_CODES`] objects it forgets the one that was not used for longest.
-    pub fn keep(&mut self, code: &Arc<Code>, shared: &[Arc<Code>]) {
+    pub fn keep(&mut self, code: &Arc<LoadedCode>, shared: &[Arc<LoadedCode>]) {
         for used in shared {
             if let Some(at) = self.codes.iter().position(|known| Arc::ptr_eq(known, used)) {
                 let used = self.codes.remove(at).expect("it was found there");
@@ -159,7 +159,7 @@ impl Units {
 }
 
 /// The names of the units that an object defines.
-fn units_of(code: &Code) -> impl Iterator<Item = &str> {
+fn units_of(code: &LoadedCode) -> impl Iterator<Item = &str> {
     code.symbols().filter(|symbol| symbol.starts_with(PREFIX))
 }
 
@@ -202,7 +202,7 @@ impl Generator<'_> {
         let (known, mut vars): (Vec<LoopId>, Vec<LoopId>) =
             vars.into_iter().partition(|v| self.f.known.contains_key(v));
         vars.sort_by_key(|v| self.program.loop_name(*v));
-        let known: Known = known.into_iter().map(|v| (v, self.f.known[&v])).collect();
+        let known: KnownIndices = known.into_iter().map(|v| (v, self.f.known[&v])).collect();
         let ranges = self.ranges_of(&vars);
         let key = self.unit_key(block, &buffers, &used, &vars, &known, &ranges);
         let (ptr, i64) = (Type::POINTER, Type::I64);
@@ -268,7 +268,7 @@ impl Generator<'_> {
         passed: &[(BufferId, Id)],
         used: &BTreeSet<BufferId>,
         vars: &[LoopId],
-        known: &Known,
+        known: &KnownIndices,
         ranges: &Ranges,
     ) -> String {
         let mut key = String::new();

@@ -9,10 +9,10 @@ use tilewright_ir::target::Arch;
 use tilewright_ir::{BufferId, DType, Index, LoopId, Scope};
 
 use super::memory::LoadKey;
-pub(super) use super::operand::Operand;
-use super::{Generator, Lanes, plan, range};
+pub(super) use super::operand::LaneOperand;
+use super::{Generator, WrittenLanes, plan, range};
 use crate::map::Map;
-use crate::ssa::{Compare, Id, Kind, Linkage, Op, Rounding, Type};
+use crate::ssa::{Compare, Id, LaneKind, Linkage, RoundingDirection, SsaOp, Type};
 
 /// Fewest lanes of a vector of integers that is narrowed with saturation.
 const LEAST_SATURATED: usize = 4;
@@ -114,7 +114,7 @@ impl Generator<'_> {
     }
 
     /// The value in every lane of a vector of `n` lanes; itself where `n` is 0.
-    pub(super) fn widen(&mut self, x: Operand, n: usize) -> Id {
+    pub(super) fn widen(&mut self, x: LaneOperand, n: usize) -> Id {
         if x.lanes == n || n == 0 {
             return x.value;
         }
@@ -126,15 +126,15 @@ impl Generator<'_> {
         v
     }
 
-    fn pair(&mut self, a: Operand, b: Operand) -> (Id, Id, usize) {
+    fn pair(&mut self, a: LaneOperand, b: LaneOperand) -> (Id, Id, usize) {
         let n = a.lanes.max(b.lanes);
         (self.widen(a, n), self.widen(b, n), n)
     }
 
     /// Computes an expression in the arithmetic of `dtype`, or moves halves as they are.
-    pub(super) fn eval(&mut self, e: &Expr, dtype: DType) -> Operand {
+    pub(super) fn eval(&mut self, e: &Expr, dtype: DType) -> LaneOperand {
         match e {
-            Expr::Const(v) => Operand::scalar(self.number(dtype, *v)),
+            Expr::Const(v) => LaneOperand::scalar(self.number(dtype, *v)),
             Expr::Load(buffer, index) => {
                 let loaded = self.load(*buffer, index);
                 self.element(*buffer, loaded, dtype)
@@ -162,7 +162,7 @@ impl Generator<'_> {
 
     /// A value rounded to a type, in the arithmetic of `dtype`. Numbers that the type is known to hold are
     /// not brought into its range again, and those that are read as numbers stay so.
-    fn cast(&mut self, to: DType, x: &Expr, dtype: DType) -> Operand {
+    fn cast(&mut self, to: DType, x: &Expr, dtype: DType) -> LaneOperand {
         if let Some((from, x, high)) = clip_within(x, to)
             && dtype != from
             && self.target.arch == Arch::X86_64
@@ -179,23 +179,23 @@ impl Generator<'_> {
         let x = self.eval(number, from);
         let is_whole = range::is_whole(number);
         if dtype == from && (is_whole || self.has_rounding()) {
-            let whole = if is_whole { x.value } else { self.m.unary(Op::Round(Rounding::Zero), x.value) };
+            let whole = if is_whole { x.value } else { self.m.unary(SsaOp::Round(RoundingDirection::Zero), x.value) };
             // Integers have no negative zero.
             let zero = self.m.splat(self.number(dtype, 0.0), x.lanes.max(1));
-            return Operand { value: self.m.binary(Op::FAdd, whole, zero), lanes: x.lanes };
+            return LaneOperand { value: self.m.binary(SsaOp::FAdd, whole, zero), lanes: x.lanes };
         }
         let ty = self.arithmetic_type(to).vector(x.lanes.max(1));
-        let x = Operand { value: self.m.real_to_int_in_range(x.value, ty), lanes: x.lanes };
+        let x = LaneOperand { value: self.m.real_to_int_in_range(x.value, ty), lanes: x.lanes };
         self.convert(x, to.arithmetic(), dtype)
     }
 
     /// A number kept between two bounds, the lower one of NaN, as an integer of a type that holds these.
-    fn clipped(&self, x: Operand, ends: [Id; 2], to: DType) -> Operand {
+    fn clipped(&self, x: LaneOperand, ends: [Id; 2], to: DType) -> LaneOperand {
         let (m, n) = (&self.m, x.lanes.max(1));
         let [low, high] = ends.map(|end| m.splat(end, n));
         let within = m.select(m.fless(low, x.value), x.value, low);
         let within = m.select(m.fless(within, high), within, high);
-        Operand { value: m.real_to_int_in_range(within, self.arithmetic_type(to).vector(n)), ..x }
+        LaneOperand { value: m.real_to_int_in_range(within, self.arithmetic_type(to).vector(n)), ..x }
     }
 
     /// Whether the target rounds to integers by one instruction.
@@ -204,7 +204,7 @@ impl Generator<'_> {
     }
 
     /// An element of a buffer in the arithmetic of `dtype`.
-    pub(super) fn element(&mut self, buffer: BufferId, x: Operand, dtype: DType) -> Operand {
+    pub(super) fn element(&mut self, buffer: BufferId, x: LaneOperand, dtype: DType) -> LaneOperand {
         let of = self.program.buffer(buffer).dtype;
         if dtype.is_half() {
             assert_eq!(of, dtype, "halves are moved within their type");
@@ -217,11 +217,11 @@ impl Generator<'_> {
             DType::F16 | DType::Bf16 => self.widened_half(x.value, of),
             _ => x.value,
         };
-        self.convert(Operand { value, lanes: x.lanes }, of.arithmetic(), dtype)
+        self.convert(LaneOperand { value, lanes: x.lanes }, of.arithmetic(), dtype)
     }
 
     /// A value in the arithmetic of a buffer's type as an element of it.
-    fn as_element(&mut self, buffer: BufferId, x: Operand) -> Operand {
+    fn as_element(&mut self, buffer: BufferId, x: LaneOperand) -> LaneOperand {
         let dtype = self.program.buffer(buffer).dtype;
         let x = if dtype == DType::Bool { self.rounded_to(x, dtype) } else { x };
         let element = self.element_type(buffer);
@@ -234,11 +234,11 @@ impl Generator<'_> {
             DType::F16 | DType::Bf16 => self.half_of(x.value, dtype),
             _ => self.m.truncate(x.value, ty),
         };
-        Operand { value, lanes: x.lanes }
+        LaneOperand { value, lanes: x.lanes }
     }
 
     /// The value of a type that a value in its arithmetic becomes: of an integer its low bits.
-    fn rounded_to(&mut self, x: Operand, dtype: DType) -> Operand {
+    fn rounded_to(&mut self, x: LaneOperand, dtype: DType) -> LaneOperand {
         let n = x.lanes.max(1);
         let number = |g: &Self, v: i64| g.m.splat(g.m.integer(g.arithmetic_type(dtype), v), n);
         let low_bits = |g: &Self, element: Type| {
@@ -256,16 +256,16 @@ impl Generator<'_> {
             DType::F16 | DType::Bf16 => self.widened_half(self.half_of(x.value, dtype), dtype),
             DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U64 => x.value,
         };
-        Operand { value, lanes: x.lanes }
+        LaneOperand { value, lanes: x.lanes }
     }
 
     /// An integer kept between bounds.
     pub(super) fn clamped(&self, x: Id, low: Id, high: Id) -> Id {
-        self.m.binary(Op::SignedMax, self.m.binary(Op::SignedMin, x, high), low)
+        self.m.binary(SsaOp::SignedMax, self.m.binary(SsaOp::SignedMin, x, high), low)
     }
 
     /// A value in another arithmetic.
-    pub(super) fn convert(&mut self, x: Operand, from: DType, to: DType) -> Operand {
+    pub(super) fn convert(&mut self, x: LaneOperand, from: DType, to: DType) -> LaneOperand {
         let (from, to) = (from.arithmetic(), to.arithmetic());
         if from == to {
             return x;
@@ -283,18 +283,18 @@ impl Generator<'_> {
             (false, false) if to == DType::I32 => self.m.truncate(x.value, ty),
             (false, false) => x.value,
         };
-        Operand { value, lanes: x.lanes }
+        LaneOperand { value, lanes: x.lanes }
     }
 
-    /// Converts floating-point numbers to signed integers, as [`Op::ToInteger`] has it, in a few instructions
-    /// of vectors, for machines whose conversion gives any integer for what is out of range.
+    /// Converts floating-point numbers to signed integers, as [`SsaOp::ToInteger`] has it, in a few
+    /// instructions of vectors, for machines whose conversion gives any integer for what is out of range.
     fn saturated(&self, x: Id, ty: Type) -> Id {
         let m = &self.m;
         let kind = m.type_of(x).element();
         let real = |v: f64| m.splat(m.real(kind, v), ty.lanes);
         let integer = |v: i64| m.splat(m.integer(ty.element(), v), ty.lanes);
         let (beyond, most) = match ty.kind {
-            Kind::I32 => (2f64.powi(31), i64::from(i32::MAX)),
+            LaneKind::I32 => (2f64.powi(31), i64::from(i32::MAX)),
             _ => (2f64.powi(63), i64::MAX),
         };
         let below = if kind == Type::F32 { f64::from((beyond as f32).next_down()) } else { beyond.next_down() };
@@ -310,13 +310,13 @@ impl Generator<'_> {
     fn real_of_unsigned(&self, x: Id, ty: Type) -> Id {
         let m = &self.m;
         let [zero, one] = [0, 1].map(|v| m.splat(m.int(v), ty.lanes));
-        let half = m.binary(Op::Or, m.binary(Op::ShiftUnsigned, x, one), m.binary(Op::And, x, one));
+        let half = m.binary(SsaOp::Or, m.binary(SsaOp::ShiftUnsigned, x, one), m.binary(SsaOp::And, x, one));
         let half = m.int_to_real(half, ty);
         let is_large = m.compare(Compare::Less, x, zero);
-        m.select(is_large, m.binary(Op::FAdd, half, half), m.int_to_real(x, ty))
+        m.select(is_large, m.binary(SsaOp::FAdd, half, half), m.int_to_real(x, ty))
     }
 
-    /// A floating-point number as an unsigned one of 64 bits, as [`Op::ToInteger`] has it.
+    /// A floating-point number as an unsigned one of 64 bits, as [`SsaOp::ToInteger`] has it.
     fn unsigned_of_real(&self, x: Id, n: usize) -> Id {
         let m = &self.m;
         let ty = Type::I64.vector(n);
@@ -324,13 +324,13 @@ impl Generator<'_> {
         let real = |v: f64| m.splat(m.real(kind, v), n);
         // The next number below half of what is beyond the range.
         let below = if kind == Type::F32 { 2f64.powi(63) - 2f64.powi(39) } else { 2f64.powi(63) - 1024.0 };
-        let low = m.binary(Op::SignedMax, m.real_to_int(x, ty), m.splat(m.int(0), n));
-        let high = m.real_to_int(m.binary(Op::FSub, x, real(2f64.powi(63))), ty);
-        let high = m.binary(Op::Xor, high, m.splat(m.int(i64::MIN), n));
+        let low = m.binary(SsaOp::SignedMax, m.real_to_int(x, ty), m.splat(m.int(0), n));
+        let high = m.real_to_int(m.binary(SsaOp::FSub, x, real(2f64.powi(63))), ty);
+        let high = m.binary(SsaOp::Xor, high, m.splat(m.int(i64::MIN), n));
         m.select(m.fless(real(below), x), high, low)
     }
 
-    fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
+    fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> LaneOperand {
         let (a, b) = (without_cast(a, dtype), without_cast(b, dtype));
         if !dtype.is_float() {
             return self.integer_binary(op, a, b, dtype);
@@ -343,7 +343,7 @@ impl Generator<'_> {
             }
             (BinaryOp::Sub, Expr::Binary(BinaryOp::Mul, x, y), z) => {
                 let z = self.eval(z, dtype);
-                let z = Operand { value: self.m.unary(Op::FNeg, z.value), lanes: z.lanes };
+                let z = LaneOperand { value: self.m.unary(SsaOp::FNeg, z.value), lanes: z.lanes };
                 self.multiply_add(x, y, z, false, dtype)
             }
             (BinaryOp::Sub, z, Expr::Binary(BinaryOp::Mul, x, y)) => {
@@ -368,7 +368,7 @@ impl Generator<'_> {
                 let (a, b, lanes) = self.pair(a, b);
                 let suffix = if dtype == DType::F32 { "f" } else { "" };
                 let value = self.library_call(&format!("pow{suffix}"), &[a, b], lanes, dtype);
-                Operand { value, lanes }
+                LaneOperand { value, lanes }
             }
             _ => {
                 let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
@@ -378,14 +378,14 @@ impl Generator<'_> {
     }
 
     /// A function of two integers. A power is computed as a floating-point number.
-    fn integer_binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> Operand {
+    fn integer_binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> LaneOperand {
         let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
         match op {
             BinaryOp::Div => self.quotient(a, b, dtype),
             BinaryOp::Pow => {
                 let [a, b] = [a, b].map(|x| self.convert(x, dtype, DType::F64));
                 let (a, b, lanes) = self.pair(a, b);
-                let value = Operand { value: self.library_call("pow", &[a, b], lanes, DType::F64), lanes };
+                let value = LaneOperand { value: self.library_call("pow", &[a, b], lanes, DType::F64), lanes };
                 self.convert(value, DType::F64, dtype)
             }
             BinaryOp::Nibble => self.nibble(a, b),
@@ -395,18 +395,18 @@ impl Generator<'_> {
     }
 
     /// Four bits of integers.
-    fn nibble(&mut self, x: Operand, at: Operand) -> Operand {
+    fn nibble(&mut self, x: LaneOperand, at: LaneOperand) -> LaneOperand {
         let (x, at, lanes) = self.pair(x, at);
         let ty = self.m.type_of(x).element();
         let number = |n: i64| self.m.splat(self.m.integer(ty, n), lanes.max(1));
-        let distance = self.m.binary(Op::ShiftLeft, at, number(2));
-        let value = self.m.binary(Op::And, self.m.binary(Op::ShiftUnsigned, x, distance), number(15));
-        Operand { value, lanes }
+        let distance = self.m.binary(SsaOp::ShiftLeft, at, number(2));
+        let value = self.m.binary(SsaOp::And, self.m.binary(SsaOp::ShiftUnsigned, x, distance), number(15));
+        LaneOperand { value, lanes }
     }
 
     /// The quotient of integers, which divides by nothing that machines refuse: by zero it is zero, and by −1
     /// the negative.
-    fn quotient(&mut self, a: Operand, b: Operand, dtype: DType) -> Operand {
+    fn quotient(&mut self, a: LaneOperand, b: LaneOperand, dtype: DType) -> LaneOperand {
         let ty = self.m.type_of(b.value);
         let number = |g: &Self, v: i64| g.m.splat(g.m.integer(ty.element(), v), ty.lanes);
         let is = |g: &Self, v: i64| g.m.compare(Compare::Equal, b.value, number(g, v));
@@ -417,24 +417,24 @@ impl Generator<'_> {
         if !dtype.is_unsigned() {
             divisor = self.m.select(is_negative, one, divisor);
         }
-        let (x, y, lanes) = self.pair(a, Operand { value: divisor, lanes: b.lanes });
-        let op = if dtype.is_unsigned() { Op::UnsignedDiv } else { Op::SignedDiv };
+        let (x, y, lanes) = self.pair(a, LaneOperand { value: divisor, lanes: b.lanes });
+        let op = if dtype.is_unsigned() { SsaOp::UnsignedDiv } else { SsaOp::SignedDiv };
         let mut value = self.m.binary(op, x, y);
         let zero = self.m.splat(self.m.integer(ty.element(), 0), lanes.max(1));
-        let spread = |g: &mut Self, cond: Id| g.widen(Operand { value: cond, lanes: b.lanes }, lanes);
+        let spread = |g: &mut Self, cond: Id| g.widen(LaneOperand { value: cond, lanes: b.lanes }, lanes);
         if !dtype.is_unsigned() && !is_never(self, is_negative) {
-            let (cond, negative) = (spread(self, is_negative), self.m.binary(Op::SubWrapping, zero, x));
+            let (cond, negative) = (spread(self, is_negative), self.m.binary(SsaOp::SubWrapping, zero, x));
             value = self.m.select(cond, negative, value);
         }
         if !is_never(self, is_zero) {
             let cond = spread(self, is_zero);
             value = self.m.select(cond, zero, value);
         }
-        Operand { value, lanes }
+        LaneOperand { value, lanes }
     }
 
     /// The smaller or larger integer. Unsigned ones are compared with their highest bits turned.
-    fn extreme(&mut self, op: BinaryOp, a: Operand, b: Operand, dtype: DType) -> Operand {
+    fn extreme(&mut self, op: BinaryOp, a: LaneOperand, b: LaneOperand, dtype: DType) -> LaneOperand {
         if dtype.arithmetic() != DType::U64 {
             return self.combine(op, a, b);
         }
@@ -444,13 +444,13 @@ impl Generator<'_> {
     }
 
     /// An integer of 64 bits with its highest bit turned.
-    fn turned(&self, x: Operand) -> Operand {
+    fn turned(&self, x: LaneOperand) -> LaneOperand {
         let bit = self.m.splat(self.m.int(i64::MIN), x.lanes.max(1));
-        Operand { value: self.m.binary(Op::Xor, x.value, bit), lanes: x.lanes }
+        LaneOperand { value: self.m.binary(SsaOp::Xor, x.value, bit), lanes: x.lanes }
     }
 
     /// `x · y + z`, or `z − x · y`, rounded once where the machine can.
-    fn multiply_add(&mut self, x: &Expr, y: &Expr, z: Operand, negate: bool, dtype: DType) -> Operand {
+    fn multiply_add(&mut self, x: &Expr, y: &Expr, z: LaneOperand, negate: bool, dtype: DType) -> LaneOperand {
         let (x, y) = (self.eval(x, dtype), self.eval(y, dtype));
         if !self.target.has_fma {
             let product = self.combine(BinaryOp::Mul, x, y);
@@ -458,40 +458,40 @@ impl Generator<'_> {
             return self.combine(op, z, product);
         }
         let n = x.lanes.max(y.lanes).max(z.lanes);
-        let x = if negate { Operand { value: self.m.unary(Op::FNeg, x.value), lanes: x.lanes } } else { x };
+        let x = if negate { LaneOperand { value: self.m.unary(SsaOp::FNeg, x.value), lanes: x.lanes } } else { x };
         let (x, y) = if x.lanes == 0 { (y, x) } else { (x, y) };
         let [x, y, z] = [x, y, z].map(|v| self.widen(v, n));
-        Operand { value: self.m.fma(x, y, z), lanes: n }
+        LaneOperand { value: self.m.fma(x, y, z), lanes: n }
     }
 
-    fn combine(&mut self, op: BinaryOp, a: Operand, b: Operand) -> Operand {
+    fn combine(&mut self, op: BinaryOp, a: LaneOperand, b: LaneOperand) -> LaneOperand {
         let (a, b, lanes) = self.pair(a, b);
-        if !matches!(self.m.type_of(a).kind, Kind::F32 | Kind::F64) {
+        if !matches!(self.m.type_of(a).kind, LaneKind::F32 | LaneKind::F64) {
             let op = match op {
-                BinaryOp::Add => Op::AddWrapping,
-                BinaryOp::Sub => Op::SubWrapping,
-                BinaryOp::Mul => Op::MulWrapping,
-                BinaryOp::Min => Op::SignedMin,
-                BinaryOp::Max => Op::SignedMax,
+                BinaryOp::Add => SsaOp::AddWrapping,
+                BinaryOp::Sub => SsaOp::SubWrapping,
+                BinaryOp::Mul => SsaOp::MulWrapping,
+                BinaryOp::Min => SsaOp::SignedMin,
+                BinaryOp::Max => SsaOp::SignedMax,
                 BinaryOp::Div | BinaryOp::Pow | BinaryOp::Nibble => unreachable!("they are computed as numbers"),
             };
-            return Operand { value: self.m.binary(op, a, b), lanes };
+            return LaneOperand { value: self.m.binary(op, a, b), lanes };
         }
         let value = match op {
-            BinaryOp::Add => self.m.binary(Op::FAdd, a, b),
-            BinaryOp::Sub => self.m.binary(Op::FSub, a, b),
-            BinaryOp::Mul => self.m.binary(Op::FMul, a, b),
-            BinaryOp::Div => self.m.binary(Op::FDiv, a, b),
-            BinaryOp::Min => self.m.binary(Op::FMin, a, b),
-            BinaryOp::Max => self.m.binary(Op::FMax, a, b),
+            BinaryOp::Add => self.m.binary(SsaOp::FAdd, a, b),
+            BinaryOp::Sub => self.m.binary(SsaOp::FSub, a, b),
+            BinaryOp::Mul => self.m.binary(SsaOp::FMul, a, b),
+            BinaryOp::Div => self.m.binary(SsaOp::FDiv, a, b),
+            BinaryOp::Min => self.m.binary(SsaOp::FMin, a, b),
+            BinaryOp::Max => self.m.binary(SsaOp::FMax, a, b),
             BinaryOp::Pow | BinaryOp::Nibble => unreachable!("powers and bits are computed by themselves"),
         };
-        Operand { value, lanes }
+        LaneOperand { value, lanes }
     }
 
-    fn unary(&mut self, op: UnaryOp, x: Operand, dtype: DType) -> Operand {
+    fn unary(&mut self, op: UnaryOp, x: LaneOperand, dtype: DType) -> LaneOperand {
         if !dtype.is_float() {
-            let zero = Operand::scalar(self.number(dtype, 0.0));
+            let zero = LaneOperand::scalar(self.number(dtype, 0.0));
             return match op {
                 UnaryOp::Neg => self.combine(BinaryOp::Sub, zero, x),
                 UnaryOp::Abs if dtype.arithmetic() == DType::U64 => x,
@@ -508,20 +508,20 @@ impl Generator<'_> {
             };
         }
         if let Some(value) = self.rounded(op, x.value, x.lanes, dtype) {
-            return Operand { value, lanes: x.lanes };
+            return LaneOperand { value, lanes: x.lanes };
         }
         // GPUs have no C library.
         if (x.lanes > 0 || self.target.gpu.is_some())
             && let Some(value) = self.vector_math(op, x.value, x.lanes.max(1), dtype)
         {
-            return Operand { value, lanes: x.lanes };
+            return LaneOperand { value, lanes: x.lanes };
         }
         let suffix = if dtype == DType::F32 { "f" } else { "" };
         let mut library_call = |name: &str| self.library_call(&format!("{name}{suffix}"), &[x.value], x.lanes, dtype);
         let value = match op {
-            UnaryOp::Neg => self.m.unary(Op::FNeg, x.value),
-            UnaryOp::Abs => self.m.unary(Op::FAbs, x.value),
-            UnaryOp::Sqrt => self.m.unary(Op::Sqrt, x.value),
+            UnaryOp::Neg => self.m.unary(SsaOp::FNeg, x.value),
+            UnaryOp::Abs => self.m.unary(SsaOp::FAbs, x.value),
+            UnaryOp::Sqrt => self.m.unary(SsaOp::Sqrt, x.value),
             UnaryOp::Exp => library_call("exp"),
             UnaryOp::Expm1 => library_call("expm1"),
             UnaryOp::Log => library_call("log"),
@@ -532,7 +532,7 @@ impl Generator<'_> {
             UnaryOp::Cos => library_call("cos"),
             UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => unreachable!("rounding has code of its own"),
         };
-        Operand { value, lanes: x.lanes }
+        LaneOperand { value, lanes: x.lanes }
     }
 
     /// Calls a function of the C library, for each lane where there are some.
@@ -551,7 +551,7 @@ impl Generator<'_> {
 
     /// The first value where the condition holds, else the second, whose loads may then lie outside their
     /// buffers.
-    fn select(&mut self, cond: &Cond, a: &Expr, b: &Expr, dtype: DType) -> Operand {
+    fn select(&mut self, cond: &Cond, a: &Expr, b: &Expr, dtype: DType) -> LaneOperand {
         let lane = self.f.lanes.map(|l| l.var);
         let varying = !plan::is_uniform(cond, lane);
         let c = self.cond(cond);
@@ -569,19 +569,19 @@ impl Generator<'_> {
                     return self.eval(e, dtype);
                 }
                 let mask = self.both(lanes.mask, mask);
-                self.f.lanes = Some(Lanes { mask: Some(mask), guarded: true, ..lanes });
+                self.f.lanes = Some(WrittenLanes { mask: Some(mask), guarded: true, ..lanes });
                 let value = self.scoped(&BTreeSet::new(), |g| g.eval(e, dtype));
                 self.f.lanes = Some(lanes);
                 value
             });
             let n = lanes.piece.width;
             let [a, b] = [a, b].map(|v| self.widen(v, n));
-            return Operand { value: self.m.select(c, a, b), lanes: n };
+            return LaneOperand { value: self.m.select(c, a, b), lanes: n };
         }
         if a_safe && b_safe {
             let (a, b) = (self.eval(a, dtype), self.eval(b, dtype));
             let (a, b, lanes) = self.pair(a, b);
-            return Operand { value: self.m.select(c, a, b), lanes };
+            return LaneOperand { value: self.m.select(c, a, b), lanes };
         }
         let [yes, no, join] = [0; 3].map(|_| self.m.block(self.f.id));
         self.m.cond_br(c, yes, no);
@@ -605,7 +605,7 @@ impl Generator<'_> {
         for (value, from) in sides {
             self.m.add_incoming(phi, value, from);
         }
-        Operand { value: phi, lanes: n }
+        LaneOperand { value: phi, lanes: n }
     }
 
     /// `i1`, or a vector of them where the condition varies over the lanes.
@@ -675,7 +675,7 @@ impl Generator<'_> {
                     return a;
                 }
                 let b = self.cond_lanes(b, n);
-                self.m.binary(Op::And, a, b)
+                self.m.binary(SsaOp::And, a, b)
             }
             Cond::Not(a) => {
                 let a = self.cond_lanes(a, n);
@@ -690,10 +690,10 @@ impl Generator<'_> {
     }
 
     /// An index as `i64` or as a vector of them.
-    pub(super) fn index_operand(&mut self, index: &Index) -> Operand {
+    pub(super) fn index_operand(&mut self, index: &Index) -> LaneOperand {
         let index = self.resolved(index);
         let Some(lanes) = self.f.lanes.filter(|l| index.uses(l.var)) else {
-            return Operand::scalar(self.int(&index));
+            return LaneOperand::scalar(self.int(&index));
         };
         let piece = lanes.piece;
         let shifted = index.substitute(lanes.var, &Index::from(lanes.var).offset(piece.first));
@@ -712,7 +712,7 @@ impl Generator<'_> {
             let base = self.m.splat(base, piece.width);
             self.m.add(base, self.lane_multiples(piece.width, stride))
         };
-        Operand { value, lanes: piece.width }
+        LaneOperand { value, lanes: piece.width }
     }
 
     /// `0, stride, 2·stride, …`
@@ -731,7 +731,7 @@ impl Generator<'_> {
     }
 
     /// The element of a buffer that is stored of a value.
-    pub(super) fn stored(&mut self, buffer: BufferId, value: &Expr) -> Operand {
+    pub(super) fn stored(&mut self, buffer: BufferId, value: &Expr) -> LaneOperand {
         let dtype = self.program.buffer(buffer).dtype;
         // Of a number that the type holds, as cast to the type.
         if let Expr::Cast(DType::F32 | DType::F64, x) = value
@@ -752,7 +752,7 @@ impl Generator<'_> {
     /// large for an integer of 32 bits is one without sign that is too large for the element, and the
     /// instruction that narrows it saturates. Where an integer of the type is added to rounded numbers, they
     /// are rounded on their way to integers, which it is added to.
-    fn stored_saturated(&mut self, dtype: DType, value: &Expr) -> Option<Operand> {
+    fn stored_saturated(&mut self, dtype: DType, value: &Expr) -> Option<LaneOperand> {
         let Expr::Cast(to, inside) = value else { return None };
         let width = self.f.lanes.map_or(0, |l| l.piece.width);
         let is_served = (LEAST_SATURATED..=self.target.vector_bits as usize / 32).contains(&width);
@@ -770,18 +770,18 @@ impl Generator<'_> {
         let x = self.eval(x, from);
         let x = self.widen(x, width);
         let low = match shift {
-            Some(shift) => self.m.unary(Op::FNeg, self.m.int_to_real(shift.value, Type::F32)),
+            Some(shift) => self.m.unary(SsaOp::FNeg, self.m.int_to_real(shift.value, Type::F32)),
             None => self.number(from, 0.0),
         };
-        let low = self.widen(Operand::scalar(low), width);
+        let low = self.widen(LaneOperand::scalar(low), width);
         let at_least = self.m.select(self.m.fless(low, x), x, low);
         let mut whole = self.m.real_to_int_or_least(at_least, shift.is_some());
         if let Some(shift) = shift {
             let shift = self.widen(shift, width);
-            whole = self.m.binary(Op::AddWrapping, whole, shift);
+            whole = self.m.binary(SsaOp::AddWrapping, whole, shift);
         }
         let element = if dtype == DType::U8 { Type::I8 } else { Type::I16 };
-        Some(Operand { value: self.m.truncate_saturated(whole, element.vector(width)), lanes: width })
+        Some(LaneOperand { value: self.m.truncate_saturated(whole, element.vector(width)), lanes: width })
     }
 
     /// Whether a value is an element of a type, or zero, and nothing is computed of it.
@@ -811,10 +811,10 @@ impl Generator<'_> {
         let mut old = self.element(buffer, old, dtype);
         if known.is_none() {
             let n = self.f.lanes.filter(|l| first.uses(l.var)).map_or(0, |l| l.piece.width).max(old.lanes);
-            let identity = Operand::scalar(self.number(dtype, op.identity()));
+            let identity = LaneOperand::scalar(self.number(dtype, op.identity()));
             let identity = self.widen(identity, n);
             let kept = self.widen(old, n);
-            old = Operand { value: self.m.select(starts, identity, kept), lanes: n };
+            old = LaneOperand { value: self.m.select(starts, identity, kept), lanes: n };
         }
         let new = match (op, value) {
             (ReduceOp::Sum, Expr::Binary(BinaryOp::Mul, x, y)) if dtype.is_float() => {

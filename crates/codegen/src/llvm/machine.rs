@@ -10,7 +10,7 @@ use llvm_sys::target_machine::*;
 use llvm_sys::transforms::pass_builder::*;
 use tilewright_ir::target::{Arch, GpuApi, Target};
 
-use super::module::{Module, c_string};
+use super::module::{LlvmModule, c_string};
 use crate::CompileError;
 
 /// The major version of LLVM that the bindings are written for.
@@ -66,14 +66,14 @@ pub enum FileType {
 }
 
 /// A target machine, kept from one kernel to the next: making one costs more than a small kernel's passes.
-struct Machine {
+struct TargetMachine {
     arch: Arch,
     cpu: String,
     features: String,
     machine: LLVMTargetMachineRef,
 }
 
-impl Drop for Machine {
+impl Drop for TargetMachine {
     fn drop(&mut self) {
         // SAFETY: made by `LLVMCreateTargetMachine`, and nothing else holds it.
         unsafe { LLVMDisposeTargetMachine(self.machine) };
@@ -81,7 +81,7 @@ impl Drop for Machine {
 }
 
 thread_local! {
-    static MACHINES: RefCell<Vec<Machine>> = const { RefCell::new(Vec::new()) };
+    static MACHINES: RefCell<Vec<TargetMachine>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Most targets whose machines a thread keeps; beyond them it drops the oldest.
@@ -97,7 +97,7 @@ pub fn with_machine<T>(
         return Err(CompileError::LlvmVersion { found: text(found), needed: LLVM_MAJOR });
     }
     MACHINES.with_borrow_mut(|machines| {
-        let fits = |m: &Machine| m.arch == target.arch && m.cpu == target.cpu && m.features == target.features;
+        let fits = |m: &TargetMachine| m.arch == target.arch && m.cpu == target.cpu && m.features == target.features;
         let at = match machines.iter().position(fits) {
             Some(at) => at,
             None => {
@@ -112,7 +112,7 @@ pub fn with_machine<T>(
     })
 }
 
-fn make(target: &Target) -> Result<Machine, CompileError> {
+fn make(target: &Target) -> Result<TargetMachine, CompileError> {
     static INITIALIZED: Once = Once::new();
     INITIALIZED.call_once(|| {
         use llvm_sys::target::*;
@@ -173,12 +173,12 @@ fn make(target: &Target) -> Result<Machine, CompileError> {
         if machine.is_null() {
             return Err(CompileError::Llvm(format!("no target machine for {}", target.name())));
         }
-        Ok(Machine { arch: target.arch, cpu: target.cpu.clone(), features: target.features.clone(), machine })
+        Ok(TargetMachine { arch: target.arch, cpu: target.cpu.clone(), features: target.features.clone(), machine })
     }
 }
 
 /// Tells a module what machine it is for.
-pub fn prepare_module(module: &Module, machine: LLVMTargetMachineRef, target: &Target) {
+pub fn prepare_module(module: &LlvmModule, machine: LLVMTargetMachineRef, target: &Target) {
     // SAFETY: module and machine are alive; the layout is copied into the module.
     unsafe {
         let layout = LLVMCreateTargetDataLayout(machine);
@@ -189,7 +189,7 @@ pub fn prepare_module(module: &Module, machine: LLVMTargetMachineRef, target: &T
 }
 
 /// Runs a list of passes in the syntax of `opt -passes=`.
-pub fn run_passes(module: &Module, machine: LLVMTargetMachineRef, passes: &str) -> Result<(), CompileError> {
+pub fn run_passes(module: &LlvmModule, machine: LLVMTargetMachineRef, passes: &str) -> Result<(), CompileError> {
     let passes = c_string(passes);
     // SAFETY: module and machine are alive; options and error message are ours to give back.
     unsafe {
@@ -207,7 +207,7 @@ pub fn run_passes(module: &Module, machine: LLVMTargetMachineRef, passes: &str) 
 }
 
 /// Generates machine code.
-pub fn emit_file(module: &Module, machine: LLVMTargetMachineRef, what: FileType) -> Result<Vec<u8>, CompileError> {
+pub fn emit_file(module: &LlvmModule, machine: LLVMTargetMachineRef, what: FileType) -> Result<Vec<u8>, CompileError> {
     let what = match what {
         FileType::Assembly => LLVMCodeGenFileType::LLVMAssemblyFile,
         FileType::Object => LLVMCodeGenFileType::LLVMObjectFile,

@@ -6,12 +6,12 @@ use llvm_sys::core::*;
 use llvm_sys::prelude::*;
 
 /// A context with one module.
-pub struct Module {
+pub struct LlvmModule {
     context: LLVMContextRef,
     module: LLVMModuleRef,
 }
 
-impl Drop for Module {
+impl Drop for LlvmModule {
     fn drop(&mut self) {
         // SAFETY: both were made by `new`, and nothing else holds them.
         unsafe {
@@ -21,15 +21,15 @@ impl Drop for Module {
     }
 }
 
-impl Module {
+impl LlvmModule {
     /// An empty module. Value names are kept only where somebody will read them.
-    pub fn new(name: &str, keep_names: bool) -> Module {
+    pub fn new(name: &str, keep_names: bool) -> LlvmModule {
         let name = c_string(name);
         // SAFETY: the context is fresh, and the module is made in it.
         unsafe {
             let context = LLVMContextCreate();
             LLVMContextSetDiscardValueNames(context, i32::from(!keep_names));
-            Module { context, module: LLVMModuleCreateWithNameInContext(name.as_ptr(), context) }
+            LlvmModule { context, module: LLVMModuleCreateWithNameInContext(name.as_ptr(), context) }
         }
     }
 

@@ -1,8 +1,8 @@
 //! Our own form as LLVM's: one instruction each, but for vectors made of a scalar.
 //!
-//! What differs from machine to machine stands in three places: [`Printer::attributes`] says what CPU a
-//! function is for, [`Printer::kind`] what addresses there are, [`Printer::convert`] how numbers of 16 bits
-//! become others.
+//! What differs from machine to machine stands in three places: [`LlvmPrinter::attributes`] says what CPU a
+//! function is for, [`LlvmPrinter::kind`] what addresses there are, [`LlvmPrinter::convert`] how numbers of
+//! 16 bits become others.
 
 use std::ops::Range;
 use std::ptr;
@@ -16,11 +16,11 @@ use llvm_sys::{
 };
 use tilewright_ir::target::{Arch, GpuApi, Target};
 
-use super::module::{Module, c_string};
+use super::module::{LlvmModule, c_string};
 use crate::generate::cpu;
 use crate::ssa::{
-    self, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, Global, Id, Instruction, Kind, Linkage,
-    Op, Rounding, Space, Type,
+    self, AddressSpace, BlockId, Compare, Coordinate, Cpu, Def, Function, Global, Id, Instruction, LaneKind, Linkage,
+    RoundingDirection, SsaOp, Type, UnaliasedMemory, VectorConstant,
 };
 
 /// The unnamed name.
@@ -43,14 +43,14 @@ macro_rules! llvm {
     };
 }
 
-mod halves;
+mod half_precision;
 
 /// Writes the functions of a module of ours into one of LLVM's.
-pub fn print(source: &ssa::Module, target: &Target, into: &Module) {
+pub fn print(source: &ssa::Module, target: &Target, into: &LlvmModule) {
     let (context, module) = (into.context(), into.raw());
     let builder = llvm!(LLVMCreateBuilderInContext(context));
     let invariant = metadata_kind(context, "invariant.load");
-    let mut p = Printer { target, context, module, builder, invariant, functions: Vec::new(), globals: Vec::new() };
+    let mut p = LlvmPrinter { target, context, module, builder, invariant, functions: Vec::new(), globals: Vec::new() };
     p.globals = source.globals.iter().map(|global| p.global(global)).collect();
     p.functions = source.functions.iter().map(|f| p.declaration(f)).collect();
     for (f, value) in source.functions.iter().zip(&p.functions) {
@@ -61,7 +61,7 @@ pub fn print(source: &ssa::Module, target: &Target, into: &Module) {
     llvm!(LLVMDisposeBuilder(builder));
 }
 
-struct Printer<'s> {
+struct LlvmPrinter<'s> {
     target: &'s Target,
     context: LLVMContextRef,
     module: LLVMModuleRef,
@@ -73,7 +73,7 @@ struct Printer<'s> {
 }
 
 /// The function that is being written.
-struct Body<'s> {
+struct FunctionBody<'s> {
     source: &'s Function,
     blocks: Vec<LLVMBasicBlockRef>,
     /// LLVM's values; null until they are written.
@@ -100,50 +100,50 @@ fn tuned_for(target: &Target) -> &str {
 }
 
 /// The function of LLVM's own that an operation is.
-fn intrinsic(op: &Op) -> Option<&'static str> {
+fn intrinsic(op: &SsaOp) -> Option<&'static str> {
     Some(match op {
-        Op::Fma => "llvm.fma",
-        Op::FMin => "llvm.minimum",
-        Op::FMax => "llvm.maximum",
-        Op::FAbs => "llvm.fabs",
-        Op::Sqrt => "llvm.sqrt",
-        Op::Round(Rounding::Nearest) => "llvm.roundeven",
-        Op::Round(Rounding::Down) => "llvm.floor",
-        Op::Round(Rounding::Up) => "llvm.ceil",
-        Op::Round(Rounding::Zero) => "llvm.trunc",
-        Op::CopySign => "llvm.copysign",
-        Op::SignedMin => "llvm.smin",
-        Op::SignedMax => "llvm.smax",
-        Op::MaskedLoad => "llvm.masked.load",
-        Op::MaskedStore => "llvm.masked.store",
-        Op::Gather => "llvm.masked.gather",
-        Op::Scatter => "llvm.masked.scatter",
-        Op::Prefetch { .. } => "llvm.prefetch",
-        Op::ToInteger => "llvm.fptosi.sat",
+        SsaOp::Fma => "llvm.fma",
+        SsaOp::FMin => "llvm.minimum",
+        SsaOp::FMax => "llvm.maximum",
+        SsaOp::FAbs => "llvm.fabs",
+        SsaOp::Sqrt => "llvm.sqrt",
+        SsaOp::Round(RoundingDirection::Nearest) => "llvm.roundeven",
+        SsaOp::Round(RoundingDirection::Down) => "llvm.floor",
+        SsaOp::Round(RoundingDirection::Up) => "llvm.ceil",
+        SsaOp::Round(RoundingDirection::Zero) => "llvm.trunc",
+        SsaOp::CopySign => "llvm.copysign",
+        SsaOp::SignedMin => "llvm.smin",
+        SsaOp::SignedMax => "llvm.smax",
+        SsaOp::MaskedLoad => "llvm.masked.load",
+        SsaOp::MaskedStore => "llvm.masked.store",
+        SsaOp::Gather => "llvm.masked.gather",
+        SsaOp::Scatter => "llvm.masked.scatter",
+        SsaOp::Prefetch { .. } => "llvm.prefetch",
+        SsaOp::ToInteger => "llvm.fptosi.sat",
         _ => return None,
     })
 }
 
 /// The instruction of two operands that an operation is.
-fn binary(op: &Op) -> Option<LLVMOpcode> {
+fn binary(op: &SsaOp) -> Option<LLVMOpcode> {
     Some(match op {
-        Op::AddWrapping => LLVMOpcode::LLVMAdd,
-        Op::SubWrapping => LLVMOpcode::LLVMSub,
-        Op::MulWrapping => LLVMOpcode::LLVMMul,
-        Op::SignedDiv => LLVMOpcode::LLVMSDiv,
-        Op::SignedRem => LLVMOpcode::LLVMSRem,
-        Op::UnsignedDiv => LLVMOpcode::LLVMUDiv,
-        Op::UnsignedRem => LLVMOpcode::LLVMURem,
-        Op::ShiftLeft => LLVMOpcode::LLVMShl,
-        Op::ShiftSigned => LLVMOpcode::LLVMAShr,
-        Op::ShiftUnsigned => LLVMOpcode::LLVMLShr,
-        Op::And => LLVMOpcode::LLVMAnd,
-        Op::Or => LLVMOpcode::LLVMOr,
-        Op::Xor => LLVMOpcode::LLVMXor,
-        Op::FAdd => LLVMOpcode::LLVMFAdd,
-        Op::FSub => LLVMOpcode::LLVMFSub,
-        Op::FMul => LLVMOpcode::LLVMFMul,
-        Op::FDiv => LLVMOpcode::LLVMFDiv,
+        SsaOp::AddWrapping => LLVMOpcode::LLVMAdd,
+        SsaOp::SubWrapping => LLVMOpcode::LLVMSub,
+        SsaOp::MulWrapping => LLVMOpcode::LLVMMul,
+        SsaOp::SignedDiv => LLVMOpcode::LLVMSDiv,
+        SsaOp::SignedRem => LLVMOpcode::LLVMSRem,
+        SsaOp::UnsignedDiv => LLVMOpcode::LLVMUDiv,
+        SsaOp::UnsignedRem => LLVMOpcode::LLVMURem,
+        SsaOp::ShiftLeft => LLVMOpcode::LLVMShl,
+        SsaOp::ShiftSigned => LLVMOpcode::LLVMAShr,
+        SsaOp::ShiftUnsigned => LLVMOpcode::LLVMLShr,
+        SsaOp::And => LLVMOpcode::LLVMAnd,
+        SsaOp::Or => LLVMOpcode::LLVMOr,
+        SsaOp::Xor => LLVMOpcode::LLVMXor,
+        SsaOp::FAdd => LLVMOpcode::LLVMFAdd,
+        SsaOp::FSub => LLVMOpcode::LLVMFSub,
+        SsaOp::FMul => LLVMOpcode::LLVMFMul,
+        SsaOp::FDiv => LLVMOpcode::LLVMFDiv,
         _ => return None,
     })
 }
@@ -158,28 +158,28 @@ fn loop_up_to<'b>(f: &Function, last: usize, order: &'b [BlockId]) -> Option<&'b
 fn shares(f: &Function, blocks: &[BlockId]) -> bool {
     let is_shared = |id: &Id| f.values[id.at()].ty == Type::SHARED;
     let mut instructions = blocks.iter().flat_map(|block| &f.blocks[block.at()]);
-    instructions.any(|i| i.op == Op::Barrier || i.operands.iter().any(is_shared))
+    instructions.any(|i| i.op == SsaOp::Barrier || i.operands.iter().any(is_shared))
 }
 
-impl Printer<'_> {
+impl LlvmPrinter<'_> {
     // Types.
 
-    fn kind(&self, kind: Kind) -> LLVMTypeRef {
+    fn kind(&self, kind: LaneKind) -> LLVMTypeRef {
         llvm!(match kind {
-            Kind::I1 => LLVMInt1TypeInContext(self.context),
-            Kind::I8 => LLVMInt8TypeInContext(self.context),
-            Kind::I16 => LLVMInt16TypeInContext(self.context),
-            Kind::I32 => LLVMInt32TypeInContext(self.context),
-            Kind::I64 => LLVMInt64TypeInContext(self.context),
+            LaneKind::I1 => LLVMInt1TypeInContext(self.context),
+            LaneKind::I8 => LLVMInt8TypeInContext(self.context),
+            LaneKind::I16 => LLVMInt16TypeInContext(self.context),
+            LaneKind::I32 => LLVMInt32TypeInContext(self.context),
+            LaneKind::I64 => LLVMInt64TypeInContext(self.context),
             // CPUs move them as bits.
-            Kind::F16 | Kind::Bf16 if self.target.gpu.is_none() => LLVMInt16TypeInContext(self.context),
-            Kind::F16 => LLVMHalfTypeInContext(self.context),
-            Kind::Bf16 => LLVMBFloatTypeInContext(self.context),
-            Kind::F32 => LLVMFloatTypeInContext(self.context),
-            Kind::F64 => LLVMDoubleTypeInContext(self.context),
-            Kind::Pointer(Space::All) => LLVMPointerTypeInContext(self.context, 0),
-            Kind::Pointer(Space::Global) => LLVMPointerTypeInContext(self.context, 1),
-            Kind::Pointer(Space::Shared) => LLVMPointerTypeInContext(self.context, SHARED),
+            LaneKind::F16 | LaneKind::Bf16 if self.target.gpu.is_none() => LLVMInt16TypeInContext(self.context),
+            LaneKind::F16 => LLVMHalfTypeInContext(self.context),
+            LaneKind::Bf16 => LLVMBFloatTypeInContext(self.context),
+            LaneKind::F32 => LLVMFloatTypeInContext(self.context),
+            LaneKind::F64 => LLVMDoubleTypeInContext(self.context),
+            LaneKind::Pointer(AddressSpace::All) => LLVMPointerTypeInContext(self.context, 0),
+            LaneKind::Pointer(AddressSpace::Global) => LLVMPointerTypeInContext(self.context, 1),
+            LaneKind::Pointer(AddressSpace::Shared) => LLVMPointerTypeInContext(self.context, SHARED),
         })
     }
 
@@ -201,7 +201,7 @@ impl Printer<'_> {
             Global::Integer(name) => c_string(name),
             Global::Text(text) => return self.text(text),
         };
-        let ty = self.kind(Kind::I32);
+        let ty = self.kind(LaneKind::I32);
         llvm! {{
             let variable = LLVMAddGlobal(self.module, ty, name.as_ptr());
             LLVMSetLinkage(variable, LLVMLinkage::LLVMInternalLinkage);
@@ -249,7 +249,7 @@ impl Printer<'_> {
             if parameter.is_map {
                 self.map_attributes(value, at as u32 + 1);
             }
-            if let Some(Buffer { bytes, is_constant, align }) = parameter.buffer {
+            if let Some(UnaliasedMemory { bytes, is_constant, align }) = parameter.buffer {
                 let add = |name, n| self.add_attribute(value, at as u32 + 1, self.attribute(name, n));
                 add("noalias", 0);
                 add("nonnull", 0);
@@ -326,7 +326,7 @@ impl Printer<'_> {
         let name = "byval";
         let by_value = llvm! {{
             let kind = LLVMGetEnumAttributeKindForName(name.as_ptr().cast(), name.len());
-            LLVMCreateTypeAttribute(self.context, kind, LLVMArrayType2(self.kind(Kind::I8), BYTES))
+            LLVMCreateTypeAttribute(self.context, kind, LLVMArrayType2(self.kind(LaneKind::I8), BYTES))
         }};
         self.add_attribute(f, index, by_value);
         self.add_attribute(f, index, self.attribute("align", 64));
@@ -362,7 +362,7 @@ impl Printer<'_> {
     fn body(&self, f: &Function, function: LLVMValueRef) {
         let append = |_: &_| llvm!(LLVMAppendBasicBlockInContext(self.context, function, UNNAMED));
         let blocks = f.blocks.iter().map(append).collect();
-        let mut body = Body { source: f, blocks, values: vec![ptr::null_mut(); f.values.len()] };
+        let mut body = FunctionBody { source: f, blocks, values: vec![ptr::null_mut(); f.values.len()] };
         for at in 0..f.parameters.len() {
             body.values[at] = llvm!(LLVMGetParam(function, at as u32));
         }
@@ -380,7 +380,7 @@ impl Printer<'_> {
             }
         }
         for instruction in order.iter().flat_map(|block| &f.blocks[block.at()]) {
-            if let (Op::Phi(from), Some(result)) = (&instruction.op, instruction.result) {
+            if let (SsaOp::Phi(from), Some(result)) = (&instruction.op, instruction.result) {
                 for (from, value) in from.iter().zip(&instruction.operands) {
                     let (mut value, mut from) = (self.value(&mut body, *value), body.blocks[from.at()]);
                     llvm!(LLVMAddIncoming(body.values[result.at()], &mut value, &mut from, 1));
@@ -410,7 +410,7 @@ impl Printer<'_> {
         }}
     }
 
-    fn value(&self, body: &mut Body, id: Id) -> LLVMValueRef {
+    fn value(&self, body: &mut FunctionBody, id: Id) -> LLVMValueRef {
         let known = body.values[id.at()];
         if !known.is_null() {
             return known;
@@ -418,7 +418,7 @@ impl Printer<'_> {
         let value = &body.source.values[id.at()];
         let ty = self.ty(value.ty);
         let made = match &value.def {
-            Def::Constant(Constant { bits, undefined }) => {
+            Def::Constant(VectorConstant { bits, undefined }) => {
                 let lane = |(at, b): (usize, &u64)| match undefined >> at & 1 {
                     0 => self.scalar(value.ty.kind, *b),
                     _ => llvm!(LLVMGetUndef(self.kind(value.ty.kind))),
@@ -439,35 +439,36 @@ impl Printer<'_> {
         made
     }
 
-    fn scalar(&self, kind: Kind, bits: u64) -> LLVMValueRef {
+    fn scalar(&self, kind: LaneKind, bits: u64) -> LLVMValueRef {
         let ty = self.kind(kind);
         llvm!(match kind {
-            Kind::F16 | Kind::Bf16 => LLVMConstBitCast(LLVMConstInt(LLVMInt16TypeInContext(self.context), bits, 0), ty),
-            Kind::F32 => LLVMConstReal(ty, f32::from_bits(bits as u32).into()),
-            Kind::F64 => LLVMConstReal(ty, f64::from_bits(bits)),
-            Kind::Pointer(_) => {
+            LaneKind::F16 | LaneKind::Bf16 =>
+                LLVMConstBitCast(LLVMConstInt(LLVMInt16TypeInContext(self.context), bits, 0), ty),
+            LaneKind::F32 => LLVMConstReal(ty, f32::from_bits(bits as u32).into()),
+            LaneKind::F64 => LLVMConstReal(ty, f64::from_bits(bits)),
+            LaneKind::Pointer(_) => {
                 assert_eq!(bits, 0, "the only constant address is none");
                 LLVMConstNull(ty)
             }
-            Kind::I1 | Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64 => LLVMConstInt(ty, bits, 0),
+            LaneKind::I1 | LaneKind::I8 | LaneKind::I16 | LaneKind::I32 | LaneKind::I64 => LLVMConstInt(ty, bits, 0),
         })
     }
 
     /// The lanes that a shuffle picks.
     fn lanes(&self, mask: &[i32]) -> LLVMValueRef {
-        let i32 = self.kind(Kind::I32);
+        let i32 = self.kind(LaneKind::I32);
         let lane = |lane: &i32| llvm!(if *lane < 0 { LLVMGetPoison(i32) } else { LLVMConstInt(i32, *lane as u64, 0) });
         let mut lanes: Vec<LLVMValueRef> = mask.iter().map(lane).collect();
         llvm!(LLVMConstVector(lanes.as_mut_ptr(), lanes.len() as u32))
     }
 
-    fn instruction(&self, body: &mut Body, instruction: &Instruction) -> LLVMValueRef {
+    fn instruction(&self, body: &mut FunctionBody, instruction: &Instruction) -> LLVMValueRef {
         let Instruction { op, operands, result, align } = instruction;
         let b = self.builder;
         let source = body.source;
         let result = result.map(|id| source.values[id.at()].ty);
         let ty = result.map(|ty| self.ty(ty)).unwrap_or(ptr::null_mut());
-        if let Op::Phi(_) = op {
+        if let SsaOp::Phi(_) = op {
             return llvm!(LLVMBuildPhi(b, ty, UNNAMED));
         }
         let of = |at: usize| source.values[operands[at].at()].ty;
@@ -478,15 +479,15 @@ impl Printer<'_> {
         if let Some(name) = intrinsic(op) {
             let pointer = |at: usize| self.ty(of(at));
             let (overloads, aligned) = match op {
-                Op::MaskedLoad | Op::Gather => (vec![ty, pointer(0)], Some(0)),
-                Op::MaskedStore | Op::Scatter => (vec![self.ty(of(0)), pointer(1)], Some(1)),
-                Op::Prefetch { for_write } => {
+                SsaOp::MaskedLoad | SsaOp::Gather => (vec![ty, pointer(0)], Some(0)),
+                SsaOp::MaskedStore | SsaOp::Scatter => (vec![self.ty(of(0)), pointer(1)], Some(1)),
+                SsaOp::Prefetch { for_write } => {
                     // Into all caches, as data.
                     let how = [u64::from(*for_write), 3, 1];
-                    x.extend(how.map(|how| self.scalar(Kind::I32, how)));
+                    x.extend(how.map(|how| self.scalar(LaneKind::I32, how)));
                     (vec![pointer(0)], None)
                 }
-                Op::ToInteger => (vec![ty, self.ty(of(0))], None),
+                SsaOp::ToInteger => (vec![ty, self.ty(of(0))], None),
                 _ => (vec![ty], None),
             };
             let call = self.intrinsic(name, overloads, x);
@@ -494,58 +495,58 @@ impl Printer<'_> {
                 let attribute = self.attribute("align", u64::from(*align));
                 llvm!(LLVMAddCallSiteAttribute(call, at + 1, attribute));
             }
-            if let Op::FMin | Op::FMax = op {
+            if let SsaOp::FMin | SsaOp::FMax = op {
                 // Which of two zeros it is would take more instructions.
                 llvm!(LLVMSetFastMathFlags(call, LLVMFastMathNoSignedZeros));
             }
             return call;
         }
         llvm!(match op {
-            Op::Variable(ty) => self.stack(self.ty(*ty), *align),
-            Op::SharedMemory(bytes) => self.shared_memory(source, *bytes as u64, *align),
-            Op::Coordinate(coordinate) => self.intrinsic(&self.coordinate(*coordinate), Vec::new(), x),
-            Op::Barrier => self.barrier(),
-            Op::Copy { bytes } => self.copy(*bytes, x),
-            Op::Wait(n) => {
+            SsaOp::Variable(ty) => self.stack(self.ty(*ty), *align),
+            SsaOp::SharedMemory(bytes) => self.shared_memory(source, *bytes as u64, *align),
+            SsaOp::Coordinate(coordinate) => self.intrinsic(&self.coordinate(*coordinate), Vec::new(), x),
+            SsaOp::Barrier => self.barrier(),
+            SsaOp::Copy { bytes } => self.copy(*bytes, x),
+            SsaOp::Wait(n) => {
                 self.intrinsic("llvm.nvvm.cp.async.commit.group", Vec::new(), Vec::new());
-                let n = self.scalar(Kind::I32, (*n).into());
+                let n = self.scalar(LaneKind::I32, (*n).into());
                 self.intrinsic("llvm.nvvm.cp.async.wait.group", Vec::new(), vec![n])
             }
-            Op::Dot4 { signed } => self.dot4(*signed, x, result.map_or(0, |ty| ty.lanes)),
-            Op::Dot2 => self.dot2(x, result.map_or(0, |ty| ty.lanes)),
-            Op::DotOfHalves => {
+            SsaOp::Dot4 { signed } => self.dot4(*signed, x, result.map_or(0, |ty| ty.lanes)),
+            SsaOp::Dot2 => self.dot2(x, result.map_or(0, |ty| ty.lanes)),
+            SsaOp::DotOfHalves => {
                 let bits = 32 * result.map_or(0, |ty| ty.lanes);
                 self.of_bits(&format!("llvm.x86.avx512bf16.dpbf16ps.{bits}"), Vec::new(), x)
             }
-            Op::NearestBf16 => {
+            SsaOp::NearestBf16 => {
                 let bits = 32 * of(0).lanes;
                 let nearest = self.of_bits(&format!("llvm.x86.avx512bf16.cvtneps2bf16.{bits}"), Vec::new(), x);
                 LLVMBuildBitCast(b, nearest, ty, UNNAMED)
             }
-            Op::PickBytes => self.pick_bytes(x),
-            Op::Tf32 => {
+            SsaOp::PickBytes => self.pick_bytes(x),
+            SsaOp::Tf32 => {
                 let bits = self.intrinsic("llvm.nvvm.f2tf32.rna", Vec::new(), x);
                 LLVMBuildBitCast(b, bits, ty, UNNAMED)
             }
-            Op::TileProduct(factors) => self.tile_product(*factors, x, ty),
-            Op::ProxyFence | Op::GroupEnd => {
-                let is_fence = matches!(op, Op::ProxyFence);
+            SsaOp::TileProduct(factors) => self.tile_product(*factors, x, ty),
+            SsaOp::ProxyFence | SsaOp::GroupEnd => {
+                let is_fence = matches!(op, SsaOp::ProxyFence);
                 let text = if is_fence { "fence.proxy.async.shared::cta;" } else { "wgmma.commit_group.sync.aligned;" };
                 self.assembly(text, "~{memory}", self.function_type(None, [].into_iter()), x)
             }
-            Op::GroupFence => self.on_sums("wgmma.fence.sync.aligned;", Vec::new(), x),
-            Op::GroupWait(n) => self.on_sums(&format!("wgmma.wait_group.sync.aligned {n};"), Vec::new(), x),
-            Op::GroupProduct { factors, across, begins } => {
+            SsaOp::GroupFence => self.on_sums("wgmma.fence.sync.aligned;", Vec::new(), x),
+            SsaOp::GroupWait(n) => self.on_sums(&format!("wgmma.wait_group.sync.aligned {n};"), Vec::new(), x),
+            SsaOp::GroupProduct { factors, across, begins } => {
                 let sums = x.split_off(x.len() - result.map_or(0, |ty| ty.lanes));
                 self.group_product(*factors, *across, *begins, (x, sums))
             }
-            Op::LoadTiles { transposed } => self.load_tiles(x, *transposed, result.map_or(0, |ty| ty.lanes), ty),
-            Op::Stack(bytes) => {
-                let memory = self.stack(LLVMArrayType2(self.kind(Kind::I8), *bytes as u64), *align);
+            SsaOp::LoadTiles { transposed } => self.load_tiles(x, *transposed, result.map_or(0, |ty| ty.lanes), ty),
+            SsaOp::Stack(bytes) => {
+                let memory = self.stack(LLVMArrayType2(self.kind(LaneKind::I8), *bytes as u64), *align);
                 // On some machines the stack is memory of its own kind.
                 if LLVMTypeOf(memory) == ty { memory } else { LLVMBuildAddrSpaceCast(b, memory, ty, UNNAMED) }
             }
-            Op::Load { invariant } => {
+            SsaOp::Load { invariant } => {
                 let v = LLVMBuildLoad2(b, ty, x[0], UNNAMED);
                 LLVMSetAlignment(v, *align);
                 if *invariant {
@@ -554,16 +555,16 @@ impl Printer<'_> {
                 }
                 v
             }
-            Op::Store => {
+            SsaOp::Store => {
                 let v = LLVMBuildStore(b, x[0], x[1]);
                 LLVMSetAlignment(v, *align);
                 v
             }
-            Op::Element(element) => LLVMBuildGEP2(b, self.ty(*element), x[0], &mut x[1], 1, UNNAMED),
-            Op::Add => LLVMBuildNSWAdd(b, x[0], x[1], UNNAMED),
-            Op::Sub => LLVMBuildNSWSub(b, x[0], x[1], UNNAMED),
-            Op::Mul => LLVMBuildNSWMul(b, x[0], x[1], UNNAMED),
-            Op::Compare(how) => {
+            SsaOp::Element(element) => LLVMBuildGEP2(b, self.ty(*element), x[0], &mut x[1], 1, UNNAMED),
+            SsaOp::Add => LLVMBuildNSWAdd(b, x[0], x[1], UNNAMED),
+            SsaOp::Sub => LLVMBuildNSWSub(b, x[0], x[1], UNNAMED),
+            SsaOp::Mul => LLVMBuildNSWMul(b, x[0], x[1], UNNAMED),
+            SsaOp::Compare(how) => {
                 let how = match how {
                     Compare::Equal => LLVMIntPredicate::LLVMIntEQ,
                     Compare::NotEqual => LLVMIntPredicate::LLVMIntNE,
@@ -572,54 +573,55 @@ impl Printer<'_> {
                 };
                 LLVMBuildICmp(b, how, x[0], x[1], UNNAMED)
             }
-            Op::FNeg => LLVMBuildFNeg(b, x[0], UNNAMED),
-            Op::FLess => LLVMBuildFCmp(b, LLVMRealPredicate::LLVMRealOLT, x[0], x[1], UNNAMED),
-            Op::Select => LLVMBuildSelect(b, x[0], x[1], x[2], UNNAMED),
-            Op::Truncate => LLVMBuildTrunc(b, x[0], ty, UNNAMED),
-            Op::ExtendSigned => LLVMBuildSExt(b, x[0], ty, UNNAMED),
-            Op::ExtendUnsigned => LLVMBuildZExt(b, x[0], ty, UNNAMED),
-            Op::ToReal => LLVMBuildSIToFP(b, x[0], ty, UNNAMED),
-            Op::TruncateSaturated => {
+            SsaOp::FNeg => LLVMBuildFNeg(b, x[0], UNNAMED),
+            SsaOp::FLess => LLVMBuildFCmp(b, LLVMRealPredicate::LLVMRealOLT, x[0], x[1], UNNAMED),
+            SsaOp::Select => LLVMBuildSelect(b, x[0], x[1], x[2], UNNAMED),
+            SsaOp::Truncate => LLVMBuildTrunc(b, x[0], ty, UNNAMED),
+            SsaOp::ExtendSigned => LLVMBuildSExt(b, x[0], ty, UNNAMED),
+            SsaOp::ExtendUnsigned => LLVMBuildZExt(b, x[0], ty, UNNAMED),
+            SsaOp::ToReal => LLVMBuildSIToFP(b, x[0], ty, UNNAMED),
+            SsaOp::TruncateSaturated => {
                 let most = self.constant_lanes(of(0), result.expect("it gives an integer").kind);
                 let least = self.intrinsic("llvm.umin", vec![LLVMTypeOf(x[0])], vec![x[0], most]);
                 LLVMBuildTrunc(b, least, ty, UNNAMED)
             }
-            Op::ToIntegerInRange => LLVMBuildFPToSI(b, x[0], ty, UNNAMED),
-            Op::ToIntegerOrLeast { nearest } => self.integer_or_least(*nearest, x[0], of(0).lanes),
-            Op::Convert => self.convert(x[0], of(0), result.expect("it gives a number")),
-            Op::Bitcast => LLVMBuildBitCast(b, x[0], ty, UNNAMED),
-            Op::Address => LLVMBuildPtrToInt(b, x[0], ty, UNNAMED),
-            Op::Splat => {
+            SsaOp::ToIntegerInRange => LLVMBuildFPToSI(b, x[0], ty, UNNAMED),
+            SsaOp::ToIntegerOrLeast { nearest } => self.integer_or_least(*nearest, x[0], of(0).lanes),
+            SsaOp::Convert => self.convert(x[0], of(0), result.expect("it gives a number")),
+            SsaOp::Bitcast => LLVMBuildBitCast(b, x[0], ty, UNNAMED),
+            SsaOp::Address => LLVMBuildPtrToInt(b, x[0], ty, UNNAMED),
+            SsaOp::Splat => {
                 let none = LLVMGetPoison(ty);
-                let one = LLVMBuildInsertElement(b, none, x[0], self.scalar(Kind::I64, 0), UNNAMED);
+                let one = LLVMBuildInsertElement(b, none, x[0], self.scalar(LaneKind::I64, 0), UNNAMED);
                 let lanes = vec![0; result.map_or(0, |ty| ty.lanes)];
                 LLVMBuildShuffleVector(b, one, none, self.lanes(&lanes), UNNAMED)
             }
-            Op::Shuffle(mask) => LLVMBuildShuffleVector(b, x[0], x[1], self.lanes(mask), UNNAMED),
-            Op::Insert(lane) => LLVMBuildInsertElement(b, x[0], x[1], self.scalar(Kind::I64, *lane as u64), UNNAMED),
+            SsaOp::Shuffle(mask) => LLVMBuildShuffleVector(b, x[0], x[1], self.lanes(mask), UNNAMED),
+            SsaOp::Insert(lane) =>
+                LLVMBuildInsertElement(b, x[0], x[1], self.scalar(LaneKind::I64, *lane as u64), UNNAMED),
             // What instructions of several results give.
-            Op::Extract(lane) if LLVMGetTypeKind(LLVMTypeOf(x[0])) == LLVMTypeKind::LLVMStructTypeKind =>
+            SsaOp::Extract(lane) if LLVMGetTypeKind(LLVMTypeOf(x[0])) == LLVMTypeKind::LLVMStructTypeKind =>
                 LLVMBuildExtractValue(b, x[0], *lane as u32, UNNAMED),
-            Op::Extract(lane) => LLVMBuildExtractElement(b, x[0], self.scalar(Kind::I64, *lane as u64), UNNAMED),
-            Op::Call => {
+            SsaOp::Extract(lane) => LLVMBuildExtractElement(b, x[0], self.scalar(LaneKind::I64, *lane as u64), UNNAMED),
+            SsaOp::Call => {
                 let callee = x.pop().expect("a call has a callee");
                 self.call(self.function_type(result, (0..x.len()).map(of)), callee, x)
             }
             // An empty instruction gives back what it takes.
-            Op::Opaque => self.assembly(
+            SsaOp::Opaque => self.assembly(
                 "",
                 if self.target.gpu.is_some() { "=l,0" } else { "=r,0" },
                 self.function_type(result, [of(0)].into_iter()),
                 x
             ),
-            Op::Assembly(a) => {
+            SsaOp::Assembly(a) => {
                 let ty = self.function_type(result, (0..x.len()).map(of));
-                self.assembly(&a.text, a.constraints, ty, x)
+                self.assembly(&a.text, &a.constraints, ty, x)
             }
-            Op::Br(to) => LLVMBuildBr(b, body.blocks[to.at()]),
-            Op::CondBr(then, otherwise) =>
+            SsaOp::Br(to) => LLVMBuildBr(b, body.blocks[to.at()]),
+            SsaOp::CondBr(then, otherwise) =>
                 LLVMBuildCondBr(b, x[0], body.blocks[then.at()], body.blocks[otherwise.at()]),
-            Op::Return => match x.first() {
+            SsaOp::Return => match x.first() {
                 Some(v) => LLVMBuildRet(b, *v),
                 None => LLVMBuildRetVoid(b),
             },
@@ -632,7 +634,7 @@ impl Printer<'_> {
     fn shared_memory(&self, f: &Function, bytes: u64, align: u32) -> LLVMValueRef {
         let most = self.target.gpu.as_ref().map_or(u64::MAX, |gpu| gpu.shared_bytes);
         let is_fixed = bytes <= most;
-        let ty = llvm!(LLVMArrayType2(self.kind(Kind::I8), if is_fixed { bytes } else { 0 }));
+        let ty = llvm!(LLVMArrayType2(self.kind(LaneKind::I8), if is_fixed { bytes } else { 0 }));
         let name = c_string(&format!("{}_shared", f.name));
         llvm! {{
             let memory = LLVMAddGlobalInAddressSpace(self.module, ty, name.as_ptr(), SHARED);
@@ -655,7 +657,7 @@ impl Printer<'_> {
         match self.target.arch {
             Arch::Aarch64 => {
                 let name = if is_mixed { "usdot" } else { ["udot", "sdot"][usize::from(signed[0])] };
-                let [of_sums, of_factors] = [(Kind::I32, lanes), (Kind::I8, 4 * lanes)]
+                let [of_sums, of_factors] = [(LaneKind::I32, lanes), (LaneKind::I8, 4 * lanes)]
                     .map(|(kind, n)| llvm!(LLVMVectorType(self.kind(kind), n as u32)));
                 self.of_bits(&format!("llvm.aarch64.neon.{name}"), vec![of_sums, of_factors], vec![sums, a, b])
             }
@@ -683,8 +685,9 @@ impl Printer<'_> {
         let how = if nearest { "" } else { "t" };
         match lanes {
             16 => {
-                let other = llvm!(LLVMConstNull(LLVMVectorType(self.kind(Kind::I32), 16)));
-                let [all, rounding] = [(Kind::I16, 0xffff), (Kind::I32, 4)].map(|(kind, n)| self.scalar(kind, n));
+                let other = llvm!(LLVMConstNull(LLVMVectorType(self.kind(LaneKind::I32), 16)));
+                let [all, rounding] =
+                    [(LaneKind::I16, 0xffff), (LaneKind::I32, 4)].map(|(kind, n)| self.scalar(kind, n));
                 let name = format!("llvm.x86.avx512.mask.cvt{how}ps2dq.512");
                 self.of_bits(&name, Vec::new(), vec![x, other, all, rounding])
             }
@@ -694,7 +697,7 @@ impl Printer<'_> {
     }
 
     /// The largest integer without sign of a kind, in the lanes of a type.
-    fn constant_lanes(&self, ty: Type, kind: Kind) -> LLVMValueRef {
+    fn constant_lanes(&self, ty: Type, kind: LaneKind) -> LLVMValueRef {
         let most = self.scalar(ty.kind, u64::MAX >> (64 - 8 * kind.bytes()));
         let mut all = vec![most; ty.lanes];
         if ty.lanes == 1 { most } else { llvm!(LLVMConstVector(all.as_mut_ptr(), ty.lanes as u32)) }
@@ -723,21 +726,21 @@ impl Printer<'_> {
         let how = if transposed { ".trans" } else { "" };
         let name = format!("llvm.nvvm.ldmatrix.sync.aligned.m8n8.x{n}{how}.b16");
         let tiles = self.intrinsic(&name, vec![llvm!(LLVMTypeOf(x[0]))], x);
-        let bits = llvm!(LLVMVectorType(self.kind(Kind::I32), n as u32));
+        let bits = llvm!(LLVMVectorType(self.kind(LaneKind::I32), n as u32));
         let all = (0..n as u32).fold(llvm!(LLVMGetPoison(bits)), |out, at| {
             let tile = llvm!(LLVMBuildExtractValue(b, tiles, at, UNNAMED));
-            llvm!(LLVMBuildInsertElement(b, out, tile, self.scalar(Kind::I64, at.into()), UNNAMED))
+            llvm!(LLVMBuildInsertElement(b, out, tile, self.scalar(LaneKind::I64, at.into()), UNNAMED))
         });
         llvm!(LLVMBuildBitCast(b, all, ty, UNNAMED))
     }
 
     /// A warp's product of tiles: six factors as bits, then four sums.
-    fn tile_product(&self, factors: Kind, mut x: Vec<LLVMValueRef>, ty: LLVMTypeRef) -> LLVMValueRef {
+    fn tile_product(&self, factors: LaneKind, mut x: Vec<LLVMValueRef>, ty: LLVMTypeRef) -> LLVMValueRef {
         let b = self.builder;
         let (name, register) = match factors {
-            Kind::F16 => ("m16n8k16.row.col.f32.f32", llvm!(LLVMVectorType(self.kind(Kind::F16), 2))),
-            Kind::Bf16 => ("m16n8k16.row.col.bf16", self.kind(Kind::I32)),
-            _ => ("m16n8k8.row.col.tf32", self.kind(Kind::I32)),
+            LaneKind::F16 => ("m16n8k16.row.col.f32.f32", llvm!(LLVMVectorType(self.kind(LaneKind::F16), 2))),
+            LaneKind::Bf16 => ("m16n8k16.row.col.bf16", self.kind(LaneKind::I32)),
+            _ => ("m16n8k8.row.col.tf32", self.kind(LaneKind::I32)),
         };
         for factor in &mut x[..6] {
             *factor = llvm!(LLVMBuildBitCast(b, *factor, register, UNNAMED));
@@ -745,14 +748,14 @@ impl Printer<'_> {
         let sums = self.intrinsic(&format!("llvm.nvvm.mma.{name}"), Vec::new(), x);
         (0..4).fold(llvm!(LLVMGetPoison(ty)), |out, at| {
             let sum = llvm!(LLVMBuildExtractValue(b, sums, at, UNNAMED));
-            llvm!(LLVMBuildInsertElement(b, out, sum, self.scalar(Kind::I64, at.into()), UNNAMED))
+            llvm!(LLVMBuildInsertElement(b, out, sum, self.scalar(LaneKind::I64, at.into()), UNNAMED))
         })
     }
 
     /// A product of tiles of four warps. LLVM has no function for it.
     fn group_product(
         &self,
-        factors: Kind,
+        factors: LaneKind,
         across: [bool; 2],
         begins: bool,
         (described, sums): (Vec<LLVMValueRef>, Vec<LLVMValueRef>),
@@ -762,8 +765,8 @@ impl Printer<'_> {
         let (list, columns, last) = (registers(0..n), 2 * n, n + described.len() - 1);
         let rows = if last == n + 1 { format!("${n}") } else { format!("{{{}}}", registers(n..last)) };
         let (shape, name) = match factors {
-            Kind::F16 => ("k16", "f16"),
-            Kind::Bf16 => ("k16", "bf16"),
+            LaneKind::F16 => ("k16", "f16"),
+            LaneKind::Bf16 => ("k16", "bf16"),
             _ => ("k8", "tf32"),
         };
         // Whether it adds to the sums, and that it changes no sign; of numbers of 16 bits, how they lie.
@@ -778,7 +781,7 @@ impl Printer<'_> {
 
     /// Instructions that change sums of a thread where they are, and take numbers of 32 and 64 bits besides.
     fn on_sums(&self, text: &str, others: Vec<LLVMValueRef>, sums: Vec<LLVMValueRef>) -> LLVMValueRef {
-        let (n, float, short) = (sums.len(), self.kind(Kind::F32), self.kind(Kind::I32));
+        let (n, float, short) = (sums.len(), self.kind(LaneKind::F32), self.kind(LaneKind::I32));
         let mut types: Vec<LLVMTypeRef> = others.iter().map(|x| llvm!(LLVMTypeOf(*x))).collect();
         let of = types.iter().map(|ty| if *ty == short { "r" } else { "l" }.to_owned());
         let parts = (0..n).map(|_| "=f".to_owned()).chain(of);
@@ -807,7 +810,7 @@ impl Printer<'_> {
     /// Waits for all threads of the block, which then see what each has written.
     fn barrier(&self) -> LLVMValueRef {
         if self.target.arch != Arch::Gpu(GpuApi::AmdGpu) {
-            let all = self.scalar(Kind::I32, 0);
+            let all = self.scalar(LaneKind::I32, 0);
             return self.intrinsic("llvm.nvvm.barrier.cta.sync.aligned.all", Vec::new(), vec![all]);
         }
         let scope = "workgroup";

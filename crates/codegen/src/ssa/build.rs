@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use smallvec::smallvec;
 
 use super::{
-    Assembly, Bits, BlockId, Buffer, Compare, Constant, Coordinate, Cpu, Def, Function, FunctionId, Global, Id,
-    Instruction, Kind, Linkage, Module, Op, Operands, Parameter, Type, Value, fold,
+    Assembly, Bits, BlockId, Compare, Coordinate, Cpu, Def, Function, FunctionId, FunctionParameter, Global, Id,
+    InstOperands, Instruction, LaneKind, Linkage, Module, SsaOp, Type, UnaliasedMemory, Value, VectorConstant, fold,
 };
 use crate::map::Map;
 
@@ -44,7 +44,7 @@ struct State {
 struct Draft {
     blocks: Vec<DraftBlock>,
     /// Predecessors and values of each phi.
-    phis: Map<Id, (Vec<BlockId>, Operands)>,
+    phis: Map<Id, (Vec<BlockId>, InstOperands)>,
     /// Values that no instruction gives.
     fixed: Map<(Type, Def), Id>,
     /// Values that come from other lanes of a vector, which takes some cycles.
@@ -120,7 +120,7 @@ impl Builder {
                 let mut all = Vec::with_capacity(block.phis.len() + block.hoisted.len() + block.rest.len());
                 all.extend(block.phis.into_iter().rev().map(|phi| {
                     let (from, operands) = phis.remove(&phi).expect("each phi stands in one block");
-                    Instruction { op: Op::Phi(from), operands, result: Some(phi), align: 0 }
+                    Instruction { op: SsaOp::Phi(from), operands, result: Some(phi), align: 0 }
                 }));
                 all.extend(block.hoisted);
                 all.extend(block.rest);
@@ -138,7 +138,7 @@ impl Builder {
     }
 
     fn constant(&self, ty: Type, bits: Bits) -> Id {
-        self.fixed(ty, Def::Constant(Constant { bits, undefined: 0 }))
+        self.fixed(ty, Def::Constant(VectorConstant { bits, undefined: 0 }))
     }
 
     /// An integer of a type.
@@ -208,7 +208,10 @@ impl Builder {
             threads: None,
             cluster: 1,
             result,
-            parameters: parameters.iter().map(|ty| Parameter { ty: *ty, buffer: None, is_map: false }).collect(),
+            parameters: parameters
+                .iter()
+                .map(|ty| FunctionParameter { ty: *ty, buffer: None, is_map: false })
+                .collect(),
             values: parameters.iter().enumerate().map(value).collect(),
             blocks: Vec::new(),
             names: Vec::new(),
@@ -242,7 +245,7 @@ impl Builder {
     }
 
     /// Says what memory a parameter points to.
-    pub fn buffer_parameter(&self, at: usize, buffer: Buffer) {
+    pub fn buffer_parameter(&self, at: usize, buffer: UnaliasedMemory) {
         self.0.borrow_mut().function().parameters[at].buffer = Some(buffer);
     }
 
@@ -319,11 +322,11 @@ impl Builder {
         (at.block, at.part) = (block, Part::Hoisted);
     }
 
-    fn run(&self, op: Op, operands: Operands, align: u32) {
+    fn run(&self, op: SsaOp, operands: InstOperands, align: u32) {
         self.0.borrow_mut().push(Instruction { op, operands, result: None, align });
     }
 
-    fn give(&self, op: Op, operands: Operands, ty: Type, align: u32) -> Id {
+    fn give(&self, op: SsaOp, operands: InstOperands, ty: Type, align: u32) -> Id {
         let state = &mut *self.0.borrow_mut();
         let id = state.value(ty, Def::Instruction);
         state.push(Instruction { op, operands, result: Some(id), align });
@@ -331,7 +334,7 @@ impl Builder {
     }
 
     /// Adds an instruction, as [`Self::give`] does, or folds it where all operands are constants.
-    fn compute(&self, op: Op, operands: Operands, ty: Type) -> Id {
+    fn compute(&self, op: SsaOp, operands: InstOperands, ty: Type) -> Id {
         let folded = {
             let state = self.0.borrow();
             fold::fold(&op, ty, operands.iter().map(|id| state.get(*id)))
@@ -344,22 +347,22 @@ impl Builder {
 
     /// Goes to a block.
     pub fn br(&self, to: BlockId) {
-        self.run(Op::Br(to), smallvec![], 0);
+        self.run(SsaOp::Br(to), smallvec![], 0);
     }
 
     /// Goes to one of two blocks.
     pub fn cond_br(&self, cond: Id, then: BlockId, otherwise: BlockId) {
-        self.run(Op::CondBr(then, otherwise), smallvec![cond], 0);
+        self.run(SsaOp::CondBr(then, otherwise), smallvec![cond], 0);
     }
 
     /// Returns from the function.
     pub fn ret(&self) {
-        self.run(Op::Return, smallvec![], 0);
+        self.run(SsaOp::Return, smallvec![], 0);
     }
 
     /// Returns a value from the function.
     pub fn ret_value(&self, v: Id) {
-        self.run(Op::Return, smallvec![v], 0);
+        self.run(SsaOp::Return, smallvec![v], 0);
     }
 
     /// A value that depends on where control came to a block from.
@@ -384,164 +387,164 @@ impl Builder {
 
     /// A variable, which only loads and stores may refer to.
     pub fn variable(&self, ty: Type, align: u32) -> Id {
-        self.give(Op::Variable(ty), smallvec![], Type::POINTER, align)
+        self.give(SsaOp::Variable(ty), smallvec![], Type::POINTER, align)
     }
 
     /// Stack memory.
     pub fn stack(&self, bytes: u64, align: u32) -> Id {
-        self.give(Op::Stack(bytes as usize), smallvec![], Type::POINTER, align)
+        self.give(SsaOp::Stack(bytes as usize), smallvec![], Type::POINTER, align)
     }
 
     /// Memory that the threads of a block share.
     pub fn shared_memory(&self, bytes: u64, align: u32) -> Id {
-        self.give(Op::SharedMemory(bytes as usize), smallvec![], Type::SHARED, align)
+        self.give(SsaOp::SharedMemory(bytes as usize), smallvec![], Type::SHARED, align)
     }
 
     /// Coordinate of the thread in the grid, as a 64-bit integer.
     pub fn coordinate(&self, coordinate: Coordinate) -> Id {
-        let short = self.give(Op::Coordinate(coordinate), smallvec![], Type::I32, 0);
+        let short = self.give(SsaOp::Coordinate(coordinate), smallvec![], Type::I32, 0);
         self.extend(short, Type::I64, false)
     }
 
     /// Waits for all threads of the block.
     pub fn barrier(&self) {
-        self.run(Op::Barrier, smallvec![], 0);
+        self.run(SsaOp::Barrier, smallvec![], 0);
     }
 
     /// Begins an asynchronous copy of `bytes` bytes to shared memory; with `n`, of the first `n` of them, and
     /// zeros in place of the others.
     pub fn copy(&self, to: Id, from: Id, bytes: usize, n: Option<Id>) {
-        self.run(Op::Copy { bytes }, [to, from].into_iter().chain(n).collect(), bytes as u32);
+        self.run(SsaOp::Copy { bytes }, [to, from].into_iter().chain(n).collect(), bytes as u32);
     }
 
     /// Ends a group of copies, and waits until at most `n` of the latest groups are pending.
     pub fn wait(&self, n: u8) {
-        self.run(Op::Wait(n), smallvec![], 0);
+        self.run(SsaOp::Wait(n), smallvec![], 0);
     }
 
     /// A warp's load of tiles from memory that a block shares: one for each lane of the type.
     pub fn load_tiles(&self, row: Id, transposed: bool, ty: Type) -> Id {
-        self.give(Op::LoadTiles { transposed }, smallvec![row], ty, 16)
+        self.give(SsaOp::LoadTiles { transposed }, smallvec![row], ty, 16)
     }
 
     /// Reads memory; `invariant` says that it gives the same wherever it stands.
     pub fn load(&self, ty: Type, from: Id, align: u32, invariant: bool) -> Id {
-        self.give(Op::Load { invariant }, smallvec![from], ty, align)
+        self.give(SsaOp::Load { invariant }, smallvec![from], ty, align)
     }
 
     /// Writes memory.
     pub fn store(&self, value: Id, to: Id, align: u32) {
-        self.run(Op::Store, smallvec![value, to], align);
+        self.run(SsaOp::Store, smallvec![value, to], align);
     }
 
     /// The address of element `index` from `base`.
     pub fn element(&self, element: Type, base: Id, index: Id) -> Id {
         let lanes = self.type_of(index).lanes;
-        self.give(Op::Element(element), smallvec![base, index], self.type_of(base).vector(lanes), 0)
+        self.give(SsaOp::Element(element), smallvec![base, index], self.type_of(base).vector(lanes), 0)
     }
 
     /// Reads the lanes in a mask; the others are `otherwise`.
     pub fn masked_load(&self, ty: Type, from: Id, align: u32, mask: Id, otherwise: Id) -> Id {
-        self.give(Op::MaskedLoad, smallvec![from, mask, otherwise], ty, align)
+        self.give(SsaOp::MaskedLoad, smallvec![from, mask, otherwise], ty, align)
     }
 
     /// Writes the lanes in a mask.
     pub fn masked_store(&self, value: Id, to: Id, align: u32, mask: Id) {
-        self.run(Op::MaskedStore, smallvec![value, to, mask], align);
+        self.run(SsaOp::MaskedStore, smallvec![value, to, mask], align);
     }
 
     /// Reads each lane in a mask from its own address; the others are `otherwise`.
     pub fn masked_gather(&self, ty: Type, from: Id, align: u32, mask: Id, otherwise: Id) -> Id {
-        self.give(Op::Gather, smallvec![from, mask, otherwise], ty, align)
+        self.give(SsaOp::Gather, smallvec![from, mask, otherwise], ty, align)
     }
 
     /// Writes each lane in a mask to its own address.
     pub fn masked_scatter(&self, value: Id, to: Id, align: u32, mask: Id) {
-        self.run(Op::Scatter, smallvec![value, to, mask], align);
+        self.run(SsaOp::Scatter, smallvec![value, to, mask], align);
     }
 
     /// Brings an address near.
     pub fn prefetch(&self, pointer: Id, for_write: bool) {
-        self.run(Op::Prefetch { for_write }, smallvec![pointer], 0);
+        self.run(SsaOp::Prefetch { for_write }, smallvec![pointer], 0);
     }
 
     // Arithmetic.
 
     /// An operation of two operands that gives their type.
-    pub fn binary(&self, op: Op, a: Id, b: Id) -> Id {
-        let is_late = matches!(op, Op::FMin | Op::FMax) && self.0.borrow_mut().draft().moved.contains_key(&a);
+    pub fn binary(&self, op: SsaOp, a: Id, b: Id) -> Id {
+        let is_late = matches!(op, SsaOp::FMin | SsaOp::FMax) && self.0.borrow_mut().draft().moved.contains_key(&a);
         let (a, b) = if is_late { (b, a) } else { (a, b) };
         self.compute(op, smallvec![a, b], self.type_of(a))
     }
 
     /// An operation of one operand that gives its type.
-    pub fn unary(&self, op: Op, x: Id) -> Id {
+    pub fn unary(&self, op: SsaOp, x: Id) -> Id {
         self.compute(op, smallvec![x], self.type_of(x))
     }
 
     /// Integer `a + b`
     pub fn add(&self, a: Id, b: Id) -> Id {
-        self.binary(Op::Add, a, b)
+        self.binary(SsaOp::Add, a, b)
     }
 
     /// Integer `a − b`
     pub fn sub(&self, a: Id, b: Id) -> Id {
-        self.binary(Op::Sub, a, b)
+        self.binary(SsaOp::Sub, a, b)
     }
 
     /// Integer `a · b`
     pub fn mul(&self, a: Id, b: Id) -> Id {
-        self.binary(Op::Mul, a, b)
+        self.binary(SsaOp::Mul, a, b)
     }
 
     /// `a · b + c`, rounded once.
     pub fn fma(&self, a: Id, b: Id, c: Id) -> Id {
-        self.compute(Op::Fma, smallvec![a, b, c], self.type_of(a))
+        self.compute(SsaOp::Fma, smallvec![a, b, c], self.type_of(a))
     }
 
-    /// Dot products of four 8-bit integers a lane, added to sums: see [`Op::Dot4`].
+    /// Dot products of four 8-bit integers a lane, added to sums: see [`SsaOp::Dot4`].
     pub fn dot4(&self, signed: [bool; 2], sums: Id, a: Id, b: Id) -> Id {
-        self.compute(Op::Dot4 { signed }, smallvec![sums, a, b], self.type_of(sums))
+        self.compute(SsaOp::Dot4 { signed }, smallvec![sums, a, b], self.type_of(sums))
     }
 
-    /// Dot products of two signed 16-bit integers a lane, added to sums: see [`Op::Dot2`].
+    /// Dot products of two signed 16-bit integers a lane, added to sums: see [`SsaOp::Dot2`].
     pub fn dot2(&self, sums: Id, a: Id, b: Id) -> Id {
-        self.compute(Op::Dot2, smallvec![sums, a, b], self.type_of(sums))
+        self.compute(SsaOp::Dot2, smallvec![sums, a, b], self.type_of(sums))
     }
 
-    /// Dot products of two bf16 numbers a lane, added to sums: see [`Op::DotOfHalves`].
+    /// Dot products of two bf16 numbers a lane, added to sums: see [`SsaOp::DotOfHalves`].
     pub fn dot_of_halves(&self, sums: Id, a: Id, b: Id) -> Id {
-        self.compute(Op::DotOfHalves, smallvec![sums, a, b], self.type_of(sums))
+        self.compute(SsaOp::DotOfHalves, smallvec![sums, a, b], self.type_of(sums))
     }
 
-    /// The nearest bf16 numbers, as 16-bit integers: see [`Op::NearestBf16`].
+    /// The nearest bf16 numbers, as 16-bit integers: see [`SsaOp::NearestBf16`].
     pub fn nearest_bf16(&self, x: Id) -> Id {
-        self.compute(Op::NearestBf16, smallvec![x], Type::I16.vector(self.type_of(x).lanes))
+        self.compute(SsaOp::NearestBf16, smallvec![x], Type::I16.vector(self.type_of(x).lanes))
     }
 
-    /// Bytes of two vectors of 64 of them, picked by indices: see [`Op::PickBytes`].
+    /// Bytes of two vectors of 64 of them, picked by indices: see [`SsaOp::PickBytes`].
     pub fn pick_bytes(&self, indices: Id, first: Id, second: Id) -> Id {
-        self.compute(Op::PickBytes, smallvec![indices, first, second], self.type_of(indices))
+        self.compute(SsaOp::PickBytes, smallvec![indices, first, second], self.type_of(indices))
     }
 
     /// The number with the first 11 of its bits, rounded.
     pub fn tf32(&self, x: Id) -> Id {
-        self.compute(Op::Tf32, smallvec![x], Type::F32)
+        self.compute(SsaOp::Tf32, smallvec![x], Type::F32)
     }
 
     /// The sums of a thread after a warp's product of tiles. `operands`: its factors, and the sums before.
-    pub fn tile_product(&self, factors: Kind, operands: impl Iterator<Item = Id>) -> Id {
-        self.compute(Op::TileProduct(factors), operands.collect(), Type::F32.vector(4))
+    pub fn tile_product(&self, factors: LaneKind, operands: impl Iterator<Item = Id>) -> Id {
+        self.compute(SsaOp::TileProduct(factors), operands.collect(), Type::F32.vector(4))
     }
 
     /// Makes the thread's writes to shared memory visible to [`Self::group_product`].
     pub fn proxy_fence(&self) {
-        self.run(Op::ProxyFence, smallvec![], 0);
+        self.run(SsaOp::ProxyFence, smallvec![], 0);
     }
 
     /// Gives sums to the products of groups of warps that follow.
     pub fn group_fence(&self, sums: &[Id]) -> Id {
-        self.give(Op::GroupFence, sums.into(), Type::F32.vector(sums.len()), 0)
+        self.give(SsaOp::GroupFence, sums.into(), Type::F32.vector(sums.len()), 0)
     }
 
     /// Begins a product of tiles that four warps compute together, of factors of rows and of columns that are
@@ -549,88 +552,88 @@ impl Builder {
     /// the sum; `begins`: the sums are zero.
     pub fn group_product(
         &self,
-        factors: Kind,
+        factors: LaneKind,
         (rows, columns): (&[Id], Id),
         across: [bool; 2],
         sums: &[Id],
         begins: bool,
     ) -> Id {
         let operands = rows.iter().copied().chain([columns]).chain(sums.iter().copied()).collect();
-        self.give(Op::GroupProduct { factors, across, begins }, operands, Type::F32.vector(sums.len()), 0)
+        self.give(SsaOp::GroupProduct { factors, across, begins }, operands, Type::F32.vector(sums.len()), 0)
     }
 
     /// Ends a set of such products.
     pub fn group_end(&self) {
-        self.run(Op::GroupEnd, smallvec![], 0);
+        self.run(SsaOp::GroupEnd, smallvec![], 0);
     }
 
     /// Waits until at most `n` groups of such products are pending, and returns all sums.
     pub fn group_wait(&self, n: u8, sums: &[Id]) -> Id {
-        self.give(Op::GroupWait(n), sums.into(), Type::F32.vector(sums.len()), 0)
+        self.give(SsaOp::GroupWait(n), sums.into(), Type::F32.vector(sums.len()), 0)
     }
 
     /// Compares integers.
     pub fn compare(&self, how: Compare, a: Id, b: Id) -> Id {
         let lanes = self.type_of(a).lanes;
-        self.compute(Op::Compare(how), smallvec![a, b], Type::I1.vector(lanes))
+        self.compute(SsaOp::Compare(how), smallvec![a, b], Type::I1.vector(lanes))
     }
 
     /// `a < b` on floating-point numbers, false where one is NaN.
     pub fn fless(&self, a: Id, b: Id) -> Id {
         let lanes = self.type_of(a).lanes;
-        self.compute(Op::FLess, smallvec![a, b], Type::I1.vector(lanes))
+        self.compute(SsaOp::FLess, smallvec![a, b], Type::I1.vector(lanes))
     }
 
     /// `a` where the condition holds, else `b`.
     pub fn select(&self, cond: Id, a: Id, b: Id) -> Id {
-        self.compute(Op::Select, smallvec![cond, a, b], self.type_of(a))
+        self.compute(SsaOp::Select, smallvec![cond, a, b], self.type_of(a))
     }
 
     /// Logical complement.
     pub fn not(&self, x: Id) -> Id {
         let lanes = self.type_of(x).lanes;
         let all = self.splat(self.bool(true), lanes);
-        self.binary(Op::Xor, x, all)
+        self.binary(SsaOp::Xor, x, all)
     }
 
     /// A signed integer as floating-point number.
     pub fn int_to_real(&self, x: Id, ty: Type) -> Id {
-        self.compute(Op::ToReal, smallvec![x], ty)
+        self.compute(SsaOp::ToReal, smallvec![x], ty)
     }
 
-    /// A floating-point number as a signed integer: see [`Op::ToInteger`].
+    /// A floating-point number as a signed integer: see [`SsaOp::ToInteger`].
     pub fn real_to_int(&self, x: Id, ty: Type) -> Id {
-        self.compute(Op::ToInteger, smallvec![x], ty)
+        self.compute(SsaOp::ToInteger, smallvec![x], ty)
     }
 
-    /// A floating-point number as a signed integer that holds it: see [`Op::ToIntegerInRange`].
+    /// A floating-point number as a signed integer that holds it: see [`SsaOp::ToIntegerInRange`].
     pub fn real_to_int_in_range(&self, x: Id, ty: Type) -> Id {
-        self.compute(Op::ToIntegerInRange, smallvec![x], ty)
+        self.compute(SsaOp::ToIntegerInRange, smallvec![x], ty)
     }
 
-    /// f32 numbers as 32-bit integers: see [`Op::ToIntegerOrLeast`].
+    /// f32 numbers as 32-bit integers: see [`SsaOp::ToIntegerOrLeast`].
     pub fn real_to_int_or_least(&self, x: Id, nearest: bool) -> Id {
-        self.compute(Op::ToIntegerOrLeast { nearest }, smallvec![x], Type::I32.vector(self.type_of(x).lanes))
+        self.compute(SsaOp::ToIntegerOrLeast { nearest }, smallvec![x], Type::I32.vector(self.type_of(x).lanes))
     }
 
-    /// An integer without sign in fewer bits: see [`Op::TruncateSaturated`].
+    /// An integer without sign in fewer bits: see [`SsaOp::TruncateSaturated`].
     pub fn truncate_saturated(&self, x: Id, ty: Type) -> Id {
-        self.compute(Op::TruncateSaturated, smallvec![x], ty)
+        self.compute(SsaOp::TruncateSaturated, smallvec![x], ty)
     }
 
     /// An integer in more bits.
     pub fn extend(&self, x: Id, ty: Type, is_signed: bool) -> Id {
-        self.compute(if is_signed { Op::ExtendSigned } else { Op::ExtendUnsigned }, smallvec![x], ty)
+        self.compute(if is_signed { SsaOp::ExtendSigned } else { SsaOp::ExtendUnsigned }, smallvec![x], ty)
     }
 
     /// A pointer as a number.
     pub fn address(&self, pointer: Id) -> Id {
-        self.give(Op::Address, smallvec![pointer], Type::I64, 0)
+        self.give(SsaOp::Address, smallvec![pointer], Type::I64, 0)
     }
 
     /// The low bits of an integer.
     pub fn truncate(&self, x: Id, ty: Type) -> Id {
-        self.compute(Op::Truncate, smallvec![x], ty)
+        self.compute(SsaOp::Truncate, smallvec![x], ty)
     }
 
     /// Reinterprets the bits as another type.
@@ -638,30 +641,30 @@ impl Builder {
         if self.type_of(x) == ty {
             return x;
         }
-        self.compute(Op::Bitcast, smallvec![x], ty)
+        self.compute(SsaOp::Bitcast, smallvec![x], ty)
     }
 
     /// A floating-point number in another width.
     pub fn real_to_real(&self, x: Id, ty: Type) -> Id {
-        self.compute(Op::Convert, smallvec![x], ty)
+        self.compute(SsaOp::Convert, smallvec![x], ty)
     }
 
     /// Hides the value's origin from back ends.
     pub fn opaque(&self, x: Id) -> Id {
-        self.give(Op::Opaque, smallvec![x], self.type_of(x), 0)
+        self.give(SsaOp::Opaque, smallvec![x], self.type_of(x), 0)
     }
 
     // Vectors.
 
     /// Lane of a vector.
     pub fn extract(&self, v: Id, lane: usize) -> Id {
-        let x = self.compute(Op::Extract(lane), smallvec![v], self.type_of(v).element());
+        let x = self.compute(SsaOp::Extract(lane), smallvec![v], self.type_of(v).element());
         self.moved_from(x, lane)
     }
 
     /// The vector with one lane replaced.
     pub fn insert(&self, v: Id, x: Id, lane: usize) -> Id {
-        self.compute(Op::Insert(lane), smallvec![v, x], self.type_of(v))
+        self.compute(SsaOp::Insert(lane), smallvec![v, x], self.type_of(v))
     }
 
     /// Picks lanes of two vectors laid side by side; `None` lanes are undefined.
@@ -669,7 +672,7 @@ impl Builder {
         let ty = self.type_of(a).vector(mask.len());
         let first = mask[0].unwrap_or(0);
         let mask = mask.iter().map(|lane| lane.map_or(-1, |l| l as i32)).collect();
-        let x = self.compute(Op::Shuffle(mask), smallvec![a, b], ty);
+        let x = self.compute(SsaOp::Shuffle(mask), smallvec![a, b], ty);
         self.moved_from(x, first)
     }
 
@@ -691,7 +694,7 @@ impl Builder {
         match def {
             Def::Constant(c) => self.constant(ty, smallvec![c.bits[0]; n]),
             Def::Undefined => self.undefined(ty),
-            _ => self.give(Op::Splat, smallvec![x], ty, 0),
+            _ => self.give(SsaOp::Splat, smallvec![x], ty, 0),
         }
     }
 
@@ -708,9 +711,9 @@ impl Builder {
     pub fn call_pointer(&self, callee: Id, result: Option<Type>, arguments: &[Id]) -> Option<Id> {
         let operands = arguments.iter().copied().chain([callee]).collect();
         match result {
-            Some(ty) => Some(self.give(Op::Call, operands, ty, 0)),
+            Some(ty) => Some(self.give(SsaOp::Call, operands, ty, 0)),
             None => {
-                self.run(Op::Call, operands, 0);
+                self.run(SsaOp::Call, operands, 0);
                 None
             }
         }
@@ -718,12 +721,12 @@ impl Builder {
 
     /// Inline assembly with a result and unknown side effects.
     pub fn assembly(&self, assembly: Assembly, operands: &[Id], result: Type) -> Id {
-        self.give(Op::Assembly(Box::new(assembly)), operands.into(), result, 0)
+        self.give(SsaOp::Assembly(Box::new(assembly)), operands.into(), result, 0)
     }
 
     /// Instructions of the machine's that give nothing.
     pub fn assembly_effect(&self, assembly: Assembly, operands: &[Id]) {
-        self.run(Op::Assembly(Box::new(assembly)), operands.into(), 0);
+        self.run(SsaOp::Assembly(Box::new(assembly)), operands.into(), 0);
     }
 }
 
@@ -741,9 +744,9 @@ mod tests {
         let [low, high] = [0, 2].map(|lane| b.shuffle(v, v, &[Some(lane), Some(lane + 1)]));
         let of = [(last, x), (first, x), (x, last), (last, first), (high, low), (low, high)];
         for (a, c) in of {
-            b.binary(Op::FMax, a, c);
+            b.binary(SsaOp::FMax, a, c);
         }
-        b.binary(Op::FSub, last, x);
+        b.binary(SsaOp::FSub, last, x);
         let function = b.finish().functions.remove(0);
         let operands: Vec<(Id, Id)> = function.blocks[0][4..].iter().map(|i| (i.operands[0], i.operands[1])).collect();
         let expected = [(x, last), (first, x), (x, last), (first, last), (low, high), (low, high), (last, x)];

@@ -2,56 +2,58 @@
 
 use tilewright_ir::DType;
 
-use super::{Compare, Constant, Def, Kind, Op, Type, Value};
+use super::{Compare, Def, LaneKind, SsaOp, Type, Value, VectorConstant};
 
 /// The bits of a number.
-pub fn real_bits(kind: Kind, v: f64) -> u64 {
+pub fn real_bits(kind: LaneKind, v: f64) -> u64 {
     let half = |dtype: DType| {
         let mut bytes = [0; 2];
         dtype.write(&[dtype.round(v)], &mut bytes);
         u64::from(u16::from_le_bytes(bytes))
     };
     match kind {
-        Kind::F16 => half(DType::F16),
-        Kind::Bf16 => half(DType::Bf16),
-        Kind::F32 => u64::from((v as f32).to_bits()),
+        LaneKind::F16 => half(DType::F16),
+        LaneKind::Bf16 => half(DType::Bf16),
+        LaneKind::F32 => u64::from((v as f32).to_bits()),
         _ => v.to_bits(),
     }
 }
 
-fn real(kind: Kind, bits: u64) -> f64 {
+fn real(kind: LaneKind, bits: u64) -> f64 {
     match kind {
-        Kind::F16 => DType::F16.read(&bits.to_le_bytes()[..2])[0],
-        Kind::Bf16 => DType::Bf16.read(&bits.to_le_bytes()[..2])[0],
-        Kind::F32 => f64::from(f32::from_bits(bits as u32)),
+        LaneKind::F16 => DType::F16.read(&bits.to_le_bytes()[..2])[0],
+        LaneKind::Bf16 => DType::Bf16.read(&bits.to_le_bytes()[..2])[0],
+        LaneKind::F32 => f64::from(f32::from_bits(bits as u32)),
         _ => f64::from_bits(bits),
     }
 }
 
-fn signed(kind: Kind, bits: u64) -> i64 {
+fn signed(kind: LaneKind, bits: u64) -> i64 {
     match kind {
-        Kind::I1 => -(bits as i64 & 1),
-        Kind::I8 => i64::from(bits as i8),
-        Kind::I16 => i64::from(bits as i16),
-        Kind::I32 => i64::from(bits as i32),
+        LaneKind::I1 => -(bits as i64 & 1),
+        LaneKind::I8 => i64::from(bits as i8),
+        LaneKind::I16 => i64::from(bits as i16),
+        LaneKind::I32 => i64::from(bits as i32),
         _ => bits as i64,
     }
 }
 
 /// Folds an operation, where all its operands are constants and determine the result.
-pub fn fold<'v>(op: &Op, ty: Type, operands: impl Iterator<Item = &'v Value> + Clone) -> Option<Def> {
+pub fn fold<'v>(op: &SsaOp, ty: Type, operands: impl Iterator<Item = &'v Value> + Clone) -> Option<Def> {
     if operands.clone().any(|v| !matches!(v.def, Def::Constant(_) | Def::Undefined)) {
         return None;
     }
     let operands: Vec<&Value> = operands.collect();
     let kind = operands.first()?.ty.kind;
-    if let Op::Insert(_) | Op::Extract(_) | Op::Shuffle(_) = op {
+    if let SsaOp::Insert(_) | SsaOp::Extract(_) | SsaOp::Shuffle(_) = op {
         let n = operands[0].ty.lanes;
         return Some(constant((0..ty.lanes).map(|at| match op {
-            Op::Insert(lane) if *lane == at => lane_of(operands[1], 0),
-            Op::Insert(_) => lane_of(operands[0], at),
-            Op::Extract(lane) => lane_of(operands[0], *lane),
-            Op::Shuffle(mask) => usize::try_from(mask[at]).ok().and_then(|from| lane_of(operands[from / n], from % n)),
+            SsaOp::Insert(lane) if *lane == at => lane_of(operands[1], 0),
+            SsaOp::Insert(_) => lane_of(operands[0], at),
+            SsaOp::Extract(lane) => lane_of(operands[0], *lane),
+            SsaOp::Shuffle(mask) => {
+                usize::try_from(mask[at]).ok().and_then(|from| lane_of(operands[from / n], from % n))
+            }
             _ => unreachable!("one of the three"),
         })));
     }
@@ -73,12 +75,12 @@ pub fn fold<'v>(op: &Op, ty: Type, operands: impl Iterator<Item = &'v Value> + C
 
 /// Result of lanes of which one operand is undefined: any number (`None`), if every choice gives one, or a
 /// number that some choice gives.
-fn of_undefined(op: &Op) -> Option<Option<u64>> {
+fn of_undefined(op: &SsaOp) -> Option<Option<u64>> {
     Some(match op {
-        Op::Compare(Compare::Equal | Compare::NotEqual) => None,
-        Op::Add | Op::AddWrapping | Op::Sub | Op::Xor | Op::Bitcast | Op::Truncate => None,
-        Op::Compare(_) | Op::And | Op::Mul | Op::ToReal => Some(0),
-        Op::Or => Some(u64::MAX),
+        SsaOp::Compare(Compare::Equal | Compare::NotEqual) => None,
+        SsaOp::Add | SsaOp::AddWrapping | SsaOp::Sub | SsaOp::Xor | SsaOp::Bitcast | SsaOp::Truncate => None,
+        SsaOp::Compare(_) | SsaOp::And | SsaOp::Mul | SsaOp::ToReal => Some(0),
+        SsaOp::Or => Some(u64::MAX),
         _ => return Option::None,
     })
 }
@@ -98,46 +100,46 @@ fn constant(lanes: impl ExactSizeIterator<Item = Option<u64>> + Clone) -> Def {
     if undefined.count_ones() as usize == lanes.len() {
         return Def::Undefined;
     }
-    Def::Constant(Constant { bits: lanes.map(|lane| lane.unwrap_or(0)).collect(), undefined })
+    Def::Constant(VectorConstant { bits: lanes.map(|lane| lane.unwrap_or(0)).collect(), undefined })
 }
 
 /// An operation on scalars; `None` where it is not carried out here.
-fn scalar(op: &Op, kind: Kind, to: Kind, x: &[u64]) -> Option<u64> {
+fn scalar(op: &SsaOp, kind: LaneKind, to: LaneKind, x: &[u64]) -> Option<u64> {
     Some(match op {
-        Op::FAdd | Op::FSub | Op::FMul | Op::FDiv => arithmetic(op, kind, x[0], x[1]),
-        Op::FNeg => x[0] ^ 1 << (kind.bytes() * 8 - 1),
-        Op::FLess => (real(kind, x[0]) < real(kind, x[1])).into(),
-        Op::Select => x[if x[0] != 0 { 1 } else { 2 }],
-        Op::Truncate | Op::ExtendUnsigned => x[0],
-        Op::ExtendSigned => signed(kind, x[0]) as u64,
-        Op::ToInteger | Op::ToIntegerInRange if to == Kind::I32 => (real(kind, x[0]) as i32) as u64,
-        Op::ToInteger | Op::ToIntegerInRange => (real(kind, x[0]) as i64) as u64,
-        Op::ToReal if to == Kind::F32 => u64::from((signed(kind, x[0]) as f32).to_bits()),
-        Op::ToReal => (signed(kind, x[0]) as f64).to_bits(),
-        Op::Convert => real_bits(to, real(kind, x[0])),
-        Op::Bitcast if kind.bytes() == to.bytes() => x[0],
+        SsaOp::FAdd | SsaOp::FSub | SsaOp::FMul | SsaOp::FDiv => arithmetic(op, kind, x[0], x[1]),
+        SsaOp::FNeg => x[0] ^ 1 << (kind.bytes() * 8 - 1),
+        SsaOp::FLess => (real(kind, x[0]) < real(kind, x[1])).into(),
+        SsaOp::Select => x[if x[0] != 0 { 1 } else { 2 }],
+        SsaOp::Truncate | SsaOp::ExtendUnsigned => x[0],
+        SsaOp::ExtendSigned => signed(kind, x[0]) as u64,
+        SsaOp::ToInteger | SsaOp::ToIntegerInRange if to == LaneKind::I32 => (real(kind, x[0]) as i32) as u64,
+        SsaOp::ToInteger | SsaOp::ToIntegerInRange => (real(kind, x[0]) as i64) as u64,
+        SsaOp::ToReal if to == LaneKind::F32 => u64::from((signed(kind, x[0]) as f32).to_bits()),
+        SsaOp::ToReal => (signed(kind, x[0]) as f64).to_bits(),
+        SsaOp::Convert => real_bits(to, real(kind, x[0])),
+        SsaOp::Bitcast if kind.bytes() == to.bytes() => x[0],
         _ => integer(op, kind, x[0], *x.get(1)?)?,
     })
 }
 
 /// An operation on integers; `None` where there is no such.
-fn integer(op: &Op, kind: Kind, a: u64, b: u64) -> Option<u64> {
+fn integer(op: &SsaOp, kind: LaneKind, a: u64, b: u64) -> Option<u64> {
     let [x, y] = [a, b].map(|v| signed(kind, v));
     Some(match op {
-        Op::Add | Op::AddWrapping => a.wrapping_add(b),
-        Op::Sub | Op::SubWrapping => a.wrapping_sub(b),
-        Op::Mul | Op::MulWrapping => a.wrapping_mul(b),
-        Op::SignedDiv => x.checked_div(y)? as u64,
-        Op::SignedRem => x.checked_rem(y)? as u64,
-        Op::UnsignedDiv => a.checked_div(b)?,
-        Op::UnsignedRem => a.checked_rem(b)?,
-        Op::ShiftLeft => a.checked_shl(u32::try_from(b).ok()?)?,
-        Op::ShiftSigned => x.checked_shr(u32::try_from(b).ok()?)? as u64,
-        Op::ShiftUnsigned => a.checked_shr(u32::try_from(b).ok()?)?,
-        Op::And => a & b,
-        Op::Or => a | b,
-        Op::Xor => a ^ b,
-        Op::Compare(how) => match how {
+        SsaOp::Add | SsaOp::AddWrapping => a.wrapping_add(b),
+        SsaOp::Sub | SsaOp::SubWrapping => a.wrapping_sub(b),
+        SsaOp::Mul | SsaOp::MulWrapping => a.wrapping_mul(b),
+        SsaOp::SignedDiv => x.checked_div(y)? as u64,
+        SsaOp::SignedRem => x.checked_rem(y)? as u64,
+        SsaOp::UnsignedDiv => a.checked_div(b)?,
+        SsaOp::UnsignedRem => a.checked_rem(b)?,
+        SsaOp::ShiftLeft => a.checked_shl(u32::try_from(b).ok()?)?,
+        SsaOp::ShiftSigned => x.checked_shr(u32::try_from(b).ok()?)? as u64,
+        SsaOp::ShiftUnsigned => a.checked_shr(u32::try_from(b).ok()?)?,
+        SsaOp::And => a & b,
+        SsaOp::Or => a | b,
+        SsaOp::Xor => a ^ b,
+        SsaOp::Compare(how) => match how {
             Compare::Equal => a == b,
             Compare::NotEqual => a != b,
             Compare::Less => x < y,
@@ -149,16 +151,16 @@ fn integer(op: &Op, kind: Kind, a: u64, b: u64) -> Option<u64> {
 }
 
 /// An operation on numbers; what is none stays, and a new one is positive.
-fn arithmetic(op: &Op, kind: Kind, a: u64, b: u64) -> u64 {
+fn arithmetic(op: &SsaOp, kind: LaneKind, a: u64, b: u64) -> u64 {
     let [x, y] = [a, b].map(|v| real(kind, v));
     if let Some(none) = [x, y].into_iter().find(|v| v.is_nan()) {
         return real_bits(kind, none);
     }
     // Twice the bits and more: rounding to double before single changes nothing.
     let v = match op {
-        Op::FAdd => x + y,
-        Op::FSub => x - y,
-        Op::FMul => x * y,
+        SsaOp::FAdd => x + y,
+        SsaOp::FSub => x - y,
+        SsaOp::FMul => x * y,
         _ => x / y,
     };
     real_bits(kind, if v.is_nan() { f64::NAN } else { v })
@@ -192,8 +194,8 @@ mod tests {
     #[test]
     fn constants_fold_while_they_are_written() {
         check(|b| b.mul(b.int(-3), b.int(5)), &[-15i64 as u64]);
-        check(|b| b.binary(Op::AddWrapping, b.int32(i32::MAX), b.int32(1)), &[0x8000_0000]);
-        check(|b| b.binary(Op::ShiftSigned, b.int32(-8), b.int32(1)), &[0xffff_fffc]);
+        check(|b| b.binary(SsaOp::AddWrapping, b.int32(i32::MAX), b.int32(1)), &[0x8000_0000]);
+        check(|b| b.binary(SsaOp::ShiftSigned, b.int32(-8), b.int32(1)), &[0xffff_fffc]);
         check(|b| b.compare(Compare::Less, b.int32(-1), b.int32(0)), &[1]);
         check(|b| b.not(b.bool(true)), &[0]);
         let lanes = |b: &Builder| b.integers(Type::I64, [1, 2, 3, 4].into_iter());
@@ -207,20 +209,20 @@ mod tests {
         // Undefined lanes go on being so where they may.
         let some = |b: &Builder| b.insert(b.undefined(Type::I64.vector(2)), b.int(7), 1);
         check(|b| b.compare(Compare::Equal, some(b), b.splat(b.int(0), 2)), &[0, 0]);
-        check(|b| b.binary(Op::Or, some(b), b.splat(b.int(0), 2)), &[u64::MAX, 7]);
+        check(|b| b.binary(SsaOp::Or, some(b), b.splat(b.int(0), 2)), &[u64::MAX, 7]);
         let third = f64::from_bits(0x3fd5_5555_5555_5555);
-        check(|b| b.binary(Op::FDiv, b.real(Type::F64, 1.0), b.real(Type::F64, 3.0)), &[third.to_bits()]);
+        check(|b| b.binary(SsaOp::FDiv, b.real(Type::F64, 1.0), b.real(Type::F64, 3.0)), &[third.to_bits()]);
         check(|b| b.real_to_real(b.real(Type::F64, third), Type::F32), &[u64::from((1f32 / 3.0).to_bits())]);
-        check(|b| b.unary(Op::FNeg, b.real(Type::F32, 0.0)), &[0x8000_0000]);
-        check(|b| b.binary(Op::FDiv, b.real(Type::F32, 0.0), b.real(Type::F32, 0.0)), &[0x7fc0_0000]);
+        check(|b| b.unary(SsaOp::FNeg, b.real(Type::F32, 0.0)), &[0x8000_0000]);
+        check(|b| b.binary(SsaOp::FDiv, b.real(Type::F32, 0.0), b.real(Type::F32, 0.0)), &[0x7fc0_0000]);
     }
 
     #[test]
     fn what_is_not_known_is_computed() {
         let is_computed = |write: fn(&Builder) -> Id| assert_eq!(last(write).1.def, Def::Instruction);
         is_computed(|b| b.add(b.parameter(0), b.int(0)));
-        is_computed(|b| b.binary(Op::SignedDiv, b.int(1), b.int(0)));
-        is_computed(|b| b.binary(Op::SignedDiv, b.int(1), b.opaque(b.int(0))));
+        is_computed(|b| b.binary(SsaOp::SignedDiv, b.int(1), b.int(0)));
+        is_computed(|b| b.binary(SsaOp::SignedDiv, b.int(1), b.opaque(b.int(0))));
         assert_eq!(last(|b| b.shuffle(b.int(1), b.int(2), &[None, None])).1.def, Def::Undefined);
     }
 }

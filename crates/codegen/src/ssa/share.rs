@@ -2,7 +2,7 @@
 
 use std::hash::{Hash, Hasher};
 
-use super::{Def, Function, Id, Op, Operands};
+use super::{Def, Function, Id, InstOperands, SsaOp};
 use crate::map::{Map, Mixer};
 
 impl Function {
@@ -16,7 +16,7 @@ impl Function {
         let is_zero = |id: Id| matches!(&values[id.at()].def, Def::Constant(c) if c.bits.iter().all(|b| *b == 0));
         for block in blocks.iter_mut() {
             // By hash: the operation, its operands, how often memory was written before, and the value.
-            let mut known: Map<u64, (Op, Operands, u32, Id)> = Map::default();
+            let mut known: Map<u64, (SsaOp, InstOperands, u32, Id)> = Map::default();
             let mut n_writes = 0;
             block.retain_mut(|inst| {
                 for id in &mut inst.operands {
@@ -24,24 +24,29 @@ impl Function {
                 }
                 let Some(result) = inst.result else {
                     n_writes += match inst.op {
-                        Op::Prefetch { .. } => 0,
-                        Op::Store => u32::from(!variables[inst.operands[1].at()]),
+                        SsaOp::Prefetch { .. } => 0,
+                        SsaOp::Store => u32::from(!variables[inst.operands[1].at()]),
                         _ => 1,
                     };
                     return true;
                 };
                 let when = match inst.op {
-                    Op::Variable(_) => {
+                    SsaOp::Variable(_) => {
                         variables[result.at()] = true;
                         return true;
                     }
-                    Op::Load { .. } if variables[inst.operands[0].at()] => return true,
-                    Op::Stack(_) | Op::Phi(_) | Op::Call | Op::Bitcast | Op::Opaque | Op::Assembly(_) => return true,
-                    Op::GroupFence | Op::GroupProduct { .. } | Op::GroupWait(_) => return true,
-                    Op::Load { invariant: false } | Op::MaskedLoad | Op::Gather => n_writes,
+                    SsaOp::Load { .. } if variables[inst.operands[0].at()] => return true,
+                    SsaOp::Stack(_)
+                    | SsaOp::Phi(_)
+                    | SsaOp::Call
+                    | SsaOp::Bitcast
+                    | SsaOp::Opaque
+                    | SsaOp::Assembly(_) => return true,
+                    SsaOp::GroupFence | SsaOp::GroupProduct { .. } | SsaOp::GroupWait(_) => return true,
+                    SsaOp::Load { invariant: false } | SsaOp::MaskedLoad | SsaOp::Gather => n_writes,
                     _ => 0,
                 };
-                if let (Op::Select, [cond, a, b]) = (&inst.op, inst.operands.as_slice())
+                if let (SsaOp::Select, [cond, a, b]) = (&inst.op, inst.operands.as_slice())
                     && masked.get(a) == Some(cond)
                     && is_zero(*b)
                 {
@@ -66,7 +71,7 @@ impl Function {
                         known.insert(hash, (inst.op.clone(), inst.operands.clone(), when, result));
                     }
                 }
-                if matches!(inst.op, Op::MaskedLoad | Op::Gather) && is_zero(inst.operands[2]) {
+                if matches!(inst.op, SsaOp::MaskedLoad | SsaOp::Gather) && is_zero(inst.operands[2]) {
                     masked.insert(result, inst.operands[1]);
                 }
                 true

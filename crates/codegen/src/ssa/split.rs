@@ -2,7 +2,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Constant, Def, Function, Id, Instruction, Kind, Op, Type, Value};
+use super::{Def, Function, Id, Instruction, LaneKind, SsaOp, Type, Value, VectorConstant};
 use crate::map::Map;
 
 /// The halves of a value.
@@ -17,14 +17,14 @@ impl Function {
             return;
         }
         let mut variables = vec![false; self.values.len()];
-        for inst in self.blocks.iter().flatten().filter(|inst| matches!(inst.op, Op::Variable(_))) {
+        for inst in self.blocks.iter().flatten().filter(|inst| matches!(inst.op, SsaOp::Variable(_))) {
             inst.result.into_iter().for_each(|id| variables[id.at()] = true);
         }
         let fits = |inst: &Instruction| !touches(inst, &is_long) || self.has_halves(inst, native, &variables);
         if !self.blocks.iter().flatten().all(fits) {
             return;
         }
-        let mut split = Split { native, halves: Map::default(), parts: Map::default(), out: Vec::new() };
+        let mut split = VectorSplitter { native, halves: Map::default(), parts: Map::default(), out: Vec::new() };
         for id in (0..self.values.len()).map(Id::new) {
             split.prepare(self, id);
         }
@@ -48,17 +48,24 @@ impl Function {
             ty.bytes() <= 2 * native && (ty.lanes == 1 || ty.lanes.is_multiple_of(2))
         };
         let is_own = match &inst.op {
-            Op::Load { .. } => !variables[inst.operands[0].at()],
-            Op::Store => !variables[inst.operands[1].at()],
-            Op::Add | Op::Sub | Op::Mul | Op::AddWrapping | Op::SubWrapping | Op::MulWrapping => true,
-            Op::ShiftLeft | Op::ShiftSigned | Op::ShiftUnsigned | Op::And | Op::Or | Op::Xor => true,
-            Op::SignedMin | Op::SignedMax | Op::Compare(_) | Op::FLess | Op::Select => true,
-            Op::FAdd | Op::FSub | Op::FMul | Op::FDiv | Op::FNeg | Op::FAbs | Op::Sqrt | Op::Round(_) => true,
-            Op::CopySign | Op::FMin | Op::FMax | Op::Fma => true,
-            Op::Truncate | Op::ExtendSigned | Op::ExtendUnsigned | Op::ToReal | Op::Convert => true,
-            Op::ToInteger | Op::ToIntegerInRange | Op::ToIntegerOrLeast { .. } => true,
-            Op::TruncateSaturated | Op::Splat => true,
-            Op::MaskedLoad | Op::MaskedStore | Op::Phi(_) | Op::Insert(_) | Op::Extract(_) => true,
+            SsaOp::Load { .. } => !variables[inst.operands[0].at()],
+            SsaOp::Store => !variables[inst.operands[1].at()],
+            SsaOp::Add | SsaOp::Sub | SsaOp::Mul | SsaOp::AddWrapping | SsaOp::SubWrapping | SsaOp::MulWrapping => true,
+            SsaOp::ShiftLeft | SsaOp::ShiftSigned | SsaOp::ShiftUnsigned | SsaOp::And | SsaOp::Or | SsaOp::Xor => true,
+            SsaOp::SignedMin | SsaOp::SignedMax | SsaOp::Compare(_) | SsaOp::FLess | SsaOp::Select => true,
+            SsaOp::FAdd
+            | SsaOp::FSub
+            | SsaOp::FMul
+            | SsaOp::FDiv
+            | SsaOp::FNeg
+            | SsaOp::FAbs
+            | SsaOp::Sqrt
+            | SsaOp::Round(_) => true,
+            SsaOp::CopySign | SsaOp::FMin | SsaOp::FMax | SsaOp::Fma => true,
+            SsaOp::Truncate | SsaOp::ExtendSigned | SsaOp::ExtendUnsigned | SsaOp::ToReal | SsaOp::Convert => true,
+            SsaOp::ToInteger | SsaOp::ToIntegerInRange | SsaOp::ToIntegerOrLeast { .. } => true,
+            SsaOp::TruncateSaturated | SsaOp::Splat => true,
+            SsaOp::MaskedLoad | SsaOp::MaskedStore | SsaOp::Phi(_) | SsaOp::Insert(_) | SsaOp::Extract(_) => true,
             _ => false,
         };
         is_own && inst.result.iter().chain(&inst.operands).all(fits)
@@ -67,14 +74,14 @@ impl Function {
 
 /// Whether an instruction has to do with addresses of lanes, which are never in a register.
 fn is_of_addresses(inst: &Instruction) -> bool {
-    matches!(inst.op, Op::Element(_) | Op::Gather | Op::Scatter)
+    matches!(inst.op, SsaOp::Element(_) | SsaOp::Gather | SsaOp::Scatter)
 }
 
 fn touches(inst: &Instruction, is_long: &dyn Fn(&Id) -> bool) -> bool {
     !is_of_addresses(inst) && inst.result.iter().chain(&inst.operands).any(is_long)
 }
 
-struct Split {
+struct VectorSplitter {
     native: usize,
     /// Halves of each long value.
     halves: Map<Id, Halves>,
@@ -83,7 +90,7 @@ struct Split {
     out: Vec<Instruction>,
 }
 
-impl Split {
+impl VectorSplitter {
     /// Makes the halves of a long value.
     fn prepare(&mut self, f: &mut Function, id: Id) {
         let Value { ty, def } = f.values[id.at()].clone();
@@ -111,7 +118,7 @@ impl Split {
                 let first = half * to.lanes;
                 let part = value(f, to, Def::Instruction);
                 let lanes = (first..first + to.lanes).map(|lane| lane as i32).collect();
-                self.give(Op::Shuffle(lanes), smallvec![id, id], part, 0);
+                self.give(SsaOp::Shuffle(lanes), smallvec![id, id], part, 0);
                 part
             }
             def => value(f, to, half_of_def(&def, ty.lanes, half)),
@@ -120,26 +127,26 @@ impl Split {
         part
     }
 
-    fn give(&mut self, op: Op, operands: SmallVec<[Id; 4]>, result: Id, align: u32) {
+    fn give(&mut self, op: SsaOp, operands: SmallVec<[Id; 4]>, result: Id, align: u32) {
         self.out.push(Instruction { op, operands, result: Some(result), align });
     }
 
     fn instruction(&mut self, f: &mut Function, inst: &Instruction) {
         let lanes = |f: &Function, id: Id| f.values[id.at()].ty.lanes;
         match inst.op {
-            Op::Extract(lane) => {
+            SsaOp::Extract(lane) => {
                 let (from, n) = (inst.operands[0], lanes(f, inst.operands[0]) / 2);
                 let part = self.half(f, from, lane / n);
-                return self.give(Op::Extract(lane % n), smallvec![part], inst.result.expect("a lane"), 0);
+                return self.give(SsaOp::Extract(lane % n), smallvec![part], inst.result.expect("a lane"), 0);
             }
-            Op::Insert(lane) => {
+            SsaOp::Insert(lane) => {
                 let (into, n) = (inst.operands[0], lanes(f, inst.operands[0]) / 2);
                 let result = self.halves[&inst.result.expect("a vector")];
                 for (half, result) in result.into_iter().enumerate() {
                     let part = self.half(f, into, half);
                     let (op, operands) = match half == lane / n {
-                        true => (Op::Insert(lane % n), smallvec![part, inst.operands[1]]),
-                        false => (Op::Opaque, smallvec![part]),
+                        true => (SsaOp::Insert(lane % n), smallvec![part, inst.operands[1]]),
+                        false => (SsaOp::Opaque, smallvec![part]),
                     };
                     self.give(op, operands, result, 0);
                 }
@@ -153,8 +160,8 @@ impl Split {
         });
         // Place of the address among the operands, and the vector that lies there.
         let memory = match inst.op {
-            Op::Load { .. } | Op::MaskedLoad => Some((0, inst.result.expect("what is loaded"))),
-            Op::Store | Op::MaskedStore => Some((1, inst.operands[0])),
+            SsaOp::Load { .. } | SsaOp::MaskedLoad => Some((0, inst.result.expect("what is loaded"))),
+            SsaOp::Store | SsaOp::MaskedStore => Some((1, inst.operands[0])),
             _ => None,
         };
         for half in 0..2 {
@@ -172,7 +179,7 @@ impl Split {
             && !self.halves.contains_key(&id)
         {
             let all = (0..lanes(f, id) as i32).collect();
-            self.give(Op::Shuffle(all), smallvec![low, high], id, 0);
+            self.give(SsaOp::Shuffle(all), smallvec![low, high], id, 0);
         }
     }
 
@@ -181,10 +188,10 @@ impl Split {
         if half == 0 {
             return first;
         }
-        let bytes = Constant { bits: smallvec![ty.bytes() as u64 / 2], undefined: 0 };
+        let bytes = VectorConstant { bits: smallvec![ty.bytes() as u64 / 2], undefined: 0 };
         let offset = value(f, Type::I64, Def::Constant(bytes));
         let address = value(f, f.values[first.at()].ty, Def::Instruction);
-        self.give(Op::Element(Type { kind: Kind::I8, lanes: 1 }), smallvec![first, offset], address, 0);
+        self.give(SsaOp::Element(Type { kind: LaneKind::I8, lanes: 1 }), smallvec![first, offset], address, 0);
         address
     }
 }
@@ -198,7 +205,7 @@ fn half_of_def(def: &Def, lanes: usize, half: usize) -> Def {
         Def::Constant(c) => {
             let n = lanes / 2;
             let bits = c.bits[half * n..][..n].iter().copied().collect();
-            Def::Constant(Constant { bits, undefined: c.undefined >> (half * n) & ((1 << n) - 1) })
+            Def::Constant(VectorConstant { bits, undefined: c.undefined >> (half * n) & ((1 << n) - 1) })
         }
         def => def.clone(),
     }

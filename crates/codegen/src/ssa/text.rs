@@ -5,24 +5,25 @@ use std::fmt::{self, Display, Formatter};
 use crate::align::ARGUMENT_ALIGN;
 
 use super::{
-    Buffer, Constant, Def, Function, Global, Id, Instruction, Kind, Linkage, Module, Op, Parameter, Space, Type,
+    AddressSpace, Def, Function, FunctionParameter, Global, Id, Instruction, LaneKind, Linkage, Module, SsaOp, Type,
+    UnaliasedMemory, VectorConstant,
 };
 
 impl Display for Type {
     fn fmt(&self, f: &mut Formatter) -> fmt::Result {
         let kind = match self.kind {
-            Kind::I1 => "i1",
-            Kind::I8 => "i8",
-            Kind::I16 => "i16",
-            Kind::I32 => "i32",
-            Kind::I64 => "i64",
-            Kind::F16 => "f16",
-            Kind::Bf16 => "bf16",
-            Kind::F32 => "f32",
-            Kind::F64 => "f64",
-            Kind::Pointer(Space::All) => "ptr",
-            Kind::Pointer(Space::Global) => "ptr.global",
-            Kind::Pointer(Space::Shared) => "ptr.shared",
+            LaneKind::I1 => "i1",
+            LaneKind::I8 => "i8",
+            LaneKind::I16 => "i16",
+            LaneKind::I32 => "i32",
+            LaneKind::I64 => "i64",
+            LaneKind::F16 => "f16",
+            LaneKind::Bf16 => "bf16",
+            LaneKind::F32 => "f32",
+            LaneKind::F64 => "f64",
+            LaneKind::Pointer(AddressSpace::All) => "ptr",
+            LaneKind::Pointer(AddressSpace::Global) => "ptr.global",
+            LaneKind::Pointer(AddressSpace::Shared) => "ptr.shared",
         };
         if self.lanes == 1 { f.write_str(kind) } else { write!(f, "{kind}x{}", self.lanes) }
     }
@@ -53,12 +54,12 @@ impl Module {
             Linkage::Library => "library",
         };
         write!(f, "\n{linkage} function {}(", function.name)?;
-        for (at, Parameter { ty, buffer, .. }) in function.parameters.iter().enumerate() {
+        for (at, FunctionParameter { ty, buffer, .. }) in function.parameters.iter().enumerate() {
             write!(f, "{}v{at}: {ty}", if at == 0 { "" } else { ", " })?;
             if let Some((_, name)) = function.names.iter().find(|(id, _)| id.at() == at) {
                 write!(f, " {name}")?;
             }
-            if let Some(Buffer { bytes, is_constant, align }) = buffer {
+            if let Some(UnaliasedMemory { bytes, is_constant, align }) = buffer {
                 write!(f, " of {bytes} bytes{}", if *is_constant { ", constant" } else { "" })?;
                 if *align != ARGUMENT_ALIGN {
                     write!(f, ", align {align}")?;
@@ -93,18 +94,18 @@ impl Module {
             write!(f, "v{}: {} = ", id.at(), function.values[id.at()].ty)?;
         }
         match op {
-            Op::Br(to) => write!(f, "Br b{}", to.at())?,
-            Op::CondBr(then, otherwise) => write!(f, "CondBr b{} b{}", then.at(), otherwise.at())?,
-            Op::Phi(_) => write!(f, "Phi")?,
-            Op::Variable(ty) | Op::Element(ty) => {
-                let name = if matches!(op, Op::Element(_)) { "Element" } else { "Variable" };
+            SsaOp::Br(to) => write!(f, "Br b{}", to.at())?,
+            SsaOp::CondBr(then, otherwise) => write!(f, "CondBr b{} b{}", then.at(), otherwise.at())?,
+            SsaOp::Phi(_) => write!(f, "Phi")?,
+            SsaOp::Variable(ty) | SsaOp::Element(ty) => {
+                let name = if matches!(op, SsaOp::Element(_)) { "Element" } else { "Variable" };
                 write!(f, "{name} {ty}")?;
             }
             op => write!(f, "{op:?}")?,
         }
         for (at, id) in operands.iter().enumerate() {
             write!(f, "{}", if at == 0 { " " } else { ", " })?;
-            if let Op::Phi(from) = op {
+            if let SsaOp::Phi(from) = op {
                 write!(f, "b{}: ", from[at].at())?;
             }
             self.operand(function, *id, f)?;
@@ -128,15 +129,15 @@ impl Module {
                 Global::Integer(name) => f.write_str(name),
                 Global::Text(_) => write!(f, "text{at}"),
             },
-            Def::Constant(Constant { bits, undefined }) => {
+            Def::Constant(VectorConstant { bits, undefined }) => {
                 write!(f, "{}", value.ty)?;
                 let is_splat = bits.iter().all(|b| *b == bits[0]) && *undefined == 0;
                 let shown = bits.iter().take(if is_splat { 1 } else { bits.len() });
                 shown.enumerate().try_for_each(|(lane, b)| match value.ty.kind {
                     _ if undefined >> lane & 1 == 1 => write!(f, " undefined"),
-                    Kind::F32 => write!(f, " {:?}", f32::from_bits(*b as u32)),
-                    Kind::F64 => write!(f, " {:?}", f64::from_bits(*b)),
-                    Kind::I32 => write!(f, " {}", *b as i32),
+                    LaneKind::F32 => write!(f, " {:?}", f32::from_bits(*b as u32)),
+                    LaneKind::F64 => write!(f, " {:?}", f64::from_bits(*b)),
+                    LaneKind::I32 => write!(f, " {}", *b as i32),
                     _ => write!(f, " {}", *b as i64),
                 })
             }

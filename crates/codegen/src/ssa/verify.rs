@@ -1,7 +1,7 @@
 //! Verifier of functions: each value is defined before it is used, once, and operands have the types that
 //! their operations take.
 
-use super::{BlockId, Def, Function, Id, Instruction, Kind, Module, Op, Type};
+use super::{BlockId, Def, Function, Id, Instruction, LaneKind, Module, SsaOp, Type};
 
 impl Module {
     /// Checks all functions; the error says what is wrong, and where.
@@ -40,7 +40,7 @@ impl Function {
             for (at, instruction) in instructions.iter().enumerate() {
                 let wrong = |why: &str| format!("b{}, {:?}: {why}", block.at(), instruction.op);
                 let is_last = at + 1 == instructions.len();
-                if is_last != matches!(instruction.op, Op::Br(_) | Op::CondBr(..) | Op::Return) {
+                if is_last != matches!(instruction.op, SsaOp::Br(_) | SsaOp::CondBr(..) | SsaOp::Return) {
                     return Err(wrong("a block ends where control leaves it, and nowhere else"));
                 }
                 for (operand, id) in instruction.operands.iter().enumerate() {
@@ -49,7 +49,7 @@ impl Function {
                     }
                     let Some((from, place)) = given[id.at()] else { return Err(wrong("a value that nothing gives")) };
                     let reaches = match &instruction.op {
-                        Op::Phi(blocks) => dominates(from, blocks[operand]),
+                        SsaOp::Phi(blocks) => dominates(from, blocks[operand]),
                         _ if from == block => place < at,
                         _ => dominates(from, block),
                     };
@@ -101,112 +101,158 @@ impl Function {
         let Instruction { op, operands, result, .. } = instruction;
         let of = |id: &Id| self.values[id.at()].ty;
         let x: Vec<Type> = operands.iter().map(of).collect();
-        let given = result.as_ref().map(of);
-        let is_real = |ty: Type| matches!(ty.kind, Kind::F32 | Kind::F64);
-        let is_number = |ty: Type| is_real(ty) || matches!(ty.kind, Kind::F16 | Kind::Bf16);
-        let is_integer = |ty: Type| matches!(ty.kind, Kind::I1 | Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64);
-        let masks = |mask: Type, lanes: Type| mask == Type::I1.vector(lanes.lanes);
-        let is_address = |ty: Type| matches!(ty.kind, Kind::Pointer(_)) && ty.lanes == 1;
-        let are_addresses = |ty: Type, lanes: Type| matches!(ty.kind, Kind::Pointer(_)) && ty.lanes == lanes.lanes;
-        match (op, x.as_slice(), given) {
-            (Op::Variable(_) | Op::Stack(_), [], Some(to)) => to == Type::POINTER,
-            (Op::SharedMemory(_), [], Some(to)) => to == Type::SHARED,
-            (Op::Coordinate(_), [], Some(to)) => to == Type::I32,
-            (Op::Barrier | Op::Wait(_) | Op::ProxyFence | Op::GroupEnd, [], None) => true,
-            (Op::Copy { bytes: 4 | 8 | 16 }, [to, from, n @ ..], None) => {
-                (*to, *from) == (Type::SHARED, Type::GLOBAL) && matches!(n, [] | [Type::I32])
-            }
-            (Op::Load { .. }, [from], Some(_)) => is_address(*from),
-            (Op::Store, [_, to], None) => is_address(*to),
-            (Op::Element(_), [base, index], Some(to)) => {
-                is_address(*base) && is_integer(*index) && to == base.vector(index.lanes)
-            }
-            (Op::Add | Op::AddWrapping | Op::Sub | Op::Mul | Op::And | Op::Or | Op::Xor, [a, b], Some(to))
-            | (Op::SubWrapping | Op::MulWrapping, [a, b], Some(to))
-            | (Op::ShiftLeft | Op::ShiftSigned | Op::ShiftUnsigned, [a, b], Some(to))
-            | (Op::SignedDiv | Op::SignedRem | Op::UnsignedDiv | Op::UnsignedRem, [a, b], Some(to))
-            | (Op::SignedMin | Op::SignedMax, [a, b], Some(to)) => is_integer(to) && *a == to && *b == to,
-            (Op::Compare(_), [a, b], Some(to)) => !is_real(*a) && a == b && masks(to, *a),
-            (Op::FLess, [a, b], Some(to)) => is_real(*a) && a == b && masks(to, *a),
-            (Op::FAdd | Op::FSub | Op::FMul | Op::FDiv, _, Some(to))
-            | (Op::FNeg | Op::FAbs | Op::Sqrt | Op::Round(_) | Op::CopySign, _, Some(to))
-            | (Op::FMin | Op::FMax | Op::Fma, _, Some(to)) => {
-                let n = match op {
-                    Op::FNeg | Op::FAbs | Op::Sqrt | Op::Round(_) => 1,
-                    Op::Fma => 3,
-                    _ => 2,
-                };
-                is_real(to) && x.len() == n && x.iter().all(|ty| *ty == to)
-            }
-            (Op::Dot4 { .. } | Op::Dot2, [sums, a, b], Some(to)) => {
-                to.kind == Kind::I32 && matches!(to.lanes, 4 | 8 | 16) && [sums, a, b].iter().all(|ty| **ty == to)
-            }
-            (Op::DotOfHalves, [sums, a, b], Some(to)) => {
-                let factors = Type::I32.vector(to.lanes);
-                to.kind == Kind::F32 && matches!(to.lanes, 4 | 8 | 16) && (*sums, *a, *b) == (to, factors, factors)
-            }
-            (Op::NearestBf16, [a], Some(to)) => {
-                matches!(to.lanes, 8 | 16) && (*a, to) == (Type::F32.vector(to.lanes), Type::I16.vector(to.lanes))
-            }
-            (Op::PickBytes, all, Some(to)) => {
-                to == Type::I32.vector(16) && all.len() == 3 && all.iter().all(|ty| *ty == to)
-            }
-            (Op::LoadTiles { .. }, [from], Some(to)) => {
-                *from == Type::SHARED && to.kind.bytes() == 4 && matches!(to.lanes, 2 | 4)
-            }
-            (Op::Tf32, [a], Some(to)) => (*a, to) == (Type::F32, Type::F32),
-            (Op::TileProduct(kind), all, Some(to)) if all.len() == 10 => {
-                let factor = if *kind == Kind::F32 { Type::F32 } else { Type::I32 };
-                let fits = |(at, ty): (usize, &Type)| *ty == if at < 6 { factor } else { Type::F32 };
-                all.iter().enumerate().all(fits) && to == Type::F32.vector(4)
-            }
-            (Op::GroupFence | Op::GroupWait(_), sums, Some(to)) => {
-                sums.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(sums.len())
-            }
-            (Op::GroupProduct { factors, across, .. }, all, Some(to)) if all.len() > to.lanes => {
-                let (described, sums) = all.split_at(all.len() - to.lanes);
-                let is_loaded = *described == [Type::I32, Type::I32, Type::I32, Type::I32, Type::I64];
-                (*described == [Type::I64; 2] || is_loaded && *factors == Kind::F32)
-                    && (matches!(factors, Kind::F16 | Kind::Bf16) || *factors == Kind::F32 && *across == [false; 2])
-                    && sums.iter().all(|ty| *ty == Type::F32)
-                    && to == Type::F32.vector(sums.len())
-            }
-            (Op::Select, [cond, a, b], Some(to)) => (*cond == Type::I1 || masks(*cond, to)) && *a == to && *b == to,
-            (Op::ToIntegerOrLeast { .. }, [a], Some(to)) => a.kind == Kind::F32 && to == Type::I32.vector(a.lanes),
-            (Op::Truncate | Op::TruncateSaturated, [a], Some(to)) => {
-                is_integer(*a) && is_integer(to) && a.lanes == to.lanes
-            }
-            (Op::ExtendSigned | Op::ExtendUnsigned, [a], Some(to)) => {
-                is_integer(*a) && is_integer(to) && a.lanes == to.lanes && a.kind.bytes() < to.kind.bytes()
-            }
-            (Op::ToInteger | Op::ToIntegerInRange, [a], Some(to)) => {
-                is_real(*a) && is_integer(to) && a.lanes == to.lanes
-            }
-            (Op::ToReal, [a], Some(to)) => is_integer(*a) && is_real(to) && a.lanes == to.lanes,
-            (Op::Convert, [a], Some(to)) => is_number(*a) && is_number(to) && a.lanes == to.lanes,
-            (Op::Bitcast, [a], Some(to)) => a.bytes() == to.bytes(),
-            (Op::Opaque, [a], Some(to)) => *a == to,
-            (Op::Address, [a], Some(to)) => is_address(*a) && to == Type::I64,
-            (Op::Splat, [a], Some(to)) => *a == to.element(),
-            (Op::Shuffle(mask), [a, b], Some(to)) => {
-                a == b && to == a.vector(mask.len()) && mask.iter().all(|lane| *lane < 2 * a.lanes as i32)
-            }
-            (Op::Insert(lane), [into, a], Some(to)) => *into == to && *a == to.element() && *lane < to.lanes,
-            (Op::Extract(lane), [from], Some(to)) => to == from.element() && *lane < from.lanes,
-            (Op::MaskedLoad, [from, mask, other], Some(to)) => is_address(*from) && masks(*mask, to) && *other == to,
-            (Op::MaskedStore, [lanes, to, mask], None) => is_address(*to) && masks(*mask, *lanes),
-            (Op::Gather, [from, mask, other], Some(to)) => are_addresses(*from, to) && masks(*mask, to) && *other == to,
-            (Op::Scatter, [lanes, to, mask], None) => are_addresses(*to, *lanes) && masks(*mask, *lanes),
-            (Op::Prefetch { .. }, [to], None) => is_address(*to),
-            (Op::Call, [.., callee], _) => *callee == Type::POINTER,
-            (Op::Assembly(_), ..) => true,
-            (Op::Phi(from), values, Some(to)) => from.len() == values.len() && values.iter().all(|ty| *ty == to),
-            (Op::Br(_), [], None) => true,
-            (Op::CondBr(..), [cond], None) => *cond == Type::I1,
-            (Op::Return, [], None) => self.result.is_none(),
-            (Op::Return, [value], None) => self.result == Some(*value),
-            _ => false,
+        let to = result.as_ref().map(of);
+        match (op, x.as_slice(), to) {
+            (SsaOp::Call, [.., callee], _) => *callee == Type::POINTER,
+            (SsaOp::Assembly(_), ..) => true,
+            (SsaOp::Phi(from), values, Some(to)) => from.len() == values.len() && values.iter().all(|ty| *ty == to),
+            (SsaOp::Br(_), [], None) => true,
+            (SsaOp::CondBr(..), [cond], None) => *cond == Type::I1,
+            (SsaOp::Return, [], None) => self.result.is_none(),
+            (SsaOp::Return, [value], None) => self.result == Some(*value),
+            _ => [memory_fits, arithmetic_fits, tensor_cores_fit, lanes_fit].iter().any(|fits| fits(op, &x, to)),
         }
+    }
+}
+
+fn is_real(ty: Type) -> bool {
+    matches!(ty.kind, LaneKind::F32 | LaneKind::F64)
+}
+
+fn is_integer(ty: Type) -> bool {
+    matches!(ty.kind, LaneKind::I1 | LaneKind::I8 | LaneKind::I16 | LaneKind::I32 | LaneKind::I64)
+}
+
+fn is_address(ty: Type) -> bool {
+    matches!(ty.kind, LaneKind::Pointer(_)) && ty.lanes == 1
+}
+
+/// Whether a type is a mask for such lanes.
+fn masks(mask: Type, lanes: Type) -> bool {
+    mask == Type::I1.vector(lanes.lanes)
+}
+
+/// Whether an instruction on memory, or on what orders accesses to it, has fitting types.
+fn memory_fits(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
+    let are_addresses = |ty: Type, lanes: Type| matches!(ty.kind, LaneKind::Pointer(_)) && ty.lanes == lanes.lanes;
+    match (op, x, to) {
+        (SsaOp::Variable(_) | SsaOp::Stack(_), [], Some(to)) => to == Type::POINTER,
+        (SsaOp::SharedMemory(_), [], Some(to)) => to == Type::SHARED,
+        (SsaOp::Coordinate(_), [], Some(to)) => to == Type::I32,
+        (SsaOp::Barrier | SsaOp::Wait(_) | SsaOp::ProxyFence | SsaOp::GroupEnd, [], None) => true,
+        (SsaOp::Copy { bytes: 4 | 8 | 16 }, [to, from, n @ ..], None) => {
+            (*to, *from) == (Type::SHARED, Type::GLOBAL) && matches!(n, [] | [Type::I32])
+        }
+        (SsaOp::Load { .. }, [from], Some(_)) => is_address(*from),
+        (SsaOp::Store, [_, to], None) => is_address(*to),
+        (SsaOp::Element(_), [base, index], Some(to)) => {
+            is_address(*base) && is_integer(*index) && to == base.vector(index.lanes)
+        }
+        (SsaOp::MaskedLoad, [from, mask, other], Some(to)) => is_address(*from) && masks(*mask, to) && *other == to,
+        (SsaOp::MaskedStore, [lanes, to, mask], None) => is_address(*to) && masks(*mask, *lanes),
+        (SsaOp::Gather, [from, mask, other], Some(to)) => are_addresses(*from, to) && masks(*mask, to) && *other == to,
+        (SsaOp::Scatter, [lanes, to, mask], None) => are_addresses(*to, *lanes) && masks(*mask, *lanes),
+        (SsaOp::Prefetch { .. }, [to], None) => is_address(*to),
+        _ => false,
+    }
+}
+
+/// Whether an instruction that computes lane by lane, or sums products, has fitting types.
+fn arithmetic_fits(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
+    match (op, x, to) {
+        (
+            SsaOp::Add | SsaOp::AddWrapping | SsaOp::Sub | SsaOp::Mul | SsaOp::And | SsaOp::Or | SsaOp::Xor,
+            [a, b],
+            Some(to),
+        )
+        | (SsaOp::SubWrapping | SsaOp::MulWrapping, [a, b], Some(to))
+        | (SsaOp::ShiftLeft | SsaOp::ShiftSigned | SsaOp::ShiftUnsigned, [a, b], Some(to))
+        | (SsaOp::SignedDiv | SsaOp::SignedRem | SsaOp::UnsignedDiv | SsaOp::UnsignedRem, [a, b], Some(to))
+        | (SsaOp::SignedMin | SsaOp::SignedMax, [a, b], Some(to)) => is_integer(to) && *a == to && *b == to,
+        (SsaOp::Compare(_), [a, b], Some(to)) => !is_real(*a) && a == b && masks(to, *a),
+        (SsaOp::FLess, [a, b], Some(to)) => is_real(*a) && a == b && masks(to, *a),
+        (SsaOp::FAdd | SsaOp::FSub | SsaOp::FMul | SsaOp::FDiv, _, Some(to))
+        | (SsaOp::FNeg | SsaOp::FAbs | SsaOp::Sqrt | SsaOp::Round(_) | SsaOp::CopySign, _, Some(to))
+        | (SsaOp::FMin | SsaOp::FMax | SsaOp::Fma, _, Some(to)) => {
+            let n = match op {
+                SsaOp::FNeg | SsaOp::FAbs | SsaOp::Sqrt | SsaOp::Round(_) => 1,
+                SsaOp::Fma => 3,
+                _ => 2,
+            };
+            is_real(to) && x.len() == n && x.iter().all(|ty| *ty == to)
+        }
+        (SsaOp::Dot4 { .. } | SsaOp::Dot2, [sums, a, b], Some(to)) => {
+            to.kind == LaneKind::I32 && matches!(to.lanes, 4 | 8 | 16) && [sums, a, b].iter().all(|ty| **ty == to)
+        }
+        (SsaOp::DotOfHalves, [sums, a, b], Some(to)) => {
+            let factors = Type::I32.vector(to.lanes);
+            to.kind == LaneKind::F32 && matches!(to.lanes, 4 | 8 | 16) && (*sums, *a, *b) == (to, factors, factors)
+        }
+        (SsaOp::NearestBf16, [a], Some(to)) => {
+            matches!(to.lanes, 8 | 16) && (*a, to) == (Type::F32.vector(to.lanes), Type::I16.vector(to.lanes))
+        }
+        (SsaOp::PickBytes, all, Some(to)) => {
+            to == Type::I32.vector(16) && all.len() == 3 && all.iter().all(|ty| *ty == to)
+        }
+        _ => false,
+    }
+}
+
+/// Whether an instruction of tensor cores has fitting types.
+fn tensor_cores_fit(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
+    match (op, x, to) {
+        (SsaOp::LoadTiles { .. }, [from], Some(to)) => {
+            *from == Type::SHARED && to.kind.bytes() == 4 && matches!(to.lanes, 2 | 4)
+        }
+        (SsaOp::Tf32, [a], Some(to)) => (*a, to) == (Type::F32, Type::F32),
+        (SsaOp::TileProduct(kind), all, Some(to)) if all.len() == 10 => {
+            let factor = if *kind == LaneKind::F32 { Type::F32 } else { Type::I32 };
+            let fits = |(at, ty): (usize, &Type)| *ty == if at < 6 { factor } else { Type::F32 };
+            all.iter().enumerate().all(fits) && to == Type::F32.vector(4)
+        }
+        (SsaOp::GroupFence | SsaOp::GroupWait(_), sums, Some(to)) => {
+            sums.iter().all(|ty| *ty == Type::F32) && to == Type::F32.vector(sums.len())
+        }
+        (SsaOp::GroupProduct { factors, across, .. }, all, Some(to)) if all.len() > to.lanes => {
+            let (described, sums) = all.split_at(all.len() - to.lanes);
+            let is_loaded = *described == [Type::I32, Type::I32, Type::I32, Type::I32, Type::I64];
+            (*described == [Type::I64; 2] || is_loaded && *factors == LaneKind::F32)
+                && (matches!(factors, LaneKind::F16 | LaneKind::Bf16)
+                    || *factors == LaneKind::F32 && *across == [false; 2])
+                && sums.iter().all(|ty| *ty == Type::F32)
+                && to == Type::F32.vector(sums.len())
+        }
+        _ => false,
+    }
+}
+
+/// Whether an instruction that chooses, converts or moves lanes has fitting types.
+fn lanes_fit(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
+    let is_number = |ty: Type| is_real(ty) || matches!(ty.kind, LaneKind::F16 | LaneKind::Bf16);
+    match (op, x, to) {
+        (SsaOp::Select, [cond, a, b], Some(to)) => (*cond == Type::I1 || masks(*cond, to)) && *a == to && *b == to,
+        (SsaOp::ToIntegerOrLeast { .. }, [a], Some(to)) => a.kind == LaneKind::F32 && to == Type::I32.vector(a.lanes),
+        (SsaOp::Truncate | SsaOp::TruncateSaturated, [a], Some(to)) => {
+            is_integer(*a) && is_integer(to) && a.lanes == to.lanes
+        }
+        (SsaOp::ExtendSigned | SsaOp::ExtendUnsigned, [a], Some(to)) => {
+            is_integer(*a) && is_integer(to) && a.lanes == to.lanes && a.kind.bytes() < to.kind.bytes()
+        }
+        (SsaOp::ToInteger | SsaOp::ToIntegerInRange, [a], Some(to)) => {
+            is_real(*a) && is_integer(to) && a.lanes == to.lanes
+        }
+        (SsaOp::ToReal, [a], Some(to)) => is_integer(*a) && is_real(to) && a.lanes == to.lanes,
+        (SsaOp::Convert, [a], Some(to)) => is_number(*a) && is_number(to) && a.lanes == to.lanes,
+        (SsaOp::Bitcast, [a], Some(to)) => a.bytes() == to.bytes(),
+        (SsaOp::Opaque, [a], Some(to)) => *a == to,
+        (SsaOp::Address, [a], Some(to)) => is_address(*a) && to == Type::I64,
+        (SsaOp::Splat, [a], Some(to)) => *a == to.element(),
+        (SsaOp::Shuffle(mask), [a, b], Some(to)) => {
+            a == b && to == a.vector(mask.len()) && mask.iter().all(|lane| *lane < 2 * a.lanes as i32)
+        }
+        (SsaOp::Insert(lane), [into, a], Some(to)) => *into == to && *a == to.element() && *lane < to.lanes,
+        (SsaOp::Extract(lane), [from], Some(to)) => to == from.element() && *lane < from.lanes,
+        _ => false,
     }
 }
 
@@ -231,7 +277,7 @@ mod tests {
             let program = lower::lower(&Workload::parse(text).unwrap().program());
             for (target, prefix) in [("x86-64-v4", None), ("x86-64-v3", Some("k")), ("aarch64", None)] {
                 let target = Target::named(target).unwrap();
-                let options = crate::Options { prefix, ..crate::Options::default() };
+                let options = crate::GenerateOptions { prefix, ..crate::GenerateOptions::default() };
                 let module = Generated::of(&program, &target, &Units::default(), options).unwrap().module;
                 assert_eq!(module.verify(), Ok(()), "{text} on {target}: {module}");
             }

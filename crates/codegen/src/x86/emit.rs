@@ -6,10 +6,10 @@
 use std::collections::HashMap;
 
 use super::encode::{
-    Address, Assembler, Base, Condition, Extra, Label, Opcode, Operands, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, Rm,
-    Unit,
+    Assembler, ConditionCode, EncodedBase, EncodedMemory, Extra, Label, Opcode, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP,
+    Rm, Unit, VectorOperands,
 };
-use super::inst::{self, Callee, Class, Function, Inst, Memory, NONE, Op, Reg, Virtual};
+use super::inst::{self, Callee, Class, Inst, MachineFunction, MachineOp, MemoryAddress, NONE, Reg, Virtual};
 use super::opcodes::*;
 use super::regalloc::{INTEGER_SCRATCH, Location, MASK_SCRATCH, Registers};
 
@@ -21,7 +21,7 @@ const CALLEE_SAVED: [u8; 5] = [RBX, 12, 13, 14, 15];
 /// Writes a function.
 pub fn emit(
     asm: &mut Assembler,
-    f: &Function,
+    f: &MachineFunction,
     places: &[Location],
     registers: &Registers,
     has_masks: bool,
@@ -44,7 +44,7 @@ pub fn emit(
 
 struct Emitter<'f> {
     asm: &'f mut Assembler,
-    f: &'f Function,
+    f: &'f MachineFunction,
     places: &'f [Location],
     registers: &'f Registers,
     has_masks: bool,
@@ -111,8 +111,8 @@ impl Emitter<'_> {
                 let inst = &block.insts[at];
                 at += 1;
                 match inst.op {
-                    Op::JumpIf(condition, then) => {
-                        let Some(Inst { op: Op::Jump(otherwise), .. }) = block.insts.get(at) else {
+                    MachineOp::JumpIf(condition, then) => {
+                        let Some(Inst { op: MachineOp::Jump(otherwise), .. }) = block.insts.get(at) else {
                             unreachable!("a jump follows each conditional one")
                         };
                         at += 1;
@@ -123,8 +123,8 @@ impl Emitter<'_> {
                             self.jump(b, *otherwise);
                         }
                     }
-                    Op::Jump(to) => self.jump(b, to),
-                    Op::Return => self.leave(),
+                    MachineOp::Jump(to) => self.jump(b, to),
+                    MachineOp::Return => self.leave(),
                     _ => self.inst(inst),
                 }
             }
@@ -141,7 +141,7 @@ impl Emitter<'_> {
     fn leave(&mut self) {
         self.zero_upper();
         let n = self.saved.len() as i32;
-        self.asm.lea(RSP, Address { base: Base::Register(RBP), index: None, disp: -8 * n });
+        self.asm.lea(RSP, EncodedMemory { base: EncodedBase::Register(RBP), index: None, disp: -8 * n });
         for r in self.saved.iter().rev() {
             self.asm.pop(*r);
         }
@@ -161,12 +161,12 @@ impl Emitter<'_> {
     }
 
     /// Address of a spilled value.
-    fn slot(&self, v: Reg) -> Address {
+    fn slot(&self, v: Reg) -> EncodedMemory {
         if let Some(at) = self.f.virtuals[v.at()].pool {
-            return Address { base: Base::Pool, index: None, disp: at };
+            return EncodedMemory { base: EncodedBase::Pool, index: None, disp: at };
         }
         let Location::Memory(slot) = self.place(v) else { unreachable!("it has no register") };
-        Address { base: Base::Register(RSP), index: None, disp: self.slots[&slot] }
+        EncodedMemory { base: EncodedBase::Register(RSP), index: None, disp: self.slots[&slot] }
     }
 
     /// The register of an integer, loaded into a scratch register where it has none.
@@ -213,16 +213,20 @@ impl Emitter<'_> {
         }
     }
 
-    fn address(&mut self, memory: Memory) -> Address {
+    fn address(&mut self, memory: MemoryAddress) -> EncodedMemory {
         let base = match memory.base {
-            inst::Base::Register(v) => Base::Register(self.integer(v, 0)),
+            inst::Base::Register(v) => EncodedBase::Register(self.integer(v, 0)),
             inst::Base::Stack => {
-                return Address { base: Base::Register(RSP), index: None, disp: memory.disp + self.stack_offset };
+                return EncodedMemory {
+                    base: EncodedBase::Register(RSP),
+                    index: None,
+                    disp: memory.disp + self.stack_offset,
+                };
             }
-            inst::Base::Pool => Base::Pool,
+            inst::Base::Pool => EncodedBase::Pool,
         };
         let index = memory.index.map(|(v, log_scale)| (self.integer(v, 1), log_scale));
-        Address { base, index, disp: memory.disp }
+        EncodedMemory { base, index, disp: memory.disp }
     }
 
     // Vectors.
@@ -233,11 +237,11 @@ impl Emitter<'_> {
         }
     }
 
-    fn load_vector(&mut self, to: u8, from: Address, bytes: usize) {
+    fn load_vector(&mut self, to: u8, from: EncodedMemory, bytes: usize) {
         self.plain(load(bytes), [to, 0], Rm::Memory(from), bytes, None);
     }
 
-    fn store_vector(&mut self, to: Address, from: u8, bytes: usize) {
+    fn store_vector(&mut self, to: EncodedMemory, from: u8, bytes: usize) {
         match bytes {
             2 => self.plain(extract_integer(2), [from, 0], Rm::Memory(to), 16, Some(0)),
             _ => self.plain(store(bytes), [from, 0], Rm::Memory(to), bytes, None),
@@ -245,7 +249,7 @@ impl Emitter<'_> {
     }
 
     fn plain(&mut self, op: Opcode, [reg, vvvv]: [u8; 2], rm: Rm, bytes: usize, immediate: Option<u8>) {
-        let o = Operands {
+        let o = VectorOperands {
             reg,
             vvvv,
             rm,
@@ -302,17 +306,17 @@ impl Emitter<'_> {
 
     fn inst(&mut self, inst: &Inst) {
         match inst.op {
-            Op::Undefined => {}
-            Op::Move => self.move_(inst),
-            Op::Constant => self.constant(inst),
-            Op::Store => {
+            MachineOp::Undefined => {}
+            MachineOp::Move => self.move_(inst),
+            MachineOp::Constant => self.constant(inst),
+            MachineOp::Store => {
                 let (v, operand) = (inst.uses[0], inst.operand.expect("an address"));
                 if self.f.virtuals[v.at()].class == Class::Integer {
                     // Of the two scratch registers the address keeps one.
                     let mut to = self.address(operand.memory);
                     if to.index.is_some() && matches!(self.place(v), Location::Memory(_)) {
                         self.asm.lea(INTEGER_SCRATCH[0], to);
-                        to = Address { base: Base::Register(INTEGER_SCRATCH[0]), index: None, disp: 0 };
+                        to = EncodedMemory { base: EncodedBase::Register(INTEGER_SCRATCH[0]), index: None, disp: 0 };
                     }
                     let from = self.integer(v, 1);
                     self.asm.store(to, from, inst.bytes);
@@ -322,20 +326,20 @@ impl Emitter<'_> {
                     self.store_vector(to, from, inst.bytes);
                 }
             }
-            Op::LoadMasked(lane) if !self.has_masks => {
+            MachineOp::LoadMasked(lane) if !self.has_masks => {
                 let mask = self.vector(inst.uses[0], 1);
                 let d = self.destination(inst.def);
                 let (rm, _) = self.last(inst, 1);
                 self.plain(vector_masked_load(lane == 8), [d, mask], rm, inst.bytes, None);
                 self.written(inst.def);
             }
-            Op::StoreMasked(lane) if !self.has_masks => {
+            MachineOp::StoreMasked(lane) if !self.has_masks => {
                 let from = self.vector(inst.uses[0], 0);
                 let mask = self.vector(inst.uses[1], 1);
                 let (rm, _) = self.last(inst, 2);
                 self.plain(vector_masked_store(lane == 8), [from, mask], rm, inst.bytes, None);
             }
-            Op::Blend(lane) if !self.has_masks => {
+            MachineOp::Blend(lane) if !self.has_masks => {
                 let mask = self.vector(inst.uses[0], 0);
                 let otherwise = self.vector(inst.uses[1], 1);
                 let (rm, _) = self.last(inst, 2);
@@ -343,7 +347,7 @@ impl Emitter<'_> {
                 self.plain(blend_by_vector(lane), [d, otherwise], rm, inst.bytes, Some(mask << 4));
                 self.written(inst.def);
             }
-            Op::LoadMasked(lane) => {
+            MachineOp::LoadMasked(lane) => {
                 let d = self.destination(inst.def);
                 let zero = inst.uses[1] == NONE;
                 if !zero {
@@ -355,32 +359,32 @@ impl Emitter<'_> {
                 self.vector_with(masked_load(lane), [d, 0], rm, inst.bytes, extra, None);
                 self.written(inst.def);
             }
-            Op::StoreMasked(lane) => {
+            MachineOp::StoreMasked(lane) => {
                 let from = self.vector(inst.uses[0], 0);
                 let mask = self.mask(inst.uses[1], 0);
                 let (rm, _) = self.last(inst, 2);
                 let extra = Extra { mask, ..Extra::default() };
                 self.vector_with(masked_store(lane), [from, 0], rm, inst.bytes, extra, None);
             }
-            Op::Gather { wide } => {
+            MachineOp::Gather { wide } => {
                 let d = self.destination(inst.def);
                 self.bring(d, inst.uses[2], inst.bytes);
                 let numbers = self.vector(inst.uses[1], 1);
                 self.lanes(inst, gather(wide), d, numbers);
                 self.written(inst.def);
             }
-            Op::Scatter { wide } => {
+            MachineOp::Scatter { wide } => {
                 let value = self.vector(inst.uses[2], 0);
                 let numbers = self.vector(inst.uses[1], 1);
                 self.lanes(inst, scatter(wide), value, numbers);
             }
-            Op::FromInteger { wide } => {
+            MachineOp::FromInteger { wide } => {
                 let from = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.plain(from_integer(wide), [d, 0], Rm::Register(from), 16, None);
                 self.written(inst.def);
             }
-            Op::InsertInteger(bytes, lane) => {
+            MachineOp::InsertInteger(bytes, lane) => {
                 let rm = match inst.operand {
                     Some(operand) => Rm::Memory(self.address(operand.memory)),
                     None => Rm::Register(self.integer(inst.uses[1], 0)),
@@ -390,7 +394,7 @@ impl Emitter<'_> {
                 self.plain(insert_integer(bytes), [d, into], rm, 16, Some(lane));
                 self.written(inst.def);
             }
-            Op::ExtractInteger(bytes, lane) => {
+            MachineOp::ExtractInteger(bytes, lane) => {
                 let from = self.vector(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 match lane {
@@ -399,33 +403,33 @@ impl Emitter<'_> {
                 }
                 self.written(inst.def);
             }
-            Op::Binary(op) => self.binary(inst, op, None),
-            Op::BinaryImmediate(op, immediate) => self.binary(inst, op, Some(immediate)),
-            Op::Unary(op) => self.unary(inst, op, None),
-            Op::UnaryImmediate(op, immediate) => self.unary(inst, op, Some(immediate)),
-            Op::StorePart(op, immediate) => {
+            MachineOp::Binary(op) => self.binary(inst, op, None),
+            MachineOp::BinaryImmediate(op, immediate) => self.binary(inst, op, Some(immediate)),
+            MachineOp::Unary(op) => self.unary(inst, op, None),
+            MachineOp::UnaryImmediate(op, immediate) => self.unary(inst, op, Some(immediate)),
+            MachineOp::StorePart(op, immediate) => {
                 let from = self.vector(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.plain(op, [from, 0], Rm::Register(d), inst.bytes, Some(immediate));
                 self.written(inst.def);
             }
-            Op::Narrow(op) => {
+            MachineOp::Narrow(op) => {
                 let from = self.vector(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.plain(op, [from, 0], Rm::Register(d), inst.bytes, None);
                 self.written(inst.def);
             }
-            Op::Shift(op, number, by) => {
+            MachineOp::Shift(op, number, by) => {
                 let from = self.vector(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.plain(op, [number, d], Rm::Register(from), inst.bytes, Some(by));
                 self.written(inst.def);
             }
-            Op::Fma { wide, negate_product, negate_addend, addend } => {
+            MachineOp::Fma { wide, negate_product, negate_addend, addend } => {
                 let is_scalar = inst.bytes < 16;
                 self.fma(inst, addend, |form| fma(form, negate_product, negate_addend, is_scalar, wide));
             }
-            Op::Tied(op) => {
+            MachineOp::Tied(op) => {
                 let d = self.destination(inst.def);
                 self.bring(d, inst.uses[0], inst.bytes);
                 let middle = self.vector(inst.uses[1], 1);
@@ -433,7 +437,7 @@ impl Emitter<'_> {
                 self.vector_with(op, [d, middle], rm, inst.bytes, extra, None);
                 self.written(inst.def);
             }
-            Op::Blend(lane) => {
+            MachineOp::Blend(lane) => {
                 let d = self.destination(inst.def);
                 let mask = self.mask(inst.uses[0], 0);
                 let otherwise = self.vector(inst.uses[1], 1);
@@ -441,7 +445,7 @@ impl Emitter<'_> {
                 self.vector_with(blend_by_mask(lane), [d, otherwise], rm, inst.bytes, Extra { mask, ..extra }, None);
                 self.written(inst.def);
             }
-            Op::Splat(lane) => {
+            MachineOp::Splat(lane) => {
                 let from = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 if self.has_masks {
@@ -452,57 +456,57 @@ impl Emitter<'_> {
                 }
                 self.written(inst.def);
             }
-            Op::MaskBinary(op) => {
+            MachineOp::MaskBinary(op) => {
                 let (a, b) = (self.mask(inst.uses[0], 0), self.mask(inst.uses[1], 1));
                 let d = self.destination(inst.def);
                 self.asm.vector(op, mask_operands(d, a, Rm::Register(b), 32));
                 self.written(inst.def);
             }
-            Op::MaskNot => {
+            MachineOp::MaskNot => {
                 let a = self.mask(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.asm.vector(MASK_NOT, mask_operands(d, 0, Rm::Register(a), 16));
                 self.written(inst.def);
             }
-            Op::MaskShift(by) => {
+            MachineOp::MaskShift(by) => {
                 let a = self.mask(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 let operands = mask_operands(d, 0, Rm::Register(a), 16);
-                self.asm.vector(MASK_SHIFT, Operands { immediate: Some(by), ..operands });
+                self.asm.vector(MASK_SHIFT, VectorOperands { immediate: Some(by), ..operands });
                 self.written(inst.def);
             }
-            Op::MaskSplat => {
+            MachineOp::MaskSplat => {
                 let a = self.integer(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.asm.vector(MASK_FROM_INTEGER, mask_operands(d, 0, Rm::Register(a), 16));
                 self.written(inst.def);
             }
-            Op::MaskBits => {
+            MachineOp::MaskBits => {
                 let a = self.mask(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.asm.vector(MASK_TO_INTEGER, mask_operands(d, 0, Rm::Register(a), 16));
                 self.written(inst.def);
             }
-            Op::ToReal { wide, long } => {
+            MachineOp::ToReal { wide, long } => {
                 let d = self.destination(inst.def);
                 self.plain(XOR, [d, d], Rm::Register(d), 16, None);
                 let from = self.integer(inst.uses[0], 0);
                 self.plain(integer_to_real(wide, long), [d, d], Rm::Register(from), 16, None);
                 self.written(inst.def);
             }
-            Op::FromReal { wide, long } => {
+            MachineOp::FromReal { wide, long } => {
                 let from = self.vector(inst.uses[0], 0);
                 let d = self.destination(inst.def);
                 self.plain(real_to_integer(wide, long), [d, 0], Rm::Register(from), 16, None);
                 self.written(inst.def);
             }
-            Op::CompareReals { wide } => {
+            MachineOp::CompareReals { wide } => {
                 let a = self.vector(inst.uses[0], 0);
                 let b = self.vector(inst.uses[1], 1);
                 self.plain(compare_scalars(wide), [a, 0], Rm::Register(b), 16, None);
             }
-            Op::Call(number) => self.call(inst, number),
-            Op::Jump(_) | Op::JumpIf(..) | Op::Return => unreachable!("written with their blocks"),
+            MachineOp::Call(number) => self.call(inst, number),
+            MachineOp::Jump(_) | MachineOp::JumpIf(..) | MachineOp::Return => unreachable!("written with their blocks"),
             _ => self.integer_inst(inst),
         }
     }
@@ -518,21 +522,21 @@ impl Emitter<'_> {
     ) {
         let width = bytes.max(16) as u8;
         let unit = op.unit(bytes, extra.broadcast) as u8;
-        self.asm.vector(op, Operands { reg, vvvv, rm, width, unit, extra, immediate });
+        self.asm.vector(op, VectorOperands { reg, vvvv, rm, width, unit, extra, immediate });
     }
 
     /// A gather or scatter: the address has a vector as its index.
     fn lanes(&mut self, inst: &Inst, op: Opcode, reg: u8, numbers: u8) {
         let lane = if op.wide { 8 } else { 4 };
-        let Address { base, disp, .. } = self.address(inst.operand.expect("an address").memory);
+        let EncodedMemory { base, disp, .. } = self.address(inst.operand.expect("an address").memory);
         let index = Some((numbers, if op.wide { 3 } else { 2 }));
-        let rm = Rm::Memory(Address { base, index, disp });
+        let rm = Rm::Memory(EncodedMemory { base, index, disp });
         let mask = self.mask(inst.uses[0], 0);
         let extra = Extra { mask, ..Extra::default() };
         // The index has its fifth bit where other instructions have their second operand's.
         let vvvv = numbers & 16;
         let width = inst.bytes as u8;
-        self.asm.vector(op, Operands { reg, vvvv, rm, width, unit: lane, extra, immediate: None });
+        self.asm.vector(op, VectorOperands { reg, vvvv, rm, width, unit: lane, extra, immediate: None });
     }
 
     /// Brings a vector to a register.
@@ -596,7 +600,7 @@ impl Emitter<'_> {
             // Read from the pool where it is used.
             (Some(_), Location::Memory(_) | Location::Nowhere) => return,
             (Some(at), Location::Register(d)) => {
-                let from = Address { base: Base::Pool, index: None, disp: at };
+                let from = EncodedMemory { base: EncodedBase::Pool, index: None, disp: at };
                 if class == Class::Mask {
                     self.asm.vector(MASK_LOAD, mask_operands(d, 0, Rm::Memory(from), 16));
                 } else if self.pool[at as usize..at as usize + bytes].iter().any(|b| *b != 0) {
@@ -689,42 +693,44 @@ impl Emitter<'_> {
         let [a, b, _] = inst.uses;
         let wide = inst.bytes == 8;
         match inst.op {
-            Op::Integer(value) => self.asm.move_constant(d, value),
-            Op::Address => {
+            MachineOp::Integer(value) => self.asm.move_constant(d, value),
+            MachineOp::Address => {
                 let from = self.address(inst.operand.expect("an address").memory);
                 match from {
-                    Address { base: Base::Register(r), index: None, disp: 0 } => self.asm.move_register(d, r),
+                    EncodedMemory { base: EncodedBase::Register(r), index: None, disp: 0 } => {
+                        self.asm.move_register(d, r)
+                    }
                     _ => self.asm.lea(d, from),
                 }
             }
-            Op::FunctionAddress(number) => self.asm.address_of(d, number),
-            Op::Extend { signed } => {
+            MachineOp::FunctionAddress(number) => self.asm.address_of(d, number),
+            MachineOp::Extend { signed } => {
                 let from = match inst.operand {
                     Some(operand) => Rm::Memory(self.address(operand.memory)),
                     None => Rm::Register(self.integer(a, 0)),
                 };
                 self.asm.extend(d, from, inst.bytes, signed);
             }
-            Op::IntegerBinary(number) => {
+            MachineOp::IntegerBinary(number) => {
                 self.bring_integer(d, a);
                 self.asm.integer(&[number << 3 | 3], d, self.integer_rm(b), true, &[]);
             }
-            Op::IntegerConstant(number, value) => {
+            MachineOp::IntegerConstant(number, value) => {
                 self.bring_integer(d, a);
                 self.asm.with_constant(number, d, value, true);
             }
-            Op::Multiply => {
+            MachineOp::Multiply => {
                 self.bring_integer(d, a);
                 self.asm.integer(&[0x0f, 0xaf], d, self.integer_rm(b), true, &[]);
             }
-            Op::MultiplyConstant(value) => {
+            MachineOp::MultiplyConstant(value) => {
                 self.asm.integer(&[0x69], d, self.integer_rm(a), true, &value.to_le_bytes());
             }
-            Op::IntegerShift(number, by) => {
+            MachineOp::IntegerShift(number, by) => {
                 self.bring_integer(d, a);
                 self.asm.integer(&[0xc1], number, Rm::Register(d), wide, &[by]);
             }
-            Op::Divide { signed, remainder } => {
+            MachineOp::Divide { signed, remainder } => {
                 self.bring_integer(RAX, a);
                 match (signed, wide) {
                     (true, true) => self.asm.code.extend([0x48, 0x99]),
@@ -734,31 +740,31 @@ impl Emitter<'_> {
                 self.asm.integer(&[0xf7], if signed { 7 } else { 6 }, self.integer_rm(b), wide, &[]);
                 self.asm.move_register(d, if remainder { RDX } else { RAX });
             }
-            Op::Choose(condition) => {
+            MachineOp::Choose(condition) => {
                 self.bring_integer(d, a);
                 let b = self.integer(b, 1);
                 self.asm.integer(&[0x3b], b, Rm::Register(d), wide, &[]);
                 self.asm.integer(&[0x0f, 0x40 | condition as u8], d, Rm::Register(b), true, &[]);
             }
-            Op::Compare => {
+            MachineOp::Compare => {
                 let a = self.integer(a, 0);
                 self.asm.integer(&[0x3b], a, self.integer_rm(b), wide, &[]);
             }
-            Op::CompareConstant(value) => {
+            MachineOp::CompareConstant(value) => {
                 let a = self.integer(a, 0);
                 self.asm.with_constant(7, a, value, wide);
             }
-            Op::Test => {
+            MachineOp::Test => {
                 let a = self.integer(a, 0);
                 self.asm.integer(&[0x85], a, Rm::Register(a), true, &[]);
             }
-            Op::Set(condition) => {
+            MachineOp::Set(condition) => {
                 // With a prefix, so that every register has a low byte.
                 self.asm.code.extend([0x40 | d >> 3, 0x0f, 0x90 | condition as u8, 0xc0 | d & 7]);
                 self.asm.integer(&[0x0f, 0xb6], d, Rm::Register(d), true, &[]);
             }
-            Op::Select(condition) => self.select(inst, condition, d),
-            Op::Prefetch { for_write } => {
+            MachineOp::Select(condition) => self.select(inst, condition, d),
+            MachineOp::Prefetch { for_write } => {
                 let to = self.address(inst.operand.expect("an address").memory);
                 let code = if for_write { 0x0d } else { 0x18 };
                 self.asm.integer(&[0x0f, code], 1, Rm::Memory(to), false, &[]);
@@ -770,7 +776,7 @@ impl Emitter<'_> {
         }
     }
 
-    fn select(&mut self, inst: &Inst, condition: Condition, d: u8) {
+    fn select(&mut self, inst: &Inst, condition: ConditionCode, d: u8) {
         let [a, b, _] = inst.uses;
         if self.f.virtuals[inst.def.at()].class == Class::Integer {
             self.bring_integer(d, b);
@@ -802,7 +808,7 @@ impl Emitter<'_> {
         for (at, v) in call.arguments.iter().enumerate().skip(ARGUMENTS.len()) {
             let from = self.integer(*v, 0);
             let disp = (at - ARGUMENTS.len()) as i32 * 8;
-            self.asm.store(Address { base: Base::Register(RSP), index: None, disp }, from, 8);
+            self.asm.store(EncodedMemory { base: EncodedBase::Register(RSP), index: None, disp }, from, 8);
         }
         let mut moves = Vec::new();
         let mut loads = Vec::new();
@@ -887,7 +893,7 @@ impl Emitter<'_> {
         self.move_all(moves);
         for (at, v) in f.parameters.iter().enumerate().skip(ARGUMENTS.len()) {
             let disp = 16 + (at - ARGUMENTS.len()) as i32 * 8;
-            let from = Address { base: Base::Register(RBP), index: None, disp };
+            let from = EncodedMemory { base: EncodedBase::Register(RBP), index: None, disp };
             match self.place(*v) {
                 Location::Register(to) => self.asm.load(to, from),
                 Location::Memory(_) => {
@@ -901,6 +907,6 @@ impl Emitter<'_> {
     }
 }
 
-fn mask_operands(reg: u8, vvvv: u8, rm: Rm, width: u8) -> Operands {
-    Operands { reg, vvvv, rm, width, unit: 1, extra: Extra::default(), immediate: None }
+fn mask_operands(reg: u8, vvvv: u8, rm: Rm, width: u8) -> VectorOperands {
+    VectorOperands { reg, vvvv, rm, width, unit: 1, extra: Extra::default(), immediate: None }
 }

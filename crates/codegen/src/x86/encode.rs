@@ -5,8 +5,8 @@
 
 /// A memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address {
-    pub base: Base,
+pub struct EncodedMemory {
+    pub base: EncodedBase,
     /// Index register, and the logarithm of its scale.
     pub index: Option<(u8, u8)>,
     pub disp: i32,
@@ -14,9 +14,9 @@ pub struct Address {
 
 /// Base of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Base {
+pub enum EncodedBase {
     Register(u8),
-    /// The constants behind the code; [`Address::disp`] counts from their first byte.
+    /// The constants behind the code; [`EncodedMemory::disp`] counts from their first byte.
     Pool,
 }
 
@@ -24,7 +24,7 @@ pub enum Base {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rm {
     Register(u8),
-    Memory(Address),
+    Memory(EncodedMemory),
 }
 
 /// The encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is
@@ -69,7 +69,7 @@ pub struct Extra {
 
 /// Operands of a vector instruction, and how wide they are.
 #[derive(Clone, Copy, Debug)]
-pub struct Operands {
+pub struct VectorOperands {
     pub reg: u8,
     pub vvvv: u8,
     pub rm: Rm,
@@ -84,7 +84,7 @@ pub struct Operands {
 /// Conditions, by their numbers in opcodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Condition {
+pub enum ConditionCode {
     Equal = 4,
     NotEqual = 5,
     NotAbove = 6,
@@ -95,18 +95,18 @@ pub enum Condition {
     Greater = 15,
 }
 
-impl Condition {
+impl ConditionCode {
     /// Negates a condition.
-    pub fn not(self) -> Condition {
+    pub fn not(self) -> ConditionCode {
         match self {
-            Condition::Above => Condition::NotAbove,
-            Condition::NotAbove => Condition::Above,
-            Condition::Equal => Condition::NotEqual,
-            Condition::NotEqual => Condition::Equal,
-            Condition::Less => Condition::NotLess,
-            Condition::NotLess => Condition::Less,
-            Condition::NotGreater => Condition::Greater,
-            Condition::Greater => Condition::NotGreater,
+            ConditionCode::Above => ConditionCode::NotAbove,
+            ConditionCode::NotAbove => ConditionCode::Above,
+            ConditionCode::Equal => ConditionCode::NotEqual,
+            ConditionCode::NotEqual => ConditionCode::Equal,
+            ConditionCode::Less => ConditionCode::NotLess,
+            ConditionCode::NotLess => ConditionCode::Less,
+            ConditionCode::NotGreater => ConditionCode::Greater,
+            ConditionCode::Greater => ConditionCode::NotGreater,
         }
     }
 }
@@ -116,7 +116,7 @@ pub type Label = usize;
 
 /// Target of a field, of four bytes for its distance from the end of the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum FieldTarget {
     Label(Label),
     Function(usize),
     /// Offset in the constants.
@@ -132,7 +132,7 @@ pub struct Assembler {
     /// Offset of each label.
     labels: Vec<Option<usize>>,
     /// Fields to fill in: their offsets, the ends of their instructions, and their targets.
-    pub fixups: Vec<(usize, usize, Target)>,
+    pub fixups: Vec<(usize, usize, FieldTarget)>,
 }
 
 pub const RAX: u8 = 0;
@@ -159,11 +159,13 @@ impl Assembler {
         let fixups = std::mem::take(&mut self.fixups);
         for (at, end, target) in fixups {
             match target {
-                Target::Label(label) => {
+                FieldTarget::Label(label) => {
                     let to = self.labels[label].expect("every label is bound");
                     self.set_field(at, to as i64 - end as i64);
                 }
-                Target::Function(_) | Target::Pool(_) | Target::Outside(_) => self.fixups.push((at, end, target)),
+                FieldTarget::Function(_) | FieldTarget::Pool(_) | FieldTarget::Outside(_) => {
+                    self.fixups.push((at, end, target))
+                }
             }
         }
         self.labels.clear();
@@ -202,13 +204,13 @@ impl Assembler {
         let reg = (reg & 7) << 3;
         match rm {
             Rm::Register(r) => self.code.push(0xc0 | reg | r & 7),
-            Rm::Memory(Address { base: Base::Pool, disp, .. }) => {
+            Rm::Memory(EncodedMemory { base: EncodedBase::Pool, disp, .. }) => {
                 self.code.push(reg | 5);
                 let at = self.code.len();
                 self.code.extend([0; 4]);
-                self.fixups.push((at, at + 4 + immediate.len(), Target::Pool(disp)));
+                self.fixups.push((at, at + 4 + immediate.len(), FieldTarget::Pool(disp)));
             }
-            Rm::Memory(Address { base: Base::Register(base), index, disp }) => {
+            Rm::Memory(EncodedMemory { base: EncodedBase::Register(base), index, disp }) => {
                 let short = (disp % unit == 0).then(|| i8::try_from(disp / unit).ok()).flatten();
                 let mode = match short {
                     Some(0) if base & 7 != RBP => 0,
@@ -237,10 +239,10 @@ impl Assembler {
     fn high_bits(rm: Rm) -> (u8, u8) {
         match rm {
             Rm::Register(r) => (r >> 3 & 1, r >> 4 & 1),
-            Rm::Memory(Address { base, index, .. }) => {
+            Rm::Memory(EncodedMemory { base, index, .. }) => {
                 let base = match base {
-                    Base::Register(r) => r >> 3 & 1,
-                    Base::Pool => 0,
+                    EncodedBase::Register(r) => r >> 3 & 1,
+                    EncodedBase::Pool => 0,
                 };
                 (base, index.map_or(0, |(r, _)| r >> 3 & 1))
             }
@@ -248,9 +250,9 @@ impl Assembler {
     }
 
     /// A vector instruction.
-    pub fn vector(&mut self, op: Opcode, o: Operands) {
+    pub fn vector(&mut self, op: Opcode, o: VectorOperands) {
         let Opcode { map, prefix, opcode, wide, evex, .. } = op;
-        let Operands { reg, vvvv, rm, width, unit, extra, immediate } = o;
+        let VectorOperands { reg, vvvv, rm, width, unit, extra, immediate } = o;
         let (b, x) = Assembler::high_bits(rm);
         let high_rm = matches!(rm, Rm::Register(r) if r >= 16);
         let immediate = immediate.map(|i| [i]);
@@ -322,12 +324,12 @@ impl Assembler {
         }
     }
 
-    pub fn load(&mut self, to: u8, from: Address) {
+    pub fn load(&mut self, to: u8, from: EncodedMemory) {
         self.integer(&[0x8b], to, Rm::Memory(from), true, &[]);
     }
 
     /// Stores the low 1, 2, 4 or 8 bytes of a register.
-    pub fn store(&mut self, to: Address, from: u8, bytes: usize) {
+    pub fn store(&mut self, to: EncodedMemory, from: u8, bytes: usize) {
         if bytes == 2 {
             self.code.push(0x66);
         }
@@ -356,7 +358,7 @@ impl Assembler {
         self.operand(reg, rm, 1, &[]);
     }
 
-    pub fn lea(&mut self, to: u8, from: Address) {
+    pub fn lea(&mut self, to: u8, from: EncodedMemory) {
         self.integer(&[0x8d], to, Rm::Memory(from), true, &[]);
     }
 
@@ -370,10 +372,10 @@ impl Assembler {
 
     pub fn jump(&mut self, to: Label) {
         self.code.push(0xe9);
-        self.field(Target::Label(to));
+        self.field(FieldTarget::Label(to));
     }
 
-    pub fn jump_if(&mut self, condition: Condition, to: Label) {
+    pub fn jump_if(&mut self, condition: ConditionCode, to: Label) {
         if let Some(place) = self.labels[to]
             && let Ok(short) = i8::try_from(place as i64 - self.code.len() as i64 - 2)
         {
@@ -381,12 +383,12 @@ impl Assembler {
             return;
         }
         self.code.extend([0x0f, 0x80 | condition as u8]);
-        self.field(Target::Label(to));
+        self.field(FieldTarget::Label(to));
     }
 
     pub fn call(&mut self, function: usize) {
         self.code.push(0xe8);
-        self.field(Target::Function(function));
+        self.field(FieldTarget::Function(function));
     }
 
     /// Calls a function that another module defines, whose address goes to `RAX`.
@@ -394,13 +396,13 @@ impl Assembler {
         self.code.extend([0x48, 0xb8]);
         let at = self.code.len();
         self.code.extend([0; 8]);
-        self.fixups.push((at, at + 8, Target::Outside(function)));
+        self.fixups.push((at, at + 8, FieldTarget::Outside(function)));
         self.code.extend([0xff, 0xd0]);
     }
 
     pub fn address_of(&mut self, to: u8, function: usize) {
         self.code.extend([0x48 | (to >> 3) << 2, 0x8d, (to & 7) << 3 | 5]);
-        self.field(Target::Function(function));
+        self.field(FieldTarget::Function(function));
     }
 
     pub fn push(&mut self, r: u8) {
@@ -417,7 +419,7 @@ impl Assembler {
         self.code.push(0x58 | r & 7);
     }
 
-    fn field(&mut self, target: Target) {
+    fn field(&mut self, target: FieldTarget) {
         let at = self.code.len();
         self.code.extend([0; 4]);
         self.fixups.push((at, at + 4, target));
@@ -434,7 +436,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::ssa::{Kind, Type};
+    use crate::ssa::{LaneKind, Type};
     use crate::x86::opcodes::*;
 
     /// Printed as Intel writes instructions.
@@ -490,7 +492,7 @@ mod tests {
     }
 
     /// A memory operand of so many bytes in Intel's notation.
-    fn memory(Address { base, index, disp }: Address, bytes: u8) -> String {
+    fn memory(EncodedMemory { base, index, disp }: EncodedMemory, bytes: u8) -> String {
         let size = match bytes {
             1 => "byte",
             2 => "word",
@@ -501,8 +503,8 @@ mod tests {
             _ => "zmmword",
         };
         let mut text = match base {
-            Base::Register(r) => INTEGERS[usize::from(r)].to_owned(),
-            Base::Pool => "rip".to_owned(),
+            EncodedBase::Register(r) => INTEGERS[usize::from(r)].to_owned(),
+            EncodedBase::Pool => "rip".to_owned(),
         };
         match index {
             Some((r, 0)) => text += &format!(" + {}", INTEGERS[usize::from(r)]),
@@ -517,7 +519,7 @@ mod tests {
         format!("{size} ptr [{text}]")
     }
 
-    fn addresses() -> impl Strategy<Value = Address> {
+    fn addresses() -> impl Strategy<Value = EncodedMemory> {
         let index = (0u8..16).prop_filter("rsp is no index", |r| *r != RSP);
         let disp = prop_oneof![
             Just(0),
@@ -526,8 +528,8 @@ mod tests {
             (-200i32..200).prop_map(|d| d * 64),
             any::<i32>()
         ];
-        (0u8..16, proptest::option::of((index, 0u8..4)), disp).prop_map(|(base, index, disp)| Address {
-            base: Base::Register(base),
+        (0u8..16, proptest::option::of((index, 0u8..4)), disp).prop_map(|(base, index, disp)| EncodedMemory {
+            base: EncodedBase::Register(base),
             index,
             disp,
         })
@@ -537,10 +539,10 @@ mod tests {
     fn instructions() -> Vec<(&'static str, Opcode)> {
         let type_of = |kind| Type { kind, lanes: 16 };
         vec![
-            ("vaddps", arithmetic(0x58, type_of(Kind::F32))),
-            ("vmulpd", arithmetic(0x59, type_of(Kind::F64))),
-            ("vmaxps", packed(0x5f, Kind::F32)),
-            ("vdivpd", packed(0x5e, Kind::F64)),
+            ("vaddps", arithmetic(0x58, type_of(LaneKind::F32))),
+            ("vmulpd", arithmetic(0x59, type_of(LaneKind::F64))),
+            ("vmaxps", packed(0x5f, LaneKind::F32)),
+            ("vdivpd", packed(0x5e, LaneKind::F64)),
             ("vfmadd213ps", opcode(2, 1, 0xa8, false)),
             ("vfmadd231ps", opcode(2, 1, 0xb8, false)),
             ("vfnmadd231pd", opcode(2, 1, 0xbc, true)),
@@ -616,7 +618,7 @@ mod tests {
                 _ => (Rm::Memory(address), memory(address, lane) + &format!("{{1to{}}}", width / lane), lane),
             };
             let mut asm = Assembler::default();
-            asm.vector(op, Operands { reg, vvvv, rm, width, unit, extra, immediate: None });
+            asm.vector(op, VectorOperands { reg, vvvv, rm, width, unit, extra, immediate: None });
             let masked = match extra {
                 Extra { mask: 0, .. } => String::new(),
                 Extra { zero: false, .. } => format!(" {{k{mask}}}"),
@@ -677,7 +679,7 @@ mod tests {
             prop_assert_eq!(unit, bytes);
             let mut asm = Assembler::default();
             let extra = Extra::default();
-            asm.vector(op, Operands { reg, vvvv: 0, rm, width, unit, extra, immediate: None });
+            asm.vector(op, VectorOperands { reg, vvvv: 0, rm, width, unit, extra, immediate: None });
             let own = vector(reg, width);
             let (first, second) = if is_result { (operand, own) } else { (own, operand) };
             prop_assert_eq!(disassemble(asm.code), format!("{name} {first}, {second}\n"));
@@ -700,7 +702,7 @@ mod tests {
             let mut asm = Assembler::default();
             let mut write = |op: Opcode, vvvv: u8, rm: Rm, immediate: Option<u8>| {
                 let unit = op.unit(16, false) as u8;
-                asm.vector(op, Operands { reg, vvvv, rm, width: 16, unit, extra: Extra::default(), immediate });
+                asm.vector(op, VectorOperands { reg, vvvv, rm, width: 16, unit, extra: Extra::default(), immediate });
             };
             write(insert_integer(bytes), vvvv, Rm::Register(r), Some(lane));
             write(insert_integer(bytes), vvvv, Rm::Memory(address), Some(lane));
@@ -718,7 +720,7 @@ mod tests {
             let unit = Rm::Register(reg);
             for (op, number) in [(shift(2), SHIFT_SIGNED), (shift(4), SHIFT_LEFT), (shift(8), SHIFT_RIGHT)] {
                 let extra = Extra::default();
-                asm.vector(op, Operands { reg: number, vvvv, rm: unit, width: 64, unit: 1, extra, immediate: Some(by) });
+                asm.vector(op, VectorOperands { reg: number, vvvv, rm: unit, width: 64, unit: 1, extra, immediate: Some(by) });
             }
             let [x, y] = [reg, vvvv].map(|r| vector(r, 64));
             let meant = format!("vpsraw {y}, {x}, {by}\nvpslld {y}, {x}, {by}\nvpsrlq {y}, {x}, {by}\n");
@@ -764,7 +766,7 @@ mod tests {
             for (name, op) in [("{vex} vpdpbusd", dot(false)), ("vpdpbssd", dot_alike(true)), ("vpdpbuud", dot_alike(false))] {
                 let mut asm = Assembler::default();
                 let extra = Extra::default();
-                asm.vector(op, Operands { reg, vvvv, rm: Rm::Register(rm), width, unit: 1, extra, immediate: None });
+                asm.vector(op, VectorOperands { reg, vvvv, rm: Rm::Register(rm), width, unit: 1, extra, immediate: None });
                 prop_assert_eq!(disassemble(asm.code), format!("{name} {x}, {y}, {z}\n"));
             }
         }

@@ -1,6 +1,6 @@
 //! Instructions of the machine with virtual registers.
 
-use super::encode::{Condition, Opcode};
+use super::encode::{ConditionCode, Opcode};
 use crate::number::number;
 
 number! {
@@ -41,7 +41,7 @@ pub enum Base {
 
 /// A memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryAddress {
     pub base: Base,
     /// Index register, and the logarithm of its scale.
     pub index: Option<(Reg, u8)>,
@@ -50,8 +50,8 @@ pub struct Memory {
 
 /// Memory operand of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Operand {
-    pub memory: Memory,
+pub struct MemoryOperand {
+    pub memory: MemoryAddress,
     /// Whether it is one lane, for all.
     pub broadcast: bool,
 }
@@ -59,7 +59,7 @@ pub struct Operand {
 /// Operation of an instruction. `d` is its result; `u0`, `u1`, … are the registers it uses, the last replaced
 /// by the memory operand where there is one.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Op {
+pub enum MachineOp {
     /// `d ← u0`, or a load.
     Move,
     /// Memory `← u0`.
@@ -160,7 +160,7 @@ pub enum Op {
         remainder: bool,
     },
     /// The smaller or greater of `u0` and `u1`: `u1` where the condition holds for `u1` and `u0`.
-    Choose(Condition),
+    Choose(ConditionCode),
     /// Flags of `u0 − u1`.
     Compare,
     /// Flags of `u0` less a constant.
@@ -172,9 +172,9 @@ pub enum Op {
         wide: bool,
     },
     /// Integer `d ←` 1 where the flags say so, else 0.
-    Set(Condition),
+    Set(ConditionCode),
     /// `d ← u0` where the flags say so, else `u1`, of any class.
-    Select(Condition),
+    Select(ConditionCode),
     /// Calls, by number in the function's list.
     Call(usize),
     /// `d ←` a function's address.
@@ -183,37 +183,37 @@ pub enum Op {
         for_write: bool,
     },
     Jump(usize),
-    JumpIf(Condition, usize),
+    JumpIf(ConditionCode, usize),
     Return,
 }
 
 /// An instruction.
 #[derive(Clone, Copy, Debug)]
 pub struct Inst {
-    pub op: Op,
+    pub op: MachineOp,
     pub def: Reg,
     pub uses: [Reg; 3],
-    pub operand: Option<Operand>,
+    pub operand: Option<MemoryOperand>,
     /// Bytes that it works on.
     pub bytes: usize,
 }
 
 impl Inst {
-    pub fn new(op: Op, def: Reg, uses: &[Reg], bytes: usize) -> Inst {
+    pub fn new(op: MachineOp, def: Reg, uses: &[Reg], bytes: usize) -> Inst {
         let mut all = [NONE; 3];
         all[..uses.len()].copy_from_slice(uses);
         Inst { op, def, uses: all, operand: None, bytes }
     }
 
-    pub fn with(mut self, memory: Memory, broadcast: bool) -> Inst {
-        self.operand = Some(Operand { memory, broadcast });
+    pub fn with(mut self, memory: MemoryAddress, broadcast: bool) -> Inst {
+        self.operand = Some(MemoryOperand { memory, broadcast });
         self
     }
 
     /// Visits the registers that it uses, those of its address included, without a call's arguments.
     pub fn each_use(&self, mut visit: impl FnMut(Reg)) {
         self.uses.iter().copied().filter(|r| *r != NONE).for_each(&mut visit);
-        if let Some(Operand { memory, .. }) = self.operand {
+        if let Some(MemoryOperand { memory, .. }) = self.operand {
             if let Base::Register(r) = memory.base {
                 visit(r);
             }
@@ -230,26 +230,49 @@ impl Inst {
         let tied = |to: Reg| Constraints { tied: Some(to).filter(|r| *r != NONE), ..free };
         let first = |to: Reg| Constraints { reads_late: true, ..tied(to) };
         match self.op {
-            Op::Move if self.operand.is_none() => tied(a),
-            Op::Fma { .. } => tied(if c == NONE { a } else { c }),
-            Op::IntegerConstant(..) | Op::IntegerShift(..) => tied(a),
-            Op::Tied(_) | Op::IntegerBinary(_) | Op::Multiply => first(a),
-            Op::LoadMasked(_) => first(b),
-            Op::Gather { .. } => first(c),
-            Op::Choose(_) | Op::Select(_) | Op::Set(_) | Op::ToReal { .. } => {
+            MachineOp::Move if self.operand.is_none() => tied(a),
+            MachineOp::Fma { .. } => tied(if c == NONE { a } else { c }),
+            MachineOp::IntegerConstant(..) | MachineOp::IntegerShift(..) => tied(a),
+            MachineOp::Tied(_) | MachineOp::IntegerBinary(_) | MachineOp::Multiply => first(a),
+            MachineOp::LoadMasked(_) => first(b),
+            MachineOp::Gather { .. } => first(c),
+            MachineOp::Choose(_) | MachineOp::Select(_) | MachineOp::Set(_) | MachineOp::ToReal { .. } => {
                 Constraints { writes_early: true, ..free }
             }
-            Op::Divide { .. } => Constraints { lost: Lost::Division, ..free },
-            Op::Call(_) => Constraints { lost: Lost::Call, ..free },
-            Op::Move | Op::Store | Op::Extend { .. } | Op::StoreMasked(_) | Op::Scatter { .. } => free,
-            Op::InsertInteger(..) | Op::ExtractInteger(..) | Op::FromInteger { .. } | Op::Constant => free,
-            Op::Undefined | Op::FromReal { .. } => free,
-            Op::Binary(_) | Op::Unary(_) | Op::BinaryImmediate(..) | Op::UnaryImmediate(..) => free,
-            Op::StorePart(..) | Op::Narrow(_) | Op::Shift(..) | Op::Blend(_) | Op::Splat(_) => free,
-            Op::MaskBinary(_) | Op::MaskNot | Op::MaskShift(_) | Op::MaskSplat | Op::MaskBits => free,
-            Op::Integer(_) | Op::Address | Op::MultiplyConstant(_) | Op::FunctionAddress(_) => free,
-            Op::Compare | Op::CompareConstant(_) | Op::Test | Op::CompareReals { .. } => free,
-            Op::Prefetch { .. } | Op::Jump(_) | Op::JumpIf(..) | Op::Return => free,
+            MachineOp::Divide { .. } => Constraints { lost: Lost::Division, ..free },
+            MachineOp::Call(_) => Constraints { lost: Lost::Call, ..free },
+            MachineOp::Move
+            | MachineOp::Store
+            | MachineOp::Extend { .. }
+            | MachineOp::StoreMasked(_)
+            | MachineOp::Scatter { .. } => free,
+            MachineOp::InsertInteger(..)
+            | MachineOp::ExtractInteger(..)
+            | MachineOp::FromInteger { .. }
+            | MachineOp::Constant => free,
+            MachineOp::Undefined | MachineOp::FromReal { .. } => free,
+            MachineOp::Binary(_)
+            | MachineOp::Unary(_)
+            | MachineOp::BinaryImmediate(..)
+            | MachineOp::UnaryImmediate(..) => free,
+            MachineOp::StorePart(..)
+            | MachineOp::Narrow(_)
+            | MachineOp::Shift(..)
+            | MachineOp::Blend(_)
+            | MachineOp::Splat(_) => free,
+            MachineOp::MaskBinary(_)
+            | MachineOp::MaskNot
+            | MachineOp::MaskShift(_)
+            | MachineOp::MaskSplat
+            | MachineOp::MaskBits => free,
+            MachineOp::Integer(_)
+            | MachineOp::Address
+            | MachineOp::MultiplyConstant(_)
+            | MachineOp::FunctionAddress(_) => free,
+            MachineOp::Compare | MachineOp::CompareConstant(_) | MachineOp::Test | MachineOp::CompareReals { .. } => {
+                free
+            }
+            MachineOp::Prefetch { .. } | MachineOp::Jump(_) | MachineOp::JumpIf(..) | MachineOp::Return => free,
         }
     }
 }
@@ -301,11 +324,11 @@ pub struct Call {
 
 /// A function before its registers are allocated.
 #[derive(Default)]
-pub struct Function {
+pub struct MachineFunction {
     pub virtuals: Vec<Virtual>,
     pub parameters: Vec<Reg>,
     /// Basic blocks, in the order of the code.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<BasicBlock>,
     pub calls: Vec<Call>,
     /// Bytes of stack memory that addresses refer to.
     pub stack_bytes: usize,
@@ -313,7 +336,7 @@ pub struct Function {
 
 /// A basic block.
 #[derive(Default)]
-pub struct Block {
+pub struct BasicBlock {
     pub insts: Vec<Inst>,
     pub successors: Vec<usize>,
     /// Number of loops around it.

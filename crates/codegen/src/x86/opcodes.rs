@@ -2,7 +2,7 @@
 //! in the comments. What its registers are asked for is [`super::inst::Inst::constraints`]'s to say.
 
 use super::encode::{Opcode, Unit};
-use crate::ssa::{Kind, Type};
+use crate::ssa::{LaneKind, Type};
 
 pub const fn opcode(map: u8, prefix: u8, opcode: u8, wide: bool) -> Opcode {
     Opcode { map, prefix, opcode, wide, evex: false, memory: Unit::Whole }
@@ -45,7 +45,7 @@ pub const COMPARE: u8 = 0xc2;
 
 /// Arithmetic of a type, packed or scalar.
 pub const fn arithmetic(code: u8, ty: Type) -> Opcode {
-    let wide = matches!(ty.kind, Kind::F64);
+    let wide = matches!(ty.kind, LaneKind::F64);
     match ty.lanes {
         1 => opcode(1, wide as u8 + 2, code, wide).of(Unit::Lane),
         _ => opcode(1, wide as u8, code, wide),
@@ -54,7 +54,7 @@ pub const fn arithmetic(code: u8, ty: Type) -> Opcode {
 
 /// `vroundps` with an immediate, `vrndscaleps` where registers are longer; of a type, packed or scalar.
 pub const fn round(ty: Type) -> Opcode {
-    let wide = matches!(ty.kind, Kind::F64);
+    let wide = matches!(ty.kind, LaneKind::F64);
     match ty.lanes {
         1 => opcode(3, 1, 0x0a + wide as u8, wide).of(Unit::Lane),
         _ => opcode(3, 1, 0x08 + wide as u8, wide),
@@ -62,7 +62,7 @@ pub const fn round(ty: Type) -> Opcode {
 }
 
 /// Arithmetic of all lanes of a register.
-pub const fn packed(code: u8, kind: Kind) -> Opcode {
+pub const fn packed(code: u8, kind: LaneKind) -> Opcode {
     arithmetic(code, Type { kind, lanes: 2 })
 }
 

@@ -7,7 +7,7 @@
 //! what inner loops use least.
 
 use super::encode::{RAX, RDX};
-use super::inst::{Class, Constraints, Function, Lost, NONE, Op, Reg};
+use super::inst::{Class, Constraints, Lost, MachineFunction, MachineOp, NONE, Reg};
 
 /// Positions within an instruction: it reads, others' registers are clobbered, it writes.
 const CLOBBER: u32 = 1;
@@ -15,7 +15,7 @@ const WRITE: u32 = 2;
 const STEP: u32 = 4;
 
 /// A live segment: from a position up to another one.
-type Segment = (u32, u32);
+type LiveSegment = (u32, u32);
 
 /// Location of a virtual register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,13 +67,13 @@ impl Registers {
 
 /// Live ranges of a set of virtual registers that share one place.
 #[derive(Clone, Default)]
-struct Range {
-    segments: Vec<Segment>,
+struct LiveRanges {
+    segments: Vec<LiveSegment>,
     /// Uses and definitions, those in loops counting for more.
     weight: f64,
 }
 
-impl Range {
+impl LiveRanges {
     fn start(&self) -> u32 {
         self.segments[0].0
     }
@@ -85,8 +85,8 @@ impl Range {
 }
 
 /// Whether two sorted lists of segments have a position in common.
-fn overlap(a: &[Segment], b: &[Segment]) -> bool {
-    let apart = |a: &[Segment], b: &[Segment]| a.last().is_none_or(|a| b.first().is_none_or(|b| a.1 <= b.0));
+fn overlap(a: &[LiveSegment], b: &[LiveSegment]) -> bool {
+    let apart = |a: &[LiveSegment], b: &[LiveSegment]| a.last().is_none_or(|a| b.first().is_none_or(|b| a.1 <= b.0));
     if apart(a, b) || apart(b, a) {
         return false;
     }
@@ -104,8 +104,8 @@ fn overlap(a: &[Segment], b: &[Segment]) -> bool {
 }
 
 /// Two sorted lists as one, neighbours joined.
-fn merge(a: &[Segment], b: &[Segment]) -> Vec<Segment> {
-    let mut out: Vec<Segment> = Vec::with_capacity(a.len() + b.len());
+fn merge(a: &[LiveSegment], b: &[LiveSegment]) -> Vec<LiveSegment> {
+    let mut out: Vec<LiveSegment> = Vec::with_capacity(a.len() + b.len());
     let (mut i, mut j) = (0, 0);
     while i < a.len() || j < b.len() {
         let next = if j == b.len() || i < a.len() && a[i].0 < b[j].0 {
@@ -124,7 +124,7 @@ fn merge(a: &[Segment], b: &[Segment]) -> Vec<Segment> {
 }
 
 /// Gives every virtual register of a function a place.
-pub fn allocate(f: &Function, registers: &Registers) -> Result<Vec<Location>, String> {
+pub fn allocate(f: &MachineFunction, registers: &Registers) -> Result<Vec<Location>, String> {
     let live = liveness(f)?;
     let mut leaders: Vec<Reg> = (0..f.virtuals.len()).map(Reg::new).collect();
     let mut ranges = ranges(f, &live);
@@ -169,8 +169,8 @@ fn scan(
     class: Class,
     names: &[u8],
     order: &[Reg],
-    ranges: &[Range],
-    fixed: &[Vec<Segment>; 64],
+    ranges: &[LiveRanges],
+    fixed: &[Vec<LiveSegment>; 64],
     places: &mut [Location],
 ) -> bool {
     let mut assigned: Vec<Vec<Reg>> = vec![Vec::new(); names.len()];
@@ -234,8 +234,8 @@ fn scan(
 }
 
 /// Segments in which physical registers are clobbered, by class and number.
-fn clobbers(f: &Function) -> [Vec<Segment>; 64] {
-    let mut fixed: [Vec<Segment>; 64] = std::array::from_fn(|_| Vec::new());
+fn clobbers(f: &MachineFunction) -> [Vec<LiveSegment>; 64] {
+    let mut fixed: [Vec<LiveSegment>; 64] = std::array::from_fn(|_| Vec::new());
     let mut at = STEP;
     for inst in f.blocks.iter().flat_map(|b| &b.insts) {
         match inst.constraints().lost {
@@ -253,9 +253,9 @@ fn clobbers(f: &Function) -> [Vec<Segment>; 64] {
 }
 
 /// The registers that an instruction uses, a call's arguments included.
-fn each_use(f: &Function, inst: &super::inst::Inst, mut visit: impl FnMut(Reg)) {
+fn each_use(f: &MachineFunction, inst: &super::inst::Inst, mut visit: impl FnMut(Reg)) {
     inst.each_use(&mut visit);
-    if let Op::Call(number) = inst.op {
+    if let MachineOp::Call(number) = inst.op {
         let call = &f.calls[number];
         call.arguments.iter().copied().for_each(&mut visit);
         call.real.into_iter().for_each(&mut visit);
@@ -266,7 +266,7 @@ fn each_use(f: &Function, inst: &super::inst::Inst, mut visit: impl FnMut(Reg)) 
 }
 
 /// The virtual registers live at the end of each block, as bits.
-fn liveness(f: &Function) -> Result<Vec<Vec<u64>>, String> {
+fn liveness(f: &MachineFunction) -> Result<Vec<Vec<u64>>, String> {
     let words = f.virtuals.len().div_ceil(64);
     let n = f.blocks.len();
     let mut reads = vec![vec![0u64; words]; n];
@@ -321,8 +321,8 @@ fn liveness(f: &Function) -> Result<Vec<Vec<u64>>, String> {
 }
 
 /// The live range of each virtual register. Parameters are written before the first instruction.
-fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
-    let mut ranges = vec![Range::default(); f.virtuals.len()];
+fn ranges(f: &MachineFunction, live_out: &[Vec<u64>]) -> Vec<LiveRanges> {
+    let mut ranges = vec![LiveRanges::default(); f.virtuals.len()];
     // Backward, so segments come last first.
     let n: u32 = f.blocks.iter().map(|b| b.insts.len() as u32).sum();
     let mut end = (n + 1) * STEP;
@@ -388,7 +388,7 @@ fn ranges(f: &Function, live_out: &[Vec<u64>]) -> Vec<Range> {
 }
 
 /// Lets both sides of copies share a register where they are never alive together.
-fn coalesce(f: &Function, leaders: &mut [Reg], ranges: &mut [Range]) {
+fn coalesce(f: &MachineFunction, leaders: &mut [Reg], ranges: &mut [LiveRanges]) {
     let mut copies: Vec<(usize, Reg, Reg)> = Vec::new();
     for block in &f.blocks {
         for inst in &block.insts {
@@ -421,8 +421,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::super::encode::Condition;
-    use super::super::inst::{Base, Block, Call, Callee, Inst, Memory, Virtual};
+    use super::super::encode::ConditionCode;
+    use super::super::inst::{Base, BasicBlock, Call, Callee, Inst, MemoryAddress, Virtual};
     use super::super::opcodes::{PERMUTE_TWO_SINGLE, XOR};
     use super::*;
 
@@ -434,7 +434,7 @@ mod tests {
     ///
     /// Source: the checker of regalloc2 (Fallin, 2021), which follows moves too; here each virtual register
     /// has one place.
-    fn check(f: &Function, places: &[Location], registers: &Registers) -> Result<(), String> {
+    fn check(f: &MachineFunction, places: &[Location], registers: &Registers) -> Result<(), String> {
         let at = |v: Reg| {
             let place = match places[v.at()] {
                 Location::Register(r) => u64::from(r),
@@ -487,7 +487,12 @@ mod tests {
         Ok(())
     }
 
-    fn step(f: &Function, inst: &Inst, held: &mut Held, at: &dyn Fn(Reg) -> Option<(u8, u64)>) -> Result<(), String> {
+    fn step(
+        f: &MachineFunction,
+        inst: &Inst,
+        held: &mut Held,
+        at: &dyn Fn(Reg) -> Option<(u8, u64)>,
+    ) -> Result<(), String> {
         let Constraints { tied, reads_late, writes_early, lost } = inst.constraints();
         let d = (inst.def != NONE).then(|| at(inst.def)).flatten();
         let mut wrong = None;
@@ -519,7 +524,7 @@ mod tests {
         if inst.def == NONE {
             return Ok(());
         }
-        let is_copy = inst.op == Op::Move && inst.operand.is_none() && d == at(inst.uses[0]);
+        let is_copy = inst.op == MachineOp::Move && inst.operand.is_none() && d == at(inst.uses[0]);
         held.values_mut().for_each(|set| {
             set.remove(&inst.def);
         });
@@ -539,32 +544,34 @@ mod tests {
     fn inst(kind: usize, [d, a, b, c]: [usize; 4], n: [usize; 3]) -> (Inst, Option<Call>) {
         let of = |class: usize, at: usize| Reg::new(n[..class].iter().sum::<usize>() + at % n[class]);
         let [int, vec, mask] = [0, 1, 2].map(|class| move |at: usize| of(class, at));
-        let memory = Memory { base: Base::Register(int(b)), index: Some((int(c), 2)), disp: 0 };
+        let memory = MemoryAddress { base: Base::Register(int(b)), index: Some((int(c), 2)), disp: 0 };
         let inst = match kind {
-            0 => Inst::new(Op::Move, int(d), &[int(a)], 8),
-            1 => Inst::new(Op::Move, vec(d), &[vec(a)], 64),
-            2 => Inst::new(Op::Move, mask(d), &[mask(a)], 8),
-            3 => Inst::new(Op::IntegerBinary(0), int(d), &[int(a), int(b)], 8),
-            4 => Inst::new(Op::Multiply, int(d), &[int(a), int(b)], 8),
-            5 => Inst::new(Op::Choose(Condition::Less), int(d), &[int(a), int(b)], 8),
-            6 => Inst::new(Op::Select(Condition::Less), vec(d), &[vec(a), vec(b)], 64),
-            7 => Inst::new(Op::Address, int(d), &[], 8).with(memory, false),
-            8 => Inst::new(Op::Binary(XOR), vec(d), &[vec(a), vec(b)], 64),
+            0 => Inst::new(MachineOp::Move, int(d), &[int(a)], 8),
+            1 => Inst::new(MachineOp::Move, vec(d), &[vec(a)], 64),
+            2 => Inst::new(MachineOp::Move, mask(d), &[mask(a)], 8),
+            3 => Inst::new(MachineOp::IntegerBinary(0), int(d), &[int(a), int(b)], 8),
+            4 => Inst::new(MachineOp::Multiply, int(d), &[int(a), int(b)], 8),
+            5 => Inst::new(MachineOp::Choose(ConditionCode::Less), int(d), &[int(a), int(b)], 8),
+            6 => Inst::new(MachineOp::Select(ConditionCode::Less), vec(d), &[vec(a), vec(b)], 64),
+            7 => Inst::new(MachineOp::Address, int(d), &[], 8).with(memory, false),
+            8 => Inst::new(MachineOp::Binary(XOR), vec(d), &[vec(a), vec(b)], 64),
             9 => {
-                let op = Op::Fma { wide: false, negate_product: false, negate_addend: false, addend: false };
+                let op = MachineOp::Fma { wide: false, negate_product: false, negate_addend: false, addend: false };
                 Inst::new(op, vec(d), &[vec(a), vec(b), vec(c)], 64)
             }
-            10 => Inst::new(Op::Tied(PERMUTE_TWO_SINGLE), vec(d), &[vec(a), vec(b), vec(c)], 64),
-            11 => Inst::new(Op::LoadMasked(4), vec(d), &[mask(a), vec(a)], 64).with(memory, false),
-            12 => Inst::new(Op::Blend(4), vec(d), &[mask(a), vec(b), vec(c)], 64),
-            13 => Inst::new(Op::Divide { signed: true, remainder: false }, int(d), &[int(a), int(b)], 8),
-            14 => Inst::new(Op::Store, NONE, &[vec(a)], 64).with(memory, false),
-            15 => Inst::new(Op::Gather { wide: false }, vec(d), &[mask(a), vec(b), vec(c)], 64).with(memory, false),
-            16 => Inst::new(Op::ToReal { wide: true, long: true }, vec(d), &[int(a)], 16),
+            10 => Inst::new(MachineOp::Tied(PERMUTE_TWO_SINGLE), vec(d), &[vec(a), vec(b), vec(c)], 64),
+            11 => Inst::new(MachineOp::LoadMasked(4), vec(d), &[mask(a), vec(a)], 64).with(memory, false),
+            12 => Inst::new(MachineOp::Blend(4), vec(d), &[mask(a), vec(b), vec(c)], 64),
+            13 => Inst::new(MachineOp::Divide { signed: true, remainder: false }, int(d), &[int(a), int(b)], 8),
+            14 => Inst::new(MachineOp::Store, NONE, &[vec(a)], 64).with(memory, false),
+            15 => {
+                Inst::new(MachineOp::Gather { wide: false }, vec(d), &[mask(a), vec(b), vec(c)], 64).with(memory, false)
+            }
+            16 => Inst::new(MachineOp::ToReal { wide: true, long: true }, vec(d), &[int(a)], 16),
             _ => {
                 let call =
                     Call { callee: Callee::Pointer(int(d)), arguments: vec![int(a), int(b), int(c)], real: None };
-                return (Inst::new(Op::Call(0), NONE, &[], 16), Some(call));
+                return (Inst::new(MachineOp::Call(0), NONE, &[], 16), Some(call));
             }
         };
         (inst, None)
@@ -580,22 +587,22 @@ mod tests {
         ([1usize..24, 1usize..48, 1usize..12], blocks)
     }
 
-    fn function((n, blocks): &Choices) -> Function {
-        let mut f = Function::default();
+    fn function((n, blocks): &Choices) -> MachineFunction {
+        let mut f = MachineFunction::default();
         for (class, n) in CLASSES.into_iter().zip(n) {
             f.virtuals.extend((0..*n).map(|_| Virtual { class, bytes: 64, pool: None }));
         }
         // The first two integers are parameters.
         f.parameters = (0..n[0].min(2)).map(Reg::new).collect();
-        let set = (f.parameters.len()..f.virtuals.len()).map(|v| Inst::new(Op::Undefined, Reg::new(v), &[], 64));
-        f.blocks.push(Block { insts: set.collect(), successors: vec![1], ..Block::default() });
+        let set = (f.parameters.len()..f.virtuals.len()).map(|v| Inst::new(MachineOp::Undefined, Reg::new(v), &[], 64));
+        f.blocks.push(BasicBlock { insts: set.collect(), successors: vec![1], ..BasicBlock::default() });
         let last = blocks.len();
         for (at, (depth, other, insts)) in blocks.iter().enumerate() {
-            let mut block = Block { depth: *depth, ..Block::default() };
+            let mut block = BasicBlock { depth: *depth, ..BasicBlock::default() };
             for (kind, operands) in insts {
                 let (mut inst, call) = inst(*kind, *operands, *n);
                 if let Some(call) = call {
-                    inst.op = Op::Call(f.calls.len());
+                    inst.op = MachineOp::Call(f.calls.len());
                     f.calls.push(call);
                 }
                 // What must differ from its operands is never one of them where instructions are selected.
@@ -627,9 +634,9 @@ mod tests {
             let mut f = function(&choices);
             let both = [0, 1].map(|at| Reg::new(f.virtuals.len() + at));
             f.virtuals.extend([Virtual { class: Class::Integer, bytes: 8, pool: None }; 2]);
-            f.blocks[0].insts.extend(both.map(|v| Inst::new(Op::Integer(1), v, &[], 8)));
+            f.blocks[0].insts.extend(both.map(|v| Inst::new(MachineOp::Integer(1), v, &[], 8)));
             let last = f.blocks.last_mut().expect("blocks");
-            last.insts.insert(0, Inst::new(Op::Compare, NONE, &both, 8));
+            last.insts.insert(0, Inst::new(MachineOp::Compare, NONE, &both, 8));
             let registers = Registers { n_vectors: 32 };
             let mut places = allocate(&f, &registers).expect("every register is set");
             prop_assert_eq!(check(&f, &places, &registers), Ok(()));

@@ -11,20 +11,23 @@ mod vector;
 
 use std::collections::HashMap;
 
-use super::Machine;
-use super::encode::Condition;
-use super::inst::{Base, Block, Call, Callee, Class, Function, Inst, Memory, NONE, Op, Operand, Reg, Virtual};
+use super::CpuFeatures;
+use super::encode::ConditionCode;
+use super::inst::{
+    Base, BasicBlock, Call, Callee, Class, Inst, MachineFunction, MachineOp, MemoryAddress, MemoryOperand, NONE, Reg,
+    Virtual,
+};
 use super::opcodes::{AND, MASK_AND, widen};
-use crate::ssa::{self, BlockId, Def, Id, Kind, Op as Ssa, Type};
+use crate::ssa::{self, BlockId, Def, Id, LaneKind, SsaOp as Ssa, Type};
 
 /// The constants of a module, each once.
 #[derive(Default)]
-pub struct Pool {
+pub struct ConstantPool {
     pub bytes: Vec<u8>,
     known: HashMap<Vec<u8>, i32>,
 }
 
-impl Pool {
+impl ConstantPool {
     /// Offset of some bytes, aligned to their number.
     pub fn place(&mut self, bytes: &[u8]) -> i32 {
         if let Some(at) = self.known.get(bytes) {
@@ -40,12 +43,17 @@ impl Pool {
 }
 
 /// Selects the instructions of a function; `outside` says which functions other modules define, by number.
-pub fn select(f: &ssa::Function, machine: Machine, outside: &[bool], pool: &mut Pool) -> Result<Function, String> {
+pub fn select(
+    f: &ssa::Function,
+    machine: CpuFeatures,
+    outside: &[bool],
+    pool: &mut ConstantPool,
+) -> Result<MachineFunction, String> {
     let order = f.order();
     let mut place = vec![usize::MAX; f.blocks.len()];
     order.iter().enumerate().for_each(|(at, b)| place[b.at()] = at);
     let n = f.values.len();
-    if f.values.iter().any(|value| matches!(value.ty.kind, Kind::F16 | Kind::Bf16)) {
+    if f.values.iter().any(|value| matches!(value.ty.kind, LaneKind::F16 | LaneKind::Bf16)) {
         return Err("numbers of 16 bits".into());
     }
     let mut s = Selector {
@@ -54,7 +62,7 @@ pub fn select(f: &ssa::Function, machine: Machine, outside: &[bool], pool: &mut 
         has_avx512_dot: machine.has_avx512_dot,
         outside,
         pool,
-        out: Function::default(),
+        out: MachineFunction::default(),
         n_uses: vec![0; n],
         def_at: vec![None; n],
         user_at: vec![None; n],
@@ -68,7 +76,7 @@ pub fn select(f: &ssa::Function, machine: Machine, outside: &[bool], pool: &mut 
         constants: HashMap::new(),
         quads: HashMap::new(),
         at: (0, 0),
-        block: Block::default(),
+        block: BasicBlock::default(),
     };
     s.prepare();
     s.find_loops(&order);
@@ -81,7 +89,7 @@ pub fn select(f: &ssa::Function, machine: Machine, outside: &[bool], pool: &mut 
 
 /// Region in which a constant is set: before an outermost loop, or in a block outside of loops.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-enum Region {
+enum ConstantRegion {
     Loop(usize),
     Block(usize),
 }
@@ -91,8 +99,8 @@ struct Selector<'f> {
     has_masks: bool,
     has_avx512_dot: bool,
     outside: &'f [bool],
-    pool: &'f mut Pool,
-    out: Function,
+    pool: &'f mut ConstantPool,
+    out: MachineFunction,
     n_uses: Vec<u32>,
     /// Block and place of each value's instruction, and of its last user.
     def_at: Vec<Option<(usize, usize)>>,
@@ -111,11 +119,11 @@ struct Selector<'f> {
     place: Vec<usize>,
     /// First position of the outermost loop around each position.
     outer_loops: Vec<Option<usize>>,
-    constants: HashMap<(i32, usize, Region), Reg>,
+    constants: HashMap<(i32, usize, ConstantRegion), Reg>,
     /// Parts of 16 bytes taken from vectors in this block.
     quads: HashMap<(Id, usize), Reg>,
     at: (usize, usize),
-    block: Block,
+    block: BasicBlock,
 }
 
 /// Bytes of the register that a type's values are in.
@@ -125,9 +133,9 @@ fn width(ty: Type) -> usize {
 
 fn class_of(ty: Type) -> Class {
     match ty {
-        Type { kind: Kind::F32 | Kind::F64, .. } => Class::Vector,
+        Type { kind: LaneKind::F32 | LaneKind::F64, .. } => Class::Vector,
         Type { lanes: 1, .. } => Class::Integer,
-        Type { kind: Kind::I1, .. } => Class::Mask,
+        Type { kind: LaneKind::I1, .. } => Class::Mask,
         _ => Class::Vector,
     }
 }
@@ -189,11 +197,11 @@ impl Selector<'_> {
             let around = loops.iter().filter(|(from, to)| (*from..=*to).contains(&at));
             self.outer_loops.push(around.clone().map(|(from, _)| *from).min());
             let is_inner = |(from, to): &(usize, usize)| *from == at && !loops.iter().any(|(f, t)| f > from && t <= to);
-            self.out.blocks.push(Block {
+            self.out.blocks.push(BasicBlock {
                 depth: around.count(),
                 is_inner_loop: loops.iter().any(is_inner),
                 successors: self.f.successors(*b).map(|s| self.place[s.at()]).collect(),
-                ..Block::default()
+                ..BasicBlock::default()
             });
         }
     }
@@ -228,7 +236,7 @@ impl Selector<'_> {
         let bits = self.constant(id)?;
         let ty = self.ty(id);
         (ty.lanes == 1 && class_of(ty) == Class::Integer).then(|| match ty.kind {
-            Kind::I32 => i64::from(bits[0] as i32),
+            LaneKind::I32 => i64::from(bits[0] as i32),
             _ => bits[0] as i64,
         })
     }
@@ -304,16 +312,16 @@ impl Selector<'_> {
     }
 
     /// A value as memory operand of an instruction on its type, where it can be one.
-    fn folded_operand(&mut self, asked: Id) -> Option<Operand> {
+    fn folded_operand(&mut self, asked: Id) -> Option<MemoryOperand> {
         self.folded_of(asked, 16)
     }
 
     /// A value as memory operand of an instruction that reads no more than its lanes.
-    fn folded_part(&mut self, id: Id) -> Option<Operand> {
+    fn folded_part(&mut self, id: Id) -> Option<MemoryOperand> {
         self.folded_of(id, 0)
     }
 
-    fn folded_of(&mut self, asked: Id, least_bytes: usize) -> Option<Operand> {
+    fn folded_of(&mut self, asked: Id, least_bytes: usize) -> Option<MemoryOperand> {
         let id = self.same_as[asked.at()];
         if !self.is_folded(id) {
             return None;
@@ -330,11 +338,11 @@ impl Selector<'_> {
         }
         let pointer = inst.operands[0];
         let memory = self.address(pointer).ok()?;
-        Some(Operand { memory, broadcast })
+        Some(MemoryOperand { memory, broadcast })
     }
 
     /// The memory that a pointer leads to.
-    fn address(&mut self, pointer: Id) -> Result<Memory, String> {
+    fn address(&mut self, pointer: Id) -> Result<MemoryAddress, String> {
         let mut at = self.same_as[pointer.at()];
         let mut disp = 0i64;
         loop {
@@ -351,17 +359,17 @@ impl Selector<'_> {
                 }
                 Ssa::Stack(_) => {
                     let disp = i32::try_from(disp + self.stack_at[&at] as i64).map_err(|_| "stack")?;
-                    return Ok(Memory { base: Base::Stack, index: None, disp });
+                    return Ok(MemoryAddress { base: Base::Stack, index: None, disp });
                 }
                 _ => break,
             }
         }
         let base = self.reg(at)?;
         match i32::try_from(disp) {
-            Ok(disp) => Ok(Memory { base: Base::Register(base), index: None, disp }),
+            Ok(disp) => Ok(MemoryAddress { base: Base::Register(base), index: None, disp }),
             Err(_) => {
-                let far = self.emit_new(Op::Integer(disp), Class::Integer, &[], 8);
-                Ok(Memory { base: Base::Register(base), index: Some((far, 0)), disp: 0 })
+                let far = self.emit_new(MachineOp::Integer(disp), Class::Integer, &[], 8);
+                Ok(MemoryAddress { base: Base::Register(base), index: Some((far, 0)), disp: 0 })
             }
         }
     }
@@ -382,15 +390,15 @@ impl Selector<'_> {
         self.block.insts.push(inst);
     }
 
-    fn emit_new(&mut self, op: Op, class: Class, uses: &[Reg], bytes: usize) -> Reg {
+    fn emit_new(&mut self, op: MachineOp, class: Class, uses: &[Reg], bytes: usize) -> Reg {
         let d = self.virtual_register(class, bytes);
         self.emit(Inst::new(op, d, uses, bytes));
         d
     }
 
-    fn region(&self) -> Region {
+    fn region(&self) -> ConstantRegion {
         let at = self.place[self.at.0];
-        self.outer_loops[at].map_or(Region::Block(at), Region::Loop)
+        self.outer_loops[at].map_or(ConstantRegion::Block(at), ConstantRegion::Loop)
     }
 
     /// A register that holds a constant of the pool, set before the outermost loop.
@@ -406,8 +414,8 @@ impl Selector<'_> {
         r
     }
 
-    fn constant_register(&mut self, bits: &[u64], kind: Kind) -> Reg {
-        if kind == Kind::I1 {
+    fn constant_register(&mut self, bits: &[u64], kind: LaneKind) -> Reg {
+        if kind == LaneKind::I1 {
             let bits = bits.iter().enumerate().fold(0u16, |all, (lane, b)| all | ((*b as u16) << lane));
             return self.pooled(&bits.to_le_bytes(), Class::Mask);
         }
@@ -429,17 +437,17 @@ impl Selector<'_> {
             Def::Constant(c) => match class_of(ty) {
                 Class::Integer => {
                     let value = self.integer(id).expect("a scalar");
-                    Ok(self.emit_new(Op::Integer(value), Class::Integer, &[], 8))
+                    Ok(self.emit_new(MachineOp::Integer(value), Class::Integer, &[], 8))
                 }
                 Class::Vector | Class::Mask => Ok(self.constant_register(&c.bits, ty.kind)),
             },
             Def::Undefined => {
                 let d = self.register_of(ty);
-                self.emit(Inst::new(Op::Undefined, d, &[], width(ty)));
+                self.emit(Inst::new(MachineOp::Undefined, d, &[], width(ty)));
                 Ok(d)
             }
             Def::Function(f) if self.outside[f.at()] => Err("address of a function outside the module".into()),
-            Def::Function(f) => Ok(self.emit_new(Op::FunctionAddress(f.at()), Class::Integer, &[], 8)),
+            Def::Function(f) => Ok(self.emit_new(MachineOp::FunctionAddress(f.at()), Class::Integer, &[], 8)),
             Def::Global(_) => Err("a variable of the module".into()),
             Def::Argument(_) => Ok(self.regs[id.at()]),
             Def::Instruction => {
@@ -466,7 +474,7 @@ impl Selector<'_> {
             Ssa::Element(_) | Ssa::Stack(_) => {
                 let memory = self.address(id)?;
                 let d = self.virtual_register(Class::Integer, 8);
-                self.emit(Inst::new(Op::Address, d, &[], 8).with(memory, false));
+                self.emit(Inst::new(MachineOp::Address, d, &[], 8).with(memory, false));
                 Ok(d)
             }
             _ => {
@@ -538,18 +546,18 @@ impl Selector<'_> {
             Ssa::Scatter => return self.scatter(inst),
             Ssa::Prefetch { for_write } => {
                 let memory = self.address(inst.operands[0])?;
-                self.emit(Inst::new(Op::Prefetch { for_write: *for_write }, NONE, &[], 0).with(memory, false));
+                self.emit(Inst::new(MachineOp::Prefetch { for_write: *for_write }, NONE, &[], 0).with(memory, false));
                 return Ok(());
             }
             Ssa::Call => return self.call(inst),
             Ssa::Br(to) => {
                 self.copies(b, *to, false)?;
-                self.emit(Inst::new(Op::Jump(self.place[to.at()]), NONE, &[], 0));
+                self.emit(Inst::new(MachineOp::Jump(self.place[to.at()]), NONE, &[], 0));
                 return Ok(());
             }
             Ssa::CondBr(then, otherwise) => return self.branch(b, inst.operands[0], *then, *otherwise),
             Ssa::Return if inst.operands.is_empty() => {
-                self.emit(Inst::new(Op::Return, NONE, &[], 0));
+                self.emit(Inst::new(MachineOp::Return, NONE, &[], 0));
                 return Ok(());
             }
             Ssa::Bitcast | Ssa::Opaque => {
@@ -584,7 +592,7 @@ impl Selector<'_> {
             let d = self.virtual_register(Class::Vector, w);
             let memory = self.address(inst.operands[0])?;
             let op = lanes::broadcast(self.ty(result).kind, w);
-            self.emit(Inst::new(Op::Unary(op), d, &[], w).with(memory, false));
+            self.emit(Inst::new(MachineOp::Unary(op), d, &[], w).with(memory, false));
             self.regs[result.at()] = d;
             return Ok(());
         }
@@ -598,8 +606,8 @@ impl Selector<'_> {
     fn move_bits(&mut self, result: Id, from: Id) -> Result<(), String> {
         let (ty, of) = (self.ty(result), self.ty(from));
         let op = match (class_of(of), class_of(ty)) {
-            (Class::Integer, Class::Vector) if ty.bytes() >= 4 => Op::FromInteger { wide: ty.bytes() == 8 },
-            (Class::Vector, Class::Integer) if ty.bytes() >= 4 => Op::ExtractInteger(ty.bytes(), 0),
+            (Class::Integer, Class::Vector) if ty.bytes() >= 4 => MachineOp::FromInteger { wide: ty.bytes() == 8 },
+            (Class::Vector, Class::Integer) if ty.bytes() >= 4 => MachineOp::ExtractInteger(ty.bytes(), 0),
             _ => return Err("bits moved between kinds of registers".into()),
         };
         let x = self.reg(from)?;
@@ -634,19 +642,19 @@ impl Selector<'_> {
             // The other way is not taken; its blocks stay.
             let to = if cond[0] != 0 { then } else { otherwise };
             self.copies(b, to, false)?;
-            self.emit(Inst::new(Op::Jump(self.place[to.at()]), NONE, &[], 0));
+            self.emit(Inst::new(MachineOp::Jump(self.place[to.at()]), NONE, &[], 0));
             return Ok(());
         }
         let condition = self.flags(cond)?;
         self.copies(b, then, true)?;
         self.copies(b, otherwise, true)?;
-        self.emit(Inst::new(Op::JumpIf(condition, self.place[then.at()]), NONE, &[], 0));
-        self.emit(Inst::new(Op::Jump(self.place[otherwise.at()]), NONE, &[], 0));
+        self.emit(Inst::new(MachineOp::JumpIf(condition, self.place[then.at()]), NONE, &[], 0));
+        self.emit(Inst::new(MachineOp::Jump(self.place[otherwise.at()]), NONE, &[], 0));
         Ok(())
     }
 
     /// Sets the flags and says what holds where a boolean does.
-    fn flags(&mut self, cond: Id) -> Result<Condition, String> {
+    fn flags(&mut self, cond: Id) -> Result<ConditionCode, String> {
         let cond = self.same_as[cond.at()];
         if self.is_folded(cond) {
             let inst = self.instruction(cond).expect("folded values have instructions");
@@ -657,26 +665,26 @@ impl Selector<'_> {
                     let constant = self.integer(b).and_then(|c| i32::try_from(c).ok());
                     let a = self.reg(a)?;
                     match constant {
-                        Some(c) => self.emit(Inst::new(Op::CompareConstant(c), NONE, &[a], bytes)),
+                        Some(c) => self.emit(Inst::new(MachineOp::CompareConstant(c), NONE, &[a], bytes)),
                         None => {
                             let b = self.reg(b)?;
-                            self.emit(Inst::new(Op::Compare, NONE, &[a, b], bytes));
+                            self.emit(Inst::new(MachineOp::Compare, NONE, &[a, b], bytes));
                         }
                     }
                     return Ok(integer::condition(how));
                 }
                 Ssa::FLess => {
-                    let wide = self.ty(a).kind == Kind::F64;
+                    let wide = self.ty(a).kind == LaneKind::F64;
                     let (a, b) = (self.reg(a)?, self.reg(b)?);
-                    self.emit(Inst::new(Op::CompareReals { wide }, NONE, &[b, a], 16));
-                    return Ok(Condition::Above);
+                    self.emit(Inst::new(MachineOp::CompareReals { wide }, NONE, &[b, a], 16));
+                    return Ok(ConditionCode::Above);
                 }
                 _ => {}
             }
         }
         let cond = self.reg(cond)?;
-        self.emit(Inst::new(Op::Test, NONE, &[cond], 8));
-        Ok(Condition::NotEqual)
+        self.emit(Inst::new(MachineOp::Test, NONE, &[cond], 8));
+        Ok(ConditionCode::NotEqual)
     }
 
     /// Sets the phis of a block that comes next. Leaves the flags alone.
@@ -717,25 +725,25 @@ impl Selector<'_> {
         let ty = self.ty(value);
         let bytes = if class_of(ty) == Class::Vector { width(ty) } else { 8 };
         if self.is_undefined(value) {
-            self.emit(Inst::new(Op::Undefined, d, &[], bytes));
+            self.emit(Inst::new(MachineOp::Undefined, d, &[], bytes));
         } else if let Some(value) = self.integer(value) {
-            self.emit(Inst::new(Op::Integer(value), d, &[], 8));
+            self.emit(Inst::new(MachineOp::Integer(value), d, &[], 8));
         } else if class_of(ty) == Class::Integer
             && self.is_folded(value)
             && self.op_of(value).is_some_and(|op| !matches!(op, Ssa::Compare(_) | Ssa::FLess))
         {
             let memory = self.address(value)?;
-            self.emit(Inst::new(Op::Address, d, &[], 8).with(memory, false));
+            self.emit(Inst::new(MachineOp::Address, d, &[], 8).with(memory, false));
         } else if self.constant(value).is_some() && class_of(ty) == Class::Vector {
             let bits = self.constant(value).expect("a constant").to_vec();
             let at = self.pool.place(&constant_bytes(&bits, ty.kind));
-            let memory = Memory { base: Base::Pool, index: None, disp: at };
-            let op = if bits.iter().all(|b| *b == 0) { Op::Constant } else { Op::Move };
+            let memory = MemoryAddress { base: Base::Pool, index: None, disp: at };
+            let op = if bits.iter().all(|b| *b == 0) { MachineOp::Constant } else { MachineOp::Move };
             let inst = Inst::new(op, d, &[], ty.bytes());
-            self.emit(if op == Op::Move { inst.with(memory, false) } else { inst });
+            self.emit(if op == MachineOp::Move { inst.with(memory, false) } else { inst });
         } else {
             let from = self.reg(value)?;
-            self.emit(Inst::new(Op::Move, d, &[from], bytes));
+            self.emit(Inst::new(MachineOp::Move, d, &[from], bytes));
         }
         Ok(())
     }
@@ -748,12 +756,12 @@ impl Selector<'_> {
             return self.copy_into(self.regs[to.at()], value);
         }
         let ty = self.ty(value);
-        if ty.kind == Kind::I1 {
+        if ty.kind == LaneKind::I1 {
             return Err("truth values in memory".into());
         }
         let value = self.reg(value)?;
         let memory = self.address(to)?;
-        self.emit(Inst::new(Op::Store, NONE, &[value], ty.bytes()).with(memory, false));
+        self.emit(Inst::new(MachineOp::Store, NONE, &[value], ty.bytes()).with(memory, false));
         Ok(())
     }
 
@@ -762,7 +770,7 @@ impl Selector<'_> {
         let ty = self.ty(value);
         let (value, mask) = (self.reg(value)?, self.memory_mask(mask, ty)?);
         let memory = self.address(to)?;
-        let op = Op::StoreMasked(ty.kind.bytes());
+        let op = MachineOp::StoreMasked(ty.kind.bytes());
         self.emit(Inst::new(op, NONE, &[value, mask], width(ty)).with(memory, false));
         Ok(())
     }
@@ -774,13 +782,13 @@ impl Selector<'_> {
             return Ok(mask);
         }
         let ty = self.ty(id);
-        let lanes = Type { kind: Kind::I32, ..ty };
+        let lanes = Type { kind: LaneKind::I32, ..ty };
         if lane_bytes == 8 {
             let bytes = (ty.lanes * lane_bytes).max(16);
-            return Ok(self.emit_new(Op::Unary(widen(4, 8, true)), Class::Vector, &[mask], bytes));
+            return Ok(self.emit_new(MachineOp::Unary(widen(4, 8, true)), Class::Vector, &[mask], bytes));
         }
         let narrowed = self.virtual_register(Class::Vector, 16);
-        self.narrow_into(narrowed, mask, lanes, if lane_bytes == 1 { Kind::I8 } else { Kind::I16 })?;
+        self.narrow_into(narrowed, mask, lanes, if lane_bytes == 1 { LaneKind::I8 } else { LaneKind::I16 })?;
         Ok(narrowed)
     }
 
@@ -796,17 +804,17 @@ impl Selector<'_> {
             return Ok(mask);
         }
         if self.has_masks {
-            let existing = self.constant_register(&vec![1; lanes], Kind::I1);
-            return Ok(self.emit_new(Op::MaskBinary(MASK_AND), Class::Mask, &[mask, existing], 2));
+            let existing = self.constant_register(&vec![1; lanes], LaneKind::I1);
+            return Ok(self.emit_new(MachineOp::MaskBinary(MASK_AND), Class::Mask, &[mask, existing], 2));
         }
         let mut existing = vec![u64::MAX; lanes];
         existing.resize(16 / lane, 0);
-        let existing = self.constant_register(&existing, if lane == 8 { Kind::I64 } else { Kind::I32 });
-        Ok(self.emit_new(Op::Binary(AND), Class::Vector, &[mask, existing], 16))
+        let existing = self.constant_register(&existing, if lane == 8 { LaneKind::I64 } else { LaneKind::I32 });
+        Ok(self.emit_new(MachineOp::Binary(AND), Class::Vector, &[mask, existing], 16))
     }
 
     /// The address that lanes are counted from, their numbers, and the mask, which will be lost.
-    fn lane_addresses(&mut self, pointers: Id, mask: Id, ty: Type) -> Result<(Memory, Reg, Reg), String> {
+    fn lane_addresses(&mut self, pointers: Id, mask: Id, ty: Type) -> Result<(MemoryAddress, Reg, Reg), String> {
         if !self.has_masks {
             return Err("gathered lanes".into());
         }
@@ -816,7 +824,7 @@ impl Selector<'_> {
         let (Ssa::Element(element), [base, numbers]) = (&inst.op, inst.operands.as_slice()) else {
             return Err("addresses of lanes".into());
         };
-        if element.bytes() != ty.kind.bytes() || self.ty(*numbers).kind != Kind::I32 || ty.kind.bytes() < 4 {
+        if element.bytes() != ty.kind.bytes() || self.ty(*numbers).kind != LaneKind::I32 || ty.kind.bytes() < 4 {
             return Err("far addresses of lanes".into());
         }
         let memory = self.address(*base)?;
@@ -826,7 +834,7 @@ impl Selector<'_> {
         let numbers = self.reg(*numbers)?;
         let mask = self.memory_mask(mask, ty)?;
         let (class, bytes) = (self.out.virtuals[mask.at()].class, self.out.virtuals[mask.at()].bytes);
-        let mask = self.emit_new(Op::Move, class, &[mask], bytes);
+        let mask = self.emit_new(MachineOp::Move, class, &[mask], bytes);
         Ok((memory, numbers, mask))
     }
 
@@ -834,7 +842,7 @@ impl Selector<'_> {
         let ty = self.ty(inst.operands[0]);
         let (memory, numbers, mask) = self.lane_addresses(inst.operands[1], inst.operands[2], ty)?;
         let value = self.reg(inst.operands[0])?;
-        let op = Op::Scatter { wide: ty.kind.bytes() == 8 };
+        let op = MachineOp::Scatter { wide: ty.kind.bytes() == 8 };
         self.emit(Inst::new(op, NONE, &[mask, numbers, value], width(ty)).with(memory, false));
         Ok(())
     }
@@ -863,7 +871,7 @@ impl Selector<'_> {
             None => NONE,
         };
         self.out.calls.push(call);
-        self.emit(Inst::new(Op::Call(self.out.calls.len() - 1), d, &[], 16));
+        self.emit(Inst::new(MachineOp::Call(self.out.calls.len() - 1), d, &[], 16));
         Ok(())
     }
 
@@ -872,16 +880,22 @@ impl Selector<'_> {
         let mut at: Vec<(usize, i32, usize, Reg)> = Vec::new();
         for ((pool, _, region), r) in &self.constants {
             let (block, place) = match *region {
-                Region::Block(b) => (b, 0),
-                Region::Loop(header) => {
+                ConstantRegion::Block(b) => (b, 0),
+                ConstantRegion::Loop(header) => {
                     let from = (0..header).rev().find(|b| self.out.blocks[*b].successors.contains(&header));
                     let block = from.unwrap_or(0);
                     let insts = &self.out.blocks[block].insts;
                     // Before the flags are set.
                     let sets_flags = |i: &Inst| {
-                        matches!(i.op, Op::Compare | Op::CompareConstant(_) | Op::Test | Op::CompareReals { .. })
+                        matches!(
+                            i.op,
+                            MachineOp::Compare
+                                | MachineOp::CompareConstant(_)
+                                | MachineOp::Test
+                                | MachineOp::CompareReals { .. }
+                        )
                     };
-                    let jumps = insts.iter().any(|i| matches!(i.op, Op::JumpIf(..)));
+                    let jumps = insts.iter().any(|i| matches!(i.op, MachineOp::JumpIf(..)));
                     let place = if jumps { insts.iter().rposition(sets_flags).unwrap_or(0) } else { insts.len() - 1 };
                     (block, place)
                 }
@@ -891,11 +905,11 @@ impl Selector<'_> {
         at.sort_unstable_by_key(|(block, pool, place, _)| (*block, std::cmp::Reverse(*place), *pool));
         for (block, _, place, r) in at {
             let bytes = self.out.virtuals[r.at()].bytes;
-            self.out.blocks[block].insts.insert(place, Inst::new(Op::Constant, r, &[], bytes));
+            self.out.blocks[block].insts.insert(place, Inst::new(MachineOp::Constant, r, &[], bytes));
         }
     }
 }
 
-fn constant_bytes(bits: &[u64], kind: Kind) -> Vec<u8> {
+fn constant_bytes(bits: &[u64], kind: LaneKind) -> Vec<u8> {
     bits.iter().flat_map(|b| b.to_le_bytes()[..kind.bytes()].to_vec()).collect()
 }

@@ -7,7 +7,7 @@ use rand_xoshiro::rand_core::{Rng, SeedableRng};
 use super::*;
 use crate::loader;
 use crate::ssa::build::Builder;
-use crate::ssa::{Compare, Id, Kind, Op, Type};
+use crate::ssa::{Compare, Id, LaneKind, SsaOp, Type};
 
 /// Targets whose code this machine runs.
 fn targets() -> Vec<Target> {
@@ -27,7 +27,11 @@ fn native(target: &Target) -> usize {
 }
 
 /// The function `(result, operands)` that stores a value computed of operands in memory.
-fn function(target: &Target, operands: &[Type], value: &dyn Fn(&Builder, &[Id]) -> Id) -> Result<loader::Code, String> {
+fn function(
+    target: &Target,
+    operands: &[Type],
+    value: &dyn Fn(&Builder, &[Id]) -> Id,
+) -> Result<loader::LoadedCode, String> {
     let m = Builder::new("test");
     let f = m.function("f", Linkage::Exported, None, &[Type::POINTER; 4]);
     m.go_to(f, m.block(f));
@@ -41,7 +45,7 @@ fn function(target: &Target, operands: &[Type], value: &dyn Fn(&Builder, &[Id]) 
     Ok(loader::place(image, &|_| None).unwrap())
 }
 
-fn run(code: &loader::Code, operands: &[Vec<u8>], n_bytes: usize) -> Vec<u8> {
+fn run(code: &loader::LoadedCode, operands: &[Vec<u8>], n_bytes: usize) -> Vec<u8> {
     const BEHIND: usize = 64;
     let mut result = vec![0xa5; n_bytes + BEHIND];
     let at = |at: usize| operands.get(at).map_or(std::ptr::null(), |bytes| bytes.as_ptr());
@@ -75,17 +79,17 @@ impl Random {
     }
 }
 
-fn bits(kind: Kind) -> u32 {
+fn bits(kind: LaneKind) -> u32 {
     8 * kind.bytes() as u32
 }
 
 /// The number that the low bits of another one are, signed or not.
-fn cut(kind: Kind, x: i128, signed: bool) -> i128 {
+fn cut(kind: LaneKind, x: i128, signed: bool) -> i128 {
     let all = x & ((1 << bits(kind)) - 1);
     if signed && all >> (bits(kind) - 1) != 0 { all - (1 << bits(kind)) } else { all }
 }
 
-fn bytes(kind: Kind, x: i128) -> Vec<u8> {
+fn bytes(kind: LaneKind, x: i128) -> Vec<u8> {
     x.to_le_bytes()[..kind.bytes()].to_vec()
 }
 
@@ -134,18 +138,18 @@ fn types() -> impl Iterator<Item = Type> {
 
 #[test]
 fn arithmetic_wraps_around() {
-    let ops: [(Op, Function<i128>); 11] = [
-        (Op::Add, |a, b| a + b),
-        (Op::AddWrapping, |a, b| a + b),
-        (Op::Sub, |a, b| a - b),
-        (Op::SubWrapping, |a, b| a - b),
-        (Op::Mul, |a, b| a.wrapping_mul(b)),
-        (Op::MulWrapping, |a, b| a.wrapping_mul(b)),
-        (Op::And, |a, b| a & b),
-        (Op::Or, |a, b| a | b),
-        (Op::Xor, |a, b| a ^ b),
-        (Op::SignedMin, i128::min),
-        (Op::SignedMax, i128::max),
+    let ops: [(SsaOp, Function<i128>); 11] = [
+        (SsaOp::Add, |a, b| a + b),
+        (SsaOp::AddWrapping, |a, b| a + b),
+        (SsaOp::Sub, |a, b| a - b),
+        (SsaOp::SubWrapping, |a, b| a - b),
+        (SsaOp::Mul, |a, b| a.wrapping_mul(b)),
+        (SsaOp::MulWrapping, |a, b| a.wrapping_mul(b)),
+        (SsaOp::And, |a, b| a & b),
+        (SsaOp::Or, |a, b| a | b),
+        (SsaOp::Xor, |a, b| a ^ b),
+        (SsaOp::SignedMin, i128::min),
+        (SsaOp::SignedMax, i128::max),
     ];
     for (op, reference) in ops {
         for ty in types() {
@@ -165,12 +169,12 @@ fn shifts_move_zeros_or_signs_in() {
     let shorts = [8, 16, 32].map(|n| Type::I16.vector(n));
     for ty in types().chain(shorts) {
         for by in [1, 7, 8, 15, i64::from(bits(ty.kind)) - 1] {
-            let shift = |op: Op| {
+            let shift = |op: SsaOp| {
                 move |m: &Builder, x: &[Id]| m.binary(op.clone(), x[0], m.splat(m.integer(ty.element(), by), ty.lanes))
             };
-            check(&[ty], ty, &shift(Op::ShiftLeft), &|x| x[0] << by);
-            check(&[ty], ty, &shift(Op::ShiftSigned), &|x| x[0] >> by);
-            check(&[ty], ty, &shift(Op::ShiftUnsigned), &|x| cut(ty.kind, x[0], false) >> by);
+            check(&[ty], ty, &shift(SsaOp::ShiftLeft), &|x| x[0] << by);
+            check(&[ty], ty, &shift(SsaOp::ShiftSigned), &|x| x[0] >> by);
+            check(&[ty], ty, &shift(SsaOp::ShiftUnsigned), &|x| cut(ty.kind, x[0], false) >> by);
         }
     }
 }
@@ -189,7 +193,8 @@ fn comparisons_choose() {
             check(&[ty, ty, ty], ty, &choose, &|x| if holds(x[0], x[1]) { x[2] } else { x[0] });
             let small = |m: &Builder, x: &[Id]| {
                 let some = m.splat(m.integer(ty.element(), 127), ty.lanes);
-                let both = m.binary(Op::And, m.compare(how, x[0], some), m.not(m.compare(Compare::Less, x[1], x[0])));
+                let both =
+                    m.binary(SsaOp::And, m.compare(how, x[0], some), m.not(m.compare(Compare::Less, x[1], x[0])));
                 m.select(both, x[1], x[0])
             };
             check(&[ty, ty], ty, &small, &|x| if holds(x[0], 127) && x[1] >= x[0] { x[1] } else { x[0] });
@@ -207,18 +212,18 @@ fn comparisons_choose() {
 #[test]
 fn quotients_are_those_of_their_width() {
     for ty in [Type::I32, Type::I64] {
-        let divide = |op: Op| {
+        let divide = |op: SsaOp| {
             move |m: &Builder, x: &[Id]| {
                 let one = m.integer(ty, 1);
-                let divisor = m.binary(Op::SignedMax, x[1], one);
+                let divisor = m.binary(SsaOp::SignedMax, x[1], one);
                 m.binary(op.clone(), x[0], divisor)
             }
         };
         let unsigned = |x: i128| cut(ty.kind, x, false);
-        check(&[ty, ty], ty, &divide(Op::SignedDiv), &|x| x[0] / x[1].max(1));
-        check(&[ty, ty], ty, &divide(Op::SignedRem), &|x| x[0] % x[1].max(1));
-        check(&[ty, ty], ty, &divide(Op::UnsignedDiv), &|x| unsigned(x[0]) / x[1].max(1));
-        check(&[ty, ty], ty, &divide(Op::UnsignedRem), &|x| unsigned(x[0]) % x[1].max(1));
+        check(&[ty, ty], ty, &divide(SsaOp::SignedDiv), &|x| x[0] / x[1].max(1));
+        check(&[ty, ty], ty, &divide(SsaOp::SignedRem), &|x| x[0] % x[1].max(1));
+        check(&[ty, ty], ty, &divide(SsaOp::UnsignedDiv), &|x| unsigned(x[0]) / x[1].max(1));
+        check(&[ty, ty], ty, &divide(SsaOp::UnsignedRem), &|x| unsigned(x[0]) % x[1].max(1));
     }
 }
 
@@ -231,14 +236,14 @@ fn widths_change() {
                 let (short, long) = (short.vector(n), long.vector(n));
                 check(&[short], long, &|m, x| m.extend(x[0], long, true), &|x| x[0]);
                 check(&[short], long, &|m, x| m.extend(x[0], long, false), &|x| cut(short.kind, x[0], false));
-                if (short.kind, long.kind) == (Kind::I8, Kind::I16) && n > 1 {
+                if (short.kind, long.kind) == (LaneKind::I8, LaneKind::I16) && n > 1 {
                     continue;
                 }
                 check(&[long], short, &|m, x| m.truncate(x[0], short), &|x| x[0]);
                 // Of a register, and used twice.
                 let twice = |m: &Builder, x: &[Id]| {
                     let cut = m.truncate(x[0], short);
-                    m.binary(Op::Xor, m.extend(cut, long, true), m.extend(cut, long, false))
+                    m.binary(SsaOp::Xor, m.extend(cut, long, true), m.extend(cut, long, false))
                 };
                 check(&[long], long, &twice, &|x| cut(short.kind, x[0], true) ^ cut(short.kind, x[0], false));
             }
@@ -332,14 +337,14 @@ fn short_values_survive_in_memory() {
         for n in [2, 4, 8] {
             let (ty, wide, many) = (scalar.vector(n), Type::I32.vector(n), 40i64);
             let value = |m: &Builder, x: &[Id]| {
-                let own = |k: i64| m.binary(Op::AddWrapping, x[0], m.splat(m.integer(wide.element(), k), n));
+                let own = |k: i64| m.binary(SsaOp::AddWrapping, x[0], m.splat(m.integer(wide.element(), k), n));
                 let all: Vec<Id> =
                     (0..many).map(|k| m.opaque(if ty == wide { own(k) } else { m.truncate(own(k), ty) })).collect();
                 let of = |x: Id| if ty == wide { x } else { m.extend(x, wide, true) };
                 all.iter().rev().fold(m.zero(wide), |sum, x| {
                     m.binary(
-                        Op::AddWrapping,
-                        m.binary(Op::MulWrapping, sum, m.splat(m.integer(Type::I32, 3), n)),
+                        SsaOp::AddWrapping,
+                        m.binary(SsaOp::MulWrapping, sum, m.splat(m.integer(Type::I32, 3), n)),
                         of(*x),
                     )
                 })
@@ -347,7 +352,7 @@ fn short_values_survive_in_memory() {
             let reference = |x: &[i128]| {
                 (0..i128::from(many))
                     .rev()
-                    .fold(0, |sum, k| cut(Kind::I32, sum * 3 + cut(ty.kind, x[0] + k, true), true))
+                    .fold(0, |sum, k| cut(LaneKind::I32, sum * 3 + cut(ty.kind, x[0] + k, true), true))
             };
             check(&[wide], wide, &value, &reference);
         }
@@ -364,7 +369,7 @@ fn numbers_become_integers() {
                 let code = function(&target, &[from], &|m, x| m.real_to_int(x[0], to)).unwrap();
                 for x in reals.into_iter().chain(more) {
                     let (memory, x) = match from.kind {
-                        Kind::F32 => ((x as f32).to_le_bytes().to_vec(), f64::from(x as f32)),
+                        LaneKind::F32 => ((x as f32).to_le_bytes().to_vec(), f64::from(x as f32)),
                         _ => (x.to_le_bytes().to_vec(), x),
                     };
                     let expected = if to == Type::I32 { i64::from(x as i32) } else { x as i64 };
@@ -384,7 +389,7 @@ fn numbers_become_integers() {
                     let mut random = Random(SplitMix64::seed_from_u64(3));
                     let x: Vec<i64> = (0..n).map(|_| cut(from.kind, random.integer(), true) as i64).collect();
                     let expected = |x: &i64| match to.kind {
-                        Kind::F32 => (*x as f32).to_le_bytes().to_vec(),
+                        LaneKind::F32 => (*x as f32).to_le_bytes().to_vec(),
                         _ => (*x as f64).to_le_bytes().to_vec(),
                     };
                     let memory = x.iter().flat_map(|x| bytes(from.kind, (*x).into())).collect();

@@ -6,7 +6,7 @@ pub mod gemm;
 use std::ffi::c_void;
 
 use tilewright_codegen::{
-    ArgumentAlign, CompileError, Compiler, Kernel, Runtime, SCRATCH_ALIGN, host_cpu, llvm_version,
+    ArgumentAlign, CompileError, CompiledKernel, Compiler, Runtime, SCRATCH_ALIGN, host_cpu, llvm_version,
 };
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use tilewright_ir::reference::random_argument;
@@ -278,7 +278,13 @@ pub fn two_threads() -> Runtime {
 }
 
 /// Runs a kernel on guarded memory and returns all arguments after it.
-pub fn run(p: &Program, kernel: &Kernel, arguments: &[Vec<f64>], runtime: &Runtime, n_threads: usize) -> Vec<Vec<f64>> {
+pub fn run(
+    p: &Program,
+    kernel: &CompiledKernel,
+    arguments: &[Vec<f64>],
+    runtime: &Runtime,
+    n_threads: usize,
+) -> Vec<Vec<f64>> {
     let dtypes = || p.arguments().map(|(_, b)| b.dtype);
     let in_memory = |(dtype, values): (DType, &Vec<f64>)| {
         let mut bytes = vec![0; values.len() * dtype.bytes() as usize];
@@ -293,7 +299,7 @@ pub fn run(p: &Program, kernel: &Kernel, arguments: &[Vec<f64>], runtime: &Runti
 /// Runs a kernel as [`run`] does, on arguments as they lie in memory.
 pub fn run_bytes(
     p: &Program,
-    kernel: &Kernel,
+    kernel: &CompiledKernel,
     arguments: &[Vec<u8>],
     runtime: &Runtime,
     n_threads: usize,
@@ -359,7 +365,7 @@ pub fn check_barely_aligned(p: &Program, target: &Target) {
     check_kernels(p, target, kernels_of(p, Compiler::for_arguments(target.clone(), ArgumentAlign::Elements)));
 }
 
-fn check_kernels(p: &Program, target: &Target, kernels: Vec<Kernel>) {
+fn check_kernels(p: &Program, target: &Target, kernels: Vec<CompiledKernel>) {
     let arguments = arguments(p);
     let mut expected = arguments.clone();
     tilewright_ir::interp::run(p, &mut expected).unwrap_or_else(|e| panic!("{}: {e}", p.name));
@@ -370,11 +376,11 @@ fn check_kernels(p: &Program, target: &Target, kernels: Vec<Kernel>) {
 }
 
 /// The kernel that LLVM makes of a program and, where there is one, the one made quickly.
-pub fn kernels(p: &Program, target: &Target) -> Vec<Kernel> {
+pub fn kernels(p: &Program, target: &Target) -> Vec<CompiledKernel> {
     kernels_of(p, Compiler::new(target.clone()))
 }
 
-fn kernels_of(p: &Program, mut compiler: Compiler) -> Vec<Kernel> {
+fn kernels_of(p: &Program, mut compiler: Compiler) -> Vec<CompiledKernel> {
     let target = compiler.target().clone();
     let mut kernels = Vec::new();
     if llvm_version().is_some() {

@@ -144,7 +144,7 @@ pub struct Map {
 
 impl Map {
     /// Makes the map of a kernel's map.
-    pub fn of(program: &Program, map: &tilewright_ir::gpu::bulk::Map, address: u64) -> Map {
+    pub fn of(program: &Program, map: &tilewright_ir::gpu::bulk::TensorMap, address: u64) -> Map {
         let array = program.buffer(map.array);
         let element_bytes = array.dtype.bytes();
         let rounds = map.described(program).kind == TFLOAT32;

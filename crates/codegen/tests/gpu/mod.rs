@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 
 use tilewright_ir::expr::{Cond, Expr};
-use tilewright_ir::gpu::{GpuProgram, Kernel};
+use tilewright_ir::gpu::{GpuKernel, GpuProgram};
 use tilewright_ir::{BufferId, DType, Index, LoopId, Scope, Stmt};
 
 use crate::common::*;
@@ -123,7 +123,7 @@ impl Product {
             write,
         ];
         let up = |x: i64, by: i64| (x + by - 1) / by;
-        let kernel = Kernel {
+        let kernel = GpuKernel {
             name: "product".into(),
             blocks: [Some((bx, up(n, bn))), Some((by, up(m, bm))), None],
             threads: [Some((t, n_threads)), None, None],

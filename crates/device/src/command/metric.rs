@@ -4,7 +4,7 @@ use regex_lite::{Regex, RegexBuilder};
 use tilewright_search::{ErrorClass, OtherCosts, Timing};
 
 use super::program_run::ProgramRun;
-use crate::kernel::Answer;
+use crate::kernel::ProcessResult;
 
 /// Metric of a command. Searches minimise: of a number to be maximised they see the reciprocal.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ impl PartialEq for Metric {
 
 /// Metric by the name that its user gave it; without a name where it is the only one.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Objective {
+pub struct NamedMetric {
     /// The name.
     pub name: String,
     /// The metric.
@@ -47,11 +47,11 @@ pub struct Objective {
 /// Metrics that a command is to do well by at once: one, or several with names. The first leads: it is what
 /// records call the time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Objectives(Vec<Objective>);
+pub struct Objectives(Vec<NamedMetric>);
 
 impl From<Metric> for Objectives {
     fn from(metric: Metric) -> Objectives {
-        Objectives(vec![Objective { name: String::new(), metric }])
+        Objectives(vec![NamedMetric { name: String::new(), metric }])
     }
 }
 
@@ -64,12 +64,12 @@ impl Objectives {
     /// # Errors
     /// In words, if they are fewer than two or more than are searched at once, or a name is none or stands
     /// twice.
-    pub fn several(all: Vec<Objective>) -> Result<Objectives, String> {
+    pub fn several(all: Vec<NamedMetric>) -> Result<Objectives, String> {
         let most = OtherCosts::MOST + 1;
         if !(2..=most).contains(&all.len()) {
             return Err(format!("{} metrics at once (give 2 to {most}, or one without a name)", all.len()));
         }
-        for (at, Objective { name, .. }) in all.iter().enumerate() {
+        for (at, NamedMetric { name, .. }) in all.iter().enumerate() {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
             if name.is_empty() || !name.chars().all(is_plain) {
                 return Err(format!("{name:?} is no name of a metric (take letters, digits, _, - and .)"));
@@ -82,7 +82,7 @@ impl Objectives {
     }
 
     /// All of them, the leading one first.
-    pub fn all(&self) -> &[Objective] {
+    pub fn all(&self) -> &[NamedMetric] {
         &self.0
     }
 
@@ -99,7 +99,7 @@ impl Objectives {
     /// The number that each came to, as [`Metric::value`] gives it, with its name.
     pub fn values<'a>(&'a self, timing: &'a Timing) -> impl Iterator<Item = (&'a str, f64)> {
         let named = self.0.iter().zip(timing.costs());
-        named.map(|(Objective { name, metric }, cost)| (name.as_str(), metric.value(cost)))
+        named.map(|(NamedMetric { name, metric }, cost)| (name.as_str(), metric.value(cost)))
     }
 
     /// Formats them as lines of a candidate's record.
@@ -117,7 +117,7 @@ impl Objectives {
         }
         let objective = |line: &str| {
             let (name, line) = line.strip_prefix(OBJECTIVE)?.strip_prefix(' ')?.split_once(' ')?;
-            Some(Objective { name: name.to_owned(), metric: Metric::of_line(line)? })
+            Some(NamedMetric { name: name.to_owned(), metric: Metric::of_line(line)? })
         };
         Objectives::several(steps.lines().filter_map(objective).collect()).ok()
     }
@@ -127,7 +127,7 @@ impl Objectives {
     /// # Errors
     /// If it says none of one.
     pub(super) fn samples(&self, run: &ProgramRun) -> Result<Vec<Vec<f64>>, (ErrorClass, String)> {
-        let samples = |(at, of): (usize, &Objective)| {
+        let samples = |(at, of): (usize, &NamedMetric)| {
             let named = |(class, message)| match self.is_several() {
                 true => (class, format!("{}: {message}", of.name)),
                 false => (class, message),
@@ -210,8 +210,8 @@ impl Metric {
 
     /// Failure that the output of a failed run reports, if it reports one.
     pub(super) fn failure(&self, output: &[u8]) -> Option<(ErrorClass, String)> {
-        match (self, Answer::last_of(output)) {
-            (Metric::Kernel, Some(Answer::Failed { class, message })) => Some((class.0, message)),
+        match (self, ProcessResult::last_of(output)) {
+            (Metric::Kernel, Some(ProcessResult::Failed { class, message })) => Some((class.0, message)),
             _ => None,
         }
     }
@@ -250,13 +250,13 @@ impl Metric {
             Metric::Wall => Ok(vec![run.wall_s * 1e9]),
             // The system counts in steps; none is no time.
             Metric::Cpu => Ok(vec![(run.cpu_s * 1e9).max(1.0)]),
-            Metric::Kernel => match Answer::last_of(&run.output) {
-                Some(Answer::Timed { samples_ns, .. })
+            Metric::Kernel => match ProcessResult::last_of(&run.output) {
+                Some(ProcessResult::Timed { samples_ns, .. })
                     if !samples_ns.is_empty() && samples_ns.iter().all(|&ns| positive(ns)) =>
                 {
                     Ok(samples_ns)
                 }
-                Some(Answer::Failed { class, message }) => Err((class.0, message)),
+                Some(ProcessResult::Failed { class, message }) => Err((class.0, message)),
                 _ => Err((ErrorClass::Unknown, "the kernel's process said nothing".into())),
             },
             Metric::Output { pattern, maximize } => {

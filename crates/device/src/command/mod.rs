@@ -22,16 +22,16 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tilewright_search::{
-    BoxError, Candidate, Config, ErrorClass, Limit, Limits, Machine, Measure, Measured, Next, OtherCosts, Outcome,
-    RaceLimits, Seconds, Space, Standing, Timing, Value, quantile,
+    BoxError, Candidate, Config, ErrorClass, Limit, Limits, Measure, Measured, MeasuringTraits, Next, OtherCosts,
+    Outcome, RaceLimits, Seconds, Space, Standing, Timing, Value, quantile,
 };
 
 use crate::folder::Folder;
 use crate::{host, kernel};
-pub use metric::{Metric, MetricError, Objective, Objectives};
-use process::{Helper, MOST_OUTPUT, Setting};
+pub use metric::{Metric, MetricError, NamedMetric, Objectives};
+use process::{Helper, MOST_OUTPUT, ProcessSetting};
 use program_run::{ProgramEnd, ProgramRun};
-pub use template::{Invocation, Template, TemplateError};
+pub use template::{CommandTemplate, Invocation, TemplateError};
 
 /// The name of the place for the folder of a build.
 pub const FOLDER: &str = "dir";
@@ -51,17 +51,17 @@ const MOST_SAMPLES: usize = 100;
 
 /// Treatment of each configuration: commands, metric and limits.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct CommandOptions {
     /// Command that is measured.
-    pub run: Template,
+    pub run: CommandTemplate,
     /// Command that builds a configuration, in the folder `{dir}`.
-    pub build: Option<Template>,
+    pub build: Option<CommandTemplate>,
     /// Command that checks a run: it reads the run's output and ends with exit code 0 if that is right.
-    pub check: Option<Template>,
+    pub check: Option<CommandTemplate>,
     /// Command before each run.
-    pub prepare: Option<Template>,
+    pub prepare: Option<CommandTemplate>,
     /// Command after each run.
-    pub cleanup: Option<Template>,
+    pub cleanup: Option<CommandTemplate>,
     /// Metrics of a run.
     pub objectives: Objectives,
     /// Samples of a trial, at least.
@@ -82,11 +82,11 @@ pub struct Options {
     pub cpus: Vec<usize>,
 }
 
-impl Options {
+impl CommandOptions {
     /// Options of a command that is measured by the clock: one sample, 60 s for a build and for a run, one
     /// CPU, half the memory.
-    pub fn new(run: Template) -> Options {
-        Options {
+    pub fn new(run: CommandTemplate) -> CommandOptions {
+        CommandOptions {
             run,
             build: None,
             check: None,
@@ -116,12 +116,12 @@ impl Options {
     /// Describes a configuration as it is recorded, a line for each command; `{dir}` stays.
     pub fn steps(&self, space: &Space, config: &Config) -> String {
         let value = |name: &str| if name == FOLDER { format!("{{{FOLDER}}}") } else { text_of(space, config, name) };
-        let line = |(what, template): (&str, &Template)| format!("{what} {}\n", template.with(&value));
+        let line = |(what, template): (&str, &CommandTemplate)| format!("{what} {}\n", template.with(&value));
         self.templates().map(line).chain([self.objectives.lines()]).collect()
     }
 
     /// The commands for a configuration with their names, in order.
-    pub fn templates(&self) -> impl Iterator<Item = (&'static str, &Template)> {
+    pub fn templates(&self) -> impl Iterator<Item = (&'static str, &CommandTemplate)> {
         let (build, prepare) = (self.build.as_ref(), self.prepare.as_ref());
         let (check, cleanup) = (self.check.as_ref(), self.cleanup.as_ref());
         let all =
@@ -140,15 +140,15 @@ fn text_of(space: &Space, config: &Config, name: &str) -> String {
 
 /// Failure of a trial or of a part of it.
 #[derive(Debug, Clone)]
-struct Failure {
+struct TrialFailure {
     class: ErrorClass,
     message: String,
     limit: Option<Limit>,
 }
 
-impl Failure {
-    fn new(class: ErrorClass, message: impl Into<String>) -> Failure {
-        Failure { class, message: message.into(), limit: None }
+impl TrialFailure {
+    fn new(class: ErrorClass, message: impl Into<String>) -> TrialFailure {
+        TrialFailure { class, message: message.into(), limit: None }
     }
 
     fn outcome(self) -> Outcome {
@@ -166,7 +166,7 @@ pub fn run_to_end(
     timeout: Duration,
     memory_bytes: u64,
 ) -> Result<Vec<u8>, String> {
-    let setting = Setting {
+    let setting = ProcessSetting {
         cpus: &[],
         memory_bytes,
         timeout,
@@ -176,8 +176,8 @@ pub fn run_to_end(
         is_over: &|| false,
     };
     let run = process::run(invocation, &setting);
-    let said = match kernel::Answer::last_of(&run.output) {
-        Some(kernel::Answer::Failed { message, .. }) if !run.is_success() => Some(format!("{what}: {message}")),
+    let said = match kernel::ProcessResult::last_of(&run.output) {
+        Some(kernel::ProcessResult::Failed { message, .. }) if !run.is_success() => Some(format!("{what}: {message}")),
         _ => None,
     };
     if run.is_success() { Ok(run.output) } else { Err(said.unwrap_or_else(|| run.complaint(what))) }
@@ -196,7 +196,7 @@ pub fn sample(
     timeout: Duration,
     is_over: &dyn Fn() -> bool,
 ) -> Result<Option<f64>, String> {
-    let setting = Setting {
+    let setting = ProcessSetting {
         cpus,
         memory_bytes: u64::MAX,
         timeout,
@@ -218,14 +218,14 @@ pub fn sample(
 
 /// A build: its folder, or why there is none. It may be under way.
 #[derive(Debug, Clone)]
-enum Build {
+enum BuildState {
     UnderWay,
-    Done(Result<(), Failure>),
+    Done(Result<(), TrialFailure>),
 }
 
 /// State that all threads share.
-struct Shared {
-    options: Options,
+struct CommandsShared {
+    options: CommandOptions,
     space: Arc<Space>,
     /// Folder of the builds.
     root: Folder,
@@ -233,7 +233,7 @@ struct Shared {
     beside: Vec<usize>,
     /// Number of threads that build there.
     n_beside: usize,
-    state: Mutex<State>,
+    state: Mutex<CommandsState>,
     changed: Condvar,
     helpers: Mutex<Helpers>,
     /// Candidates from this number on are given up.
@@ -245,10 +245,10 @@ struct Shared {
 type Helpers = Vec<(Vec<String>, Vec<usize>, Helper)>;
 
 #[derive(Default)]
-struct State {
-    waiting: VecDeque<Job>,
+struct CommandsState {
+    waiting: VecDeque<WaitingCandidate>,
     done: VecDeque<(u64, Measured)>,
-    builds: HashMap<u64, Build>,
+    builds: HashMap<u64, BuildState>,
     /// The number of the candidate that runs.
     running: Option<u64>,
     n_building: usize,
@@ -260,7 +260,7 @@ struct State {
 }
 
 /// A candidate that waits.
-struct Job {
+struct WaitingCandidate {
     number: u64,
     candidate: Candidate,
     /// Key of the configuration's build.
@@ -270,7 +270,7 @@ struct Job {
 
 /// Commands, as something that measures.
 pub struct Commands {
-    shared: Arc<Shared>,
+    shared: Arc<CommandsShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -279,11 +279,11 @@ impl Commands {
     ///
     /// # Errors
     /// If the system refuses the folder, or a thread.
-    pub fn new(space: Arc<Space>, options: Options) -> io::Result<Commands> {
+    pub fn new(space: Arc<Space>, options: CommandOptions) -> io::Result<Commands> {
         let root = Folder::new("tilewright-build")?;
         let beside = host::cpus_beside(&host::allowed_cpus(), &options.cpus);
         let n_beside = if options.build.is_none() { 0 } else { beside.len().min(8) };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CommandsShared {
             options,
             space,
             root,
@@ -316,12 +316,12 @@ impl Drop for Commands {
     }
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl CommandsShared {
+    fn lock(&self) -> MutexGuard<'_, CommandsState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>, at_most: Duration) -> MutexGuard<'a, State> {
+    fn wait<'a>(&self, state: MutexGuard<'a, CommandsState>, at_most: Duration) -> MutexGuard<'a, CommandsState> {
         self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -330,7 +330,7 @@ impl Shared {
     }
 
     /// Runs a program, or has a process of ours do its work that stays for more.
-    fn run(&self, invocation: &Invocation, setting: &Setting) -> ProgramRun {
+    fn run(&self, invocation: &Invocation, setting: &ProcessSetting) -> ProgramRun {
         let Some(n_words) = invocation.stays_after else { return process::run(invocation, setting) };
         let (words, request) = invocation.words.split_at(n_words);
         let known = {
@@ -363,7 +363,7 @@ impl Shared {
     }
 
     /// The texts of a configuration, in this folder.
-    fn invocation(&self, template: &Template, config: &Config, folder: &Path) -> Invocation {
+    fn invocation(&self, template: &CommandTemplate, config: &Config, folder: &Path) -> Invocation {
         template.with(&|name| match name {
             FOLDER => folder.to_string_lossy().into_owned(),
             name => text_of(&self.space, config, name),
@@ -385,14 +385,14 @@ impl Shared {
     }
 
     /// Whether a candidate can be run.
-    fn is_ready(&self, state: &State, job: &Job) -> bool {
-        self.options.build.is_none() || matches!(state.builds.get(&job.key), Some(Build::Done(_)))
+    fn is_ready(&self, state: &CommandsState, job: &WaitingCandidate) -> bool {
+        self.options.build.is_none() || matches!(state.builds.get(&job.key), Some(BuildState::Done(_)))
     }
 
     /// Makes the folder of a configuration, and what is built there, on these CPUs; where empty, on any.
-    fn build(&self, config: &Config, key: u64, cpus: &[usize], is_over: &dyn Fn() -> bool) -> Result<(), Failure> {
+    fn build(&self, config: &Config, key: u64, cpus: &[usize], is_over: &dyn Fn() -> bool) -> Result<(), TrialFailure> {
         let folder = self.folder(key);
-        let failed = |error| Failure::new(ErrorClass::Unknown, format!("the folder of the build: {error}"));
+        let failed = |error| TrialFailure::new(ErrorClass::Unknown, format!("the folder of the build: {error}"));
         if self.options.templates().any(|(_, template)| template.reads(FOLDER)) {
             fs::create_dir_all(&folder).map_err(failed)?;
         }
@@ -401,7 +401,7 @@ impl Shared {
         let invocation = self.invocation(build, config, &folder);
         let run = self.run(
             &invocation,
-            &Setting {
+            &ProcessSetting {
                 cpus,
                 memory_bytes: self.options.memory_bytes,
                 timeout,
@@ -418,27 +418,27 @@ impl Shared {
         let said =
             self.options.objectives.leading().failure(&run.output).filter(|_| matches!(run.end, ProgramEnd::Ended(_)));
         if let Some((class, message)) = said {
-            return Err(Failure::new(class, message));
+            return Err(TrialFailure::new(class, message));
         }
         Err(match run.end {
-            ProgramEnd::TimedOut => Failure {
+            ProgramEnd::TimedOut => TrialFailure {
                 limit: Some(Limit::BuildS(timeout.as_secs_f64())),
-                ..Failure::new(ErrorClass::BuildTimeout, message)
+                ..TrialFailure::new(ErrorClass::BuildTimeout, message)
             },
-            ProgramEnd::NotStarted(..) => Failure::new(ErrorClass::InstantiationError, message),
-            _ => Failure::new(ErrorClass::CompileErrorHost, message),
+            ProgramEnd::NotStarted(..) => TrialFailure::new(ErrorClass::InstantiationError, message),
+            _ => TrialFailure::new(ErrorClass::CompileErrorHost, message),
         })
     }
 
     /// The build of a configuration, which is made where nobody has: for what measures at once.
-    fn built(&self, config: &Config, is_over: &dyn Fn() -> bool) -> Result<(), Failure> {
+    fn built(&self, config: &Config, is_over: &dyn Fn() -> bool) -> Result<(), TrialFailure> {
         let key = self.key(config);
-        if let Some(Build::Done(result)) = self.lock().builds.get(&key) {
+        if let Some(BuildState::Done(result)) = self.lock().builds.get(&key) {
             return result.clone();
         }
         let result = self.build(config, key, &[], is_over);
         if !is_over() {
-            self.lock().builds.insert(key, Build::Done(result.clone()));
+            self.lock().builds.insert(key, BuildState::Done(result.clone()));
         }
         result
     }
@@ -457,7 +457,7 @@ impl Shared {
             };
             let job = &state.waiting[at];
             let (number, key, config) = (job.number, job.key, job.candidate.config.clone());
-            state.builds.insert(key, Build::UnderWay);
+            state.builds.insert(key, BuildState::UnderWay);
             state.n_building += 1;
             state.n_in_the_way += usize::from(!is_beside);
             drop(state);
@@ -470,7 +470,7 @@ impl Shared {
             if is_over() {
                 state.builds.remove(&key);
             } else {
-                state.builds.insert(key, Build::Done(result));
+                state.builds.insert(key, BuildState::Done(result));
                 if let Some(job) = state.waiting.iter_mut().find(|job| job.number == number) {
                     job.build_s = start.elapsed().as_secs_f64();
                 }
@@ -491,7 +491,7 @@ impl Shared {
                 continue;
             };
             let build = match state.builds.get(&job.key) {
-                Some(Build::Done(result)) => result.clone(),
+                Some(BuildState::Done(result)) => result.clone(),
                 _ => Ok(()),
             };
             state.running = Some(job.number);
@@ -504,7 +504,7 @@ impl Shared {
                 .and_then(|()| if needs_build { Ok(()) } else { self.build(config, job.key, &[], &is_over) })
                 .and_then(|()| self.trial(config, leading_ns, &mut seconds, &is_over));
             let limit = result.as_ref().err().and_then(|failure| failure.limit);
-            let outcome = result.map_or_else(Failure::outcome, Outcome::Measured);
+            let outcome = result.map_or_else(TrialFailure::outcome, Outcome::Measured);
             state = self.lock();
             state.running = None;
             if !is_over() {
@@ -521,7 +521,7 @@ impl Shared {
         leading_ns: Option<f64>,
         seconds: &mut Seconds,
         is_over: &dyn Fn() -> bool,
-    ) -> Result<Timing, Failure> {
+    ) -> Result<Timing, TrialFailure> {
         let options = &self.options;
         let begin = Instant::now();
         // What is slow by one objective may be the best by another.
@@ -544,7 +544,7 @@ impl Shared {
             }
         }
         if samples[0].is_empty() {
-            return Err(Failure::new(ErrorClass::Unknown, "it was given up"));
+            return Err(TrialFailure::new(ErrorClass::Unknown, "it was given up"));
         }
         let others: Vec<f64> =
             samples[1..].iter().map(|samples| Timing::of_samples(samples, false).median_ns).collect();
@@ -561,13 +561,13 @@ impl Shared {
         is_checked: bool,
         seconds: &mut Seconds,
         is_over: &dyn Fn() -> bool,
-    ) -> Result<Vec<Vec<f64>>, Failure> {
+    ) -> Result<Vec<Vec<f64>>, TrialFailure> {
         let options = &self.options;
         let folder = self.folder(self.key(config));
-        let start = |template: &Template, timeout: Duration, input: Option<&[u8]>, more: Option<String>| {
+        let start = |template: &CommandTemplate, timeout: Duration, input: Option<&[u8]>, more: Option<String>| {
             let mut invocation = self.invocation(template, config, &folder);
             invocation.words.extend(more);
-            let setting = Setting {
+            let setting = ProcessSetting {
                 cpus: &options.cpus,
                 memory_bytes: options.memory_bytes,
                 timeout,
@@ -578,10 +578,10 @@ impl Shared {
             };
             self.run(&invocation, &setting)
         };
-        let beside = |template: &Option<Template>, what: &str, class: ErrorClass, input: Option<&[u8]>| {
+        let beside = |template: &Option<CommandTemplate>, what: &str, class: ErrorClass, input: Option<&[u8]>| {
             let Some(template) = template else { return Ok(()) };
             let run = start(template, options.run_timeout, input, None);
-            if run.is_success() { Ok(()) } else { Err(Failure::new(class, run.complaint(what))) }
+            if run.is_success() { Ok(()) } else { Err(TrialFailure::new(class, run.complaint(what))) }
         };
         beside(&options.prepare, "--prepare", ErrorClass::RuntimeError, None)?;
         // Of other metrics nobody knows how long a good run takes.
@@ -598,7 +598,7 @@ impl Shared {
             if is_checked {
                 beside(&options.check, "--check", ErrorClass::WrongAnswer, Some(&run.output))?;
             }
-            options.objectives.samples(&run).map_err(|(class, message)| Failure::new(class, message))
+            options.objectives.samples(&run).map_err(|(class, message)| TrialFailure::new(class, message))
         });
         let cleaned = beside(&options.cleanup, "--cleanup", ErrorClass::RuntimeError, None);
         seconds.verify += begin.elapsed().as_secs_f64();
@@ -607,24 +607,24 @@ impl Shared {
     }
 
     /// Whether a run came to its end as it should.
-    fn judge(&self, run: &ProgramRun, timeout: Duration) -> Result<(), Failure> {
+    fn judge(&self, run: &ProgramRun, timeout: Duration) -> Result<(), TrialFailure> {
         let message = || run.complaint("the command");
         match &run.end {
             ProgramEnd::Ended(status) if status.success() => Ok(()),
             ProgramEnd::Ended(_) => Err(match self.options.objectives.leading().failure(&run.output) {
-                Some((class, message)) => Failure::new(class, message),
-                None => Failure::new(ErrorClass::RuntimeError, message()),
+                Some((class, message)) => TrialFailure::new(class, message),
+                None => TrialFailure::new(ErrorClass::RuntimeError, message()),
             }),
-            ProgramEnd::TimedOut if timeout < self.options.run_timeout => Err(Failure::new(
+            ProgramEnd::TimedOut if timeout < self.options.run_timeout => Err(TrialFailure::new(
                 ErrorClass::RunTimeout,
                 format!("hopeless: ended after {:.3} s, {HOPELESS} times what the leading ones take", run.wall_s),
             )),
-            ProgramEnd::TimedOut => Err(Failure {
+            ProgramEnd::TimedOut => Err(TrialFailure {
                 limit: Some(Limit::RunS(timeout.as_secs_f64())),
-                ..Failure::new(ErrorClass::RunTimeout, message())
+                ..TrialFailure::new(ErrorClass::RunTimeout, message())
             }),
-            ProgramEnd::NotStarted(..) => Err(Failure::new(ErrorClass::InstantiationError, message())),
-            ProgramEnd::GivenUp => Err(Failure::new(ErrorClass::Unknown, message())),
+            ProgramEnd::NotStarted(..) => Err(TrialFailure::new(ErrorClass::InstantiationError, message())),
+            ProgramEnd::GivenUp => Err(TrialFailure::new(ErrorClass::Unknown, message())),
         }
     }
 }
@@ -637,7 +637,7 @@ impl Measure for Commands {
         state.is_winding_down = false;
         for candidate in candidates {
             let (number, key) = (state.n_submitted, self.shared.key(&candidate.config));
-            state.waiting.push_back(Job { number, candidate: candidate.clone(), key, build_s: 0.0 });
+            state.waiting.push_back(WaitingCandidate { number, candidate: candidate.clone(), key, build_s: 0.0 });
             state.n_submitted += 1;
         }
         self.shared.changed.notify_all();
@@ -691,7 +691,8 @@ impl Measure for Commands {
         self.shared.helpers().clear();
         let start = Instant::now();
         let is_over = || start.elapsed() >= limits.total || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
-        let mut racers: Vec<Racer> = (0..candidates.len()).map(|at| Racer { at, samples: Vec::new() }).collect();
+        let mut racers: Vec<CommandRacer> =
+            (0..candidates.len()).map(|at| CommandRacer { at, samples: Vec::new() }).collect();
         let mut failed = Vec::new();
         let mut stage_ends = RaceLimits::LEAST_ROUNDS;
         left(racers.len());
@@ -739,7 +740,7 @@ impl Measure for Commands {
         }
         racers.retain(|racer| !racer.samples.is_empty());
         racers.sort_by(|a, b| a.quartile_ns().total_cmp(&b.quartile_ns()));
-        let standing = |racer: Racer| Standing {
+        let standing = |racer: CommandRacer| Standing {
             at: racer.at,
             quartile_ns: racer.quartile_ns(),
             outcome: Outcome::Measured(Timing::of_samples(&racer.samples, false)),
@@ -748,18 +749,18 @@ impl Measure for Commands {
         Ok(racers.into_iter().map(standing).chain(failed).collect())
     }
 
-    fn machine(&self) -> Machine {
-        Machine { works_ahead: self.shared.options.build.is_some() && !self.shared.beside.is_empty() }
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits { works_ahead: self.shared.options.build.is_some() && !self.shared.beside.is_empty() }
     }
 }
 
 /// A candidate in a race.
-struct Racer {
+struct CommandRacer {
     at: usize,
     samples: Vec<f64>,
 }
 
-impl Racer {
+impl CommandRacer {
     fn quartile_ns(&self) -> f64 {
         let mut sorted = self.samples.clone();
         sorted.sort_by(f64::total_cmp);
@@ -795,9 +796,10 @@ mod tests {
         let data = values.map(Datum::from);
         let space = Arc::new(Space::new("kernel", vec![Parameter::of_data("t", &data)], Vec::new()).unwrap());
         let candidates: Vec<Candidate> = values.map(|value| candidate(&space, value)).into();
-        let text = format!("sh -c {} {{t}}", Template::quoted(HELPER));
-        let run = Template::words(&text, &["t"]).unwrap().staying_after(3);
-        let options = Options { objectives: Metric::Kernel.into(), to_the_end: true, ..Options::new(run) };
+        let text = format!("sh -c {} {{t}}", CommandTemplate::quoted(HELPER));
+        let run = CommandTemplate::words(&text, &["t"]).unwrap().staying_after(3);
+        let options =
+            CommandOptions { objectives: Metric::Kernel.into(), to_the_end: true, ..CommandOptions::new(run) };
         let mut commands = Commands::new(space, options).unwrap();
         commands.submit(&candidates);
         let mut outcomes = Vec::new();

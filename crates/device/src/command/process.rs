@@ -4,7 +4,7 @@ use crate::command::keeper::{now_ns, stand_between, tell_time};
 use crate::command::metric::Metric;
 use crate::command::program_run::{ProgramEnd, ProgramRun};
 use crate::command::template::Invocation;
-use crate::kernel::Done;
+use crate::kernel::WorkResult;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -18,7 +18,7 @@ pub const MOST_OUTPUT: usize = 16 << 20;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Settings with which a program is run.
-pub struct Setting<'a> {
+pub struct ProcessSetting<'a> {
     /// CPUs that it may use; where empty, all.
     pub cpus: &'a [usize],
     /// Bytes of data that each of its processes may have.
@@ -36,7 +36,7 @@ pub struct Setting<'a> {
 }
 
 /// Runs a program to its end, and ends processes that it leaves behind.
-pub fn run(invocation: &Invocation, setting: &Setting) -> ProgramRun {
+pub fn run(invocation: &Invocation, setting: &ProcessSetting) -> ProgramRun {
     let started = setting.input.map(input_file).transpose();
     let started = started.map(|file| file.map_or_else(Stdio::null, Stdio::from));
     match started.and_then(|input| Process::start(&invocation.words, &invocation.variables, input, setting)) {
@@ -62,7 +62,12 @@ struct Process {
 }
 
 impl Process {
-    fn start(words: &[String], variables: &[(String, String)], input: Stdio, setting: &Setting) -> io::Result<Process> {
+    fn start(
+        words: &[String],
+        variables: &[(String, String)],
+        input: Stdio,
+        setting: &ProcessSetting,
+    ) -> io::Result<Process> {
         let mut command = Command::new(&words[0]);
         command.args(&words[1..]).envs(variables.iter().cloned());
         command.stdin(input).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
@@ -101,7 +106,7 @@ impl Process {
     }
 
     /// Waits until it ends, or has written enough; why it is not worth waiting longer, where that is so.
-    fn until(&mut self, setting: &Setting, is_enough: &mut dyn FnMut(&[u8]) -> bool) -> Option<ProgramEnd> {
+    fn until(&mut self, setting: &ProcessSetting, is_enough: &mut dyn FnMut(&[u8]) -> bool) -> Option<ProgramEnd> {
         loop {
             let left = setting.timeout.saturating_sub(self.elapsed());
             if left.is_zero() {
@@ -156,7 +161,7 @@ impl Drop for Process {
 }
 
 /// A process of ours that stays, and takes one piece of work after the other: it reads words, a line of JSON
-/// each time, and says [`Done`].
+/// each time, and says [`WorkResult`].
 pub struct Helper {
     process: Process,
     requests: ChildStdin,
@@ -164,7 +169,7 @@ pub struct Helper {
 }
 
 /// Result of a piece of work that a [`Helper`] did.
-pub struct Work {
+pub struct HelperResult {
     /// Run of the piece of work, as of a process of its own.
     pub run: ProgramRun,
     /// Whether an earlier piece of work may have caused a failure.
@@ -178,14 +183,14 @@ impl Helper {
     ///
     /// # Errors
     /// If the system does not.
-    pub fn start(words: &[String], setting: &Setting) -> io::Result<Helper> {
+    pub fn start(words: &[String], setting: &ProcessSetting) -> io::Result<Helper> {
         let mut process = Process::start(words, &[], Stdio::piped(), setting)?;
         let requests = process.child.stdin.take().expect("invariant: it was asked for");
         Ok(Helper { process, requests, n_taken: 0 })
     }
 
     /// Does the piece of work that these words describe.
-    pub fn take(mut self, words: &[String], setting: &Setting) -> Work {
+    pub fn take(mut self, words: &[String], setting: &ProcessSetting) -> HelperResult {
         self.process.start_ns = now_ns();
         self.process.pipes.iter_mut().for_each(|pipe| {
             pipe.drain();
@@ -197,11 +202,11 @@ impl Helper {
         let _ = self.requests.write_all(&line);
         let mut done = None;
         let given_up = self.process.until(setting, &mut |text| {
-            done = Done::at_end_of(text);
+            done = WorkResult::at_end_of(text);
             done.is_some()
         });
         let (Some((done, at)), None) = (done, &given_up) else {
-            return Work { is_doubtful: self.n_taken > 0, run: self.process.end(given_up), helper: None };
+            return HelperResult { is_doubtful: self.n_taken > 0, run: self.process.end(given_up), helper: None };
         };
         let wall_s = self.process.elapsed().as_secs_f64();
         self.process.pipes[1].drain();
@@ -210,7 +215,7 @@ impl Helper {
         let end = ProgramEnd::Ended(ExitStatus::from_raw(done.status));
         let run = ProgramRun { end, wall_s, cpu_s: 0.0, output, errors, found_before: [Vec::new(), Vec::new()] };
         self.n_taken += 1;
-        Work { run, is_doubtful: done.is_doubtful, helper: done.stays.then_some(self) }
+        HelperResult { run, is_doubtful: done.is_doubtful, helper: done.stays.then_some(self) }
     }
 }
 
@@ -282,7 +287,7 @@ struct Pipe {
 }
 
 impl Pipe {
-    fn new(fd: Option<OwnedFd>, setting: &Setting) -> Pipe {
+    fn new(fd: Option<OwnedFd>, setting: &ProcessSetting) -> Pipe {
         let file = fd.map(File::from);
         if let Some(file) = &file {
             // SAFETY: the call takes plain numbers and an open descriptor.

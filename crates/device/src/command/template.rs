@@ -54,7 +54,7 @@ pub enum TemplateError {
 
 /// A part of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum WordPart {
     Text(String),
     Value(String),
     /// All words of a value, or none; alone.
@@ -64,8 +64,8 @@ enum Part {
 /// A command with places for values, such as `./app --tile {tile}`. With `{*flags}` each word of the value is
 /// one of the command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template {
-    words: Vec<Vec<Part>>,
+pub struct CommandTemplate {
+    words: Vec<Vec<WordPart>>,
     /// The names whose values a shell finds in its environment; none where there is no shell.
     environment: Option<Vec<String>>,
     stays_after: Option<usize>,
@@ -90,13 +90,13 @@ impl Invocation {
     }
 
     /// Reads a command without places for values, in which braces are as good as other characters; as `sh -c`
-    /// takes it where `shell` is set, and otherwise as [`Template::words`] does.
+    /// takes it where `shell` is set, and otherwise as [`CommandTemplate::words`] does.
     ///
     /// # Errors
     /// [`TemplateError`].
     pub fn parse(text: &str, shell: bool) -> Result<Invocation, TemplateError> {
         if !shell {
-            return Ok(Template::read_words(text, None)?.with(&|_| String::new()));
+            return Ok(CommandTemplate::read_words(text, None)?.with(&|_| String::new()));
         }
         match text.trim() {
             "" => Err(TemplateError::Empty),
@@ -125,21 +125,21 @@ fn quoted(word: &str) -> String {
 /// Symbols outside of quotes that only a shell understands.
 const SHELL_SYMBOLS: &str = "|&;<>$`*?#~()";
 
-impl Template {
+impl CommandTemplate {
     /// Reads a command that is started without a shell: words with blanks between them, quoted as in a shell.
     /// A value never becomes more than a part of one word, but where its place is `{*name}`.
     ///
     /// # Errors
     /// [`TemplateError`].
-    pub fn words(text: &str, names: &[&str]) -> Result<Template, TemplateError> {
-        Template::read_words(text, Some(names))
+    pub fn words(text: &str, names: &[&str]) -> Result<CommandTemplate, TemplateError> {
+        CommandTemplate::read_words(text, Some(names))
     }
 
     /// Reads words; where no names are given, braces are text.
-    fn read_words(text: &str, names: Option<&[&str]>) -> Result<Template, TemplateError> {
-        let mut words: Vec<Vec<Part>> = Vec::new();
-        let mut word: Option<Vec<Part>> = None;
-        let mut reader = Reader::new(text);
+    fn read_words(text: &str, names: Option<&[&str]>) -> Result<CommandTemplate, TemplateError> {
+        let mut words: Vec<Vec<WordPart>> = Vec::new();
+        let mut word: Option<Vec<WordPart>> = None;
+        let mut reader = CommandReader::new(text);
         while let Some((position, c)) = reader.next() {
             let quote = reader.quote;
             match (quote, c) {
@@ -157,9 +157,9 @@ impl Template {
                     _ => push(word.get_or_insert_default(), c),
                 },
                 (_, '{' | '}') => {
-                    let text = || Ok(Part::Text(c.to_string()));
+                    let text = || Ok(WordPart::Text(c.to_string()));
                     let part = names.map_or_else(text, |names| reader.brace(position, c, names))?;
-                    if let Part::Words(name) = &part {
+                    if let WordPart::Words(name) = &part {
                         let is_alone = word.is_none() && reader.peek().is_none_or(char::is_whitespace);
                         // The first word is the program.
                         if quote.is_some() || !is_alone || words.is_empty() {
@@ -179,7 +179,7 @@ impl Template {
         if words.is_empty() {
             Err(TemplateError::Empty)
         } else {
-            Ok(Template { words, environment: None, stays_after: None })
+            Ok(CommandTemplate { words, environment: None, stays_after: None })
         }
     }
 
@@ -187,9 +187,9 @@ impl Template {
     ///
     /// # Errors
     /// [`TemplateError`].
-    pub fn shell(text: &str, names: &[&str]) -> Result<Template, TemplateError> {
+    pub fn shell(text: &str, names: &[&str]) -> Result<CommandTemplate, TemplateError> {
         let (mut script, mut used): (String, Vec<String>) = (String::new(), Vec::new());
-        let mut reader = Reader::new(text);
+        let mut reader = CommandReader::new(text);
         while let Some((position, c)) = reader.next() {
             let quote = reader.quote;
             match (quote, c) {
@@ -214,15 +214,17 @@ impl Template {
                 (_, '{' | '}') => {
                     let part = reader.brace(position, c, names)?;
                     let (name, is_words) = match part {
-                        Part::Text(text) => {
+                        WordPart::Text(text) => {
                             script += &text;
                             continue;
                         }
-                        Part::Value(name) => (name, false),
-                        Part::Words(name) if quote.is_some() => return Err(TemplateError::Beside { position, name }),
-                        Part::Words(name) => (name, true),
+                        WordPart::Value(name) => (name, false),
+                        WordPart::Words(name) if quote.is_some() => {
+                            return Err(TemplateError::Beside { position, name });
+                        }
+                        WordPart::Words(name) => (name, true),
                     };
-                    let variable = format!("${{{}}}", Template::variable(&name));
+                    let variable = format!("${{{}}}", CommandTemplate::variable(&name));
                     script += &match quote {
                         None if is_words => variable,
                         None => format!("\"{variable}\""),
@@ -240,19 +242,19 @@ impl Template {
         if script.trim().is_empty() {
             return Err(TemplateError::Empty);
         }
-        for name in names.iter().filter(|name| names_variable(&script, &Template::variable(name))) {
+        for name in names.iter().filter(|name| names_variable(&script, &CommandTemplate::variable(name))) {
             if !used.iter().any(|known| known == name) {
                 used.push((*name).to_owned());
             }
         }
-        let words = ["sh", "-c", &script].map(|word| vec![Part::Text(word.to_owned())]).into();
-        Ok(Template { words, environment: Some(used), stays_after: None })
+        let words = ["sh", "-c", &script].map(|word| vec![WordPart::Text(word.to_owned())]).into();
+        Ok(CommandTemplate { words, environment: Some(used), stays_after: None })
     }
 
     /// Marks the process that the first `n_words` words start as one that stays: see
     /// [`Invocation::stays_after`].
-    pub fn staying_after(self, n_words: usize) -> Template {
-        Template { stays_after: Some(n_words), ..self }
+    pub fn staying_after(self, n_words: usize) -> CommandTemplate {
+        CommandTemplate { stays_after: Some(n_words), ..self }
     }
 
     /// A word as it stands in the text of a command that is started without a shell.
@@ -263,10 +265,10 @@ impl Template {
     /// The words that are the same whatever the values are, in their places; of a shell's script what looks
     /// like a word.
     pub fn constant_words(&self) -> Vec<Option<String>> {
-        let constant = |word: &Vec<Part>| {
+        let constant = |word: &Vec<WordPart>| {
             let texts = word.iter().map(|part| match part {
-                Part::Text(text) => Some(text.as_str()),
-                Part::Value(_) | Part::Words(_) => None,
+                WordPart::Text(text) => Some(text.as_str()),
+                WordPart::Value(_) | WordPart::Words(_) => None,
             });
             texts.collect::<Option<String>>()
         };
@@ -288,23 +290,29 @@ impl Template {
 
     /// Whether it has a place for this value.
     pub fn reads(&self, name: &str) -> bool {
-        let is_part = |part: &Part| matches!(part, Part::Value(known) | Part::Words(known) if known == name);
+        let is_part =
+            |part: &WordPart| matches!(part, WordPart::Value(known) | WordPart::Words(known) if known == name);
         self.words.iter().flatten().any(is_part) || self.environment.iter().flatten().any(|known| known == name)
     }
 
     /// The command with these values.
     pub fn with(&self, value: &dyn Fn(&str) -> String) -> Invocation {
-        let text = |part: &Part| match part {
-            Part::Text(text) => text.clone(),
-            Part::Value(name) | Part::Words(name) => value(name),
+        let text = |part: &WordPart| match part {
+            WordPart::Text(text) => text.clone(),
+            WordPart::Value(name) | WordPart::Words(name) => value(name),
         };
-        let words = |word: &Vec<Part>| match &word[..] {
-            [Part::Words(name)] => value(name).split_whitespace().map(str::to_owned).collect(),
+        let words = |word: &Vec<WordPart>| match &word[..] {
+            [WordPart::Words(name)] => value(name).split_whitespace().map(str::to_owned).collect(),
             parts => vec![parts.iter().map(text).collect::<String>()],
         };
         Invocation {
             words: self.words.iter().flat_map(words).collect(),
-            variables: self.environment.iter().flatten().map(|name| (Template::variable(name), value(name))).collect(),
+            variables: self
+                .environment
+                .iter()
+                .flatten()
+                .map(|name| (CommandTemplate::variable(name), value(name)))
+                .collect(),
             stays_after: self.stays_after,
         }
     }
@@ -316,27 +324,27 @@ fn names_variable(script: &str, variable: &str) -> bool {
     script.match_indices(variable).any(|(at, _)| !goes_on(&script[at + variable.len()..]))
 }
 
-fn push(word: &mut Vec<Part>, c: char) {
-    add(word, Part::Text(c.to_string()));
+fn push(word: &mut Vec<WordPart>, c: char) {
+    add(word, WordPart::Text(c.to_string()));
 }
 
-fn add(word: &mut Vec<Part>, part: Part) {
+fn add(word: &mut Vec<WordPart>, part: WordPart) {
     match (word.last_mut(), part) {
-        (Some(Part::Text(text)), Part::Text(more)) => *text += &more,
+        (Some(WordPart::Text(text)), WordPart::Text(more)) => *text += &more,
         (_, part) => word.push(part),
     }
 }
 
 /// Reads a command by characters, with the quotation that is open.
-struct Reader<'a> {
+struct CommandReader<'a> {
     rest: std::iter::Peekable<std::iter::Enumerate<std::str::Chars<'a>>>,
     quote: Option<char>,
     quote_at: usize,
 }
 
-impl<'a> Reader<'a> {
-    fn new(text: &'a str) -> Reader<'a> {
-        Reader { rest: text.chars().enumerate().peekable(), quote: None, quote_at: 0 }
+impl<'a> CommandReader<'a> {
+    fn new(text: &'a str) -> CommandReader<'a> {
+        CommandReader { rest: text.chars().enumerate().peekable(), quote: None, quote_at: 0 }
     }
 
     /// The next character with its position, from 1.
@@ -355,19 +363,19 @@ impl<'a> Reader<'a> {
     }
 
     /// Parses the rest of a brace: a placeholder, or a brace that is written twice.
-    fn brace(&mut self, position: usize, brace: char, names: &[&str]) -> Result<Part, TemplateError> {
+    fn brace(&mut self, position: usize, brace: char, names: &[&str]) -> Result<WordPart, TemplateError> {
         if self.peek() == Some(brace) {
             self.next();
-            return Ok(Part::Text(brace.to_string()));
+            return Ok(WordPart::Text(brace.to_string()));
         }
         let mut name = String::new();
         while brace == '{'
             && let Some((_, c)) = self.next()
         {
             if c == '}' {
-                let (name, part): (_, fn(String) -> Part) = match name.strip_prefix('*') {
-                    Some(name) => (name.to_owned(), Part::Words),
-                    None => (name, Part::Value),
+                let (name, part): (_, fn(String) -> WordPart) = match name.strip_prefix('*') {
+                    Some(name) => (name.to_owned(), WordPart::Words),
+                    None => (name, WordPart::Value),
                 };
                 return match names.contains(&name.as_str()) {
                     true => Ok(part(name)),
@@ -413,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_value_is_a_part_of_one_word() {
-        let words = |text: &str| Template::words(text, &NAMES).unwrap().with(&value).words;
+        let words = |text: &str| CommandTemplate::words(text, &NAMES).unwrap().with(&value).words;
         let tile = value("tile");
         assert_eq!(words("./app --tile {tile} -x"), ["./app", "--tile", &tile, "-x"]);
         assert_eq!(
@@ -428,9 +436,9 @@ mod tests {
     fn a_value_may_be_a_place_of_a_list() {
         let value = |name: &str| format!("<{name}>");
         let names = ["sizes[0]", "sizes[1]"];
-        let words = Template::words("f {sizes[0]}x{sizes[1]}", &names).unwrap().with(&value).words;
+        let words = CommandTemplate::words("f {sizes[0]}x{sizes[1]}", &names).unwrap().with(&value).words;
         assert_eq!(words, ["f", "<sizes[0]>x<sizes[1]>"]);
-        let shell = Template::shell("f {sizes[0]} $TILEWRIGHT_sizes_1", &names).unwrap().with(&value);
+        let shell = CommandTemplate::shell("f {sizes[0]} $TILEWRIGHT_sizes_1", &names).unwrap().with(&value);
         assert_eq!(shell.words[2], "f \"${TILEWRIGHT_sizes_0}\" $TILEWRIGHT_sizes_1");
         let found = [("TILEWRIGHT_sizes_0", "<sizes[0]>"), ("TILEWRIGHT_sizes_1", "<sizes[1]>")];
         assert_eq!(shell.variables, found.map(|(name, value)| (name.to_owned(), value.to_owned())));
@@ -439,7 +447,7 @@ mod tests {
     #[test]
     fn what_is_no_command_is_refused_with_its_position() {
         let check = |text: &str, expected: &str| {
-            assert_eq!(Template::words(text, &NAMES).unwrap_err().to_string(), expected, "{text}");
+            assert_eq!(CommandTemplate::words(text, &NAMES).unwrap_err().to_string(), expected, "{text}");
         };
         check("  ", "the command is empty");
         check("a 'b", "position 3: the quotation does not end");
@@ -450,22 +458,26 @@ mod tests {
         let shell = "is for a shell, and this is started without one (add --shell, or quote it)";
         check("a | b", &format!("position 3: `|` {shell}"));
         check("a > b", &format!("position 3: `>` {shell}"));
-        assert!(Template::words("a '|' \"$x\"", &NAMES).is_ok());
+        assert!(CommandTemplate::words("a '|' \"$x\"", &NAMES).is_ok());
         let alone = "{*tile} is the words of a value, and stands alone (write {tile} for a part of one)";
         for (text, position) in [("a -{*tile}", 4), ("a {*tile}b", 3), ("a \"{*tile}\"", 4), ("{*tile} a", 1)] {
             check(text, &format!("position {position}: {alone}"));
         }
-        assert_eq!(Template::shell("a '{*tile}'", &NAMES).unwrap_err().to_string(), format!("position 4: {alone}"));
+        assert_eq!(
+            CommandTemplate::shell("a '{*tile}'", &NAMES).unwrap_err().to_string(),
+            format!("position 4: {alone}")
+        );
     }
 
     #[test]
     fn a_value_may_be_words_where_that_is_said() {
         let flags = |text: &'static str| move |_: &str| text.to_owned();
-        let words = |text: &str, value: &'static str| Template::words(text, &NAMES).unwrap().with(&flags(value)).words;
+        let words =
+            |text: &str, value: &'static str| CommandTemplate::words(text, &NAMES).unwrap().with(&flags(value)).words;
         assert_eq!(words("cc {*tile} a.c", "-O3  '-g'"), ["cc", "-O3", "'-g'", "a.c"]);
         assert_eq!(words("cc {*tile}", ""), ["cc"]);
         assert_eq!(words("cc {tile}", ""), ["cc", ""]);
-        let shell = Template::shell("printf '<%s>' a {*tile}; echo {tile}", &NAMES).unwrap();
+        let shell = CommandTemplate::shell("printf '<%s>' a {*tile}; echo {tile}", &NAMES).unwrap();
         assert!(shell.reads("tile"));
         let run = |value: &'static str| {
             let Invocation { words, variables, .. } = shell.with(&flags(value));
@@ -480,7 +492,7 @@ mod tests {
     #[test]
     fn no_value_is_read_as_code() {
         let script = "printf '%s\\n' {tile} \"{tile}\" '{tile}' a{tile}b \"$(printf '%s' \"{tile}\")\" \"${HOME}\"";
-        let command = Template::shell(script, &NAMES).unwrap().with(&value);
+        let command = CommandTemplate::shell(script, &NAMES).unwrap().with(&value);
         let run = |words: &[String], variables: &[(String, String)]| {
             let mut command = std::process::Command::new(&words[0]);
             command.args(&words[1..]).envs(variables.iter().cloned()).env("HOME", "/home");
@@ -494,7 +506,7 @@ mod tests {
         // What is recorded does the same again.
         let again = command.to_string();
         assert_eq!(run(&["sh", "-c", &again].map(str::to_owned), &[]), expected, "{again}");
-        assert!(!Template::shell("a", &NAMES).unwrap().reads("tile"));
-        assert!(Template::shell("a {tile}", &NAMES).unwrap().reads("tile"));
+        assert!(!CommandTemplate::shell("a", &NAMES).unwrap().reads("tile"));
+        assert!(CommandTemplate::shell("a {tile}", &NAMES).unwrap().reads("tile"));
     }
 }

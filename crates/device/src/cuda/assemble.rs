@@ -14,7 +14,7 @@ use crate::data::anonymous_file;
 /// Assembler of PTX. Trials, races and comparisons use the same one: code of two assemblers may differ in
 /// speed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Assembler {
+pub enum PtxAssembler {
     /// NVIDIA's assembler, a program.
     Ptxas {
         /// Path of the program.
@@ -46,18 +46,18 @@ const FOLDER: &str = "/usr/local/cuda/bin";
 /// that is ended for what it waits for has a context to make anew, which takes longer.
 const MOST_SECONDS: libc::rlim_t = 5;
 
-impl Assembler {
+impl PtxAssembler {
     /// Finds a `ptxas`, on the path or in CUDA's folder, that knows a GPU such as `sm_90a`, which old and new
     /// versions may not; else the driver.
-    pub fn find(gpu: &str) -> Assembler {
+    pub fn find(gpu: &str) -> PtxAssembler {
         let programs = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::env::split_paths(&programs).chain([PathBuf::from(FOLDER)]);
-        let found = folders.map(|folder| folder.join("ptxas")).find_map(|path| Assembler::ptxas(path, gpu));
-        found.unwrap_or(Assembler::Driver)
+        let found = folders.map(|folder| folder.join("ptxas")).find_map(|path| PtxAssembler::ptxas(path, gpu));
+        found.unwrap_or(PtxAssembler::Driver)
     }
 
     /// The program at a path, where it is one and knows a GPU.
-    fn ptxas(path: PathBuf, gpu: &str) -> Option<Assembler> {
+    fn ptxas(path: PathBuf, gpu: &str) -> Option<PtxAssembler> {
         // It reads its arguments first.
         let nothing = ["--gpu-name", gpu, "/dev/null", "-o", "/dev/null"];
         let refused = Command::new(&path).args(nothing).stdin(Stdio::null()).output().ok()?.stderr;
@@ -67,14 +67,14 @@ impl Assembler {
         let said = Command::new(&path).arg("--version").stdin(Stdio::null()).output().ok()?.stdout;
         let said = String::from_utf8_lossy(&said);
         let version = said.split_once(", V")?.1.split_whitespace().next()?.to_owned();
-        Some(Assembler::Ptxas { path, version })
+        Some(PtxAssembler::Ptxas { path, version })
     }
 
     /// Name in records of times.
     pub fn name(&self) -> String {
         match self {
-            Assembler::Ptxas { version, .. } => format!("ptxas {version}"),
-            Assembler::Driver => "driver".to_owned(),
+            PtxAssembler::Ptxas { version, .. } => format!("ptxas {version}"),
+            PtxAssembler::Driver => "driver".to_owned(),
         }
     }
 
@@ -84,7 +84,7 @@ impl Assembler {
     /// # Errors
     /// If the code is refused.
     pub fn assemble(&self, ptx: &[u8], gpu: &str) -> Result<Vec<u8>, AssembleError> {
-        let Assembler::Ptxas { path, .. } = self else { return Ok(ptx.to_vec()) };
+        let PtxAssembler::Ptxas { path, .. } = self else { return Ok(ptx.to_vec()) };
         let (mut text, mut code) = (anonymous_file(c"ptx")?, anonymous_file(c"cubin")?);
         text.write_all(ptx)?;
         let place = |file: &File| Path::new("/proc/self/fd").join(file.as_raw_fd().to_string());
@@ -125,10 +125,10 @@ mod tests {
         // Where `.ci/cuda-tools` fetches it to.
         let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
         let path = target.join("cuda-tools/ptxas");
-        let Some(ptxas) = Assembler::ptxas(path.clone(), "sm_90a") else {
+        let Some(ptxas) = PtxAssembler::ptxas(path.clone(), "sm_90a") else {
             return println!("skipped: ptxas is not here: .ci/cuda-tools fetches it");
         };
-        assert_eq!(Assembler::ptxas(path, "sm_999"), None, "there is no such GPU");
+        assert_eq!(PtxAssembler::ptxas(path, "sm_999"), None, "there is no such GPU");
         assert!(ptxas.name().starts_with("ptxas 1"), "{}", ptxas.name());
         let code = ptxas.assemble(PTX, "sm_90a").unwrap();
         assert!(code.starts_with(b"\x7fELF"));
@@ -138,6 +138,6 @@ mod tests {
 
     #[test]
     fn the_driver_takes_text() {
-        assert_eq!(Assembler::Driver.assemble(PTX, "sm_80").unwrap(), PTX);
+        assert_eq!(PtxAssembler::Driver.assemble(PTX, "sm_80").unwrap(), PTX);
     }
 }

@@ -12,7 +12,7 @@ use libloading::Library;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::driver::{Answer, Handle};
+use super::driver::{DriverHandle, ResultCode};
 
 /// The name that asks for NVIDIA's library for compiling at run time.
 pub const NVRTC: &str = "nvrtc";
@@ -23,7 +23,7 @@ const FOLDER: &str = "/usr/local/cuda";
 
 /// Compiler of CUDA C++.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Compiler {
+pub enum CudaCompiler {
     /// The program `nvcc`.
     Nvcc(PathBuf),
     /// The library for compiling at run time.
@@ -37,7 +37,7 @@ pub enum Compiler {
 
 /// Reason why CUDA C++ has no machine code.
 #[derive(Debug, Error)]
-pub enum CompileError {
+pub enum CudaCompileError {
     /// Missing compiler.
     #[error(
         "no compiler of CUDA is installed: install CUDA, so that `nvcc` is found or CUDA_HOME names its folder, or \
@@ -53,11 +53,11 @@ pub enum CompileError {
 }
 
 /// Function that writes a whole file.
-pub type Write<'a> = &'a dyn Fn(&Path, &[u8]) -> io::Result<()>;
+pub type WriteFile<'a> = &'a dyn Fn(&Path, &[u8]) -> io::Result<()>;
 
 /// A source, and how it is compiled.
 #[derive(Clone, Copy, Debug)]
-pub struct Unit<'a> {
+pub struct CudaSource<'a> {
     /// Source text.
     pub text: &'a str,
     /// Path of the source; includes are relative to its folder.
@@ -68,29 +68,29 @@ pub struct Unit<'a> {
     pub gpu: &'a str,
 }
 
-impl Compiler {
+impl CudaCompiler {
     /// Finds the compiler of a name: [`NVRTC`] or a program. Without a name, finds an installed one, `nvcc`
     /// first.
     ///
     /// # Errors
     /// If nothing is installed.
-    pub fn find(asked: Option<&str>) -> Result<Compiler, CompileError> {
+    pub fn find(asked: Option<&str>) -> Result<CudaCompiler, CudaCompileError> {
         let found = match asked {
             Some(NVRTC) => nvrtc(),
-            Some(program) => Some(Compiler::Nvcc(program.into())),
+            Some(program) => Some(CudaCompiler::Nvcc(program.into())),
             None => nvcc().or_else(nvrtc),
         };
-        found.ok_or(CompileError::NoCompiler)
+        found.ok_or(CudaCompileError::NoCompiler)
     }
 
     /// Compiles a source; `into` is a file beside which others may be written, by `write`.
     ///
     /// # Errors
     /// If the compiler refuses it, or cannot be run.
-    pub fn compile(&self, unit: &Unit, into: &Path, write: Write) -> Result<Vec<u8>, CompileError> {
+    pub fn compile(&self, unit: &CudaSource, into: &Path, write: WriteFile) -> Result<Vec<u8>, CudaCompileError> {
         match self {
-            Compiler::Nvcc(program) => by_program(program, unit, into, write),
-            Compiler::Nvrtc { library, headers } => by_library(library, headers, unit),
+            CudaCompiler::Nvcc(program) => by_program(program, unit, into, write),
+            CudaCompiler::Nvrtc { library, headers } => by_library(library, headers, unit),
         }
     }
 }
@@ -100,13 +100,13 @@ fn installations() -> impl Iterator<Item = PathBuf> {
     VARIABLES.iter().filter_map(env::var_os).map(PathBuf::from).chain([PathBuf::from(FOLDER)])
 }
 
-fn nvcc() -> Option<Compiler> {
+fn nvcc() -> Option<CudaCompiler> {
     let programs = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&programs).chain(installations().map(|folder| folder.join("bin")));
-    folders.map(|folder| folder.join("nvcc")).find(|path| path.is_file()).map(Compiler::Nvcc)
+    folders.map(|folder| folder.join("nvcc")).find(|path| path.is_file()).map(CudaCompiler::Nvcc)
 }
 
-fn nvrtc() -> Option<Compiler> {
+fn nvrtc() -> Option<CudaCompiler> {
     let more = env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let installed = installations().flat_map(|folder| ["lib64", "lib"].map(|name| folder.join(name)));
     let system = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"].map(PathBuf::from);
@@ -120,7 +120,7 @@ fn nvrtc() -> Option<Compiler> {
 }
 
 /// The library in a folder, with the headers that are installed with it.
-fn nvrtc_in(folder: &Path) -> Option<Compiler> {
+fn nvrtc_in(folder: &Path) -> Option<CudaCompiler> {
     let is_library =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so"));
     let library = fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path()).find(is_library)?;
@@ -132,7 +132,7 @@ fn nvrtc_in(folder: &Path) -> Option<Compiler> {
         "../../cuda_nvcc/include",
     ];
     let headers = beside.iter().filter_map(|name| folder.join(name).canonicalize().ok()).collect();
-    Some(Compiler::Nvrtc { library, headers })
+    Some(CudaCompiler::Nvrtc { library, headers })
 }
 
 /// Folders of packages of the user's Python.
@@ -154,7 +154,7 @@ fn beside(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn by_program(program: &Path, unit: &Unit, into: &Path, write: Write) -> Result<Vec<u8>, CompileError> {
+fn by_program(program: &Path, unit: &CudaSource, into: &Path, write: WriteFile) -> Result<Vec<u8>, CudaCompileError> {
     let (source, code) = (into.with_extension("cu"), into.with_extension("cubin"));
     write(&source, unit.text.as_bytes())?;
     let kind = if unit.gpu.starts_with("compute") { "-ptx" } else { "-cubin" };
@@ -165,25 +165,25 @@ fn by_program(program: &Path, unit: &Unit, into: &Path, write: Write) -> Result<
         return Ok(fs::read(&code)?);
     }
     let text = String::from_utf8_lossy(&said.stderr).into_owned() + &String::from_utf8_lossy(&said.stdout);
-    Err(CompileError::Refused(fault(&text)))
+    Err(CudaCompileError::Refused(fault(&text)))
 }
 
 mod functions {
-    use super::super::driver::{Answer, Handle, functions};
+    use super::super::driver::{DriverHandle, ResultCode, functions};
     use super::{Library, c_char, c_int};
 
     functions! {
         create = c"nvrtcCreateProgram" (
-            *mut Handle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
+            *mut DriverHandle, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
         );
-        compile = c"nvrtcCompileProgram" (Handle, c_int, *const *const c_char);
-        log_size = c"nvrtcGetProgramLogSize" (Handle, *mut usize);
-        log = c"nvrtcGetProgramLog" (Handle, *mut c_char);
-        cubin_size = c"nvrtcGetCUBINSize" (Handle, *mut usize);
-        cubin = c"nvrtcGetCUBIN" (Handle, *mut c_char);
-        ptx_size = c"nvrtcGetPTXSize" (Handle, *mut usize);
-        ptx = c"nvrtcGetPTX" (Handle, *mut c_char);
-        destroy = c"nvrtcDestroyProgram" (*mut Handle);
+        compile = c"nvrtcCompileProgram" (DriverHandle, c_int, *const *const c_char);
+        log_size = c"nvrtcGetProgramLogSize" (DriverHandle, *mut usize);
+        log = c"nvrtcGetProgramLog" (DriverHandle, *mut c_char);
+        cubin_size = c"nvrtcGetCUBINSize" (DriverHandle, *mut usize);
+        cubin = c"nvrtcGetCUBIN" (DriverHandle, *mut c_char);
+        ptx_size = c"nvrtcGetPTXSize" (DriverHandle, *mut usize);
+        ptx = c"nvrtcGetPTX" (DriverHandle, *mut c_char);
+        destroy = c"nvrtcDestroyProgram" (*mut DriverHandle);
     }
 }
 
@@ -224,13 +224,13 @@ const HOST_HEADERS: &[&str] = &[
 /// Headers whose contents the library has itself; CUDA's own are taken where they are installed.
 const BUILT_IN_HEADERS: &[&str] = &["cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "device_launch_parameters.h"];
 
-fn by_library(library: &Path, headers: &[PathBuf], unit: &Unit) -> Result<Vec<u8>, CompileError> {
-    let io = |why: String| CompileError::Io(io::Error::other(why));
+fn by_library(library: &Path, headers: &[PathBuf], unit: &CudaSource) -> Result<Vec<u8>, CudaCompileError> {
+    let io = |why: String| CudaCompileError::Io(io::Error::other(why));
     // SAFETY: the library that goes by this name everywhere; its functions have these parameters.
     let library = unsafe { Library::new(library) }.map_err(|why| io(why.to_string()))?;
     // SAFETY: as above.
-    let f = unsafe { functions::Functions::of(&library) }.map_err(io)?;
-    let words = |all: Vec<String>| -> Result<Vec<CString>, CompileError> {
+    let f = unsafe { functions::DriverFunctions::of(&library) }.map_err(io)?;
+    let words = |all: Vec<String>| -> Result<Vec<CString>, CudaCompileError> {
         all.into_iter().map(|word| CString::new(word).map_err(|why| io(why.to_string()))).collect()
     };
     let has_header = |name: &str| headers.iter().any(|folder| folder.join(name).is_file());
@@ -257,7 +257,7 @@ fn by_library(library: &Path, headers: &[PathBuf], unit: &Unit) -> Result<Vec<u8
             return Err(io(format!("nvrtcCreateProgram says {made}")));
         }
         let compiled = (f.compile)(program, options.len() as c_int, option_pointers.as_ptr());
-        let read = |size: Size, contents: Contents| {
+        let read = |size: OutputFunctions, contents: Contents| {
             let mut n_bytes = 0;
             let mut bytes = Vec::new();
             if size(program, &mut n_bytes) == 0 {
@@ -268,7 +268,7 @@ fn by_library(library: &Path, headers: &[PathBuf], unit: &Unit) -> Result<Vec<u8
         };
         let result = if compiled != 0 {
             let log = read(f.log_size, f.log);
-            Err(CompileError::Refused(fault(&String::from_utf8_lossy(&log).replace('\0', ""))))
+            Err(CudaCompileError::Refused(fault(&String::from_utf8_lossy(&log).replace('\0', ""))))
         } else if unit.gpu.starts_with("compute") {
             Ok(read(f.ptx_size, f.ptx))
         } else {
@@ -280,8 +280,8 @@ fn by_library(library: &Path, headers: &[PathBuf], unit: &Unit) -> Result<Vec<u8
 }
 
 /// A function that tells how long something is, and one that writes it.
-type Size = unsafe extern "C" fn(Handle, *mut usize) -> Answer;
-type Contents = unsafe extern "C" fn(Handle, *mut c_char) -> Answer;
+type OutputFunctions = unsafe extern "C" fn(DriverHandle, *mut usize) -> ResultCode;
+type Contents = unsafe extern "C" fn(DriverHandle, *mut c_char) -> ResultCode;
 
 /// Finds the name of a kernel in machine code or PTX: its own, or its mangled form.
 ///
@@ -337,12 +337,12 @@ mod tests {
     }
 
     /// The library, where one is installed; says so where not.
-    pub fn library() -> Option<Compiler> {
+    pub fn library() -> Option<CudaCompiler> {
         // Where CI fetches NVIDIA's tools to, or for the Python at hand.
         let target = env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
         let found = nvrtc_in(&target.join("cuda-tools/packages/nvidia/cuda_nvrtc/lib")).or_else(nvrtc);
         if found.is_none() {
-            println!("skipped: {}", CompileError::NoCompiler);
+            println!("skipped: {}", CudaCompileError::NoCompiler);
         }
         found
     }
@@ -352,7 +352,7 @@ mod tests {
         let Some(compiler) = library() else { return };
         let compile = |text: &str, flags: &[&str], gpu: &str| {
             let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
-            let unit = Unit { text, path: Path::new("k.cu"), flags: &flags, gpu };
+            let unit = CudaSource { text, path: Path::new("k.cu"), flags: &flags, gpu };
             compiler.compile(&unit, Path::new("unused"), &|_, _| unreachable!("it writes nothing"))
         };
         let source = "#include <cuda_runtime.h>\n#include <cstdint>\n#include <math.h>\n#include <stdio.h>\n#define T 3\n\

@@ -6,29 +6,29 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use libloading::Library;
 
 /// Result code of a driver function; 0 on success.
-pub type Answer = c_int;
+pub type ResultCode = c_int;
 
 /// A context, module, function, stream, event or graph.
-pub type Handle = *mut c_void;
+pub type DriverHandle = *mut c_void;
 
 /// A device's number in the driver.
-pub type DeviceId = c_int;
+pub type DeviceOrdinal = c_int;
 
 /// An address in a device's memory.
-pub type Address = u64;
+pub type DevicePointer = u64;
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident = $symbol:literal ($($argument:ty),* $(,)?);)*
      $(? $late:ident = $late_symbol:literal ($($late_argument:ty),* $(,)?);)*) => {
         /// Functions of the driver by what they do.
         #[derive(Clone, Copy)]
-        pub struct Functions {
-            $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument),*) -> Answer,)*
+        pub struct DriverFunctions {
+            $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument),*) -> ResultCode,)*
             // Older ones lack it.
-            $(pub $late: Option<unsafe extern "C" fn($($late_argument),*) -> Answer>,)*
+            $(pub $late: Option<unsafe extern "C" fn($($late_argument),*) -> ResultCode>,)*
         }
 
-        impl Functions {
+        impl DriverFunctions {
             /// Loads the functions from a library, which must stay loaded.
             ///
             /// # Errors
@@ -36,8 +36,8 @@ macro_rules! functions {
             ///
             /// # Safety
             /// The library is NVIDIA's driver, whose functions have these parameters.
-            pub unsafe fn of(library: &Library) -> Result<Functions, String> {
-                Ok(Functions {
+            pub unsafe fn of(library: &Library) -> Result<DriverFunctions, String> {
+                Ok(DriverFunctions {
                     // SAFETY: as promised by the caller.
                     $($name: *unsafe { library.get($symbol) }.map_err(|e| e.to_string())?,)*
                     // SAFETY: as above.
@@ -53,43 +53,43 @@ pub(super) use functions;
 functions! {
     init = c"cuInit" (c_uint);
     version = c"cuDriverGetVersion" (*mut c_int);
-    error_name = c"cuGetErrorName" (Answer, *mut *const c_char);
+    error_name = c"cuGetErrorName" (ResultCode, *mut *const c_char);
     n_devices = c"cuDeviceGetCount" (*mut c_int);
-    device = c"cuDeviceGet" (*mut DeviceId, c_int);
-    device_name = c"cuDeviceGetName" (*mut c_char, c_int, DeviceId);
-    device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, DeviceId);
-    retain_context = c"cuDevicePrimaryCtxRetain" (*mut Handle, DeviceId);
-    release_context = c"cuDevicePrimaryCtxRelease_v2" (DeviceId);
-    set_context = c"cuCtxSetCurrent" (Handle);
-    allocate = c"cuMemAlloc_v2" (*mut Address, usize);
-    free = c"cuMemFree_v2" (Address);
-    to_device = c"cuMemcpyHtoDAsync_v2" (Address, *const c_void, usize, Handle);
-    from_device = c"cuMemcpyDtoHAsync_v2" (*mut c_void, Address, usize, Handle);
-    fill = c"cuMemsetD8Async" (Address, u8, usize, Handle);
-    load_module = c"cuModuleLoadData" (*mut Handle, *const c_void);
-    unload_module = c"cuModuleUnload" (Handle);
-    function = c"cuModuleGetFunction" (*mut Handle, Handle, *const c_char);
-    variable = c"cuModuleGetGlobal_v2" (*mut Address, *mut usize, Handle, *const c_char);
-    function_attribute = c"cuFuncGetAttribute" (*mut c_int, c_int, Handle);
-    set_function_attribute = c"cuFuncSetAttribute" (Handle, c_int, c_int);
+    device = c"cuDeviceGet" (*mut DeviceOrdinal, c_int);
+    device_name = c"cuDeviceGetName" (*mut c_char, c_int, DeviceOrdinal);
+    device_attribute = c"cuDeviceGetAttribute" (*mut c_int, c_int, DeviceOrdinal);
+    retain_context = c"cuDevicePrimaryCtxRetain" (*mut DriverHandle, DeviceOrdinal);
+    release_context = c"cuDevicePrimaryCtxRelease_v2" (DeviceOrdinal);
+    set_context = c"cuCtxSetCurrent" (DriverHandle);
+    allocate = c"cuMemAlloc_v2" (*mut DevicePointer, usize);
+    free = c"cuMemFree_v2" (DevicePointer);
+    to_device = c"cuMemcpyHtoDAsync_v2" (DevicePointer, *const c_void, usize, DriverHandle);
+    from_device = c"cuMemcpyDtoHAsync_v2" (*mut c_void, DevicePointer, usize, DriverHandle);
+    fill = c"cuMemsetD8Async" (DevicePointer, u8, usize, DriverHandle);
+    load_module = c"cuModuleLoadData" (*mut DriverHandle, *const c_void);
+    unload_module = c"cuModuleUnload" (DriverHandle);
+    function = c"cuModuleGetFunction" (*mut DriverHandle, DriverHandle, *const c_char);
+    variable = c"cuModuleGetGlobal_v2" (*mut DevicePointer, *mut usize, DriverHandle, *const c_char);
+    function_attribute = c"cuFuncGetAttribute" (*mut c_int, c_int, DriverHandle);
+    set_function_attribute = c"cuFuncSetAttribute" (DriverHandle, c_int, c_int);
     launch = c"cuLaunchKernel" (
-        Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void,
+        DriverHandle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, DriverHandle, *mut *mut c_void, *mut *mut c_void,
     );
-    create_stream = c"cuStreamCreate" (*mut Handle, c_uint);
-    destroy_stream = c"cuStreamDestroy_v2" (Handle);
-    synchronize = c"cuStreamSynchronize" (Handle);
-    begin_capture = c"cuStreamBeginCapture_v2" (Handle, c_int);
-    end_capture = c"cuStreamEndCapture" (Handle, *mut Handle);
-    create_event = c"cuEventCreate" (*mut Handle, c_uint);
-    destroy_event = c"cuEventDestroy_v2" (Handle);
-    record_event = c"cuEventRecordWithFlags" (Handle, Handle, c_uint);
-    elapsed_ms = c"cuEventElapsedTime" (*mut f32, Handle, Handle);
-    instantiate = c"cuGraphInstantiateWithFlags" (*mut Handle, Handle, u64);
-    launch_graph = c"cuGraphLaunch" (Handle, Handle);
-    destroy_graph = c"cuGraphDestroy" (Handle);
-    destroy_executable = c"cuGraphExecDestroy" (Handle);
+    create_stream = c"cuStreamCreate" (*mut DriverHandle, c_uint);
+    destroy_stream = c"cuStreamDestroy_v2" (DriverHandle);
+    synchronize = c"cuStreamSynchronize" (DriverHandle);
+    begin_capture = c"cuStreamBeginCapture_v2" (DriverHandle, c_int);
+    end_capture = c"cuStreamEndCapture" (DriverHandle, *mut DriverHandle);
+    create_event = c"cuEventCreate" (*mut DriverHandle, c_uint);
+    destroy_event = c"cuEventDestroy_v2" (DriverHandle);
+    record_event = c"cuEventRecordWithFlags" (DriverHandle, DriverHandle, c_uint);
+    elapsed_ms = c"cuEventElapsedTime" (*mut f32, DriverHandle, DriverHandle);
+    instantiate = c"cuGraphInstantiateWithFlags" (*mut DriverHandle, DriverHandle, u64);
+    launch_graph = c"cuGraphLaunch" (DriverHandle, DriverHandle);
+    destroy_graph = c"cuGraphDestroy" (DriverHandle);
+    destroy_executable = c"cuGraphExecDestroy" (DriverHandle);
     ? encode_map = c"cuTensorMapEncodeTiled" (
-        *mut c_void, c_int, c_uint, Address, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int,
+        *mut c_void, c_int, c_uint, DevicePointer, *const u64, *const u64, *const c_uint, *const c_uint, c_int, c_int, c_int,
         c_int,
     );
 }
@@ -97,19 +97,19 @@ functions! {
 /// The files that the driver's library is looked for in.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-impl Functions {
+impl DriverFunctions {
     /// Loads the functions of this machine's driver, which stays loaded.
     ///
     /// # Errors
     /// Why there is none.
-    pub fn load() -> Result<Functions, String> {
+    pub fn load() -> Result<DriverFunctions, String> {
         let mut why = String::new();
         for name in LIBRARIES {
             // SAFETY: the library that goes by this name everywhere.
             match unsafe { Library::new(name) } {
                 Ok(library) => {
                     // SAFETY: it is NVIDIA's driver.
-                    let functions = unsafe { Functions::of(&library) };
+                    let functions = unsafe { DriverFunctions::of(&library) };
                     // It has threads of its own, which outlive everything.
                     std::mem::forget(library);
                     return functions;
@@ -122,7 +122,7 @@ impl Functions {
     }
 
     /// The driver's name of an answer.
-    pub fn name_of(&self, code: Answer) -> String {
+    pub fn name_of(&self, code: ResultCode) -> String {
         let mut name = std::ptr::null();
         // SAFETY: writes a pointer to a string that lives as long as the driver.
         if unsafe { (self.error_name)(code, &mut name) } == 0 && !name.is_null() {

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::driver::{Address, Answer, DeviceId, Functions, Handle};
+use super::driver::{DeviceOrdinal, DevicePointer, DriverFunctions, DriverHandle, ResultCode};
 use emulator::{Entry, Order};
 use tilewright_ir::gpu::bulk::TFLOAT32;
 
@@ -13,20 +13,20 @@ use tilewright_ir::gpu::bulk::TFLOAT32;
 mod emulator;
 
 #[derive(Default)]
-struct State {
+struct FakeDriver {
     memory: emulator::Memory,
     entries: Vec<Entry>,
     /// Launches that are recorded rather than carried out.
-    recorded: Option<Vec<Launch>>,
-    graphs: Vec<Vec<Launch>>,
+    recorded: Option<Vec<FakeLaunch>>,
+    graphs: Vec<Vec<FakeLaunch>>,
     n_launches: usize,
     n_allocated: usize,
     /// Result of every function from now on.
-    broken: Answer,
+    broken: ResultCode,
 }
 
 #[derive(Clone)]
-struct Launch {
+struct FakeLaunch {
     entry: usize,
     grid: [u32; 3],
     block: [u32; 3],
@@ -34,20 +34,20 @@ struct Launch {
     arguments: Vec<u64>,
 }
 
-type Shared = Arc<Mutex<State>>;
+type SharedState = Arc<Mutex<FakeDriver>>;
 
 thread_local! {
-    static CURRENT: RefCell<Shared> = RefCell::default();
+    static CURRENT: RefCell<SharedState> = RefCell::default();
 }
 
 /// Devices of contexts, by their handles.
-static CONTEXTS: Mutex<Vec<Shared>> = Mutex::new(Vec::new());
+static CONTEXTS: Mutex<Vec<SharedState>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn current<R>(f: impl FnOnce(&mut State) -> R) -> R {
+fn current<R>(f: impl FnOnce(&mut FakeDriver) -> R) -> R {
     CURRENT.with_borrow(|state| f(&mut lock(state)))
 }
 
@@ -61,33 +61,33 @@ pub fn n_launches() -> usize {
     current(|state| state.n_launches)
 }
 
-fn with(f: impl FnOnce(&mut State) -> Answer) -> Answer {
+fn with(f: impl FnOnce(&mut FakeDriver) -> ResultCode) -> ResultCode {
     current(|state| if state.broken != 0 { state.broken } else { f(state) })
 }
 
 /// Writes to where a caller wants something.
-fn give<T>(to: *mut T, value: T) -> Answer {
+fn give<T>(to: *mut T, value: T) -> ResultCode {
     // SAFETY: the caller passes a place of its own.
     unsafe { to.write(value) };
     0
 }
 
-fn handle(at: usize) -> Handle {
+fn handle(at: usize) -> DriverHandle {
     std::ptr::without_provenance_mut(at + 1)
 }
 
-fn number(handle: Handle) -> usize {
+fn number(handle: DriverHandle) -> usize {
     handle.addr() - 1
 }
 
-impl State {
-    fn run(&mut self, launch: &Launch) -> Answer {
+impl FakeDriver {
+    fn run(&mut self, launch: &FakeLaunch) -> ResultCode {
         let entry = &self.entries[launch.entry];
         if launch.block != entry.threads {
             return 1;
         }
         self.n_launches += 1;
-        let Launch { grid, shared_bytes, arguments, .. } = launch;
+        let FakeLaunch { grid, shared_bytes, arguments, .. } = launch;
         match entry.run(&mut self.memory, *grid, *shared_bytes, arguments, Order::Ascending) {
             Ok(()) => 0,
             Err(why) => {
@@ -100,15 +100,15 @@ impl State {
     }
 }
 
-unsafe extern "C" fn init(_: c_uint) -> Answer {
+unsafe extern "C" fn init(_: c_uint) -> ResultCode {
     0
 }
 
-unsafe extern "C" fn version(to: *mut c_int) -> Answer {
+unsafe extern "C" fn version(to: *mut c_int) -> ResultCode {
     give(to, 12090)
 }
 
-unsafe extern "C" fn error_name(code: Answer, to: *mut *const c_char) -> Answer {
+unsafe extern "C" fn error_name(code: ResultCode, to: *mut *const c_char) -> ResultCode {
     let name = match code {
         1 => c"CUDA_ERROR_INVALID_VALUE",
         700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
@@ -118,15 +118,15 @@ unsafe extern "C" fn error_name(code: Answer, to: *mut *const c_char) -> Answer 
     give(to, name.as_ptr())
 }
 
-unsafe extern "C" fn n_devices(to: *mut c_int) -> Answer {
+unsafe extern "C" fn n_devices(to: *mut c_int) -> ResultCode {
     give(to, 1)
 }
 
-unsafe extern "C" fn device(to: *mut DeviceId, number: c_int) -> Answer {
+unsafe extern "C" fn device(to: *mut DeviceOrdinal, number: c_int) -> ResultCode {
     give(to, number)
 }
 
-unsafe extern "C" fn device_name(to: *mut c_char, length: c_int, _: DeviceId) -> Answer {
+unsafe extern "C" fn device_name(to: *mut c_char, length: c_int, _: DeviceOrdinal) -> ResultCode {
     let name = c"Emulator".to_bytes_with_nul();
     assert!(name.len() <= length as usize);
     // SAFETY: the caller has so much room.
@@ -134,7 +134,7 @@ unsafe extern "C" fn device_name(to: *mut c_char, length: c_int, _: DeviceId) ->
     0
 }
 
-unsafe extern "C" fn device_attribute(to: *mut c_int, attribute: c_int, _: DeviceId) -> Answer {
+unsafe extern "C" fn device_attribute(to: *mut c_int, attribute: c_int, _: DeviceOrdinal) -> ResultCode {
     let value = match attribute {
         1..=3 => 1024,
         4 => 64,
@@ -153,41 +153,41 @@ unsafe extern "C" fn device_attribute(to: *mut c_int, attribute: c_int, _: Devic
     give(to, value)
 }
 
-unsafe extern "C" fn retain_context(to: *mut Handle, _: DeviceId) -> Answer {
+unsafe extern "C" fn retain_context(to: *mut DriverHandle, _: DeviceOrdinal) -> ResultCode {
     let mut contexts = lock(&CONTEXTS);
     contexts.push(CURRENT.with_borrow(Arc::clone));
     give(to, handle(contexts.len() - 1))
 }
 
-unsafe extern "C" fn set_context(context: Handle) -> Answer {
+unsafe extern "C" fn set_context(context: DriverHandle) -> ResultCode {
     let state = Arc::clone(&lock(&CONTEXTS)[number(context)]);
     CURRENT.set(state);
     with(|_| 0)
 }
 
-unsafe extern "C" fn release_context(_: DeviceId) -> Answer {
+unsafe extern "C" fn release_context(_: DeviceOrdinal) -> ResultCode {
     0
 }
 
-unsafe extern "C" fn takes_handle(_: Handle) -> Answer {
+unsafe extern "C" fn takes_handle(_: DriverHandle) -> ResultCode {
     with(|_| 0)
 }
 
-unsafe extern "C" fn allocate(to: *mut Address, bytes: usize) -> Answer {
+unsafe extern "C" fn allocate(to: *mut DevicePointer, bytes: usize) -> ResultCode {
     with(|state| {
         state.n_allocated += 1;
         give(to, state.memory.add(vec![0; bytes]))
     })
 }
 
-unsafe extern "C" fn free(_: Address) -> Answer {
+unsafe extern "C" fn free(_: DevicePointer) -> ResultCode {
     with(|state| {
         state.n_allocated -= 1;
         0
     })
 }
 
-unsafe extern "C" fn to_device(to: Address, from: *const c_void, bytes: usize, _: Handle) -> Answer {
+unsafe extern "C" fn to_device(to: DevicePointer, from: *const c_void, bytes: usize, _: DriverHandle) -> ResultCode {
     with(|state| {
         // SAFETY: the caller passes so many bytes.
         let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
@@ -196,7 +196,7 @@ unsafe extern "C" fn to_device(to: Address, from: *const c_void, bytes: usize, _
     })
 }
 
-unsafe extern "C" fn from_device(to: *mut c_void, from: Address, bytes: usize, _: Handle) -> Answer {
+unsafe extern "C" fn from_device(to: *mut c_void, from: DevicePointer, bytes: usize, _: DriverHandle) -> ResultCode {
     with(|state| {
         // SAFETY: the caller passes room for so many bytes.
         let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
@@ -205,14 +205,14 @@ unsafe extern "C" fn from_device(to: *mut c_void, from: Address, bytes: usize, _
     })
 }
 
-unsafe extern "C" fn fill(to: Address, byte: u8, n: usize, _: Handle) -> Answer {
+unsafe extern "C" fn fill(to: DevicePointer, byte: u8, n: usize, _: DriverHandle) -> ResultCode {
     with(|state| {
         state.memory.at(to, n).expect("it lies inside").fill(byte);
         0
     })
 }
 
-unsafe extern "C" fn load_module(to: *mut Handle, code: *const c_void) -> Answer {
+unsafe extern "C" fn load_module(to: *mut DriverHandle, code: *const c_void) -> ResultCode {
     // SAFETY: text that ends with a zero: the emulator assembles itself.
     let text = unsafe { CStr::from_ptr(code.cast()) }.to_string_lossy().into_owned();
     if text.starts_with("\x7fELF") {
@@ -233,7 +233,7 @@ unsafe extern "C" fn load_module(to: *mut Handle, code: *const c_void) -> Answer
     })
 }
 
-unsafe extern "C" fn function(to: *mut Handle, module: Handle, name: *const c_char) -> Answer {
+unsafe extern "C" fn function(to: *mut DriverHandle, module: DriverHandle, name: *const c_char) -> ResultCode {
     // SAFETY: the caller passes a string.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();
     let first = number(module);
@@ -246,7 +246,12 @@ unsafe extern "C" fn function(to: *mut Handle, module: Handle, name: *const c_ch
 /// Every code has a variable of this name, of 256 bytes, which its kernels do not see.
 const VARIABLE: &CStr = c"table";
 
-unsafe extern "C" fn variable(to: *mut Address, n_bytes: *mut usize, _: Handle, name: *const c_char) -> Answer {
+unsafe extern "C" fn variable(
+    to: *mut DevicePointer,
+    n_bytes: *mut usize,
+    _: DriverHandle,
+    name: *const c_char,
+) -> ResultCode {
     // SAFETY: the caller passes a string.
     if unsafe { CStr::from_ptr(name) } != VARIABLE {
         return 500;
@@ -255,16 +260,16 @@ unsafe extern "C" fn variable(to: *mut Address, n_bytes: *mut usize, _: Handle, 
     with(|state| give(to, state.memory.add(vec![0; 256])))
 }
 
-unsafe extern "C" fn function_attribute(to: *mut c_int, attribute: c_int, _: Handle) -> Answer {
+unsafe extern "C" fn function_attribute(to: *mut c_int, attribute: c_int, _: DriverHandle) -> ResultCode {
     give(to, if attribute == 4 { 32 } else { 0 })
 }
 
-unsafe extern "C" fn set_function_attribute(_: Handle, _: c_int, bytes: c_int) -> Answer {
+unsafe extern "C" fn set_function_attribute(_: DriverHandle, _: c_int, bytes: c_int) -> ResultCode {
     if bytes <= 227 << 10 { 0 } else { 1 }
 }
 
 unsafe extern "C" fn launch(
-    function: Handle,
+    function: DriverHandle,
     gx: c_uint,
     gy: c_uint,
     gz: c_uint,
@@ -272,10 +277,10 @@ unsafe extern "C" fn launch(
     by: c_uint,
     bz: c_uint,
     shared_bytes: c_uint,
-    _: Handle,
+    _: DriverHandle,
     arguments: *mut *mut c_void,
     _: *mut *mut c_void,
-) -> Answer {
+) -> ResultCode {
     with(|state| {
         let entry = number(function);
         let mut values = Vec::new();
@@ -293,7 +298,7 @@ unsafe extern "C" fn launch(
         }
         let arguments = values;
         let (grid, block) = ([gx, gy, gz], [bx, by, bz]);
-        let launch = Launch { entry, grid, block, shared_bytes: shared_bytes as usize, arguments };
+        let launch = FakeLaunch { entry, grid, block, shared_bytes: shared_bytes as usize, arguments };
         match &mut state.recorded {
             Some(all) => {
                 all.push(launch);
@@ -304,18 +309,18 @@ unsafe extern "C" fn launch(
     })
 }
 
-unsafe extern "C" fn create(to: *mut Handle, _: c_uint) -> Answer {
+unsafe extern "C" fn create(to: *mut DriverHandle, _: c_uint) -> ResultCode {
     give(to, handle(0))
 }
 
-unsafe extern "C" fn begin_capture(_: Handle, _: c_int) -> Answer {
+unsafe extern "C" fn begin_capture(_: DriverHandle, _: c_int) -> ResultCode {
     with(|state| {
         state.recorded = Some(Vec::new());
         0
     })
 }
 
-unsafe extern "C" fn end_capture(_: Handle, to: *mut Handle) -> Answer {
+unsafe extern "C" fn end_capture(_: DriverHandle, to: *mut DriverHandle) -> ResultCode {
     with(|state| {
         let recorded = state.recorded.take().expect("it is begun first");
         state.graphs.push(recorded);
@@ -323,19 +328,19 @@ unsafe extern "C" fn end_capture(_: Handle, to: *mut Handle) -> Answer {
     })
 }
 
-unsafe extern "C" fn record_event(_: Handle, _: Handle, _: c_uint) -> Answer {
+unsafe extern "C" fn record_event(_: DriverHandle, _: DriverHandle, _: c_uint) -> ResultCode {
     with(|_| 0)
 }
 
-unsafe extern "C" fn elapsed_ms(to: *mut f32, _: Handle, _: Handle) -> Answer {
+unsafe extern "C" fn elapsed_ms(to: *mut f32, _: DriverHandle, _: DriverHandle) -> ResultCode {
     with(|_| give(to, 0.25))
 }
 
-unsafe extern "C" fn instantiate(to: *mut Handle, graph: Handle, _: u64) -> Answer {
+unsafe extern "C" fn instantiate(to: *mut DriverHandle, graph: DriverHandle, _: u64) -> ResultCode {
     give(to, graph)
 }
 
-unsafe extern "C" fn launch_graph(graph: Handle, _: Handle) -> Answer {
+unsafe extern "C" fn launch_graph(graph: DriverHandle, _: DriverHandle) -> ResultCode {
     with(|state| {
         let launches = state.graphs[number(graph)].clone();
         launches.iter().map(|launch| state.run(launch)).find(|code| *code != 0).unwrap_or(0)
@@ -346,7 +351,7 @@ unsafe extern "C" fn encode_map(
     to: *mut c_void,
     kind: c_int,
     rank: c_uint,
-    address: Address,
+    address: DevicePointer,
     extents: *const u64,
     strides: *const u64,
     boxes: *const c_uint,
@@ -355,7 +360,7 @@ unsafe extern "C" fn encode_map(
     swizzle: c_int,
     _: c_int,
     _: c_int,
-) -> Answer {
+) -> ResultCode {
     let rank = rank as usize;
     // SAFETY: the caller passes so many of each, and room for 16 words.
     let (extents, strides, boxes) = unsafe {
@@ -370,8 +375,8 @@ unsafe extern "C" fn encode_map(
 }
 
 /// The functions of the driver.
-pub fn functions() -> Functions {
-    Functions {
+pub fn functions() -> DriverFunctions {
+    DriverFunctions {
         init,
         version,
         error_name,

@@ -3,7 +3,7 @@
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 
-use super::{DeviceError, Options};
+use super::{DeviceError, DeviceOptions};
 use crate::{cuda, host, opencl};
 
 /// Most runners of a device.
@@ -32,7 +32,7 @@ impl Backend {
     ///
     /// # Errors
     /// If this machine has no such device, or nothing runs kernels for it.
-    pub fn of(target: &Target, options: &Options) -> Result<Backend, DeviceError> {
+    pub fn of(target: &Target, options: &DeviceOptions) -> Result<Backend, DeviceError> {
         Ok(match target.arch {
             Arch::X86_64 | Arch::Aarch64 if options.runner.is_some() => Backend::Runner,
             Arch::X86_64 | Arch::Aarch64 => Backend::Cpu,
@@ -47,7 +47,7 @@ impl Backend {
     }
 
     /// Options without what means nothing for this hardware.
-    pub fn adapt(self, target: &Target, options: Options) -> Options {
+    pub fn adapt(self, target: &Target, options: DeviceOptions) -> DeviceOptions {
         let most = match self {
             // Each has a runner of its own, with all that it runs on.
             Backend::Runner => MOST_RUNNERS,
@@ -57,10 +57,10 @@ impl Backend {
         };
         let n_workers = options.n_workers.min(most);
         match self {
-            Backend::Cpu => Options { n_workers, ..options },
+            Backend::Cpu => DeviceOptions { n_workers, ..options },
             // Its own clock tells how long a kernel took, wherever the CPU's cores are meanwhile.
             Backend::OpenClCpu | Backend::Gpu | Backend::Runner => {
-                Options { cpus: Vec::new(), at_best_pace: false, n_workers, ..options }
+                DeviceOptions { cpus: Vec::new(), at_best_pace: false, n_workers, ..options }
             }
         }
     }
@@ -93,7 +93,7 @@ mod tests {
     fn builds_for_a_large_gpu_take_all_cores() {
         let options = |n_workers| {
             let worker = WorkerCommand { program: "true".into(), arguments: Vec::new() };
-            Options { n_workers, ..Options::new(worker, 1) }
+            DeviceOptions { n_workers, ..DeviceOptions::new(worker, 1) }
         };
         let check = |backend: Backend, target: &str, asked: usize, expected: usize| {
             let adapted = backend.adapt(&Target::named(target).unwrap(), options(asked));

@@ -12,8 +12,8 @@
 
 use super::Device;
 use super::race::Racer;
-use crate::protocol::Source;
-use crate::timing::Round;
+use crate::protocol::ProgramSource;
+use crate::timing::RoundLength;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ const AT_ONCE: usize = 4;
 const LEAST_FOR_SITTINGS: Duration = Duration::from_secs(1);
 
 /// A candidate in the race, by its place among all.
-type Runner = (usize, Racer);
+type RacingCandidate = (usize, Racer);
 
 impl Device {
     /// Races candidates, as [`Measure::race`](tilewright_search::Measure::race) says.
@@ -47,13 +47,14 @@ impl Device {
         let run_time = Duration::try_from_secs_f64(limits.best_ns / 1e9).unwrap_or_default();
         let is_late =
             || start.elapsed() + run_time >= limits.total || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
-        let sources: Vec<Source> = candidates.iter().map(|c| Source::Steps(c.steps.to_string())).collect();
+        let sources: Vec<ProgramSource> =
+            candidates.iter().map(|c| ProgramSource::Steps(c.steps.to_string())).collect();
         tell(sources.len());
         let goal = limits.rounds * RaceLimits::GOAL;
         // Beyond it, too, whoever is left has a round in each stage.
         let over = Over { late: &is_late, long: &|| start.elapsed() >= goal };
         let (first, others) = sources.split_at(sources.len().min(FIRST));
-        let mut left: Vec<Runner> = self.start_race(first, &is_late)?.into_iter().enumerate().collect();
+        let mut left: Vec<RacingCandidate> = self.start_race(first, &is_late)?.into_iter().enumerate().collect();
         for more in others.chunks(AT_ONCE) {
             if start.elapsed() >= goal / 2 {
                 tell(left.len());
@@ -62,9 +63,9 @@ impl Device {
             left.extend((left.len()..).zip(self.join_race(more, &is_late)?));
         }
         let mut each = start.elapsed() / left.len().max(1) as u32;
-        let round = Round { time: RaceLimits::ROUND, min_samples: 1 };
+        let round = RoundLength { time: RaceLimits::ROUND, min_samples: 1 };
         let moves = run_time < round.time && limits.rounds > LEAST_FOR_SITTINGS && !self.backend.has_driver();
-        let mut move_on = |device: &mut Device, left: &mut [Runner]| -> io::Result<()> {
+        let mut move_on = |device: &mut Device, left: &mut [RacingCandidate]| -> io::Result<()> {
             let (begin, n) = (start.elapsed(), left.len() as u32);
             if moves && begin + each * n <= goal {
                 device.next_sitting(&mut racers(left), &is_late)?;
@@ -104,14 +105,20 @@ impl Device {
     }
 
     /// Some rounds, after which the fastest come first.
-    fn some_rounds(&mut self, left: &mut [Runner], rounds: u64, round: Round, over: &Over) -> io::Result<()> {
+    fn some_rounds(
+        &mut self,
+        left: &mut [RacingCandidate],
+        rounds: u64,
+        round: RoundLength,
+        over: &Over,
+    ) -> io::Result<()> {
         self.race_rounds(&mut racers(left), rounds as u32, round, over.late, over.long)?;
         left.sort_by(|(_, a), (_, b)| a.quartile_ns().total_cmp(&b.quartile_ns()));
         Ok(())
     }
 
     /// Result of a candidate over all its rounds; `None` where it came too late for any.
-    fn standing(&mut self, (at, racer): Runner) -> Option<Standing> {
+    fn standing(&mut self, (at, racer): RacingCandidate) -> Option<Standing> {
         let (quartile_ns, relative_error) = (racer.quartile_ns(), racer.relative_error());
         let is_too_late = racer.is_without_rounds();
         let outcome = self.end_race(racer);
@@ -126,13 +133,13 @@ struct Over<'a> {
 }
 
 /// Whether the two that lead need no more rounds.
-fn is_settled(left: &[Runner]) -> bool {
+fn is_settled(left: &[RacingCandidate]) -> bool {
     match left {
         [(_, leading), (_, next), ..] => RaceLimits::is_settled(leading.medians_ns(), next.medians_ns()),
         _ => true,
     }
 }
 
-fn racers(left: &mut [Runner]) -> Vec<&mut Racer> {
+fn racers(left: &mut [RacingCandidate]) -> Vec<&mut Racer> {
     left.iter_mut().map(|(_, racer)| racer).collect()
 }

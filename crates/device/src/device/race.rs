@@ -1,12 +1,12 @@
 //! Candidates timed against each other, round by round.
 
-use super::scheduler::{Goal, Kept, MOST_RETRIES};
+use super::scheduler::{Goal, MOST_RETRIES, VerifiedKernel};
 use super::{Device, LOOK};
 use crate::child::describe;
 use crate::limits::Allowed;
-use crate::protocol::{Request, Source, WorkerThread};
-use crate::timing::Round;
-use crate::workers::{Answer, is_from_outside};
+use crate::protocol::{ProgramSource, WorkerRequest, WorkerThread};
+use crate::timing::RoundLength;
+use crate::workers::{WorkerEvent, is_from_outside};
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -16,8 +16,8 @@ use tilewright_search::{ErrorClass, Measured, Outcome, Timing, pause, quantile};
 /// A candidate in a race.
 #[derive(Debug)]
 pub struct Racer {
-    source: Source,
-    kept: Option<Kept>,
+    source: ProgramSource,
+    kept: Option<VerifiedKernel>,
     medians_ns: Vec<f64>,
     failure: Option<Outcome>,
 }
@@ -51,7 +51,13 @@ impl Device {
     ///
     /// # Errors
     /// If a worker cannot be started anew.
-    pub fn race(&mut self, sources: &[Source], sittings: u32, rounds: u32, round: Round) -> io::Result<Vec<Racer>> {
+    pub fn race(
+        &mut self,
+        sources: &[ProgramSource],
+        sittings: u32,
+        rounds: u32,
+        round: RoundLength,
+    ) -> io::Result<Vec<Racer>> {
         let never = || false;
         let mut racers = self.start_race(sources, &never)?;
         for sitting in 0..sittings {
@@ -69,7 +75,7 @@ impl Device {
     ///
     /// # Errors
     /// If a worker cannot be started anew.
-    pub fn start_race(&mut self, sources: &[Source], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
+    pub fn start_race(&mut self, sources: &[ProgramSource], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
         if Allowed::here().cpu_seconds.is_some() {
             // The race is not to end because of what the search took.
             self.workers.renew()?;
@@ -81,9 +87,13 @@ impl Device {
     ///
     /// # Errors
     /// If a worker cannot be started anew.
-    pub fn join_race(&mut self, sources: &[Source], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
-        let racer =
-            |(source, (kept, failure))| Racer { source: Source::clone(source), kept, medians_ns: Vec::new(), failure };
+    pub fn join_race(&mut self, sources: &[ProgramSource], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
+        let racer = |(source, (kept, failure))| Racer {
+            source: ProgramSource::clone(source),
+            kept,
+            medians_ns: Vec::new(),
+            failure,
+        };
         Ok(sources.iter().zip(self.keep_all(sources, over)?).map(racer).collect())
     }
 
@@ -99,7 +109,7 @@ impl Device {
         }
         self.workers.renew()?;
         let mut racers: Vec<&mut &mut Racer> = racers.iter_mut().filter(|racer| racer.failure.is_none()).collect();
-        let sources: Vec<Source> = racers.iter().map(|racer| racer.source.clone()).collect();
+        let sources: Vec<ProgramSource> = racers.iter().map(|racer| racer.source.clone()).collect();
         for (racer, of_keeping) in racers.iter_mut().zip(self.keep_all(&sources, over)?) {
             (racer.kept, racer.failure) = of_keeping;
         }
@@ -109,9 +119,9 @@ impl Device {
     /// Kernel of each source, or its failure; neither where it was not ready when all was over.
     fn keep_all(
         &mut self,
-        sources: &[Source],
+        sources: &[ProgramSource],
         over: &dyn Fn() -> bool,
-    ) -> io::Result<Vec<(Option<Kept>, Option<Outcome>)>> {
+    ) -> io::Result<Vec<(Option<VerifiedKernel>, Option<Outcome>)>> {
         // Of what was to come after the last batch nothing is wanted any more.
         let commands = self.scheduler.cancel(0);
         self.carry_out(commands)?;
@@ -123,9 +133,9 @@ impl Device {
 
     fn keep(
         &mut self,
-        sources: &[Source],
+        sources: &[ProgramSource],
         over: &dyn Fn() -> bool,
-    ) -> io::Result<Vec<(Option<Kept>, Option<Outcome>)>> {
+    ) -> io::Result<Vec<(Option<VerifiedKernel>, Option<Outcome>)>> {
         let first = self.submit_sources(sources).start;
         loop {
             self.act()?;
@@ -155,7 +165,7 @@ impl Device {
         &mut self,
         racers: &mut [&mut Racer],
         rounds: u32,
-        round: Round,
+        round: RoundLength,
         over: &dyn Fn() -> bool,
         is_enough: &dyn Fn() -> bool,
     ) -> io::Result<()> {
@@ -182,7 +192,7 @@ impl Device {
     ///
     /// # Errors
     /// If a worker cannot be started anew.
-    pub fn race_round(&mut self, racer: &mut Racer, round: Round) -> io::Result<()> {
+    pub fn race_round(&mut self, racer: &mut Racer, round: RoundLength) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
             match self.time_kept(kept, round)? {
                 Outcome::Measured(timing) => racer.medians_ns.push(timing.median_ns),
@@ -196,14 +206,14 @@ impl Device {
     ///
     /// # Errors
     /// If a worker cannot be started anew, or is ended from outside.
-    fn time_kept(&mut self, kept: Kept, round: Round) -> io::Result<Outcome> {
+    fn time_kept(&mut self, kept: VerifiedKernel, round: RoundLength) -> io::Result<Outcome> {
         while !self.workers.are_idle() {
             self.listen(pause::now() + LOOK)?;
         }
         for _ in 0..=MOST_RETRIES {
             let paused = pause::total();
             let (plan, timeout) = self.scheduler.round(round, kept.is_alone);
-            let request = Request::Run { id: kept.kernel.id, plan };
+            let request = WorkerRequest::Run { id: kept.kernel.id, plan };
             self.workers.ask(kept.kernel.worker, &request, timeout);
             let answer = loop {
                 let Some((worker, WorkerThread::Test, answer)) = self.workers.next_answer(None)? else { continue };
@@ -212,15 +222,15 @@ impl Device {
                 }
                 match answer {
                     // What it was at when that was forgotten comes first.
-                    Answer::Reply(reply) if reply.id().is_some_and(|id| id != kept.kernel.id) => {
+                    WorkerEvent::Reply(reply) if reply.id().is_some_and(|id| id != kept.kernel.id) => {
                         self.workers.go_on(worker, WorkerThread::Test, timeout);
                     }
                     answer => break answer,
                 }
             };
             let is_kept = match answer {
-                Answer::Died(status) if is_from_outside(status) => return Err(io::Error::other(describe(status))),
-                Answer::Reply(_) => true,
+                WorkerEvent::Died(status) if is_from_outside(status) => return Err(io::Error::other(describe(status))),
+                WorkerEvent::Reply(_) => true,
                 _ => false,
             };
             if !is_kept || pause::total() == paused {
@@ -233,7 +243,7 @@ impl Device {
     /// Forgets a candidate and sums up its rounds.
     pub fn end_race(&mut self, racer: Racer) -> Outcome {
         if let Some(kept) = racer.kept {
-            self.workers.tell(kept.kernel.worker, &Request::Drop { id: kept.kernel.id });
+            self.workers.tell(kept.kernel.worker, &WorkerRequest::Drop { id: kept.kernel.id });
         }
         racer.failure.unwrap_or_else(|| match racer.medians_ns.as_slice() {
             [] => Outcome::Failed { class: ErrorClass::Unknown, message: "it was never run".to_owned() },

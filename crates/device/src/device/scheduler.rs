@@ -5,9 +5,9 @@
 //! idle, and says what is to be done; [`Device`](super::Device) does it.
 
 use crate::child::describe;
-use crate::protocol::{Caches, Plan, Reply, Request, Source, WorkerThread};
-use crate::timing::{MOST_FLUSHING, Round};
-use crate::workers::{Answer, Lanes, is_from_outside};
+use crate::protocol::{Caches, ProgramSource, Reply, TimingPlan, WorkerRequest, WorkerThread};
+use crate::timing::{MOST_FLUSHING, RoundLength};
+use crate::workers::{IdleThreads, WorkerEvent, is_from_outside};
 use std::io;
 use std::ops::Range;
 use std::os::unix::process::ExitStatusExt;
@@ -46,7 +46,7 @@ pub(super) struct Policy {
     /// Whether workers can build on other cores than those on which a kernel is timed.
     pub has_cores_left: bool,
     /// Extent of the timing of a trial.
-    pub round: Round,
+    pub round: RoundLength,
     pub build_timeout: Duration,
     pub run_timeout: Duration,
     /// Whether none is given up for being slow.
@@ -68,11 +68,11 @@ pub(super) enum Goal {
 
 /// Command to the workers.
 #[derive(Debug)]
-pub(super) enum Command {
+pub(super) enum WorkerCommands {
     /// Send a request to a worker's thread, which must answer before the timeout.
-    Ask { worker: usize, request: Request, timeout: Duration },
+    Ask { worker: usize, request: WorkerRequest, timeout: Duration },
     /// Send a request to a worker that it does not answer, or not before others.
-    Tell { worker: usize, request: Request },
+    Tell { worker: usize, request: WorkerRequest },
     /// Extend the timeout of a worker's thread that is not done.
     GoOn { worker: usize, lane: WorkerThread, timeout: Duration },
     /// Have a worker build only beside the cores on which kernels are timed, or on all.
@@ -84,15 +84,15 @@ pub(super) enum Command {
 }
 
 /// A source that is to be measured.
-struct Candidate {
+struct Submission {
     /// The smaller, the earlier.
     number: u64,
     /// Number of its submission; earlier ones come first.
     submission: u64,
-    source: Source,
+    source: ProgramSource,
     /// Timeout of its runs, whatever other candidates take, where one is given.
     patience: Option<Duration>,
-    state: State,
+    state: CandidateState,
     /// Time after which its first run was given up; zero if it was not.
     given_up: Duration,
     /// Whether there was a pause in its test: what that took says nothing.
@@ -102,62 +102,62 @@ struct Candidate {
 }
 
 /// Progress of a candidate.
-enum State {
+enum CandidateState {
     Waiting,
-    Building(Kernel),
-    Built(Kernel),
+    Building(WorkerKernel),
+    Built(WorkerKernel),
     /// Waiting until its worker checks it, and times it, after others that it tests; lower numbers come
     /// first.
     Queued {
-        kernel: Kernel,
+        kernel: WorkerKernel,
         number: u64,
         limit: Duration,
     },
     /// Having its buffers prepared.
     Preparing {
-        kernel: Kernel,
+        kernel: WorkerKernel,
         is_alone: bool,
         limit: Duration,
     },
     /// Running for the first time, or being compared with the right answer.
     Running {
-        kernel: Kernel,
+        kernel: WorkerKernel,
         is_alone: bool,
         start: Instant,
         limit: Duration,
     },
-    Checked(Kept),
-    Timing(Kept),
+    Checked(VerifiedKernel),
+    Timing(VerifiedKernel),
     Done(Measured),
 }
 
 /// A kernel by its worker and its number there.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Kernel {
+pub(super) struct WorkerKernel {
     pub worker: usize,
     pub id: u64,
 }
 
 /// A kernel that was found right.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Kept {
-    pub kernel: Kernel,
+pub(super) struct VerifiedKernel {
+    pub kernel: WorkerKernel,
     /// Whether no other kernel has run since its first run began.
     pub is_alone: bool,
     /// ‖out − reference‖ / ‖reference‖ of its answer.
     pub relative_error: f64,
 }
 
-impl State {
-    fn kernel(&self) -> Option<Kernel> {
+impl CandidateState {
+    fn kernel(&self) -> Option<WorkerKernel> {
         match self {
-            State::Waiting | State::Done(_) => None,
-            State::Building(kernel)
-            | State::Built(kernel)
-            | State::Queued { kernel, .. }
-            | State::Preparing { kernel, .. }
-            | State::Running { kernel, .. } => Some(*kernel),
-            State::Checked(kept) | State::Timing(kept) => Some(kept.kernel),
+            CandidateState::Waiting | CandidateState::Done(_) => None,
+            CandidateState::Building(kernel)
+            | CandidateState::Built(kernel)
+            | CandidateState::Queued { kernel, .. }
+            | CandidateState::Preparing { kernel, .. }
+            | CandidateState::Running { kernel, .. } => Some(*kernel),
+            CandidateState::Checked(kept) | CandidateState::Timing(kept) => Some(kept.kernel),
         }
     }
 
@@ -168,17 +168,23 @@ impl State {
     /// Thread of its worker that works on it.
     fn lane(&self) -> Option<WorkerThread> {
         match self {
-            State::Building(_) => Some(WorkerThread::Build),
-            State::Preparing { .. } | State::Running { .. } | State::Timing(_) => Some(WorkerThread::Test),
-            State::Waiting | State::Built(_) | State::Queued { .. } | State::Checked(_) | State::Done(_) => None,
+            CandidateState::Building(_) => Some(WorkerThread::Build),
+            CandidateState::Preparing { .. } | CandidateState::Running { .. } | CandidateState::Timing(_) => {
+                Some(WorkerThread::Test)
+            }
+            CandidateState::Waiting
+            | CandidateState::Built(_)
+            | CandidateState::Queued { .. }
+            | CandidateState::Checked(_)
+            | CandidateState::Done(_) => None,
         }
     }
 
     /// Whether it is in test, and no other kernel has run since its first run began.
     fn is_alone(&self) -> bool {
         match self {
-            State::Preparing { is_alone, .. } | State::Running { is_alone, .. } => *is_alone,
-            State::Timing(kept) => kept.is_alone,
+            CandidateState::Preparing { is_alone, .. } | CandidateState::Running { is_alone, .. } => *is_alone,
+            CandidateState::Timing(kept) => kept.is_alone,
             _ => false,
         }
     }
@@ -189,7 +195,7 @@ impl State {
     }
 }
 
-impl Candidate {
+impl Submission {
     /// The smaller, the sooner: of those that were submitted together, those that were not given up yet.
     fn precedence(&self) -> (u64, Duration) {
         (self.submission, self.given_up)
@@ -201,7 +207,7 @@ pub(super) struct Scheduler {
     policy: Policy,
     goal: Goal,
     /// Candidates in the order of their numbers.
-    candidates: Vec<Candidate>,
+    candidates: Vec<Submission>,
     n_submitted: u64,
     /// The number of the next kernel.
     next_id: u64,
@@ -213,8 +219,8 @@ pub(super) struct Scheduler {
     leading_ns: Option<f64>,
     is_aside: bool,
     /// Threads of workers that wait for a request.
-    idle: Lanes,
-    commands: Vec<Command>,
+    idle: IdleThreads,
+    commands: Vec<WorkerCommands>,
 }
 
 impl Scheduler {
@@ -237,15 +243,15 @@ impl Scheduler {
 
     /// Takes on sources, with how long the runs of each may take whatever others do, where that is given;
     /// their numbers.
-    pub fn submit(&mut self, sources: impl IntoIterator<Item = (Source, Option<Duration>)>) -> Range<u64> {
+    pub fn submit(&mut self, sources: impl IntoIterator<Item = (ProgramSource, Option<Duration>)>) -> Range<u64> {
         let first = self.n_submitted;
         for (source, patience) in sources {
-            self.candidates.push(Candidate {
+            self.candidates.push(Submission {
                 number: self.n_submitted,
                 submission: first,
                 source,
                 patience,
-                state: State::Waiting,
+                state: CandidateState::Waiting,
                 given_up: Duration::ZERO,
                 is_disturbed: false,
                 n_retries: 0,
@@ -278,8 +284,8 @@ impl Scheduler {
 
     /// Takes out a candidate that has come to its end.
     pub fn take_done(&mut self) -> Option<(u64, Measured)> {
-        let place = self.candidates.iter().position(|c| matches!(c.state, State::Done(_)))?;
-        let Candidate { number, state: State::Done(measured), .. } = self.candidates.remove(place) else {
+        let place = self.candidates.iter().position(|c| matches!(c.state, CandidateState::Done(_)))?;
+        let Submission { number, state: CandidateState::Done(measured), .. } = self.candidates.remove(place) else {
             unreachable!("it is done")
         };
         if let Outcome::Measured(timing) = &measured.outcome {
@@ -290,37 +296,39 @@ impl Scheduler {
 
     /// Whether each was found right, or has come to its end.
     pub fn is_settled(&self) -> bool {
-        self.candidates.iter().all(|c| matches!(c.state, State::Checked(_) | State::Done(_)))
+        self.candidates.iter().all(|c| matches!(c.state, CandidateState::Checked(_) | CandidateState::Done(_)))
     }
 
     /// Takes out the candidates that were found right or are done.
-    pub fn take_settled(&mut self) -> Vec<(u64, Result<Kept, Measured>)> {
-        let is_settled = |c: &mut Candidate| matches!(c.state, State::Checked(_) | State::Done(_));
+    pub fn take_settled(&mut self) -> Vec<(u64, Result<VerifiedKernel, Measured>)> {
+        let is_settled = |c: &mut Submission| matches!(c.state, CandidateState::Checked(_) | CandidateState::Done(_));
         let settled = self.candidates.extract_if(.., is_settled).map(|c| match c.state {
-            State::Checked(kept) => (c.number, Ok(kept)),
-            State::Done(measured) => (c.number, Err(measured)),
+            CandidateState::Checked(kept) => (c.number, Ok(kept)),
+            CandidateState::Done(measured) => (c.number, Err(measured)),
             _ => unreachable!("it is settled"),
         });
         settled.collect()
     }
 
     /// Drops candidates that no worker tests or is about to test.
-    pub fn wind_down(&mut self) -> Vec<Command> {
-        let is_untested = |c: &mut Candidate| matches!(c.state, State::Waiting | State::Building(_) | State::Built(_));
-        let forgotten: Vec<Candidate> = self.candidates.extract_if(.., is_untested).collect();
+    pub fn wind_down(&mut self) -> Vec<WorkerCommands> {
+        let is_untested = |c: &mut Submission| {
+            matches!(c.state, CandidateState::Waiting | CandidateState::Building(_) | CandidateState::Built(_))
+        };
+        let forgotten: Vec<Submission> = self.candidates.extract_if(.., is_untested).collect();
         forgotten.into_iter().filter_map(|c| c.state.kernel()).for_each(|kernel| self.forget(kernel));
         std::mem::take(&mut self.commands)
     }
 
     /// Cancels the candidates from this number on, including those in test.
-    pub fn cancel(&mut self, from: u64) -> Vec<Command> {
-        let cancelled: Vec<Candidate> = self.candidates.extract_if(.., |c| c.number >= from).collect();
+    pub fn cancel(&mut self, from: u64) -> Vec<WorkerCommands> {
+        let cancelled: Vec<Submission> = self.candidates.extract_if(.., |c| c.number >= from).collect();
         let mut given_up = Vec::new();
-        for Candidate { state, .. } in cancelled {
+        for Submission { state, .. } in cancelled {
             match state.kernel() {
                 Some(kernel) if state.is_in_test() => {
                     given_up.push(kernel.worker);
-                    self.commands.push(Command::GiveUp { worker: kernel.worker });
+                    self.commands.push(WorkerCommands::GiveUp { worker: kernel.worker });
                 }
                 Some(kernel) => self.forget(kernel),
                 None => {}
@@ -334,11 +342,11 @@ impl Scheduler {
     }
 
     /// Gives up hopeless candidates, and assigns work to idle threads.
-    pub fn act(&mut self, now: Instant, idle: Lanes) -> Vec<Command> {
+    pub fn act(&mut self, now: Instant, idle: IdleThreads) -> Vec<WorkerCommands> {
         self.idle = idle;
         self.give_up_hopeless();
         // Where kernels leave no core free, all are built before any is tested.
-        let is_unbuilt = |c: &Candidate| matches!(c.state, State::Waiting | State::Building(_));
+        let is_unbuilt = |c: &Submission| matches!(c.state, CandidateState::Waiting | CandidateState::Building(_));
         let at_once = self.policy.has_cores_left || self.goal == Goal::Keep;
         if at_once || !self.candidates.iter().any(is_unbuilt) {
             self.start_tests(now);
@@ -355,7 +363,7 @@ impl Scheduler {
     pub fn wakes(&self, now: Instant) -> Option<Instant> {
         let slow = self.slow_run();
         let becomes_slow = self.candidates.iter().filter_map(|c| match c.state {
-            State::Running { start, .. } if self.goal == Goal::Trial => Some(start + slow),
+            CandidateState::Running { start, .. } if self.goal == Goal::Trial => Some(start + slow),
             _ => None,
         });
         becomes_slow.filter(|&at| at > now).min()
@@ -370,38 +378,38 @@ impl Scheduler {
         now: Instant,
         worker: usize,
         lane: WorkerThread,
-        answer: Answer,
-    ) -> io::Result<Vec<Command>> {
-        let is_gone = !matches!(answer, Answer::Reply(_));
-        let is_there = |c: &Candidate| c.state.lane() == Some(lane) && c.state.is_of(worker);
+        answer: WorkerEvent,
+    ) -> io::Result<Vec<WorkerCommands>> {
+        let is_gone = !matches!(answer, WorkerEvent::Reply(_));
+        let is_there = |c: &Submission| c.state.lane() == Some(lane) && c.state.is_of(worker);
         // What was forgotten is none of them any more, even where another one has been asked for meanwhile.
-        let id = if let Answer::Reply(reply) = &answer { reply.id() } else { None };
-        let is_its = |c: &Candidate| {
+        let id = if let WorkerEvent::Reply(reply) = &answer { reply.id() } else { None };
+        let is_its = |c: &Submission| {
             is_there(c) && (id.is_none() || c.state.kernel().is_none_or(|kernel| Some(kernel.id) == id))
         };
         if let Some(place) = self.candidates.iter().position(is_its) {
-            let state = std::mem::replace(&mut self.candidates[place].state, State::Waiting);
+            let state = std::mem::replace(&mut self.candidates[place].state, CandidateState::Waiting);
             let kernel = state.kernel();
             let next = match answer {
-                Answer::Died(status) if is_from_outside(status) => {
+                WorkerEvent::Died(status) if is_from_outside(status) => {
                     self.retry(place, &describe(status))?;
-                    State::Waiting
+                    CandidateState::Waiting
                 }
                 answer => self.next_state(now, place, state, answer),
             };
             let next = self.unless_disturbed(place, next);
-            if let (State::Done(_) | State::Waiting, Some(kernel), false) = (&next, kernel, is_gone) {
+            if let (CandidateState::Done(_) | CandidateState::Waiting, Some(kernel), false) = (&next, kernel, is_gone) {
                 self.forget(kernel);
             }
             self.candidates[place].state = next;
         } else if !is_gone && let Some(place) = self.candidates.iter().position(is_there) {
             // Its thread has yet to answer for the one that it was asked for since.
             let timeout = match self.candidates[place].state {
-                State::Building(_) => self.policy.build_timeout,
-                State::Running { limit, .. } => limit,
+                CandidateState::Building(_) => self.policy.build_timeout,
+                CandidateState::Running { limit, .. } => limit,
                 _ => self.run_timeout(&self.candidates[place]) + self.flushing(self.policy.round),
             };
-            self.commands.push(Command::GoOn { worker, lane, timeout });
+            self.commands.push(WorkerCommands::GoOn { worker, lane, timeout });
         }
         if is_gone {
             self.forget_worker(worker);
@@ -414,25 +422,25 @@ impl Scheduler {
     /// Marks the candidates in test when this process was stopped: their workers may have been stopped with
     /// it.
     pub fn was_paused(&mut self) {
-        let may_run = |c: &&mut Candidate| c.state.is_in_test() || matches!(c.state, State::Queued { .. });
+        let may_run = |c: &&mut Submission| c.state.is_in_test() || matches!(c.state, CandidateState::Queued { .. });
         self.candidates.iter_mut().filter(may_run).for_each(|c| c.is_disturbed = true);
     }
 
     /// Plan by which a kept kernel is timed in a round, and the timeout for it.
-    pub fn round(&self, round: Round, is_alone: bool) -> (Plan, Duration) {
+    pub fn round(&self, round: RoundLength, is_alone: bool) -> (TimingPlan, Duration) {
         let plan = self.plan(round, None, if is_alone { f64::MAX } else { 0.0 });
         (plan, self.policy.run_timeout + self.flushing(round))
     }
 
     /// Forgets a kernel.
-    fn forget(&mut self, kernel: Kernel) {
-        let request = Request::Drop { id: kernel.id };
-        self.commands.push(Command::Tell { worker: kernel.worker, request });
+    fn forget(&mut self, kernel: WorkerKernel) {
+        let request = WorkerRequest::Drop { id: kernel.id };
+        self.commands.push(WorkerCommands::Tell { worker: kernel.worker, request });
     }
 
     /// A worker that is gone took its kernels with it.
     fn forget_worker(&mut self, worker: usize) {
-        self.candidates.iter_mut().filter(|c| c.state.is_of(worker)).for_each(|c| c.state = State::Waiting);
+        self.candidates.iter_mut().filter(|c| c.state.is_of(worker)).for_each(|c| c.state = CandidateState::Waiting);
     }
 
     /// Whether a kernel runs, or is about to.
@@ -444,7 +452,7 @@ impl Scheduler {
     fn step_aside(&mut self, is_timed: bool) {
         let is_aside = is_timed && self.policy.has_cores_left;
         if std::mem::replace(&mut self.is_aside, is_aside) != is_aside {
-            self.commands.push(Command::StepAside(is_aside));
+            self.commands.push(WorkerCommands::StepAside(is_aside));
         }
     }
 
@@ -453,41 +461,41 @@ impl Scheduler {
     }
 
     /// Asks a thread of a worker.
-    fn ask(&mut self, worker: usize, request: Request, timeout: Duration) {
+    fn ask(&mut self, worker: usize, request: WorkerRequest, timeout: Duration) {
         self.idle[worker][request.lane() as usize] = false;
-        self.commands.push(Command::Ask { worker, request, timeout });
+        self.commands.push(WorkerCommands::Ask { worker, request, timeout });
     }
 
     fn go_on(&mut self, worker: usize, timeout: Duration) {
-        self.commands.push(Command::GoOn { worker, lane: WorkerThread::Test, timeout });
+        self.commands.push(WorkerCommands::GoOn { worker, lane: WorkerThread::Test, timeout });
     }
 
     /// Starts to time what was found right, and to check what is built, where their workers are idle: one
     /// after the other, but for those that are slow; or all side by side where they are not timed.
     fn start_tests(&mut self, now: Instant) {
-        let waits = |c: &Candidate| match c.state {
-            State::Checked(kept) => self.is_idle(kept.kernel.worker, WorkerThread::Test),
+        let waits = |c: &Submission| match c.state {
+            CandidateState::Checked(kept) => self.is_idle(kept.kernel.worker, WorkerThread::Test),
             _ => false,
         };
         if self.goal == Goal::Trial
             && !self.is_tested()
             && let Some(place) = self.candidates.iter().position(waits)
-            && let State::Checked(kept) = self.candidates[place].state
+            && let CandidateState::Checked(kept) = self.candidates[place].state
         {
             self.make_room();
             self.ask_to_time(place, kept);
-            self.candidates[place].state = State::Timing(Kept { is_alone: true, ..kept });
+            self.candidates[place].state = CandidateState::Timing(VerifiedKernel { is_alone: true, ..kept });
         }
         let mut places: Vec<usize> = (0..self.candidates.len()).collect();
         places.sort_by_key(|&place| self.candidates[place].precedence());
         for &place in &places {
-            let Candidate { state: State::Built(kernel), .. } = self.candidates[place] else { continue };
+            let Submission { state: CandidateState::Built(kernel), .. } = self.candidates[place] else { continue };
             if !self.is_idle(kernel.worker, WorkerThread::Test) || !self.may_check(now) {
                 continue;
             }
             let mut is_alone = self.goal == Goal::Trial && self.policy.caches == Caches::Warm;
             for other in &mut self.candidates {
-                if let State::Running { is_alone: others, .. } = &mut other.state {
+                if let CandidateState::Running { is_alone: others, .. } = &mut other.state {
                     (is_alone, *others) = (false, false);
                 }
             }
@@ -499,8 +507,8 @@ impl Scheduler {
             let plan = self.plan_of_trial(&self.candidates[place], alone.as_nanos() as f64);
             let plan = (self.goal == Goal::Trial).then_some(plan);
             let timeout = self.run_timeout(&self.candidates[place]);
-            self.ask(kernel.worker, Request::Check { id: kernel.id, plan }, timeout);
-            self.candidates[place].state = State::Preparing { kernel, is_alone, limit };
+            self.ask(kernel.worker, WorkerRequest::Check { id: kernel.id, plan }, timeout);
+            self.candidates[place].state = CandidateState::Preparing { kernel, is_alone, limit };
         }
         if self.policy.has_cores_left && self.goal == Goal::Trial {
             self.queue_tests(&places);
@@ -511,24 +519,24 @@ impl Scheduler {
     /// done, or be kept waiting for a core by a build.
     fn queue_tests(&mut self, places: &[usize]) {
         // Those that wait to be timed come first: what they took so far is lost where their worker is.
-        if self.candidates.iter().any(|c| matches!(c.state, State::Checked(_))) {
+        if self.candidates.iter().any(|c| matches!(c.state, CandidateState::Checked(_))) {
             return;
         }
         let tested = self.candidates.iter().find(|c| c.state.is_alone()).and_then(|c| c.state.kernel());
         let Some(tested) = tested else { return };
-        let mut n_queued = self.candidates.iter().filter(|c| matches!(c.state, State::Queued { .. })).count();
+        let mut n_queued = self.candidates.iter().filter(|c| matches!(c.state, CandidateState::Queued { .. })).count();
         for &place in places {
-            let Candidate { state: State::Built(kernel), .. } = self.candidates[place] else { continue };
+            let Submission { state: CandidateState::Built(kernel), .. } = self.candidates[place] else { continue };
             if kernel.worker == tested.worker && n_queued < MOST_QUEUED {
                 n_queued += 1;
                 let candidate = &self.candidates[place];
                 let plan = Some(self.plan_of_trial(candidate, self.slow_run().as_nanos() as f64));
                 let limit = self.run_limit(candidate);
-                let request = Request::Check { id: kernel.id, plan };
-                self.commands.push(Command::Tell { worker: kernel.worker, request });
+                let request = WorkerRequest::Check { id: kernel.id, plan };
+                self.commands.push(WorkerCommands::Tell { worker: kernel.worker, request });
                 let number = self.next_id;
                 self.next_id += 1;
-                self.candidates[place].state = State::Queued { kernel, number, limit };
+                self.candidates[place].state = CandidateState::Queued { kernel, number, limit };
             }
         }
     }
@@ -538,7 +546,7 @@ impl Scheduler {
         let slow = self.slow_run();
         self.goal == Goal::Keep
             || self.candidates.iter().filter(|c| c.state.is_in_test()).all(|c| match c.state {
-                State::Running { start, .. } => now - start >= slow,
+                CandidateState::Running { start, .. } => now - start >= slow,
                 _ => false,
             })
     }
@@ -550,7 +558,7 @@ impl Scheduler {
     /// Moves what is built away from the cores on which a kernel is timed.
     fn make_room(&mut self) {
         for worker in (0..self.policy.n_workers).filter(|&worker| !self.idle[worker][WorkerThread::Build as usize]) {
-            self.commands.push(Command::Pin { worker, is_beside: true });
+            self.commands.push(WorkerCommands::Pin { worker, is_beside: true });
         }
     }
 
@@ -563,7 +571,7 @@ impl Scheduler {
         let slow = self.slow_run();
         let is_slow = |worker: &usize| {
             self.candidates.iter().any(|c| match c.state {
-                State::Running { kernel, start, .. } => kernel.worker == *worker && now - start >= slow,
+                CandidateState::Running { kernel, start, .. } => kernel.worker == *worker && now - start >= slow,
                 _ => false,
             })
         };
@@ -579,20 +587,20 @@ impl Scheduler {
     /// Has workers build; beside a kernel that is timed on other cores.
     fn start_builds(&mut self, now: Instant, is_timed: bool) {
         for worker in self.builders(now) {
-            let waiting = self.candidates.iter_mut().filter(|c| matches!(c.state, State::Waiting));
+            let waiting = self.candidates.iter_mut().filter(|c| matches!(c.state, CandidateState::Waiting));
             let Some(next) = waiting.min_by_key(|c| c.precedence()) else { return };
             let id = self.next_id;
             self.next_id += 1;
-            next.state = State::Building(Kernel { worker, id });
-            let request = Request::Build { id, source: next.source.clone(), quickly: self.goal == Goal::Trial };
-            self.commands.push(Command::Pin { worker, is_beside: is_timed });
+            next.state = CandidateState::Building(WorkerKernel { worker, id });
+            let request = WorkerRequest::Build { id, source: next.source.clone(), quickly: self.goal == Goal::Trial };
+            self.commands.push(WorkerCommands::Pin { worker, is_beside: is_timed });
             self.ask(worker, request, self.policy.build_timeout);
         }
     }
 
     /// Builds a timing plan. `alone_ns`: a first run up to this long counts as undisturbed.
-    fn plan(&self, round: Round, leading_ns: Option<f64>, alone_ns: f64) -> Plan {
-        Plan {
+    fn plan(&self, round: RoundLength, leading_ns: Option<f64>, alone_ns: f64) -> TimingPlan {
+        TimingPlan {
             min_time_ns: round.time.as_nanos() as f64,
             min_samples: round.min_samples,
             alone_ns,
@@ -603,14 +611,14 @@ impl Scheduler {
     }
 
     /// Builds the timing plan of a trial; `alone_ns` as in [`Scheduler::plan`].
-    fn plan_of_trial(&self, candidate: &Candidate, alone_ns: f64) -> Plan {
+    fn plan_of_trial(&self, candidate: &Submission, alone_ns: f64) -> TimingPlan {
         // While none leads, the fastest so far does.
         let leading_ns = self.leading_ns.or(self.fastest_ns).filter(|_| !self.goes_to_the_end(candidate));
         self.plan(self.policy.round, leading_ns, alone_ns)
     }
 
     /// Time allowed for emptying the caches, which does not count against the candidate.
-    fn flushing(&self, round: Round) -> Duration {
+    fn flushing(&self, round: RoundLength) -> Duration {
         match self.policy.caches {
             Caches::Warm => Duration::ZERO,
             Caches::ColdConstants | Caches::Cold => MOST_FLUSHING_TIME + round.time * MOST_FLUSHING,
@@ -618,28 +626,28 @@ impl Scheduler {
     }
 
     /// Asks a worker to time a candidate.
-    fn ask_to_time(&mut self, place: usize, kept: Kept) {
+    fn ask_to_time(&mut self, place: usize, kept: VerifiedKernel) {
         let candidate = &self.candidates[place];
         let plan = self.plan_of_trial(candidate, if kept.is_alone { f64::MAX } else { 0.0 });
         let timeout = self.run_timeout(candidate) + self.flushing(self.policy.round);
-        let Kernel { worker, id } = kept.kernel;
-        self.ask(worker, Request::Run { id, plan }, timeout);
+        let WorkerKernel { worker, id } = kept.kernel;
+        self.ask(worker, WorkerRequest::Run { id, plan }, timeout);
     }
 
     /// Moves a candidate to its next state or, where its test was disturbed through no fault of its own, back
     /// to the start.
-    fn unless_disturbed(&mut self, place: usize, next: State) -> State {
+    fn unless_disturbed(&mut self, place: usize, next: CandidateState) -> CandidateState {
         let is_of_time = match &next {
-            State::Waiting => false,
-            State::Checked(_) => true,
-            State::Done(measured) => matches!(measured.outcome.class(), None | Some(ErrorClass::RunTimeout)),
+            CandidateState::Waiting => false,
+            CandidateState::Checked(_) => true,
+            CandidateState::Done(measured) => matches!(measured.outcome.class(), None | Some(ErrorClass::RunTimeout)),
             _ => return next,
         };
         let candidate = &mut self.candidates[place];
         let was_disturbed = std::mem::take(&mut candidate.is_disturbed);
         if was_disturbed && is_of_time && candidate.n_retries < MOST_RETRIES {
             candidate.n_retries += 1;
-            return State::Waiting;
+            return CandidateState::Waiting;
         }
         next
     }
@@ -665,8 +673,8 @@ impl Scheduler {
     fn take_queued(&mut self, worker: usize) {
         let is_alone = !self.is_tested();
         let queued = self.candidates.iter_mut().filter_map(|c| match c.state {
-            State::Queued { kernel, number, limit } if kernel.worker == worker => {
-                Some((number, State::Preparing { kernel, is_alone, limit }, &mut c.state))
+            CandidateState::Queued { kernel, number, limit } if kernel.worker == worker => {
+                Some((number, CandidateState::Preparing { kernel, is_alone, limit }, &mut c.state))
             }
             _ => None,
         });
@@ -675,81 +683,81 @@ impl Scheduler {
         self.go_on(worker, self.policy.run_timeout);
         // One that waits to be timed is no longer the last that ran.
         for candidate in &mut self.candidates {
-            if let State::Checked(kept) = &mut candidate.state {
+            if let CandidateState::Checked(kept) = &mut candidate.state {
                 kept.is_alone = false;
             }
         }
     }
 
     /// Next state of a candidate after its worker's answer.
-    fn next_state(&mut self, now: Instant, place: usize, state: State, answer: Answer) -> State {
+    fn next_state(&mut self, now: Instant, place: usize, state: CandidateState, answer: WorkerEvent) -> CandidateState {
         let mut seconds = self.candidates[place].seconds;
         let next = match (state, answer) {
-            (State::Building(kernel), Answer::Reply(Reply::Built { seconds: build, .. })) => {
+            (CandidateState::Building(kernel), WorkerEvent::Reply(Reply::Built { seconds: build, .. })) => {
                 seconds.build += build;
-                State::Built(kernel)
+                CandidateState::Built(kernel)
             }
-            (State::Preparing { kernel, is_alone, limit }, Answer::Reply(Reply::Prepared { .. })) => {
+            (CandidateState::Preparing { kernel, is_alone, limit }, WorkerEvent::Reply(Reply::Prepared { .. })) => {
                 self.go_on(kernel.worker, limit);
-                State::Running { kernel, is_alone, start: now, limit }
+                CandidateState::Running { kernel, is_alone, start: now, limit }
             }
             // How long the comparison takes says nothing of the candidate.
-            (State::Running { kernel, is_alone, start, .. }, Answer::Reply(Reply::Ran { .. })) => {
+            (CandidateState::Running { kernel, is_alone, start, .. }, WorkerEvent::Reply(Reply::Ran { .. })) => {
                 let limit = self.run_timeout(&self.candidates[place]);
                 self.go_on(kernel.worker, limit);
-                State::Running { kernel, is_alone, start, limit }
+                CandidateState::Running { kernel, is_alone, start, limit }
             }
             (
-                State::Running { kernel, is_alone, .. },
-                Answer::Reply(Reply::Checked { seconds: verify, run_seconds, relative_error, is_timed, .. }),
+                CandidateState::Running { kernel, is_alone, .. },
+                WorkerEvent::Reply(Reply::Checked { seconds: verify, run_seconds, relative_error, is_timed, .. }),
             ) => {
                 seconds.verify += verify;
                 let took = Duration::from_secs_f64(run_seconds);
                 self.fastest_check = Some(self.fastest_check.map_or(took, |fastest| fastest.min(took)));
-                let kept = Kept { kernel, is_alone, relative_error };
+                let kept = VerifiedKernel { kernel, is_alone, relative_error };
                 if is_timed {
                     self.go_on(kernel.worker, self.run_timeout(&self.candidates[place]));
-                    State::Timing(kept)
+                    CandidateState::Timing(kept)
                 } else {
-                    State::Checked(kept)
+                    CandidateState::Checked(kept)
                 }
             }
             // Another one was checked beside it, which its worker could not know: it is timed again, unless
             // it is hopeless.
             (
-                State::Timing(kept @ Kept { is_alone: false, .. }),
-                Answer::Reply(Reply::Timed { stopped_early: false, seconds: run, .. }),
+                CandidateState::Timing(kept @ VerifiedKernel { is_alone: false, .. }),
+                WorkerEvent::Reply(Reply::Timed { stopped_early: false, seconds: run, .. }),
             ) => {
                 seconds.run += run;
-                State::Checked(kept)
+                CandidateState::Checked(kept)
             }
-            (State::Running { limit, .. }, Answer::TimedOut) => {
+            (CandidateState::Running { limit, .. }, WorkerEvent::TimedOut) => {
                 seconds.run += limit.as_secs_f64();
                 self.candidates[place].given_up = limit;
-                State::Waiting
+                CandidateState::Waiting
             }
-            (State::Building(_), Answer::Died(status)) => {
+            (CandidateState::Building(_), WorkerEvent::Died(status)) => {
                 let why = format!("the compiler crashed: {}", describe(status));
-                State::Done(failed(ErrorClass::CompileErrorHost, why, seconds, self.limit_of_crash(status)))
+                CandidateState::Done(failed(ErrorClass::CompileErrorHost, why, seconds, self.limit_of_crash(status)))
             }
-            (State::Building(_), Answer::TimedOut) => {
+            (CandidateState::Building(_), WorkerEvent::TimedOut) => {
                 let build = self.policy.build_timeout.as_secs_f64();
                 seconds.build += build;
                 let message = format!("not built within {build} s");
-                State::Done(failed(ErrorClass::BuildTimeout, message, seconds, Some(Limit::BuildS(build))))
+                CandidateState::Done(failed(ErrorClass::BuildTimeout, message, seconds, Some(Limit::BuildS(build))))
             }
             (state, answer) => {
                 let part = match state {
-                    State::Building(_) => &mut seconds.build,
-                    State::Timing(_) => &mut seconds.run,
+                    CandidateState::Building(_) => &mut seconds.build,
+                    CandidateState::Timing(_) => &mut seconds.run,
                     _ => &mut seconds.verify,
                 };
                 let conditions = match &answer {
-                    Answer::Reply(Reply::Timed { conditions, .. }) => conditions.clone(),
+                    WorkerEvent::Reply(Reply::Timed { conditions, .. }) => conditions.clone(),
                     _ => Conditions::default(),
                 };
                 let (outcome, limit) = self.outcome(answer, self.run_timeout(&self.candidates[place]), part);
-                State::Done(Measured { outcome, seconds, limit, conditions })
+                CandidateState::Done(Measured { outcome, seconds, limit, conditions })
             }
         };
         self.candidates[place].seconds = seconds;
@@ -758,19 +766,19 @@ impl Scheduler {
 
     /// Outcome of a candidate by its worker's last answer, with the limit that it exceeded, if any; adds to
     /// `took` the seconds that it was at work.
-    pub fn outcome(&self, answer: Answer, timeout: Duration, took: &mut f64) -> (Outcome, Option<Limit>) {
+    pub fn outcome(&self, answer: WorkerEvent, timeout: Duration, took: &mut f64) -> (Outcome, Option<Limit>) {
         let (class, message, limit) = match answer {
-            Answer::Reply(Reply::Timed { samples_ns, stopped_early, seconds, .. }) => {
+            WorkerEvent::Reply(Reply::Timed { samples_ns, stopped_early, seconds, .. }) => {
                 *took += seconds;
                 return (Outcome::Measured(Timing::of_samples(&samples_ns, stopped_early)), None);
             }
-            Answer::Reply(Reply::Failed { class, message, lacks_memory, seconds, .. }) => {
+            WorkerEvent::Reply(Reply::Failed { class, message, lacks_memory, seconds, .. }) => {
                 *took += seconds;
                 (class.0, message, lacks_memory.then_some(self.memory_limit()))
             }
-            Answer::Reply(other) => (ErrorClass::Unknown, format!("unexpected reply {other:?}"), None),
-            Answer::Died(status) => (ErrorClass::RuntimeError, describe(status), self.limit_of_crash(status)),
-            Answer::TimedOut => {
+            WorkerEvent::Reply(other) => (ErrorClass::Unknown, format!("unexpected reply {other:?}"), None),
+            WorkerEvent::Died(status) => (ErrorClass::RuntimeError, describe(status), self.limit_of_crash(status)),
+            WorkerEvent::TimedOut => {
                 let limit = timeout.as_secs_f64();
                 *took += limit;
                 (ErrorClass::RunTimeout, format!("not finished within {limit} s"), Some(Limit::RunS(limit)))
@@ -792,7 +800,7 @@ impl Scheduler {
     ///
     /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short
     /// time, then those that are left for a longer one.
-    fn run_limit(&self, candidate: &Candidate) -> Duration {
+    fn run_limit(&self, candidate: &Submission) -> Duration {
         let hopeless = match self.fastest_check {
             _ if self.goes_to_the_end(candidate) => self.run_timeout(candidate),
             Some(fastest) => fastest * HOPELESS_RUN,
@@ -802,20 +810,20 @@ impl Scheduler {
     }
 
     /// Whether a candidate is run and timed to the end, however slow it is.
-    fn goes_to_the_end(&self, candidate: &Candidate) -> bool {
+    fn goes_to_the_end(&self, candidate: &Submission) -> bool {
         self.policy.to_the_end || self.goal == Goal::Keep || candidate.patience.is_some()
     }
 
     /// Timeout of a candidate's runs.
-    fn run_timeout(&self, candidate: &Candidate) -> Duration {
+    fn run_timeout(&self, candidate: &Submission) -> Duration {
         candidate.patience.unwrap_or(self.policy.run_timeout)
     }
 
     /// Gives up those that were before, where there is no reason to let them run for longer.
     fn give_up_hopeless(&mut self) {
         for place in 0..self.candidates.len() {
-            let candidate @ Candidate { state, given_up, seconds, .. } = &self.candidates[place];
-            let was_given_up = matches!(state, State::Waiting) && *given_up > Duration::ZERO;
+            let candidate @ Submission { state, given_up, seconds, .. } = &self.candidates[place];
+            let was_given_up = matches!(state, CandidateState::Waiting) && *given_up > Duration::ZERO;
             let timeout = self.run_timeout(candidate);
             if was_given_up && self.run_limit(candidate) <= *given_up {
                 let mut message = format!("not finished within {} s", (1e6 * given_up.as_secs_f64()).round() / 1e6);
@@ -824,7 +832,7 @@ impl Scheduler {
                 }
                 let limit = (*given_up >= timeout).then_some(Limit::RunS(given_up.as_secs_f64()));
                 let measured = failed(ErrorClass::RunTimeout, message, *seconds, limit);
-                self.candidates[place].state = State::Done(measured);
+                self.candidates[place].state = CandidateState::Done(measured);
             }
         }
     }
@@ -844,7 +852,7 @@ mod tests {
     /// A scheduler with what it is told of workers: none of them runs, and time passes as the test says.
     struct Trace {
         scheduler: Scheduler,
-        idle: Lanes,
+        idle: IdleThreads,
         now: Instant,
         /// Commands and results, in short.
         said: Vec<String>,
@@ -855,7 +863,7 @@ mod tests {
             let policy = Policy {
                 n_workers,
                 has_cores_left: n_workers > 1,
-                round: Round { time: Duration::from_millis(10), min_samples: 1 },
+                round: RoundLength { time: Duration::from_millis(10), min_samples: 1 },
                 build_timeout: Duration::from_secs(10),
                 run_timeout: Duration::from_secs(10),
                 to_the_end: false,
@@ -868,7 +876,7 @@ mod tests {
         }
 
         fn submit(&mut self, n: usize) {
-            self.scheduler.submit((0..n).map(|at| (Source::Steps(format!("{at}")), None)));
+            self.scheduler.submit((0..n).map(|at| (ProgramSource::Steps(format!("{at}")), None)));
             self.act();
         }
 
@@ -877,34 +885,36 @@ mod tests {
             self.note(commands);
         }
 
-        fn note(&mut self, commands: Vec<Command>) {
+        fn note(&mut self, commands: Vec<WorkerCommands>) {
             for command in commands {
                 match command {
-                    Command::Ask { worker, request, .. } => {
+                    WorkerCommands::Ask { worker, request, .. } => {
                         assert!(self.idle[worker][request.lane() as usize], "only idle threads are asked");
                         self.idle[worker][request.lane() as usize] = false;
                         self.said.push(format!("{worker}: {}", short(&request)));
                     }
-                    Command::Tell { worker, request } => self.said.push(format!("{worker}: ({})", short(&request))),
-                    Command::GoOn { worker, lane, .. } => self.idle[worker][lane as usize] = false,
-                    Command::GiveUp { worker } => {
+                    WorkerCommands::Tell { worker, request } => {
+                        self.said.push(format!("{worker}: ({})", short(&request)))
+                    }
+                    WorkerCommands::GoOn { worker, lane, .. } => self.idle[worker][lane as usize] = false,
+                    WorkerCommands::GiveUp { worker } => {
                         self.idle[worker] = [false; 2];
                         self.said.push(format!("{worker}: give up"));
                     }
-                    Command::Pin { .. } | Command::StepAside(_) => {}
+                    WorkerCommands::Pin { .. } | WorkerCommands::StepAside(_) => {}
                 }
             }
         }
 
-        fn heard(&mut self, worker: usize, lane: usize, answer: Answer) {
+        fn heard(&mut self, worker: usize, lane: usize, answer: WorkerEvent) {
             self.idle[worker] = match answer {
-                Answer::Reply(_) => {
+                WorkerEvent::Reply(_) => {
                     let mut idle = self.idle[worker];
                     idle[lane] = true;
                     idle
                 }
                 // It is started anew.
-                Answer::Died(_) | Answer::TimedOut => [false; 2],
+                WorkerEvent::Died(_) | WorkerEvent::TimedOut => [false; 2],
             };
             let lane = if lane == BUILD { WorkerThread::Build } else { WorkerThread::Test };
             let commands = self.scheduler.heard(self.now, worker, lane, answer).unwrap();
@@ -913,18 +923,18 @@ mod tests {
         }
 
         fn built(&mut self, worker: usize, id: u64) {
-            self.heard(worker, BUILD, Answer::Reply(Reply::Built { id, seconds: 0.01 }));
+            self.heard(worker, BUILD, WorkerEvent::Reply(Reply::Built { id, seconds: 0.01 }));
         }
 
         fn prepared(&mut self, worker: usize, id: u64) {
-            self.heard(worker, TEST, Answer::Reply(Reply::Prepared { id }));
+            self.heard(worker, TEST, WorkerEvent::Reply(Reply::Prepared { id }));
         }
 
         /// Answers that the kernel is right after a first run of `run`.
         fn checked(&mut self, worker: usize, id: u64, run: Duration, is_timed: bool) {
             let (seconds, run_seconds) = (run.as_secs_f64(), run.as_secs_f64());
             let reply = Reply::Checked { id, seconds, run_seconds, relative_error: 0.0, is_timed };
-            self.heard(worker, TEST, Answer::Reply(reply));
+            self.heard(worker, TEST, WorkerEvent::Reply(reply));
         }
 
         fn timed(&mut self, worker: usize, id: u64, ns: f64) {
@@ -935,7 +945,7 @@ mod tests {
                 seconds: 0.01,
                 conditions: Conditions::default(),
             };
-            self.heard(worker, TEST, Answer::Reply(reply));
+            self.heard(worker, TEST, WorkerEvent::Reply(reply));
         }
 
         fn ready(&mut self, worker: usize) {
@@ -954,20 +964,20 @@ mod tests {
         }
     }
 
-    fn short(request: &Request) -> String {
+    fn short(request: &WorkerRequest) -> String {
         match request {
-            Request::Build { id, source: Source::Steps(text), .. } => format!("build {text} as {id}"),
-            Request::Build { id, .. } => format!("build {id}"),
-            Request::Check { id, .. } => format!("check {id}"),
-            Request::Run { id, .. } => format!("run {id}"),
-            Request::Drop { id } => format!("drop {id}"),
+            WorkerRequest::Build { id, source: ProgramSource::Steps(text), .. } => format!("build {text} as {id}"),
+            WorkerRequest::Build { id, .. } => format!("build {id}"),
+            WorkerRequest::Check { id, .. } => format!("check {id}"),
+            WorkerRequest::Run { id, .. } => format!("run {id}"),
+            WorkerRequest::Drop { id } => format!("drop {id}"),
         }
     }
 
     const MS: Duration = Duration::from_millis(1);
 
-    fn signal(number: i32) -> Answer {
-        Answer::Died(ExitStatus::from_raw(number))
+    fn signal(number: i32) -> WorkerEvent {
+        WorkerEvent::Died(ExitStatus::from_raw(number))
     }
 
     #[test]
@@ -1069,7 +1079,7 @@ mod tests {
             t.built(0, 1);
             t.prepared(0, 0);
             // Its worker is started anew and it waits; the limit of a first try is short.
-            t.heard(0, TEST, Answer::TimedOut);
+            t.heard(0, TEST, WorkerEvent::TimedOut);
             t.ready(0);
             // Who was not tried yet comes first.
             t.built(0, 2);
@@ -1079,12 +1089,12 @@ mod tests {
                 t.checked(0, 2, MS, true);
                 t.timed(0, 2, 1e6);
                 t.prepared(0, 3);
-                t.heard(0, TEST, Answer::TimedOut);
+                t.heard(0, TEST, WorkerEvent::TimedOut);
                 let mut done = t.done();
                 done.sort_by_key(|(number, _)| *number);
                 assert_eq!(done, [(0, Some(ErrorClass::RunTimeout)), (1, None)]);
             } else {
-                t.heard(0, TEST, Answer::TimedOut);
+                t.heard(0, TEST, WorkerEvent::TimedOut);
                 t.ready(0);
                 assert_eq!(t.done(), []);
                 assert!(t.said.last().is_some_and(|said| said.contains("build")), "{:?}", t.said);
@@ -1098,10 +1108,10 @@ mod tests {
         t.submit(1);
         t.built(0, 0);
         t.prepared(0, 0);
-        let ran = Answer::Reply(Reply::Ran { id: 0 });
+        let ran = WorkerEvent::Reply(Reply::Ran { id: 0 });
         let commands = t.scheduler.heard(t.now, 0, WorkerThread::Test, ran).unwrap();
         let timeouts = commands.iter().filter_map(|command| match command {
-            Command::GoOn { worker: 0, lane: WorkerThread::Test, timeout } => Some(*timeout),
+            WorkerCommands::GoOn { worker: 0, lane: WorkerThread::Test, timeout } => Some(*timeout),
             _ => None,
         });
         assert_eq!(timeouts.collect::<Vec<_>>(), [t.scheduler.policy.run_timeout]);
@@ -1142,7 +1152,7 @@ mod tests {
         t.built(0, 0);
         t.prepared(0, 0);
         t.scheduler.was_paused();
-        t.heard(0, TEST, Answer::TimedOut);
+        t.heard(0, TEST, WorkerEvent::TimedOut);
         assert_eq!(t.done(), []);
         t.ready(0);
         t.built(0, 1);
@@ -1167,7 +1177,7 @@ mod tests {
         t.expect(&["0: give up"]);
         assert!(t.scheduler.is_done());
         // What it says of them afterwards is of no interest.
-        t.heard(0, TEST, Answer::Reply(Reply::Prepared { id: 0 }));
+        t.heard(0, TEST, WorkerEvent::Reply(Reply::Prepared { id: 0 }));
         t.expect(&[]);
     }
 
@@ -1226,7 +1236,7 @@ mod tests {
         t.built(0, 0);
         t.built(0, 1);
         t.prepared(0, 0);
-        t.heard(0, TEST, Answer::TimedOut);
+        t.heard(0, TEST, WorkerEvent::TimedOut);
         t.said.clear();
         t.ready(0);
         t.built(0, 2);

@@ -1,21 +1,24 @@
 //! NVIDIA's GPUs.
 
-use super::{Driver, KeptCode, KernelArgument, Shape, Span, of_compiler};
-use crate::cuda::{self, Allocation, AssembleError, Assembler, Code, Context, CudaError, Launch, Memory, Recorded};
+use super::{Driver, GuardedSpan, KeptCode, KernelArgument, LaunchShape, of_compiler};
+use crate::cuda::{
+    self, Allocation, AssembleError, CudaContext, CudaError, CudaGraph, CudaLaunch, CudaMemory, CudaModule,
+    PtxAssembler,
+};
 use crate::failure::Failure;
 use std::fmt::Display;
 use std::sync::Arc;
 use tilewright_codegen::{ARGUMENT_ALIGN, CompileError, compile_gpu};
 use tilewright_ir::Target;
-use tilewright_ir::gpu::{Abi, GpuProgram, Kernel};
+use tilewright_ir::gpu::{Abi, GpuKernel, GpuProgram};
 use tilewright_ir::target::Gpu;
 use tilewright_search::ErrorClass;
 
 /// A context of one of NVIDIA's GPUs, and what assembles code for it.
 #[derive(Clone)]
 pub struct Cuda {
-    context: Context,
-    assembler: Assembler,
+    context: CudaContext,
+    assembler: PtxAssembler,
 }
 
 impl Cuda {
@@ -24,38 +27,38 @@ impl Cuda {
     /// # Errors
     /// If there is no such device, or its driver refuses.
     pub fn new(target: &Target) -> Result<Cuda, CudaError> {
-        let context = Context::new(target.gpu.map_or(0, |gpu| gpu.number))?;
-        Ok(Cuda { context, assembler: Assembler::find(&target.cpu) })
+        let context = CudaContext::new(target.gpu.map_or(0, |gpu| gpu.number))?;
+        Ok(Cuda { context, assembler: PtxAssembler::find(&target.cpu) })
     }
 
     /// An emulated device, of this thread's own.
     #[cfg(test)]
     pub(crate) fn emulated() -> Cuda {
-        Cuda { context: cuda::emulated(), assembler: Assembler::Driver }
+        Cuda { context: cuda::emulated(), assembler: PtxAssembler::Driver }
     }
 }
 
 impl Driver for Cuda {
     type Whole = Allocation;
-    type Code = Arc<Code>;
-    type Launch = Launch;
-    type Recorded = Recorded;
+    type Code = Arc<CudaModule>;
+    type Launch = CudaLaunch;
+    type Recorded = CudaGraph;
     type Error = CudaError;
 
     fn alignment(&self) -> Result<u64, CudaError> {
         Ok(ARGUMENT_ALIGN)
     }
 
-    fn memory(&self, n_bytes: u64) -> Result<Memory, CudaError> {
-        Memory::new(&self.context, n_bytes)
+    fn memory(&self, n_bytes: u64) -> Result<CudaMemory, CudaError> {
+        CudaMemory::new(&self.context, n_bytes)
     }
 
-    fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Arc<Code>, Failure> {
+    fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Arc<CudaModule>, Failure> {
         // All that code is generated from, which takes longer than to assemble it.
         let (program_text, target_text) = (format!("{program:?}"), format!("{target:?}"));
         let assembler = self.assembler.name();
         let determined_by: [&dyn Display; 3] = [&program_text, &target_text, &assembler];
-        let known = kept.find(&determined_by).and_then(|code| Code::load(&self.context, &code).ok());
+        let known = kept.find(&determined_by).and_then(|code| CudaModule::load(&self.context, &code).ok());
         if let Some(code) = known {
             return Ok(Arc::new(code));
         }
@@ -70,21 +73,21 @@ impl Driver for Cuda {
         };
         let code = self.assembler.assemble(&module.code, &target.cpu);
         let code = code.map_err(|why| Failure::from((class(&why), why.to_string())))?;
-        let loaded = Code::load(&self.context, &code).map_err(of_compiler::<Cuda>)?;
+        let loaded = CudaModule::load(&self.context, &code).map_err(of_compiler::<Cuda>)?;
         kept.keep(&determined_by, &code);
         Ok(Arc::new(loaded))
     }
 
     fn launch(
-        code: &Arc<Code>,
-        kernel: &Kernel,
+        code: &Arc<CudaModule>,
+        kernel: &GpuKernel,
         program: &GpuProgram,
         target: &Target,
-        arguments: Vec<Span<Memory>>,
-    ) -> Result<Launch, Failure> {
+        arguments: Vec<GuardedSpan<CudaMemory>>,
+    ) -> Result<CudaLaunch, Failure> {
         let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
         let abi = Abi::of(program, kernel, target);
-        let shape = Shape { shared_bytes: abi.dynamic_shared_bytes, ..Shape::of(kernel, program, target) };
+        let shape = LaunchShape { shared_bytes: abi.dynamic_shared_bytes, ..LaunchShape::of(kernel, program, target) };
         let maps = abi.maps.iter().map(|map| {
             let span = &arguments[abi.array_of(map)];
             let address = span.memory.address() + span.at;
@@ -95,39 +98,39 @@ impl Driver for Cuda {
         Cuda::launch_own(code, &shape, gpu, arguments)
     }
 
-    fn load(&self, code: &[u8]) -> Result<Arc<Code>, Failure> {
-        Code::load(&self.context, code).map(Arc::new).map_err(of_compiler::<Cuda>)
+    fn load(&self, code: &[u8]) -> Result<Arc<CudaModule>, Failure> {
+        CudaModule::load(&self.context, code).map(Arc::new).map_err(of_compiler::<Cuda>)
     }
 
-    fn load_ptx(&self, text: &str, target: &Target) -> Option<Result<Arc<Code>, Failure>> {
+    fn load_ptx(&self, text: &str, target: &Target) -> Option<Result<Arc<CudaModule>, Failure>> {
         let assembled = self.assembler.assemble(text.as_bytes(), &target.cpu);
         let code = assembled.map_err(|why| Failure::from((ErrorClass::CompileErrorDevice, why.to_string())));
         Some(code.and_then(|code| self.load(&code)))
     }
 
-    fn write_variable(code: &Arc<Code>, name: &str, bytes: &[u8]) -> Result<(), Failure> {
+    fn write_variable(code: &Arc<CudaModule>, name: &str, bytes: &[u8]) -> Result<(), Failure> {
         code.write(name, bytes).map_err(of_compiler::<Cuda>)
     }
 
     fn launch_own(
-        code: &Arc<Code>,
-        shape: &Shape,
+        code: &Arc<CudaModule>,
+        shape: &LaunchShape,
         _: &Gpu,
-        arguments: Vec<KernelArgument<Memory>>,
-    ) -> Result<Launch, Failure> {
-        Launch::new(code, &shape.name, shape.grid, shape.block, shape.shared_bytes, arguments)
+        arguments: Vec<KernelArgument<CudaMemory>>,
+    ) -> Result<CudaLaunch, Failure> {
+        CudaLaunch::new(code, &shape.name, shape.grid, shape.block, shape.shared_bytes, arguments)
             .map_err(of_compiler::<Cuda>)
     }
 
-    fn run(&self, launches: &[Launch], n_times: u32) -> Result<f64, CudaError> {
+    fn run(&self, launches: &[CudaLaunch], n_times: u32) -> Result<f64, CudaError> {
         cuda::run(&self.context, launches, n_times)
     }
 
-    fn record(&self, launches: &[Launch]) -> Result<Recorded, CudaError> {
-        Recorded::launches(&self.context, launches)
+    fn record(&self, launches: &[CudaLaunch]) -> Result<CudaGraph, CudaError> {
+        CudaGraph::launches(&self.context, launches)
     }
 
-    fn run_recorded(&self, _: &[Launch], recorded: &Recorded) -> Result<(), CudaError> {
+    fn run_recorded(&self, _: &[CudaLaunch], recorded: &CudaGraph) -> Result<(), CudaError> {
         recorded.run().map(drop)
     }
 

@@ -1,21 +1,21 @@
 //! OpenCL's devices.
 
-use super::{Driver, KeptCode, KernelArgument, Shape, Span, of_compiler};
+use super::{Driver, GuardedSpan, KeptCode, KernelArgument, LaunchShape, of_compiler};
 use crate::failure::Failure;
-use crate::opencl::{self, Buffers, Code, Context, Launch, Memory, OpenClError};
+use crate::opencl::{self, Buffers, OpenClContext, OpenClError, OpenClLaunch, OpenClMemory, OpenClProgram};
 use std::ffi::CString;
 use std::fmt::Display;
 use std::sync::Arc;
 use tilewright_codegen::opencl_c;
 use tilewright_ir::Target;
-use tilewright_ir::gpu::{GpuProgram, Kernel};
+use tilewright_ir::gpu::{GpuKernel, GpuProgram};
 use tilewright_ir::target::Gpu;
 use tilewright_search::ErrorClass;
 
 /// A context of an OpenCL device.
 #[derive(Clone)]
 pub struct OpenCl {
-    context: Context,
+    context: OpenClContext,
     is_cpu: bool,
     /// Device and driver, with its version, in words.
     maker: String,
@@ -28,7 +28,7 @@ impl OpenCl {
     /// If there is no such device, or its driver refuses.
     pub fn new(target: &Target) -> Result<OpenCl, OpenClError> {
         let device = opencl::device_of(target)?;
-        let (context, is_cpu) = (Context::new(&device)?, device.is_cpu);
+        let (context, is_cpu) = (OpenClContext::new(&device)?, device.is_cpu);
         Ok(OpenCl { context, is_cpu, maker: device.maker()? })
     }
 
@@ -51,14 +51,14 @@ impl OpenCl {
     ///
     /// # Errors
     /// If the compiler refuses it.
-    pub fn kept(&self, source: &str, kept: &dyn KeptCode) -> Result<Code, Failure> {
+    pub fn kept(&self, source: &str, kept: &dyn KeptCode) -> Result<OpenClProgram, Failure> {
         let determined_by: [&dyn Display; 2] = [&self.maker, &source];
         // What the driver does not take any more is built anew.
-        let known = kept.find(&determined_by).and_then(|binary| Code::of_binary(&self.context, &binary).ok());
+        let known = kept.find(&determined_by).and_then(|binary| OpenClProgram::of_binary(&self.context, &binary).ok());
         if let Some(code) = known {
             return Ok(code);
         }
-        let code = Code::build(&self.context, source, c"").map_err(of_compiler::<OpenCl>)?;
+        let code = OpenClProgram::build(&self.context, source, c"").map_err(of_compiler::<OpenCl>)?;
         if let Ok(binary) = code.binary() {
             kept.keep(&determined_by, &binary);
         }
@@ -70,9 +70,9 @@ impl OpenCl {
         kept.find(&[&self.maker, &source]).is_some()
     }
 
-    fn of_source(&self, source: &str, options: &str) -> Result<Code, Failure> {
+    fn of_source(&self, source: &str, options: &str) -> Result<OpenClProgram, Failure> {
         let options = CString::new(options).map_err(|why| (ErrorClass::CompileErrorDevice, why.to_string()))?;
-        Code::build(&self.context, source, &options).map_err(of_compiler::<OpenCl>)
+        OpenClProgram::build(&self.context, source, &options).map_err(of_compiler::<OpenCl>)
     }
 
     /// Whether the device is this machine's CPU.
@@ -83,8 +83,8 @@ impl OpenCl {
 
 impl Driver for OpenCl {
     type Whole = Buffers;
-    type Code = Arc<Code>;
-    type Launch = Launch;
+    type Code = Arc<OpenClProgram>;
+    type Launch = OpenClLaunch;
     type Recorded = ();
     type Error = OpenClError;
 
@@ -92,29 +92,29 @@ impl Driver for OpenCl {
         self.context.alignment()
     }
 
-    fn memory(&self, n_bytes: u64) -> Result<Memory, OpenClError> {
-        Memory::new(&self.context, n_bytes)
+    fn memory(&self, n_bytes: u64) -> Result<OpenClMemory, OpenClError> {
+        OpenClMemory::new(&self.context, n_bytes)
     }
 
-    fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Arc<Code>, Failure> {
+    fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Arc<OpenClProgram>, Failure> {
         self.kept(&opencl_c(program, target), kept).map(Arc::new)
     }
 
     fn launch(
-        code: &Arc<Code>,
-        kernel: &Kernel,
+        code: &Arc<OpenClProgram>,
+        kernel: &GpuKernel,
         program: &GpuProgram,
         target: &Target,
-        arguments: Vec<Span<Memory>>,
-    ) -> Result<Launch, Failure> {
+        arguments: Vec<GuardedSpan<OpenClMemory>>,
+    ) -> Result<OpenClLaunch, Failure> {
         let gpu = target.gpu.as_ref().expect("invariant: an OpenCL target has what a GPU has");
         let arguments = arguments.into_iter().map(KernelArgument::from).collect();
-        OpenCl::launch_own(code, &Shape::of(kernel, program, target), gpu, arguments)
+        OpenCl::launch_own(code, &LaunchShape::of(kernel, program, target), gpu, arguments)
     }
 
-    fn load(&self, code: &[u8]) -> Result<Arc<Code>, Failure> {
+    fn load(&self, code: &[u8]) -> Result<Arc<OpenClProgram>, Failure> {
         if !self.is_cpu {
-            return Code::of_binary(&self.context, code).map(Arc::new).map_err(of_compiler::<OpenCl>);
+            return OpenClProgram::of_binary(&self.context, code).map(Arc::new).map_err(of_compiler::<OpenCl>);
         }
         let text = String::from_utf8_lossy(code);
         let (options, source) = text.split_once('\n').unwrap_or_default();
@@ -122,13 +122,13 @@ impl Driver for OpenCl {
     }
 
     fn launch_own(
-        code: &Arc<Code>,
-        shape: &Shape,
+        code: &Arc<OpenClProgram>,
+        shape: &LaunchShape,
         gpu: &Gpu,
-        arguments: Vec<KernelArgument<Memory>>,
-    ) -> Result<Launch, Failure> {
+        arguments: Vec<KernelArgument<OpenClMemory>>,
+    ) -> Result<OpenClLaunch, Failure> {
         let sizes = |axes: [i64; 3]| axes.map(|n| usize::try_from(n).unwrap_or(0));
-        let launch = Launch::new(code, &shape.name, sizes(shape.grid), sizes(shape.block), arguments);
+        let launch = OpenClLaunch::new(code, &shape.name, sizes(shape.grid), sizes(shape.block), arguments);
         let launch = launch.map_err(of_compiler::<OpenCl>)?;
         let (most_threads, local_bytes) = launch.limits().map_err(of_compiler::<OpenCl>)?;
         let refused = |why: String| Err((ErrorClass::CompileErrorDevice, why).into());
@@ -142,19 +142,19 @@ impl Driver for OpenCl {
         Ok(launch)
     }
 
-    fn warm_up(launch: &Launch) -> Result<(), OpenClError> {
+    fn warm_up(launch: &OpenClLaunch) -> Result<(), OpenClError> {
         launch.warm_up()
     }
 
-    fn run(&self, launches: &[Launch], n_times: u32) -> Result<f64, OpenClError> {
+    fn run(&self, launches: &[OpenClLaunch], n_times: u32) -> Result<f64, OpenClError> {
         opencl::run(&self.context, launches, n_times)
     }
 
-    fn record(&self, _: &[Launch]) -> Result<(), OpenClError> {
+    fn record(&self, _: &[OpenClLaunch]) -> Result<(), OpenClError> {
         Ok(())
     }
 
-    fn run_recorded(&self, launches: &[Launch], (): &()) -> Result<(), OpenClError> {
+    fn run_recorded(&self, launches: &[OpenClLaunch], (): &()) -> Result<(), OpenClError> {
         self.run(launches, 1).map(drop)
     }
 

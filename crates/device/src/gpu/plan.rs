@@ -9,9 +9,9 @@ use tilewright_codegen::{Runtime, opencl_c};
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_runtime::gpu::{self, GpuModel, Home, Launches};
-use tilewright_runtime::{Aligned, Constant, Host, Slice, Step, Work, on_all_cores};
+use tilewright_runtime::{Aligned, Constant, Host, PlanStep, TensorSlice, Work, on_all_cores};
 
-use super::{Cuda, Driver, KeptCode, Memory, OpenCl, Shape, Span, fits};
+use super::{Cuda, Driver, DriverMemory, GuardedSpan, KeptCode, LaunchShape, OpenCl, fits};
 
 /// Reason why a plan does not run on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -35,11 +35,11 @@ pub enum GpuError {
 }
 
 /// A model on a device: code, constants and memory for a run.
-pub struct GpuContext(Loaded);
+pub struct GpuContext(LoadedStep);
 
-enum Loaded {
-    OpenCl(Box<OnDevice<OpenCl>>),
-    Cuda(Box<OnDevice<Cuda>>),
+enum LoadedStep {
+    OpenCl(Box<ModelOnDevice<OpenCl>>),
+    Cuda(Box<ModelOnDevice<Cuda>>),
 }
 
 impl GpuContext {
@@ -52,11 +52,11 @@ impl GpuContext {
         let loaded = match model.target.arch {
             Arch::Gpu(GpuApi::OpenCl) => {
                 let driver = OpenCl::new(&model.target).map_err(of_device(target))?;
-                Loaded::OpenCl(Box::new(OnDevice::new(driver, Arc::clone(model), kept)?))
+                LoadedStep::OpenCl(Box::new(ModelOnDevice::new(driver, Arc::clone(model), kept)?))
             }
             Arch::Gpu(GpuApi::Cuda) => {
                 let driver = Cuda::new(&model.target).map_err(of_device(target))?;
-                Loaded::Cuda(Box::new(OnDevice::new(driver, Arc::clone(model), kept)?))
+                LoadedStep::Cuda(Box::new(ModelOnDevice::new(driver, Arc::clone(model), kept)?))
             }
             _ => return Err(of_device(target)("nothing runs models for it")),
         };
@@ -70,8 +70,8 @@ impl GpuContext {
     /// If the device or a step in this process fails.
     pub fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), GpuError> {
         match &mut self.0 {
-            Loaded::OpenCl(loaded) => loaded.run(inputs, outputs, None),
-            Loaded::Cuda(loaded) => loaded.run(inputs, outputs, None),
+            LoadedStep::OpenCl(loaded) => loaded.run(inputs, outputs, None),
+            LoadedStep::Cuda(loaded) => loaded.run(inputs, outputs, None),
         }
     }
 
@@ -87,8 +87,8 @@ impl GpuContext {
         step_ns: &mut [u64],
     ) -> Result<(), GpuError> {
         match &mut self.0 {
-            Loaded::OpenCl(loaded) => loaded.run(inputs, outputs, Some(step_ns)),
-            Loaded::Cuda(loaded) => loaded.run(inputs, outputs, Some(step_ns)),
+            LoadedStep::OpenCl(loaded) => loaded.run(inputs, outputs, Some(step_ns)),
+            LoadedStep::Cuda(loaded) => loaded.run(inputs, outputs, Some(step_ns)),
         }
     }
 }
@@ -116,7 +116,7 @@ fn of_device<E: ToString>(target: &Target) -> impl Fn(E) -> GpuError + use<E> {
 }
 
 /// The fault of a step.
-fn of_step<E: ToString>(step: &Step) -> impl Fn(E) -> GpuError {
+fn of_step<E: ToString>(step: &PlanStep) -> impl Fn(E) -> GpuError {
     let step = step.name.clone();
     move |why| GpuError::Step { step: step.clone(), why: why.to_string() }
 }
@@ -126,14 +126,19 @@ enum Doing<D: Driver> {
     /// Launches on the device, by their numbers.
     Launches(Range<usize>),
     /// A function of this process, once all launches before this one are done.
-    Host { before: usize, inputs: Vec<Span<Memory<D>>>, outputs: Vec<Span<Memory<D>>>, run: Host },
+    Host {
+        before: usize,
+        inputs: Vec<GuardedSpan<DriverMemory<D>>>,
+        outputs: Vec<GuardedSpan<DriverMemory<D>>>,
+        run: Host,
+    },
 }
 
 /// A model by a driver.
-struct OnDevice<D: Driver> {
+struct ModelOnDevice<D: Driver> {
     driver: D,
     model: Arc<GpuModel>,
-    memories: BTreeMap<Home, Arc<Memory<D>>>,
+    memories: BTreeMap<Home, Arc<DriverMemory<D>>>,
     launches: Vec<D::Launch>,
     steps: Vec<Doing<D>>,
     /// Launches between which no function of this process is called, by the first of them.
@@ -147,12 +152,12 @@ struct Loader<'m, D: Driver> {
     driver: &'m D,
     model: &'m GpuModel,
     launches: &'m Launches<'m>,
-    memories: BTreeMap<Home, Arc<Memory<D>>>,
+    memories: BTreeMap<Home, Arc<DriverMemory<D>>>,
     codes: HashMap<usize, D::Code>,
 }
 
-impl<D: Driver> OnDevice<D> {
-    fn new(driver: D, model: Arc<GpuModel>, kept: &dyn KeptCode) -> Result<OnDevice<D>, GpuError> {
+impl<D: Driver> ModelOnDevice<D> {
+    fn new(driver: D, model: Arc<GpuModel>, kept: &dyn KeptCode) -> Result<ModelOnDevice<D>, GpuError> {
         let align = driver.alignment().map_err(of_device(&model.target))?;
         let all = Launches::new(&model, align);
         let (memories, codes) = (BTreeMap::new(), codes(&driver, &model, &all, kept)?);
@@ -185,7 +190,7 @@ impl<D: Driver> OnDevice<D> {
             }
             next = end;
         }
-        Ok(OnDevice { driver, model, memories, launches, steps, recorded, is_checked: false })
+        Ok(ModelOnDevice { driver, model, memories, launches, steps, recorded, is_checked: false })
     }
 
     fn run(
@@ -261,7 +266,7 @@ fn codes<D: Driver>(
     let steps: BTreeMap<usize, usize> = launches.map(|launch| (launch.program, launch.step)).collect();
     let build = |(): &mut (), (number, step): (usize, usize)| {
         let program = all.program(number);
-        let fitting = program.kernels().try_for_each(|kernel| fits(&Shape::of(kernel, program, target), gpu));
+        let fitting = program.kernels().try_for_each(|kernel| fits(&LaunchShape::of(kernel, program, target), gpu));
         let code = fitting.and_then(|()| driver.build(program, target, kept).map_err(|failure| failure.message));
         Ok((number, code.map_err(of_step(&model.plan.steps[step]))?))
     };
@@ -269,9 +274,13 @@ fn codes<D: Driver>(
 }
 
 /// Calls what is no kernel on what lies on the device.
-fn host<D: Driver>(inputs: &[Span<Memory<D>>], outputs: &[Span<Memory<D>>], run: &Host) -> Result<(), String> {
+fn host<D: Driver>(
+    inputs: &[GuardedSpan<DriverMemory<D>>],
+    outputs: &[GuardedSpan<DriverMemory<D>>],
+    run: &Host,
+) -> Result<(), String> {
     let say = |error: std::io::Error| error.to_string();
-    let room = |span: &Span<Memory<D>>| Aligned::new(span.n_bytes).map_err(say);
+    let room = |span: &GuardedSpan<DriverMemory<D>>| Aligned::new(span.n_bytes).map_err(say);
     let mut given = inputs.iter().map(room).collect::<Result<Vec<_>, _>>()?;
     let mut made = outputs.iter().map(room).collect::<Result<Vec<_>, _>>()?;
     for (span, memory) in inputs.iter().zip(&mut given).filter(|(span, _)| span.n_bytes > 0) {
@@ -298,7 +307,7 @@ fn host<D: Driver>(inputs: &[Span<Memory<D>>], outputs: &[Span<Memory<D>>], run:
 
 impl<D: Driver> Loader<'_, D> {
     /// Memory, which is there from now on, with what is known of it.
-    fn memory(&mut self, home: Home) -> Result<Arc<Memory<D>>, String> {
+    fn memory(&mut self, home: Home) -> Result<Arc<DriverMemory<D>>, String> {
         if let Some(memory) = self.memories.get(&home) {
             return Ok(Arc::clone(memory));
         }
@@ -314,8 +323,8 @@ impl<D: Driver> Loader<'_, D> {
         Ok(memory)
     }
 
-    fn span(&mut self, span: &gpu::Span) -> Result<Span<Memory<D>>, String> {
-        Ok(Span { memory: self.memory(span.home)?, at: span.at, n_bytes: span.n_bytes })
+    fn span(&mut self, span: &gpu::Span) -> Result<GuardedSpan<DriverMemory<D>>, String> {
+        Ok(GuardedSpan { memory: self.memory(span.home)?, at: span.at, n_bytes: span.n_bytes })
     }
 
     fn launches(&mut self, of: &[gpu::Launch]) -> Result<Vec<D::Launch>, GpuError> {
@@ -331,10 +340,10 @@ impl<D: Driver> Loader<'_, D> {
     }
 
     /// Makes the executable form of a step from its launches.
-    fn step(&mut self, step: &Step, launches: Range<usize>) -> Result<Doing<D>, GpuError> {
+    fn step(&mut self, step: &PlanStep, launches: Range<usize>) -> Result<Doing<D>, GpuError> {
         let Work::Host { inputs, outputs, run } = &step.work else { return Ok(Doing::Launches(launches)) };
         let all = self.launches;
-        let mut spans = |slices: &[Slice]| {
+        let mut spans = |slices: &[TensorSlice]| {
             let spans = slices.iter().map(|slice| self.span(&all.span(slice))).collect::<Result<Vec<_>, _>>();
             spans.map_err(of_step(step))
         };
@@ -369,7 +378,7 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
         let way = plan.tensor("way", DType::F32, &[41], Place::Arena(0));
         let sums = plan.tensor("sums", DType::F32, &[40], Place::Arena(512));
         let y = plan.tensor("y", DType::F32, &[42], Place::Output(0));
-        let part = |tensor, n: usize| Slice { tensor, offset: 4 * n, n_bytes: 160 };
+        let part = |tensor, n: usize| TensorSlice { tensor, offset: 4 * n, n_bytes: 160 };
         let add_one = |inputs: &[&[u8]], outputs: &mut [&mut [u8]]| {
             for (from, to) in inputs[0].chunks(4).zip(outputs[0].chunks_mut(4)) {
                 let number = f32::from_le_bytes(from.try_into().unwrap());
@@ -395,14 +404,14 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
             double(part(sums, 0), part(way, 1)),
             Work::Copy { from: part(way, 1), to: part(y, 2), rows: None },
         ];
-        plan.steps = works.map(|work| Step { name: "a step".to_owned(), work, guard: None }).into();
+        plan.steps = works.map(|work| PlanStep { name: "a step".to_owned(), work, guard: None }).into();
         let target = Target::named("sm_90a").unwrap();
         GpuModel { plan, kernels: vec![lower_gpu(&kernel).unwrap()], target }
     }
 
     #[test]
     fn kernels_functions_and_copies_run_in_their_order() {
-        let mut loaded = OnDevice::new(Cuda::emulated(), Arc::new(model()), &()).unwrap();
+        let mut loaded = ModelOnDevice::new(Cuda::emulated(), Arc::new(model()), &()).unwrap();
         let numbers = |of: fn(f32) -> f32| -> Vec<u8> { (0..40).flat_map(|n| of(n as f32).to_le_bytes()).collect() };
         let (mut y, mut step_ns) = (vec![0; 168], [0; 4]);
         for _ in 0..2 {
@@ -438,7 +447,7 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
         let kept = InMemory::default();
         let numbers = |of: fn(f32) -> f32| -> Vec<u8> { (0..40).flat_map(|n| of(n as f32).to_le_bytes()).collect() };
         let check = || {
-            let mut loaded = OnDevice::new(Cuda::emulated(), Arc::new(model()), &kept).unwrap();
+            let mut loaded = ModelOnDevice::new(Cuda::emulated(), Arc::new(model()), &kept).unwrap();
             let mut y = vec![0; 168];
             loaded.run(&[&numbers(|n| n)], &mut [&mut y], None).unwrap();
             assert_eq!(y[8..], numbers(|n| 4.0 * n + 2.0));

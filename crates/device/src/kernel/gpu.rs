@@ -9,14 +9,19 @@ use serde::{Deserialize, Serialize};
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_search::ErrorClass;
-use tilewright_search::expression::{Datum, Expression, Scope, Type, evaluate};
+use tilewright_search::expression::{Datum, Expression, ValueType, VariableNames, evaluate};
 
-use super::{Answer, Argument, Buffer, Failure, Job, compare, is_hopeless, unknown, write_outputs};
-use crate::cuda::compile::{CompileError, Compiler, Unit, Write, entry_of};
-use crate::gpu::{Cuda, Driver, KernelArgument, Memory, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
-use crate::pace::Variation;
-use crate::protocol::{Caches, Plan};
-use crate::timing::{self, First, Size, Subject};
+use super::{
+    ClassifiedError, KernelJob, ProcessArgument, ProcessBuffer, ProcessResult, compare, is_hopeless, unknown,
+    write_outputs,
+};
+use crate::cuda::compile::{CudaCompileError, CudaCompiler, CudaSource, WriteFile, entry_of};
+use crate::gpu::{
+    Cuda, Driver, DriverMemory, GuardedSpan, KernelArgument, LaunchShape, OpenCl, fits, keep_compiled_in, of_device,
+};
+use crate::interference::Variation;
+use crate::protocol::{Caches, TimingPlan};
+use crate::timing::{self, First, KernelDemands, TimedKernel};
 
 /// A kernel for a GPU as its source has it. Sizes are expressions of the parameters, constants and lists.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -24,7 +29,7 @@ pub struct GpuJob {
     /// The device, as a target.
     pub target: String,
     /// Compiler of the source, for CUDA C++; OpenCL C is compiled by the driver.
-    pub compiler: Option<Compiler>,
+    pub compiler: Option<CudaCompiler>,
     /// Path of the source.
     pub source: PathBuf,
     /// Name of the function.
@@ -53,9 +58,9 @@ impl GpuJob {
     ///
     /// # Errors
     /// Which one is not, and why.
-    pub fn check(&self, parameters: &[(String, Type)], shared: &[String]) -> Result<(), String> {
-        let scope = self.names().map(|(name, value)| (name, Type::of_all(&[value])));
-        let scope: Scope = scope.chain(parameters.iter().cloned()).collect();
+    pub fn check(&self, parameters: &[(String, ValueType)], shared: &[String]) -> Result<(), String> {
+        let scope = self.names().map(|(name, value)| (name, ValueType::of_all(&[value])));
+        let scope: VariableNames = scope.chain(parameters.iter().cloned()).collect();
         let of = |what: &'static str| move |text| (what, text);
         let axes = self.grid.iter().map(of("the grid")).chain(self.block.iter().map(of("the block")));
         for (what, text) in axes.chain(self.shared_bytes.iter().chain(shared).map(of("the shared memory"))) {
@@ -74,7 +79,7 @@ impl GpuJob {
     }
 
     /// A size, which is an integer.
-    fn size(&self, what: &str, text: &str, parameters: &[(String, String)]) -> Result<i64, Failure> {
+    fn size(&self, what: &str, text: &str, parameters: &[(String, String)]) -> Result<i64, ClassifiedError> {
         let value = |text: &String| match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(number), _) => Datum::Int(number),
             (_, Ok(number)) => Datum::Float(number),
@@ -89,8 +94,8 @@ impl GpuJob {
         }
     }
 
-    fn shape(&self, parameters: &[(String, String)]) -> Result<Shape, Failure> {
-        let axes = |what: &str, texts: &[String; 3]| -> Result<[i64; 3], Failure> {
+    fn shape(&self, parameters: &[(String, String)]) -> Result<LaunchShape, ClassifiedError> {
+        let axes = |what: &str, texts: &[String; 3]| -> Result<[i64; 3], ClassifiedError> {
             let mut sizes = [1; 3];
             for (size, text) in sizes.iter_mut().zip(texts) {
                 *size = self.size(what, text, parameters)?;
@@ -103,16 +108,16 @@ impl GpuJob {
         let (grid, block) = (axes("the grid", &self.grid)?, axes("the block", &self.block)?);
         let shared = self.shared_bytes.as_ref().map(|text| self.size("the shared memory", text, parameters));
         let shared_bytes = shared.transpose()?.unwrap_or(0) as u64;
-        Ok(Shape { name: self.function.clone(), grid, block, shared_bytes })
+        Ok(LaunchShape { name: self.function.clone(), grid, block, shared_bytes })
     }
 
-    fn target(&self) -> Result<Target, Failure> {
+    fn target(&self) -> Result<Target, ClassifiedError> {
         self.target.parse().map_err(|why| (ErrorClass::Unknown, format!("its target: {why}")))
     }
 
     /// The source with its parameters as macros. They stand in the text, for options of compilers would have
     /// them in headers, too.
-    fn text(&self, parameters: &[(String, String)], grid: [i64; 3]) -> Result<String, Failure> {
+    fn text(&self, parameters: &[(String, String)], grid: [i64; 3]) -> Result<String, ClassifiedError> {
         let source = fs::read_to_string(&self.source).map_err(unknown(&self.source.to_string_lossy()))?;
         let constants = self.constants.iter().map(|(name, value)| (name.as_str(), value.to_string()));
         let parameters = parameters.iter().map(|(name, value)| (name.as_str(), value.clone()));
@@ -138,7 +143,7 @@ impl Drivers {
         Drivers { folder: folder_of(job).to_owned(), opencl: None, cuda: None }
     }
 
-    fn opencl(&mut self, target: &Target) -> Result<&OpenCl, Failure> {
+    fn opencl(&mut self, target: &Target) -> Result<&OpenCl, ClassifiedError> {
         if self.opencl.is_none() {
             keep_compiled_in(Some(&self.folder));
             self.opencl = Some(OpenCl::new(target).map_err(|why| (ErrorClass::Unknown, why.to_string()))?);
@@ -146,7 +151,7 @@ impl Drivers {
         Ok(self.opencl.as_ref().expect("invariant: it was made above"))
     }
 
-    fn cuda(&mut self, target: &Target) -> Result<&Cuda, Failure> {
+    fn cuda(&mut self, target: &Target) -> Result<&Cuda, ClassifiedError> {
         if self.cuda.is_none() {
             keep_compiled_in(None);
             self.cuda = Some(Cuda::new(target).map_err(|why| (ErrorClass::Unknown, why.to_string()))?);
@@ -157,12 +162,12 @@ impl Drivers {
 
 /// Builds the kernel of a job into a file, by `write`. The words are its parameters, as `name=value`.
 pub(super) fn build(
-    job: &Job,
+    job: &KernelJob,
     drivers: &mut Drivers,
     into: &Path,
     words: &[String],
-    write: Write,
-) -> Result<(), Failure> {
+    write: WriteFile,
+) -> Result<(), ClassifiedError> {
     let parameters = &parameters(words);
     let Some(gpu) = &job.gpu else { return Err((ErrorClass::Unknown, "there is nothing to build".to_owned())) };
     let (shape, target) = (gpu.shape(parameters)?, gpu.target()?);
@@ -183,9 +188,9 @@ pub(super) fn build(
             compiled.map_err(|failure| (failure.class, failure.message))?
         }
         Some(compiler) => {
-            let unit = Unit { text: &text, path: &gpu.source, flags: &gpu.flags, gpu: &target.cpu };
+            let unit = CudaSource { text: &text, path: &gpu.source, flags: &gpu.flags, gpu: &target.cpu };
             let code = compiler.compile(&unit, into, write).map_err(|why| match why {
-                CompileError::Refused(why) => refused(why),
+                CudaCompileError::Refused(why) => refused(why),
                 other => (ErrorClass::InstantiationError, other.to_string()),
             })?;
             entry_of(&code, &gpu.function).map_err(refused)?;
@@ -199,54 +204,55 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
 
-/// Runs what was built, as [`super::serve`] does.
-pub(super) fn call(
-    (job, gpu): (&Job, &GpuJob),
-    drivers: &mut Drivers,
-    built: &Path,
-    parameters: &[(String, String)],
-    buffers: Vec<Option<Buffer>>,
-    leading_ns: Option<f64>,
-) -> Result<Option<Answer>, Failure> {
-    let code = fs::read(built).map_err(unknown("its code"))?;
-    let (mut shape, target) = (gpu.shape(parameters)?, gpu.target()?);
-    let run = Run { job, gpu, parameters, target: &target, leading_ns };
-    match target.arch {
-        Arch::Gpu(GpuApi::OpenCl) => run.on(drivers.opencl(&target)?, &code, &shape, buffers),
-        Arch::Gpu(GpuApi::Cuda) => {
-            shape.name = entry_of(&code, &shape.name).map_err(|why| (ErrorClass::CompileErrorDevice, why))?;
-            run.on(drivers.cuda(&target)?, &code, &shape, buffers)
-        }
-        Arch::Gpu(GpuApi::AmdGpu) | Arch::X86_64 | Arch::Aarch64 => {
-            Err((ErrorClass::Unknown, format!("nothing runs kernels of others for {}", target.name())))
-        }
-    }
-}
-
 /// A run of what was built.
-struct Run<'a> {
-    job: &'a Job,
-    gpu: &'a GpuJob,
-    parameters: &'a [(String, String)],
-    target: &'a Target,
-    leading_ns: Option<f64>,
+pub(super) struct GpuRun<'a> {
+    /// All about the kernel.
+    pub job: &'a KernelJob,
+    /// The part of it that is about the GPU.
+    pub gpu: &'a GpuJob,
+    /// Values of the parameters.
+    pub parameters: &'a [(String, String)],
+    /// Time of the leading candidate, where there is one.
+    pub leading_ns: Option<f64>,
 }
 
-fn by_device<D: Driver>(error: D::Error) -> Failure {
+fn by_device<D: Driver>(error: D::Error) -> ClassifiedError {
     let failure = of_device::<D>(error);
     (failure.class, failure.message)
 }
 
-impl Run<'_> {
+impl GpuRun<'_> {
+    /// Carries the run out, as [`super::serve`] does.
+    pub fn carry_out(
+        &self,
+        drivers: &mut Drivers,
+        built: &Path,
+        buffers: Vec<Option<ProcessBuffer>>,
+    ) -> Result<Option<ProcessResult>, ClassifiedError> {
+        let code = fs::read(built).map_err(unknown("its code"))?;
+        let (mut shape, target) = (self.gpu.shape(self.parameters)?, self.gpu.target()?);
+        match target.arch {
+            Arch::Gpu(GpuApi::OpenCl) => self.on(drivers.opencl(&target)?, &target, &code, &shape, buffers),
+            Arch::Gpu(GpuApi::Cuda) => {
+                shape.name = entry_of(&code, &shape.name).map_err(|why| (ErrorClass::CompileErrorDevice, why))?;
+                self.on(drivers.cuda(&target)?, &target, &code, &shape, buffers)
+            }
+            Arch::Gpu(GpuApi::AmdGpu) | Arch::X86_64 | Arch::Aarch64 => {
+                Err((ErrorClass::Unknown, format!("nothing runs kernels of others for {}", target.name())))
+            }
+        }
+    }
+
     fn on<D: Driver>(
         &self,
         driver: &D,
+        target: &Target,
         code: &[u8],
-        shape: &Shape,
-        mut buffers: Vec<Option<Buffer>>,
-    ) -> Result<Option<Answer>, Failure> {
+        shape: &LaunchShape,
+        mut buffers: Vec<Option<ProcessBuffer>>,
+    ) -> Result<Option<ProcessResult>, ClassifiedError> {
         let code = driver.load(code).map_err(|failure| (failure.class, failure.message))?;
-        let mut memories: Vec<Option<Arc<Memory<D>>>> = Vec::new();
+        let mut memories: Vec<Option<Arc<DriverMemory<D>>>> = Vec::new();
         for buffer in &buffers {
             let argument = buffer.as_ref().filter(|buffer| !buffer.is_variable);
             let memory = argument.map(|buffer| driver.memory(buffer.memory.n_bytes())).transpose();
@@ -259,16 +265,18 @@ impl Run<'_> {
         let mut arguments = Vec::new();
         for (argument, memory) in self.job.arguments.iter().zip(&memories) {
             arguments.push(match (argument, memory) {
-                (Argument::Buffer { is_variable: true, .. }, _) => continue,
-                (Argument::Value(bytes), _) => KernelArgument::Value(bytes.clone()),
-                (Argument::Shared(text), _) => {
+                (ProcessArgument::Buffer { is_variable: true, .. }, _) => continue,
+                (ProcessArgument::Value(bytes), _) => KernelArgument::Value(bytes.clone()),
+                (ProcessArgument::Shared(text), _) => {
                     KernelArgument::Shared(self.gpu.size("the shared memory", text, self.parameters)? as usize)
                 }
-                (Argument::Buffer { .. }, Some(memory)) => Span::whole(memory.clone(), memory.n_bytes()).into(),
-                (Argument::Buffer { .. }, None) => unreachable!("every buffer has its memory"),
+                (ProcessArgument::Buffer { .. }, Some(memory)) => {
+                    GuardedSpan::whole(memory.clone(), memory.n_bytes()).into()
+                }
+                (ProcessArgument::Buffer { .. }, None) => unreachable!("every buffer has its memory"),
             });
         }
-        let gpu = self.target.gpu.as_ref().expect("invariant: the target is a GPU");
+        let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
         let launch = D::launch_own(&code, shape, gpu, arguments);
         let launches = [launch.map_err(|failure| (failure.class, failure.message))?];
         D::warm_up(&launches[0]).map_err(by_device::<D>)?;
@@ -309,11 +317,16 @@ impl Run<'_> {
                 return Err(fault("it wrote outside its buffers, beside", buffer));
             }
         }
-        Ok(Some(Answer::Timed { samples_ns, relative_error }))
+        Ok(Some(ProcessResult::Timed { samples_ns, relative_error }))
     }
 
-    fn samples<D: Driver>(&self, driver: &D, launches: &[D::Launch], first_ns: f64) -> Result<Vec<f64>, Failure> {
-        let plan = Plan {
+    fn samples<D: Driver>(
+        &self,
+        driver: &D,
+        launches: &[D::Launch],
+        first_ns: f64,
+    ) -> Result<Vec<f64>, ClassifiedError> {
+        let plan = TimingPlan {
             min_time_ns: self.job.min_time_ns,
             min_samples: 1,
             // The run that checked it was alone.
@@ -332,14 +345,18 @@ impl Run<'_> {
             }),
         };
         let first = First { ns: first_ns, pace: 1.0, checked_ns: first_ns };
-        let subject =
-            Subject { run: &mut run, size: Size { n_threads: 1, n_bytes: 0 }, flush: &mut || 0.0, pace: &mut || 1.0 };
+        let subject = TimedKernel {
+            run: &mut run,
+            size: KernelDemands { n_threads: 1, n_bytes: 0 },
+            flush: &mut || 0.0,
+            pace: &mut || 1.0,
+        };
         let samples = timing::sample(&plan, &mut Variation::default(), first, subject).ns;
         failure.into_inner().map_or(Ok(samples), Err)
     }
 }
 
-fn fault(what: &str, buffer: &Buffer) -> Failure {
+fn fault(what: &str, buffer: &ProcessBuffer) -> ClassifiedError {
     (ErrorClass::RuntimeError, format!("{what} {}", buffer.name))
 }
 
@@ -386,7 +403,7 @@ mod tests {
 ";
 
     /// Runs the kernel in an emulator, with `factor` (3 is right) and `grid` blocks.
-    fn outcome(to: &str, factor: i32, grid: &str) -> Result<Option<Answer>, Failure> {
+    fn outcome(to: &str, factor: i32, grid: &str) -> Result<Option<ProcessResult>, ClassifiedError> {
         outcome_with(to, factor, grid, None)
     }
 
@@ -396,7 +413,7 @@ mod tests {
         factor: i32,
         grid: &str,
         variable: Option<&'static str>,
-    ) -> Result<Option<Answer>, Failure> {
+    ) -> Result<Option<ProcessResult>, ClassifiedError> {
         let gpu = GpuJob {
             target: Target::named("sm_80").unwrap().to_string(),
             compiler: None,
@@ -420,8 +437,15 @@ mod tests {
         output.fill(0xFF);
         let answer = ReadOnly::new(file.as_fd(), 0, 512).unwrap();
         let buffers = vec![
-            Some(Buffer { name: "in", dtype: DType::I32, memory, answer: None, is_output: false, is_variable: false }),
-            Some(Buffer {
+            Some(ProcessBuffer {
+                name: "in",
+                dtype: DType::I32,
+                memory,
+                answer: None,
+                is_output: false,
+                is_variable: false,
+            }),
+            Some(ProcessBuffer {
                 name: "out",
                 dtype: DType::I32,
                 memory: output,
@@ -430,7 +454,7 @@ mod tests {
                 is_variable: false,
             }),
             None,
-            variable.map(|name| Buffer {
+            variable.map(|name| ProcessBuffer {
                 name,
                 dtype: DType::I32,
                 memory: Fenced::new(256).unwrap(),
@@ -439,7 +463,7 @@ mod tests {
                 is_variable: true,
             }),
         ];
-        let buffer = |is_output, is_variable| Argument::Buffer {
+        let buffer = |is_output, is_variable| ProcessArgument::Buffer {
             name: String::new(),
             dtype: "i32".to_owned(),
             n: 64,
@@ -448,9 +472,10 @@ mod tests {
             is_output,
             is_variable,
         };
-        let arguments = [buffer(false, false), buffer(true, false), Argument::Value(factor.to_ne_bytes().to_vec())];
+        let arguments =
+            [buffer(false, false), buffer(true, false), ProcessArgument::Value(factor.to_ne_bytes().to_vec())];
         let variables = variable.map(|_| buffer(false, true));
-        let job = Job {
+        let job = KernelJob {
             arguments: arguments.into_iter().chain(variables).collect(),
             data: PathBuf::new(),
             tolerance: 0.0,
@@ -464,14 +489,14 @@ mod tests {
         let code = PTX.replace("TO", to).into_bytes();
         let mut shape = gpu.shape(&parameters)?;
         shape.name = entry_of(&code, &shape.name).unwrap();
-        let run = Run { job: &job, gpu: &gpu, parameters: &parameters, target: &target, leading_ns: None };
-        run.on(&Cuda::emulated(), &code, &shape, buffers)
+        let run = GpuRun { job: &job, gpu: &gpu, parameters: &parameters, leading_ns: None };
+        run.on(&Cuda::emulated(), &target, &code, &shape, buffers)
     }
 
     #[test]
     fn kernels_of_others_run_on_nvidias_driver() {
         match outcome("%rd2", 3, "N // block_size_x").unwrap() {
-            Some(Answer::Timed { samples_ns, relative_error }) => {
+            Some(ProcessResult::Timed { samples_ns, relative_error }) => {
                 assert!(!samples_ns.is_empty() && relative_error == 0.0, "{samples_ns:?} {relative_error}");
             }
             other => panic!("{other:?}"),

@@ -1,14 +1,14 @@
 //! The thread of a worker that builds.
 
-use super::store::{Built, Kernels, Store};
+use super::store::{Built, KernelStore, NumberedKernels};
 use super::{Build, Failure};
 use crate::objects::Objects;
 use crate::prepared::{self, Recipe};
-use crate::protocol::{Reply, Request, Source};
+use crate::protocol::{ProgramSource, Reply, WorkerRequest};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use tilewright_codegen::{CompileError, Compiler, Kernel};
+use tilewright_codegen::{CompileError, CompiledKernel, Compiler};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::schedule::{apply_all, parse_steps};
@@ -21,26 +21,26 @@ buffer X: f32[16] global output
 loops i
 run { for i in 16 { X[i] = 1.0 } }";
 
-pub struct Builder {
+pub struct CpuBuilder {
     workload: Workload,
     untuned: Program,
     compiler: Compiler,
     objects: Objects,
-    store: Arc<Store>,
+    store: Arc<KernelStore>,
 }
 
-impl Builder {
+impl CpuBuilder {
     /// Makes a builder of a workload's kernels for a target, which the store keeps.
-    pub fn new(workload: Workload, target: Target, objects: Objects, store: Arc<Store>) -> Builder {
+    pub fn new(workload: Workload, target: Target, objects: Objects, store: Arc<KernelStore>) -> CpuBuilder {
         let untuned = workload.program();
-        Builder { workload, untuned, compiler: Compiler::new(target), objects, store }
+        CpuBuilder { workload, untuned, compiler: Compiler::new(target), objects, store }
     }
 
     /// Makes a tiny kernel in the way that candidates are made.
     ///
     /// # Errors
     /// What keeps the machine from it, and how to mend that.
-    pub fn probe(&mut self) -> Result<Kernel, String> {
+    pub fn probe(&mut self) -> Result<CompiledKernel, String> {
         let program = text::parse(PROBE).expect("invariant: the probe parses");
         self.compile(&program, true).map_err(|e| match e {
             CompileError::Object(_) => {
@@ -50,14 +50,14 @@ impl Builder {
         })
     }
 
-    fn build(&mut self, source: &Source, quickly: bool) -> Result<Built, Failure> {
+    fn build(&mut self, source: &ProgramSource, quickly: bool) -> Result<Built, Failure> {
         let (mut program, steps) = scheduled(&self.workload, &self.untuned, source)?;
         let recipe = Recipe::of(&program);
         let prepared = recipe.as_ref().and_then(|recipe| self.store.prepared().get(recipe));
         if prepared.is_some() {
             program.prepare.clear();
         }
-        if let Source::Steps(_) = source {
+        if let ProgramSource::Steps(_) = source {
             program = lower::lower(&program);
         }
         let kernel = self.compile(&program, quickly).map_err(|e| Failure {
@@ -74,7 +74,7 @@ impl Builder {
         Ok(Built { kernel, tolerance, is_parallel, n_bytes, kept, recipe, prepared, first: OnceLock::new() })
     }
 
-    fn compile(&mut self, program: &Program, quickly: bool) -> Result<Kernel, CompileError> {
+    fn compile(&mut self, program: &Program, quickly: bool) -> Result<CompiledKernel, CompileError> {
         if quickly {
             match self.compiler.compile_quickly(program) {
                 Err(CompileError::NotQuick(_)) => {}
@@ -99,8 +99,8 @@ impl Builder {
     }
 }
 
-impl Build for Builder {
-    fn answer(&mut self, request: Request) -> Option<Reply> {
+impl Build for CpuBuilder {
+    fn answer(&mut self, request: WorkerRequest) -> Option<Reply> {
         let store = Arc::clone(&self.store);
         answer(request, &store.kernels, |source, quickly| self.build(source, quickly))
     }
@@ -108,13 +108,13 @@ impl Build for Builder {
 
 /// Builds a kernel or forgets one, as asked, and gives the last reply, if any.
 pub fn answer<B>(
-    request: Request,
-    kernels: &Kernels<B>,
-    build: impl FnOnce(&Source, bool) -> Result<B, Failure>,
+    request: WorkerRequest,
+    kernels: &NumberedKernels<B>,
+    build: impl FnOnce(&ProgramSource, bool) -> Result<B, Failure>,
 ) -> Option<Reply> {
     let start = Instant::now();
     let (id, result) = match request {
-        Request::Build { id, source, quickly } => {
+        WorkerRequest::Build { id, source, quickly } => {
             let built = catch_unwind(AssertUnwindSafe(|| build(&source, quickly)));
             let built = built.unwrap_or_else(|p| Err((ErrorClass::Unknown, panic_message(&*p)).into()));
             let result = built.map(|built| {
@@ -123,11 +123,11 @@ pub fn answer<B>(
             });
             (id, result)
         }
-        Request::Drop { id } => {
+        WorkerRequest::Drop { id } => {
             kernels.remove(id);
             return None;
         }
-        Request::Check { .. } | Request::Run { .. } => unreachable!("another thread tests"),
+        WorkerRequest::Check { .. } | WorkerRequest::Run { .. } => unreachable!("another thread tests"),
     };
     Some(result.unwrap_or_else(|failure: Failure| failure.reply(id, start)))
 }
@@ -136,10 +136,14 @@ pub fn answer<B>(
 ///
 /// # Errors
 /// If it is none, or none for this workload.
-pub fn scheduled(workload: &Workload, untuned: &Program, source: &Source) -> Result<(Program, Vec<Step>), Failure> {
+pub fn scheduled(
+    workload: &Workload,
+    untuned: &Program,
+    source: &ProgramSource,
+) -> Result<(Program, Vec<Step>), Failure> {
     let instantiation = |why: String| Failure::from((ErrorClass::InstantiationError, why));
     let (program, steps) = match source {
-        Source::Steps(steps) => {
+        ProgramSource::Steps(steps) => {
             let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
             let scheduled = apply_all(untuned, &steps)
                 .map_err(|(at, why)| instantiation(format!("step {} `{}`: {why}", at + 1, steps[at])))?;
@@ -148,7 +152,9 @@ pub fn scheduled(workload: &Workload, untuned: &Program, source: &Source) -> Res
             verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
             (scheduled, steps)
         }
-        Source::Lowered(program) => (text::parse(program).map_err(|e| instantiation(e.to_string()))?, Vec::new()),
+        ProgramSource::Lowered(program) => {
+            (text::parse(program).map_err(|e| instantiation(e.to_string()))?, Vec::new())
+        }
     };
     // Which loop counts the steps of a size is the program's own.
     let same_sizes = |a: &Program, b: &Program| {
@@ -175,17 +181,17 @@ fn panic_message(payload: &(dyn std::any::Any + Send)) -> String {
 mod tests {
     use super::*;
     use crate::data::anonymous_file;
-    use crate::denied::{Call, without};
+    use crate::denied::{SystemCall, without};
     use crate::host;
-    use crate::prepared::Cache;
+    use crate::prepared::PreparedCache;
     use rand::SeedableRng;
     use rand_xoshiro::Xoshiro256PlusPlus;
-    use tilewright_tune::{Setting, Task};
+    use tilewright_tune::{Task, TemplateSetting};
 
-    fn probe() -> Result<Kernel, String> {
+    fn probe() -> Result<CompiledKernel, String> {
         let workload = Workload::parse("matmul:m=1,n=1,k=1").unwrap();
         let objects = Objects::new(anonymous_file(c"test").unwrap());
-        Builder::new(workload, host::target(), objects, Arc::new(Store::new(Cache::new(0)))).probe()
+        CpuBuilder::new(workload, host::target(), objects, Arc::new(KernelStore::new(PreparedCache::new(0)))).probe()
     }
 
     /// Mappings of code in this process that no file backs, and their bytes.
@@ -202,16 +208,17 @@ mod tests {
     #[test]
     fn code_that_no_trial_has_used_for_long_goes() {
         let workload = Workload::parse("matmul:m=64,n=64,k=64").unwrap();
-        let setting = Setting { workload: workload.clone(), target: host::target(), n_threads: 1 };
+        let setting = TemplateSetting { workload: workload.clone(), target: host::target(), n_threads: 1 };
         let task = Task::new(setting, None).unwrap();
         let objects = Objects::new(anonymous_file(c"test").unwrap());
-        let mut builder = Builder::new(workload, host::target(), objects, Arc::new(Store::new(Cache::new(0))));
+        let mut builder =
+            CpuBuilder::new(workload, host::target(), objects, Arc::new(KernelStore::new(PreparedCache::new(0))));
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(0);
         for id in 0..600 {
-            let source = Source::Steps(task.steps_text(&task.space.sample(&mut rng)));
-            let reply = builder.answer(Request::Build { id, source, quickly: true });
+            let source = ProgramSource::Steps(task.steps_text(&task.space.sample(&mut rng)));
+            let reply = builder.answer(WorkerRequest::Build { id, source, quickly: true });
             assert!(matches!(reply, Some(Reply::Built { .. })), "{reply:?}");
-            builder.answer(Request::Drop { id });
+            builder.answer(WorkerRequest::Drop { id });
         }
         let (n_mappings, bytes) = mappings_of_code();
         // Those that are kept for programs to come, and a few of tests that run beside this one.
@@ -221,7 +228,7 @@ mod tests {
     #[test]
     fn a_machine_that_forbids_fresh_code_is_told_of() {
         assert!(probe().is_ok());
-        let Some(refused) = without(Call::ExecutableMemory, probe) else {
+        let Some(refused) = without(SystemCall::ExecutableMemory, probe) else {
             return eprintln!("skipped: this system has no filters for calls");
         };
         let reason = refused.err().expect("it is forbidden");

@@ -4,22 +4,22 @@
 mod comparison;
 
 use super::builder::{answer, scheduled};
-use super::store::Kernels;
-use super::{Build, Test, Threads, checked, compare, limit_memory, tell};
-use crate::data::Argument;
+use super::store::NumberedKernels;
+use super::{Build, Test, WorkerThreads, checked, compare, limit_memory, tell};
+use crate::data::BoundArgument;
 use crate::failure::Failure;
-use crate::gpu::{Cuda, Driver, Memory, OpenCl, Shape, Span, fits, keep_compiled_in, of_device};
+use crate::gpu::{Cuda, Driver, DriverMemory, GuardedSpan, LaunchShape, OpenCl, fits, keep_compiled_in, of_device};
+use crate::interference::Variation;
 use crate::memory::Fenced;
-use crate::pace::Variation;
-use crate::protocol::{Assignment, Caches, Plan, Reply, Request, Source, WorkerThread};
-use crate::timing::{self, First, Size, Subject};
+use crate::protocol::{Caches, ProgramSource, Reply, TimingPlan, WorkerAssignment, WorkerRequest, WorkerThread};
+use crate::timing::{self, First, KernelDemands, TimedKernel};
 use comparison::Comparison;
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
-use tilewright_ir::gpu::{Kernel, lower_gpu};
+use tilewright_ir::gpu::{GpuKernel, lower_gpu};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{BufferId, Program, Role, Target};
@@ -40,12 +40,12 @@ const DEVICE_LOST: i32 = 70;
 /// # Errors
 /// If there is no such device, or it has not the memory.
 pub fn on_opencl(
-    assignment: &Assignment,
+    assignment: &WorkerAssignment,
     workload: Workload,
     untuned: Program,
     target: Target,
-    arguments: Vec<Argument>,
-) -> Result<Threads, Box<dyn std::error::Error>> {
+    arguments: Vec<BoundArgument>,
+) -> Result<WorkerThreads, Box<dyn std::error::Error>> {
     if let Some(folder) = &assignment.drivers_folder {
         keep_compiled_in(Some(Path::new(folder)));
     }
@@ -67,8 +67,8 @@ pub fn on_cuda(
     workload: Workload,
     untuned: Program,
     target: Target,
-    arguments: Vec<Argument>,
-) -> Result<Threads, Box<dyn std::error::Error>> {
+    arguments: Vec<BoundArgument>,
+) -> Result<WorkerThreads, Box<dyn std::error::Error>> {
     keep_compiled_in(None);
     threads(Cuda::new(&target)?, workload, untuned, target, arguments)
 }
@@ -82,8 +82,8 @@ fn threads<D: Driver>(
     workload: Workload,
     untuned: Program,
     target: Target,
-    arguments: Vec<Argument>,
-) -> Result<Threads, Box<dyn std::error::Error>> {
+    arguments: Vec<BoundArgument>,
+) -> Result<WorkerThreads, Box<dyn std::error::Error>> {
     let (builder, tester) = lanes(driver, workload, untuned, target, arguments)?;
     Ok((Box::new(builder), Box::new(tester)))
 }
@@ -97,12 +97,12 @@ fn lanes<D: Driver>(
     workload: Workload,
     untuned: Program,
     target: Target,
-    mut arguments: Vec<Argument>,
-) -> Result<(Builder<D>, Tester<D>), Box<dyn std::error::Error>> {
-    let on_device = |argument: &Argument| {
-        let (Argument::Input(buffer) | Argument::Output { buffer, .. }) = argument;
+    mut arguments: Vec<BoundArgument>,
+) -> Result<(GpuBuilder<D>, GpuTester<D>), Box<dyn std::error::Error>> {
+    let on_device = |argument: &BoundArgument| {
+        let (BoundArgument::Input(buffer) | BoundArgument::Output { buffer, .. }) = argument;
         let memory = driver.memory(buffer.n_bytes())?;
-        if let Argument::Input(buffer) = argument {
+        if let BoundArgument::Input(buffer) = argument {
             memory.write(0, buffer.as_slice())?;
         }
         Ok(Arc::new(memory))
@@ -110,12 +110,12 @@ fn lanes<D: Driver>(
     let memories = arguments.iter().map(on_device).collect::<Result<Vec<_>, D::Error>>()?;
     // Nobody needs the copies of inputs here.
     for argument in &mut arguments {
-        if let Argument::Input(buffer) = argument {
+        if let BoundArgument::Input(buffer) = argument {
             *buffer = Fenced::new(0)?;
         }
     }
-    let kernels = Arc::new(Kernels::default());
-    let builder = Builder {
+    let kernels = Arc::new(NumberedKernels::default());
+    let builder = GpuBuilder {
         workload,
         untuned: untuned.clone(),
         target: target.clone(),
@@ -126,18 +126,18 @@ fn lanes<D: Driver>(
     let variation = Variation::default();
     let comparison = None;
     let mut tester =
-        Tester { untuned, target, driver, arguments, memories, kernels, variation, flush: None, comparison };
+        GpuTester { untuned, target, driver, arguments, memories, kernels, variation, flush: None, comparison };
     tester.comparison = tester.comparison();
     Ok((builder, tester))
 }
 
 /// The kernels of a program, on the memory that they run on.
-struct Built<D: Driver> {
+struct GpuKernels<D: Driver> {
     prepare: Vec<D::Launch>,
     body: Vec<D::Launch>,
     finish: Vec<D::Launch>,
     /// Buffers that are not arguments: kept buffers, and those between kernels.
-    own: Vec<Arc<Memory<D>>>,
+    own: Vec<Arc<DriverMemory<D>>>,
     tolerance: Tolerance,
     /// Bytes of what the body touches, but for temporaries.
     n_bytes: u64,
@@ -145,28 +145,28 @@ struct Built<D: Driver> {
     first: OnceLock<First>,
 }
 
-struct Builder<D: Driver> {
+struct GpuBuilder<D: Driver> {
     workload: Workload,
     untuned: Program,
     target: Target,
     driver: D,
-    memories: Vec<Arc<Memory<D>>>,
-    kernels: Arc<Kernels<Built<D>>>,
+    memories: Vec<Arc<DriverMemory<D>>>,
+    kernels: Arc<NumberedKernels<GpuKernels<D>>>,
 }
 
-impl<D: Driver> Build for Builder<D> {
-    fn answer(&mut self, request: Request) -> Option<Reply> {
+impl<D: Driver> Build for GpuBuilder<D> {
+    fn answer(&mut self, request: WorkerRequest) -> Option<Reply> {
         answer(request, &self.kernels, |source, _| self.build(source))
     }
 }
 
-impl<D: Driver> Builder<D> {
-    fn build(&self, source: &Source) -> Result<Built<D>, Failure> {
+impl<D: Driver> GpuBuilder<D> {
+    fn build(&self, source: &ProgramSource) -> Result<GpuKernels<D>, Failure> {
         let instantiation = |why: String| Failure::from((ErrorClass::InstantiationError, why));
         let (program, steps) = scheduled(&self.workload, &self.untuned, source)?;
         let program = lower_gpu(&program).map_err(|why| instantiation(why.to_string()))?;
         let gpu = self.target.gpu.as_ref().expect("invariant: the target is a GPU");
-        let mut shapes = program.kernels().map(|kernel| Shape::of(kernel, &program, &self.target));
+        let mut shapes = program.kernels().map(|kernel| LaunchShape::of(kernel, &program, &self.target));
         shapes.try_for_each(|shape| fits(&shape, gpu)).map_err(instantiation)?;
         let code = self.driver.build(&program, &self.target, &())?;
         let (mut memories, mut own) = (HashMap::new(), Vec::new());
@@ -186,16 +186,16 @@ impl<D: Driver> Builder<D> {
             };
             memories.insert(id, memory);
         }
-        let launch = |kernel: &Kernel| {
+        let launch = |kernel: &GpuKernel| {
             let memories = kernel.arguments(&program).into_iter().map(|(id, _)| &memories[&id]);
-            let arguments = memories.map(|memory| Span::whole(memory.clone(), memory.n_bytes())).collect();
+            let arguments = memories.map(|memory| GuardedSpan::whole(memory.clone(), memory.n_bytes())).collect();
             D::launch(&code, kernel, &program, &self.target, arguments)
         };
-        let launches = |kernels: &[Kernel]| kernels.iter().map(launch).collect::<Result<Vec<_>, Failure>>();
+        let launches = |kernels: &[GpuKernel]| kernels.iter().map(launch).collect::<Result<Vec<_>, Failure>>();
         let body_uses = program.body.iter().flat_map(|kernel| kernel.arguments(&program));
         let body_uses: std::collections::BTreeSet<BufferId> = body_uses.map(|(id, _)| id).collect();
         let touched = body_uses.into_iter().map(|id| program.program.buffer(id));
-        Ok(Built {
+        Ok(GpuKernels {
             prepare: launches(&program.prepare)?,
             body: launches(&program.body)?,
             finish: launches(&program.finish)?,
@@ -207,24 +207,24 @@ impl<D: Driver> Builder<D> {
     }
 }
 
-struct Tester<D: Driver> {
+struct GpuTester<D: Driver> {
     untuned: Program,
     target: Target,
     driver: D,
     /// Inputs, and outputs with their right results, in host memory.
-    arguments: Vec<Argument>,
+    arguments: Vec<BoundArgument>,
     /// Arguments in device memory.
-    memories: Vec<Arc<Memory<D>>>,
-    kernels: Arc<Kernels<Built<D>>>,
+    memories: Vec<Arc<DriverMemory<D>>>,
+    kernels: Arc<NumberedKernels<GpuKernels<D>>>,
     variation: Variation,
     /// Memory whose filling empties the caches.
-    flush: Option<Memory<D>>,
+    flush: Option<DriverMemory<D>>,
     /// Comparison on the device, where there is one.
     comparison: Option<Comparison<D>>,
 }
 
-impl<D: Driver> Test for Tester<D> {
-    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
+impl<D: Driver> Test for GpuTester<D> {
+    fn check(&mut self, id: u64, plan: Option<&TimingPlan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.kernels.get(id)?;
         let mut launches = built.prepare.iter().chain(&built.body).chain(&built.finish);
@@ -235,7 +235,7 @@ impl<D: Driver> Test for Tester<D> {
         tell(WorkerThread::Test, &Reply::Prepared { id })?;
         let start_of_run = Instant::now();
         for (memory, argument) in self.memories.iter().zip(&self.arguments) {
-            if let Argument::Output { .. } = argument {
+            if let BoundArgument::Output { .. } = argument {
                 memory.fill(POISON).map_err(of_device::<D>)?;
             }
         }
@@ -253,19 +253,19 @@ impl<D: Driver> Test for Tester<D> {
         let first = First { ns, pace: 1.0, checked_ns: took.as_nanos() as f64 };
         // It is checked once, and what was true then stays so.
         let _ = built.first.set(first);
-        let is_enough = |plan: &Plan| {
+        let is_enough = |plan: &TimingPlan| {
             first.is_alone(plan) || timing::at_first(plan, &self.variation, first, size(&built)).is_some()
         };
         let to_time = plan.filter(|plan| is_enough(plan));
         checked(id, start, took, relative_error, to_time, |plan| self.run(id, plan))
     }
 
-    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+    fn run(&mut self, id: u64, plan: &TimingPlan) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.kernels.get(id)?;
         let first = *built.first.get().ok_or((ErrorClass::Unknown, format!("kernel {id} was never checked")))?;
         let n_bytes = if plan.caches == Caches::Warm { 0 } else { built.n_bytes };
-        let plan = &Plan { caches: timing::emptied(plan.caches, n_bytes), at_best_pace: false, ..*plan };
+        let plan = &TimingPlan { caches: timing::emptied(plan.caches, n_bytes), at_best_pace: false, ..*plan };
         if plan.caches != Caches::Warm && self.flush.is_none() {
             let n_bytes = 2 * self.target.l2_bytes.max(1 << 20);
             self.flush = Some(self.driver.memory(n_bytes).map_err(of_device::<D>)?);
@@ -285,12 +285,12 @@ impl<D: Driver> Test for Tester<D> {
         };
         let mut flush = || {
             let start = Instant::now();
-            let fill = |memory: &Memory<D>| memory.fill(1).and_then(|()| self.driver.finish());
+            let fill = |memory: &DriverMemory<D>| memory.fill(1).and_then(|()| self.driver.finish());
             let filled = self.flush.as_ref().map_or(Ok(()), fill);
             keep(filled.map(|()| 0.0).map_err(of_device::<D>));
             start.elapsed().as_nanos() as f64
         };
-        let subject = Subject { run: &mut run, size: size(&built), flush: &mut flush, pace: &mut || 1.0 };
+        let subject = TimedKernel { run: &mut run, size: size(&built), flush: &mut flush, pace: &mut || 1.0 };
         let samples = timing::sample(plan, &mut variation, first, subject);
         let failure = failure.into_inner();
         if let Some(failure) = failure {
@@ -307,7 +307,7 @@ impl<D: Driver> Test for Tester<D> {
     }
 }
 
-impl<D: Driver> Tester<D> {
+impl<D: Driver> GpuTester<D> {
     /// Compares the results of a run: on the device where they are large and plainly right, else here.
     fn relative_error(&mut self, id: u64, tolerance: &Tolerance) -> Result<f64, Failure> {
         if let Some(comparison) = &self.comparison
@@ -317,7 +317,7 @@ impl<D: Driver> Tester<D> {
         }
         tell(WorkerThread::Test, &Reply::Ran { id })?;
         for (memory, argument) in self.memories.iter().zip(&mut self.arguments) {
-            if let Argument::Output { buffer, .. } = argument {
+            if let BoundArgument::Output { buffer, .. } = argument {
                 memory.read(0, buffer.bytes_mut()).map_err(of_device::<D>)?;
             }
         }
@@ -328,8 +328,8 @@ impl<D: Driver> Tester<D> {
     fn comparison(&self) -> Option<Comparison<D>> {
         let arguments = self.memories.iter().zip(&self.arguments).zip(self.untuned.arguments());
         let mut outputs = arguments.filter_map(|((memory, argument), (_, buffer))| match argument {
-            Argument::Output { reference, .. } => Some((memory, buffer.dtype, reference.as_slice::<f64>())),
-            Argument::Input(_) => None,
+            BoundArgument::Output { reference, .. } => Some((memory, buffer.dtype, reference.as_slice::<f64>())),
+            BoundArgument::Input(_) => None,
         });
         match (outputs.next(), outputs.next()) {
             (Some((memory, dtype, reference)), None) if LARGE.contains(&reference.len()) => {
@@ -359,17 +359,17 @@ impl<D: Driver> Tester<D> {
 }
 
 /// Demands of a kernel on the machine.
-fn size<D: Driver>(built: &Built<D>) -> Size {
-    Size { n_threads: 1, n_bytes: built.n_bytes }
+fn size<D: Driver>(built: &GpuKernels<D>) -> KernelDemands {
+    KernelDemands { n_threads: 1, n_bytes: built.n_bytes }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::Data;
+    use crate::data::ReferenceData;
     use std::ops::ControlFlow;
     use std::os::fd::AsFd;
-    use tilewright_tune::{Setting, Task};
+    use tilewright_tune::{Task, TemplateSetting};
 
     /// A product in tiles of 16 by 16, a thread an element; `ROW` is where a thread writes.
     const PRODUCT: &str = "program \"product\"
@@ -394,37 +394,38 @@ run {
 
     /// Builds, checks and times a program in the emulator; what the worker says last.
     fn answer(program: &str) -> Reply {
-        answer_to("matmul:m=32,n=48,k=24", Source::Lowered(program.to_owned()), 1e-6)
+        answer_to("matmul:m=32,n=48,k=24", ProgramSource::Lowered(program.to_owned()), 1e-6)
     }
 
     /// Runs a source of a workload whose result may have a relative error of `most`.
-    fn answer_to(workload: &str, source: Source, most: f64) -> Reply {
+    fn answer_to(workload: &str, source: ProgramSource, most: f64) -> Reply {
         let workload = Workload::parse(workload).unwrap();
         let untuned = workload.program();
-        let data = Data::new(&untuned, 1, 1, &|_| ControlFlow::Continue(())).unwrap();
-        let arguments = Argument::all(&untuned, data.file.as_fd(), &data.offsets).unwrap();
+        let data = ReferenceData::new(&untuned, 1, 1, &|_| ControlFlow::Continue(())).unwrap();
+        let arguments = BoundArgument::all(&untuned, data.file.as_fd(), &data.offsets).unwrap();
         let driver = Cuda::emulated();
         let target = Target::named("sm_90a").unwrap();
         let (mut builder, mut tester) = lanes(driver, workload, untuned, target, arguments).unwrap();
-        match builder.answer(Request::Build { id: 1, source, quickly: false }) {
+        match builder.answer(WorkerRequest::Build { id: 1, source, quickly: false }) {
             Some(Reply::Built { .. }) => {}
             other => return other.unwrap(),
         }
         let (caches, at_best_pace) = (Caches::Warm, false);
-        let plan = Plan { min_time_ns: 1e6, min_samples: 2, alone_ns: 0.0, leading_ns: None, caches, at_best_pace };
+        let plan =
+            TimingPlan { min_time_ns: 1e6, min_samples: 2, alone_ns: 0.0, leading_ns: None, caches, at_best_pace };
         // The first result is compared on the device, the next one here.
         let mut errors = Vec::new();
         for comparison in [tester.comparison.take(), None] {
             assert_eq!(comparison.is_some(), errors.is_empty());
             tester.comparison = comparison;
-            match tester.answer(Request::Check { id: 1, plan: None }) {
+            match tester.answer(WorkerRequest::Check { id: 1, plan: None }) {
                 Reply::Checked { relative_error, .. } => errors.push(relative_error),
                 other => return other,
             }
         }
         let is_same = (errors[0] - errors[1]).abs() <= 1e-6 * errors[0];
         assert!(is_same && errors[0] < most, "{errors:?}");
-        tester.answer(Request::Run { id: 1, plan })
+        tester.answer(WorkerRequest::Run { id: 1, plan })
     }
 
     #[test]
@@ -455,11 +456,11 @@ run {
     fn a_warp_that_copies_is_launched() {
         let text = "dense:m=64,n=40,k=96,tf32=1";
         let (workload, target) = (Workload::parse(text).unwrap(), Target::named("sm_90a").unwrap());
-        let task = Task::new(Setting { workload, target, n_threads: 1 }, Some("gpu-matmul-wgmma")).unwrap();
+        let task = Task::new(TemplateSetting { workload, target, n_threads: 1 }, Some("gpu-matmul-wgmma")).unwrap();
         let config = r#"{"block_m":64,"block_n":32,"block_k":32,"groups_m":1,"groups_n":1,"vector_a":1,"vector_b":1,
             "order":"rows","ahead":3,"copies":"bulk","producer":1,"precision":"tf32"}"#;
         let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
-        match answer_to(text, Source::Steps(task.steps_text(&config)), 2e-3) {
+        match answer_to(text, ProgramSource::Steps(task.steps_text(&config)), 2e-3) {
             Reply::Timed { .. } => {}
             other => panic!("{other:?}"),
         }

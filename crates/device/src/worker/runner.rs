@@ -2,18 +2,20 @@
 //! runs them there.
 
 use super::builder::{answer, scheduled};
-use super::store::Kernels;
-use super::{Build, Failure, Test, Threads, checked, compare, limit_memory, tell};
-use crate::data::Argument;
+use super::store::NumberedKernels;
+use super::{Build, Failure, Test, WorkerThreads, checked, compare, limit_memory, tell};
+use crate::data::BoundArgument;
 use crate::device::BETWEEN_LOOKS;
-use crate::pace::Variation;
-use crate::protocol::{Assignment, Caches, Plan, Reply, Request, RunnerOf, Source, WorkerThread};
-use crate::runner::{ANSWER, Ask, Runner, RunnerError, conditions};
-use crate::timing::{self, First, Size, Subject};
+use crate::interference::Variation;
+use crate::protocol::{
+    Caches, ProgramSource, Reply, RunnerOf, TimingPlan, WorkerAssignment, WorkerRequest, WorkerThread,
+};
+use crate::runner::{ANSWER, Ask, RunnerError, RunnerProcess, conditions};
+use crate::timing::{self, First, KernelDemands, TimedKernel};
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use tilewright_codegen::{Address, CompileError, Object};
+use tilewright_codegen::{CompileError, LinkAddresses, Object};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{Buffer, Part, Program, Role, Stmt, Target, lower};
@@ -40,16 +42,16 @@ const NO_RUNNER: i32 = 71;
 /// # Errors
 /// If the runner does not start, or the device has not the memory.
 pub fn threads(
-    assignment: Assignment,
+    assignment: WorkerAssignment,
     runner: RunnerOf,
     workload: Workload,
     untuned: Program,
     target: Target,
-    arguments: Vec<Argument>,
-) -> Result<Threads, Box<dyn std::error::Error>> {
-    let kernels = Arc::new(Kernels::default());
+    arguments: Vec<BoundArgument>,
+) -> Result<WorkerThreads, Box<dyn std::error::Error>> {
+    let kernels = Arc::new(NumberedKernels::default());
     let (l2_bytes, l3_bytes) = (target.l2_bytes, target.l3_bytes);
-    let mut tester = Tester {
+    let mut tester = RunnerTester {
         untuned: untuned.clone(),
         arguments,
         runner: None,
@@ -67,11 +69,11 @@ pub fn threads(
     };
     tester.restart()?;
     limit_memory(assignment.memory_bytes);
-    Ok((Box::new(Builder { workload, untuned, target, kernels }), Box::new(tester)))
+    Ok((Box::new(RunnerBuilder { workload, untuned, target, kernels }), Box::new(tester)))
 }
 
 /// A kernel, and what is known of it.
-struct Built {
+struct RunnerKernel {
     object: Object,
     tolerance: Tolerance,
     is_parallel: bool,
@@ -83,23 +85,23 @@ struct Built {
     first: OnceLock<First>,
 }
 
-struct Builder {
+struct RunnerBuilder {
     workload: Workload,
     untuned: Program,
     target: Target,
-    kernels: Arc<Kernels<Built>>,
+    kernels: Arc<NumberedKernels<RunnerKernel>>,
 }
 
-impl Build for Builder {
-    fn answer(&mut self, request: Request) -> Option<Reply> {
+impl Build for RunnerBuilder {
+    fn answer(&mut self, request: WorkerRequest) -> Option<Reply> {
         answer(request, &self.kernels, |source, _| self.build(source))
     }
 }
 
-impl Builder {
-    fn build(&self, source: &Source) -> Result<Built, Failure> {
+impl RunnerBuilder {
+    fn build(&self, source: &ProgramSource) -> Result<RunnerKernel, Failure> {
         let (mut program, steps) = scheduled(&self.workload, &self.untuned, source)?;
-        if let Source::Steps(_) = source {
+        if let ProgramSource::Steps(_) = source {
             program = lower::lower(&program);
         }
         let object = Object::new(&program, &self.target).map_err(|e| Failure {
@@ -108,7 +110,7 @@ impl Builder {
             lacks_memory: matches!(e, CompileError::NoMemory(_)),
         })?;
         let touched = crate::prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));
-        Ok(Built {
+        Ok(RunnerKernel {
             object,
             tolerance: Tolerance::for_schedule(&self.untuned, &steps),
             is_parallel: program.body.iter().any(Stmt::has_parallel_loop),
@@ -130,13 +132,13 @@ impl From<RunnerError> for Failure {
     }
 }
 
-struct Tester {
+struct RunnerTester {
     untuned: Program,
     /// Inputs, and outputs with what they must be, on this side; there they have the same numbers, and what
     /// else a kernel has follows.
-    arguments: Vec<Argument>,
+    arguments: Vec<BoundArgument>,
     /// The runner; `None` after it died with a kernel.
-    runner: Option<Runner>,
+    runner: Option<RunnerProcess>,
     command: String,
     memory_bytes: u64,
     run_timeout: Duration,
@@ -147,7 +149,7 @@ struct Tester {
     own_bytes: Vec<u64>,
     /// The kernel whose code is there, and where its parts begin.
     loaded: Option<(u64, [Option<u64>; 3])>,
-    kernels: Arc<Kernels<Built>>,
+    kernels: Arc<NumberedKernels<RunnerKernel>>,
     variation: Variation,
     /// Conditions of the device when it was last asked, and the moment of that.
     conditions: Conditions,
@@ -165,17 +167,17 @@ struct Sampling {
 
 const ONCE: Sampling = Sampling { n_warm: 0, n_runs: 1, n_samples: 1, caches: Caches::Warm };
 
-impl Tester {
+impl RunnerTester {
     /// Starts the runner, with the arguments.
     fn start(&mut self) -> Result<(), RunnerError> {
         (self.loaded, self.own_bytes) = (None, Vec::new());
-        let mut runner = Runner::start(&self.command)?;
+        let mut runner = RunnerProcess::start(&self.command)?;
         let memory = self.memory_bytes.min(runner.hello().memory_bytes / 2);
         runner.ask(Ask::Limit, 0, &memory.to_le_bytes(), ANSWER)?;
         for (argument, number) in self.arguments.iter().zip(0..) {
-            let (Argument::Input(buffer) | Argument::Output { buffer, .. }) = argument;
+            let (BoundArgument::Input(buffer) | BoundArgument::Output { buffer, .. }) = argument;
             runner.ask(Ask::Buffer, number, &buffer.n_bytes().to_le_bytes(), ANSWER)?;
-            if let Argument::Input(buffer) = argument {
+            if let BoundArgument::Input(buffer) = argument {
                 runner.ask(Ask::Upload, number, buffer.as_slice(), ANSWER)?;
             }
         }
@@ -209,13 +211,13 @@ impl Tester {
     }
 
     /// Numbers of the buffers that a kernel takes beside the arguments: kept ones, and scratch memory.
-    fn own(&self, built: &Built) -> std::ops::Range<u32> {
+    fn own(&self, built: &RunnerKernel) -> std::ops::Range<u32> {
         let n_arguments = self.arguments.len() as u32;
         n_arguments..n_arguments + built.object.kept_bytes().len() as u32 + 1
     }
 
     /// Has the code of a kernel there, and its buffers, filled as its `prepare` part does.
-    fn load(&mut self, id: u64, built: &Built) -> Result<(), Failure> {
+    fn load(&mut self, id: u64, built: &RunnerKernel) -> Result<(), Failure> {
         if let Err(why) = self.restart() {
             // The tuner learns it where this worker is started anew, and does not come to be ready.
             eprintln!("{why}");
@@ -227,7 +229,7 @@ impl Tester {
         self.loaded = None;
         let hello = self.runner.as_ref().expect("it was started").hello();
         let function = |name: &str| hello.functions.get(name).copied();
-        let address = Address { at: hello.code_at, page_bytes: hello.page_bytes, function: &function };
+        let address = LinkAddresses { at: hello.code_at, page_bytes: hello.page_bytes, function: &function };
         let of_device = |why: String| Failure::from((ErrorClass::CompileErrorDevice, why));
         let image = built.object.link(&address).map_err(|why| of_device(why.to_string()))?;
         if image.bytes.len() as u64 > hello.code_bytes {
@@ -259,7 +261,7 @@ impl Tester {
     }
 
     /// Runs a part of the kernel that is loaded; nanoseconds of each sample.
-    fn call(&mut self, built: &Built, part: Part, sampling: Sampling) -> Result<Vec<f64>, Failure> {
+    fn call(&mut self, built: &RunnerKernel, part: Part, sampling: Sampling) -> Result<Vec<f64>, Failure> {
         let at = match part {
             Part::Prepare => 0,
             Part::Body => 1,
@@ -302,14 +304,14 @@ impl Tester {
         self.runner.as_ref().is_some_and(|runner| runner.hello().is_emulated)
     }
 
-    fn size(&self, built: &Built) -> Size {
+    fn size(&self, built: &RunnerKernel) -> KernelDemands {
         let n_threads = if built.is_parallel { self.n_threads } else { 1 };
-        Size { n_threads, n_bytes: built.n_bytes + built.object.scratch_bytes(self.n_threads) }
+        KernelDemands { n_threads, n_bytes: built.n_bytes + built.object.scratch_bytes(self.n_threads) }
     }
 }
 
-impl Test for Tester {
-    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
+impl Test for RunnerTester {
+    fn check(&mut self, id: u64, plan: Option<&TimingPlan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let kernels = Arc::clone(&self.kernels);
         let built = kernels.get(id)?;
@@ -318,7 +320,7 @@ impl Test for Tester {
         let start_of_run = Instant::now();
         let outputs: Vec<u32> = (0..)
             .zip(&self.arguments)
-            .filter_map(|(number, argument)| matches!(argument, Argument::Output { .. }).then_some(number))
+            .filter_map(|(number, argument)| matches!(argument, BoundArgument::Output { .. }).then_some(number))
             .collect();
         for &number in &outputs {
             self.ask(Ask::Fill, number, &[POISON], ANSWER)?;
@@ -327,7 +329,7 @@ impl Test for Tester {
         self.call(&built, Part::Finish, ONCE)?;
         for number in outputs {
             let bytes = self.ask(Ask::Download, number, &[], ANSWER)?;
-            if let Argument::Output { buffer, .. } = &mut self.arguments[number as usize] {
+            if let BoundArgument::Output { buffer, .. } = &mut self.arguments[number as usize] {
                 if bytes.len() as u64 != buffer.n_bytes() {
                     return Err((ErrorClass::Unknown, "the runner sends another number of bytes".to_owned()).into());
                 }
@@ -339,14 +341,14 @@ impl Test for Tester {
         let first = First { ns, pace: 1.0, checked_ns: took.as_nanos() as f64 };
         // It is checked once, and what was true then stays so.
         let _ = built.first.set(first);
-        let is_enough = |plan: &Plan| {
+        let is_enough = |plan: &TimingPlan| {
             first.is_alone(plan) || timing::at_first(plan, &self.variation, first, self.size(&built)).is_some()
         };
         let to_time = plan.filter(|plan| self.is_emulated() || is_enough(plan));
         checked(id, start, took, relative_error, to_time, |plan| self.run(id, plan))
     }
 
-    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+    fn run(&mut self, id: u64, plan: &TimingPlan) -> Result<Reply, Failure> {
         let start = Instant::now();
         let kernels = Arc::clone(&self.kernels);
         let built = kernels.get(id)?;
@@ -358,7 +360,7 @@ impl Test for Tester {
         if self.is_emulated() {
             return timed(vec![EMULATED_NS], false, Conditions::default());
         }
-        let plan = &Plan { caches: timing::emptied(plan.caches, built.n_bytes), at_best_pace: false, ..*plan };
+        let plan = &TimingPlan { caches: timing::emptied(plan.caches, built.n_bytes), at_best_pace: false, ..*plan };
         let size = self.size(&built);
         let mut variation = std::mem::take(&mut self.variation);
         // Samples of so many runs that are taken and not used, and how many are taken the next time.
@@ -381,7 +383,7 @@ impl Test for Tester {
             // A clock that stands still is one of whole microseconds.
             ahead.1.pop_front().map_or(f64::MAX, |ns: f64| ns.max(1.0))
         };
-        let subject = Subject { run: &mut run, size, flush: &mut || 0.0, pace: &mut || 1.0 };
+        let subject = TimedKernel { run: &mut run, size, flush: &mut || 0.0, pace: &mut || 1.0 };
         let samples = timing::sample(plan, &mut variation, first, subject);
         match failure {
             Some(failure) => Err(failure),

@@ -1,17 +1,17 @@
 //! State that the threads of a worker share: kernels, and the results of their `prepare` parts.
 
 use super::Failure;
-use crate::prepared::{Cache, Prepared, Recipe};
+use crate::prepared::{PreparedBuffers, PreparedCache, Recipe};
 use crate::timing::First;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
-use tilewright_codegen::Kernel;
+use tilewright_codegen::CompiledKernel;
 use tilewright_ir::reference::Tolerance;
 use tilewright_search::ErrorClass;
 
 /// A kernel with its properties.
 pub struct Built {
-    pub kernel: Kernel,
+    pub kernel: CompiledKernel,
     /// Largest error allowed of its results against the reference.
     pub tolerance: Tolerance,
     /// Whether its body has a loop that threads share.
@@ -23,21 +23,21 @@ pub struct Built {
     /// Description of its `prepare` part, where the result can be shared.
     pub recipe: Option<Recipe>,
     /// Result of its `prepare` part.
-    pub prepared: OnceLock<Arc<Prepared>>,
+    pub prepared: OnceLock<Arc<PreparedBuffers>>,
     /// The run in which it was checked.
     pub first: OnceLock<First>,
 }
 
 /// Kernels by number.
-pub struct Kernels<B>(Mutex<HashMap<u64, Arc<B>>>);
+pub struct NumberedKernels<B>(Mutex<HashMap<u64, Arc<B>>>);
 
-impl<B> Default for Kernels<B> {
-    fn default() -> Kernels<B> {
-        Kernels(Mutex::default())
+impl<B> Default for NumberedKernels<B> {
+    fn default() -> NumberedKernels<B> {
+        NumberedKernels(Mutex::default())
     }
 }
 
-impl<B> Kernels<B> {
+impl<B> NumberedKernels<B> {
     /// Keeps a kernel under a number.
     pub fn insert(&self, id: u64, built: B) {
         lock(&self.0).insert(id, Arc::new(built));
@@ -60,20 +60,20 @@ impl<B> Kernels<B> {
     }
 }
 
-pub struct Store {
+pub struct KernelStore {
     /// The kernels.
-    pub kernels: Kernels<Built>,
-    prepared: Mutex<Cache>,
+    pub kernels: NumberedKernels<Built>,
+    prepared: Mutex<PreparedCache>,
 }
 
-impl Store {
+impl KernelStore {
     /// Makes an empty store.
-    pub fn new(prepared: Cache) -> Store {
-        Store { kernels: Kernels::default(), prepared: Mutex::new(prepared) }
+    pub fn new(prepared: PreparedCache) -> KernelStore {
+        KernelStore { kernels: NumberedKernels::default(), prepared: Mutex::new(prepared) }
     }
 
     /// Cache of results of `prepare` parts.
-    pub fn prepared(&self) -> MutexGuard<'_, Cache> {
+    pub fn prepared(&self) -> MutexGuard<'_, PreparedCache> {
         lock(&self.prepared)
     }
 }

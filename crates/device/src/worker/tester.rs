@@ -1,34 +1,34 @@
 //! The thread of a worker that tests: it runs kernels, compares their answers with the reference, and times
 //! them.
 
-use super::store::{Built, Store};
+use super::store::{Built, KernelStore};
 use super::{Failure, Test, checked, compare, intact};
-use crate::data::Argument;
+use crate::data::BoundArgument;
 use crate::host;
+use crate::interference::{Interference, Variation};
 use crate::limits;
 use crate::memory::{Fenced, Pages};
-use crate::pace::{Interference, Variation};
-use crate::prepared::Prepared;
-use crate::protocol::{Caches, Plan, Reply, WorkerThread};
+use crate::prepared::PreparedBuffers;
+use crate::protocol::{Caches, Reply, TimingPlan, WorkerThread};
 use crate::stopwatch::{self, MOST_TRIES};
-use crate::timing::{self, First, Size, Subject};
+use crate::timing::{self, First, KernelDemands, TimedKernel};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Instant;
-use tilewright_codegen::Kernel;
+use tilewright_codegen::CompiledKernel;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{DType, Program, Role};
-use tilewright_runtime::Pool;
+use tilewright_runtime::ThreadPool;
 use tilewright_search::{Conditions, ErrorClass};
 
-pub struct Tester {
+pub struct CpuTester {
     untuned: Program,
-    arguments: Vec<Argument>,
+    arguments: Vec<BoundArgument>,
     /// Members of a family that its kernels are checked and timed at, with their sizes; of another workload
     /// itself.
-    members: Vec<Member>,
+    members: Vec<MemberSizes>,
     /// CPUs to pin to while timing, one a thread.
     cpus: Vec<usize>,
     /// Bytes of the caches that a core has for itself.
@@ -48,23 +48,23 @@ pub struct Tester {
     flush: Vec<u8>,
     /// Pages of evicted prepared buffers.
     pages: Pages,
-    store: Arc<Store>,
+    store: Arc<KernelStore>,
 }
 
 /// Sizes that a kernel is run at.
-pub struct Member {
+pub struct MemberSizes {
     /// Values of the open sizes.
     sizes: Vec<i64>,
     /// Untuned program, with arguments of these sizes.
     program: Program,
 }
 
-impl Member {
+impl MemberSizes {
     /// Makes the members that stand for a workload.
-    pub fn all(workload: &Workload) -> Vec<Member> {
+    pub fn all(workload: &Workload) -> Vec<MemberSizes> {
         let member = |sizes: Vec<i64>| {
             let program = workload.at(&sizes).expect("invariant: anchors are sizes").program();
-            Member { sizes, program }
+            MemberSizes { sizes, program }
         };
         workload.anchors().into_iter().map(member).collect()
     }
@@ -72,13 +72,13 @@ impl Member {
 
 /// Threads, and how fast their cores run.
 struct Crew {
-    pool: Pool,
+    pool: ThreadPool,
     pace: Interference,
 }
 
 impl Crew {
     fn new(n_threads: usize, cpus: &[usize]) -> std::io::Result<Crew> {
-        let mut pool = Pool::new(n_threads, cpus)
+        let mut pool = ThreadPool::new(n_threads, cpus)
             .map_err(|e| std::io::Error::other(format!("no {n_threads} threads: {e}{}", limits::advice(&e))))?;
         let pace = Interference::new(&mut pool);
         Ok(Crew { pool, pace })
@@ -89,24 +89,24 @@ impl Crew {
     }
 }
 
-impl Argument {
+impl BoundArgument {
     fn pointer(&self) -> *mut u8 {
         match self {
-            Argument::Input(buffer) | Argument::Output { buffer, .. } => buffer.pointer(),
+            BoundArgument::Input(buffer) | BoundArgument::Output { buffer, .. } => buffer.pointer(),
         }
     }
 
     /// Address of the contents, and their bytes.
     fn contents(&self) -> (*mut u8, u64) {
         match self {
-            Argument::Input(buffer) | Argument::Output { buffer, .. } => (buffer.pointer(), buffer.n_bytes()),
+            BoundArgument::Input(buffer) | BoundArgument::Output { buffer, .. } => (buffer.pointer(), buffer.n_bytes()),
         }
     }
 
     /// Completes an output of which a run has made a part, by the reference, where nothing was written beyond
     /// it. `whole` and `part` are its shapes.
     fn complete(&mut self, dtype: DType, whole: &[i64], part: &[i64]) -> Result<(), &'static str> {
-        let Argument::Output { buffer, reference } = self else { return Ok(()) };
+        let BoundArgument::Output { buffer, reference } = self else { return Ok(()) };
         let (Some((row, outer)), true) = (whole.split_last(), whole != part) else { return Ok(()) };
         let (bytes, reference) = (buffer.bytes_mut(), reference.as_slice::<f64>());
         let n_bytes = dtype.bytes() as usize;
@@ -130,8 +130,8 @@ impl Argument {
 
     fn output(&self) -> Option<&Fenced> {
         match self {
-            Argument::Input(_) => None,
-            Argument::Output { buffer, .. } => Some(buffer),
+            BoundArgument::Input(_) => None,
+            BoundArgument::Output { buffer, .. } => Some(buffer),
         }
     }
 }
@@ -152,26 +152,24 @@ struct Pointers {
     kept: Vec<*mut u8>,
 }
 
-impl Tester {
-    /// Makes a tester that times on these CPUs, with the workload's program, its arguments, and the members
-    /// that it is timed at.
+impl CpuTester {
+    /// Makes a tester that times a workload on these CPUs, at all its members, with these arguments.
     ///
     /// # Errors
     /// If memory does not suffice.
     pub fn new(
-        untuned: Program,
-        arguments: Vec<Argument>,
-        members: Vec<Member>,
+        workload: &Workload,
+        arguments: Vec<BoundArgument>,
         n_threads: usize,
         cpus: Vec<usize>,
         l2_bytes: u64,
-        store: Arc<Store>,
-    ) -> std::io::Result<Tester> {
+        store: Arc<KernelStore>,
+    ) -> std::io::Result<CpuTester> {
         let (all, first) = (Crew::new(n_threads, &cpus)?, Crew::new(1, &cpus)?);
-        Ok(Tester {
-            untuned,
+        Ok(CpuTester {
+            untuned: workload.program(),
             arguments,
-            members,
+            members: MemberSizes::all(workload),
             cpus,
             l2_bytes,
             all,
@@ -189,7 +187,7 @@ impl Tester {
     ///
     /// # Errors
     /// If there is no memory for its buffer.
-    pub fn runs(&mut self, probe: &Kernel) -> std::io::Result<bool> {
+    pub fn runs(&mut self, probe: &CompiledKernel) -> std::io::Result<bool> {
         let mut out = Fenced::new(64)?;
         out.fill(0xFF);
         // SAFETY: the buffer has the size and more than the alignment of the kernel's only argument; it keeps
@@ -213,7 +211,7 @@ impl Tester {
                 forgotten.into_iter().for_each(|buffer| self.pages.add(buffer));
             }
         }
-        let arguments: Vec<*mut u8> = self.arguments.iter().map(Argument::pointer).collect();
+        let arguments: Vec<*mut u8> = self.arguments.iter().map(BoundArgument::pointer).collect();
         let mut kept = Vec::new();
         let mut fresh = HashMap::new();
         for (at, (name, &bytes)) in built.kept.iter().zip(built.kernel.kept_bytes()).enumerate() {
@@ -245,7 +243,7 @@ impl Tester {
             unsafe { built.kernel.prepare(&arguments, &kept, self.scratch.pointer(), &self.all.pool.runtime()) };
             if let Some(recipe) = &built.recipe {
                 intact(fresh.values().chain(&self.kept).chain([&self.scratch]))?;
-                let prepared = Arc::new(Prepared::new(fresh).map_err(no_memory)?);
+                let prepared = Arc::new(PreparedBuffers::new(fresh).map_err(no_memory)?);
                 self.store.prepared().insert(recipe.clone(), Arc::clone(&prepared));
                 let _ = built.prepared.set(prepared);
             }
@@ -254,7 +252,7 @@ impl Tester {
     }
 
     /// Checks a kernel as [`Test::check`] says, where this thread is.
-    fn check_here(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
+    fn check_here(&mut self, id: u64, plan: Option<&TimingPlan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.store.kernels.get(id)?;
         if plan.is_none() {
@@ -280,7 +278,7 @@ impl Tester {
         let first = First { ns: (log_ns / n).exp(), pace: pace / n, checked_ns };
         // It is checked once, and what was true then stays so.
         let _ = built.first.set(first);
-        let is_enough = |plan: &Plan| {
+        let is_enough = |plan: &TimingPlan| {
             first.is_alone(plan) || timing::at_first(plan, &self.variation, first, self.size(&built)).is_some()
         };
         let to_time = plan.filter(|plan| is_enough(plan));
@@ -291,23 +289,24 @@ impl Tester {
     fn check_at(&mut self, member: usize, built: &Built, pointers: &Pointers) -> Result<CheckedRun, Failure> {
         // All ones is a NaN: an element that is not written cannot pass for right.
         for argument in &mut self.arguments {
-            if let Argument::Output { buffer, .. } = argument {
+            if let BoundArgument::Output { buffer, .. } = argument {
                 buffer.fill(0xFF);
             }
         }
-        let Member { sizes, program } = &self.members[member];
+        let MemberSizes { sizes, program } = &self.members[member];
         let scratch = self.scratch.pointer();
         let n_threads = self.all.pool.n_threads();
         let crew = if built.is_parallel { &mut self.all } else { &mut self.first };
         let pace_before = crew.pace();
         // SAFETY: as in `prepare`.
-        let (ns, is_whole) =
-            unsafe { time((&built.kernel, sizes), pointers, scratch, &mut crew.pool, n_threads, 1, 1) };
+        let (ns, is_whole) = unsafe {
+            TimedCall { kernel: &built.kernel, sizes, pointers, scratch }.time(&mut crew.pool, n_threads, 1, 1)
+        };
         let pace = (pace_before + crew.pace()) / 2.0;
         let runtime = self.all.pool.runtime();
         // SAFETY: as above, and the body has run.
         unsafe { built.kernel.finish(&pointers.arguments, &pointers.kept, scratch, &runtime) };
-        intact(self.arguments.iter().filter_map(Argument::output).chain(&self.kept).chain([&self.scratch]))?;
+        intact(self.arguments.iter().filter_map(BoundArgument::output).chain(&self.kept).chain([&self.scratch]))?;
         let shapes = self.untuned.arguments().zip(program.arguments());
         for (argument, ((_, whole), (_, part))) in self.arguments.iter_mut().zip(shapes) {
             let wrong = |why: &str| (ErrorClass::WrongAnswer, format!("{}, of {sizes:?}: {why}", whole.name));
@@ -317,9 +316,9 @@ impl Tester {
         Ok(CheckedRun { ns, pace, is_whole, relative_error })
     }
 
-    fn size(&self, built: &Built) -> Size {
+    fn size(&self, built: &Built) -> KernelDemands {
         let n_threads = self.all.pool.n_threads();
-        Size { n_threads, n_bytes: built.n_bytes + built.kernel.scratch_bytes(n_threads) }
+        KernelDemands { n_threads, n_bytes: built.n_bytes + built.kernel.scratch_bytes(n_threads) }
     }
 
     /// The memory that a run is not to find in the caches, with its bytes.
@@ -339,7 +338,7 @@ impl Tester {
     }
 
     /// Times a kernel as [`Test::run`] does, in this process.
-    fn run_here(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+    fn run_here(&mut self, id: u64, plan: &TimingPlan) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.store.kernels.get(id)?;
         let pointers = self.prepare(&built, false)?;
@@ -353,7 +352,7 @@ impl Tester {
         let touched = self.touched(&built, &pointers, plan.caches);
         let crew = RefCell::new(if built.is_parallel { &mut self.all } else { &mut self.first });
         let caches = timing::emptied(plan.caches, touched.iter().map(|(_, n_bytes)| n_bytes).sum());
-        let plan = &Plan { caches, ..*plan };
+        let plan = &TimingPlan { caches, ..*plan };
         // A second run is no cold one.
         let most_tries = if caches == Caches::Warm { MOST_TRIES } else { 1 };
         let mut flush = || {
@@ -367,13 +366,14 @@ impl Tester {
         // Emptied caches slow down whatever runs next.
         let looks = plan.at_best_pace && !is_cold;
         let mut pace = || if looks { crew.borrow_mut().pace() } else { 1.0 };
-        let mut sample = |plan: &Plan, first: First, Member { sizes, .. }: &Member| {
+        let mut sample = |plan: &TimingPlan, first: First, MemberSizes { sizes, .. }: &MemberSizes| {
+            let call = TimedCall { kernel: &built.kernel, sizes, pointers: &pointers, scratch };
             let mut run = |n_runs: u32| {
                 let pool = &mut crew.borrow_mut().pool;
                 // SAFETY: as in `prepare`.
-                unsafe { time((&built.kernel, sizes), &pointers, scratch, pool, size.n_threads, n_runs, most_tries) }.0
+                unsafe { call.time(pool, size.n_threads, n_runs, most_tries) }.0
             };
-            let subject = Subject { run: &mut run, size, flush: &mut flush, pace: &mut pace };
+            let subject = TimedKernel { run: &mut run, size, flush: &mut flush, pace: &mut pace };
             timing::sample(plan, &mut self.variation, first, subject)
         };
         let samples = match &self.members[..] {
@@ -393,15 +393,15 @@ impl Tester {
     }
 }
 
-impl Test for Tester {
-    fn check(&mut self, id: u64, plan: Option<&Plan>) -> Result<Reply, Failure> {
+impl Test for CpuTester {
+    fn check(&mut self, id: u64, plan: Option<&TimingPlan>) -> Result<Reply, Failure> {
         // Kernels are timed where nothing else of ours runs.
         let is_alone = plan.is_some_and(|plan| plan.alone_ns > 0.0);
         let timed = self.cpus.first().copied().filter(|_| is_alone);
         host::pinned(timed, || self.check_here(id, plan))
     }
 
-    fn run(&mut self, id: u64, plan: &Plan) -> Result<Reply, Failure> {
+    fn run(&mut self, id: u64, plan: &TimingPlan) -> Result<Reply, Failure> {
         host::pinned(self.cpus.first().copied(), || self.run_here(id, plan))
     }
 }
@@ -443,7 +443,7 @@ fn wait_for_evictions() {
 
 /// Fills the caches that a core has for itself with what no kernel needs, on every thread: code and
 /// addresses, too, are found elsewhere then. They go through a part each of a buffer that is large enough.
-fn fill_caches(buffer: &mut [u8], pool: &mut Pool) {
+fn fill_caches(buffer: &mut [u8], pool: &mut ThreadPool) {
     unsafe extern "C" fn touch(parts: *mut c_void, part: i64, _thread: i64) {
         // SAFETY: the parts below, of which each iteration has one of its own.
         let part = unsafe { &mut *parts.cast::<&mut [u8]>().add(part as usize) };
@@ -461,25 +461,28 @@ fn no_memory(error: std::io::Error) -> Failure {
     Failure { class: ErrorClass::RuntimeError, message, lacks_memory: true }
 }
 
-/// Nanoseconds of so many runs of a kernel in a row, at values of its open sizes, by the clock for so many
-/// threads, as [`stopwatch::time`] gives them.
-///
-/// # Safety
-/// As for [`Kernel::run`].
-unsafe fn time(
-    (kernel, sizes): (&Kernel, &[i64]),
-    Pointers { arguments, kept }: &Pointers,
+/// A kernel at values of its open sizes, with the memory that it runs on.
+struct TimedCall<'a> {
+    kernel: &'a CompiledKernel,
+    sizes: &'a [i64],
+    pointers: &'a Pointers,
     scratch: *mut u8,
-    pool: &mut Pool,
-    n_threads: usize,
-    n_runs: u32,
-    most_tries: u32,
-) -> (f64, bool) {
-    let runtime = pool.runtime();
-    stopwatch::time(n_threads, most_tries, || {
-        for _ in 0..n_runs {
-            // SAFETY: promised by the caller.
-            unsafe { kernel.run_at(sizes, arguments, kept, scratch, &runtime) };
-        }
-    })
+}
+
+impl TimedCall<'_> {
+    /// Nanoseconds of so many runs in a row, by the clock for so many threads, as [`stopwatch::time`] gives
+    /// them.
+    ///
+    /// # Safety
+    /// As for [`CompiledKernel::run`].
+    unsafe fn time(&self, pool: &mut ThreadPool, n_threads: usize, n_runs: u32, most_tries: u32) -> (f64, bool) {
+        let runtime = pool.runtime();
+        let Pointers { arguments, kept } = self.pointers;
+        stopwatch::time(n_threads, most_tries, || {
+            for _ in 0..n_runs {
+                // SAFETY: promised by the caller.
+                unsafe { self.kernel.run_at(self.sizes, arguments, kept, self.scratch, &runtime) };
+            }
+        })
+    }
 }

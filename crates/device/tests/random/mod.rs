@@ -11,7 +11,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::op::Workload;
 use tilewright_ir::{GpuProgram, Target, lower_gpu};
 use tilewright_search::Config;
-use tilewright_tune::{Setting, TEMPLATES, Task};
+use tilewright_tune::{TEMPLATES, Task, TemplateSetting};
 
 /// Small shapes that nothing divides, and some that tiles divide.
 pub const SHAPES: [&str; 15] = [
@@ -53,7 +53,7 @@ pub fn each(texts: &[&str], gpu: &str, mut check: impl FnMut(&str, &Task, &Confi
     let mut of_templates: BTreeMap<&str, usize> = BTreeMap::new();
     let tasks = texts.iter().flat_map(|text| {
         let workload = Workload::parse(text).unwrap();
-        let setting = Setting { workload, target: Target::named(gpu).unwrap(), n_threads: 1 };
+        let setting = TemplateSetting { workload, target: Target::named(gpu).unwrap(), n_threads: 1 };
         let serving = TEMPLATES.iter().filter(|t| (t.serves)(&setting));
         serving.map(|t| (*text, Task::new(setting.clone(), Some(t.name)).unwrap())).collect::<Vec<_>>()
     });

@@ -12,14 +12,14 @@ const PORT: u16 = 4222;
 
 /// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
+pub struct ServerAddress {
     pub(super) host: String,
     port: u16,
     pub(super) is_tls: bool,
 }
 
-impl Address {
-    fn parse(text: &str) -> Result<Address, Error> {
+impl ServerAddress {
+    fn parse(text: &str) -> Result<ServerAddress, Error> {
         let refuse = |why: &'static str| Error::Address { given: text.chars().take(80).collect(), why };
         let (scheme, rest) = text.split_once("://").unwrap_or(("nats", text));
         let is_tls = match scheme {
@@ -40,7 +40,7 @@ impl Address {
         if host.is_empty() {
             return Err(refuse("there is no host"));
         }
-        Ok(Address { host: host.to_owned(), port, is_tls })
+        Ok(ServerAddress { host: host.to_owned(), port, is_tls })
     }
 
     /// A connection, of which nothing is known yet.
@@ -64,7 +64,7 @@ impl Address {
     }
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.is_tls { "tls" } else { "nats" };
         let (before, after) = if self.host.contains(':') { ("[", "]") } else { ("", "") };
@@ -74,7 +74,7 @@ impl fmt::Display for Address {
 
 /// Servers in the order in which they are tried; any of them will do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Servers(pub(super) Vec<Address>);
+pub struct Servers(pub(super) Vec<ServerAddress>);
 
 impl Servers {
     /// Parses `nats://HOST:PORT`, or `tls://HOST:PORT` for an encrypted connection, with commas between
@@ -83,13 +83,13 @@ impl Servers {
     /// # Errors
     /// [`Error::Address`] if it names none.
     pub fn parse(text: &str) -> Result<Servers, Error> {
-        text.split(',').map(Address::parse).collect::<Result<_, _>>().map(Servers)
+        text.split(',').map(ServerAddress::parse).collect::<Result<_, _>>().map(Servers)
     }
 }
 
 impl fmt::Display for Servers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.0.iter().map(Address::to_string).collect();
+        let names: Vec<String> = self.0.iter().map(ServerAddress::to_string).collect();
         f.write_str(&names.join(","))
     }
 }

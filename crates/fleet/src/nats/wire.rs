@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::Message;
+use super::ReceivedMessage;
 
 /// The longest line that is believed to be one; the longest is what a server says of a large cluster.
 const MOST_LINE: usize = 1 << 20;
@@ -13,7 +13,7 @@ const ROOM: usize = 256 << 10;
 
 /// Facts about a server, sent at the beginning and when they change.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Info {
+pub struct ServerInfo {
     /// Challenge to be signed.
     #[serde(default)]
     pub nonce: Option<String>,
@@ -40,11 +40,11 @@ fn usual_payload() -> usize {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// A message.
-    Message(Message),
+    Message(ReceivedMessage),
     /// Error, in the server's words.
     Refused(String),
     /// Facts about the server.
-    Info(Info),
+    Info(ServerInfo),
     /// Ping.
     Ping,
     /// Pong.
@@ -55,7 +55,7 @@ pub enum Frame {
 
 /// Parser of received bytes.
 #[derive(Debug, Default)]
-pub struct Parser {
+pub struct WireParser {
     bytes: Vec<u8>,
     /// Offset of the first byte not parsed.
     at: usize,
@@ -63,7 +63,7 @@ pub struct Parser {
     looked: usize,
 }
 
-impl Parser {
+impl WireParser {
     /// More has come.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
@@ -154,7 +154,10 @@ fn message(has_head: bool, said: &str, bytes: &[u8], from: usize) -> Result<Opti
     let head = String::from_utf8_lossy(&body[..n_head]);
     let status = head.lines().next().and_then(|first| first.split_ascii_whitespace().nth(1)?.parse().ok());
     let payload = body[n_head..total].to_vec();
-    Ok(Some((Frame::Message(Message { subject: subject.to_owned(), reply, status, payload }), from + total + 2)))
+    Ok(Some((
+        Frame::Message(ReceivedMessage { subject: subject.to_owned(), reply, status, payload }),
+        from + total + 2,
+    )))
 }
 
 #[cfg(test)]
@@ -166,7 +169,7 @@ mod tests {
 
     /// All frames of some bytes that come in such parts, and what ends them.
     fn frames<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<Frame>, Option<String>) {
-        let (mut parser, mut found) = (Parser::default(), Vec::new());
+        let (mut parser, mut found) = (WireParser::default(), Vec::new());
         for part in parts {
             parser.push(part);
             loop {
@@ -183,7 +186,7 @@ mod tests {
 
     fn message(subject: &str, reply: Option<&str>, status: Option<u16>, payload: &[u8]) -> Frame {
         let (subject, reply) = (subject.to_owned(), reply.map(str::to_owned));
-        Frame::Message(Message { subject, reply, status, payload: payload.to_vec() })
+        Frame::Message(ReceivedMessage { subject, reply, status, payload: payload.to_vec() })
     }
 
     #[test]
@@ -192,8 +195,13 @@ mod tests {
             MSG a.b 1 3\r\n\r\n!\r\nmsg\ta 2  in.1 0\r\n\r\n\
             HMSG a 1 r 12 14\r\nNATS/1.0\r\n\r\nhi\r\nHMSG a 1 30 30\r\nNATS/1.0 503 No Responders\r\n\r\n\r\n\
             -ERR 'Permissions Violation for Publish to \"x\"'\r\n";
-        let info =
-            Info { nonce: Some("n".into()), tls_required: false, tls_available: false, max_payload: 7, ldm: true };
+        let info = ServerInfo {
+            nonce: Some("n".into()),
+            tls_required: false,
+            tls_available: false,
+            max_payload: 7,
+            ldm: true,
+        };
         let expected = [
             Frame::Info(info),
             Frame::Ping,
@@ -228,7 +236,7 @@ mod tests {
             let (found, why) = frames([said.as_bytes()].into_iter());
             assert!(found.is_empty() && why.is_some_and(|why| why.starts_with("what a server")), "{said:?}");
         }
-        let mut parser = Parser::default();
+        let mut parser = WireParser::default();
         let mut n_bytes = 0;
         while parser.frame().is_ok() {
             parser.push(&[b'x'; 1000]);

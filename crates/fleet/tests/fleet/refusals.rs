@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use tilewright_fleet::keys::{Credentials, KeysRequest, write_keys};
-use tilewright_fleet::nats::{Client, Event};
+use tilewright_fleet::nats::{Client, ConnectionEvent};
 use tilewright_fleet::{Error, Fleet, Servers};
 
 use crate::broker::{Broker, version};
@@ -85,7 +85,7 @@ fn files_of_keys_are_their_owners_alone() {
 fn refusal(client: &mut Client, what: &str) -> String {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
-        if let Some(Event::Refused(why)) = client.next(Duration::from_millis(50)) {
+        if let Some(ConnectionEvent::Refused(why)) = client.next(Duration::from_millis(50)) {
             return why;
         }
     }

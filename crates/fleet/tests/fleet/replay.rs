@@ -9,12 +9,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tilewright_device::host;
-use tilewright_fleet::devices::Description;
+use tilewright_fleet::devices::DeviceDescription;
 use tilewright_fleet::protocol::Assignment;
 use tilewright_fleet::{Fleet, Here, Remote, RunRecords, serve};
 use tilewright_search::{
-    BoxError, Budget, Candidate, Config, ErrorClass, Event, HeadStart, Machine, Measure, Measured, Next, Outcome,
-    Parameter, RaceLimits, Space, Standing, Subject, Timing, Trial, build, tune,
+    BoxError, Budget, Candidate, Config, ErrorClass, Event, HeadStart, Measure, Measured, MeasuringTraits, Next,
+    Outcome, Parameter, RaceLimits, Space, Standing, Subject, Timing, Trial, Tuning, build,
 };
 
 /// A space of 4,000 configurations.
@@ -117,8 +117,8 @@ impl Measure for Slow {
         Ok(standings)
     }
 
-    fn machine(&self) -> Machine {
-        Machine { works_ahead: true }
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits { works_ahead: true }
     }
 }
 
@@ -140,7 +140,7 @@ pub fn serve_replay(fleet: &Fleet, name: &str, trial: Duration, outcome: fn(&str
     let mut start = |_: &Assignment| Ok(Box::new(Slow::new(trial, outcome)) as Box<dyn Measure>);
     let mut here = Here { start: &mut start, renew: &mut |_, _| () };
     let target = host::target().to_string();
-    let description = Description { target, ..Description::named(name, &fleet.class) };
+    let description = DeviceDescription { target, ..DeviceDescription::named(name, &fleet.class) };
     // One that begins while the server is away tries again.
     while let Err(error) = serve(fleet, description.clone(), &mut here, stop, &|_| ()) {
         eprintln!("{name}: {error}");
@@ -223,6 +223,6 @@ pub fn proposals_counted(
     };
     let budget = Budget { trials: Some(trials), least, ..Budget::default() };
     let stop = AtomicBool::new(false);
-    tune(search.as_mut(), subject, measure, HeadStart::default(), budget, &stop, &mut observer).unwrap();
+    Tuning::new(search.as_mut(), subject, HeadStart::default()).run(measure, budget, &stop, &mut observer).unwrap();
     batches
 }

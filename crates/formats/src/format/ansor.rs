@@ -8,22 +8,22 @@ use std::collections::HashMap;
 use serde_json::Value as Json;
 
 use super::autotvm::{MOST_PARTS, result_of};
-use crate::json::{Fault, Reader};
-use crate::read::{Found, Input, ReadError, read_lines};
-use crate::results::Task;
-use crate::rows::{Config, Rows, Sheets};
+use crate::json::{JsonFault, JsonReader};
+use crate::read::{FormatError, Input, ReadResults, read_lines};
+use crate::results::TunerTask;
+use crate::rows::{ConfigInFile, Sheets, TaskRows};
 
 /// The name of the parameter that says which steps there are.
 pub(super) const SKETCH: &str = "sketch";
 
 /// Reads a log.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     Ok(read_lines(input.file, read_line)?.results())
 }
 
-fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<(), Fault> {
+fn read_line(place: &str, reader: &mut JsonReader, sheets: &mut Sheets) -> Result<(), JsonFault> {
     let line = reader.value(MOST_PARTS)?.unwrap_or_default();
-    let problem = |what: &str| Fault::Problem(what.into());
+    let problem = |what: &str| JsonFault::Problem(what.into());
     let (task, steps) = match line["i"].as_array().map(Vec::as_slice) {
         Some([Json::Array(task), Json::Array(state), ..]) => (task, state.get(1).and_then(Json::as_array)),
         Some([Json::String(_), ..]) => {
@@ -35,7 +35,7 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
     let [Some(key), Some(target)] = [0, 1].map(|at| task.get(at).and_then(Json::as_str)) else {
         return Err(problem("key and target of the task in `i` are no texts"));
     };
-    let mut config: Config = vec![(SKETCH.into(), None)];
+    let mut config: ConfigInFile = vec![(SKETCH.into(), None)];
     let (mut sketch, mut seen) = (String::new(), HashMap::new());
     for step in steps {
         let (kind, rest) = match step.as_array().map(Vec::as_slice) {
@@ -58,14 +58,14 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
     config[0].1 = Some(sketch.trim_end().into());
     let (reading, of) = result_of(&line["r"])
         .ok_or_else(|| problem("no list `r` of costs, the number of an error, seconds and the time of day"))?;
-    let rows = sheets.of(task_of(key, target), Rows::of_any)?;
+    let rows = sheets.of(task_of(key, target), TaskRows::of_any)?;
     rows.begin(place.to_owned());
     Ok(rows.add(config, reading, of)?)
 }
 
 /// The task of a key: a list of a function's hash or name and its arguments, as text.
-fn task_of(key: &str, target: &str) -> Task {
-    let task = |kernel: &str| Task { kernel: kernel.into(), device: target.into(), problem: Vec::new() };
+fn task_of(key: &str, target: &str) -> TunerTask {
+    let task = |kernel: &str| TunerTask { kernel: kernel.into(), device: target.into(), problem: Vec::new() };
     match serde_json::from_str::<Json>(key) {
         Ok(Json::Array(parts)) if parts.first().is_some_and(Json::is_string) => {
             let kernel = parts[0].as_str().unwrap_or_default();

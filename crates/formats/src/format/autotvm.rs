@@ -9,11 +9,11 @@ use serde_json::{Value as Json, json};
 use tilewright_search::{ErrorClass, Seconds};
 
 use super::records::{THREADS, WORKLOAD};
-use crate::json::{Fault, Reader};
-use crate::outcome::Reading;
-use crate::read::{Found, Input, ReadError, read_lines};
-use crate::results::{Results, Task};
-use crate::rows::{Circumstances, Config, Rows, Sheets};
+use crate::json::{JsonFault, JsonReader};
+use crate::outcome::NotedOutcome;
+use crate::read::{FormatError, Input, ReadResults, read_lines};
+use crate::results::{Results, TunerTask};
+use crate::rows::{Circumstances, ConfigInFile, Sheets, TaskRows};
 
 /// The most parts of a line.
 pub(super) const MOST_PARTS: usize = 1 << 16;
@@ -26,13 +26,13 @@ const ARGUMENTS: &str = "args";
 const KEYWORDS: &str = "kwargs";
 
 /// Reads a log.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     Ok(read_lines(input.file, read_line)?.results())
 }
 
-fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<(), Fault> {
+fn read_line(place: &str, reader: &mut JsonReader, sheets: &mut Sheets) -> Result<(), JsonFault> {
     let line = reader.value(MOST_PARTS)?.unwrap_or_default();
-    let problem = |what: &str| Fault::Problem(what.into());
+    let problem = |what: &str| JsonFault::Problem(what.into());
     let [target, kernel, arguments, keywords] = match line["input"].as_array().map(Vec::as_slice) {
         Some([target, kernel, arguments, keywords, ..]) => [target, kernel, arguments, keywords],
         _ => return Err(problem("no list `input` of a target, a task, arguments and keywords")),
@@ -41,7 +41,7 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
         return Err(problem("target and task in `input` are no texts"));
     };
     let entity = line["config"]["entity"].as_array().ok_or_else(|| problem("no list `entity` in `config`"))?;
-    let mut config = Config::new();
+    let mut config = ConfigInFile::new();
     for knob in entity {
         match knob.as_array().map(Vec::as_slice) {
             // What was not chosen.
@@ -52,21 +52,21 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
     }
     let (reading, of) = result_of(&line["result"])
         .ok_or_else(|| problem("no list `result` of costs, the number of an error, seconds and the time of day"))?;
-    let rows = sheets.of(task_of(target, kernel, arguments, keywords), Rows::of_any)?;
+    let rows = sheets.of(task_of(target, kernel, arguments, keywords), TaskRows::of_any)?;
     rows.begin(place.to_owned());
     Ok(rows.add(config, reading, of)?)
 }
 
 /// Parses a result of AutoTVM or Ansor: costs, the number of an error, seconds in all and the time of day.
-pub(super) fn result_of(result: &Json) -> Option<(Reading, Circumstances)> {
+pub(super) fn result_of(result: &Json) -> Option<(NotedOutcome, Circumstances)> {
     let [costs, error, seconds, unix_time] = result.as_array()?.as_slice() else { return None };
     let error = error.as_u64()?;
     let reading = match error.checked_sub(1) {
-        None => Reading::of_runs(costs.as_array()?, UNIT_NS),
+        None => NotedOutcome::of_runs(costs.as_array()?, UNIT_NS),
         // Their errors are numbered in the order of our classes.
         Some(at) => match usize::try_from(at).ok().and_then(|at| ErrorClass::ALL.get(at)) {
-            Some(class) => Reading::failed(*class, &format!("error {error}")),
-            None => Reading::unknown(&format!("error {error}")),
+            Some(class) => NotedOutcome::failed(*class, &format!("error {error}")),
+            None => NotedOutcome::unknown(&format!("error {error}")),
         },
     };
     let number =
@@ -76,14 +76,14 @@ pub(super) fn result_of(result: &Json) -> Option<(Reading, Circumstances)> {
     Some((reading, Circumstances { seconds, unix_time: number(unix_time) as u64 }))
 }
 
-fn task_of(target: &str, kernel: &str, arguments: &Json, keywords: &Json) -> Task {
+fn task_of(target: &str, kernel: &str, arguments: &Json, keywords: &Json) -> TunerTask {
     if let (Some(workload), Some(target), Some(threads)) =
         (keywords[WORKLOAD].as_str(), keywords[TARGET].as_str(), keywords[THREADS].as_u64())
     {
-        let task = Task { kernel: kernel.into(), device: target.into(), problem: Vec::new() };
+        let task = TunerTask { kernel: kernel.into(), device: target.into(), problem: Vec::new() };
         return task.with(WORKLOAD, &workload.into()).with(THREADS, &threads.into());
     }
-    let task = Task { kernel: kernel.into(), device: target.into(), problem: Vec::new() };
+    let task = TunerTask { kernel: kernel.into(), device: target.into(), problem: Vec::new() };
     let task = task.with(ARGUMENTS, arguments);
     if keywords.as_object().is_none_or(serde_json::Map::is_empty) { task } else { task.with(KEYWORDS, keywords) }
 }

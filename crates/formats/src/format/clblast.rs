@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use serde_json::Value as Json;
 
 use super::{MILLISECONDS_NS, MOST_TIMES, OBJECTIVE, task_of};
-use crate::json::Reader;
-use crate::outcome::Reading;
-use crate::read::{Found, Input, ReadError};
-use crate::results::Task;
-use crate::rows::{Circumstances, Config, Rows, Sheets, read_value};
+use crate::json::JsonReader;
+use crate::outcome::NotedOutcome;
+use crate::read::{FormatError, Input, ReadResults};
+use crate::results::TunerTask;
+use crate::rows::{Circumstances, ConfigInFile, Sheets, TaskRows, read_value};
 
 /// Keys beside the rows that describe the tuning: the first of these that is present names the device.
 const DEVICE: &[&str] = &["clblast_device_name", "device", "device_name"];
@@ -17,9 +17,9 @@ const DEVICE: &[&str] = &["clblast_device_name", "device", "device_name"];
 const PROBLEM: &[&str] = &["arg_", "precision"];
 
 /// Reads results, which have a task for each kernel: one file may have two.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let mut head = BTreeMap::new();
-    let mut reader = Reader::new(input.file)?;
+    let mut reader = JsonReader::new(input.file)?;
     let read = reader.object(|reader, name| {
         match DEVICE.contains(&name.as_str()) || PROBLEM.iter().any(|begin| name.starts_with(begin)) {
             true => head.extend(read_value(reader)?.map(|value| (name, value))),
@@ -29,12 +29,12 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
     });
     reader.as_far_as_it_goes(read)?;
     let device = DEVICE.iter().find_map(|name| head.get(*name));
-    let task = |kernel: Option<&Json>| -> Task {
+    let task = |kernel: Option<&Json>| -> TunerTask {
         let problem = head.iter().filter(|(name, _)| !DEVICE.contains(&name.as_str()));
         problem.fold(task_of(input.name, kernel, device), |task, (name, value)| task.with(name, value))
     };
     let mut sheets = Sheets::default();
-    let mut reader = Reader::new(input.file)?;
+    let mut reader = JsonReader::new(input.file)?;
     let mut n_rows = 0;
     let read = reader.object(|reader, name| match name.as_str() {
         "results" => reader.array(|reader| {
@@ -50,7 +50,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
                     ("kernel", _) => kernel = read_value(reader)?,
                     (OBJECTIVE, _) => time = reader.value(MOST_TIMES)?,
                     ("parameters", Some(b'{')) => {
-                        let mut values = Config::new();
+                        let mut values = ConfigInFile::new();
                         reader.object(|reader, name| {
                             values.push((name, read_value(reader)?));
                             Ok(())
@@ -65,9 +65,9 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
                 sheets.leave_out(&place, "no object `parameters`");
                 return Ok(());
             };
-            let rows = sheets.of(task(kernel.as_ref()), |task| Rows::new(task, None, Vec::new()))?;
+            let rows = sheets.of(task(kernel.as_ref()), |task| TaskRows::new(task, None, Vec::new()))?;
             rows.begin(place);
-            Ok(rows.add(config, Reading::of_time(time.as_ref(), MILLISECONDS_NS), Circumstances::default())?)
+            Ok(rows.add(config, NotedOutcome::of_time(time.as_ref(), MILLISECONDS_NS), Circumstances::default())?)
         }),
         _ => reader.skip(),
     });

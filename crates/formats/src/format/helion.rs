@@ -10,10 +10,10 @@ use std::io::{self, Write};
 use serde_json::{Map, Value as Json};
 
 use super::task_of;
-use crate::json::Reader;
-use crate::read::{Found, Input, ReadError};
+use crate::json::JsonReader;
+use crate::read::{FormatError, Input, ReadResults};
 use crate::results::Results;
-use crate::rows::{Config, Rows, read_value};
+use crate::rows::{ConfigInFile, TaskRows, read_value};
 
 /// Name of the members of an entry that have the configuration and its key.
 const CONFIG: &str = "config";
@@ -25,9 +25,9 @@ const DEVICE: &str = "hardware";
 const ARGUMENTS: &str = "specialization_key";
 
 /// Reads the one configuration that a file has.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
-    let mut members = Config::new();
-    let mut reader = Reader::new(input.file)?;
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
+    let mut members = ConfigInFile::new();
+    let mut reader = JsonReader::new(input.file)?;
     let read = reader.object(|reader, name| {
         members.push((name, read_value(reader)?));
         Ok(())
@@ -46,7 +46,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
         Some(config)
     });
     let config = entry.map(|config| config.into_iter().map(|(name, value)| (name, Some(value))).collect());
-    let mut rows = Rows::new(task, None, Vec::new());
+    let mut rows = TaskRows::new(task, None, Vec::new());
     rows.begin("the configuration".to_owned());
     rows.add_winner(config.unwrap_or(members))?;
     Ok((vec![rows.results()], Vec::new()))

@@ -6,17 +6,17 @@ use serde_json::{Map, Value as Json, json};
 use tilewright_search::Seconds;
 
 use super::{ERROR, MILLISECONDS_NS, MOST_TIMES, OBJECTIVE, number, task_of};
-use crate::json::{Fault, Reader};
-use crate::outcome::{Reading, brief, failure_of, names, other_objective};
-use crate::read::{Found, Input, ReadError, read_member};
-use crate::results::{Results, Values};
-use crate::rows::{Circumstances, Column, Config, Lists, Rows, read_value};
+use crate::json::{JsonFault, JsonReader};
+use crate::outcome::{NotedOutcome, brief, failure_of, names, other_objective};
+use crate::read::{FormatError, Input, ReadResults, read_member};
+use crate::results::{ParameterValues, Results};
+use crate::rows::{Circumstances, ConfigInFile, Lists, ParameterColumn, TaskRows, read_value};
 use crate::time;
 
 /// Reads a cache.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
-    let mut head = Head::default();
-    let mut reader = Reader::new(input.file)?;
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
+    let mut head = CacheHead::default();
+    let mut reader = JsonReader::new(input.file)?;
     let read = reader.object(|reader, name| head.read(&name, reader));
     reader.as_far_as_it_goes(read)?;
     let mut rows = head.rows(input.name, input.described)?;
@@ -28,10 +28,10 @@ const PROBLEM_SIZE: &str = "problem_size";
 
 /// Members beside the rows.
 #[derive(Default)]
-struct Head {
+struct CacheHead {
     /// The names of the parameters, in order.
     keys: Option<Vec<String>>,
-    columns: Vec<Column>,
+    columns: Vec<ParameterColumn>,
     objectives: Vec<String>,
     lists: Lists,
     notes: Vec<String>,
@@ -40,17 +40,17 @@ struct Head {
     problem_size: Option<Json>,
 }
 
-impl Head {
+impl CacheHead {
     /// Reads a member of the document.
-    fn read(&mut self, name: &str, reader: &mut Reader) -> Result<(), Fault> {
+    fn read(&mut self, name: &str, reader: &mut JsonReader) -> Result<(), JsonFault> {
         match (name, reader.peek()?) {
             ("tune_params_keys", Some(b'[')) => self.keys = Some(names(read_value(reader)?)),
             ("tune_params", Some(b'{')) => reader.object(|reader, name| {
                 if reader.peek()? == Some(b'[') {
-                    self.columns.push(Column::read(&name, reader, &mut self.lists)?);
+                    self.columns.push(ParameterColumn::read(&name, reader, &mut self.lists)?);
                     return Ok(());
                 }
-                self.columns.push(Column::open(&name));
+                self.columns.push(ParameterColumn::open(&name));
                 self.notes.push(format!("tune_params.{}: no list of values; those that occur are taken", brief(&name)));
                 reader.skip()
             })?,
@@ -64,18 +64,18 @@ impl Head {
     }
 
     /// No rows yet, of the parameters that are listed; or of those described elsewhere.
-    fn rows(self, name: &str, described: Option<Vec<Column>>) -> Result<Rows, ReadError> {
-        let Head { keys, mut columns, objectives, lists, mut notes, device, kernel, problem_size } = self;
+    fn rows(self, name: &str, described: Option<Vec<ParameterColumn>>) -> Result<TaskRows, FormatError> {
+        let CacheHead { keys, mut columns, objectives, lists, mut notes, device, kernel, problem_size } = self;
         if described.is_none() && keys.is_none() && columns.is_empty() {
             let problem = "missing; without it parameters cannot be told from measurements".into();
-            return Err(ReadError::Entry { place: "tune_params".into(), problem });
+            return Err(FormatError::Entry { place: "tune_params".into(), problem });
         }
         if let Some(keys) = keys {
             let mut of_name = |name: &String| match columns.iter().position(|column| column.name == *name) {
                 Some(at) => columns.swap_remove(at),
                 None => {
                     notes.push(format!("tune_params has no {}; its values are those that occur", brief(name)));
-                    Column::open(name)
+                    ParameterColumn::open(name)
                 }
             };
             columns = keys.iter().map(&mut of_name).collect();
@@ -86,12 +86,12 @@ impl Head {
         if let Some(size) = problem_size {
             task = task.with(PROBLEM_SIZE, &size);
         }
-        Ok(Rows::new(task, Some(described.unwrap_or(columns)), notes))
+        Ok(TaskRows::new(task, Some(described.unwrap_or(columns)), notes))
     }
 }
 
 /// Reads the rows.
-fn read_rows(reader: &mut Reader, rows: &mut Rows) -> Result<(), Fault> {
+fn read_rows(reader: &mut JsonReader, rows: &mut TaskRows) -> Result<(), JsonFault> {
     reader.object(|reader, key| {
         rows.begin(format!("cache[{key:?}]"));
         if reader.peek()? != Some(b'{') {
@@ -99,7 +99,7 @@ fn read_rows(reader: &mut Reader, rows: &mut Rows) -> Result<(), Fault> {
             rows.leave_out("not an object");
             return Ok(());
         }
-        let (mut config, mut time, mut error) = (Config::new(), None, None);
+        let (mut config, mut time, mut error) = (ConfigInFile::new(), None, None);
         let (mut compile, mut benchmark, mut verification, mut timestamp) = (None, None, None, None);
         reader.object(|reader, name| {
             match name.as_str() {
@@ -115,9 +115,9 @@ fn read_rows(reader: &mut Reader, rows: &mut Rows) -> Result<(), Fault> {
             Ok(())
         })?;
         let reading = match error {
-            None | Some(Json::Null) => Reading::of_time(time.as_ref(), MILLISECONDS_NS),
-            Some(Json::String(failure)) => Reading::of_failure(&failure),
-            Some(other) => Reading::unknown(&other.to_string()),
+            None | Some(Json::Null) => NotedOutcome::of_time(time.as_ref(), MILLISECONDS_NS),
+            Some(Json::String(failure)) => NotedOutcome::of_failure(&failure),
+            Some(other) => NotedOutcome::unknown(&other.to_string()),
         };
         let [build, run, verify] = [compile, benchmark, verification].map(|time| number(&time) * 1e-3);
         let unix_time = timestamp.as_ref().and_then(Json::as_str).and_then(time::unix_time).unwrap_or_default();
@@ -128,9 +128,9 @@ fn read_rows(reader: &mut Reader, rows: &mut Rows) -> Result<(), Fault> {
 /// Writes a cache, closed in the way in which Kernel Tuner opens it again to go on.
 pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     let Results { task, rows, .. } = results;
-    let parameters: Vec<Values> = results.parameters.iter().map(of_one_type).collect();
+    let parameters: Vec<ParameterValues> = results.parameters.iter().map(of_one_type).collect();
     let names: Vec<&str> = parameters.iter().map(|parameter| parameter.name.as_str()).collect();
-    let values = parameters.iter().map(|Values { name, values }| (name.clone(), sorted(values).into()));
+    let values = parameters.iter().map(|ParameterValues { name, values }| (name.clone(), sorted(values).into()));
     let head = json!({
         "device_name": task.device,
         "kernel_name": task.kernel,
@@ -170,11 +170,11 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// A parameter whose values all have fractions where one has: Python tells 1.0 from 1 in its keys.
-fn of_one_type(parameter: &Values) -> Values {
-    let Values { name, values } = parameter;
+fn of_one_type(parameter: &ParameterValues) -> ParameterValues {
+    let ParameterValues { name, values } = parameter;
     let is_real = values.iter().all(Json::is_number) && values.iter().any(Json::is_f64);
     let real = |value: &Json| value.as_f64().filter(|_| is_real).map_or(value.clone(), Json::from);
-    Values { name: name.clone(), values: values.iter().map(real).collect() }
+    ParameterValues { name: name.clone(), values: values.iter().map(real).collect() }
 }
 
 /// Values in ascending order, where all are numbers.

@@ -5,10 +5,10 @@ use tilewright_search::ErrorClass;
 
 use super::t4::nanoseconds;
 use super::{MOST_TIMES, task_of};
-use crate::json::{Fault, Reader};
-use crate::outcome::Reading;
-use crate::read::{Found, Input, ReadError};
-use crate::rows::{Circumstances, Config, Rows, Sheets, read_value};
+use crate::json::{JsonFault, JsonReader};
+use crate::outcome::NotedOutcome;
+use crate::read::{FormatError, Input, ReadResults};
+use crate::rows::{Circumstances, ConfigInFile, Sheets, TaskRows, read_value};
 
 /// Names of failures.
 const STATUS: &[(&str, ErrorClass)] = &[
@@ -19,9 +19,9 @@ const STATUS: &[(&str, ErrorClass)] = &[
 ];
 
 /// Reads results, which have a task for each kernel.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let (mut unit_ns, mut device) = (1e3, None);
-    let mut reader = Reader::new(input.file)?;
+    let mut reader = JsonReader::new(input.file)?;
     let read = reader.object(|reader, name| match (name.as_str(), reader.peek()?) {
         ("Metadata", Some(b'{')) => reader.object(|reader, name| {
             match name.as_str() {
@@ -38,7 +38,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
     });
     reader.as_far_as_it_goes(read)?;
     let mut sheets = Sheets::default();
-    let mut reader = Reader::new(input.file)?;
+    let mut reader = JsonReader::new(input.file)?;
     let mut n_rows = 0;
     let read = reader.object(|reader, name| match name.as_str() {
         "Results" => reader.array(|reader| {
@@ -64,14 +64,14 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
                 return Ok(());
             };
             let reading = match status.as_ref().map_or("Ok", |status| status.as_str().unwrap_or_default()) {
-                "Ok" => Reading::of_time(duration.as_ref(), unit_ns),
+                "Ok" => NotedOutcome::of_time(duration.as_ref(), unit_ns),
                 name => match STATUS.iter().find(|(known, _)| *known == name) {
-                    Some((_, class)) => Reading::failed(*class, name),
-                    None => Reading::unknown(name),
+                    Some((_, class)) => NotedOutcome::failed(*class, name),
+                    None => NotedOutcome::unknown(name),
                 },
             };
             let task = task_of(input.name, kernel.as_ref(), device.as_ref());
-            let rows = sheets.of(task, |task| Rows::new(task, None, Vec::new()))?;
+            let rows = sheets.of(task, |task| TaskRows::new(task, None, Vec::new()))?;
             rows.begin(place);
             Ok(rows.add(config, reading, Circumstances::default())?)
         }),
@@ -81,8 +81,8 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
 }
 
 /// Pairs of names and values.
-fn read_config(reader: &mut Reader) -> Result<Config, Fault> {
-    let mut config = Config::new();
+fn read_config(reader: &mut JsonReader) -> Result<ConfigInFile, JsonFault> {
+    let mut config = ConfigInFile::new();
     reader.array(|reader| {
         let (mut of, mut value) = (String::new(), None);
         reader.object(|reader, name| {

@@ -8,20 +8,20 @@ use serde_json::Value as Json;
 
 use super::ansor::SKETCH;
 use super::autotvm::{MOST_PARTS, UNIT_NS};
-use crate::json::{Fault, Reader};
-use crate::outcome::Reading;
-use crate::read::{Found, Input, ReadError, read_lines};
-use crate::results::Task;
-use crate::rows::{Circumstances, Config, Rows, Sheets};
+use crate::json::{JsonFault, JsonReader};
+use crate::outcome::NotedOutcome;
+use crate::read::{FormatError, Input, ReadResults, read_lines};
+use crate::results::TunerTask;
+use crate::rows::{Circumstances, ConfigInFile, Sheets, TaskRows};
 
 /// Reads tuning records.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     Ok(read_lines(input.file, read_line)?.results())
 }
 
-fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<(), Fault> {
+fn read_line(place: &str, reader: &mut JsonReader, sheets: &mut Sheets) -> Result<(), JsonFault> {
     let line = reader.value(MOST_PARTS)?.unwrap_or_default();
-    let problem = |what: &str| Fault::Problem(what.into());
+    let problem = |what: &str| JsonFault::Problem(what.into());
     let (workload, record) = match line.as_array().map(Vec::as_slice) {
         Some([Json::Number(workload), Json::Array(record)]) => (workload, record),
         Some([Json::String(_), _]) => {
@@ -36,7 +36,7 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
     };
     let instructions = trace[0].as_array().ok_or_else(|| problem("no list of instructions in the trace"))?;
     let kinds: Vec<&str> = instructions.iter().map(|instruction| instruction[0].as_str().unwrap_or_default()).collect();
-    let mut config: Config = vec![(SKETCH.into(), Some(short(&kinds.join(" ")).into()))];
+    let mut config: ConfigInFile = vec![(SKETCH.into(), Some(short(&kinds.join(" ")).into()))];
     let mut seen = HashMap::new();
     for decision in trace[1].as_array().into_iter().flatten() {
         let at = decision[0].as_u64().and_then(|at| usize::try_from(at).ok());
@@ -45,12 +45,12 @@ fn read_line(place: &str, reader: &mut Reader, sheets: &mut Sheets) -> Result<()
         config.push((format!("{kind}{n}"), Some(decision[1].clone())));
     }
     let reading = match times {
-        Json::Array(times) => Reading::of_runs(times, UNIT_NS),
-        _ => Reading::of_time(None, UNIT_NS),
+        Json::Array(times) => NotedOutcome::of_runs(times, UNIT_NS),
+        _ => NotedOutcome::of_time(None, UNIT_NS),
     };
     let device = target.as_str().map_or_else(|| target.to_string(), str::to_owned);
-    let task = Task { kernel: format!("workload-{workload}"), device, problem: Vec::new() };
-    let rows = sheets.of(task.with("args", arguments), Rows::of_any)?;
+    let task = TunerTask { kernel: format!("workload-{workload}"), device, problem: Vec::new() };
+    let rows = sheets.of(task.with("args", arguments), TaskRows::of_any)?;
     rows.begin(place.to_owned());
     Ok(rows.add(config, reading, Circumstances::default())?)
 }

@@ -22,11 +22,11 @@ use flate2::write::GzEncoder;
 use serde_json::Value as Json;
 use tilewright_search::RecordedSpace;
 
-pub use t1::Description;
+pub use t1::SpaceDescription;
 
 use crate::outcome::brief;
-use crate::read::{Found, Input, ReadError};
-use crate::results::{Results, Task};
+use crate::read::{FormatError, Input, ReadResults};
+use crate::results::{Results, TunerTask};
 
 /// The objective that is replayed.
 pub(crate) const OBJECTIVE: &str = "time";
@@ -49,7 +49,7 @@ pub struct Format {
     pub(crate) is_doubtful: bool,
     /// Whether a description may say its parameters.
     pub(crate) takes_description: bool,
-    pub(crate) read: fn(Input) -> Result<Found, ReadError>,
+    pub(crate) read: fn(Input) -> Result<ReadResults, FormatError>,
     writer: Option<Writer>,
 }
 
@@ -347,7 +347,7 @@ pub fn write_space(
 ) -> io::Result<()> {
     let entries = || {
         let outcomes = space.outcomes().into_iter();
-        outcomes.map(|(config, outcome)| t4::Entry::of(space.space().config_to_json(config), outcome))
+        outcomes.map(|(config, outcome)| t4::T4Row::of(space.space().config_to_json(config), outcome))
     };
     if is_packed {
         let mut packed = GzEncoder::new(output, Compression::default());
@@ -363,10 +363,10 @@ pub fn write_space(
 const MILLISECONDS_NS: f64 = 1e6;
 
 /// The task of a file that says nothing of its kernel but its name.
-fn task_of(name: &str, kernel: Option<&Json>, device: Option<&Json>) -> Task {
+fn task_of(name: &str, kernel: Option<&Json>, device: Option<&Json>) -> TunerTask {
     let text = |value: Option<&Json>| value.and_then(Json::as_str).unwrap_or_default().to_owned();
     let kernel = Some(text(kernel)).filter(|kernel| !kernel.is_empty()).unwrap_or_else(|| name.to_owned());
-    Task { kernel, device: text(device), problem: Vec::new() }
+    TunerTask { kernel, device: text(device), problem: Vec::new() }
 }
 
 /// A number of a member of an object.

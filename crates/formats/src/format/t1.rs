@@ -1,38 +1,38 @@
 //! T1, the description of a space that belongs to T4 results.
 
 use serde_json::Value as Json;
-use tilewright_search::expression::{self, Datum, Expression, ExpressionError, Scope, Type};
+use tilewright_search::expression::{self, Datum, Expression, ExpressionError, ValueType, VariableNames};
 use tilewright_search::{Constraint, Parameter, Space};
 
-use crate::json::{Fault, Reader};
+use crate::json::{JsonFault, JsonReader};
 use crate::outcome::brief;
-use crate::read::{Found, Input, ReadError};
-use crate::results::{Results, Row};
-use crate::rows::{Column, Lists, read_value};
+use crate::read::{FormatError, Input, ReadResults};
+use crate::results::{ConfigResult, Results};
+use crate::rows::{Lists, ParameterColumn, read_value};
 
 /// Says what a description is good for.
-pub(super) fn refuse(_: Input) -> Result<Found, ReadError> {
-    Err(ReadError::NoResults { found: "a T1 description", mend: "give results, and this file with --description" })
+pub(super) fn refuse(_: Input) -> Result<ReadResults, FormatError> {
+    Err(FormatError::NoResults { found: "a T1 description", mend: "give results, and this file with --description" })
 }
 
 /// A description of a space.
-pub struct Description {
-    pub(crate) columns: Vec<Column>,
+pub struct SpaceDescription {
+    pub(crate) columns: Vec<ParameterColumn>,
     /// Expressions that legal configurations satisfy.
     conditions: Vec<String>,
     /// Duplicate values, as a note.
     pub(crate) twice: Option<String>,
 }
 
-impl Description {
+impl SpaceDescription {
     /// Reads a T1 file, packed by gzip or not.
     ///
     /// # Errors
-    /// [`ReadError`], in one line, with the place.
-    pub fn read(file: &[u8]) -> Result<Description, ReadError> {
+    /// [`FormatError`], in one line, with the place.
+    pub fn read(file: &[u8]) -> Result<SpaceDescription, FormatError> {
         let (mut columns, mut conditions, mut lists) = (Vec::new(), Vec::new(), Lists::default());
-        let mut reader = Reader::new(file)?;
-        let mut member = |reader: &mut Reader, name: String| match (name.as_str(), reader.peek()?) {
+        let mut reader = JsonReader::new(file)?;
+        let mut member = |reader: &mut JsonReader, name: String| match (name.as_str(), reader.peek()?) {
             ("TuningParameters", Some(b'[')) => reader.array(|reader| {
                 columns.push(parameter(reader, &mut lists)?);
                 Ok(())
@@ -49,27 +49,27 @@ impl Description {
         });
         match read {
             Err(fault) => Err(reader.error(fault)),
-            Ok(()) if columns.is_empty() => Err(ReadError::Entry {
+            Ok(()) if columns.is_empty() => Err(FormatError::Entry {
                 place: "ConfigurationSpace.TuningParameters".into(),
                 problem: "no parameters, so this is no T1 file".into(),
             }),
-            Ok(()) => Ok(Description { columns, conditions, twice: lists.twice }),
+            Ok(()) => Ok(SpaceDescription { columns, conditions, twice: lists.twice }),
         }
     }
 
     /// Makes the described space.
     ///
     /// # Errors
-    /// [`ReadError`] if a condition is none, or the space is none.
-    pub fn space(&self, name: &str) -> Result<Space, ReadError> {
-        let of_column = |column: &Column| {
+    /// [`FormatError`] if a condition is none, or the space is none.
+    pub fn space(&self, name: &str) -> Result<Space, FormatError> {
+        let of_column = |column: &ParameterColumn| {
             let values: Vec<Datum> = column.values().map(|value| datum(&value)).collect();
             Parameter::of_data(&column.name, &values)
         };
         let parameters: Vec<Parameter> = self.columns.iter().map(of_column).collect();
         let constraint = |(at, text): (usize, &String)| {
             let place = || format!("condition {}, {}", at + 1, brief(text));
-            let wrong = |error: ExpressionError| ReadError::Entry { place: place(), problem: error.to_string() };
+            let wrong = |error: ExpressionError| FormatError::Entry { place: place(), problem: error.to_string() };
             Constraint::parse(&format!("condition {}", at + 1), text, &parameters).map_err(wrong)
         };
         let constraints = self.conditions.iter().enumerate().map(constraint).collect::<Result<_, _>>()?;
@@ -81,14 +81,15 @@ impl Description {
         let data: Vec<Vec<Datum>> =
             results.parameters.iter().map(|parameter| parameter.values.iter().map(datum).collect()).collect();
         let names = results.parameters.iter().zip(&data);
-        let scope: Scope = names.map(|(parameter, data)| (parameter.name.clone(), Type::of_all(data))).collect();
+        let scope: VariableNames =
+            names.map(|(parameter, data)| (parameter.name.clone(), ValueType::of_all(data))).collect();
         let told = |text: &String| {
             let code = Expression::parse(text).and_then(|expression| expression.compile_condition(&scope));
             let code = match code {
                 Ok(code) => code,
                 Err(error) => return Some(format!("the condition {} is not checked: {error}", brief(text))),
             };
-            let holds = |row: &&Row| {
+            let holds = |row: &&ConfigResult| {
                 let values = row.places.iter().zip(&data).map(|(&at, data)| Some(data[at as usize].clone()));
                 code.holds(&values.collect::<Vec<_>>())
             };
@@ -121,7 +122,7 @@ fn datum(value: &Json) -> Datum {
 }
 
 /// The expression of a condition.
-fn condition(reader: &mut Reader) -> Result<Option<String>, Fault> {
+fn condition(reader: &mut JsonReader) -> Result<Option<String>, JsonFault> {
     let mut expression = None;
     reader.object(|reader, name| {
         match name.as_str() {
@@ -133,7 +134,7 @@ fn condition(reader: &mut Reader) -> Result<Option<String>, Fault> {
     Ok(expression.as_ref().and_then(Json::as_str).map(str::to_owned))
 }
 
-fn parameter(reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
+fn parameter(reader: &mut JsonReader, lists: &mut Lists) -> Result<ParameterColumn, JsonFault> {
     let (mut parameter, mut values) = (String::new(), None);
     reader.object(|reader, name| {
         match (name.as_str(), reader.peek()?) {
@@ -141,14 +142,14 @@ fn parameter(reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
                 let name = read_value(reader)?;
                 parameter = name.as_ref().and_then(Json::as_str).unwrap_or_default().to_owned();
             }
-            ("Values", Some(b'[')) => values = Some(Ok(Column::read(&parameter, reader, lists)?)),
+            ("Values", Some(b'[')) => values = Some(Ok(ParameterColumn::read(&parameter, reader, lists)?)),
             ("Values", _) => values = Some(Err(read_value(reader)?)),
             _ => reader.skip()?,
         }
         Ok(())
     })?;
     let wrong = |problem: String| {
-        Fault::Refused(ReadError::Entry { place: format!("parameter {}", brief(&parameter)), problem })
+        JsonFault::Refused(FormatError::Entry { place: format!("parameter {}", brief(&parameter)), problem })
     };
     match values {
         Some(Ok(mut column)) => {
@@ -157,7 +158,7 @@ fn parameter(reader: &mut Reader, lists: &mut Lists) -> Result<Column, Fault> {
         }
         Some(Err(Some(Json::String(text)))) => {
             let values = expression::list(&text).map_err(|error| wrong(format!("its values, {error}")))?;
-            Column::listed(&parameter, values.iter().map(Datum::to_json).collect(), lists)
+            ParameterColumn::listed(&parameter, values.iter().map(Datum::to_json).collect(), lists)
         }
         Some(Err(_)) => Err(wrong("its values are no list, nor a text that writes one as Python does".into())),
         None => Err(wrong("it has no `Values`".into())),

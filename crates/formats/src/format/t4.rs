@@ -7,27 +7,27 @@ use serde_json::{Map, Value as Json, json};
 use tilewright_search::{ErrorClass, OtherCosts, Outcome, Seconds};
 
 use super::{ERROR, MOST_TIMES, OBJECTIVE, number, task_of};
-use crate::json::{Fault, Reader};
-use crate::outcome::{Reading, names, other_objective};
-use crate::read::{Found, Input, ReadError, read_member};
-use crate::results::{Results, Row, Task};
-use crate::rows::{Circumstances, Config, Rows, read_value};
+use crate::json::{JsonFault, JsonReader};
+use crate::outcome::{NotedOutcome, names, other_objective};
+use crate::read::{FormatError, Input, ReadResults, read_member};
+use crate::results::{ConfigResult, Results, TunerTask};
+use crate::rows::{Circumstances, ConfigInFile, TaskRows, read_value};
 use crate::time;
 
 /// Reads results.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
-    let mut head = Head::default();
-    let mut reader = Reader::new(input.file)?;
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
+    let mut head = T4Head::default();
+    let mut reader = JsonReader::new(input.file)?;
     let read = reader.object(|reader, name| head.read(&name, reader));
     reader.as_far_as_it_goes(read)?;
-    let mut rows = Rows::new(head.task(input.name), input.described, Vec::new());
+    let mut rows = TaskRows::new(head.task(input.name), input.described, Vec::new());
     read_member(input.file, "results", &mut rows, |reader, rows| read_rows(&head, reader, rows))?;
     Ok((vec![rows.results()], Vec::new()))
 }
 
 /// Members beside the rows.
 #[derive(Default)]
-struct Head {
+struct T4Head {
     timeunit: Option<String>,
     metadata: Map<String, Json>,
 }
@@ -35,9 +35,9 @@ struct Head {
 /// Metadata of the problem in our own files.
 const PROBLEM: &[&str] = &["problem_size", "workload", "threads"];
 
-impl Head {
+impl T4Head {
     /// Reads a member of the document.
-    fn read(&mut self, name: &str, reader: &mut Reader) -> Result<(), Fault> {
+    fn read(&mut self, name: &str, reader: &mut JsonReader) -> Result<(), JsonFault> {
         match (name, reader.peek()?) {
             ("metadata", Some(b'{')) => reader.object(|reader, name| {
                 let value = read_value(reader)?;
@@ -52,7 +52,7 @@ impl Head {
     }
 
     /// Task, as far as the metadata tell it.
-    fn task(&self, name: &str) -> Task {
+    fn task(&self, name: &str) -> TunerTask {
         let of = |names: [&str; 2]| names.into_iter().find_map(|name| self.metadata.get(name));
         let task = task_of(name, of(["kernel_name", "template"]), of(["device_name", "target"]));
         let known = PROBLEM.iter().filter_map(|name| Some((name, self.metadata.get(*name)?)));
@@ -63,7 +63,7 @@ impl Head {
 /// A row as it is read.
 #[derive(Default)]
 struct ReadRow {
-    configuration: Option<Config>,
+    configuration: Option<ConfigInFile>,
     invalidity: Option<Json>,
     correctness: Option<Json>,
     /// The measured time with its unit.
@@ -105,7 +105,7 @@ const BAD_COSTS: &str = "rows counted as failed, for a cost is no positive numbe
 const OTHER_OBJECTIVE: &str = "rows of another objective, whose times are replayed";
 
 /// Reads the rows.
-fn read_rows(head: &Head, reader: &mut Reader, rows: &mut Rows) -> Result<(), Fault> {
+fn read_rows(head: &T4Head, reader: &mut JsonReader, rows: &mut TaskRows) -> Result<(), JsonFault> {
     let mut n_rows = 0;
     reader.array(|reader| {
         rows.begin(format!("results[{n_rows}]"));
@@ -134,10 +134,10 @@ fn read_rows(head: &Head, reader: &mut Reader, rows: &mut Rows) -> Result<(), Fa
 
 impl ReadRow {
     /// Reads a member of a row.
-    fn read(&mut self, name: &str, reader: &mut Reader) -> Result<(), Fault> {
+    fn read(&mut self, name: &str, reader: &mut JsonReader) -> Result<(), JsonFault> {
         match (name, reader.peek()?) {
             ("configuration", Some(b'{')) => {
-                let mut config = Config::new();
+                let mut config = ConfigInFile::new();
                 reader.object(|reader, name| {
                     config.push((name, read_value(reader)?));
                     Ok(())
@@ -164,7 +164,7 @@ impl ReadRow {
         Ok(())
     }
 
-    fn read_measurement(&mut self, reader: &mut Reader) -> Result<(), Fault> {
+    fn read_measurement(&mut self, reader: &mut JsonReader) -> Result<(), JsonFault> {
         if reader.peek()? != Some(b'{') {
             return reader.skip();
         }
@@ -200,17 +200,17 @@ impl ReadRow {
     }
 
     /// Outcome of the row's configuration.
-    fn reading(&self, timeunit: Option<&str>) -> Reading {
+    fn reading(&self, timeunit: Option<&str>) -> NotedOutcome {
         let invalidity = match &self.invalidity {
             None | Some(Json::Null) => CORRECT,
             Some(Json::String(text)) => text,
-            Some(other) => return Reading::unknown(&other.to_string()),
+            Some(other) => return NotedOutcome::unknown(&other.to_string()),
         };
         if let Some((name, class)) = INVALIDITY.iter().find(|(name, _)| *name == invalidity) {
-            return Reading::failed(*class, name);
+            return NotedOutcome::failed(*class, name);
         }
         if invalidity != CORRECT {
-            return Reading::unknown(invalidity);
+            return NotedOutcome::unknown(invalidity);
         }
         let correctness = match &self.correctness {
             Some(Json::Bool(is_right)) => Some(f64::from(u8::from(*is_right))),
@@ -218,25 +218,25 @@ impl ReadRow {
             None => None,
         };
         if correctness == Some(0.0) {
-            return Reading::odd(ErrorClass::WrongAnswer, WRONG, "correctness 0".into());
+            return NotedOutcome::odd(ErrorClass::WrongAnswer, WRONG, "correctness 0".into());
         }
         match &self.error {
             None | Some(Json::Null) => {}
-            Some(Json::String(failure)) => return Reading::of_failure(failure),
-            Some(other) => return Reading::unknown(&other.to_string()),
+            Some(Json::String(failure)) => return NotedOutcome::of_failure(failure),
+            Some(other) => return NotedOutcome::unknown(&other.to_string()),
         }
         let measured_in = |unit: &str| match unit {
             "" => nanoseconds(timeunit.unwrap_or("ms")).ok_or_else(|| timeunit.unwrap_or_default().to_owned()),
             unit => nanoseconds(unit).ok_or_else(|| unit.to_owned()),
         };
-        let in_unit = |unit: &str, read: &dyn Fn(f64) -> Reading| match measured_in(unit) {
+        let in_unit = |unit: &str, read: &dyn Fn(f64) -> NotedOutcome| match measured_in(unit) {
             Ok(unit_ns) => read(unit_ns),
-            Err(unit) => Reading::odd(ErrorClass::Unknown, UNKNOWN_UNIT, format!("{unit:?}")),
+            Err(unit) => NotedOutcome::odd(ErrorClass::Unknown, UNKNOWN_UNIT, format!("{unit:?}")),
         };
         let mut reading = match (&self.time, &self.runtimes) {
-            (None, Some(Json::Array(times))) => in_unit("", &|unit_ns| Reading::of_times(times, unit_ns)),
-            (Some((time, unit)), _) => in_unit(unit, &|unit_ns| Reading::of_time(time.as_ref(), unit_ns)),
-            (None, _) => Reading::of_time(None, 1.0),
+            (None, Some(Json::Array(times))) => in_unit("", &|unit_ns| NotedOutcome::of_times(times, unit_ns)),
+            (Some((time, unit)), _) => in_unit(unit, &|unit_ns| NotedOutcome::of_time(time.as_ref(), unit_ns)),
+            (None, _) => NotedOutcome::of_time(None, 1.0),
         };
         if let Some(part) = correctness.filter(|part| *part != 1.0) {
             reading.oddity.get_or_insert_with(|| (PARTLY_RIGHT, format!("correctness {part}")));
@@ -245,33 +245,33 @@ impl ReadRow {
     }
 
     /// Adds costs by further objectives to a time.
-    fn with_other_costs(&self, mut reading: Reading) -> Reading {
+    fn with_other_costs(&self, mut reading: NotedOutcome) -> NotedOutcome {
         let costs: Vec<f64> = self.other_costs.values().copied().collect();
         if let Outcome::Measured(timing) = &mut reading.outcome {
             match OtherCosts::new(&costs) {
                 Ok(others) => timing.others = others,
-                Err(error) => return Reading::odd(ErrorClass::Unknown, BAD_COSTS, error.to_string()),
+                Err(error) => return NotedOutcome::odd(ErrorClass::Unknown, BAD_COSTS, error.to_string()),
             }
         }
         reading
     }
 }
 /// A row as it is written: in nanoseconds, so that medians are read back to the bit.
-pub(super) struct Entry<'a> {
+pub(super) struct T4Row<'a> {
     config: Json,
     outcome: &'a Outcome,
     seconds: Seconds,
     unix_time: Option<u64>,
 }
 
-impl Entry<'_> {
+impl T4Row<'_> {
     /// The row of a configuration.
-    pub(super) fn of(config: Json, outcome: &Outcome) -> Entry<'_> {
-        Entry { config, outcome, seconds: Seconds::default(), unix_time: None }
+    pub(super) fn of(config: Json, outcome: &Outcome) -> T4Row<'_> {
+        T4Row { config, outcome, seconds: Seconds::default(), unix_time: None }
     }
 
     fn to_json(&self) -> Json {
-        let Entry { config, outcome, seconds, unix_time } = self;
+        let T4Row { config, outcome, seconds, unix_time } = self;
         let invalidity = outcome.class().map_or(CORRECT, |class| {
             let row = INVALIDITY.iter().find(|(_, other)| *other == class);
             row.expect("invariant: each class of errors has a name in T4").0
@@ -306,7 +306,7 @@ impl Entry<'_> {
 /// Writes a document row by row.
 pub(super) fn write_entries<'a>(
     out: &mut dyn Write,
-    entries: impl Iterator<Item = Entry<'a>>,
+    entries: impl Iterator<Item = T4Row<'a>>,
     about: &[(&str, Json)],
 ) -> io::Result<()> {
     let mut metadata: Map<String, Json> = about.iter().map(|(name, value)| ((*name).into(), value.clone())).collect();
@@ -325,9 +325,9 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     let mut about = vec![("kernel_name", task.kernel.as_str().into()), ("device_name", task.device.as_str().into())];
     about.extend(PROBLEM.iter().filter_map(|name| Some((*name, task.field(name)?))));
     let entries = results.rows.iter().map(|row| {
-        let Row { seconds, unix_time, .. } = row;
+        let ConfigResult { seconds, unix_time, .. } = row;
         let unix_time = Some(*unix_time).filter(|time| *time > 0);
-        Entry { config: results.config(row), outcome: row.expect_outcome(), seconds: *seconds, unix_time }
+        T4Row { config: results.config(row), outcome: row.expect_outcome(), seconds: *seconds, unix_time }
     });
     write_entries(out, entries, &about)
 }

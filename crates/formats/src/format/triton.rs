@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use serde_json::{Map, Value as Json};
 
 use super::{MILLISECONDS_NS, MOST_TIMES, task_of};
-use crate::json::Reader;
-use crate::outcome::Reading;
-use crate::read::{Found, Input, ReadError};
+use crate::json::JsonReader;
+use crate::outcome::NotedOutcome;
+use crate::read::{FormatError, Input, ReadResults};
 use crate::results::Results;
-use crate::rows::{Circumstances, Config, Rows, Sheets, read_value};
+use crate::rows::{Circumstances, ConfigInFile, Sheets, TaskRows, read_value};
 
 /// The name of the field of the problem.
 const KEY: &str = "key";
@@ -18,9 +18,9 @@ const KEY: &str = "key";
 const OPTIONS: &[&str] = &["num_warps", "num_ctas", "num_stages", "maxnreg", "pre_hook", "ir_override"];
 
 /// Reads the timings. The file is called by the kernel.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let mut task = task_of(input.name.strip_suffix(".autotune").unwrap_or(input.name), None, None);
-    let mut reader = Reader::new(input.file)?;
+    let mut reader = JsonReader::new(input.file)?;
     let read = reader.object(|reader, name| {
         match name.as_str() {
             KEY => task = read_value(reader)?.map_or(task.clone(), |key| task.clone().with(KEY, &key)),
@@ -30,7 +30,7 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
     });
     reader.as_far_as_it_goes(read)?;
     let mut sheets = Sheets::default();
-    let mut reader = Reader::new(input.file)?;
+    let mut reader = JsonReader::new(input.file)?;
     let mut n_rows = 0;
     let read = reader.object(|reader, name| match name.as_str() {
         "configs_timings" => reader.array(|reader| {
@@ -46,9 +46,9 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
             };
             // Of quantiles the median comes first.
             let time = times.as_array().map_or(Some(times), |times| times.first());
-            let rows = sheets.of(task.clone(), |task| Rows::new(task, None, Vec::new()))?;
+            let rows = sheets.of(task.clone(), |task| TaskRows::new(task, None, Vec::new()))?;
             rows.begin(place);
-            Ok(rows.add(flat(config), Reading::of_time(time, MILLISECONDS_NS), Circumstances::default())?)
+            Ok(rows.add(flat(config), NotedOutcome::of_time(time, MILLISECONDS_NS), Circumstances::default())?)
         }),
         _ => reader.skip(),
     });
@@ -56,8 +56,8 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
 }
 
 /// The arguments of the kernel beside the options of its compilation; what is null was not chosen.
-fn flat(config: &Map<String, Json>) -> Config {
-    let mut values = Config::new();
+fn flat(config: &Map<String, Json>) -> ConfigInFile {
+    let mut values = ConfigInFile::new();
     for (name, value) in config {
         match value {
             Json::Object(arguments) => values.extend(arguments.iter().map(|(n, v)| (n.clone(), Some(v.clone())))),

@@ -11,11 +11,11 @@ use std::io::{self, Write};
 
 use serde_json::Value as Json;
 
-use crate::json::Reader;
+use crate::json::JsonReader;
 use crate::outcome::brief;
-use crate::read::{Found, Input, ReadError};
-use crate::results::Task;
-use crate::rows::{Config, Rows, Sheets, read_value};
+use crate::read::{FormatError, Input, ReadResults};
+use crate::results::TunerTask;
+use crate::rows::{ConfigInFile, Sheets, TaskRows, read_value};
 
 /// Number of rows, by which the kernel chooses a configuration.
 const ROWS: &str = "M";
@@ -25,10 +25,10 @@ const DEVICE: &str = "device_name";
 const EXPERTS: &str = "E";
 
 /// Reads a table, which has a task for each number of rows.
-pub(super) fn read(input: Input) -> Result<Found, ReadError> {
+pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let task = task_of_name(input.name);
     let mut sheets = Sheets::default();
-    let mut reader = Reader::new(input.file)?;
+    let mut reader = JsonReader::new(input.file)?;
     let read = reader.object(|reader, name| {
         let rows = name.parse::<u64>().ok();
         let (Some(n_rows), Some(b'{')) = (rows, reader.peek()?) else {
@@ -39,12 +39,12 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
             }
             return reader.skip();
         };
-        let mut config = Config::new();
+        let mut config = ConfigInFile::new();
         reader.object(|reader, name| {
             config.push((name, read_value(reader)?));
             Ok(())
         })?;
-        let rows = sheets.of(task.clone().with(ROWS, &n_rows.into()), |task| Rows::new(task, None, Vec::new()))?;
+        let rows = sheets.of(task.clone().with(ROWS, &n_rows.into()), |task| TaskRows::new(task, None, Vec::new()))?;
         rows.begin(name);
         Ok(rows.add_winner(config)?)
     });
@@ -52,8 +52,8 @@ pub(super) fn read(input: Input) -> Result<Found, ReadError> {
 }
 
 /// The task that the name of a table says.
-fn task_of_name(name: &str) -> Task {
-    let mut task = Task::default();
+fn task_of_name(name: &str) -> TunerTask {
+    let mut task = TunerTask::default();
     for part in parts(name) {
         match part.split_once('=') {
             Some((DEVICE, device)) => task.device = device.to_owned(),
@@ -62,7 +62,7 @@ fn task_of_name(name: &str) -> Task {
                 let value = serde_json::from_str(value).unwrap_or_else(|_| Json::from(value));
                 task = task.with(field, &value);
             }
-            _ => return Task { kernel: name.to_owned(), ..Task::default() },
+            _ => return TunerTask { kernel: name.to_owned(), ..TunerTask::default() },
         }
     }
     task.kernel = if task.field(EXPERTS).is_some() { "fused_moe" } else { "matmul" }.to_owned();
@@ -97,7 +97,7 @@ mod tests {
     fn names_of_tables_say_what_was_tuned() {
         let check = |name: &str, kernel: &str, device: &str, problem: &[(&str, &str)]| {
             let problem = problem.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-            let expected = Task { kernel: kernel.to_owned(), device: device.to_owned(), problem };
+            let expected = TunerTask { kernel: kernel.to_owned(), device: device.to_owned(), problem };
             assert_eq!(task_of_name(name), expected);
         };
         check(

@@ -17,7 +17,7 @@ pub type External<'a> = dyn FnMut(&str) -> Result<Bytes, String> + 'a;
 const TEXTS: i64 = 8;
 
 /// Bytes that tensors are read from.
-pub struct Source<'a> {
+pub struct TensorBytes<'a> {
     /// The model's file.
     pub file: &'a Bytes,
     /// External files beside the model's file.
@@ -29,26 +29,26 @@ pub struct Source<'a> {
 }
 
 /// A tensor, or the name of its type where that is not supported.
-pub enum Loaded {
+pub enum LoadedTensor {
     Tensor(Tensor),
     /// Texts, each by its place among all of them.
     Texts(Tensor, Arc<[String]>),
     Foreign(String),
 }
 
-impl Source<'_> {
+impl TensorBytes<'_> {
     /// A tensor's elements; they are copied only where they are written as a list of numbers.
     ///
     /// # Errors
     /// If they are more or fewer than the shape says, or beside the file and cannot be had.
-    pub fn load(&mut self, proto: &TensorProto<'_>) -> Result<Loaded, ReadError> {
+    pub fn load(&mut self, proto: &TensorProto<'_>) -> Result<LoadedTensor, ReadError> {
         if proto.data_type == TEXTS {
             return self.texts(proto);
         }
         let refuse = |what: String| ReadError::Tensor { name: proto.name.to_owned(), what };
         let dtype = match DType::from_onnx(proto.data_type) {
             Ok(dtype) => dtype,
-            Err(name) => return Ok(Loaded::Foreign(name)),
+            Err(name) => return Ok(LoadedTensor::Foreign(name)),
         };
         let shape: Vec<usize> =
             proto.dims.iter().map(|&d| usize::try_from(d)).collect::<Result<_, _>>().map_err(|_| {
@@ -71,13 +71,13 @@ impl Source<'_> {
         if each > 1 && found == wanted && !proto.is_external {
             self.budget.charge(ty.n_elements())?;
         }
-        Tensor::from_packed(ty.clone(), bytes).map(Loaded::Tensor).ok_or_else(|| {
+        Tensor::from_packed(ty.clone(), bytes).map(LoadedTensor::Tensor).ok_or_else(|| {
             refuse(format!("{ty} takes {wanted} bytes, and {found} are there: the file is damaged (save it anew)"))
         })
     }
 
     /// Texts as the places of those that differ, in the order in which they come.
-    fn texts(&self, proto: &TensorProto<'_>) -> Result<Loaded, ReadError> {
+    fn texts(&self, proto: &TensorProto<'_>) -> Result<LoadedTensor, ReadError> {
         let (mut texts, mut places): (Vec<String>, Vec<i64>) = (Vec::new(), Vec::new());
         let mut known: HashMap<&[u8], i64> = HashMap::new();
         for field in proto.message.expect("a tensor that is read has its message") {
@@ -97,7 +97,7 @@ impl Source<'_> {
             name: proto.name.to_owned(),
             what: format!("its shape {:?} is not that of {} texts (save the model anew)", proto.dims, places.len()),
         })?;
-        Ok(Loaded::Texts(Tensor::vector(&places).reshaped(shape), texts.into()))
+        Ok(LoadedTensor::Texts(Tensor::vector(&places).reshaped(shape), texts.into()))
     }
 
     /// Elements in one of the fields of numbers.

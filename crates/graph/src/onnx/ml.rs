@@ -139,7 +139,7 @@ impl Labels {
 
 /// Function of the scores, `post_transform`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Transform {
+enum PostTransform {
     None,
     Logistic,
     Softmax,
@@ -147,9 +147,9 @@ enum Transform {
     Probit,
 }
 
-impl Transform {
-    fn read(node: &Import) -> Result<Transform, OpError> {
-        use Transform as T;
+impl PostTransform {
+    fn read(node: &Import) -> Result<PostTransform, OpError> {
+        use PostTransform as T;
         let known = [
             ("NONE", T::None),
             ("LOGISTIC", T::Logistic),
@@ -163,17 +163,19 @@ impl Transform {
     /// Scores of several columns.
     fn of_many(self, scores: Port, draft: &mut Draft) -> Port {
         match self {
-            Transform::None => scores,
-            Transform::Logistic => draft.op(Unary::Sigmoid, &[scores]),
-            Transform::Softmax => draft.op(Softmax { kind: SoftmaxKind::Soft, axis: -1, is_flat: false }, &[scores]),
-            Transform::SoftmaxZero => softmax_zero(scores, draft),
-            Transform::Probit => probit(scores, draft),
+            PostTransform::None => scores,
+            PostTransform::Logistic => draft.op(Unary::Sigmoid, &[scores]),
+            PostTransform::Softmax => {
+                draft.op(Softmax { kind: SoftmaxKind::Soft, axis: -1, is_flat: false }, &[scores])
+            }
+            PostTransform::SoftmaxZero => softmax_zero(scores, draft),
+            PostTransform::Probit => probit(scores, draft),
         }
     }
 
-    /// Scores of so many columns; of one, all but [`Transform::Probit`] leave it as it is.
+    /// Scores of so many columns; of one, all but [`PostTransform::Probit`] leave it as it is.
     fn of(self, scores: Port, n: usize, draft: &mut Draft) -> Port {
-        if n == 1 && self != Transform::Probit { scores } else { self.of_many(scores, draft) }
+        if n == 1 && self != PostTransform::Probit { scores } else { self.of_many(scores, draft) }
     }
 }
 
@@ -220,16 +222,16 @@ fn probit(scores: Port, draft: &mut Draft) -> Port {
 }
 
 /// Two columns of the score of the second of two classes.
-fn two_classes(score: Port, transform: Transform, is_share: bool, draft: &mut Draft) -> Result<Port, OpError> {
+fn two_classes(score: Port, transform: PostTransform, is_share: bool, draft: &mut Draft) -> Result<Port, OpError> {
     let other = match (transform, is_share) {
-        (Transform::Probit, _) => {
+        (PostTransform::Probit, _) => {
             return Err(unsupported!("post_transform=PROBIT of one score for two classes is not supported"));
         }
-        (Transform::Logistic, _) | (_, false) => draft.op(Unary::Neg, &[score]),
+        (PostTransform::Logistic, _) | (_, false) => draft.op(Unary::Neg, &[score]),
         (_, true) => draft.complement(score),
     };
     let both = draft.beside(&[other, score]);
-    Ok(if transform == Transform::Logistic { draft.op(Unary::Sigmoid, &[both]) } else { both })
+    Ok(if transform == PostTransform::Logistic { draft.op(Unary::Sigmoid, &[both]) } else { both })
 }
 
 /// Numbers as f64.
@@ -258,7 +260,7 @@ fn linear(x: Port, rows: &[f64], n_targets: usize, added: &[f64], draft: &mut Dr
 
 fn linear_regressor(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let (rows, added) = (wide(node.floats("coefficients")?), wide(node.floats("intercepts")?));
-    let (n, transform) = (node.int_or("targets", 1)?, Transform::read(node)?);
+    let (n, transform) = (node.int_or("targets", 1)?, PostTransform::read(node)?);
     let n = usize::try_from(n).map_err(|_| invalid!("it has targets={n}"))?;
     let x = draft.single(Port::Input(0));
     let x = draft.rows(x);
@@ -268,7 +270,7 @@ fn linear_regressor(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpErr
 
 fn linear_classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let (rows, added) = (wide(node.floats("coefficients")?), wide(node.floats("intercepts")?));
-    let (labels, transform) = (Labels::read(node, "classlabels_ints")?, Transform::read(node)?);
+    let (labels, transform) = (Labels::read(node, "classlabels_ints")?, PostTransform::read(node)?);
     let _ = node.int("multi_class")?;
     let n = if added.is_empty() { labels.len() } else { added.len() };
     let x = draft.single(Port::Input(0));

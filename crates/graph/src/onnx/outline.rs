@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfo};
 use super::wire::{Budget, Message};
-use super::write::{ModelFile, NodeFile, Port};
+use super::write::{GraphPort, ModelFile, NodeFile};
 use super::{declared_of, plain_attribute, plain_domain};
 use crate::op::Attribute;
 use crate::{Declared, ReadError};
@@ -32,11 +32,11 @@ pub fn read_outline(file: &Bytes) -> Result<ModelFile, ReadError> {
     })
 }
 
-fn port(info: &ValueInfo<'_>) -> Result<Port, ReadError> {
+fn port(info: &ValueInfo<'_>) -> Result<GraphPort, ReadError> {
     let Some(Declared { dtype, dims: Some(dims) }) = declared_of(info) else {
         return Err(ReadError::NoModel(format!("`{}` is no tensor of a known number of dimensions", info.name)));
     };
-    Ok(Port { name: info.name.to_owned(), dtype, dims })
+    Ok(GraphPort { name: info.name.to_owned(), dtype, dims })
 }
 
 fn node(proto: &NodeProto<'_>) -> Result<NodeFile, ReadError> {
@@ -62,7 +62,7 @@ mod tests {
     use crate::{DType, Dim};
 
     fn model() -> ModelFile {
-        let port = |name: &str, dims| Port { name: name.to_owned(), dtype: DType::F32, dims };
+        let port = |name: &str, dims| GraphPort { name: name.to_owned(), dtype: DType::F32, dims };
         let attributes = vec![
             ("alpha".to_owned(), Attribute::Float(-0.5)),
             ("axis".to_owned(), Attribute::Int(-1)),

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 
-use super::data::{External, Loaded, Source};
+use super::data::{External, LoadedTensor, TensorBytes};
 use super::proto::{GraphProto, ModelProto, NodeProto};
 use super::wire::{Budget, Message};
 use super::write;
-use crate::{Bindings, Random, ReadError, Tensor, TensorType, ValueId, evaluate, specialise};
+use crate::{Bindings, ReadError, SplitMix64, Tensor, TensorType, ValueId, evaluate, specialise};
 
 /// The numbers of fields.
 const IR_VERSION: u32 = 1;
@@ -56,7 +56,7 @@ fn last_product(file: &Bytes, external: &mut External<'_>, seed: u64) -> Result<
         return Err(refuse(problem.to_string()));
     }
     let graph = &special.graph;
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let inputs: Vec<(&str, Tensor)> =
         graph.inputs.iter().map(|&id| (graph.value(id).name.as_str(), random.input(graph.ty(id)))).collect();
     let y = evaluate(graph, &inputs).map_err(|error| refuse(error.to_string()))?[0].floats();
@@ -80,14 +80,14 @@ fn replaced(
     let proto = ModelProto::read(whole, &budget)?;
     let message = proto.graph.ok_or_else(|| ReadError::NoModel("it has no graph: it is no ONNX model".to_owned()))?;
     let graph = GraphProto::read(message, &budget, &|_, _| false)?;
-    let mut source = Source { file, external, opened: Vec::new(), budget: &budget };
+    let mut source = TensorBytes { file, external, opened: Vec::new(), budget: &budget };
     let mut tensors: HashMap<&str, Tensor> = HashMap::new();
     for initializer in &graph.initializers {
-        if let Loaded::Tensor(tensor) = source.load(initializer)? {
+        if let LoadedTensor::Tensor(tensor) = source.load(initializer)? {
             tensors.insert(initializer.name, tensor);
         }
     }
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let mut new = |name: &str, shape: Vec<usize>| {
         let (mut low, mut high) = range(name, &shape, &graph);
         if let Some((_, factor)) = scaled.filter(|(names, _)| names.iter().any(|scaled| scaled == name)) {

@@ -17,9 +17,9 @@ pub struct ModelFile {
     /// Domains of other operators, with their versions.
     pub domains: Vec<(String, i64)>,
     /// Inputs of the graph.
-    pub inputs: Vec<Port>,
+    pub inputs: Vec<GraphPort>,
     /// Outputs of the graph.
-    pub outputs: Vec<Port>,
+    pub outputs: Vec<GraphPort>,
     /// Weights by name.
     pub weights: Vec<(String, Tensor)>,
     /// Nodes in an order in which they can run.
@@ -28,7 +28,7 @@ pub struct ModelFile {
 
 /// An input or an output.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Port {
+pub struct GraphPort {
     /// Name of the value.
     pub name: String,
     /// The type of its elements.
@@ -172,7 +172,7 @@ fn node_bytes(node: &NodeFile) -> Vec<u8> {
     message
 }
 
-fn port_bytes(port: &Port) -> Vec<u8> {
+fn port_bytes(port: &GraphPort) -> Vec<u8> {
     let (mut shape, mut tensor, mut ty, mut message) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for dim in &port.dims {
         let mut inner = Vec::new();
@@ -197,17 +197,17 @@ mod tests {
 
     use super::super::proto::{DimProto, GraphProto, ModelProto, ValueInfo};
     use super::super::wire::{Budget, Message};
-    use super::super::{Importer, Loaded, Source};
+    use super::super::{Importer, LoadedTensor, TensorBytes};
     use super::*;
-    use crate::Random;
+    use crate::SplitMix64;
 
-    fn port(info: &ValueInfo<'_>) -> Port {
+    fn port(info: &ValueInfo<'_>) -> GraphPort {
         let dim = |dim: &DimProto<'_>| match dim {
             DimProto::Size(size) => Dim::Size(*size as usize),
             DimProto::Named(name) => Dim::Named((*name).to_owned()),
             DimProto::Unknown => Dim::Unknown,
         };
-        Port {
+        GraphPort {
             name: info.name.to_owned(),
             dtype: DType::from_onnx(info.elements.expect("a tensor")).expect("a type"),
             dims: info.dims.as_ref().expect("a shape").iter().map(dim).collect(),
@@ -221,7 +221,7 @@ mod tests {
         assert_eq!((proto.ir_version, proto.producer.0), (IR_VERSION, "tilewright"));
         let graph = GraphProto::read(proto.graph.expect("a graph"), &budget, &|_, _| true).expect("a graph");
         let mut external = |_: &str| Err("no file".to_owned());
-        let source = Source { file, external: &mut external, opened: Vec::new(), budget: &budget };
+        let source = TensorBytes { file, external: &mut external, opened: Vec::new(), budget: &budget };
         let mut importer = Importer { source, functions: &[], scopes: Vec::new(), has_defaults: true };
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
         let mut model = ModelFile {
@@ -234,7 +234,9 @@ mod tests {
             nodes: Vec::new(),
         };
         for proto in &graph.initializers {
-            let Ok(Loaded::Tensor(tensor)) = importer.source.load(proto) else { panic!("{} is read", proto.name) };
+            let Ok(LoadedTensor::Tensor(tensor)) = importer.source.load(proto) else {
+                panic!("{} is read", proto.name)
+            };
             model.weights.push((proto.name.to_owned(), tensor));
         }
         for node in &graph.nodes {
@@ -252,33 +254,33 @@ mod tests {
         model
     }
 
-    fn below(random: &mut Random, n: usize) -> usize {
+    fn below(random: &mut SplitMix64, n: usize) -> usize {
         random.between(0.0, n as f64) as usize
     }
 
-    fn list<T>(random: &mut Random, mut make: impl FnMut(&mut Random) -> T) -> Vec<T> {
+    fn list<T>(random: &mut SplitMix64, mut make: impl FnMut(&mut SplitMix64) -> T) -> Vec<T> {
         (0..below(random, 4)).map(|_| make(random)).collect()
     }
 
     /// A text, now and then none, or long enough that its length takes two bytes.
-    fn text(random: &mut Random) -> String {
+    fn text(random: &mut SplitMix64) -> String {
         let n = [0, 1, 5, 200][below(random, 4)];
         (0..n).map(|_| ['a', '_', '/', 'é', '→'][below(random, 5)]).collect()
     }
 
-    fn number(random: &mut Random) -> i64 {
+    fn number(random: &mut SplitMix64) -> i64 {
         [0, -1, 127, 128, i64::MIN, i64::MAX][below(random, 6)]
     }
 
-    fn tensor(random: &mut Random) -> Tensor {
+    fn tensor(random: &mut SplitMix64) -> Tensor {
         let types = [DType::F32, DType::I64, DType::Bool, DType::F16, DType::U8];
         let shape = list(random, |random| below(random, 4));
         let numbers: Vec<f64> = (0..shape.iter().product()).map(|_| below(random, 2) as f64).collect();
         Tensor::from_floats(types[below(random, 5)], shape, &numbers)
     }
 
-    fn attribute(random: &mut Random) -> Attribute {
-        let float = |random: &mut Random| random.between(-9.0, 9.0) as f32;
+    fn attribute(random: &mut SplitMix64) -> Attribute {
+        let float = |random: &mut SplitMix64| random.between(-9.0, 9.0) as f32;
         match below(random, 7) {
             0 => Attribute::Float(float(random)),
             1 => Attribute::Int(number(random)),
@@ -290,20 +292,20 @@ mod tests {
         }
     }
 
-    fn any_port(random: &mut Random) -> Port {
+    fn any_port(random: &mut SplitMix64) -> GraphPort {
         let dims = list(random, |random| match below(random, 3) {
             0 => Dim::Unknown,
             1 => Dim::Named(format!("n{}", text(random))),
             _ => Dim::Size(below(random, 1 << 20)),
         });
-        Port { name: text(random), dtype: [DType::F32, DType::I64, DType::Bf16][below(random, 3)], dims }
+        GraphPort { name: text(random), dtype: [DType::F32, DType::I64, DType::Bf16][below(random, 3)], dims }
     }
 
     #[test]
     fn what_is_written_is_read() {
         let cases = std::env::var("TILEWRIGHT_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
         for seed in 0..cases {
-            let random = &mut Random::new(seed);
+            let random = &mut SplitMix64::new(seed);
             let model = ModelFile {
                 name: text(random),
                 opset: [1, 17, 300][below(random, 3)],

@@ -117,14 +117,14 @@ fn apart(x: &Tensor, n_heads: Option<usize>) -> Result<Tensor, OpError> {
 }
 
 /// An attention's sizes.
-struct Sizes {
+struct AttentionSizes {
     q: [usize; 4],
     k: [usize; 4],
     v: [usize; 4],
     past: usize,
 }
 
-impl Sizes {
+impl AttentionSizes {
     /// Keys in all, those of the past included.
     fn total(&self) -> usize {
         self.past + self.k[2]
@@ -164,7 +164,7 @@ fn mask(inputs: Inputs<'_>, shape: &[usize; 4]) -> Result<Vec<f64>, OpError> {
 }
 
 impl Attention {
-    fn sizes(&self, inputs: Inputs<'_>) -> Result<Sizes, OpError> {
+    fn sizes(&self, inputs: Inputs<'_>) -> Result<AttentionSizes, OpError> {
         let q = heads_apart(inputs.shape(0)?, self.n_q_heads)?;
         let k = heads_apart(inputs.shape(1)?, self.n_kv_heads)?;
         let v = heads_apart(inputs.shape(2)?, self.n_kv_heads)?;
@@ -181,7 +181,7 @@ impl Attention {
             && inputs.optional(4).is_some() == inputs.optional(5).is_some()
             && (past_of_values.is_empty() || past_of_values == [v[0], v[1], past, v[3]]);
         if fits {
-            Ok(Sizes { q, k, v, past })
+            Ok(AttentionSizes { q, k, v, past })
         } else {
             Err(invalid!("queries {q:?}, keys {k:?} and values {v:?} do not fit"))
         }
@@ -202,7 +202,7 @@ impl Attention {
     }
 
     /// Hides keys behind the lengths, the causal bound and the windows from their queries.
-    fn hide(&self, inputs: Inputs<'_>, sizes: &Sizes, added: &mut [f64]) -> Result<(), OpError> {
+    fn hide(&self, inputs: Inputs<'_>, sizes: &AttentionSizes, added: &mut [f64]) -> Result<(), OpError> {
         let ([batch, n_heads, steps, _], total) = (sizes.q, sizes.total());
         let n_valid = inputs.optional_i64s(6)?;
         if n_valid.as_ref().is_some_and(|n| n.len() != batch) {
@@ -228,8 +228,14 @@ impl Attention {
     }
 
     /// Computes the weighted sums of values, and the products that are asked for.
-    fn attend(&self, sizes: &Sizes, queries: &[f64], [k, v]: [&[f64]; 2], added: &[f64]) -> (Vec<f64>, Vec<f64>) {
-        let Sizes { q: [batch, n_heads, steps, depth], k: [_, n_kv, ..], v: [.., width], .. } = *sizes;
+    fn attend(
+        &self,
+        sizes: &AttentionSizes,
+        queries: &[f64],
+        [k, v]: [&[f64]; 2],
+        added: &[f64],
+    ) -> (Vec<f64>, Vec<f64>) {
+        let AttentionSizes { q: [batch, n_heads, steps, depth], k: [_, n_kv, ..], v: [.., width], .. } = *sizes;
         let total = sizes.total();
         let scale = self.scale.unwrap_or(1.0 / (depth as f64).sqrt());
         let repeats = n_heads / n_kv;
@@ -275,7 +281,7 @@ impl Attention {
 
 impl Operation for Attention {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
-        let Sizes { q: [b, h, s, _], k, v, past } = self.sizes(inputs)?;
+        let AttentionSizes { q: [b, h, s, _], k, v, past } = self.sizes(inputs)?;
         let dtype = inputs.fact(0)?.dtype();
         let total = past + k[2];
         let out = if inputs.shape(0)?.len() == 4 { vec![b, h, s, v[3]] } else { vec![b, s, h * v[3]] };

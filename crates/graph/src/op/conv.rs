@@ -4,7 +4,7 @@ use super::matmul::{add_product, centred};
 use super::quantize::check_zero;
 use super::util::{product, size, strides};
 use super::window::advance;
-use super::{AutoPad, Geometry, Import, Inputs, Operation, Operator, Window, row};
+use super::{AutoPad, Geometry, Import, Inputs, Operation, Operator, WindowAttributes, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
@@ -12,7 +12,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 #[derive(Debug, Clone)]
 pub struct Conv {
     /// Placement of the windows.
-    pub window: Window,
+    pub window: WindowAttributes,
     /// Parts of the channels that have nothing to do with each other.
     pub groups: usize,
 }
@@ -25,7 +25,7 @@ pub struct ConvInteger(pub Conv);
 #[derive(Debug, Clone)]
 pub struct ConvTranspose {
     /// Placement of the windows.
-    pub window: Window,
+    pub window: WindowAttributes,
     /// Parts of the channels that have nothing to do with each other.
     pub groups: usize,
     /// Additional elements at the end of each dimension of the output.
@@ -40,7 +40,7 @@ impl Conv {
     /// # Errors
     /// If they are no sizes.
     pub fn import(node: &Import) -> Result<Conv, OpError> {
-        Ok(Conv { window: Window::import(node)?, groups: size(node.int_or("group", 1)?)? })
+        Ok(Conv { window: WindowAttributes::import(node)?, groups: size(node.int_or("group", 1)?)? })
     }
 }
 
@@ -50,7 +50,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("ConvTranspose", &[1, 11, 22], 2..=3, |node| {
         let (output_padding, output_shape) = (node.ints("output_padding")?, node.ints("output_shape")?);
         let groups = size(node.int_or("group", 1)?)?;
-        Ok(ConvTranspose { window: Window::import(node)?, groups, output_padding, output_shape }.into())
+        Ok(ConvTranspose { window: WindowAttributes::import(node)?, groups, output_padding, output_shape }.into())
     }),
 ];
 

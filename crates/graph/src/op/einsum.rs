@@ -33,17 +33,17 @@ pub struct Indices {
 
 /// Index of a dimension: a letter, or a position in the ellipsis from its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Index {
+enum EinsumIndex {
     Letter(char),
     Dots(usize),
 }
 
-fn indices_of(term: &str, n_dots: usize) -> Vec<Index> {
-    let dots: Vec<Index> = (0..n_dots).rev().map(Index::Dots).collect();
+fn indices_of(term: &str, n_dots: usize) -> Vec<EinsumIndex> {
+    let dots: Vec<EinsumIndex> = (0..n_dots).rev().map(EinsumIndex::Dots).collect();
     match term.split_once("...") {
-        None => term.chars().map(Index::Letter).collect(),
+        None => term.chars().map(EinsumIndex::Letter).collect(),
         Some((before, behind)) => {
-            let letters = |text: &str| text.chars().map(Index::Letter).collect::<Vec<_>>();
+            let letters = |text: &str| text.chars().map(EinsumIndex::Letter).collect::<Vec<_>>();
             [letters(before), dots, letters(behind)].concat()
         }
     }
@@ -64,7 +64,7 @@ impl Einsum {
         if terms.len() != inputs.n_inputs() {
             return Err(refuse());
         }
-        let mut sizes: Vec<(Index, usize)> = Vec::new();
+        let mut sizes: Vec<(EinsumIndex, usize)> = Vec::new();
         let mut of_inputs = Vec::new();
         let mut most_dots = 0;
         for (at, term) in terms.iter().enumerate() {
@@ -90,17 +90,18 @@ impl Einsum {
             Some(right) => indices_of(right, most_dots),
             None => {
                 // Dimensions of the ellipsis, and letters that occur once.
-                let all: Vec<Index> = of_inputs.concat();
-                let mut letters: Vec<Index> = all.iter().copied().filter(|i| matches!(i, Index::Letter(_))).collect();
+                let all: Vec<EinsumIndex> = of_inputs.concat();
+                let mut letters: Vec<EinsumIndex> =
+                    all.iter().copied().filter(|i| matches!(i, EinsumIndex::Letter(_))).collect();
                 letters.retain(|i| all.iter().filter(|j| *j == i).count() == 1);
-                letters.sort_by_key(|i| if let Index::Letter(c) = i { *c } else { '\0' });
-                [(0..most_dots).rev().map(Index::Dots).collect(), letters].concat()
+                letters.sort_by_key(|i| if let EinsumIndex::Letter(c) = i { *c } else { '\0' });
+                [(0..most_dots).rev().map(EinsumIndex::Dots).collect(), letters].concat()
             }
         };
         let mut order = out.clone();
         order.extend(sizes.iter().map(|(i, _)| *i).filter(|i| !out.contains(i)));
-        let size = |i: &Index| sizes.iter().find(|(j, _)| j == i).map(|(_, n)| *n).ok_or_else(refuse);
-        let place = |i: &Index| order.iter().position(|j| j == i).ok_or_else(refuse);
+        let size = |i: &EinsumIndex| sizes.iter().find(|(j, _)| j == i).map(|(_, n)| *n).ok_or_else(refuse);
+        let place = |i: &EinsumIndex| order.iter().position(|j| j == i).ok_or_else(refuse);
         Ok(Indices {
             sizes: order.iter().map(size).collect::<Result<_, _>>()?,
             n_out: out.len(),

@@ -119,13 +119,13 @@ pub struct Dropout {
     pub may_train: bool,
 }
 
-type Importer = fn(&Import) -> Result<Op, OpError>;
+type ImportFunction = fn(&Import) -> Result<Op, OpError>;
 
-const fn unary(name: &'static str, since: &'static [i64], import: Importer) -> Operator {
+const fn unary(name: &'static str, since: &'static [i64], import: ImportFunction) -> Operator {
     row(name, since, 1..=1, import)
 }
 
-const fn binary(name: &'static str, since: &'static [i64], import: Importer) -> Operator {
+const fn binary(name: &'static str, since: &'static [i64], import: ImportFunction) -> Operator {
     row(name, since, 2..=2, import)
 }
 

@@ -630,7 +630,7 @@ impl Operation for CenterCropPad {
 }
 
 /// Placement of windows in an image, for [`Col2Im`].
-struct Columns {
+struct ImageWindows {
     image: Vec<usize>,
     block: Vec<usize>,
     counts: Vec<usize>,
@@ -640,7 +640,7 @@ struct Columns {
 }
 
 impl Col2Im {
-    fn columns(&self, inputs: Inputs<'_>) -> Result<Columns, OpError> {
+    fn columns(&self, inputs: Inputs<'_>) -> Result<ImageWindows, OpError> {
         let list = |at| -> Result<Vec<usize>, OpError> { inputs.tensor(at)?.i64s().into_iter().map(size).collect() };
         let (image, block) = (list(1)?, list(2)?);
         let n = image.len();
@@ -660,7 +660,7 @@ impl Col2Im {
             if room < 0 { 0 } else { (room / strides[d] + 1) as usize }
         };
         let counts = (0..n).map(count).collect();
-        Ok(Columns { counts, begins: pads[..n].to_vec(), image, block, dilations, strides })
+        Ok(ImageWindows { counts, begins: pads[..n].to_vec(), image, block, dilations, strides })
     }
 }
 

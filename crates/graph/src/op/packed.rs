@@ -14,7 +14,7 @@ pub struct MatMulNBits {
     /// Columns of the weights and of the first factor.
     pub k: usize,
     /// Packing of the weights.
-    pub blocks: Blocks,
+    pub blocks: ScaledBlocks,
     /// Whether each block of the first factor is rounded to 8 bits by a scale of its own, where weights have
     /// whole zero points.
     pub rounds: bool,
@@ -24,7 +24,7 @@ pub struct MatMulNBits {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatherBlockQuantized {
     /// Packing of the table.
-    pub blocks: Blocks,
+    pub blocks: ScaledBlocks,
     /// Dimension that blocks are along.
     pub quantize_axis: i64,
     /// Dimension that slices are taken along.
@@ -33,7 +33,7 @@ pub struct GatherBlockQuantized {
 
 /// Numbers of few bits, and how many of them have a common scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Blocks {
+pub struct ScaledBlocks {
     /// Bits of a number.
     pub bits: usize,
     /// Numbers of a block.
@@ -60,7 +60,7 @@ pub(super) const ROWS: &[Operator] = &[
                 4 => true,
                 level => return Err(invalid!("accuracy_level={level} is none of 0 to 4")),
             };
-            let blocks = Blocks::import(node, needed("block_size")?)?;
+            let blocks = ScaledBlocks::import(node, needed("block_size")?)?;
             Ok(MatMulNBits { n: needed("N")?, k: needed("K")?, blocks, rounds }.into())
         },
     },
@@ -70,15 +70,15 @@ pub(super) const ROWS: &[Operator] = &[
         since: &[1],
         n_inputs: 3..=4,
         import: |node| {
-            let blocks = Blocks::import(node, size(node.int_or("block_size", 128)?)?)?;
+            let blocks = ScaledBlocks::import(node, size(node.int_or("block_size", 128)?)?)?;
             let (quantize_axis, gather_axis) = (node.int_or("quantize_axis", 1)?, node.int_or("gather_axis", 0)?);
             Ok(GatherBlockQuantized { blocks, quantize_axis, gather_axis }.into())
         },
     },
 ];
 
-impl Blocks {
-    fn import(node: &Import, size: usize) -> Result<Blocks, OpError> {
+impl ScaledBlocks {
+    fn import(node: &Import, size: usize) -> Result<ScaledBlocks, OpError> {
         let bits = node.int_or("bits", 4)?;
         if ![2, 4, 8].contains(&bits) {
             return Err(invalid!("bits={bits} is none of 2, 4 and 8"));
@@ -86,7 +86,7 @@ impl Blocks {
         if size < 16 || !size.is_power_of_two() {
             return Err(invalid!("block_size={size} is no power of two from 16 on"));
         }
-        Ok(Blocks { bits: bits as usize, size })
+        Ok(ScaledBlocks { bits: bits as usize, size })
     }
 
     /// Bytes that so many numbers take.
@@ -309,7 +309,7 @@ impl Operation for MatMulNBits {
 }
 
 /// Table of a [`GatherBlockQuantized`] with its dimensions as numbers, not as bytes.
-struct Table {
+struct GatherTable {
     shape: Vec<usize>,
     of_scales: Vec<usize>,
     quantize_axis: usize,
@@ -317,7 +317,7 @@ struct Table {
 }
 
 impl GatherBlockQuantized {
-    fn table(&self, inputs: Inputs<'_>) -> Result<Table, OpError> {
+    fn table(&self, inputs: Inputs<'_>) -> Result<GatherTable, OpError> {
         let data = inputs.ty(0)?;
         let mut shape = data.shape.clone();
         let [quantize_axis, gather_axis] =
@@ -333,7 +333,7 @@ impl GatherBlockQuantized {
         }
         let mut of_scales = shape.clone();
         of_scales[quantize_axis] = shape[quantize_axis].div_ceil(self.blocks.size);
-        Ok(Table { shape, of_scales, quantize_axis, gather_axis })
+        Ok(GatherTable { shape, of_scales, quantize_axis, gather_axis })
     }
 
     /// The whole table as numbers, each step rounded to f32, with its shape.
@@ -341,7 +341,7 @@ impl GatherBlockQuantized {
     /// # Errors
     /// If it is not known.
     pub fn numbers(&self, inputs: Inputs<'_>) -> Result<(Vec<usize>, Vec<f32>), OpError> {
-        let Table { shape, of_scales, quantize_axis, .. } = self.table(inputs)?;
+        let GatherTable { shape, of_scales, quantize_axis, .. } = self.table(inputs)?;
         let data = inputs.tensor(0)?;
         let whole = |tensor: &Tensor, shape: &[usize]| -> Vec<f32> {
             let last = shape.last().copied().unwrap_or(1);
@@ -370,7 +370,7 @@ impl GatherBlockQuantized {
 
 impl Operation for GatherBlockQuantized {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
-        let Table { shape, of_scales, gather_axis, .. } = self.table(inputs)?;
+        let GatherTable { shape, of_scales, gather_axis, .. } = self.table(inputs)?;
         let dtype = inputs.fact(2)?.dtype();
         check_type(inputs, 2, &[DType::F32, DType::F16, DType::Bf16])?;
         check_type(inputs, 1, &[DType::I32, DType::I64])?;

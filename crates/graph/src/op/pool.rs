@@ -2,7 +2,7 @@
 
 use super::util::{check_rank, larger, product, size, strides};
 use super::window::advance;
-use super::{Geometry, Import, Inputs, Operation, Operator, Window, row};
+use super::{Geometry, Import, Inputs, Operation, Operator, WindowAttributes, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
@@ -32,7 +32,7 @@ pub struct Pool {
     /// Reduction of each window.
     pub kind: PoolKind,
     /// Placement of the windows.
-    pub window: Window,
+    pub window: WindowAttributes,
 }
 
 /// A number of each channel.
@@ -46,7 +46,7 @@ pub struct GlobalPool {
 #[derive(Debug, Clone)]
 pub struct MaxUnpool {
     /// Placement of the pool's windows.
-    pub window: Window,
+    pub window: WindowAttributes,
 }
 
 const MAX: PoolKind = PoolKind::Max { columns_first: false };
@@ -70,7 +70,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("GlobalLpPool", &[2, 22], 1..=1, |node| {
         Ok(GlobalPool { kind: PoolKind::Lp { p: node.int_or("p", 2)? as f64 } }.into())
     }),
-    row("MaxUnpool", &[9, 11, 22], 2..=3, |node| Ok(MaxUnpool { window: Window::import(node)? }.into())),
+    row("MaxUnpool", &[9, 11, 22], 2..=3, |node| Ok(MaxUnpool { window: WindowAttributes::import(node)? }.into())),
 ];
 
 impl Pool {
@@ -79,7 +79,7 @@ impl Pool {
     /// # Errors
     /// If an attribute is wrong, or the size of a window is missing.
     pub fn import(node: &Import, kind: PoolKind) -> Result<Pool, OpError> {
-        let mut window = Window::import(node)?;
+        let mut window = WindowAttributes::import(node)?;
         window.ceil = node.flag("ceil_mode", false)?;
         if window.kernel.is_none() {
             return Err(invalid!("it has no kernel_shape"));

@@ -38,7 +38,7 @@ impl Cell {
 /// Order in which a direction takes the steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Direction {
+pub enum RecurrentDirection {
     Forward,
     Reverse,
     Both,
@@ -54,7 +54,7 @@ pub struct Recurrent {
     /// The size of the state.
     pub hidden: usize,
     /// The order of steps.
-    pub direction: Direction,
+    pub direction: RecurrentDirection,
     /// Activations of each direction, in the cell's order.
     pub activations: Vec<Unary>,
     /// Bound at which gates are clipped.
@@ -101,9 +101,13 @@ fn activations(names: &[String], alphas: &[f32], betas: &[f32]) -> Result<Vec<Un
 
 fn import(node: &Import, cell: Cell, defaults: &[&str]) -> Result<Op, OpError> {
     let hidden = node.int("hidden_size")?.ok_or_else(|| invalid!("it has no hidden_size"))?;
-    let known = [("forward", Direction::Forward), ("reverse", Direction::Reverse), ("bidirectional", Direction::Both)];
+    let known = [
+        ("forward", RecurrentDirection::Forward),
+        ("reverse", RecurrentDirection::Reverse),
+        ("bidirectional", RecurrentDirection::Both),
+    ];
     let direction = node.one_of("direction", "forward", &known)?;
-    let n_directions = if direction == Direction::Both { 2 } else { 1 };
+    let n_directions = if direction == RecurrentDirection::Both { 2 } else { 1 };
     let names = node.texts("activations")?.filter(|names| !names.is_empty());
     let all = || defaults.repeat(n_directions).iter().map(|&name| name.to_owned()).collect();
     let names: Vec<String> = names.unwrap_or_else(all);
@@ -140,7 +144,7 @@ fn lstm(node: &Import, rounds: bool) -> Result<Op, OpError> {
 }
 
 /// A network's sizes.
-struct Sizes {
+struct RecurrentSizes {
     steps: usize,
     batch: usize,
     n: usize,
@@ -155,13 +159,13 @@ fn round_by_range(numbers: &mut [f64]) {
 }
 
 impl Recurrent {
-    fn sizes(&self, inputs: Inputs<'_>) -> Result<Sizes, OpError> {
+    fn sizes(&self, inputs: Inputs<'_>) -> Result<RecurrentSizes, OpError> {
         let (x, w, r) = (inputs.shape(0)?, inputs.shape(1)?, inputs.shape(2)?);
         let &[a, b, n] = x else {
             return Err(invalid!("its input of shape {x:?} should have 3 dimensions"));
         };
         let (steps, batch) = if self.batch_first { (b, a) } else { (a, b) };
-        let directions = if self.direction == Direction::Both { 2 } else { 1 };
+        let directions = if self.direction == RecurrentDirection::Both { 2 } else { 1 };
         let gates = match self.cell {
             Cell::Rnn => 1,
             Cell::Gru { .. } => 3,
@@ -174,12 +178,12 @@ impl Recurrent {
         if inputs.optional(3).is_some_and(|bias| bias.shape() != [directions, 2 * rows]) {
             return Err(invalid!("what is added, of shape {:?}, does not fit", inputs.shape(3)?));
         }
-        Ok(Sizes { steps, batch, n, directions, gates })
+        Ok(RecurrentSizes { steps, batch, n, directions, gates })
     }
 
     /// The first states: input `at`, or zeros, as `[directions, batch, hidden]`.
-    fn states(&self, inputs: Inputs<'_>, at: usize, sizes: &Sizes) -> Result<Vec<f64>, OpError> {
-        let Sizes { batch, directions, .. } = *sizes;
+    fn states(&self, inputs: Inputs<'_>, at: usize, sizes: &RecurrentSizes) -> Result<Vec<f64>, OpError> {
+        let RecurrentSizes { batch, directions, .. } = *sizes;
         let n = directions * batch * self.hidden;
         let Some(given) = inputs.optional_tensor(at)? else { return Ok(vec![0.0; n]) };
         let given = given.floats();
@@ -195,9 +199,83 @@ impl Recurrent {
     }
 }
 
+/// A step of the cells of one sequence: weights and biases of their gates, row by row, and what they read.
+struct CellStep<'a> {
+    w: &'a [f64],
+    r: &'a [f64],
+    wb: &'a [f64],
+    rb: &'a [f64],
+    x: &'a [f64],
+    /// Hidden states that gates read.
+    read: &'a [f64],
+    activations: &'a [Unary],
+    /// Bound of what activations take.
+    clip: Option<f64>,
+    peepholes: Option<&'a [f64]>,
+}
+
+impl CellStep<'_> {
+    fn act(&self, at: usize, x: f64) -> f64 {
+        self.activations[at].of_float(self.clip.map_or(x, |bound| x.clamp(-bound, bound)))
+    }
+
+    fn from_x(&self, row: usize) -> f64 {
+        dot(&self.w[row * self.x.len()..(row + 1) * self.x.len()], self.x) + self.wb[row]
+    }
+
+    fn from_h(&self, row: usize, states: &[f64]) -> f64 {
+        dot(&self.r[row * states.len()..(row + 1) * states.len()], states) + self.rb[row]
+    }
+
+    fn gate(&self, row: usize) -> f64 {
+        self.from_x(row) + self.from_h(row, self.read)
+    }
+
+    fn rnn(&self, states: &mut [f64]) {
+        states.iter_mut().enumerate().for_each(|(j, state)| *state = self.act(0, self.gate(j)));
+    }
+
+    fn gru(&self, states: &mut [f64], resets_behind: bool) {
+        let (h, before) = (states.len(), states.to_vec());
+        let z: Vec<f64> = (0..h).map(|j| self.act(0, self.gate(j))).collect();
+        let reset: Vec<f64> = (0..h).map(|j| self.act(0, self.gate(h + j))).collect();
+        let scaled: Vec<f64> = before.iter().zip(&reset).map(|(h, r)| h * r).collect();
+        for j in 0..h {
+            let row = 2 * h + j;
+            let inner = match resets_behind {
+                true => reset[j] * self.from_h(row, &before),
+                false => self.from_h(row, &scaled),
+            };
+            let new = self.act(1, self.from_x(row) + inner);
+            states[j] = (1.0 - z[j]) * new + z[j] * before[j];
+        }
+    }
+
+    fn lstm(&self, states: &mut [f64], cells: &mut [f64], couples_gates: bool) {
+        let h = states.len();
+        for j in 0..h {
+            let peep = |k: usize| self.peepholes.map_or(0.0, |p| p[k * h + j]);
+            let c = cells[j];
+            let input = self.act(0, self.gate(j) + peep(0) * c);
+            let forget = match couples_gates {
+                true => 1.0 - input,
+                false => self.act(0, self.gate(2 * h + j) + peep(2) * c),
+            };
+            let new = forget * c + input * self.act(1, self.gate(3 * h + j));
+            let output = self.act(0, self.gate(h + j) + peep(1) * new);
+            cells[j] = new;
+            states[j] = output * self.activations[2].of_float(new);
+        }
+    }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
 impl Operation for Recurrent {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
-        let Sizes { steps, batch, directions, .. } = self.sizes(inputs)?;
+        let RecurrentSizes { steps, batch, directions, .. } = self.sizes(inputs)?;
         let dtype = inputs.fact(0)?.dtype();
         let (all, last) = match self.batch_first {
             true => (vec![batch, steps, directions, self.hidden], vec![batch, directions, self.hidden]),
@@ -211,7 +289,7 @@ impl Operation for Recurrent {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let types = self.infer(inputs)?;
         let sizes = self.sizes(inputs)?;
-        let Sizes { steps, batch, n, directions, gates } = sizes;
+        let RecurrentSizes { steps, batch, n, directions, gates } = sizes;
         let h = self.hidden;
         let rows = gates * h;
         let rounds = matches!(self.cell, Cell::Lstm { rounds: true, .. });
@@ -233,14 +311,13 @@ impl Operation for Recurrent {
             return Err(invalid!("peepholes do not fit {h} states"));
         }
         let mut all = vec![0.0; steps * directions * batch * h];
-        let clip = |x: f64| self.clip.map_or(x, |bound| x.clamp(-bound, bound));
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         for d in 0..directions {
-            let is_reverse = self.direction == Direction::Reverse || d == 1;
-            let per_direction = self.activations.len() / directions;
-            let act = |k: usize, x: f64| self.activations[d * per_direction + k].of_float(clip(x));
+            let is_reverse = self.direction == RecurrentDirection::Reverse || d == 1;
             let (w, r) = (&w[d * rows * n..][..rows * n], &r[d * rows * h..][..rows * h]);
-            let (wb, rb) = bias[d * 2 * rows..][..2 * rows].split_at(rows);
+            let bias = bias[d * 2 * rows..][..2 * rows].split_at(rows);
+            let per_direction = self.activations.len() / directions;
+            let activations = &self.activations[d * per_direction..][..per_direction];
+            let peepholes = peepholes.as_ref().map(|p| &p[d * 3 * h..][..3 * h]);
             for step in 0..steps {
                 let mut read = hidden[d * batch * h..(d + 1) * batch * h].to_vec();
                 if rounds {
@@ -250,41 +327,15 @@ impl Operation for Recurrent {
                     let state = (d * batch + b) * h;
                     let t = if is_reverse { lengths[b] as usize - 1 - step } else { step };
                     let at = if self.batch_first { b * steps + t } else { t * batch + b };
-                    let x = &x[at * n..(at + 1) * n];
-                    let before = hidden[state..state + h].to_vec();
-                    let from_x = |row: usize| dot(&w[row * n..(row + 1) * n], x) + wb[row];
-                    let from_h = |row: usize, h_: &[f64]| dot(&r[row * h..(row + 1) * h], h_) + rb[row];
-                    let gate = |row: usize| from_x(row) + from_h(row, &read[b * h..(b + 1) * h]);
+                    let (x, read) = (&x[at * n..(at + 1) * n], &read[b * h..(b + 1) * h]);
+                    let cell =
+                        CellStep { w, r, wb: bias.0, rb: bias.1, x, read, activations, clip: self.clip, peepholes };
+                    let states = &mut hidden[state..state + h];
                     match self.cell {
-                        Cell::Rnn => (0..h).for_each(|j| hidden[state + j] = act(0, gate(j))),
-                        Cell::Gru { resets_behind } => {
-                            let z: Vec<f64> = (0..h).map(|j| act(0, gate(j))).collect();
-                            let reset: Vec<f64> = (0..h).map(|j| act(0, gate(h + j))).collect();
-                            let scaled: Vec<f64> = before.iter().zip(&reset).map(|(h, r)| h * r).collect();
-                            for j in 0..h {
-                                let row = 2 * h + j;
-                                let inner = match resets_behind {
-                                    true => reset[j] * from_h(row, &before),
-                                    false => from_h(row, &scaled),
-                                };
-                                let new = act(1, from_x(row) + inner);
-                                hidden[state + j] = (1.0 - z[j]) * new + z[j] * before[j];
-                            }
-                        }
+                        Cell::Rnn => cell.rnn(states),
+                        Cell::Gru { resets_behind } => cell.gru(states, resets_behind),
                         Cell::Lstm { couples_gates, .. } => {
-                            for j in 0..h {
-                                let peep = |k: usize| peepholes.as_ref().map_or(0.0, |p| p[(d * 3 + k) * h + j]);
-                                let c = cells[state + j];
-                                let input = act(0, gate(j) + peep(0) * c);
-                                let forget = match couples_gates {
-                                    true => 1.0 - input,
-                                    false => act(0, gate(2 * h + j) + peep(2) * c),
-                                };
-                                let new = forget * c + input * act(1, gate(3 * h + j));
-                                let output = act(0, gate(h + j) + peep(1) * new);
-                                cells[state + j] = new;
-                                hidden[state + j] = output * self.activations[d * per_direction + 2].of_float(new);
-                            }
+                            cell.lstm(states, &mut cells[state..state + h], couples_gates);
                         }
                     }
                     let to = match self.batch_first {

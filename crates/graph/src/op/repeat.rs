@@ -27,7 +27,7 @@ pub struct Loop {
 
 /// A dimension that a graph goes along.
 #[derive(Debug, Clone, Copy)]
-pub struct Along {
+pub struct ScanDimension {
     /// The dimension.
     pub axis: i64,
     /// Whether it is gone along from its end.
@@ -46,9 +46,9 @@ pub struct Scan {
     /// Number of carried values.
     pub n_carried: usize,
     /// The dimension of each input that is scanned.
-    pub inputs: Vec<Along>,
+    pub inputs: Vec<ScanDimension>,
     /// The dimension of each output that is collected.
-    pub outputs: Vec<Along>,
+    pub outputs: Vec<ScanDimension>,
     /// All inputs have a batch ahead, and lengths ahead of them: before opset 9.
     pub by_batch: bool,
 }
@@ -252,7 +252,7 @@ impl Scan {
             };
             let axes = if by_batch { vec![0; n] } else { list(&format!("{what}_axes"))? };
             let along = |(axis, direction): (i64, i64)| match direction {
-                0 | 1 => Ok(Along { axis, is_reverse: direction == 1 }),
+                0 | 1 => Ok(ScanDimension { axis, is_reverse: direction == 1 }),
                 _ => Err(invalid!("{what}_directions has {direction}, and should have 0 and 1")),
             };
             axes.into_iter().zip(directions).map(along).collect::<Result<Vec<_>, _>>()
@@ -267,7 +267,7 @@ impl Scan {
     /// # Errors
     /// If dimensions do not fit.
     pub(crate) fn graph(&self, inputs: &[Option<Fact<'_>>], place: &Place) -> Result<Graph, OpError> {
-        let mut draft = Draft { graph: Graph::default(), place };
+        let mut draft = GraphDraft { graph: Graph::default(), place };
         draft.graph.inputs = inputs.iter().map(|_| draft.graph.add_value(Value::default())).collect();
         let ids = draft.graph.inputs.clone();
         let shape = |at: usize| inputs[at].map(|fact| fact.shape()).ok_or_else(|| invalid!("an input is missing"));
@@ -311,7 +311,7 @@ impl Scan {
     /// are given, tell the ranks of outputs, which other dimensions than the first need.
     fn one(
         &self,
-        draft: &mut Draft<'_>,
+        draft: &mut GraphDraft<'_>,
         own: Vec<ValueId>,
         captured: Vec<ValueId>,
         shapes: &[&[usize]],
@@ -370,7 +370,7 @@ impl Scan {
 
     /// The graph of the loop: the body, with what is at the place of each iteration.
     fn body_of_loop(&self, place: &Place, n: i64) -> Result<Graph, OpError> {
-        let mut draft = Draft { graph: Graph::default(), place };
+        let mut draft = GraphDraft { graph: Graph::default(), place };
         let n_captured = self.body.captures.len();
         let n_inputs = 2 + self.n_carried + self.inputs.len() + n_captured;
         draft.graph.inputs = (0..n_inputs).map(|_| draft.graph.add_value(Value::default())).collect();
@@ -414,14 +414,14 @@ fn nowhere() -> Place {
 }
 
 /// A graph under way whose nodes are of one node of a model.
-pub(crate) struct Draft<'a> {
+pub(crate) struct GraphDraft<'a> {
     /// The graph.
     pub graph: Graph,
     /// Place of its nodes.
     pub place: &'a Place,
 }
 
-impl Draft<'_> {
+impl GraphDraft<'_> {
     fn constant(&mut self, tensor: Tensor) -> ValueId {
         let ty = Some(tensor.ty().clone());
         self.graph.add_value(Value { ty, constant: Some(tensor), ..Value::default() })
@@ -466,7 +466,7 @@ impl Draft<'_> {
 
 /// A graph that puts its inputs one behind the other.
 pub(crate) fn stacking(n: usize, place: &Place) -> Graph {
-    let mut draft = Draft { graph: Graph::default(), place };
+    let mut draft = GraphDraft { graph: Graph::default(), place };
     draft.graph.inputs = (0..n).map(|_| draft.graph.add_value(Value::default())).collect();
     let rows = draft.graph.inputs.clone();
     let rows = rows.iter().map(|&id| Some(draft.node(Unsqueeze { axes: Some(vec![0]) }.into(), &[id]))).collect();

@@ -9,7 +9,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// Comparison of a feature with a branch's threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Test {
+pub enum ThresholdTest {
     AtMost,
     Less,
     AtLeast,
@@ -18,16 +18,16 @@ pub enum Test {
     NotEqual,
 }
 
-impl Test {
-    /// Whether the test holds; of NaN, only [`Test::NotEqual`] does.
+impl ThresholdTest {
+    /// Whether the test holds; of NaN, only [`ThresholdTest::NotEqual`] does.
     pub fn holds(self, x: f64, threshold: f64) -> bool {
         match self {
-            Test::AtMost => x <= threshold,
-            Test::Less => x < threshold,
-            Test::AtLeast => x >= threshold,
-            Test::Greater => x > threshold,
-            Test::Equal => x == threshold,
-            Test::NotEqual => x != threshold,
+            ThresholdTest::AtMost => x <= threshold,
+            ThresholdTest::Less => x < threshold,
+            ThresholdTest::AtLeast => x >= threshold,
+            ThresholdTest::Greater => x > threshold,
+            ThresholdTest::Equal => x == threshold,
+            ThresholdTest::NotEqual => x != threshold,
         }
     }
 }
@@ -40,7 +40,7 @@ pub enum TreeNode {
         /// Feature that is compared.
         feature: usize,
         /// Comparison with the threshold.
-        test: Test,
+        test: ThresholdTest,
         /// Threshold.
         threshold: f64,
         /// The test holds for a feature that is not a number, too.
@@ -48,7 +48,7 @@ pub enum TreeNode {
         /// The node where it holds, and where it does not.
         children: [usize; 2],
     },
-    /// Leaf with a range of [`Forest::weights`], its end exclusive.
+    /// Leaf with a range of [`DecisionTrees::weights`], its end exclusive.
     Leaf(usize, usize),
 }
 
@@ -65,7 +65,7 @@ pub enum Aggregate {
 
 /// Decision trees. Nodes may be shared, and none leads back to itself.
 #[derive(PartialEq)]
-pub struct Forest {
+pub struct DecisionTrees {
     nodes: Vec<TreeNode>,
     roots: Vec<usize>,
     weights: Vec<(usize, f64)>,
@@ -75,13 +75,13 @@ pub struct Forest {
     depth: usize,
 }
 
-impl std::fmt::Debug for Forest {
+impl std::fmt::Debug for DecisionTrees {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} trees of {} nodes", self.roots.len(), self.nodes.len())
     }
 }
 
-impl Forest {
+impl DecisionTrees {
     /// Makes trees from their roots and nodes, with weights of targets in the leaves.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl Forest {
         weights: Vec<(usize, f64)>,
         aggregate: Aggregate,
         n_targets: usize,
-    ) -> Result<Forest, OpError> {
+    ) -> Result<DecisionTrees, OpError> {
         if let Some(root) = roots.iter().find(|&&root| root >= nodes.len()) {
             return Err(invalid!("a tree begins at node {root} of {}", nodes.len()));
         }
@@ -115,7 +115,7 @@ impl Forest {
             }
         }
         let depth = depth(&nodes, &roots)?;
-        Ok(Forest { nodes, roots, weights, aggregate, n_targets, n_features, depth })
+        Ok(DecisionTrees { nodes, roots, weights, aggregate, n_targets, n_features, depth })
     }
 
     /// All nodes.
@@ -221,7 +221,7 @@ fn depth(nodes: &[TreeNode], roots: &[usize]) -> Result<usize, OpError> {
 #[derive(Debug, Clone)]
 pub struct TreeEnsemble {
     /// The trees.
-    pub forest: Arc<Forest>,
+    pub forest: Arc<DecisionTrees>,
     /// The output's type, if not the input's.
     pub dtype: Option<DType>,
 }
@@ -326,11 +326,11 @@ mod tests {
     use super::*;
 
     fn branch(children: [usize; 2]) -> TreeNode {
-        TreeNode::Branch { feature: 0, test: Test::AtMost, threshold: 0.0, missing_holds: false, children }
+        TreeNode::Branch { feature: 0, test: ThresholdTest::AtMost, threshold: 0.0, missing_holds: false, children }
     }
 
     fn made(nodes: Vec<TreeNode>, roots: Vec<usize>, weights: Vec<(usize, f64)>) -> Result<usize, String> {
-        let forest = Forest::new(nodes, roots, weights, Aggregate::Sum, 2);
+        let forest = DecisionTrees::new(nodes, roots, weights, Aggregate::Sum, 2);
         forest.map(|forest| forest.depth()).map_err(|e| e.to_string())
     }
 

@@ -23,7 +23,7 @@ pub enum AutoPad {
 
 /// Windows as a node has them.
 #[derive(Debug, Clone)]
-pub struct Window {
+pub struct WindowAttributes {
     /// Size of a window; a convolution has that of its weights.
     pub kernel: Option<Vec<usize>>,
     /// Strides, 1 by default.
@@ -55,12 +55,12 @@ pub struct Geometry {
     pub out: Vec<usize>,
 }
 
-impl Window {
+impl WindowAttributes {
     /// Reads the attributes of windows.
     ///
     /// # Errors
     /// If they are no sizes.
-    pub fn import(node: &Import) -> Result<Window, OpError> {
+    pub fn import(node: &Import) -> Result<WindowAttributes, OpError> {
         let sizes = |name: &str| -> Result<Option<Vec<usize>>, OpError> {
             let read = |&n: &i64| match n {
                 1..=LARGEST => Ok(n as usize),
@@ -79,7 +79,7 @@ impl Window {
         if let Some(n) = pads.iter().flatten().find(|n| !(-LARGEST..=LARGEST).contains(*n)) {
             return Err(invalid!("pads has {n}"));
         }
-        Ok(Window {
+        Ok(WindowAttributes {
             kernel: sizes("kernel_shape")?,
             strides: sizes("strides")?,
             dilations: sizes("dilations")?,
@@ -153,32 +153,38 @@ impl Window {
     }
 }
 
+/// Extents of an image with its strides, in elements.
+#[derive(Clone, Copy)]
+struct ImagePlaces<'a> {
+    shape: &'a [usize],
+    strides: &'a [usize],
+}
+
 impl Geometry {
     /// Places of an image that a window reads: calls with each place within the window and where in the image
     /// it is, by the image's strides; places beyond the image are left out.
     pub fn for_window(&self, at: &[usize], image: &[usize], strides: &[usize], act: &mut impl FnMut(usize, usize)) {
-        self.walk(at, image, strides, 0, 0, 0, act);
+        self.walk(at, ImagePlaces { shape: image, strides }, 0, [0; 2], act);
     }
 
-    #[allow(clippy::too_many_arguments)]
+    /// Goes through the places of a window along its dimensions from `d` on, from a place within the window
+    /// and one in the image.
     fn walk(
         &self,
         at: &[usize],
-        image: &[usize],
-        strides: &[usize],
+        image: ImagePlaces,
         d: usize,
-        inside: usize,
-        place: usize,
+        [inside, place]: [usize; 2],
         act: &mut impl FnMut(usize, usize),
     ) {
-        if d == image.len() {
+        if d == image.shape.len() {
             return act(inside, place);
         }
         for k in 0..self.kernel[d] {
             let to = (at[d] * self.strides[d] + k * self.dilations[d]) as i64 - self.begins[d];
-            if (0..image[d] as i64).contains(&to) {
-                let place = place + to as usize * strides[d];
-                self.walk(at, image, strides, d + 1, inside * self.kernel[d] + k, place, act);
+            if (0..image.shape[d] as i64).contains(&to) {
+                let place = place + to as usize * image.strides[d];
+                self.walk(at, image, d + 1, [inside * self.kernel[d] + k, place], act);
             }
         }
     }

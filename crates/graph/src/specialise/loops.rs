@@ -3,7 +3,7 @@
 
 use bytes::Bytes;
 
-use super::{Job, pruned, sources, within};
+use super::{Specialiser, pruned, sources, within};
 use crate::error::{invalid, unsupported};
 use crate::evaluate::check_types;
 use crate::op::{Body, Fact, Inputs, Loop, Operation, stacking};
@@ -28,9 +28,9 @@ struct Fixed {
 }
 
 /// Type of an input, and its elements where they are known.
-type Known = Option<(TensorType, Option<Tensor>)>;
+type KnownInput = Option<(TensorType, Option<Tensor>)>;
 
-impl Job {
+impl Specialiser {
     /// Lowers a loop: the values that stand in the place of its outputs.
     pub(super) fn repeated(
         &mut self,
@@ -39,7 +39,7 @@ impl Job {
         node: &Node,
         inputs: &[Option<ValueId>],
     ) -> Result<Vec<Option<ValueId>>, Reason> {
-        let known: Vec<Known> = inputs
+        let known: Vec<KnownInput> = inputs
             .iter()
             .map(|id| {
                 let value = self.graph.value((*id)?);
@@ -126,7 +126,7 @@ impl Job {
         &self,
         op: &Loop,
         given: Inputs<'_>,
-        known: &[Known],
+        known: &[KnownInput],
         n: Option<i64>,
         collects: bool,
     ) -> Option<Result<Vec<Tensor>, OpError>> {
@@ -147,7 +147,8 @@ impl Job {
     /// The graph of a loop whose iterations all have the same types.
     fn fixed(&self, op: &Loop, facts: &[Option<Fact<'_>>]) -> Result<Fixed, OpError> {
         let body = &op.body.graph;
-        let mut job = Job { takes_both: self.takes_both, unrolls: self.unrolls, ..Job::new(self.fold_bytes) };
+        let mut job =
+            Specialiser { takes_both: self.takes_both, unrolls: self.unrolls, ..Specialiser::new(self.fold_bytes) };
         job.graph.name.clone_from(&body.name);
         let mut map: Vec<Option<ValueId>> = vec![None; body.values().len()];
         let mut types = op.own_types();

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{Bindings, Job};
+use super::{Bindings, Specialiser};
 use crate::error::Place;
 use crate::op::{Binary, Where};
 use crate::{DType, Dim, Graph, Node, Op, Tensor, TensorType, Value, ValueId};
@@ -44,7 +44,7 @@ pub(super) fn with_cache<'b>(graph: &Graph, bindings: &'b Bindings) -> Cow<'b, B
 const UNSEEN: f64 = -1e38;
 const UNSEEN_F16: f64 = -6e4;
 
-impl Job {
+impl Specialiser {
     /// Nodes that compute the mask of an input whose rows are of new tokens and whose columns are of keys, as
     /// each token sees the keys up to its own; none where it is another one.
     pub(super) fn causal_mask(&mut self, mask: &Value, bindings: &Bindings) -> Option<ValueId> {

@@ -1,8 +1,8 @@
 //! Launch contract of kernels: the parameters that their code takes, and the size of a launch.
 
-use super::bulk::{self, Map};
-use super::copier::{self, has_copier};
-use super::{Access, GpuProgram, Kernel, cluster, store};
+use super::bulk::{self, TensorMap};
+use super::producer_warp::{self, has_producer_warp};
+use super::{BufferUse, GpuKernel, GpuProgram, cluster, store};
 use crate::program::BufferId;
 use crate::target::Target;
 
@@ -10,17 +10,17 @@ use crate::target::Target;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Abi {
     /// Buffers in device memory with their uses: the first parameters, pointers.
-    pub buffers: Vec<(BufferId, Access)>,
+    pub buffers: Vec<(BufferId, BufferUse)>,
     /// Tensor maps of some of them: the parameters behind the buffers. None unless the target has TMA, all
     /// bulk copies are boxes, and a producer warp or the iterations of one loop tell the pipeline stages
     /// apart. Those of bulk stores, which only kernels with a producer warp have, stand behind the others.
-    pub maps: Vec<Map>,
+    pub maps: Vec<TensorMap>,
     /// Number of blocks along each axis.
     pub grid: [i64; 3],
     /// Threads of a block along each axis, with those of the producer warp.
     pub block: [i64; 3],
     /// Whether the last layer of threads along z is the producer warp, which the program does not have.
-    pub has_copier: bool,
+    pub has_producer_warp: bool,
     /// Buffers that the producer warps of a cluster fill for each other, each half of every box. Where there
     /// are some, the kernel's code asks for clusters of [`cluster::BLOCKS`] blocks along x, and a plain
     /// launch makes them.
@@ -33,24 +33,24 @@ pub struct Abi {
 
 impl Abi {
     /// Derives the contract of a kernel of a program.
-    pub fn of(program: &GpuProgram, kernel: &Kernel, target: &Target) -> Abi {
+    pub fn of(program: &GpuProgram, kernel: &GpuKernel, target: &Target) -> Abi {
         let has_tma = target.has_wgmma();
-        let has_copier = has_tma && has_copier(program, kernel);
-        let shared_rings = if has_copier { cluster::shared_rings(program, kernel) } else { Vec::new() };
-        let are_counted = has_tma && (has_copier || bulk::waits_in_one_loop(kernel));
+        let has_producer_warp = has_tma && has_producer_warp(program, kernel);
+        let shared_rings = if has_producer_warp { cluster::shared_rings(program, kernel) } else { Vec::new() };
+        let are_counted = has_tma && (has_producer_warp || bulk::waits_in_one_loop(kernel));
         let [x, y, z] = kernel.block();
         let shared_bytes = kernel.shared_bytes(program);
         let is_unasked = target.gpu.is_some_and(|gpu| shared_bytes <= gpu.shared_bytes);
         let mut maps = if are_counted { bulk::all_maps(program, kernel, &shared_rings) } else { Vec::new() };
-        if has_copier {
+        if has_producer_warp {
             maps.extend(store::maps(program, kernel));
         }
         Abi {
             buffers: kernel.arguments(program),
             maps,
             grid: kernel.grid(),
-            block: [x, y, z + if has_copier { copier::WARPS } else { 0 }],
-            has_copier,
+            block: [x, y, z + if has_producer_warp { producer_warp::WARPS } else { 0 }],
+            has_producer_warp,
             shared_rings,
             shared_bytes,
             dynamic_shared_bytes: if is_unasked { 0 } else { shared_bytes },
@@ -61,7 +61,7 @@ impl Abi {
     ///
     /// # Panics
     /// If the map is of another kernel.
-    pub fn array_of(&self, map: &Map) -> usize {
+    pub fn array_of(&self, map: &TensorMap) -> usize {
         let at = self.buffers.iter().position(|(id, _)| *id == map.array);
         at.expect("invariant: an array that is copied is an argument")
     }

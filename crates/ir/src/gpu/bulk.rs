@@ -10,10 +10,10 @@
 //! ```
 //!
 //! NVIDIA's GPUs from sm_90 on copy such a box in one instruction (`cp.async.bulk.tensor`), which takes a
-//! description of the array from the host, the tensor map: a [`Map`].
+//! description of the array from the host, the tensor map: a [`TensorMap`].
 
 use super::warpgroup::{ROW_BYTES, SWIZZLED_BYTES, matrices};
-use super::{GpuProgram, Kernel};
+use super::{GpuKernel, GpuProgram};
 use crate::dtype::DType;
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
@@ -34,7 +34,7 @@ const LEAST_BYTES: i64 = 16;
 
 /// Tensor map of a TMA copy: the array and the box that one instruction copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Map {
+pub struct TensorMap {
     /// The array.
     pub array: BufferId,
     /// Elements of a box along each of its dimensions.
@@ -45,9 +45,9 @@ pub struct Map {
     pub is_stored: bool,
 }
 
-/// Fields of CUDA's `cuTensorMapEncodeTiled` for a [`Map`], innermost dimension first.
+/// Fields of CUDA's `cuTensorMapEncodeTiled` for a [`TensorMap`], innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Described {
+pub struct TensorMapFields {
     /// `CUtensorMapDataType`: TFLOAT32, which rounds, for f32 factors of warpgroup products, else the
     /// unsigned integer as wide as an element. Elements outside the array read as zeros.
     pub kind: u32,
@@ -59,9 +59,9 @@ pub struct Described {
     pub boxes: Vec<u32>,
 }
 
-impl Map {
+impl TensorMap {
     /// Describes the map in the terms of the driver.
-    pub fn described(&self, program: &Program) -> Described {
+    pub fn described(&self, program: &Program) -> TensorMapFields {
         let array = program.buffer(self.array);
         let kind = match array.dtype.bytes() {
             // Tensor cores cut what they read from shared memory, so that TMA rounds it.
@@ -74,7 +74,7 @@ impl Map {
         let reversed = |all: &[i64]| all.iter().rev().map(|n| *n as u64).collect::<Vec<_>>();
         let strides = reversed(&array.strides())[1..].iter().map(|n| n * array.dtype.bytes()).collect();
         let boxes = self.extents.iter().rev().map(|n| *n as u32).collect();
-        Described { kind, extents: reversed(&array.shape), strides, boxes }
+        TensorMapFields { kind, extents: reversed(&array.shape), strides, boxes }
     }
 }
 
@@ -88,7 +88,7 @@ pub struct BoxCopy {
     /// The subscripts of its first element in the array.
     pub place: Vec<Index>,
     /// Array and box that are copied.
-    pub map: Map,
+    pub map: TensorMap,
 }
 
 /// Half of a box: the first one, behind which the second follows in shared memory.
@@ -129,7 +129,7 @@ impl BoxCopy {
         let (array, at, conditions) = element(value)?;
         let a = program.buffer(array);
         let is_device = a.role != Role::Temporary || a.scope == Scope::Global;
-        if !b.scope.is_for_boxes() || a.dtype != b.dtype || !is_device || a.shape.len() > MOST_DIMENSIONS {
+        if !b.scope.is_tma() || a.dtype != b.dtype || !is_device || a.shape.len() > MOST_DIMENSIONS {
             return None;
         }
         let bytes = a.dtype.bytes() as i64;
@@ -175,7 +175,7 @@ impl BoxCopy {
             let zero = |i: &Index| loops.iter().fold(i.clone(), |i, (var, _)| i.substitute(*var, &0.into()));
             index.iter().map(|i| ranges.simplify(&zero(i))).collect::<Vec<_>>()
         };
-        let map = Map { array, extents, swizzled, is_stored: false };
+        let map = TensorMap { array, extents, swizzled, is_stored: false };
         Some(BoxCopy { to, first: first(index), place: first(at), map })
     }
 
@@ -228,7 +228,7 @@ fn parts<'c>(cond: &'c Cond, out: &mut Vec<&'c Cond>) {
 
 /// Whether no more than one loop of a kernel waits for copies, and none around it: its iterations then tell
 /// the stages apart.
-pub(super) fn waits_in_one_loop(kernel: &Kernel) -> bool {
+pub(super) fn waits_in_one_loop(kernel: &GpuKernel) -> bool {
     let mut n_loops = 0;
     let mut count = |s: &Stmt| n_loops += usize::from(matches!(s, Stmt::For(_)) && waits(s));
     kernel.body.iter().for_each(|stmt| stmt.walk(&mut count));
@@ -243,7 +243,7 @@ fn waits(stmt: &Stmt) -> bool {
 
 /// Tensor maps of all bulk copies of a kernel, of halves of the boxes for buffers that are `shared` by a
 /// cluster; none where one of them is not a box.
-pub(super) fn all_maps(gpu: &GpuProgram, kernel: &Kernel, shared: &[BufferId]) -> Vec<Map> {
+pub(super) fn all_maps(gpu: &GpuProgram, kernel: &GpuKernel, shared: &[BufferId]) -> Vec<TensorMap> {
     let rings: Vec<BufferId> = kernel.shared.iter().copied().filter(|b| is_ring(&gpu.program, *b)).collect();
     let stages = kernel.n_places(gpu) as i64;
     if rings.is_empty() || rings.iter().any(|b| gpu.program.buffer(*b).shape[0] != stages) {
@@ -256,7 +256,7 @@ pub(super) fn all_maps(gpu: &GpuProgram, kernel: &Kernel, shared: &[BufferId]) -
 }
 
 fn is_ring(program: &Program, buffer: BufferId) -> bool {
-    program.buffer(buffer).scope.is_for_boxes()
+    program.buffer(buffer).scope.is_tma()
 }
 
 /// The maps of a block; whether all of its stores to such rings are in boxes.
@@ -265,7 +265,7 @@ fn gather(
     block: &[Stmt],
     (swizzled, shared): (&[BufferId], &[BufferId]),
     ranges: &mut Ranges,
-    out: &mut Vec<Map>,
+    out: &mut Vec<TensorMap>,
 ) -> bool {
     block.iter().all(|stmt| {
         if let Stmt::For(l) = stmt

@@ -14,21 +14,22 @@
 //! means the same as `fed`.
 
 use super::bulk::BoxCopy;
-use super::{GpuProgram, Kernel, copier, warpgroup};
+use super::{GpuKernel, GpuProgram, producer_warp, warpgroup};
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
-use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt, Tensor};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt, TensorProduct};
 
 /// Blocks of a cluster, neighbours along x.
 pub const BLOCKS: i64 = 2;
 
 /// Buffers that the blocks of a cluster fill for each other: each of its copies is the same for both. None
-/// unless the [producer warp](copier::has_copier) of each goes through the same copies and products.
-pub fn shared_rings(gpu: &GpuProgram, kernel: &Kernel) -> Vec<BufferId> {
+/// unless the [producer warp](producer_warp::has_producer_warp) of each goes through the same copies and
+/// products.
+pub fn shared_rings(gpu: &GpuProgram, kernel: &GpuKernel) -> Vec<BufferId> {
     let Some((block, n)) = kernel.blocks[0].filter(|(_, n)| n % BLOCKS == 0) else { return Vec::new() };
     let program = &gpu.program;
     let are_multicast = kernel.shared.iter().all(|b| program.buffer(*b).scope == Scope::Multicast);
-    if !are_multicast || !copier::has_copier(gpu, kernel) {
+    if !are_multicast || !producer_warp::has_producer_warp(gpu, kernel) {
         return Vec::new();
     }
     let n_loops = program.loops.len() as u32;
@@ -37,12 +38,12 @@ pub fn shared_rings(gpu: &GpuProgram, kernel: &Kernel) -> Vec<BufferId> {
     ranges.push(cluster, (n / BLOCKS).into());
     ranges.push(rank, BLOCKS.into());
     let matrices = warpgroup::matrices(program, kernel);
-    let mut pair = Pair { program, matrices, block, cluster, rank, shared: kernel.shared.clone() };
+    let mut pair = BlockPair { program, matrices, block, cluster, rank, shared: kernel.shared.clone() };
     if pair.are_alike(&kernel.body, &mut ranges) { pair.shared } else { Vec::new() }
 }
 
 /// Two neighbouring blocks, and what they may fill for each other.
-struct Pair<'p> {
+struct BlockPair<'p> {
     program: &'p Program,
     /// Buffers that warpgroups multiply.
     matrices: Vec<BufferId>,
@@ -54,7 +55,7 @@ struct Pair<'p> {
     shared: Vec<BufferId>,
 }
 
-impl Pair<'_> {
+impl BlockPair<'_> {
     /// Whether both blocks go through the same copies and products, stage by stage.
     fn are_alike(&mut self, block: &[Stmt], ranges: &mut Ranges) -> bool {
         block.iter().all(|stmt| {
@@ -71,8 +72,8 @@ impl Pair<'_> {
                 return true;
             }
             let is_same = match stmt {
-                Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how != Tensor::Tma) => {
-                    let products = copier::products(self.program, std::slice::from_ref(stmt));
+                Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how != TensorProduct::Tma) => {
+                    let products = producer_warp::products(self.program, std::slice::from_ref(stmt));
                     return products.is_some_and(|(_, stage)| self.is_same(&stage, ranges));
                 }
                 Stmt::For(l) => self.is_same(&l.extent, ranges),
@@ -89,8 +90,8 @@ impl Pair<'_> {
     fn is_about_stages(&self, stmt: &Stmt) -> bool {
         let mut is = false;
         stmt.walk(&mut |s| {
-            is |= s.own_write().is_some_and(|(b, _)| self.program.buffer(b).scope.is_for_boxes())
-                || matches!(s, Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how != Tensor::Tma));
+            is |= s.own_write().is_some_and(|(b, _)| self.program.buffer(b).scope.is_tma())
+                || matches!(s, Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how != TensorProduct::Tma));
         });
         is
     }

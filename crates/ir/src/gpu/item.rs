@@ -6,7 +6,7 @@ use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, Stmt};
 
 /// Statements that a thread runs between two synchronization points.
-pub(super) struct Region {
+pub(super) struct ThreadRegion {
     /// The thread axes that it is spread over; of others the first thread runs it.
     pub axes: [bool; 3],
     /// Conditions under which a thread runs it.
@@ -22,14 +22,14 @@ pub(super) enum Item {
     Loop { head: Loop, body: Vec<Item> },
     If { cond: Cond, then: Vec<Item>, otherwise: Vec<Item> },
     Alloc(BufferId, [bool; 3]),
-    Region(Region),
+    Region(ThreadRegion),
     Barrier,
     Wait(u8),
 }
 
 /// Calls `visit` for every region, with the loops around it.
-pub(super) fn each_region(items: &mut [Item], visit: &mut dyn FnMut(&mut Region, &Ranges)) {
-    fn walk(items: &mut [Item], ranges: &mut Ranges, visit: &mut dyn FnMut(&mut Region, &Ranges)) {
+pub(super) fn each_region(items: &mut [Item], visit: &mut dyn FnMut(&mut ThreadRegion, &Ranges)) {
+    fn walk(items: &mut [Item], ranges: &mut Ranges, visit: &mut dyn FnMut(&mut ThreadRegion, &Ranges)) {
         for item in items {
             match item {
                 Item::Loop { head, body } => ranges.inside(head.var, &head.extent, |ranges| walk(body, ranges, visit)),

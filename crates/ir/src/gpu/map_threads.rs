@@ -8,13 +8,13 @@
 //! CUDA compilers from sequential loops do the same: Halide fuses the thread loops of a block and puts a
 //! barrier between any two of them; here one stands only where accesses may meet.
 
-use crate::dependence::are_disjoint;
+use crate::dependence::{Subscripts, are_disjoint};
 use crate::expr::Cond;
-use crate::gpu::item::{Item, Region, each_region, relocate};
+use crate::gpu::item::{Item, ThreadRegion, each_region, relocate};
 use crate::gpu::map_error::MapError;
 use crate::gpu::private::separate;
 use crate::gpu::products::require_warps;
-use crate::gpu::{GpuProgram, Kernel};
+use crate::gpu::{GpuKernel, GpuProgram};
 use crate::index::{Atom, Index, Ranges};
 use crate::lower::{promote_registers, simplify_block, unroll_block};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
@@ -84,10 +84,10 @@ impl Mapper {
         }
     }
 
-    fn kernel(&mut self, name: String, nest: &Stmt) -> Result<Kernel, MapError> {
+    fn kernel(&mut self, name: String, nest: &Stmt) -> Result<GpuKernel, MapError> {
         let mut nest = nest.clone();
         self.own_temporaries(&mut nest);
-        let mut kernel = Kernel { name, ..Kernel::default() };
+        let mut kernel = GpuKernel { name, ..GpuKernel::default() };
         let mut body = vec![nest];
         let mut ranges = Ranges::default();
         while let [Stmt::For(Loop { kind: LoopKind::Block(axis), .. })] = body.as_slice() {
@@ -109,7 +109,7 @@ impl Mapper {
             }
         }
         made.into_iter().for_each(|(var, extent)| ranges.push(var, extent.into()));
-        let mut nest = Nest { mapper: self, extents, shared: Vec::new(), n_regions: 0 };
+        let mut nest = NestMapping { mapper: self, extents, shared: Vec::new(), n_regions: 0 };
         let inside = Inside { axes: [false; 3], guards: Vec::new(), region: 0, name: String::new() };
         let mut items = Vec::new();
         nest.hoist(body, &inside, &mut items)?;
@@ -219,14 +219,14 @@ fn new_name(name: &str, free: impl Fn(&str) -> bool) -> String {
 }
 
 /// State of mapping one loop nest to a kernel.
-struct Nest<'m> {
+struct NestMapping<'m> {
     mapper: &'m mut Mapper,
     extents: [i64; 3],
     shared: Vec<BufferId>,
     n_regions: usize,
 }
 
-impl Nest<'_> {
+impl NestMapping<'_> {
     /// Whether threads do not simply carry it out by themselves.
     fn is_common(&self, stmt: &Stmt) -> bool {
         let mut found = false;
@@ -306,7 +306,7 @@ impl Nest<'_> {
                         continue;
                     }
                     let Inside { axes, guards, region, .. } = inside.clone();
-                    out.push(Item::Region(Region { axes, guards, region, stmts: vec![stmt] }));
+                    out.push(Item::Region(ThreadRegion { axes, guards, region, stmts: vec![stmt] }));
                 }
             }
         }
@@ -324,8 +324,8 @@ impl Nest<'_> {
         out: &mut Vec<Item>,
     ) -> Result<(), MapError> {
         let mut on_values = false;
-        crate::expr::Node::Cond(&cond).walk(&mut |node| {
-            on_values |= matches!(node, crate::expr::Node::Cond(Cond::Less(..)));
+        crate::expr::TreePart::Cond(&cond).walk(&mut |node| {
+            on_values |= matches!(node, crate::expr::TreePart::Cond(Cond::Less(..)));
         });
         if on_values {
             return Err(MapError::ValueCondition { cond: cond_to_string(&self.mapper.tables, &cond) });
@@ -353,7 +353,7 @@ impl Nest<'_> {
 
 /// An access to memory that threads share.
 #[derive(Clone, PartialEq)]
-struct Access {
+struct SharedMemoryAccess {
     buffer: BufferId,
     index: Vec<Index>,
     axes: [bool; 3],
@@ -385,7 +385,7 @@ impl Age {
 
 /// Result of following earlier accesses through a sequence of items.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum BarrierPath {
     /// Earlier accesses may conflict with another thread's access in the sequence.
     Meets,
     /// A barrier ends earlier accesses.
@@ -426,7 +426,12 @@ fn place_barriers(tables: &Program, items: &mut Vec<Item>, threads: [Option<Loop
 
 impl Barriers<'_> {
     /// Goes through a sequence; `pending` are the accesses since the last barrier on any way here.
-    fn sequence(&mut self, items: &mut Vec<Item>, loops: &mut Vec<(LoopId, Index)>, pending: &mut Vec<Access>) {
+    fn sequence(
+        &mut self,
+        items: &mut Vec<Item>,
+        loops: &mut Vec<(LoopId, Index)>,
+        pending: &mut Vec<SharedMemoryAccess>,
+    ) {
         let mut at = 0;
         while at < items.len() {
             match &mut items[at] {
@@ -459,8 +464,11 @@ impl Barriers<'_> {
                         self.sequence(body, loops, pending);
                         let again = self.placed;
                         self.placed |= placed;
-                        let older = |access: &Access| Access { age: access.age.after(head.var), ..access.clone() };
-                        let left: Vec<Access> = pending.iter().map(older).collect();
+                        let older = |access: &SharedMemoryAccess| SharedMemoryAccess {
+                            age: access.age.after(head.var),
+                            ..access.clone()
+                        };
+                        let left: Vec<SharedMemoryAccess> = pending.iter().map(older).collect();
                         if !again && left.iter().all(|access| entered.contains(access)) {
                             break;
                         }
@@ -470,21 +478,21 @@ impl Barriers<'_> {
                     // Behind its end all were in the same iteration of the loops around it.
                     for access in std::mem::take(pending) {
                         let n_outside = access.n_outside.min(loops.len() - 1);
-                        add(pending, Access { age: Age::Same, n_outside, ..access });
+                        add(pending, SharedMemoryAccess { age: Age::Same, n_outside, ..access });
                     }
                     let runs = self.outside.lower(&head.extent).is_some_and(|least| least > 0);
                     let way = self.way(body, loops, &before);
                     loops.pop();
                     match way {
                         // Once before the loop rather than in each iteration.
-                        Way::Meets => {
+                        BarrierPath::Meets => {
                             items.insert(at, Item::Barrier);
                             self.placed = true;
                             at += 1;
                             before.clear();
                         }
-                        Way::Waits if runs => before.clear(),
-                        Way::Waits | Way::Passes => {}
+                        BarrierPath::Waits if runs => before.clear(),
+                        BarrierPath::Waits | BarrierPath::Passes => {}
                     }
                     before.into_iter().for_each(|access| add(pending, access));
                 }
@@ -494,21 +502,23 @@ impl Barriers<'_> {
     }
 
     /// Follows earlier accesses through a sequence that has the barriers it needs.
-    fn way(&self, items: &[Item], loops: &mut Vec<(LoopId, Index)>, pending: &[Access]) -> Way {
+    fn way(&self, items: &[Item], loops: &mut Vec<(LoopId, Index)>, pending: &[SharedMemoryAccess]) -> BarrierPath {
         for item in items {
             let way = match item {
-                Item::Barrier => Way::Waits,
-                Item::Alloc(..) | Item::Wait(_) => Way::Passes,
+                Item::Barrier => BarrierPath::Waits,
+                Item::Alloc(..) | Item::Wait(_) => BarrierPath::Passes,
                 Item::Region(region) => {
                     let own = self.accesses(region, loops);
                     let meets = own.iter().any(|b| pending.iter().any(|a| self.meet(a, b)));
-                    if meets { Way::Meets } else { Way::Passes }
+                    if meets { BarrierPath::Meets } else { BarrierPath::Passes }
                 }
                 Item::If { then, otherwise, .. } => {
                     match [then, otherwise].map(|branch| self.way(branch, loops, pending)) {
-                        [Way::Waits, Way::Waits] => Way::Waits,
-                        [Way::Meets, _] | [_, Way::Meets] => Way::Meets,
-                        [Way::Waits | Way::Passes, Way::Waits | Way::Passes] => Way::Passes,
+                        [BarrierPath::Waits, BarrierPath::Waits] => BarrierPath::Waits,
+                        [BarrierPath::Meets, _] | [_, BarrierPath::Meets] => BarrierPath::Meets,
+                        [BarrierPath::Waits | BarrierPath::Passes, BarrierPath::Waits | BarrierPath::Passes] => {
+                            BarrierPath::Passes
+                        }
                     }
                 }
                 Item::Loop { head, body } => {
@@ -516,17 +526,17 @@ impl Barriers<'_> {
                     let way = self.way(body, loops, pending);
                     loops.pop();
                     let runs = self.outside.lower(&head.extent).is_some_and(|least| least > 0);
-                    if way == Way::Waits && !runs { Way::Passes } else { way }
+                    if way == BarrierPath::Waits && !runs { BarrierPath::Passes } else { way }
                 }
             };
-            if way != Way::Passes {
+            if way != BarrierPath::Passes {
                 return way;
             }
         }
-        Way::Passes
+        BarrierPath::Passes
     }
 
-    fn accesses(&self, region: &Region, loops: &[(LoopId, Index)]) -> Vec<Access> {
+    fn accesses(&self, region: &ThreadRegion, loops: &[(LoopId, Index)]) -> Vec<SharedMemoryAccess> {
         let mut ranges = Ranges::default();
         loops.iter().for_each(|(var, extent)| ranges.push(*var, extent.clone()));
         let mut out = Vec::new();
@@ -535,13 +545,13 @@ impl Barriers<'_> {
         out
     }
 
-    fn gather(&self, block: &[Stmt], of: ([bool; 3], usize), ranges: &mut Ranges, out: &mut Vec<Access>) {
+    fn gather(&self, block: &[Stmt], of: ([bool; 3], usize), ranges: &mut Ranges, out: &mut Vec<SharedMemoryAccess>) {
         let (axes, n_outside) = of;
         for stmt in block {
             let mut visit = |buffer: BufferId, index: &[Index], writes: bool| {
                 if self.written.contains(&buffer) {
                     let (index, loops) = (index.to_vec(), ranges.loops().to_vec());
-                    add(out, Access { buffer, index, axes, loops, n_outside, writes, age: Age::Same });
+                    add(out, SharedMemoryAccess { buffer, index, axes, loops, n_outside, writes, age: Age::Same });
                 }
             };
             stmt.for_each_own_read(&mut |buffer, index| visit(buffer, index, false));
@@ -553,7 +563,7 @@ impl Barriers<'_> {
     }
 
     /// Whether two accesses, one of which writes, may be of one element by different threads.
-    fn meet(&self, a: &Access, b: &Access) -> bool {
+    fn meet(&self, a: &SharedMemoryAccess, b: &SharedMemoryAccess) -> bool {
         if a.buffer != b.buffer || !(a.writes || b.writes) || take_turns(a, b) {
             return false;
         }
@@ -563,7 +573,7 @@ impl Barriers<'_> {
             (false, false) => true,
             (true, true) => {
                 let [of_a, of_b] = [a, b].map(|access| self.around(access, var));
-                are_disjoint((&a.index, &of_a), (&b.index, &of_b), var)
+                are_disjoint(Subscripts::new(&a.index, &of_a), Subscripts::new(&b.index, &of_b), var)
             }
             _ => false,
         })
@@ -571,7 +581,7 @@ impl Barriers<'_> {
 
     /// The loops around an access, those over blocks first, then the given thread axis: only the former are
     /// the same for two threads.
-    fn around(&self, access: &Access, first: LoopId) -> Ranges {
+    fn around(&self, access: &SharedMemoryAccess, first: LoopId) -> Ranges {
         let mut ranges = Ranges::default();
         let is_thread = |var: LoopId| self.threads.contains(&Some(var));
         let (threads, blocks): (Vec<_>, Vec<_>) = self.outside.loops().iter().partition(|(var, _)| is_thread(*var));
@@ -585,8 +595,9 @@ impl Barriers<'_> {
 
 /// Whether an access in the same iteration or in the one before is of another part of a buffer that the
 /// iterations use in turns.
-fn take_turns(a: &Access, b: &Access) -> bool {
-    let is_outside = |access: &Access, var: LoopId| access.loops[..access.n_outside].iter().any(|(v, _)| *v == var);
+fn take_turns(a: &SharedMemoryAccess, b: &SharedMemoryAccess) -> bool {
+    let is_outside =
+        |access: &SharedMemoryAccess, var: LoopId| access.loops[..access.n_outside].iter().any(|(v, _)| *v == var);
     let turn = |index: &Index| match index.terms() {
         [(Atom::Mod(of, n), 1)] if index.constant() == 0 => match of.terms() {
             [(Atom::Var(v), 1)] if is_outside(a, *v) && is_outside(b, *v) => Some((*v, of.constant(), *n)),
@@ -604,7 +615,7 @@ fn take_turns(a: &Access, b: &Access) -> bool {
     })
 }
 
-fn add(accesses: &mut Vec<Access>, access: Access) {
+fn add(accesses: &mut Vec<SharedMemoryAccess>, access: SharedMemoryAccess) {
     if !accesses.contains(&access) {
         accesses.push(access);
     }

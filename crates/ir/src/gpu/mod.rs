@@ -22,11 +22,11 @@
 mod abi;
 pub mod bulk;
 pub mod cluster;
-pub mod copier;
 mod item;
 mod map_error;
 mod map_threads;
 mod private;
+pub mod producer_warp;
 pub mod products;
 pub mod simt;
 pub mod store;
@@ -54,16 +54,16 @@ pub struct GpuProgram {
     /// of it.
     pub program: Program,
     /// The kernels of [`Part::Prepare`], in order; each begins when the one before has ended.
-    pub prepare: Vec<Kernel>,
+    pub prepare: Vec<GpuKernel>,
     /// Kernels of the body.
-    pub body: Vec<Kernel>,
+    pub body: Vec<GpuKernel>,
     /// Kernels of [`Part::Finish`].
-    pub finish: Vec<Kernel>,
+    pub finish: Vec<GpuKernel>,
 }
 
 /// GPU kernel: its grid, the threads of a block, and the code of a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Kernel {
+pub struct GpuKernel {
     /// A name that C accepts, unique in the program.
     pub name: String,
     /// Block axes x, y, z: the loop variable and its extent; none where an axis is not used.
@@ -86,7 +86,7 @@ pub const SHARED_ALIGN: u64 = 16;
 
 /// Use of a buffer by a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Access {
+pub enum BufferUse {
     /// Read only.
     Read,
     /// Written only.
@@ -97,7 +97,7 @@ pub enum Access {
 
 impl GpuProgram {
     /// The kernels of a part.
-    pub fn part(&self, part: Part) -> &[Kernel] {
+    pub fn part(&self, part: Part) -> &[GpuKernel] {
         match part {
             Part::Prepare => &self.prepare,
             Part::Body => &self.body,
@@ -106,7 +106,7 @@ impl GpuProgram {
     }
 
     /// The kernels of a part, to change.
-    pub fn part_mut(&mut self, part: Part) -> &mut Vec<Kernel> {
+    pub fn part_mut(&mut self, part: Part) -> &mut Vec<GpuKernel> {
         match part {
             Part::Prepare => &mut self.prepare,
             Part::Body => &mut self.body,
@@ -115,7 +115,7 @@ impl GpuProgram {
     }
 
     /// Every kernel, in the order in which they run.
-    pub fn kernels(&self) -> impl Iterator<Item = &Kernel> {
+    pub fn kernels(&self) -> impl Iterator<Item = &GpuKernel> {
         Part::ALL.into_iter().flat_map(|(part, _)| self.part(part))
     }
 
@@ -133,9 +133,9 @@ impl GpuProgram {
     }
 }
 
-impl Kernel {
+impl GpuKernel {
     /// The buffers in the device's memory that the kernel uses, in the order of the table: its arguments.
-    pub fn arguments(&self, of: &GpuProgram) -> Vec<(BufferId, Access)> {
+    pub fn arguments(&self, of: &GpuProgram) -> Vec<(BufferId, BufferUse)> {
         let mut uses = vec![[false; 2]; of.program.buffers.len()];
         for stmt in &self.body {
             stmt.walk(&mut |s| {
@@ -148,9 +148,9 @@ impl Kernel {
             });
         }
         let access = |[reads, writes]: [bool; 2]| match (reads, writes) {
-            (true, true) => Some(Access::ReadWrite),
-            (true, false) => Some(Access::Read),
-            (false, true) => Some(Access::Write),
+            (true, true) => Some(BufferUse::ReadWrite),
+            (true, false) => Some(BufferUse::Read),
+            (false, true) => Some(BufferUse::Write),
             (false, false) => None,
         };
         of.device_buffers().into_iter().filter_map(|id| Some((id, access(uses[id.0 as usize])?))).collect()
@@ -183,7 +183,7 @@ impl Kernel {
     /// the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage that a block waits for,
     /// and as many for the consumers of stages that a producer warp fills.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
-        let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_fed());
+        let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_produced());
         let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 };
         let barriers = (n_barriers * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
         let sizes = self.shared_sizes(&of.program).map(|(_, bytes)| bytes.unwrap_or(u64::MAX));
@@ -208,7 +208,7 @@ impl Kernel {
 
     /// Pipeline stages that bulk copies fill; 0 where there are none.
     pub fn n_places(&self, of: &GpuProgram) -> u64 {
-        let rings = self.shared.iter().map(|b| of.program.buffer(*b)).filter(|b| b.scope.is_for_boxes());
+        let rings = self.shared.iter().map(|b| of.program.buffer(*b)).filter(|b| b.scope.is_tma());
         rings.map(|b| b.shape[0] as u64).max().unwrap_or(0)
     }
 }

@@ -54,21 +54,22 @@ fn allocations(items: &[Item], out: &mut Vec<(BufferId, [bool; 3])>) {
 
 /// An access to a private buffer.
 #[derive(Clone)]
-struct Use {
+struct PrivateAccess {
     index: Vec<Index>,
     ranges: Ranges,
     /// Whether the region is spread over the axis; else its first thread runs it.
     is_spread: bool,
 }
 
-fn uses(items: &mut [Item], buffer: BufferId, axis: usize, outside: &Ranges) -> Vec<Use> {
-    fn gather(block: &[Stmt], buffer: BufferId, is_spread: bool, ranges: &mut Ranges, out: &mut Vec<Use>) {
+fn uses(items: &mut [Item], buffer: BufferId, axis: usize, outside: &Ranges) -> Vec<PrivateAccess> {
+    fn gather(block: &[Stmt], buffer: BufferId, is_spread: bool, ranges: &mut Ranges, out: &mut Vec<PrivateAccess>) {
         for stmt in block {
             let mut visit = |b: BufferId, index: &[Index]| {
-                let is_known =
-                    |u: &Use| u.index == index && u.is_spread == is_spread && u.ranges.loops() == ranges.loops();
+                let is_known = |u: &PrivateAccess| {
+                    u.index == index && u.is_spread == is_spread && u.ranges.loops() == ranges.loops()
+                };
                 if b == buffer && !out.iter().any(is_known) {
-                    out.push(Use { index: index.to_vec(), ranges: ranges.clone(), is_spread });
+                    out.push(PrivateAccess { index: index.to_vec(), ranges: ranges.clone(), is_spread });
                 }
             };
             stmt.for_each_own_read(&mut visit);
@@ -99,14 +100,14 @@ struct Digit {
 
 impl Digit {
     /// The thread's digit in a subscript, the same in all uses. `all`: all digits of its number.
-    fn of(thread: &Atom, all: &[Atom], dimension: usize, uses: &[Use]) -> Option<Digit> {
+    fn of(thread: &Atom, all: &[Atom], dimension: usize, uses: &[PrivateAccess]) -> Option<Digit> {
         let weight_in = |index: &Index| index.terms().iter().find(|(atom, _)| atom == thread).map_or(0, |(_, c)| *c);
         let mut weights = uses.iter().filter(|u| u.is_spread).map(|u| weight_in(&u.index[dimension]));
         let weight = weights.next().filter(|w| *w > 0)?;
         if !weights.all(|w| w == weight) {
             return None;
         }
-        let others = |u: &Use| {
+        let others = |u: &PrivateAccess| {
             let terms = u.index[dimension].terms().to_vec();
             terms.into_iter().filter(|(atom, _)| atom != thread).collect::<Vec<_>>()
         };
@@ -116,7 +117,7 @@ impl Digit {
         uses.iter().all(|u| digit.fits(&u.index[dimension], u, all)).then_some(digit)
     }
 
-    fn fits(&self, subscript: &Index, of: &Use, all: &[Atom]) -> bool {
+    fn fits(&self, subscript: &Index, of: &PrivateAccess, all: &[Atom]) -> bool {
         let (_, low) = self.parts(subscript);
         let within = |e: &Index, most: i64| {
             of.ranges.lower(e).is_some_and(|least| least >= 0) && of.ranges.upper(e).is_some_and(|u| u < most)
@@ -175,11 +176,11 @@ fn slice(
     id: BufferId,
     var: LoopId,
     axis: usize,
-    uses: &[Use],
+    uses: &[PrivateAccess],
 ) -> Result<(), MapError> {
     let buffer = tables.buffer(id);
     let Some(digits) = digits(var, buffer.shape.len(), uses) else {
-        let text = |u: &Use| {
+        let text = |u: &PrivateAccess| {
             let subscripts: Vec<String> = u.index.iter().map(|i| index_to_string(tables, i)).collect();
             format!("[{}]", subscripts.join(", "))
         };
@@ -203,10 +204,11 @@ fn slice(
 /// Finds the digits of a thread's number among the subscripts, each in a single dimension: the number itself,
 /// or quotients and remainders that together tell threads apart. Last dimension first; of several in one
 /// dimension, each stands in what those before leave of it.
-fn digits(var: LoopId, rank: usize, uses: &[Use]) -> Option<Vec<(usize, Digit)>> {
+fn digits(var: LoopId, rank: usize, uses: &[PrivateAccess]) -> Option<Vec<(usize, Digit)>> {
     let whole = [Atom::Var(var)];
-    let find =
-        |atom: &Atom, all: &[Atom], uses: &[Use]| (0..rank).find_map(|d| Some((d, Digit::of(atom, all, d, uses)?)));
+    let find = |atom: &Atom, all: &[Atom], uses: &[PrivateAccess]| {
+        (0..rank).find_map(|d| Some((d, Digit::of(atom, all, d, uses)?)))
+    };
     if let Some(digit) = find(&whole[0], &whole, uses) {
         return Some(vec![digit]);
     }
@@ -234,7 +236,7 @@ fn digits(var: LoopId, rank: usize, uses: &[Use]) -> Option<Vec<(usize, Digit)>>
 }
 
 /// Whether each value of a variable gives these atoms other values than all others do.
-fn tell_apart(atoms: &[Atom], var: LoopId, of: &Use) -> bool {
+fn tell_apart(atoms: &[Atom], var: LoopId, of: &PrivateAccess) -> bool {
     let Some(last) = of.ranges.upper(&var.into()) else { return false };
     let values = |n: i64| -> Option<Vec<i64>> {
         atoms.iter().map(|atom| Index::atom(atom.clone()).substitute(var, &n.into()).as_const()).collect()

@@ -1,22 +1,24 @@
 //! Checks of the products that tensor cores compute: of one loop, and of all of a kernel.
 
 use super::tensor::warp;
-use super::{GroupProduct, Kernel, TileProduct, store};
+use super::{GpuKernel, GroupProduct, TileProduct, store};
 use crate::dot;
-use crate::expr::{Cond, Node};
+use crate::expr::{Cond, TreePart};
 use crate::index::Ranges;
-use crate::program::{Loop, LoopId, LoopKind, Program, Stmt, Tensor};
+use crate::program::{Loop, LoopId, LoopKind, Program, Stmt, TensorProduct};
 
 /// Checks that a loop is a product of this kind.
 ///
 /// # Errors
 /// The reason why the loop is no such product.
-pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &Ranges) -> Result<(), &'static str> {
+pub fn check(program: &Program, l: &Loop, how: TensorProduct, ranges: &Ranges) -> Result<(), &'static str> {
     match how {
-        Tensor::Dot4 | Tensor::Dot2 => dot::check(program, l, how, &mut ranges.clone()),
-        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves => TileProduct::of(program, l, how).map(drop),
-        Tensor::Wgmma | Tensor::Wgmmax3 => GroupProduct::of(program, l, how).map(drop),
-        Tensor::Tma => store::check(program, l),
+        TensorProduct::Dot4 | TensorProduct::Dot2 => dot::check(program, l, how, &mut ranges.clone()),
+        TensorProduct::Tf32 | TensorProduct::Tf32x3 | TensorProduct::Halves => {
+            TileProduct::of(program, l, how).map(drop)
+        }
+        TensorProduct::Wgmma | TensorProduct::Wgmmax3 => GroupProduct::of(program, l, how).map(drop),
+        TensorProduct::Tma => store::check(program, l),
     }
 }
 
@@ -24,7 +26,7 @@ pub fn check(program: &Program, l: &Loop, how: Tensor, ranges: &Ranges) -> Resul
 ///
 /// # Errors
 /// The loop of one that they do not, and why.
-pub(super) fn require_warps(program: &Program, kernel: &Kernel) -> Result<(), (LoopId, &'static str)> {
+pub(super) fn require_warps(program: &Program, kernel: &GpuKernel) -> Result<(), (LoopId, &'static str)> {
     in_block(program, kernel, &kernel.body, [true; 2], &mut kernel.ranges())
 }
 
@@ -32,7 +34,7 @@ pub(super) fn require_warps(program: &Program, kernel: &Kernel) -> Result<(), (L
 /// it.
 fn in_block(
     program: &Program,
-    kernel: &Kernel,
+    kernel: &GpuKernel,
     block: &[Stmt],
     together: [bool; 2],
     ranges: &mut Ranges,
@@ -58,13 +60,15 @@ fn in_block(
                 let [x, y] =
                     warp(&kernel.threads).ok_or(fail("a warp has 4 threads along thread.x and 8 along thread.y"))?;
                 let require = |ranges: &mut Ranges| match how {
-                    Tensor::Wgmma | Tensor::Wgmmax3 => {
+                    TensorProduct::Wgmma | TensorProduct::Wgmmax3 => {
                         GroupProduct::of(program, l, how)?.require_group(program, kernel, ranges)
                     }
-                    Tensor::Tma => store::BoxStore::of(program, l, [x, y], ranges).map(drop),
-                    Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Halves | Tensor::Dot4 | Tensor::Dot2 => {
-                        TileProduct::of(program, l, how)?.require_warp(x, y, program, ranges)
-                    }
+                    TensorProduct::Tma => store::BoxStore::of(program, l, [x, y], ranges).map(drop),
+                    TensorProduct::Tf32
+                    | TensorProduct::Tf32x3
+                    | TensorProduct::Halves
+                    | TensorProduct::Dot4
+                    | TensorProduct::Dot2 => TileProduct::of(program, l, how)?.require_warp(x, y, program, ranges),
                 };
                 ranges.inside(l.var, &l.extent, require).map_err(fail)?;
                 continue;
@@ -74,7 +78,7 @@ fn in_block(
         }
         if let Stmt::If { cond, .. } = stmt {
             let mut on_values = false;
-            Node::Cond(cond).walk(&mut |node| on_values |= matches!(node, Node::Cond(Cond::Less(..))));
+            TreePart::Cond(cond).walk(&mut |node| on_values |= matches!(node, TreePart::Cond(Cond::Less(..))));
             let parted = parts(&|var| cond.uses(var));
             together = [0, 1].map(|of| together[of] && !on_values && !parted[of]);
         }

@@ -1,8 +1,8 @@
 //! Interpreter of kernels: computes the results of concurrent threads, and finds races.
 //!
 //! [`run`] carries out kernel after kernel, block after block, and between two barriers thread after thread,
-//! in an [`Order`] of choice. Of each element in shared memory and in the device's it knows who wrote and who
-//! read it last. So it finds, in whatever order it runs,
+//! in a [`ThreadOrder`] of choice. Of each element in shared memory and in the device's it knows who wrote
+//! and who read it last. So it finds, in whatever order it runs,
 //! - races: an element that a thread writes and another one of the block reads or writes without a barrier
 //!   between, or threads of different blocks within a kernel;
 //! - elements that are read, or written again, before the thread that stores them has waited for them to be
@@ -13,10 +13,10 @@
 //!
 //! Values are those of [`interp`](crate::interp), to the last bit where no race is found.
 
-use crate::gpu::{GpuProgram, Kernel};
+use crate::gpu::{GpuKernel, GpuProgram};
 use crate::interp::{
-    Block, Compiler, Condition, Fault, Linear, MAX_ITERATIONS, Machine, Memory, Rounding, Stopped, check_length,
-    check_written, defined_in, hold, list, release, subscripts_of, undefined,
+    CompiledBlock, CompiledCondition, Fault, Interpreter, Linear, MAX_ITERATIONS, Memory, ProgramCompiler, Stopped,
+    StoreRounding, check_length, check_written, defined_in, hold, list, release, subscripts_of, undefined,
 };
 use crate::program::{Buffer, BufferId, LoopId, Program, Role, Scope, Stmt};
 use crate::text::cond_to_string;
@@ -26,7 +26,7 @@ use thiserror::Error;
 
 /// Order in which blocks, and threads between barriers, run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum ThreadOrder {
     /// The first first, each as far as it goes.
     Forward,
     /// The last first, each as far as it goes.
@@ -129,7 +129,7 @@ pub enum SimtFault {
 ///
 /// # Cost
 /// Some 10 million simple updates a second.
-pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> Result<(), SimtFault> {
+pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: ThreadOrder) -> Result<(), SimtFault> {
     hold(&gpu.program, arguments);
     run_held(gpu, arguments, order)?;
     release(&gpu.program, arguments);
@@ -141,7 +141,7 @@ pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> Result
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_held(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> Result<(), SimtFault> {
+pub fn run_held(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: ThreadOrder) -> Result<(), SimtFault> {
     let program = &gpu.program;
     let expected = program.arguments().count();
     if arguments.len() != expected {
@@ -154,9 +154,9 @@ pub fn run_held(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> R
             memory.common[id.0 as usize] = argument.iter().map(|x| defined_in(buffer.dtype, *x)).collect();
         }
     }
-    let mut random = Random(match order {
-        Order::Shuffled(seed) => seed,
-        Order::Forward | Order::Reverse => 0,
+    let mut random = OrderSeed(match order {
+        ThreadOrder::Shuffled(seed) => seed,
+        ThreadOrder::Forward | ThreadOrder::Reverse => 0,
     });
     let mut left = MAX_ITERATIONS;
     for kernel in gpu.kernels() {
@@ -172,9 +172,9 @@ pub fn run_held(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: Order) -> R
 }
 
 /// The numbers of splitmix64.
-struct Random(u64);
+struct OrderSeed(u64);
 
-impl Random {
+impl OrderSeed {
     fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
@@ -202,7 +202,7 @@ struct Mark {
 
 /// Memory that holds a buffer.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum BufferMemory {
     /// Read only.
     Constant,
     Device,
@@ -214,7 +214,7 @@ enum Place {
 
 /// Memory that knows who used it.
 struct Watched {
-    places: Vec<Place>,
+    places: Vec<BufferMemory>,
     /// Contents that threads share, by buffer.
     common: Vec<Vec<f64>>,
     marks: Vec<Vec<Mark>>,
@@ -237,13 +237,13 @@ impl Watched {
     fn of(gpu: &GpuProgram) -> Result<Watched, Fault> {
         let program = &gpu.program;
         let place_of = |b: &Buffer| match (b.role, b.scope) {
-            (Role::Input | Role::ConstInput, _) => Place::Constant,
-            (Role::Output | Role::Kept, _) | (Role::Temporary, Scope::Global) => Place::Device,
-            (Role::Temporary, Scope::Shared) => Place::Shared,
-            (Role::Temporary, Scope::Async | Scope::Bulk | Scope::Fed | Scope::Multicast) => Place::Async,
-            (Role::Temporary, Scope::Local | Scope::Register) => Place::Private,
+            (Role::Input | Role::ConstInput, _) => BufferMemory::Constant,
+            (Role::Output | Role::Kept, _) | (Role::Temporary, Scope::Global) => BufferMemory::Device,
+            (Role::Temporary, Scope::Shared) => BufferMemory::Shared,
+            (Role::Temporary, Scope::Async | Scope::Bulk | Scope::Produced | Scope::Multicast) => BufferMemory::Async,
+            (Role::Temporary, Scope::Local | Scope::Register) => BufferMemory::Private,
         };
-        let places: Vec<Place> = program.buffers.iter().map(place_of).collect();
+        let places: Vec<BufferMemory> = program.buffers.iter().map(place_of).collect();
         let mut watched = Watched {
             common: vec![Vec::new(); places.len()],
             marks: vec![Vec::new(); places.len()],
@@ -258,7 +258,7 @@ impl Watched {
             places,
         };
         for (at, buffer) in program.buffers.iter().enumerate() {
-            if watched.places[at] == Place::Device {
+            if watched.places[at] == BufferMemory::Device {
                 watched.renew(at, buffer)?;
             }
         }
@@ -302,10 +302,10 @@ impl Memory for Watched {
     fn read(&mut self, buffer: u32, at: usize) -> Option<f64> {
         let id = buffer as usize;
         let is_device = match self.places[id] {
-            Place::Private => return self.private[self.own(buffer)].get(at).copied(),
-            Place::Constant => return self.common[id].get(at).copied(),
-            Place::Device => true,
-            Place::Shared | Place::Async => false,
+            BufferMemory::Private => return self.private[self.own(buffer)].get(at).copied(),
+            BufferMemory::Constant => return self.common[id].get(at).copied(),
+            BufferMemory::Device => true,
+            BufferMemory::Shared | BufferMemory::Async => false,
         };
         let value = *self.common[id].get(at)?;
         let mut mark = self.marks[id][at];
@@ -327,12 +327,12 @@ impl Memory for Watched {
         let id = buffer as usize;
         let place = self.places[id];
         let own = self.own(buffer);
-        let values = if place == Place::Private { &mut self.private[own] } else { &mut self.common[id] };
+        let values = if place == BufferMemory::Private { &mut self.private[own] } else { &mut self.common[id] };
         *values.get_mut(at)? = value;
-        if matches!(place, Place::Private | Place::Constant) {
+        if matches!(place, BufferMemory::Private | BufferMemory::Constant) {
             return Some(());
         }
-        let (mark, is_device) = (self.marks[id][at], place == Place::Device);
+        let (mark, is_device) = (self.marks[id][at], place == BufferMemory::Device);
         if mark.on_its_way {
             self.note(buffer, at, mark.writer, Conflict::OnItsWay);
         }
@@ -344,7 +344,7 @@ impl Memory for Watched {
         if others || self.is_beside(is_device, mark.read, mark.reader) {
             self.note(buffer, at, mark.reader, Conflict::WriteAfterRead);
         }
-        let (me, on_its_way) = (self.me(), place == Place::Async);
+        let (me, on_its_way) = (self.me(), place == BufferMemory::Async);
         let new = &mut self.marks[id][at];
         (new.written, new.writer, new.on_its_way) = (self.epoch, me, on_its_way);
         if on_its_way {
@@ -358,14 +358,14 @@ impl Memory for Watched {
     }
 
     fn allocate(&mut self, buffer: u32, n: usize) {
-        if self.places[buffer as usize] == Place::Private {
+        if self.places[buffer as usize] == BufferMemory::Private {
             let own = self.own(buffer);
             self.private.allocate(own as u32, n);
         }
     }
 
     fn free(&mut self, buffer: u32) {
-        if self.places[buffer as usize] == Place::Private {
+        if self.places[buffer as usize] == BufferMemory::Private {
             let own = self.own(buffer);
             self.private.free(own as u32);
         }
@@ -386,23 +386,23 @@ impl Memory for Watched {
 }
 
 /// A piece of a kernel's body.
-enum Piece {
+enum BodyPiece {
     /// Code that each thread runs independently.
-    Each(Block),
+    Each(CompiledBlock),
     /// Loop that all threads run in lockstep, with barriers inside.
     Loop {
         var: LoopId,
         extent: Linear,
         /// Whether it may differ from thread to thread.
         varies: bool,
-        body: Vec<Piece>,
+        body: Vec<BodyPiece>,
     },
     If {
-        test: Condition,
+        test: CompiledCondition,
         varies: bool,
         text: String,
-        then: Vec<Piece>,
-        otherwise: Vec<Piece>,
+        then: Vec<BodyPiece>,
+        otherwise: Vec<BodyPiece>,
     },
     Barrier,
 }
@@ -415,12 +415,12 @@ fn has_barrier(stmt: &Stmt) -> bool {
 
 /// Cuts a body where threads wait; in small pieces also where all of them could.
 fn pieces(
-    compiler: &mut Compiler,
+    compiler: &mut ProgramCompiler,
     program: &Program,
     block: &[Stmt],
     threads: &[LoopId],
     small: bool,
-) -> Result<Vec<Piece>, Fault> {
+) -> Result<Vec<BodyPiece>, Fault> {
     let mut out = Vec::new();
     let mut at = 0;
     while at < block.len() {
@@ -431,13 +431,13 @@ fn pieces(
         };
         at += 1;
         match stmt {
-            Stmt::Barrier => out.push(Piece::Barrier),
+            Stmt::Barrier => out.push(BodyPiece::Barrier),
             Stmt::For(l) if has_barrier(stmt) || small && !varies => {
                 let extent = compiler.linear(&l.extent)?;
                 compiler.bound.push(l.var);
                 let body = pieces(compiler, program, &l.body, threads, small)?;
                 compiler.bound.pop();
-                out.push(Piece::Loop { var: l.var, extent, varies, body });
+                out.push(BodyPiece::Loop { var: l.var, extent, varies, body });
             }
             Stmt::If { cond, then, otherwise } if has_barrier(stmt) => {
                 let mut reads = false;
@@ -446,14 +446,14 @@ fn pieces(
                 let (test, text) = (compiler.condition(cond)?, cond_to_string(program, cond));
                 let then = pieces(compiler, program, then, threads, small)?;
                 let otherwise = pieces(compiler, program, otherwise, threads, small)?;
-                out.push(Piece::If { test, varies, text, then, otherwise });
+                out.push(BodyPiece::If { test, varies, text, then, otherwise });
             }
             _ => {
                 let start = at - 1;
                 while !small && block.get(at).is_some_and(|next| !has_barrier(next)) {
                     at += 1;
                 }
-                out.push(Piece::Each(compiler.block(&block[start..at])?));
+                out.push(BodyPiece::Each(compiler.block(&block[start..at])?));
             }
         }
     }
@@ -462,10 +462,10 @@ fn pieces(
 
 fn run_kernel(
     program: &Program,
-    kernel: &Kernel,
+    kernel: &GpuKernel,
     mut memory: Watched,
-    order: Order,
-    random: &mut Random,
+    order: ThreadOrder,
+    random: &mut OrderSeed,
     left: &mut u64,
 ) -> Result<Watched, SimtFault> {
     let [grid, block] = [kernel.grid(), kernel.block()];
@@ -479,17 +479,26 @@ fn run_kernel(
         let known = axes.iter().enumerate().filter_map(|(axis, var)| Some((axis, var.as_ref()?.0)));
         known.collect::<Vec<(usize, LoopId)>>()
     });
-    let mut compiler = Compiler::new(program, Rounding::ToElementType);
+    let mut compiler = ProgramCompiler::new(program, StoreRounding::ToElementType);
     compiler.bound = of_blocks.iter().chain(&of_threads).map(|(_, var)| *var).collect();
     let threads: Vec<LoopId> = of_threads.iter().map(|(_, var)| *var).collect();
-    let small = matches!(order, Order::Shuffled(_));
+    let small = matches!(order, ThreadOrder::Shuffled(_));
     let body = pieces(&mut compiler, program, &kernel.body, &threads, small)?;
     let active = compiler.bound.iter().map(|var| var.0).collect();
-    let mut machine = Machine::new(program, &compiler.sources, memory, *left);
+    let mut machine = Interpreter::new(program, &compiler.sources, memory, *left);
     machine.active = active;
     let places = (0..n_threads).map(|at| place_in(block, at)).collect();
-    let mut running =
-        Running { program, kernel, machine, of_threads, places, grid, order, random, turns: (0..n_threads).collect() };
+    let mut running = RunningKernel {
+        program,
+        kernel,
+        machine,
+        of_threads,
+        places,
+        grid,
+        order,
+        random,
+        turns: (0..n_threads).collect(),
+    };
     let mut blocks: Vec<usize> = (0..n_blocks).collect();
     arrange(&mut blocks, order, running.random);
     for at in blocks {
@@ -517,29 +526,29 @@ fn place_in(extents: [i64; 3], at: usize) -> [i64; 3] {
     [at % extents[0], at / extents[0] % extents[1], at / (extents[0] * extents[1])]
 }
 
-fn arrange(turns: &mut [usize], order: Order, random: &mut Random) {
+fn arrange(turns: &mut [usize], order: ThreadOrder, random: &mut OrderSeed) {
     match order {
-        Order::Forward => {}
-        Order::Reverse => turns.reverse(),
-        Order::Shuffled(_) => (1..turns.len()).for_each(|i| turns.swap(i, random.below(i + 1))),
+        ThreadOrder::Forward => {}
+        ThreadOrder::Reverse => turns.reverse(),
+        ThreadOrder::Shuffled(_) => (1..turns.len()).for_each(|i| turns.swap(i, random.below(i + 1))),
     }
 }
 
 /// A kernel on its way.
-struct Running<'a> {
+struct RunningKernel<'a> {
     program: &'a Program,
-    kernel: &'a Kernel,
-    machine: Machine<'a, Watched>,
+    kernel: &'a GpuKernel,
+    machine: Interpreter<'a, Watched>,
     of_threads: Vec<(usize, LoopId)>,
     /// Coordinates of each thread in its block.
     places: Vec<[i64; 3]>,
     grid: [i64; 3],
-    order: Order,
-    random: &'a mut Random,
+    order: ThreadOrder,
+    random: &'a mut OrderSeed,
     turns: Vec<usize>,
 }
 
-impl Running<'_> {
+impl RunningKernel<'_> {
     fn thread(&self, number: u32) -> Thread {
         let number = number as usize;
         let n_threads = self.places.len();
@@ -551,14 +560,14 @@ impl Running<'_> {
         self.kernel.name.clone()
     }
 
-    fn pieces(&mut self, pieces: &[Piece]) -> Result<(), SimtFault> {
+    fn pieces(&mut self, pieces: &[BodyPiece]) -> Result<(), SimtFault> {
         pieces.iter().try_for_each(|piece| self.piece(piece))
     }
 
-    fn piece(&mut self, piece: &Piece) -> Result<(), SimtFault> {
+    fn piece(&mut self, piece: &BodyPiece) -> Result<(), SimtFault> {
         match piece {
-            Piece::Barrier => self.machine.memory.epoch += 1,
-            Piece::Each(block) => {
+            BodyPiece::Barrier => self.machine.memory.epoch += 1,
+            BodyPiece::Each(block) => {
                 let mut turns = std::mem::take(&mut self.turns);
                 turns.sort_unstable();
                 arrange(&mut turns, self.order, self.random);
@@ -569,7 +578,7 @@ impl Running<'_> {
                 })?;
                 self.turns = turns;
             }
-            Piece::Loop { var, extent, varies, body } => {
+            BodyPiece::Loop { var, extent, varies, body } => {
                 let name = |of: &Self| format!("the extent of loop {}", of.program.loop_name(*var));
                 let n = self.alike(*varies, name, |machine| machine.linear(extent))?.max(0);
                 let spent = self.machine.spend(n as u64);
@@ -581,7 +590,7 @@ impl Running<'_> {
                 }
                 self.machine.active.pop();
             }
-            Piece::If { test, varies, text, then, otherwise } => {
+            BodyPiece::If { test, varies, text, then, otherwise } => {
                 let holds = self.alike(*varies, |_| text.clone(), |machine| machine.condition(test))?;
                 self.pieces(if holds { then } else { otherwise })?;
             }
@@ -601,7 +610,7 @@ impl Running<'_> {
         &mut self,
         varies: bool,
         what: impl FnOnce(&Self) -> String,
-        evaluate: impl Fn(&mut Machine<Watched>) -> T,
+        evaluate: impl Fn(&mut Interpreter<Watched>) -> T,
     ) -> Result<T, SimtFault> {
         let of_thread = |running: &mut Self, thread: usize| {
             running.become_thread(thread);

@@ -18,17 +18,17 @@
 //! ```
 //!
 //! Such a loop says what each thread would store by itself, and no more. On sm_90a, in kernels with a
-//! [producer warp](super::copier), each warp has [`SLOTS`] boxes in shared memory behind all else; elsewhere
-//! the loop is an unrolled one.
+//! [producer warp](super::producer_warp), each warp has [`SLOTS`] boxes in shared memory behind all else;
+//! elsewhere the loop is an unrolled one.
 
-use super::bulk::Map;
+use super::bulk::TensorMap;
 use super::tensor::{self, WARP};
 use super::warpgroup::{COLUMNS, ROW_BYTES, ROWS, SWIZZLED_BYTES, WARPS};
-use super::{GpuProgram, Kernel};
+use super::{GpuKernel, GpuProgram};
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, Tensor};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, TensorProduct};
 
 /// Boxes of a warp in shared memory: one is filled while another is read.
 pub const SLOTS: i64 = 2;
@@ -45,7 +45,7 @@ pub struct BoxStore {
     /// Subscripts of the box's first element in the array.
     pub place: Vec<Index>,
     /// Array and box.
-    pub map: Map,
+    pub map: TensorMap,
     /// Loops over two neighbours of a thread's two rows, each around a store.
     pub rows: [Loop; 2],
 }
@@ -147,21 +147,21 @@ impl BoxStore {
         if extents[..place.len() - 1].iter().filter(|n| **n == BOX_ROWS).count() != 1 {
             return Err("the threads of a warp do not store 16 rows");
         }
-        Ok(BoxStore { place, map: Map { array, extents, swizzled: true, is_stored: true }, rows })
+        Ok(BoxStore { place, map: TensorMap { array, extents, swizzled: true, is_stored: true }, rows })
     }
 }
 
 /// Whether a statement is a loop over the parts of such a box.
 fn is_store(stmt: &Stmt) -> Option<&Loop> {
     match stmt {
-        Stmt::For(l) if l.kind == LoopKind::Tensor(Tensor::Tma) => Some(l),
+        Stmt::For(l) if l.kind == LoopKind::Tensor(TensorProduct::Tma) => Some(l),
         _ => None,
     }
 }
 
 /// Bytes of shared memory for the boxes of all warps of a kernel, where it stores some: behind its buffers,
 /// from a multiple of [`SWIZZLED_BYTES`] on.
-pub fn staged_bytes(kernel: &Kernel) -> u64 {
+pub fn staged_bytes(kernel: &GpuKernel) -> u64 {
     let mut stores = false;
     kernel.body.iter().for_each(|stmt| stmt.walk(&mut |s| stores |= is_store(s).is_some()));
     let n_warps = kernel.block()[2] as u64;
@@ -174,7 +174,7 @@ pub fn place(bytes: u64) -> u64 {
 }
 
 /// Tensor maps of all bulk stores of a kernel.
-pub(super) fn maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
+pub(super) fn maps(gpu: &GpuProgram, kernel: &GpuKernel) -> Vec<TensorMap> {
     let mut found = Vec::new();
     if let Some(warp) = tensor::warp(&kernel.threads) {
         gather(&gpu.program, &kernel.body, warp, &mut kernel.ranges(), &mut found);
@@ -182,7 +182,7 @@ pub(super) fn maps(gpu: &GpuProgram, kernel: &Kernel) -> Vec<Map> {
     found
 }
 
-fn gather(program: &Program, block: &[Stmt], warp: [LoopId; 2], ranges: &mut Ranges, out: &mut Vec<Map>) {
+fn gather(program: &Program, block: &[Stmt], warp: [LoopId; 2], ranges: &mut Ranges, out: &mut Vec<TensorMap>) {
     for stmt in block {
         if let Some(l) = is_store(stmt) {
             let store = BoxStore::of(program, l, warp, ranges);

@@ -23,7 +23,7 @@
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, Program, Stmt, Tensor};
+use crate::program::{BufferId, Loop, LoopId, Program, Stmt, TensorProduct};
 
 /// Bytes that a tile has along the sum.
 const STEP_BYTES: i64 = 32;
@@ -56,7 +56,7 @@ impl TileProduct {
     ///
     /// # Errors
     /// The reason why the loop is no such product.
-    pub fn of(program: &Program, l: &Loop, how: Tensor) -> Result<TileProduct, &'static str> {
+    pub fn of(program: &Program, l: &Loop, how: TensorProduct) -> Result<TileProduct, &'static str> {
         TileProduct::of_updates(program, l, &updates(program, l, 2, how)?, how)
     }
 
@@ -65,7 +65,7 @@ impl TileProduct {
         program: &Program,
         l: &Loop,
         updates: &[Update],
-        how: Tensor,
+        how: TensorProduct,
     ) -> Result<TileProduct, &'static str> {
         let [a, b, c, d] = updates else {
             return Err("a thread has two rows and two columns of a tensor core's tile");
@@ -138,17 +138,17 @@ impl Update {
 }
 
 /// Element types of the factors of a kind of tensor core product.
-fn factors(how: Tensor) -> &'static [DType] {
+fn factors(how: TensorProduct) -> &'static [DType] {
     match how {
-        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 => &[DType::F32],
-        Tensor::Halves => &[DType::F16, DType::Bf16],
-        Tensor::Wgmma => &[DType::F32, DType::F16, DType::Bf16],
-        Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => &[],
+        TensorProduct::Tf32 | TensorProduct::Tf32x3 | TensorProduct::Wgmmax3 => &[DType::F32],
+        TensorProduct::Halves => &[DType::F16, DType::Bf16],
+        TensorProduct::Wgmma => &[DType::F32, DType::F16, DType::Bf16],
+        TensorProduct::Dot4 | TensorProduct::Dot2 | TensorProduct::Tma => &[],
     }
 }
 
 /// The updates of a loop over steps, those inside repeated, each of so many iterations at most.
-pub(super) fn updates(program: &Program, l: &Loop, most: i64, how: Tensor) -> Result<Vec<Update>, &'static str> {
+pub(super) fn updates(program: &Program, l: &Loop, most: i64, how: TensorProduct) -> Result<Vec<Update>, &'static str> {
     let require_steps = |of: &[DType]| match of {
         _ if of.iter().any(|dtype| l.extent.as_const() == Some(steps(*dtype))) => Ok(()),
         [first, ..] if first.is_half() => Err("a tensor core takes 16 steps of a sum of halves at a time"),
@@ -162,17 +162,22 @@ pub(super) fn updates(program: &Program, l: &Loop, most: i64, how: Tensor) -> Re
 }
 
 /// The type of the factors of an update that tensor cores make so.
-fn factor(program: &Program, update: &Update, how: Tensor) -> Result<DType, &'static str> {
+fn factor(program: &Program, update: &Update, how: TensorProduct) -> Result<DType, &'static str> {
     let (sums, rows, columns) = update.buffers;
     let dtype_of = |b: BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
     let [of_rows, of_columns, of_sums] = [rows, columns, sums].map(dtype_of);
     let fits = |dtype: &DType| factors(how).contains(dtype) && of_columns == of_rows && of_sums == Some(DType::F32);
     of_rows.filter(fits).ok_or(match how {
-        Tensor::Halves => "the factors of this product are halves of one type, and its sums in single precision",
-        Tensor::Wgmma => "the factors of this product are of one type, halves or in single precision as its sums",
-        Tensor::Tf32 | Tensor::Tf32x3 | Tensor::Wgmmax3 | Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => {
-            "the factors and sums of this product are in single precision"
+        TensorProduct::Halves => "the factors of this product are halves of one type, and its sums in single precision",
+        TensorProduct::Wgmma => {
+            "the factors of this product are of one type, halves or in single precision as its sums"
         }
+        TensorProduct::Tf32
+        | TensorProduct::Tf32x3
+        | TensorProduct::Wgmmax3
+        | TensorProduct::Dot4
+        | TensorProduct::Dot2
+        | TensorProduct::Tma => "the factors and sums of this product are in single precision",
     })
 }
 

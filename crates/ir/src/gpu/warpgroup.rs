@@ -22,16 +22,16 @@
 //! }
 //! ```
 //!
-//! Each factor is a [`Matrix`] in shared memory, in rows of 128 bytes along the sum (K-major); f16 and bf16
-//! may also be MN-major. The factor of rows of an f32 product that is not K-major reaches the tensor cores
-//! through registers, which threads load: its 64 rows may lie in any order. Of the factors of `wgmmax3`,
-//! shared memory holds the first 11 bits of each number, and behind all of them the remainders; a store to
-//! such a buffer writes both.
+//! Each factor is a [`SharedMatrix`] in shared memory, in rows of 128 bytes along the sum (K-major); f16 and
+//! bf16 may also be MN-major. The factor of rows of an f32 product that is not K-major reaches the tensor
+//! cores through registers, which threads load: its 64 rows may lie in any order. Of the factors of
+//! `wgmmax3`, shared memory holds the first 11 bits of each number, and behind all of them the remainders; a
+//! store to such a buffer writes both.
 
-use super::Kernel;
+use super::GpuKernel;
 use super::tensor::{self, TileProduct, WARP};
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Scope, Stmt, Tensor};
+use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Scope, Stmt, TensorProduct};
 
 /// Warps of a warpgroup, adjacent along z.
 pub const WARPS: i64 = 4;
@@ -53,44 +53,44 @@ pub struct GroupProduct {
     /// Fragments of each eight columns.
     pub tiles: Vec<TileProduct>,
     /// Kind of the product.
-    how: Tensor,
+    how: TensorProduct,
 }
 
 /// Factors of a warpgroup's product.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Factors {
+pub struct WarpgroupFactors {
     /// Factor of rows.
-    pub rows: Rows,
+    pub rows: RowFactor,
     /// Factor of columns, in shared memory.
-    pub columns: Matrix,
+    pub columns: SharedMatrix,
 }
 
 /// Factor of rows of a warpgroup's product.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Rows {
+pub enum RowFactor {
     /// Matrix that tensor cores read from shared memory.
-    Shared(Matrix),
+    Shared(SharedMatrix),
     /// Numbers that threads load from a buffer into registers: positions of a thread's two rows, as functions
     /// of the loop over the steps.
     Loaded(BufferId, [Index; 2]),
 }
 
-impl Factors {
+impl WarpgroupFactors {
     /// Buffers of the factors of rows and of columns.
     pub fn buffers(&self) -> [BufferId; 2] {
-        let (Rows::Shared(Matrix { buffer, .. }) | Rows::Loaded(buffer, _)) = &self.rows;
+        let (RowFactor::Shared(SharedMatrix { buffer, .. }) | RowFactor::Loaded(buffer, _)) = &self.rows;
         [*buffer, self.columns.buffer]
     }
 
     /// Whether threads load the factor of rows.
     pub fn are_rows_loaded(&self) -> bool {
-        matches!(self.rows, Rows::Loaded(..))
+        matches!(self.rows, RowFactor::Loaded(..))
     }
 }
 
 /// Layout of a factor in shared memory.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Matrix {
+pub struct SharedMatrix {
     /// Buffer in shared memory.
     pub buffer: BufferId,
     /// The position of its first element, which is the same for all threads of the four warps.
@@ -129,7 +129,7 @@ impl GroupProduct {
     ///
     /// # Errors
     /// The reason why the loop is no such product.
-    pub fn of(program: &Program, l: &Loop, how: Tensor) -> Result<GroupProduct, &'static str> {
+    pub fn of(program: &Program, l: &Loop, how: TensorProduct) -> Result<GroupProduct, &'static str> {
         let updates = tensor::updates(program, l, MOST_COLUMNS / COLUMNS, how)?;
         if updates.is_empty() || updates.len() as i64 > 4 * MOST_COLUMNS / COLUMNS {
             return Err("four warps have 8 to 256 columns of a tile");
@@ -162,7 +162,7 @@ impl GroupProduct {
         groups: Groups,
         ranges: &Ranges,
         position: &dyn Fn(BufferId, &[Index]) -> Index,
-    ) -> Result<Factors, &'static str> {
+    ) -> Result<WarpgroupFactors, &'static str> {
         let of = |buffer: BufferId, index: &[Index]| ranges.simplify(&position(buffer, index));
         let lines_of = |buffer: BufferId| {
             let dtype = program.buffer(buffer).dtype;
@@ -173,24 +173,24 @@ impl GroupProduct {
         let (a, rows) = &self.tiles[0].rows;
         let rows = rows.each_ref().map(|index| of(*a, index));
         let of_rows = lines_of(*a);
-        let rows = match self.how == Tensor::Wgmma && !of_rows.is_half && !of_rows.is_next(&rows[0]) {
+        let rows = match self.how == TensorProduct::Wgmma && !of_rows.is_half && !of_rows.is_next(&rows[0]) {
             true if rows.iter().all(|row| of_rows.along(row, groups.axes[0], WARP[0], &|_| 0)) => {
-                Rows::Loaded(*a, rows)
+                RowFactor::Loaded(*a, rows)
             }
             true => return Err("rows of a tile differ along thread.x"),
-            false => Rows::Shared(of_rows.rows(&rows)?),
+            false => RowFactor::Shared(of_rows.rows(&rows)?),
         };
         let b = self.tiles[0].columns.0;
         let columns: Vec<[Index; 2]> =
             self.tiles.iter().map(|t| t.columns.1.each_ref().map(|index| of(b, index))).collect();
-        Ok(Factors { rows, columns: lines_of(b).columns(&columns)? })
+        Ok(WarpgroupFactors { rows, columns: lines_of(b).columns(&columns)? })
     }
 
     /// Whether groups of warps of a kernel may compute it together.
     pub(super) fn require_group(
         &self,
         program: &Program,
-        kernel: &Kernel,
+        kernel: &GpuKernel,
         ranges: &Ranges,
     ) -> Result<(), &'static str> {
         let groups = Groups::of(&kernel.threads);
@@ -262,7 +262,7 @@ impl Lines<'_> {
     }
 
     /// Matrix of a tile's rows, of which a thread has two.
-    fn rows(&self, [row, other_row]: &[Index; 2]) -> Result<Matrix, &'static str> {
+    fn rows(&self, [row, other_row]: &[Index; 2]) -> Result<SharedMatrix, &'static str> {
         let Groups { axes: [x, y, z], n_warps } = self.groups;
         let to_other = self.at(other_row, z, 0).sub(&self.at(row, z, 0)).as_const();
         let to_other = to_other.ok_or("its rows are not a fixed distance apart")?;
@@ -285,7 +285,7 @@ impl Lines<'_> {
     }
 
     /// Matrix of a tile's columns, of which a thread has two of each part.
-    fn columns(&self, columns: &[[Index; 2]]) -> Result<Matrix, &'static str> {
+    fn columns(&self, columns: &[[Index; 2]]) -> Result<SharedMatrix, &'static str> {
         let [x, y, _] = self.groups.axes;
         let column = &columns[0][0];
         let is_across = self.is_across(column);
@@ -311,7 +311,7 @@ impl Lines<'_> {
 
     /// Matrix that begins with this line. `apart`: elements from eight lines to the next eight or, in an
     /// MN-major factor, from a step's row to its next.
-    fn matrix(&self, line: &Index, is_across: bool, apart: i64) -> Result<Matrix, &'static str> {
+    fn matrix(&self, line: &Index, is_across: bool, apart: i64) -> Result<SharedMatrix, &'static str> {
         let Groups { axes: [x, y, z], n_warps } = self.groups;
         let (buffer, in_row, n_steps) = (self.buffer, self.in_row, self.n_steps);
         let eight_rows = 8 * in_row;
@@ -327,9 +327,9 @@ impl Lines<'_> {
         let mut of_groups = (0..n_warps / WARPS).map(|group| self.at(&line, z, WARPS * group).residue(eight_rows));
         let residue = of_groups.next().flatten();
         match residue.filter(|residue| of_groups.all(|other| other == Some(*residue))) {
-            Some(0) => Ok(Matrix { buffer, first, stride, across }),
+            Some(0) => Ok(SharedMatrix { buffer, first, stride, across }),
             Some(at) if !is_across && at % n_steps == 0 && at + n_steps <= in_row => {
-                Ok(Matrix { buffer, first, stride, across })
+                Ok(SharedMatrix { buffer, first, stride, across })
             }
             _ => Err("a matrix does not begin at one of the parts of a row (unroll the loops over steps in it)"),
         }
@@ -337,18 +337,18 @@ impl Lines<'_> {
 }
 
 /// The buffers of a kernel that four warps read together.
-pub fn matrices(program: &Program, kernel: &Kernel) -> Vec<BufferId> {
-    factors(program, kernel, &Tensor::is_of_groups)
+pub fn matrices(program: &Program, kernel: &GpuKernel) -> Vec<BufferId> {
+    factors(program, kernel, &TensorProduct::is_of_groups)
 }
 
 /// Shared buffers of 3xTF32 products, which hold each number as two parts: all high parts, then all low
 /// parts.
-pub fn in_parts(program: &Program, kernel: &Kernel) -> Vec<BufferId> {
-    factors(program, kernel, &|how| how == Tensor::Wgmmax3)
+pub fn in_parts(program: &Program, kernel: &GpuKernel) -> Vec<BufferId> {
+    factors(program, kernel, &|how| how == TensorProduct::Wgmmax3)
 }
 
 /// Shared buffers that tensor cores read directly in products of the kinds that `is` accepts.
-fn factors(program: &Program, kernel: &Kernel, is: &dyn Fn(Tensor) -> bool) -> Vec<BufferId> {
+fn factors(program: &Program, kernel: &GpuKernel, is: &dyn Fn(TensorProduct) -> bool) -> Vec<BufferId> {
     let mut found = Vec::new();
     for stmt in &kernel.body {
         stmt.walk(&mut |stmt| {

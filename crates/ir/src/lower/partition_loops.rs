@@ -16,7 +16,7 @@
 //! partitioning of Halide (Ragan-Kelley et al., PLDI 2013, section 4.6); it cuts at run-time bounds,
 //! and this only at constants.
 
-use crate::expr::{Cond, Node};
+use crate::expr::{Cond, TreePart};
 use crate::index::{Index, Ranges};
 use crate::lower::simplify::simplify_block;
 use crate::lower::unroll::{leaves, unroll_block};
@@ -104,7 +104,7 @@ fn cuts(l: &Loop, n: i64, ranges: &mut Ranges) -> Vec<i64> {
     if n < 2 {
         return Vec::new();
     }
-    let mut search = Search { var: l.var, n, ranges, inside: Vec::new(), front: 0, back: n };
+    let mut search = CutSearch { var: l.var, n, ranges, inside: Vec::new(), front: 0, back: n };
     search.ranges.push(l.var, l.extent.clone());
     search.block(&l.body);
     search.ranges.pop();
@@ -115,7 +115,7 @@ fn cuts(l: &Loop, n: i64, ranges: &mut Ranges) -> Vec<i64> {
     cuts
 }
 
-struct Search<'r> {
+struct CutSearch<'r> {
     var: LoopId,
     n: i64,
     /// The loops around the place searched.
@@ -128,7 +128,7 @@ struct Search<'r> {
     back: i64,
 }
 
-impl Search<'_> {
+impl CutSearch<'_> {
     fn block(&mut self, block: &[Stmt]) {
         for stmt in block {
             match stmt {
@@ -143,22 +143,22 @@ impl Search<'_> {
                 Stmt::If { cond, then, otherwise } => {
                     // Tested once an iteration, it costs nothing.
                     if !self.inside.is_empty() {
-                        self.conditions(Node::Cond(cond));
+                        self.conditions(TreePart::Cond(cond));
                     }
                     self.block(then);
                     self.block(otherwise);
                 }
-                Stmt::Store { value, .. } | Stmt::Update { value, .. } => self.conditions(Node::Expr(value)),
+                Stmt::Store { value, .. } | Stmt::Update { value, .. } => self.conditions(TreePart::Expr(value)),
                 Stmt::Alloc(_) | Stmt::Prefetch { .. } | Stmt::Barrier | Stmt::Wait(_) => {}
             }
         }
     }
 
-    fn conditions(&mut self, node: Node) {
+    fn conditions(&mut self, node: TreePart) {
         match node {
-            Node::Cond(Cond::Lt(a, b)) => self.less(&b.sub(a).offset(-1)),
+            TreePart::Cond(Cond::Lt(a, b)) => self.less(&b.sub(a).offset(-1)),
             // An equality is decided by all iterations but one, which is not worth a copy of the rest.
-            Node::Cond(Cond::True | Cond::Eq(..) | Cond::Less(..)) => {}
+            TreePart::Cond(Cond::True | Cond::Eq(..) | Cond::Less(..)) => {}
             node => node.children().for_each(|child| self.conditions(child)),
         }
     }

@@ -5,7 +5,7 @@
 //! in halves, its elements can be values, like those of an accumulator.
 
 use crate::index::Index;
-use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt, Tensor};
+use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt, TensorProduct};
 use std::collections::BTreeMap;
 
 /// Larger temporaries stay in memory: no register file holds as much.
@@ -22,7 +22,7 @@ pub fn promote_registers(mut program: Program) -> Program {
         return program;
     }
     let uses = candidates.iter().map(|id| (*id, Uses::default())).collect();
-    let mut walk = Walk { program: &program, lanes: None, n_concurrent: 0, uses };
+    let mut walk = AccessWalk { program: &program, lanes: None, n_concurrent: 0, uses };
     for part in program.parts() {
         walk.block(part);
     }
@@ -62,7 +62,7 @@ impl Uses {
     }
 }
 
-struct Walk<'p> {
+struct AccessWalk<'p> {
     program: &'p Program,
     /// The vectorized loop around, and its extent where it is constant.
     lanes: Option<(LoopId, Option<i64>)>,
@@ -71,7 +71,7 @@ struct Walk<'p> {
     uses: BTreeMap<BufferId, Uses>,
 }
 
-impl Walk<'_> {
+impl AccessWalk<'_> {
     fn block(&mut self, block: &[Stmt]) {
         for stmt in block {
             self.stmt(stmt);
@@ -81,7 +81,7 @@ impl Walk<'_> {
     fn stmt(&mut self, stmt: &Stmt) {
         // What a warp stores together is unrolled.
         if let Stmt::For(l) = stmt
-            && l.kind == LoopKind::Tensor(Tensor::Tma)
+            && l.kind == LoopKind::Tensor(TensorProduct::Tma)
             && let Some(n) = l.extent.as_const()
         {
             let at = |i: i64| l.body.iter().map(move |s| s.substitute(l.var, &Index::from(i)));

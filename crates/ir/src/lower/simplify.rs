@@ -2,7 +2,7 @@
 
 use crate::expr::{Cond, Expr, Rewrite};
 use crate::index::{Index, Ranges};
-use crate::program::{Loop, LoopKind, Stmt, Tensor};
+use crate::program::{Loop, LoopKind, Stmt, TensorProduct};
 
 /// The pass, on a block inside loops.
 pub fn simplify_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
@@ -21,7 +21,7 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
                 Some(n) if n <= 0 => {}
                 // A block loop says what a kernel is, however often it runs, and a dot product of one step
                 // reads factors as one of four does.
-                Some(1) if !matches!(l.kind, LoopKind::Block(_) | LoopKind::Tensor(Tensor::Dot4)) => {
+                Some(1) if !matches!(l.kind, LoopKind::Block(_) | LoopKind::Tensor(TensorProduct::Dot4)) => {
                     let zero = Index::from(0);
                     let body = l.body.iter().map(|s| s.substitute(l.var, &zero)).collect();
                     inline(simplify_block(body, ranges), out);

@@ -166,10 +166,10 @@ fn replace_stmt(stmt: &Stmt, found: &Undecided, by: &Index) -> Stmt {
 fn undecided_min(block: &[Stmt], var: LoopId, ranges: &Ranges) -> Option<Undecided> {
     let mut known: Vec<LoopId> = ranges.loops().iter().map(|(v, _)| *v).collect();
     known.push(var);
-    Search { var, known, repeated: Vec::new() }.block(block)
+    TailSearch { var, known, repeated: Vec::new() }.block(block)
 }
 
-struct Search {
+struct TailSearch {
     /// The loop at hand.
     var: LoopId,
     /// The loop itself and the loops around it.
@@ -178,7 +178,7 @@ struct Search {
     repeated: Vec<LoopId>,
 }
 
-impl Search {
+impl TailSearch {
     fn block(&mut self, block: &[Stmt]) -> Option<Undecided> {
         block.iter().find_map(|s| {
             let repeats = match s {

@@ -1,18 +1,18 @@
 //! Many matrix multiplications of one shape.
 
-use super::{Contraction, Factor, Operator, Size, Structure, Workload};
+use super::{Contraction, Factor, Operator, OperatorSize, Structure, Workload};
 
 /// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each factor may be stored transposed.
 pub const BATCH_MATMUL: Operator = Operator {
     name: "batch_matmul",
     text: "C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n]",
     sizes: &[
-        Size::new("b", "number of products"),
-        Size::new("m", "rows of A and C"),
-        Size::new("n", "columns of B and C"),
-        Size::new("k", "columns of A, rows of B"),
-        Size::flag("ta", "1 where A is stored as [b, k, m]"),
-        Size::flag("tb", "1 where B is stored as [b, n, k]"),
+        OperatorSize::new("b", "number of products"),
+        OperatorSize::new("m", "rows of A and C"),
+        OperatorSize::new("n", "columns of B and C"),
+        OperatorSize::new("k", "columns of A, rows of B"),
+        OperatorSize::flag("ta", "1 where A is stored as [b, k, m]"),
+        OperatorSize::flag("tb", "1 where B is stored as [b, n, k]"),
     ],
     constants: &["a", "b"],
     has_layout: false,

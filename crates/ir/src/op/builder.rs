@@ -8,16 +8,16 @@ use crate::program::{Buffer, BufferId, LoopKind, Part, Program, Role, Scope, Stm
 use crate::schedule::nest;
 
 /// Named axes with their extents.
-pub type Axes<'a> = &'a [(&'a str, i64)];
+pub type NamedAxes<'a> = &'a [(&'a str, i64)];
 
 /// Specification of a stage: its tensor, axes and reductions.
 pub struct StageSpec<'a> {
     /// Name of the tensor.
     pub name: &'a str,
     /// Axes of the tensor, outermost first; loops are named after them.
-    pub axes: Axes<'a>,
+    pub axes: NamedAxes<'a>,
     /// Reduction, and its axes.
-    pub reduce: Option<(ReduceOp, Axes<'a>)>,
+    pub reduce: Option<(ReduceOp, NamedAxes<'a>)>,
     /// [`Role::Output`], [`Role::Temporary`] for a stage in between, or [`Role::Kept`].
     pub role: Role,
 }
@@ -114,15 +114,15 @@ impl ProgramBuilder {
 }
 
 /// Operations on elements with their further inputs.
-pub(super) struct Operands<'a> {
+pub(super) struct ElementOps<'a> {
     operations: &'a [Epilogue],
     /// Buffers of further operands, by operation.
     of: Vec<Option<BufferId>>,
 }
 
-impl Operands<'_> {
+impl ElementOps<'_> {
     /// Adds the inputs that the workload's epilogue needs: of so many channels, or of the output's shape.
-    pub(super) fn new<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64, shape: &[i64]) -> Operands<'a> {
+    pub(super) fn new<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64, shape: &[i64]) -> ElementOps<'a> {
         let mut of = vec![None; w.epilogue().len()];
         for (at, name, kind) in Epilogue::operands(w.epilogue()) {
             p.set_dtype(w.epilogue()[at].operand_dtype(w.dtype));
@@ -135,16 +135,16 @@ impl Operands<'_> {
             of[at] = Some(p.input(&name, shape));
         }
         p.set_dtype(w.dtype);
-        Operands { operations: w.epilogue(), of }
+        ElementOps { operations: w.epilogue(), of }
     }
 
     /// Adds the inputs that the workload's prologue needs, of so many channels.
-    pub(super) fn of_prologue<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64) -> Operands<'a> {
+    pub(super) fn of_prologue<'a>(p: &mut ProgramBuilder, w: &'a Workload, n_channels: i64) -> ElementOps<'a> {
         let mut of = vec![None; w.prologue().len()];
         for (at, name, _) in Epilogue::prologue_operands(w.prologue()) {
             of[at] = Some(p.input(&name, &[n_channels]));
         }
-        Operands { operations: w.prologue(), of }
+        ElementOps { operations: w.prologue(), of }
     }
 
     /// Has inputs of the output's shape come in the layout that the template chooses.

@@ -1,7 +1,7 @@
 //! The programs of matrix products.
 
-use super::builder::Operands;
-use super::{Contraction, Factor, Heads, Range, StageSpec, Workload};
+use super::builder::ElementOps;
+use super::{Contraction, Factor, Heads, SizeRange, StageSpec, Workload};
 use crate::expr::{BinaryOp, Expr, ReduceOp};
 use crate::index::Index;
 use crate::program::{LoopId, OpenSize, Program, Role, Stmt};
@@ -22,7 +22,7 @@ impl Contraction {
         let last = shape.len() - 1;
         let mut of_result = shape.clone();
         of_result[last] /= w.sums_per_element();
-        let operands = Operands::new(&mut p, w, of_result[last], &of_result);
+        let operands = ElementOps::new(&mut p, w, of_result[last], &of_result);
         let plain = w.is_plain();
         let role = if plain { Role::Output } else { Role::Temporary };
         let named = |loops: [&'static str; 3]| {
@@ -57,7 +57,7 @@ impl Contraction {
 
 /// Has loops run as far as each run says, where the size that they go over is open.
 fn open_loops(mut program: Program, w: &Workload) -> Program {
-    for (name, Range { least, most, step }) in w.open_sizes() {
+    for (name, SizeRange { least, most, step }) in w.open_sizes() {
         let at = Contraction::OPEN.iter().position(|open| *open == name).expect("other sizes are numbers");
         let names = [Some(Contraction::LOOPS[at + 1]), Contraction::FINISH.get(at + 1).copied()];
         let loops: Vec<LoopId> = names.into_iter().flatten().filter_map(|name| program.find_loop(name)).collect();

@@ -1,6 +1,6 @@
 //! Two-dimensional convolution.
 
-use super::{Axis, Operator, Size, Structure, Window, Workload, WorkloadError};
+use super::{Operator, OperatorSize, Structure, Window, WindowAxis, Workload, WorkloadError};
 
 /// `Y[n, k, p, q] = Σ_{c, r, s} X[n, c, p·stride + r·dilation, q·stride + s·dilation] · W[k, c, r, s]`,
 /// X padded.
@@ -15,27 +15,30 @@ pub const CONV2D: Operator = Operator {
     name: "conv2d",
     text: "Y[n, k, p, q] = sum over c, r, s of padded X[n, c, p*stride + r*dilation, q*stride + s*dilation] * W[k, c, r, s]",
     sizes: &[
-        Size::new("n", "images").or(1),
-        Size::new("c", "input channels"),
-        Size::new("h", "rows of the input"),
-        Size::new("w", "columns of the input"),
-        Size::new("k", "output channels"),
-        Size::new("r", "rows of the filter"),
-        Size::new("s", "columns of the filter"),
-        Size::of("stride", 1, "stride_h", "rows from output to output"),
-        Size::of("stride", 1, "stride_w", "columns from output to output"),
-        Size::of("pad", 0, "pad_top", "rows of zeros above"),
-        Size::of("pad", 0, "pad_left", "columns of zeros to the left"),
-        Size::of("pad", 0, "pad_bottom", "rows of zeros below"),
-        Size::of("pad", 0, "pad_right", "columns of zeros to the right"),
-        Size::of("dilation", 1, "dilation_h", "rows from tap to tap"),
-        Size::of("dilation", 1, "dilation_w", "columns from tap to tap"),
-        Size::new("groups", "groups of channels").or(1),
-        Size::flag(
+        OperatorSize::new("n", "images").or(1),
+        OperatorSize::new("c", "input channels"),
+        OperatorSize::new("h", "rows of the input"),
+        OperatorSize::new("w", "columns of the input"),
+        OperatorSize::new("k", "output channels"),
+        OperatorSize::new("r", "rows of the filter"),
+        OperatorSize::new("s", "columns of the filter"),
+        OperatorSize::of("stride", 1, "stride_h", "rows from output to output"),
+        OperatorSize::of("stride", 1, "stride_w", "columns from output to output"),
+        OperatorSize::of("pad", 0, "pad_top", "rows of zeros above"),
+        OperatorSize::of("pad", 0, "pad_left", "columns of zeros to the left"),
+        OperatorSize::of("pad", 0, "pad_bottom", "rows of zeros below"),
+        OperatorSize::of("pad", 0, "pad_right", "columns of zeros to the right"),
+        OperatorSize::of("dilation", 1, "dilation_h", "rows from tap to tap"),
+        OperatorSize::of("dilation", 1, "dilation_w", "columns from tap to tap"),
+        OperatorSize::new("groups", "groups of channels").or(1),
+        OperatorSize::flag(
             "interleave",
             "1 where output channels of the groups take turns: Y[n, j*groups + g] is channel j of group g",
         ),
-        Size::flag("x_zero", "1 where integers are padded with their zero point, the input `x_zero`, else with zeros"),
+        OperatorSize::flag(
+            "x_zero",
+            "1 where integers are padded with their zero point, the input `x_zero`, else with zeros",
+        ),
     ],
     constants: &["w"],
     has_layout: true,
@@ -53,12 +56,12 @@ fn check(w: &Workload) -> Result<(), WorkloadError> {
             return Err(WorkloadError::Indivisible { divisor_key: "groups", divisor, key, value });
         }
     }
-    Axis::check_forward(w)
+    WindowAxis::check_forward(w)
 }
 
 fn structure(w: &Workload) -> Structure {
     let [n, c, k, groups] = ["n", "c", "k", "groups"].map(|size| w.size(size));
-    let axes = Axis::forward(w);
+    let axes = WindowAxis::forward(w);
     let interleaved = w.size("interleave") == 1;
     let zero_point = w.size(Window::ZERO) == 1;
     Structure::Window(Window { n, c, k, groups, interleaved, depthwise: false, transposed: false, axes, zero_point })

@@ -1,15 +1,15 @@
 //! The fully connected layer.
 
-use super::{Contraction, Factor, Operator, Size, Structure, Workload};
+use super::{Contraction, Factor, Operator, OperatorSize, Structure, Workload};
 
 /// `Y[m, n] = Σ_k X[m, k] · W[n, k]`, all row-major: weights lie as networks store them.
 pub const DENSE: Operator = Operator {
     name: "dense",
     text: "Y[m, n] = sum over k of X[m, k] * W[n, k]",
     sizes: &[
-        Size::new("m", "rows of X and Y"),
-        Size::new("n", "rows of W, columns of Y"),
-        Size::new("k", "columns of X and W"),
+        OperatorSize::new("m", "rows of X and Y"),
+        OperatorSize::new("n", "rows of W, columns of Y"),
+        OperatorSize::new("k", "columns of X and W"),
     ],
     constants: &["w"],
     has_layout: false,

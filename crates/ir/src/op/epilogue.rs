@@ -10,7 +10,7 @@ use std::fmt;
 
 /// A function of one element of a result, perhaps with an element of a further input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Function {
+pub enum EpilogueFunction {
     /// Adds an input by channel.
     Bias,
     /// Adds an input of the result's shape.
@@ -55,11 +55,12 @@ pub enum Function {
     Gated,
 }
 
-impl Function {
+impl EpilogueFunction {
     /// Whether it belongs to what is made of sums of integers alone.
     pub fn is_of_integers(self) -> bool {
-        let of_integers = [Function::Init, Function::Dequant, Function::QuantU8, Function::QuantI8];
-        of_integers.contains(&self) || matches!(self, Function::Round | Function::AddU8)
+        let of_integers =
+            [EpilogueFunction::Init, EpilogueFunction::Dequant, EpilogueFunction::QuantU8, EpilogueFunction::QuantI8];
+        of_integers.contains(&self) || matches!(self, EpilogueFunction::Round | EpilogueFunction::AddU8)
     }
 }
 
@@ -79,7 +80,7 @@ pub enum Operand {
 /// Description of a function: a row of the table of functions.
 pub struct FunctionSpec {
     /// Function that the row describes.
-    pub function: Function,
+    pub function: EpilogueFunction,
     /// Name in a workload's text.
     pub name: &'static str,
     /// Formula in a line of text, in terms of `x` and the numbers.
@@ -97,7 +98,7 @@ pub struct FunctionSpec {
 
 /// A function of the result alone.
 const PLAIN: FunctionSpec = FunctionSpec {
-    function: Function::Relu,
+    function: EpilogueFunction::Relu,
     name: "relu",
     text: "max(x, 0)",
     numbers: &[],
@@ -109,7 +110,7 @@ const PLAIN: FunctionSpec = FunctionSpec {
 /// All functions.
 pub const FUNCTIONS: &[FunctionSpec] = &[
     FunctionSpec {
-        function: Function::Bias,
+        function: EpilogueFunction::Bias,
         name: "bias",
         text: "x + bias[channel]",
         operand: Some((Operand::Channel, "bias")),
@@ -117,7 +118,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Add,
+        function: EpilogueFunction::Add,
         name: "add",
         text: "x + R[…], of the result's shape: a residual connection",
         operand: Some((Operand::Element, "R")),
@@ -126,7 +127,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
     },
     PLAIN,
     FunctionSpec {
-        function: Function::Clip,
+        function: EpilogueFunction::Clip,
         name: "clip",
         text: "min(max(x, low), high)",
         numbers: &[("low", 0.0), ("high", 6.0)],
@@ -135,21 +136,21 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Sigmoid,
+        function: EpilogueFunction::Sigmoid,
         name: "sigmoid",
         text: "1 / (1 + exp(-x))",
         value: |x, _, _| sigmoid(x),
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Tanh,
+        function: EpilogueFunction::Tanh,
         name: "tanh",
         text: "tanh(x)",
         value: |x, _, _| Expr::unary(UnaryOp::Tanh, x),
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Gelu,
+        function: EpilogueFunction::Gelu,
         name: "gelu",
         text: "x * (1 + erf(x / sqrt(2))) / 2",
         value: |x, _, _| {
@@ -159,7 +160,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Scale,
+        function: EpilogueFunction::Scale,
         name: "scale",
         text: "x * scale[channel]",
         operand: Some((Operand::Channel, "scale")),
@@ -167,7 +168,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Mul,
+        function: EpilogueFunction::Mul,
         name: "mul",
         text: "x * M[…], of the result's shape: a gate",
         operand: Some((Operand::Element, "M")),
@@ -175,7 +176,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Linear,
+        function: EpilogueFunction::Linear,
         name: "linear",
         text: "factor * x + term",
         numbers: &[("factor", 1.0), ("term", 0.0)],
@@ -183,7 +184,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::LeakyRelu,
+        function: EpilogueFunction::LeakyRelu,
         name: "leaky_relu",
         text: "max(x, 0) + slope * min(x, 0)",
         numbers: &[("slope", 0.01)],
@@ -191,7 +192,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::HardSigmoid,
+        function: EpilogueFunction::HardSigmoid,
         name: "hard_sigmoid",
         text: "min(max(factor * x + term, 0), 1)",
         numbers: &[("factor", 0.2), ("term", 0.5)],
@@ -199,7 +200,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::HardSwish,
+        function: EpilogueFunction::HardSwish,
         name: "hard_swish",
         text: "x * min(max(factor * x + term, 0), 1)",
         numbers: &[("factor", 1.0 / 6.0), ("term", 0.5)],
@@ -207,14 +208,14 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Silu,
+        function: EpilogueFunction::Silu,
         name: "silu",
         text: "x * sigmoid(x)",
         value: |x, _, _| mul(x.clone(), sigmoid(x)),
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Init,
+        function: EpilogueFunction::Init,
         name: "init",
         text: "x + init[channel], of integers",
         operand: Some((Operand::Channel, "init")),
@@ -222,7 +223,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Dequant,
+        function: EpilogueFunction::Dequant,
         name: "dequant",
         text: "x * dequant[channel], of integers, in f32",
         operand: Some((Operand::Channel, "dequant")),
@@ -230,7 +231,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::QuantU8,
+        function: EpilogueFunction::QuantU8,
         name: "quant_u8",
         text: "round(x) + zero, ties to even, saturated to u8",
         operand: Some((Operand::One, "zero")),
@@ -238,7 +239,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::QuantI8,
+        function: EpilogueFunction::QuantI8,
         name: "quant_i8",
         text: "round(x) + zero, ties to even, saturated to i8",
         operand: Some((Operand::One, "zero")),
@@ -246,7 +247,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Round,
+        function: EpilogueFunction::Round,
         name: "round",
         text: "min(max(round(x), low), high), ties to even, of sums of integers: quantized on the way",
         numbers: &[("low", -128.0), ("high", 127.0)],
@@ -255,7 +256,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::AddU8,
+        function: EpilogueFunction::AddU8,
         name: "add_u8",
         text: "x + factor * Q[…] + term, of u8 of the result's shape, to sums of integers: a quantized residual",
         numbers: &[("factor", 1.0), ("term", 0.0)],
@@ -264,7 +265,7 @@ pub const FUNCTIONS: &[FunctionSpec] = &[
         ..PLAIN
     },
     FunctionSpec {
-        function: Function::Gated,
+        function: EpilogueFunction::Gated,
         name: "gated",
         text: "x * y of products in pairs: so many columns of x, then those of y, in turns; the result has those of x",
         numbers: &[("columns", 16.0)],
@@ -318,7 +319,7 @@ fn sigmoid(x: Expr) -> Expr {
 /// Operation of an epilogue: a function with its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epilogue {
-    function: Function,
+    function: EpilogueFunction,
     /// Numbers of the function, then zeros.
     numbers: [f64; 2],
 }
@@ -330,7 +331,7 @@ impl Epilogue {
     /// Makes an operation of a function with these numbers or, where none are given, with its defaults.
     ///
     /// `None` for numbers that it does not accept.
-    pub fn new(function: Function, numbers: &[f64]) -> Option<Epilogue> {
+    pub fn new(function: EpilogueFunction, numbers: &[f64]) -> Option<Epilogue> {
         let spec = spec_of(function);
         let given: Vec<f64> = match numbers {
             [] => spec.numbers.iter().map(|(_, default)| *default).collect(),
@@ -346,7 +347,7 @@ impl Epilogue {
     }
 
     /// Function of the operation.
-    pub fn function(&self) -> Function {
+    pub fn function(&self) -> EpilogueFunction {
         self.function
     }
 
@@ -359,8 +360,8 @@ impl Epilogue {
     /// cost no operation.
     pub(super) fn alike(&self) -> Epilogue {
         match self.function {
-            Function::Round => Epilogue::new(Function::Round, &[]).expect("defaults are accepted"),
-            Function::Linear | Function::LeakyRelu | Function::AddU8 => {
+            EpilogueFunction::Round => Epilogue::new(EpilogueFunction::Round, &[]).expect("defaults are accepted"),
+            EpilogueFunction::Linear | EpilogueFunction::LeakyRelu | EpilogueFunction::AddU8 => {
                 let numbers = self.numbers.map(|x| if [0.0, 1.0].contains(&x) { x } else { 0.5 });
                 Epilogue { numbers, ..*self }
             }
@@ -377,9 +378,9 @@ impl Epilogue {
         spec_of(self.function)
     }
 
-    /// Columns of the part of a pair, where an epilogue [gates](Function::Gated) one by the other.
+    /// Columns of the part of a pair, where an epilogue [gates](EpilogueFunction::Gated) one by the other.
     pub fn pairs_of(list: &[Epilogue]) -> Option<i64> {
-        let gate = list.iter().find(|operation| operation.function == Function::Gated)?;
+        let gate = list.iter().find(|operation| operation.function == EpilogueFunction::Gated)?;
         Some(gate.numbers[0] as i64)
     }
 
@@ -412,15 +413,21 @@ impl Epilogue {
         let mut dtype = sums;
         for epilogue in list {
             dtype = match (epilogue.function, dtype) {
-                (Function::Init, DType::I32) => DType::I32,
-                (Function::Dequant, DType::I32) => DType::F32,
-                (Function::QuantU8, DType::F32) if !sums.is_float() => DType::U8,
-                (Function::QuantI8, DType::F32) if !sums.is_float() => DType::I8,
-                (Function::Gated, _) if !sums.is_float() => return Err("no pairs of integers".to_owned()),
+                (EpilogueFunction::Init, DType::I32) => DType::I32,
+                (EpilogueFunction::Dequant, DType::I32) => DType::F32,
+                (EpilogueFunction::QuantU8, DType::F32) if !sums.is_float() => DType::U8,
+                (EpilogueFunction::QuantI8, DType::F32) if !sums.is_float() => DType::I8,
+                (EpilogueFunction::Gated, _) if !sums.is_float() => return Err("no pairs of integers".to_owned()),
                 (function, _) if sums.is_float() && function.is_of_integers() => {
                     return Err("functions of floating-point numbers".to_owned());
                 }
-                (Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8, _)
+                (
+                    EpilogueFunction::Init
+                    | EpilogueFunction::Dequant
+                    | EpilogueFunction::QuantU8
+                    | EpilogueFunction::QuantI8,
+                    _,
+                )
                 | (_, DType::I32 | DType::U8 | DType::I8) => {
                     return Err("init, dequant, other functions, quant_u8 or quant_i8, in this order".to_owned());
                 }
@@ -433,8 +440,8 @@ impl Epilogue {
     /// Element type of the further input behind sums of a type.
     pub(super) fn operand_dtype(&self, sums: DType) -> DType {
         match self.function {
-            Function::Init => DType::I32,
-            Function::AddU8 => DType::U8,
+            EpilogueFunction::Init => DType::I32,
+            EpilogueFunction::AddU8 => DType::U8,
             _ if sums.is_float() => sums,
             _ => DType::F32,
         }
@@ -519,7 +526,7 @@ impl Epilogue {
     }
 }
 
-fn spec_of(function: Function) -> &'static FunctionSpec {
+fn spec_of(function: EpilogueFunction) -> &'static FunctionSpec {
     FUNCTIONS.iter().find(|spec| spec.function == function).expect("every function has a row")
 }
 

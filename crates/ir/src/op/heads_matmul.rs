@@ -1,7 +1,7 @@
 //! Strided batched matmul: products of one shape whose factors and results may lie side by side, as the heads
 //! of attention do.
 
-use super::{Contraction, Factor, Heads, Operator, Size, Structure, Workload};
+use super::{Contraction, Factor, Heads, Operator, OperatorSize, Structure, Workload};
 
 /// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each of the three may be stored with rows ahead of
 /// products, and each factor may have further products around those that are used.
@@ -13,18 +13,18 @@ pub const HEADS_MATMUL: Operator = Operator {
     name: "heads_matmul",
     text: "C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], each stored with rows or products outside",
     sizes: &[
-        Size::new("b", "number of products"),
-        Size::new("m", "rows of A and C"),
-        Size::new("n", "columns of B and C"),
-        Size::new("k", "columns of A, rows of B"),
-        Size::flag("tb", "1 where B is stored with k last"),
-        Size::flag("ha", "1 where A is stored as [m, b, k]"),
-        Size::flag("hb", "1 where B is stored as [k, b, n], or as [n, b, k]"),
-        Size::flag("hc", "1 where C is stored as [m, b, n]"),
-        Size::count("a_before", "products that A has ahead of those that are used"),
-        Size::count("a_after", "products that A has behind them"),
-        Size::count("b_before", "products that B has ahead of those that are used"),
-        Size::count("b_after", "products that B has behind them"),
+        OperatorSize::new("b", "number of products"),
+        OperatorSize::new("m", "rows of A and C"),
+        OperatorSize::new("n", "columns of B and C"),
+        OperatorSize::new("k", "columns of A, rows of B"),
+        OperatorSize::flag("tb", "1 where B is stored with k last"),
+        OperatorSize::flag("ha", "1 where A is stored as [m, b, k]"),
+        OperatorSize::flag("hb", "1 where B is stored as [k, b, n], or as [n, b, k]"),
+        OperatorSize::flag("hc", "1 where C is stored as [m, b, n]"),
+        OperatorSize::count("a_before", "products that A has ahead of those that are used"),
+        OperatorSize::count("a_after", "products that A has behind them"),
+        OperatorSize::count("b_before", "products that B has ahead of those that are used"),
+        OperatorSize::count("b_after", "products that B has behind them"),
     ],
     constants: &["a", "b"],
     has_layout: false,

@@ -1,15 +1,15 @@
 //! Matrix multiplication.
 
-use super::{Contraction, Factor, Operator, Size, Structure, Workload};
+use super::{Contraction, Factor, Operator, OperatorSize, Structure, Workload};
 
 /// `C[m, n] = Σ_k A[m, k] · B[k, n]`, all row-major.
 pub const MATMUL: Operator = Operator {
     name: "matmul",
     text: "C[m, n] = sum over k of A[m, k] * B[k, n]",
     sizes: &[
-        Size::new("m", "rows of A and C"),
-        Size::new("n", "columns of B and C"),
-        Size::new("k", "columns of A, rows of B"),
+        OperatorSize::new("m", "rows of A and C"),
+        OperatorSize::new("n", "columns of B and C"),
+        OperatorSize::new("k", "columns of A, rows of B"),
     ],
     constants: &["a", "b"],
     has_layout: false,

@@ -19,23 +19,23 @@ mod workload;
 
 pub use alias::ALIASES;
 pub use batch_matmul::BATCH_MATMUL;
-pub use builder::{Axes, ProgramBuilder, StageSpec};
+pub use builder::{NamedAxes, ProgramBuilder, StageSpec};
 pub use conv2d::CONV2D;
 pub use conv2d_transpose::CONV2D_TRANSPOSE;
 pub use dense::DENSE;
 pub use depthwise_conv2d::DEPTHWISE_CONV2D;
-pub use epilogue::{Epilogue, FUNCTIONS, Function, FunctionSpec, Operand};
+pub use epilogue::{Epilogue, EpilogueFunction, FUNCTIONS, FunctionSpec, Operand};
 pub use heads_matmul::HEADS_MATMUL;
 pub use matmul::MATMUL;
 pub use nest::{NEST, Nest, NestError};
 pub use packed_matmul::{PACKED_MATMUL, Packed};
-pub use structure::{Axis, Contraction, Factor, Heads, Structure, Window};
+pub use structure::{Contraction, Factor, Heads, Structure, Window, WindowAxis};
 pub(crate) use window::unpad;
-pub use workload::{Layout, Range, Workload, WorkloadError};
+pub use workload::{Layout, SizeRange, Workload, WorkloadError};
 
 /// A named size of an operator.
 #[derive(Clone, Copy, Debug)]
-pub struct Size {
+pub struct OperatorSize {
     /// Key in a workload's text.
     pub name: &'static str,
     /// Description in a few words.
@@ -50,26 +50,26 @@ pub struct Size {
     pub shorthand: Option<&'static str>,
 }
 
-impl Size {
+impl OperatorSize {
     /// Largest value of a size, so that sums of products of two sizes stay within 63 bits.
     const MOST: i64 = 1 << 30;
 
-    const fn new(name: &'static str, text: &'static str) -> Size {
-        Size { name, text, default: None, least: 1, most: Size::MOST, shorthand: None }
+    const fn new(name: &'static str, text: &'static str) -> OperatorSize {
+        OperatorSize { name, text, default: None, least: 1, most: OperatorSize::MOST, shorthand: None }
     }
 
-    const fn or(self, default: i64) -> Size {
-        Size { default: Some(default), ..self }
+    const fn or(self, default: i64) -> OperatorSize {
+        OperatorSize { default: Some(default), ..self }
     }
 
     /// Zero or one, by default zero.
-    const fn flag(name: &'static str, text: &'static str) -> Size {
-        Size { default: Some(0), least: 0, most: 1, ..Size::new(name, text) }
+    const fn flag(name: &'static str, text: &'static str) -> OperatorSize {
+        OperatorSize { default: Some(0), least: 0, most: 1, ..OperatorSize::new(name, text) }
     }
 
     /// Any number, by default none.
-    const fn count(name: &'static str, text: &'static str) -> Size {
-        Size { least: 0, ..Size::new(name, text).or(0) }
+    const fn count(name: &'static str, text: &'static str) -> OperatorSize {
+        OperatorSize { least: 0, ..OperatorSize::new(name, text).or(0) }
     }
 
     /// A value, where it is accepted.
@@ -82,8 +82,8 @@ impl Size {
         format!("an integer from {} to {}", self.least, self.most)
     }
 
-    const fn of(shorthand: &'static str, default: i64, name: &'static str, text: &'static str) -> Size {
-        Size { least: default, shorthand: Some(shorthand), ..Size::new(name, text).or(default) }
+    const fn of(shorthand: &'static str, default: i64, name: &'static str, text: &'static str) -> OperatorSize {
+        OperatorSize { least: default, shorthand: Some(shorthand), ..OperatorSize::new(name, text).or(default) }
     }
 }
 
@@ -94,7 +94,7 @@ pub struct Operator {
     /// Description of the computation in a line of text.
     pub text: &'static str,
     /// Sizes, in canonical order.
-    pub sizes: &'static [Size],
+    pub sizes: &'static [OperatorSize],
     /// Inputs that may be constant (`const=…`), by their lower-case names.
     pub constants: &'static [&'static str],
     /// Whether templates may choose the layouts of its activations (`layout=blocked`).

@@ -4,8 +4,8 @@
 //! loops and dimensions of one element are left out, and loops that walk neighbouring dimensions alike
 //! everywhere are one.
 
-use super::{Operator, Range, Structure, Workload, WorkloadError};
-use crate::expr::{Cond, Expr, Node, Rewrite, Subscript};
+use super::{Operator, SizeRange, Structure, Workload, WorkloadError};
+use crate::expr::{Cond, Expr, Rewrite, Subscript, TreePart};
 use crate::index::{Atom, Index, Ranges};
 use crate::lower::simplify_block;
 use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, OpenSize, Program, Role, Scope, Stmt};
@@ -104,8 +104,8 @@ impl Nest {
     }
 
     /// The sizes that runs say, with their names.
-    pub(super) fn sizes(&self) -> impl Iterator<Item = (&'static str, Range)> {
-        let range = |size: &OpenSize| Range { least: size.least, most: size.most(), step: size.step };
+    pub(super) fn sizes(&self) -> impl Iterator<Item = (&'static str, SizeRange)> {
+        let range = |size: &OpenSize| SizeRange { least: size.least, most: size.most(), step: size.step };
         SIZES.into_iter().zip(self.program.sizes.iter().map(range).collect::<Vec<_>>())
     }
 
@@ -208,8 +208,8 @@ fn n_operations(leaf: &Stmt) -> f64 {
         Stmt::Store { value, .. } | Stmt::Update { value, .. } => value,
         _ => return n,
     };
-    Node::Expr(value)
-        .walk(&mut |node| n += f64::from(u8::from(matches!(node, Node::Expr(Expr::Unary(..) | Expr::Binary(..))))));
+    TreePart::Expr(value)
+        .walk(&mut |node| n += f64::from(u8::from(matches!(node, TreePart::Expr(Expr::Unary(..) | Expr::Binary(..))))));
     n
 }
 
@@ -288,9 +288,9 @@ impl Stage {
         let mut all = Vec::new();
         self.leaf.own_nodes().for_each(|node| {
             node.walk(&mut |node| match node {
-                Node::Expr(Expr::Load(b, index)) => all.push((*b, index.clone())),
-                Node::Expr(Expr::Gather(b, subscripts)) => all.push((*b, with_marks(subscripts))),
-                Node::Expr(_) | Node::Cond(_) => {}
+                TreePart::Expr(Expr::Load(b, index)) => all.push((*b, index.clone())),
+                TreePart::Expr(Expr::Gather(b, subscripts)) => all.push((*b, with_marks(subscripts))),
+                TreePart::Expr(_) | TreePart::Cond(_) => {}
             });
         });
         let (b, index) = self.written();
@@ -397,10 +397,10 @@ fn with_marks(subscripts: &[Subscript]) -> Vec<Index> {
 }
 
 /// A buffer and subscripts.
-type Access = (BufferId, Vec<Index>);
+type ArrayRef = (BufferId, Vec<Index>);
 
 /// Every access of an expression with its buffer and its subscripts rewritten.
-struct MapAccesses<'f>(&'f mut dyn FnMut(BufferId, &[Index]) -> Access);
+struct MapAccesses<'f>(&'f mut dyn FnMut(BufferId, &[Index]) -> ArrayRef);
 
 impl Rewrite for MapAccesses<'_> {
     fn expr(&mut self, e: &Expr) -> Expr {
@@ -440,12 +440,12 @@ fn map_subscripts(stages: &mut [Stage], f: &mut dyn FnMut(BufferId, &[Index]) ->
 }
 
 /// A pair of loops of a stage that may be one: stage, outer and inner variable, inner extent.
-type Pair = (usize, LoopId, LoopId, i64);
+type LoopPair = (usize, LoopId, LoopId, i64);
 
 /// Joins a pair of loops, and those that must follow as they walk the same dimensions; false where
 /// there is none.
 fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
-    let mut pairs: Vec<Pair> = Vec::new();
+    let mut pairs: Vec<LoopPair> = Vec::new();
     for (at, stage) in stages.iter().enumerate() {
         let reduction = stage.reduction();
         for pair in stage.loops.windows(2) {
@@ -484,16 +484,16 @@ fn join(buffers: &mut [Buffer], stages: &mut [Stage]) -> bool {
             for (at, u, v, n) in &chosen {
                 dims.extend(places(buffers, &stages[*at], *u, *v, *n).into_iter().flatten());
             }
-            let shares = |(at, u, v, n): &Pair| {
+            let shares = |(at, u, v, n): &LoopPair| {
                 places(buffers, &stages[*at], *u, *v, *n).into_iter().flatten().any(|place| dims.contains(&place))
             };
-            let more: Vec<Pair> = pairs.iter().filter(|p| !chosen.contains(p) && shares(p)).copied().collect();
+            let more: Vec<LoopPair> = pairs.iter().filter(|p| !chosen.contains(p) && shares(p)).copied().collect();
             if more.is_empty() {
                 break;
             }
             chosen.extend(more);
         }
-        let overlaps = |(at, u, v, _): &Pair| {
+        let overlaps = |(at, u, v, _): &LoopPair| {
             chosen.iter().any(|(other, x, y, _)| at == other && (u, v) != (x, y) && (u == y || v == x))
         };
         let neighbours = |(b, d): &(BufferId, usize)| dims.contains(&(*b, d + 1));
@@ -544,10 +544,10 @@ fn places(buffers: &[Buffer], stage: &Stage, u: LoopId, v: LoopId, n: i64) -> Op
         Stmt::Store { value, .. } | Stmt::Update { value, .. } => value,
         _ => unreachable!("a stage is an assignment"),
     };
-    Node::Expr(value).walk(&mut |node| match node {
-        Node::Expr(Expr::FromIndex(i)) => is_used |= uses(i),
-        Node::Cond(Cond::Lt(a, b) | Cond::Eq(a, b)) => is_used |= uses(a) || uses(b),
-        Node::Expr(_) | Node::Cond(_) => {}
+    TreePart::Expr(value).walk(&mut |node| match node {
+        TreePart::Expr(Expr::FromIndex(i)) => is_used |= uses(i),
+        TreePart::Cond(Cond::Lt(a, b) | Cond::Eq(a, b)) => is_used |= uses(a) || uses(b),
+        TreePart::Expr(_) | TreePart::Cond(_) => {}
     });
     (!is_used && !places.is_empty()).then_some(places)
 }

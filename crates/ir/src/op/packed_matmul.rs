@@ -1,7 +1,7 @@
 //! Products with weights of 4 or 8 bits, which have a scale for each block of the sum.
 
-use super::builder::Operands;
-use super::{Axes, Operator, Size, StageSpec, Structure, Workload, WorkloadError};
+use super::builder::ElementOps;
+use super::{NamedAxes, Operator, OperatorSize, StageSpec, Structure, Workload, WorkloadError};
 use crate::dot::STEPS;
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
@@ -20,13 +20,16 @@ pub const PACKED_MATMUL: Operator = Operator {
     name: "packed_matmul",
     text: "C[m, n] = sum over k of A[m, k] * (W[k, n] - zero) * S[k / block, n], W of few bits",
     sizes: &[
-        Size::new("m", "rows of A and C"),
-        Size::new("n", "columns of W and C"),
-        Size::new("k", "columns of A, rows of W; a multiple of the block"),
-        Size { most: 8, ..Size::new("bits", "bits of W: 4 or 8").or(4) },
-        Size { most: 256, ..Size::new("block", "steps of the sum with a common scale: a power of two from 16").or(32) },
-        Size::flag("zeros", "whether each block of a column has a zero point"),
-        Size::flag("int8", "whether rows of blocks of A are rounded to 8 bits"),
+        OperatorSize::new("m", "rows of A and C"),
+        OperatorSize::new("n", "columns of W and C"),
+        OperatorSize::new("k", "columns of A, rows of W; a multiple of the block"),
+        OperatorSize { most: 8, ..OperatorSize::new("bits", "bits of W: 4 or 8").or(4) },
+        OperatorSize {
+            most: 256,
+            ..OperatorSize::new("block", "steps of the sum with a common scale: a power of two from 16").or(32)
+        },
+        OperatorSize::flag("zeros", "whether each block of a column has a zero point"),
+        OperatorSize::flag("int8", "whether rows of blocks of A are rounded to 8 bits"),
     ],
     constants: &["w", "s", "z"],
     has_layout: false,
@@ -140,14 +143,14 @@ impl Packed {
         let scales = p.input("S", &[n_blocks, n]);
         let zeros = self.has_zeros.then(|| p.input("Z", &[n_blocks, n]));
         let n_results = n / w.sums_per_element();
-        let operands = Operands::new(&mut p, w, n_results, &[m, n_results]);
+        let operands = ElementOps::new(&mut p, w, n_results, &[m, n_results]);
         let of_a = |at: &[Index]| vec![at[0].clone(), at[1].scale(block).add(&at[2])];
         let blocks = |i: &'static str, kb: &'static str| [(i, m), (kb, n_blocks)];
 
         // A as it is multiplied, and the scale of its blocks.
         let mut of_rows = None;
         if self.rounds {
-            fn spec<'a>(name: &'a str, axes: Axes<'a>) -> StageSpec<'a> {
+            fn spec<'a>(name: &'a str, axes: NamedAxes<'a>) -> StageSpec<'a> {
                 StageSpec { name, axes, reduce: None, role: Role::Temporary }
             }
             let axes = blocks("mi", "mb");

@@ -208,7 +208,7 @@ pub struct Window {
     /// Scatter instead of gather.
     pub transposed: bool,
     /// Rows and columns.
-    pub axes: [Axis; 2],
+    pub axes: [WindowAxis; 2],
     /// Whether integers are padded with their zero point, the input [`ZERO`](Window::ZERO), and not with
     /// zeros.
     pub zero_point: bool,
@@ -216,7 +216,7 @@ pub struct Window {
 
 /// Spatial axis of a [`Window`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Axis {
+pub struct WindowAxis {
     /// Elements of the input.
     pub input: i64,
     /// Taps of the filter.
@@ -234,7 +234,7 @@ pub struct Axis {
     pub output: i64,
 }
 
-impl Axis {
+impl WindowAxis {
     /// Whether there is one element, which the filter's only tap meets.
     fn is_single(&self) -> bool {
         (self.input, self.filter, self.output) == (1, 1, 1)
@@ -304,12 +304,12 @@ impl Window {
     /// The axes as the program has them: where each output sees one element of the input, in order, an image
     /// is a single row of the same elements, which every schedule can cut without regard to where its rows
     /// end.
-    pub fn program_axes(&self) -> [Axis; 2] {
-        let is_pointwise = |axis: &Axis| axis.filter == 1 && axis.stride == 1 && axis.output == axis.input;
+    pub fn program_axes(&self) -> [WindowAxis; 2] {
+        let is_pointwise = |axis: &WindowAxis| axis.filter == 1 && axis.stride == 1 && axis.output == axis.input;
         if self.depthwise || self.is_padded() || !self.axes.iter().all(is_pointwise) {
             return self.axes;
         }
-        let row = |n| Axis { input: n, filter: 1, stride: 1, dilation: 1, before: 0, after: 0, output: n };
+        let row = |n| WindowAxis { input: n, filter: 1, stride: 1, dilation: 1, before: 0, after: 0, output: n };
         [row(1), row(self.axes[0].output * self.axes[1].output)]
     }
 }

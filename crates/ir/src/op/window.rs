@@ -1,7 +1,7 @@
 //! The programs of convolutions.
 
-use super::builder::Operands;
-use super::{Axis, Epilogue, Layout, Operand, StageSpec, Window, Workload, WorkloadError};
+use super::builder::ElementOps;
+use super::{Epilogue, Layout, Operand, StageSpec, Window, WindowAxis, Workload, WorkloadError};
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::Index;
@@ -11,7 +11,7 @@ use crate::schedule::layout::lay_out;
 use std::slice::from_ref;
 
 /// The names of the sizes along one spatial direction.
-struct Direction {
+struct DirectionSizes {
     input: &'static str,
     filter: &'static str,
     stride: &'static str,
@@ -24,8 +24,8 @@ struct Direction {
 }
 
 /// Rows, then columns.
-const DIRECTIONS: [Direction; 2] = [
-    Direction {
+const DIRECTIONS: [DirectionSizes; 2] = [
+    DirectionSizes {
         input: "h",
         filter: "r",
         stride: "stride_h",
@@ -35,7 +35,7 @@ const DIRECTIONS: [Direction; 2] = [
         out_pad: "out_pad_h",
         unit: "rows",
     },
-    Direction {
+    DirectionSizes {
         input: "w",
         filter: "s",
         stride: "stride_w",
@@ -49,43 +49,43 @@ const DIRECTIONS: [Direction; 2] = [
 
 /// The size of columns that goes with one of rows, and the size of rows that goes with one of columns.
 pub(super) fn turned(name: &str) -> Option<&'static str> {
-    let names = |d: &Direction| [d.input, d.filter, d.stride, d.dilation, d.before, d.after, d.out_pad];
+    let names = |d: &DirectionSizes| [d.input, d.filter, d.stride, d.dilation, d.before, d.after, d.out_pad];
     let [rows, columns] = DIRECTIONS.each_ref().map(names);
     let other = |of: [&str; 7], to: [&'static str; 7]| of.iter().position(|n| *n == name).map(|at| to[at]);
     other(rows, columns).or_else(|| other(columns, rows))
 }
 
-impl Axis {
+impl WindowAxis {
     /// An axis without its output.
-    fn sized(w: &Workload, d: &Direction) -> Axis {
+    fn sized(w: &Workload, d: &DirectionSizes) -> WindowAxis {
         let [input, filter, stride, dilation, before, after] =
             [d.input, d.filter, d.stride, d.dilation, d.before, d.after].map(|name| w.size(name));
-        Axis { input, filter, stride, dilation, before, after, output: 0 }
+        WindowAxis { input, filter, stride, dilation, before, after, output: 0 }
     }
 
     /// Both axes of a convolution.
-    pub(super) fn forward(w: &Workload) -> [Axis; 2] {
+    pub(super) fn forward(w: &Workload) -> [WindowAxis; 2] {
         DIRECTIONS.map(|d| {
-            let axis = Axis::sized(w, &d);
+            let axis = WindowAxis::sized(w, &d);
             let output = (axis.input + axis.before + axis.after - axis.reach()) / axis.stride + 1;
-            Axis { output, ..axis }
+            WindowAxis { output, ..axis }
         })
     }
 
     /// Both axes of a transposed convolution.
-    pub(super) fn transposed(w: &Workload) -> [Axis; 2] {
+    pub(super) fn transposed(w: &Workload) -> [WindowAxis; 2] {
         DIRECTIONS.map(|d| {
-            let axis = Axis::sized(w, &d);
+            let axis = WindowAxis::sized(w, &d);
             let after = axis.after - w.size(d.out_pad);
             let output = (axis.input - 1) * axis.stride + axis.reach() - axis.before - after;
-            Axis { after, output, ..axis }
+            WindowAxis { after, output, ..axis }
         })
     }
 
     /// Whether the filter of a convolution fits.
     pub(super) fn check_forward(w: &Workload) -> Result<(), WorkloadError> {
         for d in &DIRECTIONS {
-            let axis = Axis::sized(w, d);
+            let axis = WindowAxis::sized(w, d);
             let (reach, available) = (axis.reach(), axis.input + axis.before + axis.after);
             if reach > available {
                 return Err(WorkloadError::FilterTooLarge { reach, available, unit: d.unit });
@@ -97,7 +97,7 @@ impl Axis {
     /// Whether a transposed convolution has an output.
     pub(super) fn check_transposed(w: &Workload) -> Result<(), WorkloadError> {
         for d in &DIRECTIONS {
-            let axis = Axis::sized(w, d);
+            let axis = WindowAxis::sized(w, d);
             let (value, most) = (w.size(d.out_pad), axis.stride.max(axis.dilation));
             if value >= most {
                 return Err(WorkloadError::OutputPadding { key: d.out_pad, value, most });
@@ -114,7 +114,7 @@ impl Axis {
 
 /// An axis as the program computes it: a filter moves over a padded input, in which a transposed one has
 /// zeros inserted.
-struct Gather {
+struct PaddedAxis {
     /// Elements of the input.
     input: i64,
     /// Elements of the padded input.
@@ -133,16 +133,16 @@ struct Gather {
     output: i64,
 }
 
-impl Gather {
-    fn of(axis: &Axis, transposed: bool) -> Gather {
-        let &Axis { input, filter, stride, dilation, before, after, output } = axis;
+impl PaddedAxis {
+    fn of(axis: &WindowAxis, transposed: bool) -> PaddedAxis {
+        let &WindowAxis { input, filter, stride, dilation, before, after, output } = axis;
         if !transposed {
             let padded = input + before + after;
-            return Gather { input, padded, before, spread: 1, filter, dilation, stride, output };
+            return PaddedAxis { input, padded, before, spread: 1, filter, dilation, stride, output };
         }
         let last = axis.reach() - 1;
         let (padded, before) = (output + last, last - before);
-        Gather { input, padded, before, spread: stride, filter, dilation, stride: 1, output }
+        PaddedAxis { input, padded, before, spread: stride, filter, dilation, stride: 1, output }
     }
 
     /// The element of the input at a place of the padded one, and where there is one.
@@ -198,7 +198,7 @@ fn n_within(n: i64, step: i64, offset: i64, end: i64) -> i64 {
 impl Window {
     /// Share of the counted products that meet an element of the input.
     pub(super) fn share_inside(&self) -> f64 {
-        self.axes.iter().map(|axis| Gather::of(axis, self.transposed).share_inside(self.transposed)).product()
+        self.axes.iter().map(|axis| PaddedAxis::of(axis, self.transposed).share_inside(self.transposed)).product()
     }
 
     /// The channel of the input and the subscripts of the weights, for an output channel and the loops of the
@@ -221,7 +221,7 @@ impl Window {
     /// Stages `pad` (where there is padding or a prologue), `acc` and the output.
     pub(super) fn program(&self, w: &Workload) -> Program {
         let &Window { n, c, k, .. } = self;
-        let [rows, columns] = self.program_axes().map(|axis| Gather::of(&axis, self.transposed));
+        let [rows, columns] = self.program_axes().map(|axis| PaddedAxis::of(&axis, self.transposed));
         let blocked = w.layout() == Layout::Blocked;
         let mut p = w.builder();
         let shape = [n, k, rows.output, columns.output];
@@ -232,8 +232,8 @@ impl Window {
         let weights = p.input(Window::WEIGHTS, &self.weights());
         p.set_dtype(of_input);
         let zero = self.zero_point.then(|| p.input(Window::ZERO, &[1]));
-        let ahead = Operands::of_prologue(&mut p, w, c);
-        let mut operands = Operands::new(&mut p, w, k, &shape);
+        let ahead = ElementOps::of_prologue(&mut p, w, c);
+        let mut operands = ElementOps::new(&mut p, w, k, &shape);
         p.set_dtype(of_input);
         if blocked {
             input = p.copy(Part::Prepare, input, Window::KEPT_INPUT, &["xn", "xc", "xh", "xw"], Role::Kept);

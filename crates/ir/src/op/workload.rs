@@ -4,8 +4,8 @@ use super::alias::{set_of, sets};
 use super::builder::kept;
 use super::window::turned;
 use super::{
-    ALIASES, Axis, Contraction, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure,
-    Window,
+    ALIASES, Contraction, Epilogue, NEST, Nest, NestError, OPS, Operand, Operator, ProgramBuilder, Structure, Window,
+    WindowAxis,
 };
 use crate::dtype::DType;
 use crate::expr::Expr;
@@ -58,7 +58,7 @@ impl Layout {
 
 /// A size of a workload: a number, or a range of which each run of a kernel says one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Range {
+pub struct SizeRange {
     /// Smallest value.
     pub least: i64,
     /// Largest value.
@@ -67,10 +67,10 @@ pub struct Range {
     pub step: i64,
 }
 
-impl Range {
+impl SizeRange {
     /// The range of one value.
-    fn one(value: i64) -> Range {
-        Range { least: value, most: value, step: 1 }
+    fn one(value: i64) -> SizeRange {
+        SizeRange { least: value, most: value, step: 1 }
     }
 
     /// Whether there are several values.
@@ -79,18 +79,18 @@ impl Range {
     }
 
     /// Reads a number, or `least..most` of which steps may follow, as in `32..512/32`.
-    fn parse(text: &str) -> Option<Range> {
-        let Some((least, rest)) = text.split_once("..") else { return text.parse().ok().map(Range::one) };
+    fn parse(text: &str) -> Option<SizeRange> {
+        let Some((least, rest)) = text.split_once("..") else { return text.parse().ok().map(SizeRange::one) };
         let (most, step) = rest.split_once('/').unwrap_or((rest, "1"));
         let [least, most, step] = [least, most, step].map(|n| n.trim().parse::<i64>().ok());
-        let range = Range { least: least?, most: most?, step: step? };
+        let range = SizeRange { least: least?, most: most?, step: step? };
         let width = range.most.checked_sub(range.least).filter(|_| range.step >= 1 && range.is_open())?;
         (width % range.step == 0).then_some(range)
     }
 
     /// All values, in ascending order.
     pub fn values(&self) -> impl DoubleEndedIterator<Item = i64> + Clone + use<> {
-        let Range { least, most, step } = *self;
+        let SizeRange { least, most, step } = *self;
         (0..usize::try_from((most - least) / step + 1).unwrap_or(0)).map(move |at| least + at as i64 * step)
     }
 
@@ -111,12 +111,12 @@ impl Range {
 }
 
 /// As in a workload's text.
-impl fmt::Display for Range {
+impl fmt::Display for SizeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Range { least, most, .. } if least == most => write!(f, "{most}"),
-            Range { least, most, step: 1 } => write!(f, "{least}..{most}"),
-            Range { least, most, step } => write!(f, "{least}..{most}/{step}"),
+            SizeRange { least, most, .. } if least == most => write!(f, "{most}"),
+            SizeRange { least, most, step: 1 } => write!(f, "{least}..{most}"),
+            SizeRange { least, most, step } => write!(f, "{least}..{most}/{step}"),
         }
     }
 }
@@ -125,7 +125,7 @@ impl fmt::Display for Range {
 #[derive(Clone)]
 pub struct Workload {
     operator: &'static Operator,
-    sizes: Vec<Range>,
+    sizes: Vec<SizeRange>,
     /// Element type of all tensors; of a product of integers, of its sums.
     pub dtype: DType,
     /// Element types of the factors of a product of integers.
@@ -286,9 +286,9 @@ fn types() -> Vec<(Types, &'static str)> {
 }
 
 /// Attributes as given.
-struct Given {
+struct GivenAttributes {
     /// Values of the operator's sizes, in order.
-    sizes: Vec<Option<Range>>,
+    sizes: Vec<Option<SizeRange>>,
     dtype: Option<Types>,
     constants: Option<Vec<String>>,
     layout: Option<Layout>,
@@ -301,16 +301,16 @@ struct Given {
     bf16: Option<bool>,
 }
 
-impl Given {
-    fn nothing(operator: &Operator) -> Given {
+impl GivenAttributes {
+    fn nothing(operator: &Operator) -> GivenAttributes {
         let sizes = vec![None; operator.sizes.len()];
         let (dtype, constants, layout, channels) = (None, None, None, [None; 2]);
         let (prologue, epilogue, exact, tf32, bf16) = (None, None, None, None, None);
-        Given { sizes, dtype, constants, layout, channels, prologue, epilogue, exact, tf32, bf16 }
+        GivenAttributes { sizes, dtype, constants, layout, channels, prologue, epilogue, exact, tf32, bf16 }
     }
 
-    fn parse(operator: &'static Operator, text: &str) -> Result<Given, WorkloadError> {
-        let mut given = Given::nothing(operator);
+    fn parse(operator: &'static Operator, text: &str) -> Result<GivenAttributes, WorkloadError> {
+        let mut given = GivenAttributes::nothing(operator);
         // A size given by its own name comes before one given by its shorthand.
         let mut by_shorthand = given.sizes.clone();
         let mut seen = Vec::new();
@@ -325,8 +325,8 @@ impl Given {
             let one = operator.sizes.iter().position(|s| s.name == key);
             if let Some(at) = one.or_else(|| operator.sizes.iter().position(|s| s.shorthand == Some(key))) {
                 let size = &operator.sizes[at];
-                let is_accepted = |n: &Range| size.accept(n.least).and(size.accept(n.most)).is_some();
-                let n = Range::parse(value).filter(is_accepted);
+                let is_accepted = |n: &SizeRange| size.accept(n.least).and(size.accept(n.most)).is_some();
+                let n = SizeRange::parse(value).filter(is_accepted);
                 let expected = || match value.contains("..") {
                     true => format!("LEAST..MOST or LEAST..MOST/STEP of {}", size.expected()),
                     false => size.expected(),
@@ -372,8 +372,8 @@ impl Given {
     }
 
     /// Fills what is not given here from `other`.
-    fn or(self, other: Given) -> Given {
-        Given {
+    fn or(self, other: GivenAttributes) -> GivenAttributes {
+        GivenAttributes {
             sizes: self.sizes.into_iter().zip(other.sizes).map(|(a, b)| a.or(b)).collect(),
             dtype: self.dtype.or(other.dtype),
             constants: self.constants.or(other.constants),
@@ -440,7 +440,7 @@ impl Workload {
             aliases: ALIASES.iter().map(|(a, _)| *a).collect::<Vec<_>>().join(", "),
             sets: sets().join(", "),
         })?;
-        Workload::of(operator, Given::parse(operator, rest)?.or(Given::parse(operator, base)?))
+        Workload::of(operator, GivenAttributes::parse(operator, rest)?.or(GivenAttributes::parse(operator, base)?))
     }
 
     /// An operator with these sizes, by their names; the others have their defaults.
@@ -465,7 +465,7 @@ impl Workload {
         if *operator == NEST {
             return Workload::of_nest_text("");
         }
-        let mut given = Given::nothing(operator);
+        let mut given = GivenAttributes::nothing(operator);
         if let Some(factors) = factors {
             let of_factors = |(types, _): &(Types, &str)| types.1 == Some(factors);
             let known = types().into_iter().find(of_factors).ok_or_else(|| WorkloadError::Value {
@@ -483,7 +483,7 @@ impl Workload {
                 known: operator.sizes.iter().map(|size| size.name).collect::<Vec<_>>().join(", "),
             })?;
             let size = &operator.sizes[at];
-            given.sizes[at] = Some(size.accept(n).map(Range::one).ok_or_else(|| WorkloadError::Value {
+            given.sizes[at] = Some(size.accept(n).map(SizeRange::one).ok_or_else(|| WorkloadError::Value {
                 key: name.to_owned(),
                 value: n.to_string(),
                 expected: size.expected(),
@@ -492,10 +492,10 @@ impl Workload {
         Workload::of(operator, given)
     }
 
-    fn of(operator: &'static Operator, given: Given) -> Result<Workload, WorkloadError> {
+    fn of(operator: &'static Operator, given: GivenAttributes) -> Result<Workload, WorkloadError> {
         let sizes = operator.sizes.iter().zip(&given.sizes).map(|(size, given)| {
             let missing = WorkloadError::Missing { operator: operator.name, key: size.name, text: size.text };
-            given.or(size.default.map(Range::one)).ok_or(missing)
+            given.or(size.default.map(SizeRange::one)).ok_or(missing)
         });
         let sizes = sizes.collect::<Result<_, _>>()?;
         let layout = match (given.layout.unwrap_or_default(), given.channels.map(|channels| channels.unwrap_or(1))) {
@@ -597,7 +597,7 @@ impl Workload {
     }
 
     /// An operator with nothing besides its sizes.
-    fn plain(operator: &'static Operator, sizes: Vec<Range>, dtype: DType) -> Workload {
+    fn plain(operator: &'static Operator, sizes: Vec<SizeRange>, dtype: DType) -> Workload {
         let (constants, layout, prologue, epilogue) = (Vec::new(), Layout::default(), Vec::new(), Vec::new());
         let (exact, tf32, bf16, nest, factors) = (false, false, false, None, None);
         Workload { operator, sizes, dtype, factors, constants, layout, prologue, epilogue, exact, tf32, bf16, nest }
@@ -694,13 +694,13 @@ impl Workload {
     ///
     /// # Panics
     /// If the operator has no size of this name.
-    pub fn range(&self, name: &str) -> Range {
+    pub fn range(&self, name: &str) -> SizeRange {
         let at = self.operator.sizes.iter().position(|s| s.name == name);
         self.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))]
     }
 
     /// The sizes that each run says, with their names.
-    pub fn open_sizes(&self) -> impl Iterator<Item = (&'static str, Range)> {
+    pub fn open_sizes(&self) -> impl Iterator<Item = (&'static str, SizeRange)> {
         let names = self.operator.sizes.iter().map(|size| size.name);
         let own = names.zip(self.sizes.iter().copied()).filter(|(_, range)| range.is_open());
         let of_nest = self.nest.iter().flat_map(|nest| nest.sizes());
@@ -745,7 +745,7 @@ impl Workload {
         for range in member.sizes.iter_mut().filter(|range| range.is_open()) {
             let value = *values.next()?;
             let is_one = (range.least..=range.most).contains(&value) && (value - range.least) % range.step == 0;
-            *range = is_one.then_some(Range::one(value))?;
+            *range = is_one.then_some(SizeRange::one(value))?;
         }
         values.next().is_none().then_some(member)
     }
@@ -914,7 +914,8 @@ impl Workload {
         self.epilogue.is_empty() && !self.dtype.is_half()
     }
 
-    /// Columns of the part of a pair, where the epilogue [gates](super::Function::Gated) one by the other.
+    /// Columns of the part of a pair, where the epilogue [gates](super::EpilogueFunction::Gated) one by the
+    /// other.
     pub fn pairs(&self) -> Option<i64> {
         Epilogue::pairs_of(&self.epilogue)
     }
@@ -972,7 +973,7 @@ impl Workload {
     /// are rounded to bf16.
     pub fn has_winograd(&self) -> bool {
         let Structure::Window(w) = self.structure() else { return false };
-        let has_taps_in_a_row = |axis: &Axis| (axis.filter, axis.stride, axis.dilation) == (3, 1, 1);
+        let has_taps_in_a_row = |axis: &WindowAxis| (axis.filter, axis.stride, axis.dilation) == (3, 1, 1);
         let is_dense = w.groups == 1 && !w.depthwise && !w.transposed;
         let has_bits = self.dtype.is_float() && !self.dtype.is_half() && !self.takes_bf16();
         is_dense && has_bits && w.axes.iter().all(has_taps_in_a_row)
@@ -985,7 +986,7 @@ impl Workload {
     pub fn with_size(&self, name: &str, value: i64) -> Option<Workload> {
         let mut other = self.clone();
         let at = self.operator.sizes.iter().position(|s| s.name == name);
-        other.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))] = Range::one(value);
+        other.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))] = SizeRange::one(value);
         (self.operator.check)(&other).is_ok().then_some(other)
     }
 
@@ -996,7 +997,7 @@ impl Workload {
     ///
     /// # Panics
     /// If the operator has no size of a name.
-    pub fn with_ranges(&self, ranges: &[(&str, Range)]) -> Result<Workload, WorkloadError> {
+    pub fn with_ranges(&self, ranges: &[(&str, SizeRange)]) -> Result<Workload, WorkloadError> {
         let mut open = self.clone();
         for (name, range) in ranges {
             let at = self.operator.sizes.iter().position(|s| s.name == *name);
@@ -1061,12 +1062,12 @@ impl fmt::Display for Workload {
         for group in sizes.chunk_by(|(a, _), (b, _)| a.shorthand.is_some() && a.shorthand == b.shorthand) {
             let (first, value) = group[0];
             match first.shorthand.filter(|_| group.iter().all(|(_, v)| *v == value)) {
-                Some(shorthand) if first.default.map(Range::one) != Some(*value) => {
+                Some(shorthand) if first.default.map(SizeRange::one) != Some(*value) => {
                     pairs.push(format!("{shorthand}={value}"))
                 }
                 Some(_) => {}
                 None => {
-                    let given = group.iter().filter(|(size, v)| size.default.map(Range::one) != Some(**v));
+                    let given = group.iter().filter(|(size, v)| size.default.map(SizeRange::one) != Some(**v));
                     pairs.extend(given.map(|(size, v)| format!("{}={v}", size.name)));
                 }
             }

@@ -13,11 +13,11 @@ mod tolerance;
 mod work;
 
 use crate::dtype::DType;
-use crate::interp::{self, Fault, Rounding};
+use crate::interp::{self, Fault, StoreRounding};
 use crate::program::{Program, Role, Stmt};
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use work::Work;
+use work::EvaluationProgress;
 
 pub use tolerance::{
     Mismatch, Tolerance, random_argument, random_argument_on, random_elements, random_input, relative_error,
@@ -78,7 +78,7 @@ pub fn evaluate_watched(
             input
         };
     }
-    let work = Work::new(work(program), watch);
+    let work = EvaluationProgress::new(work(program), watch);
     let mut left = interp::MAX_ITERATIONS;
     for block in program.parts() {
         let mut allocated = Vec::new();
@@ -87,7 +87,7 @@ pub fn evaluate_watched(
                 let buffer = program.buffers.get(id.0 as usize).ok_or(Fault::UnknownBuffer { id: id.0 })?;
                 memory[id.0 as usize] = interp::undefined(buffer)?;
                 allocated.push(*id);
-            } else if let Some(nest) = nest::Nest::of(program, stmt, &memory) {
+            } else if let Some(nest) = nest::ParallelNest::of(program, stmt, &memory) {
                 nest.run(&mut memory, n_threads.max(1), &work)?;
                 if work.is_over() {
                     return Err(Fault::GivenUp);
@@ -95,7 +95,7 @@ pub fn evaluate_watched(
                 limit(program, stmt, &mut memory);
             } else {
                 let block = std::slice::from_ref(stmt);
-                memory = interp::run_block(program, block, memory, Rounding::None, &mut left)?;
+                memory = interp::run_block(program, block, memory, StoreRounding::None, &mut left)?;
                 limit(program, stmt, &mut memory);
             }
         }
@@ -134,7 +134,7 @@ fn limit(program: &Program, stmt: &Stmt, memory: &mut [Vec<f64>]) {
 pub fn work(program: &Program) -> f64 {
     let mut densities = vec![1.0; program.buffers.len()];
     let mut sum = 0.0;
-    for nest in program.parts().into_iter().flatten().filter_map(|stmt| nest::Nest::parse(program, stmt)) {
+    for nest in program.parts().into_iter().flatten().filter_map(|stmt| nest::ParallelNest::parse(program, stmt)) {
         sum += nest.work(&densities);
         let (written, density) = nest.density();
         densities[written.0 as usize] = density;

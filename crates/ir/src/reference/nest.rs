@@ -2,7 +2,7 @@
 
 mod product;
 
-use super::work::{Counter, Work};
+use super::work::{Counter, EvaluationProgress};
 use crate::dtype::DType;
 use crate::expr::{self, BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use crate::index::{Atom, Index, Ranges};
@@ -28,15 +28,15 @@ const WORK_OF_PRODUCT: u64 = 6;
 const WORK_OF_OTHERS: u64 = 24;
 
 /// Loops of constant extent around one store or update, whose iterations may run in any order.
-pub(super) struct Nest<'a> {
+pub(super) struct ParallelNest<'a> {
     program: &'a Program,
-    axes: Vec<Axis>,
+    axes: Vec<LoopAxis>,
     to: BufferId,
     /// Position of the written element.
     at: Flat,
     /// Reduction that combines the values; `None` for a store.
-    reduce: Option<Reduce>,
-    value: Node,
+    reduce: Option<ReducedLoops>,
+    value: ReferenceExpr,
     /// Buffers that the value is made of.
     reads: Vec<BufferId>,
     /// The axis along the row, one whose variable no index mentions where there is none.
@@ -51,7 +51,7 @@ pub(super) struct Nest<'a> {
     product: Option<(Load, Load)>,
 }
 
-struct Axis {
+struct LoopAxis {
     /// Loop variable in the nest's indices.
     var: Option<LoopId>,
     extent: usize,
@@ -60,7 +60,7 @@ struct Axis {
 }
 
 #[derive(Clone, Copy)]
-struct Reduce {
+struct ReducedLoops {
     op: ReduceOp,
     /// Whether it starts from the identity rather than from what is there.
     afresh: bool,
@@ -84,7 +84,7 @@ impl Flat {
     }
 
     /// Smallest and largest value.
-    fn range(&self, axes: &[Axis]) -> (i128, i128) {
+    fn range(&self, axes: &[LoopAxis]) -> (i128, i128) {
         let mut range = (i128::from(self.constant), i128::from(self.constant));
         for (c, axis) in self.coefficients.iter().zip(axes) {
             let last = i128::from(*c) * (axis.extent as i128 - 1);
@@ -108,31 +108,31 @@ struct Load {
     subscripts: Vec<Flat>,
 }
 
-enum Node {
+enum ReferenceExpr {
     Const(f64),
     /// Within its buffer for all values of the axes.
     Load(Load),
     /// A load whose subscripts are checked when it is reached.
     CheckedLoad(BufferId, Vec<Sub>),
     FromIndex(Sub),
-    Unary(UnaryOp, Box<Node>),
-    Binary(BinaryOp, Box<(Node, Node)>),
-    Select(Box<(Test, Node, Node)>),
+    Unary(UnaryOp, Box<ReferenceExpr>),
+    Binary(BinaryOp, Box<(ReferenceExpr, ReferenceExpr)>),
+    Select(Box<(ReferenceTest, ReferenceExpr, ReferenceExpr)>),
 }
 
-enum Test {
+enum ReferenceTest {
     True,
     Lt(Sub, Sub),
     Eq(Sub, Sub),
-    Less(Box<(Node, Node)>),
-    And(Box<(Test, Test)>),
-    Not(Box<Test>),
+    Less(Box<(ReferenceExpr, ReferenceExpr)>),
+    And(Box<(ReferenceTest, ReferenceTest)>),
+    Not(Box<ReferenceTest>),
 }
 
-impl<'a> Nest<'a> {
+impl<'a> ParallelNest<'a> {
     /// The statement as a nest, where it is one and everything it may read was written.
-    pub(super) fn of(program: &'a Program, stmt: &Stmt, memory: &[Vec<f64>]) -> Option<Nest<'a>> {
-        let nest = Nest::parse(program, stmt)?;
+    pub(super) fn of(program: &'a Program, stmt: &Stmt, memory: &[Vec<f64>]) -> Option<ParallelNest<'a>> {
+        let nest = ParallelNest::parse(program, stmt)?;
         if !program.buffer(nest.to).dtype.is_float() && !nest.is_copy() && nest.most(memory) >= 2f64.powi(31) {
             return None;
         }
@@ -144,16 +144,16 @@ impl<'a> Nest<'a> {
     }
 
     /// The statement as a nest, where it is one.
-    pub(super) fn parse(program: &'a Program, stmt: &Stmt) -> Option<Nest<'a>> {
+    pub(super) fn parse(program: &'a Program, stmt: &Stmt) -> Option<ParallelNest<'a>> {
         let mut axes = Vec::new();
         let mut inner = stmt;
         while let Stmt::For(l) = inner {
             let [only] = l.body.as_slice() else { return None };
             let extent = usize::try_from(l.extent.as_const()?).ok()?;
-            if axes.iter().any(|a: &Axis| a.var == Some(l.var)) || extent > 1 << 40 {
+            if axes.iter().any(|a: &LoopAxis| a.var == Some(l.var)) || extent > 1 << 40 {
                 return None;
             }
-            axes.push(Axis { var: Some(l.var), extent, counts: Some((l.var, 1)) });
+            axes.push(LoopAxis { var: Some(l.var), extent, counts: Some((l.var, 1)) });
             inner = only;
         }
         let split = split_divided(program, &mut axes, inner);
@@ -168,7 +168,7 @@ impl<'a> Nest<'a> {
         if !is_exact(program, program.buffers.get(to.0 as usize)?.dtype, value, update.is_some()) {
             return None;
         }
-        let build = Build { program, axes: &axes };
+        let build = NestReader { program, axes: &axes };
         let at = build.element(to, index)?.flat;
         let (parallel, mut reduction): (Vec<usize>, Vec<usize>) =
             (0..axes.len()).filter(|a| axes[*a].extent != 1).partition(|a| at.coefficients[*a] != 0);
@@ -178,7 +178,7 @@ impl<'a> Nest<'a> {
         let reduce = match update {
             None if reduction.is_empty() => None,
             None => return None,
-            Some((op, Cond::Not(c))) if **c == Cond::True => Some(Reduce { op, afresh: false }),
+            Some((op, Cond::Not(c))) if **c == Cond::True => Some(ReducedLoops { op, afresh: false }),
             Some((op, first)) => {
                 let mut zero = Vec::new();
                 zero_axes(first, &axes, &mut zero)?;
@@ -188,7 +188,7 @@ impl<'a> Nest<'a> {
                 if zero != reduction {
                     return None;
                 }
-                Some(Reduce { op, afresh: true })
+                Some(ReducedLoops { op, afresh: true })
             }
         };
         let mut reads = Vec::new();
@@ -198,9 +198,9 @@ impl<'a> Nest<'a> {
         let value = build.node(value)?;
         reduction.sort_by_key(|a| axes[*a].extent);
         // An axis without a variable stands in where the nest has none for a part.
-        axes.push(Axis { var: None, extent: 1, counts: None });
+        axes.push(LoopAxis { var: None, extent: 1, counts: None });
         let stand_in = axes.len() - 1;
-        let mut nest = Nest {
+        let mut nest = ParallelNest {
             program,
             axes,
             to,
@@ -220,7 +220,9 @@ impl<'a> Nest<'a> {
 
     /// Whether elements are moved as they are.
     fn is_copy(&self) -> bool {
-        let (Node::Load(Load { buffer, .. }) | Node::CheckedLoad(buffer, _)) = &self.value else { return false };
+        let (ReferenceExpr::Load(Load { buffer, .. }) | ReferenceExpr::CheckedLoad(buffer, _)) = &self.value else {
+            return false;
+        };
         self.reduce.is_none() && self.program.buffer(*buffer).dtype == self.program.buffer(self.to).dtype
     }
 
@@ -230,10 +232,10 @@ impl<'a> Nest<'a> {
         let n = self.n_of(&self.reduction) as f64;
         on_the_way.max(match self.reduce {
             None => value,
-            Some(Reduce { op: ReduceOp::Max | ReduceOp::Min, .. }) => value,
-            Some(Reduce { op: ReduceOp::Sum, afresh: true }) => value * n,
-            Some(Reduce { op: ReduceOp::Product, afresh: true }) => value.max(1.0).powf(n),
-            Some(Reduce { op: ReduceOp::Sum | ReduceOp::Product, afresh: false }) => f64::INFINITY,
+            Some(ReducedLoops { op: ReduceOp::Max | ReduceOp::Min, .. }) => value,
+            Some(ReducedLoops { op: ReduceOp::Sum, afresh: true }) => value * n,
+            Some(ReducedLoops { op: ReduceOp::Product, afresh: true }) => value.max(1.0).powf(n),
+            Some(ReducedLoops { op: ReduceOp::Sum | ReduceOp::Product, afresh: false }) => f64::INFINITY,
         })
     }
 
@@ -250,19 +252,21 @@ impl<'a> Nest<'a> {
             self.row = row;
         }
         self.product = match (&self.value, self.reduce) {
-            (Node::Binary(BinaryOp::Mul, sides), Some(Reduce { op: ReduceOp::Sum, .. })) => match &**sides {
-                (Node::Load(a), Node::Load(b)) => {
-                    let same = |l: &Load| l.flat.coefficients[self.row] == 0;
-                    if same(a) {
-                        Some((a.clone(), b.clone()))
-                    } else if same(b) {
-                        Some((b.clone(), a.clone()))
-                    } else {
-                        None
+            (ReferenceExpr::Binary(BinaryOp::Mul, sides), Some(ReducedLoops { op: ReduceOp::Sum, .. })) => {
+                match &**sides {
+                    (ReferenceExpr::Load(a), ReferenceExpr::Load(b)) => {
+                        let same = |l: &Load| l.flat.coefficients[self.row] == 0;
+                        if same(a) {
+                            Some((a.clone(), b.clone()))
+                        } else if same(b) {
+                            Some((b.clone(), a.clone()))
+                        } else {
+                            None
+                        }
                     }
+                    _ => None,
                 }
-                _ => None,
-            },
+            }
             _ => None,
         };
         self.outer.retain(|a| *a != self.row);
@@ -310,10 +314,10 @@ impl<'a> Nest<'a> {
     /// Buffer that the nest writes, and roughly the share of its elements that are nonzero by the form of the
     /// value: every n-th element where a remainder decides.
     pub(super) fn density(&self) -> (BufferId, f64) {
-        fn of(test: &Test) -> f64 {
+        fn of(test: &ReferenceTest) -> f64 {
             match test {
-                Test::And(sides) => of(&sides.0) * of(&sides.1),
-                Test::Eq(Sub::Other(index), _) => match index.terms() {
+                ReferenceTest::And(sides) => of(&sides.0) * of(&sides.1),
+                ReferenceTest::Eq(Sub::Other(index), _) => match index.terms() {
                     [(Atom::Mod(_, divisor), _)] => 1.0 / *divisor as f64,
                     _ => 1.0,
                 },
@@ -321,14 +325,19 @@ impl<'a> Nest<'a> {
             }
         }
         let density = match &self.value {
-            Node::Select(parts) if matches!(parts.2, Node::Const(0.0)) => of(&parts.0),
+            ReferenceExpr::Select(parts) if matches!(parts.2, ReferenceExpr::Const(0.0)) => of(&parts.0),
             _ => 1.0,
         };
         (self.to, density)
     }
 
     /// Carries out the nest, until nobody waits for its work any more.
-    pub(super) fn run(&self, memory: &mut [Vec<f64>], n_threads: usize, work: &Work) -> Result<(), Fault> {
+    pub(super) fn run(
+        &self,
+        memory: &mut [Vec<f64>],
+        n_threads: usize,
+        work: &EvaluationProgress,
+    ) -> Result<(), Fault> {
         if self.axes.iter().any(|a| a.extent == 0) {
             return Ok(());
         }
@@ -343,7 +352,13 @@ impl<'a> Nest<'a> {
     }
 
     /// Carries it out row by row.
-    fn run_rows(&self, memory: &[Vec<f64>], to: &[AtomicU64], n_threads: usize, work: &Work) -> Result<(), Fault> {
+    fn run_rows(
+        &self,
+        memory: &[Vec<f64>],
+        to: &[AtomicU64],
+        n_threads: usize,
+        work: &EvaluationProgress,
+    ) -> Result<(), Fault> {
         let (n_rows, n_columns) = (self.axes[self.across].extent, self.axes[self.row].extent);
         let n_outer = self.n_of(&self.outer);
         let n_chunks = n_columns.div_ceil(CHUNK);
@@ -352,7 +367,7 @@ impl<'a> Nest<'a> {
         let rows = n_rows.div_ceil(wanted).clamp(1, ROWS);
         let n_strips = n_rows.div_ceil(rows);
         work.share(n_outer * n_chunks * n_strips, n_threads, || {
-            let mut worker = Worker {
+            let mut worker = NestWorker {
                 nest: self,
                 memory,
                 counter: work.counter(),
@@ -369,7 +384,7 @@ impl<'a> Nest<'a> {
                     worker.values[*a] = (outer % self.axes[*a].extent) as i64;
                     outer /= self.axes[*a].extent;
                 }
-                let tile = Tile {
+                let tile = RowsTile {
                     row: strip * rows,
                     n_rows: rows.min(n_rows - strip * rows),
                     column: chunk * CHUNK,
@@ -383,7 +398,7 @@ impl<'a> Nest<'a> {
 
 /// Whether different values of the axes are different elements: each stride passes all that
 /// smaller ones reach.
-fn is_injective(at: &Flat, axes: &[Axis], parallel: &[usize]) -> bool {
+fn is_injective(at: &Flat, axes: &[LoopAxis], parallel: &[usize]) -> bool {
     let mut strides =
         parallel.iter().map(|a| (at.coefficients[*a].unsigned_abs(), axes[*a].extent)).collect::<Vec<_>>();
     strides.sort_unstable();
@@ -399,7 +414,7 @@ fn is_injective(at: &Flat, axes: &[Axis], parallel: &[usize]) -> bool {
 /// The statement in terms of the new axes, where there are some.
 ///
 /// Groups of channels are such: `k // 8` of 32 channels numbers four groups.
-fn split_divided(program: &Program, axes: &mut Vec<Axis>, stmt: &Stmt) -> Option<Stmt> {
+fn split_divided(program: &Program, axes: &mut Vec<LoopAxis>, stmt: &Stmt) -> Option<Stmt> {
     let mut split: Option<Stmt> = None;
     let mut n_vars = program.loops.len() as u32;
     loop {
@@ -410,17 +425,17 @@ fn split_divided(program: &Program, axes: &mut Vec<Axis>, stmt: &Stmt) -> Option
                 let (Atom::FloorDiv(x, d) | Atom::Mod(x, d)) = atom else { continue };
                 let ([(Atom::Var(v), 1)], 0, 2..) = (x.terms(), x.constant(), *d) else { continue };
                 let divides =
-                    |a: &Axis| a.var == Some(*v) && a.extent > *d as usize && a.extent.is_multiple_of(*d as usize);
+                    |a: &LoopAxis| a.var == Some(*v) && a.extent > *d as usize && a.extent.is_multiple_of(*d as usize);
                 found = found.or(axes.iter().position(divides).map(|at| (at, *v, *d)));
             }
         });
         let Some((at, var, divisor)) = found else { return split };
         let parts = [LoopId(n_vars), LoopId(n_vars + 1)];
         n_vars += 2;
-        let Axis { extent, counts, .. } = axes[at];
+        let LoopAxis { extent, counts, .. } = axes[at];
         let times = |factor: i64| counts.map(|(v, by)| (v, by * factor));
-        let outer = Axis { var: Some(parts[0]), extent: extent / divisor as usize, counts: times(divisor) };
-        let inner = Axis { var: Some(parts[1]), extent: divisor as usize, counts };
+        let outer = LoopAxis { var: Some(parts[0]), extent: extent / divisor as usize, counts: times(divisor) };
+        let inner = LoopAxis { var: Some(parts[1]), extent: divisor as usize, counts };
         axes.splice(at..=at, [outer, inner]);
         let mut ranges = Ranges::default();
         axes.iter().for_each(|a| ranges.push(a.var.expect("an axis of a loop"), (a.extent as i64).into()));
@@ -430,7 +445,7 @@ fn split_divided(program: &Program, axes: &mut Vec<Axis>, stmt: &Stmt) -> Option
 }
 
 /// The axes that a conjunction of `axis == 0` names; `None` for other conditions.
-fn zero_axes(cond: &Cond, axes: &[Axis], zero: &mut Vec<usize>) -> Option<()> {
+fn zero_axes(cond: &Cond, axes: &[LoopAxis], zero: &mut Vec<usize>) -> Option<()> {
     match cond {
         Cond::True => Some(()),
         Cond::And(a, b) => {
@@ -455,14 +470,14 @@ fn zero_axes(cond: &Cond, axes: &[Axis], zero: &mut Vec<usize>) -> Option<()> {
     }
 }
 
-struct Build<'a> {
+struct NestReader<'a> {
     program: &'a Program,
-    axes: &'a [Axis],
+    axes: &'a [LoopAxis],
 }
 
 /// Whether a value for a buffer of this type is the same without any rounding: integers stay integers, as
-/// long as they are small (see [`Nest::most`]), and floating-point numbers are not rounded by the trusted
-/// evaluation. Integers of 64 bits are moved only.
+/// long as they are small (see [`ParallelNest::most`]), and floating-point numbers are not rounded by the
+/// trusted evaluation. Integers of 64 bits are moved only.
 fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> bool {
     let dtype_of = |b: &BufferId| program.buffers.get(b.0 as usize).map(|b| b.dtype);
     let is_wide = |dtype: DType| dtype.is_float() || dtype == DType::I32;
@@ -472,32 +487,32 @@ fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> boo
     }
     let mut has_floats = false;
     let mut is_exact = true;
-    expr::Node::Expr(value).walk(&mut |node| match node {
-        expr::Node::Expr(Expr::Const(x)) => has_floats |= x.fract() != 0.0,
-        expr::Node::Expr(Expr::Load(b, _)) => {
+    expr::TreePart::Expr(value).walk(&mut |node| match node {
+        expr::TreePart::Expr(Expr::Const(x)) => has_floats |= x.fract() != 0.0,
+        expr::TreePart::Expr(Expr::Load(b, _)) => {
             has_floats |= dtype_of(b).is_none_or(DType::is_float);
             is_exact &= !dtype_of(b).is_some_and(DType::is_wide);
         }
-        expr::Node::Expr(Expr::Gather(..)) => is_exact = false,
+        expr::TreePart::Expr(Expr::Gather(..)) => is_exact = false,
         // It is made in a type of its own, in which constants may be others.
-        expr::Node::Cond(Cond::Less(a, b)) => {
+        expr::TreePart::Cond(Cond::Less(a, b)) => {
             let own = Expr::arithmetic_of([a, b], &|b| dtype_of(&b).unwrap_or(DType::F64));
             is_exact &= own.is_none_or(|dtype| dtype.is_float());
         }
-        expr::Node::Expr(Expr::Unary(op, _)) => {
+        expr::TreePart::Expr(Expr::Unary(op, _)) => {
             has_floats |= !matches!(op, UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round)
         }
-        expr::Node::Expr(Expr::Binary(op, ..)) => has_floats |= matches!(op, BinaryOp::Div | BinaryOp::Pow),
-        expr::Node::Expr(e @ Expr::Cast(dtype, _)) => {
+        expr::TreePart::Expr(Expr::Binary(op, ..)) => has_floats |= matches!(op, BinaryOp::Div | BinaryOp::Pow),
+        expr::TreePart::Expr(e @ Expr::Cast(dtype, _)) => {
             let is_kept = is_wide(*dtype) && dtype.is_float() == to.is_float();
             is_exact &= is_kept && !rounds_to_single(program, e);
         }
-        expr::Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | expr::Node::Cond(_) => {}
+        expr::TreePart::Expr(Expr::FromIndex(_) | Expr::Select(..)) | expr::TreePart::Cond(_) => {}
     });
     is_exact && (to.is_float() || is_wide(to) && !has_floats)
 }
 
-impl Build<'_> {
+impl NestReader<'_> {
     /// `None` where a variable is not of the nest.
     fn sub(&self, index: &Index) -> Option<Sub> {
         let mut known = true;
@@ -541,40 +556,40 @@ impl Build<'_> {
         Some(Load { buffer: id, flat: position, subscripts })
     }
 
-    fn node(&self, e: &Expr) -> Option<Node> {
+    fn node(&self, e: &Expr) -> Option<ReferenceExpr> {
         Some(match e {
-            Expr::Const(x) => Node::Const(defined(*x)),
+            Expr::Const(x) => ReferenceExpr::Const(defined(*x)),
             Expr::Load(b, index) => match self.element(*b, index) {
-                Some(load) => Node::Load(load),
+                Some(load) => ReferenceExpr::Load(load),
                 None if self.program.buffers.get(b.0 as usize)?.shape.len() == index.len() => {
-                    Node::CheckedLoad(*b, index.iter().map(|i| self.sub(i)).collect::<Option<_>>()?)
+                    ReferenceExpr::CheckedLoad(*b, index.iter().map(|i| self.sub(i)).collect::<Option<_>>()?)
                 }
                 None => return None,
             },
             // It is left to the interpreter: see `is_exact`.
             Expr::Gather(..) => return None,
-            Expr::FromIndex(i) => Node::FromIndex(self.sub(i)?),
-            Expr::Unary(op, x) => Node::Unary(*op, Box::new(self.node(x)?)),
-            Expr::Binary(op, a, b) => Node::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
-            Expr::Select(c, a, b) => Node::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
+            Expr::FromIndex(i) => ReferenceExpr::FromIndex(self.sub(i)?),
+            Expr::Unary(op, x) => ReferenceExpr::Unary(*op, Box::new(self.node(x)?)),
+            Expr::Binary(op, a, b) => ReferenceExpr::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
+            Expr::Select(c, a, b) => ReferenceExpr::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
             // It changes nothing: see `is_exact`.
             Expr::Cast(_, x) => self.node(x)?,
         })
     }
 
-    fn test(&self, cond: &Cond) -> Option<Test> {
+    fn test(&self, cond: &Cond) -> Option<ReferenceTest> {
         Some(match cond {
-            Cond::True => Test::True,
-            Cond::Lt(a, b) => Test::Lt(self.sub(a)?, self.sub(b)?),
-            Cond::Eq(a, b) => Test::Eq(self.sub(a)?, self.sub(b)?),
-            Cond::Less(a, b) => Test::Less(Box::new((self.node(a)?, self.node(b)?))),
-            Cond::And(a, b) => Test::And(Box::new((self.test(a)?, self.test(b)?))),
-            Cond::Not(c) => Test::Not(Box::new(self.test(c)?)),
+            Cond::True => ReferenceTest::True,
+            Cond::Lt(a, b) => ReferenceTest::Lt(self.sub(a)?, self.sub(b)?),
+            Cond::Eq(a, b) => ReferenceTest::Eq(self.sub(a)?, self.sub(b)?),
+            Cond::Less(a, b) => ReferenceTest::Less(Box::new((self.node(a)?, self.node(b)?))),
+            Cond::And(a, b) => ReferenceTest::And(Box::new((self.test(a)?, self.test(b)?))),
+            Cond::Not(c) => ReferenceTest::Not(Box::new(self.test(c)?)),
         })
     }
 }
 
-impl Node {
+impl ReferenceExpr {
     /// The largest magnitudes, or more, that a value has and that are met on the way to it.
     fn most(&self, memory: &[Vec<f64>]) -> (f64, f64) {
         let of = |buffer: BufferId| {
@@ -582,13 +597,13 @@ impl Node {
             values.iter().fold(0.0, |most, x| x.abs().max(most))
         };
         let (value, parts) = match self {
-            Node::Const(x) => (x.abs(), 0.0),
-            Node::Load(load) => (of(load.buffer), 0.0),
-            Node::CheckedLoad(buffer, _) => (of(*buffer), 0.0),
+            ReferenceExpr::Const(x) => (x.abs(), 0.0),
+            ReferenceExpr::Load(load) => (of(load.buffer), 0.0),
+            ReferenceExpr::CheckedLoad(buffer, _) => (of(*buffer), 0.0),
             // Indices among integers are left to the interpreter.
-            Node::FromIndex(_) => (f64::INFINITY, 0.0),
-            Node::Unary(_, x) => x.most(memory),
-            Node::Binary(op, sides) => {
+            ReferenceExpr::FromIndex(_) => (f64::INFINITY, 0.0),
+            ReferenceExpr::Unary(_, x) => x.most(memory),
+            ReferenceExpr::Binary(op, sides) => {
                 let ((a, on_a), (b, on_b)) = (sides.0.most(memory), sides.1.most(memory));
                 let value = match op {
                     BinaryOp::Add | BinaryOp::Sub => a + b,
@@ -599,7 +614,7 @@ impl Node {
                 };
                 (value, on_a.max(on_b))
             }
-            Node::Select(parts) => {
+            ReferenceExpr::Select(parts) => {
                 let ((a, on_a), (b, on_b)) = (parts.1.most(memory), parts.2.most(memory));
                 (a.max(b), on_a.max(on_b).max(parts.0.most(memory)))
             }
@@ -610,14 +625,14 @@ impl Node {
     /// Gathers the loads whose positions are linear in the axes.
     fn loads<'n>(&'n self, loads: &mut Vec<&'n Load>) {
         match self {
-            Node::Load(l) => loads.push(l),
-            Node::Const(_) | Node::CheckedLoad(..) | Node::FromIndex(_) => {}
-            Node::Unary(_, x) => x.loads(loads),
-            Node::Binary(_, sides) => {
+            ReferenceExpr::Load(l) => loads.push(l),
+            ReferenceExpr::Const(_) | ReferenceExpr::CheckedLoad(..) | ReferenceExpr::FromIndex(_) => {}
+            ReferenceExpr::Unary(_, x) => x.loads(loads),
+            ReferenceExpr::Binary(_, sides) => {
                 sides.0.loads(loads);
                 sides.1.loads(loads);
             }
-            Node::Select(parts) => {
+            ReferenceExpr::Select(parts) => {
                 parts.1.loads(loads);
                 parts.2.loads(loads);
             }
@@ -625,21 +640,21 @@ impl Node {
     }
 }
 
-impl Test {
+impl ReferenceTest {
     /// The largest magnitude, or more, that is met on the way to it.
     fn most(&self, memory: &[Vec<f64>]) -> f64 {
         match self {
-            Test::True | Test::Lt(..) | Test::Eq(..) => 0.0,
-            Test::Less(sides) => sides.0.most(memory).1.max(sides.1.most(memory).1),
-            Test::And(sides) => sides.0.most(memory).max(sides.1.most(memory)),
-            Test::Not(c) => c.most(memory),
+            ReferenceTest::True | ReferenceTest::Lt(..) | ReferenceTest::Eq(..) => 0.0,
+            ReferenceTest::Less(sides) => sides.0.most(memory).1.max(sides.1.most(memory).1),
+            ReferenceTest::And(sides) => sides.0.most(memory).max(sides.1.most(memory)),
+            ReferenceTest::Not(c) => c.most(memory),
         }
     }
 }
 
 /// Some rows of some columns.
 #[derive(Clone, Copy)]
-struct Tile {
+struct RowsTile {
     row: usize,
     n_rows: usize,
     column: usize,
@@ -648,28 +663,28 @@ struct Tile {
 
 /// Part of a row: columns from the first, so many.
 #[derive(Clone, Copy)]
-struct Span {
+struct ColumnSpan {
     column: usize,
     len: usize,
 }
 
 /// Values that change by the same step from column to column.
 #[derive(Clone, Copy)]
-struct Line {
+struct SteppedValues {
     first: i64,
     step: i64,
 }
 
-impl Line {
+impl SteppedValues {
     fn at(self, x: usize) -> i64 {
         self.first + self.step * x as i64
     }
 }
 
-type Done<T = ()> = Result<T, Box<Fault>>;
+type NestResult<T = ()> = Result<T, Box<Fault>>;
 
-struct Worker<'a> {
-    nest: &'a Nest<'a>,
+struct NestWorker<'a> {
+    nest: &'a ParallelNest<'a>,
     memory: &'a [Vec<f64>],
     counter: Counter<'a>,
     /// Values of the axes; that of the row axis is kept zero.
@@ -682,8 +697,8 @@ struct Worker<'a> {
     spare: Vec<Vec<f64>>,
 }
 
-impl Worker<'_> {
-    fn tile(&mut self, tile: Tile, to: &[AtomicU64]) -> Done {
+impl NestWorker<'_> {
+    fn tile(&mut self, tile: RowsTile, to: &[AtomicU64]) -> NestResult {
         let nest = self.nest;
         let n = tile.n_columns;
         let mut sums = std::mem::take(&mut self.sums);
@@ -694,8 +709,8 @@ impl Worker<'_> {
             let first = self.start(&nest.at, tile, r);
             match nest.reduce {
                 None => {}
-                Some(Reduce { op, afresh: true }) => sums.fill(op.identity()),
-                Some(Reduce { afresh: false, .. }) => {
+                Some(ReducedLoops { op, afresh: true }) => sums.fill(op.identity()),
+                Some(ReducedLoops { afresh: false, .. }) => {
                     for (x, sum) in sums.iter_mut().enumerate() {
                         let old = f64::from_bits(to[(first + x as i64 * step) as usize].load(Ordering::Relaxed));
                         if is_undefined(old) {
@@ -721,7 +736,7 @@ impl Worker<'_> {
     }
 
     /// The position of a tile's row, at its first column and the start of the reduction.
-    fn start(&mut self, flat: &Flat, tile: Tile, row: usize) -> i64 {
+    fn start(&mut self, flat: &Flat, tile: RowsTile, row: usize) -> i64 {
         let nest = self.nest;
         nest.reduction.iter().for_each(|a| self.values[*a] = 0);
         self.values[nest.across] = (tile.row + row) as i64;
@@ -741,7 +756,7 @@ impl Worker<'_> {
     }
 
     /// `sums += scalar · vector` over the reduction.
-    fn sum_products(&mut self, scalar: &Load, vector: &Load, tile: Tile, sums: &mut [f64]) {
+    fn sum_products(&mut self, scalar: &Load, vector: &Load, tile: RowsTile, sums: &mut [f64]) {
         let nest = self.nest;
         let n = tile.n_columns;
         let (scalars, vectors) = (&*self.memory[scalar.buffer.0 as usize], &*self.memory[vector.buffer.0 as usize]);
@@ -799,9 +814,9 @@ impl Worker<'_> {
     }
 
     /// Any value and any reduction.
-    fn general(&mut self, tile: Tile, sums: &mut [f64]) -> Done {
+    fn general(&mut self, tile: RowsTile, sums: &mut [f64]) -> NestResult {
         let nest = self.nest;
-        let span = Span { column: tile.column, len: tile.n_columns };
+        let span = ColumnSpan { column: tile.column, len: tile.n_columns };
         nest.reduction.iter().for_each(|a| self.values[*a] = 0);
         let mut values = self.take(span.len);
         for (r, sums) in sums.chunks_exact_mut(span.len).enumerate() {
@@ -810,7 +825,7 @@ impl Worker<'_> {
                 if self.counter.add(WORK_OF_OTHERS * span.len as u64).is_break() {
                     return Ok(());
                 }
-                let Some(Reduce { op, .. }) = nest.reduce else {
+                let Some(ReducedLoops { op, .. }) = nest.reduce else {
                     self.node(&nest.value, span, sums)?;
                     break;
                 };
@@ -833,10 +848,10 @@ impl Worker<'_> {
     }
 
     /// Evaluates a node for the columns of a span.
-    fn node(&mut self, node: &Node, span: Span, out: &mut [f64]) -> Done {
+    fn node(&mut self, node: &ReferenceExpr, span: ColumnSpan, out: &mut [f64]) -> NestResult {
         match node {
-            Node::Const(x) => out.fill(*x),
-            Node::Load(load) => {
+            ReferenceExpr::Const(x) => out.fill(*x),
+            ReferenceExpr::Load(load) => {
                 let step = load.flat.coefficients[self.nest.row];
                 let at = load.flat.at(&self.values) + step * span.column as i64;
                 let values = &self.memory[load.buffer.0 as usize];
@@ -850,33 +865,33 @@ impl Worker<'_> {
                     }
                 }
             }
-            Node::CheckedLoad(buffer, subs) => self.checked_load(*buffer, subs, span, out)?,
-            Node::FromIndex(sub) => {
+            ReferenceExpr::CheckedLoad(buffer, subs) => self.checked_load(*buffer, subs, span, out)?,
+            ReferenceExpr::FromIndex(sub) => {
                 for (x, out) in out.iter_mut().enumerate() {
                     *out = self.sub(sub, span.column + x)? as f64;
                 }
             }
-            Node::Unary(op, x) => {
+            ReferenceExpr::Unary(op, x) => {
                 self.node(x, span, out)?;
                 for x in out {
                     *x = apply_unary(*op, *x);
                 }
             }
-            Node::Binary(op, sides) => {
+            ReferenceExpr::Binary(op, sides) => {
                 self.node(&sides.0, span, out)?;
                 let mut right = self.take(span.len);
                 self.node(&sides.1, span, &mut right)?;
                 combine(*op, out, &right);
                 self.spare.push(right);
             }
-            Node::Select(parts) => {
+            ReferenceExpr::Select(parts) => {
                 let (test, a, b) = &**parts;
                 let mut x = 0;
                 let holds = self.test(test, span)?;
                 while x < span.len {
                     let chosen = holds[x];
                     let len = holds[x..].iter().position(|h| *h != chosen).unwrap_or(span.len - x);
-                    let part = Span { column: span.column + x, len };
+                    let part = ColumnSpan { column: span.column + x, len };
                     self.node(if chosen { a } else { b }, part, &mut out[x..x + len])?;
                     x += len;
                 }
@@ -885,7 +900,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    fn checked_load(&mut self, id: BufferId, subs: &[Sub], span: Span, out: &mut [f64]) -> Done {
+    fn checked_load(&mut self, id: BufferId, subs: &[Sub], span: ColumnSpan, out: &mut [f64]) -> NestResult {
         let Buffer { shape, .. } = self.nest.program.buffer(id);
         let values = &self.memory[id.0 as usize];
         let (mut first, mut step, mut inside) = (0i64, 0i64, true);
@@ -929,7 +944,7 @@ impl Worker<'_> {
     #[cold]
     fn out_of_bounds(&self, id: BufferId, subs: &[Sub], column: usize) -> Box<Fault> {
         let Buffer { name, shape, .. } = self.nest.program.buffer(id);
-        match subs.iter().map(|s| self.sub(s, column)).collect::<Done<_>>() {
+        match subs.iter().map(|s| self.sub(s, column)).collect::<NestResult<_>>() {
             Err(fault) => fault,
             Ok(subscripts) => Box::new(Fault::OutOfBounds {
                 buffer: name.clone(),
@@ -941,14 +956,14 @@ impl Worker<'_> {
     }
 
     /// The values of an index in a span, where it is linear along the row.
-    fn line(&self, sub: &Sub, span: Span) -> Option<Line> {
+    fn line(&self, sub: &Sub, span: ColumnSpan) -> Option<SteppedValues> {
         let Sub::Flat(flat) = sub else { return None };
         let step = flat.coefficients[self.nest.row];
-        Some(Line { first: flat.at(&self.values) + step * span.column as i64, step })
+        Some(SteppedValues { first: flat.at(&self.values) + step * span.column as i64, step })
     }
 
     /// Compares two indices in a span.
-    fn compare(&self, a: &Sub, b: &Sub, span: Span, holds: impl Fn(i64, i64) -> bool) -> Done<Vec<bool>> {
+    fn compare(&self, a: &Sub, b: &Sub, span: ColumnSpan, holds: impl Fn(i64, i64) -> bool) -> NestResult<Vec<bool>> {
         match (self.line(a, span), self.line(b, span)) {
             (Some(a), Some(b)) => Ok((0..span.len).map(|x| holds(a.at(x), b.at(x))).collect()),
             _ => {
@@ -959,7 +974,7 @@ impl Worker<'_> {
     }
 
     /// The values of an index in a span.
-    fn subs(&self, sub: &Sub, span: Span) -> Done<Vec<i64>> {
+    fn subs(&self, sub: &Sub, span: ColumnSpan) -> NestResult<Vec<i64>> {
         let of_index = match (self.line(sub, span), sub) {
             (Some(line), _) => Some((0..span.len).map(|x| line.at(x)).collect()),
             (None, Sub::Other(index)) => self.eval_all(index, span),
@@ -972,7 +987,7 @@ impl Worker<'_> {
 
     /// Evaluates an index with divisions, remainders, minima or maxima; `None` where one of them has no
     /// value.
-    fn eval_all(&self, index: &Index, span: Span) -> Option<Vec<i64>> {
+    fn eval_all(&self, index: &Index, span: ColumnSpan) -> Option<Vec<i64>> {
         let mut sums = vec![index.constant(); span.len];
         for (atom, c) in index.terms() {
             let values = match atom {
@@ -1017,12 +1032,12 @@ impl Worker<'_> {
     }
 
     /// Evaluates a condition at each element of a span.
-    fn test(&mut self, test: &Test, span: Span) -> Done<Vec<bool>> {
+    fn test(&mut self, test: &ReferenceTest, span: ColumnSpan) -> NestResult<Vec<bool>> {
         match test {
-            Test::True => Ok(vec![true; span.len]),
-            Test::Lt(a, b) => self.compare(a, b, span, |a, b| a < b),
-            Test::Eq(a, b) => self.compare(a, b, span, |a, b| a == b),
-            Test::Less(sides) => {
+            ReferenceTest::True => Ok(vec![true; span.len]),
+            ReferenceTest::Lt(a, b) => self.compare(a, b, span, |a, b| a < b),
+            ReferenceTest::Eq(a, b) => self.compare(a, b, span, |a, b| a == b),
+            ReferenceTest::Less(sides) => {
                 let (mut a, mut b) = (self.take(span.len), self.take(span.len));
                 self.node(&sides.0, span, &mut a)?;
                 self.node(&sides.1, span, &mut b)?;
@@ -1030,19 +1045,19 @@ impl Worker<'_> {
                 self.spare.extend([a, b]);
                 Ok(holds)
             }
-            Test::And(sides) => {
+            ReferenceTest::And(sides) => {
                 let mut holds = self.test(&sides.0, span)?;
                 // The right side is looked at only where the left one holds.
                 let mut x = 0;
                 while let Some(from) = holds[x..].iter().position(|h| *h).map(|n| x + n) {
                     let len = holds[from..].iter().position(|h| !*h).unwrap_or(span.len - from);
-                    let right = self.test(&sides.1, Span { column: span.column + from, len })?;
+                    let right = self.test(&sides.1, ColumnSpan { column: span.column + from, len })?;
                     holds[from..from + len].copy_from_slice(&right);
                     x = from + len;
                 }
                 Ok(holds)
             }
-            Test::Not(c) => {
+            ReferenceTest::Not(c) => {
                 let mut holds = self.test(c, span)?;
                 holds.iter_mut().for_each(|h| *h = !*h);
                 Ok(holds)
@@ -1052,7 +1067,7 @@ impl Worker<'_> {
 
     /// The value of an index in a column.
     #[inline]
-    fn sub(&self, sub: &Sub, column: usize) -> Done<i64> {
+    fn sub(&self, sub: &Sub, column: usize) -> NestResult<i64> {
         match sub {
             Sub::Flat(flat) => Ok(flat.at(&self.values) + flat.coefficients[self.nest.row] * column as i64),
             Sub::Other(index) => self.eval(index, column).map_err(|by_zero| {
@@ -1181,8 +1196,10 @@ mod tests {
             "O" => undefined(b).unwrap(),
             _ => vec![1.0; b.n_elements().unwrap() as usize],
         });
-        let nest = Nest::of(&program, &program.body[0], &memory.collect::<Vec<_>>());
-        let name = |axis: usize, n: &Nest<'_>| n.axes[axis].counts.map_or("", |(v, _)| program.loop_name(v)).to_owned();
+        let nest = ParallelNest::of(&program, &program.body[0], &memory.collect::<Vec<_>>());
+        let name = |axis: usize, n: &ParallelNest<'_>| {
+            n.axes[axis].counts.map_or("", |(v, _)| program.loop_name(v)).to_owned()
+        };
         let got = nest.map(|n| (name(n.row, &n), name(n.across, &n), n.product.is_some()));
         assert_eq!(got, expected.map(|(row, across, product)| (row.into(), across.into(), product)), "{text}");
     }

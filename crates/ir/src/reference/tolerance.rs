@@ -3,9 +3,9 @@
 
 use crate::dot::is_factor;
 use crate::dtype::{DType, RandomSize};
-use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, TreePart, UnaryOp};
 use crate::index::Ranges;
-use crate::program::{Buffer, BufferId, Program, Role, Stmt, Tensor};
+use crate::program::{Buffer, BufferId, Program, Role, Stmt, TensorProduct};
 use crate::schedule::{Step, winograd};
 use thiserror::Error;
 
@@ -77,9 +77,14 @@ impl Tolerance {
         let how = |step: &Step| if let Step::Tensorize { how, .. } = step { Some(*how) } else { None };
         let of_halves = program.buffers.iter().any(|b| b.dtype.is_half());
         let rounded = steps.iter().filter_map(how).map(|how| match how {
-            Tensor::Tf32x3 | Tensor::Halves | Tensor::Wgmmax3 | Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => 0.0,
-            Tensor::Wgmma if of_halves => 0.0,
-            Tensor::Tf32 | Tensor::Wgmma => 1.0 / 2048.0,
+            TensorProduct::Tf32x3
+            | TensorProduct::Halves
+            | TensorProduct::Wgmmax3
+            | TensorProduct::Dot4
+            | TensorProduct::Dot2
+            | TensorProduct::Tma => 0.0,
+            TensorProduct::Wgmma if of_halves => 0.0,
+            TensorProduct::Tf32 | TensorProduct::Wgmma => 1.0 / 2048.0,
         });
         Tolerance::for_rounded_factors(program, steps, rounded.fold(0.0, f64::max))
     }
@@ -92,8 +97,8 @@ impl Tolerance {
             _ => None,
         };
         let inputs = |role| matches!(role, Role::Input | Role::ConstInput);
-        let input = |dtype| Size { rel, ..Size::of_input(dtype) };
-        let mut walk = Walk {
+        let input = |dtype| ValueStatistics { rel, ..ValueStatistics::of_input(dtype) };
+        let mut walk = ErrorWalk {
             program,
             sizes: program.buffers.iter().map(|b| inputs(b.role).then(|| input(b.dtype))).collect(),
             ranges: program.ranges(),
@@ -103,7 +108,7 @@ impl Tolerance {
         let mut tolerance = Tolerance { abs: 0.0, rel: 0.0 };
         let outputs = program.buffers.iter().zip(&walk.sizes).filter(|(b, _)| b.role == Role::Output);
         for (buffer, size) in outputs {
-            let size = size.unwrap_or(Size::of_input(buffer.dtype));
+            let size = size.unwrap_or(ValueStatistics::of_input(buffer.dtype));
             // The trusted result has roundings of its own, which matter beside those of `f64`.
             let of_reference = if buffer.dtype == DType::F64 { 2.0 } else { 1.0 };
             tolerance.abs = tolerance.abs.max(size.abs * of_reference);
@@ -343,8 +348,8 @@ fn scales_sums(program: &Program, id: BufferId) -> bool {
         _ => false,
     };
     let mut found = false;
-    let mut visit = |node: Node| {
-        if let Node::Expr(Expr::Binary(BinaryOp::Mul, sum, factor)) = node
+    let mut visit = |node: TreePart| {
+        if let TreePart::Expr(Expr::Binary(BinaryOp::Mul, sum, factor)) = node
             && let (Expr::Cast(DType::F32, sum), Expr::Load(b, _)) = (&**sum, &**factor)
         {
             found |= *b == id && is_sum(sum);
@@ -384,8 +389,8 @@ fn n_places(program: &Program, id: BufferId) -> Option<u64> {
         }
     }
     let mut least: Option<u64> = None;
-    let mut visit = |node: Node| {
-        if let Node::Expr(Expr::Gather(from, subscripts)) = node {
+    let mut visit = |node: TreePart| {
+        if let TreePart::Expr(Expr::Gather(from, subscripts)) = node {
             let of_each = subscripts.iter().zip(&program.buffer(*from).shape);
             let places = of_each.filter_map(|(subscript, extent)| match subscript {
                 Subscript::Value(value) if is_of(value, id) => Some(*extent as u64),
@@ -412,7 +417,7 @@ const PEAK: f64 = 6.0;
 
 /// Statistics of the values of a buffer or an expression.
 #[derive(Clone, Copy)]
-struct Size {
+struct ValueStatistics {
     /// Root mean square.
     rms: f64,
     /// Whether the values are symmetric about zero and independent, so that sums of them walk at random.
@@ -423,21 +428,21 @@ struct Size {
     rel: f64,
 }
 
-impl Size {
+impl ValueStatistics {
     /// A random input.
-    fn of_input(dtype: DType) -> Size {
+    fn of_input(dtype: DType) -> ValueStatistics {
         let RandomSize { rms, is_symmetric, .. } = dtype.random_size();
-        Size { rms, symmetric: is_symmetric, abs: 0.0, rel: 0.0 }
+        ValueStatistics { rms, symmetric: is_symmetric, abs: 0.0, rel: 0.0 }
     }
 
     /// Adds the rounding to a type: an inexact integer may be off by one.
-    fn rounded_to(self, dtype: DType) -> Size {
-        if dtype.is_float() || self.error() == 0.0 { self } else { Size { abs: self.abs + 1.0, ..self } }
+    fn rounded_to(self, dtype: DType) -> ValueStatistics {
+        if dtype.is_float() || self.error() == 0.0 { self } else { ValueStatistics { abs: self.abs + 1.0, ..self } }
     }
 
     /// Covers either.
-    fn or(self, other: Size) -> Size {
-        Size {
+    fn or(self, other: ValueStatistics) -> ValueStatistics {
+        ValueStatistics {
             rms: self.rms.max(other.rms),
             symmetric: self.symmetric && other.symmetric,
             abs: self.abs.max(other.abs),
@@ -451,16 +456,16 @@ impl Size {
     }
 }
 
-struct Walk<'a> {
+struct ErrorWalk<'a> {
     program: &'a Program,
     /// Statistics of each buffer; `None` before it is written.
-    sizes: Vec<Option<Size>>,
+    sizes: Vec<Option<ValueStatistics>>,
     ranges: Ranges,
     /// Buffers computed by minimal filtering (Winograd), with the sides of the tiles.
     filtered: Vec<(usize, i64)>,
 }
 
-impl Walk<'_> {
+impl ErrorWalk<'_> {
     fn dtype(&self, buffer: usize) -> DType {
         self.program.buffers.get(buffer).map_or(DType::F32, |b| b.dtype)
     }
@@ -508,7 +513,7 @@ impl Walk<'_> {
                     }
                     if *op == ReduceOp::Product {
                         let rel = n * (size.rel + size.abs / size.rms.max(f64::MIN_POSITIVE) + 2.0 * u);
-                        size = Size { rms: size.rms.powf(n), abs: 0.0, rel, ..size };
+                        size = ValueStatistics { rms: size.rms.powf(n), abs: 0.0, rel, ..size };
                     }
                     if *op == ReduceOp::Sum {
                         let growth = self.filtered.iter().filter(|(b, _)| *b == buffer.0 as usize);
@@ -525,7 +530,7 @@ impl Walk<'_> {
         }
     }
 
-    fn written(&mut self, buffer: usize, size: Size) {
+    fn written(&mut self, buffer: usize, size: ValueStatistics) {
         if let Some(known) = self.sizes.get_mut(buffer) {
             *known = Some(known.map_or(size, |k| k.or(size)));
         }
@@ -553,7 +558,8 @@ impl Walk<'_> {
         let is_short = |e: &Expr| match e {
             Expr::Load(b, _) => {
                 let is_held = |dtype: DType| dtype == DType::F32 || !dtype.is_float() && !dtype.is_wide();
-                let error = self.sizes.get(b.0 as usize).copied().flatten().map_or(f64::INFINITY, Size::error);
+                let error =
+                    self.sizes.get(b.0 as usize).copied().flatten().map_or(f64::INFINITY, ValueStatistics::error);
                 error == 0.0 && is_held(self.dtype(b.0 as usize))
             }
             e => self.is_exact(e),
@@ -581,40 +587,50 @@ impl Walk<'_> {
         }
     }
 
-    fn expr(&self, expr: &Expr, u: f64) -> Size {
+    fn expr(&self, expr: &Expr, u: f64) -> ValueStatistics {
         if let Some(x) = logistic_argument(expr) {
             // Nowhere steeper than 1/4, however large the power it divides by.
             let abs = 0.25 * self.expr(x, u).error().min(4.0) + 8.0 * u;
-            return Size { rms: 1.0, symmetric: false, abs, rel: 4.0 * u };
+            return ValueStatistics { rms: 1.0, symmetric: false, abs, rel: 4.0 * u };
         }
         if let Some((x, slope)) = swish_argument(expr) {
             let x = self.expr(x, u);
-            return Size { symmetric: false, abs: slope * x.error() + 8.0 * u * PEAK * x.rms, rel: 8.0 * u, ..x };
+            return ValueStatistics {
+                symmetric: false,
+                abs: slope * x.error() + 8.0 * u * PEAK * x.rms,
+                rel: 8.0 * u,
+                ..x
+            };
         }
         if let Some(x) = gelu_argument(expr) {
             // Nowhere steeper than 1.13, though its factors are far larger apart.
             let x = self.expr(x, u);
-            return Size { symmetric: false, abs: 1.13 * x.error() + 8.0 * u * PEAK * x.rms, rel: 8.0 * u, ..x };
+            return ValueStatistics {
+                symmetric: false,
+                abs: 1.13 * x.error() + 8.0 * u * PEAK * x.rms,
+                rel: 8.0 * u,
+                ..x
+            };
         }
         match expr {
             Expr::Const(x) => {
                 let rms = if x.is_finite() { x.abs() } else { 0.0 };
-                Size { rms, symmetric: rms == 0.0, abs: 0.0, rel: u }
+                ValueStatistics { rms, symmetric: rms == 0.0, abs: 0.0, rel: u }
             }
             Expr::Load(b, _) | Expr::Gather(b, _) => {
-                self.sizes.get(b.0 as usize).copied().flatten().unwrap_or(Size::of_input(DType::F32))
+                self.sizes.get(b.0 as usize).copied().flatten().unwrap_or(ValueStatistics::of_input(DType::F32))
             }
             Expr::FromIndex(i) => {
                 let most = |b: Option<i64>| b.map_or(1024.0, |b| (b as f64).abs());
                 let rms = most(self.ranges.upper(i)).max(most(self.ranges.lower(i)));
-                Size { rms, symmetric: false, abs: 0.0, rel: u }
+                ValueStatistics { rms, symmetric: false, abs: 0.0, rel: u }
             }
             Expr::Unary(op, x) => unary(*op, self.expr(x, u), u),
             Expr::Binary(op, a, b) => {
                 let (left, right) = (self.expr(a, u), self.expr(b, u));
                 match op {
                     BinaryOp::Add | BinaryOp::Sub => add(left, right, u),
-                    BinaryOp::Mul => Size {
+                    BinaryOp::Mul => ValueStatistics {
                         rms: left.rms * right.rms,
                         symmetric: (left.symmetric || right.symmetric) && a != b,
                         abs: self.peak(a) * left.rms * right.abs + self.peak(b) * right.rms * left.abs,
@@ -623,22 +639,27 @@ impl Walk<'_> {
                     // Divisors are taken to keep away from zero.
                     BinaryOp::Div => {
                         let divisor = right.rms.max(f64::MIN_POSITIVE);
-                        Size {
+                        ValueStatistics {
                             rms: left.rms / divisor,
                             symmetric: left.symmetric,
                             abs: PEAK * left.abs / divisor,
                             rel: left.rel + right.rel + PEAK * right.abs / divisor + 2.0 * u,
                         }
                     }
-                    BinaryOp::Min | BinaryOp::Max => Size { symmetric: false, ..left.or(right) },
-                    BinaryOp::Nibble => Size { rms: 9.0, symmetric: false, abs: 0.0, rel: 0.0 },
+                    BinaryOp::Min | BinaryOp::Max => ValueStatistics { symmetric: false, ..left.or(right) },
+                    BinaryOp::Nibble => ValueStatistics { rms: 9.0, symmetric: false, abs: 0.0, rel: 0.0 },
                     // An error of the base counts as often as the exponent says, one of the exponent by the
                     // base's logarithm.
                     BinaryOp::Pow => {
                         let exponent = right.rms.max(1.0) * if matches!(**b, Expr::Const(_)) { 1.0 } else { PEAK };
                         let base = left.rms.max(f64::MIN_POSITIVE);
                         let rel = exponent * (left.rel + left.abs / base) + base.ln().abs().max(1.0) * right.error();
-                        Size { rms: base.powf(right.rms), symmetric: false, abs: PEAK * left.abs, rel: rel + 8.0 * u }
+                        ValueStatistics {
+                            rms: base.powf(right.rms),
+                            symmetric: false,
+                            abs: PEAK * left.abs,
+                            rel: rel + 8.0 * u,
+                        }
                     }
                 }
             }
@@ -685,9 +706,9 @@ fn gelu_argument(expr: &Expr) -> Option<&Expr> {
     (x == same && constants.iter().all(|(e, value)| ***e == Expr::Const(*value))).then_some(&**x)
 }
 
-fn add(a: Size, b: Size, u: f64) -> Size {
+fn add(a: ValueStatistics, b: ValueStatistics, u: f64) -> ValueStatistics {
     let rms = a.rms + b.rms;
-    Size {
+    ValueStatistics {
         rms,
         symmetric: a.symmetric && b.symmetric,
         // What cancels leaves its error behind.
@@ -709,11 +730,11 @@ fn growth_of_filtering(tile: i64, n: f64) -> Option<f64> {
 
 /// The sum of `n` values: of `√n` times their size where they are symmetric, else of `n` times. Its roundings
 /// may come to `roundings` times those of a plain sum.
-fn sum(x: Size, n: f64, u: f64, roundings: f64) -> Size {
+fn sum(x: ValueStatistics, n: f64, u: f64, roundings: f64) -> ValueStatistics {
     let growth = if x.symmetric { n.sqrt() } else { n };
     let spread = if x.symmetric { PEAK * n.sqrt() } else { n };
     let rms = growth * x.rms;
-    Size {
+    ValueStatistics {
         rms,
         symmetric: x.symmetric,
         abs: spread * (x.abs + x.rel * x.rms) + roundings * SUM * u * n.sqrt() * rms,
@@ -721,40 +742,47 @@ fn sum(x: Size, n: f64, u: f64, roundings: f64) -> Size {
     }
 }
 
-fn unary(op: UnaryOp, x: Size, u: f64) -> Size {
+fn unary(op: UnaryOp, x: ValueStatistics, u: f64) -> ValueStatistics {
     match op {
         UnaryOp::Neg => x,
-        UnaryOp::Abs => Size { symmetric: false, ..x },
+        UnaryOp::Abs => ValueStatistics { symmetric: false, ..x },
         // An error in the argument is a factor of the value. Values below the smallest normal
         // number lose digits.
-        UnaryOp::Exp => Size { rms: x.rms.min(60.0).exp(), symmetric: false, abs: 1e-37, rel: x.error() + 4.0 * u },
+        UnaryOp::Exp => {
+            ValueStatistics { rms: x.rms.min(60.0).exp(), symmetric: false, abs: 1e-37, rel: x.error() + 4.0 * u }
+        }
         UnaryOp::Expm1 => {
             let power = unary(UnaryOp::Exp, x, u);
-            Size { symmetric: false, abs: power.abs + x.error(), ..power }
+            ValueStatistics { symmetric: false, abs: power.abs + x.error(), ..power }
         }
         // Of arguments that keep away from −1.
-        UnaryOp::Log1p => Size { rms: x.rms.ln_1p(), symmetric: false, abs: x.error(), rel: 4.0 * u },
+        UnaryOp::Log1p => ValueStatistics { rms: x.rms.ln_1p(), symmetric: false, abs: x.error(), rel: 4.0 * u },
         UnaryOp::Log => {
             let rms = 1.0 + x.rms.max(f64::MIN_POSITIVE).ln().abs();
             let abs = PEAK * (x.abs / x.rms.max(f64::MIN_POSITIVE) + x.rel) + 4.0 * u * rms;
-            Size { rms, symmetric: false, abs, rel: 4.0 * u }
+            ValueStatistics { rms, symmetric: false, abs, rel: 4.0 * u }
         }
         UnaryOp::Sqrt => {
             let rms = x.rms.sqrt();
             let abs = PEAK * x.abs / rms.max(f64::MIN_POSITIVE);
-            Size { rms, symmetric: false, abs, rel: x.rel + 2.0 * u }
+            ValueStatistics { rms, symmetric: false, abs, rel: x.rel + 2.0 * u }
         }
         // What is not exact may be on the other side of a step.
         UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => {
             let abs = if x.error() == 0.0 { 0.0 } else { 1.0 + x.error() };
-            Size { rms: x.rms + 1.0, symmetric: false, abs, rel: 0.0 }
+            ValueStatistics { rms: x.rms + 1.0, symmetric: false, abs, rel: 0.0 }
         }
         UnaryOp::Sin | UnaryOp::Cos => {
             let is_odd = op == UnaryOp::Sin;
-            Size { rms: 1.0, symmetric: x.symmetric && is_odd, abs: x.error().min(2.0) + 4.0 * u, rel: 4.0 * u }
+            ValueStatistics {
+                rms: 1.0,
+                symmetric: x.symmetric && is_odd,
+                abs: x.error().min(2.0) + 4.0 * u,
+                rel: 4.0 * u,
+            }
         }
         // Nowhere steeper than 2/√π.
-        UnaryOp::Tanh | UnaryOp::Erf => Size {
+        UnaryOp::Tanh | UnaryOp::Erf => ValueStatistics {
             rms: x.rms.min(1.0),
             symmetric: x.symmetric,
             abs: std::f64::consts::FRAC_2_SQRT_PI * x.error().min(2.0) + 8.0 * u,

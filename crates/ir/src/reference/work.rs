@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 pub type Watch<'a> = dyn Fn(f64) -> ControlFlow<()> + Sync + 'a;
 
 /// Progress of an evaluation.
-pub(super) struct Work<'a> {
+pub(super) struct EvaluationProgress<'a> {
     /// Whole work, in multiply-adds of a matrix product.
     all: f64,
     done: AtomicU64,
@@ -17,9 +17,9 @@ pub(super) struct Work<'a> {
     is_over: AtomicBool,
 }
 
-impl<'a> Work<'a> {
-    pub(super) fn new(all: f64, watch: &'a Watch<'a>) -> Work<'a> {
-        Work { all, done: AtomicU64::new(0), watch, is_over: AtomicBool::new(false) }
+impl<'a> EvaluationProgress<'a> {
+    pub(super) fn new(all: f64, watch: &'a Watch<'a>) -> EvaluationProgress<'a> {
+        EvaluationProgress { all, done: AtomicU64::new(0), watch, is_over: AtomicBool::new(false) }
     }
 
     /// Counter for a thread.
@@ -72,7 +72,7 @@ impl<'a> Work<'a> {
 
 /// Work of a thread that is not reported yet.
 pub(super) struct Counter<'a> {
-    work: &'a Work<'a>,
+    work: &'a EvaluationProgress<'a>,
     pending: u64,
 }
 
@@ -86,7 +86,7 @@ impl Counter<'_> {
         if self.pending < TOLD_AT_A_TIME {
             return ControlFlow::Continue(());
         }
-        let Work { all, done, watch, is_over } = self.work;
+        let EvaluationProgress { all, done, watch, is_over } = self.work;
         let amount = std::mem::take(&mut self.pending);
         let done = done.fetch_add(amount, Ordering::Relaxed) + amount;
         if watch((done as f64 / all).min(1.0)).is_break() {

@@ -1,7 +1,7 @@
 //! Register tiles for reductions.
 
 use super::Illegal;
-use super::region::{Access, for_each_access};
+use super::region::{AccessKind, for_each_access};
 use super::tree::{
     at_start, buffer_id, drop_decided, edit_loops, nest, new_buffer, require_open, simplify_block, single_loop,
 };
@@ -154,7 +154,7 @@ fn shape_of(names: &Program, spatial: &[NestLoop], inside: &Ranges) -> Result<Ve
 fn n_uses(stmt: &Stmt, buffer: BufferId) -> usize {
     let mut n = 0;
     let block = std::slice::from_ref(stmt);
-    for_each_access(block, buffer, Access::Any, &mut Ranges::default(), &mut |_, _| n += 1);
+    for_each_access(block, buffer, AccessKind::Any, &mut Ranges::default(), &mut |_, _| n += 1);
     stmt.walk(&mut |s| n += usize::from(*s == Stmt::Alloc(buffer)));
     n
 }

@@ -5,7 +5,7 @@ use super::dependence::require_independent;
 use super::tree::{edit_loops, loop_id, loops_around, require_serial};
 use crate::gpu::products;
 use crate::index::Ranges;
-use crate::program::{Loop, LoopKind, Program, Stmt, Tensor};
+use crate::program::{Loop, LoopKind, Program, Stmt, TensorProduct};
 use crate::text::index_to_string;
 
 /// More lanes than this make no sense on any machine and only bloat the code.
@@ -48,7 +48,7 @@ pub fn bind(program: &mut Program, target: &str, axis: LoopKind) -> Result<(), I
 }
 
 /// See [`super::Step::Tensorize`].
-pub fn tensorize(program: &mut Program, target: &str, how: Tensor) -> Result<(), Illegal> {
+pub fn tensorize(program: &mut Program, target: &str, how: TensorProduct) -> Result<(), Illegal> {
     set_kind(program, target, LoopKind::Tensor(how), &|names, l, ranges| {
         let no_product = |why: &str| Illegal::Body { target: target.to_owned(), why: why.to_owned() };
         products::check(names, l, how, ranges).map_err(no_product)

@@ -3,7 +3,7 @@
 use super::Illegal;
 use super::compute_at::{StageNest, stage_nest, take_stage};
 use super::tree::{buffer_id, nest};
-use super::winograd::{Maker, begins_at_zero, load, select, variables};
+use super::winograd::{StageMaker, begins_at_zero, load, select, variables};
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::{Atom, Index, Ranges};
 use crate::op::unpad;
@@ -28,7 +28,7 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
     let StageNest { place, .. } = stage_nest(program, result)?;
     let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Kept);
     let dtype = program.buffer(result).dtype;
-    let mut new = Maker { program, stage, dtype };
+    let mut new = StageMaker { program, stage, dtype };
 
     let (r, s) = (rows.taps, columns.taps);
     let column = |k: &Index, row: &Index, column: &Index| {
@@ -88,7 +88,7 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
 }
 
 /// A spatial axis: an element of the input at `h` meets tap `r` in `h·stride + r·dilation − cut`.
-struct Along {
+struct TapAxis {
     input: i64,
     taps: i64,
     stride: i64,
@@ -96,7 +96,7 @@ struct Along {
     cut: i64,
 }
 
-impl Along {
+impl TapAxis {
     /// Strides that cover the results, those cut off at the beginning included.
     fn tiles(&self, results: i64) -> i64 {
         (results + self.cut - 1) / self.stride + 1
@@ -115,7 +115,7 @@ impl Along {
     /// The `number`th tap that meets the results at `phase` of a stride, the element of the input in that tap
     /// for the stride `tile` of so many, and where there are both.
     fn meet(&self, tile: &Index, phase: &Index, number: &Index, tiles: i64) -> (Index, Index, Cond) {
-        let Along { input, taps, stride, dilation, .. } = *self;
+        let TapAxis { input, taps, stride, dilation, .. } = *self;
         let (common, period) = (gcd(stride, dilation), self.period());
         let phase = if stride == 1 { &Index::from(0) } else { phase };
         // r·dilation ≡ phase, modulo the stride; dilation / common has an inverse modulo the period.
@@ -156,8 +156,8 @@ struct Transposed {
     loops: [(LoopId, i64); 4],
     /// Extent of c.
     channels: i64,
-    rows: Along,
-    columns: Along,
+    rows: TapAxis,
+    columns: TapAxis,
     padded: BufferId,
     input: BufferId,
     weights: BufferId,
@@ -211,7 +211,7 @@ fn recognise(program: &Program, result: BufferId) -> Result<Transposed, Illegal>
         let dilation = at.coefficient(tap);
         let is_window = dilation > 0 && *at == Index::from(along).add(&Index::from(tap).scale(dilation));
         let Spread { before, stride } = spreads[d];
-        let axis = Along { input: shape[2 + d], taps, stride, dilation, cut: dilation * (taps - 1) - before };
+        let axis = TapAxis { input: shape[2 + d], taps, stride, dilation, cut: dilation * (taps - 1) - before };
         (is_window && axis.cut >= 0).then_some(axis)
     };
     let rows = along(at_row, p, r, n_rows, 0).ok_or_else(no_form)?;

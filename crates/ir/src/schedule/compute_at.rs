@@ -1,7 +1,7 @@
 //! Computing a stage where it is used.
 
 use super::Illegal;
-use super::region::{Access, reads, redirect_reads, region, writes};
+use super::region::{AccessKind, reads, redirect_reads, region, writes};
 use super::tree::{
     at_start, buffer_id, count, edit_loops, nest, require_open, simplify_block, single_loop, substitute, substituted,
 };
@@ -14,7 +14,7 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     let id = buffer_id(program, buffer)?;
     let var = single_loop(program, at)?;
     let fail = |why: String| Illegal::Buffer { buffer: buffer.to_owned(), why };
-    let Stage { loops, axes, leaf } = take_stage(program, id)?;
+    let MiddleStage { loops, axes, leaf } = take_stage(program, id)?;
     let mut own = program.ranges();
     let is_of_sizes = |extent: &Index| loops.iter().all(|(v, _)| !extent.uses(*v));
     loops.iter().for_each(|(v, extent)| own.push(*v, extent.clone()));
@@ -40,7 +40,7 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
         let mut ranges = ranges.clone();
         ranges.push(l.var, l.extent.clone());
         let place = format!("in loop `{at}`");
-        let needed = region(names, &l.body, id, Access::Read, &ranges, &place).map_err(fail)?;
+        let needed = region(names, &l.body, id, AccessKind::Read, &ranges, &place).map_err(fail)?;
         shape = needed.most.clone();
         // The stage's own loops, now over the needed part: what they computed is shifted by where it begins.
         let shifts: Vec<(LoopId, Index)> = axes
@@ -86,7 +86,7 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
 }
 
 /// A stage in between: a nest of serial loops around the one assignment to its buffer.
-pub struct Stage {
+pub struct MiddleStage {
     /// Loops of the stage with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
     /// Loop that is the subscript in each dimension; `None` where the dimension has a single element.
@@ -127,7 +127,7 @@ pub fn stage_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Ille
 }
 
 /// A stage that was taken out of the program.
-pub struct Taken {
+pub struct TakenStage {
     /// Loops of the stage with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
     /// The assignment.
@@ -145,7 +145,7 @@ fn movable_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Illega
 }
 
 /// Removes a stage and its allocation from the program, where it may as well be computed later.
-pub fn take_nest(program: &mut Program, id: BufferId) -> Result<Taken, Illegal> {
+pub fn take_nest(program: &mut Program, id: BufferId) -> Result<TakenStage, Illegal> {
     let fail = |why: String| Illegal::Buffer { buffer: program.buffer(id).name.clone(), why };
     let StageNest { place, loops, leaf: stmt } = movable_nest(program, id)?;
     let mut sources = Vec::new();
@@ -165,11 +165,11 @@ pub fn take_nest(program: &mut Program, id: BufferId) -> Result<Taken, Illegal> 
     program.body.remove(place);
     program.body.retain(|s| *s != Stmt::Alloc(id));
     program.body = drop_prefetches(std::mem::take(&mut program.body), id);
-    Ok(Taken { loops, leaf })
+    Ok(TakenStage { loops, leaf })
 }
 
 /// Takes out a stage each of whose subscripts is a loop.
-pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal> {
+pub fn take_stage(program: &mut Program, id: BufferId) -> Result<MiddleStage, Illegal> {
     let StageNest { loops, leaf, .. } = movable_nest(program, id)?;
     let (_, index) = leaf.own_write().expect("a stage's leaf is an assignment");
     let axis = |(i, n): (&Index, &i64)| match loops.iter().map(|l| l.0).find(|v| *i == Index::from(*v)) {
@@ -185,8 +185,8 @@ pub fn take_stage(program: &mut Program, id: BufferId) -> Result<Stage, Illegal>
         buffer: program.buffer(id).name.clone(),
         why: "each of its subscripts must be a loop of its own; move it before splitting them".to_owned(),
     })?;
-    let Taken { loops, leaf } = take_nest(program, id)?;
-    Ok(Stage { loops, axes, leaf })
+    let TakenStage { loops, leaf } = take_nest(program, id)?;
+    Ok(MiddleStage { loops, axes, leaf })
 }
 
 /// The block without the prefetches of a buffer and the loops around them.

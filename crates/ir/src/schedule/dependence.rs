@@ -2,14 +2,14 @@
 
 use super::Illegal;
 use super::tree::{allocated_in, count_in};
-use crate::dependence::{Race, are_disjoint, find_race};
+use crate::dependence::{DataRace, Subscripts, are_disjoint, find_race};
 use crate::expr::{Cond, ReduceOp};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt};
 use crate::text::index_to_string;
 
 /// A use of an element of a buffer that lives beyond the block looked at.
-struct Access {
+struct OuterAccess {
     buffer: BufferId,
     index: Vec<Index>,
     /// All loops around it.
@@ -26,7 +26,7 @@ struct Access {
 pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result<(), Illegal> {
     match find_race(l, ranges) {
         None => Ok(()),
-        Some(Race { buffer, write, other }) => Err(dependent(names, l.var, buffer, write, other)),
+        Some(DataRace { buffer, write, other }) => Err(dependent(names, l.var, buffer, write, other)),
     }
 }
 
@@ -141,29 +141,31 @@ fn first_at_zero(first: &Cond, free: &[LoopId]) -> bool {
 }
 
 /// The loops of a nest in which iterations may differ whose accesses meet.
-fn free_loops(nest: &[Loop], a: &Access, b: &Access) -> Vec<LoopId> {
+fn free_loops(nest: &[Loop], a: &OuterAccess, b: &OuterAccess) -> Vec<LoopId> {
     let mut free: Vec<LoopId> = Vec::new();
     for l in nest.iter().filter(|l| a.ranges.upper(&l.extent).is_none_or(|n| n > 1)) {
         // The proof takes the loops before for equal, which matters where the subscripts use them.
         let relies_on_free = free.iter().any(|v| a.index.iter().chain(&b.index).any(|e| e.uses(*v)));
-        if relies_on_free || !are_disjoint((&a.index, &a.ranges), (&b.index, &b.ranges), l.var) {
+        if relies_on_free
+            || !are_disjoint(Subscripts::new(&a.index, &a.ranges), Subscripts::new(&b.index, &b.ranges), l.var)
+        {
             free.push(l.var);
         }
     }
     free
 }
 
-fn accesses(block: &[Stmt], ranges: &mut Ranges) -> Vec<Access> {
+fn accesses(block: &[Stmt], ranges: &mut Ranges) -> Vec<OuterAccess> {
     let mut found = Vec::new();
     gather(block, &allocated_in(block), ranges, &mut found);
     found
 }
 
-fn gather(block: &[Stmt], private: &[BufferId], ranges: &mut Ranges, found: &mut Vec<Access>) {
+fn gather(block: &[Stmt], private: &[BufferId], ranges: &mut Ranges, found: &mut Vec<OuterAccess>) {
     for s in block {
         let mut add = |buffer, index: &[Index], writes, update| {
             if !private.contains(&buffer) {
-                found.push(Access { buffer, index: index.to_vec(), ranges: ranges.clone(), writes, update });
+                found.push(OuterAccess { buffer, index: index.to_vec(), ranges: ranges.clone(), writes, update });
             }
         };
         let (mut reads, mut update) = (Vec::new(), None);
@@ -182,7 +184,7 @@ fn gather(block: &[Stmt], private: &[BufferId], ranges: &mut Ranges, found: &mut
 }
 
 /// Pairs of accesses to one buffer of which the first writes; also each write with itself.
-fn conflicts(all: &[Access]) -> impl Iterator<Item = (&Access, &Access)> {
+fn conflicts(all: &[OuterAccess]) -> impl Iterator<Item = (&OuterAccess, &OuterAccess)> {
     let writes = all.iter().enumerate().filter(|(_, a)| a.writes);
     writes.flat_map(move |(i, a)| {
         let others = all.iter().enumerate().filter(move |(j, b)| b.buffer == a.buffer && (!b.writes || *j >= i));

@@ -1,12 +1,12 @@
 //! Inlining a stage into its readers.
 
 use super::Illegal;
-use super::compute_at::{Taken, take_nest};
+use super::compute_at::{TakenStage, take_nest};
 use super::region::reads;
 use super::tree::{buffer_id, simplify_block, substituted};
 use crate::dependence::writes_are_disjoint;
 use crate::dtype::DType;
-use crate::expr::{Expr, Node};
+use crate::expr::{Expr, TreePart};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, Program, Stmt};
 
@@ -14,7 +14,7 @@ use crate::program::{BufferId, LoopId, Program, Stmt};
 pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     let id = buffer_id(program, buffer)?;
     let fail = |why: &str| Illegal::Buffer { buffer: buffer.to_owned(), why: why.to_owned() };
-    let Taken { loops, leaf } = take_nest(program, id)?;
+    let TakenStage { loops, leaf } = take_nest(program, id)?;
     let Stmt::Store { value, index, .. } = leaf else {
         return Err(fail("it is a reduction, which would be repeated for every read"));
     };
@@ -34,11 +34,11 @@ pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     let value_for = |s: &Stmt| {
         let mut is_plain = is_of_one_type;
         s.own_nodes().for_each(|node| {
-            node.walk(&mut |node| is_plain &= !matches!(node, Node::Expr(Expr::Cast(..) | Expr::Gather(..))));
+            node.walk(&mut |node| is_plain &= !matches!(node, TreePart::Expr(Expr::Cast(..) | Expr::Gather(..))));
         });
         if is_plain { value.clone() } else { as_element.clone() }
     };
-    let stored = Stored { buffer: id, loops: &loops, index: &index };
+    let stored = StageAssignment { buffer: id, loops: &loops, index: &index };
     let (mut unlike, outside) = (false, program.ranges());
     let mut inlined = |s: Stmt| {
         let alone = vec![s];
@@ -66,13 +66,13 @@ fn is_element(program: &Program, value: &Expr, dtype: DType) -> bool {
 }
 
 /// Assignment of a stage: the element and its value.
-struct Stored<'a> {
+struct StageAssignment<'a> {
     buffer: BufferId,
     loops: &'a [(LoopId, Index)],
     index: &'a [Index],
 }
 
-impl Stored<'_> {
+impl StageAssignment<'_> {
     /// The block with reads replaced by values; `unlike` is set where the iteration that writes what is read
     /// is not found.
     fn replace_reads(

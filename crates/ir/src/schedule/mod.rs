@@ -30,7 +30,7 @@ pub use text::{FORMS, StepParseError, parse_steps, steps_text};
 pub use tree::nest;
 
 use crate::dtype::DType;
-use crate::program::{LoopKind, Program, Tensor};
+use crate::program::{LoopKind, Program, TensorProduct};
 
 /// Treatment of the remainder where a split's factor does not divide the extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -208,7 +208,7 @@ pub enum Step {
         /// The loop over the steps.
         target: String,
         /// Kind of the tensor core operation.
-        how: Tensor,
+        how: TensorProduct,
     },
     /// Copies the part of a buffer that one iteration of `at` reads into a temporary of its own layout.
     ///
@@ -501,9 +501,10 @@ pub enum Step {
     /// block wait for each other once in each. With `held` copies are begun an iteration later: what has
     /// begun to read one in an iteration may go on in the next. Where a GPU has no such copies they are made
     /// at once. With `last` an iteration begins copies when it has begun all else. What no loop over threads
-    /// copies one thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)); with `fed` a
-    /// thread of a warp that does nothing else ([`Scope::Fed`](crate::Scope::Fed)), and with `multicast` as
-    /// well for a neighbouring block that copies the same ([`Scope::Multicast`](crate::Scope::Multicast)).
+    /// copies one thread copies, in boxes where a GPU can ([`Scope::Bulk`](crate::Scope::Bulk)); with
+    /// `by_producer` a thread of a warp that does nothing else ([`Scope::Produced`](crate::Scope::Produced)),
+    /// and with `multicast` as well for a neighbouring block that copies the same
+    /// ([`Scope::Multicast`](crate::Scope::Multicast)).
     Stream {
         /// The buffers that are copied to, which are shared by a block.
         buffers: Vec<String>,
@@ -516,8 +517,8 @@ pub enum Step {
         /// Whether they stand behind what an iteration does besides.
         last: bool,
         /// Whether a warp that does nothing else copies.
-        fed: bool,
-        /// Whether that warp copies for a neighbouring block, too; `fed` is set then.
+        by_producer: bool,
+        /// Whether that warp copies for a neighbouring block, too; `by_producer` is set then.
         multicast: bool,
     },
 }
@@ -663,7 +664,8 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Bind { target, axis } => annotate::bind(program, target, *axis),
         Step::Tensorize { target, how } => annotate::tensorize(program, target, *how),
         Step::Stage { buffer, at, name, layout, dtype, shared } => {
-            stage::stage(program, buffer, at.as_deref(), name, (layout, *dtype, *shared))
+            let form = stage::PackedCopy { layout, dtype: *dtype, shared: *shared };
+            stage::stage(program, buffer, at.as_deref(), name, form)
         }
         Step::Accumulate { buffer, at, name } => accumulate::accumulate(program, buffer, at, name),
         Step::ComputeAt { buffer, at } => compute_at::compute_at(program, buffer, at),
@@ -676,7 +678,7 @@ fn carry_out(program: &mut Program, step: &Step) -> Result<(), Illegal> {
         Step::Col2im { buffer, block, taps_last } => col2im::col2im(program, buffer, *block, *taps_last),
         Step::Prefetch { buffer, at, ahead } => prefetch::prefetch(program, buffer, at, *ahead),
         Step::Pipeline { buffer, at, name, twice } => pipeline::pipeline(program, buffer, at, name, *twice),
-        Step::Stream { buffers, at, stages, held, last, fed, multicast } => {
+        Step::Stream { buffers, at, stages, held, last, by_producer: fed, multicast } => {
             stream::stream(program, buffers, at, *stages, [*held, *last, *fed, *multicast])
         }
     }

@@ -3,7 +3,7 @@
 use super::Illegal;
 use super::compute_at::stage_nest;
 use super::tree::{buffer_id, require_fits};
-use crate::expr::{BinaryOp, Cond, Expr, Node, ReduceOp};
+use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, TreePart};
 use crate::index::Index;
 use crate::program::{BufferId, Loop, LoopId, Program, Role, Stmt};
 
@@ -66,7 +66,8 @@ pub fn pad(program: &mut Program, stage: &str, target: &str, multiple: i64) -> R
         return Err(fail(format!("the stage `{stage}` reads itself")));
     }
     let mut gathers = false;
-    Node::Expr(value).walk(&mut |node| gathers |= matches!(node, Node::Expr(e @ Expr::Gather(..)) if e.uses(var)));
+    TreePart::Expr(value)
+        .walk(&mut |node| gathers |= matches!(node, TreePart::Expr(e @ Expr::Gather(..)) if e.uses(var)));
     if gathers {
         return Err(fail(format!("the stage `{stage}` gathers along it")));
     }

@@ -1,7 +1,7 @@
 //! Prefetching for a later iteration.
 
 use super::Illegal;
-use super::region::{Access, region, writes};
+use super::region::{AccessKind, region, writes};
 use super::tree::{allocated_in, buffer_id, edit_loops, nest, new_loop, require_open, simplify_block, single_loop};
 use crate::index::Index;
 use crate::program::{Buffer, LoopKind, Program, Stmt};
@@ -34,7 +34,8 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
                 "it is made anew in each iteration of `{at}`, so there is nothing to fetch before"
             )));
         }
-        let touched = region(names, &l.body, target, Access::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
+        let touched =
+            region(names, &l.body, target, AccessKind::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
         let steps = steps_of_lines(names.buffer(target), per_line, &touched.most);
         let counts: Vec<i64> = touched.most.iter().zip(&steps).map(|(&n, &s)| (n + s - 1) / s).collect();
         let lines = counts.iter().try_fold(1i64, |n, &c| n.checked_mul(c)).unwrap_or(i64::MAX);

@@ -18,7 +18,7 @@ pub struct Region {
 
 /// Whether reads, writes or both are looked at.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessKind {
     Read,
     Any,
 }
@@ -29,7 +29,7 @@ pub fn region(
     program: &Program,
     block: &[Stmt],
     buffer: BufferId,
-    access: Access,
+    access: AccessKind,
     outside: &Ranges,
     place: &str,
 ) -> Result<Region, String> {
@@ -116,7 +116,7 @@ pub fn subtract_inside(a: &Index, b: &Index) -> Index {
 pub fn for_each_access(
     block: &[Stmt],
     buffer: BufferId,
-    access: Access,
+    access: AccessKind,
     ranges: &mut Ranges,
     visit: &mut dyn FnMut(&[Index], &Ranges),
 ) {
@@ -127,7 +127,7 @@ pub fn for_each_access(
             }
         });
         if let Some((b, index)) = s.own_write()
-            && access == Access::Any
+            && access == AccessKind::Any
             && b == buffer
         {
             visit(index, ranges);
@@ -139,7 +139,7 @@ pub fn for_each_access(
 /// Whether any statement of the block reads the buffer.
 pub fn reads(block: &[Stmt], buffer: BufferId) -> bool {
     let mut found = false;
-    for_each_access(block, buffer, Access::Read, &mut Ranges::default(), &mut |_, _| found = true);
+    for_each_access(block, buffer, AccessKind::Read, &mut Ranges::default(), &mut |_, _| found = true);
     found
 }
 

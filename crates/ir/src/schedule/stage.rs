@@ -1,7 +1,7 @@
 //! Staging: a packed copy of the part of a buffer that a loop's iteration reads.
 
 use super::layout::{place_of, require_layout, shape_of};
-use super::region::{Access, Region, reads, redirect_reads, region, subtract_inside, writes};
+use super::region::{AccessKind, Region, reads, redirect_reads, region, subtract_inside, writes};
 use super::tree::{
     at_start, buffer_id, edit_loops, nest, new_buffer, new_loop, require_fits, require_open, simplify_block,
     single_loop,
@@ -12,13 +12,23 @@ use crate::expr::{Cond, Expr, Rewrite};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 
+/// Form of a packed copy.
+pub struct PackedCopy<'a> {
+    /// Dimensions of the copy, outermost first.
+    pub layout: &'a [LayoutAxis],
+    /// Type of its elements, if it is another one.
+    pub dtype: Option<DType>,
+    /// Whether the threads of a block share it.
+    pub shared: bool,
+}
+
 /// See [`super::Step::Stage`].
 pub fn stage(
     program: &mut Program,
     buffer: &str,
     at: Option<&str>,
     name: &str,
-    (layout, dtype, shared): (&[LayoutAxis], Option<DType>, bool),
+    PackedCopy { layout, dtype, shared }: PackedCopy,
 ) -> Result<(), Illegal> {
     let source = buffer_id(program, buffer)?;
     require_layout(program, source, layout)?;
@@ -120,7 +130,7 @@ impl Serve<'_> {
                 fail(format!("a copy of type {} would round what is read {place} without a cast", dtype.name()))
             })?,
         };
-        let region = region(names, &block, self.source, Access::Read, outside, &place).map_err(fail)?;
+        let region = region(names, &block, self.source, AccessKind::Read, outside, &place).map_err(fail)?;
         let fill = simplify_block(self.fill(&region), &mut outside.clone());
         let body = redirect_reads(block, self.source, self.copy, &mut outside.clone(), &|index, ranges| {
             let local: Vec<Index> =

@@ -186,7 +186,7 @@ fn set_scopes(
         }
         program.buffers[copy.0 as usize].scope = match (by_one(*copy), fed) {
             (true, true) if multicast => Scope::Multicast,
-            (true, true) => Scope::Fed,
+            (true, true) => Scope::Produced,
             (true, false) => Scope::Bulk,
             (false, _) => Scope::Async,
         };

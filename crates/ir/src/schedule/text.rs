@@ -106,7 +106,7 @@ impl fmt::Display for Step {
             Step::Pipeline { buffer, at, name, twice } => {
                 write!(f, "pipeline {buffer} at {at} -> {name}{}", if *twice { " twice" } else { "" })
             }
-            Step::Stream { buffers, at, stages, held, last, fed, multicast } => {
+            Step::Stream { buffers, at, stages, held, last, by_producer: fed, multicast } => {
                 write!(f, "stream {} at {at} in {stages}", buffers.join(" "))?;
                 let options = [(held, "held"), (last, "last"), (fed, "fed"), (multicast, "multicast")];
                 options.into_iter().filter(|(is, _)| **is).try_for_each(|(_, word)| write!(f, " {word}"))
@@ -224,7 +224,7 @@ fn parse_words(words: &[&str]) -> Option<Step> {
                 stages,
                 held,
                 last,
-                fed,
+                by_producer: fed,
                 multicast,
             });
         }

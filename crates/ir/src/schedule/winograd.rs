@@ -25,14 +25,14 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
         let why = format!("its Winograd tiles may have {} rows and columns, not {tile}", known.join(" or "));
         return Err(Illegal::Buffer { buffer: stage.to_owned(), why });
     };
-    let Convolution { place, loops, channels, input, weights } = recognise(program, result)?;
+    let DirectConvolution { place, loops, channels, input, weights } = recognise(program, result)?;
     let [n, k, p, q] = loops.map(|(_, extent)| extent);
     let (th, tw) = ((p + tile - 1) / tile, (q + tile - 1) / tile);
     let (c, t) = (channels, tile + WINDOW - 1);
     let shape = program.buffer(input).shape.clone();
     let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Kept);
     let dtype = program.buffer(result).dtype;
-    let mut new = Maker { program, stage, dtype };
+    let mut new = StageMaker { program, stage, dtype };
 
     let (g, g_nest) =
         new.stage("g", Role::Temporary, [("a", t), ("s", WINDOW), ("k", k), ("c", c)], |[a, s, k, c]| {
@@ -101,7 +101,7 @@ pub fn size_of_products(tile: i64) -> Option<f64> {
 
 /// `result[n, k, p, q] += input[n, c, p + r, q + s] · weights[k, c, r, s]`, in any order of
 /// loops and factors.
-struct Convolution {
+struct DirectConvolution {
     /// Position of the statement in the body.
     place: usize,
     /// The loops n, k, p and q with their extents.
@@ -112,7 +112,7 @@ struct Convolution {
     weights: BufferId,
 }
 
-fn recognise(program: &Program, result: BufferId) -> Result<Convolution, Illegal> {
+fn recognise(program: &Program, result: BufferId) -> Result<DirectConvolution, Illegal> {
     let name = &program.buffer(result).name;
     let fail = |why: String| Illegal::Buffer { buffer: name.clone(), why };
     let StageNest { place, loops, leaf } = stage_nest(program, result)?;
@@ -157,7 +157,7 @@ fn recognise(program: &Program, result: BufferId) -> Result<Convolution, Illegal
         return Err(fail(format!("its window is {} by {}, not {WINDOW} by {WINDOW}", window[0], window[1])));
     }
     let [n, k, p, q] = [n, k, p, q].map(|v| Ok((v, extent(v)?)));
-    Ok(Convolution { place, loops: [n?, k?, p?, q?], channels: extent(c)?, input, weights })
+    Ok(DirectConvolution { place, loops: [n?, k?, p?, q?], channels: extent(c)?, input, weights })
 }
 
 /// Four different loops, where the subscripts are that.
@@ -186,13 +186,13 @@ pub(super) fn begins_at_zero(first: &Cond, loops: [LoopId; 3]) -> bool {
 
 /// Makes stages named after the one they compute a part of: `acc.v`, with loops `acc.v.a`,
 /// `acc.v.b` and so on.
-pub(super) struct Maker<'a> {
+pub(super) struct StageMaker<'a> {
     pub program: &'a mut Program,
     pub stage: &'a str,
     pub dtype: DType,
 }
 
-impl Maker<'_> {
+impl StageMaker<'_> {
     /// A stage without a reduction: its buffer, and what computes it.
     pub fn stage<const N: usize>(
         &mut self,

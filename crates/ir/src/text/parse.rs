@@ -83,7 +83,7 @@ pub fn parse(text: &str) -> Result<Program, ParseError> {
     };
     let tokens = tokens(text).map_err(located)?;
     let mut parser =
-        Parser { tokens, at: 0, end: text.len(), depth: 0, loops: HashMap::new(), buffers: HashMap::new() };
+        ProgramParser { tokens, at: 0, end: text.len(), depth: 0, loops: HashMap::new(), buffers: HashMap::new() };
     parser.program().map_err(located)
 }
 
@@ -91,7 +91,7 @@ pub fn parse(text: &str) -> Result<Program, ParseError> {
 type Located = (usize, Message);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Token<'a> {
+enum ProgramToken<'a> {
     Word(&'a str),
     /// Digits only.
     Integer(&'a str),
@@ -106,7 +106,7 @@ enum Token<'a> {
 const SIGNS: [&str; 20] =
     ["==", "&&", "+=", "*=", "//", "{", "}", "[", "]", "(", ")", ",", ":", "<", "=", "+", "-", "*", "/", "%"];
 
-fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, Located> {
+fn tokens(text: &str) -> Result<Vec<(usize, ProgramToken<'_>)>, Located> {
     let mut tokens = Vec::new();
     let mut at = 0;
     while let Some(c) = text[at..].chars().next() {
@@ -123,7 +123,7 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, Located> {
             continue;
         } else if c.is_ascii_alphabetic() || c == '_' {
             let n = length_while(0, |b| b.is_ascii_alphanumeric() || b == b'_' || b == b'.');
-            (Token::Word(&rest[..n]), n)
+            (ProgramToken::Word(&rest[..n]), n)
         } else if c.is_ascii_digit() {
             let whole = digits(0);
             let byte = |i: usize| rest.as_bytes().get(i).copied().unwrap_or(0);
@@ -137,7 +137,7 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, Located> {
                     n = digits(signed);
                 }
             }
-            (if n == whole { Token::Integer(&rest[..n]) } else { Token::Float(&rest[..n]) }, n)
+            (if n == whole { ProgramToken::Integer(&rest[..n]) } else { ProgramToken::Float(&rest[..n]) }, n)
         } else if c == '"' {
             let mut escaped = false;
             let end = rest.char_indices().skip(1).find(|(_, c)| {
@@ -146,10 +146,10 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, Located> {
                 ends
             });
             let n = end.ok_or((at, Message::String))?.0 + 1;
-            (Token::Quoted(&rest[..n]), n)
+            (ProgramToken::Quoted(&rest[..n]), n)
         } else {
             let sign = SIGNS.iter().find(|s| rest.starts_with(**s)).ok_or((at, Message::Character(c)))?;
-            (Token::Sign(sign), sign.len())
+            (ProgramToken::Sign(sign), sign.len())
         };
         tokens.push((at, token));
         at += length;
@@ -157,8 +157,8 @@ fn tokens(text: &str) -> Result<Vec<(usize, Token<'_>)>, Located> {
     Ok(tokens)
 }
 
-struct Parser<'a> {
-    tokens: Vec<(usize, Token<'a>)>,
+struct ProgramParser<'a> {
+    tokens: Vec<(usize, ProgramToken<'a>)>,
     at: usize,
     /// Length of the text.
     end: usize,
@@ -169,12 +169,12 @@ struct Parser<'a> {
 
 type Parsed<T> = Result<T, Located>;
 
-impl<'a> Parser<'a> {
-    fn peek(&self) -> Option<Token<'a>> {
+impl<'a> ProgramParser<'a> {
+    fn peek(&self) -> Option<ProgramToken<'a>> {
         self.tokens.get(self.at).map(|(_, t)| *t)
     }
 
-    fn peek_second(&self) -> Option<Token<'a>> {
+    fn peek_second(&self) -> Option<ProgramToken<'a>> {
         self.tokens.get(self.at + 1).map(|(_, t)| *t)
     }
 
@@ -185,31 +185,33 @@ impl<'a> Parser<'a> {
     fn expected<T>(&self, expected: &'static str) -> Parsed<T> {
         let found = match self.peek() {
             None => "the end".to_owned(),
-            Some(Token::Word(s) | Token::Integer(s) | Token::Float(s) | Token::Quoted(s)) => brief(s),
-            Some(Token::Sign(s)) => s.to_owned(),
+            Some(
+                ProgramToken::Word(s) | ProgramToken::Integer(s) | ProgramToken::Float(s) | ProgramToken::Quoted(s),
+            ) => brief(s),
+            Some(ProgramToken::Sign(s)) => s.to_owned(),
         };
         self.fail(Message::Expected { expected, found })
     }
 
-    fn take(&mut self, token: Token<'_>) -> bool {
+    fn take(&mut self, token: ProgramToken<'_>) -> bool {
         let same = self.peek() == Some(token);
         self.at += usize::from(same);
         same
     }
 
     fn sign(&mut self, sign: &'static str) -> Parsed<()> {
-        if self.take(Token::Sign(sign)) { Ok(()) } else { self.expected(sign) }
+        if self.take(ProgramToken::Sign(sign)) { Ok(()) } else { self.expected(sign) }
     }
 
     fn word(&mut self, expected: &'static str) -> Parsed<&'a str> {
-        let Some(Token::Word(word)) = self.peek() else { return self.expected(expected) };
+        let Some(ProgramToken::Word(word)) = self.peek() else { return self.expected(expected) };
         self.at += 1;
         Ok(word)
     }
 
     /// A word of a table.
     fn one_of<T: Copy>(&mut self, expected: &'static str, table: &[(T, &'static str)]) -> Parsed<T> {
-        match self.peek().and_then(|t| table.iter().find(|(_, w)| t == Token::Word(w))) {
+        match self.peek().and_then(|t| table.iter().find(|(_, w)| t == ProgramToken::Word(w))) {
             Some((value, _)) => {
                 self.at += 1;
                 Ok(*value)
@@ -236,29 +238,29 @@ impl<'a> Parser<'a> {
     /// Comma-separated items up to the closing sign.
     fn items<T>(&mut self, close: &'static str, mut item: impl FnMut(&mut Self) -> Parsed<T>) -> Parsed<Vec<T>> {
         let mut items = Vec::new();
-        if self.take(Token::Sign(close)) {
+        if self.take(ProgramToken::Sign(close)) {
             return Ok(items);
         }
         loop {
             items.push(item(self)?);
-            if self.take(Token::Sign(close)) {
+            if self.take(ProgramToken::Sign(close)) {
                 return Ok(items);
             }
-            if !self.take(Token::Sign(",")) {
+            if !self.take(ProgramToken::Sign(",")) {
                 return self.expected("a comma or the closing bracket");
             }
         }
     }
 
     fn program(&mut self) -> Parsed<Program> {
-        if !self.take(Token::Word("program")) {
+        if !self.take(ProgramToken::Word("program")) {
             return self.expected("`program`");
         }
-        let Some(Token::Quoted(quoted)) = self.peek() else { return self.expected("the name in quotes") };
+        let Some(ProgramToken::Quoted(quoted)) = self.peek() else { return self.expected("the name in quotes") };
         let Some(name) = unquote(quoted) else { return self.fail(Message::String) };
         self.at += 1;
         let mut program = Program { name, ..Program::default() };
-        while self.take(Token::Word("buffer")) {
+        while self.take(ProgramToken::Word("buffer")) {
             let name = self.declared("a buffer name")?;
             if self.buffers.insert(name, BufferId(program.buffers.len() as u32)).is_some() {
                 self.at -= 1;
@@ -272,7 +274,7 @@ impl<'a> Parser<'a> {
             let role = self.one_of("a role", &Role::ALL)?;
             program.buffers.push(Buffer { name: name.to_owned(), dtype, shape, scope, role });
         }
-        if self.take(Token::Word("loops")) {
+        if self.take(ProgramToken::Word("loops")) {
             loop {
                 let name = self.declared("a loop name")?;
                 if self.loops.insert(name, LoopId(program.loops.len() as u32)).is_some() {
@@ -280,16 +282,16 @@ impl<'a> Parser<'a> {
                     return self.fail(Message::Duplicate(brief(name)));
                 }
                 program.loops.push(name.to_owned());
-                if !self.take(Token::Sign(",")) {
+                if !self.take(ProgramToken::Sign(",")) {
                     break;
                 }
             }
         }
-        while self.take(Token::Word("size")) {
+        while self.take(ProgramToken::Word("size")) {
             program.sizes.push(self.open_size()?);
         }
         for (part, word) in Part::ALL {
-            if self.take(Token::Word(word)) {
+            if self.take(ProgramToken::Word(word)) {
                 *program.part_mut(part) = self.block()?;
             } else if part == Part::Body {
                 return self.expected("`run`");
@@ -308,7 +310,7 @@ impl<'a> Parser<'a> {
             self.at = at;
             return self.expected("a loop variable, perhaps times a number, and perhaps a number more");
         };
-        if !self.take(Token::Word("in")) {
+        if !self.take(ProgramToken::Word("in")) {
             return self.expected("`in`");
         }
         Ok(OpenSize { name, var, least: index.constant(), step, n_values: self.signed()? })
@@ -324,7 +326,7 @@ impl<'a> Parser<'a> {
         self.sign("{")?;
         self.nested(|p| {
             let mut block = Vec::new();
-            while !p.take(Token::Sign("}")) {
+            while !p.take(ProgramToken::Sign("}")) {
                 block.push(p.stmt()?);
             }
             Ok(block)
@@ -332,8 +334,8 @@ impl<'a> Parser<'a> {
     }
 
     fn stmt(&mut self) -> Parsed<Stmt> {
-        let Some(Token::Word(word)) = self.peek() else { return self.expected("a statement or }") };
-        if self.peek_second() == Some(Token::Sign("[")) {
+        let Some(ProgramToken::Word(word)) = self.peek() else { return self.expected("a statement or }") };
+        if self.peek_second() == Some(ProgramToken::Sign("[")) {
             return self.assignment();
         }
         match word {
@@ -341,7 +343,7 @@ impl<'a> Parser<'a> {
                 self.at += 1;
                 let (cond, _) = self.cond()?;
                 let then = self.block()?;
-                let otherwise = if self.take(Token::Word("else")) { self.block()? } else { Vec::new() };
+                let otherwise = if self.take(ProgramToken::Word("else")) { self.block()? } else { Vec::new() };
                 Ok(Stmt::If { cond, then, otherwise })
             }
             "alloc" => {
@@ -372,7 +374,7 @@ impl<'a> Parser<'a> {
             _ => {
                 let kind = self.one_of("a statement or }", &LoopKind::ALL)?;
                 let var = self.var()?;
-                if !self.take(Token::Word("in")) {
+                if !self.take(ProgramToken::Word("in")) {
                     return self.expected("`in`");
                 }
                 let extent = self.index()?;
@@ -384,23 +386,23 @@ impl<'a> Parser<'a> {
     fn assignment(&mut self) -> Parsed<Stmt> {
         let (buffer, index) = self.access()?;
         let op = match (self.peek(), self.peek_second()) {
-            (Some(Token::Sign("=")), _) => {
+            (Some(ProgramToken::Sign("=")), _) => {
                 self.at += 1;
                 let (value, _) = self.expr()?;
                 return Ok(Stmt::Store { buffer, index, value });
             }
-            (Some(Token::Sign("+=")), _) => ReduceOp::Sum,
-            (Some(Token::Sign("*=")), _) => ReduceOp::Product,
-            (Some(Token::Word("max")), Some(Token::Sign("="))) => ReduceOp::Max,
-            (Some(Token::Word("min")), Some(Token::Sign("="))) => ReduceOp::Min,
+            (Some(ProgramToken::Sign("+=")), _) => ReduceOp::Sum,
+            (Some(ProgramToken::Sign("*=")), _) => ReduceOp::Product,
+            (Some(ProgramToken::Word("max")), Some(ProgramToken::Sign("="))) => ReduceOp::Max,
+            (Some(ProgramToken::Word("min")), Some(ProgramToken::Sign("="))) => ReduceOp::Min,
             _ => return self.expected("=, +=, *=, max= or min="),
         };
         self.at += if matches!(op, ReduceOp::Sum | ReduceOp::Product) { 1 } else { 2 };
         let (value, _) = self.expr()?;
-        if !self.take(Token::Word("first")) {
+        if !self.take(ProgramToken::Word("first")) {
             return self.expected("`first`");
         }
-        let first = if self.peek() == Some(Token::Word("never")) && !self.goes_on_as_index() {
+        let first = if self.peek() == Some(ProgramToken::Word("never")) && !self.goes_on_as_index() {
             self.at += 1;
             Cond::Not(Box::new(Cond::True))
         } else {
@@ -439,12 +441,12 @@ impl<'a> Parser<'a> {
 
     /// An integer with or without a minus.
     fn signed(&mut self) -> Parsed<i64> {
-        let negative = self.take(Token::Sign("-"));
+        let negative = self.take(ProgramToken::Sign("-"));
         self.integer(negative)
     }
 
     fn integer(&mut self, negative: bool) -> Parsed<i64> {
-        let Some(Token::Integer(digits)) = self.peek() else { return self.expected("an integer") };
+        let Some(ProgramToken::Integer(digits)) = self.peek() else { return self.expected("an integer") };
         let value = digits.parse::<i128>().ok().map(|n| if negative { -n } else { n });
         match value.and_then(|n| i64::try_from(n).ok()) {
             Some(n) => {
@@ -457,21 +459,21 @@ impl<'a> Parser<'a> {
 
     /// Whether the word here is the start of an index rather than a keyword.
     fn goes_on_as_index(&self) -> bool {
-        matches!(self.peek_second(), Some(Token::Sign("<" | "==" | "+" | "-" | "*" | "//" | "%")))
+        matches!(self.peek_second(), Some(ProgramToken::Sign("<" | "==" | "+" | "-" | "*" | "//" | "%")))
     }
 
     fn index(&mut self) -> Parsed<Index> {
         self.nested(|p| {
-            let negative = p.take(Token::Sign("-"));
+            let negative = p.take(ProgramToken::Sign("-"));
             let mut sum = p.product(negative)?;
             loop {
                 let negative = match p.peek() {
-                    Some(Token::Sign("+")) => false,
-                    Some(Token::Sign("-")) => true,
+                    Some(ProgramToken::Sign("+")) => false,
+                    Some(ProgramToken::Sign("-")) => true,
                     _ => return Ok(sum),
                 };
                 p.at += 1;
-                let negative = negative != p.take(Token::Sign("-"));
+                let negative = negative != p.take(ProgramToken::Sign("-"));
                 let term = p.product(negative)?;
                 sum = p.checked(checked_add(&sum, &term))?;
             }
@@ -488,7 +490,7 @@ impl<'a> Parser<'a> {
 
     /// A product, negated where asked; the smallest integer can only be written so.
     fn product(&mut self, mut negative: bool) -> Parsed<Index> {
-        let mut product = if matches!(self.peek(), Some(Token::Integer(_))) {
+        let mut product = if matches!(self.peek(), Some(ProgramToken::Integer(_))) {
             Index::from(self.integer(std::mem::take(&mut negative))?)
         } else {
             self.factor()?
@@ -497,8 +499,8 @@ impl<'a> Parser<'a> {
             let sign = self.peek();
             self.at += 1;
             product = match sign {
-                Some(Token::Sign("*")) => {
-                    let factor = if matches!(self.peek(), Some(Token::Integer(_))) {
+                Some(ProgramToken::Sign("*")) => {
+                    let factor = if matches!(self.peek(), Some(ProgramToken::Integer(_))) {
                         Index::from(self.integer(false)?)
                     } else {
                         self.factor()?
@@ -509,11 +511,11 @@ impl<'a> Parser<'a> {
                         _ => return self.fail(Message::Product),
                     }
                 }
-                Some(Token::Sign("//")) => {
+                Some(ProgramToken::Sign("//")) => {
                     let divisor = self.signed()?;
                     self.checked(Some(product.floor_div(divisor)))?
                 }
-                Some(Token::Sign("%")) => {
+                Some(ProgramToken::Sign("%")) => {
                     let divisor = self.signed()?;
                     self.checked(Some(product.modulo(divisor)))?
                 }
@@ -527,7 +529,7 @@ impl<'a> Parser<'a> {
 
     fn factor(&mut self) -> Parsed<Index> {
         match (self.peek(), self.peek_second()) {
-            (Some(Token::Word(word @ ("min" | "max"))), Some(Token::Sign("("))) => {
+            (Some(ProgramToken::Word(word @ ("min" | "max"))), Some(ProgramToken::Sign("("))) => {
                 self.at += 2;
                 let a = self.index()?;
                 self.sign(",")?;
@@ -535,8 +537,8 @@ impl<'a> Parser<'a> {
                 self.sign(")")?;
                 self.checked(Some(if word == "min" { a.smaller(&b) } else { a.larger(&b) }))
             }
-            (Some(Token::Word(_)), _) => Ok(Index::from(self.var()?)),
-            (Some(Token::Sign("(")), _) => {
+            (Some(ProgramToken::Word(_)), _) => Ok(Index::from(self.var()?)),
+            (Some(ProgramToken::Sign("(")), _) => {
                 self.at += 1;
                 let inner = self.index()?;
                 self.sign(")")?;
@@ -561,7 +563,7 @@ impl<'a> Parser<'a> {
         mut operand: impl FnMut(&mut Self) -> Parsed<(Expr, usize)>,
     ) -> Parsed<(Expr, usize)> {
         let (mut left, mut height) = operand(self)?;
-        while let Some((_, op)) = signs.iter().find(|(s, _)| self.peek() == Some(Token::Sign(s))) {
+        while let Some((_, op)) = signs.iter().find(|(s, _)| self.peek() == Some(ProgramToken::Sign(s))) {
             self.at += 1;
             let (right, h) = operand(self)?;
             left = Expr::binary(*op, left, right);
@@ -571,22 +573,22 @@ impl<'a> Parser<'a> {
     }
 
     fn operand(&mut self) -> Parsed<(Expr, usize)> {
-        if let (Some(Token::Word(name)), Some(Token::Sign("("))) = (self.peek(), self.peek_second()) {
+        if let (Some(ProgramToken::Word(name)), Some(ProgramToken::Sign("("))) = (self.peek(), self.peek_second()) {
             return self.call(name);
         }
-        if let (Some(Token::Word(_)), Some(Token::Sign("["))) = (self.peek(), self.peek_second()) {
+        if let (Some(ProgramToken::Word(_)), Some(ProgramToken::Sign("["))) = (self.peek(), self.peek_second()) {
             return self.element();
         }
-        if self.take(Token::Sign("(")) {
+        if self.take(ProgramToken::Sign("(")) {
             let inner = self.expr()?;
             self.sign(")")?;
             return Ok(inner);
         }
-        let negative = self.take(Token::Sign("-"));
+        let negative = self.take(ProgramToken::Sign("-"));
         let value = match self.peek() {
-            Some(Token::Word("inf")) => f64::INFINITY,
-            Some(Token::Word("nan")) => f64::NAN,
-            Some(Token::Integer(digits) | Token::Float(digits)) => match digits.parse::<f64>() {
+            Some(ProgramToken::Word("inf")) => f64::INFINITY,
+            Some(ProgramToken::Word("nan")) => f64::NAN,
+            Some(ProgramToken::Integer(digits) | ProgramToken::Float(digits)) => match digits.parse::<f64>() {
                 Ok(x) if x.is_finite() => x,
                 _ => return self.fail(Message::Range(brief(digits))),
             },
@@ -602,7 +604,7 @@ impl<'a> Parser<'a> {
         self.sign("[")?;
         let mut height = 0;
         let subscripts = self.items("]", |p| {
-            if (p.peek(), p.peek_second()) != (Some(Token::Word("at")), Some(Token::Sign("("))) {
+            if (p.peek(), p.peek_second()) != (Some(ProgramToken::Word("at")), Some(ProgramToken::Sign("("))) {
                 return Ok(Subscript::Index(p.index()?));
             }
             p.at += 2;
@@ -664,7 +666,7 @@ impl<'a> Parser<'a> {
     fn cond(&mut self) -> Parsed<(Cond, usize)> {
         self.nested(|p| {
             let (mut left, mut height) = p.plain_cond()?;
-            while p.take(Token::Sign("&&")) {
+            while p.take(ProgramToken::Sign("&&")) {
                 let (right, h) = p.plain_cond()?;
                 left = Cond::And(Box::new(left), Box::new(right));
                 height = p.height(1 + height.max(h))?;
@@ -675,11 +677,11 @@ impl<'a> Parser<'a> {
 
     fn plain_cond(&mut self) -> Parsed<(Cond, usize)> {
         match (self.peek(), self.peek_second()) {
-            (Some(Token::Word("true")), _) if !self.goes_on_as_index() => {
+            (Some(ProgramToken::Word("true")), _) if !self.goes_on_as_index() => {
                 self.at += 1;
                 return Ok((Cond::True, 1));
             }
-            (Some(Token::Word(word @ ("not" | "and" | "less"))), Some(Token::Sign("("))) => {
+            (Some(ProgramToken::Word(word @ ("not" | "and" | "less"))), Some(ProgramToken::Sign("("))) => {
                 self.at += 2;
                 let (cond, height) = if word == "less" {
                     let (a, ha) = self.expr()?;
@@ -702,9 +704,9 @@ impl<'a> Parser<'a> {
             _ => {}
         }
         let a = self.index()?;
-        if self.take(Token::Sign("<")) {
+        if self.take(ProgramToken::Sign("<")) {
             Ok((Cond::Lt(a, self.index()?), 1))
-        } else if self.take(Token::Sign("==")) {
+        } else if self.take(ProgramToken::Sign("==")) {
             Ok((Cond::Eq(a, self.index()?), 1))
         } else {
             self.expected("< or ==")

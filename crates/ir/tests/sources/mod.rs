@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
-use tilewright_ir::gpu::simt::{self, Order, SimtFault};
+use tilewright_ir::gpu::simt::{self, SimtFault, ThreadOrder};
 use tilewright_ir::op::{OPS, ProgramBuilder, StageSpec, Workload};
 use tilewright_ir::{
     BufferId, Cond, DType, Expr, GpuProgram, Index, LoopKind, Program, Role, Step, Stmt, interp, text,
@@ -460,7 +460,7 @@ fn outputs_at_sizes(program: &Program) -> Vec<Vec<f64>> {
 }
 
 /// Runs kernels on the inputs of [`outputs`].
-pub fn on_gpu(gpu: &GpuProgram, order: Order) -> Result<Vec<Vec<f64>>, SimtFault> {
+pub fn on_gpu(gpu: &GpuProgram, order: ThreadOrder) -> Result<Vec<Vec<f64>>, SimtFault> {
     let mut arguments = whole_arguments(&gpu.program);
     simt::run(gpu, &mut arguments, order)?;
     Ok(only_outputs(&gpu.program, arguments))

@@ -12,17 +12,17 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tilewright::file::write_whole;
-use tilewright::words::count;
+use tilewright::format::count;
 use tilewright::{Contenders, EndLimits, Error, rank};
-use tilewright_device::device::{Round, WorkerCommand};
-use tilewright_device::protocol::Source;
-use tilewright_device::{Device, Options};
+use tilewright_device::device::{RoundLength, WorkerCommand};
+use tilewright_device::protocol::ProgramSource;
+use tilewright_device::{Device, DeviceOptions};
 use tilewright_search::Trial;
 use tilewright_tune::{Record, Task};
 
-use super::finished::{Finished, Found};
-use super::plan::Plan;
-use super::table::Moment;
+use super::finished::{BestFound, Finished};
+use super::plan::ExperimentPlan;
+use super::table::ComparedMoment;
 use crate::{Caller, OrFailed};
 
 /// Sittings of so many rounds, each of which runs every kernel: as many as it takes for first quartiles on a
@@ -30,7 +30,7 @@ use crate::{Caller, OrFailed};
 const SITTINGS: u32 = 5;
 const ROUNDS: u32 = 9;
 /// Least extent of a kernel's runs in a round.
-const ROUND: Round = Round { time: Duration::from_millis(15), min_samples: 2 };
+const ROUND: RoundLength = RoundLength { time: Duration::from_millis(15), min_samples: 2 };
 
 /// Nanoseconds of kernels by their schedules, as text; none of one that fails.
 type Times = BTreeMap<String, Option<f64>>;
@@ -40,7 +40,12 @@ type Times = BTreeMap<String, Option<f64>>;
 ///
 /// # Errors
 /// If workers do not start or a file cannot be read or written.
-pub fn hold_heats(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand, caller: Caller) -> Result<(), Error> {
+pub fn hold_heats(
+    plan: &ExperimentPlan,
+    finished: &mut [Finished],
+    worker: &WorkerCommand,
+    caller: Caller,
+) -> Result<(), Error> {
     let path = plan.runs_folder().join("heats.json");
     // The winners' schedules; `None` if no trial was valid, or none was right again.
     let mut known: BTreeMap<String, Option<String>> = read(&path);
@@ -48,7 +53,7 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand
     for f in finished {
         let Some(run) = &f.run else { continue };
         let mut heats = None;
-        for (at, &moment) in moments.iter().enumerate().filter(|(_, moment)| **moment != Moment::End) {
+        for (at, &moment) in moments.iter().enumerate().filter(|(_, moment)| **moment != ComparedMoment::End) {
             // A run that was made anew has begun at another time.
             let name = format!("{} of {}, {moment}", f.planned.stem, f.summary.started);
             let n_trials = moment.n_trials(run);
@@ -68,7 +73,7 @@ pub fn hold_heats(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand
             }
             // Its time comes from the contest.
             let winner = known[&name].clone();
-            f.summary.found[at] = winner.map(|steps| Found { trials: n_trials as u64, steps, ns: None });
+            f.summary.found[at] = winner.map(|steps| BestFound { trials: n_trials as u64, steps, ns: None });
         }
     }
     Ok(())
@@ -82,7 +87,7 @@ struct Heats {
 }
 
 impl Heats {
-    fn new(plan: &Plan, of: &Finished, worker: &WorkerCommand, caller: Caller) -> Result<Heats, Error> {
+    fn new(plan: &ExperimentPlan, of: &Finished, worker: &WorkerCommand, caller: Caller) -> Result<Heats, Error> {
         Ok(Heats {
             task: plan.experiment.task(&of.planned.problem, &plan.hardware)?,
             records: plan.records(of.planned, caller)?,
@@ -108,7 +113,12 @@ impl Heats {
 ///
 /// # Errors
 /// If workers do not start or a file cannot be written.
-pub fn hold(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand, caller: Caller) -> Result<(), Error> {
+pub fn hold(
+    plan: &ExperimentPlan,
+    finished: &mut [Finished],
+    worker: &WorkerCommand,
+    caller: Caller,
+) -> Result<(), Error> {
     let path = plan.runs_folder().join("contest.json");
     let mut known: BTreeMap<String, Times> = read(&path);
     for problem in &plan.problems {
@@ -138,12 +148,12 @@ pub fn hold(plan: &Plan, finished: &mut [Finished], worker: &WorkerCommand, call
 
 /// Replaces the times that a run itself measured by those of a race, and by nothing for kernels that failed
 /// there. Without a race kernels have no times.
-fn settle(found: &mut [Option<Found>], times: Option<&Times>) {
+fn settle(found: &mut [Option<BestFound>], times: Option<&Times>) {
     for slot in found {
-        let time = |found: &Found| times.map(|times| times.get(&found.steps).copied().flatten());
+        let time = |found: &BestFound| times.map(|times| times.get(&found.steps).copied().flatten());
         *slot = slot.take().and_then(|found| match time(&found) {
-            None => Some(Found { ns: None, ..found }),
-            Some(ns) => Some(Found { ns: Some(ns?), ..found }),
+            None => Some(BestFound { ns: None, ..found }),
+            Some(ns) => Some(BestFound { ns: Some(ns?), ..found }),
         });
     }
 }
@@ -159,22 +169,28 @@ fn write(path: &Path, known: &impl Serialize) -> Result<(), Error> {
 }
 
 /// A device for schedules of a run's workload, with random inputs of this seed.
-fn device(plan: &Plan, of: &Finished, seed: u64, worker: &WorkerCommand, caller: Caller) -> Result<Device, Error> {
-    let options = Options { seed, ..Options::new(worker.clone(), plan.hardware.threads) };
+fn device(
+    plan: &ExperimentPlan,
+    of: &Finished,
+    seed: u64,
+    worker: &WorkerCommand,
+    caller: Caller,
+) -> Result<Device, Error> {
+    let options = DeviceOptions { seed, ..DeviceOptions::new(worker.clone(), plan.hardware.threads) };
     let unstopped = Caller { stop: &AtomicBool::new(false), ..caller };
     let device = unstopped.start_device(&of.workload, &plan.hardware.target, options)?;
     Ok(device.expect("nobody interrupts the start"))
 }
 
 fn race(
-    plan: &Plan,
+    plan: &ExperimentPlan,
     of: &Finished,
     kernels: &BTreeSet<&str>,
     worker: &WorkerCommand,
     caller: Caller,
 ) -> Result<Times, Error> {
     let mut device = device(plan, of, 0, worker, caller)?;
-    let sources: Vec<Source> = kernels.iter().map(|&steps| Source::Steps(steps.to_owned())).collect();
+    let sources: Vec<ProgramSource> = kernels.iter().map(|&steps| ProgramSource::Steps(steps.to_owned())).collect();
     let racers =
         device.race(&sources, SITTINGS, ROUNDS, ROUND).map_err(|error| Error::failed(&error).because(error))?;
     let times = racers.iter().map(|racer| Some(racer.quartile_ns()).filter(|ns| ns.is_finite()));
@@ -187,7 +203,7 @@ mod tests {
 
     #[test]
     fn what_a_run_measured_gives_way_to_the_race() {
-        let found = |steps: &str, ns| Some(Found { trials: 1, steps: steps.to_owned(), ns });
+        let found = |steps: &str, ns| Some(BestFound { trials: 1, steps: steps.to_owned(), ns });
         let own = || [found("a", Some(1.0)), None, found("b", Some(2.0)), found("c", None)];
         let times: Times = [("a".to_owned(), Some(1.5)), ("b".to_owned(), None)].into();
         let mut settled = own();

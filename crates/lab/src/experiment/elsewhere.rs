@@ -11,9 +11,9 @@ use tilewright::Error;
 use tilewright::version::BUILD;
 
 use super::data;
-use super::finished::{Finished, Summary};
+use super::finished::{Finished, RunSummary};
 use super::machine::{MachineResults, RunElsewhere};
-use super::plan::Plan;
+use super::plan::ExperimentPlan;
 
 /// Contents of a `data.json`: the facts that comparable experiments share, and the machine.
 #[derive(Deserialize)]
@@ -29,11 +29,11 @@ struct Data {
 ///
 /// # Errors
 /// Bad input where there are none, or they are of another experiment, budget or number of threads.
-pub fn read_all(folders: &[PathBuf], plan: &Plan) -> Result<Vec<MachineResults>, Error> {
+pub fn read_all(folders: &[PathBuf], plan: &ExperimentPlan) -> Result<Vec<MachineResults>, Error> {
     folders.iter().map(|folder| read(folder, plan)).collect()
 }
 
-fn read(folder: &Path, plan: &Plan) -> Result<MachineResults, Error> {
+fn read(folder: &Path, plan: &ExperimentPlan) -> Result<MachineResults, Error> {
     let path = data::path(folder);
     let cannot = |reason: String| {
         Error::input(format!(
@@ -63,7 +63,7 @@ fn read(folder: &Path, plan: &Plan) -> Result<MachineResults, Error> {
 }
 
 /// Makes the results of this machine.
-pub fn here(plan: &Plan, finished: &[Finished]) -> MachineResults {
+pub fn here(plan: &ExperimentPlan, finished: &[Finished]) -> MachineResults {
     let runs = finished.iter().filter(|f| f.summary.is_timed()).map(|f| RunElsewhere {
         problem: f.planned.problem.label.to_owned(),
         arm: f.planned.arm.label.to_owned(),
@@ -81,13 +81,13 @@ pub fn here(plan: &Plan, finished: &[Finished]) -> MachineResults {
 ///
 /// # Errors
 /// Bad input where one does.
-pub fn check_distinct(machines: &[MachineResults], plan: &Plan) -> Result<(), Error> {
+pub fn check_distinct(machines: &[MachineResults], plan: &ExperimentPlan) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     let elsewhere = machines.iter().flat_map(|machine| &machine.runs).map(|run| &run.summary);
     let mut summaries = elsewhere.chain(plan.known.values());
     match summaries.find(|run| !seen.insert((&run.command, &run.started, run.elapsed_s.to_bits()))) {
         None => Ok(()),
-        Some(Summary { command, started, .. }) => Err(Error::input(format!(
+        Some(RunSummary { command, started, .. }) => Err(Error::input(format!(
             "`{command}` of {started} is in two of the folders (give each --beside once, without that of -o)"
         ))),
     }

@@ -10,8 +10,8 @@ use tilewright_search::{Outcome, Seconds};
 use tilewright_tune::Record;
 
 use super::planned::Planned;
-use super::table::Moment;
-use crate::history::{Curve, Run, runs};
+use super::table::ComparedMoment;
+use crate::history::{Curve, SearchRun, runs};
 
 /// A run that is complete.
 pub struct Finished<'a> {
@@ -19,15 +19,15 @@ pub struct Finished<'a> {
     pub workload: Workload,
     /// Configurations of the space.
     pub space_size: f64,
-    pub summary: Summary,
+    pub summary: RunSummary,
     /// Trials of the run; `None` if its records are gone and only `data.json` has it.
-    pub run: Option<Run>,
+    pub run: Option<SearchRun>,
 }
 
 /// The part of a run that tables and curves need. `data.json` keeps it, so that an experiment goes on without
 /// the records of earlier runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Summary {
+pub struct RunSummary {
     /// Command that repeats the run.
     pub command: String,
     /// Date and time of the start.
@@ -44,19 +44,19 @@ pub struct Summary {
     /// Seconds in which it thought.
     pub search_seconds: f64,
     /// Trials by their outcome.
-    pub outcomes: BTreeMap<String, Trials>,
+    pub outcomes: BTreeMap<String, TrialGroup>,
     /// Each trial that was faster than all before: its number from 1 on, seconds until it ended, its
     /// nanoseconds.
     pub improvements: Vec<(u64, f64, f64)>,
     /// Best at each of the plan's moments, the end last; `None` if no trial was valid.
-    pub found: Vec<Option<Found>>,
+    pub found: Vec<Option<BestFound>>,
     /// Whether `found` is final: the races that an experiment asks for at moments before the end were held.
     pub is_settled: bool,
 }
 
 /// Trials that ended the same way.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct Trials {
+pub struct TrialGroup {
     /// Number of trials.
     pub n: u64,
     /// Seconds spent on them.
@@ -65,7 +65,7 @@ pub struct Trials {
 
 /// The best kernel that a run knew.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Found {
+pub struct BestFound {
     /// The trials that it had made by then.
     pub trials: u64,
     /// The schedule that makes it, as text.
@@ -74,17 +74,17 @@ pub struct Found {
     pub ns: Option<f64>,
 }
 
-impl Summary {
+impl RunSummary {
     /// Summarises the trials of a run and its `tune --json` at these moments.
     pub fn new(
         command: String,
         started: String,
         records: &[Record],
-        run: &Run,
+        run: &SearchRun,
         result: &Json,
-        moments: &[Moment],
-    ) -> Summary {
-        let mut outcomes: BTreeMap<String, Trials> = BTreeMap::new();
+        moments: &[ComparedMoment],
+    ) -> RunSummary {
+        let mut outcomes: BTreeMap<String, TrialGroup> = BTreeMap::new();
         for trial in &run.trials {
             let sum = outcomes.entry(Outcome::name_of(trial.result.err()).to_owned()).or_default();
             sum.n += 1;
@@ -92,7 +92,7 @@ impl Summary {
         }
         let improvements = run.best_so_far(|n, _| n as f64, |ns| ns).points.into_iter();
         let seconds = |json: &Json| json.as_f64().unwrap_or(0.0);
-        Summary {
+        RunSummary {
             command,
             started,
             version: records.first().map_or(String::new(), |record| record.version.clone()),
@@ -160,24 +160,24 @@ pub fn n_complete(finished: &[Finished]) -> usize {
 }
 
 /// The trials of the one run that these records are of.
-pub fn only_run(records: &[Record]) -> Option<Run> {
+pub fn only_run(records: &[Record]) -> Option<SearchRun> {
     runs(records).into_iter().next()
 }
 
 /// Result of a run at a moment: its fastest trial by then; at the end the winner that `tune` reports.
-fn found(records: &[Record], run: &Run, result: &Json, moment: Moment) -> Option<Found> {
+fn found(records: &[Record], run: &SearchRun, result: &Json, moment: ComparedMoment) -> Option<BestFound> {
     let n_trials = moment.n_trials(run);
     let (record, ns) = match moment {
-        Moment::Seconds(_) | Moment::Trials(_) => {
+        ComparedMoment::Seconds(_) | ComparedMoment::Trials(_) => {
             let at = run.best_of_first(n_trials)?;
             (&records[at], run.trials[at].result.ok()?)
         }
-        Moment::End => {
+        ComparedMoment::End => {
             let best = &result["best"];
             (records.iter().find(|record| record.config == best["config"])?, best["ms_median"].as_f64()? * 1e6)
         }
     };
-    Some(Found { trials: n_trials as u64, steps: record.steps.clone(), ns: Some(ns) })
+    Some(BestFound { trials: n_trials as u64, steps: record.steps.clone(), ns: Some(ns) })
 }
 
 #[cfg(test)]
@@ -209,22 +209,22 @@ mod tests {
         let run = only_run(&records).unwrap();
         let result = json!({"best": {"config": {"u": 3}, "ms_median": 10.5e-6}});
         let found = |moment| found(&records, &run, &result, moment).map(|f| (f.trials, f.steps, f.ns.map(f64::round)));
-        assert_eq!(found(Moment::Seconds(0.9)), None);
-        assert_eq!(found(Moment::Trials(1)), None);
-        for by_the_second in [Moment::Seconds(1.5), Moment::Trials(2)] {
+        assert_eq!(found(ComparedMoment::Seconds(0.9)), None);
+        assert_eq!(found(ComparedMoment::Trials(1)), None);
+        for by_the_second in [ComparedMoment::Seconds(1.5), ComparedMoment::Trials(2)] {
             assert_eq!(found(by_the_second), Some((2, "unroll 1".into(), Some(30.0))));
         }
-        for later in [Moment::Seconds(9.0), Moment::Trials(100)] {
+        for later in [ComparedMoment::Seconds(9.0), ComparedMoment::Trials(100)] {
             assert_eq!(found(later), Some((4, "unroll 2".into(), Some(10.0))));
         }
-        assert_eq!(found(Moment::End), Some((4, "unroll 3".into(), Some(11.0))));
+        assert_eq!(found(ComparedMoment::End), Some((4, "unroll 3".into(), Some(11.0))));
     }
 
     #[test]
     fn a_run_without_trials_has_found_nothing() {
-        let run = Run { template: "p".into(), search: "random".into(), seed: 0, trials: Vec::new() };
-        let moments = [Moment::Seconds(1.5), Moment::Trials(1), Moment::End];
-        let summary = Summary::new("tune".into(), "now".into(), &[], &run, &json!({"best": null}), &moments);
+        let run = SearchRun { template: "p".into(), search: "random".into(), seed: 0, trials: Vec::new() };
+        let moments = [ComparedMoment::Seconds(1.5), ComparedMoment::Trials(1), ComparedMoment::End];
+        let summary = RunSummary::new("tune".into(), "now".into(), &[], &run, &json!({"best": null}), &moments);
         assert_eq!((summary.trials, summary.elapsed_s, &summary.found[..]), (0, 0.0, &[None, None, None][..]));
         assert!(summary.is_timed() && summary.improvements.is_empty() && summary.reached(1e9).is_none());
     }
@@ -234,7 +234,8 @@ mod tests {
         let records = records();
         let run = only_run(&records).unwrap();
         let result = json!({"seconds": 4.0, "seconds_in": {"search": 0.5}});
-        let summary = Summary::new("tune".into(), "now".into(), &records, &run, &result, &[Moment::Seconds(1.5)]);
+        let summary =
+            RunSummary::new("tune".into(), "now".into(), &records, &run, &result, &[ComparedMoment::Seconds(1.5)]);
         assert_eq!((summary.trials, summary.elapsed_s, summary.search_seconds), (4, 3.0, 0.5));
         assert_eq!(summary.improvements, [(2, 1.0, 30.0), (3, 2.0, 10.0)]);
         assert_eq!((summary.outcomes["no_error"].n, summary.outcomes["run_timeout"].n), (3, 1));
@@ -248,6 +249,6 @@ mod tests {
             assert_eq!(summary.reached(ns), run.reached(ns).map(|(n, _)| n));
         }
         let text = serde_json::to_string(&summary).unwrap();
-        assert_eq!(serde_json::from_str::<Summary>(&text).unwrap(), summary);
+        assert_eq!(serde_json::from_str::<RunSummary>(&text).unwrap(), summary);
     }
 }

@@ -1,6 +1,6 @@
 //! Machine that an experiment's kernels run on.
 
-use tilewright::words::count;
+use tilewright::format::count;
 use tilewright::{CPU, DeviceSpec, Error, HOST};
 use tilewright_device::host;
 use tilewright_ir::Target;
@@ -61,7 +61,7 @@ impl Hardware {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{EXPERIMENTS, Plan, Request};
+    use super::super::{EXPERIMENTS, ExperimentPlan, ExperimentRequest};
     use super::*;
 
     #[test]
@@ -72,7 +72,12 @@ mod tests {
             // A problem of each: spaces for GPUs are large.
             let problems = vec![experiment.problems[0].label.to_owned()];
             let (repeats, hardware) = (Some(1), hardware.clone());
-            let plan = Plan::new(&Request { problems, repeats, hardware, ..Request::new(experiment) });
+            let plan = ExperimentPlan::new(&ExperimentRequest {
+                problems,
+                repeats,
+                hardware,
+                ..ExperimentRequest::new(experiment)
+            });
             let plan = plan.unwrap_or_else(|error| panic!("{}: {error}", experiment.name));
             let words = plan.runs()[0].words();
             let is_there = |word: &str| words.iter().any(|other| other == word);

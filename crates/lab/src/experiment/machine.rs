@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::finished::Summary;
+use super::finished::RunSummary;
 
 /// Machine of a `data.json`, with its runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -20,7 +20,7 @@ pub(super) struct RunElsewhere {
     pub problem: String,
     pub arm: String,
     #[serde(flatten)]
-    pub summary: Summary,
+    pub summary: RunSummary,
 }
 
 impl MachineResults {

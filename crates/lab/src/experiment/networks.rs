@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright::bench::OURS;
 use tilewright::file::write_whole;
+use tilewright::format::{count, digits, duration, percent, shell_quoted};
 use tilewright::version::BUILD;
-use tilewright::words::{count, digits, duration, percent, shell_quoted};
 use tilewright::{Database, Error, NO_CACHE, Request, Session, TunedMany, Workload, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_graph::networks::{NETWORKS, Network};
@@ -18,7 +18,7 @@ use tilewright_graph::{Bindings, Specialised, Tensor, Value, onnx, specialise};
 use tilewright_ir::Target;
 use tilewright_model::bench::{ModelBench, ModelBenchRequest, ModelBenchRow, bench_model};
 use tilewright_model::{
-    Fused, Layouts, Making, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model,
+    CompileOptions, Fused, LayoutPurpose, all_inputs, compile_guessed, compile_known, laid_out, lower, read_model,
 };
 use tilewright_peers::{MODEL_PEERS, ModelPeerSpec};
 
@@ -26,10 +26,10 @@ use super::beside::{self, BesideRequest};
 use super::folder::PAGE;
 use super::plan::only;
 use super::results::markdown;
-use super::{Cost, Hardware, Held, data, folder};
+use super::{Cost, ExperimentResult, Hardware, data, folder};
 use crate::clock::utc;
 use crate::history::MedianCurve;
-use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::plot::{Bar, Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 use crate::stats::geometric_mean;
 use crate::{Caller, LabEvent, OrFailed};
 
@@ -59,7 +59,7 @@ const DIMS: [(&str, usize); 1] = [("steps", 20)];
 
 /// A network that was tuned and measured. `data.json` has a row for each.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Outcome {
+struct NetworkOutcome {
     network: String,
     /// Command that repeats the tuning.
     command: String,
@@ -78,14 +78,14 @@ struct Outcome {
     /// Seconds of tuning and the sum of the kernels' milliseconds, wherever it changed.
     curve: Vec<(f64, f64)>,
     /// Implementations measured, the slowest last.
-    implementations: Vec<Measured>,
+    implementations: Vec<MeasuredNetwork>,
     /// Implementations left out, with the reasons.
     left_out: Vec<String>,
 }
 
 /// An implementation of a network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Measured {
+struct MeasuredNetwork {
     name: String,
     ms_median: f64,
     ms_best: f64,
@@ -109,25 +109,25 @@ pub fn cost(time: Duration) -> Cost {
 /// # Errors
 /// Bad input where there is no such network or the folder holds something else; failure where workers do not
 /// start or files cannot be written.
-pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
+pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller) -> Result<ExperimentResult, Error> {
     let networks = only("problem", &request.problems, NETWORKS.iter().collect(), |network| network.name.to_owned())?;
     let (folder, own) = (request.folder(NAME), request.identity(NAME));
     let (_claim, before) = folder::claim(&folder, &own)?;
     let rows = before["networks"].as_array().into_iter().flatten();
-    let known = rows.filter_map(|row| Outcome::deserialize(row).ok());
+    let known = rows.filter_map(|row| NetworkOutcome::deserialize(row).ok());
     let known = known.map(|outcome| (outcome.network.clone(), outcome)).collect();
     let names: Vec<&str> = networks.iter().map(|network| network.name).collect();
     let mut outcomes = beside::outcomes(&folder, &names, known, caller, |place, at| {
         measure(request, networks[place], [&at("onnx"), &at("db")], worker, caller)
     })?;
     let n_complete = names.iter().filter(|name| outcomes.contains_key(**name)).count();
-    let outcomes: Vec<Outcome> = NETWORKS.iter().filter_map(|network| outcomes.remove(network.name)).collect();
-    let page = Page { request, folder: &folder, outcomes: &outcomes };
-    Ok(Held { data: page.write(own)?, n_runs: networks.len(), n_complete, folder })
+    let outcomes: Vec<NetworkOutcome> = NETWORKS.iter().filter_map(|network| outcomes.remove(network.name)).collect();
+    let page = NetworksPage { request, folder: &folder, outcomes: &outcomes };
+    Ok(ExperimentResult { data: page.write(own)?, n_runs: networks.len(), n_complete, folder })
 }
 
 /// A network, written to a file and ready for code.
-struct Prepared {
+struct PreparedNetwork {
     bindings: Bindings,
     inputs: Vec<(Value, Tensor)>,
     special: Specialised,
@@ -138,7 +138,7 @@ struct Prepared {
 ///
 /// # Errors
 /// If it cannot be written, or there is no code for it.
-fn prepare(network: &Network, seed: u64, path: &Path, target: &Target) -> Result<Prepared, Error> {
+fn prepare(network: &Network, seed: u64, path: &Path, target: &Target) -> Result<PreparedNetwork, Error> {
     let file = onnx::write(&network.build(seed));
     write_whole(path, |to| to.write_all(&file)).or_failed(path.display())?;
     let model = read_model(path)?;
@@ -152,7 +152,7 @@ fn prepare(network: &Network, seed: u64, path: &Path, target: &Target) -> Result
         return Err(Error::failed(format!("{}: {problem}", network.name)));
     }
     let fused = lower(&special.graph, false, target).or_failed(network.name)?;
-    Ok(Prepared { bindings, inputs, special, fused })
+    Ok(PreparedNetwork { bindings, inputs, special, fused })
 }
 
 /// Runs that tuned a network.
@@ -218,18 +218,18 @@ fn measure(
     [path, database]: [&Path; 2],
     worker: &WorkerCommand,
     caller: Caller,
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Option<NetworkOutcome>, Error> {
     let BesideRequest { time, seed, ref hardware, .. } = *request;
     let (target, threads) = (&hardware.target, hardware.threads);
     let (started, start) = (since_1970().as_secs(), Instant::now());
-    let Prepared { bindings, inputs, special, fused } = prepare(network, seed, path, target)?;
+    let PreparedNetwork { bindings, inputs, special, fused } = prepare(network, seed, path, target)?;
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
         if path.exists() {
             fs::remove_file(&path).or_failed(path.display())?;
         }
     }
     let failed = |error: tilewright_model::CompileError| Error::failed(&error).because(error);
-    let own = laid_out(fused.clone(), target, threads, Layouts::Guess).map_err(failed)?;
+    let own = laid_out(fused.clone(), target, threads, LayoutPurpose::Guess).map_err(failed)?;
     let session = Session::new(Database::new(Some(database))?, worker.clone());
     let tuned = tune(request, network, &own, session, caller)?;
     if caller.is_stopped() {
@@ -239,7 +239,7 @@ fn measure(
     caller.say(format!("{}: measuring it beside other runtimes", network.name));
     let untuned = compile_guessed(fused.clone(), target, threads).map_err(failed)?;
     let records = tuned.session.database().records()?;
-    let best = compile_known(fused, target, threads, &records, Making::default()).map_err(failed)?;
+    let best = compile_known(fused, target, threads, &records, CompileOptions::default()).map_err(failed)?;
     let (measured, left_out) = compare(&ModelBenchRequest {
         path,
         graph: &special.graph,
@@ -257,7 +257,7 @@ fn measure(
     let options: String = bindings.dims.iter().map(|(name, size)| format!(" --dim {name}={size}")).collect();
     let (file, time) = (shell_quoted(&format!("{}.onnx", network.name)), time.as_secs_f64());
     let hardware_option = hardware.option().join(" ");
-    Ok(Some(Outcome {
+    Ok(Some(NetworkOutcome {
         network: network.name.to_owned(),
         command: format!("tilewright tune {file}{options} --time {time} --seed {seed} {hardware_option}"),
         started: utc(started),
@@ -269,14 +269,14 @@ fn measure(
         workloads: tuned.together.workloads.len(),
         trials: tuned.together.workloads.iter().map(|task| task.tuned.new_trials).sum(),
         curve: tuned.together.curve,
-        implementations: rows.into_iter().map(Measured::from).collect(),
+        implementations: rows.into_iter().map(MeasuredNetwork::from).collect(),
         left_out,
     }))
 }
 
-impl From<ModelBenchRow> for Measured {
-    fn from(row: ModelBenchRow) -> Measured {
-        Measured {
+impl From<ModelBenchRow> for MeasuredNetwork {
+    fn from(row: ModelBenchRow) -> MeasuredNetwork {
+        MeasuredNetwork {
             name: row.implementation.to_owned(),
             ms_median: row.ms_median,
             ms_best: row.ms_best,
@@ -303,8 +303,8 @@ fn onnx_dims(graph: &tilewright_graph::Graph) -> impl Iterator<Item = &str> {
     })
 }
 
-impl Outcome {
-    fn of(&self, name: &str) -> Option<&Measured> {
+impl NetworkOutcome {
+    fn of(&self, name: &str) -> Option<&MeasuredNetwork> {
         self.implementations.iter().find(|measured| measured.name == name)
     }
 
@@ -315,13 +315,13 @@ impl Outcome {
 }
 
 /// Page of results in the folder.
-struct Page<'a> {
+struct NetworksPage<'a> {
     request: &'a BesideRequest,
     folder: &'a Path,
-    outcomes: &'a [Outcome],
+    outcomes: &'a [NetworkOutcome],
 }
 
-impl Page<'_> {
+impl NetworksPage<'_> {
     /// Writes everything and gives what `data.json` holds.
     fn write(&self, own: Json) -> Result<Json, Error> {
         let facts = json!({
@@ -445,20 +445,20 @@ impl Page<'_> {
         let networks = self.outcomes.iter().map(|outcome| outcome.network.clone()).collect();
         Plot {
             title: "Speed of whole networks".into(),
-            x: Axis { label: String::new(), scale: Scale::Categories(networks) },
-            y: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: String::new(), scale: Scale::Categories(networks) },
+            y: PlotAxis { label: "GFLOP/s".into(), scale: Scale::FromZero },
             layers: layers.collect(),
         }
     }
 
     /// The sum of a network's kernels against the time that they are tuned.
     fn curves(&self) -> Vec<Plot> {
-        let plot = |outcome: &Outcome| {
+        let plot = |outcome: &NetworkOutcome| {
             let band = outcome.curve.iter().map(|&(_, ms)| (ms, ms)).collect();
             Plot {
                 title: outcome.network.clone(),
-                x: Axis { label: "seconds".into(), scale: Scale::FromZero },
-                y: Axis { label: "sum of the kernels, ms".into(), scale: Scale::FromZero },
+                x: PlotAxis { label: "seconds".into(), scale: Scale::FromZero },
+                y: PlotAxis { label: "sum of the kernels, ms".into(), scale: Scale::FromZero },
                 layers: vec![Layer {
                     label: String::new(),
                     colour: colours(&[OURS.to_owned()])[0],

@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright::bench::{Bench, BenchRequest, OURS, PEERS};
+use tilewright::format::{count, digits};
 use tilewright::version::BUILD;
-use tilewright::words::{count, digits};
 use tilewright::{Database, Error, Note, Request, Session, since_1970, with_suffix};
 use tilewright_device::device::WorkerCommand;
 
@@ -17,10 +17,10 @@ use super::beside::{self, BesideRequest};
 use super::folder::PAGE;
 use super::plan::only;
 use super::results::markdown;
-use super::table::{Problem, RESNET_AND_MATMUL};
-use super::{Cost, Held, data, folder};
+use super::table::{RESNET_AND_MATMUL, SpaceProblem};
+use super::{Cost, ExperimentResult, data, folder};
 use crate::clock::utc;
-use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::plot::{Bar, Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 use crate::stats::geometric_mean;
 use crate::{Caller, LabEvent, OrFailed};
 
@@ -47,7 +47,7 @@ const BESIDE_SECONDS: f64 = 30.0;
 
 /// An operator that was tuned and measured. `data.json` has a row for each.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Outcome {
+struct OperatorOutcome {
     problem: String,
     workload: String,
     started: String,
@@ -55,14 +55,14 @@ struct Outcome {
     cpu: String,
     trials: u64,
     /// Measured implementations, the fastest first.
-    implementations: Vec<Measured>,
+    implementations: Vec<MeasuredOperator>,
     /// Libraries that were left out, with reasons.
     left_out: Vec<String>,
 }
 
 /// An implementation of an operator.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Measured {
+struct MeasuredOperator {
     name: String,
     gflops: f64,
     ms_median: f64,
@@ -82,32 +82,32 @@ pub fn cost() -> Cost {
 /// # Errors
 /// Bad input where there is no such problem or the folder holds something else; failure where workers do not
 /// start or files cannot be written.
-pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller) -> Result<Held, Error> {
+pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller) -> Result<ExperimentResult, Error> {
     let problems = only("problem", &request.problems, RESNET_AND_MATMUL.to_vec(), |one| one.label.to_owned())?;
     let (folder, own) = (request.folder(NAME), request.identity(NAME));
     let (_claim, before) = folder::claim(&folder, &own)?;
     let rows = before["operators"].as_array().into_iter().flatten();
-    let known = rows.filter_map(|row| Outcome::deserialize(row).ok());
+    let known = rows.filter_map(|row| OperatorOutcome::deserialize(row).ok());
     let known = known.map(|outcome| (outcome.problem.clone(), outcome)).collect();
     let names: Vec<&str> = problems.iter().map(|problem| problem.label).collect();
     let mut outcomes = beside::outcomes(&folder, &names, known, caller, |place, at| {
         measure(request, &problems[place], &at("db"), worker, caller)
     })?;
     let n_complete = names.iter().filter(|name| outcomes.contains_key(**name)).count();
-    let outcomes: Vec<Outcome> =
+    let outcomes: Vec<OperatorOutcome> =
         RESNET_AND_MATMUL.iter().filter_map(|problem| outcomes.remove(problem.label)).collect();
-    let page = Page { request, folder: &folder, outcomes: &outcomes };
-    Ok(Held { data: page.write(own)?, n_runs: problems.len(), n_complete, folder })
+    let page = OperatorsPage { request, folder: &folder, outcomes: &outcomes };
+    Ok(ExperimentResult { data: page.write(own)?, n_runs: problems.len(), n_complete, folder })
 }
 
 /// Tunes an operator and measures it beside the others; none where it was stopped.
 fn measure(
     request: &BesideRequest,
-    problem: &Problem,
+    problem: &SpaceProblem,
     database: &Path,
     worker: &WorkerCommand,
     caller: Caller,
-) -> Result<Option<Outcome>, Error> {
+) -> Result<Option<OperatorOutcome>, Error> {
     let BesideRequest { time, seed, ref hardware, ref peer_path, .. } = *request;
     // From its beginning, if an earlier one was broken off.
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
@@ -158,14 +158,14 @@ fn measure(
     };
     let left_out = left_out.into_inner().expect("nobody panics");
     left_out.iter().for_each(|reason| caller.say(reason.clone()));
-    let implementations = rows.into_iter().map(|row| Measured {
+    let implementations = rows.into_iter().map(|row| MeasuredOperator {
         name: row.implementation.to_owned(),
         gflops: row.gflops_median,
         ms_median: row.ms_median,
         spread: row.spread,
         version: row.version,
     });
-    Ok(Some(Outcome {
+    Ok(Some(OperatorOutcome {
         problem: problem.label.to_owned(),
         workload: problem.workload.to_owned(),
         started,
@@ -177,8 +177,8 @@ fn measure(
     }))
 }
 
-impl Outcome {
-    fn of(&self, name: &str) -> Option<&Measured> {
+impl OperatorOutcome {
+    fn of(&self, name: &str) -> Option<&MeasuredOperator> {
         self.implementations.iter().find(|measured| measured.name == name)
     }
 
@@ -189,13 +189,13 @@ impl Outcome {
 }
 
 /// Contents of the folder.
-struct Page<'a> {
+struct OperatorsPage<'a> {
     request: &'a BesideRequest,
     folder: &'a Path,
-    outcomes: &'a [Outcome],
+    outcomes: &'a [OperatorOutcome],
 }
 
-impl Page<'_> {
+impl OperatorsPage<'_> {
     /// Writes everything and gives what `data.json` holds.
     fn write(&self, own: Json) -> Result<Json, Error> {
         let speedups =
@@ -283,8 +283,8 @@ impl Page<'_> {
         let problems = self.outcomes.iter().map(|outcome| outcome.problem.clone()).collect();
         Plot {
             title: "Speed of operators".into(),
-            x: Axis { label: String::new(), scale: Scale::Categories(problems) },
-            y: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: String::new(), scale: Scale::Categories(problems) },
+            y: PlotAxis { label: "GFLOP/s".into(), scale: Scale::FromZero },
             layers: layers.collect(),
         }
     }

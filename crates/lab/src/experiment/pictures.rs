@@ -16,9 +16,9 @@ use tilewright_search::{Config, Outcome, Parameter, Space, Timing, Trial, build}
 use super::folder::PAGE;
 use super::folder::claim;
 use super::results::markdown;
-use super::{Held, data};
+use super::{ExperimentResult, data};
 use crate::OrFailed;
-use crate::plot::{Axis, Bar, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::plot::{Bar, Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 
 /// An experiment that is computed within a second.
 pub struct Picture {
@@ -32,11 +32,11 @@ pub struct Picture {
     pub compares: &'static str,
     /// Deviations from the paper, in one line.
     pub differs: &'static str,
-    draw: fn(u64) -> Drawn,
+    draw: fn(u64) -> ComputedPicture,
 }
 
 /// Computed picture.
-struct Drawn {
+struct ComputedPicture {
     /// Numbers for `data.json`.
     data: Json,
     plots: Vec<Plot>,
@@ -86,12 +86,12 @@ impl Picture {
     ///
     /// # Errors
     /// Bad input where the folder holds something else; failure where files cannot be written.
-    pub fn carry_out(&self, seed: u64, folder: Option<PathBuf>) -> Result<Held, Error> {
+    pub fn carry_out(&self, seed: u64, folder: Option<PathBuf>) -> Result<ExperimentResult, Error> {
         let Picture { name, paper, figure, compares, differs, draw } = self;
         let folder = folder.unwrap_or_else(|| Path::new("experiments").join(name));
         let mut own = json!({"experiment": name, "seed": seed});
         let (_claim, _) = claim(&folder, &own)?;
-        let Drawn { data: found, plots, table } = draw(seed);
+        let ComputedPicture { data: found, plots, table } = draw(seed);
         let command = format!("tilewright experiment {name} --seed {seed}");
         let facts = json!({"paper": paper, "figure": figure, "differs": differs, "command": command, "version": BUILD,
             "complete": true, "found": found});
@@ -104,7 +104,7 @@ impl Picture {
             let path = folder.join(file);
             write_whole(&path, |file| file.write_all(text.as_bytes())).or_failed(path.display())?;
         }
-        Ok(Held { data: own, folder, n_runs: 1, n_complete: 1 })
+        Ok(ExperimentResult { data: own, folder, n_runs: 1, n_complete: 1 })
     }
 }
 
@@ -132,7 +132,7 @@ impl Hills {
 }
 
 /// Both searches on a map of hills, from the same random kind of start.
-fn map(seed: u64) -> Drawn {
+fn map(seed: u64) -> ComputedPicture {
     let all = 1u64 << (SIDE - 1);
     let parameters = ["m", "n"].map(|name| Parameter::factorization(name, all, 2)).to_vec();
     let space = Arc::new(Space::new("map", parameters, Vec::new()).expect("invariant: the names differ"));
@@ -178,12 +178,12 @@ fn map(seed: u64) -> Drawn {
         let visited = places.chunks(quarter).enumerate().map(of_quarter);
         plots.push(Plot {
             title: text.to_owned(),
-            x: Axis { label: "log₂ of the first factor of m".into(), scale: Scale::FromZero },
-            y: Axis { label: "log₂ of the first factor of n".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: "log₂ of the first factor of m".into(), scale: Scale::FromZero },
+            y: PlotAxis { label: "log₂ of the first factor of n".into(), scale: Scale::FromZero },
             layers: ground.iter().cloned().chain(visited).collect(),
         });
     }
-    Drawn { data: json!({"optimum": optimum, "searches": found}), plots, table }
+    ComputedPicture { data: json!({"optimum": optimum, "searches": found}), plots, table }
 }
 
 /// Configurations that a search tries, in order.
@@ -207,7 +207,7 @@ fn visit(text: &str, space: &Arc<Space>, seed: u64, reward: impl Fn(&Config) -> 
 }
 
 /// End points of q-random walks that begin at 16 · 1 · 1.
-fn walk(_: u64) -> Drawn {
+fn walk(_: u64) -> ComputedPicture {
     const QS: [f64; 2] = [0.3, 0.7];
     let space = Space::new("walk", vec![Parameter::factorization("f", 16, 3)], Vec::new());
     let space = space.expect("invariant: there is one name");
@@ -247,14 +247,14 @@ fn walk(_: u64) -> Drawn {
     });
     let plot = Plot {
         title: "Where walks from 16·1·1 end, the nearest first".into(),
-        x: Axis { label: String::new(), scale: Scale::Categories(ranks.iter().map(|&rank| name(rank)).collect()) },
-        y: Axis { label: "%".into(), scale: Scale::FromZero },
+        x: PlotAxis { label: String::new(), scale: Scale::Categories(ranks.iter().map(|&rank| name(rank)).collect()) },
+        y: PlotAxis { label: "%".into(), scale: Scale::FromZero },
         layers: layers.collect(),
     };
     let rows = ranks.iter().map(|&rank| {
         json!({"factors": factors(rank), "steps": steps[rank as usize], "share": ends.each_ref().map(|e| e[rank as usize])})
     });
-    Drawn { data: json!({"q": QS, "ends": rows.collect::<Vec<_>>()}), plots: vec![plot], table }
+    ComputedPicture { data: json!({"q": QS, "ends": rows.collect::<Vec<_>>()}), plots: vec![plot], table }
 }
 
 /// The shares of the values at which walks from one of them end, the series of `(1 − q)(I − qW)⁻¹`.
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn walks_end_somewhere_and_nearer_with_a_smaller_q() {
-        let Drawn { data, table, .. } = walk(0);
+        let ComputedPicture { data, table, .. } = walk(0);
         assert_eq!(table.len(), 1 + 15, "16 has 15 factorizations in three");
         let ends = data["ends"].as_array().unwrap();
         for q in 0..2 {
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn searches_on_a_map_find_high_ground() {
         for seed in 0..3 {
-            let Drawn { data, plots, .. } = map(seed);
+            let ComputedPicture { data, plots, .. } = map(seed);
             for search in data["searches"].as_array().unwrap() {
                 assert_eq!(search["visits"].as_array().unwrap().len(), N_VISITS);
                 assert!(search["best_of_optimum"].as_f64().unwrap() > 0.3, "{seed}: {search}");

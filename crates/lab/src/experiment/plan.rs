@@ -8,28 +8,28 @@ use std::time::Instant;
 use serde::Deserialize;
 use serde_json::{Value as Json, json};
 use tilewright::file::write_whole;
+use tilewright::format::{count, grouped, shell_quoted};
 use tilewright::version::{RELEASE, release_of};
-use tilewright::words::{count, grouped, shell_quoted};
 use tilewright::{Database, Error, Session, since_1970, trials_of, with_suffix};
 use tilewright_device::device::WorkerCommand;
 use tilewright_ir::op::Workload;
-use tilewright_tune::{PassedOver, Record, Setting, Task, Validator};
+use tilewright_tune::{PassedOver, Record, Task, TemplateSetting, Validator};
 
-use super::Request;
-use super::finished::{Finished, Summary, only_run};
+use super::ExperimentRequest;
+use super::finished::{Finished, RunSummary, only_run};
 use super::folder::{self, RUNS};
 use super::hardware::Hardware;
 use super::machine::MachineResults;
 use super::planned::Planned;
-use super::table::{Arm, Experiment, Length, Moment, Problem, Transferred, Trials, View};
+use super::table::{Arm, ComparedMoment, Experiment, Length, ResultView, SpaceProblem, Transferred, TrialCount};
 use crate::clock::utc;
-use crate::history::Run;
+use crate::history::SearchRun;
 use crate::{Caller, LabEvent, OrFailed};
 
 /// An experiment with its sizes.
-pub struct Plan {
+pub struct ExperimentPlan {
     pub(super) experiment: &'static Experiment,
-    pub(super) problems: Vec<Problem>,
+    pub(super) problems: Vec<SpaceProblem>,
     pub(super) arms: Vec<Arm>,
     pub(super) budget: f64,
     pub(super) seed: u64,
@@ -38,7 +38,7 @@ pub struct Plan {
     pub(super) folder: PathBuf,
     pub(super) runs: Vec<Planned>,
     /// Summaries of runs in `data.json`, by their commands.
-    pub(super) known: BTreeMap<String, Summary>,
+    pub(super) known: BTreeMap<String, RunSummary>,
     /// Results of other machines.
     pub(super) elsewhere: Vec<MachineResults>,
 }
@@ -69,9 +69,9 @@ impl Experiment {
     ///
     /// # Errors
     /// Bad input where its space does not exist.
-    pub(super) fn task(&self, problem: &Problem, hardware: &Hardware) -> Result<Task, Error> {
+    pub(super) fn task(&self, problem: &SpaceProblem, hardware: &Hardware) -> Result<Task, Error> {
         let workload = Workload::parse(problem.workload).map_err(Error::input)?;
-        let setting = Setting { workload, target: hardware.target.clone(), n_threads: hardware.threads };
+        let setting = TemplateSetting { workload, target: hardware.target.clone(), n_threads: hardware.threads };
         let task = Task::new(setting, problem.template).map_err(Error::input)?;
         if self.is_beyond_limits(hardware) { task.beyond_limits().map_err(Error::input) } else { Ok(task) }
     }
@@ -81,16 +81,16 @@ impl Experiment {
 pub(super) fn n_trials(length: Length, task: &Task, budget: f64) -> Option<u64> {
     let size = task.space.size() as f64;
     let trials = match length.trials {
-        Trials::Count(trials) => trials as f64,
-        Trials::ShareOfSpace(share) => share * size,
-        Trials::Any => return None,
+        TrialCount::Count(trials) => trials as f64,
+        TrialCount::ShareOfSpace(share) => share * size,
+        TrialCount::Any => return None,
     };
     Some((trials * budget).round().clamp(1.0, size) as u64)
 }
 
 /// The most seconds of a run.
 fn seconds(length: Length, budget: f64) -> f64 {
-    let least = if length.trials == Trials::Any { 0.0 } else { LEAST_SECONDS };
+    let least = if length.trials == TrialCount::Any { 0.0 } else { LEAST_SECONDS };
     // Milliseconds, so that products such as 0.1 · 3 read well.
     ((length.seconds * budget).max(least) * 1e3).round().max(1.0) / 1e3
 }
@@ -126,20 +126,20 @@ fn database_of(problem: &str, arm: &str, seed: u64) -> String {
     format!("{}.db", stem(problem, arm, seed))
 }
 
-impl Plan {
+impl ExperimentPlan {
     /// Plans an experiment. Its threads are those of this machine.
     ///
     /// # Errors
     /// Bad input where there is no such problem or arm, or a search or a space does not exist.
-    pub fn new(request: &Request) -> Result<Plan, Error> {
-        let Request { experiment, budget, seed, ref hardware, .. } = *request;
+    pub fn new(request: &ExperimentRequest) -> Result<ExperimentPlan, Error> {
+        let ExperimentRequest { experiment, budget, seed, ref hardware, .. } = *request;
         let problems = only("problem", &request.problems, experiment.problems.to_vec(), |one| one.label.to_owned())?;
         let arms = only("arm", &request.arms, experiment.arms(), |arm| arm.label.to_owned())?;
         let repeats = request.repeats.unwrap_or(experiment.repeats);
         let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(experiment.name));
         let mut runs = Vec::new();
-        let with_tasks = |problems: &[Problem]| {
-            let with_task = |problem: &Problem| Ok((*problem, experiment.task(problem, hardware)?));
+        let with_tasks = |problems: &[SpaceProblem]| {
+            let with_task = |problem: &SpaceProblem| Ok((*problem, experiment.task(problem, hardware)?));
             problems.iter().map(with_task).collect::<Result<Vec<_>, Error>>()
         };
         let learns = arms.iter().any(|arm| matches!(arm.transfer, Transferred::Model | Transferred::ModelAndStart));
@@ -180,7 +180,19 @@ impl Plan {
         }
         let (known, elsewhere) = (BTreeMap::new(), Vec::new());
         let hardware = hardware.clone();
-        Ok(Plan { experiment, problems, arms, budget, seed, repeats, hardware, folder, runs, known, elsewhere })
+        Ok(ExperimentPlan {
+            experiment,
+            problems,
+            arms,
+            budget,
+            seed,
+            repeats,
+            hardware,
+            folder,
+            runs,
+            known,
+            elsewhere,
+        })
     }
 
     /// All runs, including those of sources.
@@ -231,7 +243,7 @@ impl Plan {
 
     /// Command that repeats the run.
     pub(super) fn command(&self) -> String {
-        let Plan { experiment, budget, repeats, seed, hardware, .. } = self;
+        let ExperimentPlan { experiment, budget, repeats, seed, hardware, .. } = self;
         let name = experiment.name;
         let hardware = hardware.option().join(" ");
         let size = format!("--budget {budget} --repeats {repeats} --seed {seed} {hardware}");
@@ -292,12 +304,12 @@ impl Plan {
         let is_alike =
             data["cpu"] == self.hardware.name && release_of(data["version"].as_str().unwrap_or_default()) == RELEASE;
         // A histogram needs every trial, and each is only in the records.
-        let is_enough = is_alike && !self.experiment.views.contains(&View::Histogram);
+        let is_enough = is_alike && !self.experiment.views.contains(&ResultView::Histogram);
         let n_moments = self.moments().len();
         let planned: BTreeSet<String> = self.compared().map(Planned::command).collect();
         let mut n_lost = 0;
         for row in data["runs"].as_array().into_iter().flatten() {
-            let summary = Summary::deserialize(row).ok().filter(|summary| {
+            let summary = RunSummary::deserialize(row).ok().filter(|summary| {
                 is_enough
                     && summary.is_settled
                     && summary.found.len() == n_moments
@@ -360,9 +372,9 @@ impl Plan {
     }
 
     /// Moments at which results are compared, the end last.
-    pub(super) fn moments(&self) -> Vec<Moment> {
+    pub(super) fn moments(&self) -> Vec<ComparedMoment> {
         let scaled = self.experiment.moments.iter().map(|moment| moment.scaled(self.budget));
-        scaled.chain([Moment::End]).collect()
+        scaled.chain([ComparedMoment::End]).collect()
     }
 
     /// The runs that the experiment is about.
@@ -381,7 +393,7 @@ impl Plan {
                 (Some(marker), _) => {
                     let records = self.records(planned, caller)?;
                     // On a busy machine a short run may end before its first trial does.
-                    let run = only_run(&records).unwrap_or_else(|| Run {
+                    let run = only_run(&records).unwrap_or_else(|| SearchRun {
                         template: planned.problem.template.unwrap_or_default().to_owned(),
                         search: planned.arm.search.to_owned(),
                         seed: planned.seed,
@@ -389,7 +401,7 @@ impl Plan {
                     });
                     let started = marker["started"].as_str().unwrap_or_default().to_owned();
                     let summary =
-                        Summary::new(planned.command(), started, &records, &run, &marker["result"], &self.moments());
+                        RunSummary::new(planned.command(), started, &records, &run, &marker["result"], &self.moments());
                     (summary, Some(run))
                 }
                 (None, Some(summary)) => (summary.clone(), None),

@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tilewright::words::shell_quoted;
+use tilewright::format::shell_quoted;
 use tilewright::{Error, Transfer};
 
 use super::folder::RUNS;
 use super::hardware::Hardware;
-use super::table::{Arm, Problem};
+use super::table::{Arm, SpaceProblem};
 
 /// A run of `tune`.
 pub struct Planned {
     pub(super) arm: Arm,
-    pub(super) problem: Problem,
+    pub(super) problem: SpaceProblem,
     pub(super) seed: u64,
     /// The most trials that it may have; `None` if only time limits it.
     pub(super) n_trials: Option<u64>,

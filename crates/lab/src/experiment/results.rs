@@ -8,24 +8,24 @@ use serde::Serialize;
 use serde_json::{Value as Json, json};
 use tilewright::Error;
 use tilewright::file::write_whole;
+use tilewright::format::{count, digits, grouped};
 use tilewright::version::BUILD;
-use tilewright::words::{count, digits, grouped};
 use tilewright_search::{ErrorClass, Outcome, Seconds};
 
 use super::data;
 use super::elsewhere;
-use super::finished::{Finished, Summary, n_complete};
+use super::finished::{Finished, RunSummary, n_complete};
 use super::folder::{PAGE, TRIALS};
 use super::machine::MachineResults;
-use super::plan::Plan;
-use super::table::{Arm, Centre, Measure, Moment, Problem, View};
+use super::plan::ExperimentPlan;
+use super::table::{Arm, Centre, ComparedMoment, PlottedQuantity, ResultView, SpaceProblem};
 use crate::OrFailed;
 use crate::history::{Curve, MedianCurve, mean_curve, median_curve};
-use crate::plot::{Axis, Bar, Boxed, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::plot::{Bar, Boxed, Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 use crate::stats::{MeanStd, Quartiles, geometric_mean, median};
 
 /// A part of a run's time, in seconds.
-type PartOf = fn(&Finished) -> f64;
+type RunTimePart = fn(&Finished) -> f64;
 
 /// The share of the best known throughput that counts as having found it.
 const NEAR_BEST: f64 = 0.95;
@@ -42,8 +42,8 @@ const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops
 ///
 /// # Errors
 /// If a file cannot be written.
-pub fn write(plan: &Plan, finished: &[Finished]) -> Result<Json, Error> {
-    let results = Results::of_all(plan, finished);
+pub fn write(plan: &ExperimentPlan, finished: &[Finished]) -> Result<Json, Error> {
+    let results = ExperimentResults::of_all(plan, finished);
     let json = results.json();
     data::write(&plan.folder, &format!("{json:#}\n")).or_failed(data::path(&plan.folder).display())?;
     let mut files = vec![(TRIALS.to_owned(), results.trials())];
@@ -65,20 +65,22 @@ pub fn write(plan: &Plan, finished: &[Finished]) -> Result<Json, Error> {
     Ok(json)
 }
 
-impl View {
+impl ResultView {
     /// The name of its file and what it shows.
     fn name(self) -> (&'static str, &'static str) {
         match self {
-            View::Trials => ("by-trials", "The best so far against trials"),
-            View::Time => ("by-time", "The best so far against time"),
-            View::Share => ("by-share", "The best so far against the share of the space that was tried"),
-            View::Relative => ("relative", "The best so far as a share of the best known, over all problems"),
-            View::SpeedUpOver(_) => ("speed-up", "How many times as fast as another arm's the best so far is"),
-            View::Boxes => ("best", "The best of each run"),
-            View::NearBest => ("trials-to-95", "Trials until 95 % of the best known, of the runs that come so far"),
-            View::Histogram => ("histogram", "How often which throughput occurs"),
-            View::Outcomes => ("outcomes", "How trials end, and the time that they take"),
-            View::Seconds => ("time", "Where the time goes"),
+            ResultView::Trials => ("by-trials", "The best so far against trials"),
+            ResultView::Time => ("by-time", "The best so far against time"),
+            ResultView::Share => ("by-share", "The best so far against the share of the space that was tried"),
+            ResultView::Relative => ("relative", "The best so far as a share of the best known, over all problems"),
+            ResultView::SpeedUpOver(_) => ("speed-up", "How many times as fast as another arm's the best so far is"),
+            ResultView::Boxes => ("best", "The best of each run"),
+            ResultView::NearBest => {
+                ("trials-to-95", "Trials until 95 % of the best known, of the runs that come so far")
+            }
+            ResultView::Histogram => ("histogram", "How often which throughput occurs"),
+            ResultView::Outcomes => ("outcomes", "How trials end, and the time that they take"),
+            ResultView::Seconds => ("time", "Where the time goes"),
         }
     }
 }
@@ -93,23 +95,23 @@ struct RunRow<'a> {
     trials_to_95: Option<u64>,
     best_gflops: Option<f64>,
     #[serde(flatten)]
-    summary: &'a Summary,
+    summary: &'a RunSummary,
 }
 
-struct Results<'a> {
-    plan: &'a Plan,
+struct ExperimentResults<'a> {
+    plan: &'a ExperimentPlan,
     finished: &'a [Finished<'a>],
     /// Results of this machine and the others, where results of others are shown beside its own.
     machines: Vec<MachineResults>,
 }
 
-impl<'a> Results<'a> {
-    fn of_all(plan: &'a Plan, finished: &'a [Finished<'a>]) -> Results<'a> {
+impl<'a> ExperimentResults<'a> {
+    fn of_all(plan: &'a ExperimentPlan, finished: &'a [Finished<'a>]) -> ExperimentResults<'a> {
         let here = plan.elsewhere.iter().take(1).map(|_| elsewhere::here(plan, finished));
-        Results { plan, finished, machines: here.chain(plan.elsewhere.iter().cloned()).collect() }
+        ExperimentResults { plan, finished, machines: here.chain(plan.elsewhere.iter().cloned()).collect() }
     }
 
-    fn of(&self, problem: &Problem, arm: &Arm) -> impl Iterator<Item = &'a Finished<'a>> {
+    fn of(&self, problem: &SpaceProblem, arm: &Arm) -> impl Iterator<Item = &'a Finished<'a>> {
         let (problem, arm) = (problem.label, arm.label);
         self.finished.iter().filter(move |f| (f.planned.problem.label, f.planned.arm.label) == (problem, arm))
     }
@@ -119,13 +121,13 @@ impl<'a> Results<'a> {
     }
 
     /// Nanoseconds of the best kernel that any run knew at any of the moments.
-    fn best_known(&self, problem: &Problem) -> Option<f64> {
+    fn best_known(&self, problem: &SpaceProblem) -> Option<f64> {
         let own = self.finished.iter().filter(|f| f.planned.problem.label == problem.label);
         own.flat_map(|f| &f.summary.found).flatten().filter_map(|found| found.ns).min_by(f64::total_cmp)
     }
 
     /// The best throughput of each run at one of the plan's moments.
-    fn bests(&self, problem: &Problem, arm: &Arm, moment: usize) -> Vec<f64> {
+    fn bests(&self, problem: &SpaceProblem, arm: &Arm, moment: usize) -> Vec<f64> {
         self.of(problem, arm).filter_map(|f| Some(f.gflops(f.ns_at(moment)?))).collect()
     }
 
@@ -210,7 +212,7 @@ impl<'a> Results<'a> {
         });
         let everywhere = plan.arms.iter().filter(|_| !self.machines.is_empty()).flat_map(|arm| {
             let of_arm = plan.moments().into_iter().enumerate().map(|(at, moment)| {
-                let of_problem = |problem: &Problem| {
+                let of_problem = |problem: &SpaceProblem| {
                     let shares = self.shares_everywhere(problem, arm, at);
                     (problem.label, json!({"runs": shares.len(), "share_of_best_known": Quartiles::of(&shares)}))
                 };
@@ -338,7 +340,9 @@ impl<'a> Results<'a> {
         };
         for (at, moment) in self.plan.moments().into_iter().enumerate() {
             let what = match (experiment.is_raced, moment) {
-                (true, Moment::End) => "What won the race of a run's leaders, timed beside that of all other runs",
+                (true, ComparedMoment::End) => {
+                    "What won the race of a run's leaders, timed beside that of all other runs"
+                }
                 (true, _) => "What won a race of a run's leaders by then, timed beside that of all other runs",
                 (false, _) => "A run's fastest trial",
             };
@@ -349,11 +353,11 @@ impl<'a> Results<'a> {
             );
             out += &self.table(at);
         }
-        if experiment.views.contains(&View::NearBest) {
+        if experiment.views.contains(&ResultView::NearBest) {
             out += "\n## Trials until 95 % of the best known\n\nMedian over runs, in brackets how many of them come so far.\n\n";
             out += &self.near_best_table();
         }
-        if experiment.views.contains(&View::Outcomes) {
+        if experiment.views.contains(&ResultView::Outcomes) {
             out += "\n## How trials end\n\n";
             out += &self.outcome_table();
         }
@@ -371,7 +375,7 @@ impl<'a> Results<'a> {
     }
 
     /// Shares of the best known on its machine that the runs of an arm on a problem reached, on all machines.
-    fn shares_everywhere(&self, problem: &Problem, arm: &Arm, moment: usize) -> Vec<f64> {
+    fn shares_everywhere(&self, problem: &SpaceProblem, arm: &Arm, moment: usize) -> Vec<f64> {
         self.machines.iter().flat_map(|machine| machine.shares(problem.label, arm.label, moment)).collect()
     }
 
@@ -501,63 +505,65 @@ impl<'a> Results<'a> {
 
     fn value(&self, finished: &Finished, ns: f64) -> f64 {
         match self.plan.experiment.measure {
-            Measure::Throughput => finished.gflops(ns),
-            Measure::Cost => ns / 1e6,
+            PlottedQuantity::Throughput => finished.gflops(ns),
+            PlottedQuantity::Cost => ns / 1e6,
         }
     }
 
-    fn value_axis(&self) -> Axis {
+    fn value_axis(&self) -> PlotAxis {
         match self.plan.experiment.measure {
-            Measure::Throughput => Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
-            Measure::Cost => Axis { label: "time of a kernel, ms".into(), scale: Scale::Log },
+            PlottedQuantity::Throughput => PlotAxis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            PlottedQuantity::Cost => PlotAxis { label: "time of a kernel, ms".into(), scale: Scale::Log },
         }
     }
 
-    fn plots(&self, view: View) -> Vec<Plot> {
+    fn plots(&self, view: ResultView) -> Vec<Plot> {
         let problems = &self.plan.problems;
         match view {
-            View::Trials | View::Time | View::Share => problems.iter().map(|p| self.curves(p, view)).collect(),
-            View::Relative => vec![self.relative()],
-            View::SpeedUpOver(label) => {
+            ResultView::Trials | ResultView::Time | ResultView::Share => {
+                problems.iter().map(|p| self.curves(p, view)).collect()
+            }
+            ResultView::Relative => vec![self.relative()],
+            ResultView::SpeedUpOver(label) => {
                 let over = self.plan.arms.iter().find(|arm| arm.label == label);
                 over.map(|over| self.speed_up(over)).into_iter().collect()
             }
-            View::Boxes => {
+            ResultView::Boxes => {
                 vec![self.boxes("The best of each run", self.value_axis(), |f| Some(self.value(f, f.best_ns()?)))]
             }
-            View::NearBest => {
-                let axis = Axis { label: "trials".into(), scale: Scale::Log };
+            ResultView::NearBest => {
+                let axis = PlotAxis { label: "trials".into(), scale: Scale::Log };
                 vec![
                     self.boxes("Trials until 95 % of the best known", axis, |f| {
                         Some(self.trials_to_near_best(f)? as f64)
                     }),
                 ]
             }
-            View::Histogram => problems.iter().map(|problem| self.histogram(problem)).collect(),
-            View::Outcomes => self.outcome_plots(),
-            View::Seconds => vec![self.seconds()],
+            ResultView::Histogram => problems.iter().map(|problem| self.histogram(problem)).collect(),
+            ResultView::Outcomes => self.outcome_plots(),
+            ResultView::Seconds => vec![self.seconds()],
         }
     }
 
-    fn curves(&self, problem: &Problem, view: View) -> Plot {
+    fn curves(&self, problem: &SpaceProblem, view: ResultView) -> Plot {
         let curve = |f: &Finished| -> Curve {
             f.summary.best_so_far(
                 |n, elapsed_s| match view {
-                    View::Time => elapsed_s,
-                    View::Share => 100.0 * n as f64 / f.space_size,
+                    ResultView::Time => elapsed_s,
+                    ResultView::Share => 100.0 * n as f64 / f.space_size,
                     _ => n as f64,
                 },
                 |ns| self.value(f, ns),
             )
         };
         let unit = match view {
-            View::Time => "time, s",
-            View::Share => "configurations tried, % of the space",
+            ResultView::Time => "time, s",
+            ResultView::Share => "configurations tried, % of the space",
             _ => "trials",
         };
         Plot {
             title: problem.label.to_owned(),
-            x: Axis { label: unit.into(), scale: Scale::Log },
+            x: PlotAxis { label: unit.into(), scale: Scale::Log },
             y: self.value_axis(),
             layers: self.layers(|_, arm| {
                 let curves: Vec<Curve> = self.of(problem, arm).map(curve).collect();
@@ -568,10 +574,10 @@ impl<'a> Results<'a> {
 
     /// Speed of the best so far over the centre of another arm's runs on the same problem.
     fn speed_up(&self, over: &'a Arm) -> Plot {
-        let curves = |problem: &Problem, arm: &Arm| -> Vec<Curve> {
+        let curves = |problem: &SpaceProblem, arm: &Arm| -> Vec<Curve> {
             self.of(problem, arm).map(|f| f.summary.best_so_far(|_, elapsed_s| elapsed_s, |ns| f.gflops(ns))).collect()
         };
-        let of_problem = |problem: &Problem, arm: &Arm| -> Vec<Curve> {
+        let of_problem = |problem: &SpaceProblem, arm: &Arm| -> Vec<Curve> {
             let MedianCurve { points, .. } = self.centre_curve(&curves(problem, over));
             let end = points.last().map_or(0.0, |point| point.0);
             let theirs = Curve { points, end };
@@ -579,8 +585,8 @@ impl<'a> Results<'a> {
         };
         Plot {
             title: format!("Over {}, over problems and runs", over.label),
-            x: Axis { label: "time, s".into(), scale: Scale::Log },
-            y: Axis { label: "times as fast".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: "time, s".into(), scale: Scale::Log },
+            y: PlotAxis { label: "times as fast".into(), scale: Scale::FromZero },
             layers: self.layers(|_, arm| {
                 let ratios: Vec<Curve> =
                     self.plan.problems.iter().flat_map(|problem| of_problem(problem, arm)).collect();
@@ -595,8 +601,8 @@ impl<'a> Results<'a> {
                 Centre::Median => "Median over problems and runs, with quartiles".into(),
                 Centre::Mean => "Mean over problems and runs, with standard deviation".into(),
             },
-            x: Axis { label: "time, s".into(), scale: Scale::Log },
-            y: Axis { label: "share of the best known, %".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: "time, s".into(), scale: Scale::Log },
+            y: PlotAxis { label: "share of the best known, %".into(), scale: Scale::FromZero },
             layers: self.layers(|_, arm| {
                 let curves = self.of_arm(arm).filter_map(|f| {
                     let best = self.best_known(&f.planned.problem)?;
@@ -609,13 +615,13 @@ impl<'a> Results<'a> {
     }
 
     /// Boxes of a value of each run, by problem and arm.
-    fn boxes(&self, title: &str, y: Axis, value: impl Fn(&Finished) -> Option<f64>) -> Plot {
+    fn boxes(&self, title: &str, y: PlotAxis, value: impl Fn(&Finished) -> Option<f64>) -> Plot {
         let problems = &self.plan.problems;
         let width = 0.8 / self.plan.arms.len() as f64;
         let names = problems.iter().map(|problem| problem.label.to_owned()).collect();
         Plot {
             title: title.to_owned(),
-            x: Axis { label: String::new(), scale: Scale::Categories(names) },
+            x: PlotAxis { label: String::new(), scale: Scale::Categories(names) },
             y,
             layers: self.layers(|at, arm| {
                 let x = |problem: usize| problem as f64 - 0.4 + (at as f64 + 0.5) * width;
@@ -629,7 +635,7 @@ impl<'a> Results<'a> {
         }
     }
 
-    fn histogram(&self, problem: &Problem) -> Plot {
+    fn histogram(&self, problem: &SpaceProblem) -> Plot {
         let values = |arm: &Arm| -> Vec<f64> {
             let trials = self
                 .of(problem, arm)
@@ -640,8 +646,8 @@ impl<'a> Results<'a> {
         let step = most / N_BARS as f64;
         Plot {
             title: problem.label.to_owned(),
-            x: Axis { label: "GFLOP/s".into(), scale: Scale::FromZero },
-            y: Axis { label: "configurations".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: "GFLOP/s".into(), scale: Scale::FromZero },
+            y: PlotAxis { label: "configurations".into(), scale: Scale::FromZero },
             layers: self.layers(|_, arm| {
                 let mut counts = [0u64; N_BARS];
                 values(arm).iter().for_each(|v| counts[((v / step) as usize).min(N_BARS - 1)] += 1);
@@ -663,8 +669,8 @@ impl<'a> Results<'a> {
         let width = 0.8 / sums.len() as f64;
         let plot = |title: &str, part: fn(&(&str, f64, f64)) -> f64, unit: &str| Plot {
             title: title.into(),
-            x: Axis { label: String::new(), scale: Scale::Categories(names.clone()) },
-            y: Axis { label: "%".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: String::new(), scale: Scale::Categories(names.clone()) },
+            y: PlotAxis { label: "%".into(), scale: Scale::FromZero },
             layers: self.layers(|arm, _| {
                 let all: f64 = sums[arm].iter().map(part).sum();
                 let bars = shown.iter().enumerate().map(|(place, at)| {
@@ -687,14 +693,14 @@ impl<'a> Results<'a> {
 
     fn seconds(&self) -> Plot {
         let arms = &self.plan.arms;
-        let of_part: [(&str, PartOf); 4] = [
+        let of_part: [(&str, RunTimePart); 4] = [
             ("search", |f| f.summary.search_seconds),
             ("build", |f| f.summary.seconds_in().build),
             ("run", |f| f.summary.seconds_in().run),
             ("verify", |f| f.summary.seconds_in().verify),
         ];
         let names: Vec<String> = of_part.iter().map(|(name, _)| (*name).to_owned()).collect();
-        let sum = |arm: &'a Arm, part: PartOf| self.of_arm(arm).map(part).sum::<f64>();
+        let sum = |arm: &'a Arm, part: RunTimePart| self.of_arm(arm).map(part).sum::<f64>();
         let mut below = vec![0.0; arms.len()];
         let mut layers = Vec::new();
         for ((name, part), colour) in of_part.into_iter().zip(colours(&names)) {
@@ -710,11 +716,11 @@ impl<'a> Results<'a> {
         }
         Plot {
             title: "Where the time goes".into(),
-            x: Axis {
+            x: PlotAxis {
                 label: String::new(),
                 scale: Scale::Categories(arms.iter().map(|arm| arm.label.to_owned()).collect()),
             },
-            y: Axis { label: "%".into(), scale: Scale::FromZero },
+            y: PlotAxis { label: "%".into(), scale: Scale::FromZero },
             layers,
         }
     }

@@ -7,20 +7,22 @@ use std::path::{Path, PathBuf};
 use serde_json::{Value as Json, json};
 use tilewright::Error;
 use tilewright::file::write_whole;
+use tilewright::format::{count, shell_quoted};
 use tilewright::version::{BUILD, RELEASE};
-use tilewright::words::{count, shell_quoted};
 use tilewright_learn::sequence::{ARCHITECTURES, Architecture, Epoch, Training};
 
 use super::folder::{self, PAGE, RUNS};
 use super::plan::only;
 use super::results::markdown;
-use super::{Cost, Held, data};
+use super::{Cost, ExperimentResult, data};
 use crate::history::MedianCurve;
-use crate::plot::{Axis, Layer, Marks, Plot, Scale, colours, sheet};
+use crate::plot::{Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 use crate::predict::baselines::BASELINES;
-use crate::predict::evaluate::{BaselineFacts, Evaluation, MeanStd, ModelFacts, Request, Scores, evaluate};
+use crate::predict::evaluate::{
+    BaselineFacts, EvaluatedModel, Evaluation, EvaluationRequest, MeanStd, Scores, evaluate,
+};
 use crate::predict::paper::{BEAM_MODEL, PAPER as ROWS, WIDTHS};
-use crate::predict::{Choice, RANDOM, Table};
+use crate::predict::{RANDOM, RowSelection, TunedTable};
 use crate::{Caller, OrFailed};
 
 /// Name on the command line.
@@ -143,15 +145,15 @@ impl SequenceRequest {
     }
 
     /// The table of a set.
-    fn table(&self, set: Set) -> Result<Table, Error> {
+    fn table(&self, set: Set) -> Result<TunedTable, Error> {
         let [data, specification] = [format!("{}.csv.gz", set.name()), format!("{}.toml", set.kernel)];
         let [data, specification] = [data, specification].map(|name| self.data.join(name));
         if let Some(missing) = [&data, &specification].into_iter().find(|path| !path.exists()) {
             let mend = format!("give the repository's folder {DATA} with --data, or run it there");
             return Err(Error::input(format!("there is no {} ({mend})", missing.display())));
         }
-        let choice = Choice { filters: vec![("arch".to_owned(), ARCH.to_owned())], split: RANDOM.to_owned() };
-        Table::read(&[&data], Some(&specification), &choice)
+        let choice = RowSelection { filters: vec![("arch".to_owned(), ARCH.to_owned())], split: RANDOM.to_owned() };
+        TunedTable::read(&[&data], Some(&specification), &choice)
     }
 }
 
@@ -167,7 +169,7 @@ impl Default for SequenceRequest {
 /// # Errors
 /// Bad input where there is no such table or model, the tables are not there, or the folder holds something
 /// else; failure where files cannot be written.
-pub fn carry_out(request: &SequenceRequest, caller: Caller) -> Result<Held, Error> {
+pub fn carry_out(request: &SequenceRequest, caller: Caller) -> Result<ExperimentResult, Error> {
     let (sets, (architectures, baselines)) = (request.sets()?, request.arms()?);
     let tables = sets.iter().map(|&set| request.table(set)).collect::<Result<Vec<_>, Error>>()?;
     let folder = request.folder.clone().unwrap_or_else(|| Path::new("experiments").join(NAME));
@@ -178,7 +180,7 @@ pub fn carry_out(request: &SequenceRequest, caller: Caller) -> Result<Held, Erro
         caller.say(format!("{}: {}", set.name(), count(table.rows.len() as u64, "row")));
         let of_set = folder.join(RUNS).join(set.name());
         std::fs::create_dir_all(&of_set).or_failed(of_set.display())?;
-        let request = Request {
+        let request = EvaluationRequest {
             architectures: architectures.clone(),
             n_seeds: request.repeats,
             training: request.training(),
@@ -193,7 +195,7 @@ pub fn carry_out(request: &SequenceRequest, caller: Caller) -> Result<Held, Erro
         }
     }
     let page = Page { request, folder: &folder, outcomes: &outcomes };
-    Ok(Held { data: page.write(own)?, n_runs: sets.len(), n_complete: outcomes.len(), folder })
+    Ok(ExperimentResult { data: page.write(own)?, n_runs: sets.len(), n_complete: outcomes.len(), folder })
 }
 
 /// Contents of the folder.
@@ -367,7 +369,7 @@ fn beam_cell(evaluation: &Evaluation, name: &str, width: usize, is_constrained: 
 }
 
 /// Loss and accuracy of a model by epoch, a curve for each repetition.
-fn learning(set: &Set, model: &ModelFacts) -> [Plot; 2] {
+fn learning(set: &Set, model: &EvaluatedModel) -> [Plot; 2] {
     let kinds = ["training", "validation"];
     let colours = colours(&kinds.map(str::to_owned));
     let of_kind = |epoch: &Epoch, kind: usize| if kind == 0 { epoch.train } else { epoch.validation };
@@ -382,8 +384,8 @@ fn learning(set: &Set, model: &ModelFacts) -> [Plot; 2] {
         });
         Plot {
             title: format!("{}: {what} of {}", set.name(), model.model),
-            x: Axis { label: "epoch".into(), scale: Scale::FromZero },
-            y: Axis { label: label.into(), scale: Scale::FromZero },
+            x: PlotAxis { label: "epoch".into(), scale: Scale::FromZero },
+            y: PlotAxis { label: label.into(), scale: Scale::FromZero },
             layers: layers.collect(),
         }
     };

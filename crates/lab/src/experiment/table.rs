@@ -4,8 +4,8 @@ use std::fmt;
 
 use tilewright_search::SEARCHES;
 
-use crate::history::Run;
-use tilewright::words::count;
+use crate::history::SearchRun;
+use tilewright::format::count;
 
 /// An experiment: every arm on every problem, repeated with different seeds.
 pub struct Experiment {
@@ -22,9 +22,9 @@ pub struct Experiment {
     /// Differences that come of running on a CPU, in one line; empty where there are none.
     pub on_cpus: &'static str,
     /// Problems that are tuned.
-    pub problems: &'static [Problem],
+    pub problems: &'static [SpaceProblem],
     /// Problems that are tuned first, with as many trials each, as sources of transfer for arms.
-    pub sources: &'static [Problem],
+    pub sources: &'static [SpaceProblem],
     /// Arms that are compared.
     pub arms: Arms,
     /// Length of each run at a budget of 1.
@@ -42,18 +42,18 @@ pub struct Experiment {
     /// Whether what a GPU's limits rule out is in the space, and fails.
     pub beyond_limits: bool,
     /// Quantity that is plotted.
-    pub measure: Measure,
+    pub measure: PlottedQuantity,
     /// Summary of several runs, in tables and curves.
     pub centre: Centre,
     /// Moments, besides the end, at which results are compared, in order, at a budget of 1.
-    pub moments: &'static [Moment],
+    pub moments: &'static [ComparedMoment],
     /// Plots that are drawn.
-    pub views: &'static [View],
+    pub views: &'static [ResultView],
 }
 
 /// A workload and the template whose space is searched, the default one if none is named.
 #[derive(Debug, Clone, Copy)]
-pub struct Problem {
+pub struct SpaceProblem {
     /// Name in plots and tables.
     pub label: &'static str,
     /// The workload as on the command line.
@@ -98,14 +98,14 @@ pub enum Transferred {
 #[derive(Debug, Clone, Copy)]
 pub struct Length {
     /// Number of trials.
-    pub trials: Trials,
+    pub trials: TrialCount,
     /// Seconds of a run; where trials are what counts, a limit that few runs reach.
     pub seconds: f64,
 }
 
 /// Moment at which runs are compared.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Moment {
+pub enum ComparedMoment {
     /// Seconds of each run.
     Seconds(f64),
     /// Trials of each run.
@@ -116,7 +116,7 @@ pub enum Moment {
 
 /// Number of trials of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Trials {
+pub enum TrialCount {
     /// A fixed number.
     Count(u64),
     /// A share of the space's configurations.
@@ -127,7 +127,7 @@ pub enum Trials {
 
 /// Quantity that is plotted of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Measure {
+pub enum PlottedQuantity {
     /// GFLOP/s.
     Throughput,
     /// Milliseconds.
@@ -145,7 +145,7 @@ pub enum Centre {
 
 /// A picture.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum View {
+pub enum ResultView {
     /// The best so far against trials.
     Trials,
     /// The best so far against seconds.
@@ -168,57 +168,57 @@ pub enum View {
     Seconds,
 }
 
-impl Moment {
+impl ComparedMoment {
     /// Scales the moment to another budget.
-    pub fn scaled(self, budget: f64) -> Moment {
+    pub fn scaled(self, budget: f64) -> ComparedMoment {
         match self {
-            Moment::Seconds(seconds) => Moment::Seconds(seconds * budget),
-            Moment::Trials(trials) => Moment::Trials((trials as f64 * budget).round() as u64),
-            Moment::End => Moment::End,
+            ComparedMoment::Seconds(seconds) => ComparedMoment::Seconds(seconds * budget),
+            ComparedMoment::Trials(trials) => ComparedMoment::Trials((trials as f64 * budget).round() as u64),
+            ComparedMoment::End => ComparedMoment::End,
         }
     }
 
     /// The trials that a run had made by then.
-    pub fn n_trials(self, run: &Run) -> usize {
+    pub fn n_trials(self, run: &SearchRun) -> usize {
         match self {
-            Moment::Seconds(seconds) => run.trials.partition_point(|trial| trial.elapsed_s <= seconds),
-            Moment::Trials(trials) => run.trials.len().min(trials as usize),
-            Moment::End => run.trials.len(),
+            ComparedMoment::Seconds(seconds) => run.trials.partition_point(|trial| trial.elapsed_s <= seconds),
+            ComparedMoment::Trials(trials) => run.trials.len().min(trials as usize),
+            ComparedMoment::End => run.trials.len(),
         }
     }
 }
 
-impl fmt::Display for Moment {
+impl fmt::Display for ComparedMoment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Moment::Seconds(seconds) => write!(f, "after {seconds:.1} s"),
-            Moment::Trials(trials) => write!(f, "after {}", count(*trials, "trial")),
-            Moment::End => f.write_str("at the end"),
+            ComparedMoment::Seconds(seconds) => write!(f, "after {seconds:.1} s"),
+            ComparedMoment::Trials(trials) => write!(f, "after {}", count(*trials, "trial")),
+            ComparedMoment::End => f.write_str("at the end"),
         }
     }
 }
 
 impl Length {
     const fn trials(count: u64, seconds: f64) -> Length {
-        Length { trials: Trials::Count(count), seconds }
+        Length { trials: TrialCount::Count(count), seconds }
     }
 
     const fn share_of_space(share: f64, seconds: f64) -> Length {
-        Length { trials: Trials::ShareOfSpace(share), seconds }
+        Length { trials: TrialCount::ShareOfSpace(share), seconds }
     }
 
     const fn seconds(seconds: f64) -> Length {
-        Length { trials: Trials::Any, seconds }
+        Length { trials: TrialCount::Any, seconds }
     }
 }
 
-impl Problem {
-    const fn of(label: &'static str, workload: &'static str, template: &'static str) -> Problem {
-        Problem { label, workload, template: Some(template) }
+impl SpaceProblem {
+    const fn of(label: &'static str, workload: &'static str, template: &'static str) -> SpaceProblem {
+        SpaceProblem { label, workload, template: Some(template) }
     }
 
-    const fn default(label: &'static str, workload: &'static str) -> Problem {
-        Problem { label, workload, template: None }
+    const fn default(label: &'static str, workload: &'static str) -> SpaceProblem {
+        SpaceProblem { label, workload, template: None }
     }
 }
 
@@ -242,40 +242,40 @@ impl Experiment {
     }
 }
 
-const fn resnet(template: Option<&'static str>) -> [Problem; 12] {
+const fn resnet(template: Option<&'static str>) -> [SpaceProblem; 12] {
     [
-        Problem { label: "C1", workload: "resnet18.C1", template },
-        Problem { label: "C2", workload: "resnet18.C2", template },
-        Problem { label: "C3", workload: "resnet18.C3", template },
-        Problem { label: "C4", workload: "resnet18.C4", template },
-        Problem { label: "C5", workload: "resnet18.C5", template },
-        Problem { label: "C6", workload: "resnet18.C6", template },
-        Problem { label: "C7", workload: "resnet18.C7", template },
-        Problem { label: "C8", workload: "resnet18.C8", template },
-        Problem { label: "C9", workload: "resnet18.C9", template },
-        Problem { label: "C10", workload: "resnet18.C10", template },
-        Problem { label: "C11", workload: "resnet18.C11", template },
-        Problem { label: "C12", workload: "resnet18.C12", template },
+        SpaceProblem { label: "C1", workload: "resnet18.C1", template },
+        SpaceProblem { label: "C2", workload: "resnet18.C2", template },
+        SpaceProblem { label: "C3", workload: "resnet18.C3", template },
+        SpaceProblem { label: "C4", workload: "resnet18.C4", template },
+        SpaceProblem { label: "C5", workload: "resnet18.C5", template },
+        SpaceProblem { label: "C6", workload: "resnet18.C6", template },
+        SpaceProblem { label: "C7", workload: "resnet18.C7", template },
+        SpaceProblem { label: "C8", workload: "resnet18.C8", template },
+        SpaceProblem { label: "C9", workload: "resnet18.C9", template },
+        SpaceProblem { label: "C10", workload: "resnet18.C10", template },
+        SpaceProblem { label: "C11", workload: "resnet18.C11", template },
+        SpaceProblem { label: "C12", workload: "resnet18.C12", template },
     ]
 }
 
-const RESNET: &[Problem] = &resnet(None);
+const RESNET: &[SpaceProblem] = &resnet(None);
 /// The layers of ResNet-18 and a product, with the default templates.
-pub(super) const RESNET_AND_MATMUL: &[Problem] = &{
+pub(super) const RESNET_AND_MATMUL: &[SpaceProblem] = &{
     let [c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12] = resnet(None);
-    [c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, Problem::default("1024³", "matmul-1024")]
+    [c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, SpaceProblem::default("1024³", "matmul-1024")]
 };
 /// The layers that NoSE is tested on; the other four chose its options.
-const NOSE_TESTS: &[Problem] = &{
+const NOSE_TESTS: &[SpaceProblem] = &{
     let [_, _, c3, c4, c5, c6, c7, c8, c9, c10, _, _] = resnet(Some("conv-4-4-4-2-2-2"));
     [c3, c4, c5, c6, c7, c8, c9, c10]
 };
 
-const MIXED: &[Problem] = &[
-    Problem::default("1024³", "matmul-1024"),
-    Problem::default("C2", "resnet18.C2"),
-    Problem::default("C9", "resnet18.C9"),
-    Problem::default("C12", "resnet18.C12"),
+const MIXED: &[SpaceProblem] = &[
+    SpaceProblem::default("1024³", "matmul-1024"),
+    SpaceProblem::default("C2", "resnet18.C2"),
+    SpaceProblem::default("C9", "resnet18.C9"),
+    SpaceProblem::default("C12", "resnet18.C12"),
 ];
 
 const GBFS_PAPER: &str = "G-BFS and N-A2C";
@@ -335,7 +335,7 @@ const PLAIN: Experiment = Experiment {
     is_raced: false,
     to_the_end: false,
     beyond_limits: false,
-    measure: Measure::Throughput,
+    measure: PlottedQuantity::Throughput,
     centre: Centre::Median,
     moments: &[],
     views: &[],
@@ -350,12 +350,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         compares: "the best kernel against the share of the space that was tried and against time, 1024³",
         differs: GBFS_DIFFERS,
         on_cpus: ON_A_CPU,
-        problems: &[Problem::of("1024³", "matmul-1024", "gemm-4-2-4")],
+        problems: &[SpaceProblem::of("1024³", "matmul-1024", "gemm-4-2-4")],
         arms: Arms::Listed(GBFS_ARMS),
         length: Length::share_of_space(0.001, 300.0),
         repeats: 5,
-        measure: Measure::Cost,
-        views: &[View::Share, View::Time],
+        measure: PlottedQuantity::Cost,
+        views: &[ResultView::Share, ResultView::Time],
         ..PLAIN
     },
     Experiment {
@@ -366,15 +366,15 @@ pub const EXPERIMENTS: &[Experiment] = &[
         differs: GBFS_DIFFERS,
         on_cpus: ON_A_CPU,
         problems: &[
-            Problem::of("512³", "matmul-512", "gemm-4-2-4"),
-            Problem::of("1024³", "matmul-1024", "gemm-4-2-4"),
-            Problem::of("2048³", "matmul-2048", "gemm-4-2-4"),
+            SpaceProblem::of("512³", "matmul-512", "gemm-4-2-4"),
+            SpaceProblem::of("1024³", "matmul-1024", "gemm-4-2-4"),
+            SpaceProblem::of("2048³", "matmul-2048", "gemm-4-2-4"),
         ],
         arms: Arms::Listed(GBFS_ARMS),
         length: Length::share_of_space(0.001, 300.0),
         repeats: 10,
-        measure: Measure::Cost,
-        views: &[View::Boxes, View::Share],
+        measure: PlottedQuantity::Cost,
+        views: &[ResultView::Boxes, ResultView::Share],
         ..PLAIN
     },
     Experiment {
@@ -384,12 +384,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
         compares: "the best kernels of ten runs after 750 s each, 1024³",
         differs: GBFS_DIFFERS,
         on_cpus: ON_A_CPU,
-        problems: &[Problem::of("1024³", "matmul-1024", "gemm-4-2-4")],
+        problems: &[SpaceProblem::of("1024³", "matmul-1024", "gemm-4-2-4")],
         arms: Arms::Listed(GBFS_ARMS),
         length: Length::seconds(750.0),
         repeats: 10,
-        measure: Measure::Cost,
-        views: &[View::Boxes, View::Time],
+        measure: PlottedQuantity::Cost,
+        views: &[ResultView::Boxes, ResultView::Time],
         ..PLAIN
     },
     Experiment {
@@ -409,7 +409,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::trials(512, 60.0),
         repeats: 3,
-        views: &[View::Trials, View::Time],
+        views: &[ResultView::Trials, ResultView::Time],
         ..PLAIN
     },
     Experiment {
@@ -428,7 +428,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::trials(512, 60.0),
         repeats: 3,
-        views: &[View::Trials],
+        views: &[ResultView::Trials],
         ..PLAIN
     },
     Experiment {
@@ -446,7 +446,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::trials(512, 60.0),
         repeats: 3,
-        views: &[View::Trials],
+        views: &[ResultView::Trials],
         ..PLAIN
     },
     Experiment {
@@ -464,24 +464,24 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::trials(512, 60.0),
         repeats: 3,
-        views: &[View::Trials],
+        views: &[ResultView::Trials],
         ..PLAIN
     },
     Experiment {
         name: "autotvm-transfer",
         paper: "AutoTVM",
         figure: "figure 8",
-        compares: "a model that has learnt from C1 to C6, also with their best configurations to begin with, against one that begins \
+        compares: "a model trained on C1 to C6, also with their best configurations to begin with, against one that begins \
                    with nothing, on C7 to C9 and on 1024³",
         on_cpus: ON_A_CPU,
         differs: "our templates; the paper learns from 20,000 trials and more, here six runs teach 4,096 at most \
                   (`gbt:experience=` lifts that); what the model of other layers says is weighed by the trials of this one and \
                   handed on to trees on parameters",
         problems: &[
-            Problem::default("C7", "resnet18.C7"),
-            Problem::default("C8", "resnet18.C8"),
-            Problem::default("C9", "resnet18.C9"),
-            Problem::default("1024³", "matmul-1024"),
+            SpaceProblem::default("C7", "resnet18.C7"),
+            SpaceProblem::default("C8", "resnet18.C8"),
+            SpaceProblem::default("C9", "resnet18.C9"),
+            SpaceProblem::default("1024³", "matmul-1024"),
         ],
         sources: RESNET.split_at(6).0,
         arms: Arms::Listed(&[
@@ -491,7 +491,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::trials(256, 60.0),
         repeats: 3,
-        views: &[View::Trials, View::NearBest],
+        views: &[ResultView::Trials, ResultView::NearBest],
         ..PLAIN
     },
     Experiment {
@@ -503,7 +503,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         on_cpus: ON_A_CPU,
         differs: "our templates; six runs teach 4,096 programs at most, the paper's 20,000 and more; figure 9d, from one \
                   device to another, is left out; trees on loops and relations anneal 32 chains for 32 steps",
-        problems: &[Problem::default("C7", "resnet18.C7"), Problem::default("1024³", "matmul-1024")],
+        problems: &[SpaceProblem::default("C7", "resnet18.C7"), SpaceProblem::default("1024³", "matmul-1024")],
         sources: RESNET.split_at(6).0,
         arms: Arms::Listed(&[
             seeing("knob", "gbt:features=knob", Transferred::Nothing),
@@ -515,8 +515,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         ]),
         length: Length::trials(256, 60.0),
         repeats: 3,
-        moments: &[Moment::Trials(64)],
-        views: &[View::Trials],
+        moments: &[ComparedMoment::Trials(64)],
+        views: &[ResultView::Trials],
         ..PLAIN
     },
     Experiment {
@@ -528,14 +528,14 @@ pub const EXPERIMENTS: &[Experiment] = &[
         differs: "96 products instead of 960 in a batch and one image instead of 512; G-BFS and N-A2C begin at a random \
                   configuration and search convolutions too; AutoTVM is `gbt`, at most 100 trees of depth 6 on parameters",
         problems: &[
-            Problem::of("MM1", "bert.MM1", "matmul-4-3-4"),
-            Problem::of("MM2", "bert.MM2", "matmul-4-3-4"),
-            Problem::of("MM3", "bert.MM3", "matmul-4-3-4"),
-            Problem::of("BMM1", "batch_matmul:b=96,m=128,n=64,k=128", "matmul-4-3-4"),
-            Problem::of("BMM2", "batch_matmul:b=96,m=128,n=64,k=128,ta=1", "matmul-4-3-4"),
-            Problem::of("BMM3", "batch_matmul:b=96,m=128,n=128,k=64,tb=1", "matmul-4-3-4"),
-            Problem::of("C1", "conv2d:n=1,c=3,h=227,w=227,k=64,r=11,s=11,stride=4", "conv-4-4-4-2-2-2"),
-            Problem::of("C2", "conv2d:n=1,c=64,h=27,w=27,k=192,r=5,s=5,pad=2", "conv-4-4-4-2-2-2"),
+            SpaceProblem::of("MM1", "bert.MM1", "matmul-4-3-4"),
+            SpaceProblem::of("MM2", "bert.MM2", "matmul-4-3-4"),
+            SpaceProblem::of("MM3", "bert.MM3", "matmul-4-3-4"),
+            SpaceProblem::of("BMM1", "batch_matmul:b=96,m=128,n=64,k=128", "matmul-4-3-4"),
+            SpaceProblem::of("BMM2", "batch_matmul:b=96,m=128,n=64,k=128,ta=1", "matmul-4-3-4"),
+            SpaceProblem::of("BMM3", "batch_matmul:b=96,m=128,n=128,k=64,tb=1", "matmul-4-3-4"),
+            SpaceProblem::of("C1", "conv2d:n=1,c=3,h=227,w=227,k=64,r=11,s=11,stride=4", "conv-4-4-4-2-2-2"),
+            SpaceProblem::of("C2", "conv2d:n=1,c=64,h=27,w=27,k=192,r=5,s=5,pad=2", "conv-4-4-4-2-2-2"),
         ],
         arms: Arms::Listed(&[
             Arm::named("opevo", "opevo:generation=8,selection=fitness,q=0.5,start=random"),
@@ -547,7 +547,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         length: Length::trials(512, 120.0),
         repeats: 5,
         centre: Centre::Mean,
-        views: &[View::Trials, View::Boxes],
+        views: &[ResultView::Trials, ResultView::Boxes],
         ..PLAIN
     },
     Experiment {
@@ -557,20 +557,20 @@ pub const EXPERIMENTS: &[Experiment] = &[
         compares: "error classes and throughput over the whole space of C12",
         on_cpus: NO_FAILURES,
         differs: "one in 200 drawn at random, where the paper measures all",
-        problems: &[Problem::of("C12", "resnet18.C12", "conv-4-4-4-2-2-2")],
+        problems: &[SpaceProblem::of("C12", "resnet18.C12", "conv-4-4-4-2-2-2")],
         arms: Arms::Listed(&[Arm::search("random")]),
         length: Length::share_of_space(0.005, 600.0),
         repeats: 1,
         to_the_end: true,
         beyond_limits: true,
-        views: &[View::Outcomes, View::Histogram],
+        views: &[ResultView::Outcomes, ResultView::Histogram],
         ..PLAIN
     },
     Experiment {
         name: "nose-layers",
         paper: "NoSE",
         figure: "figures 5 and 8",
-        compares: "NoSE against a genetic algorithm and boosted trees by the wall clock",
+        compares: "NoSE against a genetic algorithm and boosted trees in wall-clock time",
         differs: NOSE_DIFFERS,
         on_cpus: NO_FAILURES,
         problems: NOSE_TESTS,
@@ -578,8 +578,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         length: Length::seconds(60.0),
         repeats: 4,
         centre: Centre::Mean,
-        moments: &[Moment::Seconds(10.0)],
-        views: &[View::Relative, View::SpeedUpOver("genetic"), View::Time],
+        moments: &[ComparedMoment::Seconds(10.0)],
+        views: &[ResultView::Relative, ResultView::SpeedUpOver("genetic"), ResultView::Time],
         ..PLAIN
     },
     Experiment {
@@ -594,7 +594,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         length: Length::trials(5000, 600.0),
         repeats: 1,
         centre: Centre::Mean,
-        views: &[View::Seconds, View::Outcomes],
+        views: &[ResultView::Seconds, ResultView::Outcomes],
         ..PLAIN
     },
     Experiment {
@@ -607,8 +607,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
         repeats: 3,
         with_guesses: true,
         is_raced: true,
-        moments: &[Moment::Seconds(10.0)],
-        views: &[View::Time, View::Boxes, View::Seconds],
+        moments: &[ComparedMoment::Seconds(10.0)],
+        views: &[ResultView::Time, ResultView::Boxes, ResultView::Seconds],
         ..PLAIN
     },
     Experiment {
@@ -622,13 +622,13 @@ pub const EXPERIMENTS: &[Experiment] = &[
         is_raced: true,
         // Searches at one of them are compared with searches at three times as much.
         moments: &[
-            Moment::Trials(64),
-            Moment::Trials(128),
-            Moment::Trials(256),
-            Moment::Trials(400),
-            Moment::Trials(768),
+            ComparedMoment::Trials(64),
+            ComparedMoment::Trials(128),
+            ComparedMoment::Trials(256),
+            ComparedMoment::Trials(400),
+            ComparedMoment::Trials(768),
         ],
-        views: &[View::NearBest, View::Trials],
+        views: &[ResultView::NearBest, ResultView::Trials],
         ..PLAIN
     },
 ];

@@ -4,7 +4,7 @@
 //! The methods of table II in "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", with
 //! the usual defaults, since it names none.
 
-use super::tree::{Examples, Forest, Tree, most};
+use super::tree::{ClassExamples, DecisionTree, RandomForest, most};
 
 /// Neighbours that vote.
 const N_NEIGHBOURS: usize = 5;
@@ -72,18 +72,18 @@ pub fn predict_classes(
         rows.iter().map(|row| columns.iter().map(|&at| row[at]).collect()).collect()
     };
     let (features, asked) = (chosen(features), chosen(asked));
-    let examples = Examples { rows: &features, classes: &places, n_classes: distinct.len() };
+    let examples = ClassExamples { rows: &features, classes: &places, n_classes: distinct.len() };
     let each = |predict: &dyn Fn(&[f64]) -> usize| asked.iter().map(|row| distinct[predict(row)]).collect();
     match baseline {
         Baseline::NaiveBayes => naive_bayes(&features, classes, &asked),
         Baseline::SupportVectors => support_vectors(&features, classes, &asked),
         Baseline::Neighbours => each(&|row| nearest(examples, row)),
         Baseline::DecisionTree => {
-            let tree = Tree::fit(examples);
+            let tree = DecisionTree::fit(examples);
             each(&|row| tree.predict(row))
         }
         Baseline::RandomForest => {
-            let forest = Forest::fit(examples, N_TREES, seed);
+            let forest = RandomForest::fit(examples, N_TREES, seed);
             each(&|row| forest.predict(row))
         }
     }
@@ -104,7 +104,7 @@ fn majority(classes: &[usize], n_classes: usize) -> usize {
 }
 
 /// Class that most of the nearest rows have; of rows that are equally far the first ones vote.
-fn nearest(examples: Examples, row: &[f64]) -> usize {
+fn nearest(examples: ClassExamples, row: &[f64]) -> usize {
     let distance = |known: &[f64]| known.iter().zip(row).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
     let mut by_distance: Vec<(f64, usize)> =
         examples.rows.iter().zip(examples.classes).map(|(known, class)| (distance(known), *class)).collect();
@@ -157,7 +157,7 @@ fn support_vectors(features: &[Vec<f64>], classes: &[u32], asked: &[Vec<f64>]) -
             let pair = features.iter().zip(classes).filter(|(_, class)| *class == low || *class == high);
             let (rows, sides): (Vec<&[f64]>, Vec<f64>) =
                 pair.map(|(row, class)| (&row[..], if class == low { -1.0 } else { 1.0 })).unzip();
-            let machine = Machine::fit(&rows, &sides, gamma);
+            let machine = SupportVectorMachine::fit(&rows, &sides, gamma);
             for (votes, row) in votes.iter_mut().zip(asked) {
                 votes[if machine.decision(row) < 0.0 { first } else { second }] += 1;
             }
@@ -171,7 +171,7 @@ fn support_vectors(features: &[Vec<f64>], classes: &[u32], asked: &[Vec<f64>]) -
 }
 
 /// A support vector machine with a Gaussian kernel, for two sides.
-struct Machine<'a> {
+struct SupportVectorMachine<'a> {
     rows: &'a [&'a [f64]],
     /// Multiplier of each row, with the sign of its side.
     weights: Vec<f64>,
@@ -179,7 +179,7 @@ struct Machine<'a> {
     gamma: f64,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> SupportVectorMachine<'a> {
     /// Sequential minimal optimization: always the pair of multipliers that violates the optimum most.
     ///
     /// # Cost
@@ -188,7 +188,7 @@ impl<'a> Machine<'a> {
     /// # Source
     /// Fan, Chen and Lin, "Working set selection using second order information" (2005), the first-order
     /// selection.
-    fn fit(rows: &'a [&'a [f64]], sides: &[f64], gamma: f64) -> Machine<'a> {
+    fn fit(rows: &'a [&'a [f64]], sides: &[f64], gamma: f64) -> SupportVectorMachine<'a> {
         const COST: f64 = 1.0;
         const TOLERANCE: f64 = 1e-3;
         let n = rows.len();
@@ -223,7 +223,7 @@ impl<'a> Machine<'a> {
             }
         }
         let weights = multipliers.iter().zip(sides).map(|(multiplier, side)| multiplier * side).collect();
-        Machine { rows, weights, offset, gamma }
+        SupportVectorMachine { rows, weights, offset, gamma }
     }
 
     /// Positive for the one side, negative for the other.

@@ -8,21 +8,21 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tilewright::Error;
 use tilewright::file::write_whole;
+use tilewright::format::count;
 use tilewright::version::{BUILD, RELEASE};
-use tilewright::words::count;
 use tilewright_learn::sequence::{Architecture, Epoch, Training};
-use tilewright_tune::predict::{Inputs, Row, Score, score};
+use tilewright_tune::predict::{InputFields, Score, TunedProblem, score};
 
 use super::baselines::{BASELINES, predict_classes};
 use super::paper::PaperRow;
 use super::train::checkpoint_of;
-use super::{BeamScore, Lesson, ModelPlaces, Table, beam_scores, load_model, milliseconds, teach};
+use super::{BeamScore, Lesson, ModelPlaces, TunedTable, beam_scores, load_model, milliseconds, teach};
 pub use crate::stats::MeanStd;
 use crate::{Caller, OrFailed};
 
 /// Models to compare on a table, and the settings.
 #[derive(Debug, Clone)]
-pub struct Request {
+pub struct EvaluationRequest {
     /// The models.
     pub architectures: Vec<Architecture>,
     /// Repetitions, each with its own rows held out and its own randomness.
@@ -49,7 +49,7 @@ pub struct Evaluation {
     /// Repetitions.
     pub seeds: u64,
     /// Results of each model.
-    pub models: Vec<ModelFacts>,
+    pub models: Vec<EvaluatedModel>,
     /// Results of each classifier.
     pub baselines: Vec<BaselineFacts>,
     /// The paper's figures, where it has some on such data.
@@ -59,18 +59,18 @@ pub struct Evaluation {
 
 /// A model over its repetitions.
 #[derive(Debug, Serialize)]
-pub struct ModelFacts {
+pub struct EvaluatedModel {
     /// Name of the model.
     pub model: &'static str,
     /// Trainings of the model.
-    pub repetitions: Vec<Trained>,
+    pub repetitions: Vec<TrainingResult>,
     /// Scores by width of the beam, without constraints and with them.
     pub beams: Vec<BeamFacts>,
 }
 
 /// A training.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Trained {
+pub struct TrainingResult {
     /// The seed of the repetition.
     pub seed: u64,
     /// Passes that it made.
@@ -165,24 +165,24 @@ impl Scores {
 
 /// Result with the key of its training and scoring; results of other keys are not valid.
 #[derive(Debug, Serialize, Deserialize)]
-struct Finished {
+struct ScoredModel {
     key: Json,
     #[serde(flatten)]
-    run: Run,
+    run: RepetitionResult,
 }
 
 /// Result of a model in a repetition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Run {
+struct RepetitionResult {
     #[serde(flatten)]
-    trained: Trained,
+    trained: TrainingResult,
     #[serde(rename = "beams")]
     scores: Vec<BeamScore>,
 }
 
 /// Repetition: its rows for training and those held out.
 struct Repetition<'a> {
-    table: &'a Table,
+    table: &'a TunedTable,
     seed: u64,
     train: Vec<usize>,
     validation: Vec<usize>,
@@ -190,7 +190,7 @@ struct Repetition<'a> {
 }
 
 impl<'a> Repetition<'a> {
-    fn new(table: &'a Table, seed: u64) -> Result<Repetition<'a>, Error> {
+    fn new(table: &'a TunedTable, seed: u64) -> Result<Repetition<'a>, Error> {
         let all: Vec<usize> = (0..table.rows.len()).collect();
         let (kept, test) = table.divide(&all, seed);
         // Another seed, or the groups that would be held out are those that are gone.
@@ -203,11 +203,16 @@ impl<'a> Repetition<'a> {
     }
 
     /// Trains a model and scores it, or reads what came of it where that is done.
-    fn run(&self, architecture: Architecture, request: &Request, caller: Caller) -> Result<Run, Error> {
-        let Table { kernel, about, .. } = self.table;
+    fn run(
+        &self,
+        architecture: Architecture,
+        request: &EvaluationRequest,
+        caller: Caller,
+    ) -> Result<RepetitionResult, Error> {
+        let TunedTable { kernel, about, .. } = self.table;
         let name = architecture.row().name;
         let training = Training { seed: self.seed, ..request.training.clone() };
-        let Request { widths, folder, .. } = request;
+        let EvaluationRequest { widths, folder, .. } = request;
         let key = json!({
             "model": name,
             "data": {"fnv1a64": about["fnv1a64"], "where": about["where"], "split": about["split"]},
@@ -219,11 +224,11 @@ impl<'a> Repetition<'a> {
         let path = folder.join(format!("{name}-{}.safetensors", self.seed));
         let scores_path = path.with_extension("scores.json");
         let finished = std::fs::read(&scores_path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok());
-        if let Some(Finished { run, .. }) = finished.filter(|finished: &Finished| finished.key == scored_key) {
+        if let Some(ScoredModel { run, .. }) = finished.filter(|finished: &ScoredModel| finished.key == scored_key) {
             caller.say(format!("{name}, seed {}: scored before", self.seed));
             return Ok(run);
         }
-        let inputs = Inputs::of(kernel, &self.table.at(&[&self.train[..], &self.validation].concat()));
+        let inputs = InputFields::of(kernel, &self.table.at(&[&self.train[..], &self.validation].concat()));
         let load = || {
             let start = Instant::now();
             load_model(&path).map(|(model, about)| (model, about, milliseconds(start)))
@@ -254,8 +259,11 @@ impl<'a> Repetition<'a> {
         let (epochs, best_epoch) = (epochs("epochs"), epochs("best_epoch"));
         let scores = beam_scores(&model, kernel, &inputs, &self.table.at(&self.test), widths, caller)?;
         let curve = Vec::deserialize(&about["curve"]).unwrap_or_default();
-        let run = Run { trained: Trained { seed: self.seed, epochs, best_epoch, curve, load_ms }, scores };
-        let finished = Finished { key: scored_key, run: run.clone() };
+        let run = RepetitionResult {
+            trained: TrainingResult { seed: self.seed, epochs, best_epoch, curve, load_ms },
+            scores,
+        };
+        let finished = ScoredModel { key: scored_key, run: run.clone() };
         write_whole(&scores_path, |file| Ok(serde_json::to_writer(file, &finished)?))
             .or_failed(format!("cannot write {}", scores_path.display()))?;
         Ok(run)
@@ -263,10 +271,10 @@ impl<'a> Repetition<'a> {
 
     /// Average accuracy of each baseline.
     fn baselines(&self, caller: Caller) -> Vec<(&'static str, Score)> {
-        let Table { kernel, .. } = self.table;
+        let TunedTable { kernel, .. } = self.table;
         let train = self.table.at(&[&self.train[..], &self.validation].concat());
         let test = self.table.at(&self.test);
-        let numbers = |rows: &[&Row]| -> Vec<Vec<f64>> {
+        let numbers = |rows: &[&TunedProblem]| -> Vec<Vec<f64>> {
             rows.iter().map(|row| row.problem.iter().map(|&value| value as f64).collect()).collect()
         };
         let (features, asked) = (numbers(&train), numbers(&test));
@@ -290,8 +298,8 @@ impl<'a> Repetition<'a> {
 ///
 /// # Errors
 /// Bad input where there are too few rows; failure where it is stopped, or a file cannot be written.
-pub fn evaluate(table: &Table, request: &Request, caller: Caller) -> Result<Evaluation, Error> {
-    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); request.architectures.len()];
+pub fn evaluate(table: &TunedTable, request: &EvaluationRequest, caller: Caller) -> Result<Evaluation, Error> {
+    let mut runs: Vec<Vec<RepetitionResult>> = vec![Vec::new(); request.architectures.len()];
     let mut baselines: Vec<(&'static str, Vec<Score>)> = Vec::new();
     let first = request.training.seed;
     for seed in first..first.saturating_add(request.n_seeds) {
@@ -309,8 +317,9 @@ pub fn evaluate(table: &Table, request: &Request, caller: Caller) -> Result<Eval
         }
     }
     let paper = paper_row(table);
-    let of_model =
-        |(architecture, runs): (&Architecture, Vec<Run>)| ModelFacts::of(architecture.row().name, &runs, paper);
+    let of_model = |(architecture, runs): (&Architecture, Vec<RepetitionResult>)| {
+        EvaluatedModel::of(architecture.row().name, &runs, paper)
+    };
     let of_baseline = |(baseline, scores): (&'static str, Vec<Score>)| {
         let average = paper.and_then(|row| row.baseline(baseline));
         let paper = average.map(|average| PaperFigures { average_accuracy: average / 100.0, perfect: None });
@@ -327,9 +336,9 @@ pub fn evaluate(table: &Table, request: &Request, caller: Caller) -> Result<Eval
     })
 }
 
-impl ModelFacts {
+impl EvaluatedModel {
     /// The repetitions of a model.
-    fn of(model: &'static str, runs: &[Run], paper: Option<&PaperRow>) -> ModelFacts {
+    fn of(model: &'static str, runs: &[RepetitionResult], paper: Option<&PaperRow>) -> EvaluatedModel {
         let mut by_beam: BTreeMap<(usize, bool), Vec<&BeamScore>> = BTreeMap::new();
         for at in runs.iter().flat_map(|run| &run.scores) {
             by_beam.entry((at.width, at.is_constrained)).or_default().push(at);
@@ -346,7 +355,7 @@ impl ModelFacts {
                 PaperFigures { average_accuracy: average / 100.0, perfect: Some(perfect / 100.0) }
             }),
         };
-        ModelFacts {
+        EvaluatedModel {
             model,
             repetitions: runs.iter().map(|run| run.trained.clone()).collect(),
             beams: by_beam.into_iter().map(beam).collect(),
@@ -355,7 +364,7 @@ impl ModelFacts {
 }
 
 /// The paper's figures for the data, where they are of one data type that it has.
-fn paper_row(data: &Table) -> Option<&'static PaperRow> {
+fn paper_row(data: &TunedTable) -> Option<&'static PaperRow> {
     let at = data.kernel.fields.iter().position(|field| field.name == "data_type")?;
     let value = data.rows.first()?.problem[at];
     let is_one = data.rows.iter().all(|row| row.problem[at] == value);

@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use serde_json::{Map, Value as Json};
-use tilewright::words::table;
+use tilewright::format::table;
 use tilewright::{Caches, Error};
-use tilewright_learn::sequence::Model;
-use tilewright_tune::predict::{Inputs, LookAhead};
-use tilewright_tune::{Setting, Task};
+use tilewright_learn::sequence::SequenceModel;
+use tilewright_tune::predict::{InputFields, LookAhead};
+use tilewright_tune::{Task, TemplateSetting};
 
 use super::{NOT_EXACT, ask_template, watch_look_ahead};
 use crate::Caller;
@@ -19,7 +19,7 @@ pub struct Answers {
     /// Whether no likelier answer can have been lost.
     pub is_exact: bool,
     /// The likeliest first; all of them are valid.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<RankedAnswer>,
 }
 
 impl Answers {
@@ -28,7 +28,7 @@ impl Answers {
         let names = self.candidates.first().map(|candidate| candidate.parameters.keys().cloned());
         let head = ["probability".to_owned()].into_iter().chain(names.into_iter().flatten());
         let mut rows = vec![head.collect::<Vec<_>>()];
-        for Candidate { parameters, probability } in &self.candidates {
+        for RankedAnswer { parameters, probability } in &self.candidates {
             let values = parameters.values().map(|value| value.as_str().map_or(value.to_string(), str::to_owned));
             rows.push([format!("{probability:.4}")].into_iter().chain(values).collect());
         }
@@ -37,7 +37,7 @@ impl Answers {
 }
 
 /// An answer.
-pub struct Candidate {
+pub struct RankedAnswer {
     /// Values by parameter.
     pub parameters: Map<String, Json>,
     /// Probability, by the model, that it is the best.
@@ -51,14 +51,14 @@ pub struct Candidate {
 /// is found.
 pub fn ask_kernel(
     path: &Path,
-    model: &Model,
+    model: &SequenceModel,
     about: &Json,
     given: &[(String, String)],
     width: usize,
     caller: Caller,
 ) -> Result<Answers, Error> {
     let of_file = |error| Error::input(format!("{}: {error}", path.display()));
-    let (kernel, inputs) = Inputs::read(about, model.vocabulary()).map_err(of_file)?;
+    let (kernel, inputs) = InputFields::read(about, model.vocabulary()).map_err(of_file)?;
     let problem = inputs.ask(&kernel, given).map_err(Error::input)?;
     let mut look_ahead = LookAhead::new(&kernel, &problem).watched(watch_look_ahead(caller));
     if look_ahead.is_satisfiable() == Some(false) {
@@ -80,7 +80,7 @@ pub fn ask_kernel(
         let parameters = kernel.parameters.iter().zip(&answer.values);
         let value = |text: &str| text.parse::<i64>().map_or_else(|_| text.into(), Json::from);
         let parameters = parameters.map(|(p, &at)| (p.name.clone(), value(&p.values[at as usize])));
-        Candidate { parameters: parameters.collect(), probability: answer.log_probability.exp() }
+        RankedAnswer { parameters: parameters.collect(), probability: answer.log_probability.exp() }
     });
     let candidates = candidates.collect();
     Ok(Answers { kernel: kernel.name, is_exact, candidates })
@@ -90,13 +90,18 @@ pub fn ask_kernel(
 ///
 /// # Errors
 /// Bad input where the template does not serve it, or the model is of other parameters.
-pub fn ask_workload(model: &Model, template: &str, setting: Setting, width: usize) -> Result<Answers, Error> {
+pub fn ask_workload(
+    model: &SequenceModel,
+    template: &str,
+    setting: TemplateSetting,
+    width: usize,
+) -> Result<Answers, Error> {
     let task = Task::new(setting, Some(template)).map_err(Error::input)?;
     let candidates = ask_template(model, &task, Caches::Warm, width)?.into_iter().map(|(config, log_probability)| {
         let Json::Object(parameters) = task.space.config_to_json(&config) else {
             unreachable!("invariant: a configuration is an object")
         };
-        Candidate { parameters, probability: log_probability.exp() }
+        RankedAnswer { parameters, probability: log_probability.exp() }
     });
     Ok(Answers { kernel: template.to_owned(), is_exact: true, candidates: candidates.collect() })
 }

@@ -1,8 +1,8 @@
 //! An evaluation in words: tables beside the paper's.
 
-use tilewright::words::{count, table};
+use tilewright::format::{count, table};
 
-use super::evaluate::{BaselineFacts, BeamFacts, Evaluation, MeanStd, ModelFacts};
+use super::evaluate::{BaselineFacts, BeamFacts, EvaluatedModel, Evaluation, MeanStd};
 use super::paper::BEAM_MODEL;
 
 impl Evaluation {
@@ -89,6 +89,6 @@ impl Evaluation {
 }
 
 /// The scores of a model by the first answer, or by the best of several.
-fn beams(model: &ModelFacts, is_wide: bool) -> impl Iterator<Item = &BeamFacts> {
+fn beams(model: &EvaluatedModel, is_wide: bool) -> impl Iterator<Item = &BeamFacts> {
     model.beams.iter().filter(move |at| (at.width > 1) == is_wide)
 }

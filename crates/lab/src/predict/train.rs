@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde_json::{Value as Json, json};
+use tilewright::format::{count, percent};
 use tilewright::version::BUILD;
-use tilewright::words::{count, percent};
 use tilewright::{Database, Error, trials_of, validators, with_suffix};
 use tilewright_ir::op::Workload;
-use tilewright_learn::sequence::{Architecture, Example, Model, Training};
-use tilewright_tune::predict::{Inputs, records};
+use tilewright_learn::sequence::{Architecture, Example, SequenceModel, Training};
+use tilewright_tune::predict::{InputFields, records};
 use tilewright_tune::{EarlierTask, PassedOver};
 
-use super::{BeamScore, Lesson, ModelPlaces, Table, beam_scores, teach};
+use super::{BeamScore, Lesson, ModelPlaces, TunedTable, beam_scores, teach};
 use crate::Caller;
 
 /// Widths of the beams by which a new model is judged.
@@ -102,7 +102,7 @@ impl Learning {
         self.architecture.row().name
     }
 
-    fn teach(&self, lesson: &Lesson, caller: Caller) -> Result<Model, Error> {
+    fn teach(&self, lesson: &Lesson, caller: Caller) -> Result<SequenceModel, Error> {
         Ok(teach(self.architecture, lesson, &self.training, self.checkpoint.as_deref(), caller)?.0)
     }
 
@@ -117,7 +117,7 @@ impl Learning {
     ///
     /// # Errors
     /// Bad input where there are too few rows; failure where it is stopped, or the model cannot be written.
-    pub fn learn_table(&self, table: &Table, caller: Caller) -> Result<OfTable, Error> {
+    pub fn learn_table(&self, table: &TunedTable, caller: Caller) -> Result<OfTable, Error> {
         let kernel = &table.kernel;
         let all: Vec<usize> = (0..table.rows.len()).collect();
         let (train, validation) = table.divide(&all, self.training.seed);
@@ -126,7 +126,7 @@ impl Learning {
             let name = table.about["file"].as_str().unwrap_or_default();
             return Err(Error::input(format!("{n_rows} of {name} cannot be divided (give more of them)")));
         }
-        let inputs = Inputs::of(kernel, &table.at(&all));
+        let inputs = InputFields::of(kernel, &table.at(&all));
         let vocabulary = inputs.vocabulary(kernel);
         let examples = |places: &[usize]| table.at(places).into_iter().map(|row| inputs.example(row)).collect();
         let lesson = Lesson { vocabulary: &vocabulary, train: examples(&train), validation: examples(&validation) };
@@ -139,7 +139,7 @@ impl Learning {
         ));
         let start = Instant::now();
         let model = self.teach(&lesson, caller)?;
-        let save = |model: &Model, validation: Json| {
+        let save = |model: &SequenceModel, validation: Json| {
             let mut about = inputs.describe(kernel);
             about["data"] = table.about.clone();
             about["validation"] = validation;

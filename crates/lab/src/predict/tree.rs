@@ -6,7 +6,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 /// Rows of features with their classes, `0..n_classes`.
 #[derive(Clone, Copy)]
-pub struct Examples<'a> {
+pub struct ClassExamples<'a> {
     /// Rows of equal length.
     pub rows: &'a [Vec<f64>],
     /// Class of each row.
@@ -19,52 +19,57 @@ pub struct Examples<'a> {
 ///
 /// # Source
 /// Breiman et al., "Classification and Regression Trees" (1984), with Gini impurity and without pruning.
-pub struct Tree {
-    nodes: Vec<Node>,
+pub struct DecisionTree {
+    nodes: Vec<DecisionNode>,
 }
 
-enum Node {
+enum DecisionNode {
     Leaf { class: usize },
     Split { column: usize, threshold: f64, below: usize, above: usize },
 }
 
 /// Threshold on a column that divides rows.
-struct Split {
+struct ColumnThreshold {
     column: usize,
     threshold: f64,
     /// Σ over both sides of Σ over classes of n², over the side's rows: the larger, the less impure.
     purity: f64,
 }
 
-impl Tree {
+impl DecisionTree {
     /// Grows a tree on these rows of the examples; `columns` gives the columns that a node may look at, the
     /// first `n_tried` of which must vary among its rows.
-    fn grow(examples: Examples, rows: &mut [usize], n_tried: usize, mut columns: impl FnMut() -> Vec<usize>) -> Tree {
-        let mut nodes = vec![Node::Leaf { class: 0 }];
+    fn grow(
+        examples: ClassExamples,
+        rows: &mut [usize],
+        n_tried: usize,
+        mut columns: impl FnMut() -> Vec<usize>,
+    ) -> DecisionTree {
+        let mut nodes = vec![DecisionNode::Leaf { class: 0 }];
         let mut open = vec![(0, 0..rows.len())];
         while let Some((at, range)) = open.pop() {
             let here = &mut rows[range.clone()];
             nodes[at] = match examples.best_split(here, &columns(), n_tried) {
-                None => Node::Leaf { class: examples.majority(here) },
-                Some(Split { column, threshold, .. }) => {
+                None => DecisionNode::Leaf { class: examples.majority(here) },
+                Some(ColumnThreshold { column, threshold, .. }) => {
                     here.sort_unstable_by_key(|&row| examples.rows[row][column] > threshold);
                     let n_below = here.partition_point(|&row| examples.rows[row][column] <= threshold);
                     let (below, above) = (nodes.len(), nodes.len() + 1);
                     open.push((below, range.start..range.start + n_below));
                     open.push((above, range.start + n_below..range.end));
-                    nodes.extend([Node::Leaf { class: 0 }, Node::Leaf { class: 0 }]);
-                    Node::Split { column, threshold, below, above }
+                    nodes.extend([DecisionNode::Leaf { class: 0 }, DecisionNode::Leaf { class: 0 }]);
+                    DecisionNode::Split { column, threshold, below, above }
                 }
             };
         }
-        Tree { nodes }
+        DecisionTree { nodes }
     }
 
     /// Grows a tree on all rows, with every column at each node.
-    pub fn fit(examples: Examples) -> Tree {
+    pub fn fit(examples: ClassExamples) -> DecisionTree {
         let n_columns = examples.rows.first().map_or(0, Vec::len);
         let mut rows: Vec<usize> = (0..examples.rows.len()).collect();
-        Tree::grow(examples, &mut rows, n_columns, || (0..n_columns).collect())
+        DecisionTree::grow(examples, &mut rows, n_columns, || (0..n_columns).collect())
     }
 
     /// Class of a row.
@@ -72,8 +77,8 @@ impl Tree {
         let mut at = 0;
         loop {
             match self.nodes[at] {
-                Node::Leaf { class } => return class,
-                Node::Split { column, threshold, below, above } => {
+                DecisionNode::Leaf { class } => return class,
+                DecisionNode::Split { column, threshold, below, above } => {
                     at = if row[column] <= threshold { below } else { above };
                 }
             }
@@ -81,7 +86,7 @@ impl Tree {
     }
 }
 
-impl Examples<'_> {
+impl ClassExamples<'_> {
     fn counts(&self, rows: &[usize]) -> Vec<u64> {
         let mut counts = vec![0; self.n_classes];
         rows.iter().for_each(|&row| counts[self.classes[row]] += 1);
@@ -94,7 +99,7 @@ impl Examples<'_> {
 
     /// Best split of these rows on the first `n_tried` of the columns that vary among them; `None` if the
     /// rows are of one class or equal.
-    fn best_split(&self, rows: &mut [usize], columns: &[usize], n_tried: usize) -> Option<Split> {
+    fn best_split(&self, rows: &mut [usize], columns: &[usize], n_tried: usize) -> Option<ColumnThreshold> {
         if rows.iter().all(|&row| self.classes[row] == self.classes[rows[0]]) {
             return None;
         }
@@ -106,13 +111,13 @@ impl Examples<'_> {
     ///
     /// # Cost
     /// O(rows · log rows).
-    fn split(&self, rows: &mut [usize], column: usize) -> Option<Split> {
+    fn split(&self, rows: &mut [usize], column: usize) -> Option<ColumnThreshold> {
         rows.sort_unstable_by(|&a, &b| self.rows[a][column].total_cmp(&self.rows[b][column]));
         let mut above = self.counts(rows);
         let mut below = vec![0u64; self.n_classes];
         let squares = |counts: &[u64]| counts.iter().map(|n| n * n).sum::<u64>();
         let (mut squares_below, mut squares_above) = (0, squares(&above));
-        let mut best: Option<Split> = None;
+        let mut best: Option<ColumnThreshold> = None;
         for (n, pair) in (1..).zip(rows.windows(2)) {
             let class = self.classes[pair[0]];
             squares_below += 2 * below[class] + 1;
@@ -123,7 +128,7 @@ impl Examples<'_> {
             let purity = squares_below as f64 / n as f64 + squares_above as f64 / (rows.len() - n) as f64;
             if low < high && best.as_ref().is_none_or(|best| purity > best.purity) {
                 let middle = low + (high - low) / 2.0;
-                best = Some(Split { column, threshold: if middle < high { middle } else { low }, purity });
+                best = Some(ColumnThreshold { column, threshold: if middle < high { middle } else { low }, purity });
             }
         }
         best
@@ -141,26 +146,26 @@ pub fn most(counts: &[u64]) -> usize {
 ///
 /// # Source
 /// Breiman, "Random Forests" (2001).
-pub struct Forest {
-    trees: Vec<Tree>,
+pub struct RandomForest {
+    trees: Vec<DecisionTree>,
     n_classes: usize,
 }
 
-impl Forest {
+impl RandomForest {
     /// Grows `n_trees` trees.
-    pub fn fit(examples: Examples, n_trees: usize, seed: u64) -> Forest {
+    pub fn fit(examples: ClassExamples, n_trees: usize, seed: u64) -> RandomForest {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (n_rows, n_columns) = (examples.rows.len(), examples.rows.first().map_or(0, Vec::len));
         let n_tried = n_columns.isqrt().max(1);
         let trees = (0..n_trees).map(|_| {
             let mut rows: Vec<usize> = (0..n_rows).map(|_| rng.random_range(0..n_rows)).collect();
-            Tree::grow(examples, &mut rows, n_tried, || {
+            DecisionTree::grow(examples, &mut rows, n_tried, || {
                 let mut columns: Vec<usize> = (0..n_columns).collect();
                 columns.shuffle(&mut rng);
                 columns
             })
         });
-        Forest { trees: trees.collect(), n_classes: examples.n_classes }
+        RandomForest { trees: trees.collect(), n_classes: examples.n_classes }
     }
 
     /// Class of a row.
@@ -186,28 +191,28 @@ mod tests {
     #[test]
     fn a_tree_knows_every_row_it_has_seen() {
         let (rows, classes) = grid(|x, y| (x * 5.0 + y * 3.0) as usize % 4);
-        let tree = Tree::fit(Examples { rows: &rows, classes: &classes, n_classes: 4 });
+        let tree = DecisionTree::fit(ClassExamples { rows: &rows, classes: &classes, n_classes: 4 });
         assert!(rows.iter().zip(&classes).all(|(row, class)| tree.predict(row) == *class));
     }
 
     #[test]
     fn thresholds_lie_between_what_they_part() {
         let (rows, classes) = grid(|x, _| usize::from(x > 4.0));
-        let tree = Tree::fit(Examples { rows: &rows, classes: &classes, n_classes: 2 });
+        let tree = DecisionTree::fit(ClassExamples { rows: &rows, classes: &classes, n_classes: 2 });
         assert_eq!(tree.nodes.len(), 3, "one threshold suffices");
         for (x, class) in [(f64::NEG_INFINITY, 0), (4.49, 0), (4.51, 1), (f64::INFINITY, 1)] {
             assert_eq!(tree.predict(&[x, 0.0, 0.0]), class, "{x}");
         }
         // Neighbouring numbers have no middle.
         let rows = [1.0, 1.0f64.next_up()].map(|x| vec![x]);
-        let tree = Tree::fit(Examples { rows: &rows, classes: &[0, 1], n_classes: 2 });
+        let tree = DecisionTree::fit(ClassExamples { rows: &rows, classes: &[0, 1], n_classes: 2 });
         assert_eq!(rows.each_ref().map(|row| tree.predict(row)), [0, 1]);
     }
 
     #[test]
     fn equal_rows_are_of_their_majority() {
         let rows = vec![vec![1.0]; 5];
-        let tree = Tree::fit(Examples { rows: &rows, classes: &[2, 1, 1, 2, 0], n_classes: 3 });
+        let tree = DecisionTree::fit(ClassExamples { rows: &rows, classes: &[2, 1, 1, 2, 0], n_classes: 3 });
         assert_eq!(tree.predict(&[1.0]), 1);
     }
 
@@ -217,9 +222,9 @@ mod tests {
         let (rows, clean) = grid(|x, y| usize::from(x + y > 11.0));
         let noisy: Vec<usize> =
             clean.iter().enumerate().map(|(at, class)| if at % 10 == 3 { 1 - class } else { *class }).collect();
-        let examples = Examples { rows: &rows, classes: &noisy, n_classes: 2 };
+        let examples = ClassExamples { rows: &rows, classes: &noisy, n_classes: 2 };
         let answers = |seed| {
-            let forest = Forest::fit(examples, 50, seed);
+            let forest = RandomForest::fit(examples, 50, seed);
             rows.iter().map(|row| forest.predict(&[row[0] + 0.25, row[1] + 0.25, 2.0])).collect::<Vec<_>>()
         };
         assert_eq!(answers(1), answers(1));

@@ -11,7 +11,7 @@ use tilewright_ir::op::Workload;
 use tilewright_search::{ErrorClass, Outcome, Parameter, Seconds, Space, belief, expected_gain, importance};
 use tilewright_tune::{PassedOver, Record, Store, StoreError, TaskKey, Validator};
 
-use crate::history::{Run, runs};
+use crate::history::{SearchRun, runs};
 use crate::stats::{Quartiles, median};
 
 /// Number of promising configurations that are named.
@@ -21,7 +21,7 @@ const NEAR_BEST: f64 = 0.95;
 
 /// A workload on a machine with some number of threads.
 #[derive(Debug, Serialize)]
-pub struct Subject {
+pub struct ReportSubject {
     /// The workload.
     pub workload: String,
     /// The machine, as records name it.
@@ -33,7 +33,7 @@ pub struct Subject {
     /// Records beside them that cannot be true.
     pub passed_over: PassedOver,
     /// The best configuration; none where nothing was right.
-    pub best: Option<Best>,
+    pub best: Option<BestConfig>,
     /// Facts by search and template.
     pub searches: Vec<SearchFacts>,
     /// Trials by their outcome, successes included, with the seconds spent on them.
@@ -62,7 +62,7 @@ pub struct ParetoFacts {
 
 /// The best configuration.
 #[derive(Debug, Serialize)]
-pub struct Best {
+pub struct BestConfig {
     /// Throughput in 10⁹ floating-point operations a second.
     pub gflops: f64,
     /// Median in milliseconds.
@@ -106,7 +106,7 @@ pub struct SearchFacts {
     pub seconds_in: Seconds,
     /// The runs.
     #[serde(skip)]
-    pub members: Vec<Run>,
+    pub members: Vec<SearchRun>,
 }
 
 /// Trials and seconds after which runs reach 95 % of the best known of the workload.
@@ -176,7 +176,7 @@ pub struct Point {
 
 impl SearchFacts {
     /// Label among the searches of a subject.
-    pub fn label(&self, subject: &Subject) -> String {
+    pub fn label(&self, subject: &ReportSubject) -> String {
         match subject.templates.len() {
             1 => self.search.clone(),
             _ => format!("{} on {}", self.search, self.template),
@@ -188,7 +188,7 @@ impl SearchFacts {
 #[derive(Debug, Default)]
 pub struct Facts {
     /// Subjects, in the order in which they were first tuned.
-    pub subjects: Vec<Subject>,
+    pub subjects: Vec<ReportSubject>,
     /// Records of workloads that cannot be true.
     pub passed_over: PassedOver,
     /// Other things that are passed over, in a line each.
@@ -242,7 +242,7 @@ fn subject(
     store: &Store,
     key: &TaskKey,
     workload: Option<&Workload>,
-) -> Result<Result<Subject, PassedOver>, StoreError> {
+) -> Result<Result<ReportSubject, PassedOver>, StoreError> {
     let validators = |template: &str| {
         workload.map_or_else(Validator::default, |workload| validators(workload, &key.target, key.threads)(template))
     };
@@ -258,8 +258,8 @@ fn subject(
         None => tilewright::Best::of_own(best),
     });
     let runs = runs(&records);
-    let fastest_ns = runs.iter().filter_map(Run::best_ns).min_by(f64::total_cmp);
-    let mut of_search: Vec<Vec<Run>> = Vec::new();
+    let fastest_ns = runs.iter().filter_map(SearchRun::best_ns).min_by(f64::total_cmp);
+    let mut of_search: Vec<Vec<SearchRun>> = Vec::new();
     for run in runs {
         match of_search.iter_mut().find(|m| (&m[0].search, &m[0].template) == (&run.search, &run.template)) {
             Some(members) => members.push(run),
@@ -272,7 +272,7 @@ fn subject(
             templates.push(&record.template);
         }
     }
-    Ok(Ok(Subject {
+    Ok(Ok(ReportSubject {
         trials: records.len() as u64,
         passed_over,
         best: best.map(|best| best_facts(best, flops, &records)),
@@ -298,10 +298,10 @@ fn pareto_facts(records: &[Record]) -> Option<ParetoFacts> {
     Some(ParetoFacts { set: ParetoPoint::of_records(&objectives, records), metrics, values })
 }
 
-fn best_facts(best: tilewright::Best, flops: f64, records: &[Record]) -> Best {
+fn best_facts(best: tilewright::Best, flops: f64, records: &[Record]) -> BestConfig {
     let record = records.iter().find(|r| r.template == best.template && r.config == best.config);
     let text = |of: fn(&Record) -> &String| record.map_or(String::new(), |record| of(record).clone());
-    Best {
+    BestConfig {
         gflops: flops / best.median_ns,
         ms_median: best.median_ns / 1e6,
         confirmed: best.is_confirmed,
@@ -314,9 +314,9 @@ fn best_facts(best: tilewright::Best, flops: f64, records: &[Record]) -> Best {
     }
 }
 
-fn search_facts(members: Vec<Run>, flops: f64, fastest_ns: Option<f64>) -> SearchFacts {
+fn search_facts(members: Vec<SearchRun>, flops: f64, fastest_ns: Option<f64>) -> SearchFacts {
     let trials = || members.iter().flat_map(|run| &run.trials);
-    let bests: Vec<f64> = members.iter().filter_map(Run::best_ns).map(|ns| flops / ns).collect();
+    let bests: Vec<f64> = members.iter().filter_map(SearchRun::best_ns).map(|ns| flops / ns).collect();
     let near: Vec<(u64, f64)> = match fastest_ns {
         Some(fastest) => members.iter().filter_map(|run| run.reached(fastest / NEAR_BEST)).collect(),
         None => Vec::new(),
@@ -327,7 +327,7 @@ fn search_facts(members: Vec<Run>, flops: f64, fastest_ns: Option<f64>) -> Searc
         runs: members.len() as u64,
         trials: trials().count() as u64,
         failed: trials().filter(|trial| trial.result.is_err()).count() as u64,
-        seconds: members.iter().map(Run::seconds).sum(),
+        seconds: members.iter().map(SearchRun::seconds).sum(),
         best_gflops: Quartiles::of(&bests),
         near_best: NearBest {
             runs: near.len() as u64,

@@ -13,13 +13,13 @@ const SWEEPS: usize = 24;
 
 /// Places of nodes, and how edges go from one to the other.
 #[derive(Debug)]
-pub struct Layout {
+pub struct GraphLayout {
     /// The layer of each node, the uppermost first.
     pub layers: Vec<usize>,
     /// The middle of each node, from the left end of the whole on.
     pub middles: Vec<f64>,
     /// Pieces of edges from one layer to the next: each is drawn once, however many edges share it.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<EdgePiece>,
     /// The width of the whole.
     pub width: f64,
     /// Layers.
@@ -28,18 +28,18 @@ pub struct Layout {
 
 /// A piece of an edge.
 #[derive(Debug)]
-pub struct Piece {
+pub struct EdgePiece {
     /// The node that the edge comes from.
     pub source: usize,
     /// End in the layer above.
-    pub from: End,
+    pub from: EdgeEnd,
     /// End in the layer below.
-    pub to: End,
+    pub to: EdgeEnd,
 }
 
 /// An end of a piece of an edge.
 #[derive(Debug, Clone, Copy)]
-pub struct End {
+pub struct EdgeEnd {
     /// The layer.
     pub layer: usize,
     /// Position of its middle.
@@ -61,7 +61,7 @@ struct LayerItem {
 ///
 /// # Panics
 /// If an edge goes to an earlier node.
-pub fn layout(widths: &[f64], edges: &[(usize, usize)]) -> Layout {
+pub fn layout(widths: &[f64], edges: &[(usize, usize)]) -> GraphLayout {
     let layers = layers(widths.len(), edges);
     let node = |(at, &width): (usize, &f64)| LayerItem {
         layer: layers[at],
@@ -97,9 +97,9 @@ pub fn layout(widths: &[f64], edges: &[(usize, usize)]) -> Layout {
     (0..places.len()).for_each(|at| rows[places[at].layer].push(at));
     order(&places, &mut rows);
     let (middles, width) = middles(&places, &rows);
-    let end = |at: usize| End { layer: places[at].layer, at: middles[at], node: places[at].is_node.then_some(at) };
-    let pieces = pieces.into_iter().map(|(source, from, to)| Piece { source, from: end(from), to: end(to) });
-    Layout { layers, pieces: pieces.collect(), middles: middles[..widths.len()].to_vec(), width, n_layers }
+    let end = |at: usize| EdgeEnd { layer: places[at].layer, at: middles[at], node: places[at].is_node.then_some(at) };
+    let pieces = pieces.into_iter().map(|(source, from, to)| EdgePiece { source, from: end(from), to: end(to) });
+    GraphLayout { layers, pieces: pieces.collect(), middles: middles[..widths.len()].to_vec(), width, n_layers }
 }
 
 /// Layers by the longest path; what nothing leads to stands just above the first that needs it.
@@ -278,7 +278,7 @@ mod tests {
             }
             for (from, to) in edges {
                 assert!(found.layers[from] < found.layers[to]);
-                let arrives = |piece: &Piece| (piece.source, piece.to.node) == (from, Some(to));
+                let arrives = |piece: &EdgePiece| (piece.source, piece.to.node) == (from, Some(to));
                 assert_eq!(found.pieces.iter().filter(|piece| arrives(piece)).count(), 1, "seed {seed}");
             }
         }

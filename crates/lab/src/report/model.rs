@@ -10,7 +10,7 @@ use tilewright_graph::{Tensor, Value};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 use tilewright_model::{Compiled, Kernel, Places, ProfiledStep, Runner, Step, ValueId};
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 use tilewright_tune::{Record, Store, StoreError};
 
 /// A pause of so many seconds without any trial is none of the search's time.
@@ -169,7 +169,7 @@ pub struct TurnFacts {
 pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
     let ModelSubject { name, compiled, inputs, target, threads, database, n_runs } = *subject;
     let failed = |error: tilewright_model::RunError| Error::failed(&error).because(error);
-    let pool = Threads::new(threads).map_err(|error| Error::failed("no threads for a run").because(error))?;
+    let pool = SharedPool::new(threads).map_err(|error| Error::failed("no threads for a run").because(error))?;
     let mut runner = Runner::new(compiled, &pool).map_err(failed)?;
     runner.set_all(inputs).map_err(failed)?;
     runner.run().map_err(failed)?;
@@ -180,7 +180,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
     let caches = compiled.fused.caches(target);
     let (known, store) = (database.records()?, database.open_to_read()?);
     let mut tasks = Vec::new();
-    let mut trials: Vec<Trial> = Vec::new();
+    let mut trials: Vec<KernelTrial> = Vec::new();
     for (workload, times) in compiled.fused.tasks() {
         let records = match &store {
             None => Vec::new(),
@@ -189,7 +189,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
                 records.map_err(|error| database.refuse(error))?
             }
         };
-        trials.extend(records.iter().filter_map(|record| Trial::of(record, tasks.len())));
+        trials.extend(records.iter().filter_map(|record| KernelTrial::of(record, tasks.len())));
         let (choice, _) = known.choose(&workload, target, threads, caches.of(&workload), None)?;
         tasks.push(TaskFacts::new(&workload, times, &choice, &records));
     }
@@ -222,7 +222,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
         threads,
         ms_median,
         ms_steps,
-        peak_gflops: peak::gflops(target, peak::Kind::F32, threads).ok(),
+        peak_gflops: peak::gflops(target, peak::PeakKind::F32, threads).ok(),
         arena_bytes: compiled.memory.total,
         steps,
         tasks,
@@ -279,7 +279,7 @@ impl TaskFacts {
 }
 
 /// A trial of one of several kernels.
-struct Trial {
+struct KernelTrial {
     task: usize,
     /// Time of its end, in seconds since 1970.
     end: f64,
@@ -289,11 +289,11 @@ struct Trial {
     ms: Option<f64>,
 }
 
-impl Trial {
-    fn of(record: &Record, task: usize) -> Option<Trial> {
+impl KernelTrial {
+    fn of(record: &Record, task: usize) -> Option<KernelTrial> {
         let run = record.run?;
         let seconds = record.seconds.build + record.seconds.run + record.seconds.verify;
-        Some(Trial {
+        Some(KernelTrial {
             task,
             end: run.start_unix_ms as f64 / 1e3 + run.elapsed_s,
             seconds: seconds.clamp(0.0, PAUSE_S),
@@ -303,7 +303,7 @@ impl Trial {
 }
 
 /// The turns of trials that say when they were.
-fn search_time(mut trials: Vec<Trial>, tasks: &[TaskFacts]) -> SearchTime {
+fn search_time(mut trials: Vec<KernelTrial>, tasks: &[TaskFacts]) -> SearchTime {
     trials.sort_by(|a, b| a.end.total_cmp(&b.end));
     let mut search = SearchTime::default();
     let mut best: Vec<Option<f64>> = vec![None; tasks.len()];
@@ -327,7 +327,7 @@ fn search_time(mut trials: Vec<Trial>, tasks: &[TaskFacts]) -> SearchTime {
 }
 
 /// The picture of a run.
-struct Picture<'a> {
+struct RunPicture<'a> {
     compiled: &'a Compiled,
     nodes: Vec<GraphNode>,
     edges: Vec<GraphEdge>,
@@ -338,7 +338,7 @@ struct Picture<'a> {
 fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<GraphEdge>) {
     let (fused, places) = (&compiled.fused, Places::new(&compiled.fused));
     let net = &fused.net;
-    let mut picture = Picture { compiled, nodes: Vec::new(), edges: Vec::new(), makers: HashMap::new() };
+    let mut picture = RunPicture { compiled, nodes: Vec::new(), edges: Vec::new(), makers: HashMap::new() };
     for &id in &net.inputs {
         let node = picture.add("input", &net.value(id).name, Some(id), None);
         picture.makers.insert(id, node);
@@ -364,7 +364,7 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
             }
             Step::Sequence(sequence) => {
                 // As its first step is; what comes from the step before is not drawn.
-                let maker = |picture: &Picture, of: &ValueId| picture.makers.get(of).copied();
+                let maker = |picture: &RunPicture, of: &ValueId| picture.makers.get(of).copied();
                 for moving in &sequence.moving {
                     let from = maker(&picture, &moving.first.unwrap_or(moving.of));
                     picture.makers.extend(from.map(|node| (moving.value, node)));
@@ -435,7 +435,7 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
     (picture.nodes, picture.edges)
 }
 
-impl Picture<'_> {
+impl RunPicture<'_> {
     fn add(&mut self, kind: &'static str, name: &str, value: Option<ValueId>, step: Option<usize>) -> usize {
         let ty = value.map_or(String::new(), |id| self.compiled.fused.net.value(id).ty().to_string());
         self.nodes.push(GraphNode { kind, name: name.to_owned(), ty, step });
@@ -488,7 +488,7 @@ mod tests {
 
     #[test]
     fn turns_are_stretches_and_add_up() {
-        let trial = |task, end, ms| Trial { task, end, seconds: 0.5, ms };
+        let trial = |task, end, ms| KernelTrial { task, end, seconds: 0.5, ms };
         let trials = vec![
             trial(0, 1000.5, Some(4.0)),
             trial(0, 1001.0, None),

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use tilewright::words::{count, digits, duration, grouped, percent};
+use tilewright::format::{count, digits, duration, grouped, percent};
 
-use super::layout::{End, Layout, layout};
+use super::layout::{EdgeEnd, GraphLayout, layout};
 use super::model::{GraphNode, ModelFacts, StepFacts, TaskFacts};
 use super::page::{document, table};
 use crate::history::MedianCurve;
-use crate::plot::{Axis, Layer, Marks, Plot, Scale, colours, escape};
+use crate::plot::{Layer, Marks, Plot, PlotAxis, Scale, colours, escape};
 
 /// Width of a step, and heights of nodes.
 const WIDE: f64 = 256.0;
@@ -165,7 +165,7 @@ fn graph(facts: &ModelFacts) -> String {
 /// The picture as it is laid out.
 struct Drawn<'a> {
     facts: &'a ModelFacts,
-    found: &'a Layout,
+    found: &'a GraphLayout,
     sizes: &'a [(f64, f64)],
     tops: &'a [f64],
     heights: &'a [f64],
@@ -179,7 +179,7 @@ impl Drawn<'_> {
     }
 
     /// Upper and lower end of what stands at the end of a piece of an edge.
-    fn span(&self, end: &End) -> (f64, f64) {
+    fn span(&self, end: &EdgeEnd) -> (f64, f64) {
         match end.node {
             Some(node) => (self.top(node), self.top(node) + self.sizes[node].1),
             None => (self.tops[end.layer], self.tops[end.layer] + self.heights[end.layer]),
@@ -450,8 +450,8 @@ fn search(facts: &ModelFacts) -> String {
         let band = search.curve.iter().map(|&(_, ms)| (ms, ms)).collect();
         let plot = Plot {
             title: "All kernels of a run together, each at its best trial so far".into(),
-            x: Axis { label: "time of the search, s".into(), scale: Scale::FromZero },
-            y: Axis { label: "ms".into(), scale: Scale::FromZero },
+            x: PlotAxis { label: "time of the search, s".into(), scale: Scale::FromZero },
+            y: PlotAxis { label: "ms".into(), scale: Scale::FromZero },
             layers: vec![Layer {
                 label: String::new(),
                 colour: colours(&[String::new()])[0],

@@ -1,14 +1,14 @@
 //! The page: tables and plots in one file, without scripts and without anything from elsewhere.
 
+use tilewright::format::{count, digits, duration, grouped, percent};
 use tilewright::version::BUILD;
-use tilewright::words::{count, digits, duration, grouped, percent};
 use tilewright::{ParetoPoint, one_line, since_1970};
 use tilewright_search::Seconds;
 
-use super::facts::{Best, OutcomeFacts, ParetoFacts, PromiseFacts, Subject, TemplateFacts, flops_of};
+use super::facts::{BestConfig, OutcomeFacts, ParetoFacts, PromiseFacts, ReportSubject, TemplateFacts, flops_of};
 use crate::clock::utc;
-use crate::history::{Curve, Run, TrialPoint, median_curve};
-use crate::plot::{Axis, Bar, Layer, Marks, NEUTRAL, Plot, Scale, colours, escape};
+use crate::history::{Curve, SearchRun, TrialPoint, median_curve};
+use crate::plot::{Bar, Layer, Marks, NEUTRAL, Plot, PlotAxis, Scale, colours, escape};
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
@@ -50,7 +50,7 @@ code{display:block;white-space:normal;overflow-wrap:anywhere;min-width:16rem;tex
 const PARETO: &str = "#e15759";
 
 /// The page on these subjects.
-pub fn page(database: &str, subjects: &[Subject]) -> String {
+pub fn page(database: &str, subjects: &[ReportSubject]) -> String {
     let n_trials: u64 = subjects.iter().map(|subject| subject.trials).sum();
     let (trials, workloads) = (count(n_trials, "trial"), count(subjects.len() as u64, "workload"));
     let mut body = overview(subjects);
@@ -92,11 +92,11 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     out + "</tbody></table></div>\n"
 }
 
-fn overview(subjects: &[Subject]) -> String {
+fn overview(subjects: &[ReportSubject]) -> String {
     let head = ["workload", "GFLOP/s", "time", "<search", "<template", "trials", "failed", "threads", "<target"];
-    let row = |(at, subject): (usize, &Subject)| {
+    let row = |(at, subject): (usize, &ReportSubject)| {
         let best = subject.best.as_ref();
-        let text = |of: fn(&Best) -> String| best.map_or("none".to_owned(), of);
+        let text = |of: fn(&BestConfig) -> String| best.map_or("none".to_owned(), of);
         let failed: u64 = subject.searches.iter().map(|s| s.failed).sum();
         vec![
             format!("<a href=\"#w{at}\">{}</a>", escape(&subject.workload)),
@@ -113,7 +113,7 @@ fn overview(subjects: &[Subject]) -> String {
     table(&head, &subjects.iter().enumerate().map(row).collect::<Vec<_>>())
 }
 
-fn section(at: usize, subject: &Subject) -> String {
+fn section(at: usize, subject: &ReportSubject) -> String {
     let mut out = format!("<h2 id=\"w{at}\">{}</h2>\n", escape(&subject.workload));
     out += &format!("<p class=\"note\">{}, {}</p>\n", escape(&subject.target), count(subject.threads, "thread"));
     if subject.passed_over.total() > 0 {
@@ -158,7 +158,7 @@ fn pareto(facts: &ParetoFacts) -> String {
     let plot = |at: usize| {
         let all = facts.values.iter().map(|values| (values[0], values[at])).collect();
         let set = facts.set.iter().filter_map(|point| Some((number(point, 0)?, number(point, at)?))).collect();
-        let axis = |at: usize| Axis { label: facts.metrics[at].clone(), scale: Scale::Log };
+        let axis = |at: usize| PlotAxis { label: facts.metrics[at].clone(), scale: Scale::Log };
         let layer = |label: &str, colour, points| Layer { label: label.into(), colour, marks: Marks::Points(points) };
         let layers = vec![layer("trials", NEUTRAL, all), layer("Pareto set", PARETO, set)];
         let title = format!("{} against {}", facts.metrics[at], facts.metrics[0]);
@@ -178,7 +178,7 @@ fn pareto(facts: &ParetoFacts) -> String {
 }
 
 /// The unit of a subject's throughput.
-fn unit_of(subject: &Subject) -> &'static str {
+fn unit_of(subject: &ReportSubject) -> &'static str {
     if tilewright::is_own(&subject.workload) { "runs/s" } else { "GFLOP/s" }
 }
 
@@ -189,10 +189,10 @@ enum Against {
     Seconds,
 }
 
-fn best_so_far(subject: &Subject, against: Against) -> Plot {
+fn best_so_far(subject: &ReportSubject, against: Against) -> Plot {
     let labels: Vec<String> = subject.searches.iter().map(|search| search.label(subject)).collect();
     let flops = flops_of(&subject.workload);
-    let curve = |run: &Run| -> Curve {
+    let curve = |run: &SearchRun| -> Curve {
         let position = |n: u64, trial: &TrialPoint| match against {
             Against::Trials => n as f64,
             Against::Seconds => trial.elapsed_s,
@@ -210,13 +210,13 @@ fn best_so_far(subject: &Subject, against: Against) -> Plot {
     };
     Plot {
         title: title.into(),
-        x: Axis { label: unit.into(), scale: Scale::Log },
-        y: Axis { label: unit_of(subject).into(), scale: Scale::FromZero },
+        x: PlotAxis { label: unit.into(), scale: Scale::Log },
+        y: PlotAxis { label: unit_of(subject).into(), scale: Scale::FromZero },
         layers: layers.collect(),
     }
 }
 
-fn space(subject: &Subject) -> Plot {
+fn space(subject: &ReportSubject) -> Plot {
     let mut kinds: Vec<String> = Vec::new();
     for point in &subject.points {
         if !kinds.contains(&point.kind) {
@@ -235,23 +235,23 @@ fn space(subject: &Subject) -> Plot {
     }
     Plot {
         title: "Every trial".into(),
-        x: Axis { label: "trials in the order of recording".into(), scale: Scale::FromZero },
-        y: Axis { label: unit_of(subject).into(), scale: Scale::FromZero },
+        x: PlotAxis { label: "trials in the order of recording".into(), scale: Scale::FromZero },
+        y: PlotAxis { label: unit_of(subject).into(), scale: Scale::FromZero },
         layers,
     }
 }
 
 /// A part of a trial's time, in seconds.
-type PartOf = fn(&Seconds) -> f64;
+type TrialTimePart = fn(&Seconds) -> f64;
 
 /// The parts of a trial's time, with their colours.
-const PARTS: [(&str, &str, PartOf); 3] = [
+const PARTS: [(&str, &str, TrialTimePart); 3] = [
     ("build", "#4e79a7", |seconds| seconds.build),
     ("run", "#59a14f", |seconds| seconds.run),
     ("verify", "#f28e2b", |seconds| seconds.verify),
 ];
 
-fn time(subject: &Subject) -> Plot {
+fn time(subject: &ReportSubject) -> Plot {
     let labels: Vec<String> = subject.searches.iter().map(|search| search.label(subject)).collect();
     let mut below = vec![0.0; labels.len()];
     let mut layers = Vec::new();
@@ -266,13 +266,13 @@ fn time(subject: &Subject) -> Plot {
     }
     Plot {
         title: "Time in candidates, summed over all of them".into(),
-        x: Axis { label: String::new(), scale: Scale::Categories(labels) },
-        y: Axis { label: "s".into(), scale: Scale::FromZero },
+        x: PlotAxis { label: String::new(), scale: Scale::Categories(labels) },
+        y: PlotAxis { label: "s".into(), scale: Scale::FromZero },
         layers,
     }
 }
 
-fn searches(subject: &Subject) -> String {
+fn searches(subject: &ReportSubject) -> String {
     let of_best = format!("best {}", unit_of(subject));
     let head = [
         "search",
@@ -383,7 +383,7 @@ fn outlook(facts: &TemplateFacts, is_own: bool) -> String {
     out + &table(&head, &facts.promising.iter().map(row).collect::<Vec<_>>())
 }
 
-fn configuration(best: &Best) -> String {
+fn configuration(best: &BestConfig) -> String {
     let value = |value: &serde_json::Value| match value {
         serde_json::Value::String(text) => text.clone(),
         other => other.to_string(),

@@ -7,12 +7,12 @@ pub(super) const MAX_BINS: usize = 256;
 
 /// The columns of a matrix that are not constant, as bins.
 pub(super) struct Bins {
-    pub(super) columns: Vec<Column>,
+    pub(super) columns: Vec<BinnedColumn>,
     pub(super) n_rows: usize,
 }
 
 /// A column as bins.
-pub(super) struct Column {
+pub(super) struct BinnedColumn {
     /// Index of the column in the matrix.
     pub(super) feature: u32,
     /// Bin `b` holds values above `cuts[b − 1]` and up to `cuts[b]`.
@@ -23,7 +23,7 @@ pub(super) struct Column {
     pub(super) of_row: Vec<u8>,
 }
 
-impl Column {
+impl BinnedColumn {
     /// The number of bins, that of missing values included.
     pub(super) fn n_bins(&self) -> usize {
         self.cuts.len() + 1 + usize::from(self.has_missing)
@@ -56,7 +56,7 @@ impl Bins {
                 }
                 of_row[row] = bin as u8;
             }
-            Some(Column { feature: feature as u32, cuts, has_missing, of_row })
+            Some(BinnedColumn { feature: feature as u32, cuts, has_missing, of_row })
         };
         Bins { columns: (0..features.n_columns()).filter_map(column).collect(), n_rows }
     }

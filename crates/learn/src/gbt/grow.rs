@@ -7,8 +7,8 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::GbtOptions;
-use super::bins::{Bins, Column, MAX_BINS};
-use super::tree::{Node, Tree};
+use super::bins::{BinnedColumn, Bins, MAX_BINS};
+use super::tree::{SplitNode, Tree};
 
 /// Sums of first and second derivatives by column and bin. Of each column, only its own bins are ever used.
 type Histogram = Vec<[[f32; 2]; MAX_BINS]>;
@@ -24,13 +24,13 @@ pub(super) struct Grower<'a> {
     pulls: Vec<[f32; 2]>,
     set_aside: Vec<u32>,
     free: Vec<Histogram>,
-    scan: Scan,
+    scan: SplitScan,
     /// Number of random columns that each split looks at, and where they are drawn from; `None` for all.
     per_split: Option<(usize, Xoshiro256PlusPlus)>,
 }
 
 /// A leaf that may yet be split.
-struct Leaf {
+struct OpenLeaf {
     /// Index in a complete binary tree.
     place: usize,
     depth: usize,
@@ -38,11 +38,11 @@ struct Leaf {
     pull: [f64; 2],
     /// Histogram of the leaf; `None` for a leaf that cannot be split.
     histogram: Option<Histogram>,
-    split: Option<Split>,
+    split: Option<LeafSplit>,
 }
 
 #[derive(Clone, Copy)]
-struct Split {
+struct LeafSplit {
     gain: f32,
     /// Among the columns of the bins.
     column: u32,
@@ -54,7 +54,7 @@ struct Split {
 impl<'a> Grower<'a> {
     pub(super) fn new(bins: &'a Bins, options: &'a GbtOptions) -> Grower<'a> {
         let (pulls, set_aside) = (Vec::with_capacity(bins.n_rows), Vec::with_capacity(bins.n_rows));
-        let scan = Scan { slopes: [0.0; MAX_BINS], curvatures: [0.0; MAX_BINS], worths: [0.0; MAX_BINS] };
+        let scan = SplitScan { slopes: [0.0; MAX_BINS], curvatures: [0.0; MAX_BINS], worths: [0.0; MAX_BINS] };
         let (columns, rows, free) = (Vec::new(), Vec::new(), Vec::new());
         Grower { bins, options, columns, rows, pulls, set_aside, free, scan, per_split: None }
     }
@@ -75,7 +75,7 @@ impl<'a> Grower<'a> {
         }
         let (mut leaves, mut splits) = (vec![root], Vec::new());
         while leaves.len() < self.options.max_leaves {
-            let gain = |leaf: &Leaf| leaf.split.map(|split| split.gain);
+            let gain = |leaf: &OpenLeaf| leaf.split.map(|split| split.gain);
             let candidates = (0..leaves.len()).filter(|&at| leaves[at].split.is_some());
             // Of equals the earlier one, so that the tree depends on nothing but its input.
             let best = candidates.reduce(|a, b| if gain(&leaves[b]) > gain(&leaves[a]) { b } else { a });
@@ -88,7 +88,7 @@ impl<'a> Grower<'a> {
                     // A cut for every bin but the last; a split after the last parts missing values from all
                     // others.
                     let threshold = column.cuts.get(usize::from(split.bin)).copied().unwrap_or(f32::INFINITY);
-                    let node = Node { threshold, feature: column.feature, missing_right: split.missing_right };
+                    let node = SplitNode { threshold, feature: column.feature, missing_right: split.missing_right };
                     splits.push((leaf.place, node));
                     leaves.extend(children);
                 }
@@ -100,21 +100,21 @@ impl<'a> Grower<'a> {
         Tree::new(&splits, &values)
     }
 
-    fn value(&self, leaf: &Leaf) -> f32 {
+    fn value(&self, leaf: &OpenLeaf) -> f32 {
         let [slope, curvature] = leaf.pull;
         let curvature = curvature + f64::from(self.options.lambda);
         if curvature > 0.0 { (-slope / curvature * f64::from(self.options.learning_rate)) as f32 } else { 0.0 }
     }
 
-    fn leaf(&self, gradients: &[[f32; 2]], place: usize, depth: usize, rows: Range<usize>) -> Leaf {
+    fn leaf(&self, gradients: &[[f32; 2]], place: usize, depth: usize, rows: Range<usize>) -> OpenLeaf {
         let pull = self.rows[rows.clone()].iter().fold([0.0; 2], |sum, &row| {
             let [slope, curvature] = gradients[row as usize];
             [sum[0] + f64::from(slope), sum[1] + f64::from(curvature)]
         });
-        Leaf { place, depth, rows, pull, histogram: None, split: None }
+        OpenLeaf { place, depth, rows, pull, histogram: None, split: None }
     }
 
-    fn may_split(&self, leaf: &Leaf) -> bool {
+    fn may_split(&self, leaf: &OpenLeaf) -> bool {
         let enough = leaf.pull[1] >= 2.0 * f64::from(self.options.min_child_weight);
         leaf.depth < self.options.max_depth && leaf.rows.len() >= 2 && enough
     }
@@ -132,7 +132,7 @@ impl<'a> Grower<'a> {
         self.pulls.clear();
         self.pulls.extend(rows.iter().map(|&row| gradients[row as usize]));
         let columns = self.columns.iter().map(|&column| &self.bins.columns[column as usize]);
-        let columns: Vec<&Column> = columns.collect();
+        let columns: Vec<&BinnedColumn> = columns.collect();
         for (columns, sums) in columns.chunks(4).zip(histogram.chunks_mut(4)) {
             sums.iter_mut().zip(columns).for_each(|(sums, column)| sums[..column.n_bins()].fill([0.0; 2]));
             if let ([a, b, c, d], [sa, sb, sc, sd]) = (columns, &mut *sums) {
@@ -157,7 +157,7 @@ impl<'a> Grower<'a> {
     }
 
     /// Finds the split of a leaf that gains most, from its histogram.
-    fn find_split(&mut self, leaf: &mut Leaf) {
+    fn find_split(&mut self, leaf: &mut OpenLeaf) {
         let Some(histogram) = &leaf.histogram else { return };
         let mut order: Vec<usize> = (0..self.columns.len()).collect();
         let n_enough = match &mut self.per_split {
@@ -167,7 +167,7 @@ impl<'a> Grower<'a> {
             }
             None => order.len(),
         };
-        let mut best: Option<Split> = None;
+        let mut best: Option<LeafSplit> = None;
         for (n_seen, at) in order.into_iter().enumerate() {
             if n_seen >= n_enough && best.is_some() {
                 break;
@@ -177,7 +177,7 @@ impl<'a> Grower<'a> {
             let found = self.scan.best_split(self.options, &self.bins.columns[column as usize], sums, leaf.pull);
             let Some((gain, bin, missing_right)) = found else { continue };
             if best.is_none_or(|best| gain > best.gain) {
-                best = Some(Split { gain, column, bin, missing_right });
+                best = Some(LeafSplit { gain, column, bin, missing_right });
             }
         }
         leaf.split = best;
@@ -185,7 +185,7 @@ impl<'a> Grower<'a> {
 
     /// Carries out a split, or leaves the leaf as it is where all rows are on one side after all, which the
     /// rounding of sums may have hidden.
-    fn split(&mut self, gradients: &[[f32; 2]], leaf: &mut Leaf, split: Split) -> Option<[Leaf; 2]> {
+    fn split(&mut self, gradients: &[[f32; 2]], leaf: &mut OpenLeaf, split: LeafSplit) -> Option<[OpenLeaf; 2]> {
         let column = &self.bins.columns[split.column as usize];
         let missing_bin = if column.has_missing { column.cuts.len() + 1 } else { MAX_BINS };
         let rows = &mut self.rows[leaf.rows.clone()];
@@ -242,20 +242,20 @@ impl<'a> Grower<'a> {
 }
 
 /// Scratch space of the search for a split on a column; derivatives lie apart, so that they are vectorized.
-struct Scan {
+struct SplitScan {
     /// Sums up to each bin.
     slopes: [f32; MAX_BINS],
     curvatures: [f32; MAX_BINS],
     worths: [f32; MAX_BINS],
 }
 
-impl Scan {
+impl SplitScan {
     /// The gain of the best split on one column, the last bin on its left side, and whether missing values go
     /// right.
     fn best_split(
         &mut self,
         options: &GbtOptions,
-        column: &Column,
+        column: &BinnedColumn,
         sums: &[[f32; 2]; MAX_BINS],
         pull: [f64; 2],
     ) -> Option<(f32, u8, bool)> {

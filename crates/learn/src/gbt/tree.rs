@@ -7,13 +7,13 @@ use crate::matrix::Matrix;
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     depth: usize,
-    nodes: Box<[Node]>,
+    nodes: Box<[SplitNode]>,
     leaves: Box<[f32]>,
 }
 
 /// A split. The default one sends every row left, so that a leaf that is reached early has one place.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Node {
+pub(super) struct SplitNode {
     /// Values up to it go left.
     pub(super) threshold: f32,
     pub(super) feature: u32,
@@ -21,9 +21,9 @@ pub(super) struct Node {
     pub(super) missing_right: bool,
 }
 
-impl Default for Node {
-    fn default() -> Node {
-        Node { threshold: f32::INFINITY, feature: 0, missing_right: false }
+impl Default for SplitNode {
+    fn default() -> SplitNode {
+        SplitNode { threshold: f32::INFINITY, feature: 0, missing_right: false }
     }
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Leaf {
     pub(super) value: f32,
 }
 
-impl Node {
+impl SplitNode {
     fn goes_right(&self, x: f32) -> bool {
         (x > self.threshold) | (x.is_nan() & self.missing_right)
     }
@@ -45,11 +45,14 @@ const LANES: usize = 16;
 
 impl Tree {
     /// The tree with these splits and leaves, by their places in a complete tree.
-    pub(super) fn new(splits: &[(usize, Node)], leaves: &[(usize, f32)]) -> Tree {
+    pub(super) fn new(splits: &[(usize, SplitNode)], leaves: &[(usize, f32)]) -> Tree {
         let level = |place: usize| (place + 1).ilog2() as usize;
         let depth = leaves.iter().map(|(place, _)| level(*place)).max().unwrap_or(0);
-        let mut tree =
-            Tree { depth, nodes: vec![Node::default(); (1 << depth) - 1].into(), leaves: vec![0.0; 1 << depth].into() };
+        let mut tree = Tree {
+            depth,
+            nodes: vec![SplitNode::default(); (1 << depth) - 1].into(),
+            leaves: vec![0.0; 1 << depth].into(),
+        };
         splits.iter().for_each(|&(place, node)| tree.nodes[place] = node);
         for &(place, value) in leaves {
             let below = depth - level(place);

@@ -5,7 +5,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::policy::{policy_loss, probability};
 use super::{Trained, squared_error};
-use crate::tape::{Builder, Dense, Parameters, Rows, Tape, Var, forth, log_softmax};
+use crate::tape::{Dense, LayerBuilder, NumberRows, Parameters, Tape, Var, forth, log_softmax};
 
 /// Training options of an actor and its critic.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,7 +58,7 @@ pub struct ActorCritic {
 struct Perceptron([Dense; 3]);
 
 impl Perceptron {
-    fn new(builder: &mut Builder, n_inputs: usize, n_hidden: usize, n_outputs: usize) -> Perceptron {
+    fn new(builder: &mut LayerBuilder, n_inputs: usize, n_hidden: usize, n_outputs: usize) -> Perceptron {
         let mut layer = |name, n_inputs, n_outputs| builder.dense(name, n_inputs, n_outputs, forth(n_inputs));
         Perceptron([
             layer("first", n_inputs, n_hidden),
@@ -67,7 +67,7 @@ impl Perceptron {
         ])
     }
 
-    fn forward(&self, tape: &mut Tape, inputs: Rows) -> Var {
+    fn forward(&self, tape: &mut Tape, inputs: NumberRows) -> Var {
         let [first, second, last] = self.0;
         let inputs = tape.constant(inputs);
         let hidden = [first, second].into_iter().fold(inputs, |inputs, layer| {
@@ -79,7 +79,7 @@ impl Perceptron {
 }
 
 impl Trained<Perceptron> {
-    fn outputs(&self, inputs: Rows) -> Rows {
+    fn outputs(&self, inputs: NumberRows) -> NumberRows {
         let mut tape = Tape::new(&self.parameters);
         let outputs = self.layers.forward(&mut tape, inputs);
         tape.take(outputs)
@@ -95,7 +95,7 @@ impl ActorCritic {
         assert!(n_features > 0 && n_actions > 0, "invariant: a walk has states and actions");
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut network = |n_outputs| {
-            let mut builder = Builder::new(&mut rng);
+            let mut builder = LayerBuilder::new(&mut rng);
             let layers = Perceptron::new(&mut builder, n_features, options.n_hidden, n_outputs);
             Trained::new(layers, builder.finish(), options.learning_rate)
         };
@@ -154,13 +154,13 @@ impl ActorCritic {
         self.critic.descend(|critic, parameters| critic_loss(critic, parameters, states, &targets));
     }
 
-    fn states<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> Rows {
+    fn states<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> NumberRows {
         let mut values = Vec::new();
         for state in states {
             assert_eq!(state.len(), self.n_features, "invariant: a state has a number for each feature");
             values.extend_from_slice(state);
         }
-        Rows { n_columns: self.n_features, values }
+        NumberRows { n_columns: self.n_features, values }
     }
 }
 
@@ -168,7 +168,7 @@ impl ActorCritic {
 fn actor_loss(
     actor: &Perceptron,
     parameters: &Parameters,
-    states: Rows,
+    states: NumberRows,
     actions: impl Iterator<Item = usize>,
     advantages: &[f32],
     entropy: f32,
@@ -180,7 +180,12 @@ fn actor_loss(
 }
 
 /// The mean squared error of the values, with its gradients.
-fn critic_loss(critic: &Perceptron, parameters: &Parameters, states: Rows, targets: &[f32]) -> (f64, Vec<Vec<f32>>) {
+fn critic_loss(
+    critic: &Perceptron,
+    parameters: &Parameters,
+    states: NumberRows,
+    targets: &[f32],
+) -> (f64, Vec<Vec<f32>>) {
     let mut tape = Tape::new(parameters);
     let values = critic.forward(&mut tape, states);
     let (loss, of_values) = squared_error(&tape.value(values).values, targets);
@@ -195,9 +200,9 @@ mod tests {
     #[test]
     fn gradients_are_those_of_the_losses() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
-        let states = Rows { n_columns: 2, values: vec![0.3, -0.8, 0.5, 0.9, 0.1, -0.4] };
+        let states = NumberRows { n_columns: 2, values: vec![0.3, -0.8, 0.5, 0.9, 0.1, -0.4] };
         let mut network = |n_outputs| {
-            let mut builder = Builder::new(&mut rng);
+            let mut builder = LayerBuilder::new(&mut rng);
             (Perceptron::new(&mut builder, 2, 5, n_outputs), builder.finish())
         };
         let ((actor, of_actor), (critic, of_critic)) = (network(4), network(1));

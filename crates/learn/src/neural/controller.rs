@@ -5,7 +5,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::Trained;
 use super::policy::{policy_loss, probability};
-use crate::tape::{Builder, Dense, Lstm, Parameters, Rows, Tape, Var, Weight, forth, log_softmax};
+use crate::tape::{Dense, LayerBuilder, Lstm, NumberRows, Parameters, Tape, Var, Weight, forth, log_softmax};
 
 /// The score of a choice that is not allowed.
 const FORBIDDEN: f32 = -1e9;
@@ -38,7 +38,7 @@ impl Default for ControllerOptions {
 /// Zoph and Le, "Neural architecture search with reinforcement learning" (2017), section 3; a rival in the
 /// paper on GEMM tiling as a Markov decision process.
 pub struct Controller {
-    network: Trained<Layers>,
+    network: Trained<ControllerLayers>,
     /// Alternatives at each place.
     n_choices: Vec<usize>,
     entropy: f32,
@@ -48,7 +48,7 @@ pub struct Controller {
     rng: Xoshiro256PlusPlus,
 }
 
-struct Layers {
+struct ControllerLayers {
     /// A row for the start of a sequence, then one for each alternative of each place but the last.
     embedding: Weight,
     /// Cell from an embedded choice and the hidden state to the next state.
@@ -57,13 +57,13 @@ struct Layers {
     heads: Vec<Dense>,
 }
 
-impl Layers {
-    fn new(builder: &mut Builder, n_choices: &[usize], n_hidden: usize) -> Layers {
+impl ControllerLayers {
+    fn new(builder: &mut LayerBuilder, n_choices: &[usize], n_hidden: usize) -> ControllerLayers {
         let n_embedded: usize = n_choices.iter().rev().skip(1).sum();
-        let head = |builder: &mut Builder, place: usize| {
+        let head = |builder: &mut LayerBuilder, place: usize| {
             builder.dense(&format!("heads.{place}"), n_hidden, n_choices[place], forth(n_hidden))
         };
-        Layers {
+        ControllerLayers {
             embedding: builder.weight("embedding".into(), 1 + n_embedded, n_hidden, 1.0),
             lstm: builder.lstm("lstm", n_hidden, n_hidden, [forth(2 * n_hidden); 2], 0.0),
             heads: (0..n_choices.len()).map(|place| head(builder, place)).collect(),
@@ -89,8 +89,8 @@ impl Controller {
     pub fn new(n_choices: &[usize], options: &ControllerOptions, seed: u64) -> Controller {
         assert!(n_choices.iter().all(|&n| n > 0), "invariant: a place has an alternative");
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let mut builder = Builder::new(&mut rng);
-        let layers = Layers::new(&mut builder, n_choices, options.n_hidden);
+        let mut builder = LayerBuilder::new(&mut rng);
+        let layers = ControllerLayers::new(&mut builder, n_choices, options.n_hidden);
         Controller {
             network: Trained::new(layers, builder.finish(), options.learning_rate),
             n_choices: n_choices.to_vec(),
@@ -152,7 +152,7 @@ impl Controller {
     }
 
     /// Inputs of the network at each place of these sequences.
-    fn steps(&self, sequences: &[Vec<usize>], allows: impl Fn(&[usize], usize) -> bool) -> Vec<Step> {
+    fn steps(&self, sequences: &[Vec<usize>], allows: impl Fn(&[usize], usize) -> bool) -> Vec<SequenceStep> {
         let of_place = |(place, &n): (usize, &usize)| {
             assert!(
                 sequences
@@ -160,7 +160,7 @@ impl Controller {
                     .all(|s| s.len() == self.n_choices.len() && s[place] < n && allows(&s[..place], s[place]))
             );
             let prefixes = sequences.iter().map(|sequence| &sequence[..place]);
-            Step {
+            SequenceStep {
                 rows: self.embedding_rows(prefixes.clone()),
                 forbidden: forbidden(prefixes, n, &allows),
                 chosen: sequences.iter().map(|sequence| sequence[place]).collect(),
@@ -180,7 +180,7 @@ impl Controller {
 }
 
 /// Place of a batch of sequences.
-struct Step {
+struct SequenceStep {
     rows: Vec<usize>,
     forbidden: Vec<bool>,
     chosen: Vec<usize>,
@@ -196,7 +196,7 @@ fn forbidden<'a>(
 }
 
 /// The scores, those of what is forbidden so low that it has no probability.
-fn allowed(scores: &Rows, forbidden: &[bool]) -> Rows {
+fn allowed(scores: &NumberRows, forbidden: &[bool]) -> NumberRows {
     let mut scores = scores.clone();
     scores.values.iter_mut().zip(forbidden).filter(|(_, forbidden)| **forbidden).for_each(|(x, _)| *x = FORBIDDEN);
     scores
@@ -204,15 +204,15 @@ fn allowed(scores: &Rows, forbidden: &[bool]) -> Rows {
 
 /// The losses of the choices at each place together, with their gradients.
 fn loss(
-    layers: &Layers,
+    layers: &ControllerLayers,
     parameters: &Parameters,
-    steps: &[Step],
+    steps: &[SequenceStep],
     advantages: &[f32],
     entropy: f32,
 ) -> (f64, Vec<Vec<f32>>) {
     let mut tape = Tape::new(parameters);
     let (mut state, mut sum, mut seeds) = (None, 0.0, Vec::with_capacity(steps.len()));
-    for (place, Step { rows, forbidden, chosen }) in steps.iter().enumerate() {
+    for (place, SequenceStep { rows, forbidden, chosen }) in steps.iter().enumerate() {
         let (next, scores) = layers.step(&mut tape, state, place, rows.clone());
         let of_allowed = allowed(tape.value(scores), forbidden);
         let (loss, gradient) = policy_loss(&of_allowed, chosen.iter().copied(), advantages, entropy);

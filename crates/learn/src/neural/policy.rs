@@ -1,13 +1,13 @@
 //! Losses of policies.
 
 use crate::simd::exp;
-use crate::tape::{Rows, log_softmax};
+use crate::tape::{NumberRows, log_softmax};
 
 /// The loss of choices that were made by the softmax of scores, a row for each, and its gradient by the
 /// scores: minus the mean of `advantage · log π(choice)` and of the weighted entropy. Descending it makes
 /// better choices likelier.
 pub(super) fn policy_loss(
-    scores: &Rows,
+    scores: &NumberRows,
     choices: impl Iterator<Item = usize>,
     advantages: &[f32],
     entropy: f32,

@@ -7,7 +7,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::{Trained, squared_error};
 use crate::Matrix;
 use crate::simd::sigmoid;
-use crate::tape::{Builder, Dense, Parameters, Rows, Tape, Term, Var, forth};
+use crate::tape::{Dense, LayerBuilder, NumberRows, Parameters, Tape, Term, Var, forth};
 
 /// Trees that are predicted at once.
 const BLOCK_TREES: usize = 128;
@@ -94,14 +94,14 @@ impl Default for TreeGruOptions {
 /// not say how children are summed up; we add their states, after Tai, Socher and Manning, "Improved semantic
 /// representations from tree-structured long short-term memory networks" (2015), section 3.1.
 pub struct TreeGru {
-    network: Trained<Layers>,
+    network: Trained<TreeLayers>,
     objective: TreeObjective,
     batch: usize,
     n_features: usize,
     rng: Xoshiro256PlusPlus,
 }
 
-struct Layers {
+struct TreeLayers {
     embedding: Dense,
     /// Layer from a node's embedding to the two gates and the candidate.
     of_input: Dense,
@@ -121,9 +121,9 @@ impl TreeGru {
             Readout::Roots => None,
             Readout::Slots(n) => Some(n),
         };
-        let mut builder = Builder::new(&mut rng);
+        let mut builder = LayerBuilder::new(&mut rng);
         let mut layer = |name, n_inputs, n_outputs| builder.dense(name, n_inputs, n_outputs, forth(n_inputs));
-        let layers = Layers {
+        let layers = TreeLayers {
             embedding: layer("embedding", n_features, n_embedding),
             of_input: layer("of_input", n_embedding, 3 * n_hidden),
             of_state: layer("of_state", n_hidden, 3 * n_hidden),
@@ -153,7 +153,7 @@ impl TreeGru {
         }
         for _ in 0..n_steps {
             let chosen = index::sample(&mut self.rng, trees.len(), self.batch.min(trees.len())).into_vec();
-            let forest = Forest::new(chosen.iter().map(|&at| &trees[at]), self.n_features);
+            let forest = LeveledTrees::new(chosen.iter().map(|&at| &trees[at]), self.n_features);
             let targets: Vec<f32> = chosen.iter().map(|&at| targets[at]).collect();
             let objective = self.objective;
             self.network.descend(|layers, parameters| loss(layers, parameters, &forest, &targets, objective));
@@ -167,7 +167,7 @@ impl TreeGru {
     pub fn predict(&self, trees: &[TreeRows]) -> Vec<f32> {
         let block = |trees: &[TreeRows]| {
             let mut tape = Tape::new(&self.network.parameters);
-            let predicted = self.network.layers.forward(&mut tape, &Forest::new(trees.iter(), self.n_features));
+            let predicted = self.network.layers.forward(&mut tape, &LeveledTrees::new(trees.iter(), self.n_features));
             tape.take(predicted).values
         };
         trees.chunks(BLOCK_TREES).flat_map(block).collect()
@@ -176,11 +176,11 @@ impl TreeGru {
 
 /// Trees side by side, in levels that can be computed at once: leaves first, then the nodes all of whose
 /// children are below.
-struct Forest {
+struct LeveledTrees {
     n_trees: usize,
     /// The features of all nodes, level by level.
-    rows: Rows,
-    levels: Vec<Level>,
+    rows: NumberRows,
+    levels: Vec<TreeLevel>,
     /// The tree of each node.
     trees: Vec<usize>,
     roots: Vec<NodePosition>,
@@ -195,14 +195,14 @@ struct NodePosition {
 
 /// The nodes of one height.
 #[derive(Clone, Default)]
-struct Level {
+struct TreeLevel {
     n_nodes: usize,
     /// Each child, and the row of its parent in this level.
     children: Vec<(NodePosition, usize)>,
 }
 
-impl Forest {
-    fn new<'a>(trees: impl Iterator<Item = &'a TreeRows>, n_features: usize) -> Forest {
+impl LeveledTrees {
+    fn new<'a>(trees: impl Iterator<Item = &'a TreeRows>, n_features: usize) -> LeveledTrees {
         struct Node<'a> {
             tree: usize,
             parent: Option<usize>,
@@ -225,7 +225,7 @@ impl Forest {
         }
         let mut order: Vec<usize> = (0..nodes.len()).collect();
         order.sort_by_key(|&at| nodes[at].height);
-        let mut levels = vec![Level::default(); order.last().map_or(0, |&at| nodes[at].height + 1)];
+        let mut levels = vec![TreeLevel::default(); order.last().map_or(0, |&at| nodes[at].height + 1)];
         let mut places = vec![NodePosition { level: 0, row: 0 }; nodes.len()];
         for &at in &order {
             let level = &mut levels[nodes[at].height];
@@ -238,9 +238,9 @@ impl Forest {
             }
         }
         let values = order.iter().flat_map(|&at| nodes[at].row).copied().collect();
-        Forest {
+        LeveledTrees {
             n_trees,
-            rows: Rows { n_columns: n_features, values },
+            rows: NumberRows { n_columns: n_features, values },
             levels,
             trees: order.iter().map(|&at| nodes[at].tree).collect(),
             roots: order.iter().filter(|&&at| nodes[at].parent.is_none()).map(|&at| places[at]).collect(),
@@ -260,7 +260,7 @@ impl Forest {
     /// Whether each node of a level has one child, the one in its own row of the level below: what most
     /// levels of loop nests do, and all of chains of equal length. Nothing need be gathered then.
     fn continues(&self, level: usize) -> bool {
-        let Level { n_nodes, children } = &self.levels[level];
+        let TreeLevel { n_nodes, children } = &self.levels[level];
         let is_next =
             |(row, child): (usize, &(NodePosition, usize))| *child == (NodePosition { level: level - 1, row }, row);
         children.len() == *n_nodes
@@ -269,14 +269,14 @@ impl Forest {
     }
 }
 
-impl Layers {
+impl TreeLayers {
     /// The prediction for each tree, as a column.
-    fn forward(&self, tape: &mut Tape, forest: &Forest) -> Var {
+    fn forward(&self, tape: &mut Tape, forest: &LeveledTrees) -> Var {
         let states = self.states(tape, forest);
         let summed = match (&self.slots, &states[..]) {
             (_, []) => {
                 let n_inputs = tape.parameters().n_inputs(self.last.weight);
-                tape.constant(Rows::zeros(forest.n_trees, n_inputs))
+                tape.constant(NumberRows::zeros(forest.n_trees, n_inputs))
             }
             (None, states) => {
                 let roots = forest.roots.iter().zip(forest.trees_of_roots());
@@ -294,7 +294,7 @@ impl Layers {
     }
 
     /// The states of the nodes of each level.
-    fn states(&self, tape: &mut Tape, forest: &Forest) -> Vec<Var> {
+    fn states(&self, tape: &mut Tape, forest: &LeveledTrees) -> Vec<Var> {
         let rows = tape.constant(forest.rows.clone());
         let embedded = tape.dense(rows, self.embedding);
         let embedded = tape.tanh(embedded);
@@ -322,9 +322,9 @@ impl Layers {
 
 /// The loss of the predictions, with its gradients.
 fn loss(
-    layers: &Layers,
+    layers: &TreeLayers,
     parameters: &Parameters,
-    forest: &Forest,
+    forest: &LeveledTrees,
     targets: &[f32],
     objective: TreeObjective,
 ) -> (f64, Vec<Vec<f32>>) {
@@ -394,7 +394,7 @@ mod tests {
     #[test]
     fn gradients_are_those_of_the_losses() {
         let trees = random_trees(5, 1);
-        let forest = Forest::new(trees.iter(), 3);
+        let forest = LeveledTrees::new(trees.iter(), 3);
         for (readout, objective) in VARIANTS {
             let model = TreeGru::new(3, &options(readout, objective), 2);
             let targets = [0.5, 0.2, 0.9, 0.2, -0.3];

@@ -11,7 +11,7 @@ pub trait Completions {
 
 /// An answer of a model.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Answer {
+pub struct LikelyAnswer {
     /// Index of each parameter's value.
     pub values: Vec<u32>,
     /// The natural logarithm of the probability that the model gives it.
@@ -25,12 +25,12 @@ pub(super) trait Decoder {
     /// Prefixes come in the order of a search: first the empty one, then each time prefixes that are one
     /// longer than the previous ones. `parents` are the places, among the previous prefixes, of those that
     /// the new ones extend.
-    fn next(&mut self, prefixes: &[Answer], parents: &[usize]) -> Vec<f32>;
+    fn next(&mut self, prefixes: &[LikelyAnswer], parents: &[usize]) -> Vec<f32>;
 }
 
 /// A prefix on the beam.
 struct Prefix {
-    answer: Answer,
+    answer: LikelyAnswer,
     /// Position among the previous prefixes.
     parent: usize,
     /// Whether a valid answer begins so.
@@ -49,11 +49,12 @@ pub(super) fn search(
     sizes: &[usize],
     width: usize,
     mut completions: Option<&mut dyn Completions>,
-) -> Vec<Answer> {
-    let root = Answer { values: Vec::new(), log_probability: 0.0 };
+) -> Vec<LikelyAnswer> {
+    let root = LikelyAnswer { values: Vec::new(), log_probability: 0.0 };
     let mut beam = vec![Prefix { answer: root, parent: 0, valid: true, unconstrained: completions.is_some() }];
     for &size in sizes {
-        let (prefixes, parents): (Vec<Answer>, Vec<usize>) = beam.iter().map(|p| (p.answer.clone(), p.parent)).unzip();
+        let (prefixes, parents): (Vec<LikelyAnswer>, Vec<usize>) =
+            beam.iter().map(|p| (p.answer.clone(), p.parent)).unzip();
         let next = decoder.next(&prefixes, &parents);
         let mut candidates = Vec::with_capacity(next.len());
         for (parent, (prefix, next)) in beam.iter().zip(next.chunks_exact(size)).enumerate() {
@@ -66,7 +67,7 @@ pub(super) fn search(
                 if valid || prefix.unconstrained {
                     let values = prefix.answer.values.iter().copied().chain([value]).collect();
                     let log_probability = prefix.answer.log_probability + f64::from(log_probability);
-                    let answer = Answer { values, log_probability };
+                    let answer = LikelyAnswer { values, log_probability };
                     candidates.push(Prefix { answer, parent, valid, unconstrained: prefix.unconstrained });
                 }
             }
@@ -89,7 +90,7 @@ pub(super) fn search(
     // Stable: within both kinds the likeliest stay first.
     beam.sort_by_key(|prefix| !prefix.unconstrained);
     beam.truncate(width);
-    let mut answers: Vec<Answer> = beam.into_iter().map(|prefix| prefix.answer).collect();
+    let mut answers: Vec<LikelyAnswer> = beam.into_iter().map(|prefix| prefix.answer).collect();
     answers.sort_by(likelier);
     answers
 }
@@ -99,10 +100,10 @@ pub(super) fn search(
 ///
 /// # Source
 /// Kumar and Byrne, "Minimum Bayes-risk decoding for statistical machine translation" (2004).
-pub(super) fn expected_best(answers: &[Answer]) -> Option<usize> {
+pub(super) fn expected_best(answers: &[LikelyAnswer]) -> Option<usize> {
     let probabilities: Vec<f64> = answers.iter().map(|answer| answer.log_probability.exp()).collect();
-    let expected = |answer: &Answer| -> f64 {
-        let right = |other: &Answer| {
+    let expected = |answer: &LikelyAnswer| -> f64 {
+        let right = |other: &LikelyAnswer| {
             let n_right = answer.values.iter().zip(&other.values).filter(|(a, b)| a == b).count();
             if n_right == answer.values.len() { 2 * n_right } else { n_right }
         };
@@ -114,7 +115,7 @@ pub(super) fn expected_best(answers: &[Answer]) -> Option<usize> {
 }
 
 /// The likelier answer first; of equals, the one with the smaller values.
-fn likelier(a: &Answer, b: &Answer) -> Ordering {
+fn likelier(a: &LikelyAnswer, b: &LikelyAnswer) -> Ordering {
     b.log_probability.total_cmp(&a.log_probability).then_with(|| a.values.cmp(&b.values))
 }
 
@@ -150,7 +151,7 @@ mod tests {
     }
 
     impl Decoder for Hashed {
-        fn next(&mut self, prefixes: &[Answer], parents: &[usize]) -> Vec<f32> {
+        fn next(&mut self, prefixes: &[LikelyAnswer], parents: &[usize]) -> Vec<f32> {
             for (prefix, &parent) in prefixes.iter().zip(parents) {
                 if let Some((_, before)) = prefix.values.split_last() {
                     assert_eq!(self.previous[parent], before, "a prefix extends its parent");
@@ -192,8 +193,8 @@ mod tests {
     struct TwoSteps([f32; 3], [[f32; 3]; 3]);
 
     impl Decoder for TwoSteps {
-        fn next(&mut self, prefixes: &[Answer], _parents: &[usize]) -> Vec<f32> {
-            let row = |prefix: &Answer| prefix.values.first().map_or(self.0, |&value| self.1[value as usize]);
+        fn next(&mut self, prefixes: &[LikelyAnswer], _parents: &[usize]) -> Vec<f32> {
+            let row = |prefix: &LikelyAnswer| prefix.values.first().map_or(self.0, |&value| self.1[value as usize]);
             prefixes.iter().flat_map(|prefix| row(prefix).map(f32::ln)).collect()
         }
     }
@@ -203,7 +204,7 @@ mod tests {
     #[test]
     fn what_an_unconstrained_beam_finds_is_not_crowded_out() {
         let mut model = TwoSteps([0.45, 0.3, 0.25], [[0.7, 0.28, 0.02], [0.34, 0.33, 0.33], [0.98, 0.01, 0.01]]);
-        let found = |answers: Vec<Answer>| answers.into_iter().map(|a| a.values).collect::<Vec<_>>();
+        let found = |answers: Vec<LikelyAnswer>| answers.into_iter().map(|a| a.values).collect::<Vec<_>>();
         assert_eq!(found(search(&mut model, &[3, 3], 2, None)), [[0, 0], [0, 1]]);
         let valid = [0, 2].iter().flat_map(|&first| (0..3).map(move |second| vec![first, second])).collect();
         let mut completions = Listed(valid, vec![3, 3]);
@@ -214,7 +215,8 @@ mod tests {
     #[test]
     fn the_best_answer_agrees_with_many() {
         let best = |answers: &[(&[u32], f64)]| {
-            let answer = |(values, p): &(&[u32], f64)| Answer { values: values.to_vec(), log_probability: p.ln() };
+            let answer =
+                |(values, p): &(&[u32], f64)| LikelyAnswer { values: values.to_vec(), log_probability: p.ln() };
             expected_best(&answers.iter().map(answer).collect::<Vec<_>>())
         };
         assert_eq!(best(&[]), None);

@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::beam::{Answer, Decoder};
+use super::beam::{Decoder, LikelyAnswer};
 use super::encoding::Columns;
-use super::{Epoch, Example, Fit, Progress, SequenceError, Training, Vocabulary, likeliest};
+use super::{Epoch, Example, Fit, SequenceError, Training, TrainingData, TrainingProgress, likeliest};
 
 /// The least number of examples in a leaf; one that is drawn twice counts twice.
 const MIN_LEAF: usize = 3;
@@ -18,7 +18,7 @@ const COLUMNS_SHARE: f64 = 0.8;
 /// The share of a prediction that comes from how frequent values are anyway, so that nothing is impossible.
 const SMOOTHING: f32 = 0.01;
 
-/// The mark of a leaf in [`Forest::column`].
+/// The mark of a leaf in [`ClassifierTrees::column`].
 const LEAF: u32 = u32::MAX;
 
 /// A forest for each parameter, which predicts it from the problem and the values of the parameters before
@@ -31,12 +31,12 @@ const LEAF: u32 = u32::MAX;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Chain {
     pub(super) columns: Columns,
-    pub(super) forests: Vec<Forest>,
+    pub(super) forests: Vec<ClassifierTrees>,
 }
 
 /// Trees that classify rows, node by node in one row of nodes.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Forest {
+pub(super) struct ClassifierTrees {
     pub(super) n_values: usize,
     /// The roots' places.
     pub(super) roots: Vec<u32>,
@@ -55,11 +55,9 @@ pub(super) struct Forest {
 impl Chain {
     /// Learns a forest for each parameter.
     pub(super) fn train(
-        vocabulary: &Vocabulary,
-        train: &[Example],
-        validation: &[Example],
+        TrainingData { vocabulary, train, validation }: TrainingData,
         training: &Training,
-        progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
+        progress: &mut dyn FnMut(&TrainingProgress) -> ControlFlow<()>,
     ) -> Result<Chain, SequenceError> {
         let n_trees = training.n_trees;
         if n_trees == 0 {
@@ -83,7 +81,7 @@ impl Chain {
         for (at, parameter) in vocabulary.parameters.iter().enumerate() {
             let classes: Vec<u32> = train.iter().map(|e| e.answer[at]).collect();
             let seen = &by_column[..columns.len() + at];
-            let forest = Forest::grow(seen, &classes, parameter.values.len(), n_trees, &mut rng);
+            let forest = ClassifierTrees::grow(seen, &classes, parameter.values.len(), n_trees, &mut rng);
             let add = |sum: &mut Fit, rows: &[Vec<f32>], examples: &[Example]| {
                 let predicted = forest.predict(rows);
                 for (row, example) in predicted.chunks_exact(forest.n_values).zip(examples) {
@@ -99,7 +97,7 @@ impl Chain {
             // Losses add up over the parameters that are learnt, accuracies are their mean.
             let mean = |sum: Fit| Fit { accuracy: sum.accuracy / epoch as f64, ..sum };
             epochs.push(Epoch { train: mean(sums.train), validation: mean(sums.validation) });
-            let now = Progress { epochs: epochs.clone(), n_epochs: n_parameters, best_epoch: epoch };
+            let now = TrainingProgress { epochs: epochs.clone(), n_epochs: n_parameters, best_epoch: epoch };
             if progress(&now).is_break() && epoch < n_parameters {
                 return Err(SequenceError::Stopped { epochs: epoch });
             }
@@ -119,8 +117,8 @@ struct ChainDecoder<'a> {
 }
 
 impl Decoder for ChainDecoder<'_> {
-    fn next(&mut self, prefixes: &[Answer], _parents: &[usize]) -> Vec<f32> {
-        let row = |prefix: &Answer| {
+    fn next(&mut self, prefixes: &[LikelyAnswer], _parents: &[usize]) -> Vec<f32> {
+        let row = |prefix: &LikelyAnswer| {
             let values = prefix.values.iter().map(|&value| value as f32);
             self.row.iter().copied().chain(values).collect()
         };
@@ -131,7 +129,7 @@ impl Decoder for ChainDecoder<'_> {
     }
 }
 
-impl Forest {
+impl ClassifierTrees {
     /// Grows trees on these columns.
     fn grow(
         columns: &[Vec<f32>],
@@ -139,12 +137,12 @@ impl Forest {
         n_values: usize,
         n_trees: usize,
         rng: &mut Xoshiro256PlusPlus,
-    ) -> Forest {
+    ) -> ClassifierTrees {
         let mut counts = vec![0.0; n_values];
         classes.iter().for_each(|&class| counts[class as usize] += 1.0);
         let n_rows = classes.len() as f32;
         let prior = counts.iter().map(|count| 0.5 * count / n_rows + 0.5 / n_values as f32).collect();
-        let mut forest = Forest { n_values, prior, ..Forest::default() };
+        let mut forest = ClassifierTrees { n_values, prior, ..ClassifierTrees::default() };
         for _ in 0..n_trees {
             let mut rows: Vec<u32> = classes.iter().map(|_| rng.random_range(0..classes.len() as u32)).collect();
             let root = forest.push();
@@ -226,7 +224,7 @@ impl Forest {
 }
 
 /// Rows up to a threshold of a column, and the others.
-struct Split {
+struct RowSplit {
     column: usize,
     threshold: f32,
 }
@@ -239,7 +237,7 @@ fn best_split(
     n_values: usize,
     rows: &[u32],
     rng: &mut Xoshiro256PlusPlus,
-) -> Option<Split> {
+) -> Option<RowSplit> {
     let pure = rows.iter().all(|&row| classes[row as usize] == classes[rows[0] as usize]);
     if pure || rows.len() < 2 * MIN_LEAF {
         return None;
@@ -247,7 +245,7 @@ fn best_split(
     let n_wanted = ((columns.len() as f64 * COLUMNS_SHARE).ceil() as usize).max(1);
     let mut order: Vec<usize> = (0..columns.len()).collect();
     let mut n_found = 0;
-    let mut best: Option<(f64, Split)> = None;
+    let mut best: Option<(f64, RowSplit)> = None;
     let mut counts = vec![[0u32; 2]; n_values];
     for i in 0..order.len() {
         if n_found == n_wanted {
@@ -280,7 +278,7 @@ fn best_split(
         let squares = |side: usize| counts.iter().map(|c| f64::from(c[side]).powi(2)).sum::<f64>();
         let purity = squares(0) / n_first as f64 + squares(1) / n_second as f64;
         if best.as_ref().is_none_or(|(least, _)| purity > *least) {
-            best = Some((purity, Split { column, threshold }));
+            best = Some((purity, RowSplit { column, threshold }));
         }
     }
     best.map(|(_, split)| split)

@@ -9,7 +9,7 @@ use super::{Encoding, FieldKind, Vocabulary};
 /// A number made of a problem's fields, by their places in the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Column {
+enum DerivedNumber {
     /// The field itself.
     Number(usize),
     /// The largest power of two that divides it, at most 64: what unrolled and vectorized code asks for.
@@ -25,7 +25,7 @@ enum Column {
 /// The numbers that trees see: those that tell the training problems apart.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Columns {
-    columns: Vec<Column>,
+    columns: Vec<DerivedNumber>,
     /// The places of the fields that are seen as numbers.
     integers: Vec<usize>,
 }
@@ -41,20 +41,20 @@ impl Columns {
         for (at, field) in vocabulary.fields.iter().enumerate() {
             match (&field.kind, encoding) {
                 (FieldKind::Categorical { values }, _) => {
-                    columns.extend((0..values.len() as i64).map(|v| Column::Is(at, v)))
+                    columns.extend((0..values.len() as i64).map(|v| DerivedNumber::Is(at, v)))
                 }
                 (FieldKind::Integer, Encoding::Numeric) => integers.push(at),
                 (FieldKind::Integer, Encoding::OneHot) => {
                     let seen: BTreeSet<i64> = problems.clone().map(|problem| problem[at]).collect();
-                    columns.extend(seen.into_iter().map(|v| Column::Is(at, v)));
+                    columns.extend(seen.into_iter().map(|v| DerivedNumber::Is(at, v)));
                 }
             }
         }
-        columns.extend(integers.iter().map(|&at| Column::Number(at)));
-        columns.extend(integers.iter().map(|&at| Column::PowerOfTwo(at)));
+        columns.extend(integers.iter().map(|&at| DerivedNumber::Number(at)));
+        columns.extend(integers.iter().map(|&at| DerivedNumber::PowerOfTwo(at)));
         let pairs = integers.iter().enumerate().flat_map(|(i, &a)| integers[i + 1..].iter().map(move |&b| (a, b)));
-        columns.extend(pairs.map(|(a, b)| Column::Product(a, b)));
-        columns.push(Column::Work);
+        columns.extend(pairs.map(|(a, b)| DerivedNumber::Product(a, b)));
+        columns.push(DerivedNumber::Work);
         let mut chosen = Columns { columns: Vec::new(), integers };
         let mut seen = HashSet::new();
         for column in columns {
@@ -73,10 +73,10 @@ impl Columns {
 
     /// Whether they can be made of so many fields.
     pub(super) fn fit(&self, n_fields: usize) -> bool {
-        let fits = |column: &Column| match *column {
-            Column::Number(at) | Column::PowerOfTwo(at) | Column::Is(at, _) => at < n_fields,
-            Column::Product(a, b) => a.max(b) < n_fields,
-            Column::Work => true,
+        let fits = |column: &DerivedNumber| match *column {
+            DerivedNumber::Number(at) | DerivedNumber::PowerOfTwo(at) | DerivedNumber::Is(at, _) => at < n_fields,
+            DerivedNumber::Product(a, b) => a.max(b) < n_fields,
+            DerivedNumber::Work => true,
         };
         self.columns.iter().all(fits) && self.integers.iter().all(|&at| at < n_fields)
     }
@@ -88,14 +88,14 @@ impl Columns {
 
     /// Sizes are spread over orders of magnitude and trees draw thresholds evenly, so all but names are
     /// logarithms.
-    fn value(&self, column: Column, problem: &[i64]) -> f32 {
+    fn value(&self, column: DerivedNumber, problem: &[i64]) -> f32 {
         let log = |size: f32| (size.max(0.0) + 1.0).log2();
         match column {
-            Column::Number(at) => log(problem[at] as f32),
-            Column::PowerOfTwo(at) => problem[at].trailing_zeros().min(6) as f32,
-            Column::Product(a, b) => log(problem[a] as f32 * problem[b] as f32),
-            Column::Work => log(self.integers.iter().map(|&at| problem[at].max(1) as f32).product()),
-            Column::Is(at, value) => f32::from(problem[at] == value),
+            DerivedNumber::Number(at) => log(problem[at] as f32),
+            DerivedNumber::PowerOfTwo(at) => problem[at].trailing_zeros().min(6) as f32,
+            DerivedNumber::Product(a, b) => log(problem[a] as f32 * problem[b] as f32),
+            DerivedNumber::Work => log(self.integers.iter().map(|&at| problem[at].max(1) as f32).product()),
+            DerivedNumber::Is(at, value) => f32::from(problem[at] == value),
         }
     }
 }

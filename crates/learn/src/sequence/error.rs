@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Files of models and trainings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kept {
+pub enum FileKind {
     /// A model's numbers.
     Weights,
     /// All else about a model.
@@ -13,12 +13,12 @@ pub enum Kept {
     Checkpoint,
 }
 
-impl fmt::Display for Kept {
+impl fmt::Display for FileKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kept::Weights => "the weights of this model",
-            Kept::Description => "the description of a model",
-            Kept::Checkpoint => "a checkpoint",
+            FileKind::Weights => "the weights of this model",
+            FileKind::Description => "the description of a model",
+            FileKind::Checkpoint => "a checkpoint",
         })
     }
 }
@@ -89,7 +89,7 @@ pub enum SequenceError {
     #[error("not {kept}: {reason}")]
     Foreign {
         /// Kind of file expected.
-        kept: Kept,
+        kept: FileKind,
         /// Evidence that the file is another.
         reason: String,
     },

@@ -9,10 +9,10 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensors, TensorView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::chain::{Chain, Forest};
+use super::chain::{Chain, ClassifierTrees};
 use super::encoding::Columns;
-use super::network::{Network, Shape};
-use super::{Kept, Model, ModelFiles, SequenceError, Vocabulary, Weights};
+use super::network::{NetworkShape, SequenceNetwork};
+use super::{FileKind, LearntWeights, ModelFiles, SequenceError, SequenceModel, Vocabulary};
 
 /// The first words of a model's JSON file.
 const FORMAT: &str = "tilewright sequence model 2";
@@ -22,25 +22,25 @@ const TOLD: &str = "told";
 
 /// Contents of the JSON file of a model.
 #[derive(Serialize, Deserialize)]
-struct Description {
+struct ModelDescription {
     format: String,
     vocabulary: Vocabulary,
-    inputs: Inputs,
+    inputs: ModelInputs,
     about: serde_json::Value,
 }
 
 /// Inputs of a model, which decide its shape.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Inputs {
+enum ModelInputs {
     Chain(Columns),
-    Network(Shape),
+    Network(NetworkShape),
 }
 
-pub(super) fn save(model: &Model, about: &serde_json::Value) -> ModelFiles {
+pub(super) fn save(model: &SequenceModel, about: &serde_json::Value) -> ModelFiles {
     let mut stored = Stored::default();
     let inputs = match &model.weights {
-        Weights::Chain(chain) => {
+        LearntWeights::Chain(chain) => {
             for (at, forest) in chain.forests.iter().enumerate() {
                 let name = |what: &str| format!("forests.{at}.{what}");
                 stored.push_places(name("roots"), &forest.roots);
@@ -50,22 +50,23 @@ pub(super) fn save(model: &Model, about: &serde_json::Value) -> ModelFiles {
                 stored.push_floats(name("leaves"), &forest.leaves);
                 stored.push_floats(name("prior"), &forest.prior);
             }
-            Inputs::Chain(chain.columns.clone())
+            ModelInputs::Chain(chain.columns.clone())
         }
-        Weights::Network(network) => {
+        LearntWeights::Network(network) => {
             network.weights().for_each(|(name, values)| stored.push_floats(name.into(), values));
-            Inputs::Network(network.shape().clone())
+            ModelInputs::Network(network.shape().clone())
         }
     };
     let description =
-        Description { format: FORMAT.into(), vocabulary: model.vocabulary.clone(), inputs, about: about.clone() };
+        ModelDescription { format: FORMAT.into(), vocabulary: model.vocabulary.clone(), inputs, about: about.clone() };
     let description = serde_json::to_vec_pretty(&description).expect("invariant: a description has only text keys");
     ModelFiles { weights: stored.to_bytes(None), description }
 }
 
-pub(super) fn load(files: &ModelFiles) -> Result<(Model, serde_json::Value), SequenceError> {
-    let foreign = |reason: String| SequenceError::Foreign { kept: Kept::Description, reason };
-    let description: Description = serde_json::from_slice(&files.description).map_err(|e| foreign(e.to_string()))?;
+pub(super) fn load(files: &ModelFiles) -> Result<(SequenceModel, serde_json::Value), SequenceError> {
+    let foreign = |reason: String| SequenceError::Foreign { kept: FileKind::Description, reason };
+    let description: ModelDescription =
+        serde_json::from_slice(&files.description).map_err(|e| foreign(e.to_string()))?;
     if description.format != FORMAT {
         return Err(foreign(format!("its format is \"{}\", this program reads \"{FORMAT}\"", description.format)));
     }
@@ -73,9 +74,9 @@ pub(super) fn load(files: &ModelFiles) -> Result<(Model, serde_json::Value), Seq
     if let Some(parameter) = vocabulary.parameters.iter().find(|parameter| parameter.values.is_empty()) {
         return Err(foreign(format!("{} has no values", parameter.name)));
     }
-    let reading = Reading::open(&files.weights, Kept::Weights)?;
+    let reading = NumbersFile::open(&files.weights, FileKind::Weights)?;
     let weights = match description.inputs {
-        Inputs::Chain(columns) => {
+        ModelInputs::Chain(columns) => {
             let n_fields = vocabulary.fields.len();
             if !columns.fit(n_fields) {
                 return Err(foreign(format!("its columns are of more than {n_fields} fields")));
@@ -91,22 +92,22 @@ pub(super) fn load(files: &ModelFiles) -> Result<(Model, serde_json::Value), Seq
                 let next = reading.places(&name("next"))?;
                 let leaves = reading.floats(&name("leaves"), None)?;
                 let prior = reading.floats(&name("prior"), Some(n_values))?;
-                let forest = Forest { n_values, roots, column, threshold, next, leaves, prior };
+                let forest = ClassifierTrees { n_values, roots, column, threshold, next, leaves, prior };
                 if !forest.is_sound(columns.len() + at) {
                     return Err(reading.foreign(format!("the trees of {} lead nowhere", parameter.name)));
                 }
                 forests.push(forest);
             }
-            Weights::Chain(Chain { columns, forests })
+            LearntWeights::Chain(Chain { columns, forests })
         }
-        Inputs::Network(shape) => {
+        ModelInputs::Network(shape) => {
             if !shape.fits(&vocabulary) {
                 return Err(foreign("its network is not one for its vocabulary".into()));
             }
-            Weights::Network(Box::new(Network::read(shape, |name, n| reading.floats(name, Some(n)))?))
+            LearntWeights::Network(Box::new(SequenceNetwork::read(shape, |name, n| reading.floats(name, Some(n)))?))
         }
     };
-    Ok((Model { vocabulary, weights }, description.about))
+    Ok((SequenceModel { vocabulary, weights }, description.about))
 }
 
 /// Rows of numbers on their way into a file.
@@ -136,8 +137,8 @@ impl Stored {
 }
 
 /// A file of numbers.
-pub(super) struct Reading<'a> {
-    kept: Kept,
+pub(super) struct NumbersFile<'a> {
+    kept: FileKind,
     bytes: &'a [u8],
     /// Description of the rows in the file.
     metadata: Metadata,
@@ -145,13 +146,13 @@ pub(super) struct Reading<'a> {
     start: usize,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> NumbersFile<'a> {
     /// Reads the bytes of a file that should be this.
-    pub(super) fn open(bytes: &'a [u8], kept: Kept) -> Result<Reading<'a>, SequenceError> {
+    pub(super) fn open(bytes: &'a [u8], kept: FileKind) -> Result<NumbersFile<'a>, SequenceError> {
         let header = SafeTensors::read_metadata(bytes);
         let (n_header, metadata) = header.map_err(|e| SequenceError::Foreign { kept, reason: e.to_string() })?;
         // The header comes after its own length.
-        Ok(Reading { kept, start: size_of::<u64>() + n_header, metadata, bytes })
+        Ok(NumbersFile { kept, start: size_of::<u64>() + n_header, metadata, bytes })
     }
 
     fn foreign(&self, reason: String) -> SequenceError {

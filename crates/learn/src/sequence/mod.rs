@@ -1,8 +1,8 @@
 //! Models that write the parameters of a kernel down, one after the other, from the sizes of a problem.
 //!
-//! A [`Vocabulary`] says what a problem and an answer consist of; [`train`] learns a [`Model`] of an
-//! [`Architecture`] from [`Example`]s, and [`Model::answers`] gives the likeliest answers for a problem that
-//! nobody has tuned, where [`Completions`] keep to those that are valid.
+//! A [`Vocabulary`] says what a problem and an answer consist of; [`train`] learns a [`SequenceModel`] of an
+//! [`Architecture`] from [`Example`]s, and [`SequenceModel::answers`] gives the likeliest answers for a
+//! problem that nobody has tuned, where [`Completions`] keep to those that are valid.
 //!
 //! # Source
 //! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", for all architectures but
@@ -20,11 +20,11 @@ use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
 
-pub use beam::{Answer, Completions};
-pub use error::{Kept, SequenceError};
+pub use beam::{Completions, LikelyAnswer};
+pub use error::{FileKind, SequenceError};
 
 use chain::Chain;
-use network::Network;
+use network::SequenceNetwork;
 
 /// Answers that a chain compares where one is asked for.
 const N_COMPARED: usize = 30;
@@ -35,7 +35,7 @@ pub struct Vocabulary {
     /// Fields that describe a problem.
     pub fields: Vec<Field>,
     /// Parameters of an answer, in the order in which a model predicts them.
-    pub parameters: Vec<Parameter>,
+    pub parameters: Vec<KernelParameter>,
 }
 
 /// A field of a problem.
@@ -62,7 +62,7 @@ pub enum FieldKind {
 
 /// A parameter of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Parameter {
+pub struct KernelParameter {
     /// Name of the parameter.
     pub name: String,
     /// Values as text, in a meaningful order; numbers ascend.
@@ -236,7 +236,7 @@ impl Default for Training {
 /// Progress of a training. An epoch of a network is a pass over the examples; an epoch of a chain is a
 /// parameter learnt.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Progress {
+pub struct TrainingProgress {
     /// Epochs done, those before an interruption included.
     pub epochs: Vec<Epoch>,
     /// The largest number of epochs.
@@ -265,16 +265,16 @@ pub struct Fit {
 
 /// A trained model.
 #[derive(Debug, Clone)]
-pub struct Model {
+pub struct SequenceModel {
     vocabulary: Vocabulary,
-    weights: Weights,
+    weights: LearntWeights,
 }
 
 /// Learnt weights of a model.
 #[derive(Debug, Clone)]
-enum Weights {
+enum LearntWeights {
     Chain(Chain),
-    Network(Box<Network>),
+    Network(Box<SequenceNetwork>),
 }
 
 /// A model as it is kept: what its two files hold.
@@ -294,6 +294,17 @@ pub struct Checkpoint<'a> {
     pub keep: &'a mut dyn FnMut(&[u8]) -> io::Result<()>,
 }
 
+/// Examples to train a model on, all of one vocabulary.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainingData<'a> {
+    /// Fields and parameters of the examples.
+    pub vocabulary: &'a Vocabulary,
+    /// Examples that it learns from.
+    pub train: &'a [Example],
+    /// Examples that decide when to stop.
+    pub validation: &'a [Example],
+}
+
 /// Trains a model.
 ///
 /// Runs on the calling thread. The same arguments give the same model, bit for bit, on the same kind of
@@ -305,27 +316,25 @@ pub struct Checkpoint<'a> {
 /// cannot be kept; [`SequenceError::Stopped`] when `progress` breaks off.
 pub fn train(
     architecture: Architecture,
-    vocabulary: &Vocabulary,
-    train: &[Example],
-    validation: &[Example],
+    data: TrainingData,
     training: &Training,
     checkpoint: Option<Checkpoint>,
-    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-) -> Result<Model, SequenceError> {
-    check(vocabulary, "training", train)?;
-    check(vocabulary, "validation", validation)?;
+    progress: &mut dyn FnMut(&TrainingProgress) -> ControlFlow<()>,
+) -> Result<SequenceModel, SequenceError> {
+    check(data.vocabulary, "training", data.train)?;
+    check(data.vocabulary, "validation", data.validation)?;
     let weights = match architecture {
-        Architecture::Chain => Weights::Chain(Chain::train(vocabulary, train, validation, training, progress)?),
+        Architecture::Chain => LearntWeights::Chain(Chain::train(data, training, progress)?),
         Architecture::EncDec
         | Architecture::Attn
         | Architecture::Attn2
         | Architecture::Hybrid
         | Architecture::Hybrid2 => {
-            let network = network::train(architecture, vocabulary, train, validation, training, checkpoint, progress)?;
-            Weights::Network(Box::new(network))
+            let network = network::train(architecture, data, training, checkpoint, progress)?;
+            LearntWeights::Network(Box::new(network))
         }
     };
-    Ok(Model { vocabulary: vocabulary.clone(), weights })
+    Ok(SequenceModel { vocabulary: data.vocabulary.clone(), weights })
 }
 
 /// The place of the likeliest value; of equals the first.
@@ -366,7 +375,7 @@ fn check(vocabulary: &Vocabulary, what: &'static str, examples: &[Example]) -> R
     Ok(())
 }
 
-impl Model {
+impl SequenceModel {
     /// Up to `n` answers for a problem, the likeliest first, no two alike.
     ///
     /// Beam search: of all prefixes of answers the `n` likeliest go on. With `completions`, prefixes that no
@@ -382,16 +391,16 @@ impl Model {
     ///
     /// # Source
     /// Section V.
-    pub fn answers(&self, problem: &[i64], n: usize, completions: Option<&mut dyn Completions>) -> Vec<Answer> {
+    pub fn answers(&self, problem: &[i64], n: usize, completions: Option<&mut dyn Completions>) -> Vec<LikelyAnswer> {
         assert_eq!(problem.len(), self.vocabulary.fields.len(), "invariant: a problem has a number for each field");
         let sizes: Vec<usize> = self.vocabulary.parameters.iter().map(|p| p.values.len()).collect();
         match &self.weights {
-            Weights::Chain(chain) if n == 1 => {
+            LearntWeights::Chain(chain) if n == 1 => {
                 let mut answers = beam::search(&mut chain.decoder(problem), &sizes, N_COMPARED, completions);
                 beam::expected_best(&answers).map(|best| answers.swap_remove(best)).into_iter().collect()
             }
-            Weights::Chain(chain) => beam::search(&mut chain.decoder(problem), &sizes, n, completions),
-            Weights::Network(network) => beam::search(&mut network.decoder(problem), &sizes, n, completions),
+            LearntWeights::Chain(chain) => beam::search(&mut chain.decoder(problem), &sizes, n, completions),
+            LearntWeights::Network(network) => beam::search(&mut network.decoder(problem), &sizes, n, completions),
         }
     }
 
@@ -403,21 +412,21 @@ impl Model {
     /// Architecture of the model.
     pub fn architecture(&self) -> Architecture {
         match &self.weights {
-            Weights::Chain(_) => Architecture::Chain,
-            Weights::Network(network) => network.shape().architecture,
+            LearntWeights::Chain(_) => Architecture::Chain,
+            LearntWeights::Network(network) => network.shape().architecture,
         }
     }
 
-    /// Saves the model. `about` is metadata of the caller's, which [`Model::load`] returns.
+    /// Saves the model. `about` is metadata of the caller's, which [`SequenceModel::load`] returns.
     pub fn save(&self, about: &serde_json::Value) -> ModelFiles {
         file::save(self, about)
     }
 
-    /// Loads a model that [`Model::save`] saved, with the caller's metadata.
+    /// Loads a model that [`SequenceModel::save`] saved, with the caller's metadata.
     ///
     /// # Errors
     /// [`SequenceError::Foreign`] if they are not a model's.
-    pub fn load(files: &ModelFiles) -> Result<(Model, serde_json::Value), SequenceError> {
+    pub fn load(files: &ModelFiles) -> Result<(SequenceModel, serde_json::Value), SequenceError> {
         file::load(files)
     }
 }

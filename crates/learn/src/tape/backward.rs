@@ -1,8 +1,9 @@
 //! Backpropagation: from the gradients of some values back to those of the weights.
 
-use super::product::{Factor, add_product};
+use super::product::{PanelFactor, add_product};
 use super::{
-    CellState, Node, Onto, Op, Rows, Tape, Term, Var, Weight, add, add_or_set, add_scaled, dot, multiply, quarters,
+    CellState, NumberRows, Onto, Tape, TapeNode, TapeOp, Term, Var, Weight, add, add_or_set, add_scaled, dot, multiply,
+    quarters,
 };
 use crate::simd::wide;
 
@@ -32,19 +33,19 @@ impl Tape<'_> {
             let gradient = &mut gradients.of_weights[at];
             gradient.resize(weight.values.len(), 0.0);
             if !outputs.is_empty() {
-                let inputs = Rows { n_columns: weight.n_rows(), values: inputs }.transposed();
-                let outputs = Factor::new(&Rows { n_columns: weight.n_columns, values: outputs });
+                let inputs = NumberRows { n_columns: weight.n_rows(), values: inputs }.transposed();
+                let outputs = PanelFactor::new(&NumberRows { n_columns: weight.n_columns, values: outputs });
                 add_product(&inputs.values, &outputs, gradient);
             }
         }
         gradients.of_weights
     }
 
-    fn backward_of(&self, node: &Node, gradient: Vec<f32>, state: Vec<f32>, gradients: &mut Gradients) {
+    fn backward_of(&self, node: &TapeNode, gradient: Vec<f32>, state: Vec<f32>, gradients: &mut Gradients) {
         let n_columns = node.value.n_columns;
         match &node.op {
-            Op::Constant => {}
-            Op::Product { a, w, onto } => {
+            TapeOp::Constant => {}
+            TapeOp::Product { a, w, onto } => {
                 match *onto {
                     Onto::Nothing => {}
                     Onto::Bias(bias) => {
@@ -59,28 +60,28 @@ impl Tape<'_> {
                 }
                 self.backward_of_product(*a, *w, gradient, gradients);
             }
-            Op::Lookup { w, rows } => {
+            TapeOp::Lookup { w, rows } => {
                 let to = &mut gradients.of_weights[w.0];
                 to.resize(self.parameters.arrays[w.0].values.len(), 0.0);
                 for (&row, gradient) in rows.iter().zip(gradient.chunks_exact(n_columns)) {
                     add(&mut to[row * n_columns..][..n_columns], gradient);
                 }
             }
-            Op::Relu { a } => {
+            TapeOp::Relu { a } => {
                 let pairs = gradient.iter().zip(&node.value.values);
                 gradients.add(*a, pairs.map(|(g, &x)| if x > 0.0 { *g } else { 0.0 }).collect());
             }
-            Op::Tanh { a } => {
+            TapeOp::Tanh { a } => {
                 let mut gradient = gradient;
                 wide(|| gradient.iter_mut().zip(&node.value.values).for_each(|(g, x)| *g *= 1.0 - x * x));
                 gradients.add(*a, gradient);
             }
-            Op::Scale { a, factors } => {
+            TapeOp::Scale { a, factors } => {
                 let mut gradient = gradient;
                 multiply(&mut gradient, factors);
                 gradients.add(*a, gradient);
             }
-            Op::Cell { gates, before, saved } => {
+            TapeOp::Cell { gates, before, saved } => {
                 let before = before.map(|b| (b, &self.cell_state(b).cell));
                 let (of_gates, of_before) =
                     backward_of_cell(n_columns, &gradient, state, saved, before.map(|(_, cell)| cell.as_slice()));
@@ -89,7 +90,7 @@ impl Tape<'_> {
                     add_or_set(&mut gradients.of_states[before.0], of_before);
                 }
             }
-            &Op::Gru { input, row, before, ref gates } => {
+            &TapeOp::Gru { input, row, before, ref gates } => {
                 let before = before.map(|(added, state)| (added, state, self.value(added), self.value(state)));
                 let values = before.map(|(_, _, added, state)| (&added.values[..], &state.values[..]));
                 let GruGradients { of_gates, of_added, of_state } = backward_of_gru(n_columns, gradient, gates, values);
@@ -100,7 +101,7 @@ impl Tape<'_> {
                     gradients.add(state, of_state);
                 }
             }
-            Op::Beside { parts } => {
+            TapeOp::Beside { parts } => {
                 let mut from = 0;
                 for &part in parts {
                     let value = self.value(part);
@@ -112,11 +113,11 @@ impl Tape<'_> {
                     from += width;
                 }
             }
-            Op::Cut { a, row } => {
+            TapeOp::Cut { a, row } => {
                 let to = gradients.of(*a, self.value(*a));
                 add(&mut to[row * n_columns..][..gradient.len()], &gradient);
             }
-            Op::Stack { parts } => {
+            TapeOp::Stack { parts } => {
                 let mut from = 0;
                 for &part in parts {
                     let size = self.value(part).values.len();
@@ -124,13 +125,13 @@ impl Tape<'_> {
                     from += size;
                 }
             }
-            Op::Sum { terms } => {
+            TapeOp::Sum { terms } => {
                 for &Term { from, row, to } in terms {
                     let of_from = gradients.of(from, self.value(from));
                     add(&mut of_from[row * n_columns..][..n_columns], &gradient[to * n_columns..][..n_columns]);
                 }
             }
-            Op::Slots { a, scores, owners, shares } => {
+            TapeOp::Slots { a, scores, owners, shares } => {
                 let rows = self.value(*a);
                 let (width, n_slots) = (rows.n_columns, self.value(*scores).n_columns);
                 let mut of_scores = vec![0.0; shares.len()];
@@ -150,7 +151,7 @@ impl Tape<'_> {
                 }
                 gradients.add(*scores, of_scores);
             }
-            Op::Windows { a, n, size } => {
+            TapeOp::Windows { a, n, size } => {
                 let width = n_columns / size;
                 let to = gradients.of(*a, self.value(*a));
                 for (row, from) in gradient.chunks_exact(n_columns).enumerate() {
@@ -159,7 +160,7 @@ impl Tape<'_> {
                     }
                 }
             }
-            Op::Flatten { a, n } => {
+            TapeOp::Flatten { a, n } => {
                 let value = self.value(*a);
                 let width = value.n_columns;
                 let to = gradients.of(*a, value);
@@ -169,7 +170,7 @@ impl Tape<'_> {
                     }
                 }
             }
-            Op::Attention { keys, query, values, energy, shares, hidden } => {
+            TapeOp::Attention { keys, query, values, energy, shares, hidden } => {
                 let (n, d) = (self.value(*query).n_rows(), self.value(*query).n_columns);
                 let n_steps = shares.len() / n;
                 let steps = self.value(*values);
@@ -209,7 +210,7 @@ impl Tape<'_> {
         let (inputs, outputs) = &mut gradients.pending[w.0];
         inputs.extend_from_slice(&value.values);
         outputs.extend_from_slice(&gradient);
-        if !matches!(self.nodes[a.0].op, Op::Constant) {
+        if !matches!(self.nodes[a.0].op, TapeOp::Constant) {
             let to = gradients.of(a, value);
             add_product(&gradient, self.parameters.transposed(w), to);
         }
@@ -231,7 +232,7 @@ impl Gradients {
         add_or_set(&mut self.of_values[var.0], gradient);
     }
 
-    fn of(&mut self, var: Var, value: &Rows) -> &mut [f32] {
+    fn of(&mut self, var: Var, value: &NumberRows) -> &mut [f32] {
         let gradient = &mut self.of_values[var.0];
         gradient.resize(value.values.len(), 0.0);
         gradient

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 use rand::RngExt;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-use super::Rows;
-use super::product::Factor;
+use super::NumberRows;
+use super::product::PanelFactor;
 
 /// A weight's place among the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,21 +31,21 @@ pub(crate) struct Lstm {
 #[derive(Debug, Clone)]
 pub(crate) struct Parameters {
     names: Vec<String>,
-    pub(super) arrays: Vec<Rows>,
-    factors: Vec<Factors>,
+    pub(super) arrays: Vec<NumberRows>,
+    factors: Vec<LazyFactor>,
 }
 
 /// A weight as a factor, made when it is first asked for.
 #[derive(Debug, Clone, Default)]
-struct Factors {
-    plain: OnceLock<Factor>,
+struct LazyFactor {
+    plain: OnceLock<PanelFactor>,
     /// Transposed weights, for gradients of their inputs.
-    transposed: OnceLock<Factor>,
+    transposed: OnceLock<PanelFactor>,
 }
 
 impl Parameters {
-    fn new(names: Vec<String>, arrays: Vec<Rows>) -> Parameters {
-        Parameters { factors: vec![Factors::default(); arrays.len()], names, arrays }
+    fn new(names: Vec<String>, arrays: Vec<NumberRows>) -> Parameters {
+        Parameters { factors: vec![LazyFactor::default(); arrays.len()], names, arrays }
     }
 
     /// All weights by their names.
@@ -63,25 +63,25 @@ impl Parameters {
         self.arrays[weight.0].n_rows()
     }
 
-    pub(super) fn factor(&self, weight: Weight) -> &Factor {
-        self.factors[weight.0].plain.get_or_init(|| Factor::new(&self.arrays[weight.0]))
+    pub(super) fn factor(&self, weight: Weight) -> &PanelFactor {
+        self.factors[weight.0].plain.get_or_init(|| PanelFactor::new(&self.arrays[weight.0]))
     }
 
-    pub(super) fn transposed(&self, weight: Weight) -> &Factor {
-        self.factors[weight.0].transposed.get_or_init(|| Factor::new(&self.arrays[weight.0].transposed()))
+    pub(super) fn transposed(&self, weight: Weight) -> &PanelFactor {
+        self.factors[weight.0].transposed.get_or_init(|| PanelFactor::new(&self.arrays[weight.0].transposed()))
     }
 
     /// Changes the values of each weight.
     pub(crate) fn update(&mut self, change: impl FnOnce(&mut dyn Iterator<Item = &mut Vec<f32>>)) {
         change(&mut self.arrays.iter_mut().map(|array| &mut array.values));
-        self.factors.fill(Factors::default());
+        self.factors.fill(LazyFactor::default());
     }
 }
 
 /// Makes weights one after the other.
-pub(crate) struct Builder<'r> {
+pub(crate) struct LayerBuilder<'r> {
     names: Vec<String>,
-    arrays: Vec<Rows>,
+    arrays: Vec<NumberRows>,
     rng: &'r mut Xoshiro256PlusPlus,
 }
 
@@ -96,12 +96,12 @@ pub(crate) fn both_ways(n_inputs: usize, n_outputs: usize) -> f32 {
     (6.0 / (n_inputs + n_outputs) as f32).sqrt()
 }
 
-impl<'r> Builder<'r> {
-    pub(crate) fn new(rng: &'r mut Xoshiro256PlusPlus) -> Builder<'r> {
-        Builder { names: Vec::new(), arrays: Vec::new(), rng }
+impl<'r> LayerBuilder<'r> {
+    pub(crate) fn new(rng: &'r mut Xoshiro256PlusPlus) -> LayerBuilder<'r> {
+        LayerBuilder { names: Vec::new(), arrays: Vec::new(), rng }
     }
 
-    fn push(&mut self, name: String, array: Rows) -> Weight {
+    fn push(&mut self, name: String, array: NumberRows) -> Weight {
         self.names.push(name);
         self.arrays.push(array);
         Weight(self.arrays.len() - 1)
@@ -110,20 +110,20 @@ impl<'r> Builder<'r> {
     /// A weight that is drawn evenly between `-limit` and `limit`.
     pub(crate) fn weight(&mut self, name: String, n_inputs: usize, n_outputs: usize, limit: f32) -> Weight {
         let values = (0..n_inputs * n_outputs).map(|_| self.rng.random_range(-limit..=limit)).collect();
-        self.push(name, Rows { n_columns: n_outputs, values })
+        self.push(name, NumberRows { n_columns: n_outputs, values })
     }
 
     /// A layer with a bias of 0.
     pub(crate) fn dense(&mut self, name: &str, n_inputs: usize, n_outputs: usize, limit: f32) -> Dense {
         let weight = self.weight(format!("{name}.weight"), n_inputs, n_outputs, limit);
-        Dense { weight, bias: self.push(format!("{name}.bias"), Rows::zeros(1, n_outputs)) }
+        Dense { weight, bias: self.push(format!("{name}.bias"), NumberRows::zeros(1, n_outputs)) }
     }
 
     /// An LSTM, its weights drawn between these limits, with this bias of its forget gates.
     pub(crate) fn lstm(&mut self, name: &str, n_inputs: usize, n_hidden: usize, limits: [f32; 2], forget: f32) -> Lstm {
         let weight = self.weight(format!("{name}.input"), n_inputs, 4 * n_hidden, limits[0]);
         let recurrent = self.weight(format!("{name}.recurrent"), n_hidden, 4 * n_hidden, limits[1]);
-        let mut bias = Rows::zeros(1, 4 * n_hidden);
+        let mut bias = NumberRows::zeros(1, 4 * n_hidden);
         bias.values[n_hidden..2 * n_hidden].fill(forget);
         Lstm { entering: Dense { weight, bias: self.push(format!("{name}.bias"), bias) }, recurrent }
     }

@@ -16,18 +16,18 @@ use crate::simd::{exp, sigmoid, tanh, wide};
 use product::add_product;
 
 pub(crate) use adam::Adam;
-pub(crate) use layers::{Builder, Dense, Lstm, Parameters, Weight, both_ways, forth};
+pub(crate) use layers::{Dense, LayerBuilder, Lstm, Parameters, Weight, both_ways, forth};
 
 /// Rows of numbers.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Rows {
+pub(crate) struct NumberRows {
     pub(crate) n_columns: usize,
     pub(crate) values: Vec<f32>,
 }
 
-impl Rows {
-    pub(crate) fn zeros(n_rows: usize, n_columns: usize) -> Rows {
-        Rows { n_columns, values: vec![0.0; n_rows * n_columns] }
+impl NumberRows {
+    pub(crate) fn zeros(n_rows: usize, n_columns: usize) -> NumberRows {
+        NumberRows { n_columns, values: vec![0.0; n_rows * n_columns] }
     }
 
     pub(crate) fn n_rows(&self) -> usize {
@@ -45,7 +45,7 @@ pub(crate) struct Var(usize);
 
 /// Operation that produced a value. Sequences are stacked: all rows of the first step, then all of the
 /// second.
-enum Op {
+enum TapeOp {
     /// Given, or not differentiated.
     Constant,
     /// `a · w`, added to something.
@@ -113,15 +113,15 @@ struct CellState {
     tanh: Vec<f32>,
 }
 
-struct Node {
-    value: Rows,
-    op: Op,
+struct TapeNode {
+    value: NumberRows,
+    op: TapeOp,
 }
 
 /// Operations carried out, so that they can be differentiated.
 pub(crate) struct Tape<'a> {
     parameters: &'a Parameters,
-    nodes: Vec<Node>,
+    nodes: Vec<TapeNode>,
 }
 
 impl<'a> Tape<'a> {
@@ -133,40 +133,40 @@ impl<'a> Tape<'a> {
         self.parameters
     }
 
-    fn push(&mut self, value: Rows, op: Op) -> Var {
-        self.nodes.push(Node { value, op });
+    fn push(&mut self, value: NumberRows, op: TapeOp) -> Var {
+        self.nodes.push(TapeNode { value, op });
         Var(self.nodes.len() - 1)
     }
 
-    pub(crate) fn value(&self, var: Var) -> &Rows {
+    pub(crate) fn value(&self, var: Var) -> &NumberRows {
         &self.nodes[var.0].value
     }
 
     /// A value, where it is all that is wanted.
-    pub(crate) fn take(mut self, var: Var) -> Rows {
+    pub(crate) fn take(mut self, var: Var) -> NumberRows {
         self.nodes.swap_remove(var.0).value
     }
 
-    pub(crate) fn constant(&mut self, value: Rows) -> Var {
-        self.push(value, Op::Constant)
+    pub(crate) fn constant(&mut self, value: NumberRows) -> Var {
+        self.push(value, TapeOp::Constant)
     }
 
     /// The values of a weight that is made for each of so many rows.
-    fn bias(&self, bias: Weight, n_rows: usize) -> Rows {
+    fn bias(&self, bias: Weight, n_rows: usize) -> NumberRows {
         let bias = &self.parameters.arrays[bias.0].values;
-        Rows { n_columns: bias.len(), values: bias.repeat(n_rows) }
+        NumberRows { n_columns: bias.len(), values: bias.repeat(n_rows) }
     }
 
     fn add_product(&mut self, a: Var, w: Weight, onto: Onto) -> Var {
         let (factor, n_rows) = (self.parameters.factor(w), self.value(a).n_rows());
         let n_columns = self.parameters.arrays[w.0].n_columns;
         let mut value = match onto {
-            Onto::Nothing => Rows::zeros(n_rows, n_columns),
+            Onto::Nothing => NumberRows::zeros(n_rows, n_columns),
             Onto::Bias(bias) => self.bias(bias, n_rows),
             Onto::Rows { onto, row } => self.cut_value(onto, row, n_rows),
         };
         add_product(&self.value(a).values, factor, &mut value.values);
-        self.push(value, Op::Product { a, w, onto })
+        self.push(value, TapeOp::Product { a, w, onto })
     }
 
     pub(crate) fn product(&mut self, a: Var, w: Weight) -> Var {
@@ -184,25 +184,25 @@ impl<'a> Tape<'a> {
     pub(crate) fn lookup(&mut self, w: Weight, rows: Vec<usize>) -> Var {
         let weight = &self.parameters.arrays[w.0];
         let values = rows.iter().flat_map(|&row| weight.row(row)).copied().collect();
-        self.push(Rows { n_columns: weight.n_columns, values }, Op::Lookup { w, rows })
+        self.push(NumberRows { n_columns: weight.n_columns, values }, TapeOp::Lookup { w, rows })
     }
 
     pub(crate) fn relu(&mut self, a: Var) -> Var {
         let mut value = self.value(a).clone();
         value.values.iter_mut().for_each(|x| *x = x.max(0.0));
-        self.push(value, Op::Relu { a })
+        self.push(value, TapeOp::Relu { a })
     }
 
     pub(crate) fn tanh(&mut self, a: Var) -> Var {
         let mut value = self.value(a).clone();
         wide(|| value.values.iter_mut().for_each(|x| *x = tanh(*x)));
-        self.push(value, Op::Tanh { a })
+        self.push(value, TapeOp::Tanh { a })
     }
 
     pub(crate) fn scale(&mut self, a: Var, factors: Vec<f32>) -> Var {
         let mut value = self.value(a).clone();
         multiply(&mut value.values, &factors);
-        self.push(value, Op::Scale { a, factors })
+        self.push(value, TapeOp::Scale { a, factors })
     }
 
     /// The next state of an LSTM. `gates` has the columns of the input, forget and output gate and of the
@@ -215,7 +215,7 @@ impl<'a> Tape<'a> {
             None => vec![0.0; n_rows * width],
         };
         let mut saved = CellState { gates: entering.values.clone(), tanh: vec![0.0; cell.len()], cell };
-        let mut hidden = Rows::zeros(n_rows, width);
+        let mut hidden = NumberRows::zeros(n_rows, width);
         wide(|| {
             let states = saved.cell.chunks_exact_mut(width).zip(saved.tanh.chunks_exact_mut(width));
             let rows = saved.gates.chunks_exact_mut(4 * width).zip(hidden.values.chunks_exact_mut(width));
@@ -231,12 +231,12 @@ impl<'a> Tape<'a> {
                 }
             }
         });
-        self.push(hidden, Op::Cell { gates, before, saved })
+        self.push(hidden, TapeOp::Cell { gates, before, saved })
     }
 
     fn cell_state(&self, var: Var) -> &CellState {
         match &self.nodes[var.0].op {
-            Op::Cell { saved, .. } => saved,
+            TapeOp::Cell { saved, .. } => saved,
             _ => panic!("invariant: only cells have a state"),
         }
     }
@@ -266,7 +266,7 @@ impl<'a> Tape<'a> {
         let width = gates.n_columns / 3;
         let mut state = match before {
             Some((_, state)) => self.value(state).clone(),
-            None => Rows::zeros(n_rows, width),
+            None => NumberRows::zeros(n_rows, width),
         };
         let added = before.map(|(added, _)| self.value(added));
         wide(|| {
@@ -288,7 +288,7 @@ impl<'a> Tape<'a> {
                 }
             }
         });
-        self.push(state, Op::Gru { input, row, before, gates: gates.values })
+        self.push(state, TapeOp::Gru { input, row, before, gates: gates.values })
     }
 
     /// Selects rows of a cell's state, as a cell that is not differentiated.
@@ -296,46 +296,46 @@ impl<'a> Tape<'a> {
         let value = self.value(cell);
         let width = value.n_columns;
         let take = |values: &[f32]| rows.iter().flat_map(|&row| values[row * width..][..width].to_vec()).collect();
-        let value = Rows { n_columns: width, values: take(&value.values) };
+        let value = NumberRows { n_columns: width, values: take(&value.values) };
         let saved = CellState { cell: take(&self.cell_state(cell).cell), ..CellState::default() };
-        self.push(value, Op::Cell { gates: cell, before: None, saved })
+        self.push(value, TapeOp::Cell { gates: cell, before: None, saved })
     }
 
     pub(crate) fn beside(&mut self, parts: &[Var]) -> Var {
         let n_rows = self.value(parts[0]).n_rows();
         let n_columns = parts.iter().map(|&p| self.value(p).n_columns).sum();
-        let mut value = Rows { n_columns, values: Vec::with_capacity(n_rows * n_columns) };
+        let mut value = NumberRows { n_columns, values: Vec::with_capacity(n_rows * n_columns) };
         for row in 0..n_rows {
             for &part in parts {
                 let part = self.value(part);
                 value.values.extend_from_slice(&part.values[row * part.n_columns..][..part.n_columns]);
             }
         }
-        self.push(value, Op::Beside { parts: parts.to_vec() })
+        self.push(value, TapeOp::Beside { parts: parts.to_vec() })
     }
 
-    fn cut_value(&self, a: Var, row: usize, n_rows: usize) -> Rows {
-        let Rows { n_columns, ref values } = *self.value(a);
-        Rows { n_columns, values: values[row * n_columns..][..n_rows * n_columns].to_vec() }
+    fn cut_value(&self, a: Var, row: usize, n_rows: usize) -> NumberRows {
+        let NumberRows { n_columns, ref values } = *self.value(a);
+        NumberRows { n_columns, values: values[row * n_columns..][..n_rows * n_columns].to_vec() }
     }
 
     pub(crate) fn cut(&mut self, a: Var, row: usize, n_rows: usize) -> Var {
-        self.push(self.cut_value(a, row, n_rows), Op::Cut { a, row })
+        self.push(self.cut_value(a, row, n_rows), TapeOp::Cut { a, row })
     }
 
     pub(crate) fn stack(&mut self, parts: &[Var]) -> Var {
         let n_columns = self.value(parts[0]).n_columns;
         let values = parts.iter().flat_map(|&p| self.value(p).values.iter().copied()).collect();
-        self.push(Rows { n_columns, values }, Op::Stack { parts: parts.to_vec() })
+        self.push(NumberRows { n_columns, values }, TapeOp::Stack { parts: parts.to_vec() })
     }
 
     /// Makes `n_rows` rows, each the sum of the terms that go to it.
     pub(crate) fn sum(&mut self, n_rows: usize, n_columns: usize, terms: Vec<Term>) -> Var {
-        let mut value = Rows::zeros(n_rows, n_columns);
+        let mut value = NumberRows::zeros(n_rows, n_columns);
         for &Term { from, row, to } in &terms {
             add(&mut value.values[to * n_columns..][..n_columns], self.value(from).row(row));
         }
-        self.push(value, Op::Sum { terms })
+        self.push(value, TapeOp::Sum { terms })
     }
 
     /// Sums rows of `a` into the slots of `n_owners` owners; `scores` have a column for each slot.
@@ -347,37 +347,38 @@ impl<'a> Tape<'a> {
             log_softmax(row);
             row.iter_mut().for_each(|x| *x = exp(x.max(-87.0)));
         });
-        let mut value = Rows::zeros(n_owners, n_slots * width);
+        let mut value = NumberRows::zeros(n_owners, n_slots * width);
         for (row, (&owner, shares)) in owners.iter().zip(shares.chunks_exact(n_slots)).enumerate() {
             let slots = value.values[owner * n_slots * width..].chunks_exact_mut(width);
             slots.zip(shares).for_each(|(slot, &share)| add_scaled(slot, share, rows.row(row)));
         }
-        self.push(value, Op::Slots { a, scores, owners, shares })
+        self.push(value, TapeOp::Slots { a, scores, owners, shares })
     }
 
     pub(crate) fn windows(&mut self, a: Var, n: usize, size: usize) -> Var {
         let from = self.value(a);
         let width = from.n_columns;
         let n_windows = from.n_rows() / n + 1 - size;
-        let mut value = Rows { n_columns: size * width, values: Vec::with_capacity(n_windows * n * size * width) };
+        let mut value =
+            NumberRows { n_columns: size * width, values: Vec::with_capacity(n_windows * n * size * width) };
         for row in 0..n_windows * n {
             for step in 0..size {
                 value.values.extend_from_slice(&from.values[(row + step * n) * width..][..width]);
             }
         }
-        self.push(value, Op::Windows { a, n, size })
+        self.push(value, TapeOp::Windows { a, n, size })
     }
 
     pub(crate) fn flatten(&mut self, a: Var, n: usize) -> Var {
         let from = self.value(a);
         let (width, n_steps) = (from.n_columns, from.n_rows() / n);
-        let mut value = Rows { n_columns: n_steps * width, values: Vec::with_capacity(from.values.len()) };
+        let mut value = NumberRows { n_columns: n_steps * width, values: Vec::with_capacity(from.values.len()) };
         for row in 0..n {
             for step in 0..n_steps {
                 value.values.extend_from_slice(&from.values[(step * n + row) * width..][..width]);
             }
         }
-        self.push(value, Op::Flatten { a, n })
+        self.push(value, TapeOp::Flatten { a, n })
     }
 
     pub(crate) fn attention(&mut self, keys: Var, query: Var, values: Var, energy: Weight) -> Var {
@@ -390,7 +391,7 @@ impl<'a> Tape<'a> {
         wide(|| hidden.iter_mut().for_each(|x| *x = tanh(*x)));
         // Step by step, like the keys.
         let mut shares: Vec<f32> = hidden.chunks_exact(d).map(|h| dot(h, energies)).collect();
-        let mut context = Rows::zeros(n, values_value.n_columns);
+        let mut context = NumberRows::zeros(n, values_value.n_columns);
         let width = context.n_columns;
         for row in 0..n {
             let largest = (0..n_steps).map(|t| shares[t * n + row]).fold(f32::NEG_INFINITY, f32::max);
@@ -408,7 +409,7 @@ impl<'a> Tape<'a> {
                 add_scaled(&mut context.values[row * width..][..width], *share, step);
             }
         }
-        self.push(context, Op::Attention { keys, query, values, energy, shares, hidden })
+        self.push(context, TapeOp::Attention { keys, query, values, energy, shares, hidden })
     }
 }
 

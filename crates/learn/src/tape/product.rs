@@ -9,7 +9,7 @@ use std::array;
 
 use pulp::{Simd, WithSimd};
 
-use super::Rows;
+use super::NumberRows;
 use crate::simd::wide;
 
 /// Vectors of columns whose sums stay in registers, for each of some rows.
@@ -28,17 +28,17 @@ const MOST_ROWS: usize = 192;
 /// The right factor of products, copied so that they find its numbers in their order: panels of columns,
 /// `[panels, depth, width]`, each filled up with zeros to whole vectors.
 #[derive(Debug, Clone)]
-pub(super) struct Factor {
+pub(super) struct PanelFactor {
     depth: usize,
     n_columns: usize,
     panels: Vec<f32>,
 }
 
-impl Factor {
+impl PanelFactor {
     /// The factor of these rows.
-    pub(super) fn new(rows: &Rows) -> Factor {
+    pub(super) fn new(rows: &NumberRows) -> PanelFactor {
         let (depth, n_columns) = (rows.n_rows(), rows.n_columns);
-        let mut factor = Factor { depth, n_columns, panels: Vec::new() };
+        let mut factor = PanelFactor { depth, n_columns, panels: Vec::new() };
         for (first, width, n) in factor.each_panel() {
             for k in 0..depth {
                 factor.panels.extend_from_slice(&rows.values[k * n_columns + first..][..n]);
@@ -50,7 +50,7 @@ impl Factor {
 
     /// Panels of the factor: the first column, the numbers of a row, and how many of those are columns.
     fn each_panel(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
-        let (lanes, n_columns) = (pulp::Arch::new().dispatch(Lanes), self.n_columns);
+        let (lanes, n_columns) = (pulp::Arch::new().dispatch(LaneCount), self.n_columns);
         (0..n_columns).step_by(VECTORS * lanes).map(move |first| {
             let n = (n_columns - first).min(VECTORS * lanes);
             (first, n.next_multiple_of(lanes), n)
@@ -62,19 +62,19 @@ impl Factor {
 ///
 /// # Panics
 /// If the factors and the result do not fit each other.
-pub(super) fn add_product(left: &[f32], right: &Factor, to: &mut [f32]) {
+pub(super) fn add_product(left: &[f32], right: &PanelFactor, to: &mut [f32]) {
     if to.is_empty() || left.is_empty() {
         return;
     }
     let n_rows = to.len() / right.n_columns;
     assert_eq!((n_rows * right.depth, n_rows * right.n_columns), (left.len(), to.len()), "invariant: factors fit");
-    pulp::Arch::new().dispatch(Product { left, right, to });
+    pulp::Arch::new().dispatch(PanelProduct { left, right, to });
 }
 
 /// The numbers of a vector on the CPU at hand.
-struct Lanes;
+struct LaneCount;
 
-impl WithSimd for Lanes {
+impl WithSimd for LaneCount {
     type Output = usize;
 
     #[inline(always)]
@@ -83,13 +83,13 @@ impl WithSimd for Lanes {
     }
 }
 
-struct Product<'a> {
+struct PanelProduct<'a> {
     left: &'a [f32],
-    right: &'a Factor,
+    right: &'a PanelFactor,
     to: &'a mut [f32],
 }
 
-impl WithSimd for Product<'_> {
+impl WithSimd for PanelProduct<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -102,10 +102,10 @@ impl WithSimd for Product<'_> {
     }
 }
 
-impl Product<'_> {
+impl PanelProduct<'_> {
     #[inline(always)]
     fn add<S: Simd, const ROWS: usize>(self, simd: S) {
-        let Product { left, right: &Factor { depth, n_columns, ref panels }, to } = self;
+        let PanelProduct { left, right: &PanelFactor { depth, n_columns, ref panels }, to } = self;
         let n_rows = to.len() / n_columns;
         for from in (0..depth).step_by(MOST_DEPTH) {
             let n_deep = (depth - from).min(MOST_DEPTH);
@@ -119,7 +119,7 @@ impl Product<'_> {
                     while row < last_row {
                         let left = &left[row * depth + from..];
                         let to = &mut to[row * n_columns + column..];
-                        let tile = Tile { left, depth, n_deep, panel, to, n_columns, n };
+                        let tile = RegisterTile { left, depth, n_deep, panel, to, n_columns, n };
                         row += match last_row - row {
                             rest if rest >= ROWS => tile.add_any::<S, ROWS>(simd),
                             rest if rest >= 4 => tile.add_any::<S, 4>(simd),
@@ -134,7 +134,7 @@ impl Product<'_> {
 }
 
 /// Some rows and a panel, summed up in registers.
-struct Tile<'a> {
+struct RegisterTile<'a> {
     /// Left factor, from its first number of the first row on.
     left: &'a [f32],
     /// Stride of the rows.
@@ -147,7 +147,7 @@ struct Tile<'a> {
     n: usize,
 }
 
-impl Tile<'_> {
+impl RegisterTile<'_> {
     #[inline(always)]
     fn add_any<S: Simd, const ROWS: usize>(self, simd: S) -> usize {
         if self.n > S::F32_LANES {
@@ -181,9 +181,9 @@ impl Tile<'_> {
     }
 }
 
-impl Rows {
+impl NumberRows {
     /// Transposes the rows.
-    pub(super) fn transposed(&self) -> Rows {
+    pub(super) fn transposed(&self) -> NumberRows {
         /// Numbers of a cache line: whole lines are read and written.
         const BLOCK: usize = 16;
         let n_rows = self.n_rows();
@@ -200,7 +200,7 @@ impl Rows {
                 }
             }
         });
-        Rows { n_columns: n_rows, values }
+        NumberRows { n_columns: n_rows, values }
     }
 }
 
@@ -209,9 +209,9 @@ mod tests {
     use super::*;
 
     /// Numbers whose products and sums are exact.
-    fn rows(n_rows: usize, n_columns: usize, seed: usize) -> Rows {
+    fn rows(n_rows: usize, n_columns: usize, seed: usize) -> NumberRows {
         let value = |at: usize| ((at * 7 + seed) % 13) as f32 - 6.0;
-        Rows { n_columns, values: (0..n_rows * n_columns).map(value).collect() }
+        NumberRows { n_columns, values: (0..n_rows * n_columns).map(value).collect() }
     }
 
     #[test]
@@ -240,7 +240,7 @@ mod tests {
         let (left, right) = (rows(n_rows, depth, seed), rows(depth, n_columns, seed + 3));
         let before = rows(n_rows, n_columns, seed + 1);
         let mut found = before.clone();
-        add_product(&left.values, &Factor::new(&right), &mut found.values);
+        add_product(&left.values, &PanelFactor::new(&right), &mut found.values);
         for (row, column) in (0..n_rows).flat_map(|row| (0..n_columns).map(move |column| (row, column))) {
             let product: f32 =
                 (0..depth).map(|k| left.values[row * depth + k] * right.values[k * n_columns + column]).sum();

@@ -1,13 +1,13 @@
 //! Maps around products and convolutions as their prologues and epilogues.
 
-use tilewright_ir::op::{CONV2D, Epilogue, Function, Operand, Workload};
+use tilewright_ir::op::{CONV2D, Epilogue, EpilogueFunction, Operand, Workload};
 use tilewright_ir::{DType, Expr};
 
 use super::groups::is_of_nest;
 use super::is_anchor;
 use crate::epilogue::{self, OperandsIn, Operations, byte_parts};
 use crate::net::{Kind, Net, Node, ValueId};
-use crate::quantized::epilogue::{closing, example, may_close};
+use crate::quantized::epilogue::{QuantizedOutput, closing, example, may_close};
 use crate::rules::{drop_unread, joined, merged};
 use crate::scalar::{self, input};
 
@@ -210,7 +210,8 @@ fn bytes_of(
             DType::I8 => tilewright_graph::DType::I8,
             _ => return None,
         };
-        Some((closing(net, node, (quantized, slot), dtype, operands, before)?, part.clone(), of_value))
+        let output = QuantizedOutput { value: quantized, slot, dtype };
+        Some((closing(net, node, output, operands, before)?, part.clone(), of_value))
     })
 }
 
@@ -290,12 +291,18 @@ fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
     };
     let (operations, part) = epilogue::largest(value, slot, &operands)?;
     let is_cheap = operations.iter().all(|(operation, _)| match operation.function() {
-        Function::Bias | Function::Scale | Function::Linear | Function::Relu | Function::LeakyRelu => true,
-        Function::Clip | Function::HardSigmoid | Function::HardSwish => true,
-        Function::Add | Function::Mul | Function::Gated => false,
-        Function::Sigmoid | Function::Tanh | Function::Gelu | Function::Silu => false,
-        Function::Init | Function::Dequant | Function::QuantU8 | Function::QuantI8 => false,
-        Function::Round | Function::AddU8 => false,
+        EpilogueFunction::Bias
+        | EpilogueFunction::Scale
+        | EpilogueFunction::Linear
+        | EpilogueFunction::Relu
+        | EpilogueFunction::LeakyRelu => true,
+        EpilogueFunction::Clip | EpilogueFunction::HardSigmoid | EpilogueFunction::HardSwish => true,
+        EpilogueFunction::Add | EpilogueFunction::Mul | EpilogueFunction::Gated => false,
+        EpilogueFunction::Sigmoid | EpilogueFunction::Tanh | EpilogueFunction::Gelu | EpilogueFunction::Silu => false,
+        EpilogueFunction::Init | EpilogueFunction::Dequant | EpilogueFunction::QuantU8 | EpilogueFunction::QuantI8 => {
+            false
+        }
+        EpilogueFunction::Round | EpilogueFunction::AddU8 => false,
     });
     if part != *value || !is_cheap || operations.is_empty() {
         return None;
@@ -322,9 +329,9 @@ fn with_one_line(net: &mut Net, operations: Operations) -> Operations {
             (factor, term) = (vec![factor[0]; n], vec![term[0]; n]);
         }
         let line = |at: usize| match (operation.function(), operation.numbers()) {
-            (Function::Scale, _) => Some((by(at)?, 0.0)),
-            (Function::Bias, _) => Some((1.0, by(at)?)),
-            (Function::Linear, [factor, term]) => Some((*factor, *term)),
+            (EpilogueFunction::Scale, _) => Some((by(at)?, 0.0)),
+            (EpilogueFunction::Bias, _) => Some((1.0, by(at)?)),
+            (EpilogueFunction::Linear, [factor, term]) => Some((*factor, *term)),
             _ => None,
         };
         let Some(lines) = (0..n).map(line).collect::<Option<Vec<_>>>() else { break };
@@ -337,7 +344,9 @@ fn with_one_line(net: &mut Net, operations: Operations) -> Operations {
         return operations;
     }
     let mut joined = Vec::new();
-    for (name, function, numbers) in [("scale", Function::Scale, factor), ("bias", Function::Bias, term)] {
+    for (name, function, numbers) in
+        [("scale", EpilogueFunction::Scale, factor), ("bias", EpilogueFunction::Bias, term)]
+    {
         let numbers: Vec<f32> = numbers.iter().map(|&x| x as f32).collect();
         let id = net.add_constant(name, &[numbers.len() as i64, 1, 1], &numbers);
         joined.push((Epilogue::new(function, &[]).expect("it has no numbers"), Some(id.0)));

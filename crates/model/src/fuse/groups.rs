@@ -33,7 +33,7 @@ pub(super) fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
                 let view = producers[id.0].filter(|&at| is_plain_view(at) && !is_taken[at]);
                 let id = view.map_or(id, |view| net.nodes[view].input(0));
                 let at = producers[id.0].filter(|at| is_free(*at))?;
-                let mut found = Candidate { at, ids: vec![id], views: Vec::new(), users: Vec::new() };
+                let mut found = FusionCandidate { at, ids: vec![id], views: Vec::new(), users: Vec::new() };
                 for &user in &users[id.0] {
                     if members.contains(&user) {
                         found.users.push(user);
@@ -49,7 +49,7 @@ pub(super) fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
             };
             let read = members.iter().flat_map(|&member| net.nodes[member].inputs.iter().flatten());
             let mut candidates = read.filter_map(|id| candidate(*id));
-            let fits = |new: &Candidate| n_operations + operations_of(&net.nodes[new.at]) <= MOST_OPERATIONS;
+            let fits = |new: &FusionCandidate| n_operations + operations_of(&net.nodes[new.at]) <= MOST_OPERATIONS;
             let Some(new) = candidates.find(|new| fits(new) && may_join(net, &members, root, new)) else { break };
             drop(candidates);
             n_operations += operations_of(&net.nodes[new.at]);
@@ -97,7 +97,7 @@ fn without_ones(shape: &[i64]) -> Vec<i64> {
 const LITTLE: i64 = 8;
 
 /// A node that only nodes of a nest read.
-struct Candidate {
+struct FusionCandidate {
     at: usize,
     /// Results of the node, and views of them.
     ids: Vec<ValueId>,
@@ -108,7 +108,12 @@ struct Candidate {
 }
 
 /// Whether a node can be computed within the nest of those that read it.
-fn may_join(net: &Net, members: &[usize], root: usize, Candidate { at, ids, users, .. }: &Candidate) -> bool {
+fn may_join(
+    net: &Net,
+    members: &[usize],
+    root: usize,
+    FusionCandidate { at, ids, users, .. }: &FusionCandidate,
+) -> bool {
     let node = &net.nodes[*at];
     let kinds = || members.iter().map(|&member| &net.nodes[member].kind);
     let has_window = kinds().any(|kind| matches!(kind, Kind::Window(..)));

@@ -13,19 +13,19 @@ use std::collections::HashMap;
 
 use tilewright_graph::{Graph, Op, with_both_branches};
 use tilewright_ir::Target;
-use tilewright_ir::op::{Range, Structure, Workload, WorkloadError};
-use tilewright_runtime::{Dim, Size};
+use tilewright_ir::op::{SizeRange, Structure, Workload, WorkloadError};
+use tilewright_runtime::{OpenDimension, RunSize};
 
 use self::absorb::{absorb_maps, absorb_prologues};
 use self::groups::groups;
 pub(crate) use self::nest::{nest, open_nest};
 use self::pairs::pair_products;
-pub use self::repeat::Round;
+pub use self::repeat::RunLoop;
 use self::repeat::steps_of_loop;
 pub(crate) use self::workload::convolution_of;
 use self::workload::{convolution, packed, product};
 use crate::epilogue::Operations;
-use crate::halves::widened;
+use crate::half_precision::widened;
 use crate::import::{NoCode, import};
 use crate::net::{Evaluated, Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::open::OpenNet;
@@ -60,10 +60,10 @@ pub struct Kernel {
 #[derive(Debug, Clone)]
 pub(crate) struct Open {
     /// Sizes of the workload's own, in its order.
-    pub(crate) sizes: Vec<Size>,
+    pub(crate) sizes: Vec<RunSize>,
     /// Number of times that the workload's kernel runs, one behind the other, and the range of that; which of
     /// the arguments are further along each time.
-    pub(crate) each: Option<(Size, Range, Vec<bool>)>,
+    pub(crate) each: Option<(RunSize, SizeRange, Vec<bool>)>,
     /// Times of its tensors' bytes that the code takes them to have, as other pieces of a run have more rows.
     pub(crate) room: i64,
 }
@@ -83,7 +83,7 @@ impl Kernel {
     }
 
     /// Sizes of its code, in order.
-    pub(crate) fn sizes(&self) -> Vec<Size> {
+    pub(crate) fn sizes(&self) -> Vec<RunSize> {
         let each = |open: &Open| open.sizes.iter().copied().chain(open.each.as_ref().map(|(size, ..)| *size)).collect();
         self.open.as_ref().map_or(Vec::new(), |open| each(open))
     }
@@ -115,9 +115,9 @@ pub enum Step {
         to: ValueId,
     },
     /// Begins a loop: the steps up to its end repeat while its truth holds.
-    While(Round),
+    While(RunLoop),
     /// Ends the loop that began last.
-    Again(Round),
+    Again(RunLoop),
     /// No work: `part` is a view into `of`, `offset` elements in.
     Part {
         /// The whole.
@@ -181,7 +181,7 @@ pub struct Fused {
     /// Dimension of which runs say a size; the net is then that of the largest.
     pub open: Option<OpenNet>,
     /// Number of rows of which a run is made, where it says so: this net is that of the largest piece.
-    pub rows: Option<Dim>,
+    pub rows: Option<OpenDimension>,
     /// Nets of smaller pieces, in falling order.
     pub pieces: Vec<Fused>,
     /// Dimension of each input, and of each output behind them, that has the rows.
@@ -361,7 +361,7 @@ fn fuse_with(mut net: Net, pairs: Option<i64>) -> Result<Fused, WorkloadError> {
         steps.push(match &node.kind {
             Kind::Conv(conv) => Step::Kernel(convolution(&net, node, conv, [&prologues[at], &epilogues[at]])?),
             Kind::Product { turned, heads } => {
-                Step::Kernel(product(&net, node, (*turned, *heads), [&Vec::new(), &epilogues[at]])?)
+                Step::Kernel(product(&net, node, *turned, *heads, [&Vec::new(), &epilogues[at]])?)
             }
             Kind::Packed(packing) => Step::Kernel(packed(&net, node, *packing, &epilogues[at])?),
             Kind::Sequence(sequence) => Step::Sequence(steps_of(&mut net, node, sequence, &mut trace)?),

@@ -1,9 +1,9 @@
 //! Programs of nests.
 
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
-use tilewright_ir::op::{ProgramBuilder, Range, StageSpec, Workload, WorkloadError};
+use tilewright_ir::op::{ProgramBuilder, SizeRange, StageSpec, Workload, WorkloadError};
 use tilewright_ir::{BufferId, DType, Expr, Index, Role};
-use tilewright_runtime::Size;
+use tilewright_runtime::RunSize;
 
 use super::{Kernel, in_memory};
 use crate::net::{Kind, Net, Node, ValueId, Windows};
@@ -12,7 +12,7 @@ use crate::rules::joined;
 use crate::scalar::{self, cost};
 
 /// Builds the program of a nest.
-struct Builder<'a> {
+struct NestBuilder<'a> {
     net: &'a Net,
     /// Builder of the program; `None` while a stage is made.
     program: Option<ProgramBuilder>,
@@ -25,7 +25,7 @@ struct Builder<'a> {
     /// Function for the block of adjacent channels of a value.
     block_of: &'a dyn Fn(ValueId) -> i64,
     /// Function for what runs say of a dimension of a value.
-    open: &'a dyn Fn(ValueId, usize) -> Option<(Size, Range)>,
+    open: &'a dyn Fn(ValueId, usize) -> Option<(RunSize, SizeRange)>,
     /// Loops along such dimensions.
     ends: Vec<OpenLoop>,
 }
@@ -41,8 +41,8 @@ pub(crate) fn open_nest(
     net: &Net,
     members: &[usize],
     block_of: &dyn Fn(ValueId) -> i64,
-    open: &dyn Fn(ValueId, usize) -> Option<(Size, Range)>,
-) -> Result<(Kernel, Vec<Size>), WorkloadError> {
+    open: &dyn Fn(ValueId, usize) -> Option<(RunSize, SizeRange)>,
+) -> Result<(Kernel, Vec<RunSize>), WorkloadError> {
     let nodes: Vec<&Node> = members.iter().map(|&at| &net.nodes[at]).collect();
     let root = *nodes.last().expect("a nest has a node");
     let producers: Vec<(ValueId, usize)> = nodes.iter().zip(members).map(|(node, &at)| (node.output(), at)).collect();
@@ -67,7 +67,8 @@ pub(crate) fn open_nest(
     let all = || nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
     let is_of_one_type = all().all(|id| dtype_of(*id) == dtype_of(root.output())) && net.stays(root.output());
     let ends = Vec::new();
-    let mut builder = Builder { net, program: Some(program), producers, buffers, is_of_one_type, block_of, open, ends };
+    let mut builder =
+        NestBuilder { net, program: Some(program), producers, buffers, is_of_one_type, block_of, open, ends };
     for (at, node) in nodes.iter().enumerate() {
         let is_root = at + 1 == nodes.len();
         if is_root || is_staged(net, node, &nodes) {
@@ -115,7 +116,7 @@ fn is_staged(net: &Net, node: &Node, nodes: &[&Node]) -> bool {
     own_cost > 2 && (n_reads > 1 || users.iter().any(is_larger))
 }
 
-impl Builder<'_> {
+impl NestBuilder<'_> {
     /// Computes a node into a buffer.
     fn stage(&mut self, node: &Node, name: &str, is_root: bool) {
         let role = if is_root { Role::Output } else { Role::Temporary };
@@ -167,7 +168,7 @@ impl Builder<'_> {
                     reduced.iter().zip(sums).for_each(|((d, _), var)| at[*d] = var.clone());
                     this.element(node.input(0), &at)
                 }
-                Kind::Window(op, windows) => this.tap(node.input(0), node.output(), windows, *op, out, &reduced, sums),
+                Kind::Window(op, windows) => this.tap(node, windows, *op, out, &reduced, sums),
                 _ => this.computed(node, out),
             }
         };
@@ -181,18 +182,16 @@ impl Builder<'_> {
     }
 
     /// Term of a window for one of its positions.
-    #[expect(clippy::too_many_arguments, reason = "they are what a stage has")]
     fn tap(
         &self,
-        from: ValueId,
-        to: ValueId,
+        node: &Node,
         windows: &Windows,
         op: ReduceOp,
         out: &[Index],
         reduced: &[(usize, i64)],
         sums: &[Index],
     ) -> Expr {
-        let (shape, extents) = (self.net.shape(from), self.net.shape(to));
+        let (shape, extents) = (self.net.shape(node.input(0)), self.net.shape(node.output()));
         let (mut at, mut inside) = (Vec::with_capacity(out.len()), Cond::True);
         for d in 0..out.len() {
             let (stride, dilation, before) = (windows.strides[d], windows.dilations[d], windows.before[d]);
@@ -209,7 +208,7 @@ impl Builder<'_> {
             }
             at.push(place);
         }
-        let value = self.element(from, &at);
+        let value = self.element(node.input(0), &at);
         match inside {
             Cond::True => value,
             _ => Expr::Select(Box::new(inside), Box::new(value), Box::new(Expr::Const(op.identity()))),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tilewright_graph::Tensor;
 use tilewright_ir::DType;
-use tilewright_ir::op::{Epilogue, Function, Operand};
+use tilewright_ir::op::{Epilogue, EpilogueFunction, Operand};
 
 use crate::epilogue::{Operations, peel};
 use crate::net::{Kind, Net, Node, ValueId};
@@ -24,7 +24,8 @@ pub(super) fn pair_products(net: &mut Net, columns: i64) -> HashMap<ValueId, Ope
     let mut gated = HashMap::new();
     for at in 0..net.nodes.len() {
         let Some(Pair { products, mut operations }) = pair(net, &users, &producers, at, columns) else { continue };
-        let gate = Epilogue::new(Function::Gated, &[columns as f64]).expect("vectors have such a number of lanes");
+        let gate =
+            Epilogue::new(EpilogueFunction::Gated, &[columns as f64]).expect("vectors have such a number of lanes");
         operations.push((gate, None));
         gated.insert(net.nodes[at].output(), operations);
         net.nodes[at] = paired(net, at, products, columns);
@@ -52,7 +53,7 @@ fn pair(net: &Net, users: &[Vec<usize>], producers: &[Option<usize>], at: usize,
     [[0, 1], [1, 0]].into_iter().find_map(|[x, y]| {
         let mut operations = peel(value, x, &|slot| (slot == y).then_some((Operand::Element, DType::F32)))?;
         let (last, operand) = operations.pop()?;
-        let is_gate = last.function() == Function::Mul && operand == Some(y);
+        let is_gate = last.function() == EpilogueFunction::Mul && operand == Some(y);
         let is_alone = operations.iter().all(|(operation, _)| operation.operand().is_none());
         (is_gate && is_alone).then_some(Pair { products: [products[x], products[y]], operations })
     })

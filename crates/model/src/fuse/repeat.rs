@@ -12,7 +12,7 @@ use crate::rules::{Trace, simplify};
 
 /// A loop of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Round {
+pub struct RunLoop {
     /// Truth without which no further iteration takes place.
     pub truth: ValueId,
     /// Values that each iteration leaves to the next one.
@@ -53,7 +53,7 @@ pub(super) fn steps_of_loop(
     let (finals, collected) = node.outputs.split_at(repeat.n_carried);
     let condition = outer(body.outputs[0]);
     let always = net.scalar(condition) == Some(1.0);
-    let round = Round {
+    let round = RunLoop {
         truth,
         carried: [number, truth].into_iter().chain(before.iter().copied()).collect(),
         collected: collected.to_vec(),
@@ -150,14 +150,14 @@ fn renamed(step: Step, outer: &dyn Fn(ValueId) -> ValueId) -> Step {
     }
 }
 
-impl Round {
+impl RunLoop {
     /// Values that a loop reads and writes besides its steps.
     pub fn values(&self) -> impl Iterator<Item = ValueId> {
         self.carried.iter().chain(&self.collected).copied()
     }
 
-    fn renamed(self, outer: &dyn Fn(ValueId) -> ValueId) -> Round {
+    fn renamed(self, outer: &dyn Fn(ValueId) -> ValueId) -> RunLoop {
         let all = |ids: Vec<ValueId>| ids.into_iter().map(outer).collect();
-        Round { truth: outer(self.truth), carried: all(self.carried), collected: all(self.collected), n: self.n }
+        RunLoop { truth: outer(self.truth), carried: all(self.carried), collected: all(self.collected), n: self.n }
     }
 }

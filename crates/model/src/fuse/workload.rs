@@ -2,7 +2,7 @@
 
 use tilewright_ir::DType;
 use tilewright_ir::op::{
-    BATCH_MATMUL, CONV2D, CONV2D_TRANSPOSE, DENSE, DEPTHWISE_CONV2D, Epilogue, Function, HEADS_MATMUL, MATMUL,
+    BATCH_MATMUL, CONV2D, CONV2D_TRANSPOSE, DENSE, DEPTHWISE_CONV2D, Epilogue, EpilogueFunction, HEADS_MATMUL, MATMUL,
     PACKED_MATMUL, Window, Workload, WorkloadError,
 };
 
@@ -100,7 +100,8 @@ pub(crate) fn convolution_of(
 pub(super) fn product(
     net: &Net,
     node: &Node,
-    (turned, heads): (bool, Option<AsHeads>),
+    turned: bool,
+    heads: Option<AsHeads>,
     operations: [&Operations; 2],
 ) -> Result<Kernel, WorkloadError> {
     let (a, out) = (net.shape(node.input(0)), net.shape(node.output()));
@@ -125,7 +126,7 @@ pub(super) fn product(
 
 /// Number of columns of a product that is multiplied to have so many results in a row.
 fn n_sums(n: i64, epilogue: &Operations) -> i64 {
-    let is_paired = epilogue.iter().any(|(operation, _)| operation.function() == Function::Gated);
+    let is_paired = epilogue.iter().any(|(operation, _)| operation.function() == EpilogueFunction::Gated);
     if is_paired { 2 * n } else { n }
 }
 

@@ -5,13 +5,13 @@ use tilewright_graph::op::{Attention, CacheSizes, GroupQueryAttention, Inputs, P
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::movement::turning;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Node, ValueId};
 use crate::scalar::{add, choose_if, input, less, mul, number, of, sub};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Heads of a tensor, `[batch, heads, steps, size]`, that lie apart or in one dimension.
     fn heads(&mut self, x: ValueId, n_heads: Option<usize>) -> Lowered<ValueId> {
         let shape = self.net.shape(x).to_vec();

@@ -3,11 +3,11 @@
 use tilewright_graph::DType;
 use tilewright_runtime::host::{COUPLING, DET, HostCall, HostOperator, SELECT};
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::Lowered;
 use crate::net::{Kind, ValueId};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// The number of a value's element type among parameters of host operators, where runs have that type.
     pub(super) fn type_number(&self, id: ValueId) -> Lowered<i64> {
         let name = self.net.value(id).dtype.name();

@@ -3,7 +3,7 @@
 use tilewright_graph::DType;
 use tilewright_graph::op::{Conv, ConvInteger, ConvShape, ConvTranspose};
 
-use super::job::{Job, ints};
+use super::job::{NodeImport, ints};
 use super::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::net::{Convolution, Kind, ValueId};
 use crate::scalar::{add, input};
@@ -11,7 +11,7 @@ use crate::scalar::{add, input};
 /// Elements of a window that are gathered into one tensor, at most.
 const MOST_TAPS: i64 = 512;
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// A convolution over one or two dimensions, with its bias added behind it.
     pub(crate) fn convolution(&mut self, found: &ConvShape, transposed: bool) -> Lowered {
         let (mut x, mut w, to) = (self.input(0)?, self.input(1)?, self.output()?);

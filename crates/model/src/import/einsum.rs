@@ -4,7 +4,7 @@ use tilewright_graph::DType;
 use tilewright_graph::op::{Einsum, Inputs};
 use tilewright_ir::expr::ReduceOp;
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use super::reduce::MOST_COUNTED;
 use crate::net::{Kind, ValueId};
@@ -16,7 +16,7 @@ fn places_in(list: &[usize], entries: &[usize]) -> Vec<usize> {
     entries.iter().map(place).collect()
 }
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// A sum of products of two tensors by indices, as products of matrices.
     pub(super) fn einsum(&mut self, op: &Einsum) -> Lowered {
         let (a, b, to) = (self.input(0)?, self.input(1)?, self.output()?);

@@ -6,14 +6,14 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::BinaryOp;
 use tilewright_runtime::host::{BINARY, COPY, UNARY};
 
-use super::job::{Job, REALS};
+use super::job::{NodeImport, REALS};
 use super::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::net::{Kind, ValueId};
 use crate::scalar::{self, add, choose_if, clip, input, less, max, min, number, sub};
 
 const CASTS: &str = "f16, bf16, f32, f64, booleans and integers";
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Elements by elements: the node's output of all its inputs.
     pub(crate) fn map(&mut self, value: impl FnOnce(&[Expr]) -> Option<Expr>) -> Lowered {
         let inputs = self.all_inputs()?;

@@ -6,7 +6,7 @@ use tilewright_graph::DType;
 use tilewright_graph::op::{Dft, Stft, axis};
 use tilewright_runtime::host::MEL;
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
 use crate::scalar::{input, mul};
@@ -14,7 +14,7 @@ use crate::scalar::{input, mul};
 /// Elements of a matrix that a Fourier transform multiplies by, at most.
 const MOST_OF_TRANSFORM: usize = 1 << 24;
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Computes weights from frequencies to mel bands.
     pub(super) fn mel_weights(&mut self) -> Lowered {
         let (rate, low, high, to) = (self.input(2)?, self.input(3)?, self.input(4)?, self.output()?);

@@ -4,12 +4,12 @@ use tilewright_graph::op::{Gather, GatherElements, OneHot, axis};
 use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
 use crate::scalar::{add, choose_if, input, less, max, min, mul, not, number, where_less};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Lowers to one position of a dimension, without that dimension.
     fn part(&mut self, from: ValueId, axis: usize, place: i64, to: ValueId) -> Lowered {
         self.need_code(from)?;

@@ -10,7 +10,7 @@ use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::input;
 
 /// A node of the graph on its way into the net.
-pub(crate) struct Job<'a> {
+pub(crate) struct NodeImport<'a> {
     pub(super) graph: &'a Graph,
     pub(crate) node: &'a GraphNode,
     pub(crate) net: &'a mut Net,
@@ -28,7 +28,7 @@ pub(super) fn ints(list: &[usize]) -> Vec<i64> {
     list.iter().map(|&n| n as i64).collect()
 }
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Types and known values of the node's inputs.
     pub(crate) fn facts(&self) -> Vec<Option<Fact<'_>>> {
         let fact = |id: &Option<tilewright_graph::ValueId>| {

@@ -1,7 +1,7 @@
 //! Import of a graph of many operators to a net of few kinds.
 //!
-//! [`Job::lower`] has a line for each operator; the lowerings themselves lie in a file for each family. Where
-//! none takes a node as it is, the reason stays with it.
+//! [`NodeImport::lower`] has a line for each operator; the lowerings themselves lie in a file for each
+//! family. Where none takes a node as it is, the reason stays with it.
 
 mod attention;
 mod call;
@@ -39,7 +39,7 @@ use crate::scalar;
 
 pub(crate) use conv::window_of;
 pub(crate) use gather::from_start;
-pub(crate) use job::Job;
+pub(crate) use job::NodeImport;
 pub(crate) use no_code::Lowered;
 pub use no_code::NoCode;
 
@@ -65,7 +65,7 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
         let is_read = |id: &tilewright_graph::ValueId| !graph.value(*id).users.is_empty() || graph.outputs.contains(id);
         let outputs: Vec<Option<ValueId>> =
             node.outputs.iter().map(|id| id.filter(is_read).map(|id| ValueId(id.0 as usize))).collect();
-        let mut job = Job { graph, node, net: &mut net, inputs: inputs.clone(), outputs: outputs.clone(), dots };
+        let mut job = NodeImport { graph, node, net: &mut net, inputs: inputs.clone(), outputs: outputs.clone(), dots };
         let n_nodes = job.net.nodes.len();
         // Values on the way of what has no code after all are read by nobody.
         let lowered = job.lower().and_then(|()| compiles(job.net, n_nodes));
@@ -137,13 +137,13 @@ fn compiles(net: &Net, from: usize) -> Lowered {
 /// Tells whether a map raises to a power.
 fn has_power(value: &Expr) -> bool {
     let mut has_power = false;
-    expr::Node::Expr(value).walk(&mut |node| {
-        has_power |= matches!(node, expr::Node::Expr(Expr::Binary(BinaryOp::Pow, ..)));
+    expr::TreePart::Expr(value).walk(&mut |node| {
+        has_power |= matches!(node, expr::TreePart::Expr(Expr::Binary(BinaryOp::Pow, ..)));
     });
     has_power
 }
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Lowers the node to operations that have code, or says why there is none.
     fn lower(&mut self) -> Lowered {
         self.check_outputs()?;
@@ -201,6 +201,13 @@ impl Job<'_> {
             Op::Softmax(op) => self.softmax(op),
             Op::NegativeLogLikelihoodLoss(op) => self.loss(op, false),
             Op::SoftmaxCrossEntropyLoss(op) => self.loss(&op.0, true),
+            op => self.lower_layer(op),
+        }
+    }
+
+    /// Lowers a node of the operators that are layers of networks, or much like them.
+    fn lower_layer(&mut self, op: &Op) -> Lowered {
+        match op {
             // Normalizations.
             Op::BatchNormalization(op) => self.batch_norm(op),
             Op::LayerNormalization(op) => self.layer_norm(op),

@@ -8,12 +8,12 @@ use tilewright_graph::op::{
 use tilewright_ir::Expr;
 use tilewright_ir::expr::BinaryOp;
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Line, ValueId};
 use crate::scalar::{choose_if, input, less, number, sub, where_less};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Lowers to a view in the output's shape.
     pub(super) fn view(&mut self) -> Lowered {
         let (from, to) = (self.input(0)?, self.output()?);

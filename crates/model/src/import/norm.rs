@@ -8,12 +8,12 @@ use tilewright_graph::op::{
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, need};
 use crate::net::{Kind, ValueId, Windows};
 use crate::scalar::{add, choose_if, div, input, less, mul, not, number, of, sub};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Mean 0 and variance 1 along dimensions.
     fn normalised(&mut self, x: ValueId, axes: Vec<usize>, epsilon: f64) -> Lowered<ValueId> {
         self.need_real(x)?;

@@ -6,12 +6,12 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 use tilewright_runtime::host::MAX_POOL;
 
-use super::job::{Job, ints};
+use super::job::{NodeImport, ints};
 use super::no_code::{Lowered, need};
 use crate::net::{Kind, ValueId, Windows};
 use crate::scalar::{self, input, mul, number, of};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Norms of what a reduction or windows have together.
     pub(super) fn norm(&mut self, x: ValueId, kind: Kind, p: f64, shape: &[i64]) -> Lowered<ValueId> {
         self.need_real(x)?;

@@ -5,12 +5,12 @@ use tilewright_graph::op::{Gemm, product_shape};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::ReduceOp;
 
-use super::job::{Job, ints};
+use super::job::{NodeImport, ints};
 use super::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::net::{Convolution, Kind, ValueId};
 use crate::scalar::{add, input, mul, number};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// A product of matrices or of many.
     pub(super) fn product_of(&mut self, a: ValueId, b: ValueId, to: ValueId) -> Lowered {
         self.need_f32(a)?;

@@ -5,12 +5,12 @@ use tilewright_graph::{DType, Op};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
 use crate::scalar::{add, clip, input, max, min, mul, number, of, quantized, sub, where_less};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// The scale or zero point of an input's elements, in the shape that maps read it in.
     fn scaling(&mut self, at: usize, op: Scaling) -> Lowered<ValueId> {
         let id = self.input(at)?;

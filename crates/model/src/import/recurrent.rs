@@ -2,10 +2,10 @@
 //! form of its own, and all others are the steps of a sequence.
 
 use tilewright_graph::Tensor;
-use tilewright_graph::op::{Cell, Direction, Recurrent};
+use tilewright_graph::op::{Cell, Recurrent, RecurrentDirection};
 use tilewright_ir::Expr;
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::scalar::{self, add, choose, clip, input, mul, number, sub, where_less};
@@ -17,7 +17,7 @@ const WRITTEN_OUT: i64 = 2;
 
 /// A direction's weights and sizes.
 #[derive(Clone)]
-struct Way<'a> {
+struct DirectionWeights<'a> {
     op: &'a Recurrent,
     /// Index of the direction.
     at: usize,
@@ -31,12 +31,12 @@ struct Way<'a> {
     /// column, as long as the batch.
     inside: Option<ValueId>,
     /// Constants of its steps.
-    known: Known,
+    known: KnownWeights,
 }
 
 /// Constants of a direction, of a net or of the body of a sequence in it.
 #[derive(Clone)]
-struct Known {
+struct KnownWeights {
     /// Weights of the state: for all gates, `[gates·hidden, hidden]`, or for a GRU that resets ahead of the
     /// product, for all but the last gate and for the last.
     weights: Vec<ValueId>,
@@ -46,9 +46,9 @@ struct Known {
     peepholes: Vec<ValueId>,
 }
 
-impl Known {
+impl KnownWeights {
     /// Copies the constants into the body of a sequence, and pairs them with the originals.
-    fn within(&self, outer: &Net, body: &mut Net) -> (Known, Vec<(ValueId, ValueId)>) {
+    fn within(&self, outer: &Net, body: &mut Net) -> (KnownWeights, Vec<(ValueId, ValueId)>) {
         let mut pairs = Vec::new();
         let mut within = |id: &ValueId| {
             body.values.push(outer.value(*id).clone());
@@ -58,14 +58,14 @@ impl Known {
         let weights = self.weights.iter().map(&mut within).collect();
         let bias = self.bias.as_ref().map(&mut within);
         let peepholes = self.peepholes.iter().map(&mut within).collect();
-        (Known { weights, bias, peepholes }, pairs)
+        (KnownWeights { weights, bias, peepholes }, pairs)
     }
 }
 
-impl Way<'_> {
+impl DirectionWeights<'_> {
     /// An activation of this direction.
     fn act(&self, which: usize, x: Expr) -> Lowered<Expr> {
-        let n_directions = if self.op.direction == Direction::Both { 2 } else { 1 };
+        let n_directions = if self.op.direction == RecurrentDirection::Both { 2 } else { 1 };
         let of_each = self.op.activations.len() / n_directions;
         let activation = self.op.activations[self.at * of_each + which];
         scalar::unary(activation, x).ok_or(NoCode::Form("its activation"))
@@ -84,9 +84,9 @@ fn rounds(op: &Recurrent) -> bool {
 }
 
 /// State that a step passes to the next one: hidden state, and of an LSTM the cell.
-type State = (ValueId, Option<ValueId>);
+type StepState = (ValueId, Option<ValueId>);
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// A recurrent network. Behind the end of a sequence states stay, and what is given for all steps is
     /// zero.
     pub(crate) fn recurrent(&mut self, op: &Recurrent) -> Lowered {
@@ -123,7 +123,7 @@ impl Job<'_> {
     fn steps_first(&mut self, op: &Recurrent) -> Lowered {
         let x = self.input(0)?;
         let [steps, batch, n] = self.sizes_of(x)?;
-        let n_directions = if op.direction == Direction::Both { 2 } else { 1 };
+        let n_directions = if op.direction == RecurrentDirection::Both { 2 } else { 1 };
         let hidden = op.hidden as i64;
         self.need_real(x)?;
         need(steps > 0, || self.no_elements(x))?;
@@ -132,11 +132,11 @@ impl Job<'_> {
         need(steps * n_directions <= MOST_STEPS, too_large)?;
         let inside = self.inside(steps, batch)?;
         // Backwards, shorter sequences of a batch begin later, and are rounded with others in other steps.
-        let is_in_step = !rounds(op) || inside.is_none() || batch == 1 || op.direction == Direction::Forward;
+        let is_in_step = !rounds(op) || inside.is_none() || batch == 1 || op.direction == RecurrentDirection::Forward;
         need(is_in_step, || NoCode::Form("sequences of several lengths, rounded together and backwards"))?;
         let x = if rounds(op) { self.rounded_by_range(x)? } else { x };
         let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
-        let way = |at: usize| Ok(Way { inside, ..self.way(op, at, flat, batch)? });
+        let way = |at: usize| Ok(DirectionWeights { inside, ..self.way(op, at, flat, batch)? });
         let ways = (0..n_directions as usize).map(way).collect::<Lowered<Vec<_>>>()?;
         let mut firsts = Vec::new();
         for way in &ways {
@@ -172,7 +172,7 @@ impl Job<'_> {
     }
 
     /// A direction, with what the inputs add to its gates.
-    fn way<'a>(&mut self, op: &'a Recurrent, at: usize, flat: ValueId, batch: i64) -> Lowered<Way<'a>> {
+    fn way<'a>(&mut self, op: &'a Recurrent, at: usize, flat: ValueId, batch: i64) -> Lowered<DirectionWeights<'a>> {
         let hidden = op.hidden as i64;
         let [rows_of_inputs, n] = *self.net.shape(flat) else { unreachable!("all steps are a matrix") };
         let gates = match op.cell {
@@ -188,12 +188,17 @@ impl Job<'_> {
         };
         let product = self.matrix_product("inputs", flat, weights, true);
         let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &[rows_of_inputs, rows]);
-        let is_reverse = op.direction == Direction::Reverse || at == 1;
-        Ok(Way { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
+        let is_reverse = op.direction == RecurrentDirection::Reverse || at == 1;
+        Ok(DirectionWeights { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
     }
 
     /// Weights of a direction for its inputs, their bias, and the constants of its steps, all known.
-    fn known_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Lowered<(ValueId, ValueId, Known)> {
+    fn known_weights(
+        &mut self,
+        op: &Recurrent,
+        at: usize,
+        [rows, n]: [i64; 2],
+    ) -> Lowered<(ValueId, ValueId, KnownWeights)> {
         let hidden = op.hidden as i64;
         let gates = rows / hidden;
         // A direction's part of an input.
@@ -234,12 +239,17 @@ impl Job<'_> {
         };
         let peepholes =
             peepholes.chunks(hidden as usize).map(|p| self.net.add_constant(&format!("{name}.p{at}"), &[hidden], p));
-        let known = Known { weights: of_state, bias: own, peepholes: peepholes.collect() };
+        let known = KnownWeights { weights: of_state, bias: own, peepholes: peepholes.collect() };
         Ok((weights, both, known))
     }
 
     /// Weights of a direction for its inputs, their bias, and the constants of its steps, given with a run.
-    fn given_weights(&mut self, op: &Recurrent, at: usize, [rows, n]: [i64; 2]) -> Lowered<(ValueId, ValueId, Known)> {
+    fn given_weights(
+        &mut self,
+        op: &Recurrent,
+        at: usize,
+        [rows, n]: [i64; 2],
+    ) -> Lowered<(ValueId, ValueId, KnownWeights)> {
         let hidden = op.hidden as i64;
         let at = at as i64;
         let weights = self.of_direction(1, at, &[rows, n])?;
@@ -268,7 +278,7 @@ impl Job<'_> {
             }
             None => Vec::new(),
         };
-        Ok((weights, both, Known { weights: weights_of_state, bias, peepholes }))
+        Ok((weights, both, KnownWeights { weights: weights_of_state, bias, peepholes }))
     }
 
     /// A direction's part of an input.
@@ -286,7 +296,12 @@ impl Job<'_> {
     }
 
     /// A step of a direction, of the net around sequences.
-    fn advance_at(&mut self, way: &Way, step: i64, before: (Option<ValueId>, Option<ValueId>)) -> Lowered<State> {
+    fn advance_at(
+        &mut self,
+        way: &DirectionWeights,
+        step: i64,
+        before: (Option<ValueId>, Option<ValueId>),
+    ) -> Lowered<StepState> {
         let [batch, _] = way.sizes;
         let mut of_step = |all: ValueId| self.rows(all, step * batch, batch);
         let (gates, inside) = (of_step(way.inputs), way.inside.map(&mut of_step));
@@ -297,11 +312,11 @@ impl Job<'_> {
     /// sequences that continue.
     fn advance(
         &mut self,
-        way: &Way,
+        way: &DirectionWeights,
         gates: ValueId,
         inside: Option<ValueId>,
         (state, cell): (Option<ValueId>, Option<ValueId>),
-    ) -> Lowered<State> {
+    ) -> Lowered<StepState> {
         let (new, new_cell) = match way.op.cell {
             Cell::Rnn => (self.rnn(way, gates, state)?, None),
             Cell::Gru { resets_behind } => (self.gru(way, gates, state, resets_behind)?, None),
@@ -320,7 +335,12 @@ impl Job<'_> {
     }
 
     /// All steps behind the first one by one: all states in the order of the output, and the last ones.
-    fn written_out(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Lowered<(Vec<ValueId>, Vec<State>)> {
+    fn written_out(
+        &mut self,
+        ways: &[DirectionWeights],
+        firsts: Vec<StepState>,
+        steps: i64,
+    ) -> Lowered<(Vec<ValueId>, Vec<StepState>)> {
         let (mut all, mut lasts) = (Vec::new(), Vec::new());
         for (way, first) in ways.iter().zip(firsts) {
             let mut states = vec![first];
@@ -340,7 +360,12 @@ impl Job<'_> {
     }
 
     /// Lowers to the steps of a sequence, each of all directions.
-    fn in_sequence(&mut self, ways: &[Way], firsts: Vec<State>, steps: i64) -> Lowered<(Vec<ValueId>, Vec<State>)> {
+    fn in_sequence(
+        &mut self,
+        ways: &[DirectionWeights],
+        firsts: Vec<StepState>,
+        steps: i64,
+    ) -> Lowered<(Vec<ValueId>, Vec<StepState>)> {
         let [batch, hidden] = ways[0].sizes;
         let (n_ways, n_steps, size) = (ways.len() as i64, steps - 1, batch * hidden);
         let outer = std::mem::take(self.net);
@@ -411,7 +436,7 @@ impl Job<'_> {
 
     /// Makes the net the body of a sequence, a step of all directions; which of its constants are which ones
     /// of the net around it.
-    fn body(&mut self, ways: &[Way], outer: &Net) -> Lowered<Vec<(ValueId, ValueId)>> {
+    fn body(&mut self, ways: &[DirectionWeights], outer: &Net) -> Lowered<Vec<(ValueId, ValueId)>> {
         let mut constants = Vec::new();
         for way in ways {
             let [batch, hidden] = way.sizes;
@@ -424,7 +449,8 @@ impl Job<'_> {
             let inside = way.inside.map(|_| self.value("inside", dtype, &[batch, 1]));
             let (known, pairs) = way.known.within(outer, self.net);
             constants.extend(pairs);
-            let (new, new_cell) = self.advance(&Way { known, ..way.clone() }, gates, inside, (Some(state), cell))?;
+            let (new, new_cell) =
+                self.advance(&DirectionWeights { known, ..way.clone() }, gates, inside, (Some(state), cell))?;
             self.net.inputs.extend([gates, state].into_iter().chain(cell).chain(inside));
             self.net.outputs.extend([new].into_iter().chain(new_cell));
         }
@@ -457,7 +483,7 @@ impl Job<'_> {
     }
 
     /// Columns of a matrix: a gate.
-    fn columns(&mut self, from: ValueId, gate: i64, way: &Way) -> ValueId {
+    fn columns(&mut self, from: ValueId, gate: i64, way: &DirectionWeights) -> ValueId {
         let [batch, hidden] = way.sizes;
         self.step("gate", Kind::Slice(vec![(0, 1), (gate * hidden, 1)]), &[from], &[batch, hidden])
     }
@@ -479,7 +505,7 @@ impl Job<'_> {
     }
 
     /// Adds the state's contribution to the gates.
-    fn with_state(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> Lowered<ValueId> {
+    fn with_state(&mut self, way: &DirectionWeights, gates: ValueId, state: Option<ValueId>) -> Lowered<ValueId> {
         let Some(state) = state else { return Ok(gates) };
         let state = if rounds(way.op) { self.rounded_by_range(state)? } else { state };
         let weights = way.known.weights[0];
@@ -488,7 +514,7 @@ impl Job<'_> {
         Ok(self.step("gates", Kind::Map(add(input(0), input(1))), &[product, gates], &shape))
     }
 
-    fn rnn(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>) -> Lowered<ValueId> {
+    fn rnn(&mut self, way: &DirectionWeights, gates: ValueId, state: Option<ValueId>) -> Lowered<ValueId> {
         let gates = self.with_state(way, gates, state)?;
         Ok(self.step("state", Kind::Map(way.gate(0, input(0))?), &[gates], &way.sizes))
     }
@@ -496,7 +522,7 @@ impl Job<'_> {
     /// A step of a long short-term memory: the new state, and the new cell.
     fn lstm(
         &mut self,
-        way: &Way,
+        way: &DirectionWeights,
         gates: ValueId,
         state: Option<ValueId>,
         cell: Option<ValueId>,
@@ -543,7 +569,13 @@ impl Job<'_> {
     }
 
     /// A step of a gated recurrent unit.
-    fn gru(&mut self, way: &Way, gates: ValueId, state: Option<ValueId>, resets_behind: bool) -> Lowered<ValueId> {
+    fn gru(
+        &mut self,
+        way: &DirectionWeights,
+        gates: ValueId,
+        state: Option<ValueId>,
+        resets_behind: bool,
+    ) -> Lowered<ValueId> {
         let own = way.known.bias.expect("a gated recurrent unit has one");
         let [x_z, x_r, x_h] = [0, 1, 2].map(|gate| self.columns(gates, gate, way));
         let Some(state) = state else {

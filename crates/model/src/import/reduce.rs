@@ -6,7 +6,7 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 use tilewright_runtime::host::{CUMULATIVE, TOP_K};
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId, Windows};
 use crate::scalar::{self, add, choose_if, input, is_extreme, less, mul, not, number, of, part, sub};
@@ -17,7 +17,7 @@ pub(super) const MOST_COUNTED: i64 = 1 << 24;
 /// Numbers that a running sum adds for each of its own by windows, at most.
 const MOST_RUNNING: i64 = 1024;
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Logarithms of sums of powers along dimensions, without overflow.
     fn log_of_sum(&mut self, x: ValueId, axes: Vec<usize>, kept: &[i64], to: ValueId) -> Lowered {
         self.need_real(x)?;

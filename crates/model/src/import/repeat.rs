@@ -3,11 +3,11 @@
 use tilewright_graph::op::Loop;
 
 use super::import;
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::Lowered;
 use crate::net::{Kind, Node, Repeat, ValueId};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Imports a loop, whose graph becomes a net.
     pub(super) fn loop_of(&mut self, op: &Loop) -> Lowered {
         let (mut op, n_carried) = (op.clone(), op.n_carried);

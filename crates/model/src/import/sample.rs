@@ -8,7 +8,7 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
 use tilewright_runtime::host::{CROP, ROI_ALIGN};
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Line, ValueId};
 use crate::scalar::{add, choose, choose_if, input, less, max, min, mul, number, of, sub};
@@ -16,7 +16,7 @@ use crate::scalar::{add, choose, choose_if, input, less, max, min, mul, number, 
 /// Pixels that each pixel of a resized image is made of along a dimension, at most.
 const MOST_TAPS: usize = 32;
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Resizes an image, dimension by dimension: pixels are picked, or a few of them summed.
     pub(super) fn resized(&mut self, op: &Resize) -> Lowered {
         let (from, to) = (self.input(0)?, self.output()?);

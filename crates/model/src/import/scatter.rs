@@ -7,12 +7,12 @@ use tilewright_ir::expr::BinaryOp;
 use tilewright_runtime::host::SCATTER;
 
 use super::gather::from_start;
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
 use crate::scalar::{self, add, choose_if, input, less, mul, number, sub, where_less};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// A tensor with a part of some dimensions replaced, as where a slice is assigned to.
     pub(super) fn box_replaced(&mut self) -> Lowered {
         let (from, index, new, to) = (self.input(0)?, self.input(1)?, self.input(2)?, self.output()?);

@@ -4,13 +4,13 @@ use tilewright_graph::op::{LossReduction, NegativeLogLikelihoodLoss, Softmax, So
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::Lowered;
 use super::reduce::is_number;
 use crate::net::{Kind, ValueId};
 use crate::scalar::{choose_if, div, input, is_extreme, less, mul, not, number, of, sub};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Along a dimension the first of the largest numbers as 1, all others as 0.
     fn hardmax(&mut self, op: &Softmax) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);

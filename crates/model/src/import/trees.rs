@@ -7,12 +7,12 @@
 
 use std::collections::HashMap;
 
-use tilewright_graph::op::{Aggregate, Forest, Test, TreeEnsemble, TreeNode, Unary};
+use tilewright_graph::op::{Aggregate, DecisionTrees, ThresholdTest, TreeEnsemble, TreeNode, Unary};
 use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::ReduceOp;
 
-use super::job::Job;
+use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
 use crate::scalar::{self, add, input, mul, number, where_less};
@@ -26,7 +26,7 @@ const MOST_APART: usize = 32;
 
 /// Forms of the features, side by side: what is not a number is above all, below all, or is all that counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Form {
+enum FeatureForm {
     /// NaN goes right.
     Right,
     /// NaN goes left.
@@ -37,35 +37,35 @@ enum Form {
 
 /// A node as all are after their tests are one.
 #[derive(Debug, Clone, Copy)]
-enum Cell {
+enum MergedNode {
     /// Goes right, to the second of the children, where the feature's form is above the threshold.
-    Branch { form: Form, feature: usize, threshold: f64, children: [usize; 2] },
+    Branch { form: FeatureForm, feature: usize, threshold: f64, children: [usize; 2] },
     /// Adds weights.
     Leaf(usize, usize),
 }
 
 /// Nodes whose tests are all `x > threshold`, as those of a forest are, from as many roots.
 struct Cells {
-    all: Vec<Cell>,
+    all: Vec<MergedNode>,
     roots: Vec<usize>,
     /// Branches on the longest way.
     depth: usize,
 }
 
 impl Cells {
-    fn new(forest: &Forest, dtype: DType) -> Cells {
+    fn new(forest: &DecisionTrees, dtype: DType) -> Cells {
         let below = |x: f64| match dtype {
             DType::F64 => x.next_down(),
             _ => f64::from((x as f32).next_down()),
         };
         // Those that are more than one come behind the others.
-        let mut all: Vec<Cell> = Vec::with_capacity(forest.nodes().len());
+        let mut all: Vec<MergedNode> = Vec::with_capacity(forest.nodes().len());
         let mut more = Vec::new();
         for node in forest.nodes() {
             let cell = match *node {
-                TreeNode::Leaf(first, end) => Cell::Leaf(first, end),
+                TreeNode::Leaf(first, end) => MergedNode::Leaf(first, end),
                 TreeNode::Branch { feature, test, threshold, missing_holds, children: [holds, fails] } => {
-                    let missing = if missing_holds || test == Test::NotEqual { holds } else { fails };
+                    let missing = if missing_holds || test == ThresholdTest::NotEqual { holds } else { fails };
                     let lower = below(threshold);
                     let never = threshold == f64::NEG_INFINITY;
                     let of = |threshold: f64, left: usize, right: usize| {
@@ -73,17 +73,18 @@ impl Cells {
                     };
                     match test {
                         _ if threshold.is_nan() => {
-                            let other = if test == Test::NotEqual { holds } else { fails };
+                            let other = if test == ThresholdTest::NotEqual { holds } else { fails };
                             Cells::of_missing(feature, other, missing)
                         }
-                        Test::AtMost => of(threshold, holds, fails),
-                        Test::Greater => of(threshold, fails, holds),
-                        Test::Less if never => Cells::of_missing(feature, fails, missing),
-                        Test::AtLeast if never => Cells::of_missing(feature, holds, missing),
-                        Test::Less => of(lower, holds, fails),
-                        Test::AtLeast => of(lower, fails, holds),
-                        Test::Equal | Test::NotEqual => {
-                            let (same, other) = if test == Test::Equal { (holds, fails) } else { (fails, holds) };
+                        ThresholdTest::AtMost => of(threshold, holds, fails),
+                        ThresholdTest::Greater => of(threshold, fails, holds),
+                        ThresholdTest::Less if never => Cells::of_missing(feature, fails, missing),
+                        ThresholdTest::AtLeast if never => Cells::of_missing(feature, holds, missing),
+                        ThresholdTest::Less => of(lower, holds, fails),
+                        ThresholdTest::AtLeast => of(lower, fails, holds),
+                        ThresholdTest::Equal | ThresholdTest::NotEqual => {
+                            let (same, other) =
+                                if test == ThresholdTest::Equal { (holds, fails) } else { (fails, holds) };
                             // Nothing is below, so that what is not above is it.
                             let inner = match never {
                                 true => Cells::of_missing(feature, same, missing),
@@ -107,19 +108,19 @@ impl Cells {
     }
 
     /// A branch, of which one child is that of what is not a number.
-    fn branch(feature: usize, threshold: f64, children: [usize; 2], missing: usize) -> Cell {
+    fn branch(feature: usize, threshold: f64, children: [usize; 2], missing: usize) -> MergedNode {
         let [left, right] = children;
         match (missing == right && left != right, threshold == f64::INFINITY) {
             // Nothing is above.
             (true, true) => Cells::of_missing(feature, left, right),
-            (true, false) => Cell::Branch { form: Form::Right, feature, threshold, children },
-            (false, _) => Cell::Branch { form: Form::Left, feature, threshold, children },
+            (true, false) => MergedNode::Branch { form: FeatureForm::Right, feature, threshold, children },
+            (false, _) => MergedNode::Branch { form: FeatureForm::Left, feature, threshold, children },
         }
     }
 
     /// A branch for what is not a number alone.
-    fn of_missing(feature: usize, other: usize, missing: usize) -> Cell {
-        Cell::Branch { form: Form::Missing, feature, threshold: 0.0, children: [other, missing] }
+    fn of_missing(feature: usize, other: usize, missing: usize) -> MergedNode {
+        MergedNode::Branch { form: FeatureForm::Missing, feature, threshold: 0.0, children: [other, missing] }
     }
 
     fn measured(&self) -> usize {
@@ -127,8 +128,8 @@ impl Cells {
         let mut stack = self.roots.clone();
         while let Some(&at) = stack.last() {
             let height = match self.all[at] {
-                Cell::Leaf(..) => Some(0),
-                Cell::Branch { children, .. } => match children.map(|child| heights[child]) {
+                MergedNode::Leaf(..) => Some(0),
+                MergedNode::Branch { children, .. } => match children.map(|child| heights[child]) {
                     [Some(a), Some(b)] => Some(a.max(b) + 1),
                     below => {
                         stack.extend(children.iter().zip(below).filter(|(_, known)| known.is_none()).map(|(c, _)| c));
@@ -145,12 +146,12 @@ impl Cells {
     }
 
     /// The forms of features that are read.
-    fn forms(&self) -> Vec<Form> {
+    fn forms(&self) -> Vec<FeatureForm> {
         let forms = self.all.iter().filter_map(|cell| match cell {
-            Cell::Branch { form, .. } => Some(*form),
-            Cell::Leaf(..) => None,
+            MergedNode::Branch { form, .. } => Some(*form),
+            MergedNode::Leaf(..) => None,
         });
-        let mut forms: Vec<Form> = forms.collect();
+        let mut forms: Vec<FeatureForm> = forms.collect();
         forms.sort_unstable();
         forms.dedup();
         forms
@@ -159,7 +160,7 @@ impl Cells {
 
 /// Tables of the branches of a level.
 #[derive(Default)]
-struct Table {
+struct BranchTable {
     features: Vec<i64>,
     thresholds: Vec<f64>,
     /// Index of the left child; `None` where that is twice the index.
@@ -167,37 +168,37 @@ struct Table {
 }
 
 /// Tables of trees, and the leaves that they lead to.
-struct Tables {
+struct TreeTables {
     /// Tables of the levels, one for each or one for all.
-    levels: Vec<Table>,
+    levels: Vec<BranchTable>,
     /// The root of each tree in the first one.
     roots: Vec<i64>,
     /// The weights of each place behind the last level.
     leaves: Vec<(usize, usize)>,
 }
 
-impl Tables {
-    fn new(cells: &Cells, roots: &[usize], place_of: &dyn Fn(Form, usize) -> i64) -> Tables {
+impl TreeTables {
+    fn new(cells: &Cells, roots: &[usize], place_of: &dyn Fn(FeatureForm, usize) -> i64) -> TreeTables {
         let padded = roots.len() << cells.depth.min(24);
         if cells.depth <= 16 && padded <= MOST_PADDED * cells.all.len() {
-            Tables::by_level(cells, roots, place_of)
+            TreeTables::by_level(cells, roots, place_of)
         } else {
-            Tables::linked(cells, roots, place_of)
+            TreeTables::linked(cells, roots, place_of)
         }
     }
 
-    fn by_level(cells: &Cells, roots: &[usize], place_of: &dyn Fn(Form, usize) -> i64) -> Tables {
+    fn by_level(cells: &Cells, roots: &[usize], place_of: &dyn Fn(FeatureForm, usize) -> i64) -> TreeTables {
         let mut nodes = roots.to_vec();
         let mut levels = Vec::new();
         for _ in 0..cells.depth {
-            let mut table = Table::default();
+            let mut table = BranchTable::default();
             let mut below = Vec::with_capacity(2 * nodes.len());
             for &at in &nodes {
                 let (feature, threshold, children) = match cells.all[at] {
-                    Cell::Branch { form, feature, threshold, children } => {
+                    MergedNode::Branch { form, feature, threshold, children } => {
                         (place_of(form, feature), threshold, children)
                     }
-                    Cell::Leaf(..) => (0, f64::INFINITY, [at; 2]),
+                    MergedNode::Leaf(..) => (0, f64::INFINITY, [at; 2]),
                 };
                 table.features.push(feature);
                 table.thresholds.push(threshold);
@@ -207,22 +208,22 @@ impl Tables {
             nodes = below;
         }
         let leaves = nodes.iter().map(|&at| match cells.all[at] {
-            Cell::Leaf(first, end) => (first, end),
-            Cell::Branch { .. } => unreachable!("no way is longer than the longest"),
+            MergedNode::Leaf(first, end) => (first, end),
+            MergedNode::Branch { .. } => unreachable!("no way is longer than the longest"),
         });
-        Tables { levels, roots: (0..roots.len() as i64).collect(), leaves: leaves.collect() }
+        TreeTables { levels, roots: (0..roots.len() as i64).collect(), leaves: leaves.collect() }
     }
 
-    fn linked(cells: &Cells, roots: &[usize], place_of: &dyn Fn(Form, usize) -> i64) -> Tables {
+    fn linked(cells: &Cells, roots: &[usize], place_of: &dyn Fn(FeatureForm, usize) -> i64) -> TreeTables {
         // The nodes at each place; both children of a branch stand next to each other, once for it.
         let mut nodes = roots.to_vec();
         let mut pairs: HashMap<usize, i64> = HashMap::new();
-        let (mut table, mut lefts) = (Table::default(), Vec::new());
+        let (mut table, mut lefts) = (BranchTable::default(), Vec::new());
         let mut leaves = Vec::new();
         let mut at = 0;
         while at < nodes.len() {
             match cells.all[nodes[at]] {
-                Cell::Branch { form, feature, threshold, children } => {
+                MergedNode::Branch { form, feature, threshold, children } => {
                     table.features.push(place_of(form, feature));
                     table.thresholds.push(threshold);
                     lefts.push(*pairs.entry(nodes[at]).or_insert_with(|| {
@@ -231,7 +232,7 @@ impl Tables {
                     }));
                     leaves.push((0, 0));
                 }
-                Cell::Leaf(first, end) => {
+                MergedNode::Leaf(first, end) => {
                     table.features.push(0);
                     table.thresholds.push(f64::INFINITY);
                     lefts.push(at as i64);
@@ -241,11 +242,11 @@ impl Tables {
             at += 1;
         }
         table.lefts = Some(lefts);
-        Tables { levels: vec![table], roots: (0..roots.len() as i64).collect(), leaves }
+        TreeTables { levels: vec![table], roots: (0..roots.len() as i64).collect(), leaves }
     }
 }
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// Trees as look-ups: a nest for all targets, or one for each where each tree has a single one.
     pub(crate) fn trees(&mut self, op: &TreeEnsemble) -> Lowered {
         let (mut x, to) = (self.input(0)?, self.output()?);
@@ -275,7 +276,7 @@ impl Job<'_> {
         need(cells.depth > 0 && n_features > 0, || NoCode::Form("trees without a branch"))?;
         let forms = cells.forms();
         let x = self.forms(x, &forms, [n, n_features]);
-        let place_of = |form: Form, feature: usize| {
+        let place_of = |form: FeatureForm, feature: usize| {
             let at = forms.iter().position(|own| *own == form).expect("each form that is read is there");
             at as i64 * n_features + feature as i64
         };
@@ -292,7 +293,7 @@ impl Job<'_> {
         };
         let mut columns = Vec::new();
         for (roots, target) in parts {
-            let tables = Tables::new(&cells, &roots, &place_of);
+            let tables = TreeTables::new(&cells, &roots, &place_of);
             columns.push(self.walked(&op.forest, &tables, cells.depth, x, n, target));
         }
         let [column] = columns[..] else {
@@ -304,9 +305,9 @@ impl Job<'_> {
     }
 
     /// The forms of features next to each other.
-    fn forms(&mut self, x: ValueId, forms: &[Form], [n, n_features]: [i64; 2]) -> ValueId {
+    fn forms(&mut self, x: ValueId, forms: &[FeatureForm], [n, n_features]: [i64; 2]) -> ValueId {
         // As it is, what is not a number is above nothing.
-        if let [Form::Left] = forms {
+        if let [FeatureForm::Left] = forms {
             return x;
         }
         let is_missing = scalar::unary(Unary::IsNan, input(0)).expect("there is code for it");
@@ -314,9 +315,9 @@ impl Job<'_> {
         let mut all = Vec::new();
         for form in forms {
             let value = match form {
-                Form::Right => either(number(f64::INFINITY), input(0)),
-                Form::Left => either(number(f64::NEG_INFINITY), input(0)),
-                Form::Missing => either(number(1.0), number(0.0)),
+                FeatureForm::Right => either(number(f64::INFINITY), input(0)),
+                FeatureForm::Left => either(number(f64::NEG_INFINITY), input(0)),
+                FeatureForm::Missing => either(number(1.0), number(0.0)),
             };
             all.push(self.step("form", Kind::Map(value), &[x], &[n, n_features]));
         }
@@ -329,8 +330,8 @@ impl Job<'_> {
     /// Scores that trees give to a target, `[n, 1]`, or to all, `[n, targets]`.
     fn walked(
         &mut self,
-        forest: &Forest,
-        tables: &Tables,
+        forest: &DecisionTrees,
+        tables: &TreeTables,
         depth: usize,
         x: ValueId,
         n: i64,
@@ -377,7 +378,7 @@ impl Job<'_> {
     }
 
     /// The tables of a level as constants.
-    fn tables(&mut self, table: &Table, of: DType) -> [ValueId; 3] {
+    fn tables(&mut self, table: &BranchTable, of: DType) -> [ValueId; 3] {
         let n = table.features.len() as i64;
         let features = self.whole_constant("features", DType::I32, &[n], &table.features);
         let thresholds = self.numbers("thresholds", of, &[n], &table.thresholds);
@@ -388,8 +389,8 @@ impl Job<'_> {
     /// The weights of leaves at places, made one number of each target.
     fn weighed(
         &mut self,
-        forest: &Forest,
-        tables: &Tables,
+        forest: &DecisionTrees,
+        tables: &TreeTables,
         at: ValueId,
         [n, n_trees]: [i64; 2],
         target: Option<usize>,
@@ -453,7 +454,7 @@ enum Targets {
 
 impl Targets {
     /// The targets of a forest; none where an extreme may be one of no weights.
-    fn of(forest: &Forest) -> Option<Targets> {
+    fn of(forest: &DecisionTrees) -> Option<Targets> {
         let n = forest.n_targets();
         let mut of_trees: Vec<Option<usize>> = Vec::new();
         // Targets for which some tree has a weight at each of its leaves.

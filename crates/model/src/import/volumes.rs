@@ -3,12 +3,12 @@
 use tilewright_graph::op::{ConvShape, Geometry};
 
 use super::conv::window_of;
-use super::job::{Job, ints};
+use super::job::{NodeImport, ints};
 use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Convolution, Kind, ValueId};
 use crate::scalar::{add, input};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// A convolution of volumes: of columns that stand side by side, where windows are one element wide and
     /// high, or of planes, each with the channels of all planes that its windows see.
     pub(super) fn convolution_of_volumes(&mut self, found: &ConvShape) -> Lowered {

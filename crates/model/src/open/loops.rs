@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 
 use tilewright_ir::expr::Cond;
-use tilewright_ir::op::Range;
+use tilewright_ir::op::SizeRange;
 use tilewright_ir::{Expr, Index, LoopId, OpenSize, Program, Stmt};
-use tilewright_runtime::Size;
+use tilewright_runtime::RunSize;
 
 /// A loop that runs as far as a run says.
 pub(crate) struct OpenLoop {
     pub(crate) name: String,
-    pub(crate) size: Size,
-    pub(crate) range: Range,
+    pub(crate) size: RunSize,
+    pub(crate) range: SizeRange,
     /// Multiple of iterations that run: those beyond the size leave what they combine as it is.
     pub(crate) multiple: i64,
 }
@@ -23,13 +23,13 @@ const MOST_AT_ONCE: i64 = 64;
 const LEAST_AT_ONCE: i64 = 16;
 
 /// The multiple of iterations that an open reduction runs, where the largest size is such a multiple.
-pub(crate) fn at_once(range: Range) -> i64 {
+pub(crate) fn at_once(range: SizeRange) -> i64 {
     let halved = std::iter::successors(Some(MOST_AT_ONCE), |n| (*n > LEAST_AT_ONCE).then_some(n / 2));
     halved.into_iter().find(|n| range.most % n == 0).unwrap_or(1)
 }
 
 /// Has loops of a program run as far as runs say; the sizes, in the program's order.
-pub(crate) fn with_open_loops(mut program: Program, ends: Vec<OpenLoop>) -> (Program, Vec<Size>) {
+pub(crate) fn with_open_loops(mut program: Program, ends: Vec<OpenLoop>) -> (Program, Vec<RunSize>) {
     /// Extents of loops, and where what they combine ends.
     type Ends = HashMap<LoopId, (Index, Option<Index>)>;
     fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond) {
@@ -48,8 +48,8 @@ pub(crate) fn with_open_loops(mut program: Program, ends: Vec<OpenLoop>) -> (Pro
             stmt.blocks_mut().for_each(|inner| run_to(inner, ends, &inside));
         }
     }
-    let mut sizes: Vec<Size> = Vec::new();
-    let mut extent = |program: &mut Program, size: Size, Range { least, most, step }: Range| {
+    let mut sizes: Vec<RunSize> = Vec::new();
+    let mut extent = |program: &mut Program, size: RunSize, SizeRange { least, most, step }: SizeRange| {
         let at = sizes.iter().position(|known| *known == size).unwrap_or_else(|| {
             let name = format!("s{}", sizes.len());
             let var = program.add_loop(format!("{name}.steps"));
@@ -68,7 +68,7 @@ pub(crate) fn with_open_loops(mut program: Program, ends: Vec<OpenLoop>) -> (Pro
             continue;
         }
         let least = (range.least + multiple - 1) / multiple * multiple;
-        let whole = extent(&mut program, Size { multiple, ..size }, Range { least, step: multiple, ..range });
+        let whole = extent(&mut program, RunSize { multiple, ..size }, SizeRange { least, step: multiple, ..range });
         found.insert(var, (whole, Some(end)));
     }
     run_to(&mut program.body, &found, &Cond::True);

@@ -11,8 +11,8 @@ mod pieces;
 use std::collections::{HashMap, HashSet};
 
 use tilewright_graph::Tensor;
-use tilewright_ir::op::{Contraction, Range, Structure, WorkloadError};
-use tilewright_runtime::{Dim, Size};
+use tilewright_ir::op::{Contraction, SizeRange, Structure, WorkloadError};
+use tilewright_runtime::{OpenDimension, RunSize};
 
 use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
@@ -25,7 +25,7 @@ pub use self::pieces::open_pieces;
 const WHOLE_VECTORS: i64 = 16;
 
 /// Open sizes of products and convolutions by their results, each with its name in the workload.
-type SizesOf = HashMap<ValueId, Vec<(&'static str, Size)>>;
+type SizesOf = HashMap<ValueId, Vec<(&'static str, RunSize)>>;
 
 /// Reason why a dimension of a model cannot be open.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -76,26 +76,26 @@ pub enum OpenError {
 #[derive(Debug, Clone)]
 pub struct OpenNet {
     /// The dimension.
-    pub dim: Dim,
+    pub dim: OpenDimension,
     /// Dimensions of each value that depend on it.
-    pub(crate) axes: Vec<Vec<Option<Size>>>,
+    pub(crate) axes: Vec<Vec<Option<RunSize>>>,
     /// Open sizes of products and convolutions, by their results.
     sizes: SizesOf,
     /// Values whose elements are numbers that depend on the size.
-    numbers: Vec<(ValueId, Vec<Size>)>,
+    numbers: Vec<(ValueId, Vec<RunSize>)>,
 }
 
 /// Most elements that depend on the size by a number each, where they do not count on from the first one.
 const MOST_NUMBERS: usize = 64;
 
 /// Whether numbers count on from a first one, which is as much larger as the size is.
-pub(crate) fn are_counted(sizes: &[Size]) -> bool {
+pub(crate) fn are_counted(sizes: &[RunSize]) -> bool {
     sizes.iter().all(|size| size.factor == 1) && sizes.windows(2).all(|pair| pair[1].term == pair[0].term + 1)
 }
 
 /// Values of a dimension's size at which a model is lowered besides the largest: odd ones in its upper half,
 /// where nothing of the model is likely to have the same size by chance.
-fn probes(dim: &Dim) -> Option<[i64; 2]> {
+fn probes(dim: &OpenDimension) -> Option<[i64; 2]> {
     let is_prime = |n: i64| n > 2 && (2..n).take_while(|d| d * d <= n).all(|d| n % d != 0);
     let inside = || (dim.least..dim.most).filter(|&size| dim.has(size) && size > 1);
     let pick = |wanted: f64, other: Option<i64>| {
@@ -108,9 +108,9 @@ fn probes(dim: &Dim) -> Option<[i64; 2]> {
 }
 
 /// Number through two points, where it has a whole factor.
-fn through([x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<Size> {
+fn through([x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<RunSize> {
     let factor = (y1 - y0) / (x1 - x0);
-    let size = Size { factor, term: y0 - factor * x0, multiple: 1 };
+    let size = RunSize { factor, term: y0 - factor * x0, multiple: 1 };
     (size.at(x1) == y1).then_some(size)
 }
 
@@ -118,7 +118,10 @@ fn through([x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<Size> {
 ///
 /// # Errors
 /// As `lower`, and where the dimension cannot be open.
-pub fn open<E: From<OpenError>>(dim: &Dim, mut lower: impl FnMut(i64) -> Result<Fused, E>) -> Result<Fused, E> {
+pub fn open<E: From<OpenError>>(
+    dim: &OpenDimension,
+    mut lower: impl FnMut(i64) -> Result<Fused, E>,
+) -> Result<Fused, E> {
     let few = || OpenError::Few { name: dim.name.clone(), least: dim.least, most: dim.most };
     let at = probes(dim).ok_or_else(few)?;
     let probes = [lower(at[0])?, lower(at[1])?];
@@ -128,7 +131,7 @@ pub fn open<E: From<OpenError>>(dim: &Dim, mut lower: impl FnMut(i64) -> Result<
     if dim.least < 1 && whole.net.states.is_empty() {
         return Err(OpenError::Empty { name: dim.name.clone() }.into());
     }
-    let job = Job { dim, at, probes: [&probes[0], &probes[1]], whole: &whole };
+    let job = SizeComparison { dim, at, probes: [&probes[0], &probes[1]], whole: &whole };
     job.nodes()?;
     let axes = job.axes()?;
     let sizes = job.sizes()?;
@@ -143,15 +146,15 @@ pub fn open<E: From<OpenError>>(dim: &Dim, mut lower: impl FnMut(i64) -> Result<
 }
 
 /// Comparison of a model at several sizes.
-struct Job<'a> {
-    dim: &'a Dim,
+struct SizeComparison<'a> {
+    dim: &'a OpenDimension,
     at: [i64; 2],
     probes: [&'a Fused; 2],
     /// The largest size's.
     whole: &'a Fused,
 }
 
-impl Job<'_> {
+impl SizeComparison<'_> {
     fn differs(&self, node: &str, what: &str, first: i64, second: i64) -> OpenError {
         OpenError::Differs { node: node.to_owned(), what: what.to_owned(), name: self.dim.name.clone(), first, second }
     }
@@ -202,7 +205,7 @@ impl Job<'_> {
     }
 
     /// Finds which dimensions of values depend on the size.
-    fn axes(&self) -> Result<Vec<Vec<Option<Size>>>, OpenError> {
+    fn axes(&self) -> Result<Vec<Vec<Option<RunSize>>>, OpenError> {
         let used = self.used();
         let mut all = Vec::with_capacity(self.whole.net.values.len());
         for (at, whole) in self.whole.net.values.iter().enumerate() {
@@ -240,7 +243,7 @@ impl Job<'_> {
 
     /// Finds the elements that depend on the size, and those of other values that could have.
     #[allow(clippy::type_complexity)]
-    fn numbers(&self) -> Result<(Vec<(ValueId, Vec<Size>)>, Vec<(ValueId, Tensor)>), OpenError> {
+    fn numbers(&self) -> Result<(Vec<(ValueId, Vec<RunSize>)>, Vec<(ValueId, Tensor)>), OpenError> {
         let (mut numbers, mut same) = (Vec::new(), Vec::new());
         let used = self.used();
         for (at, (id, whole)) in self.whole.net.varying.iter().enumerate() {
@@ -340,7 +343,7 @@ fn is_corner(part: &Tensor, whole: &Tensor) -> bool {
 
 /// Whether what is open of a tensor is its first dimension longer than 1, or nothing, so that a shorter
 /// tensor is the beginning of a longer one.
-fn is_in_rows(shape: &[i64], axes: &[Option<Size>]) -> bool {
+fn is_in_rows(shape: &[i64], axes: &[Option<RunSize>]) -> bool {
     let mut open = (0..axes.len()).filter(|axis| axes[*axis].is_some());
     match (open.next(), open.next()) {
         (None, _) => true,
@@ -368,7 +371,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
         // Of what lies behind an open dimension, at the most.
         let in_memory = |id: ValueId| {
             let shape = net.shape(id);
-            let of = |(axis, size): (usize, &Option<Size>)| {
+            let of = |(axis, size): (usize, &Option<RunSize>)| {
                 let size = (*size)?;
                 let [outer, inner] = [&shape[..axis], &shape[axis + 1..]].map(|part| part.iter().product::<i64>());
                 Some((outer, size.factor * inner, size.term * inner))
@@ -420,14 +423,14 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
 }
 
 /// Range of a number.
-fn range_of(dim: &Dim, size: Size) -> Range {
+fn range_of(dim: &OpenDimension, size: RunSize) -> SizeRange {
     let step = if size.multiple == 1 { size.factor * dim.step } else { size.multiple };
-    Range { least: size.at(dim.least), most: size.at(dim.most), step }
+    SizeRange { least: size.at(dim.least), most: size.at(dim.most), step }
 }
 
 impl Fused {
     /// Values whose elements are numbers that depend on the size of the open dimension.
-    pub(crate) fn numbers(&self) -> impl Iterator<Item = (ValueId, &[Size])> {
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (ValueId, &[RunSize])> {
         let numbers = self.open.as_ref().map_or(&[][..], |open| &open.numbers);
         // What kernels do not read has no memory.
         let is_read = |id: ValueId| {
@@ -494,13 +497,13 @@ impl Fused {
         net
     }
 
-    fn open_kernel(&self, kernel: &Kernel, open: &OpenNet, rows: &Net) -> Result<Kernel, Refused> {
+    fn open_kernel(&self, kernel: &Kernel, open: &OpenNet, rows: &Net) -> Result<Kernel, NoOpenForm> {
         let is_open = |id: &ValueId| open.axes[id.0].iter().any(Option::is_some);
         if !kernel.inputs.iter().chain([&kernel.output]).any(is_open) {
             return Ok(kernel.clone());
         }
         let refuse = |why: String| {
-            Refused::Why(OpenError::Node { node: kernel.origin.clone(), why, name: open.dim.name.clone() })
+            NoOpenForm::Why(OpenError::Node { node: kernel.origin.clone(), why, name: open.dim.name.clone() })
         };
         match kernel.workload.structure() {
             Structure::Contraction(_) => {
@@ -513,19 +516,19 @@ impl Fused {
                 if let Some((name, _)) = sizes.iter().find(|(name, _)| !Contraction::OPEN.contains(name)) {
                     return Err(refuse(format!("is a product whose size {name} would be open")));
                 }
-                let rounded = |(name, size): &(&'static str, Size)| {
+                let rounded = |(name, size): &(&'static str, RunSize)| {
                     let is_whole = *name == "n"
                         && size.at(open.dim.most) % WHOLE_VECTORS == 0
                         && self.has_own_memory(kernel.inputs[1])
                         && self.has_own_memory(kernel.output);
-                    (*name, Size { multiple: if is_whole { WHOLE_VECTORS } else { 1 }, ..*size })
+                    (*name, RunSize { multiple: if is_whole { WHOLE_VECTORS } else { 1 }, ..*size })
                 };
                 // What is the same number in every run, once rounded, is open no more.
                 let open_sizes = sizes.iter().map(rounded).filter_map(|(name, size)| {
                     let range = range_of(&open.dim, size);
                     (range.least < range.most).then_some(((name, range), size))
                 });
-                let (ranges, sizes): (Vec<(&str, Range)>, Vec<Size>) = open_sizes.unzip();
+                let (ranges, sizes): (Vec<(&str, SizeRange)>, Vec<RunSize>) = open_sizes.unzip();
                 let workload = kernel.workload.with_ranges(&ranges)?;
                 Ok(Kernel { workload, open: Some(Box::new(Open { sizes, each: None, room: 1 })), ..kernel.clone() })
             }
@@ -551,8 +554,8 @@ impl Fused {
 
     /// A product of an open batch as the product of one item, so many times, where all operands are items one
     /// behind the other.
-    fn open_batch(&self, kernel: &Kernel, size: Size, open: &OpenNet) -> Option<Kernel> {
-        let items = Size { factor: 1, term: 0, multiple: 1 };
+    fn open_batch(&self, kernel: &Kernel, size: RunSize, open: &OpenNet) -> Option<Kernel> {
+        let items = RunSize { factor: 1, term: 0, multiple: 1 };
         let is_by_items = |id: &ValueId| is_in_rows(self.net.shape(*id), &open.axes[id.0]);
         let fits = size.term == 0 && kernel.inputs.iter().chain([&kernel.output]).all(is_by_items);
         let workload = fits.then(|| kernel.workload.with_size("b", size.factor))??;
@@ -560,7 +563,7 @@ impl Fused {
     }
 
     /// A nest over rows of its own kernel, else with open loops.
-    fn open_nest(&self, kernel: &Kernel, open: &OpenNet, rows: &Net) -> Result<Kernel, Refused> {
+    fn open_nest(&self, kernel: &Kernel, open: &OpenNet, rows: &Net) -> Result<Kernel, NoOpenForm> {
         let of = |net: &Net, id: ValueId| if kernel.in_blocks > 1 { block_of(net, id, kernel.in_blocks) } else { 1 };
         // Images that are read in another layout than they are computed in are values of their own.
         let same = |made: Kernel| {
@@ -582,7 +585,7 @@ impl Fused {
     }
 
     /// The number of rows that a nest computes one by one, where it does so.
-    fn row_size(&self, kernel: &Kernel, open: &OpenNet) -> Option<Size> {
+    fn row_size(&self, kernel: &Kernel, open: &OpenNet) -> Option<RunSize> {
         let net = &self.net;
         let axis_of = |id: ValueId| open.axes[id.0].iter().position(Option::is_some);
         // Counted from the last dimension, as values broadcast.
@@ -637,29 +640,29 @@ impl Fused {
 }
 
 /// A kernel of one row, so many times.
-fn each(kernel: Kernel, size: Size, open: &OpenNet) -> Kernel {
+fn each(kernel: Kernel, size: RunSize, open: &OpenNet) -> Kernel {
     let along = kernel.inputs.iter().chain([&kernel.output]).map(|id| open.axes[id.0].iter().any(Option::is_some));
     let each = Some((size, range_of(&open.dim, size), along.collect()));
     Kernel { open: Some(Box::new(Open { sizes: Vec::new(), each, room: 1 })), ..kernel }
 }
 
 /// Reason why a kernel has no form for any size.
-enum Refused {
+enum NoOpenForm {
     Why(OpenError),
     Workload(Box<WorkloadError>),
 }
 
-impl From<WorkloadError> for Refused {
-    fn from(error: WorkloadError) -> Refused {
-        Refused::Workload(Box::new(error))
+impl From<WorkloadError> for NoOpenForm {
+    fn from(error: WorkloadError) -> NoOpenForm {
+        NoOpenForm::Workload(Box::new(error))
     }
 }
 
-impl Refused {
+impl NoOpenForm {
     fn unwrap_or_else(self, of_workload: impl Fn(WorkloadError) -> OpenError) -> OpenError {
         match self {
-            Refused::Why(error) => error,
-            Refused::Workload(error) => of_workload(*error),
+            NoOpenForm::Why(error) => error,
+            NoOpenForm::Workload(error) => of_workload(*error),
         }
     }
 }
@@ -668,8 +671,8 @@ impl Refused {
 mod tests {
     use super::*;
 
-    fn dim(least: i64, most: i64, step: i64) -> Dim {
-        Dim { name: "n".to_owned(), least, most, step }
+    fn dim(least: i64, most: i64, step: i64) -> OpenDimension {
+        OpenDimension { name: "n".to_owned(), least, most, step }
     }
 
     #[test]
@@ -686,11 +689,11 @@ mod tests {
 
     #[test]
     fn numbers_are_a_factor_and_a_term() {
-        assert_eq!(through([7, 13], [21, 39]), Some(Size { factor: 3, term: 0, multiple: 1 }));
-        assert_eq!(through([7, 13], [6, 12]), Some(Size { factor: 1, term: -1, multiple: 1 }));
-        assert_eq!(through([7, 13], [49, 169]), Some(Size { factor: 20, term: -91, multiple: 1 }));
+        assert_eq!(through([7, 13], [21, 39]), Some(RunSize { factor: 3, term: 0, multiple: 1 }));
+        assert_eq!(through([7, 13], [6, 12]), Some(RunSize { factor: 1, term: -1, multiple: 1 }));
+        assert_eq!(through([7, 13], [49, 169]), Some(RunSize { factor: 20, term: -91, multiple: 1 }));
         assert_eq!(through([7, 13], [4, 7]), None);
-        let rounded = Size { factor: 1, term: 0, multiple: 16 };
+        let rounded = RunSize { factor: 1, term: 0, multiple: 16 };
         assert_eq!([1, 16, 17].map(|n| rounded.at(n)), [16, 16, 32]);
     }
 }

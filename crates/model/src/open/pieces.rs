@@ -7,21 +7,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 
-use tilewright_ir::op::{Contraction, Epilogue, Function, Range, Structure, Workload};
-use tilewright_runtime::{Dim, Size};
+use tilewright_ir::op::{Contraction, Epilogue, EpilogueFunction, SizeRange, Structure, Workload};
+use tilewright_runtime::{OpenDimension, RunSize};
 
 use crate::fuse::{Fused, Kernel, Open, Step};
 use crate::net::ValueId;
 use crate::open::OpenError;
 
 /// Makes one net of those of several numbers of rows, each behind the past: `dim` is that for the fewest
-/// rows, `numbers` are in rising order, and `lower` makes the net of a number behind a past.
+/// rows, `name` that of the rows, `numbers` are in rising order, and `lower` makes the net of a number behind
+/// a past.
 ///
 /// # Errors
 /// As [`open`](crate::open()), and where numbers of rows do not go together.
 pub fn open_pieces<E: From<OpenError>>(
-    dim: &Dim,
-    (name, numbers): (&str, &[i64]),
+    dim: &OpenDimension,
+    name: &str,
+    numbers: &[i64],
     mut lower: impl FnMut(i64, i64) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
     let refuse =
@@ -37,7 +39,7 @@ pub fn open_pieces<E: From<OpenError>>(
     };
     let mut pieces = Vec::with_capacity(numbers.len());
     for &n in numbers.iter().rev() {
-        let own = Dim { most: dim.most + least - n, ..dim.clone() };
+        let own = OpenDimension { most: dim.most + least - n, ..dim.clone() };
         let made = super::open(&own, |size| lower(n, size))?;
         if made.net.states.is_empty() {
             return Err(refuse(&dim.name, "is no past to which runs add".to_owned()));
@@ -46,7 +48,7 @@ pub fn open_pieces<E: From<OpenError>>(
     }
     let mut whole = pieces.remove(0);
     whole.pieces = pieces;
-    whole.rows = Some(Dim { name: name.to_owned(), least, most, step: least });
+    whole.rows = Some(OpenDimension { name: name.to_owned(), least, most, step: least });
     let ports = whole.ports();
     let mut axes = Vec::with_capacity(ports.len());
     for (at, id) in ports.into_iter().enumerate() {
@@ -127,9 +129,9 @@ impl Fused {
                 return;
             }
             let step = rows[&text].iter().fold(0, |step, m| gcd(step, m - least));
-            if let Ok(family) = workload.with_ranges(&[("m", Range { least, most, step })]) {
+            if let Ok(family) = workload.with_ranges(&[("m", SizeRange { least, most, step })]) {
                 kernel.workload = family;
-                let sizes = vec![Size { factor: 0, term: m, multiple: 1 }];
+                let sizes = vec![RunSize { factor: 0, term: m, multiple: 1 }];
                 kernel.open = Some(Box::new(Open { sizes, each: None, room: most / m }));
             }
         };
@@ -185,8 +187,8 @@ fn by_elements(workload: &Workload) -> Option<Workload> {
         return None;
     }
     let of_elements = |operation: &Epilogue| match operation.function() {
-        Function::Bias => Epilogue::new(Function::Add, operation.numbers()),
-        Function::Scale => Epilogue::new(Function::Mul, operation.numbers()),
+        EpilogueFunction::Bias => Epilogue::new(EpilogueFunction::Add, operation.numbers()),
+        EpilogueFunction::Scale => Epilogue::new(EpilogueFunction::Mul, operation.numbers()),
         _ => Some(*operation),
     };
     let epilogue = workload.epilogue().iter().map(of_elements).collect::<Option<Vec<_>>>()?;

@@ -2,11 +2,11 @@
 //! again, before they are stored.
 
 use tilewright_graph::DType;
-use tilewright_ir::op::{Epilogue, Function, MATMUL, Operand, Workload};
+use tilewright_ir::op::{Epilogue, EpilogueFunction, MATMUL, Operand, Workload};
 use tilewright_ir::{DType as ElementType, Expr};
 
 use crate::epilogue::{
-    Operands, OperandsIn, Operations, Quantized, bounds_of, peel_quantized, quantized, without_identities,
+    OperandReader, OperandsIn, Operations, Quantized, bounds_of, peel_quantized, quantized, without_identities,
 };
 use crate::net::{Kind, Net, Node, ValueId};
 
@@ -26,7 +26,11 @@ pub fn example(net: &Net, node: &Node) -> Workload {
     Workload::of_factors(&MATMUL, types_of(net, node), &sizes).expect("there are products of these types")
 }
 
-fn operation(function: Function, numbers: &[f64], operand: Option<ValueId>) -> Option<(Epilogue, Option<usize>)> {
+fn operation(
+    function: EpilogueFunction,
+    numbers: &[f64],
+    operand: Option<ValueId>,
+) -> Option<(Epilogue, Option<usize>)> {
     Some((Epilogue::new(function, numbers)?, operand.map(|id| id.0)))
 }
 
@@ -37,8 +41,8 @@ pub fn opening(net: &Net, node: &Node) -> Operations {
     }
     let of = |id: &ValueId| {
         let function = match net.value(*id).dtype {
-            DType::I32 => Function::Init,
-            DType::F32 => Function::Dequant,
+            DType::I32 => EpilogueFunction::Init,
+            DType::F32 => EpilogueFunction::Dequant,
             _ => return None,
         };
         operation(function, &[], Some(*id))
@@ -55,7 +59,7 @@ pub fn padding(net: &Net, node: &Node) -> Option<ValueId> {
 
 /// Whether operations end with integers that numbers are quantized to.
 fn is_closed(epilogue: &Operations) -> bool {
-    let is_quantizing = |function| matches!(function, Function::QuantU8 | Function::QuantI8);
+    let is_quantizing = |function| matches!(function, EpilogueFunction::QuantU8 | EpilogueFunction::QuantI8);
     epilogue.last().is_some_and(|(last, _)| is_quantizing(last.function()))
 }
 
@@ -69,13 +73,14 @@ pub fn may_close(net: &Net, anchor: &Node, epilogue: &Operations) -> bool {
 fn reopened(net: &Net, before: &Operations) -> Option<Operations> {
     let Some(((last, zero), rest)) = before.split_last() else { return Some(Vec::new()) };
     let dtype = match last.function() {
-        Function::QuantU8 => ElementType::U8,
-        Function::QuantI8 => ElementType::I8,
+        EpilogueFunction::QuantU8 => ElementType::U8,
+        EpilogueFunction::QuantI8 => ElementType::I8,
         _ => return Some(before.clone()),
     };
     let zero = net.scalar(ValueId((*zero)?))?;
     let bounds = bounds_of(dtype).map(|bound| bound - zero);
-    let numbers = [operation(Function::Round, &bounds, None)?, operation(Function::Linear, &[1.0, zero], None)?];
+    let numbers =
+        [operation(EpilogueFunction::Round, &bounds, None)?, operation(EpilogueFunction::Linear, &[1.0, zero], None)?];
     Some([rest, &numbers].concat())
 }
 
@@ -89,7 +94,7 @@ enum Scales {
 
 impl Scales {
     /// Scales that numbers are divided by, as a map of `node` has them; none where they are not known.
-    fn of(scale: Option<&Expr>, net: &Net, node: &Node, operands: Operands) -> Option<Scales> {
+    fn of(scale: Option<&Expr>, net: &Net, node: &Node, operands: OperandReader) -> Option<Scales> {
         match scale {
             None => Some(Scales::One(1.0)),
             Some(Expr::Const(scale)) => Some(Scales::One(*scale)),
@@ -116,10 +121,10 @@ impl Scales {
     /// The division as an operation of its own.
     fn division(&self, net: &mut Net) -> Option<(Epilogue, Option<usize>)> {
         match self {
-            Scales::One(scale) => operation(Function::Linear, &[1.0 / scale, 0.0], None),
+            Scales::One(scale) => operation(EpilogueFunction::Linear, &[1.0 / scale, 0.0], None),
             Scales::Channels(id) => {
                 let inverse = changed(net, *id, |_, scale| 1.0 / scale)?;
-                operation(Function::Scale, &[], Some(inverse))
+                operation(EpilogueFunction::Scale, &[], Some(inverse))
             }
         }
     }
@@ -130,10 +135,10 @@ impl Scales {
 fn with_early_scales(net: &mut Net, all: &Operations, scales: &Scales) -> Option<Operations> {
     let mut done = Operations::new();
     let mut rest = &all[..];
-    while let Some(at) = rest.iter().position(|(operation, _)| operation.function() == Function::Round) {
+    while let Some(at) = rest.iter().position(|(operation, _)| operation.function() == EpilogueFunction::Round) {
         let (numbers, round) = (&rest[..at], rest[at]);
         let of_line = numbers.split_last().and_then(|((last, _), before)| match (last.function(), last.numbers()) {
-            (Function::Linear, &[factor, 0.0]) if factor > 0.0 => Some((before, Scales::One(1.0 / factor))),
+            (EpilogueFunction::Linear, &[factor, 0.0]) if factor > 0.0 => Some((before, Scales::One(1.0 / factor))),
             _ => None,
         });
         match of_line {
@@ -177,16 +182,18 @@ fn with_joined_factors(net: &mut Net, all: Operations) -> Operations {
     for (own, operand) in all {
         let last = joined.last().map(|(last, operand)| (last.function(), last.numbers().to_vec(), *operand));
         let pair = match (last, own.function(), own.numbers()) {
-            (Some((Function::Linear, numbers, _)), Function::Scale, _) if numbers[1] == 0.0 => {
+            (Some((EpilogueFunction::Linear, numbers, _)), EpilogueFunction::Scale, _) if numbers[1] == 0.0 => {
                 Some((numbers[0], operand))
             }
-            (Some((Function::Scale, _, scale)), Function::Linear, &[factor, 0.0]) => Some((factor, scale)),
+            (Some((EpilogueFunction::Scale, _, scale)), EpilogueFunction::Linear, &[factor, 0.0]) => {
+                Some((factor, scale))
+            }
             _ => None,
         };
         let scale = pair.and_then(|(factor, scale)| changed(net, ValueId(scale?), |_, x| x * factor as f32));
         if let Some(scale) = scale {
             joined.pop();
-            joined.push((Epilogue::new(Function::Scale, &[]).expect("it has no numbers"), Some(scale.0)));
+            joined.push((Epilogue::new(EpilogueFunction::Scale, &[]).expect("it has no numbers"), Some(scale.0)));
         } else {
             joined.push((own, operand));
         }
@@ -201,19 +208,29 @@ fn changed(net: &mut Net, id: ValueId, by: impl Fn(usize, f32) -> f32) -> Option
     Some(net.add_constant(&name, &shape, &numbers))
 }
 
-/// The operations of an anchor with those of a value that quantizes its output, input `slot` of a map, to a
-/// type; `before` are its own. Numbers are divided by scales as early as they can be.
+/// Value of a map that quantizes the output of an anchor.
+#[derive(Clone, Copy)]
+pub struct QuantizedOutput<'a> {
+    /// The value.
+    pub value: &'a Expr,
+    /// Input of the map that is the anchor's output.
+    pub slot: usize,
+    /// Type that it is quantized to.
+    pub dtype: ElementType,
+}
+
+/// The operations of an anchor with those of a value that quantizes its output; `before` are its own. Numbers
+/// are divided by scales as early as they can be.
 pub fn closing(
     net: &mut Net,
     node: &Node,
-    (value, slot): (&Expr, usize),
-    dtype: ElementType,
+    QuantizedOutput { value, slot, dtype }: QuantizedOutput,
     operands: OperandsIn,
     before: &Operations,
 ) -> Option<Operations> {
     let bounds = bounds_of(dtype);
     let Quantized { of, scale, zero } = quantized(value, dtype)?;
-    let of_slot: Operands = &|slot| operands(net, slot);
+    let of_slot: OperandReader = &|slot| operands(net, slot);
     let scales = Scales::of(scale, net, node, of_slot)?;
     let own = peel_quantized(of, slot, of_slot)?;
     let own = own.into_iter().map(|(own, slot)| (own, slot.map(|slot| node.inputs[slot].expect("maps have all").0)));
@@ -223,8 +240,8 @@ pub fn closing(
     while let Some((last, _)) = all.last() {
         // Saturation does the same.
         let (low, high) = match (last.function(), last.numbers()) {
-            (Function::Relu, _) => (0.0, f64::INFINITY),
-            (Function::Clip, &[low, high]) => (low, high),
+            (EpilogueFunction::Relu, _) => (0.0, f64::INFINITY),
+            (EpilogueFunction::Clip, &[low, high]) => (low, high),
             _ => break,
         };
         let multiples = |x: f64| numbers.iter().map(move |scale| (x / scale).round_ties_even() + zero);
@@ -233,7 +250,7 @@ pub fn closing(
             [true, true] => drop(all.pop()),
             [false, true] if low == 0.0 && high.is_finite() => {
                 all.pop();
-                all.push(operation(Function::Relu, &[], None)?);
+                all.push(operation(EpilogueFunction::Relu, &[], None)?);
                 break;
             }
             _ => break,
@@ -241,7 +258,7 @@ pub fn closing(
     }
     let mut all = with_early_scales(net, &all, &scales)?;
     let zero = net.add_constant("closing.zero", &[1], &[zero as f32]);
-    let function = if dtype == ElementType::U8 { Function::QuantU8 } else { Function::QuantI8 };
+    let function = if dtype == ElementType::U8 { EpilogueFunction::QuantU8 } else { EpilogueFunction::QuantI8 };
     all.push(operation(function, &[], Some(zero))?);
     Some(all)
 }
@@ -259,16 +276,21 @@ fn divided(net: &mut Net, all: &[(Epilogue, Option<usize>)], scales: &Scales) ->
     for (own, operand) in all {
         let function = own.function();
         new.push(match (function, own.numbers()) {
-            (Function::Init | Function::Relu | Function::LeakyRelu | Function::Scale | Function::Mul, _) => {
-                (*own, *operand)
-            }
-            (Function::Dequant | Function::Bias, _) => {
+            (
+                EpilogueFunction::Init
+                | EpilogueFunction::Relu
+                | EpilogueFunction::LeakyRelu
+                | EpilogueFunction::Scale
+                | EpilogueFunction::Mul,
+                _,
+            ) => (*own, *operand),
+            (EpilogueFunction::Dequant | EpilogueFunction::Bias, _) => {
                 operation(function, &[], Some(ValueId(divided(net, (*operand)?)?)))?
             }
-            (Function::Linear, [_, 0.0]) => (*own, *operand),
-            (Function::Clip, &[low, high]) => operation(function, &[low / scale?, high / scale?], None)?,
-            (Function::Linear, &[factor, term]) => operation(function, &[factor, term / scale?], None)?,
-            (Function::AddU8, &[factor, term]) => {
+            (EpilogueFunction::Linear, [_, 0.0]) => (*own, *operand),
+            (EpilogueFunction::Clip, &[low, high]) => operation(function, &[low / scale?, high / scale?], None)?,
+            (EpilogueFunction::Linear, &[factor, term]) => operation(function, &[factor, term / scale?], None)?,
+            (EpilogueFunction::AddU8, &[factor, term]) => {
                 (Epilogue::new(function, &[factor / scale?, term / scale?])?, *operand)
             }
             _ => return None,

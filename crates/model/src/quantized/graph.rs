@@ -30,7 +30,7 @@ pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
         return Cow::Borrowed(graph);
     }
     let n = graph.values().len();
-    let mut job = Job {
+    let mut job = Quantizer {
         old: graph,
         new: Graph::default(),
         plain: vec![None; n],
@@ -57,7 +57,7 @@ pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
 
 /// Integers that stand for numbers: each less a zero point, times a scale.
 #[derive(Clone)]
-struct Bytes {
+struct QuantizedValue {
     /// The integers, in the new graph.
     id: ValueId,
     scale: Tensor,
@@ -70,7 +70,7 @@ struct Bytes {
     place: Place,
 }
 
-impl Bytes {
+impl QuantizedValue {
     fn is_of_tensor(&self) -> bool {
         self.scale.n_elements() == 1
     }
@@ -108,8 +108,8 @@ impl Bytes {
     }
 
     /// Whether integers stand for the same numbers as those of another tensor.
-    fn is_like(&self, other: &Bytes) -> bool {
-        let zeros = |of: &Bytes| {
+    fn is_like(&self, other: &QuantizedValue) -> bool {
+        let zeros = |of: &QuantizedValue| {
             let zeros = of.zeros();
             if zeros.iter().all(|zero| *zero == zeros[0]) { vec![zeros[0]] } else { zeros }
         };
@@ -120,13 +120,13 @@ impl Bytes {
     }
 }
 
-struct Job<'a> {
+struct Quantizer<'a> {
     old: &'a Graph,
     new: Graph,
     /// The new value for each old one, of its own type.
     plain: Vec<Option<ValueId>>,
     /// Integers that old values are made of, where they are.
-    bytes: Vec<Option<Bytes>>,
+    bytes: Vec<Option<QuantizedValue>>,
     /// Old values of i8 that are u8 now, each 128 more.
     is_shifted: Vec<bool>,
     target: &'a Target,
@@ -158,7 +158,7 @@ fn facts<'a>(graph: &'a Graph, inputs: &[Option<ValueId>]) -> Vec<Option<Fact<'a
     inputs.iter().map(fact).collect()
 }
 
-impl Job<'_> {
+impl Quantizer<'_> {
     fn constant_of(&self, id: ValueId) -> Option<&Tensor> {
         self.new.value(id).constant.as_ref()
     }
@@ -187,7 +187,7 @@ impl Job<'_> {
     }
 
     /// Numbers that integers stand for.
-    fn dequantized(&mut self, bytes: &Bytes, like: &Value) -> ValueId {
+    fn dequantized(&mut self, bytes: &QuantizedValue, like: &Value) -> ValueId {
         let name = &like.name;
         let scale = self.add_constant(format!("{name}.scale"), bytes.scale.clone());
         let zero = bytes.zero.clone().map(|zero| self.add_constant(format!("{name}.zero"), zero));
@@ -257,7 +257,7 @@ impl Job<'_> {
     }
 
     /// Integers that a node reads numbers of.
-    fn input_bytes(&self, node: &Node, at: usize) -> Option<Bytes> {
+    fn input_bytes(&self, node: &Node, at: usize) -> Option<QuantizedValue> {
         self.bytes[node.inputs.get(at).copied().flatten()?.0 as usize].clone()
     }
 
@@ -282,7 +282,7 @@ impl Job<'_> {
         (scale.dtype() == DType::F32).then_some(())?;
         let axis = if scale.n_elements() == 1 { 0 } else { axis(scaling.axis, ty.shape.len()).ok()? };
         let (op, place) = (node.op.clone(), node.place.clone());
-        self.bytes[to.0 as usize] = Some(Bytes { id, scale, zero, axis, op, place });
+        self.bytes[to.0 as usize] = Some(QuantizedValue { id, scale, zero, axis, op, place });
         Some(())
     }
 
@@ -316,7 +316,7 @@ impl Job<'_> {
         let dtype = if is_shifted { DType::U8 } else { dtype };
         if let Some(bytes) = self.bytes[x.0 as usize].clone().filter(|_| !is_output && op.0.block == 0) {
             let axis = axis(op.0.axis, self.old.ty(x).shape.len()).unwrap_or(0);
-            let own = Bytes { scale: scale.clone(), zero: zero.clone(), axis, ..bytes.clone() };
+            let own = QuantizedValue { scale: scale.clone(), zero: zero.clone(), axis, ..bytes.clone() };
             if self.new.ty(bytes.id).dtype == dtype && bytes.is_like(&own) {
                 (self.plain[to.0 as usize], self.is_shifted[to.0 as usize]) = (Some(bytes.id), is_shifted);
                 return Some(());
@@ -366,7 +366,7 @@ impl Job<'_> {
         scale: &Tensor,
         zero: &Tensor,
     ) -> Option<(ValueId, Tensor)> {
-        let mut of = Column { bytes: None, is_costly: false };
+        let mut of = ElementSource { bytes: None, is_costly: false };
         let column = self.column(numbers, shape, &mut of, MOST_DEPTH)?;
         let bytes = of.bytes.filter(|_| of.is_costly)?;
         let inputs = [Some(&column), Some(scale), Some(zero)];
@@ -374,7 +374,7 @@ impl Job<'_> {
     }
 
     /// Computes a value for each u8 that it is made of, element by element; a number that is known stays one.
-    fn column(&self, id: ValueId, shape: &[usize], of: &mut Column, depth: usize) -> Option<Tensor> {
+    fn column(&self, id: ValueId, shape: &[usize], of: &mut ElementSource, depth: usize) -> Option<Tensor> {
         if let Some(constant) = &self.old.value(id).constant {
             return (constant.n_elements() == 1).then(|| constant.reshaped(Vec::new()));
         }
@@ -410,7 +410,7 @@ impl Job<'_> {
         };
         let mut parts = all.iter().map(|id| self.bytes[id.0 as usize].clone());
         let first = parts.next()??;
-        let is_alike = |part: Option<Bytes>| {
+        let is_alike = |part: Option<QuantizedValue>| {
             part.is_some_and(|part| part.is_like(&first) && self.new.ty(part.id).dtype == self.new.ty(first.id).dtype)
         };
         let mut axis = first.axis;
@@ -440,7 +440,7 @@ impl Job<'_> {
             };
             let name = format!("{}.integers", self.old.value(old).name);
             let id = self.new.add_value(Value { name, ty: Some(ty), ..Value::default() });
-            self.bytes[old.0 as usize] = Some(Bytes { id, axis, ..first.clone() });
+            self.bytes[old.0 as usize] = Some(QuantizedValue { id, axis, ..first.clone() });
             if let Op::DequantizeLinear(op) = &first.op {
                 let scaling = Scaling { axis: axis as i64, ..op.0 };
                 let bytes = self.bytes[old.0 as usize].as_mut().expect("it was just put there");
@@ -468,7 +468,7 @@ impl Job<'_> {
         self.of_numbers(node, [&x, &w], integers)
     }
 
-    fn of_numbers(&mut self, node: &Node, [a, b]: [&Bytes; 2], integers: Integers) -> Option<()> {
+    fn of_numbers(&mut self, node: &Node, [a, b]: [&QuantizedValue; 2], integers: Integers) -> Option<()> {
         let bias = node.inputs.get(2).copied().flatten();
         let product = self.of_bytes(node, [a, b], integers, &|a, b| a * b, bias)?;
         self.plain[node.outputs[0]?.0 as usize] = Some(product);
@@ -480,7 +480,7 @@ impl Job<'_> {
     fn of_bytes(
         &mut self,
         node: &Node,
-        [a, b]: [&Bytes; 2],
+        [a, b]: [&QuantizedValue; 2],
         integers: Integers,
         factor: &dyn Fn(f32, f32) -> f32,
         bias: Option<ValueId>,
@@ -537,7 +537,7 @@ impl Job<'_> {
     }
 
     /// The known factor of an operator of integers, as what its zero points make of it.
-    fn known_factor(&mut self, node: &Node, axis: usize) -> Option<Bytes> {
+    fn known_factor(&mut self, node: &Node, axis: usize) -> Option<QuantizedValue> {
         let zero = match node.inputs.get(3).copied().flatten() {
             Some(zero) => Some(self.old.value(zero).constant.clone()?),
             None => None,
@@ -545,7 +545,7 @@ impl Job<'_> {
         let n = zero.as_ref().map_or(1, Tensor::n_elements);
         let scale = Tensor::from_floats(DType::F32, vec![n], &vec![1.0; n]);
         let id = self.plain(node.inputs[1]?);
-        Some(Bytes { id, scale, zero, axis, op: node.op.clone(), place: node.place.clone() })
+        Some(QuantizedValue { id, scale, zero, axis, op: node.op.clone(), place: node.place.clone() })
     }
 
     /// A product of integers whose second factor is known, with that one less its zero points.
@@ -588,7 +588,7 @@ impl Job<'_> {
             let id = self.plain(node.inputs[at]?);
             (scale.dtype() == DType::F32).then_some(())?;
             let (op, place, zero) = (node.op.clone(), node.place.clone(), Some(zero));
-            factors.push(Bytes { id, scale, zero, axis, op, place });
+            factors.push(QuantizedValue { id, scale, zero, axis, op, place });
         }
         let by = scale.floats()[0] as f32;
         if conv.is_none() && constant(3).is_none() {
@@ -615,7 +615,7 @@ impl Job<'_> {
                 let id = self.plain(bias);
                 (tensor.dtype() == DType::I32).then_some(())?;
                 let (op, place) = (node.op.clone(), node.place.clone());
-                self.bytes[bias.0 as usize] = Some(Bytes { id, scale, zero: None, axis: 0, op, place });
+                self.bytes[bias.0 as usize] = Some(QuantizedValue { id, scale, zero: None, axis: 0, op, place });
                 Some(bias)
             }
         };
@@ -627,7 +627,7 @@ impl Job<'_> {
     fn product_of_numbers(
         &mut self,
         node: &Node,
-        factors: &[Bytes],
+        factors: &[QuantizedValue],
         factor: &dyn Fn(f32, f32) -> f32,
     ) -> Option<ValueId> {
         let (place, name) = (&node.place, self.old.value(node.outputs[0]?).name.clone());
@@ -669,7 +669,7 @@ impl Job<'_> {
 const MOST_DEPTH: usize = 12;
 
 /// Source of a value that is made element by element.
-struct Column {
+struct ElementSource {
     /// Integers that all of it is made of, once they are found.
     bytes: Option<ValueId>,
     /// Whether a look-up costs less than to compute it.

@@ -6,14 +6,14 @@ use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
-use crate::import::{Job, Lowered, from_start};
+use crate::import::{Lowered, NodeImport, from_start};
 use crate::net::{Kind, Packing, ValueId};
 use crate::scalar::{add, input, mul, number, of, sub, where_less};
 
 /// With fewer rows, a product takes as long as its weights take to be read.
 const STREAMED_ROWS: i64 = 8;
 
-impl Job<'_> {
+impl NodeImport<'_> {
     /// A product with known weights of few bits. On CPUs with dot products of 8-bit integers they stay packed
     /// where the first factor is rounded to such, and where few rows leave the time to reading weights; else
     /// it is one with the numbers that they stand for.

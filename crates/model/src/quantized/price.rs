@@ -3,7 +3,7 @@
 use tilewright::Choice;
 use tilewright_graph::DType;
 use tilewright_graph::op::ConvShape;
-use tilewright_ir::op::{Epilogue, Function, Layout};
+use tilewright_ir::op::{Epilogue, EpilogueFunction, Layout};
 use tilewright_ir::{DType as ElementType, Target};
 
 use crate::fuse::convolution_of;
@@ -27,7 +27,7 @@ fn pays(found: &ConvShape, dtype: DType, target: &Target) -> Option<bool> {
     let block = target.lanes(ElementType::F32);
     let is_simple = found.groups == 1 || found.groups == found.c && found.m == found.c;
     let channels = [found.c, found.m].map(|n| if is_simple && n as i64 % block == 0 { block } else { 1 });
-    let cycles = |factors: Option<[ElementType; 2]>, epilogue: &[Function]| {
+    let cycles = |factors: Option<[ElementType; 2]>, epilogue: &[EpilogueFunction]| {
         let epilogue = epilogue.iter().map(|function| Epilogue::new(*function, &[])).collect::<Option<_>>()?;
         let workload = convolution_of(&conv, &x, &w, found.m as i64, factors, false).ok()?;
         let workload = workload.with_epilogue(epilogue).ok()?.with_constants(vec!["w".to_owned()]).ok()?;
@@ -35,9 +35,9 @@ fn pays(found: &ConvShape, dtype: DType, target: &Target) -> Option<bool> {
         Choice::guess(&workload, target, 1, None).ok()?.estimate()
     };
     let image = if dtype == DType::U8 { ElementType::U8 } else { ElementType::I8 };
-    let closed = [Function::Init, Function::Dequant, Function::QuantU8];
+    let closed = [EpilogueFunction::Init, EpilogueFunction::Dequant, EpilogueFunction::QuantU8];
     let of_integers = cycles(Some([image, ElementType::I8]), &closed)?;
     let n_elements = [found.n * found.c * found.image.iter().product::<usize>(), found.out().iter().product()];
     let conversions: f64 = n_elements.iter().zip(CONVERSIONS).map(|(n, cycles)| *n as f64 * cycles).sum();
-    Some(of_integers < cycles(None, &[Function::Bias])? + conversions)
+    Some(of_integers < cycles(None, &[EpilogueFunction::Bias])? + conversions)
 }

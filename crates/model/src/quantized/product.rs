@@ -4,11 +4,11 @@
 use tilewright_graph::op::{Binary, Cast, Conv};
 use tilewright_graph::{DType, Node as GraphNode, Op, Tensor, ValueId as GraphValueId};
 
-use crate::import::{Job, window_of};
+use crate::import::{NodeImport, window_of};
 use crate::net::{Kind, Net, ValueId};
 use crate::scalar::{input, mul, sub};
 
-impl Job<'_> {
+impl NodeImport<'_> {
     fn net_value(&self, id: GraphValueId) -> ValueId {
         ValueId(id.0 as usize)
     }

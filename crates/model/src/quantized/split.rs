@@ -2,14 +2,14 @@
 
 /// Known factors as i8s: an input that has larger ones is read several times, each time with a part of them.
 #[derive(Debug, PartialEq)]
-pub struct Split {
+pub struct SplitFactor {
     /// The factors, `[groups, outputs, columns, inside]`.
     pub numbers: Vec<i128>,
     /// The input that each column of each group reads, of `groups · inputs`.
     pub columns: Vec<usize>,
 }
 
-impl Split {
+impl SplitFactor {
     /// Whether each input is read once.
     pub fn is_plain(&self) -> bool {
         self.columns.iter().enumerate().all(|(at, input)| at == *input)
@@ -18,7 +18,7 @@ impl Split {
 
 /// Splits factors `[groups, outputs, inputs, inside]`. Where the number of inputs is a multiple of `block`,
 /// so is that of columns.
-pub fn split(numbers: &[i64], [groups, outputs, inputs, inside]: [usize; 4], block: usize) -> Split {
+pub fn split(numbers: &[i64], [groups, outputs, inputs, inside]: [usize; 4], block: usize) -> SplitFactor {
     let mut rest = numbers.to_vec();
     let at = |[group, output, input]: [usize; 3]| ((group * outputs + output) * inputs + input) * inside;
     // Columns of each group: an input, and its factors of all outputs.
@@ -47,7 +47,7 @@ pub fn split(numbers: &[i64], [groups, outputs, inputs, inside]: [usize; 4], blo
     for columns in &mut taken {
         columns.resize(wide, (0, vec![0; outputs * inside]));
     }
-    let mut split = Split { numbers: Vec::with_capacity(groups * outputs * wide * inside), columns: Vec::new() };
+    let mut split = SplitFactor { numbers: Vec::with_capacity(groups * outputs * wide * inside), columns: Vec::new() };
     for (group, columns) in taken.iter().enumerate() {
         split.columns.extend(columns.iter().map(|(input, _)| group * inputs + input));
         for output in 0..outputs {

@@ -29,7 +29,7 @@ pub use trace::{Applied, Trace};
 type Rule = (&'static str, fn(&mut Net) -> usize);
 
 /// Stage of rewriting.
-enum Pass {
+enum RewritingStage {
     /// Rules to repeat until none changes anything, with [`DROP_VIEWS`] ahead of each round.
     Repeat(&'static [Rule]),
     /// A rule to apply once.
@@ -54,23 +54,23 @@ const JOINING: &[Rule] = &[
 const INTERLEAVE_GROUPS: Rule = ("interleave_groups", shuffles::interleave_groups);
 
 /// All rules, in the order in which a net is rewritten.
-const PASSES: &[Pass] = &[
-    Pass::Repeat(JOINING),
-    Pass::Once(INTERLEAVE_GROUPS),
-    Pass::Once(DROP_VIEWS),
-    Pass::Once(("split_sequences", sequences::split_sequences)),
-    Pass::Once(DROP_VIEWS),
-    Pass::Once(("turn_sequences", sequences::turn_sequences)),
+const PASSES: &[RewritingStage] = &[
+    RewritingStage::Repeat(JOINING),
+    RewritingStage::Once(INTERLEAVE_GROUPS),
+    RewritingStage::Once(DROP_VIEWS),
+    RewritingStage::Once(("split_sequences", sequences::split_sequences)),
+    RewritingStage::Once(DROP_VIEWS),
+    RewritingStage::Once(("turn_sequences", sequences::turn_sequences)),
     // Once the matrices have all that they are scaled by.
-    Pass::Once(("join_products", products::join_products)),
-    Pass::Repeat(JOINING),
-    Pass::Once(INTERLEAVE_GROUPS),
-    Pass::Once(DROP_VIEWS),
-    Pass::Once(("read_heads", heads::read_heads)),
-    Pass::Once(("write_heads", heads::write_heads)),
-    Pass::Repeat(JOINING),
-    Pass::Once(INTERLEAVE_GROUPS),
-    Pass::Once(DROP_VIEWS),
+    RewritingStage::Once(("join_products", products::join_products)),
+    RewritingStage::Repeat(JOINING),
+    RewritingStage::Once(INTERLEAVE_GROUPS),
+    RewritingStage::Once(DROP_VIEWS),
+    RewritingStage::Once(("read_heads", heads::read_heads)),
+    RewritingStage::Once(("write_heads", heads::write_heads)),
+    RewritingStage::Repeat(JOINING),
+    RewritingStage::Once(INTERLEAVE_GROUPS),
+    RewritingStage::Once(DROP_VIEWS),
 ];
 
 /// Rounds of repeated rules, at most. A round sees chains of any length to their end; a model of a few
@@ -82,8 +82,8 @@ pub fn rule_names() -> Vec<&'static str> {
     let mut names = vec![DROP_VIEWS.0];
     for pass in PASSES {
         let rules = match pass {
-            Pass::Repeat(rules) => rules,
-            Pass::Once(rule) => std::slice::from_ref(rule),
+            RewritingStage::Repeat(rules) => rules,
+            RewritingStage::Once(rule) => std::slice::from_ref(rule),
         };
         names.extend(rules.iter().map(|(name, _)| *name));
     }
@@ -97,8 +97,8 @@ pub fn simplify(net: &mut Net) -> Trace {
     let mut trace = Trace::default();
     for pass in PASSES {
         match pass {
-            Pass::Once(rule) => trace.apply(*rule, net),
-            Pass::Repeat(rules) => {
+            RewritingStage::Once(rule) => trace.apply(*rule, net),
+            RewritingStage::Repeat(rules) => {
                 trace.apply(DROP_VIEWS, net);
                 repeat(rules, net, &mut trace);
                 0

@@ -71,7 +71,7 @@ pub(super) fn join_products(net: &mut Net) -> usize {
 }
 
 /// A product that may be joined with others.
-struct Part {
+struct JoinableProduct {
     /// Index of the product's node.
     at: usize,
     /// Weights, and the bias of each column.
@@ -81,7 +81,7 @@ struct Part {
     to: ValueId,
 }
 
-fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<Part> {
+fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<JoinableProduct> {
     let node = &net.nodes[at];
     let Kind::Product { heads: None, .. } = node.kind else { return None };
     let (x, out) = (node.output(), net.shape(node.output()).to_vec());
@@ -103,11 +103,16 @@ fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<Part> {
     // several rows.
     let may_be_rows = out[0] == 1 || !net.states.is_empty();
     let may_be_part = is_for_heads(net, users, to) || may_be_rows && is_finished(net, users, to);
-    may_be_part.then_some(Part { at, weights, bias, to })
+    may_be_part.then_some(JoinableProduct { at, weights, bias, to })
 }
 
 /// The products that may be joined with one, itself the first of them.
-fn joinable(net: &Net, users: &[Vec<usize>], producers: &[Option<usize>], first: usize) -> Option<Vec<Part>> {
+fn joinable(
+    net: &Net,
+    users: &[Vec<usize>],
+    producers: &[Option<usize>],
+    first: usize,
+) -> Option<Vec<JoinableProduct>> {
     let one = part(net, users, first)?;
     let (kind, a) = (&net.nodes[first].kind, net.nodes[first].input(0));
     let viewed = |id: ValueId| match producers[id.0].map(|at| &net.nodes[at]) {
@@ -123,11 +128,11 @@ fn joinable(net: &Net, users: &[Vec<usize>], producers: &[Option<usize>], first:
             && turned(&node.kind) == turned(kind)
     };
     let others = (first + 1..net.nodes.len()).filter(is_alike).filter_map(|at| part(net, users, at));
-    let all: Vec<Part> = std::iter::once(one).chain(others).collect();
+    let all: Vec<JoinableProduct> = std::iter::once(one).chain(others).collect();
     (all.len() > 1).then_some(all)
 }
 
-fn join(net: &mut Net, parts: &[Part]) {
+fn join(net: &mut Net, parts: &[JoinableProduct]) {
     let first = net.nodes[parts[0].at].clone();
     let Kind::Product { turned, .. } = first.kind else { unreachable!("it is a product") };
     let a = first.input(0);

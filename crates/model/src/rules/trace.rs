@@ -1,6 +1,6 @@
 //! Trace of the passes that make a run's steps of a graph.
 
-use tilewright::words::{grouped, table};
+use tilewright::format::{grouped, table};
 use tilewright_graph::Graph;
 
 use super::Rule;

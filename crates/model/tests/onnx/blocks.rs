@@ -1,11 +1,11 @@
 //! Blocks of well-known networks as exporters write them, in small: what their kernels compute, and how few
 //! these are.
 
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Graph, Random, Tensor, evaluate, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, Graph, SplitMix64, Tensor, evaluate, onnx, specialise};
 use tilewright_model::{Runner, lower};
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::{agree, no_files};
 use crate::{compiled, whole};
@@ -26,7 +26,7 @@ fn numbers<T: std::str::FromStr>(list: &[&str]) -> Vec<T> {
 fn constant(text: &str, seed: u64) -> Tensor {
     let (kind, list) = named(text);
     match kind {
-        "weights" => Random::new(seed).tensor(numbers::<usize>(&list), -0.6, 0.6),
+        "weights" => SplitMix64::new(seed).tensor(numbers::<usize>(&list), -0.6, 0.6),
         "numbers" => whole(&[list.len()], &numbers(&list)),
         "integers" => {
             let shape = numbers::<usize>(&list);
@@ -83,7 +83,7 @@ pub(crate) fn graph_of(inputs: &str, outputs: &str, statements: &str) -> Graph {
 
 /// The graph of statements in a version of the operators.
 pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str) -> Graph {
-    let ports = |list: &str| -> Vec<Port> {
+    let ports = |list: &str| -> Vec<GraphPort> {
         let port = |text: &str| {
             let (name, sizes) = named(text);
             let dtype = match name {
@@ -92,7 +92,7 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
                 _ => DType::F32,
             };
             let dim = |size: &&str| size.parse().map_or_else(|_| Dim::Named((*size).to_owned()), Dim::Size);
-            Port { name: name.to_owned(), dtype, dims: sizes.iter().map(dim).collect() }
+            GraphPort { name: name.to_owned(), dtype, dims: sizes.iter().map(dim).collect() }
         };
         list.split(',').map(port).collect()
     };
@@ -140,7 +140,7 @@ fn check(inputs: &str, outputs: &str, statements: &str, (most_kernels, most_copi
         "{found:?} kernels, copies and operators without code:\n{}",
         steps.join("\n")
     );
-    let mut random = Random::new(7);
+    let mut random = SplitMix64::new(7);
     let given = |id: &tilewright_graph::ValueId| {
         let value = special.graph.value(*id);
         let ty = value.ty.clone().expect("inputs have types");
@@ -152,7 +152,7 @@ fn check(inputs: &str, outputs: &str, statements: &str, (most_kernels, most_copi
         (value.name.as_str(), x)
     };
     let given: Vec<(&str, Tensor)> = special.graph.inputs.iter().map(given).collect();
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     let wanted = evaluate(&graph, &given).unwrap();
     // Twice: what a run leaves behind must not matter to the next.

@@ -4,11 +4,11 @@
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::SplitMix64;
 use tilewright_device::host;
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::{Bindings, DType, Dim, Graph, Tensor, evaluate, onnx, specialise};
 use tilewright_ir::Target;
 use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::build::{Attr, single};
 use crate::common::{Case, no_files};
@@ -67,7 +67,7 @@ struct Chain {
 
 impl Chain {
     fn new(random: &mut Random, dtype: DType) -> Chain {
-        let port = |name: &str, rows: usize| Port {
+        let port = |name: &str, rows: usize| GraphPort {
             name: name.to_owned(),
             dtype,
             dims: vec![Dim::Size(rows), Dim::Size(SIDE)],
@@ -186,7 +186,7 @@ impl Chain {
         let special = specialise(&self.graph(), &Bindings::default());
         assert!(special.problems.is_empty(), "{}", special.problems[0]);
         let compiled = compiled_for(&special.graph, target).unwrap_or_else(|e| panic!("{e}: {}", self.text()));
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
         runner.set("x", &self.tensor()).unwrap();
         runner.run().unwrap();
         runner.outputs()[0].1.integers()

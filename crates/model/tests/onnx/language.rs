@@ -5,9 +5,9 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
-use tilewright_graph::{Bindings, DType, Graph, Random, Tensor, evaluate, specialise};
+use tilewright_graph::{Bindings, DType, Graph, SplitMix64, Tensor, evaluate, specialise};
 use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open, open_pieces};
-use tilewright_runtime::{Aligned, Constant, Context, Dim, Model, RunError, Step, Threads, Work};
+use tilewright_runtime::{Aligned, Constant, Context, Model, OpenDimension, PlanStep, RunError, SharedPool, Work};
 
 use crate::blocks::graph_at;
 use crate::compiled_for;
@@ -211,7 +211,7 @@ fn check(seed: u64, drawn: &Drawn, graph: &Graph) {
     let special = specialise(graph, &Bindings::default());
     assert!(special.problems.is_empty(), "{seed}: {}", special.problems[0]);
     let graph = special.graph;
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let given: Vec<(String, Tensor)> = graph
         .inputs
         .iter()
@@ -226,7 +226,7 @@ fn check(seed: u64, drawn: &Drawn, graph: &Graph) {
     }
     let expected = drawn.expected(&all);
     let compiled = compiled_for(&graph, &host::target()).unwrap_or_else(|error| panic!("{seed}: {error}"));
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     runner.run().unwrap();
     let found: Vec<Tensor> = runner.outputs().into_iter().map(|(_, x)| x).collect();
@@ -533,7 +533,7 @@ impl Decoder {
     }
 }
 
-fn open_decoder(graph: &Graph, dim: &Dim, n_tokens: usize) -> Result<Fused, OpenError> {
+fn open_decoder(graph: &Graph, dim: &OpenDimension, n_tokens: usize) -> Result<Fused, OpenError> {
     open(dim, |size| {
         let dims = vec![("tokens".to_owned(), n_tokens), (dim.name.clone(), size as usize)];
         let special = specialise(graph, &Bindings { dims, open: Some(dim.name.clone()), ..Bindings::default() });
@@ -543,8 +543,8 @@ fn open_decoder(graph: &Graph, dim: &Dim, n_tokens: usize) -> Result<Fused, Open
 }
 
 /// A decoder that takes so many tokens a run, and any number of them that these make up.
-fn open_pieces_of(graph: &Graph, dim: &Dim, numbers: &[i64]) -> Result<Fused, OpenError> {
-    open_pieces(dim, ("tokens", numbers), |n, size| {
+fn open_pieces_of(graph: &Graph, dim: &OpenDimension, numbers: &[i64]) -> Result<Fused, OpenError> {
+    open_pieces(dim, "tokens", numbers, |n, size| {
         let dims = vec![("tokens".to_owned(), n as usize), (dim.name.clone(), size as usize)];
         let special = specialise(graph, &Bindings { dims, open: Some(dim.name.clone()), ..Bindings::default() });
         assert!(special.problems.is_empty(), "{}", special.problems[0]);
@@ -572,7 +572,7 @@ fn step(context: &mut Context, graph: &Graph, tokens: &[usize]) -> usize {
 
 #[test]
 fn decoders_keep_their_past() {
-    let dim = Dim { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
     for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
         let graph = DECODER.graph(form);
         let fused = open_decoder(&graph, &dim, 1).unwrap_or_else(|error| panic!("{form:?}: {error}"));
@@ -581,11 +581,11 @@ fn decoders_keep_their_past() {
         assert_eq!(model.plan().states().count(), 2 * LAYERS);
         // Of a layer: norms, products, the rotation of queries and keys, scores, shares, sums. Beside layers:
         // the embedding, two rows of angles, a norm, the head.
-        let is_kernel = |step: &&Step| matches!(step.work, Work::Kernel { .. });
+        let is_kernel = |step: &&PlanStep| matches!(step.work, Work::Kernel { .. });
         let n_kernels = model.plan().steps.iter().filter(is_kernel).count();
         assert!(form != Written::Grouped || n_kernels <= 11 * LAYERS + 5, "{n_kernels} kernels");
         assert_eq!((model.inputs().len(), model.outputs().len()), (1, 1));
-        let mut context = Context::new(model, &Threads::new(1).unwrap()).unwrap();
+        let mut context = Context::new(model, &SharedPool::new(1).unwrap()).unwrap();
         for start in [3, 30] {
             context.rewind(0).unwrap();
             let mut tokens = vec![start];
@@ -642,11 +642,11 @@ fn loops_in_other_languages_give_the_same_tokens() {
     use std::process::Command;
     const N_NEW: usize = 30;
     let prompt = [4, 19, 19, 2];
-    let dim = Dim { name: "past".to_owned(), least: 0, most: 39, step: 1 };
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 39, step: 1 };
     let graph = DECODER.graph(Written::Grouped);
     // A run takes three tokens of the prompt at most: four of them are two runs.
     let compiled = compile_guessed(open_pieces_of(&graph, &dim, &[1, 3]).unwrap(), &host::target(), 1).unwrap();
-    let mut context = Context::new(compiled.model.cpu().unwrap(), &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
     let (mut tokens, mut expected) = (prompt.to_vec(), Vec::new());
     for n in 1..prompt.len() {
         step(&mut context, &graph, &tokens[..n]);
@@ -726,13 +726,13 @@ fn loops_in_other_languages_give_the_same_tokens() {
 fn prompts_go_in_by_pieces() {
     const PIECE: usize = 5;
     const N_PROMPT: usize = 3 * PIECE - 3;
-    let dim = |most: i64| Dim { name: "past".to_owned(), least: 0, most, step: 1 };
+    let dim = |most: i64| OpenDimension { name: "past".to_owned(), least: 0, most, step: 1 };
     for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
         let graph = DECODER.graph(form);
         let contexts = [(48 - PIECE as i64, PIECE), (47, 1)].map(|(most, n_tokens)| {
             let fused = open_decoder(&graph, &dim(most), n_tokens).unwrap_or_else(|error| panic!("{form:?}: {error}"));
             let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
-            Context::new(compiled.model.cpu().unwrap(), &Threads::new(1).unwrap()).unwrap()
+            Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap()
         });
         let [mut by_pieces, mut one] = contexts;
         let mut tokens: Vec<usize> = (0..N_PROMPT).map(|at| (at * 11 + 3) % DECODER.vocabulary).collect();
@@ -791,7 +791,7 @@ fn prepared_bytes(model: &Model) -> usize {
 /// All that is by one library, whose pieces share most weights.
 #[test]
 fn a_prompt_goes_in_at_once() {
-    let dim = Dim { name: "past".to_owned(), least: 0, most: 47, step: 1 };
+    let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };
     let prompt: Vec<usize> = (0..19).map(|at| (at * 11 + 3) % DECODER.vocabulary).collect();
     for form in [Written::Grouped, Written::Standard, Written::Plain, Written::Masked] {
         let graph = DECODER.graph(form);
@@ -806,7 +806,7 @@ fn a_prompt_goes_in_at_once() {
         // Three pieces share all their weights.
         let made = prepared_bytes(model);
         assert!(made <= one_copy, "{form:?}: {made} bytes of weights, for one token {one_copy}");
-        let mut context = Context::new(model, &Threads::new(1).unwrap()).unwrap();
+        let mut context = Context::new(model, &SharedPool::new(1).unwrap()).unwrap();
         let mut bits: Option<Vec<u8>> = None;
         for parts in [&[12, 5, 2][..], &[1; 19], &[4, 4, 4, 4, 3], &[7, 12], &[12, 7]] {
             context.rewind(0).unwrap();

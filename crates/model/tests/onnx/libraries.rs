@@ -57,7 +57,7 @@ static void *fill(FILE *file, size_t bytes) {
 pub(super) fn write_case(case: &Case, name: &str, folder: &Path) -> Result<Option<Expected>, String> {
     let Some((inputs, outputs)) = case.sets.first() else { return Ok(None) };
     let Some((compiled, given)) = compiled_case(case, inputs, &host::target())? else { return Ok(None) };
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).map_err(|e| e.to_string())?;
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).map_err(|e| e.to_string())?;
     given.iter().try_for_each(|(name, x)| runner.set(name, x)).map_err(|e| e.to_string())?;
     runner.run().map_err(|e| e.to_string())?;
     let run = runner.outputs().into_iter().map(|(_, tensor)| tensor).collect();

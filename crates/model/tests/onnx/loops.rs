@@ -208,7 +208,7 @@ fn a_loop_without_end_ends_the_run() {
     let case = Case { name: "endless".to_owned(), model: file, sets: vec![] };
     let inputs = [0.0, 1.0].map(|x| Tensor::from_floats(F, [], &[x]));
     let (compiled, given) = compiled_case(&case, &inputs, &host::target()).unwrap().unwrap();
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     let error = runner.run().map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("no end after 16777216 iterations (give inputs"), "{error}");

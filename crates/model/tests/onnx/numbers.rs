@@ -5,7 +5,7 @@ use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, Tensor, evaluate, specialise};
 use tilewright_ir::Target;
 use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::blocks::{graph_at, graph_of};
 use crate::common::Case;
@@ -101,7 +101,7 @@ fn all_ways(graph: &Graph, x: &Tensor) -> [(&'static str, Vec<Tensor>); 3] {
 /// The outputs of a graph, by kernels for a target, for an input `x` if it takes one.
 fn run(graph: &Graph, x: &Tensor, target: &Target) -> Vec<Tensor> {
     let compiled = compiled_for(graph, target).unwrap_or_else(|error| panic!("{error}"));
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap_or_else(|e| panic!("{e}"));
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap_or_else(|e| panic!("{e}"));
     if !graph.inputs.is_empty() {
         runner.set("x", x).unwrap();
     }

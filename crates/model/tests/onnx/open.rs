@@ -3,9 +3,9 @@
 
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
-use tilewright_graph::{Bindings, DType, Graph, Random, Tensor, evaluate, specialise};
+use tilewright_graph::{Bindings, DType, Graph, SplitMix64, Tensor, evaluate, specialise};
 use tilewright_model::{Fused, OpenError, compile_guessed, lower, open};
-use tilewright_runtime::{Aligned, Context, Dim, RunError, Threads};
+use tilewright_runtime::{Aligned, Context, OpenDimension, RunError, SharedPool};
 
 use crate::blocks::graph_of;
 use crate::common::agree;
@@ -18,7 +18,7 @@ fn at(graph: &Graph, name: &str, size: i64) -> Graph {
     special.graph
 }
 
-fn opened(graph: &Graph, dim: &Dim) -> Result<Fused, OpenError> {
+fn opened(graph: &Graph, dim: &OpenDimension) -> Result<Fused, OpenError> {
     open(dim, |size| Ok(lower(&at(graph, &dim.name, size), false, &host::target()).unwrap()))
 }
 
@@ -50,7 +50,7 @@ impl Fenced {
 }
 
 fn inputs(graph: &Graph, seed: u64, fill: Option<f64>) -> Vec<(String, Tensor)> {
-    let mut random = Random::new(seed);
+    let mut random = SplitMix64::new(seed);
     let given = |id: &tilewright_graph::ValueId| {
         let value = graph.value(*id);
         let ty = value.ty.clone().expect("inputs have types");
@@ -84,12 +84,12 @@ fn run(context: &mut Context, graph: &Graph, given: &[(String, Tensor)]) -> Vec<
 
 /// Checks a model at sizes up and down, each after runs at the largest size that leave NaN behind where they
 /// can.
-fn check(dim: &Dim, ports: [&str; 2], statements: &str) {
+fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     let target = host::target();
     let fused = opened(&graph, dim).unwrap_or_else(|error| panic!("{error}"));
     let compiled = compile_guessed(fused, &target, 1).unwrap_or_else(|error| panic!("{error}"));
-    let mut context = Context::new(compiled.model.cpu().unwrap(), &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
     let sizes: Vec<i64> = (dim.least..=dim.most).filter(|size| dim.has(*size)).collect();
     let largest = at(&graph, &dim.name, dim.most);
     for (seed, &size) in sizes.iter().chain(sizes.iter().rev()).enumerate() {
@@ -168,12 +168,12 @@ int main(void) {
 "#;
 
 /// Checks that a library in C has the bits of runs in this process, at sizes up and down.
-fn check_library(dim: &Dim, ports: [&str; 2], statements: &str) {
+fn check_library(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     let target = host::target();
     let compiled = compile_guessed(opened(&graph, dim).unwrap(), &target, 1).unwrap();
     let model = compiled.model.cpu().unwrap();
-    let mut context = Context::new(model, &Threads::new(1).unwrap()).unwrap();
+    let mut context = Context::new(model, &SharedPool::new(1).unwrap()).unwrap();
     let folder =
         std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("open-{}-{}", dim.name, std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
@@ -201,8 +201,8 @@ fn check_library(dim: &Dim, ports: [&str; 2], statements: &str) {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-fn dim(name: &str, least: i64, most: i64, step: i64) -> Dim {
-    Dim { name: name.to_owned(), least, most, step }
+fn dim(name: &str, least: i64, most: i64, step: i64) -> OpenDimension {
+    OpenDimension { name: name.to_owned(), least, most, step }
 }
 
 /// An encoder's layer: words and their places, attention, a feed-forward part.
@@ -310,7 +310,7 @@ fn images_in_blocks_are_read_as_plain_ones() {
 
 #[test]
 fn what_needs_a_number_is_named() {
-    let refused = |dim: &Dim, ports: [&str; 2], statements: &str, expected: &[&str]| {
+    let refused = |dim: &OpenDimension, ports: [&str; 2], statements: &str, expected: &[&str]| {
         let graph = graph_of(ports[0], ports[1], statements);
         let error = match opened(&graph, dim) {
             Err(error) => error.to_string(),

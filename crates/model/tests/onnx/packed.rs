@@ -3,11 +3,11 @@
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use tilewright_device::host;
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Tensor, evaluate, onnx, specialise};
 use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::no_files;
 use crate::compiled_for;
@@ -22,8 +22,8 @@ struct Drawn {
     expected: Vec<f64>,
 }
 
-fn port(name: &str, dtype: DType, shape: &[usize]) -> Port {
-    Port { name: name.to_owned(), dtype, dims: shape.iter().map(|&d| Dim::Size(d)).collect() }
+fn port(name: &str, dtype: DType, shape: &[usize]) -> GraphPort {
+    GraphPort { name: name.to_owned(), dtype, dims: shape.iter().map(|&d| Dim::Size(d)).collect() }
 }
 
 /// Rows of numbers with the first in the lowest bits of a byte.
@@ -33,7 +33,7 @@ fn packed(rows: &[Vec<i64>], bits: u32) -> Vec<i128> {
     rows.iter().flat_map(|row| row.chunks(each).map(byte)).collect()
 }
 
-fn of_node(op: &str, inputs: &[&str], attributes: &[(&str, i64)], given: Port, out: &[usize]) -> ModelFile {
+fn of_node(op: &str, inputs: &[&str], attributes: &[(&str, i64)], given: GraphPort, out: &[usize]) -> ModelFile {
     let node = NodeFile {
         name: "packed".to_owned(),
         domain: "com.microsoft".to_owned(),
@@ -226,7 +226,7 @@ fn check(drawn: Drawn) {
     let special = specialise(&graph, &Bindings::default());
     assert!(special.problems.is_empty(), "{text}: {}", special.problems[0]);
     let compiled = compiled_for(&special.graph, &host::target()).unwrap_or_else(|error| panic!("{text}: {error}"));
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     runner.set(name, &input).unwrap();
     runner.run().unwrap();
     let most = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));

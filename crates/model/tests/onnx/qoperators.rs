@@ -3,11 +3,11 @@
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_device::host;
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Tensor, onnx, specialise};
 use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::no_files;
 use crate::compiled_for;
@@ -77,7 +77,7 @@ impl Draft {
             self.constant(tensor)
         } else {
             let name = format!("x{}", self.feeds.len());
-            self.file.inputs.push(Port { name: name.clone(), dtype, dims: dims(shape) });
+            self.file.inputs.push(GraphPort { name: name.clone(), dtype, dims: dims(shape) });
             self.feeds.push((name.clone(), tensor));
             name
         };
@@ -231,7 +231,7 @@ fn pointwise(draft: &mut Draft, op: &str) -> Drawn {
         _ => {
             let y = draft.tensor(&shape, draft.dtype, false);
             let is: Vec<i64> = (0..c * image).map(|_| draft.random.random_range(0..2)).collect();
-            draft.file.inputs.push(Port { name: "is".to_owned(), dtype: DType::Bool, dims: dims(&shape) });
+            draft.file.inputs.push(GraphPort { name: "is".to_owned(), dtype: DType::Bool, dims: dims(&shape) });
             draft.feeds.push(("is".to_owned(), whole(DType::Bool, &shape, &is)));
             inputs.extend(draft.inputs_of(&y));
             inputs.insert(0, "is".to_owned());
@@ -279,7 +279,7 @@ fn operators_of_quantized_tensors_give_what_their_formulas_say() {
             attributes: drawn.attributes.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             ..NodeFile::default()
         });
-        file.outputs.push(Port { name: "y".to_owned(), dtype, dims: dims(&drawn.shape) });
+        file.outputs.push(GraphPort { name: "y".to_owned(), dtype, dims: dims(&drawn.shape) });
         let bytes = onnx::write(&file);
         if let Some(folder) = std::env::var_os("TILEWRIGHT_QUANTIZED_FOLDER") {
             std::fs::write(std::path::Path::new(&folder).join(format!("{op}-{seed}.onnx")), &bytes).unwrap();
@@ -290,7 +290,7 @@ fn operators_of_quantized_tensors_give_what_their_formulas_say() {
         let compiled = compiled_for(&special.graph, &target).unwrap_or_else(|error| panic!("{about}: {error}"));
         let is_product = compiled.fused.tasks().iter().any(|(workload, _)| workload.has_integer_factors());
         assert_eq!(is_product, op == "QGemm" && target.dot4_lanes([false, true]) > 0, "{about}");
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
         feeds.iter().for_each(|(name, tensor)| runner.set(name, tensor).unwrap());
         runner.run().unwrap();
         let found = &runner.outputs()[0].1;

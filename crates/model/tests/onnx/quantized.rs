@@ -1,12 +1,12 @@
 //! Products of quantized matrices, to the last bit, by kernels of products.
 
 use tilewright_device::host;
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Tensor, onnx, specialise};
 use tilewright_ir::Target;
 use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::no_files;
 use crate::compiled_for;
@@ -23,7 +23,7 @@ fn integers(n: usize, least: i128) -> Vec<i128> {
 #[test]
 fn columns_of_weights_have_zero_points_of_their_own() {
     let (x, w, zeros, zero) = (integers(M * K, 0), integers(K * N, -125), integers(N, -125), 131);
-    let port = |name: &str, dtype: DType, columns: usize| Port {
+    let port = |name: &str, dtype: DType, columns: usize| GraphPort {
         name: name.to_owned(),
         dtype,
         dims: vec![Dim::Size(M), Dim::Size(columns)],
@@ -55,7 +55,7 @@ fn columns_of_weights_have_zero_points_of_their_own() {
     let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
     let labels: Vec<String> = compiled.fused.tasks().iter().map(|(workload, _)| workload.label()).collect();
     assert!(labels.iter().any(|label| label.starts_with("matmul") || label.starts_with("dense")), "{labels:?}");
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     runner.set("x", &Tensor::from_integers(DType::U8, [M, K], &x)).unwrap();
     runner.run().unwrap();
     let sum =
@@ -68,7 +68,7 @@ fn columns_of_weights_have_zero_points_of_their_own() {
 mod layers {
     use rand::{RngExt, SeedableRng};
     use rand_xoshiro::Xoshiro256PlusPlus;
-    use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+    use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
     use tilewright_graph::op::Attribute;
     use tilewright_graph::{DType, Dim, Tensor};
 
@@ -321,7 +321,7 @@ mod layers {
     pub fn draw(seed: u64) -> Drawn {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (m, k) = (random.random_range(1..20), random.random_range(1..70));
-        let port = |name: &str, dtype: DType, dims: &[usize]| Port {
+        let port = |name: &str, dtype: DType, dims: &[usize]| GraphPort {
             name: name.to_owned(),
             dtype,
             dims: dims.iter().copied().map(Dim::Size).collect(),
@@ -422,7 +422,7 @@ fn layers_of_integers_give_what_integers_say() {
         if target.dot4_lanes([false, true]) > 0 {
             assert_eq!(drawn.n_products, of_integers, "{about}: {tasks:?}");
         }
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
         runner.set("x", &drawn.x).unwrap();
         runner.run().unwrap();
         let found = runner.outputs()[0].1.floats();
@@ -471,8 +471,11 @@ fn what_nothing_can_be_a_multiple_of_is_refused_with_its_node() {
     for (op, dtype, constants, expected) in cases {
         let weights: Vec<(String, Tensor)> =
             constants.into_iter().enumerate().map(|(at, tensor)| (format!("w{at}"), tensor)).collect();
-        let port =
-            |name: &str, dtype: DType| Port { name: name.to_owned(), dtype, dims: vec![Dim::Size(2), Dim::Size(4)] };
+        let port = |name: &str, dtype: DType| GraphPort {
+            name: name.to_owned(),
+            dtype,
+            dims: vec![Dim::Size(2), Dim::Size(4)],
+        };
         let inputs = std::iter::once("x".to_owned()).chain(weights.iter().map(|(name, _)| name.clone())).collect();
         let output = if op == "DequantizeLinear" { DType::F32 } else { DType::U8 };
         let model = ModelFile {
@@ -600,7 +603,7 @@ fn check_convolutions(target: &Target) {
                 nodes.push(node("Conv", "a f c", "o", &windows));
                 nodes.push(node("QuantizeLinear", "o ys yz", "y", &[]));
             }
-            let port = |name: &str, dtype: DType, dims: [usize; 4]| Port {
+            let port = |name: &str, dtype: DType, dims: [usize; 4]| GraphPort {
                 name: name.to_owned(),
                 dtype,
                 dims: dims.into_iter().map(Dim::Size).collect(),
@@ -619,7 +622,7 @@ fn check_convolutions(target: &Target) {
             assert!(special.problems.is_empty(), "{about}: {:?}", special.problems);
             let compiled = compiled_for(&special.graph, target).unwrap_or_else(|e| panic!("{about}: {e}"));
             let tasks: Vec<String> = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
-            let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+            let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
             runner.set("x", &Tensor::from_floats(DType::F32, vec![1, c, h, w], &x)).unwrap();
             runner.run().unwrap();
             let found = runner.outputs()[0].1.floats();
@@ -692,7 +695,7 @@ fn channels_of_activations_have_scales_of_their_own() {
         let along = [("axis", Attribute::Int(0))];
         let windows = [("pads", Attribute::Ints(vec![1; 4])), ("group", Attribute::Int(K as i64))];
         let cut = if high.is_some() { node("Clip", "o low high", "r") } else { node("Relu", "o", "r") };
-        let image = |name: &str, n: usize| Port {
+        let image = |name: &str, n: usize| GraphPort {
             name: name.to_owned(),
             dtype: DType::U8,
             dims: [1, n, H, H].into_iter().map(Dim::Size).collect(),
@@ -725,7 +728,7 @@ fn channels_of_activations_have_scales_of_their_own() {
             let of_integers = |task: &&String| task.contains("u8i8") && task.contains("quant_u8");
             assert_eq!(tasks.iter().filter(of_integers).count(), 2, "{tasks:?}");
         }
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
         runner.set("x", &Tensor::from_integers(DType::U8, [1, C, H, H], &x)).unwrap();
         runner.run().unwrap();
         let found = runner.outputs()[0].1.i64s();
@@ -756,8 +759,8 @@ fn zero(name: &str, x: i64) -> (String, Tensor) {
 }
 
 /// A tensor of `M` rows of bytes.
-fn port(name: &str, columns: usize) -> Port {
-    Port { name: name.to_owned(), dtype: DType::U8, dims: vec![Dim::Size(M), Dim::Size(columns)] }
+fn port(name: &str, columns: usize) -> GraphPort {
+    GraphPort { name: name.to_owned(), dtype: DType::U8, dims: vec![Dim::Size(M), Dim::Size(columns)] }
 }
 
 /// Residual sums of quantized numbers, whose product is quantized before they are added, as quantizers write
@@ -804,7 +807,7 @@ fn quantized_residual_sums_are_epilogues() {
     if host::target().dot4_lanes([false, true]) > 0 {
         assert!(matches!(&tasks[..], [task] if task.contains("add_u8") && task.contains("quant_u8")), "{tasks:?}");
     }
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     runner.set("x", &Tensor::from_integers(DType::U8, [M, K], &x)).unwrap();
     runner.set("r", &Tensor::from_integers(DType::U8, [M, N], &r)).unwrap();
     runner.run().unwrap();
@@ -873,7 +876,7 @@ fn sums_of_two_quantized_products_are_epilogues() {
         assert!(tasks.len() == 2 && tasks.iter().all(is_product), "{tasks:?}");
         assert_eq!(tasks.iter().filter(|task| task.contains("add_u8")).count(), 1, "{tasks:?}");
     }
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     runner.set("x", &Tensor::from_integers(DType::U8, [M, K], &x)).unwrap();
     runner.run().unwrap();
     let quantized = |x: f32, scale: f32, zero: i64| ((x / scale).round_ties_even() as i64 + zero).clamp(0, 255);

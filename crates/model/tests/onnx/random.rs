@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Random, Tensor, evaluate, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, SplitMix64, Tensor, evaluate, onnx, specialise};
 use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::{agree, no_files};
 use crate::compiled;
@@ -49,7 +49,7 @@ impl Writer {
     }
 
     fn weights(&mut self, shape: &[usize]) -> String {
-        let tensor = Random::new(self.random.random()).tensor(shape, -0.9, 0.9);
+        let tensor = SplitMix64::new(self.random.random()).tensor(shape, -0.9, 0.9);
         self.constant(tensor)
     }
 
@@ -146,8 +146,8 @@ fn dim(random: &mut Xoshiro256PlusPlus) -> usize {
     [1, 1, 1, 2, 3][random.random_range(0..5)]
 }
 
-fn port(name: &str, shape: &[usize]) -> Port {
-    Port { name: name.to_owned(), dtype: DType::F32, dims: shape.iter().map(|&n| Dim::Size(n)).collect() }
+fn port(name: &str, shape: &[usize]) -> GraphPort {
+    GraphPort { name: name.to_owned(), dtype: DType::F32, dims: shape.iter().map(|&n| Dim::Size(n)).collect() }
 }
 
 fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
@@ -179,8 +179,8 @@ fn check(file: &ModelFile) {
     let special = specialise(&graph, &Bindings::default());
     assert!(special.problems.is_empty(), "{}", special.problems[0]);
     let compiled = compiled(&special.graph).unwrap_or_else(|error| panic!("{error}"));
-    let x = Random::new(3).input(special.graph.ty(special.graph.inputs[0]));
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let x = SplitMix64::new(3).input(special.graph.ty(special.graph.inputs[0]));
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     runner.set("x", &x).unwrap();
     runner.run().unwrap();
     let wanted = evaluate(&graph, &[("x", x)]).unwrap();

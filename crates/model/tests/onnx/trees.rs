@@ -8,7 +8,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_device::host;
 use tilewright_graph::{DType, Tensor};
 use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::Case;
 use crate::common::build::{Attr, declared, field, int, node_of};
@@ -205,7 +205,7 @@ fn random_ensembles_compute_what_their_trees_say() {
         let file = model(&trees, n_targets, aggregate, transform, rows);
         let case = Case { name: format!("seed {seed}"), model: file.into(), sets: vec![(inputs.clone(), Vec::new())] };
         let (compiled, given) = compiled_case(&case, &inputs, &host::target()).unwrap().expect("its types run");
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
         given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
         runner.run().unwrap();
         let found = runner.outputs()[0].1.floats();

@@ -1,13 +1,10 @@
 //! Operators on types that few models have them of: kernels and functions in C against the reference.
 
-use tilewright_device::host;
-use tilewright_graph::{DType, Tensor, evaluate, onnx};
-use tilewright_model::{Outline, Runner};
-use tilewright_runtime::Threads;
+use tilewright_graph::{DType, Tensor};
+use tilewright_model::Outline;
 
+use crate::by_both;
 use crate::common::build::{Attr, single};
-use crate::common::{Case, no_files};
-use crate::compiled_case;
 
 /// Elements of a type, of either sign where it has one.
 fn elements(dtype: DType, shape: &[usize]) -> Tensor {
@@ -32,35 +29,20 @@ fn check(
     inputs: &[Option<Tensor>],
     n_outputs: usize,
 ) -> Vec<Tensor> {
-    let given: Vec<Tensor> = inputs.iter().flatten().cloned().collect();
-    let model = single(op, opset, attributes, inputs, n_outputs);
-    let graph = onnx::read(&model, &mut no_files).unwrap().graph;
-    let names: Vec<String> = graph.inputs.iter().map(|&id| graph.value(id).name.clone()).collect();
-    let named: Vec<(&str, Tensor)> = names.iter().map(String::as_str).zip(given.iter().cloned()).collect();
-    let expected = evaluate(&graph, &named).unwrap();
-    let about = format!("{op} of {}", given[0].ty());
-    let case = Case { name: about.clone(), model, sets: Vec::new() };
-    let (compiled, given) = compiled_case(&case, &given, &host::target()).unwrap().expect("a case with code");
+    let about = format!("{op} of {}", inputs.iter().flatten().next().expect("an input").ty());
+    let (compiled, results) = by_both(&about, single(op, opset, attributes, inputs, n_outputs), inputs);
     assert!(Outline::of(&compiled.fused).without_code.is_empty(), "{about} has no code");
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
-    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
-    runner.run().unwrap();
-    let found: Vec<Tensor> = runner.outputs().into_iter().map(|(_, x)| x).collect();
-    for (found, expected) in found.iter().zip(&expected) {
+    for (found, expected) in &results {
         let is_near =
             |(x, y): (&f64, &f64)| x == y || x.is_nan() && y.is_nan() || (x - y).abs() <= 1e-12 * y.abs().max(1.0);
         let are_near = match expected.dtype().is_float() {
             true => found.floats().iter().zip(&expected.floats()).all(is_near),
             false => found == expected,
         };
-        assert!(
-            found.ty() == expected.ty() && are_near,
-            "{about}: {:?}, and should be {:?}",
-            found.floats(),
-            expected.floats()
-        );
+        let numbers = (found.floats(), expected.floats());
+        assert!(found.ty() == expected.ty() && are_near, "{about}: {:?}, and should be {:?}", numbers.0, numbers.1);
     }
-    expected
+    results.into_iter().map(|(_, expected)| expected).collect()
 }
 
 #[test]

@@ -1,13 +1,9 @@
 //! Convolutions over three dimensions, against the reference evaluator.
 
-use tilewright_device::host;
-use tilewright_graph::{DType, Tensor, evaluate, onnx};
-use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_graph::{DType, Tensor};
 
+use crate::by_both;
 use crate::common::build::{Attr, single};
-use crate::common::{Case, no_files};
-use crate::compiled_case;
 
 fn elements(shape: &[usize], step: usize) -> Tensor {
     let n = shape.iter().product::<usize>();
@@ -74,18 +70,8 @@ fn elements_that_become_blocks_are_one_product() {
 
 /// Checks an operator, and returns the workloads of its kernels.
 fn check(op: &str, attributes: &[(&str, Attr)], inputs: &[Option<Tensor>], about: &str) -> Vec<String> {
-    let model = single(op, 17, attributes, inputs, 1);
-    let given: Vec<Tensor> = inputs.iter().flatten().cloned().collect();
-    let graph = onnx::read(&model, &mut no_files).unwrap().graph;
-    let names: Vec<String> = graph.inputs.iter().map(|&id| graph.value(id).name.clone()).collect();
-    let named: Vec<(&str, Tensor)> = names.iter().map(String::as_str).zip(given.iter().cloned()).collect();
-    let expected = evaluate(&graph, &named).unwrap().remove(0);
-    let case = Case { name: about.to_owned(), model, sets: Vec::new() };
-    let (compiled, given) = compiled_case(&case, &given, &host::target()).unwrap().expect("a case with code");
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
-    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
-    runner.run().unwrap();
-    let found = runner.outputs().remove(0).1;
+    let (compiled, mut results) = by_both(about, single(op, 17, attributes, inputs, 1), inputs);
+    let (found, expected) = results.remove(0);
     assert_eq!(found.ty(), expected.ty(), "{about}");
     let (found, expected) = (found.floats(), expected.floats());
     let most = expected.iter().fold(0.0f64, |most, x| most.max(x.abs()));

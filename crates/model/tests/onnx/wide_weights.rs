@@ -1,11 +1,11 @@
 //! Quantized weights whose distances from their zero points are no i8s, to the last bit.
 
 use tilewright_device::host;
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Bindings, DType, Dim, Tensor, onnx, specialise};
 use tilewright_model::Runner;
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::no_files;
 use crate::compiled_for;
@@ -19,8 +19,8 @@ fn tensor(dtype: DType, shape: &[usize], numbers: &[i64]) -> Tensor {
     Tensor::from_integers(dtype, shape, &numbers.iter().map(|&x| x.into()).collect::<Vec<i128>>())
 }
 
-fn port(name: &str, dtype: DType, shape: &[usize]) -> Port {
-    Port { name: name.to_owned(), dtype, dims: shape.iter().copied().map(Dim::Size).collect() }
+fn port(name: &str, dtype: DType, shape: &[usize]) -> GraphPort {
+    GraphPort { name: name.to_owned(), dtype, dims: shape.iter().copied().map(Dim::Size).collect() }
 }
 
 fn node(op: &str, inputs: &[&str], output: &str) -> NodeFile {
@@ -38,7 +38,7 @@ fn run_model(model: &ModelFile, given: &[(&str, &Tensor)]) -> (Tensor, Vec<Strin
     let special = specialise(&graph, &Bindings::default());
     assert!(special.problems.is_empty(), "{:?}", special.problems);
     let compiled = compiled_for(&special.graph, &host::target()).unwrap();
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     runner.run().unwrap();
     let tasks = compiled.fused.tasks().iter().map(|(task, _)| task.to_string()).collect();

@@ -13,7 +13,7 @@ use std::ptr;
 use tilewright_graph::{DType, Tensor};
 use tilewright_runtime::Aligned;
 
-use super::worker::{Opened, Session, Wanted};
+use super::worker::{OpenedSession, RuntimeSession, Wanted};
 use crate::Unavailable;
 use crate::library::{Loaded, text};
 
@@ -28,9 +28,9 @@ const ARENA: c_int = 1;
 /// `OrtMemTypeDefault`.
 const DEFAULT_MEMORY: c_int = 0;
 
-type Handle = *mut c_void;
+type OrtHandle = *mut c_void;
 /// Null where all is well.
-type Status = Handle;
+type OrtStatus = OrtHandle;
 
 macro_rules! api {
     ($($name:ident @ $at:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
@@ -53,55 +53,55 @@ macro_rules! api {
 }
 
 api! {
-    error_message @ 2 (Status) -> *const c_char;
-    create_env @ 3 (c_int, *const c_char, *mut Handle) -> Status;
-    create_session @ 7 (Handle, *const c_char, Handle, *mut Handle) -> Status;
+    error_message @ 2 (OrtStatus) -> *const c_char;
+    create_env @ 3 (c_int, *const c_char, *mut OrtHandle) -> OrtStatus;
+    create_session @ 7 (OrtHandle, *const c_char, OrtHandle, *mut OrtHandle) -> OrtStatus;
     run @ 9 (
-        Handle, Handle, *const *const c_char, *const Handle, usize, *const *const c_char, usize, *mut Handle
-    ) -> Status;
-    create_options @ 10 (*mut Handle) -> Status;
-    set_optimization @ 23 (Handle, c_int) -> Status;
-    set_intra_threads @ 24 (Handle, c_int) -> Status;
-    set_inter_threads @ 25 (Handle, c_int) -> Status;
-    output_count @ 31 (Handle, *mut usize) -> Status;
-    output_name @ 37 (Handle, usize, Handle, *mut *mut c_char) -> Status;
-    create_tensor @ 49 (Handle, *mut c_void, usize, *const i64, usize, c_int, *mut Handle) -> Status;
-    is_tensor @ 50 (Handle, *mut c_int) -> Status;
-    tensor_data @ 51 (Handle, *mut *mut c_void) -> Status;
-    element_type @ 60 (Handle, *mut c_int) -> Status;
-    dimensions_count @ 61 (Handle, *mut usize) -> Status;
-    dimensions @ 62 (Handle, *mut i64, usize) -> Status;
-    type_and_shape @ 65 (Handle, *mut Handle) -> Status;
-    cpu_memory @ 69 (c_int, c_int, *mut Handle) -> Status;
-    default_allocator @ 78 (*mut Handle) -> Status;
-    release_status @ 93 (Status);
-    release_value @ 96 (Handle);
-    release_type_and_shape @ 99 (Handle);
-    fix_dimension @ 124 (Handle, *const c_char, i64) -> Status;
-    add_entry @ 130 (Handle, *const c_char, *const c_char) -> Status;
+        OrtHandle, OrtHandle, *const *const c_char, *const OrtHandle, usize, *const *const c_char, usize, *mut OrtHandle
+    ) -> OrtStatus;
+    create_options @ 10 (*mut OrtHandle) -> OrtStatus;
+    set_optimization @ 23 (OrtHandle, c_int) -> OrtStatus;
+    set_intra_threads @ 24 (OrtHandle, c_int) -> OrtStatus;
+    set_inter_threads @ 25 (OrtHandle, c_int) -> OrtStatus;
+    output_count @ 31 (OrtHandle, *mut usize) -> OrtStatus;
+    output_name @ 37 (OrtHandle, usize, OrtHandle, *mut *mut c_char) -> OrtStatus;
+    create_tensor @ 49 (OrtHandle, *mut c_void, usize, *const i64, usize, c_int, *mut OrtHandle) -> OrtStatus;
+    is_tensor @ 50 (OrtHandle, *mut c_int) -> OrtStatus;
+    tensor_data @ 51 (OrtHandle, *mut *mut c_void) -> OrtStatus;
+    element_type @ 60 (OrtHandle, *mut c_int) -> OrtStatus;
+    dimensions_count @ 61 (OrtHandle, *mut usize) -> OrtStatus;
+    dimensions @ 62 (OrtHandle, *mut i64, usize) -> OrtStatus;
+    type_and_shape @ 65 (OrtHandle, *mut OrtHandle) -> OrtStatus;
+    cpu_memory @ 69 (c_int, c_int, *mut OrtHandle) -> OrtStatus;
+    default_allocator @ 78 (*mut OrtHandle) -> OrtStatus;
+    release_status @ 93 (OrtStatus);
+    release_value @ 96 (OrtHandle);
+    release_type_and_shape @ 99 (OrtHandle);
+    fix_dimension @ 124 (OrtHandle, *const c_char, i64) -> OrtStatus;
+    add_entry @ 130 (OrtHandle, *const c_char, *const c_char) -> OrtStatus;
 }
 
 /// Hardware that runs a model.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Provider {
+pub(super) enum ExecutionProvider {
     /// CPUs, with threads that spin between operators or sleep.
     Cpu { spins: bool },
     /// NVIDIA's GPU, and CPUs for what its provider lacks.
     Cuda,
 }
 
-impl Provider {
+impl ExecutionProvider {
     /// Python package that brings a library with it.
     fn package(self) -> &'static str {
         match self {
-            Provider::Cpu { .. } => "onnxruntime",
-            Provider::Cuda => "onnxruntime-gpu",
+            ExecutionProvider::Cpu { .. } => "onnxruntime",
+            ExecutionProvider::Cuda => "onnxruntime-gpu",
         }
     }
 }
 
 /// Adds the provider for CUDA to options, for a device: builds with that provider export it.
-type AppendCuda = unsafe extern "C" fn(Handle, c_int) -> Status;
+type AppendCuda = unsafe extern "C" fn(OrtHandle, c_int) -> OrtStatus;
 
 /// Libraries that the provider for CUDA finds by name where they are loaded already.
 const NEEDED_BY_CUDA: &[&str] = &[
@@ -139,9 +139,9 @@ fn load(folder: Option<&Path>, package: &str) -> Result<(Loaded, Api, String), U
 }
 
 /// Version of the installed library, if that has the provider.
-pub(super) fn version(provider: Provider) -> Result<String, Unavailable> {
+pub(super) fn version(provider: ExecutionProvider) -> Result<String, Unavailable> {
     let (library, _, version) = load(None, provider.package())?;
-    if provider == Provider::Cuda {
+    if provider == ExecutionProvider::Cuda {
         cuda_provider(library, None)?;
     }
     Ok(version)
@@ -149,7 +149,7 @@ pub(super) fn version(provider: Provider) -> Result<String, Unavailable> {
 
 impl Api {
     /// Turns the status of a call into a result.
-    fn check(self, status: Status) -> Result<(), Unavailable> {
+    fn check(self, status: OrtStatus) -> Result<(), Unavailable> {
         if status.is_null() {
             return Ok(());
         }
@@ -169,12 +169,12 @@ fn c_text(text: &str) -> Result<CString, Unavailable> {
 }
 
 /// Opens a model.
-pub(super) fn open(wanted: &Wanted, provider: Provider) -> Result<Opened, Unavailable> {
+pub(super) fn open(wanted: &Wanted, provider: ExecutionProvider) -> Result<OpenedSession, Unavailable> {
     let Wanted { model, dims, means } = wanted;
     let folder = means.folder.as_deref();
     let (library, api, version) = load(folder, provider.package())?;
-    let append_cuda = (provider == Provider::Cuda).then(|| cuda_provider(library, folder)).transpose()?;
-    let spins = provider == Provider::Cpu { spins: true };
+    let append_cuda = (provider == ExecutionProvider::Cuda).then(|| cuda_provider(library, folder)).transpose()?;
+    let spins = provider == ExecutionProvider::Cpu { spins: true };
     let path = CString::new(model.as_os_str().as_bytes())
         .map_err(|_| Unavailable::Unsupported { reason: "the model's path has a zero byte in it".to_owned() })?;
     let threads = c_int::try_from(means.threads).unwrap_or(c_int::MAX);
@@ -217,7 +217,7 @@ pub(super) fn open(wanted: &Wanted, provider: Provider) -> Result<Opened, Unavai
     };
     let outputs = vec![ptr::null_mut(); output_names.len()];
     let session = Box::new(Ort { api, session, memory, inputs: Vec::new(), output_names, outputs });
-    Ok(Opened { version, details, session })
+    Ok(OpenedSession { version, details, session })
 }
 
 /// Finds the function that adds the provider for CUDA, and loads what that provider needs from the folder.
@@ -226,7 +226,7 @@ fn cuda_provider(library: Loaded, folder: Option<&Path>) -> Result<AppendCuda, U
     let append = unsafe { library.function::<AppendCuda>(b"OrtSessionOptionsAppendExecutionProvider_CUDA\0") };
     let append = append.map_err(|_| Unavailable::NotInstalled {
         library: "libonnxruntime.so with a provider for CUDA".to_owned(),
-        get: super::get(Provider::Cuda.package()),
+        get: super::get(ExecutionProvider::Cuda.package()),
     })?;
     // What the system has it finds itself, and reports.
     if folder.is_some() {
@@ -239,23 +239,23 @@ fn cuda_provider(library: Loaded, folder: Option<&Path>) -> Result<AppendCuda, U
 
 struct Ort {
     api: Api,
-    session: Handle,
-    memory: Handle,
-    inputs: Vec<Input>,
+    session: OrtHandle,
+    memory: OrtHandle,
+    inputs: Vec<InputTensor>,
     output_names: Vec<CString>,
     /// Null until a run has made them; later runs write to the same.
-    outputs: Vec<Handle>,
+    outputs: Vec<OrtHandle>,
 }
 
 /// An input's name, its elements, and the library's view of them.
-struct Input {
+struct InputTensor {
     name: CString,
-    value: Handle,
+    value: OrtHandle,
     /// Elements that the tensor refers to.
     _elements: Aligned,
 }
 
-impl Session for Ort {
+impl RuntimeSession for Ort {
     fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable> {
         for input in self.inputs.drain(..) {
             // SAFETY: the value is one, and nothing else has it.
@@ -279,14 +279,14 @@ impl Session for Ort {
                     &raw mut value,
                 )
             })?;
-            self.inputs.push(Input { name: c_text(name)?, value, _elements: elements });
+            self.inputs.push(InputTensor { name: c_text(name)?, value, _elements: elements });
         }
         Ok(())
     }
 
     fn run(&mut self) -> Result<(), Unavailable> {
         let names: Vec<*const c_char> = self.inputs.iter().map(|input| input.name.as_ptr()).collect();
-        let values: Vec<Handle> = self.inputs.iter().map(|input| input.value).collect();
+        let values: Vec<OrtHandle> = self.inputs.iter().map(|input| input.value).collect();
         let outputs: Vec<*const c_char> = self.output_names.iter().map(|name| name.as_ptr()).collect();
         // SAFETY: as many names as values of each kind; all live as long as the call.
         self.api.check(unsafe {
@@ -309,7 +309,7 @@ impl Session for Ort {
 }
 
 impl Ort {
-    fn output(&self, value: Handle) -> Result<Tensor, Unavailable> {
+    fn output(&self, value: OrtHandle) -> Result<Tensor, Unavailable> {
         let (api, mut is_tensor, mut info) = (self.api, 0, ptr::null_mut());
         let (mut dtype, mut rank, mut data) = (0, 0, ptr::null_mut());
         // SAFETY: the value is an output of a run; what is asked is written to variables of the right types.

@@ -12,13 +12,13 @@ use std::ptr;
 use tilewright_graph::{DType, Tensor};
 use tilewright_runtime::Aligned;
 
-use super::worker::{Opened, Session, Wanted};
+use super::worker::{OpenedSession, RuntimeSession, Wanted};
 use crate::Unavailable;
 use crate::library::{Loaded, text};
 
-type Handle = *mut c_void;
+type OpenVinoHandle = *mut c_void;
 /// Zero where all is well.
-type Status = c_int;
+type OpenVinoStatus = c_int;
 
 /// Each element type's number here (`ov_element_type_e`).
 const TYPES: &[(DType, c_int)] = &[
@@ -70,14 +70,14 @@ macro_rules! api {
     ($($name:ident: $symbol:literal ($($argument:ty),* $(; $rest:tt)?);)*) => {
         /// The functions that are used.
         #[derive(Clone, Copy)]
-        struct Api {
-            $($name: unsafe extern "C" fn($($argument),* $(, $rest)?) -> Status,)*
+        struct OpenVinoFunctions {
+            $($name: unsafe extern "C" fn($($argument),* $(, $rest)?) -> OpenVinoStatus,)*
         }
 
-        impl Api {
-            fn of(library: Loaded) -> Result<Api, Unavailable> {
+        impl OpenVinoFunctions {
+            fn of(library: Loaded) -> Result<OpenVinoFunctions, Unavailable> {
                 // SAFETY: the signatures are those of the headers.
-                unsafe { Ok(Api { $($name: library.function(concat!($symbol, "\0").as_bytes())?,)* }) }
+                unsafe { Ok(OpenVinoFunctions { $($name: library.function(concat!($symbol, "\0").as_bytes())?,)* }) }
             }
         }
     };
@@ -85,28 +85,28 @@ macro_rules! api {
 
 api! {
     version: "ov_get_openvino_version"(*mut Version);
-    create_core: "ov_core_create"(*mut Handle);
-    read_model: "ov_core_read_model"(Handle, *const c_char, *const c_char, *mut Handle);
-    reshape: "ov_model_reshape"(Handle, *const *const c_char, *const PartialShape, usize);
-    compile: "ov_core_compile_model"(Handle, Handle, *const c_char, usize, *mut Handle; ...);
-    create_request: "ov_compiled_model_create_infer_request"(Handle, *mut Handle);
-    count_outputs: "ov_compiled_model_outputs_size"(Handle, *mut usize);
-    tensor_over: "ov_tensor_create_from_host_ptr"(c_int, Shape, *mut c_void, *mut Handle);
-    set_tensor: "ov_infer_request_set_tensor"(Handle, *const c_char, Handle);
-    infer: "ov_infer_request_infer"(Handle);
-    output: "ov_infer_request_get_output_tensor_by_index"(Handle, usize, *mut Handle);
-    element_type: "ov_tensor_get_element_type"(Handle, *mut c_int);
-    shape: "ov_tensor_get_shape"(Handle, *mut Shape);
+    create_core: "ov_core_create"(*mut OpenVinoHandle);
+    read_model: "ov_core_read_model"(OpenVinoHandle, *const c_char, *const c_char, *mut OpenVinoHandle);
+    reshape: "ov_model_reshape"(OpenVinoHandle, *const *const c_char, *const PartialShape, usize);
+    compile: "ov_core_compile_model"(OpenVinoHandle, OpenVinoHandle, *const c_char, usize, *mut OpenVinoHandle; ...);
+    create_request: "ov_compiled_model_create_infer_request"(OpenVinoHandle, *mut OpenVinoHandle);
+    count_outputs: "ov_compiled_model_outputs_size"(OpenVinoHandle, *mut usize);
+    tensor_over: "ov_tensor_create_from_host_ptr"(c_int, Shape, *mut c_void, *mut OpenVinoHandle);
+    set_tensor: "ov_infer_request_set_tensor"(OpenVinoHandle, *const c_char, OpenVinoHandle);
+    infer: "ov_infer_request_infer"(OpenVinoHandle);
+    output: "ov_infer_request_get_output_tensor_by_index"(OpenVinoHandle, usize, *mut OpenVinoHandle);
+    element_type: "ov_tensor_get_element_type"(OpenVinoHandle, *mut c_int);
+    shape: "ov_tensor_get_shape"(OpenVinoHandle, *mut Shape);
     free_shape: "ov_shape_free"(*mut Shape);
-    data: "ov_tensor_data"(Handle, *mut *mut c_void);
+    data: "ov_tensor_data"(OpenVinoHandle, *mut *mut c_void);
 }
 
 /// The library with what does not answer with a status.
 #[derive(Clone, Copy)]
 struct OpenVino {
-    api: Api,
+    api: OpenVinoFunctions,
     last_error: unsafe extern "C" fn() -> *const c_char,
-    free_tensor: unsafe extern "C" fn(Handle),
+    free_tensor: unsafe extern "C" fn(OpenVinoHandle),
 }
 
 impl OpenVino {
@@ -115,10 +115,10 @@ impl OpenVino {
         // SAFETY: the signatures are those of the headers.
         let (last_error, free_tensor) =
             unsafe { (library.function(b"ov_get_last_err_msg\0")?, library.function(b"ov_tensor_free\0")?) };
-        Ok(OpenVino { api: Api::of(library)?, last_error, free_tensor })
+        Ok(OpenVino { api: OpenVinoFunctions::of(library)?, last_error, free_tensor })
     }
 
-    fn check(&self, status: Status) -> Result<(), Unavailable> {
+    fn check(&self, status: OpenVinoStatus) -> Result<(), Unavailable> {
         if status == 0 {
             return Ok(());
         }
@@ -150,7 +150,7 @@ fn c_text(bytes: &[u8]) -> Result<CString, Unavailable> {
 }
 
 /// Opens a model for inputs of these shapes.
-pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Opened, Unavailable> {
+pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<OpenedSession, Unavailable> {
     let library = OpenVino::load(wanted.means.folder.as_deref())?;
     let api = library.api;
     let path = c_text(wanted.model.as_os_str().as_bytes())?;
@@ -194,18 +194,22 @@ pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Opene
     }
     let details = format!("f32, activations not quantized, 1 stream, threads {}", wanted.means.threads);
     let version = library.version()?;
-    Ok(Opened { version, details, session: Box::new(Request { library, request, n_outputs, inputs: Vec::new() }) })
+    Ok(OpenedSession {
+        version,
+        details,
+        session: Box::new(InferRequest { library, request, n_outputs, inputs: Vec::new() }),
+    })
 }
 
-struct Request {
+struct InferRequest {
     library: OpenVino,
-    request: Handle,
+    request: OpenVinoHandle,
     n_outputs: usize,
     /// Memory of the request's inputs.
     inputs: Vec<Aligned>,
 }
 
-impl Session for Request {
+impl RuntimeSession for InferRequest {
     fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable> {
         let (library, api) = (self.library, self.library.api);
         let mut given = Vec::new();
@@ -239,7 +243,7 @@ impl Session for Request {
     }
 }
 
-impl Request {
+impl InferRequest {
     fn output(&self, at: usize) -> Result<Tensor, Unavailable> {
         let (library, api) = (self.library, self.library.api);
         let (mut tensor, mut number, mut data) = (ptr::null_mut(), 0, ptr::null_mut());

@@ -11,10 +11,10 @@ use std::sync::mpsc::{Receiver, channel};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tilewright_device::ChildProcess;
-use tilewright_device::device::Round;
+use tilewright_device::device::RoundLength;
 use tilewright_graph::{Bindings, Graph, Tensor, onnx, problems_text, specialise};
 
-use super::worker::{Opened, Session, Wanted};
+use super::worker::{OpenedSession, RuntimeSession, Wanted};
 use super::{Area, StoredTensor, Unavailable, broken};
 use crate::library::find;
 use crate::rounds::SAMPLE_NS;
@@ -59,7 +59,7 @@ pub(super) fn version() -> Result<String, Unavailable> {
 }
 
 /// Opens a model for inputs of these shapes.
-pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)], mode: Mode) -> Result<Opened, Unavailable> {
+pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)], mode: Mode) -> Result<OpenedSession, Unavailable> {
     let unsupported = |reason: String| Unavailable::Unsupported { reason };
     let graph = graph_of(wanted, inputs)?;
     let text = convert::text_of(&graph).map_err(unsupported)?;
@@ -86,7 +86,7 @@ pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)], mode: Mode) -> 
             "torch.compile(mode=\"reduce-overhead\"), tensors copied to the device and back".to_owned()
         }
     };
-    Ok(Opened { version: ready.version.unwrap_or_default(), details, session })
+    Ok(OpenedSession { version: ready.version.unwrap_or_default(), details, session })
 }
 
 /// The model's graph at the sizes of these inputs.
@@ -107,7 +107,7 @@ fn graph_of(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Graph, Unava
 /// Answer of the program; the fields that a request asks for are there.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Answer {
+struct ProgramAnswer {
     version: Option<String>,
     times_ns: Vec<f64>,
     outputs: Vec<StoredTensor>,
@@ -118,14 +118,14 @@ struct Answer {
 /// A model in PyTorch. Its process is stopped but while it answers.
 struct Torch {
     process: ChildProcess,
-    replies: Receiver<Option<Answer>>,
+    replies: Receiver<Option<ProgramAnswer>>,
     area: Area,
     /// Bytes that inputs take.
     end: u64,
 }
 
 impl Torch {
-    fn ask(&mut self, request: &impl Serialize) -> Result<Answer, Unavailable> {
+    fn ask(&mut self, request: &impl Serialize) -> Result<ProgramAnswer, Unavailable> {
         self.process.go_on();
         self.process.tell(request);
         // Whoever waits for this process knows how long that may take.
@@ -134,14 +134,14 @@ impl Torch {
         };
         self.process.stop();
         match answer {
-            Answer { missing: Some(reason), .. } => Err(not_installed(&reason)),
-            Answer { error: Some(reason), .. } => Err(Unavailable::Unsupported { reason }),
+            ProgramAnswer { missing: Some(reason), .. } => Err(not_installed(&reason)),
+            ProgramAnswer { error: Some(reason), .. } => Err(Unavailable::Unsupported { reason }),
             answer => Ok(answer),
         }
     }
 }
 
-impl Session for Torch {
+impl RuntimeSession for Torch {
     fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable> {
         let places = self.area.put_all(0, inputs).map_err(broken)?;
         let sizes: HashMap<&str, usize> = inputs.iter().map(|(name, x)| (name.as_str(), x.bytes().len())).collect();
@@ -153,7 +153,7 @@ impl Session for Torch {
         self.ask(&json!({ "run": true })).map(drop)
     }
 
-    fn round(&mut self, round: Round) -> Result<Vec<f64>, Unavailable> {
+    fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, Unavailable> {
         let wanted = json!({ "round": [round.time.as_nanos() as u64, round.min_samples, SAMPLE_NS] });
         Ok(self.ask(&wanted)?.times_ns)
     }
@@ -212,7 +212,7 @@ mod tests {
     }
 
     /// A model by a program that stands for Python.
-    fn opened(folder: &Path, program: &str) -> Result<Opened, Unavailable> {
+    fn opened(folder: &Path, program: &str) -> Result<OpenedSession, Unavailable> {
         let (bin, model) = (folder.join("bin"), folder.join("dqn.onnx"));
         fs::create_dir_all(&bin).expect("a folder");
         fs::write(bin.join("python3"), format!("#!/bin/sh\n{program}")).expect("a program");
@@ -245,10 +245,10 @@ mod tests {
                 *outputs*) echo '{"outputs": [{"name": "", "dtype": 1, "shape": [2], "at": 0}]}';;
                 *) echo '{"done": true}';;
             esac; done"#;
-        let Opened { version, details, mut session } = opened(folder.path(), answers).expect("it answers");
+        let OpenedSession { version, details, mut session } = opened(folder.path(), answers).expect("it answers");
         assert_eq!((version.as_str(), details.as_str()), ("9.9", "each operator by itself, threads: 1"));
         session.run().expect("it runs");
-        let round = Round { time: Duration::from_millis(1), min_samples: 2 };
+        let round = RoundLength { time: Duration::from_millis(1), min_samples: 2 };
         assert_eq!(session.round(round).expect("times"), [5.0, 6.0]);
         // The place where its input begins.
         assert_eq!(session.outputs().expect("outputs")[0].floats(), [1.0, 1.0]);

@@ -3,26 +3,26 @@
 use std::io::{self, Write};
 use std::path::PathBuf;
 
-use tilewright_device::device::Round;
+use tilewright_device::device::RoundLength;
 use tilewright_device::host;
 use tilewright_graph::Tensor;
 
-use super::onnxruntime::Provider;
+use super::onnxruntime::ExecutionProvider;
 use super::{Area, Engine, StoredTensor, onnxruntime, openvino, pytorch};
 use crate::Unavailable;
 use crate::library::Means;
-use crate::protocol::{Reply, Request};
+use crate::protocol::{ChildReply, ChildRequest};
 use crate::rounds::wall_samples_ns;
 use crate::worker::answer;
 
 /// A model in a runtime, with its inputs.
-pub(super) trait Session {
+pub(super) trait RuntimeSession {
     /// Takes inputs, of the types that it was opened with.
     fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable>;
     /// Runs once.
     fn run(&mut self) -> Result<(), Unavailable>;
     /// Nanoseconds a run, one for each sample.
-    fn round(&mut self, round: Round) -> Result<Vec<f64>, Unavailable> {
+    fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, Unavailable> {
         wall_samples_ns(round, || self.run())
     }
     /// Outputs of the last run, in the model's order.
@@ -30,10 +30,10 @@ pub(super) trait Session {
 }
 
 /// A session, and what its runtime says of it.
-pub(super) struct Opened {
+pub(super) struct OpenedSession {
     pub(super) version: String,
     pub(super) details: String,
-    pub(super) session: Box<dyn Session>,
+    pub(super) session: Box<dyn RuntimeSession>,
 }
 
 /// Model and settings of a session.
@@ -59,8 +59,8 @@ pub(crate) fn serve(
     let opened = tensors(area, inputs).and_then(|tensors| {
         let spec = super::find(peer)?;
         let mut opened = match spec.engine {
-            Engine::OnnxRuntime { spins } => onnxruntime::open(wanted, Provider::Cpu { spins })?,
-            Engine::OnnxRuntimeCuda => onnxruntime::open(wanted, Provider::Cuda)?,
+            Engine::OnnxRuntime { spins } => onnxruntime::open(wanted, ExecutionProvider::Cpu { spins })?,
+            Engine::OnnxRuntimeCuda => onnxruntime::open(wanted, ExecutionProvider::Cuda)?,
             Engine::OpenVino => openvino::open(wanted, &tensors)?,
             Engine::PyTorch(mode) => pytorch::open(wanted, &tensors, mode)?,
         };
@@ -68,23 +68,26 @@ pub(crate) fn serve(
         opened.session.run()?;
         Ok(opened)
     });
-    let Opened { version, details, mut session } = match opened {
+    let OpenedSession { version, details, mut session } = match opened {
         Ok(opened) => opened,
-        Err(unavailable) => return answer(output, &Reply::Unavailable(unavailable)),
+        Err(unavailable) => return answer(output, &ChildReply::Unavailable(unavailable)),
     };
-    answer(output, &Reply::Ready { version, details, core_type: None })?;
+    answer(output, &ChildReply::Ready { version, details, core_type: None })?;
     for line in input {
         let reply = match serde_json::from_str(&line?)? {
-            Request::Round { min_time_ns, min_samples } => {
-                let round = Round { time: std::time::Duration::from_nanos(min_time_ns), min_samples };
-                session.round(round).map(|times_ns| Reply::Round { times_ns })
+            ChildRequest::Round { min_time_ns, min_samples } => {
+                let round = RoundLength { time: std::time::Duration::from_nanos(min_time_ns), min_samples };
+                session.round(round).map(|times_ns| ChildReply::Round { times_ns })
             }
-            Request::Run { inputs } => run(session.as_mut(), area, &inputs),
-            other @ (Request::Version { .. } | Request::Start { .. } | Request::Open { .. } | Request::Check) => {
+            ChildRequest::Run { inputs } => run(session.as_mut(), area, &inputs),
+            other @ (ChildRequest::Version { .. }
+            | ChildRequest::Start { .. }
+            | ChildRequest::Open { .. }
+            | ChildRequest::Check) => {
                 return Err(io::Error::other(format!("{other:?} to a model that is open")));
             }
         };
-        answer(output, &reply.unwrap_or_else(Reply::Unavailable))?;
+        answer(output, &reply.unwrap_or_else(ChildReply::Unavailable))?;
     }
     Ok(())
 }
@@ -95,12 +98,12 @@ fn tensors(area: &Area, places: &[StoredTensor]) -> Result<Vec<(String, Tensor)>
 }
 
 /// Runs once; the outputs come behind the inputs.
-fn run(session: &mut dyn Session, area: &Area, inputs: &[StoredTensor]) -> Result<Reply, Unavailable> {
+fn run(session: &mut dyn RuntimeSession, area: &Area, inputs: &[StoredTensor]) -> Result<ChildReply, Unavailable> {
     let inputs_given = tensors(area, inputs)?;
     session.give(&inputs_given)?;
     session.run()?;
     let outputs: Vec<(String, Tensor)> = session.outputs()?.into_iter().map(|y| (String::new(), y)).collect();
     let ends = inputs.iter().zip(&inputs_given).map(|(place, (_, x))| place.end(x.bytes().len()));
     let outputs = area.put_all(ends.max().unwrap_or(0), &outputs).map_err(super::broken)?;
-    Ok(Reply::Outputs { outputs })
+    Ok(ChildReply::Outputs { outputs })
 }

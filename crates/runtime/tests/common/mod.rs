@@ -6,7 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tilewright_codegen::{ArgumentAlign, Compiler, host_arch};
 use tilewright_ir::{DType, Part, Target, lower_gpu, text};
-use tilewright_runtime::{Code, Constant, Dim, GpuModel, Host, Model, Place, Plan, PlanError, Size, Slice, Step, Work};
+use tilewright_runtime::{
+    Code, Constant, GpuModel, Host, Model, OpenDimension, Place, Plan, PlanError, PlanStep, RunSize, TensorSlice, Work,
+};
 
 /// `Y = X + 2·W`, where `W` is kept twice.
 const ADD: &str = r#"
@@ -42,8 +44,9 @@ run { for i in 2*steps + 2 { vectorized j in 4 { Y[i,j] = X[i,j] * 3 } } }
 /// Model of so many steps that makes `y[rows, 4]` of `x[rows, 4]` by tripling it each time, for 1 to 8 rows:
 /// of an odd number, the kernel computes one more.
 pub fn open_model(n_steps: usize) -> Result<Model, PlanError> {
-    let mut plan = Plan { dim: Some(Dim { name: "rows".to_owned(), least: 1, most: 8, step: 1 }), ..Plan::default() };
-    let rows = Size { factor: 1, term: 0, multiple: 1 };
+    let mut plan =
+        Plan { dim: Some(OpenDimension { name: "rows".to_owned(), least: 1, most: 8, step: 1 }), ..Plan::default() };
+    let rows = RunSize { factor: 1, term: 0, multiple: 1 };
     let mut ports = Vec::new();
     for (name, place) in [("x", Place::Input(0)), ("y", Place::Output(0))] {
         let tensor = plan.tensor(name, DType::F32, &[8, 4], place);
@@ -61,12 +64,12 @@ pub fn open_model(n_steps: usize) -> Result<Model, PlanError> {
             kept: vec![],
             parts: vec![Part::Body],
             all_threads: true,
-            sizes: vec![Size { multiple: 2, ..rows }],
+            sizes: vec![RunSize { multiple: 2, ..rows }],
         });
         between.reverse();
     }
     works.push(copy(between[0], ports[1]));
-    plan.steps.extend(works.into_iter().map(|work| Step { name: "step".to_owned(), work, guard: None }));
+    plan.steps.extend(works.into_iter().map(|work| PlanStep { name: "step".to_owned(), work, guard: None }));
     let mut compiler = Compiler::for_arguments(target(), ArgumentAlign::Elements);
     let code = Code::compile(&mut compiler, text::parse(TRIPLE_ROWS).unwrap()).unwrap();
     Model::new(plan, vec![code])
@@ -117,16 +120,16 @@ pub fn plan(on_host: bool) -> Plan {
         plan.constants.push(Constant::Prepared(66 * 4));
         let w = f32s(&mut plan, "w", 33, Place::Constant(2 * half));
         let k = f32s(&mut plan, "k", 66, Place::Constant(2 * half + 1));
-        let part = Slice { tensor: halves, offset: half * 33 * 4, n_bytes: 33 * 4 };
+        let part = TensorSlice { tensor: halves, offset: half * 33 * 4, n_bytes: 33 * 4 };
         let arguments = vec![plan.whole(x), plan.whole(w), part];
         let (kept, parts) = (vec![plan.whole(k)], vec![Part::Body]);
         let work = Work::Kernel { kernel: 0, arguments, kept, parts, all_threads: true, sizes: Vec::new() };
-        plan.steps.push(Step { name: format!("half {half}"), work, guard: None });
+        plan.steps.push(PlanStep { name: format!("half {half}"), work, guard: None });
     }
     let arguments = vec![plan.whole(halves), plan.whole(tripled)];
     let (kept, parts, sizes) = (vec![], vec![Part::Body], vec![]);
     let work = Work::Kernel { kernel: 1, arguments, kept, parts, all_threads: false, sizes };
-    plan.steps.push(Step { name: "triple".to_owned(), work, guard: None });
+    plan.steps.push(PlanStep { name: "triple".to_owned(), work, guard: None });
     let (from, to) = (plan.whole(tripled), plan.whole(y));
     let work = if on_host {
         let run = Arc::new(|inputs: &[&[u8]], outputs: &mut [&mut [u8]]| {
@@ -139,7 +142,7 @@ pub fn plan(on_host: bool) -> Plan {
     } else {
         Work::Copy { from, to, rows: None }
     };
-    plan.steps.push(Step { name: "last".to_owned(), work, guard: None });
+    plan.steps.push(PlanStep { name: "last".to_owned(), work, guard: None });
     plan
 }
 

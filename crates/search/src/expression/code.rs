@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::datum::{Number, floor_div};
-use super::{Clause, Datum, Expression, ExpressionError, Kind, MOST_ITEMS, Op, Operator, Reason, Undefined};
+use super::{
+    Clause, Datum, Expression, ExpressionError, ExpressionNode, ExpressionOperator, MOST_ITEMS, Op, Reason, Undefined,
+};
 
 /// Kind of an expression's value, as far as it is known before evaluation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Type {
+pub enum ValueType {
     /// A number.
     Number,
     /// Yes or no.
@@ -23,69 +25,70 @@ pub enum Type {
     Any,
 }
 
-impl fmt::Display for Type {
+impl fmt::Display for ValueType {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         out.write_str(match self {
-            Type::Number => "a number",
-            Type::Boolean => "a condition",
-            Type::Category(_) => "a category",
-            Type::Text => "a text",
-            Type::List => "a list",
-            Type::Any => "a value",
+            ValueType::Number => "a number",
+            ValueType::Boolean => "a condition",
+            ValueType::Category(_) => "a category",
+            ValueType::Text => "a text",
+            ValueType::List => "a list",
+            ValueType::Any => "a value",
         })
     }
 }
 
-impl Type {
-    pub(super) fn of(datum: &Datum) -> Type {
+impl ValueType {
+    pub(super) fn of(datum: &Datum) -> ValueType {
         match datum {
-            Datum::Nothing => Type::Any,
-            Datum::Bool(_) => Type::Boolean,
-            Datum::Int(_) | Datum::Float(_) => Type::Number,
-            Datum::Text(_) => Type::Text,
-            Datum::List(_) => Type::List,
+            Datum::Nothing => ValueType::Any,
+            Datum::Bool(_) => ValueType::Boolean,
+            Datum::Int(_) | Datum::Float(_) => ValueType::Number,
+            Datum::Text(_) => ValueType::Text,
+            Datum::List(_) => ValueType::List,
         }
     }
 
-    /// Common type of these data; [`Type::Any`] where they differ or there are none.
-    pub fn of_all(data: &[Datum]) -> Type {
-        let Some((first, rest)) = data.split_first() else { return Type::Any };
-        let first = Type::of(first);
-        if rest.iter().any(|datum| Type::of(datum) != first) {
-            return Type::Any;
+    /// Common type of these data; [`ValueType::Any`] where they differ or there are none.
+    pub fn of_all(data: &[Datum]) -> ValueType {
+        let Some((first, rest)) = data.split_first() else { return ValueType::Any };
+        let first = ValueType::of(first);
+        if rest.iter().any(|datum| ValueType::of(datum) != first) {
+            return ValueType::Any;
         }
         match first {
-            Type::Text => Type::Category(data.iter().map(Datum::to_string).collect()),
+            ValueType::Text => ValueType::Category(data.iter().map(Datum::to_string).collect()),
             other => other,
         }
     }
 
     fn is_numeric(&self) -> bool {
-        matches!(self, Type::Number | Type::Boolean | Type::Any)
+        matches!(self, ValueType::Number | ValueType::Boolean | ValueType::Any)
     }
 
     fn is_text(&self) -> bool {
-        matches!(self, Type::Text | Type::Category(_))
+        matches!(self, ValueType::Text | ValueType::Category(_))
     }
 
     /// Type of a value that is of one of two types.
-    fn or(self, other: Type) -> Type {
+    fn or(self, other: ValueType) -> ValueType {
         match (self, other) {
             (a, b) if a == b => a,
-            (Type::Number | Type::Boolean, Type::Number | Type::Boolean) => Type::Number,
-            (category @ Type::Category(_), Type::Text) | (Type::Text, category @ Type::Category(_)) => category,
-            (a, b) if a.is_text() && b.is_text() => Type::Text,
-            _ => Type::Any,
+            (ValueType::Number | ValueType::Boolean, ValueType::Number | ValueType::Boolean) => ValueType::Number,
+            (category @ ValueType::Category(_), ValueType::Text)
+            | (ValueType::Text, category @ ValueType::Category(_)) => category,
+            (a, b) if a.is_text() && b.is_text() => ValueType::Text,
+            _ => ValueType::Any,
         }
     }
 }
 
 /// The names that an expression may read, each with its type; its place is where its value is kept.
-pub type Scope = Vec<(String, Type)>;
+pub type VariableNames = Vec<(String, ValueType)>;
 
 /// An expression whose names have been resolved.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Code {
+pub enum ResolvedExpression {
     /// Value of a constant, or the reason why it has none.
     Constant(Result<Datum, Undefined>),
     /// The value of the name at this place of the scope.
@@ -93,9 +96,9 @@ pub enum Code {
     /// Current item of the comprehension at this level of nesting, counted from the outermost one.
     Local(usize),
     /// An operator with its operands.
-    Apply(Operator, Vec<Code>),
+    Apply(ExpressionOperator, Vec<ResolvedExpression>),
     /// A comprehension.
-    Each(Box<Code>, Vec<Clause<Code>>),
+    Each(Box<ResolvedExpression>, Vec<Clause<ResolvedExpression>>),
 }
 
 impl Expression {
@@ -103,36 +106,38 @@ impl Expression {
     ///
     /// # Errors
     /// An unknown name or an operand of the wrong type, with its position.
-    pub fn compile(&self, scope: &Scope) -> Result<(Code, Type), ExpressionError> {
-        Compiler { scope, locals: Vec::new() }.compile(self)
+    pub fn compile(&self, scope: &VariableNames) -> Result<(ResolvedExpression, ValueType), ExpressionError> {
+        NameResolver { scope, locals: Vec::new() }.compile(self)
     }
 
     /// Compiles a condition: an expression that is no text, for numbers and lists hold or do not.
     ///
     /// # Errors
     /// As for [`Expression::compile`].
-    pub fn compile_condition(&self, scope: &Scope) -> Result<Code, ExpressionError> {
-        Compiler { scope, locals: Vec::new() }.condition(self, "a constraint")
+    pub fn compile_condition(&self, scope: &VariableNames) -> Result<ResolvedExpression, ExpressionError> {
+        NameResolver { scope, locals: Vec::new() }.condition(self, "a constraint")
     }
 }
 
-struct Compiler<'a> {
-    scope: &'a Scope,
+struct NameResolver<'a> {
+    scope: &'a VariableNames,
     /// The names of comprehensions around, the outermost first.
-    locals: Vec<(String, Type)>,
+    locals: Vec<(String, ValueType)>,
 }
 
-impl Compiler<'_> {
-    fn compile(&mut self, expression: &Expression) -> Result<(Code, Type), ExpressionError> {
+impl NameResolver<'_> {
+    fn compile(&mut self, expression: &Expression) -> Result<(ResolvedExpression, ValueType), ExpressionError> {
         let fail = |reason| Err(ExpressionError { position: expression.position, reason });
         match &expression.kind {
-            Kind::Constant(datum) => Ok((Code::Constant(Ok(datum.clone())), Type::of(datum))),
-            Kind::Name(name) => {
+            ExpressionNode::Constant(datum) => {
+                Ok((ResolvedExpression::Constant(Ok(datum.clone())), ValueType::of(datum)))
+            }
+            ExpressionNode::Name(name) => {
                 if let Some(at) = self.locals.iter().rposition(|(known, _)| known == name) {
-                    return Ok((Code::Local(at), self.locals[at].1.clone()));
+                    return Ok((ResolvedExpression::Local(at), self.locals[at].1.clone()));
                 }
                 match self.scope.iter().position(|(known, _)| known == name) {
-                    Some(slot) => Ok((Code::Slot(slot), self.scope[slot].1.clone())),
+                    Some(slot) => Ok((ResolvedExpression::Slot(slot), self.scope[slot].1.clone())),
                     None => {
                         let names = self.scope.iter().chain(&self.locals).map(|(name, _)| name.as_str());
                         fail(Reason::UnknownName { name: name.clone(), known: names.collect::<Vec<_>>().join(", ") })
@@ -140,30 +145,30 @@ impl Compiler<'_> {
                 }
             }
             // A parameter for one place of a list has the place in its name: `sizes[0]`.
-            Kind::Apply(Op::Item, _) if let Some(slot) = self.place(expression) => {
-                Ok((Code::Slot(slot), self.scope[slot].1.clone()))
+            ExpressionNode::Apply(Op::Item, _) if let Some(slot) = self.place(expression) => {
+                Ok((ResolvedExpression::Slot(slot), self.scope[slot].1.clone()))
             }
-            Kind::Apply(operator, operands) => self.apply(expression, *operator, operands),
-            Kind::Compare(first, rest) => {
-                let (mut left, mut whole): (&Expression, Option<Code>) = (first, None);
+            ExpressionNode::Apply(operator, operands) => self.apply(expression, *operator, operands),
+            ExpressionNode::Compare(first, rest) => {
+                let (mut left, mut whole): (&Expression, Option<ResolvedExpression>) = (first, None);
                 for (operator, right) in rest {
                     let compared = self.comparison(*operator, left, right)?;
                     whole = Some(match whole {
-                        Some(whole) => Code::Apply(Op::And, vec![whole, compared]),
+                        Some(whole) => ResolvedExpression::Apply(Op::And, vec![whole, compared]),
                         None => compared,
                     });
                     left = right;
                 }
-                Ok((whole.expect("invariant: a comparison has an operator"), Type::Boolean))
+                Ok((whole.expect("invariant: a comparison has an operator"), ValueType::Boolean))
             }
-            Kind::Each(item, clauses) => {
+            ExpressionNode::Each(item, clauses) => {
                 let n_locals = self.locals.len();
                 let mut compiled = Vec::new();
                 for clause in clauses {
                     compiled.push(match clause {
                         Clause::For(name, list) => {
                             let list = self.listed(list, "for")?;
-                            self.locals.push((name.clone(), Type::Any));
+                            self.locals.push((name.clone(), ValueType::Any));
                             Clause::For(name.clone(), list)
                         }
                         Clause::If(condition) => Clause::If(self.condition(condition, "if")?),
@@ -171,7 +176,7 @@ impl Compiler<'_> {
                 }
                 let item = self.compile(item)?.0;
                 self.locals.truncate(n_locals);
-                Ok((Code::Each(Box::new(item), compiled), Type::List))
+                Ok((ResolvedExpression::Each(Box::new(item), compiled), ValueType::List))
             }
         }
     }
@@ -189,77 +194,82 @@ impl Compiler<'_> {
     fn refuse<T>(
         operand: &Expression,
         operator: &'static str,
-        expected: &Type,
-        found: &Type,
+        expected: &ValueType,
+        found: &ValueType,
     ) -> Result<T, ExpressionError> {
         let reason = Reason::Type { operator, expected: expected.to_string(), found: found.to_string() };
         Err(ExpressionError { position: operand.position, reason })
     }
 
-    fn number(&mut self, operand: &Expression, operator: &'static str) -> Result<Code, ExpressionError> {
+    fn number(&mut self, operand: &Expression, operator: &'static str) -> Result<ResolvedExpression, ExpressionError> {
         let (code, found) = self.compile(operand)?;
-        if found.is_numeric() { Ok(code) } else { Self::refuse(operand, operator, &Type::Number, &found) }
+        if found.is_numeric() { Ok(code) } else { Self::refuse(operand, operator, &ValueType::Number, &found) }
     }
 
-    fn condition(&mut self, operand: &Expression, operator: &'static str) -> Result<Code, ExpressionError> {
+    fn condition(
+        &mut self,
+        operand: &Expression,
+        operator: &'static str,
+    ) -> Result<ResolvedExpression, ExpressionError> {
         let (code, found) = self.compile(operand)?;
-        if found.is_text() { Self::refuse(operand, operator, &Type::Boolean, &found) } else { Ok(code) }
+        if found.is_text() { Self::refuse(operand, operator, &ValueType::Boolean, &found) } else { Ok(code) }
     }
 
-    fn listed(&mut self, operand: &Expression, operator: &'static str) -> Result<Code, ExpressionError> {
+    fn listed(&mut self, operand: &Expression, operator: &'static str) -> Result<ResolvedExpression, ExpressionError> {
         let (code, found) = self.compile(operand)?;
-        let is_list = matches!(found, Type::List | Type::Any);
-        if is_list { Ok(code) } else { Self::refuse(operand, operator, &Type::List, &found) }
+        let is_list = matches!(found, ValueType::List | ValueType::Any);
+        if is_list { Ok(code) } else { Self::refuse(operand, operator, &ValueType::List, &found) }
     }
 
     /// A comparison of two values.
     fn comparison(
         &mut self,
-        operator: Operator,
+        operator: ExpressionOperator,
         left: &Expression,
         right: &Expression,
-    ) -> Result<Code, ExpressionError> {
+    ) -> Result<ResolvedExpression, ExpressionError> {
         let symbol = operator.row().0;
         let ((a, of_a), (b, of_b)) = (self.compile(left)?, self.compile(right)?);
         match operator {
             Op::In | Op::NotIn => {
-                if of_b.is_numeric() && of_b != Type::Any {
-                    return Self::refuse(right, symbol, &Type::List, &of_b);
+                if of_b.is_numeric() && of_b != ValueType::Any {
+                    return Self::refuse(right, symbol, &ValueType::List, &of_b);
                 }
-                if let (Type::Category(_), Kind::Apply(Op::List | Op::Set, items)) = (&of_a, &right.kind) {
+                if let (ValueType::Category(_), ExpressionNode::Apply(Op::List | Op::Set, items)) = (&of_a, &right.kind)
+                {
                     for item in items {
                         self.check_category(symbol, &of_a, item)?;
                     }
                 }
             }
             Op::Equal | Op::NotEqual => {
-                if matches!(of_a, Type::Category(_)) {
+                if matches!(of_a, ValueType::Category(_)) {
                     self.check_category(symbol, &of_a, right)?;
-                } else if matches!(of_b, Type::Category(_)) {
+                } else if matches!(of_b, ValueType::Category(_)) {
                     self.check_category(symbol, &of_b, left)?;
                 }
             }
             _ => {
-                let is_text = of_a.is_text() && of_b.is_text() && (of_a == Type::Text || of_b == Type::Text);
+                let is_text = of_a.is_text() && of_b.is_text() && (of_a == ValueType::Text || of_b == ValueType::Text);
                 for (operand, found) in [(left, &of_a), (right, &of_b)] {
                     if !found.is_numeric() && !is_text {
-                        return Self::refuse(operand, symbol, &Type::Number, found);
+                        return Self::refuse(operand, symbol, &ValueType::Number, found);
                     }
                 }
             }
         }
-        Ok(Code::Apply(operator, vec![a, b]))
+        Ok(ResolvedExpression::Apply(operator, vec![a, b]))
     }
 
     /// Refuses what no category can be equal to, which is a mistake of the writer.
     fn check_category(
         &mut self,
         operator: &'static str,
-        category: &Type,
+        category: &ValueType,
         other: &Expression,
     ) -> Result<(), ExpressionError> {
-        let Type::Category(values) = category else { return Ok(()) };
-        if let Kind::Constant(Datum::Text(text)) = &other.kind {
+        let ValueType::Category(values) = category else { return Ok(()) };
+        if let ExpressionNode::Constant(Datum::Text(text)) = &other.kind {
             if values.iter().any(|value| **value == **text) {
                 return Ok(());
             }
@@ -267,15 +277,19 @@ impl Compiler<'_> {
             return Err(ExpressionError { position: other.position, reason });
         }
         let found = self.compile(other)?.1;
-        if found.is_text() || found == Type::Any { Ok(()) } else { Self::refuse(other, operator, category, &found) }
+        if found.is_text() || found == ValueType::Any {
+            Ok(())
+        } else {
+            Self::refuse(other, operator, category, &found)
+        }
     }
 
     fn apply(
         &mut self,
         whole: &Expression,
-        operator: Operator,
+        operator: ExpressionOperator,
         operands: &[Expression],
-    ) -> Result<(Code, Type), ExpressionError> {
+    ) -> Result<(ResolvedExpression, ValueType), ExpressionError> {
         let symbol = operator.row().0;
         let numbers = |compiler: &mut Self| {
             operands.iter().map(|operand| compiler.number(operand, symbol)).collect::<Result<Vec<_>, _>>()
@@ -286,12 +300,15 @@ impl Compiler<'_> {
                 let kind = self.compile(&operands[0])?.1.or(self.compile(&operands[1])?.1);
                 (codes, kind)
             }
-            Op::Not => (vec![self.condition(&operands[0], symbol)?], Type::Boolean),
+            Op::Not => (vec![self.condition(&operands[0], symbol)?], ValueType::Boolean),
             Op::Choose => {
                 let ((then, of_then), (otherwise, of_otherwise)) =
                     (self.compile(&operands[0])?, self.compile(&operands[2])?);
                 let condition = self.condition(&operands[1], symbol)?;
-                if of_then.is_text() != of_otherwise.is_text() && of_then != Type::Any && of_otherwise != Type::Any {
+                if of_then.is_text() != of_otherwise.is_text()
+                    && of_then != ValueType::Any
+                    && of_otherwise != ValueType::Any
+                {
                     return Self::refuse(&operands[2], symbol, &of_then, &of_otherwise);
                 }
                 (vec![then, condition, otherwise], of_then.or(of_otherwise))
@@ -300,45 +317,46 @@ impl Compiler<'_> {
                 let (mut codes, mut is_list) = (Vec::new(), false);
                 for operand in operands {
                     let (code, found) = self.compile(operand)?;
-                    is_list |= found == Type::List;
-                    if !found.is_numeric() && found != Type::List {
-                        return Self::refuse(operand, symbol, &Type::Number, &found);
+                    is_list |= found == ValueType::List;
+                    if !found.is_numeric() && found != ValueType::List {
+                        return Self::refuse(operand, symbol, &ValueType::Number, &found);
                     }
                     codes.push(code);
                 }
-                (codes, if is_list { Type::List } else { Type::Number })
+                (codes, if is_list { ValueType::List } else { ValueType::Number })
             }
             Op::Item => {
-                if let (Kind::Name(name), Kind::Constant(Datum::Text(text))) = (&operands[0].kind, &operands[1].kind)
+                if let (ExpressionNode::Name(name), ExpressionNode::Constant(Datum::Text(text))) =
+                    (&operands[0].kind, &operands[1].kind)
                     && self.scope.iter().all(|(known, _)| known != name)
                 {
                     let reason =
                         Reason::Foreign { found: format!("{name}['{text}']"), instead: format!("write `{text}`") };
                     return Err(ExpressionError { position: whole.position, reason });
                 }
-                (vec![self.listed(&operands[0], symbol)?, self.number(&operands[1], symbol)?], Type::Any)
+                (vec![self.listed(&operands[0], symbol)?, self.number(&operands[1], symbol)?], ValueType::Any)
             }
             Op::List | Op::Set => {
                 let codes = operands.iter().map(|operand| Ok(self.compile(operand)?.0));
-                (codes.collect::<Result<_, _>>()?, Type::List)
+                (codes.collect::<Result<_, _>>()?, ValueType::List)
             }
-            Op::Minimum | Op::Maximum if operands.len() > 1 => (numbers(self)?, Type::Number),
-            Op::Minimum | Op::Maximum => (vec![self.listed(&operands[0], symbol)?], Type::Any),
-            Op::Sum => (vec![self.listed(&operands[0], symbol)?], Type::Number),
-            Op::Any | Op::All => (vec![self.listed(&operands[0], symbol)?], Type::Boolean),
+            Op::Minimum | Op::Maximum if operands.len() > 1 => (numbers(self)?, ValueType::Number),
+            Op::Minimum | Op::Maximum => (vec![self.listed(&operands[0], symbol)?], ValueType::Any),
+            Op::Sum => (vec![self.listed(&operands[0], symbol)?], ValueType::Number),
+            Op::Any | Op::All => (vec![self.listed(&operands[0], symbol)?], ValueType::Boolean),
             Op::Length => {
                 let (code, found) = self.compile(&operands[0])?;
-                if matches!(found, Type::Number | Type::Boolean) {
-                    return Self::refuse(&operands[0], symbol, &Type::List, &found);
+                if matches!(found, ValueType::Number | ValueType::Boolean) {
+                    return Self::refuse(&operands[0], symbol, &ValueType::List, &found);
                 }
-                (vec![code], Type::Number)
+                (vec![code], ValueType::Number)
             }
             Op::ToList => {
                 let codes = operands.iter().map(|operand| self.listed(operand, symbol)).collect::<Result<_, _>>()?;
-                (codes, Type::List)
+                (codes, ValueType::List)
             }
-            Op::Range => (numbers(self)?, Type::List),
-            Op::IsPowerOfTwo => (numbers(self)?, Type::Boolean),
+            Op::Range => (numbers(self)?, ValueType::List),
+            Op::IsPowerOfTwo => (numbers(self)?, ValueType::Boolean),
             Op::Subtract
             | Op::Divide
             | Op::FloorDivide
@@ -349,36 +367,36 @@ impl Compiler<'_> {
             | Op::ToInt
             | Op::ToFloat
             | Op::CeilDivide
-            | Op::Gcd => (numbers(self)?, Type::Number),
+            | Op::Gcd => (numbers(self)?, ValueType::Number),
             Op::In | Op::NotIn | Op::Equal | Op::NotEqual | Op::AtMost | Op::AtLeast | Op::Less | Op::Greater => {
                 unreachable!("invariant: comparisons are parsed as such")
             }
         };
-        Ok((Code::Apply(operator, codes), kind))
+        Ok((ResolvedExpression::Apply(operator, codes), kind))
     }
 }
 
 /// An evaluation under way.
-struct Evaluation<'a> {
+struct ExpressionEvaluation<'a> {
     slots: &'a [Option<Datum>],
     locals: Vec<Datum>,
     n_left: usize,
 }
 
-impl Evaluation<'_> {
+impl ExpressionEvaluation<'_> {
     /// Counts items of lists against what an evaluation may make.
     fn spend(&mut self, n: usize) -> Result<(), Undefined> {
         self.n_left = self.n_left.checked_sub(n).ok_or(Undefined::TooMany)?;
         Ok(())
     }
 
-    fn value(&mut self, code: &Code) -> Result<Datum, Undefined> {
+    fn value(&mut self, code: &ResolvedExpression) -> Result<Datum, Undefined> {
         match code {
-            Code::Constant(value) => value.clone(),
-            Code::Slot(slot) => self.slots[*slot].clone().ok_or(Undefined::Unknown),
-            Code::Local(at) => Ok(self.locals[*at].clone()),
-            Code::Apply(operator, operands) => self.apply(*operator, operands),
-            Code::Each(item, clauses) => {
+            ResolvedExpression::Constant(value) => value.clone(),
+            ResolvedExpression::Slot(slot) => self.slots[*slot].clone().ok_or(Undefined::Unknown),
+            ResolvedExpression::Local(at) => Ok(self.locals[*at].clone()),
+            ResolvedExpression::Apply(operator, operands) => self.apply(*operator, operands),
+            ResolvedExpression::Each(item, clauses) => {
                 let mut found = Vec::new();
                 self.comprehend(item, clauses, &mut found)?;
                 Ok(Datum::List(found.into()))
@@ -386,14 +404,19 @@ impl Evaluation<'_> {
         }
     }
 
-    fn items(&mut self, code: &Code) -> Result<Arc<[Datum]>, Undefined> {
+    fn items(&mut self, code: &ResolvedExpression) -> Result<Arc<[Datum]>, Undefined> {
         match self.value(code)? {
             Datum::List(items) => Ok(items),
             _ => Err(Undefined::Kind),
         }
     }
 
-    fn comprehend(&mut self, item: &Code, clauses: &[Clause<Code>], found: &mut Vec<Datum>) -> Result<(), Undefined> {
+    fn comprehend(
+        &mut self,
+        item: &ResolvedExpression,
+        clauses: &[Clause<ResolvedExpression>],
+        found: &mut Vec<Datum>,
+    ) -> Result<(), Undefined> {
         self.spend(1)?;
         match clauses {
             [] => found.push(self.value(item)?),
@@ -414,7 +437,7 @@ impl Evaluation<'_> {
         Ok(())
     }
 
-    fn bounds(&mut self, operands: &[Code]) -> Result<(i64, i64, i64), Undefined> {
+    fn bounds(&mut self, operands: &[ResolvedExpression]) -> Result<(i64, i64, i64), Undefined> {
         let mut bounds = [0; 3];
         for (bound, operand) in bounds.iter_mut().zip(operands) {
             *bound = self.value(operand)?.int().ok_or(Undefined::Kind)?;
@@ -428,9 +451,9 @@ impl Evaluation<'_> {
     }
 
     /// Whether a list or a text has an item, without making a list of a range.
-    fn is_in(&mut self, operands: &[Code]) -> Result<bool, Undefined> {
+    fn is_in(&mut self, operands: &[ResolvedExpression]) -> Result<bool, Undefined> {
         let item = self.value(&operands[0])?;
-        if let Code::Apply(Op::Range, bounds) = &operands[1] {
+        if let ResolvedExpression::Apply(Op::Range, bounds) = &operands[1] {
             let (start, end, step) = self.bounds(bounds)?;
             let number = match item.number() {
                 Ok(Number::Int(number)) => number,
@@ -447,7 +470,7 @@ impl Evaluation<'_> {
         }
     }
 
-    fn apply(&mut self, operator: Operator, operands: &[Code]) -> Result<Datum, Undefined> {
+    fn apply(&mut self, operator: ExpressionOperator, operands: &[ResolvedExpression]) -> Result<Datum, Undefined> {
         use std::cmp::Ordering;
         let mut value = |at: usize| self.value(&operands[at]);
         let holds = |condition: bool| Ok(Datum::Bool(condition));
@@ -562,7 +585,7 @@ impl Evaluation<'_> {
     }
 
     /// The first of those than which none is less, or greater.
-    fn extreme(&mut self, operands: &[Code], wanted: std::cmp::Ordering) -> Result<Datum, Undefined> {
+    fn extreme(&mut self, operands: &[ResolvedExpression], wanted: std::cmp::Ordering) -> Result<Datum, Undefined> {
         let items = match operands {
             [list] => self.items(list)?,
             _ => operands.iter().map(|operand| self.value(operand)).collect::<Result<_, _>>()?,
@@ -577,7 +600,7 @@ impl Evaluation<'_> {
     }
 }
 
-impl Code {
+impl ResolvedExpression {
     /// The value for these values of the scope's names; `None` where it is undefined.
     pub fn evaluate(&self, slots: &[Option<Datum>]) -> Option<Datum> {
         self.try_evaluate(slots).ok()
@@ -593,79 +616,89 @@ impl Code {
     /// # Errors
     /// Why it has none.
     pub fn try_evaluate(&self, slots: &[Option<Datum>]) -> Result<Datum, Undefined> {
-        Evaluation { slots, locals: Vec::new(), n_left: MOST_ITEMS }.value(self)
+        ExpressionEvaluation { slots, locals: Vec::new(), n_left: MOST_ITEMS }.value(self)
     }
 
     /// The code with some values known already; `None` within `Some` is a value known to be undefined. It
     /// means the same, and reads no more than it has to.
-    pub fn fold(&self, known: &[Option<Option<Datum>>]) -> Code {
+    pub fn fold(&self, known: &[Option<Option<Datum>>]) -> ResolvedExpression {
         self.fold_within(known, false)
     }
 
     /// `in_each`: whether it is a part of a comprehension, of whose items it may depend.
-    fn fold_within(&self, known: &[Option<Option<Datum>>], in_each: bool) -> Code {
+    fn fold_within(&self, known: &[Option<Option<Datum>>], in_each: bool) -> ResolvedExpression {
         let fold_slot = |slot: usize| match &known[slot] {
-            Some(value) => Code::Constant(value.clone().ok_or(Undefined::Unknown)),
-            None => Code::Slot(slot),
+            Some(value) => ResolvedExpression::Constant(value.clone().ok_or(Undefined::Unknown)),
+            None => ResolvedExpression::Slot(slot),
         };
         let (operator, operands) = match self {
-            Code::Constant(_) | Code::Local(_) => return self.clone(),
-            Code::Slot(slot) => return fold_slot(*slot),
-            Code::Each(item, clauses) => {
+            ResolvedExpression::Constant(_) | ResolvedExpression::Local(_) => return self.clone(),
+            ResolvedExpression::Slot(slot) => return fold_slot(*slot),
+            ResolvedExpression::Each(item, clauses) => {
                 let clauses = clauses.iter().map(|clause| match clause {
                     Clause::For(name, list) => Clause::For(name.clone(), list.fold_within(known, true)),
                     Clause::If(condition) => Clause::If(condition.fold_within(known, true)),
                 });
-                let folded = Code::Each(Box::new(item.fold_within(known, true)), clauses.collect());
+                let folded = ResolvedExpression::Each(Box::new(item.fold_within(known, true)), clauses.collect());
                 let is_known = !in_each && folded.all_reads().is_empty();
-                return if is_known { Code::Constant(folded.try_evaluate(&[])) } else { folded };
+                return if is_known { ResolvedExpression::Constant(folded.try_evaluate(&[])) } else { folded };
             }
-            Code::Apply(operator, operands) => (*operator, operands),
+            ResolvedExpression::Apply(operator, operands) => (*operator, operands),
         };
-        let mut folded: Vec<Code> = operands.iter().map(|operand| operand.fold_within(known, in_each)).collect();
-        if let (Op::In | Op::NotIn, [_, Code::Apply(Op::Range, bounds)]) = (operator, &operands[..]) {
+        let mut folded: Vec<ResolvedExpression> =
+            operands.iter().map(|operand| operand.fold_within(known, in_each)).collect();
+        if let (Op::In | Op::NotIn, [_, ResolvedExpression::Apply(Op::Range, bounds)]) = (operator, &operands[..]) {
             // A range is no list here, however long it is.
-            folded[1] = Code::Apply(Op::Range, bounds.iter().map(|bound| bound.fold_within(known, in_each)).collect());
+            folded[1] = ResolvedExpression::Apply(
+                Op::Range,
+                bounds.iter().map(|bound| bound.fold_within(known, in_each)).collect(),
+            );
         }
         let decider = usize::from(operator == Op::Choose);
         match (operator, folded.get(decider)) {
-            (Op::Choose | Op::Or | Op::And, Some(Code::Constant(Err(why)))) => Code::Constant(Err(*why)),
-            (Op::Choose, Some(Code::Constant(Ok(value)))) => {
+            (Op::Choose | Op::Or | Op::And, Some(ResolvedExpression::Constant(Err(why)))) => {
+                ResolvedExpression::Constant(Err(*why))
+            }
+            (Op::Choose, Some(ResolvedExpression::Constant(Ok(value)))) => {
                 let at = if value.holds() { 0 } else { 2 };
                 folded.swap_remove(at)
             }
-            (Op::Or, Some(Code::Constant(Ok(value)))) if !value.holds() => folded.swap_remove(1),
-            (Op::And, Some(Code::Constant(Ok(value)))) if value.holds() => folded.swap_remove(1),
-            (Op::Or | Op::And, Some(Code::Constant(decided))) => Code::Constant(decided.clone()),
-            _ if folded.iter().all(|operand| matches!(operand, Code::Constant(_))) => {
-                Code::Constant(Code::Apply(operator, folded).try_evaluate(&[]))
+            (Op::Or, Some(ResolvedExpression::Constant(Ok(value)))) if !value.holds() => folded.swap_remove(1),
+            (Op::And, Some(ResolvedExpression::Constant(Ok(value)))) if value.holds() => folded.swap_remove(1),
+            (Op::Or | Op::And, Some(ResolvedExpression::Constant(decided))) => {
+                ResolvedExpression::Constant(decided.clone())
             }
-            _ => Code::Apply(operator, folded),
+            _ if folded.iter().all(|operand| matches!(operand, ResolvedExpression::Constant(_))) => {
+                ResolvedExpression::Constant(ResolvedExpression::Apply(operator, folded).try_evaluate(&[]))
+            }
+            _ => ResolvedExpression::Apply(operator, folded),
         }
     }
 
     /// The code with its places exchanged for others.
-    pub(crate) fn moved(&self, place: &impl Fn(usize) -> usize) -> Code {
+    pub(crate) fn moved(&self, place: &impl Fn(usize) -> usize) -> ResolvedExpression {
         match self {
-            Code::Constant(_) | Code::Local(_) => self.clone(),
-            Code::Slot(slot) => Code::Slot(place(*slot)),
-            Code::Apply(operator, operands) => {
-                Code::Apply(*operator, operands.iter().map(|operand| operand.moved(place)).collect())
+            ResolvedExpression::Constant(_) | ResolvedExpression::Local(_) => self.clone(),
+            ResolvedExpression::Slot(slot) => ResolvedExpression::Slot(place(*slot)),
+            ResolvedExpression::Apply(operator, operands) => {
+                ResolvedExpression::Apply(*operator, operands.iter().map(|operand| operand.moved(place)).collect())
             }
-            Code::Each(item, clauses) => {
+            ResolvedExpression::Each(item, clauses) => {
                 let clauses = clauses.iter().map(|clause| match clause {
                     Clause::For(name, list) => Clause::For(name.clone(), list.moved(place)),
                     Clause::If(condition) => Clause::If(condition.moved(place)),
                 });
-                Code::Each(Box::new(item.moved(place)), clauses.collect())
+                ResolvedExpression::Each(Box::new(item.moved(place)), clauses.collect())
             }
         }
     }
 
     /// Splits a condition into conditions of which each has to hold for this one to hold.
-    pub fn conjuncts(self) -> Vec<Code> {
+    pub fn conjuncts(self) -> Vec<ResolvedExpression> {
         match self {
-            Code::Apply(Op::And, operands) => operands.into_iter().flat_map(Code::conjuncts).collect(),
+            ResolvedExpression::Apply(Op::And, operands) => {
+                operands.into_iter().flat_map(ResolvedExpression::conjuncts).collect()
+            }
             other => vec![other],
         }
     }
@@ -680,10 +713,10 @@ impl Code {
     /// Adds the places of the scope that it reads.
     pub fn reads(&self, slots: &mut Vec<usize>) {
         match self {
-            Code::Constant(_) | Code::Local(_) => {}
-            Code::Slot(slot) => slots.push(*slot),
-            Code::Apply(_, operands) => operands.iter().for_each(|operand| operand.reads(slots)),
-            Code::Each(item, clauses) => {
+            ResolvedExpression::Constant(_) | ResolvedExpression::Local(_) => {}
+            ResolvedExpression::Slot(slot) => slots.push(*slot),
+            ResolvedExpression::Apply(_, operands) => operands.iter().for_each(|operand| operand.reads(slots)),
+            ResolvedExpression::Each(item, clauses) => {
                 item.reads(slots);
                 clauses.iter().for_each(|clause| match clause {
                     Clause::For(_, part) | Clause::If(part) => part.reads(slots),

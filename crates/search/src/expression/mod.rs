@@ -15,7 +15,7 @@ mod tests;
 
 use std::fmt;
 
-pub use code::{Code, Scope, Type};
+pub use code::{ResolvedExpression, ValueType, VariableNames};
 pub use datum::Datum;
 
 /// The most words and symbols that an expression may have.
@@ -140,7 +140,7 @@ pub enum Undefined {
 
 /// Operators of expressions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Operator {
+pub enum ExpressionOperator {
     /// `a if c else b`; operands are `a`, `c`, `b`.
     Choose,
     /// The first operand if it holds, else the second.
@@ -217,11 +217,11 @@ pub enum Operator {
     IsPowerOfTwo,
 }
 
-use Operator as Op;
+use ExpressionOperator as Op;
 
 /// Form in which an operator is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum OperatorForm {
     /// Infix form; operands on the right bind more tightly.
     Infix(u8),
     /// Infix form of comparisons; several in a row hold where each does.
@@ -242,45 +242,45 @@ const POWER: u8 = 9;
 const WHOLE: u8 = 10;
 
 /// Every operator with its text.
-const OPERATORS: &[(Operator, &str, Form)] = &[
-    (Op::Choose, "if", Form::Special(CHOICE)),
-    (Op::Or, "or", Form::Infix(2)),
-    (Op::And, "and", Form::Infix(3)),
-    (Op::Not, "not", Form::Prefix(4)),
-    (Op::In, "in", Form::Comparison),
-    (Op::NotIn, "not in", Form::Comparison),
-    (Op::Equal, "==", Form::Comparison),
-    (Op::NotEqual, "!=", Form::Comparison),
-    (Op::AtMost, "<=", Form::Comparison),
-    (Op::AtLeast, ">=", Form::Comparison),
-    (Op::Less, "<", Form::Comparison),
-    (Op::Greater, ">", Form::Comparison),
-    (Op::Add, "+", Form::Infix(6)),
-    (Op::Subtract, "-", Form::Infix(6)),
-    (Op::Multiply, "*", Form::Infix(7)),
-    (Op::Divide, "/", Form::Infix(7)),
-    (Op::FloorDivide, "//", Form::Infix(7)),
-    (Op::Remainder, "%", Form::Infix(7)),
-    (Op::Negate, "-", Form::Prefix(NEGATION)),
-    (Op::Power, "**", Form::Special(POWER)),
-    (Op::Item, "[]", Form::Special(WHOLE)),
-    (Op::List, "a list", Form::Special(WHOLE)),
-    (Op::Set, "a set", Form::Special(WHOLE)),
-    (Op::Minimum, "min", Form::Function(1, usize::MAX)),
-    (Op::Maximum, "max", Form::Function(1, usize::MAX)),
-    (Op::Absolute, "abs", Form::Function(1, 1)),
-    (Op::Length, "len", Form::Function(1, 1)),
-    (Op::Sum, "sum", Form::Function(1, 1)),
-    (Op::Any, "any", Form::Function(1, 1)),
-    (Op::All, "all", Form::Function(1, 1)),
-    (Op::Range, "range", Form::Function(1, 3)),
-    (Op::ToList, "list", Form::Function(0, 1)),
-    (Op::ToList, "tuple", Form::Function(0, 1)),
-    (Op::ToInt, "int", Form::Function(1, 1)),
-    (Op::ToFloat, "float", Form::Function(1, 1)),
-    (Op::CeilDivide, "ceil_div", Form::Function(2, 2)),
-    (Op::Gcd, "gcd", Form::Function(2, 2)),
-    (Op::IsPowerOfTwo, "is_power_of_two", Form::Function(1, 1)),
+const OPERATORS: &[(ExpressionOperator, &str, OperatorForm)] = &[
+    (Op::Choose, "if", OperatorForm::Special(CHOICE)),
+    (Op::Or, "or", OperatorForm::Infix(2)),
+    (Op::And, "and", OperatorForm::Infix(3)),
+    (Op::Not, "not", OperatorForm::Prefix(4)),
+    (Op::In, "in", OperatorForm::Comparison),
+    (Op::NotIn, "not in", OperatorForm::Comparison),
+    (Op::Equal, "==", OperatorForm::Comparison),
+    (Op::NotEqual, "!=", OperatorForm::Comparison),
+    (Op::AtMost, "<=", OperatorForm::Comparison),
+    (Op::AtLeast, ">=", OperatorForm::Comparison),
+    (Op::Less, "<", OperatorForm::Comparison),
+    (Op::Greater, ">", OperatorForm::Comparison),
+    (Op::Add, "+", OperatorForm::Infix(6)),
+    (Op::Subtract, "-", OperatorForm::Infix(6)),
+    (Op::Multiply, "*", OperatorForm::Infix(7)),
+    (Op::Divide, "/", OperatorForm::Infix(7)),
+    (Op::FloorDivide, "//", OperatorForm::Infix(7)),
+    (Op::Remainder, "%", OperatorForm::Infix(7)),
+    (Op::Negate, "-", OperatorForm::Prefix(NEGATION)),
+    (Op::Power, "**", OperatorForm::Special(POWER)),
+    (Op::Item, "[]", OperatorForm::Special(WHOLE)),
+    (Op::List, "a list", OperatorForm::Special(WHOLE)),
+    (Op::Set, "a set", OperatorForm::Special(WHOLE)),
+    (Op::Minimum, "min", OperatorForm::Function(1, usize::MAX)),
+    (Op::Maximum, "max", OperatorForm::Function(1, usize::MAX)),
+    (Op::Absolute, "abs", OperatorForm::Function(1, 1)),
+    (Op::Length, "len", OperatorForm::Function(1, 1)),
+    (Op::Sum, "sum", OperatorForm::Function(1, 1)),
+    (Op::Any, "any", OperatorForm::Function(1, 1)),
+    (Op::All, "all", OperatorForm::Function(1, 1)),
+    (Op::Range, "range", OperatorForm::Function(1, 3)),
+    (Op::ToList, "list", OperatorForm::Function(0, 1)),
+    (Op::ToList, "tuple", OperatorForm::Function(0, 1)),
+    (Op::ToInt, "int", OperatorForm::Function(1, 1)),
+    (Op::ToFloat, "float", OperatorForm::Function(1, 1)),
+    (Op::CeilDivide, "ceil_div", OperatorForm::Function(2, 2)),
+    (Op::Gcd, "gcd", OperatorForm::Function(2, 2)),
+    (Op::IsPowerOfTwo, "is_power_of_two", OperatorForm::Function(1, 1)),
 ];
 /// Symbols of other languages, each with advice on what to write here.
 const FOREIGN: &[(&str, &str)] = &[
@@ -310,17 +310,17 @@ const FOR: &str = "for";
 const CONSTANTS: &[(&str, Datum)] =
     &[("True", Datum::Bool(true)), ("False", Datum::Bool(false)), ("None", Datum::Nothing)];
 
-impl Operator {
-    fn row(self) -> (&'static str, Form) {
+impl ExpressionOperator {
+    fn row(self) -> (&'static str, OperatorForm) {
         let row = OPERATORS.iter().find(|(operator, ..)| *operator == self).expect("invariant: the table has all");
         (row.1, row.2)
     }
 
     fn level(self) -> u8 {
         match self.row().1 {
-            Form::Infix(level) | Form::Prefix(level) | Form::Special(level) => level,
-            Form::Comparison => COMPARISON,
-            Form::Function(..) => WHOLE,
+            OperatorForm::Infix(level) | OperatorForm::Prefix(level) | OperatorForm::Special(level) => level,
+            OperatorForm::Comparison => COMPARISON,
+            OperatorForm::Function(..) => WHOLE,
         }
     }
 }
@@ -329,7 +329,8 @@ impl Operator {
 /// arguments.
 pub fn is_name(text: &str) -> bool {
     let begins = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
-    let is_operator = OPERATORS.iter().any(|(_, word, form)| *word == text && !matches!(form, Form::Function(..)));
+    let is_operator =
+        OPERATORS.iter().any(|(_, word, form)| *word == text && !matches!(form, OperatorForm::Function(..)));
     let is_reserved = [ELSE, FOR, LAMBDA].contains(&text) || CONSTANTS.iter().any(|(word, _)| *word == text);
     begins && !is_operator && !is_reserved && text.chars().all(|c| c.is_alphanumeric() || c == '_')
 }
@@ -346,7 +347,7 @@ pub enum Slash {
 /// An expression as it was written. Equality does not ask where in a text a part stood.
 #[derive(Debug, Clone)]
 pub struct Expression {
-    kind: Kind,
+    kind: ExpressionNode,
     position: usize,
     /// Depth of its nesting.
     depth: usize,
@@ -359,12 +360,12 @@ impl PartialEq for Expression {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Kind {
+enum ExpressionNode {
     Constant(Datum),
     Name(String),
-    Apply(Operator, Vec<Expression>),
+    Apply(ExpressionOperator, Vec<Expression>),
     /// Comparisons in a row, each with what is on its right.
-    Compare(Box<Expression>, Vec<(Operator, Expression)>),
+    Compare(Box<Expression>, Vec<(ExpressionOperator, Expression)>),
     /// `[item for name in list if condition]`.
     Each(Box<Expression>, Vec<Clause<Expression>>),
 }
@@ -392,16 +393,18 @@ impl Expression {
     /// # Errors
     /// If it reads a name, or has no value.
     pub fn value(&self) -> Result<Datum, ExpressionError> {
-        let value = self.compile(&Scope::new())?.0.try_evaluate(&[]);
+        let value = self.compile(&VariableNames::new())?.0.try_evaluate(&[]);
         value.map_err(|why| ExpressionError { position: self.position, reason: Reason::Undefined(why) })
     }
 
-    fn new(kind: Kind, position: usize) -> Expression {
+    fn new(kind: ExpressionNode, position: usize) -> Expression {
         let depth = match &kind {
-            Kind::Constant(_) | Kind::Name(_) => 0,
-            Kind::Apply(_, operands) => operands.iter().map(|operand| operand.depth).max().unwrap_or(0),
-            Kind::Compare(first, rest) => rest.iter().fold(first.depth, |depth, (_, next)| depth.max(next.depth)),
-            Kind::Each(item, clauses) => clauses.iter().fold(item.depth, |depth, clause| match clause {
+            ExpressionNode::Constant(_) | ExpressionNode::Name(_) => 0,
+            ExpressionNode::Apply(_, operands) => operands.iter().map(|operand| operand.depth).max().unwrap_or(0),
+            ExpressionNode::Compare(first, rest) => {
+                rest.iter().fold(first.depth, |depth, (_, next)| depth.max(next.depth))
+            }
+            ExpressionNode::Each(item, clauses) => clauses.iter().fold(item.depth, |depth, clause| match clause {
                 Clause::For(_, part) | Clause::If(part) => depth.max(part.depth),
             }),
         };
@@ -411,9 +414,9 @@ impl Expression {
     /// Text of a name, or of an item of what has such a text, at a place that is a number.
     fn name_of_place(&self) -> Option<String> {
         match &self.kind {
-            Kind::Name(name) => Some(name.clone()),
-            Kind::Apply(Op::Item, operands) => match &operands[..] {
-                [list, Expression { kind: Kind::Constant(Datum::Int(place)), .. }] => {
+            ExpressionNode::Name(name) => Some(name.clone()),
+            ExpressionNode::Apply(Op::Item, operands) => match &operands[..] {
+                [list, Expression { kind: ExpressionNode::Constant(Datum::Int(place)), .. }] => {
                     Some(format!("{}[{place}]", list.name_of_place()?))
                 }
                 _ => None,
@@ -424,10 +427,10 @@ impl Expression {
 
     fn level(&self) -> u8 {
         match &self.kind {
-            Kind::Apply(operator, _) => operator.level(),
-            Kind::Compare(..) => COMPARISON,
-            Kind::Constant(Datum::Int(..0)) => NEGATION,
-            Kind::Constant(Datum::Float(x)) if x.is_sign_negative() => NEGATION,
+            ExpressionNode::Apply(operator, _) => operator.level(),
+            ExpressionNode::Compare(..) => COMPARISON,
+            ExpressionNode::Constant(Datum::Int(..0)) => NEGATION,
+            ExpressionNode::Constant(Datum::Float(x)) if x.is_sign_negative() => NEGATION,
             _ => WHOLE,
         }
     }
@@ -443,7 +446,7 @@ impl Expression {
 /// # Errors
 /// A description, when the text is no expression or has no value.
 pub fn evaluate(text: &str, known: &[(String, Datum)]) -> Result<Datum, String> {
-    let scope: Scope = known.iter().map(|(name, value)| (name.clone(), Type::of(value))).collect();
+    let scope: VariableNames = known.iter().map(|(name, value)| (name.clone(), ValueType::of(value))).collect();
     let slots: Vec<Option<Datum>> = known.iter().map(|(_, value)| Some(value.clone())).collect();
     let code = Expression::parse(text).and_then(|expression| expression.compile(&scope));
     code.map_err(|error| error.to_string())?.0.try_evaluate(&slots).map_err(|error| error.to_string())
@@ -474,17 +477,17 @@ fn print_list(out: &mut fmt::Formatter, list: &[Expression]) -> fmt::Result {
 impl fmt::Display for Expression {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         match &self.kind {
-            Kind::Constant(Datum::Text(text)) => datum::write_quoted(out, text),
-            Kind::Constant(datum) => write!(out, "{datum}"),
-            Kind::Name(name) => out.write_str(name),
-            Kind::Compare(first, rest) => {
+            ExpressionNode::Constant(Datum::Text(text)) => datum::write_quoted(out, text),
+            ExpressionNode::Constant(datum) => write!(out, "{datum}"),
+            ExpressionNode::Name(name) => out.write_str(name),
+            ExpressionNode::Compare(first, rest) => {
                 first.print(out, COMPARISON + 1)?;
                 rest.iter().try_for_each(|(operator, next)| {
                     write!(out, " {} ", operator.row().0)?;
                     next.print(out, COMPARISON + 1)
                 })
             }
-            Kind::Each(item, clauses) => {
+            ExpressionNode::Each(item, clauses) => {
                 write!(out, "[{item}")?;
                 for clause in clauses {
                     match clause {
@@ -500,7 +503,7 @@ impl fmt::Display for Expression {
                 }
                 out.write_str("]")
             }
-            Kind::Apply(operator, operands) => match (operator, operator.row(), &operands[..]) {
+            ExpressionNode::Apply(operator, operands) => match (operator, operator.row(), &operands[..]) {
                 (Op::Choose, _, [then, condition, otherwise]) => {
                     then.print(out, CHOICE + 1)?;
                     out.write_str(" if ")?;
@@ -521,12 +524,12 @@ impl fmt::Display for Expression {
                     print_list(out, items)?;
                     out.write_str(if *operator == Op::List { "]" } else { "}" })
                 }
-                (_, (symbol, Form::Function(..)), arguments) => {
+                (_, (symbol, OperatorForm::Function(..)), arguments) => {
                     write!(out, "{symbol}(")?;
                     print_list(out, arguments)?;
                     out.write_str(")")
                 }
-                (_, (symbol, Form::Prefix(level)), [operand]) => {
+                (_, (symbol, OperatorForm::Prefix(level)), [operand]) => {
                     write!(out, "{symbol}{}", if level == NEGATION { "" } else { " " })?;
                     operand.print(out, level)
                 }

@@ -3,13 +3,13 @@
 use std::fmt;
 
 use super::{
-    CHOICE, CONSTANTS, Clause, Datum, ELSE, Expression, ExpressionError, FOR, FOREIGN, Form, Kind, LAMBDA,
-    LONE_CONDITION, MOST_DEPTH, MOST_PARTS, NEGATION, OPERATORS, Op, Operator, POWER, PUNCTUATION, Reason, Slash,
-    is_name,
+    CHOICE, CONSTANTS, Clause, Datum, ELSE, Expression, ExpressionError, ExpressionNode, ExpressionOperator, FOR,
+    FOREIGN, LAMBDA, LONE_CONDITION, MOST_DEPTH, MOST_PARTS, NEGATION, OPERATORS, Op, OperatorForm, POWER, PUNCTUATION,
+    Reason, Slash, is_name,
 };
 
 #[derive(Debug, Clone, PartialEq)]
-enum Token {
+enum ExpressionToken {
     Constant(Datum),
     /// A name, or an operator or function that is written as a word.
     Word(String),
@@ -17,20 +17,20 @@ enum Token {
     End,
 }
 
-impl fmt::Display for Token {
+impl fmt::Display for ExpressionToken {
     fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Token::Constant(Datum::Text(text)) => write!(out, "{text:?}"),
-            Token::Constant(datum) => write!(out, "{datum}"),
-            Token::Word(word) => write!(out, "`{word}`"),
-            Token::Symbol(symbol) => write!(out, "`{symbol}`"),
-            Token::End => out.write_str("the end"),
+            ExpressionToken::Constant(Datum::Text(text)) => write!(out, "{text:?}"),
+            ExpressionToken::Constant(datum) => write!(out, "{datum}"),
+            ExpressionToken::Word(word) => write!(out, "`{word}`"),
+            ExpressionToken::Symbol(symbol) => write!(out, "`{symbol}`"),
+            ExpressionToken::End => out.write_str("the end"),
         }
     }
 }
 
 /// The words and symbols of a text with their positions; the last one is the end.
-fn tokens(text: &str) -> Result<Vec<(Token, usize)>, ExpressionError> {
+fn tokens(text: &str) -> Result<Vec<(ExpressionToken, usize)>, ExpressionError> {
     let (mut found, mut rest, mut position) = (Vec::new(), text, 1);
     loop {
         let trimmed = rest.trim_start();
@@ -45,17 +45,17 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, ExpressionError> {
         let is_number = first.is_ascii_digit() || first == '.' && rest[1..].starts_with(|c: char| c.is_ascii_digit());
         let (token, length) = if is_number {
             let (datum, length) = number(rest).ok_or_else(|| fail(Reason::Number))?;
-            (Token::Constant(datum), length)
+            (ExpressionToken::Constant(datum), length)
         } else if first.is_alphabetic() || first == '_' {
             let length = length_of(|c| c.is_alphanumeric() || c == '_');
             let word = &rest[..length];
             match CONSTANTS.iter().find(|(known, _)| *known == word) {
-                Some((_, datum)) => (Token::Constant(datum.clone()), length),
-                None => (Token::Word(word.to_owned()), length),
+                Some((_, datum)) => (ExpressionToken::Constant(datum.clone()), length),
+                None => (ExpressionToken::Word(word.to_owned()), length),
             }
         } else if first == '"' || first == '\'' {
             let (text, length) = quoted(rest, first).ok_or_else(|| fail(Reason::Quote))?;
-            (Token::Constant(Datum::Text(text.into())), length)
+            (ExpressionToken::Constant(Datum::Text(text.into())), length)
         } else {
             let symbols = OPERATORS.iter().filter(|(_, text, _)| *text != Op::Item.row().0);
             let symbols = symbols.map(|(_, text, _)| *text).chain(PUNCTUATION.iter().copied());
@@ -65,19 +65,20 @@ fn tokens(text: &str) -> Result<Vec<(Token, usize)>, ExpressionError> {
             let (symbol, foreign) =
                 here.max_by_key(|(symbol, _)| symbol.len()).ok_or_else(|| fail(Reason::Character(first)))?;
             if let Some(instead) = foreign {
-                let lambda = found.iter().find(|(token, _)| matches!(token, Token::Word(word) if word == LAMBDA));
+                let lambda =
+                    found.iter().find(|(token, _)| matches!(token, ExpressionToken::Word(word) if word == LAMBDA));
                 return Err(match lambda {
                     Some(&(_, position)) => ExpressionError { position, ..refused(LAMBDA, LONE_CONDITION) },
                     None => ExpressionError { position, ..refused(symbol, instead) },
                 });
             }
-            (Token::Symbol(symbol), symbol.len())
+            (ExpressionToken::Symbol(symbol), symbol.len())
         };
         found.push((token, position));
         position += rest[..length].chars().count();
         rest = &rest[length..];
     }
-    found.push((Token::End, position));
+    found.push((ExpressionToken::End, position));
     Ok(found)
 }
 
@@ -158,8 +159,8 @@ impl Expression {
         let mut parser = Parser { tokens: tokens(text)?, at: 0, depth: 0, slash };
         let expression = parser.expression(CHOICE)?;
         match parser.peek() {
-            Token::End => Ok(expression),
-            Token::Word(word) => {
+            ExpressionToken::End => Ok(expression),
+            ExpressionToken::Word(word) => {
                 let is_word = |known: &&str| known.starts_with(|c: char| c.is_ascii_alphabetic());
                 let known = OPERATORS.iter().map(|(_, known, _)| *known).filter(is_word);
                 let is_meant = |known: &&str| known.eq_ignore_ascii_case(word);
@@ -175,14 +176,14 @@ impl Expression {
 
 /// A parser by levels of binding (Pratt).
 struct Parser {
-    tokens: Vec<(Token, usize)>,
+    tokens: Vec<(ExpressionToken, usize)>,
     at: usize,
     depth: usize,
     slash: Slash,
 }
 
 impl Parser {
-    fn peek(&self) -> &Token {
+    fn peek(&self) -> &ExpressionToken {
         &self.tokens[self.at].0
     }
 
@@ -190,7 +191,7 @@ impl Parser {
         self.tokens[self.at].1
     }
 
-    fn next(&mut self) -> Token {
+    fn next(&mut self) -> ExpressionToken {
         let token = self.peek().clone();
         self.at = (self.at + 1).min(self.tokens.len() - 1);
         token
@@ -203,8 +204,8 @@ impl Parser {
 
     fn is_at(&self, text: &str) -> bool {
         match self.peek() {
-            Token::Word(word) => word == text,
-            Token::Symbol(symbol) => *symbol == text,
+            ExpressionToken::Word(word) => word == text,
+            ExpressionToken::Symbol(symbol) => *symbol == text,
             _ => false,
         }
     }
@@ -223,17 +224,17 @@ impl Parser {
     }
 
     /// The operator at hand that stands after an operand, and its number of words.
-    fn operator(&self) -> Option<(Operator, usize)> {
+    fn operator(&self) -> Option<(ExpressionOperator, usize)> {
         let text = match self.peek() {
-            Token::Word(word) => word.as_str(),
-            Token::Symbol(symbol) => symbol,
+            ExpressionToken::Word(word) => word.as_str(),
+            ExpressionToken::Symbol(symbol) => symbol,
             _ => return None,
         };
         if text == Op::Not.row().0 {
-            let is_in = matches!(&self.tokens[self.at + 1].0, Token::Word(word) if word == Op::In.row().0);
+            let is_in = matches!(&self.tokens[self.at + 1].0, ExpressionToken::Word(word) if word == Op::In.row().0);
             return is_in.then_some((Op::NotIn, 2));
         }
-        let follows = |form: &Form| !matches!(form, Form::Prefix(_) | Form::Function(..));
+        let follows = |form: &OperatorForm| !matches!(form, OperatorForm::Prefix(_) | OperatorForm::Function(..));
         let found = OPERATORS.iter().find(|(_, word, form)| *word == text && follows(form));
         found.map(|&(operator, ..)| match operator {
             Op::Divide if self.slash == Slash::RoundsDown => (Op::FloorDivide, 1),
@@ -241,7 +242,7 @@ impl Parser {
         })
     }
 
-    fn make(&self, kind: Kind, position: usize) -> Result<Expression, ExpressionError> {
+    fn make(&self, kind: ExpressionNode, position: usize) -> Result<Expression, ExpressionError> {
         let made = Expression::new(kind, position);
         if made.depth > MOST_DEPTH { Err(ExpressionError { position, reason: Reason::TooDeep }) } else { Ok(made) }
     }
@@ -261,7 +262,7 @@ impl Parser {
                 self.next();
             });
             let kind = match operator.row().1 {
-                Form::Comparison => {
+                OperatorForm::Comparison => {
                     let mut rest = vec![(operator, self.expression(level + 1)?)];
                     while let Some((next, n_words)) = self.operator().filter(|(next, _)| next.level() == level) {
                         (0..n_words).for_each(|_| {
@@ -269,16 +270,16 @@ impl Parser {
                         });
                         rest.push((next, self.expression(level + 1)?));
                     }
-                    Kind::Compare(Box::new(left), rest)
+                    ExpressionNode::Compare(Box::new(left), rest)
                 }
                 _ if operator == Op::Choose => {
                     let condition = self.expression(CHOICE + 1)?;
                     self.take(ELSE)?;
-                    Kind::Apply(operator, vec![left, condition, self.expression(CHOICE)?])
+                    ExpressionNode::Apply(operator, vec![left, condition, self.expression(CHOICE)?])
                 }
                 _ => {
                     let right = if level == POWER { NEGATION } else { level + 1 };
-                    Kind::Apply(operator, vec![left, self.expression(right)?])
+                    ExpressionNode::Apply(operator, vec![left, self.expression(right)?])
                 }
             };
             left = self.make(kind, position)?;
@@ -298,7 +299,7 @@ impl Parser {
             loop {
                 if self.takes(FOR) {
                     let name = match self.peek() {
-                        Token::Word(word) if is_name(word) => word.clone(),
+                        ExpressionToken::Word(word) if is_name(word) => word.clone(),
                         _ => return Err(self.expected("a name")),
                     };
                     self.next();
@@ -317,7 +318,11 @@ impl Parser {
                     ..refused(FOR, "a comprehension stands alone in its brackets")
                 });
             }
-            items.push(if is_each { self.make(Kind::Each(Box::new(item), clauses), position)? } else { item });
+            items.push(if is_each {
+                self.make(ExpressionNode::Each(Box::new(item), clauses), position)?
+            } else {
+                item
+            });
             if is_each || !self.takes(",") {
                 self.take(closing)?;
                 break;
@@ -330,17 +335,17 @@ impl Parser {
     /// A list or a set with these items; a comprehension is one already.
     fn collection(
         &self,
-        operator: Operator,
+        operator: ExpressionOperator,
         mut items: Vec<Expression>,
         position: usize,
     ) -> Result<Expression, ExpressionError> {
         match &items[..] {
-            [Expression { kind: Kind::Each(..), .. }] if operator == Op::List => Ok(items.swap_remove(0)),
-            [Expression { kind: Kind::Each(..), .. }] => {
+            [Expression { kind: ExpressionNode::Each(..), .. }] if operator == Op::List => Ok(items.swap_remove(0)),
+            [Expression { kind: ExpressionNode::Each(..), .. }] => {
                 Err(ExpressionError { position, ..refused("{… for …}", "write a list, `[… for …]`") })
             }
             [] if operator == Op::Set => Err(ExpressionError { position, ..refused("{}", "write `[]`") }),
-            _ => self.make(Kind::Apply(operator, items), position),
+            _ => self.make(ExpressionNode::Apply(operator, items), position),
         }
     }
 
@@ -351,7 +356,7 @@ impl Parser {
             self.next();
             let place = self.expression(CHOICE)?;
             self.take("]")?;
-            operand = self.make(Kind::Apply(Op::Item, vec![operand, place]), position)?;
+            operand = self.make(ExpressionNode::Apply(Op::Item, vec![operand, place]), position)?;
         }
         Ok(operand)
     }
@@ -359,47 +364,53 @@ impl Parser {
     fn first(&mut self, lowest: u8) -> Result<Expression, ExpressionError> {
         let position = self.position();
         match self.peek().clone() {
-            Token::Constant(datum) => {
+            ExpressionToken::Constant(datum) => {
                 self.next();
-                self.make(Kind::Constant(datum), position)
+                self.make(ExpressionNode::Constant(datum), position)
             }
-            Token::Symbol("(") => {
+            ExpressionToken::Symbol("(") => {
                 self.next();
                 let (mut items, has_comma) = self.items(")")?;
-                let is_each = matches!(&items[..], [Expression { kind: Kind::Each(..), .. }]);
+                let is_each = matches!(&items[..], [Expression { kind: ExpressionNode::Each(..), .. }]);
                 if items.len() == 1 && !has_comma && !is_each {
                     return Ok(items.swap_remove(0));
                 }
                 self.collection(Op::List, items, position)
             }
-            Token::Symbol("[") => {
+            ExpressionToken::Symbol("[") => {
                 self.next();
                 let items = self.items("]")?.0;
                 self.collection(Op::List, items, position)
             }
-            Token::Symbol("{") => {
+            ExpressionToken::Symbol("{") => {
                 self.next();
                 let items = self.items("}")?.0;
                 self.collection(Op::Set, items, position)
             }
-            Token::Symbol("-") => {
+            ExpressionToken::Symbol("-") => {
                 self.next();
                 let operand = self.expression(NEGATION)?;
-                self.make(Kind::Apply(Op::Negate, vec![operand]), position)
+                self.make(ExpressionNode::Apply(Op::Negate, vec![operand]), position)
             }
-            Token::Symbol("+") => {
+            ExpressionToken::Symbol("+") => {
                 self.next();
                 self.expression(NEGATION)
             }
-            Token::Word(word) if word == Op::Not.row().0 && lowest <= Op::Not.level() => {
+            ExpressionToken::Word(word) if word == Op::Not.row().0 && lowest <= Op::Not.level() => {
                 self.next();
                 let operand = self.expression(Op::Not.level())?;
-                self.make(Kind::Apply(Op::Not, vec![operand]), position)
+                self.make(ExpressionNode::Apply(Op::Not, vec![operand]), position)
             }
-            Token::Word(word) if word == LAMBDA => Err(ExpressionError { position, ..refused(LAMBDA, LONE_CONDITION) }),
-            Token::Word(word) if is_name(&word) => {
+            ExpressionToken::Word(word) if word == LAMBDA => {
+                Err(ExpressionError { position, ..refused(LAMBDA, LONE_CONDITION) })
+            }
+            ExpressionToken::Word(word) if is_name(&word) => {
                 self.next();
-                if self.is_at("(") { self.call(&word, position) } else { self.make(Kind::Name(word), position) }
+                if self.is_at("(") {
+                    self.call(&word, position)
+                } else {
+                    self.make(ExpressionNode::Name(word), position)
+                }
             }
             _ => Err(self.expected("a number, a name or `(`")),
         }
@@ -407,7 +418,7 @@ impl Parser {
 
     fn call(&mut self, word: &str, position: usize) -> Result<Expression, ExpressionError> {
         let functions = OPERATORS.iter().filter_map(|(operator, name, form)| match form {
-            Form::Function(least, most) => Some((*operator, *name, *least, *most)),
+            OperatorForm::Function(least, most) => Some((*operator, *name, *least, *most)),
             _ => None,
         });
         let fail = |reason| Err(ExpressionError { position, reason });
@@ -426,6 +437,6 @@ impl Parser {
             };
             return fail(Reason::Arguments { function, expected, found: arguments.len() });
         }
-        self.make(Kind::Apply(operator, arguments), position)
+        self.make(ExpressionNode::Apply(operator, arguments), position)
     }
 }

@@ -5,11 +5,11 @@
 //! equivalent. Sums, products and extremes are regrouped for that, sums and products only where they cannot
 //! overflow in any order.
 
-use super::{Code, Datum, Operator as Op};
+use super::{Datum, ExpressionOperator as Op, ResolvedExpression};
 
 /// Bounds of a value, where it is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Range {
+pub struct ValueRange {
     least: i128,
     most: i128,
 }
@@ -17,15 +17,15 @@ pub struct Range {
 /// Largest absolute value of ranges that are followed: what is regrouped stays far within 64 bits.
 const MOST: i128 = 1 << 62;
 
-impl Range {
-    fn new(least: i128, most: i128) -> Option<Range> {
-        (least >= -MOST && most <= MOST).then_some(Range { least, most })
+impl ValueRange {
+    fn new(least: i128, most: i128) -> Option<ValueRange> {
+        (least >= -MOST && most <= MOST).then_some(ValueRange { least, most })
     }
 
     /// Range of these values; `None` where one is no integer.
-    pub fn of(values: &[Datum]) -> Option<Range> {
+    pub fn of(values: &[Datum]) -> Option<ValueRange> {
         let numbers = values.iter().map(Datum::int).collect::<Option<Vec<_>>>()?;
-        Range::new((*numbers.iter().min()?).into(), (*numbers.iter().max()?).into())
+        ValueRange::new((*numbers.iter().min()?).into(), (*numbers.iter().max()?).into())
     }
 
     /// The largest absolute value.
@@ -35,37 +35,39 @@ impl Range {
 
     /// Range of an expression, from the ranges of the places it reads; `None` where ranges are not followed
     /// through it.
-    pub fn of_code(code: &Code, ranges: &[Option<Range>]) -> Option<Range> {
+    pub fn of_code(code: &ResolvedExpression, ranges: &[Option<ValueRange>]) -> Option<ValueRange> {
         let (operator, operands) = match code {
-            Code::Constant(value) => return Range::of(&[value.clone().ok()?]),
-            Code::Slot(slot) => return ranges[*slot],
-            Code::Local(_) | Code::Each(..) => return None,
-            Code::Apply(operator, operands) => (*operator, operands),
+            ResolvedExpression::Constant(value) => return ValueRange::of(&[value.clone().ok()?]),
+            ResolvedExpression::Slot(slot) => return ranges[*slot],
+            ResolvedExpression::Local(_) | ResolvedExpression::Each(..) => return None,
+            ResolvedExpression::Apply(operator, operands) => (*operator, operands),
         };
-        let of = |at: usize| Range::of_code(&operands[at], ranges);
-        let hull = |a: Range, b: Range| Range { least: a.least.min(b.least), most: a.most.max(b.most) };
+        let of = |at: usize| ValueRange::of_code(&operands[at], ranges);
+        let hull = |a: ValueRange, b: ValueRange| ValueRange { least: a.least.min(b.least), most: a.most.max(b.most) };
         match operator {
             Op::Or | Op::And => Some(hull(of(0)?, of(1)?)),
-            Op::Not | Op::In | Op::NotIn | Op::Equal | Op::NotEqual | Op::Any | Op::All => Range::new(0, 1),
-            Op::AtMost | Op::AtLeast | Op::Less | Op::Greater | Op::IsPowerOfTwo => Range::new(0, 1),
-            Op::Add => Range::new(of(0)?.least + of(1)?.least, of(0)?.most + of(1)?.most),
-            Op::Subtract => Range::new(of(0)?.least - of(1)?.most, of(0)?.most - of(1)?.least),
-            Op::Negate => Range::new(-of(0)?.most, -of(0)?.least),
+            Op::Not | Op::In | Op::NotIn | Op::Equal | Op::NotEqual | Op::Any | Op::All => ValueRange::new(0, 1),
+            Op::AtMost | Op::AtLeast | Op::Less | Op::Greater | Op::IsPowerOfTwo => ValueRange::new(0, 1),
+            Op::Add => ValueRange::new(of(0)?.least + of(1)?.least, of(0)?.most + of(1)?.most),
+            Op::Subtract => ValueRange::new(of(0)?.least - of(1)?.most, of(0)?.most - of(1)?.least),
+            Op::Negate => ValueRange::new(-of(0)?.most, -of(0)?.least),
             Op::Multiply => {
                 let (a, b) = (of(0)?, of(1)?);
                 // Each at most 2^62 in size: the products fit into 128 bits.
                 let corners = [a.least * b.least, a.least * b.most, a.most * b.least, a.most * b.most];
-                Range::new(*corners.iter().min()?, *corners.iter().max()?)
+                ValueRange::new(*corners.iter().min()?, *corners.iter().max()?)
             }
             Op::Choose => Some(hull(of(0)?, of(2)?)),
             Op::Minimum | Op::Maximum if operands.len() == 1 => None,
             Op::Minimum | Op::Maximum => (1..operands.len()).try_fold(of(0)?, |all, at| Some(hull(all, of(at)?))),
             // Divisors are integers, so no quotient is larger than what is divided, but for rounding.
-            Op::FloorDivide | Op::CeilDivide if of(1).is_some() => Range::new(-of(0)?.size() - 1, of(0)?.size() + 1),
-            Op::Remainder if of(0).is_some() => Range::new(-of(1)?.size(), of(1)?.size()),
-            Op::Gcd => Range::new(0, of(0)?.size().max(of(1)?.size())),
-            Op::Absolute => Range::new(0, of(0)?.size()),
-            Op::Length => Range::new(0, super::MOST_ITEMS as i128),
+            Op::FloorDivide | Op::CeilDivide if of(1).is_some() => {
+                ValueRange::new(-of(0)?.size() - 1, of(0)?.size() + 1)
+            }
+            Op::Remainder if of(0).is_some() => ValueRange::new(-of(1)?.size(), of(1)?.size()),
+            Op::Gcd => ValueRange::new(0, of(0)?.size().max(of(1)?.size())),
+            Op::Absolute => ValueRange::new(0, of(0)?.size()),
+            Op::Length => ValueRange::new(0, super::MOST_ITEMS as i128),
             Op::FloorDivide | Op::CeilDivide | Op::Remainder | Op::Divide | Op::Power | Op::ToInt | Op::ToFloat => None,
             Op::Item | Op::List | Op::Set | Op::Sum | Op::Range | Op::ToList => None,
         }
@@ -73,33 +75,45 @@ impl Range {
 }
 
 /// Orders each chain that can be regrouped by the place that its operands read last: once the first places
-/// are known, what is known of a chain is one constant when [folded](Code::fold).
-pub fn regrouped(code: &Code, ranges: &[Option<Range>]) -> Code {
-    let Code::Apply(operator, operands) = code else { return code.clone() };
+/// are known, what is known of a chain is one constant when [folded](ResolvedExpression::fold).
+pub fn regrouped(code: &ResolvedExpression, ranges: &[Option<ValueRange>]) -> ResolvedExpression {
+    let ResolvedExpression::Apply(operator, operands) = code else { return code.clone() };
     let mut parts = parts(code);
     // Two are a group of their own.
     if parts.len() < 3 || !can_regroup(*operator, &parts, ranges) {
-        return Code::Apply(*operator, operands.iter().map(|operand| regrouped(operand, ranges)).collect());
+        return ResolvedExpression::Apply(
+            *operator,
+            operands.iter().map(|operand| regrouped(operand, ranges)).collect(),
+        );
     }
     parts.sort_by_key(|part| part.code.all_reads().into_iter().max());
-    let signed = parts.iter().map(|part| Part { code: &regrouped(part.code, ranges), ..*part }.signed());
-    let joined = signed.reduce(|a, b| Code::Apply(joining(*operator), vec![a, b])).expect("invariant: not empty");
+    let signed = parts.iter().map(|part| ChainOperand { code: &regrouped(part.code, ranges), ..*part }.signed());
+    let joined =
+        signed.reduce(|a, b| ResolvedExpression::Apply(joining(*operator), vec![a, b])).expect("invariant: not empty");
     match operator {
         Op::Add | Op::Subtract | Op::Negate | Op::Multiply | Op::Minimum | Op::Maximum => joined,
         // The difference of both sides.
-        _ => Code::Apply(*operator, vec![joined, Code::Constant(Ok(Datum::Int(0)))]),
+        _ => ResolvedExpression::Apply(*operator, vec![joined, ResolvedExpression::Constant(Ok(Datum::Int(0)))]),
     }
 }
 
 /// Adds to `found` the results that an expression still depends on, of places that are decided.
-pub fn residual(code: &Code, is_decided: &dyn Fn(usize) -> bool, ranges: &[Option<Range>], found: &mut Vec<Code>) {
-    let Code::Apply(operator, operands) = code else {
+pub fn residual(
+    code: &ResolvedExpression,
+    is_decided: &dyn Fn(usize) -> bool,
+    ranges: &[Option<ValueRange>],
+    found: &mut Vec<ResolvedExpression>,
+) {
+    let ResolvedExpression::Apply(operator, operands) = code else {
         // Within a comprehension what depends on its item is no result of its own.
         let mut reads = Vec::new();
         code.reads(&mut reads);
-        return reads.into_iter().filter(|&slot| is_decided(slot)).for_each(|slot| add(Code::Slot(slot), found));
+        return reads
+            .into_iter()
+            .filter(|&slot| is_decided(slot))
+            .for_each(|slot| add(ResolvedExpression::Slot(slot), found));
     };
-    let known = |code: &Code| {
+    let known = |code: &ResolvedExpression| {
         let mut reads = Vec::new();
         code.reads(&mut reads);
         (reads.iter().any(|&slot| is_decided(slot)), reads.iter().all(|&slot| is_decided(slot)))
@@ -111,7 +125,7 @@ pub fn residual(code: &Code, is_decided: &dyn Fn(usize) -> bool, ranges: &[Optio
     }
     let parts = parts(code);
     // Constants are no results: what is known of a group reads something.
-    let of_group: Vec<&Part> = parts.iter().filter(|part| known(part.code) == (true, true)).collect();
+    let of_group: Vec<&ChainOperand> = parts.iter().filter(|part| known(part.code) == (true, true)).collect();
     if of_group.is_empty() || of_group.len() > 1 && !can_regroup(*operator, &parts, ranges) {
         return operands.iter().for_each(|operand| residual(operand, is_decided, ranges, found));
     }
@@ -120,7 +134,7 @@ pub fn residual(code: &Code, is_decided: &dyn Fn(usize) -> bool, ranges: &[Optio
         // All are numbers, or they could not be regrouped.
         _ => {
             let signed = of_group.iter().map(|part| part.signed());
-            let joined = signed.reduce(|a, b| Code::Apply(joining(*operator), vec![a, b]));
+            let joined = signed.reduce(|a, b| ResolvedExpression::Apply(joining(*operator), vec![a, b]));
             joined.expect("invariant: not empty")
         }
     };
@@ -129,23 +143,23 @@ pub fn residual(code: &Code, is_decided: &dyn Fn(usize) -> bool, ranges: &[Optio
     rest.for_each(|part| residual(part.code, is_decided, ranges, found));
 }
 
-fn add(result: Code, found: &mut Vec<Code>) {
+fn add(result: ResolvedExpression, found: &mut Vec<ResolvedExpression>) {
     if !found.contains(&result) {
         found.push(result);
     }
 }
 
 /// An operand of a chain of operators that can be regrouped.
-struct Part<'a> {
-    code: &'a Code,
+struct ChainOperand<'a> {
+    code: &'a ResolvedExpression,
     /// Whether it is subtracted.
     is_negative: bool,
 }
 
-impl Part<'_> {
-    fn signed(&self) -> Code {
+impl ChainOperand<'_> {
+    fn signed(&self) -> ResolvedExpression {
         let code = self.code.clone();
-        if self.is_negative { Code::Apply(Op::Negate, vec![code]) } else { code }
+        if self.is_negative { ResolvedExpression::Apply(Op::Negate, vec![code]) } else { code }
     }
 }
 
@@ -158,22 +172,27 @@ fn joining(operator: Op) -> Op {
 }
 
 /// The operands of the chain that an expression is; empty if it is no chain.
-fn parts(code: &Code) -> Vec<Part<'_>> {
+fn parts(code: &ResolvedExpression) -> Vec<ChainOperand<'_>> {
     let mut parts = Vec::new();
     match code {
-        Code::Apply(Op::Equal | Op::NotEqual | Op::AtMost | Op::AtLeast | Op::Less | Op::Greater, sides) => {
+        ResolvedExpression::Apply(
+            Op::Equal | Op::NotEqual | Op::AtMost | Op::AtLeast | Op::Less | Op::Greater,
+            sides,
+        ) => {
             terms(&sides[0], false, &mut parts);
             terms(&sides[1], true, &mut parts);
         }
-        Code::Apply(Op::Add | Op::Subtract | Op::Negate, _) => terms(code, false, &mut parts),
+        ResolvedExpression::Apply(Op::Add | Op::Subtract | Op::Negate, _) => terms(code, false, &mut parts),
         // Of one argument, an extreme is that of a list.
-        Code::Apply(Op::Minimum | Op::Maximum, operands) if operands.len() == 1 => {}
-        Code::Apply(operator @ (Op::Multiply | Op::Minimum | Op::Maximum), _) => {
+        ResolvedExpression::Apply(Op::Minimum | Op::Maximum, operands) if operands.len() == 1 => {}
+        ResolvedExpression::Apply(operator @ (Op::Multiply | Op::Minimum | Op::Maximum), _) => {
             let mut open = vec![code];
             while let Some(code) = open.pop() {
                 match code {
-                    Code::Apply(inner, operands) if inner == operator && operands.len() > 1 => open.extend(operands),
-                    _ => parts.push(Part { code, is_negative: false }),
+                    ResolvedExpression::Apply(inner, operands) if inner == operator && operands.len() > 1 => {
+                        open.extend(operands)
+                    }
+                    _ => parts.push(ChainOperand { code, is_negative: false }),
                 }
             }
         }
@@ -182,20 +201,20 @@ fn parts(code: &Code) -> Vec<Part<'_>> {
     parts
 }
 
-fn terms<'a>(code: &'a Code, is_negative: bool, parts: &mut Vec<Part<'a>>) {
+fn terms<'a>(code: &'a ResolvedExpression, is_negative: bool, parts: &mut Vec<ChainOperand<'a>>) {
     match code {
-        Code::Apply(operator @ (Op::Add | Op::Subtract), operands) => {
+        ResolvedExpression::Apply(operator @ (Op::Add | Op::Subtract), operands) => {
             terms(&operands[0], is_negative, parts);
             terms(&operands[1], is_negative != (*operator == Op::Subtract), parts);
         }
-        Code::Apply(Op::Negate, operands) => terms(&operands[0], !is_negative, parts),
-        _ => parts.push(Part { code, is_negative }),
+        ResolvedExpression::Apply(Op::Negate, operands) => terms(&operands[0], !is_negative, parts),
+        _ => parts.push(ChainOperand { code, is_negative }),
     }
 }
 
 /// Whether a chain means the same in any order: then no partial result may overflow.
-fn can_regroup(operator: Op, parts: &[Part], ranges: &[Option<Range>]) -> bool {
-    let sizes = parts.iter().map(|part| Some(Range::of_code(part.code, ranges)?.size()));
+fn can_regroup(operator: Op, parts: &[ChainOperand], ranges: &[Option<ValueRange>]) -> bool {
+    let sizes = parts.iter().map(|part| Some(ValueRange::of_code(part.code, ranges)?.size()));
     match joining(operator) {
         Op::Add => sizes.sum::<Option<i128>>().is_some_and(|size| size <= MOST),
         Op::Multiply => {
@@ -211,24 +230,24 @@ fn can_regroup(operator: Op, parts: &[Part], ranges: &[Option<Range>]) -> bool {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{Expression, Scope, Type};
+    use super::super::{Expression, ValueType, VariableNames};
     use super::*;
 
-    fn between(least: i64, most: i64) -> Option<Range> {
-        Range::of(&[least.into(), most.into()])
+    fn between(least: i64, most: i64) -> Option<ValueRange> {
+        ValueRange::of(&[least.into(), most.into()])
     }
 
     const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 
-    fn compiled(text: &str) -> Code {
-        let scope: Scope = NAMES.map(|name| (name.to_owned(), Type::Number)).into();
+    fn compiled(text: &str) -> ResolvedExpression {
+        let scope: VariableNames = NAMES.map(|name| (name.to_owned(), ValueType::Number)).into();
         Expression::parse(text)
             .and_then(|expression| expression.compile(&scope))
             .unwrap_or_else(|e| panic!("{text}: {e}"))
             .0
     }
 
-    fn results(text: &str, n_decided: usize, ranges: &[Option<Range>]) -> Vec<Code> {
+    fn results(text: &str, n_decided: usize, ranges: &[Option<ValueRange>]) -> Vec<ResolvedExpression> {
         let mut found = Vec::new();
         residual(&compiled(text), &|slot| slot < n_decided, ranges, &mut found);
         found
@@ -238,7 +257,7 @@ mod tests {
     fn sums_products_and_extremes_are_joined() {
         let ranges = [between(-8, 8); 4];
         let check = |text: &str, expected: &[&str]| {
-            let expected: Vec<Code> = expected.iter().map(|text| compiled(text)).collect();
+            let expected: Vec<ResolvedExpression> = expected.iter().map(|text| compiled(text)).collect();
             assert_eq!(results(text, 2, &ranges), expected, "{text}");
         };
         check("d + b + c + a <= 9", &["b + a"]);

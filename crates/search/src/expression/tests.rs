@@ -3,9 +3,9 @@ use serde_json::json;
 
 use super::*;
 
-fn scope() -> Scope {
+fn scope() -> VariableNames {
     let values = ["F", "B"].map(String::from).into();
-    [("x", Type::Number), ("y", Type::Number), ("d", Type::Category(values)), ("l", Type::List)]
+    [("x", ValueType::Number), ("y", ValueType::Number), ("d", ValueType::Category(values)), ("l", ValueType::List)]
         .map(|(name, kind)| (name.to_owned(), kind))
         .into()
 }
@@ -175,34 +175,36 @@ fn errors_say_where_and_what() {
 fn expression() -> impl Strategy<Value = Expression> {
     let of = |kind| Expression::new(kind, 0);
     let leaf = prop_oneof![
-        (0..i64::MAX).prop_map(|number| Kind::Constant(Datum::Int(number))),
-        (0.0..1e9f64).prop_map(|number| Kind::Constant(Datum::Float(number))),
-        "[a-z '\"\\\\\n]{0,3}".prop_map(|text| Kind::Constant(text.as_str().into())),
-        "[xydl]".prop_map(Kind::Name),
+        (0..i64::MAX).prop_map(|number| ExpressionNode::Constant(Datum::Int(number))),
+        (0.0..1e9f64).prop_map(|number| ExpressionNode::Constant(Datum::Float(number))),
+        "[a-z '\"\\\\\n]{0,3}".prop_map(|text| ExpressionNode::Constant(text.as_str().into())),
+        "[xydl]".prop_map(ExpressionNode::Name),
     ];
     leaf.prop_map(of).prop_recursive(5, 40, 4, move |inner| {
         let operator = proptest::sample::select(OPERATORS);
         (operator, proptest::collection::vec(inner, 4), 0..4).prop_map(move |((operator, _, form), mut operands, n)| {
-            if form == Form::Comparison {
+            if form == OperatorForm::Comparison {
                 let first = Box::new(operands.swap_remove(0));
                 let rest = operands.into_iter().take(1 + n as usize % 3).map(|operand| (operator, operand));
-                return of(Kind::Compare(first, rest.collect()));
+                return of(ExpressionNode::Compare(first, rest.collect()));
             }
             operands.truncate(match (operator, form) {
                 (Op::Choose, _) => 3,
                 (Op::Set, _) => 2,
                 (Op::List, _) => n as usize,
-                (Op::Item | Op::Power, _) | (_, Form::Infix(_)) => 2,
-                (_, Form::Prefix(_)) => 1,
-                (_, Form::Function(least, most)) => 3.clamp(least, most),
+                (Op::Item | Op::Power, _) | (_, OperatorForm::Infix(_)) => 2,
+                (_, OperatorForm::Prefix(_)) => 1,
+                (_, OperatorForm::Function(least, most)) => 3.clamp(least, most),
                 _ => unreachable!("an operator without a case here"),
             });
             if operator == Op::Sum && n > 0 {
-                let clauses =
-                    vec![Clause::For("i".into(), operands[0].clone()), Clause::If(of(Kind::Name("i".into())))];
-                operands = vec![of(Kind::Each(Box::new(of(Kind::Name("i".into()))), clauses))];
+                let clauses = vec![
+                    Clause::For("i".into(), operands[0].clone()),
+                    Clause::If(of(ExpressionNode::Name("i".into()))),
+                ];
+                operands = vec![of(ExpressionNode::Each(Box::new(of(ExpressionNode::Name("i".into()))), clauses))];
             }
-            of(Kind::Apply(operator, operands))
+            of(ExpressionNode::Apply(operator, operands))
         })
     })
 }

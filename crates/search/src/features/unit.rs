@@ -15,11 +15,11 @@ use crate::space::{Config, Domain, Space};
 pub struct UnitFeatures {
     knobs: KnobFeatures,
     /// Parameter of each feature, and the scale that brings it into the unit interval.
-    columns: Vec<(usize, Scale)>,
+    columns: Vec<(usize, FeatureScale)>,
 }
 
 #[derive(Debug, Clone, Copy)]
-enum Scale {
+enum FeatureScale {
     Rank(f32),
     Log(f32),
     Linear(f32),
@@ -31,10 +31,12 @@ impl UnitFeatures {
         let mut columns = Vec::new();
         for parameter in 0..space.n_parameters() {
             let (scale, width) = match space.domain(parameter) {
-                Domain::Ordinal(values) => (Scale::Rank(1.0 / (values.len().max(2) - 1) as f32), 1),
-                Domain::Factorization { n, parts } => (Scale::Log(1.0 / (*n.max(&2) as f32).log2()), *parts),
-                Domain::Categorical(values) => (Scale::Linear(std::f32::consts::FRAC_1_SQRT_2), values.len()),
-                Domain::Permutation(names) => (Scale::Linear(1.0 / (names.len().max(2) - 1) as f32), names.len()),
+                Domain::Ordinal(values) => (FeatureScale::Rank(1.0 / (values.len().max(2) - 1) as f32), 1),
+                Domain::Factorization { n, parts } => (FeatureScale::Log(1.0 / (*n.max(&2) as f32).log2()), *parts),
+                Domain::Categorical(values) => (FeatureScale::Linear(std::f32::consts::FRAC_1_SQRT_2), values.len()),
+                Domain::Permutation(names) => {
+                    (FeatureScale::Linear(1.0 / (names.len().max(2) - 1) as f32), names.len())
+                }
             };
             columns.extend(std::iter::repeat_n((parameter, scale), width));
         }
@@ -56,9 +58,9 @@ impl UnitFeatures {
         let mut features = self.knobs.of(config);
         for (x, (parameter, scale)) in features.iter_mut().zip(&self.columns) {
             *x = match scale {
-                Scale::Rank(unit) => config.ranks()[*parameter] as f32 * unit,
-                Scale::Log(unit) => x.log2() * unit,
-                Scale::Linear(unit) => *x * unit,
+                FeatureScale::Rank(unit) => config.ranks()[*parameter] as f32 * unit,
+                FeatureScale::Log(unit) => x.log2() * unit,
+                FeatureScale::Linear(unit) => *x * unit,
             };
         }
         features

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 pub use repeats::{AtBudget, Replay, ReplayPlan};
 
-use crate::measure::{BoxError, Candidate, Machine, Measure, Measured, Next, Queue, RaceLimits, Standing};
+use crate::measure::{BoxError, Candidate, Measure, Measured, MeasuringTraits, Next, Queue, RaceLimits, Standing};
 use crate::space::{Config, Space};
 use crate::trial::{ErrorClass, Outcome, Trial};
 
@@ -127,7 +127,7 @@ impl Measure for RecordedSpace {
         Ok(standings)
     }
 
-    fn machine(&self) -> Machine {
-        Machine::default()
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits::default()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use super::RecordedSpace;
 use crate::search::{self, SearchError};
 use crate::space::Config;
-use crate::tune_loop::{Budget, Event, HeadStart, tune};
+use crate::tune_loop::{Budget, Event, HeadStart, Tuning};
 
 /// Plan of a replay: the search, and its repetitions.
 #[derive(Debug, Clone)]
@@ -60,7 +60,7 @@ impl AtBudget {
 }
 
 /// The curve of one run.
-struct Run {
+struct RunCurve {
     /// Best time after each trial, infinite before the first that succeeds.
     best_ns: Vec<f64>,
     search_seconds: f64,
@@ -111,7 +111,7 @@ impl RecordedSpace {
         });
         let mut runs = runs.into_inner().expect("invariant: no run panics with the lock");
         runs.sort_by_key(|(repeat, _)| *repeat);
-        let fraction = |run: &Run, budget: u64| {
+        let fraction = |run: &RunCurve, budget: u64| {
             let tried = run.best_ns.len().min(usize::try_from(budget).unwrap_or(usize::MAX));
             run.best_ns[..tried].last().map_or(0.0, |best_ns| optimum_ns / best_ns)
         };
@@ -125,7 +125,7 @@ impl RecordedSpace {
         })
     }
 
-    fn run(&self, plan: &ReplayPlan, repeat: usize, stop: &AtomicBool) -> Run {
+    fn run(&self, plan: &ReplayPlan, repeat: usize, stop: &AtomicBool) -> RunCurve {
         let seed = plan.seed.wrapping_add(repeat as u64);
         let mut search = search::build(&plan.search, &self.space, seed).expect("invariant: it was built once already");
         let budget = Budget { trials: plan.budgets.iter().max().copied(), batch: plan.batch, ..Budget::default() };
@@ -137,17 +137,11 @@ impl RecordedSpace {
             Ok(())
         };
         let mut table = self.clone();
-        let summary = tune(
-            search.as_mut(),
-            (&*self.space).into(),
-            &mut table,
-            HeadStart { prior: &[], guesses: &plan.guesses },
-            budget,
-            stop,
-            &mut observer,
-        );
+        let head_start = HeadStart { prior: &[], guesses: &plan.guesses };
+        let tuning = Tuning::new(search.as_mut(), (&*self.space).into(), head_start);
+        let summary = tuning.run(&mut table, budget, stop, &mut observer);
         let summary = summary.unwrap_or_else(|error| panic!("invariant: a look-up cannot fail: {error}"));
         let search_seconds = summary.search_seconds;
-        Run { best_ns, search_seconds }
+        RunCurve { best_ns, search_seconds }
     }
 }

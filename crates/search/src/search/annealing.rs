@@ -134,7 +134,7 @@ impl<M: CostModel> Annealing<M> {
     /// it.
     fn first(&mut self, n: usize) -> Vec<(f64, Config)> {
         let configs: Vec<Config> = (0..N_FIRST).map(|_| self.seen.space().sample(&mut self.rng)).collect();
-        let mut best = Best::new(n);
+        let mut best = BestUnseen::new(n);
         for (config, score) in configs.iter().zip(self.model.score(&configs)) {
             best.offer(&self.seen, config, score);
         }
@@ -146,7 +146,7 @@ impl<M: CostModel> Annealing<M> {
         while self.chains.len() < self.n_chains {
             self.chains.push(self.seen.space().sample(&mut self.rng));
         }
-        let mut best = Best::new(n);
+        let mut best = BestUnseen::new(n);
         let mut chains = std::mem::take(&mut self.chains);
         let mut scores = self.model.score(&chains);
         for (config, &score) in chains.iter().zip(&scores) {
@@ -255,15 +255,15 @@ fn spread(values: &[f64]) -> f64 {
 }
 
 /// The best unseen configurations that were offered, best first.
-struct Best {
+struct BestUnseen {
     n: usize,
     ranking: Vec<(f64, Config)>,
     configs: HashSet<Config>,
 }
 
-impl Best {
-    fn new(n: usize) -> Best {
-        Best { n, ranking: Vec::new(), configs: HashSet::new() }
+impl BestUnseen {
+    fn new(n: usize) -> BestUnseen {
+        BestUnseen { n, ranking: Vec::new(), configs: HashSet::new() }
     }
 
     /// Whether the configuration is one of the best now and was not before.

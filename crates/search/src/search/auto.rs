@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use rand::seq::{SliceRandom, index};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_learn::{Acquisition, Candidates, GaussianProcess, Kernel, Matrix, Solved};
+use tilewright_learn::{Acquisition, Candidates, GaussianProcess, Matern, Matrix, Solved};
 
 use super::lfbo::neighbour;
 use super::seen::Seen;
@@ -51,7 +51,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         Ok(Box::new(Auto {
             seen: Seen::new(space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
-            process: GaussianProcess::new(Kernel::new(features.groups().to_vec())),
+            process: GaussianProcess::new(Matern::new(features.groups().to_vec())),
             features,
             known: Vec::new(),
             places: HashMap::new(),
@@ -61,7 +61,7 @@ pub(super) const ROW: SearchRow = SearchRow {
             n_fits: 0,
             best: None,
             n_objectives: 1,
-            pool: Pool::default(),
+            pool: CandidatePool::default(),
         }))
     },
 };
@@ -86,7 +86,7 @@ struct Auto {
     rng: Xoshiro256PlusPlus,
     features: ProcessFeatures,
     /// Configurations that were proposed or observed.
-    known: Vec<Known>,
+    known: Vec<SeenConfig>,
     places: HashMap<Config, usize>,
     process: GaussianProcess,
     /// The known configuration of each row of the process.
@@ -100,10 +100,10 @@ struct Auto {
     best: Option<usize>,
     /// The most objectives of a trial.
     n_objectives: usize,
-    pool: Pool,
+    pool: CandidatePool,
 }
 
-struct Known {
+struct SeenConfig {
     config: Config,
     features: Vec<f32>,
     /// The logarithm of its throughput, minus infinity for a failure; `None` until it is observed.
@@ -114,9 +114,9 @@ struct Known {
 
 /// Configurations to choose from.
 #[derive(Default)]
-struct Pool {
+struct CandidatePool {
     offers: Vec<Offers>,
-    places: HashMap<Config, Place>,
+    places: HashMap<Config, OfferPosition>,
     /// Configurations whose surroundings are in the pool.
     expanded: HashSet<Config>,
 }
@@ -131,10 +131,10 @@ struct Offers {
 }
 
 /// Place of a configuration in the pool: the index of the offers that it came with, and its position there.
-type Place = (usize, usize);
+type OfferPosition = (usize, usize);
 
 /// Targets that a question to the model refers to.
-struct Question {
+struct ModelQuestion {
     /// The largest target so far, without its noise: no improvement on a lucky measurement is asked for.
     best: f64,
     /// The targets of the rows of the process.
@@ -146,7 +146,7 @@ impl Auto {
         let place = self.places.get(config).copied().unwrap_or_else(|| {
             let features = self.features.of(config);
             self.places.insert(config.clone(), self.known.len());
-            self.known.push(Known { config: config.clone(), features, log_throughput: None, several: None });
+            self.known.push(SeenConfig { config: config.clone(), features, log_throughput: None, several: None });
             self.known.len() - 1
         });
         self.known[place].log_throughput = log_throughput;
@@ -155,7 +155,7 @@ impl Auto {
     /// Logarithms of throughput, by known configuration; of several objectives what random weights make of
     /// them, so that a call differs from the next.
     fn throughputs(&mut self) -> Vec<Option<f64>> {
-        let plain = |known: &Known| known.log_throughput;
+        let plain = |known: &SeenConfig| known.log_throughput;
         if self.n_objectives == 1 {
             return self.known.iter().map(plain).collect();
         }
@@ -165,7 +165,7 @@ impl Auto {
         let sum: f64 = draws.iter().sum::<f64>().max(f64::MIN_POSITIVE);
         let weights: Vec<f64> = draws.iter().map(|draw| draw / sum).collect();
         let Some(by) = Chebyshev::new(&weights, several) else { return self.known.iter().map(plain).collect() };
-        let scalar = |known: &Known| match &known.several {
+        let scalar = |known: &SeenConfig| match &known.several {
             Some(timing) => Some(-by.cost(timing)),
             // Whatever lacks objectives, failures above all, is no answer to the question.
             None => known.log_throughput.map(|_| f64::NEG_INFINITY),
@@ -231,11 +231,11 @@ impl Auto {
         self.process.extend(self.rows.iter().map(|&at| &self.known[at].features[..]));
         self.n_entered = self.known.len();
         self.n_at_fit = self.known.len();
-        self.pool = Pool::default();
+        self.pool = CandidatePool::default();
     }
 
     /// Brings the model and the pool up to date.
-    fn prepare(&mut self) -> Question {
+    fn prepare(&mut self) -> ModelQuestion {
         let targets = self.targets();
         if self.known.len() as f64 >= GROWTH * self.n_at_fit as f64 || self.rows.len() >= MOST_ROWS {
             self.fit(&targets);
@@ -249,13 +249,13 @@ impl Auto {
         let solved = self.process.solve(&of_rows);
         let means = self.process.means_of_rows(&solved).into_iter().zip(&of_rows);
         let best = means.filter_map(|(mean, target)| target.map(|_| mean)).reduce(f64::max).unwrap_or(0.0);
-        let question = Question { solved, best };
+        let question = ModelQuestion { solved, best };
         for offers in &mut self.pool.offers {
             self.process.update(&mut offers.candidates);
             offers.means = self.process.means(&offers.candidates, &question.solved);
         }
         if self.pool.offers.iter().all(|offers| !offers.is_fresh.contains(&true)) {
-            self.pool = Pool::default();
+            self.pool = CandidatePool::default();
             let space = self.seen.space();
             let random = (0..N_RANDOM).map(|_| space.sample(&mut self.rng)).collect();
             self.offer(random, &question);
@@ -276,7 +276,7 @@ impl Auto {
     }
 
     /// Adds new configurations to the pool.
-    fn offer(&mut self, mut configs: Vec<Config>, question: &Question) {
+    fn offer(&mut self, mut configs: Vec<Config>, question: &ModelQuestion) {
         let mut place = (self.pool.offers.len(), 0);
         configs.retain(|config| {
             let is_new = self.seen.is_fresh(config) && !self.pool.places.contains_key(config);
@@ -294,7 +294,7 @@ impl Auto {
 
     /// Adds the surroundings of a configuration to the pool: what differs from it in one parameter, and in
     /// more where too little does.
-    fn expand(&mut self, config: Config, question: &Question) {
+    fn expand(&mut self, config: Config, question: &ModelQuestion) {
         if !self.pool.expanded.insert(config.clone()) {
             return;
         }
@@ -320,7 +320,7 @@ impl Auto {
     }
 
     /// Adds the surroundings of the most promising candidates to the pool, one after the other.
-    fn climb(&mut self, n: usize, question: &Question) {
+    fn climb(&mut self, n: usize, question: &ModelQuestion) {
         for _ in 0..n {
             let Some((group, at)) = self.most_promising(question) else { return };
             let config = self.pool.offers[group].configs[at].clone();
@@ -333,7 +333,7 @@ impl Auto {
 
     /// The place in the pool of the candidate with the largest expected improvement; of those with none, as
     /// where all trials failed, that with the largest mean.
-    fn most_promising(&self, question: &Question) -> Option<Place> {
+    fn most_promising(&self, question: &ModelQuestion) -> Option<OfferPosition> {
         let mut top = None;
         let [mut promise, mut prediction] = [(f64::NEG_INFINITY, f64::NEG_INFINITY); 2];
         for (group, offers) in self.pool.offers.iter().enumerate() {
@@ -354,7 +354,7 @@ impl Auto {
     }
 
     /// Takes a configuration out of the pool and lets the model know of it.
-    fn take(&mut self, (group, at): Place) -> Config {
+    fn take(&mut self, (group, at): OfferPosition) -> Config {
         let offers = &mut self.pool.offers[group];
         offers.is_fresh[at] = false;
         let config = offers.configs[at].clone();

@@ -118,7 +118,8 @@ pub(super) const ROW: SearchRow = SearchRow {
         options.number(EXPERIENCE.name, EXPERIENCES)?;
         let view = View::new(problem, kind, described, &trees, seed);
         let (known, fitness) = (Vec::new(), Vec::new());
-        let model = Trees { options: trees, n_models, acquisition, view, known, fitness, weight: 1.0, model: None };
+        let model =
+            BoostedTrees { options: trees, n_models, acquisition, view, known, fitness, weight: 1.0, model: None };
         Ok(Box::new(Annealing::new(model, &problem.space, seed, options)?))
     },
 };
@@ -126,7 +127,7 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// Boosted trees, of the parameters unless features of loops are asked for, where AutoTVM has those of loops.
 /// What other workloads have taught is a model of its own, on whose predictions the trees build (AutoTVM,
 /// section 4). We differ in that these predictions have a weight, which the trials of this workload decide.
-struct Trees {
+struct BoostedTrees {
     options: GbtOptions,
     n_models: usize,
     acquisition: Acquisition,
@@ -137,10 +138,10 @@ struct Trees {
     /// Weight of the predictions of the model of other workloads.
     weight: f32,
     /// `None` before the first fit.
-    model: Option<Model>,
+    model: Option<TreeModel>,
 }
 
-enum Model {
+enum TreeModel {
     One(Gbt),
     Several(Ensemble),
 }
@@ -160,9 +161,9 @@ pub(crate) fn chosen(fitness: &[f64], most: usize, seed: u64) -> Vec<usize> {
     places
 }
 
-impl Trees {
+impl BoostedTrees {
     /// The weight of what other workloads say, and trees on top of that.
-    fn fitted(&self, seed: u64) -> Result<(f32, Model), LearnError> {
+    fn fitted(&self, seed: u64) -> Result<(f32, TreeModel), LearnError> {
         let chosen = chosen(&self.fitness, MOST_ROWS, seed);
         let targets = targets(&self.fitness);
         let targets: Vec<f32> = chosen.iter().map(|&at| targets[at]).collect();
@@ -176,14 +177,14 @@ impl Trees {
         let base: Vec<f32> = base.iter().map(|base| weight * base).collect();
         let examples = examples.on_top_of(&base);
         let model = match self.n_models {
-            1 => Model::One(Gbt::fit(&examples, &self.options, seed)?),
-            n_models => Model::Several(Ensemble::fit(&examples, &self.options, n_models, seed)?),
+            1 => TreeModel::One(Gbt::fit(&examples, &self.options, seed)?),
+            n_models => TreeModel::Several(Ensemble::fit(&examples, &self.options, n_models, seed)?),
         };
         Ok((weight, model))
     }
 }
 
-impl CostModel for Trees {
+impl CostModel for BoostedTrees {
     fn observe(&mut self, config: &Config, fitness: f64) {
         let Rows { features, base } = self.view.of(std::slice::from_ref(config));
         self.known.push((features.row(0).to_vec(), base[0]));
@@ -201,8 +202,10 @@ impl CostModel for Trees {
         let certain = |mean| Prediction { mean, standard_deviation: 0.0 };
         let (mut predictions, acquisition) = match &self.model {
             None => (vec![certain(0.0); configs.len()], Acquisition::Mean),
-            Some(Model::One(trees)) => (trees.predict(&features).into_iter().map(certain).collect(), Acquisition::Mean),
-            Some(Model::Several(ensemble)) => (ensemble.predict(&features), self.acquisition),
+            Some(TreeModel::One(trees)) => {
+                (trees.predict(&features).into_iter().map(certain).collect(), Acquisition::Mean)
+            }
+            Some(TreeModel::Several(ensemble)) => (ensemble.predict(&features), self.acquisition),
         };
         predictions.iter_mut().zip(base).for_each(|(prediction, base)| prediction.mean += self.weight * base);
         // Targets are shares of the best fitness so far.

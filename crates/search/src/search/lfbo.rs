@@ -112,10 +112,10 @@ struct Lfbo {
     patience: usize,
     penalty: f32,
     n_trees: usize,
-    known: Vec<Known>,
+    known: Vec<ObservedConfig>,
     /// Place of each known configuration.
     places: HashMap<Config, usize>,
-    walks: Vec<Walk>,
+    walks: Vec<NeighbourWalk>,
     /// Places at which a walk ended.
     ended: HashSet<usize>,
     /// Children left to propose, marked as seen.
@@ -123,14 +123,14 @@ struct Lfbo {
 }
 
 /// Observed configuration.
-struct Known {
+struct ObservedConfig {
     config: Config,
     features: Vec<f32>,
     /// Time in nanoseconds, infinite for a failure.
     cost: f64,
 }
 
-struct Walk {
+struct NeighbourWalk {
     /// Known configuration that it is at.
     at: usize,
     /// Generations without a step that it survives.
@@ -169,7 +169,7 @@ impl Lfbo {
             let mut starts: Vec<usize> = (0..known.len()).filter(is_place).collect();
             starts.sort_by(|&a, &b| known[a].cost.total_cmp(&known[b].cost));
             starts.truncate(self.n_walks);
-            let walk = |at| Walk { at, patience: self.patience, children: Vec::new() };
+            let walk = |at| NeighbourWalk { at, patience: self.patience, children: Vec::new() };
             *walks = starts.into_iter().map(walk).collect();
         }
     }
@@ -177,7 +177,7 @@ impl Lfbo {
     /// Fits the forest; `None` where all trials are equally good.
     fn fit(&mut self) -> Option<Forest> {
         let fitness: Vec<f64> = self.known.iter().map(|known| known.cost.recip()).collect();
-        let trials: Vec<&Known> =
+        let trials: Vec<&ObservedConfig> =
             chosen(&fitness, MOST_ROWS, self.rng.random()).into_iter().map(|at| &self.known[at]).collect();
         let mut costs: Vec<f64> = trials.iter().map(|known| known.cost).filter(|cost| cost.is_finite()).collect();
         costs.sort_by(f64::total_cmp);
@@ -189,7 +189,7 @@ impl Lfbo {
         if is_good.iter().all(|good| *good) {
             return None;
         }
-        let gain = |known: &&Known| (threshold - known.cost).max(LEAST_WEIGHT * threshold);
+        let gain = |known: &&ObservedConfig| (threshold - known.cost).max(LEAST_WEIGHT * threshold);
         let gains = trials.iter().filter(|known| known.cost <= threshold).map(gain);
         let mean = gains.clone().sum::<f64>() / gains.count() as f64;
         let weight = |known| (gain(known) / mean) as f32;
@@ -289,7 +289,7 @@ impl Search for Lfbo {
                 None => {
                     self.places.insert(trial.config.clone(), self.known.len());
                     let features = self.features.of(&trial.config);
-                    self.known.push(Known { config: trial.config.clone(), features, cost });
+                    self.known.push(ObservedConfig { config: trial.config.clone(), features, cost });
                 }
             }
         }

@@ -56,20 +56,20 @@ pub(super) struct Population {
     is_spread: bool,
     features: UnitFeatures,
     /// The survivors and what was observed since.
-    members: Vec<Member>,
+    members: Vec<Individual>,
     /// Children left to propose, marked as seen.
     unborn: VecDeque<Config>,
 }
 
 /// A measured configuration and its fitness, 0 where it failed.
-struct Member {
+struct Individual {
     fitness: f64,
     config: Config,
 }
 
 /// Members from which a generation is bred.
 pub(super) struct Parents<'a> {
-    members: &'a [Member],
+    members: &'a [Individual],
     /// `None` if none is any good, for example if all trials failed: then each counts alike.
     weights: Option<WeightedIndex<f64>>,
 }
@@ -120,7 +120,7 @@ impl Population {
     /// Takes note of trials and gives those of this space.
     pub(super) fn observe<'a>(&mut self, trials: &'a [Trial]) -> Vec<&'a Trial> {
         let noted = self.seen.note(trials);
-        let member = |trial: &&Trial| Member { fitness: trial.outcome.fitness(), config: trial.config.clone() };
+        let member = |trial: &&Trial| Individual { fitness: trial.outcome.fitness(), config: trial.config.clone() };
         self.members.extend(noted.iter().map(member));
         // Others may measure what is bred already.
         self.unborn.retain(|child| noted.iter().all(|trial| trial.config != *child));
@@ -162,7 +162,7 @@ impl Population {
 
     fn weights(&self) -> Option<WeightedIndex<f64>> {
         let n = self.members.len();
-        let weight = |(place, member): (usize, &Member)| {
+        let weight = |(place, member): (usize, &Individual)| {
             // However good its rank, a failure is no parent while others are there.
             if self.by_rank && member.fitness > 0.0 { (n - place) as f64 } else { member.fitness }
         };

@@ -138,20 +138,20 @@ impl Search for RnnController {
 /// size for one of many, the coarsest first.
 struct Sequences {
     space: Arc<Space>,
-    choices: Vec<Choice>,
+    choices: Vec<Decision>,
 }
 
-enum Choice {
+enum Decision {
     /// A digit of a parameter's rank.
     Digit { parameter: usize, weight: u64, n: u64 },
     /// A factor of a factorization, by its place among the divisors of the product.
     Factor { parameter: usize, product: u64, divisors: Vec<u64> },
 }
 
-impl Choice {
+impl Decision {
     fn parameter(&self) -> usize {
         match self {
-            Choice::Digit { parameter, .. } | Choice::Factor { parameter, .. } => *parameter,
+            Decision::Digit { parameter, .. } | Decision::Factor { parameter, .. } => *parameter,
         }
     }
 }
@@ -167,14 +167,14 @@ impl Sequences {
             match space.domain(parameter) {
                 Domain::Factorization { n, parts } => {
                     let divisors = divisors(space.prime_powers(parameter));
-                    let factor = || Choice::Factor { parameter, product: *n, divisors: divisors.clone() };
+                    let factor = || Decision::Factor { parameter, product: *n, divisors: divisors.clone() };
                     choices.extend((1..*parts).map(|_| factor()));
                 }
                 Domain::Permutation(names) => {
                     let mut weight = n_values;
                     choices.extend((2..=names.len() as u64).rev().map(|n| {
                         weight /= n;
-                        Choice::Digit { parameter, weight, n }
+                        Decision::Digit { parameter, weight, n }
                     }));
                 }
                 Domain::Ordinal(_) | Domain::Categorical(_) => {
@@ -184,7 +184,7 @@ impl Sequences {
                     let base = base.expect("invariant: the largest base is large enough");
                     choices.extend((0..n_digits).rev().map(|digit| {
                         let weight = base.pow(digit);
-                        Choice::Digit { parameter, weight, n: base.min(n_values.div_ceil(weight)) }
+                        Decision::Digit { parameter, weight, n: base.min(n_values.div_ceil(weight)) }
                     }));
                 }
             }
@@ -194,9 +194,9 @@ impl Sequences {
 
     /// The number of alternatives of each choice.
     fn n_choices(&self) -> Vec<usize> {
-        let n = |choice: &Choice| match choice {
-            Choice::Digit { n, .. } => *n as usize,
-            Choice::Factor { divisors, .. } => divisors.len(),
+        let n = |choice: &Decision| match choice {
+            Decision::Digit { n, .. } => *n as usize,
+            Decision::Factor { divisors, .. } => divisors.len(),
         };
         self.choices.iter().map(n).collect()
     }
@@ -206,14 +206,14 @@ impl Sequences {
         let next = &self.choices[prefix.len()];
         let of_parameter = self.choices.iter().zip(prefix).filter(|(choice, _)| choice.parameter() == next.parameter());
         match next {
-            Choice::Digit { parameter, weight, .. } => {
+            Decision::Digit { parameter, weight, .. } => {
                 let digits = of_parameter.map(|(choice, &digit)| match choice {
-                    Choice::Digit { weight, .. } => weight * digit as u64,
-                    Choice::Factor { .. } => 0,
+                    Decision::Digit { weight, .. } => weight * digit as u64,
+                    Decision::Factor { .. } => 0,
                 });
                 digits.sum::<u64>() + weight * (alternative as u64) < self.space.n_values(*parameter)
             }
-            Choice::Factor { product, divisors, .. } => {
+            Decision::Factor { product, divisors, .. } => {
                 let taken: u64 = of_parameter.map(|(_, &divisor)| divisors[divisor]).product();
                 (product / taken).is_multiple_of(divisors[alternative])
             }
@@ -230,8 +230,8 @@ impl Sequences {
             let parameter = choice.parameter();
             let rank = config.ranks()[parameter];
             sequence.push(match choice {
-                Choice::Digit { weight, n, .. } => (rank / weight % n) as usize,
-                Choice::Factor { divisors, .. } => {
+                Decision::Digit { weight, n, .. } => (rank / weight % n) as usize,
+                Decision::Factor { divisors, .. } => {
                     if parameter != at {
                         factors = self.space.value_at(parameter, rank).factors().to_vec();
                         factors.reverse();
@@ -252,8 +252,8 @@ impl Sequences {
         let mut factors = vec![Vec::new(); ranks.len()];
         for (choice, &alternative) in self.choices.iter().zip(sequence) {
             match choice {
-                Choice::Digit { parameter, weight, .. } => ranks[*parameter] += weight * alternative as u64,
-                Choice::Factor { parameter, divisors, .. } => factors[*parameter].push(divisors[alternative]),
+                Decision::Digit { parameter, weight, .. } => ranks[*parameter] += weight * alternative as u64,
+                Decision::Factor { parameter, divisors, .. } => factors[*parameter].push(divisors[alternative]),
             }
         }
         for (parameter, mut factors) in factors.into_iter().enumerate() {

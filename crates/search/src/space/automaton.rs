@@ -8,8 +8,8 @@ use std::collections::HashMap;
 
 use super::Value;
 use super::constraint::{Guard, Predicate, Reading};
-use crate::expression::residual::{Range, regrouped};
-use crate::expression::{Code, Datum};
+use crate::expression::residual::{ValueRange, regrouped};
+use crate::expression::{Datum, ResolvedExpression};
 
 /// State after which nothing is legal.
 pub(super) const NOTHING: u32 = 0;
@@ -33,13 +33,13 @@ pub(super) struct Levels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Rest {
     /// Expression whose places are levels.
-    Code(Code),
+    Code(ResolvedExpression),
     /// Ranks, by level, of what a function reads.
     Ranks(Vec<u32>),
 }
 
 /// States in which an automaton may be when it reads a level.
-struct Stage {
+struct LevelStates {
     level: usize,
     /// Rest of each state, but for the first two.
     states: Vec<Rest>,
@@ -48,9 +48,9 @@ struct Stage {
     next: Vec<Vec<u32>>,
 }
 
-impl Stage {
-    fn new(level: usize) -> Stage {
-        Stage { level, states: Vec::new(), ids: HashMap::new(), next: Vec::new() }
+impl LevelStates {
+    fn new(level: usize) -> LevelStates {
+        LevelStates { level, states: Vec::new(), ids: HashMap::new(), next: Vec::new() }
     }
 
     fn intern(&mut self, rest: Rest) -> u32 {
@@ -73,7 +73,7 @@ pub(super) struct Automaton<'a> {
     /// Levels of the predicate's arguments.
     arguments: Vec<usize>,
     /// Stages of the levels that are read, in ascending order.
-    stages: Vec<Stage>,
+    stages: Vec<LevelStates>,
 }
 
 impl<'a> Automaton<'a> {
@@ -85,7 +85,7 @@ impl<'a> Automaton<'a> {
         predicate: &'a Predicate,
         arguments: &[usize],
         levels: &Levels,
-        ranges: &[Option<Range>],
+        ranges: &[Option<ValueRange>],
     ) -> Vec<Automaton<'a>> {
         let (mut predicate, mut arguments, mut guards) = (predicate, arguments, Vec::new());
         while let Predicate::Guarded(guard, guarded) = predicate {
@@ -98,7 +98,7 @@ impl<'a> Automaton<'a> {
             read.dedup();
             // Where nothing is read, that is decided with the first value.
             let read = if read.is_empty() { vec![0] } else { read };
-            let mut stages: Vec<Stage> = read.into_iter().map(Stage::new).collect();
+            let mut stages: Vec<LevelStates> = read.into_iter().map(LevelStates::new).collect();
             stages[0].intern(first);
             Automaton { guards: guards.clone(), predicate, arguments: arguments.to_vec(), stages }
         };
@@ -155,7 +155,7 @@ impl<'a> Automaton<'a> {
                     [] if code.holds(&[]) => return ANYTHING,
                     [] if self.guards.iter().all(|(of, _)| *of <= level) => return NOTHING,
                     // A guard may say that it need not hold.
-                    [] => Rest::Code(Code::Constant(Ok(Datum::Bool(false)))),
+                    [] => Rest::Code(ResolvedExpression::Constant(Ok(Datum::Bool(false)))),
                     [..] => Rest::Code(code),
                 }
             }
@@ -182,7 +182,7 @@ impl<'a> Automaton<'a> {
 
 impl Levels {
     /// The expression that a predicate of the values at these levels is, if any.
-    fn code<'a>(&self, predicate: &'a Predicate, arguments: &[usize]) -> Option<&'a Code> {
+    fn code<'a>(&self, predicate: &'a Predicate, arguments: &[usize]) -> Option<&'a ResolvedExpression> {
         let Predicate::Expression(code, own) = predicate else { return None };
         // An algorithm's own values of a parameter may all be numbers where those of all algorithms are not.
         let is_same = arguments.iter().zip(&**own).all(|(&level, own)| self.readings[level] == *own);

@@ -4,16 +4,16 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Domain, Parameter, Value};
-use crate::expression::{Code, Datum, Expression, ExpressionError, Scope, Type};
+use crate::expression::{Datum, Expression, ExpressionError, ResolvedExpression, ValueType, VariableNames};
 
-type Function = dyn Fn(&[&Value]) -> bool + Send + Sync;
+type ConfigTest = dyn Fn(&[&Value]) -> bool + Send + Sync;
 
 /// Predicate over the values of some parameters.
 #[derive(Clone)]
 pub(super) enum Predicate {
-    Function(Arc<Function>),
+    Function(Arc<ConfigTest>),
     /// The places that the code reads are those of the parameters.
-    Expression(Arc<Code>, Arc<[Reading]>),
+    Expression(Arc<ResolvedExpression>, Arc<[Reading]>),
     /// Predicate over all values but the first, where the guard applies to that one; elsewhere anything is
     /// legal.
     Guarded(Guard, Arc<Predicate>),
@@ -84,12 +84,12 @@ impl Reading {
         }
     }
 
-    fn kind(self, domain: &Domain) -> Type {
+    fn kind(self, domain: &Domain) -> ValueType {
         match (domain, self) {
-            (Domain::Ordinal(_), _) | (_, Reading::Number) => Type::Number,
-            (_, Reading::Boolean) => Type::Boolean,
-            (Domain::Categorical(texts), Reading::Text) => Type::Category(texts.as_slice().into()),
-            (Domain::Factorization { .. } | Domain::Permutation(_), Reading::Text) => Type::List,
+            (Domain::Ordinal(_), _) | (_, Reading::Number) => ValueType::Number,
+            (_, Reading::Boolean) => ValueType::Boolean,
+            (Domain::Categorical(texts), Reading::Text) => ValueType::Category(texts.as_slice().into()),
+            (Domain::Factorization { .. } | Domain::Permutation(_), Reading::Text) => ValueType::List,
         }
     }
 }
@@ -213,10 +213,10 @@ impl Constraint {
 }
 
 /// Compiles a condition whose places are these parameters.
-fn compiled(text: &str, parameters: &[Parameter]) -> Result<(Code, Vec<Reading>), ExpressionError> {
+fn compiled(text: &str, parameters: &[Parameter]) -> Result<(ResolvedExpression, Vec<Reading>), ExpressionError> {
     let readings: Vec<Reading> = parameters.iter().map(|parameter| Reading::of(&parameter.domain)).collect();
     let kinds = parameters.iter().zip(&readings);
-    let scope: Scope =
+    let scope: VariableNames =
         kinds.map(|(parameter, reading)| (parameter.name.clone(), reading.kind(&parameter.domain))).collect();
     Ok((Expression::parse(text)?.compile_condition(&scope)?, readings))
 }

@@ -13,9 +13,9 @@ use std::collections::{BinaryHeap, HashMap, HashSet};
 
 use super::automaton::{Automaton, Levels, NOTHING};
 use super::constraint::{Constraint, Reading};
-use super::domain::Axis;
+use super::domain::CountedParameter;
 use super::{SpaceError, Value};
-use crate::expression::residual::Range;
+use crate::expression::residual::ValueRange;
 
 /// The most prefixes that the construction tries before it gives up; a few seconds' work.
 const VISIT_LIMIT: u64 = 1 << 26;
@@ -50,7 +50,7 @@ pub(super) struct Diagram {
 impl Diagram {
     /// The diagram of the parameters `members` under `constraints`, each with the positions of what it reads.
     pub(super) fn new(
-        axes: &[Axis],
+        axes: &[CountedParameter],
         members: &[usize],
         constraints: &[(&Constraint, &[usize])],
     ) -> Result<Diagram, SpaceError> {
@@ -59,7 +59,7 @@ impl Diagram {
         if order.iter().any(|&axis| axes[axis].len > VALUE_LIMIT) {
             return Err(SpaceError::TooManyToEnumerate { parameters: too_large(), limit: VALUE_LIMIT });
         }
-        let mut builder = Builder::new(axes, &order, constraints);
+        let mut builder = DiagramBuilder::new(axes, &order, constraints);
         let root = builder.node(0).map_err(|stop| match stop {
             Stop::Visits => SpaceError::TooManyToEnumerate { parameters: too_large(), limit: VISIT_LIMIT },
             Stop::Count => SpaceError::TooLarge { parameters: too_large() },
@@ -223,7 +223,7 @@ impl Nodes {
 
 /// Puts the parameters of the constraints that are cheapest to complete first, so that dead prefixes end
 /// early.
-fn level_order(axes: &[Axis], members: &[usize], constraints: &[(&Constraint, &[usize])]) -> Vec<usize> {
+fn level_order(axes: &[CountedParameter], members: &[usize], constraints: &[(&Constraint, &[usize])]) -> Vec<usize> {
     let mut order: Vec<usize> = Vec::new();
     let mut open: Vec<&[usize]> = constraints.iter().map(|(_, reads)| *reads).collect();
     while !open.is_empty() {
@@ -244,7 +244,7 @@ enum Stop {
     Count,
 }
 
-struct Builder<'a> {
+struct DiagramBuilder<'a> {
     levels: Levels,
     automata: Vec<Automaton<'a>>,
     /// Automata that read each level, with the number of levels that they have read before.
@@ -259,8 +259,12 @@ struct Builder<'a> {
     visits: u64,
 }
 
-impl<'a> Builder<'a> {
-    fn new(axes: &[Axis], order: &[usize], constraints: &[(&'a Constraint, &[usize])]) -> Builder<'a> {
+impl<'a> DiagramBuilder<'a> {
+    fn new(
+        axes: &[CountedParameter],
+        order: &[usize],
+        constraints: &[(&'a Constraint, &[usize])],
+    ) -> DiagramBuilder<'a> {
         let level_of = |axis: &usize| order.iter().position(|a| a == axis).expect("invariant: order holds all members");
         let values: Vec<Vec<Value>> =
             order.iter().map(|&a| (0..axes[a].len).map(|rank| axes[a].value(rank)).collect()).collect();
@@ -274,7 +278,7 @@ impl<'a> Builder<'a> {
             let data = |(values, reading): (&Vec<Value>, &Reading)| values.iter().map(|v| reading.datum(v)).collect();
             levels.data = levels.values.iter().zip(&levels.readings).map(data).collect();
         }
-        let ranges: Vec<Option<Range>> = levels.data.iter().map(|data| Range::of(data)).collect();
+        let ranges: Vec<Option<ValueRange>> = levels.data.iter().map(|data| ValueRange::of(data)).collect();
         let of_each =
             predicates.iter().map(|(predicate, arguments)| Automaton::all_of(predicate, arguments, &levels, &ranges));
         let automata: Vec<Automaton> = of_each.flatten().collect();
@@ -286,7 +290,7 @@ impl<'a> Builder<'a> {
             let (first, last) = ends.expect("invariant: an automaton reads something");
             open[first + 1..=last].iter_mut().for_each(|open| open.push(id));
         }
-        Builder {
+        DiagramBuilder {
             states: vec![Automaton::FIRST; automata.len()],
             levels,
             automata,

@@ -93,7 +93,7 @@ fn owned(names: &[&str]) -> Vec<String> {
 
 /// A parameter that has been checked and counted. Its values are numbered by ranks `0..len`.
 #[derive(Debug, Clone)]
-pub(super) struct Axis {
+pub(super) struct CountedParameter {
     pub(super) name: String,
     pub(super) domain: Domain,
     pub(super) optional: bool,
@@ -102,8 +102,8 @@ pub(super) struct Axis {
     pub(super) primes: Primes,
 }
 
-impl Axis {
-    pub(super) fn new(Parameter { name, domain, optional }: Parameter) -> Result<Axis, SpaceError> {
+impl CountedParameter {
+    pub(super) fn new(Parameter { name, domain, optional }: Parameter) -> Result<CountedParameter, SpaceError> {
         let mut primes = Primes::of(1);
         let len = match &domain {
             Domain::Factorization { n: 0, .. } | Domain::Factorization { parts: 0, .. } => Some(0),
@@ -124,7 +124,7 @@ impl Axis {
         match len {
             Some(0) => Err(SpaceError::NoValues { parameter: name }),
             None => Err(SpaceError::TooLarge { parameters: vec![name] }),
-            Some(len) => Ok(Axis { name, domain, optional, len, primes }),
+            Some(len) => Ok(CountedParameter { name, domain, optional, len, primes }),
         }
     }
 

@@ -23,7 +23,7 @@ use serde_json::{Map, Value as Json, json};
 
 pub use constraint::Constraint;
 use diagram::Diagram;
-use domain::Axis;
+use domain::CountedParameter;
 pub use domain::{Domain, Parameter};
 pub use error::{ConfigError, SpaceError};
 pub use value::Value;
@@ -61,7 +61,7 @@ impl Config {
 #[derive(Debug, Clone)]
 pub struct Space {
     name: String,
-    axes: Vec<Axis>,
+    axes: Vec<CountedParameter>,
     constraints: Vec<Constraint>,
     /// Positions of the parameters that each constraint reads.
     reads: Vec<Vec<usize>>,
@@ -208,7 +208,8 @@ impl Space {
 
     /// Parameters of the space.
     fn parameters(&self) -> Vec<Parameter> {
-        let parameter = |a: &Axis| Parameter { name: a.name.clone(), domain: a.domain.clone(), optional: a.optional };
+        let parameter =
+            |a: &CountedParameter| Parameter { name: a.name.clone(), domain: a.domain.clone(), optional: a.optional };
         self.axes.iter().map(parameter).collect()
     }
 
@@ -235,7 +236,7 @@ impl Space {
         if self.axes.is_empty() {
             return Ok(self);
         }
-        let value = |(axis, &rank): (&Axis, &u64)| axis.value(rank);
+        let value = |(axis, &rank): (&CountedParameter, &u64)| axis.value(rank);
         let values: HashSet<Vec<Value>> =
             listed.iter().map(|ranks| self.axes.iter().zip(*ranks).map(value).collect()).collect();
         let names: Vec<&str> = self.names().collect();
@@ -503,7 +504,7 @@ impl Space {
             let known = self.names().collect::<Vec<_>>().join(", ");
             return Err(ConfigError::UnknownParameter { parameter: name.clone(), known });
         }
-        let rank = |axis: &Axis| match object.get(&axis.name) {
+        let rank = |axis: &CountedParameter| match object.get(&axis.name) {
             None if axis.optional => Ok(0),
             None => Err(ConfigError::MissingParameter { parameter: axis.name.clone() }),
             Some(value) => axis.rank_of_json(value).ok_or_else(|| ConfigError::NotFeasible {
@@ -540,7 +541,7 @@ impl Space {
     pub fn describe(&self) -> Json {
         let constraint = |c: &Constraint| json!({"name": c.name, "text": c.text});
         let mut object = Map::new();
-        object.insert("parameters".into(), self.axes.iter().map(Axis::describe).collect());
+        object.insert("parameters".into(), self.axes.iter().map(CountedParameter::describe).collect());
         object.insert("constraints".into(), self.constraints.iter().map(constraint).collect());
         let number = |n: u128| u64::try_from(n).map_or_else(|_| Json::from(n as f64), Json::from);
         object.insert("size".into(), number(self.size()));
@@ -551,15 +552,15 @@ impl Space {
 
 /// Parameters of which only listed combinations are legal. The number of all combinations may exceed what a
 /// space can number.
-pub struct Product(Space);
+pub struct ListedProduct(Space);
 
-impl Product {
+impl ListedProduct {
     /// The product of these parameters.
     ///
     /// # Errors
     /// As for [`Space::new`].
-    pub fn new(name: &str, parameters: Vec<Parameter>) -> Result<Product, SpaceError> {
-        Ok(Product(Space::declare(name, parameters, Vec::new())?))
+    pub fn new(name: &str, parameters: Vec<Parameter>) -> Result<ListedProduct, SpaceError> {
+        Ok(ListedProduct(Space::declare(name, parameters, Vec::new())?))
     }
 
     /// The rank of the value that this JSON stands for, if it is one of the parameter's.
@@ -576,16 +577,16 @@ impl Product {
     }
 }
 
-fn axes(parameters: Vec<Parameter>) -> Result<Vec<Axis>, SpaceError> {
+fn axes(parameters: Vec<Parameter>) -> Result<Vec<CountedParameter>, SpaceError> {
     for (i, parameter) in parameters.iter().enumerate() {
         if parameters[..i].iter().any(|earlier| earlier.name == parameter.name) {
             return Err(SpaceError::ParameterTwice { parameter: parameter.name.clone() });
         }
     }
-    parameters.into_iter().map(Axis::new).collect()
+    parameters.into_iter().map(CountedParameter::new).collect()
 }
 
-fn positions(axes: &[Axis], constraint: &Constraint) -> Result<Vec<usize>, SpaceError> {
+fn positions(axes: &[CountedParameter], constraint: &Constraint) -> Result<Vec<usize>, SpaceError> {
     if constraint.parameters.is_empty() {
         return Err(SpaceError::ReadsNothing { constraint: constraint.name.clone() });
     }
@@ -599,7 +600,7 @@ fn positions(axes: &[Axis], constraint: &Constraint) -> Result<Vec<usize>, Space
 
 /// The constraint to blame if these leave nothing: the first that excludes everything, alone or with those
 /// before.
-fn nothing_legal(axes: &[Axis], tied: &[(&Constraint, &[usize])]) -> SpaceError {
+fn nothing_legal(axes: &[CountedParameter], tied: &[(&Constraint, &[usize])]) -> SpaceError {
     let leaves_nothing = |some: &[(&Constraint, &[usize])]| {
         let mut members: Vec<usize> = some.iter().flat_map(|(_, reads)| reads.iter().copied()).collect();
         members.sort_unstable();
@@ -618,7 +619,11 @@ fn nothing_legal(axes: &[Axis], tied: &[(&Constraint, &[usize])]) -> SpaceError 
 }
 
 /// Splits the parameters into the classes that constraints connect, in the order of their first parameters.
-fn components(axes: &[Axis], constraints: &[Constraint], reads: &[Vec<usize>]) -> Result<Vec<Component>, SpaceError> {
+fn components(
+    axes: &[CountedParameter],
+    constraints: &[Constraint],
+    reads: &[Vec<usize>],
+) -> Result<Vec<Component>, SpaceError> {
     let mut class: Vec<usize> = (0..axes.len()).collect();
     for read in reads {
         let merged: Vec<usize> = read.iter().map(|&axis| class[axis]).collect();

@@ -73,7 +73,7 @@ impl Phase {
 }
 
 /// Results of the batch at hand.
-struct Round {
+struct BatchResults {
     phase: Phase,
     reports: Vec<Report>,
     /// Trials by the numbers of their candidates.
@@ -184,10 +184,10 @@ impl<'c, 'a> Course<'c, 'a> {
     /// Whether too little is expected of the next minute.
     fn gains_little(&self, moment: Moment) -> bool {
         let stats = &self.tuning.stats;
-        let pace = (stats.n_trials - self.n_before, moment.now);
+        let n_trials = stats.n_trials - self.n_before;
         self.budget
             .stop_below
-            .is_some_and(|least| stats.expected_gain(OUTLOOK_S, pace).is_some_and(|gain| gain < least))
+            .is_some_and(|least| stats.expected_gain(OUTLOOK_S, n_trials, moment.now).is_some_and(|gain| gain < least))
     }
 
     /// Chooses a batch: guesses as long as there are any, and then what the search proposes; `None` where it
@@ -226,9 +226,9 @@ impl<'c, 'a> Course<'c, 'a> {
     }
 
     /// Waits for the results of the batch at hand, as long as its phase allows.
-    fn wait_for(&mut self, batch: &mut Batch, phase: Phase) -> Result<Round, Error> {
+    fn wait_for(&mut self, batch: &mut Batch, phase: Phase) -> Result<BatchResults, Error> {
         let leading_ns = self.tuning.stats.leading_ns();
-        let mut round = Round { phase, reports: Vec::new(), trials: Vec::new(), refused: None, broken: None };
+        let mut round = BatchResults { phase, reports: Vec::new(), trials: Vec::new(), refused: None, broken: None };
         while round.reports.len() < batch.candidates.len() {
             let came = match batch.early.pop_front() {
                 Some((number, measured)) => Ok(Next::Done(number, measured)),
@@ -272,8 +272,8 @@ impl<'c, 'a> Course<'c, 'a> {
     }
 
     /// Tells the search and the observer of the batch at hand; why the course ends, where it does.
-    fn finish(&mut self, mut batch: Batch, round: Round) -> Result<Option<Ended>, Error> {
-        let Round { phase, reports, mut trials, refused, broken } = round;
+    fn finish(&mut self, mut batch: Batch, round: BatchResults) -> Result<Option<Ended>, Error> {
+        let BatchResults { phase, reports, mut trials, refused, broken } = round;
         let moment = self.moment();
         if reports.len() < batch.candidates.len() && broken.is_none() {
             self.batches.withdraw_next(self.measure)?;

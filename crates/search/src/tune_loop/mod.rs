@@ -137,28 +137,6 @@ pub enum Ended {
     Interrupted,
 }
 
-/// Runs `search` over the subject's space against `measure` until the budget is spent, the space is exhausted
-/// or `stop` is raised: one call of [`Tuning::go_on`].
-///
-/// # Errors
-/// As [`Tuning::go_on`].
-///
-/// # Panics
-/// As [`Tuning::go_on`].
-pub fn tune(
-    search: &mut dyn Search,
-    subject: Subject,
-    measure: &mut dyn Measure,
-    head_start: HeadStart,
-    budget: Budget,
-    stop: &AtomicBool,
-    observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
-) -> Result<Summary, Error> {
-    let mut tuning = Tuning::new(search, subject, head_start);
-    let ended = tuning.go_on(measure, budget, stop, observer)?;
-    Ok(tuning.summary(ended))
-}
-
 /// A search under way. It advances by [`Tuning::go_on`] whenever it is given time, so that several can take
 /// turns.
 pub struct Tuning<'a> {
@@ -205,6 +183,25 @@ impl<'a> Tuning<'a> {
             left_over: VecDeque::new(),
             wall: Duration::ZERO,
         }
+    }
+
+    /// Runs until the budget is spent, the space is exhausted or `stop` is raised: one call of
+    /// [`Tuning::go_on`], and its summary.
+    ///
+    /// # Errors
+    /// As [`Tuning::go_on`].
+    ///
+    /// # Panics
+    /// As [`Tuning::go_on`].
+    pub fn run(
+        mut self,
+        measure: &mut dyn Measure,
+        budget: Budget,
+        stop: &AtomicBool,
+        observer: &mut dyn FnMut(Event) -> Result<(), BoxError>,
+    ) -> Result<Summary, Error> {
+        let ended = self.go_on(measure, budget, stop, observer)?;
+        Ok(self.summary(ended))
     }
 
     /// The best median so far in nanoseconds.

@@ -74,7 +74,7 @@ impl<'a> RunStats<'a> {
 
     /// Share of the best time that the next `seconds` are expected to gain, where trials come at the pace of
     /// `n_trials` in `elapsed`; `None` where too little is known.
-    pub(super) fn expected_gain(&self, seconds: f64, (n_trials, elapsed): (u64, Duration)) -> Option<f64> {
+    pub(super) fn expected_gain(&self, seconds: f64, n_trials: u64, elapsed: Duration) -> Option<f64> {
         let pace = n_trials as f64 / elapsed.as_secs_f64();
         expected_gain(&self.costs_ns, pace * seconds).filter(|_| pace.is_finite() && pace > 0.0)
     }

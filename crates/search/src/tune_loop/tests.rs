@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
-use crate::measure::{Candidate, Machine, Measured, Next};
+use crate::measure::{Candidate, Measured, MeasuringTraits, Next};
 use crate::search::{SEARCHES, build};
 use crate::space::{Parameter, Space};
 use crate::trial::{Outcome, Timing};
@@ -44,16 +44,9 @@ fn run(search: &str, prior: &[Trial], budget: Budget, stop: &AtomicBool) -> (Sum
         }
         Ok(())
     };
-    let summary = tune(
-        search.as_mut(),
-        subject(&space),
-        &mut table,
-        HeadStart { prior, guesses: &[] },
-        budget,
-        stop,
-        &mut observer,
-    )
-    .unwrap();
+    let summary = Tuning::new(search.as_mut(), subject(&space), HeadStart { prior, guesses: &[] })
+        .run(&mut table, budget, stop, &mut observer)
+        .unwrap();
     assert_eq!((shown, committed.len()), (summary.n_trials, summary.n_trials as usize));
     (summary, committed)
 }
@@ -123,9 +116,9 @@ fn an_interrupted_batch_keeps_what_was_measured() {
         }
         Ok(())
     };
-    let summary =
-        tune(search.as_mut(), subject(&space), &mut table, HeadStart::default(), trials(20), &stop, &mut observer)
-            .unwrap();
+    let summary = Tuning::new(search.as_mut(), subject(&space), HeadStart::default())
+        .run(&mut table, trials(20), &stop, &mut observer)
+        .unwrap();
     assert_eq!((summary.n_trials, summary.ended, committed), (7, Ended::Interrupted, 7));
 }
 
@@ -181,8 +174,8 @@ impl Measure for Ahead {
         Ok(())
     }
 
-    fn machine(&self) -> Machine {
-        Machine { works_ahead: true }
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits { works_ahead: true }
     }
 }
 
@@ -207,8 +200,9 @@ fn looking_ahead_changes_neither_budgets_nor_what_is_found() {
                 let head_start = HeadStart { prior: &[], guesses: &guesses };
                 let stop = AtomicBool::new(false);
                 let subject = subject(&space);
-                let summary =
-                    tune(search.as_mut(), subject, &mut ahead, head_start, budget, &stop, &mut observer).unwrap();
+                let summary = Tuning::new(search.as_mut(), subject, head_start)
+                    .run(&mut ahead, budget, &stop, &mut observer)
+                    .unwrap();
                 assert_eq!(summary.n_trials, budget.trials.unwrap_or(24), "{}", row.name);
                 let distinct: HashSet<&Config> = measured.iter().flatten().collect();
                 assert_eq!(distinct.len() as u64, summary.n_trials);
@@ -243,7 +237,9 @@ fn batches_grow_with_what_is_known() {
         let budget = Budget { trials: Some(trials), ..Budget::default() };
         let mut search = build("random", &space, 1).unwrap();
         let stop = AtomicBool::new(false);
-        tune(search.as_mut(), subject(&space), &mut table, head_start, budget, &stop, &mut observer).unwrap();
+        Tuning::new(search.as_mut(), subject(&space), head_start)
+            .run(&mut table, budget, &stop, &mut observer)
+            .unwrap();
         lengths
     };
     let from_scratch = lengths(HeadStart::default(), 400);
@@ -283,7 +279,7 @@ impl Measure for Timed<'_, RecordedSpace> {
         self.of.cancel(from)
     }
 
-    fn machine(&self) -> Machine {
+    fn machine(&self) -> MeasuringTraits {
         self.of.machine()
     }
 }
@@ -444,8 +440,8 @@ impl Measure for Broken {
         Ok(())
     }
 
-    fn machine(&self) -> Machine {
-        Machine::default()
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits::default()
     }
 }
 
@@ -455,12 +451,13 @@ fn broken_parts_end_the_run_with_their_reason() {
     let space = table.space().clone();
     let stop = AtomicBool::new(false);
     let mut search = search::build("random", &space, 1).unwrap();
-    let error =
-        tune(search.as_mut(), subject(&space), &mut Broken, HeadStart::default(), trials(9), &stop, &mut |_| Ok(()))
-            .unwrap_err();
+    let error = Tuning::new(search.as_mut(), subject(&space), HeadStart::default())
+        .run(&mut Broken, trials(9), &stop, &mut |_| Ok(()))
+        .unwrap_err();
     assert_eq!(error.to_string(), "measuring failed: no worker");
     let mut full = |_: Event| Err("disk full".into());
-    let error = tune(search.as_mut(), subject(&space), &mut table, HeadStart::default(), trials(9), &stop, &mut full)
+    let error = Tuning::new(search.as_mut(), subject(&space), HeadStart::default())
+        .run(&mut table, trials(9), &stop, &mut full)
         .unwrap_err();
     assert_eq!(error.to_string(), "recording failed: disk full");
 }

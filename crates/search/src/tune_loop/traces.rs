@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
 
 use super::*;
-use crate::measure::{Candidate, Machine, Measured, Next, Queue};
+use crate::measure::{Candidate, Measured, MeasuringTraits, Next, Queue};
 use crate::space::{Parameter, Space};
 use crate::trial::{Outcome, Timing};
 
@@ -149,8 +149,8 @@ impl Measure for Side<'_> {
         Ok(())
     }
 
-    fn machine(&self) -> Machine {
-        Machine { works_ahead: self.stage().script.works_ahead }
+    fn machine(&self) -> MeasuringTraits {
+        MeasuringTraits { works_ahead: self.stage().script.works_ahead }
     }
 }
 

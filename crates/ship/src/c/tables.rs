@@ -5,17 +5,20 @@ use std::fmt::{self, Write};
 use tilewright_codegen::dlpack;
 use tilewright_ir::Part;
 use tilewright_runtime::host::HOST_HEADER;
-use tilewright_runtime::{Address, Base, Dim, Host, HostOperator, Model, Piece, Plan, Size, Slice, Step, Tensor, Work};
+use tilewright_runtime::{
+    Address, BaseMemory, Host, HostOperator, Model, OpenDimension, Piece, Plan, PlanStep, PlanTensor, RunSize,
+    TensorSlice, Work,
+};
 
-use crate::constants::{Constants, Home, Widened};
+use crate::constants::{ConstantHome, Constants, Widened};
 
 use super::{data, function, kernel_prefix, literal, quoted};
 
 /// Result of writing a part of a table.
-type Written = Result<(), fmt::Error>;
+type TableWritten = Result<(), fmt::Error>;
 
 /// Tables of a library under construction.
-struct Tables<'m> {
+struct CTables<'m> {
     name: &'m str,
     model: &'m Model,
     constants: &'m Constants,
@@ -35,7 +38,7 @@ struct Tables<'m> {
     /// Pitches of moved rows.
     all_rows: String,
     /// Sizes that depend on the open dimension.
-    open_sizes: Vec<Size>,
+    open_sizes: Vec<RunSize>,
     makers: String,
     guards: String,
 }
@@ -45,7 +48,7 @@ struct Tables<'m> {
 /// # Errors
 /// Never; the text is in memory.
 pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize) -> Result<String, fmt::Error> {
-    let mut tables = Tables::new(name, model, constants);
+    let mut tables = CTables::new(name, model, constants);
     for step in &model.plan().steps {
         tables.add_step(step)?;
     }
@@ -58,11 +61,11 @@ pub fn tables(name: &str, model: &Model, constants: &Constants, n_threads: usize
     tables.text(n_threads)
 }
 
-impl<'m> Tables<'m> {
-    fn new(name: &'m str, model: &'m Model, constants: &'m Constants) -> Tables<'m> {
-        let n_rows = |step: &Step| if let Work::Kernel { parts, .. } = &step.work { parts.len() } else { 1 };
-        let add_up = |end: &mut usize, step: &Step| Some(std::mem::replace(end, *end + n_rows(step)));
-        Tables {
+impl<'m> CTables<'m> {
+    fn new(name: &'m str, model: &'m Model, constants: &'m Constants) -> CTables<'m> {
+        let n_rows = |step: &PlanStep| if let Work::Kernel { parts, .. } = &step.work { parts.len() } else { 1 };
+        let add_up = |end: &mut usize, step: &PlanStep| Some(std::mem::replace(end, *end + n_rows(step)));
+        CTables {
             name,
             model,
             constants,
@@ -88,25 +91,25 @@ impl<'m> Tables<'m> {
     }
 
     /// Base, number and offset of a slice; `None` for what the library never touches.
-    fn home(&self, slice: &Slice) -> Option<(&'static str, usize, usize)> {
+    fn home(&self, slice: &TensorSlice) -> Option<(&'static str, usize, usize)> {
         match self.constants.home(self.model, slice) {
-            Some(Home::File(offset)) => return Some(("NET_IN_CONSTANTS", 0, offset)),
-            Some(Home::Made(offset)) => return Some(("NET_IN_MADE", 0, offset)),
+            Some(ConstantHome::File(offset)) => return Some(("NET_IN_CONSTANTS", 0, offset)),
+            Some(ConstantHome::Made(offset)) => return Some(("NET_IN_MADE", 0, offset)),
             None => {}
         }
         match self.model.address(slice)? {
-            Address { base: Base::Arena, offset } => Some(("NET_IN_ARENA", 0, offset)),
-            Address { base: Base::State(at), offset } => Some(("NET_IN_STATE", at, offset)),
-            Address { base: Base::Input(at), offset } => Some(("NET_IN_INPUT", at, offset)),
-            Address { base: Base::Output(at), offset } => Some(("NET_IN_OUTPUT", at, offset)),
-            Address { base: Base::Constants, .. } => None,
+            Address { base: BaseMemory::Arena, offset } => Some(("NET_IN_ARENA", 0, offset)),
+            Address { base: BaseMemory::State(at), offset } => Some(("NET_IN_STATE", at, offset)),
+            Address { base: BaseMemory::Input(at), offset } => Some(("NET_IN_INPUT", at, offset)),
+            Address { base: BaseMemory::Output(at), offset } => Some(("NET_IN_OUTPUT", at, offset)),
+            Address { base: BaseMemory::Constants, .. } => None,
         }
     }
 
     /// Adds the addresses of slices, and whether each is used. Returns the number of the first.
     fn add_addresses<'s>(
         &mut self,
-        slices: impl Iterator<Item = (&'s Slice, bool)>,
+        slices: impl Iterator<Item = (&'s TensorSlice, bool)>,
         step: &str,
     ) -> Result<usize, fmt::Error> {
         let first = self.n_addresses;
@@ -124,12 +127,12 @@ impl<'m> Tables<'m> {
     }
 
     /// Adds a row of a step.
-    fn add_row(&mut self, row: fmt::Arguments) -> Written {
+    fn add_row(&mut self, row: fmt::Arguments) -> TableWritten {
         self.n_steps += 1;
         writeln!(self.steps, "    {{{row}}},")
     }
 
-    fn add_step(&mut self, step: &Step) -> Written {
+    fn add_step(&mut self, step: &PlanStep) -> TableWritten {
         let guard = step.guard.map_or(0, |at| at + 1);
         let no_size = self.of_size(0);
         match &step.work {
@@ -175,7 +178,7 @@ impl<'m> Tables<'m> {
     }
 
     /// Adds a row for each part of a kernel.
-    fn add_kernel(&mut self, step: &Step, guard: usize) -> Written {
+    fn add_kernel(&mut self, step: &PlanStep, guard: usize) -> TableWritten {
         let Work::Kernel { kernel, arguments, kept, parts, all_threads, sizes } = &step.work else { return Ok(()) };
         self.kernels.push(*kernel);
         let size = self.of_size(self.open_sizes.len());
@@ -191,7 +194,7 @@ impl<'m> Tables<'m> {
     }
 
     /// Adds the step that makes something of constants once.
-    fn add_maker(&mut self, step: &Step) -> Written {
+    fn add_maker(&mut self, step: &PlanStep) -> TableWritten {
         let Work::Kernel { kernel, arguments, kept, .. } = &step.work else { return Ok(()) };
         let model = self.model;
         let used = |(slice, at)| (slice, model.is_used(*kernel, at, &[Part::Prepare]));
@@ -200,7 +203,7 @@ impl<'m> Tables<'m> {
         writeln!(self.makers, "    {{{function}, NULL, NULL, {first}, 1, 0, {size}0}},")
     }
 
-    fn add_guards(&mut self) -> Written {
+    fn add_guards(&mut self) -> TableWritten {
         for guard in &self.model.plan().guards {
             let first = self.add_addresses(std::iter::once((&guard.truth, true)), "guard")?;
             let outer = guard.outer.map_or(0, |at| at + 1);
@@ -233,7 +236,7 @@ impl<'m> Tables<'m> {
     }
 
     /// Writes the declarations of the kernels' functions.
-    fn declarations(&self, out: &mut String) -> Written {
+    fn declarations(&self, out: &mut String) -> TableWritten {
         let sizes = if self.model.plan().dim.is_some() { ", const int64_t *sizes" } else { "" };
         for kernel in &self.kernels {
             writeln!(out, "int {}_supported(void);", kernel_prefix(self.name, *kernel))?;
@@ -251,7 +254,7 @@ impl<'m> Tables<'m> {
         writeln!(out, "static int net_supported(void) {{ return {supported}; }}\n")
     }
 
-    fn address_tables(&self, out: &mut String) -> Written {
+    fn address_tables(&self, out: &mut String) -> TableWritten {
         writeln!(out, "#define NET_ADDRESSES {}u", self.n_addresses)?;
         writeln!(out, "static const net_address net_addresses[NET_ADDRESSES + 1] = {{")?;
         writeln!(out, "{}    {{NET_UNUSED, 0, 0}}\n}};\n", self.addresses)?;
@@ -264,12 +267,13 @@ impl<'m> Tables<'m> {
     }
 
     /// Writes the open dimension, and what depends on it.
-    fn size_tables(&self, dim: &Dim, out: &mut String) -> Written {
+    fn size_tables(&self, dim: &OpenDimension, out: &mut String) -> TableWritten {
         writeln!(out, "static const net_dimension net_the_dimension = {};", dimension(dim))?;
         writeln!(out, "#define NET_SIZES {}u", self.open_sizes.len())?;
         let [inputs, outputs] = crate::tensors(self.model.plan());
-        let of = |tensors: Vec<Tensor>| tensors.into_iter().map(|tensor| tensor.open.map(|(_, size)| size)).collect();
-        let tables: [(&str, Vec<Option<Size>>); 3] = [
+        let of =
+            |tensors: Vec<PlanTensor>| tensors.into_iter().map(|tensor| tensor.open.map(|(_, size)| size)).collect();
+        let tables: [(&str, Vec<Option<RunSize>>); 3] = [
             ("net_sizes", self.open_sizes.iter().copied().map(Some).collect()),
             ("net_input_sizes", of(inputs)),
             ("net_output_sizes", of(outputs)),
@@ -278,7 +282,7 @@ impl<'m> Tables<'m> {
             writeln!(out, "static const net_size {table}[] = {{")?;
             for size in sizes {
                 let [factor, term, multiple] =
-                    size.map_or([0, 0, 1], |Size { factor, term, multiple }| [factor, term, multiple]).map(literal);
+                    size.map_or([0, 0, 1], |RunSize { factor, term, multiple }| [factor, term, multiple]).map(literal);
                 writeln!(out, "    {{{factor}, {term}, {multiple}}},")?;
             }
             writeln!(out, "    {{0, 0, 1}}\n}};")?;
@@ -286,7 +290,7 @@ impl<'m> Tables<'m> {
         writeln!(out)
     }
 
-    fn step_tables(&self, out: &mut String) -> Written {
+    fn step_tables(&self, out: &mut String) -> TableWritten {
         let none = format!("NULL, NULL, NULL, 0, 0, 0, {}0", self.of_size(0));
         let constants = self.constants;
         writeln!(out, "#define NET_STEPS {}u", self.n_steps)?;
@@ -329,8 +333,8 @@ fn pieces(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt
 }
 
 /// The name and the sizes of a dimension.
-fn dimension(dim: &Dim) -> String {
-    let Dim { name, least, most, step } = dim;
+fn dimension(dim: &OpenDimension) -> String {
+    let OpenDimension { name, least, most, step } = dim;
     format!("{{{}, {}}}", quoted(name), [least, most, step].map(|n| literal(*n)).join(", "))
 }
 

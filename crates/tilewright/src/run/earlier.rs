@@ -7,8 +7,8 @@ use tilewright_search::{Config, ErrorClass, Limits, Seconds, Space, Trial};
 use tilewright_tune::{PassedOver, Record, Store, StoreError, Task, TaskKey, Validator};
 
 use crate::best::trials_of;
+use crate::format::count;
 use crate::observer::{Note, Observer};
-use crate::words::count;
 
 /// Records of earlier runs.
 #[derive(Debug, Default)]

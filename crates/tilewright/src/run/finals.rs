@@ -74,7 +74,7 @@ impl EndLimits {
 
 /// Outcome of the end of a run.
 #[derive(Debug)]
-pub enum End {
+pub enum RunEnd {
     /// A race, with a winner.
     Raced(Finals),
     /// No candidate was right, or none of the leaders again.
@@ -83,12 +83,12 @@ pub enum End {
     NoTime,
 }
 
-impl End {
+impl RunEnd {
     /// Race, where there was one.
     pub(crate) fn finals(&self) -> Option<&Finals> {
         match self {
-            End::Raced(finals) => Some(finals),
-            End::NoLeader | End::NoTime => None,
+            RunEnd::Raced(finals) => Some(finals),
+            RunEnd::NoLeader | RunEnd::NoTime => None,
         }
     }
 }
@@ -200,7 +200,7 @@ pub fn run(
     limits: EndLimits,
     stop: &AtomicBool,
     observer: &dyn Observer,
-) -> Result<End, BoxError> {
+) -> Result<RunEnd, BoxError> {
     let is_stopped = || stop.load(Ordering::Relaxed);
     // Who has interrupted the search waits for a short race; an interrupt in a race ends that.
     let was_stopped = is_stopped();
@@ -208,21 +208,21 @@ pub fn run(
     // What is begun has to end in time: a candidate is built and checked, and has a round.
     let run_time = Duration::try_from_secs_f64(contenders.best_ns() / 1e9).unwrap_or_default();
     if 3 * run_time > limits.race {
-        return Ok(End::NoTime);
+        return Ok(RunEnd::NoTime);
     }
     let start = Instant::now();
     let mut ranking = rank(measure, contenders, limits, (!was_stopped).then_some(stop), observer)?;
     let is_late = start.elapsed() + run_time >= limits.race || is_stopped() && !was_stopped;
     if ranking.is_empty() {
         let is_any_right = contenders.trials.iter().any(|trial| trial.outcome.timing().is_some());
-        return Ok(if is_any_right && is_late { End::NoTime } else { End::NoLeader });
+        return Ok(if is_any_right && is_late { RunEnd::NoTime } else { RunEnd::NoLeader });
     }
     let start = Instant::now();
     let untuned = match baseline {
         Some(baseline) => compare(measure, contenders, &mut ranking, baseline, limits.untuned, stop)?,
         None => Untuned::Failed,
     };
-    Ok(End::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
+    Ok(RunEnd::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
 
 /// Measures the leaders against each other within these limits, and until `stop` is raised: the fastest
@@ -364,7 +364,7 @@ fn untuned(
 mod tests {
     use std::ops::Range;
 
-    use tilewright_search::{Machine, Measured, Parameter, Space};
+    use tilewright_search::{Measured, MeasuringTraits, Parameter, Space};
 
     use super::*;
 
@@ -419,8 +419,8 @@ mod tests {
             Ok(Vec::new())
         }
 
-        fn machine(&self) -> Machine {
-            Machine::default()
+        fn machine(&self) -> MeasuringTraits {
+            MeasuringTraits::default()
         }
     }
 
@@ -479,8 +479,8 @@ mod tests {
             Ok(candidates.iter().enumerate().map(standing).collect())
         }
 
-        fn machine(&self) -> Machine {
-            Machine::default()
+        fn machine(&self) -> MeasuringTraits {
+            MeasuringTraits::default()
         }
     }
 

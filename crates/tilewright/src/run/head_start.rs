@@ -9,10 +9,10 @@ use tilewright_tune::{Task, TaskKey};
 
 use super::transfer::{Transfer, best_of_file};
 use crate::error::{Error, ErrorKind};
+use crate::format::count;
 use crate::observer::{Note, Observer};
 use crate::request::Settings;
 use crate::subject::HeadOfSearch;
-use crate::words::count;
 
 fn no_search(error: impl std::fmt::Display) -> Error {
     Error::of(ErrorKind::NoSearch, error)

@@ -19,7 +19,7 @@ use tilewright_tune::template::least_flops;
 use super::finals::EndLimits;
 use super::recorder::Recording;
 use super::turns::{History, TURN, TrialRate, next};
-use super::{Found, Run, open};
+use super::{Findings, Run, open};
 use crate::database::Database;
 use crate::error::Error;
 use crate::observer::{Note, Observer};
@@ -117,7 +117,7 @@ struct Player<'a> {
     trial_rate: TrialRate,
     /// Recording; `None` before its first turn.
     recording: Option<Recording>,
-    found: Found,
+    found: Findings,
     wall: Wall,
     ended: Option<Ended>,
     n_turns: u64,
@@ -154,7 +154,7 @@ pub(crate) fn run_together(
     drop(opened);
     let mut peaks = HashMap::new();
     for (run, workload) in runs.iter_mut().zip(&workloads).filter(|(_, workload)| workload.is_of_these_cpus()) {
-        let of = (peak::Kind::of(workload.workload(), &host::target()), workload.settings().threads);
+        let of = (peak::PeakKind::of(workload.workload(), &host::target()), workload.settings().threads);
         run.peak_gflops = *peaks.entry(of).or_insert_with(|| workload.peak_gflops());
     }
     let players = runs.iter().zip(&workloads).zip(&mut heads).zip(tasks);
@@ -312,7 +312,7 @@ impl<'a> Player<'a> {
             start: Duration::ZERO,
             trial_rate: TrialRate::of(earlier_s, earlier.history.len()),
             recording: None,
-            found: Found { trials: earlier.trials.clone(), lost: None },
+            found: Findings { trials: earlier.trials.clone(), lost: None },
             wall: Wall::new(),
             ended: None,
             n_turns: 0,

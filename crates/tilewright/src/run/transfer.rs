@@ -10,8 +10,8 @@ use tilewright_tune::{EarlierTask, PassedOver, Store, TaskKey, Validator};
 use crate::best::trials_of;
 use crate::database::Database;
 use crate::error::{Error, ErrorKind, Setting, one_line};
+use crate::format::count;
 use crate::observer::{Note, Observer};
-use crate::words::count;
 
 /// A database, and which of its workloads to learn from.
 #[derive(Debug, Clone)]

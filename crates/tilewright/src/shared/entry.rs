@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 use tilewright_ir::op::Workload;
-use tilewright_tune::record::Line;
-use tilewright_tune::{Setting, Task};
+use tilewright_tune::record::RecordLine;
+use tilewright_tune::{Task, TemplateSetting};
 
 use crate::best::known_target;
 
@@ -22,7 +22,7 @@ pub struct EntryKey {
 }
 
 impl EntryKey {
-    fn of(line: &Line) -> EntryKey {
+    fn of(line: &RecordLine) -> EntryKey {
         let record = &line.record;
         EntryKey { workload: record.workload.clone(), target: record.target.clone(), threads: record.threads }
     }
@@ -73,12 +73,12 @@ pub struct Entry {
     /// Version of the template: a hash of the space that it declares for the workload.
     pub space: String,
     /// Record of the winner's trial, and the result of its race.
-    pub line: Line,
+    pub line: RecordLine,
 }
 
 /// The part of an entry's line that no record has.
 #[derive(Deserialize)]
-struct Version {
+struct SpaceVersion {
     space: String,
 }
 
@@ -86,7 +86,7 @@ struct Version {
 struct Written<'a> {
     space: &'a str,
     #[serde(flatten)]
-    line: &'a Line,
+    line: &'a RecordLine,
 }
 
 impl Entry {
@@ -94,7 +94,7 @@ impl Entry {
     ///
     /// # Cost
     /// The time of making the space.
-    pub fn new(line: Line) -> Option<Entry> {
+    pub fn new(line: RecordLine) -> Option<Entry> {
         line.winner.as_ref()?;
         Some(Entry { space: space_of(&line), line })
     }
@@ -120,8 +120,8 @@ impl Entry {
     }
 
     fn parse(text: &[u8]) -> Result<Entry, String> {
-        let line = Line::parse(text)?;
-        let Version { space } =
+        let line = RecordLine::parse(text)?;
+        let SpaceVersion { space } =
             serde_json::from_slice(text).map_err(|_| "it names no version of its space".to_owned())?;
         if !is_name(&space) {
             return Err("the version of its space is none".to_owned());
@@ -135,11 +135,12 @@ impl Entry {
 
 /// Version of the space that a record is of: of its whole description where the target is known, else of the
 /// names of its parameters.
-fn space_of(line: &Line) -> String {
+fn space_of(line: &RecordLine) -> String {
     let record = &line.record;
     let task = || {
         let workload = Workload::parse(&record.workload).ok()?;
-        let setting = Setting { workload, target: known_target(&record.target)?, n_threads: record.threads as usize };
+        let setting =
+            TemplateSetting { workload, target: known_target(&record.target)?, n_threads: record.threads as usize };
         Task::new(setting, Some(&record.template)).ok()
     };
     hash(&match task() {

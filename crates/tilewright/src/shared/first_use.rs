@@ -4,9 +4,9 @@
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use tilewright_device::device::{Round, WorkerCommand};
-use tilewright_device::protocol::Source;
-use tilewright_device::{Caches, Options};
+use tilewright_device::device::{RoundLength, WorkerCommand};
+use tilewright_device::protocol::ProgramSource;
+use tilewright_device::{Caches, DeviceOptions};
 use tilewright_search::{Conditions, Outcome, Seconds};
 use tilewright_tune::Record;
 
@@ -20,7 +20,7 @@ use crate::subject::workload::{start_device, task_key};
 use crate::version::BUILD;
 
 /// Time of the measurement that goes on record.
-const ROUND: Round = Round { time: Duration::from_millis(25), min_samples: 2 };
+const ROUND: RoundLength = RoundLength { time: Duration::from_millis(25), min_samples: 2 };
 /// Search that records name.
 const SEARCH: &str = "store";
 
@@ -35,12 +35,12 @@ const SEARCH: &str = "store";
 pub(crate) fn tried(choice: &Choice, caches: Caches, worker: &WorkerCommand) -> Result<Record, Error> {
     let task = &choice.task;
     let setting = &task.setting;
-    let options = Options { n_workers: 1, caches, ..Options::new(worker.clone(), setting.n_threads) };
+    let options = DeviceOptions { n_workers: 1, caches, ..DeviceOptions::new(worker.clone(), setting.n_threads) };
     let device = start_device(setting.workload.clone(), &setting.target, options, &AtomicBool::new(false), &())?;
     let mut device = device.expect("nobody stops the start");
     let steps = task.steps_text(&choice.config);
     let failed = |error: std::io::Error| Error::failed(&error).because(error);
-    let racers = device.start_race(&[Source::Steps(steps.clone())], &|| false).map_err(failed)?;
+    let racers = device.start_race(&[ProgramSource::Steps(steps.clone())], &|| false).map_err(failed)?;
     let mut racer = racers.into_iter().next().expect("a race has as many candidates as sources");
     device.race_round(&mut racer, ROUND).map_err(failed)?;
     let key = task_key(task, caches);

@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
-use tilewright_tune::record::{Imported, Line};
+use tilewright_tune::record::{Imported, RecordLine};
 
 use super::entry::{Entry, EntryKey, folder_of, improve, parse, print};
-use super::place::Place;
+use super::store_location::StoreLocation;
 use super::{INDEX, MARK, MOST_ENTRY_BYTES, SharedStore, VERSION, names_below};
 use crate::database::Database;
 use crate::error::{Error, one_line};
 use crate::file::write_whole;
-use crate::import::Importer;
+use crate::import::LineValidator;
 use crate::observer::Observer;
 use crate::subject::own::is_own;
 
@@ -51,7 +51,7 @@ impl Database {
     /// If there is no database, or it cannot be read.
     pub fn winners(&self) -> Result<Vec<Entry>, Error> {
         let mut winners = Vec::new();
-        let gather = &mut |line: Line| {
+        let gather = &mut |line: RecordLine| {
             let is_raced_here = line.winner.as_ref().is_some_and(|winner| winner.verified && !winner.is_imported);
             winners
                 .extend(Some(line).filter(|line| is_raced_here && !is_own(&line.record.workload)).and_then(Entry::new));
@@ -79,7 +79,7 @@ impl SharedStore {
     /// Bad input where the store is a server's or cannot be written, the folder holds something else, or
     /// another process writes for longer than half a minute.
     pub fn push(&self, winners: Vec<Entry>) -> Result<Pushed, Error> {
-        let Place::Folder(folder) = &self.place else {
+        let StoreLocation::Folder(folder) = &self.place else {
             return Err(Error::input(format!("{} is read-only (give the folder that is served)", self.name())));
         };
         let faults = Faults(self.name());
@@ -88,7 +88,7 @@ impl SharedStore {
         self.check_place(folder)?;
         let mut pushed = Pushed { read: winners.len() as u64, ..Pushed::default() };
         let mut by_key: BTreeMap<EntryKey, Vec<Entry>> = BTreeMap::new();
-        let mut importer = Importer::default();
+        let mut importer = LineValidator::default();
         for winner in winners {
             match admitted(&mut importer, winner) {
                 Ok(winner) => by_key.entry(winner.key()).or_default().push(winner),
@@ -115,7 +115,7 @@ impl SharedStore {
 
     /// Checks that the folder is a store, or empty.
     fn check_place(&self, folder: &Path) -> Result<(), Error> {
-        let names = Place::names_in(folder).map_err(|error| Faults(self.name()).of(folder, &error))?;
+        let names = StoreLocation::names_in(folder).map_err(|error| Faults(self.name()).of(folder, &error))?;
         match self.targets() {
             Ok(_) => Ok(()),
             Err(_) if names.is_empty() => Ok(()),
@@ -151,7 +151,7 @@ impl SharedStore {
 ///
 /// # Errors
 /// Why it cannot be, in one line.
-pub(super) fn admitted(importer: &mut Importer, winner: Entry) -> Result<Entry, String> {
+pub(super) fn admitted(importer: &mut LineValidator, winner: Entry) -> Result<Entry, String> {
     let refused = |why: String| format!("the entry of {} is refused: {why}", winner.line.record.workload);
     if is_own(&winner.line.record.workload) {
         return Err(refused("it is of a program of somebody's".to_owned()));

@@ -9,13 +9,13 @@ use tilewright_ir::op::Workload;
 
 use super::entry::print;
 use super::first_use::{is_right, tried};
-use super::place::Place;
 use super::push::{admitted, locked, write_index};
+use super::store_location::StoreLocation;
 use super::{Entry, SharedStore};
 use crate::best::{Best, CACHES, target_name};
 use crate::error::Error;
 use crate::file::write_whole;
-use crate::import::Importer;
+use crate::import::LineValidator;
 
 /// Findings about a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -38,7 +38,7 @@ impl SharedStore {
     /// If the store cannot be read, or written where something is to be removed.
     pub fn verify(&self, worker: Option<&WorkerCommand>, removes: bool) -> Result<Verified, Error> {
         let mut found = Verified::default();
-        let mut importer = Importer::default();
+        let mut importer = LineValidator::default();
         let mut mended: Vec<(String, Vec<Entry>)> = Vec::new();
         self.visit(&|_| true, &mut |path, winners| {
             let winners = match winners {
@@ -76,7 +76,7 @@ impl SharedStore {
 
     /// Writes entries anew with the winners that stay.
     fn mend(&self, mended: &[(String, Vec<Entry>)]) -> Result<(), Error> {
-        let Place::Folder(folder) = &self.place else {
+        let StoreLocation::Folder(folder) = &self.place else {
             return Err(Error::input(format!("{} is read-only (give the folder that is served)", self.name())));
         };
         let write = |path: &Path, winners: &[Entry]| match winners {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use tilewright_device::command::{FOLDER, Objective, Objectives, Options, Template, TemplateError};
+use tilewright_device::command::{CommandOptions, CommandTemplate, FOLDER, NamedMetric, Objectives, TemplateError};
 use tilewright_device::host;
 use tilewright_search::expression::{self, Datum};
 use tilewright_search::{Constraint, Parameter, Space};
@@ -243,7 +243,7 @@ impl Command {
             let mend = "give letters, digits and _, a place as in sizes[0], no word of the expressions, nor `dir`";
             return Err(refuse_name(name, mend));
         }
-        let variable = |name: &String| Template::variable(name);
+        let variable = |name: &String| CommandTemplate::variable(name);
         for (at, name) in names().enumerate() {
             let is_same = |other: &&String| *other != name && variable(other) == variable(name);
             if let Some(other) = names().take(at).find(is_same) {
@@ -267,7 +267,7 @@ impl Command {
         }
         let objective = |(name, text, direction): &(String, String, Direction)| {
             let metric = parse_metric(text, *direction == Direction::Maximize)?;
-            Ok(Objective { name: name.clone(), metric })
+            Ok(NamedMetric { name: name.clone(), metric })
         };
         let all = self.objectives.iter().map(objective).collect::<Result<Vec<_>, Error>>()?;
         Objectives::several(all).map_err(|error| Error::setting(Setting::Metric, format!(": {error}")))
@@ -281,11 +281,11 @@ impl Command {
     ///
     /// # Errors
     /// If a text is no command, or the metric none.
-    fn options(&self, settings: &Settings) -> Result<Options, Error> {
+    fn options(&self, settings: &Settings) -> Result<CommandOptions, Error> {
         let mut names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
         names.push(FOLDER);
         let template = |setting: Setting, text: &str| {
-            let read = if self.shell { Template::shell } else { Template::words };
+            let read = if self.shell { CommandTemplate::shell } else { CommandTemplate::words };
             let refuse = |error: TemplateError| Error::setting(setting, format!(": {error}"));
             read(text, &names).map_err(refuse)
         };
@@ -299,8 +299,8 @@ impl Command {
             None if has_time => (SAMPLES_OF_TIMES, WARMUPS_OF_TIMES),
             None => (1, 0),
         };
-        let plain = Options::new(run);
-        Ok(Options {
+        let plain = CommandOptions::new(run);
+        Ok(CommandOptions {
             build: optional(Setting::Build, &self.build)?,
             check: optional(Setting::Check, &self.check)?,
             prepare: optional(Setting::Prepare, &self.prepare)?,
@@ -350,7 +350,8 @@ pub(crate) fn subject<'a>(
         return Err(Error::input(format!("what a search is expected to gain is of one metric alone ({mend})")));
     }
     for name in space.names().filter(|name| !options.templates().any(|(_, template)| template.reads(name))) {
-        let mend = if command.shell { format!(", or name ${}", Template::variable(name)) } else { String::new() };
+        let mend =
+            if command.shell { format!(", or name ${}", CommandTemplate::variable(name)) } else { String::new() };
         observer.note(Note::Message(format!(
             "no text uses the parameter {name}, so it changes nothing (write {{{name}}}{mend})"
         )));

@@ -5,10 +5,10 @@ use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use tilewright_device::command::Options;
+use tilewright_device::command::CommandOptions;
 use tilewright_tune::predict::content_hash;
 
-use crate::words::count;
+use crate::format::count;
 
 /// Endings of programs that an interpreter runs.
 const SCRIPTS: [&str; 18] = [
@@ -28,7 +28,7 @@ pub(super) struct Files(Vec<(PathBuf, u64)>);
 impl Files {
     /// Files of commands: the programs that are started, scripts among their words, and whatever files a
     /// build names. What a build makes, and what commands read and write besides, is not among them.
-    pub fn of_commands(options: &Options) -> Files {
+    pub fn of_commands(options: &CommandOptions) -> Files {
         let mut files = Files::default();
         for (what, template) in options.templates() {
             let words = template.constant_words();

@@ -9,23 +9,25 @@ mod t1;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use tilewright_device::cuda::compile::Compiler;
+use tilewright_device::cuda::compile::CudaCompiler;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::host;
 use tilewright_device::kernel::GpuJob;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_ir::{DType, Target};
 use tilewright_search::Space;
-use tilewright_search::expression::{self, Datum, Type};
+use tilewright_search::expression::{self, Datum, ValueType};
 use tilewright_tune::predict::content_hash;
 
-use self::bench::Bench;
-use self::form::{ArgumentForm, Fill, Form, Language, Number, ParameterForm, RoleForm, ValuesForm, default_flags};
+use self::bench::BenchFolder;
+use self::form::{
+    ArgumentForm, Fill, KernelForm, Language, NumberForm, ParameterForm, RoleForm, ValuesForm, default_flags,
+};
 use super::command::{is_plain_name, refuse_name, space_of};
 use super::files::Files;
 use super::own::OwnRun;
+use crate::device_spec::{CPU, DeviceSpec, HOST};
 use crate::error::{Error, ErrorKind};
-use crate::place::{CPU, DeviceSpec, HOST};
 use crate::request::Request;
 
 /// Prefix of kernels' workloads in records, and name of their template.
@@ -92,14 +94,14 @@ pub const BUILD: &str = "--kernel-build";
 #[derive(Debug, Clone)]
 pub struct KernelFile {
     /// Contents of its file.
-    form: Form,
+    form: KernelForm,
     /// Folder of the file; other names are relative to it.
     folder: PathBuf,
 }
 
 /// A buffer, or a value, of a kernel.
 #[derive(Debug, Clone)]
-struct Port {
+struct KernelPort {
     name: String,
     /// The type in C of an element.
     c_type: String,
@@ -123,7 +125,7 @@ impl KernelFile {
     /// If the text describes none, or one that cannot be tuned here.
     pub fn parse(text: &str, path: &Path) -> Result<KernelFile, Error> {
         let named = |error: Error| Error::input(format!("{}: {error}", path.display()));
-        let form: Form = match t1::is_description(text) {
+        let form: KernelForm = match t1::is_description(text) {
             true => t1::form(text),
             false => toml::from_str(text).map_err(|error| {
                 let line = error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count());
@@ -166,7 +168,7 @@ impl KernelFile {
     }
 
     /// Build and launch on a GPU; `None` where the kernel is not for one.
-    fn gpu(&self, target: &Target, compiler: Option<Compiler>) -> Result<Option<GpuJob>, Error> {
+    fn gpu(&self, target: &Target, compiler: Option<CudaCompiler>) -> Result<Option<GpuJob>, Error> {
         if self.language()?.api().is_none() {
             return Ok(None);
         }
@@ -188,12 +190,12 @@ impl KernelFile {
             lists: form.lists.clone(),
             grid: form.grid.as_ref().ok_or_else(missing)?.texts("the grid")?,
             block: form.block.as_ref().map_or(Ok(by_name), |block| block.texts("the block"))?,
-            shared_bytes: form.shared_bytes.as_ref().map(Number::text),
+            shared_bytes: form.shared_bytes.as_ref().map(NumberForm::text),
         }))
     }
 
     /// Whether sizes are expressions of what there is, and stand where they mean something.
-    fn check_sizes(&self, ports: &[Port]) -> Result<(), Error> {
+    fn check_sizes(&self, ports: &[KernelPort]) -> Result<(), Error> {
         let form = &self.form;
         let shared: Vec<String> = ports.iter().filter_map(|port| port.shared.clone()).collect();
         if self.language()? != Language::Cuda && ports.iter().any(|port| port.is_variable) {
@@ -213,8 +215,8 @@ impl KernelFile {
         if self.language()? == Language::OpenCl && (form.compiler.is_some() || form.shared_bytes.is_some()) {
             return Err(Error::input("compiler and shared_bytes are for other languages than OpenCL C"));
         }
-        let types: Vec<(String, Type)> =
-            self.values()?.into_iter().map(|(name, values)| (name, Type::of_all(&values))).collect();
+        let types: Vec<(String, ValueType)> =
+            self.values()?.into_iter().map(|(name, values)| (name, ValueType::of_all(&values))).collect();
         gpu.check(&types, &shared).map_err(Error::input)?;
         if let Some(grid) = &form.reference.grid {
             let gpu = GpuJob { grid: grid.texts("the grid of the reference")?, ..gpu.clone() };
@@ -261,11 +263,11 @@ impl KernelFile {
     }
 
     /// The value of an expression of constants.
-    fn number(&self, what: &str, number: &Number) -> Result<f64, Error> {
+    fn number(&self, what: &str, number: &NumberForm) -> Result<f64, Error> {
         let text = match number {
-            Number::Int(value) => return Ok(*value as f64),
-            Number::Float(value) => return Ok(*value),
-            Number::Expression(text) => text,
+            NumberForm::Int(value) => return Ok(*value as f64),
+            NumberForm::Float(value) => return Ok(*value),
+            NumberForm::Expression(text) => text,
         };
         let refuse = |why: String| Error::input(format!("{what}, `{text}`: {why}"));
         let known = self.form.constants.iter().map(|(name, &value)| (name.clone(), value.into()));
@@ -277,7 +279,7 @@ impl KernelFile {
     }
 
     /// Parses the arguments.
-    fn ports(&self) -> Result<Vec<Port>, Error> {
+    fn ports(&self) -> Result<Vec<KernelPort>, Error> {
         let port = |form: &ArgumentForm| {
             let name = form.name.clone();
             let known = TYPES.iter().find(|(known, dtype)| *known == form.kind || dtype.name() == form.kind);
@@ -288,7 +290,7 @@ impl KernelFile {
                     form.kind
                 )));
             };
-            let of = |what: &str, number: &Option<Number>| {
+            let of = |what: &str, number: &Option<NumberForm>| {
                 number.as_ref().map(|number| self.number(&format!("the {what} of argument {name}"), number)).transpose()
             };
             let (size, value) = (of("size", &form.size)?, of("value", &form.value)?);
@@ -316,7 +318,7 @@ impl KernelFile {
                 return Err(Error::input(format!("argument {name}: a variable has a `size` and the role in")));
             }
             let (role, fill) = (form.role, form.fill.clone());
-            Ok(Port { name: name.clone(), c_type, dtype, n, shared, is_variable, value, role, fill })
+            Ok(KernelPort { name: name.clone(), c_type, dtype, n, shared, is_variable, value, role, fill })
         };
         let ports = self.form.arguments.iter().map(port).collect::<Result<Vec<_>, Error>>()?;
         if !ports.iter().any(|port| port.n.is_some() && port.role != RoleForm::In) {
@@ -359,8 +361,8 @@ pub(crate) fn subject<'a>(
 ) -> Result<OwnRun<'a>, Error> {
     let settings = request.settings();
     let space = Arc::new(kernel.space()?);
-    let bench = Bench::new(kernel, request, worker)?;
+    let bench = BenchFolder::new(kernel, request, worker)?;
     let options = bench.options(&space)?;
-    let Bench { folder, target, .. } = bench;
+    let BenchFolder { folder, target, .. } = bench;
     Ok(OwnRun::new(settings, kernel.workload(), &target, space, options).that_checks(folder))
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use tilewright_device::Caches;
-use tilewright_device::command::{Commands, Objectives, Options};
+use tilewright_device::command::{CommandOptions, Commands, Objectives};
 use tilewright_device::folder::Folder;
 use tilewright_ir::Target;
 use tilewright_search::{Config, Describe, Limits, Measure, Space, Subject};
@@ -26,19 +26,19 @@ pub(crate) struct OwnRun<'a> {
     settings: &'a Settings,
     key: TaskKey,
     space: Arc<Space>,
-    steps: Steps,
+    steps: CommandLines,
     is_verified: bool,
     /// Folder of what all candidates read, to be kept until the run ends.
     _folder: Option<Folder>,
 }
 
 /// Command lines of a configuration.
-struct Steps {
+struct CommandLines {
     space: Arc<Space>,
-    options: Options,
+    options: CommandOptions,
 }
 
-impl Describe for Steps {
+impl Describe for CommandLines {
     fn describe(&self, config: &Config) -> String {
         self.options.steps(&self.space, config)
     }
@@ -46,7 +46,13 @@ impl Describe for Steps {
 
 impl<'a> OwnRun<'a> {
     /// Makes the subject of the commands that measure a space, with its name in records.
-    pub fn new(settings: &'a Settings, workload: String, target: &Target, space: Arc<Space>, options: Options) -> Self {
+    pub fn new(
+        settings: &'a Settings,
+        workload: String,
+        target: &Target,
+        space: Arc<Space>,
+        options: CommandOptions,
+    ) -> Self {
         let key = TaskKey {
             workload,
             target: target_name(target, Caches::Warm),
@@ -54,7 +60,7 @@ impl<'a> OwnRun<'a> {
             threads: threads_in_records(settings.threads),
         };
         let is_verified = options.check.is_some();
-        let steps = Steps { space: space.clone(), options };
+        let steps = CommandLines { space: space.clone(), options };
         OwnRun { settings, key, space, steps, is_verified, _folder: None }
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tilewright_device::data::DataError;
 use tilewright_device::device::WorkerCommand;
-use tilewright_device::{Caches, Device, DeviceError, Options, host, peak};
+use tilewright_device::{Caches, Device, DeviceError, DeviceOptions, host, peak};
 use tilewright_ir::op::Workload;
 use tilewright_ir::reference::work;
 use tilewright_ir::{DType, Target};
@@ -69,7 +69,7 @@ pub(crate) struct WorkloadRun<'a> {
     settings: &'a Settings,
     pub task: Task,
     key: TaskKey,
-    options: Options,
+    options: DeviceOptions,
     place: Option<Elsewhere<'a>>,
 }
 
@@ -198,10 +198,12 @@ impl Runnable for WorkloadRun<'_> {
             Some(place) => place.peak_gflops,
             // What a device can do nobody has measured.
             None if !self.is_of_these_cpus() => None,
-            None => {
-                peak::gflops(&host::target(), peak::Kind::of(self.workload(), &host::target()), self.settings.threads)
-                    .ok()
-            }
+            None => peak::gflops(
+                &host::target(),
+                peak::PeakKind::of(self.workload(), &host::target()),
+                self.settings.threads,
+            )
+            .ok(),
         }
     }
 
@@ -253,7 +255,7 @@ pub(crate) fn require_one_size(workload: &Workload, what: &str) -> Result<(), Er
 pub fn start_device(
     workload: Workload,
     target: &Target,
-    options: Options,
+    options: DeviceOptions,
     stop: &AtomicBool,
     observer: &dyn Observer,
 ) -> Result<Option<Device>, Error> {

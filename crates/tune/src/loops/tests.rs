@@ -6,7 +6,7 @@ use tilewright_ir::{Loop, Program, Stmt, Target, text};
 use tilewright_search::features::{KnobFeatures, N_CONTEXT_FEATURES, N_RELATION_FEATURES};
 
 use super::*;
-use crate::template::{Setting, TEMPLATES, Task};
+use crate::template::{TEMPLATES, Task, TemplateSetting};
 
 fn program(source: &str) -> Program {
     text::parse(source).unwrap_or_else(|e| panic!("{e}\n{source}"))
@@ -160,7 +160,7 @@ fn every_candidate_has_features_of_the_same_length() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(11);
     for workload in ["matmul:m=1,n=1,k=1", "matmul:m=37,n=41,k=5,const=a", "matmul:m=512,n=96,k=300"] {
         let workload = Workload::parse(workload).unwrap();
-        let setting = Setting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads: 2 };
+        let setting = TemplateSetting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads: 2 };
         for template in TEMPLATES.iter().filter(|t| (t.serves)(&setting)) {
             let task = Task::new(setting.clone(), Some(template.name)).unwrap();
             let knobs = KnobFeatures::new(&task.space);

@@ -13,7 +13,7 @@ const MOST_NAMED: usize = 12;
 
 /// Reason why a model cannot be trained on a table. The fault of the file, or of the request.
 #[derive(Debug, thiserror::Error)]
-pub enum DataError {
+pub enum TrainingTableError {
     /// The table has no such column.
     #[error("there is no column {column}; there are {known}")]
     NoColumn {
@@ -102,7 +102,7 @@ const SEPARATORS: [(char, &str); 4] = [('\t', "tabs"), (';', "semicolons"), ('|'
 
 /// A problem with its best parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Row {
+pub struct TunedProblem {
     /// Number of each field of the specification.
     pub problem: Vec<i64>,
     /// Index of each parameter's value.
@@ -115,45 +115,48 @@ pub struct Row {
 /// passed over.
 ///
 /// # Errors
-/// [`DataError`], with the line that it is about.
+/// [`TrainingTableError`], with the line that it is about.
 pub fn read_rows(
     kernel: &KernelSpecification,
     table: &[u8],
     filters: &[(String, String)],
     group: Option<&str>,
-) -> Result<Vec<Row>, DataError> {
+) -> Result<Vec<TunedProblem>, TrainingTableError> {
     let mut reader =
         csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(table);
     let mut records = reader.byte_records().enumerate().map(|(at, record)| {
         // Reading from memory, the reader can only fail where it is asked to check lengths.
         let record = record.expect("invariant: bytes are read as they are");
         let line = record.position().map_or(at as u64 + 1, csv::Position::line);
-        csv::StringRecord::from_byte_record(record).map(|record| (line, record)).map_err(|_| DataError::NoText { line })
+        csv::StringRecord::from_byte_record(record)
+            .map(|record| (line, record))
+            .map_err(|_| TrainingTableError::NoText { line })
     });
-    let head = records.next().ok_or(DataError::Empty)??.1;
+    let head = records.next().ok_or(TrainingTableError::Empty)??.1;
     let separator = SEPARATORS.iter().find(|(separator, _)| head.len() == 1 && head[0].contains(*separator));
     if let Some(&(_, found)) = separator {
-        return Err(DataError::Separator { found, head: head[0].to_owned() });
+        return Err(TrainingTableError::Separator { found, head: head[0].to_owned() });
     }
     let column = |name: &str| {
         let mut places = (0..head.len()).filter(|&at| &head[at] == name);
         let known = || head.iter().collect::<Vec<_>>().join(", ");
-        let place = places.next().ok_or_else(|| DataError::NoColumn { column: name.into(), known: known() })?;
-        if places.next().is_some() { Err(DataError::ColumnTwice { column: name.into() }) } else { Ok(place) }
+        let place =
+            places.next().ok_or_else(|| TrainingTableError::NoColumn { column: name.into(), known: known() })?;
+        if places.next().is_some() { Err(TrainingTableError::ColumnTwice { column: name.into() }) } else { Ok(place) }
     };
     let given = kernel.given_fields().map(|field| Ok((field.name.as_str(), column(&field.name)?)));
-    let given: HashMap<&str, usize> = given.collect::<Result<_, DataError>>()?;
+    let given: HashMap<&str, usize> = given.collect::<Result<_, TrainingTableError>>()?;
     let parameters = kernel.parameters.iter().map(|parameter| Ok((parameter, column(&parameter.name)?)));
-    let parameters: Vec<_> = parameters.collect::<Result<_, DataError>>()?;
+    let parameters: Vec<_> = parameters.collect::<Result<_, TrainingTableError>>()?;
     let group = group.map(column).transpose()?;
     let filters = filters.iter().map(|(name, value)| Ok((name, value, column(name)?, BTreeSet::new())));
-    let mut filters: Vec<_> = filters.collect::<Result<_, DataError>>()?;
+    let mut filters: Vec<_> = filters.collect::<Result<_, TrainingTableError>>()?;
 
     let mut rows = Vec::new();
     for record in records {
         let (line, record) = record?;
         if record.len() != head.len() {
-            return Err(DataError::Ragged { line, found: record.len(), expected: head.len() });
+            return Err(TrainingTableError::Ragged { line, found: record.len(), expected: head.len() });
         }
         let mut is_wanted = true;
         for (_, value, at, seen) in &mut filters {
@@ -166,24 +169,24 @@ pub fn read_rows(
             continue;
         }
         let value = |name: &str| given.get(name).map(|&at| &record[at]);
-        let problem = kernel.problem(value).map_err(|error| DataError::Field { line, error })?;
+        let problem = kernel.problem(value).map_err(|error| TrainingTableError::Field { line, error })?;
         let index = |(parameter, at): &(&super::ParameterSpecification, usize)| {
             let value = &record[*at];
             parameter.values.iter().position(|known| known == value).map(|index| index as u32).ok_or_else(|| {
                 let (parameter, known) = (parameter.name.clone(), parameter.values.join(", "));
-                DataError::Parameter { line, parameter, value: value.into(), known }
+                TrainingTableError::Parameter { line, parameter, value: value.into(), known }
             })
         };
         let answer = parameters.iter().map(index).collect::<Result<_, _>>()?;
-        rows.push(Row { problem, answer, group: group.map_or(String::new(), |at| record[at].to_owned()) });
+        rows.push(TunedProblem { problem, answer, group: group.map_or(String::new(), |at| record[at].to_owned()) });
     }
     if rows.is_empty() {
         return Err(match filters.into_iter().find(|(_, value, _, seen)| !seen.is_empty() && !seen.contains(*value)) {
-            None => DataError::Empty,
+            None => TrainingTableError::Empty,
             Some((column, value, _, seen)) => {
                 let mut known = seen.iter().take(MOST_NAMED).map(String::as_str).collect::<Vec<_>>().join(", ");
                 known += if seen.len() > MOST_NAMED { ", …" } else { "" };
-                DataError::NothingLeft { column: column.clone(), value: value.clone(), known }
+                TrainingTableError::NothingLeft { column: column.clone(), value: value.clone(), known }
             }
         });
     }
@@ -194,7 +197,7 @@ pub fn read_rows(
 }
 
 /// Refuses a constraint that no row satisfies: it says something else than its author meant.
-fn check_constraints(kernel: &KernelSpecification, rows: &[Row]) -> Result<(), DataError> {
+fn check_constraints(kernel: &KernelSpecification, rows: &[TunedProblem]) -> Result<(), TrainingTableError> {
     let mut never: Vec<_> = kernel.constraints.iter().collect();
     for row in rows {
         let violated: Vec<&str> = kernel.violated(&row.problem, &row.answer).map(|c| c.name.as_str()).collect();
@@ -204,7 +207,7 @@ fn check_constraints(kernel: &KernelSpecification, rows: &[Row]) -> Result<(), D
         }
     }
     let (constraint, text) = (never[0].name.clone(), never[0].text.clone());
-    Err(DataError::NeverHolds { constraint, text, n_rows: rows.len() })
+    Err(TrainingTableError::NeverHolds { constraint, text, n_rows: rows.len() })
 }
 
 /// A number that tells contents apart: FNV-1a, 64 bits.

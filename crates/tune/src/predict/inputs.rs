@@ -1,9 +1,9 @@
 //! Inputs of a model: the fields of a problem.
 
 use serde_json::{Map, Value as Json, json};
-use tilewright_learn::sequence::{Example, Field, FieldKind, Parameter, Vocabulary};
+use tilewright_learn::sequence::{Example, Field, FieldKind, KernelParameter, Vocabulary};
 
-use super::data::Row;
+use super::data::TunedProblem;
 use super::specification::{KernelSpecification, ProblemError, SpecificationError};
 
 /// Reason why a model cannot be queried. The fault of the file, or of the query.
@@ -35,23 +35,23 @@ pub enum InputsError {
 
 /// Fields of a kernel's problems that a model is given: those that vary in its training data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Inputs {
+pub struct InputFields {
     /// The fields by place.
     fields: Vec<usize>,
     /// Value of each field that is always the same.
     fixed: Vec<Option<i64>>,
 }
 
-impl Inputs {
+impl InputFields {
     /// The fields that vary in these rows, or all if none does.
-    pub fn of(kernel: &KernelSpecification, rows: &[&Row]) -> Inputs {
+    pub fn of(kernel: &KernelSpecification, rows: &[&TunedProblem]) -> InputFields {
         let is_fixed = |at: usize| rows.iter().all(|row| row.problem[at] == rows[0].problem[at]);
         let fixed = (0..kernel.fields.len()).map(|at| is_fixed(at).then(|| rows.first()).flatten());
         let mut fixed: Vec<Option<i64>> = fixed.enumerate().map(|(at, row)| Some(row?.problem[at])).collect();
         if fixed.iter().all(Option::is_some) {
             fixed.fill(None);
         }
-        Inputs { fields: (0..fixed.len()).filter(|&at| fixed[at].is_none()).collect(), fixed }
+        InputFields { fields: (0..fixed.len()).filter(|&at| fixed[at].is_none()).collect(), fixed }
     }
 
     /// The tokens of a model with these inputs.
@@ -62,7 +62,7 @@ impl Inputs {
             Field { name: kernel.fields[at].name.clone(), kind }
         };
         let parameter =
-            |p: &super::ParameterSpecification| Parameter { name: p.name.clone(), values: p.values.to_vec() };
+            |p: &super::ParameterSpecification| KernelParameter { name: p.name.clone(), values: p.values.to_vec() };
         Vocabulary {
             fields: self.fields.iter().map(field).collect(),
             parameters: kernel.parameters.iter().map(parameter).collect(),
@@ -75,11 +75,11 @@ impl Inputs {
     }
 
     /// Example for the model: a row's problem and answer.
-    pub fn example(&self, row: &Row) -> Example {
+    pub fn example(&self, row: &TunedProblem) -> Example {
         Example { problem: self.problem(&row.problem), answer: row.answer.clone() }
     }
 
-    /// Metadata of the kernel in a model's file; [`Inputs::read`] reads them back.
+    /// Metadata of the kernel in a model's file; [`InputFields::read`] reads them back.
     pub fn describe(&self, kernel: &KernelSpecification) -> Json {
         let fixed = kernel.fields.iter().zip(&self.fixed);
         let fixed = fixed.filter_map(|(field, value)| Some((field.name.clone(), field.text((*value)?).into())));
@@ -90,7 +90,7 @@ impl Inputs {
     ///
     /// # Errors
     /// [`InputsError`] if that does not fit together.
-    pub fn read(about: &Json, vocabulary: &Vocabulary) -> Result<(KernelSpecification, Inputs), InputsError> {
+    pub fn read(about: &Json, vocabulary: &Vocabulary) -> Result<(KernelSpecification, InputFields), InputsError> {
         let text = about["specification"].as_str().ok_or(InputsError::NoKernel("specification"))?;
         let kernel = KernelSpecification::parse(text)?;
         let fixed = about["fixed"].as_object().ok_or(InputsError::NoKernel("fixed"))?;
@@ -100,7 +100,7 @@ impl Inputs {
         };
         let fixed = kernel.fields.iter().map(value).collect::<Result<Vec<_>, _>>()?;
         let fields = (0..fixed.len()).filter(|&at| fixed[at].is_none()).collect();
-        let inputs = Inputs { fields, fixed };
+        let inputs = InputFields { fields, fixed };
         let expected = inputs.vocabulary(&kernel);
         if expected.fields != vocabulary.fields {
             return Err(InputsError::Differs("fields".into()));

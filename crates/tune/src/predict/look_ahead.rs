@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 
 use tilewright_learn::sequence::Completions;
-use tilewright_search::expression::residual::{Range, residual};
-use tilewright_search::expression::{Code, Datum};
+use tilewright_search::expression::residual::{ValueRange, residual};
+use tilewright_search::expression::{Datum, ResolvedExpression};
 
 use super::specification::KernelSpecification;
 
@@ -21,7 +21,7 @@ const COST_OF_PREFIX: usize = 4;
 const WATCH_EVERY: u64 = 1 << 12;
 
 /// Observer of a search: receives the number of choices tried, and may break off.
-type Watch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
+type ChoiceWatch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
 /// The constraints of a kernel for one problem, arranged so that each is checked as soon as all it reads is
 /// chosen.
@@ -35,7 +35,7 @@ type Watch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 /// decides whether it has one, so prefixes that agree on that are searched once: of a sum that is limited,
 /// those with one partial sum.
 pub struct LookAhead<'a> {
-    levels: Vec<Level>,
+    levels: Vec<ParameterLevel>,
     /// The values of all names: fields, parameters, definitions.
     slots: Vec<Option<Datum>>,
     /// Whether a constraint that reads no parameter fails.
@@ -51,7 +51,7 @@ struct Effort<'a> {
     n_remembered: usize,
     is_exact: bool,
     is_stopped: bool,
-    watch: Option<Box<Watch<'a>>>,
+    watch: Option<Box<ChoiceWatch<'a>>>,
 }
 
 impl Effort<'_> {
@@ -74,22 +74,22 @@ impl Effort<'_> {
 }
 
 /// A parameter, and what its value decides.
-struct Level {
+struct ParameterLevel {
     slot: usize,
     /// Legal values, as expressions see them.
     values: Vec<Datum>,
     /// Definitions that are known from here on, with their places.
-    definitions: Vec<(usize, Code)>,
+    definitions: Vec<(usize, ResolvedExpression)>,
     /// Constraints that can be checked from here on.
-    constraints: Vec<Code>,
+    constraints: Vec<ResolvedExpression>,
     /// Partial results of earlier levels that this one or later ones read, as expressions of earlier places.
-    frontier: Vec<Code>,
+    frontier: Vec<ResolvedExpression>,
     /// Whether a valid completion exists from here, by the values on the frontier.
     is_possible: HashMap<Box<[Option<Datum>]>, bool>,
 }
 
-impl Level {
-    fn codes(&self) -> impl Iterator<Item = &Code> {
+impl ParameterLevel {
+    fn codes(&self) -> impl Iterator<Item = &ResolvedExpression> {
         self.definitions.iter().map(|(_, code)| code).chain(&self.constraints)
     }
 }
@@ -114,16 +114,16 @@ impl<'a> LookAhead<'a> {
     fn with<'c>(
         kernel: &KernelSpecification,
         problem: &[i64],
-        constraints: impl Iterator<Item = &'c Code>,
+        constraints: impl Iterator<Item = &'c ResolvedExpression>,
     ) -> LookAhead<'a> {
         let n_fields = kernel.fields.len();
         let n_slots = n_fields + kernel.parameters.len() + kernel.definitions.len();
         let given = kernel.fields.iter().zip(problem).map(|(field, &value)| Some(Some(field.datum(value))));
         let mut known: Vec<Option<Option<Datum>>> = given.collect();
         known.resize(n_slots, None);
-        let mut levels: Vec<Level> = (n_fields..)
+        let mut levels: Vec<ParameterLevel> = (n_fields..)
             .zip(&kernel.parameters)
-            .map(|(slot, parameter)| Level {
+            .map(|(slot, parameter)| ParameterLevel {
                 slot,
                 values: parameter.data.clone(),
                 definitions: Vec::new(),
@@ -134,32 +134,34 @@ impl<'a> LookAhead<'a> {
             .collect();
         // By place: the level that fills it, and what it may hold.
         let mut level_of: Vec<usize> = (0..n_slots).map(|slot| slot.saturating_sub(n_fields)).collect();
-        let mut ranges: Vec<Option<Range>> = vec![None; n_slots];
+        let mut ranges: Vec<Option<ValueRange>> = vec![None; n_slots];
         for level in &levels {
-            ranges[level.slot] = Range::of(&level.values);
+            ranges[level.slot] = ValueRange::of(&level.values);
         }
-        let reads = |code: &Code| {
+        let reads = |code: &ResolvedExpression| {
             let mut slots = Vec::new();
             code.reads(&mut slots);
             slots
         };
-        let last = |code: &Code, level_of: &[usize]| reads(code).into_iter().map(|slot| level_of[slot]).max();
+        let last =
+            |code: &ResolvedExpression, level_of: &[usize]| reads(code).into_iter().map(|slot| level_of[slot]).max();
         let mut definitions = Vec::new();
         for (slot, definition) in (n_fields + kernel.parameters.len()..).zip(&kernel.definitions) {
             match definition.fold(&known) {
-                Code::Constant(value) => known[slot] = Some(value.ok()),
+                ResolvedExpression::Constant(value) => known[slot] = Some(value.ok()),
                 code => {
                     level_of[slot] = last(&code, &level_of).expect("invariant: what is not folded reads something");
-                    ranges[slot] = Range::of_code(&code, &ranges);
+                    ranges[slot] = ValueRange::of_code(&code, &ranges);
                     definitions.push((slot, code));
                 }
             }
         }
         let mut is_impossible = false;
         let mut wanted: Vec<usize> = Vec::new();
-        for constraint in constraints.map(|constraint| constraint.fold(&known)).flat_map(Code::conjuncts) {
+        for constraint in constraints.map(|constraint| constraint.fold(&known)).flat_map(ResolvedExpression::conjuncts)
+        {
             match constraint {
-                Code::Constant(value) => is_impossible |= !value.is_ok_and(|value| value.holds()),
+                ResolvedExpression::Constant(value) => is_impossible |= !value.is_ok_and(|value| value.holds()),
                 code => {
                     wanted.extend(reads(&code));
                     let level = last(&code, &level_of).expect("invariant: what is not folded reads something");
@@ -175,7 +177,7 @@ impl<'a> LookAhead<'a> {
             }
         }
         for at in 0..levels.len() {
-            let codes = || levels[at..].iter().flat_map(Level::codes);
+            let codes = || levels[at..].iter().flat_map(ParameterLevel::codes);
             let mut places: Vec<usize> = codes().flat_map(reads).filter(|&slot| level_of[slot] < at).collect();
             places.sort_unstable();
             places.dedup();
@@ -183,7 +185,7 @@ impl<'a> LookAhead<'a> {
             codes().for_each(|code| residual(code, &|slot| level_of[slot] < at, &ranges, &mut frontier));
             // Results that are no fewer than the places they are of tell no more prefixes apart.
             if frontier.len() >= places.len() {
-                frontier = places.into_iter().map(Code::Slot).collect();
+                frontier = places.into_iter().map(ResolvedExpression::Slot).collect();
             }
             levels[at].frontier = frontier;
         }
@@ -203,7 +205,7 @@ impl<'a> LookAhead<'a> {
     /// Chooses a value on a level and tells whether the constraints due there hold. Earlier levels must be
     /// chosen.
     fn choose(&mut self, level: usize, value: Datum) -> bool {
-        let Level { slot, definitions, constraints, .. } = &self.levels[level];
+        let ParameterLevel { slot, definitions, constraints, .. } = &self.levels[level];
         self.slots[*slot] = Some(value);
         for (slot, code) in definitions {
             self.slots[*slot] = code.evaluate(&self.slots);

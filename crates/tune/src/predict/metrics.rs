@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::data::Row;
+use super::data::TunedProblem;
 use super::specification::KernelSpecification;
 
 /// Quality of a model's answers, as means over problems.
@@ -22,7 +22,7 @@ pub struct Score {
 }
 
 /// The score of some answers for each row.
-pub fn score(kernel: &KernelSpecification, rows: &[&Row], answers: &[Vec<Vec<u32>>]) -> Score {
+pub fn score(kernel: &KernelSpecification, rows: &[&TunedProblem], answers: &[Vec<Vec<u32>>]) -> Score {
     let mut sum = Score::default();
     let (mut n_answers, mut n_valid) = (0usize, 0usize);
     for (row, answers) in rows.iter().zip(answers) {

@@ -1,7 +1,7 @@
 //! Prediction of the parameters of untuned problems from tuned ones.
 //!
 //! A [`KernelSpecification`] says what a kernel's problems and parameters are; [`read_rows`] reads tuned
-//! problems, which a sequence model learns from through [`Inputs`], and [`LookAhead`] keeps the model's
+//! problems, which a sequence model learns from through [`InputFields`], and [`LookAhead`] keeps the model's
 //! answers to valid ones. The same is done with Tilewright's own records, whose spaces take the place of a
 //! specification: [`records`].
 
@@ -13,15 +13,15 @@ pub mod records;
 mod specification;
 mod split;
 
-pub use data::{DataError, Row, content_hash, read_rows};
-pub use inputs::{Inputs, InputsError};
+pub use data::{TrainingTableError, TunedProblem, content_hash, read_rows};
+pub use inputs::{InputFields, InputsError};
 pub use look_ahead::LookAhead;
 pub use metrics::{Score, score};
 pub use specification::{
     ConstraintSpecification, FieldSpecification, KernelSpecification, ParameterSpecification, ProblemError,
     SpecificationError,
 };
-pub use split::{Split, divide};
+pub use split::{HoldOut, divide};
 pub use tilewright_search::expression::ExpressionError;
 
 /// `n` things, in the singular where it is one.

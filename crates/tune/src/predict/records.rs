@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value as Json, json};
 use tilewright_ir::op::{Epilogue, Workload};
-use tilewright_learn::sequence::{Answer, Completions, Example, Field, FieldKind, Parameter, Vocabulary};
+use tilewright_learn::sequence::{Completions, Example, Field, FieldKind, KernelParameter, LikelyAnswer, Vocabulary};
 use tilewright_search::{Config, Space};
 
 use super::count;
@@ -72,8 +72,8 @@ impl Lessons {
     pub fn of(template: &str, tasks: &[EarlierTask]) -> Result<Lessons, RecordsError> {
         // By workload on its machine: its description and its configurations as tokens by
         // parameter, best first.
-        let mut taught: Vec<(Description, Vec<BTreeMap<String, String>>)> = Vec::new();
-        let mut values: BTreeMap<String, BTreeSet<Token>> = BTreeMap::new();
+        let mut taught: Vec<(WorkloadProperties, Vec<BTreeMap<String, String>>)> = Vec::new();
+        let mut values: BTreeMap<String, BTreeSet<TextOrNumber>> = BTreeMap::new();
         for task in tasks.iter().filter(|task| task.template == template) {
             let mut records: Vec<&Record> = task.records.iter().filter(|r| r.outcome.timing().is_some()).collect();
             records.sort_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost()));
@@ -82,8 +82,8 @@ impl Lessons {
             for record in records {
                 let Some(tokens) = tokens_of_config(&record.config) else { continue };
                 for (name, token) in &tokens {
-                    let seen = values.entry(name.clone()).or_insert_with(|| [Token(ABSENT.to_owned())].into());
-                    seen.insert(Token(token.clone()));
+                    let seen = values.entry(name.clone()).or_insert_with(|| [TextOrNumber(ABSENT.to_owned())].into());
+                    seen.insert(TextOrNumber(token.clone()));
                 }
                 if record.outcome.cost() <= NEAR_BEST * best && answers.len() < MOST_ANSWERS {
                     answers.push(tokens);
@@ -99,11 +99,11 @@ impl Lessons {
         }
         let parameters = values
             .into_iter()
-            .map(|(name, seen)| Parameter { name, values: seen.into_iter().map(|token| token.0).collect() });
+            .map(|(name, seen)| KernelParameter { name, values: seen.into_iter().map(|token| token.0).collect() });
         let fields = fields_of(taught.iter().map(|(description, _)| description));
         let vocabulary = Vocabulary { fields, parameters: parameters.collect() };
         let example = |problem: &[i64], tokens: &BTreeMap<String, String>| {
-            let index = |parameter: &Parameter| {
+            let index = |parameter: &KernelParameter| {
                 let token = tokens.get(&parameter.name).map_or(ABSENT, String::as_str);
                 parameter.values.iter().position(|v| v == token).expect("invariant: seen above") as u32
             };
@@ -122,7 +122,7 @@ impl Lessons {
 /// # Errors
 /// [`RecordsError`] if the model does not fit the space.
 pub fn predict(
-    model: &tilewright_learn::sequence::Model,
+    model: &tilewright_learn::sequence::SequenceModel,
     workload: &Workload,
     threads: u32,
     target: &str,
@@ -132,7 +132,7 @@ pub fn predict(
     let mut completions = SpaceCompletions::new(space, model.vocabulary())?;
     let problem = problem_of(model.vocabulary(), &describe(workload, threads, target));
     let answers = model.answers(&problem, width, Some(&mut completions));
-    let config = |answer: Answer| Some((completions.config(&answer.values)?, answer.log_probability));
+    let config = |answer: LikelyAnswer| Some((completions.config(&answer.values)?, answer.log_probability));
     Ok(answers.into_iter().filter_map(config).collect())
 }
 
@@ -157,9 +157,9 @@ enum Property {
 }
 
 /// The properties of a workload on a machine by name.
-type Description = BTreeMap<String, Property>;
+type WorkloadProperties = BTreeMap<String, Property>;
 
-fn describe(workload: &Workload, threads: u32, target: &str) -> Description {
+fn describe(workload: &Workload, threads: u32, target: &str) -> WorkloadProperties {
     let sizes = workload.operator().sizes.iter();
     let sizes = sizes.map(|size| (size.name.to_owned(), Property::Number(workload.size(size.name))));
     let joined = |operations: &[Epilogue]| operations.iter().map(ToString::to_string).collect::<Vec<_>>().join("+");
@@ -182,9 +182,9 @@ fn describe(workload: &Workload, threads: u32, target: &str) -> Description {
 }
 
 /// A field for each property that varies; for all where none does.
-fn fields_of<'a>(descriptions: impl Iterator<Item = &'a Description>) -> Vec<Field> {
+fn fields_of<'a>(descriptions: impl Iterator<Item = &'a WorkloadProperties>) -> Vec<Field> {
     let mut seen: BTreeMap<&str, Vec<Option<&Property>>> = BTreeMap::new();
-    let descriptions: Vec<&Description> = descriptions.collect();
+    let descriptions: Vec<&WorkloadProperties> = descriptions.collect();
     for name in descriptions.iter().flat_map(|description| description.keys()) {
         seen.entry(name).or_insert_with(|| descriptions.iter().map(|d| d.get(name)).collect());
     }
@@ -203,7 +203,7 @@ fn fields_of<'a>(descriptions: impl Iterator<Item = &'a Description>) -> Vec<Fie
 }
 
 /// Inputs of a model for a workload. A size that the operator does not have is 0.
-fn problem_of(vocabulary: &Vocabulary, description: &Description) -> Vec<i64> {
+fn problem_of(vocabulary: &Vocabulary, description: &WorkloadProperties) -> Vec<i64> {
     let number = |field: &Field| match (&field.kind, description.get(&field.name)) {
         (FieldKind::Integer, Some(Property::Number(number))) => *number,
         (FieldKind::Integer, _) => 0,
@@ -217,17 +217,17 @@ fn problem_of(vocabulary: &Vocabulary, description: &Description) -> Vec<i64> {
 
 /// A token; texts come before numbers, which come in their order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Token(String);
+struct TextOrNumber(String);
 
-impl Ord for Token {
-    fn cmp(&self, other: &Token) -> std::cmp::Ordering {
-        let number = |token: &Token| token.0.parse::<i64>().ok();
+impl Ord for TextOrNumber {
+    fn cmp(&self, other: &TextOrNumber) -> std::cmp::Ordering {
+        let number = |token: &TextOrNumber| token.0.parse::<i64>().ok();
         number(self).cmp(&number(other)).then_with(|| self.0.cmp(&other.0))
     }
 }
 
-impl PartialOrd for Token {
-    fn partial_cmp(&self, other: &Token) -> Option<std::cmp::Ordering> {
+impl PartialOrd for TextOrNumber {
+    fn partial_cmp(&self, other: &TextOrNumber) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
@@ -285,7 +285,7 @@ impl SpaceCompletions<'_> {
             if is_unsaid {
                 named.clear();
             }
-            let is_first = |p: &Parameter| Some(&p.name) == named.first();
+            let is_first = |p: &KernelParameter| Some(&p.name) == named.first();
             let start = match named.is_empty() {
                 true => 0,
                 false => vocabulary.parameters.iter().position(is_first).ok_or_else(other)?,
@@ -295,7 +295,7 @@ impl SpaceCompletions<'_> {
                 return Err(other());
             }
             places[start..start + named.len()].fill(Some(axis));
-            let index = |(parameter, (_, token)): (&Parameter, (String, String))| {
+            let index = |(parameter, (_, token)): (&KernelParameter, (String, String))| {
                 parameter.values.iter().position(|value| *value == token).map(|at| at as u32)
             };
             let known = |rank: u64| match is_unsaid && rank > 0 {

@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use serde::Deserialize;
-use tilewright_search::expression::{Code, Datum, Expression, ExpressionError, Scope, Slash, Type, is_name};
+use tilewright_search::expression::{
+    Datum, Expression, ExpressionError, ResolvedExpression, Slash, ValueType, VariableNames, is_name,
+};
 
 /// Why a text specifies no kernel. The fault is the writer's.
 #[derive(Debug, thiserror::Error)]
@@ -52,7 +54,7 @@ pub enum SpecificationError {
         /// The constraint.
         name: String,
         /// Type of the expression.
-        found: Type,
+        found: ValueType,
     },
 }
 
@@ -105,7 +107,7 @@ pub struct FieldSpecification {
     /// Values, where the field is a category.
     pub values: Option<Arc<[String]>>,
     /// Expression over the fields before it, where the field is computed.
-    expression: Option<Code>,
+    expression: Option<ResolvedExpression>,
 }
 
 /// A parameter of a kernel.
@@ -126,7 +128,7 @@ pub struct ConstraintSpecification {
     pub name: String,
     /// The predicate as it was written.
     pub text: String,
-    pub(super) code: Code,
+    pub(super) code: ResolvedExpression,
 }
 
 /// Specification of a kernel: the fields of its problems, its parameters with their legal values, and the
@@ -149,20 +151,20 @@ pub struct KernelSpecification {
     pub groups: Vec<String>,
     /// The text that it was read from.
     pub text: String,
-    pub(super) definitions: Vec<Code>,
-    equivalence: Vec<Code>,
+    pub(super) definitions: Vec<ResolvedExpression>,
+    equivalence: Vec<ResolvedExpression>,
 }
 
 /// A specification as it stands in a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Form {
+struct SpecificationForm {
     name: String,
     /// Comment for readers of the file.
     #[serde(default, rename = "about")]
     _about: String,
     fields: Vec<FieldForm>,
-    parameters: Vec<ParameterForm>,
+    parameters: Vec<ParameterEntry>,
     #[serde(default)]
     definitions: Vec<NamedForm>,
     #[serde(default)]
@@ -183,7 +185,7 @@ struct FieldForm {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ParameterForm {
+struct ParameterEntry {
     name: String,
     values: Values,
 }
@@ -212,7 +214,7 @@ impl KernelSpecification {
     /// # Errors
     /// [`SpecificationError`].
     pub fn parse(text: &str) -> Result<KernelSpecification, SpecificationError> {
-        let form: Form = toml::from_str(text).map_err(|error| SpecificationError::Form {
+        let form: SpecificationForm = toml::from_str(text).map_err(|error| SpecificationError::Form {
             line: error.span().map(|span| 1 + text[..span.start.min(text.len())].matches('\n').count()),
             reason: error.message().to_owned(),
         })?;
@@ -220,30 +222,30 @@ impl KernelSpecification {
             let what = if form.fields.is_empty() { "fields" } else { "parameters" };
             return Err(SpecificationError::Empty(what));
         }
-        let mut scope = Scope::new();
+        let mut scope = VariableNames::new();
         let mut fields = Vec::new();
         for FieldForm { name, values, is } in form.fields {
             let computed = is.map(|text| compile(&format!("field {name}"), &text, &scope)).transpose()?;
             let values = values.map(|values| distinct(&name, values)).transpose()?;
             let kind = match (&values, &computed) {
                 (Some(_), Some(_)) => return Err(SpecificationError::Values { name }),
-                (Some(values), None) => Type::Category(values.clone()),
+                (Some(values), None) => ValueType::Category(values.clone()),
                 (None, Some((_, kind))) => kind.clone(),
-                (None, None) => Type::Number,
+                (None, None) => ValueType::Number,
             };
             declare(&mut scope, &name, kind.clone())?;
             // A computed category has the values of the field it comes from.
-            let values = if let Type::Category(values) = kind { Some(values) } else { None };
+            let values = if let ValueType::Category(values) = kind { Some(values) } else { None };
             fields.push(FieldSpecification { name, values, expression: computed.map(|(code, _)| code) });
         }
         let mut parameters = Vec::new();
-        for ParameterForm { name, values } in form.parameters {
+        for ParameterEntry { name, values } in form.parameters {
             let (texts, numbers) = match values {
                 Values::Numbers(numbers) => (numbers.iter().map(i64::to_string).collect(), Some(numbers)),
                 Values::Texts(texts) => (texts, None),
             };
             let values = distinct(&name, texts)?;
-            let kind = if numbers.is_some() { Type::Number } else { Type::Category(values.clone()) };
+            let kind = if numbers.is_some() { ValueType::Number } else { ValueType::Category(values.clone()) };
             declare(&mut scope, &name, kind)?;
             let data = match numbers {
                 Some(numbers) => numbers.into_iter().map(Datum::from).collect(),
@@ -260,7 +262,7 @@ impl KernelSpecification {
         let mut constraints: Vec<ConstraintSpecification> = Vec::new();
         for NamedForm { name, is, .. } in form.constraints {
             let (code, kind) = compile(&format!("constraint {name}"), &is, &scope)?;
-            if kind != Type::Boolean {
+            if kind != ValueType::Boolean {
                 return Err(SpecificationError::NoCondition { name, found: kind });
             }
             if constraints.iter().any(|earlier| earlier.name == name) {
@@ -404,7 +406,7 @@ fn distinct(name: &str, values: Vec<String>) -> Result<Arc<[String]>, Specificat
     Ok(values.into())
 }
 
-fn declare(scope: &mut Scope, name: &str, kind: Type) -> Result<(), SpecificationError> {
+fn declare(scope: &mut VariableNames, name: &str, kind: ValueType) -> Result<(), SpecificationError> {
     if !is_name(name) {
         return Err(SpecificationError::Name { name: name.into() });
     }
@@ -415,7 +417,11 @@ fn declare(scope: &mut Scope, name: &str, kind: Type) -> Result<(), Specificatio
     Ok(())
 }
 
-fn compile(place: &str, text: &str, scope: &Scope) -> Result<(Code, Type), SpecificationError> {
+fn compile(
+    place: &str,
+    text: &str,
+    scope: &VariableNames,
+) -> Result<(ResolvedExpression, ValueType), SpecificationError> {
     let compiled = Expression::parse_with(text, Slash::RoundsDown).and_then(|expression| expression.compile(scope));
     compiled.map_err(|error| SpecificationError::Expression { place: place.into(), error })
 }

@@ -11,7 +11,7 @@ const LINE_LIMIT: u64 = 16 << 20;
 
 /// A line: an object with the fields of a record, and one more if its configuration won its space.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Line {
+pub struct RecordLine {
     /// The trial.
     #[serde(flatten)]
     pub record: Record,
@@ -41,7 +41,7 @@ pub enum RecordError {
     },
 }
 
-impl Line {
+impl RecordLine {
     /// The line of JSON, without its end; it can be parsed again where a store gave record and winner.
     pub fn to_text(&self) -> String {
         serde_json::to_string(self).expect("invariant: a record consists of text, numbers and JSON")
@@ -51,13 +51,13 @@ impl Line {
     ///
     /// # Errors
     /// What is wrong with the line, in one line.
-    pub fn parse(line: &[u8]) -> Result<Line, String> {
-        let Line { record, winner } = serde_json::from_slice(line)
+    pub fn parse(line: &[u8]) -> Result<RecordLine, String> {
+        let RecordLine { record, winner } = serde_json::from_slice(line)
             .map_err(|error| one_line(&error.to_string().replace(" at line 1 column ", " at column ")))?;
         record.check()?;
         winner.as_ref().map_or(Ok(()), Winner::check)?;
         let winner = winner.map(|winner| winner.of(&record));
-        Ok(Line { record, winner })
+        Ok(RecordLine { record, winner })
     }
 }
 
@@ -66,7 +66,7 @@ impl Line {
 ///
 /// # Errors
 /// Each item that could not be read or is no record. Reading can go on behind a malformed line.
-pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = (u64, Result<Line, RecordError>)> {
+pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = (u64, Result<RecordLine, RecordError>)> {
     let mut line = 0;
     let mut bytes = Vec::new();
     std::iter::from_fn(move || {
@@ -81,7 +81,7 @@ pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = (u64, Result<
                     return Some((line, Err(RecordError::Malformed { line, problem })));
                 }
                 Ok(_) => {
-                    let parsed = Line::parse(bytes.trim_ascii());
+                    let parsed = RecordLine::parse(bytes.trim_ascii());
                     return Some((line, parsed.map_err(|problem| RecordError::Malformed { line, problem })));
                 }
                 Err(source) => return Some((line, Err(RecordError::Read { line, source }))),
@@ -149,7 +149,7 @@ mod tests {
         )
     }
 
-    fn any_line() -> impl Strategy<Value = Line> {
+    fn any_line() -> impl Strategy<Value = RecordLine> {
         let race = (1e-3f64..1e12, prop::option::of(0f64..9.0), 1e-3f64..1e6, any::<bool>(), any::<u64>());
         (any_record(), prop::option::of(race)).prop_map(|(record, race)| {
             let winner = race.map(|(median_ns, margin, gflops, verified, unix_time)| {
@@ -167,7 +167,7 @@ mod tests {
                 };
                 winner.of(&record)
             });
-            Line { record, winner }
+            RecordLine { record, winner }
         })
     }
 
@@ -176,7 +176,7 @@ mod tests {
         fn printing_and_parsing_is_the_identity(line in any_line()) {
             let text = line.to_text();
             prop_assert!(!text.contains('\n'));
-            prop_assert_eq!(Line::parse(text.as_bytes()), Ok(line));
+            prop_assert_eq!(RecordLine::parse(text.as_bytes()), Ok(line));
         }
 
         #[test]
@@ -213,13 +213,13 @@ mod tests {
     fn the_form_is_stable() {
         let of_winner = format!("{}{WINNER}", &LINE[..LINE.len() - 1]);
         for text in [LINE, &of_winner] {
-            let line = Line::parse(text.as_bytes()).unwrap();
+            let line = RecordLine::parse(text.as_bytes()).unwrap();
             assert_eq!(line.to_text(), text);
             let with_more = text.replace(r#""threads":1"#, r#""colour":"red","threads":1"#);
-            assert_eq!(Line::parse(with_more.as_bytes()).unwrap(), line);
+            assert_eq!(RecordLine::parse(with_more.as_bytes()).unwrap(), line);
         }
         let nonsense = of_winner.replace("107.8", "-1.0");
-        let problem = Line::parse(nonsense.as_bytes()).unwrap_err();
+        let problem = RecordLine::parse(nonsense.as_bytes()).unwrap_err();
         assert_eq!(problem, "winner: gflops -1 is not a number of at least 0");
     }
 

@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 use tilewright_search::{Conditions, ConfigError, Limit, Outcome, Seconds, Space, Trial};
 
-pub use lines::{Line, RecordError, read_lines};
-pub use store::{Best, Exported, Imported, Store, Validators};
+pub use lines::{RecordError, RecordLine, read_lines};
+pub use store::{BestRecord, Exported, Imported, Store, Validators};
 pub use store_error::StoreError;
 pub use validator::{PassedOver, RejectReason, Validator, least_ns};
 pub use winner::Winner;

@@ -11,7 +11,7 @@ use tilewright_search::{Conditions, FlatOutcome, Limit, Outcome, Seconds};
 
 use super::store_error::{BUSY_TIMEOUT, StoreError};
 use super::winner::Winner;
-use super::{Line, PassedOver, Record, RejectReason, RunTime, TaskKey, Validator, read_lines};
+use super::{PassedOver, Record, RecordLine, RejectReason, RunTime, TaskKey, Validator, read_lines};
 use crate::Error;
 
 /// Marks a database as ours: "TLWR".
@@ -150,26 +150,26 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, (SELECT coalesce(max(
 
 /// The best that is known of a workload on a target with some number of threads.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Best {
+pub enum BestRecord {
     /// The winner of a run that was completed.
     Confirmed(Winner),
     /// The fastest trial, where no run was completed.
     Trial(Record),
 }
 
-impl Best {
+impl BestRecord {
     /// Median nanoseconds a run; infinite where a record was made up without one.
     pub fn median_ns(&self) -> f64 {
         match self {
-            Best::Confirmed(winner) => winner.median_ns,
-            Best::Trial(record) => record.outcome.cost(),
+            BestRecord::Confirmed(winner) => winner.median_ns,
+            BestRecord::Trial(record) => record.outcome.cost(),
         }
     }
 
     fn is_imported(&self) -> bool {
         match self {
-            Best::Confirmed(winner) => winner.is_imported,
-            Best::Trial(record) => record.is_imported,
+            BestRecord::Confirmed(winner) => winner.is_imported,
+            BestRecord::Trial(record) => record.is_imported,
         }
     }
 }
@@ -370,19 +370,19 @@ impl Store {
         threads: u32,
         template: Option<&str>,
         validators: Validators,
-    ) -> Result<(Option<Best>, PassedOver), StoreError> {
+    ) -> Result<(Option<BestRecord>, PassedOver), StoreError> {
         let mut tasks = self.connection.prepare_cached(TASKS)?;
         let earlier = earlier_called(workload);
         let tasks = tasks.query_map(params![workload, target, threads, template, earlier], |row| {
             Ok((row.get("id")?, row.get::<_, String>("template")?))
         })?;
         let mut passed_over = PassedOver::default();
-        let mut found: Vec<Best> = Vec::new();
+        let mut found: Vec<BestRecord> = Vec::new();
         for task in tasks {
             let (task, template) = task?;
             found.extend(self.best_of_task(task, &validators(&template), &mut passed_over)?);
         }
-        let is_raced_here = |best: &Best| matches!(best, Best::Confirmed(winner) if !winner.is_imported);
+        let is_raced_here = |best: &BestRecord| matches!(best, BestRecord::Confirmed(winner) if !winner.is_imported);
         if found.iter().any(is_raced_here) {
             found.retain(|best| !best.is_imported());
         }
@@ -395,7 +395,7 @@ impl Store {
         task: i64,
         validator: &Validator,
         passed_over: &mut PassedOver,
-    ) -> Result<Option<Best>, StoreError> {
+    ) -> Result<Option<BestRecord>, StoreError> {
         let known = self.winner_of(task, validator, passed_over)?;
         let limit_ns = known.as_ref().map_or(f64::MAX, |(winner, _)| BEYOND_NOISE * winner.median_ns);
         // A race says nothing of what was not in it: what came later, and where it was run elsewhere what was
@@ -420,10 +420,10 @@ impl Store {
             };
             match validator.reject_reason_of(&record) {
                 Some(reason) => passed_over.count(reason),
-                None => return Ok(Some(Best::Trial(record))),
+                None => return Ok(Some(BestRecord::Trial(record))),
             }
         }
-        Ok(known.map(|(winner, _)| Best::Confirmed(winner)))
+        Ok(known.map(|(winner, _)| BestRecord::Confirmed(winner)))
     }
 
     /// The winner of a space, where it can be true, and the last trial that its race came after.
@@ -518,7 +518,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError`]; [`StoreError::Write`] with the error of `each`.
-    pub fn each_line(&self, each: &mut dyn FnMut(Line) -> io::Result<()>) -> Result<Exported, StoreError> {
+    pub fn each_line(&self, each: &mut dyn FnMut(RecordLine) -> io::Result<()>) -> Result<Exported, StoreError> {
         let mut winners: HashMap<(i64, String), Winner> = HashMap::new();
         let mut statement = self.connection.prepare(WINNERS)?;
         let mut rows = statement.query([])?;
@@ -535,7 +535,7 @@ impl Store {
                 exported.left_out += 1;
                 continue;
             };
-            let line = Line { record, winner: winners.remove(&(row.get("task")?, row.get("config")?)) };
+            let line = RecordLine { record, winner: winners.remove(&(row.get("task")?, row.get("config")?)) };
             each(line).map_err(StoreError::Write)?;
             exported.written += 1;
         }
@@ -552,7 +552,7 @@ impl Store {
     pub fn import(
         &mut self,
         input: impl BufRead,
-        check: &mut dyn FnMut(Line) -> Result<(Line, f64), String>,
+        check: &mut dyn FnMut(RecordLine) -> Result<(RecordLine, f64), String>,
     ) -> Result<Imported, Error> {
         let transaction = self.write()?;
         let mut imported = Imported::default();
@@ -560,7 +560,7 @@ impl Store {
         for (number, line) in read_lines(input) {
             let line = line?;
             imported.read += 1;
-            let (Line { mut record, winner }, least_ns) = match check(line) {
+            let (RecordLine { mut record, winner }, least_ns) = match check(line) {
                 Ok(line) => line,
                 Err(reason) => {
                     imported.n_refused += 1;

@@ -15,7 +15,7 @@ use tilewright_ir::op::Workload;
 use tilewright_search::Space;
 
 use super::Record;
-use crate::template::{Setting, Task, least_flops};
+use crate::template::{Task, TemplateSetting, least_flops};
 
 /// Upper bound on a CPU clock, in GHz.
 const FASTEST_CLOCK_GHZ: f64 = 8.0;
@@ -87,13 +87,13 @@ impl fmt::Display for PassedOver {
 /// Bounds for the records of a space on a machine. By default all are plausible.
 #[derive(Debug, Clone, Default)]
 pub struct Validator {
-    space: Known,
+    space: KnownSpace,
     least_ns: f64,
 }
 
 /// Knowledge of a space.
 #[derive(Debug, Clone, Default)]
-enum Known {
+enum KnownSpace {
     /// Nothing: the space depends on a machine that is not this one.
     #[default]
     Nothing,
@@ -106,26 +106,27 @@ enum Known {
 impl Validator {
     /// The validator of the records of a task.
     pub fn of(task: &Task) -> Validator {
-        let Setting { workload, target, n_threads } = &task.setting;
+        let TemplateSetting { workload, target, n_threads } = &task.setting;
         Validator {
-            space: Known::Space(task.space.clone()),
+            space: KnownSpace::Space(task.space.clone()),
             least_ns: least_ns(workload, &target.name(), *n_threads as f64),
         }
     }
 
     /// Makes the validator of the records of a space, with nothing else known.
     pub fn of_space(space: &Arc<Space>) -> Validator {
-        Validator { space: Known::Space(space.clone()), least_ns: 0.0 }
+        Validator { space: KnownSpace::Space(space.clone()), least_ns: 0.0 }
     }
 
     /// The validator of records of a workload that name this target, threads and template; `machine` is the
     /// target where it is known, as this machine is, and the space with it, which is not enumerated.
     pub fn new(workload: &Workload, target: &str, threads: u32, template: &str, machine: Option<Target>) -> Validator {
-        let setting = machine.map(|target| Setting { workload: workload.clone(), target, n_threads: threads as usize });
+        let setting =
+            machine.map(|target| TemplateSetting { workload: workload.clone(), target, n_threads: threads as usize });
         let space = match setting.filter(|_| (1..=MOST_THREADS).contains(&threads)) {
-            None => Known::Nothing,
+            None => KnownSpace::Nothing,
             Some(setting) => {
-                Task::declared(setting, Some(template)).map_or(Known::Absent, |task| Known::Space(task.space))
+                Task::declared(setting, Some(template)).map_or(KnownSpace::Absent, |task| KnownSpace::Space(task.space))
             }
         };
         Validator { space, least_ns: least_ns(workload, target, threads.into()) }
@@ -139,8 +140,8 @@ impl Validator {
     /// The space, where it is known; it need not be enumerated.
     pub fn space(&self) -> Option<&Arc<Space>> {
         match &self.space {
-            Known::Space(space) => Some(space),
-            Known::Nothing | Known::Absent => None,
+            KnownSpace::Space(space) => Some(space),
+            KnownSpace::Nothing | KnownSpace::Absent => None,
         }
     }
 
@@ -148,9 +149,9 @@ impl Validator {
     pub fn reject_reason(&self, config: &Json, median_ns: Option<f64>) -> Option<RejectReason> {
         match &self.space {
             _ if median_ns.is_some_and(|ns| ns < self.least_ns) => Some(RejectReason::TooFast),
-            Known::Absent => Some(RejectReason::OtherSpace),
-            Known::Space(space) if space.config_from_json(config).is_err() => Some(RejectReason::OtherSpace),
-            Known::Nothing | Known::Space(_) => None,
+            KnownSpace::Absent => Some(RejectReason::OtherSpace),
+            KnownSpace::Space(space) if space.config_from_json(config).is_err() => Some(RejectReason::OtherSpace),
+            KnownSpace::Nothing | KnownSpace::Space(_) => None,
         }
     }
 
@@ -224,11 +225,12 @@ mod tests {
         };
         let here = validator("matmul", 1, Some(&target));
         let task =
-            Task::new(Setting { workload: workload.clone(), target: target.clone(), n_threads: 1 }, None).unwrap();
+            Task::new(TemplateSetting { workload: workload.clone(), target: target.clone(), n_threads: 1 }, None)
+                .unwrap();
         let config = task.space.config_to_json(&task.space.config_at(0));
         let mut passed_over = PassedOver::default();
         let is_enumerated =
-            |validator: &Validator| matches!(&validator.space, Known::Space(space) if space.is_enumerated());
+            |validator: &Validator| matches!(&validator.space, KnownSpace::Space(space) if space.is_enumerated());
         for (validator, config, ns, expected) in [
             (&here, &config, Some(1e5), None),
             (&here, &config, None, None),

@@ -1,6 +1,6 @@
 //! Spaces in which the algorithm is a choice like any other.
 
-use super::Setting;
+use super::TemplateSetting;
 use tilewright_ir::Step;
 use tilewright_search::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
 
@@ -14,13 +14,13 @@ pub struct Algorithm<Problem> {
     /// Whether it is one for this problem.
     pub applies: fn(&Problem) -> bool,
     /// Parameters of the algorithm. Algorithms may share parameters.
-    pub parameters: fn(&Setting, &Problem) -> Vec<Parameter>,
+    pub parameters: fn(&TemplateSetting, &Problem) -> Vec<Parameter>,
     /// Constraints between the parameters.
-    pub constraints: fn(&Setting, &Problem) -> Vec<Constraint>,
+    pub constraints: fn(&TemplateSetting, &Problem) -> Vec<Constraint>,
     /// The schedule of a configuration.
-    pub steps: fn(&Setting, &Problem, &Space, &Config) -> Vec<Step>,
+    pub steps: fn(&TemplateSetting, &Problem, &Space, &Config) -> Vec<Step>,
     /// See [`super::Template::estimate`].
-    pub estimate: fn(&Setting, &Problem, &Space, &Config) -> f64,
+    pub estimate: fn(&TemplateSetting, &Problem, &Space, &Config) -> f64,
 }
 
 /// Whether several of these algorithms are ones for a problem.
@@ -30,13 +30,22 @@ pub fn is_choice<P>(problem: &P, algorithms: &[Algorithm<P>]) -> bool {
 
 /// Makes the space of several algorithms: the parameters of all. Parameters that the chosen algorithm does
 /// not have keep their first value; the others keep to its values.
-pub fn space<P>(name: &str, s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> Result<Space, SpaceError> {
+pub fn space<P>(
+    name: &str,
+    s: &TemplateSetting,
+    problem: &P,
+    algorithms: &[Algorithm<P>],
+) -> Result<Space, SpaceError> {
     let (parameters, constraints) = declarations(s, problem, algorithms);
     Space::declare(name, parameters, constraints)
 }
 
 /// Parameters and constraints of such a space.
-pub fn declarations<P>(s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) -> (Vec<Parameter>, Vec<Constraint>) {
+pub fn declarations<P>(
+    s: &TemplateSetting,
+    problem: &P,
+    algorithms: &[Algorithm<P>],
+) -> (Vec<Parameter>, Vec<Constraint>) {
     let algorithms: Vec<&Algorithm<P>> = algorithms.iter().filter(|a| (a.applies)(problem)).collect();
     if let [only] = algorithms[..] {
         return ((only.parameters)(s, problem), (only.constraints)(s, problem));
@@ -75,12 +84,12 @@ pub fn declarations<P>(s: &Setting, problem: &P, algorithms: &[Algorithm<P>]) ->
 }
 
 /// The schedule of a configuration of such a space.
-pub fn steps<P>(s: &Setting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> Vec<Step> {
+pub fn steps<P>(s: &TemplateSetting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> Vec<Step> {
     (chosen(problem, all, space, config).steps)(s, problem, space, config)
 }
 
 /// Estimated cost of a run with the chosen algorithm.
-pub fn estimate<P>(s: &Setting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> f64 {
+pub fn estimate<P>(s: &TemplateSetting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> f64 {
     (chosen(problem, all, space, config).estimate)(s, problem, space, config)
 }
 

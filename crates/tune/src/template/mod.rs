@@ -26,13 +26,13 @@ pub struct Template {
     /// Description of the space, in one line.
     pub text: &'static str,
     /// Whether it has configurations for a workload on a machine.
-    pub serves: fn(&Setting) -> bool,
+    pub serves: fn(&TemplateSetting) -> bool,
     /// The space for a task, declared, not enumerated.
-    pub space: fn(&Setting) -> Result<Space, SpaceError>,
+    pub space: fn(&TemplateSetting) -> Result<Space, SpaceError>,
     /// The schedule of a configuration of that space.
-    pub steps: fn(&Setting, &Space, &Config) -> Vec<Step>,
+    pub steps: fn(&TemplateSetting, &Space, &Config) -> Vec<Step>,
     /// Cost of a run, in cycles of a core, by a model of registers and caches; ranks guesses.
-    pub estimate: Option<fn(&Setting, &Space, &Config) -> f64>,
+    pub estimate: Option<fn(&TemplateSetting, &Space, &Config) -> f64>,
 }
 
 /// All templates; the first one that serves a setting is its default.
@@ -70,7 +70,7 @@ pub fn least_flops(workload: &Workload) -> f64 {
 
 /// Setting of a template: workload, target and threads.
 #[derive(Clone, Debug)]
-pub struct Setting {
+pub struct TemplateSetting {
     /// The operator and its sizes.
     pub workload: Workload,
     /// The machine.
@@ -83,7 +83,7 @@ pub struct Setting {
 #[derive(Clone)]
 pub struct Task {
     /// The workload, the machine and the threads.
-    pub setting: Setting,
+    pub setting: TemplateSetting,
     /// The template.
     pub template: &'static Template,
     /// Space of the task.
@@ -166,7 +166,7 @@ const MODEST_SIZE: i64 = 256;
 
 /// The error of a space, and where nothing is legal what is too large: each size that alone would do if it
 /// were modest, or all of them.
-fn too_large(template: &Template, setting: &Setting, error: SpaceError) -> TaskError {
+fn too_large(template: &Template, setting: &TemplateSetting, error: SpaceError) -> TaskError {
     let workload = &setting.workload;
     let large =
         || workload.operator().sizes.iter().map(|size| size.name).filter(|name| workload.size(name) > MODEST_SIZE);
@@ -176,7 +176,9 @@ fn too_large(template: &Template, setting: &Setting, error: SpaceError) -> TaskE
     let would_do = |name: &&str| {
         let workload = workload.with_size(name, MODEST_SIZE);
         workload.is_some_and(|workload| {
-            (template.space)(&Setting { workload, ..setting.clone() }).and_then(|space| space.enumerate()).is_ok()
+            (template.space)(&TemplateSetting { workload, ..setting.clone() })
+                .and_then(|space| space.enumerate())
+                .is_ok()
         })
     };
     let mut names: Vec<&str> = large().filter(would_do).collect();
@@ -194,7 +196,7 @@ impl Task {
     ///
     /// # Errors
     /// [`TaskError`] if there is no such template for the operator, or its space cannot be built.
-    pub fn new(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
+    pub fn new(setting: TemplateSetting, template: Option<&str>) -> Result<Task, TaskError> {
         let task = Task::declared(setting, template)?;
         task.space.enumerate().map_err(|error| too_large(task.template, &task.setting, error))?;
         Ok(task)
@@ -204,7 +206,7 @@ impl Task {
     ///
     /// # Errors
     /// [`TaskError`] if there is no such template for the operator.
-    pub fn declared(setting: Setting, template: Option<&str>) -> Result<Task, TaskError> {
+    pub fn declared(setting: TemplateSetting, template: Option<&str>) -> Result<Task, TaskError> {
         if setting.workload.is_family() && setting.target.gpu.is_some() {
             let (workload, target) = (setting.workload.label(), setting.target.name());
             return Err(TaskError::FamilyOnGpu { workload, target });
@@ -345,7 +347,7 @@ fn ceil_div(a: i64, b: i64) -> i64 {
 /// Short constructors for steps, for templates to read like schedules.
 mod step {
     use tilewright_ir::schedule::{LayoutAxis, Tail};
-    use tilewright_ir::{DType, LoopKind, Step, Tensor};
+    use tilewright_ir::{DType, LoopKind, Step, TensorProduct};
 
     /// Split whose last round is shorter where the factor does not divide.
     pub fn split(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
@@ -391,7 +393,7 @@ mod step {
         Step::Unroll { target: target.into() }
     }
 
-    pub fn tensorize(target: &str, how: Tensor) -> Step {
+    pub fn tensorize(target: &str, how: TensorProduct) -> Step {
         Step::Tensorize { target: target.into(), how }
     }
 
@@ -461,6 +463,6 @@ mod step {
     pub fn stream(buffers: &[&str], at: &str, stages: i64, options: [bool; 4]) -> Step {
         let [held, last, fed, multicast] = options;
         let buffers = buffers.iter().map(|b| (*b).into()).collect();
-        Step::Stream { buffers, at: at.into(), stages, held, last, fed, multicast }
+        Step::Stream { buffers, at: at.into(), stages, held, last, by_producer: fed, multicast }
     }
 }

@@ -7,7 +7,7 @@
 //! parameter, or hold it.
 
 use super::step::{layout, reorder, rfactor, split};
-use super::{Setting, ceil_div, constraint_over, none_of};
+use super::{TemplateSetting, ceil_div, constraint_over, none_of};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space, Value};
@@ -48,7 +48,7 @@ pub const IN_PART: &str = "in_part";
 
 /// Work that threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Share {
+pub enum SharedWork {
     /// Tiles of the result.
     Result,
     /// Parts of the sum that each element of the result is.
@@ -57,28 +57,28 @@ pub enum Share {
     Nothing,
 }
 
-impl Share {
+impl SharedWork {
     /// Every one of them with its value of the parameter.
-    const ALL: [(Share, &'static str); 3] =
-        [(Share::Result, "result"), (Share::Sum, "sum"), (Share::Nothing, "nothing")];
+    const ALL: [(SharedWork, &'static str); 3] =
+        [(SharedWork::Result, "result"), (SharedWork::Sum, "sum"), (SharedWork::Nothing, "nothing")];
 
     /// Sharing of a configuration.
-    pub fn of(s: &Setting, space: &Space, config: &Config) -> Share {
+    pub fn of(s: &TemplateSetting, space: &Space, config: &Config) -> SharedWork {
         if s.n_threads == 1 {
-            return Share::Nothing;
+            return SharedWork::Nothing;
         }
         match space.has(NAME) {
-            true => Share::named(&space.value(config, NAME)),
-            false => Share::Result,
+            true => SharedWork::named(&space.value(config, NAME)),
+            false => SharedWork::Result,
         }
     }
 
-    fn named(value: &Value) -> Share {
-        Share::ALL.iter().find(|(_, name)| *name == value.text()).expect("every value is listed").0
+    fn named(value: &Value) -> SharedWork {
+        SharedWork::ALL.iter().find(|(_, name)| *name == value.text()).expect("every value is listed").0
     }
 
     fn name(self) -> &'static str {
-        Share::ALL.iter().find(|(share, _)| *share == self).expect("every value is listed").1
+        SharedWork::ALL.iter().find(|(share, _)| *share == self).expect("every value is listed").1
     }
 
     /// A constraint on what happens where threads share this.
@@ -106,7 +106,7 @@ impl Share {
 
 /// A problem as far as it matters for what to share.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct ShareableWork {
     /// Products or images, each with factors of its own.
     pub results: i64,
     /// Rows of each result.
@@ -119,14 +119,14 @@ pub struct Work {
     pub has_whole_sums: bool,
 }
 
-impl Work {
+impl ShareableWork {
     /// Elements of all results.
     pub fn elements(&self) -> i64 {
         self.results.saturating_mul(self.rows).saturating_mul(self.columns)
     }
 
     /// Whether sharing the sum among threads may be faster.
-    pub fn has_long_sum(&self, s: &Setting) -> bool {
+    pub fn has_long_sum(&self, s: &TemplateSetting) -> bool {
         let n_threads = s.n_threads as i64;
         s.n_threads > 1
             && !self.has_whole_sums
@@ -137,7 +137,7 @@ impl Work {
     }
 
     /// Whether it is a choice what threads share.
-    pub fn is_choice(&self, s: &Setting) -> bool {
+    pub fn is_choice(&self, s: &TemplateSetting) -> bool {
         let is_small = self.elements().saturating_mul(self.sum) < FEWEST_TO_SHARE;
         s.n_threads > 1 && is_small || self.has_long_sum(s)
     }
@@ -145,45 +145,53 @@ impl Work {
     /// The parameter, where there is a choice.
     ///
     /// `can_share_sum`: whether the algorithm at hand can share one that is long.
-    pub fn parameter(&self, s: &Setting, can_share_sum: bool) -> Option<Parameter> {
-        let is_there = |share: &Share| *share != Share::Sum || can_share_sum && self.has_long_sum(s);
-        let values: Vec<&str> = Share::ALL.iter().filter(|(share, _)| is_there(share)).map(|(_, name)| *name).collect();
+    pub fn parameter(&self, s: &TemplateSetting, can_share_sum: bool) -> Option<Parameter> {
+        let is_there = |share: &SharedWork| *share != SharedWork::Sum || can_share_sum && self.has_long_sum(s);
+        let values: Vec<&str> =
+            SharedWork::ALL.iter().filter(|(share, _)| is_there(share)).map(|(_, name)| *name).collect();
         self.is_choice(s).then(|| Parameter::categorical(NAME, &values).optional())
     }
 
     /// The parameter of an algorithm that can share long sums, at every size: where there is no choice,
     /// threads share the result.
-    pub fn parameter_at_any_size(&self, s: &Setting) -> Option<Parameter> {
-        let held = || Parameter::categorical(NAME, &[Share::Result.name()]).optional();
+    pub fn parameter_at_any_size(&self, s: &TemplateSetting) -> Option<Parameter> {
+        let held = || Parameter::categorical(NAME, &[SharedWork::Result.name()]).optional();
         (s.n_threads > 1).then(|| self.parameter(s, true).unwrap_or_else(held))
     }
 
     /// A constraint on how threads share the result, which goes for configurations in which they do.
-    pub fn of_result(&self, s: &Setting, constraint: Constraint) -> Constraint {
-        if self.is_choice(s) { Share::Result.only(constraint) } else { constraint }
+    pub fn of_result(&self, s: &TemplateSetting, constraint: Constraint) -> Constraint {
+        if self.is_choice(s) { SharedWork::Result.only(constraint) } else { constraint }
     }
 
     /// Cycles of the busiest thread, of `cycles` in all.
     ///
     /// `n_iterations`: of the loop that threads share; `n_tiles`: how often the sum of a tile is shared.
-    pub fn of_busiest_thread(&self, s: &Setting, share: Share, cycles: f64, n_iterations: i64, n_tiles: i64) -> f64 {
+    pub fn of_busiest_thread(
+        &self,
+        s: &TemplateSetting,
+        share: SharedWork,
+        cycles: f64,
+        n_iterations: i64,
+        n_tiles: i64,
+    ) -> f64 {
         let n_threads = s.n_threads as i64;
         let (part, n_begins) = match share {
-            Share::Nothing => (1.0, 0),
-            Share::Sum => (1.0 / n_threads as f64, n_tiles),
-            Share::Result => (ceil_div(n_iterations, n_threads) as f64 / n_iterations as f64, 1),
+            SharedWork::Nothing => (1.0, 0),
+            SharedWork::Sum => (1.0 / n_threads as f64, n_tiles),
+            SharedWork::Result => (ceil_div(n_iterations, n_threads) as f64 / n_iterations as f64, 1),
         };
         cycles * part + overhead(s, share, n_begins, self.elements())
     }
 }
 
 /// Elements of a part of a sum, of which there is at most one part for each thread.
-pub fn part_of(s: &Setting, sum: i64, step: i64) -> i64 {
+pub fn part_of(s: &TemplateSetting, sum: i64, step: i64) -> i64 {
     ceil_div(ceil_div(sum, s.n_threads as i64), step) * step
 }
 
 /// Elements of a part of a product's sum; no part is shorter than [`SUM_STEP`].
-pub fn part_of_product(s: &Setting, sum: i64) -> i64 {
+pub fn part_of_product(s: &TemplateSetting, sum: i64) -> i64 {
     let least = part_of(s, sum, SUM_STEP);
     let last = |part: i64| sum - (ceil_div(sum, part) - 1) * part;
     (least..sum).step_by(SUM_STEP as usize).find(|&part| last(part) >= SUM_STEP).unwrap_or(sum)
@@ -205,7 +213,7 @@ pub fn in_parts(stage: &str, result: &[&str], sum: &str, rest: &[&str], part: i6
 /// Gives each part of the results cache lines of its own. `order`: dimensions of the partial results, in
 /// memory order; the one at `padded` has `extent` elements, each of `inside` elements of the dimensions
 /// inside.
-pub fn on_own_lines(s: &Setting, order: &[usize], padded: usize, extent: i64, inside: i64) -> Step {
+pub fn on_own_lines(s: &TemplateSetting, order: &[usize], padded: usize, extent: i64, inside: i64) -> Step {
     let per_line = LINE_BYTES / s.workload.dtype.bytes() as i64;
     let fills = (1..=per_line).find(|n| n * inside % per_line == 0).expect("a line's worth of them does");
     let padded_extent = ceil_div(extent, fills) * fills;
@@ -219,13 +227,13 @@ pub fn on_own_lines(s: &Setting, order: &[usize], padded: usize, extent: i64, in
 
 /// Cost of sharing, in cycles, beside the work that a thread is left with: parallel regions begin `n_begins`
 /// times, and the parts of `results` results are added up.
-pub fn overhead(s: &Setting, share: Share, n_begins: i64, results: i64) -> f64 {
+pub fn overhead(s: &TemplateSetting, share: SharedWork, n_begins: i64, results: i64) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype) as f64;
     match share {
-        Share::Nothing => 0.0,
-        Share::Result => START_CYCLES * n_begins as f64,
+        SharedWork::Nothing => 0.0,
+        SharedWork::Result => START_CYCLES * n_begins as f64,
         // Most parts come from other cores' caches.
-        Share::Sum => START_CYCLES * n_begins as f64 + (results * s.n_threads as i64) as f64 * 8.0 / lanes,
+        SharedWork::Sum => START_CYCLES * n_begins as f64 + (results * s.n_threads as i64) as f64 * 8.0 / lanes,
     }
 }
 
@@ -235,23 +243,23 @@ mod tests {
     use tilewright_ir::Target;
     use tilewright_ir::op::Workload;
 
-    fn setting(n_threads: usize) -> Setting {
+    fn setting(n_threads: usize) -> TemplateSetting {
         let workload = Workload::parse("matmul:m=128,n=384,k=1536").unwrap();
-        Setting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads }
+        TemplateSetting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads }
     }
 
     #[test]
     fn the_busiest_thread_has_what_is_left_of_uneven_iterations() {
-        let work = Work { results: 1, rows: 128, columns: 384, sum: 1536, has_whole_sums: false };
-        let check = |n_threads: usize, share: Share, n_iterations: i64, expected: f64| {
+        let work = ShareableWork { results: 1, rows: 128, columns: 384, sum: 1536, has_whole_sums: false };
+        let check = |n_threads: usize, share: SharedWork, n_iterations: i64, expected: f64| {
             let cycles = work.of_busiest_thread(&setting(n_threads), share, 12e6, n_iterations, 1);
             assert!((cycles - expected).abs() < 1.0, "{n_threads} threads, {n_iterations} iterations: {cycles}");
         };
         assert!(!work.is_choice(&setting(2)), "it is too large to be left to one thread");
-        check(1, Share::Nothing, 3, 12e6);
-        check(2, Share::Result, 2, 6e6 + START_CYCLES);
-        check(2, Share::Result, 3, 8e6 + START_CYCLES);
-        check(2, Share::Result, 9, 12e6 * 5.0 / 9.0 + START_CYCLES);
-        check(4, Share::Result, 6, 4e6 + START_CYCLES);
+        check(1, SharedWork::Nothing, 3, 12e6);
+        check(2, SharedWork::Result, 2, 6e6 + START_CYCLES);
+        check(2, SharedWork::Result, 3, 8e6 + START_CYCLES);
+        check(2, SharedWork::Result, 9, 12e6 * 5.0 / 9.0 + START_CYCLES);
+        check(4, SharedWork::Result, 6, 4e6 + START_CYCLES);
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tilewright::{Note, Request, Session};
 
 use crate::command::tune_args::TuneArgs;
-use crate::command::tune_report::{Report, write_set};
+use crate::command::tune_report::{RunReport, write_set};
 use crate::command::worker_command;
 use crate::interrupts::Interrupts;
 use crate::output::{message, write_result};
@@ -35,7 +35,7 @@ pub fn on_fleet(
         let shown = Shown::new(workload(0)?, Some(&args.search), args.seed, interrupts.concerned());
         let tuned = tilewright_fleet::tune(&session, &fleet, request, &interrupts.stop, &shown);
         shown.finish();
-        let report = Report::new(args, workload(0)?, tuned?);
+        let report = RunReport::new(args, workload(0)?, tuned?);
         if report.failure.is_none() || as_json {
             write_result(as_json, &report.json, &report.text)?;
         }
@@ -53,7 +53,7 @@ pub fn on_fleet(
         match tuned {
             Ok(tuned) => {
                 workloads.push(workload.clone());
-                reports.push(Report::new(args, workload, tuned));
+                reports.push(RunReport::new(args, workload, tuned));
             }
             Err(error) => fault = Some(anyhow::Error::from(error).context(workload.to_string())),
         }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use tilewright::Error;
 use tilewright_lab::predict::architectures;
-use tilewright_lab::predict::evaluate::{Request, evaluate};
+use tilewright_lab::predict::evaluate::{EvaluationRequest, evaluate};
 use tilewright_learn::sequence::ARCHITECTURES;
 
 use super::{TableArgs, TrainingArgs, listen, models_help};
@@ -66,7 +66,7 @@ pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
     std::fs::create_dir_all(&folder).map_err(|error| {
         bad_input(format!("cannot make the folder {}: {error} (give another with -o)", folder.display()))
     })?;
-    let request = Request {
+    let request = EvaluationRequest {
         architectures,
         n_seeds: args.seeds,
         training,

@@ -9,7 +9,7 @@ use tilewright_ir::op::Workload;
 use tilewright_lab::Caller;
 use tilewright_lab::predict::load_model;
 use tilewright_lab::predict::query::{Answers, ask_kernel, ask_workload};
-use tilewright_tune::Setting;
+use tilewright_tune::TemplateSetting;
 use tilewright_tune::predict::records;
 
 use super::{pair, show as tell};
@@ -45,7 +45,7 @@ pub fn run(args: &QueryArgs, as_json: bool) -> anyhow::Result<()> {
         let workload =
             Workload::parse(&args.problem).or_bad_input("the model is of a template: --problem takes a workload")?;
         machine.place().check_threads()?;
-        let setting = Setting { workload, target: machine.place().target()?, n_threads: machine.threads };
+        let setting = TemplateSetting { workload, target: machine.place().target()?, n_threads: machine.threads };
         ask_workload(&model, template, setting, width)?
     } else {
         if machine.target != "host" || machine.threads != 1 {

@@ -8,22 +8,24 @@
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, sections 9.7.9.27, "cp.async.bulk.tensor",
 //! and 9.7.13.15, "mbarrier".
 
+use std::borrow::Cow;
+
 use tilewright_ir::expr::Cond;
-use tilewright_ir::gpu::bulk::{BARRIER_BYTES, BoxCopy, Map};
-use tilewright_ir::gpu::{Kernel, cluster};
+use tilewright_ir::gpu::bulk::{BARRIER_BYTES, BoxCopy, TensorMap};
+use tilewright_ir::gpu::{GpuKernel, cluster};
 use tilewright_ir::{BufferId, Loop};
 
 use crate::generate::Generator;
-use crate::ssa::{Assembly, Compare, Id, Op, Type};
+use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 
 /// Nanoseconds that a wait for an mbarrier may take, which is thousands of times as long as a copy takes.
 const LONGEST_WAIT: i64 = 4_000_000_000;
 
 /// State of a kernel with bulk copies.
 #[derive(Clone)]
-pub struct Boxes {
+pub struct TmaState {
     /// Tensor maps, with the parameters that pass them.
-    maps: Vec<(Map, Id)>,
+    maps: Vec<(TensorMap, Id)>,
     /// Address of the first mbarrier.
     barriers: Id,
     /// Number of pipeline stages.
@@ -36,9 +38,16 @@ pub struct Boxes {
     pub(in crate::generate) cluster: Option<Cluster>,
 }
 
-impl Boxes {
+/// Operands of a TMA instruction that has `n` coordinates behind three others: the list of the coordinates,
+/// and LLVM's constraints, of which the first operand has its own.
+pub(super) fn with_coordinates(first: char, n: usize) -> (String, String) {
+    let list: Vec<String> = (3..3 + n).map(|at| format!("${at}")).collect();
+    (list.join(", "), format!("{first},l,r{},~{{memory}}", ",r".repeat(n)))
+}
+
+impl TmaState {
     /// The parameter that passes a tensor map.
-    pub(super) fn parameter(&self, map: &Map) -> Option<Id> {
+    pub(super) fn parameter(&self, map: &TensorMap) -> Option<Id> {
         self.maps.iter().find(|(known, _)| known == map).map(|(_, parameter)| *parameter)
     }
 }
@@ -56,14 +65,15 @@ pub struct Cluster {
 const ALL_BLOCKS: u32 = (1 << cluster::BLOCKS) - 1;
 
 impl Generator<'_> {
-    /// Makes ready what copies of boxes need, with barriers from this address on. `n_readers`: the warps of a
-    /// block that say when they have read a place, where they do; `shared`: the buffers that blocks of a
-    /// cluster fill for each other.
+    /// Makes ready what copies of boxes need, with the barriers of `n` pipeline stages from this address on.
+    /// `n_readers`: the warps of a block that say when they have read a place, where they do; `shared`: the
+    /// buffers that blocks of a cluster fill for each other.
     pub(in crate::generate) fn begin_boxes(
         &mut self,
-        kernel: &Kernel,
-        maps: Vec<(Map, Id)>,
-        (barriers, n): (Id, i32),
+        kernel: &GpuKernel,
+        maps: Vec<(TensorMap, Id)>,
+        barriers: Id,
+        n: i32,
         n_readers: Option<i64>,
         shared: Vec<BufferId>,
     ) {
@@ -75,11 +85,11 @@ impl Generator<'_> {
         let block = kernel.blocks[0].filter(|_| !shared.is_empty());
         let cluster = block.map(|(block, _)| {
             let number = self.short_int(&block.into());
-            Cluster { rank: self.m.binary(Op::And, number, self.m.int32(cluster::BLOCKS as i32 - 1)), shared }
+            Cluster { rank: self.m.binary(SsaOp::And, number, self.m.int32(cluster::BLOCKS as i32 - 1)), shared }
         });
         let n_readers = n_readers.map(|n| if cluster.is_some() { cluster::BLOCKS * n } else { n });
         let is_in_cluster = cluster.is_some();
-        self.f.boxes = Some(Boxes { maps, barriers, n, n_waits, is_first, cluster });
+        self.f.tma = Some(TmaState { maps, barriers, n, n_waits, is_first, cluster });
         self.only_if(is_first, |g| {
             let of_readers = n_readers.into_iter().flat_map(|arrivals| (n..2 * n).map(move |at| (at, arrivals)));
             for (at, arrivals) in (0..n).map(|at| (at, 1)).chain(of_readers) {
@@ -113,8 +123,8 @@ impl Generator<'_> {
         self.go_to_end(join);
     }
 
-    pub(in crate::generate) fn effect(&self, text: &str, constraints: &'static str, operands: &[Id]) {
-        self.m.assembly_effect(Assembly { text: text.to_owned(), constraints }, operands);
+    pub(in crate::generate) fn effect(&self, text: &str, constraints: impl Into<Cow<'static, str>>, operands: &[Id]) {
+        self.m.assembly_effect(Assembly { text: text.to_owned(), constraints: constraints.into() }, operands);
     }
 
     /// An address in shared memory as instructions take it that LLVM has no functions for.
@@ -122,13 +132,13 @@ impl Generator<'_> {
         self.m.truncate(self.m.address(pointer), Type::I32)
     }
 
-    pub(in crate::generate) fn boxes(&self) -> &Boxes {
-        self.f.boxes.as_ref().expect("the kernel copies boxes")
+    pub(in crate::generate) fn tma_state(&self) -> &TmaState {
+        self.f.tma.as_ref().expect("the kernel copies boxes")
     }
 
     /// The address of the first barrier.
     pub(in crate::generate) fn barriers(&self) -> Id {
-        self.short(self.boxes().barriers)
+        self.short(self.tma_state().barriers)
     }
 
     /// The address of the barrier of a place.
@@ -139,19 +149,19 @@ impl Generator<'_> {
     /// The address of the barrier of a place, where the first one has this address.
     pub(in crate::generate) fn barrier_from(&self, first: Id, place: Id) -> Id {
         let m = &self.m;
-        m.binary(Op::AddWrapping, first, m.binary(Op::MulWrapping, place, m.int32(BARRIER_BYTES as i32)))
+        m.binary(SsaOp::AddWrapping, first, m.binary(SsaOp::MulWrapping, place, m.int32(BARRIER_BYTES as i32)))
     }
 
     /// Begins the copy of the box that a nest copies, where it is one.
     pub(in crate::generate) fn box_copy(&mut self, nest: &Loop) -> bool {
-        if self.f.boxes.is_none() {
+        if self.f.tma.is_none() {
             return false;
         }
         let Some(copy) = BoxCopy::of(self.program, nest, &self.f.matrices, &self.f.ranges) else { return false };
-        let cluster = self.boxes().cluster.as_ref().filter(|cluster| cluster.shared.contains(&copy.to));
+        let cluster = self.tma_state().cluster.as_ref().filter(|cluster| cluster.shared.contains(&copy.to));
         let half = cluster.map(|cluster| (cluster.rank, copy.half(self.program).expect("the cluster shares boxes")));
         let copied = half.as_ref().map_or(&copy.map, |(_, half)| &half.first.map);
-        let Some(map) = self.boxes().parameter(copied) else { return false };
+        let Some(map) = self.tma_state().parameter(copied) else { return false };
         let place = self.short_int(&copy.first[0]);
         let mut coordinates: Vec<Id> = copy.place.iter().map(|index| self.short_int(index)).collect();
         let flat = self.flat(copy.to, &copy.first);
@@ -161,7 +171,7 @@ impl Generator<'_> {
         if let Some((rank, half)) = &half {
             let m = &self.m;
             let moved = |from: Id, by: i64| {
-                m.binary(Op::AddWrapping, from, m.binary(Op::MulWrapping, *rank, m.int32(by as i32)))
+                m.binary(SsaOp::AddWrapping, from, m.binary(SsaOp::MulWrapping, *rank, m.int32(by as i32)))
             };
             coordinates[half.dimension] = moved(coordinates[half.dimension], half.extent);
             to = moved(to, half.first.bytes(self.program));
@@ -172,8 +182,7 @@ impl Generator<'_> {
         let expect = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;";
         self.effect(expect, "r,r,~{memory}", &[barrier, bytes]);
         let n = coordinates.len();
-        let list: Vec<String> = (3..3 + n).map(|at| format!("${at}")).collect();
-        let list = list.join(", ");
+        let (list, constraints) = with_coordinates('r', n);
         let (multicast, mask) = match half {
             Some(_) => (".multicast::cluster", format!(", {ALL_BLOCKS}")),
             None => ("", String::new()),
@@ -181,9 +190,6 @@ impl Generator<'_> {
         let text = format!(
             "cp.async.bulk.tensor.{n}d.shared::cluster.global.tile.mbarrier::complete_tx::bytes{multicast} [$0], [$1, {{{list}}}], [$2]{mask};"
         );
-        let constraints = ["r,l,r,r,~{memory}", "r,l,r,r,r,~{memory}", "r,l,r,r,r,r,~{memory}"];
-        let constraints = constraints.into_iter().chain(["r,l,r,r,r,r,r,~{memory}", "r,l,r,r,r,r,r,r,~{memory}"]);
-        let constraints = constraints.collect::<Vec<_>>()[n - 1];
         let map = self.m.address(map);
         self.effect(&text, constraints, &[[to, map, barrier].as_slice(), &coordinates].concat());
         true
@@ -191,23 +197,23 @@ impl Generator<'_> {
 
     /// Ends a group of boxes and waits for those before the last ones.
     pub(in crate::generate) fn wait_for_boxes(&mut self, n: u8) {
-        let Boxes { n: n_places, n_waits, is_first, .. } = *self.boxes();
+        let TmaState { n: n_places, n_waits, is_first, .. } = *self.tma_state();
         let m = &self.m;
         let n_places = m.int32(n_places);
         let ended = m.load(Type::I32, n_waits, 4, false);
-        m.store(m.binary(Op::AddWrapping, ended, m.int32(1)), n_waits, 4);
+        m.store(m.binary(SsaOp::AddWrapping, ended, m.int32(1)), n_waits, 4);
         self.only_if(is_first, |g| {
-            let place = g.m.binary(Op::UnsignedRem, ended, n_places);
+            let place = g.m.binary(SsaOp::UnsignedRem, ended, n_places);
             let barrier = g.barrier_at(place);
             g.arrive(barrier);
         });
         let m = &self.m;
-        let awaited = m.binary(Op::SubWrapping, ended, m.int32(n.into()));
+        let awaited = m.binary(SsaOp::SubWrapping, ended, m.int32(n.into()));
         let is_there = m.compare(Compare::Greater, awaited, m.int32(-1));
         self.only_if(is_there, |g| {
             let m = &g.m;
-            let barrier = g.barrier_at(m.binary(Op::UnsignedRem, awaited, n_places));
-            let phase = m.binary(Op::And, m.binary(Op::UnsignedDiv, awaited, n_places), m.int32(1));
+            let barrier = g.barrier_at(m.binary(SsaOp::UnsignedRem, awaited, n_places));
+            let phase = m.binary(SsaOp::And, m.binary(SsaOp::UnsignedDiv, awaited, n_places), m.int32(1));
             g.wait_for_phase(barrier, phase);
         });
     }
@@ -226,18 +232,18 @@ impl Generator<'_> {
         self.m.br(again);
         self.go_to_end(again);
         let text = "mbarrier.try_wait.parity.shared::cta.b64 $0, [$1], $2;".to_owned();
-        let wait = Assembly { text, constraints: "=b,r,r,~{memory}" };
+        let wait = Assembly { text, constraints: "=b,r,r,~{memory}".into() };
         let has_come = self.m.assembly(wait, &[barrier, phase], Type::I1);
         self.m.cond_br(has_come, done, late);
         self.go_to_end(late);
         let m = &self.m;
-        let clock = Assembly { text: "mov.u64 $0, %globaltimer;".to_owned(), constraints: "=l" };
+        let clock = Assembly { text: "mov.u64 $0, %globaltimer;".to_owned(), constraints: "=l".into() };
         let now = m.assembly(clock, &[], Type::I64);
         let before = m.load(Type::I64, since, 8, false);
         let is_first = m.compare(Compare::Equal, before, m.int(0));
         let began = m.select(is_first, now, before);
         m.store(began, since, 8);
-        let is_stuck = m.compare(Compare::Greater, m.binary(Op::SubWrapping, now, began), m.int(LONGEST_WAIT));
+        let is_stuck = m.compare(Compare::Greater, m.binary(SsaOp::SubWrapping, now, began), m.int(LONGEST_WAIT));
         m.cond_br(is_stuck, stuck, again);
         self.go_to_end(stuck);
         self.effect("trap;", "", &[]);
@@ -247,6 +253,6 @@ impl Generator<'_> {
 
     /// Whether a buffer is one that copies of boxes fill, and no others.
     pub(in crate::generate) fn is_for_boxes(&self, buffer: BufferId) -> bool {
-        self.f.boxes.is_some() && self.program.buffer(buffer).scope.is_for_boxes()
+        self.f.tma.is_some() && self.program.buffer(buffer).scope.is_tma()
     }
 }

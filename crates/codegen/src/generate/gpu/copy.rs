@@ -4,10 +4,10 @@
 use tilewright_ir::expr::{Cond, Expr};
 use tilewright_ir::{BufferId, Index, Role, Scope};
 
-use crate::generate::memory::Access;
+use crate::generate::memory::LaneAddresses;
 use crate::generate::value::without_cast;
 use crate::generate::{Generator, plan};
-use crate::ssa::{Op, Type};
+use crate::ssa::{SsaOp, Type};
 
 /// Bytes that a copy may have.
 const BYTES: [usize; 3] = [4, 8, 16];
@@ -19,7 +19,7 @@ impl Generator<'_> {
             if self.f.has_copies {
                 self.m.wait(n);
             }
-            if self.f.boxes.is_some() {
+            if self.f.tma.is_some() {
                 self.wait_for_boxes(n);
             }
         }
@@ -46,10 +46,15 @@ impl Generator<'_> {
         let (to, of) = (self.access(buffer, index), self.access(from, at));
         let mut copies = Vec::new();
         match (lanes, &to, &of) {
-            (None, Access::Uniform(to), Access::Uniform(of)) => copies.push((to.clone(), of.clone(), each)),
-            (Some(l), Access::Strided { base: to, stride: 1 }, Access::Strided { base: of, stride: 1 })
-                if self.alignment(buffer, to).min(self.alignment(from, of)) as usize >= l.piece.n * each
-                    && BYTES.contains(&(l.piece.n * each)) =>
+            (None, LaneAddresses::Uniform(to), LaneAddresses::Uniform(of)) => {
+                copies.push((to.clone(), of.clone(), each))
+            }
+            (
+                Some(l),
+                LaneAddresses::Strided { base: to, stride: 1 },
+                LaneAddresses::Strided { base: of, stride: 1 },
+            ) if self.alignment(buffer, to).min(self.alignment(from, of)) as usize >= l.piece.n * each
+                && BYTES.contains(&(l.piece.n * each)) =>
             {
                 copies.push((to.clone(), of.clone(), l.piece.n * each));
             }
@@ -68,7 +73,7 @@ impl Generator<'_> {
             let cond = if holds { cond } else { self.m.not(cond) };
             all = match self.m.as_const_bool(all) {
                 Some(true) => cond,
-                _ => self.m.binary(Op::And, all, cond),
+                _ => self.m.binary(SsaOp::And, all, cond),
             };
         }
         let is_there = match self.m.as_const_bool(all) {
@@ -92,10 +97,10 @@ impl Generator<'_> {
 }
 
 /// Conditions that hold, or do not.
-type Conditions<'e> = Vec<(&'e Cond, bool)>;
+type KnownConditions<'e> = Vec<(&'e Cond, bool)>;
 
 /// The element that a value is where conditions hold, or do not; else it is zero.
-fn element(value: &Expr) -> Option<(BufferId, &[Index], Conditions<'_>)> {
+fn element(value: &Expr) -> Option<(BufferId, &[Index], KnownConditions<'_>)> {
     let is_zero = |e: &Expr| matches!(e, Expr::Const(x) if x.to_bits() == 0);
     match value {
         Expr::Load(from, at) => Some((*from, at, Vec::new())),

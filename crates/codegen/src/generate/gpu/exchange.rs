@@ -16,9 +16,9 @@ use tilewright_ir::gpu::tensor::WARP;
 use tilewright_ir::gpu::warpgroup::COLUMNS;
 use tilewright_ir::{BufferId, Expr, Index, Loop, LoopKind, Stmt};
 
-use crate::generate::plan::Piece;
-use crate::generate::{Generator, Lanes};
-use crate::ssa::{Assembly, Compare, Id, Op, Type};
+use crate::generate::plan::VectorPiece;
+use crate::generate::{Generator, WrittenLanes};
+use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 
 /// Parts that are exchanged, as many as threads.
 const PARTS: usize = WARP[0] as usize;
@@ -86,8 +86,8 @@ impl Generator<'_> {
     pub(super) fn two_of(&mut self, l: &Loop, buffer: BufferId, value: &Expr) -> Id {
         let n = OWN as usize;
         self.f.ranges.push(l.var, l.extent.clone());
-        let piece = Piece { first: 0, n, width: n };
-        let outer = self.f.lanes.replace(Lanes { var: l.var, piece, mask: None, guarded: false });
+        let piece = VectorPiece { first: 0, n, width: n };
+        let outer = self.f.lanes.replace(WrittenLanes { var: l.var, piece, mask: None, guarded: false });
         let value = self.stored(buffer, value);
         let value = self.widen(value, n);
         self.f.lanes = outer;
@@ -99,13 +99,13 @@ impl Generator<'_> {
     fn transposed(&self, mut words: Vec<Id>, number: Id) -> Vec<Id> {
         let m = &self.m;
         for distance in [1, 2] {
-            let bit = m.binary(Op::And, number, m.int32(distance));
+            let bit = m.binary(SsaOp::And, number, m.int32(distance));
             let is_second = m.compare(Compare::Greater, bit, m.int32(0));
             for first in (0..PARTS).filter(|at| at & distance as usize == 0) {
                 let second = first + distance as usize;
                 let sent = m.select(is_second, words[first], words[second]);
                 let text = format!("shfl.sync.bfly.b32 $0, $1, {distance}, 31, -1;");
-                let got = m.assembly(Assembly { text, constraints: "=r,r,~{memory}" }, &[sent], Type::I32);
+                let got = m.assembly(Assembly { text, constraints: "=r,r,~{memory}".into() }, &[sent], Type::I32);
                 words[first] = m.select(is_second, got, words[first]);
                 words[second] = m.select(is_second, words[second], got);
             }

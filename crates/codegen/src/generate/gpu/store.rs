@@ -15,9 +15,10 @@ use tilewright_ir::gpu::tensor::WARP;
 use tilewright_ir::gpu::warpgroup::ROW_BYTES;
 use tilewright_ir::{DType, Index, Loop, LoopId};
 
+use super::bulk::with_coordinates;
 use crate::generate::Generator;
 use crate::generate::memory::PART_BYTES;
-use crate::ssa::{Compare, Id, Op, Type};
+use crate::ssa::{Compare, Id, SsaOp, Type};
 
 /// Bits of the parts of a row.
 const PART_BITS: i64 = PART_BYTES.trailing_zeros() as i64;
@@ -49,7 +50,7 @@ impl Generator<'_> {
             return false;
         };
         let Ok(store) = BoxStore::of(self.program, l, warp, &self.f.ranges) else { return false };
-        let Some(map) = self.boxes().parameter(&store.map) else { return false };
+        let Some(map) = self.tma_state().parameter(&store.map) else { return false };
         let offset = stores.n % SLOTS * BOX_BYTES;
         // Of what stood before the first one nothing is known, but it was long ago.
         let n_reading = match stores.n {
@@ -68,8 +69,8 @@ impl Generator<'_> {
         }
         let number = self.short_int(&groups.warp().into());
         let m = &self.m;
-        let own = m.binary(Op::MulWrapping, number, m.int32((SLOTS * BOX_BYTES) as i32));
-        let first = m.binary(Op::AddWrapping, self.short(stores.boxes), own);
+        let own = m.binary(SsaOp::MulWrapping, number, m.int32((SLOTS * BOX_BYTES) as i32));
+        let first = m.binary(SsaOp::AddWrapping, self.short(stores.boxes), own);
         match is_of_pairs {
             true => self.fill_by_pairs((first, offset), warp, &parts),
             false => self.fill_by_tiles((first, offset), warp, &parts),
@@ -131,7 +132,7 @@ impl Generator<'_> {
         let [row, part] = [row, lane.floor_div(2 * WARP[1])].map(|index| self.short_int(&index));
         let own = self.swizzled(first, row, part);
         for (at, tiles) in parts.chunks(TILES / 2).enumerate() {
-            let place = self.m.binary(Op::Xor, own, self.m.int32(((TILES / 2 * at) as i32) << PART_BITS));
+            let place = self.m.binary(SsaOp::Xor, own, self.m.int32(((TILES / 2 * at) as i32) << PART_BITS));
             let words: Vec<Id> = [place].into_iter().chain(tiles.iter().flatten().flatten().copied()).collect();
             let text = format!("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0+{offset}], {{$1, $2, $3, $4}};");
             self.effect(&text, "r,r,r,r,r,~{memory}", &words);
@@ -144,13 +145,13 @@ impl Generator<'_> {
         let [row, part, odd_x, odd_y] =
             [y.into(), two, Index::from(x).modulo(2), Index::from(y).modulo(2)].map(|index| self.short_int(&index));
         let m = &self.m;
-        let shifted = |x: Id, bits: i64| m.binary(Op::ShiftLeft, x, m.int32(bits as i32));
+        let shifted = |x: Id, bits: i64| m.binary(SsaOp::ShiftLeft, x, m.int32(bits as i32));
         // Two neighbours are half of 16 bytes; a part of eight columns is two times 16 bytes.
-        let own = m.binary(Op::AddWrapping, self.swizzled(first, row, part), shifted(odd_x, PART_BITS - 1));
-        let own = m.binary(Op::Xor, own, shifted(odd_y, PART_BITS + 2));
+        let own = m.binary(SsaOp::AddWrapping, self.swizzled(first, row, part), shifted(odd_x, PART_BITS - 1));
+        let own = m.binary(SsaOp::Xor, own, shifted(odd_y, PART_BITS + 2));
         let is_odd = m.compare(Compare::Greater, odd_y, m.int32(0));
         for at in 0..parts.len() {
-            let place = m.binary(Op::Xor, own, m.int32((at as i32) << (PART_BITS + 1)));
+            let place = m.binary(SsaOp::Xor, own, m.int32((at as i32) << (PART_BITS + 1)));
             for row in [0, 1] {
                 let [own, other] = [at, at ^ 2].map(|part| &parts[part][row]);
                 let words = own.iter().zip(other).map(|(own, other)| m.select(is_odd, *other, *own));
@@ -164,9 +165,9 @@ impl Generator<'_> {
     /// The address of a part of a row in a box, of both of which the numbers are less than twice eight.
     fn swizzled(&self, first: Id, row: Id, part: Id) -> Id {
         let m = &self.m;
-        let of_row = m.binary(Op::AddWrapping, first, m.binary(Op::MulWrapping, row, m.int32(ROW_BYTES as i32)));
-        let number = m.binary(Op::Xor, m.binary(Op::And, row, m.int32(WARP[1] as i32 - 1)), part);
-        m.binary(Op::AddWrapping, of_row, m.binary(Op::ShiftLeft, number, m.int32(PART_BITS as i32)))
+        let of_row = m.binary(SsaOp::AddWrapping, first, m.binary(SsaOp::MulWrapping, row, m.int32(ROW_BYTES as i32)));
+        let number = m.binary(SsaOp::Xor, m.binary(SsaOp::And, row, m.int32(WARP[1] as i32 - 1)), part);
+        m.binary(SsaOp::AddWrapping, of_row, m.binary(SsaOp::ShiftLeft, number, m.int32(PART_BITS as i32)))
     }
 
     /// Has one thread of the warp begin the copy of its box.
@@ -176,14 +177,10 @@ impl Generator<'_> {
         let mut coordinates: Vec<Id> = store.place.iter().map(|index| self.short_int(index)).collect();
         coordinates.reverse();
         let n = coordinates.len();
-        let list: Vec<String> = (3..3 + n).map(|at| format!("${at}")).collect();
-        let list = list.join(", ");
+        let (list, constraints) = with_coordinates('b', n);
         let text = format!(
             "@$0 cp.async.bulk.tensor.{n}d.global.shared::cta.tile.bulk_group [$1, {{{list}}}], [$2+{offset}];"
         );
-        let constraints = ["b,l,r,r,~{memory}", "b,l,r,r,r,~{memory}", "b,l,r,r,r,r,~{memory}"];
-        let constraints = constraints.into_iter().chain(["b,l,r,r,r,r,r,~{memory}", "b,l,r,r,r,r,r,r,~{memory}"]);
-        let constraints = constraints.collect::<Vec<_>>()[n - 1];
         let map = self.m.address(map);
         self.effect(&text, constraints, &[[is_first, map, first].as_slice(), &coordinates].concat());
         self.effect("@$0 cp.async.bulk.commit_group;", "b,~{memory}", &[is_first]);

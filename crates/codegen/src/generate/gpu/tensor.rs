@@ -13,20 +13,20 @@
 
 use tilewright_ir::gpu::TileProduct;
 use tilewright_ir::gpu::tensor::WARP;
-use tilewright_ir::{BufferId, Index, Loop, LoopId, Tensor};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, TensorProduct};
 
 use crate::CompileError;
-use crate::generate::memory::{Access, LoadKey};
-use crate::generate::value::Operand;
+use crate::generate::memory::{LaneAddresses, LoadKey};
+use crate::generate::value::LaneOperand;
 use crate::generate::{Generator, Storage, plan};
-use crate::ssa::{Id, Op, Type};
+use crate::ssa::{Id, SsaOp, Type};
 
 /// Bits of an f32 number that a tensor core does not look at.
 const LOST_BITS: u32 = 13;
 
 /// A factor as numbers that a tensor core multiplies.
 #[derive(Clone, Copy)]
-pub struct Parts {
+pub struct FactorParts {
     /// High part, the first 11 bits.
     first: Id,
     /// Low part, the remainder, where it is wanted.
@@ -36,8 +36,8 @@ pub struct Parts {
 /// Key of a register of some elements: a single element is keyed like any other.
 fn register_key(elements: &[Index]) -> LoadKey {
     match elements {
-        [at] => (Access::Uniform(at.clone()), 0),
-        all => (Access::Irregular(all.to_vec()), 0),
+        [at] => (LaneAddresses::Uniform(at.clone()), 0),
+        all => (LaneAddresses::Irregular(all.to_vec()), 0),
     }
 }
 
@@ -57,7 +57,7 @@ struct Tiles {
 
 impl Generator<'_> {
     /// Writes all steps of a loop over a product of tiles.
-    pub(in crate::generate) fn tile_product(&mut self, l: &Loop, how: Tensor) -> Result<(), CompileError> {
+    pub(in crate::generate) fn tile_product(&mut self, l: &Loop, how: TensorProduct) -> Result<(), CompileError> {
         let product = TileProduct::of(self.program, l, how).expect("a tensor core's loop is a product of tiles");
         let [x, y] = self.f.warp.expect("threads were mapped to warps");
         self.f.ranges.push(l.var, l.extent.clone());
@@ -74,23 +74,26 @@ impl Generator<'_> {
             self.load_tiles(&tiles);
             let registers = tiles.elements.iter().map(|elements| self.register(tiles.buffer, elements));
             let registers: Vec<Id> = registers.collect();
-            registers.into_iter().map(|register| self.parts(register, how)).collect::<Vec<Parts>>()
+            registers.into_iter().map(|register| self.parts(register, how)).collect::<Vec<FactorParts>>()
         });
         let (sums, places) = &product.sums;
         let before: Vec<Id> = places.iter().map(|place| self.load(*sums, place).value).collect();
         // What a tensor core adds to a sum is cut to the sum's bits, not rounded, and the errors of many
         // steps add up: where nearly all bits count it starts from nothing, and the sum is rounded outside.
         let zero = self.m.zero(Type::F32);
-        let mut all = if how == Tensor::Tf32x3 { vec![zero; before.len()] } else { before.clone() };
-        let rest = |part: &Parts| part.rest.expect("both parts are there");
-        let first = |part: &Parts| part.first;
-        type Choice<'c> = &'c dyn Fn(&Parts) -> Id;
+        let mut all = if how == TensorProduct::Tf32x3 { vec![zero; before.len()] } else { before.clone() };
+        let rest = |part: &FactorParts| part.rest.expect("both parts are there");
+        let first = |part: &FactorParts| part.first;
+        type Choice<'c> = &'c dyn Fn(&FactorParts) -> Id;
         let products: &[[Choice; 2]] = match how {
-            Tensor::Tf32 | Tensor::Halves | Tensor::Wgmma | Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => {
-                &[[&first, &first]]
-            }
+            TensorProduct::Tf32
+            | TensorProduct::Halves
+            | TensorProduct::Wgmma
+            | TensorProduct::Dot4
+            | TensorProduct::Dot2
+            | TensorProduct::Tma => &[[&first, &first]],
             // The smallest first.
-            Tensor::Tf32x3 | Tensor::Wgmmax3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
+            TensorProduct::Tf32x3 | TensorProduct::Wgmmax3 => &[[&rest, &first], [&first, &rest], [&first, &first]],
         };
         let kind = self.element_type(*a).kind;
         for [of_a, of_b] in products {
@@ -98,11 +101,11 @@ impl Generator<'_> {
             let sums = self.m.tile_product(kind, factors.chain(all));
             all = (0..4).map(|at| self.m.extract(sums, at)).collect();
         }
-        if how == Tensor::Tf32x3 {
-            all = before.iter().zip(all).map(|(before, more)| self.m.binary(Op::FAdd, *before, more)).collect();
+        if how == TensorProduct::Tf32x3 {
+            all = before.iter().zip(all).map(|(before, more)| self.m.binary(SsaOp::FAdd, *before, more)).collect();
         }
         for (place, value) in places.iter().zip(all) {
-            self.write(*sums, place, Operand::scalar(value));
+            self.write(*sums, place, LaneOperand::scalar(value));
         }
         Ok(())
     }
@@ -205,10 +208,10 @@ impl Generator<'_> {
         let ty = self.m.type_of(numbers);
         let word = |bits: u32| self.m.splat(self.m.int32(bits as i32), ty.lanes);
         let bits = self.m.bitcast(numbers, Type::I32.vector(ty.lanes));
-        let more = self.m.binary(Op::AddWrapping, bits, word(1 << (LOST_BITS - 1)));
-        let bits = self.m.binary(Op::And, more, word(u32::MAX << LOST_BITS));
+        let more = self.m.binary(SsaOp::AddWrapping, bits, word(1 << (LOST_BITS - 1)));
+        let bits = self.m.binary(SsaOp::And, more, word(u32::MAX << LOST_BITS));
         let first = self.m.bitcast(bits, ty);
-        [first, self.m.binary(Op::FSub, numbers, first)]
+        [first, self.m.binary(SsaOp::FSub, numbers, first)]
     }
 
     /// Rounds f32 numbers to the 11 bits of TF32, each lane by itself.
@@ -222,16 +225,18 @@ impl Generator<'_> {
     }
 
     /// A factor as its parts, which are found once for all products.
-    fn parts(&mut self, factor: Id, how: Tensor) -> Parts {
+    fn parts(&mut self, factor: Id, how: TensorProduct) -> FactorParts {
         if let Some(parts) = self.f.seen.parts.get(&factor) {
             return *parts;
         }
         let parts = match how {
-            Tensor::Halves | Tensor::Dot4 | Tensor::Dot2 | Tensor::Tma => Parts { first: factor, rest: None },
-            Tensor::Tf32 | Tensor::Wgmma => Parts { first: self.m.tf32(factor), rest: None },
-            Tensor::Tf32x3 | Tensor::Wgmmax3 => {
+            TensorProduct::Halves | TensorProduct::Dot4 | TensorProduct::Dot2 | TensorProduct::Tma => {
+                FactorParts { first: factor, rest: None }
+            }
+            TensorProduct::Tf32 | TensorProduct::Wgmma => FactorParts { first: self.m.tf32(factor), rest: None },
+            TensorProduct::Tf32x3 | TensorProduct::Wgmmax3 => {
                 let [first, rest] = self.both_parts(factor);
-                Parts { first, rest: Some(rest) }
+                FactorParts { first, rest: Some(rest) }
             }
         };
         self.f.seen.parts.insert(factor, parts);

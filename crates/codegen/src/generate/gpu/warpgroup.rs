@@ -12,14 +12,14 @@
 
 use tilewright_ir::gpu::GroupProduct;
 use tilewright_ir::gpu::tensor::WARP;
-use tilewright_ir::gpu::warpgroup::{Factors, Matrix, ROW_BYTES, Rows, SWIZZLED_BYTES};
-use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Stmt, Tensor};
+use tilewright_ir::gpu::warpgroup::{ROW_BYTES, RowFactor, SWIZZLED_BYTES, SharedMatrix, WarpgroupFactors};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Stmt, TensorProduct};
 
 use crate::CompileError;
 use crate::generate::memory::PART_BYTES;
-use crate::generate::value::Operand;
+use crate::generate::value::LaneOperand;
 use crate::generate::{Generator, plan};
-use crate::ssa::{Id, Op, Type};
+use crate::ssa::{Id, SsaOp, Type};
 
 /// Bits of the unit of a matrix descriptor, 16 bytes.
 const UNIT_BITS: i64 = 4;
@@ -36,7 +36,7 @@ const SWIZZLED: i64 = 1 << 62;
 /// The sums of a product: a buffer, and where in it each is.
 type Sums = (BufferId, Vec<Vec<Index>>);
 /// A product's set, by number, its loop over steps, and its factors.
-type SetAndFactors = (usize, LoopId, Factors);
+type SetAndFactors = (usize, LoopId, WarpgroupFactors);
 
 impl Generator<'_> {
     /// Writes the products of groups of warps that a block begins with, and the copies that follow, which are
@@ -49,7 +49,7 @@ impl Generator<'_> {
         let (sets, products) = self.sets_of_products(block, *how);
         // What a tensor core adds to a sum is cut to the sum's bits, not rounded: where nearly all bits count
         // it starts from nothing, and the sum is rounded outside.
-        let begins_anew = *how == Tensor::Wgmmax3;
+        let begins_anew = *how == TensorProduct::Wgmmax3;
         let undefined = self.m.undefined(Type::F32);
         let mut sums: Vec<Vec<Id>> = Vec::new();
         for (buffer, places) in &sets {
@@ -66,11 +66,11 @@ impl Generator<'_> {
         let mut is_begun = vec![!begins_anew; sets.len()];
         for are_rest in parts {
             for ((at, _, factors), loaded) in products.iter().zip(&loaded) {
-                let Factors { rows, columns } = factors;
+                let WarpgroupFactors { rows, columns } = factors;
                 let kind = self.element_type(columns.buffer).kind;
                 let (rows, rows_across) = match (rows, loaded) {
-                    (Rows::Shared(rows), _) => (vec![self.description(rows, are_rest[0])], rows.across.is_some()),
-                    (Rows::Loaded(..), loaded) => (loaded.iter().flatten().copied().collect(), false),
+                    (RowFactor::Shared(rows), _) => (vec![self.description(rows, are_rest[0])], rows.across.is_some()),
+                    (RowFactor::Loaded(..), loaded) => (loaded.iter().flatten().copied().collect(), false),
                 };
                 let across = [rows_across, columns.across.is_some()];
                 let columns = self.description(columns, are_rest[1]);
@@ -91,9 +91,9 @@ impl Generator<'_> {
             for (place, mut value) in places.iter().zip(values) {
                 if begins_anew {
                     let before = self.load(*buffer, place).value;
-                    value = self.m.binary(Op::FAdd, before, value);
+                    value = self.m.binary(SsaOp::FAdd, before, value);
                 }
-                self.write(*buffer, place, Operand::scalar(value));
+                self.write(*buffer, place, LaneOperand::scalar(value));
             }
         }
         Ok(n)
@@ -101,7 +101,7 @@ impl Generator<'_> {
 
     /// The products of groups of warps that a block begins with, one after the other: the sums of each set,
     /// and of each product its set and its factors.
-    fn sets_of_products(&mut self, block: &[Stmt], how: Tensor) -> (Vec<Sums>, Vec<SetAndFactors>) {
+    fn sets_of_products(&mut self, block: &[Stmt], how: TensorProduct) -> (Vec<Sums>, Vec<SetAndFactors>) {
         let (mut sets, mut products): (Vec<Sums>, Vec<SetAndFactors>) = (Vec::new(), Vec::new());
         for stmt in block {
             let Stmt::For(l) = stmt else { break };
@@ -132,8 +132,8 @@ impl Generator<'_> {
     }
 
     /// Loads the registers of a thread with its two rows' factors of a product's steps, where threads do.
-    fn loaded_rows(&mut self, steps: LoopId, rows: &Rows) -> Option<[Id; 4]> {
-        let Rows::Loaded(buffer, rows) = rows else { return None };
+    fn loaded_rows(&mut self, steps: LoopId, rows: &RowFactor) -> Option<[Id; 4]> {
+        let RowFactor::Loaded(buffer, rows) = rows else { return None };
         let [x, _] = self.f.warp.expect("threads were mapped to warps");
         Some([0, 1, 2, 3].map(|at| {
             let (row, half) = (&rows[at % 2], at as i64 / 2);
@@ -147,7 +147,7 @@ impl Generator<'_> {
     /// Sums and sets of the products in a loop that waits for copies first.
     fn sets_in(&mut self, l: &Loop) -> (Vec<Sums>, Vec<SetAndFactors>) {
         self.f.ranges.push(l.var, l.extent.clone());
-        let found = self.sets_of_products(&l.body[2..], Tensor::Wgmma);
+        let found = self.sets_of_products(&l.body[2..], TensorProduct::Wgmma);
         self.f.ranges.pop();
         found
     }
@@ -158,9 +158,10 @@ impl Generator<'_> {
     /// there, all threads have waited for the products of the iteration before that one.)
     pub(in crate::generate) fn may_go_on(&mut self, l: &Loop) -> bool {
         let [Stmt::Wait(_), Stmt::Barrier, body @ ..] = l.body.as_slice() else { return false };
-        let is_product = |stmt: &&Stmt| matches!(stmt, Stmt::For(Loop { kind: LoopKind::Tensor(Tensor::Wgmma), .. }));
+        let is_product =
+            |stmt: &&Stmt| matches!(stmt, Stmt::For(Loop { kind: LoopKind::Tensor(TensorProduct::Wgmma), .. }));
         let n = body.iter().take_while(is_product).count();
-        if n == 0 || self.f.boxes.is_none() || self.only_copies() {
+        if n == 0 || self.f.tma.is_none() || self.only_copies() {
             return false;
         }
         // The next iteration loads registers anew that products may still read.
@@ -210,7 +211,7 @@ impl Generator<'_> {
         self.release_what_went_on();
         for ((buffer, places), values) in all.iter().zip(sums) {
             for (place, value) in places.iter().zip(values) {
-                self.write(*buffer, place, Operand::scalar(value));
+                self.write(*buffer, place, LaneOperand::scalar(value));
             }
         }
         Ok(())
@@ -238,22 +239,22 @@ impl Generator<'_> {
     }
 
     /// Makes the descriptor of a factor or, for `is_rest`, of its low parts behind it.
-    fn description(&mut self, matrix: &Matrix, is_rest: bool) -> Id {
+    fn description(&mut self, matrix: &SharedMatrix, is_rest: bool) -> Id {
         let b = self.program.buffer(matrix.buffer);
         let bytes = b.dtype.bytes() as i64;
         let behind = b.n_elements().filter(|_| is_rest).unwrap_or(0) as i64;
         let constant = matrix.first.constant() + behind;
         let first = self.plain_pointer(matrix.buffer, &matrix.first.offset(-matrix.first.constant()));
         let mut address = self.m.address(first);
-        if self.f.boxes.as_ref().is_some_and(|boxes| boxes.cluster.is_some()) {
+        if self.f.tma.as_ref().is_some_and(|boxes| boxes.cluster.is_some()) {
             // Above are bits that tell the blocks of a cluster apart.
-            address = self.m.binary(Op::And, address, self.m.int(OF_BLOCK));
+            address = self.m.binary(SsaOp::And, address, self.m.int(OF_BLOCK));
         }
-        let units = self.m.binary(Op::ShiftUnsigned, address, self.m.int(UNIT_BITS));
+        let units = self.m.binary(SsaOp::ShiftUnsigned, address, self.m.int(UNIT_BITS));
         let units_of = |elements: i64| (elements * bytes) >> UNIT_BITS;
         let across = matrix.across.map_or(1, units_of);
         let others = units_of(constant) + (across << ACROSS_AT) + (units_of(matrix.stride) << STRIDE_AT) + SWIZZLED;
-        self.m.binary(Op::AddWrapping, units, self.m.int(others))
+        self.m.binary(SsaOp::AddWrapping, units, self.m.int(others))
     }
 
     /// The address of an element of a matrix, whose rows are swizzled: of the parts of row `r` the part `n`
@@ -271,9 +272,9 @@ impl Generator<'_> {
                 let (at, first) = (self.int(&key.1), self.plain_pointer(buffer, &Index::from(0)));
                 let base = self.hoisted(depth, |g| {
                     let m = &g.m;
-                    let number = m.binary(Op::ShiftUnsigned, at, m.int(i64::from((row / part).trailing_zeros())));
-                    let number = m.binary(Op::And, number, m.int(eight_rows / row * part - part));
-                    m.element(element, first, m.binary(Op::Xor, at, number))
+                    let number = m.binary(SsaOp::ShiftUnsigned, at, m.int(i64::from((row / part).trailing_zeros())));
+                    let number = m.binary(SsaOp::And, number, m.int(eight_rows / row * part - part));
+                    m.element(element, first, m.binary(SsaOp::Xor, at, number))
                 });
                 self.f.levels[depth].swizzled.insert(key, base);
                 base

@@ -1,18 +1,18 @@
 //! Integers, addresses and booleans.
 
-use super::super::encode::{Condition, Opcode};
-use super::super::inst::{Base, Class, Inst, Memory, NONE, Op, Reg};
+use super::super::encode::{ConditionCode, Opcode};
+use super::super::inst::{Base, Class, Inst, MachineOp, MemoryAddress, NONE, Reg};
 use super::super::opcodes::{AND, COMPARE, ORDERED, packed};
 use super::{Selector, width};
-use crate::ssa::{self, Compare, Id, Kind, Op as Ssa, Type};
+use crate::ssa::{self, Compare, Id, LaneKind, SsaOp as Ssa, Type};
 
 /// The condition that holds after a comparison of integers where a relation does.
-pub(super) fn condition(how: Compare) -> Condition {
+pub(super) fn condition(how: Compare) -> ConditionCode {
     match how {
-        Compare::Equal => Condition::Equal,
-        Compare::NotEqual => Condition::NotEqual,
-        Compare::Less => Condition::Less,
-        Compare::Greater => Condition::Greater,
+        Compare::Equal => ConditionCode::Equal,
+        Compare::NotEqual => ConditionCode::NotEqual,
+        Compare::Less => ConditionCode::Less,
+        Compare::Greater => ConditionCode::Greater,
     }
 }
 
@@ -20,33 +20,33 @@ impl Selector<'_> {
     pub(super) fn integer_into(&mut self, d: Reg, id: Id, inst: &ssa::Instruction) -> Result<(), String> {
         let operand = |at: usize| inst.operands[at];
         let constant = |s: &Self, at: usize| s.integer(operand(at)).and_then(|c| i32::try_from(c).ok());
-        let plain = |op: Op, uses: &[Reg]| Inst::new(op, d, uses, 8);
+        let plain = |op: MachineOp, uses: &[Reg]| Inst::new(op, d, uses, 8);
         let ty = self.ty(id);
         match &inst.op {
             Ssa::Load { .. } if matches!(self.op_of(operand(0)), Some(Ssa::Variable(_))) => {
-                self.emit(plain(Op::Move, &[self.regs[operand(0).at()]]));
+                self.emit(plain(MachineOp::Move, &[self.regs[operand(0).at()]]));
             }
             Ssa::Load { .. } => {
-                if ty.kind == Kind::I1 {
+                if ty.kind == LaneKind::I1 {
                     return Err("truth values in memory".into());
                 }
                 let memory = self.address(operand(0))?;
-                let op = if ty.bytes() == 8 { Op::Move } else { Op::Extend { signed: false } };
+                let op = if ty.bytes() == 8 { MachineOp::Move } else { MachineOp::Extend { signed: false } };
                 self.emit(Inst::new(op, d, &[], ty.bytes()).with(memory, false));
             }
             Ssa::Element(element) => {
                 let memory = self.address(operand(0))?;
-                if self.ty(operand(1)).kind != Kind::I64 {
+                if self.ty(operand(1)).kind != LaneKind::I64 {
                     return Err("a short number of an element".into());
                 }
                 let index = self.reg(operand(1))?;
                 let memory = match (memory.index, element.bytes()) {
                     (None, bytes @ (1 | 2 | 4 | 8)) => {
-                        Memory { index: Some((index, bytes.trailing_zeros() as u8)), ..memory }
+                        MemoryAddress { index: Some((index, bytes.trailing_zeros() as u8)), ..memory }
                     }
                     _ => return Err("an element's size".into()),
                 };
-                self.emit(plain(Op::Address, &[]).with(memory, false));
+                self.emit(plain(MachineOp::Address, &[]).with(memory, false));
             }
             // The low bits of results are those of the low bits of operands.
             Ssa::Add
@@ -79,18 +79,18 @@ impl Selector<'_> {
                 };
                 match (c, op) {
                     (Some(c), Ssa::Add) => {
-                        let memory = Memory { base: Base::Register(a), index: None, disp: c };
-                        self.emit(plain(Op::Address, &[]).with(memory, false));
+                        let memory = MemoryAddress { base: Base::Register(a), index: None, disp: c };
+                        self.emit(plain(MachineOp::Address, &[]).with(memory, false));
                     }
-                    (Some(c), Ssa::Mul) => self.emit(plain(Op::MultiplyConstant(c), &[a])),
-                    (Some(c), _) => self.emit(plain(Op::IntegerConstant(number, c), &[a])),
+                    (Some(c), Ssa::Mul) => self.emit(plain(MachineOp::MultiplyConstant(c), &[a])),
+                    (Some(c), _) => self.emit(plain(MachineOp::IntegerConstant(number, c), &[a])),
                     (None, Ssa::Add) => {
                         let b = self.reg(operand(operands[1]))?;
-                        let memory = Memory { base: Base::Register(a), index: Some((b, 0)), disp: 0 };
-                        self.emit(plain(Op::Address, &[]).with(memory, false));
+                        let memory = MemoryAddress { base: Base::Register(a), index: Some((b, 0)), disp: 0 };
+                        self.emit(plain(MachineOp::Address, &[]).with(memory, false));
                     }
                     (None, op) => {
-                        let op = if *op == Ssa::Mul { Op::Multiply } else { Op::IntegerBinary(number) };
+                        let op = if *op == Ssa::Mul { MachineOp::Multiply } else { MachineOp::IntegerBinary(number) };
                         let b = self.reg(operand(operands[1]))?;
                         self.emit(plain(op, &[a, b]));
                     }
@@ -105,40 +105,40 @@ impl Selector<'_> {
                 };
                 let bytes = self.compared_bytes(operand(0))?;
                 let a = self.reg(operand(0))?;
-                self.emit(Inst::new(Op::IntegerShift(number, by as u8), d, &[a], bytes));
+                self.emit(Inst::new(MachineOp::IntegerShift(number, by as u8), d, &[a], bytes));
             }
             Ssa::SignedDiv | Ssa::SignedRem | Ssa::UnsignedDiv | Ssa::UnsignedRem => {
                 let signed = matches!(inst.op, Ssa::SignedDiv | Ssa::SignedRem);
                 let remainder = matches!(inst.op, Ssa::SignedRem | Ssa::UnsignedRem);
                 let bytes = self.compared_bytes(operand(0))?;
                 let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
-                self.emit(Inst::new(Op::Divide { signed, remainder }, d, &[a, b], bytes));
+                self.emit(Inst::new(MachineOp::Divide { signed, remainder }, d, &[a, b], bytes));
             }
             Ssa::SignedMin | Ssa::SignedMax => {
-                let condition = if inst.op == Ssa::SignedMin { Condition::Less } else { Condition::Greater };
+                let condition = if inst.op == Ssa::SignedMin { ConditionCode::Less } else { ConditionCode::Greater };
                 let bytes = self.compared_bytes(operand(0))?;
                 let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
-                self.emit(Inst::new(Op::Choose(condition), d, &[a, b], bytes));
+                self.emit(Inst::new(MachineOp::Choose(condition), d, &[a, b], bytes));
             }
-            Ssa::Truncate if ty.kind == Kind::I1 => {
+            Ssa::Truncate if ty.kind == LaneKind::I1 => {
                 let a = self.reg(operand(0))?;
-                self.emit(plain(Op::IntegerConstant(4, 1), &[a]));
+                self.emit(plain(MachineOp::IntegerConstant(4, 1), &[a]));
             }
             Ssa::Truncate | Ssa::Address => {
                 let a = self.reg(operand(0))?;
-                self.emit(plain(Op::Move, &[a]));
+                self.emit(plain(MachineOp::Move, &[a]));
             }
             Ssa::ExtendSigned | Ssa::ExtendUnsigned => self.extend_into(d, inst)?,
             Ssa::ToInteger | Ssa::ToIntegerInRange => self.cut_off_into(d, inst, ty)?,
             Ssa::Extract(lane) => self.extract_into(d, ty, operand(0), *lane)?,
             Ssa::Compare(_) | Ssa::FLess => {
                 let condition = self.comparison(inst)?;
-                self.emit(plain(Op::Set(condition), &[]));
+                self.emit(plain(MachineOp::Set(condition), &[]));
             }
             Ssa::Select => {
                 let (a, b) = (self.reg(operand(1))?, self.reg(operand(2))?);
                 let condition = self.flags(operand(0))?;
-                self.emit(plain(Op::Select(condition), &[a, b]));
+                self.emit(plain(MachineOp::Select(condition), &[a, b]));
             }
             other => return Err(format!("{other:?} of integers")),
         }
@@ -150,8 +150,8 @@ impl Selector<'_> {
     pub(super) fn compared_bytes(&self, id: Id) -> Result<usize, String> {
         match self.ty(id).kind {
             // Zeros are above it.
-            Kind::I1 | Kind::I64 => Ok(8),
-            Kind::I32 => Ok(4),
+            LaneKind::I1 | LaneKind::I64 => Ok(8),
+            LaneKind::I32 => Ok(4),
             _ => Err("arithmetic of bytes".into()),
         }
     }
@@ -159,18 +159,18 @@ impl Selector<'_> {
     fn extend_into(&mut self, d: Reg, inst: &ssa::Instruction) -> Result<(), String> {
         let (x, signed) = (inst.operands[0], inst.op == Ssa::ExtendSigned);
         let of = self.ty(x);
-        if of.kind == Kind::I1 {
+        if of.kind == LaneKind::I1 {
             let a = self.reg(x)?;
             match signed {
-                false => self.emit(Inst::new(Op::Move, d, &[a], 8)),
+                false => self.emit(Inst::new(MachineOp::Move, d, &[a], 8)),
                 true => {
-                    let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
-                    self.emit(Inst::new(Op::IntegerBinary(5), d, &[zero, a], 8));
+                    let zero = self.emit_new(MachineOp::Integer(0), Class::Integer, &[], 8);
+                    self.emit(Inst::new(MachineOp::IntegerBinary(5), d, &[zero, a], 8));
                 }
             }
             return Ok(());
         }
-        let op = Op::Extend { signed };
+        let op = MachineOp::Extend { signed };
         let inst = match self.folded_operand(x) {
             Some(operand) => Inst { operand: Some(operand), ..Inst::new(op, d, &[], of.bytes()) },
             None => {
@@ -186,11 +186,11 @@ impl Selector<'_> {
     /// is out of range.
     fn cut_off_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let of = self.ty(inst.operands[0]);
-        let (wide, long) = (of.kind == Kind::F64, ty.kind == Kind::I64);
-        if !matches!(ty.kind, Kind::I32 | Kind::I64) {
+        let (wide, long) = (of.kind == LaneKind::F64, ty.kind == LaneKind::I64);
+        if !matches!(ty.kind, LaneKind::I32 | LaneKind::I64) {
             return Err("numbers as bytes".into());
         }
-        let op = Op::FromReal { wide, long };
+        let op = MachineOp::FromReal { wide, long };
         let mut x = self.reg(inst.operands[0])?;
         if inst.op == Ssa::ToIntegerInRange {
             self.emit(Inst::new(op, d, &[x], 16));
@@ -202,11 +202,11 @@ impl Selector<'_> {
         let beyond = if long { 2f64.powi(63) } else { 2f64.powi(31) };
         let below = if wide { beyond.next_down().to_bits() } else { u64::from((beyond as f32).next_down().to_bits()) };
         let below = self.constant_register(&[below], of.kind);
-        self.emit(Inst::new(Op::CompareReals { wide }, NONE, &[x, below], 16));
-        let is_beyond = self.emit_new(Op::Set(Condition::Above), Class::Integer, &[], 8);
-        let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
-        let complement = self.emit_new(Op::IntegerBinary(5), Class::Integer, &[zero, is_beyond], 8);
-        self.emit(Inst::new(Op::IntegerBinary(6), d, &[least, complement], 8));
+        self.emit(Inst::new(MachineOp::CompareReals { wide }, NONE, &[x, below], 16));
+        let is_beyond = self.emit_new(MachineOp::Set(ConditionCode::Above), Class::Integer, &[], 8);
+        let zero = self.emit_new(MachineOp::Integer(0), Class::Integer, &[], 8);
+        let complement = self.emit_new(MachineOp::IntegerBinary(5), Class::Integer, &[zero, is_beyond], 8);
+        self.emit(Inst::new(MachineOp::IntegerBinary(6), d, &[least, complement], 8));
         Ok(())
     }
 
@@ -214,30 +214,30 @@ impl Selector<'_> {
     fn number_or_zero(&mut self, x: Reg, ty: Type) -> Reg {
         let (w, compare) = (width(ty), packed(COMPARE, ty.kind));
         if self.has_masks {
-            let compare = Op::BinaryImmediate(Opcode { evex: true, ..compare }, ORDERED);
+            let compare = MachineOp::BinaryImmediate(Opcode { evex: true, ..compare }, ORDERED);
             let is_number = self.emit_new(compare, Class::Mask, &[x, x], w);
             let zero = self.splat_constant(0, ty);
-            return self.emit_new(Op::Blend(ty.kind.bytes()), Class::Vector, &[is_number, zero, x], w);
+            return self.emit_new(MachineOp::Blend(ty.kind.bytes()), Class::Vector, &[is_number, zero, x], w);
         }
-        let is_number = self.emit_new(Op::BinaryImmediate(compare, ORDERED), Class::Vector, &[x, x], w);
-        self.emit_new(Op::Binary(AND), Class::Vector, &[is_number, x], w)
+        let is_number = self.emit_new(MachineOp::BinaryImmediate(compare, ORDERED), Class::Vector, &[x, x], w);
+        self.emit_new(MachineOp::Binary(AND), Class::Vector, &[is_number, x], w)
     }
 
     /// Sets the flags by a comparison that is not folded.
-    pub(super) fn comparison(&mut self, inst: &ssa::Instruction) -> Result<Condition, String> {
+    pub(super) fn comparison(&mut self, inst: &ssa::Instruction) -> Result<ConditionCode, String> {
         let (a, b) = (inst.operands[0], inst.operands[1]);
         let of = self.ty(a);
         match inst.op {
             Ssa::Compare(how) => {
                 let bytes = self.compared_bytes(a)?;
                 let (a, b) = (self.reg(a)?, self.reg(b)?);
-                self.emit(Inst::new(Op::Compare, NONE, &[a, b], bytes));
+                self.emit(Inst::new(MachineOp::Compare, NONE, &[a, b], bytes));
                 Ok(condition(how))
             }
             _ => {
                 let (a, b) = (self.reg(a)?, self.reg(b)?);
-                self.emit(Inst::new(Op::CompareReals { wide: of.kind == Kind::F64 }, NONE, &[b, a], 16));
-                Ok(Condition::Above)
+                self.emit(Inst::new(MachineOp::CompareReals { wide: of.kind == LaneKind::F64 }, NONE, &[b, a], 16));
+                Ok(ConditionCode::Above)
             }
         }
     }

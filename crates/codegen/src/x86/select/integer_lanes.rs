@@ -1,19 +1,19 @@
 //! Integers in the lanes of vectors: arithmetic, comparisons, widths, dot products.
 
 use super::super::encode::Opcode;
-use super::super::inst::{Class, Inst, Op, Reg};
+use super::super::inst::{Class, Inst, MachineOp, Reg};
 use super::super::opcodes::*;
 use super::{Selector, width};
-use crate::ssa::{self, Compare, Id, Kind, Op as Ssa, Type};
+use crate::ssa::{self, Compare, Id, LaneKind, SsaOp as Ssa, Type};
 
 impl Selector<'_> {
     /// Writes the arithmetic of a vector's lanes.
     pub(super) fn lanes_of_integers_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let (a, b) = (inst.operands[0], inst.operands[1]);
         let wide = match ty.kind {
-            Kind::I32 => false,
-            Kind::I64 => true,
-            Kind::I16 if matches!(inst.op, Ssa::ShiftLeft | Ssa::ShiftUnsigned | Ssa::ShiftSigned) => false,
+            LaneKind::I32 => false,
+            LaneKind::I64 => true,
+            LaneKind::I16 if matches!(inst.op, Ssa::ShiftLeft | Ssa::ShiftUnsigned | Ssa::ShiftSigned) => false,
             _ => return Err(format!("{:?} of {ty:?}", inst.op)),
         };
         let is_own = self.has_masks || !wide;
@@ -25,14 +25,15 @@ impl Selector<'_> {
             Ssa::SignedMin | Ssa::SignedMax if !is_own => {
                 let (a, b) = (self.reg(a)?, self.reg(b)?);
                 let (less, more) = if inst.op == Ssa::SignedMin { (b, a) } else { (a, b) };
-                let is_greater = self.emit_new(Op::Binary(integers_greater(true)), Class::Vector, &[a, b], width(ty));
-                self.emit(Inst::new(Op::Blend(8), d, &[is_greater, more, less], width(ty)));
+                let is_greater =
+                    self.emit_new(MachineOp::Binary(integers_greater(true)), Class::Vector, &[a, b], width(ty));
+                self.emit(Inst::new(MachineOp::Blend(8), d, &[is_greater, more, less], width(ty)));
                 return Ok(());
             }
             Ssa::SignedMin | Ssa::SignedMax => (extremum(inst.op == Ssa::SignedMax, wide), true),
             _ => (add_integers(wide), false),
         };
-        self.binary_into(d, Op::Binary(op), a, b, commutes, ty)
+        self.binary_into(d, MachineOp::Binary(op), a, b, commutes, ty)
     }
 
     fn shift_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
@@ -46,18 +47,18 @@ impl Selector<'_> {
         let (op, number) = match inst.op {
             Ssa::ShiftLeft => (op, SHIFT_LEFT),
             Ssa::ShiftUnsigned => (op, SHIFT_RIGHT),
-            _ if ty.kind != Kind::I64 => (op, SHIFT_SIGNED),
+            _ if ty.kind != LaneKind::I64 => (op, SHIFT_SIGNED),
             _ if self.has_masks => (SHIFT_LONG_SIGNED, SHIFT_SIGNED),
             _ => {
                 // The sign is where zeros are shifted in behind.
                 let sign = self.splat_constant(1 << (63 - by), ty);
-                let shifted = self.emit_new(Op::Shift(op, SHIFT_RIGHT, by), Class::Vector, &[x], w);
-                let turned = self.emit_new(Op::Binary(XOR), Class::Vector, &[shifted, sign], w);
-                self.emit(Inst::new(Op::Binary(subtract_integers(true)), d, &[turned, sign], w));
+                let shifted = self.emit_new(MachineOp::Shift(op, SHIFT_RIGHT, by), Class::Vector, &[x], w);
+                let turned = self.emit_new(MachineOp::Binary(XOR), Class::Vector, &[shifted, sign], w);
+                self.emit(Inst::new(MachineOp::Binary(subtract_integers(true)), d, &[turned, sign], w));
                 return Ok(());
             }
         };
-        self.emit(Inst::new(Op::Shift(op, number, by), d, &[x], w));
+        self.emit(Inst::new(MachineOp::Shift(op, number, by), d, &[x], w));
         Ok(())
     }
 
@@ -65,24 +66,24 @@ impl Selector<'_> {
     fn long_product_into(&mut self, d: Reg, a: Id, b: Id, ty: Type) -> Result<(), String> {
         let w = width(ty);
         let (a, b) = (self.reg(a)?, self.reg(b)?);
-        let mut vector = |op: Op, uses: &[Reg]| self.emit_new(op, Class::Vector, uses, w);
-        let high = |x: Reg| (Op::Shift(shift(8), SHIFT_RIGHT, 32), [x]);
+        let mut vector = |op: MachineOp, uses: &[Reg]| self.emit_new(op, Class::Vector, uses, w);
+        let high = |x: Reg| (MachineOp::Shift(shift(8), SHIFT_RIGHT, 32), [x]);
         let (of_a, of_b) = (high(a), high(b));
         let (high_a, high_b) = (vector(of_a.0, &of_a.1), vector(of_b.0, &of_b.1));
-        let first = vector(Op::Binary(MULTIPLY_HALVES), &[high_a, b]);
-        let second = vector(Op::Binary(MULTIPLY_HALVES), &[high_b, a]);
-        let crossed = vector(Op::Binary(add_integers(true)), &[first, second]);
-        let crossed = vector(Op::Shift(shift(8), SHIFT_LEFT, 32), &[crossed]);
-        let low = vector(Op::Binary(MULTIPLY_HALVES), &[a, b]);
-        self.emit(Inst::new(Op::Binary(add_integers(true)), d, &[low, crossed], w));
+        let first = vector(MachineOp::Binary(MULTIPLY_HALVES), &[high_a, b]);
+        let second = vector(MachineOp::Binary(MULTIPLY_HALVES), &[high_b, a]);
+        let crossed = vector(MachineOp::Binary(add_integers(true)), &[first, second]);
+        let crossed = vector(MachineOp::Shift(shift(8), SHIFT_LEFT, 32), &[crossed]);
+        let low = vector(MachineOp::Binary(MULTIPLY_HALVES), &[a, b]);
+        self.emit(Inst::new(MachineOp::Binary(add_integers(true)), d, &[low, crossed], w));
         Ok(())
     }
 
     /// Writes a comparison of lanes, as a mask register or, without such, as lanes of 32 bits.
     pub(super) fn compare_into(&mut self, d: Reg, how: Compare, [a, b]: [Id; 2]) -> Result<(), String> {
         let of = self.ty(a);
-        let (wide, w) = (of.kind == Kind::I64, width(of));
-        if !matches!(of.kind, Kind::I32 | Kind::I64) {
+        let (wide, w) = (of.kind == LaneKind::I64, width(of));
+        if !matches!(of.kind, LaneKind::I32 | LaneKind::I64) {
             return Err("a comparison of bytes".into());
         }
         let (a, b) = (self.reg(a)?, self.reg(b)?);
@@ -93,7 +94,7 @@ impl Selector<'_> {
                 Compare::NotEqual => 4,
                 Compare::Greater => 6,
             };
-            self.emit(Inst::new(Op::BinaryImmediate(compare_integers(wide), immediate), d, &[a, b], w));
+            self.emit(Inst::new(MachineOp::BinaryImmediate(compare_integers(wide), immediate), d, &[a, b], w));
             return Ok(());
         }
         let (op, a, b) = match how {
@@ -101,34 +102,34 @@ impl Selector<'_> {
             Compare::Less => (integers_greater(wide), b, a),
             Compare::Greater => (integers_greater(wide), a, b),
         };
-        let op = Op::Binary(op);
+        let op = MachineOp::Binary(op);
         if how != Compare::NotEqual {
             return self.mask_into(d, of, op, [a, b]);
         }
         let equal = self.emit_new(op, Class::Vector, &[a, b], w);
         let all = self.splat_constant(u64::MAX, of);
-        self.mask_into(d, of, Op::Binary(XOR), [equal, all])
+        self.mask_into(d, of, MachineOp::Binary(XOR), [equal, all])
     }
 
     /// Writes an operation on lanes that gives a mask.
-    pub(super) fn mask_into(&mut self, d: Reg, of: Type, op: Op, operands: [Reg; 2]) -> Result<(), String> {
+    pub(super) fn mask_into(&mut self, d: Reg, of: Type, op: MachineOp, operands: [Reg; 2]) -> Result<(), String> {
         let w = width(of);
         if self.has_masks || of.kind.bytes() == 4 {
             self.emit(Inst::new(op, d, &operands, w));
             return Ok(());
         }
         let long = self.emit_new(op, Class::Vector, &operands, w);
-        self.narrow_into(d, long, Type { kind: Kind::I64, ..of }, Kind::I32)
+        self.narrow_into(d, long, Type { kind: LaneKind::I64, ..of }, LaneKind::I32)
     }
 
     /// Writes integers in longer lanes.
     pub(super) fn widen_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
         let (x, w) = (inst.operands[0], width(ty));
         let of = self.ty(x);
-        if of.kind == Kind::I1 {
+        if of.kind == LaneKind::I1 {
             return Err("truth values as integers".into());
         }
-        let op = Op::Unary(widen(of.kind.bytes(), ty.kind.bytes(), inst.op == Ssa::ExtendSigned));
+        let op = MachineOp::Unary(widen(of.kind.bytes(), ty.kind.bytes(), inst.op == Ssa::ExtendSigned));
         // Of memory it reads as many bytes as the lanes have.
         let folded = if ty.bytes() >= 16 { self.folded_part(x) } else { None };
         let inst = match folded {
@@ -143,24 +144,24 @@ impl Selector<'_> {
     }
 
     /// Writes the low bits of integers in shorter lanes.
-    pub(super) fn narrow_into(&mut self, d: Reg, x: Reg, from: Type, to: Kind) -> Result<(), String> {
+    pub(super) fn narrow_into(&mut self, d: Reg, x: Reg, from: Type, to: LaneKind) -> Result<(), String> {
         let w = width(from);
         if self.has_masks {
             let op = narrow(from.kind.bytes(), to.bytes());
-            self.emit(Inst::new(Op::Narrow(op), d, &[x], w));
+            self.emit(Inst::new(MachineOp::Narrow(op), d, &[x], w));
             return Ok(());
         }
         match (from.kind, to) {
-            (Kind::I64, Kind::I32) => {
+            (LaneKind::I64, LaneKind::I32) => {
                 let picks: Vec<i32> = (0..w as i32 / 8).map(|lane| 2 * lane).collect();
-                self.permute_into(d, x, &picks, w, Kind::I32)
+                self.permute_into(d, x, &picks, w, LaneKind::I32)
             }
-            (Kind::I64, _) => {
+            (LaneKind::I64, _) => {
                 let short = self.virtual_register(Class::Vector, 16);
-                self.narrow_into(short, x, from, Kind::I32)?;
-                self.narrow_into(d, short, Type { kind: Kind::I32, ..from }, to)
+                self.narrow_into(short, x, from, LaneKind::I32)?;
+                self.narrow_into(d, short, Type { kind: LaneKind::I32, ..from }, to)
             }
-            (Kind::I32, Kind::I8 | Kind::I16) => {
+            (LaneKind::I32, LaneKind::I8 | LaneKind::I16) => {
                 let n = to.bytes() as i32;
                 let of_quad = |at: i32| if at < 4 * n { at / n * 4 + at % n } else { -1 };
                 let picks: Vec<i32> = (0..w as i32)
@@ -168,11 +169,11 @@ impl Selector<'_> {
                     .map(|(own, quad)| if own < 0 { own } else { own + quad })
                     .collect();
                 let quads = if w == 16 { d } else { self.virtual_register(Class::Vector, w) };
-                self.permute_into(quads, x, &picks, w, Kind::I8)?;
+                self.permute_into(quads, x, &picks, w, LaneKind::I8)?;
                 match (w, to) {
                     (16, _) => Ok(()),
-                    (_, Kind::I16) => self.permute_into(d, quads, &[0, 2], w, Kind::I64),
-                    _ => self.permute_into(d, quads, &[0, 4], w, Kind::I32),
+                    (_, LaneKind::I16) => self.permute_into(d, quads, &[0, 2], w, LaneKind::I64),
+                    _ => self.permute_into(d, quads, &[0, 4], w, LaneKind::I32),
                 }
             }
             _ => Err("bytes of short integers".into()),
@@ -183,14 +184,14 @@ impl Selector<'_> {
     pub(super) fn whole_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
         let of = self.ty(x);
         let op = match (of.kind, ty.kind) {
-            (Kind::F32, Kind::I32) => SINGLE_TO_SHORT,
-            (Kind::F64, Kind::I32) => DOUBLE_TO_SHORT,
-            (Kind::F32, Kind::I64) if self.has_masks => SINGLE_TO_LONG,
-            (Kind::F64, Kind::I64) if self.has_masks => DOUBLE_TO_LONG,
+            (LaneKind::F32, LaneKind::I32) => SINGLE_TO_SHORT,
+            (LaneKind::F64, LaneKind::I32) => DOUBLE_TO_SHORT,
+            (LaneKind::F32, LaneKind::I64) if self.has_masks => SINGLE_TO_LONG,
+            (LaneKind::F64, LaneKind::I64) if self.has_masks => DOUBLE_TO_LONG,
             _ => return Err("reals as integers".into()),
         };
         let x = self.reg(x)?;
-        self.emit(Inst::new(Op::Unary(op), d, &[x], width(of).max(width(ty))));
+        self.emit(Inst::new(MachineOp::Unary(op), d, &[x], width(of).max(width(ty))));
         Ok(())
     }
 
@@ -232,10 +233,12 @@ impl Selector<'_> {
         folded = folded.or_else(|| self.folded_operand(b));
         let (sums, a) = (self.reg(sums)?, self.reg(a)?);
         let inst = match folded {
-            Some(operand) => Inst { operand: Some(operand), ..Inst::new(Op::Tied(op), d, &[sums, a], width(ty)) },
+            Some(operand) => {
+                Inst { operand: Some(operand), ..Inst::new(MachineOp::Tied(op), d, &[sums, a], width(ty)) }
+            }
             None => {
                 let b = self.reg(b)?;
-                Inst::new(Op::Tied(op), d, &[sums, a, b], width(ty))
+                Inst::new(MachineOp::Tied(op), d, &[sums, a, b], width(ty))
             }
         };
         self.emit(inst);

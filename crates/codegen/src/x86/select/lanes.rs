@@ -1,41 +1,41 @@
 //! Lanes moved about: splats, shuffles, vectors made of scalars, scalars taken out of vectors.
 
 use super::super::encode::Opcode;
-use super::super::inst::{Class, Inst, NONE, Op, Reg};
+use super::super::inst::{Class, Inst, MachineOp, NONE, Reg};
 use super::super::opcodes::*;
 use super::{Selector, class_of, width};
-use crate::ssa::{Id, Kind, Op as Ssa, Type};
+use crate::ssa::{Id, LaneKind, SsaOp as Ssa, Type};
 
 impl Selector<'_> {
     pub(super) fn splat_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
         let w = width(ty);
         match ty.kind {
-            Kind::F32 | Kind::F64 => {
+            LaneKind::F32 | LaneKind::F64 => {
                 let op = broadcast(ty.kind, w);
                 let folded = self.folded_operand(x);
                 let inst = match folded {
-                    Some(operand) => Inst { operand: Some(operand), ..Inst::new(Op::Unary(op), d, &[], w) },
+                    Some(operand) => Inst { operand: Some(operand), ..Inst::new(MachineOp::Unary(op), d, &[], w) },
                     None => {
                         let x = self.reg(x)?;
-                        Inst::new(Op::Unary(op), d, &[x], w)
+                        Inst::new(MachineOp::Unary(op), d, &[x], w)
                     }
                 };
                 self.emit(inst);
             }
-            Kind::F16 | Kind::Bf16 => unreachable!("there is no code for numbers of 16 bits"),
-            Kind::Pointer(_) => return Err("addresses in lanes".into()),
-            Kind::I1 | Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64 => {
+            LaneKind::F16 | LaneKind::Bf16 => unreachable!("there is no code for numbers of 16 bits"),
+            LaneKind::Pointer(_) => return Err("addresses in lanes".into()),
+            LaneKind::I1 | LaneKind::I8 | LaneKind::I16 | LaneKind::I32 | LaneKind::I64 => {
                 if let Some(operand) = self.folded_operand(x) {
-                    let op = Op::Unary(broadcast_integer(ty.kind.bytes()));
+                    let op = MachineOp::Unary(broadcast_integer(ty.kind.bytes()));
                     self.emit(Inst { operand: Some(operand), ..Inst::new(op, d, &[], w) });
                     return Ok(());
                 }
                 let mut bits = self.reg(x)?;
-                if self.ty(x).kind == Kind::I1 {
-                    let zero = self.emit_new(Op::Integer(0), Class::Integer, &[], 8);
-                    bits = self.emit_new(Op::IntegerBinary(5), Class::Integer, &[zero, bits], 8);
+                if self.ty(x).kind == LaneKind::I1 {
+                    let zero = self.emit_new(MachineOp::Integer(0), Class::Integer, &[], 8);
+                    bits = self.emit_new(MachineOp::IntegerBinary(5), Class::Integer, &[zero, bits], 8);
                 }
-                let op = if ty.kind == Kind::I1 { Op::MaskSplat } else { Op::Splat(ty.kind.bytes()) };
+                let op = if ty.kind == LaneKind::I1 { MachineOp::MaskSplat } else { MachineOp::Splat(ty.kind.bytes()) };
                 self.emit(Inst::new(op, d, &[bits], w));
             }
         }
@@ -43,8 +43,8 @@ impl Selector<'_> {
     }
 
     /// Numbers of lanes as a register for a permutation.
-    pub(super) fn lanes(&mut self, picks: &[i32], bytes: usize, kind: Kind) -> Reg {
-        let kind = if kind.bytes() == 8 { Kind::I64 } else { Kind::I32 };
+    pub(super) fn lanes(&mut self, picks: &[i32], bytes: usize, kind: LaneKind) -> Reg {
+        let kind = if kind.bytes() == 8 { LaneKind::I64 } else { LaneKind::I32 };
         let n = bytes / kind.bytes();
         let bits: Vec<u64> = (0..n).map(|lane| picks.get(lane).map_or(0, |p| (*p).max(0) as u64)).collect();
         self.constant_register(&bits, kind)
@@ -74,8 +74,8 @@ impl Selector<'_> {
         let stays = |(lane, m): (usize, &i32)| *m < 0 || *m as usize % from.lanes == lane;
         if self.has_masks && ty.lanes <= from.lanes.min(16) && mask.iter().enumerate().all(stays) {
             let second: Vec<u64> = mask.iter().map(|m| u64::from(*m >= n_from)).collect();
-            let k = self.constant_register(&second, Kind::I1);
-            self.emit(Inst::new(Op::Blend(ty.kind.bytes()), d, &[k, a, b], w));
+            let k = self.constant_register(&second, LaneKind::I1);
+            self.emit(Inst::new(MachineOp::Blend(ty.kind.bytes()), d, &[k, a, b], w));
             return Ok(());
         }
         if ty.kind.bytes() < 4 {
@@ -85,7 +85,7 @@ impl Selector<'_> {
             let picks: Vec<i32> = mask.iter().map(|m| if *m >= n_from { m - n_from + n } else { *m }).collect();
             let picks = self.lanes(&picks, w, ty.kind);
             let op = if ty.kind.bytes() == 8 { PERMUTE_TWO_DOUBLE } else { PERMUTE_TWO_SINGLE };
-            self.emit(Inst::new(Op::Tied(op), d, &[a, picks, b], w));
+            self.emit(Inst::new(MachineOp::Tied(op), d, &[a, picks, b], w));
             return Ok(());
         }
         let of_first: Vec<i32> = mask.iter().map(|m| if *m >= n_from { -1 } else { *m }).collect();
@@ -98,7 +98,7 @@ impl Selector<'_> {
         }
         let second = mask.iter().enumerate().fold(0u8, |all, (lane, m)| all | u8::from(*m >= n_from) << lane);
         let op = if ty.kind.bytes() == 8 { BLEND_DOUBLE } else { BLEND_SINGLE };
-        self.emit(Inst::new(Op::BinaryImmediate(op, second), d, &permuted, w));
+        self.emit(Inst::new(MachineOp::BinaryImmediate(op, second), d, &permuted, w));
         Ok(())
     }
 
@@ -108,11 +108,11 @@ impl Selector<'_> {
         match (mask[0], n, mask.len()) {
             (8, 16, 8) if are_in_order => {
                 let a = self.reg(a)?;
-                self.emit(Inst::new(Op::MaskShift(8), d, &[a], 2));
+                self.emit(Inst::new(MachineOp::MaskShift(8), d, &[a], 2));
             }
             (0, 8, 16) if are_in_order => {
                 let (low, high) = (self.reg(a)?, self.reg(b)?);
-                self.emit(Inst::new(Op::MaskBinary(MASK_JOIN), d, &[high, low], 2));
+                self.emit(Inst::new(MachineOp::MaskBinary(MASK_JOIN), d, &[high, low], 2));
             }
             _ => return Err("a shuffle of masks".into()),
         }
@@ -120,28 +120,35 @@ impl Selector<'_> {
     }
 
     /// Lanes of one register.
-    pub(super) fn permute_into(&mut self, d: Reg, x: Reg, picks: &[i32], w: usize, kind: Kind) -> Result<(), String> {
+    pub(super) fn permute_into(
+        &mut self,
+        d: Reg,
+        x: Reg,
+        picks: &[i32],
+        w: usize,
+        kind: LaneKind,
+    ) -> Result<(), String> {
         let wide = kind.bytes() == 8;
         if picks.iter().enumerate().all(|(lane, p)| *p < 0 || *p as usize == lane) {
-            self.emit(Inst::new(Op::Move, d, &[x], w));
+            self.emit(Inst::new(MachineOp::Move, d, &[x], w));
             return Ok(());
         }
         if kind.bytes() < 4 {
             let bytes = self.byte_numbers(picks, w, kind)?;
-            self.emit(Inst::new(Op::Binary(PERMUTE_BYTES), d, &[x, bytes], w));
+            self.emit(Inst::new(MachineOp::Binary(PERMUTE_BYTES), d, &[x, bytes], w));
             return Ok(());
         }
         let immediate = |bits: u32| {
             picks.iter().enumerate().fold(0u8, |all, (lane, p)| all | ((*p).max(0) as u8) << (lane as u32 * bits))
         };
         let inst = match (w, wide) {
-            (16, false) => Inst::new(Op::UnaryImmediate(PERMUTE_QUAD, immediate(2)), d, &[x], w),
-            (16, true) => Inst::new(Op::UnaryImmediate(PERMUTE_PAIR, immediate(1)), d, &[x], w),
-            (32, true) => Inst::new(Op::UnaryImmediate(PERMUTE_DOUBLE_IMMEDIATE, immediate(2)), d, &[x], w),
+            (16, false) => Inst::new(MachineOp::UnaryImmediate(PERMUTE_QUAD, immediate(2)), d, &[x], w),
+            (16, true) => Inst::new(MachineOp::UnaryImmediate(PERMUTE_PAIR, immediate(1)), d, &[x], w),
+            (32, true) => Inst::new(MachineOp::UnaryImmediate(PERMUTE_DOUBLE_IMMEDIATE, immediate(2)), d, &[x], w),
             _ => {
                 let picks = self.lanes(picks, w, kind);
                 let op = if wide { PERMUTE_DOUBLE } else { PERMUTE_SINGLE };
-                Inst::new(Op::Binary(op), d, &[picks, x], w)
+                Inst::new(MachineOp::Binary(op), d, &[picks, x], w)
             }
         };
         self.emit(inst);
@@ -156,7 +163,7 @@ impl Selector<'_> {
             let inst = self.instruction(at).expect("an insertion");
             let Ssa::Insert(lane) = inst.op else { unreachable!("only insertions are followed") };
             let (into, x) = (self.same_as[inst.operands[0].at()], inst.operands[1]);
-            if self.ty(x).kind == Kind::I1 {
+            if self.ty(x).kind == LaneKind::I1 {
                 return Err("truth values as lanes".into());
             }
             lanes[lane] = lanes[lane].or(Some(x));
@@ -177,7 +184,7 @@ impl Selector<'_> {
                 let Some(x) = *x else { continue };
                 whole = self.insert_integer(whole, x, lane, ty.kind)?;
             }
-            self.emit(Inst::new(Op::Move, d, &[whole], w));
+            self.emit(Inst::new(MachineOp::Move, d, &[whole], w));
             return Ok(());
         }
         if !self.is_undefined(at) {
@@ -198,11 +205,11 @@ impl Selector<'_> {
                 if self.has_masks {
                     let mut bits = vec![0; ty.lanes.max(2)];
                     bits[lane] = 1;
-                    let k = self.constant_register(&bits, Kind::I1);
-                    self.emit(Inst::new(Op::Blend(ty.kind.bytes()), to, &[k, whole, filled], w));
+                    let k = self.constant_register(&bits, LaneKind::I1);
+                    self.emit(Inst::new(MachineOp::Blend(ty.kind.bytes()), to, &[k, whole, filled], w));
                 } else {
                     let op = if wide { BLEND_DOUBLE } else { BLEND_SINGLE };
-                    self.emit(Inst::new(Op::BinaryImmediate(op, 1 << lane), to, &[whole, filled], w));
+                    self.emit(Inst::new(MachineOp::BinaryImmediate(op, 1 << lane), to, &[whole, filled], w));
                 }
                 whole = to;
             }
@@ -219,12 +226,12 @@ impl Selector<'_> {
             let part = self.quad(&quad, ty.kind)?;
             let to = if is_last { d } else { self.virtual_register(Class::Vector, w) };
             if *q == 0 {
-                self.emit(Inst::new(Op::Move, to, &[part], w));
+                self.emit(Inst::new(MachineOp::Move, to, &[part], w));
             } else {
                 if whole == NONE {
-                    whole = self.emit_new(Op::Undefined, Class::Vector, &[], w);
+                    whole = self.emit_new(MachineOp::Undefined, Class::Vector, &[], w);
                 }
-                self.emit(Inst::new(Op::BinaryImmediate(INSERT_QUAD, *q as u8), to, &[whole, part], w));
+                self.emit(Inst::new(MachineOp::BinaryImmediate(INSERT_QUAD, *q as u8), to, &[whole, part], w));
             }
             whole = to;
         }
@@ -232,15 +239,15 @@ impl Selector<'_> {
     }
 
     /// Sixteen bytes of scalars.
-    pub(super) fn quad(&mut self, lanes: &[Option<Id>], kind: Kind) -> Result<Reg, String> {
-        let is_integer = !matches!(kind, Kind::F32 | Kind::F64);
+    pub(super) fn quad(&mut self, lanes: &[Option<Id>], kind: LaneKind) -> Result<Reg, String> {
+        let is_integer = !matches!(kind, LaneKind::F32 | LaneKind::F64);
         let mut whole = match lanes[0] {
             Some(x) if is_integer => {
                 let x = self.reg(x)?;
-                self.emit_new(Op::FromInteger { wide: kind == Kind::I64 }, Class::Vector, &[x], 16)
+                self.emit_new(MachineOp::FromInteger { wide: kind == LaneKind::I64 }, Class::Vector, &[x], 16)
             }
             Some(x) => self.reg(x)?,
-            None => self.emit_new(Op::Undefined, Class::Vector, &[], 16),
+            None => self.emit_new(MachineOp::Undefined, Class::Vector, &[], 16),
         };
         for (lane, x) in lanes.iter().enumerate().skip(1) {
             let Some(x) = *x else { continue };
@@ -252,9 +259,9 @@ impl Selector<'_> {
             let x = if folded.is_some() { NONE } else { self.reg(x)? };
             let d = self.virtual_register(Class::Vector, 16);
             let op = match (kind, folded) {
-                (Kind::F32, _) => Op::BinaryImmediate(INSERT_SINGLE, (lane as u8) << 4),
-                (_, Some(_)) => Op::Binary(LOAD_HIGH_DOUBLE),
-                _ => Op::Binary(UNPACK_LOW_DOUBLE),
+                (LaneKind::F32, _) => MachineOp::BinaryImmediate(INSERT_SINGLE, (lane as u8) << 4),
+                (_, Some(_)) => MachineOp::Binary(LOAD_HIGH_DOUBLE),
+                _ => MachineOp::Binary(UNPACK_LOW_DOUBLE),
             };
             self.emit(Inst { operand: folded, ..Inst::new(op, d, &[whole, x], 16) });
             whole = d;
@@ -263,17 +270,17 @@ impl Selector<'_> {
     }
 
     /// A vector of 16 bytes with a lane replaced by an integer.
-    fn insert_integer(&mut self, whole: Reg, x: Id, lane: usize, kind: Kind) -> Result<Reg, String> {
+    fn insert_integer(&mut self, whole: Reg, x: Id, lane: usize, kind: LaneKind) -> Result<Reg, String> {
         let operand = self.folded_operand(x);
         let x = if operand.is_some() { NONE } else { self.reg(x)? };
         let d = self.virtual_register(Class::Vector, 16);
-        let op = Op::InsertInteger(kind.bytes(), lane as u8);
+        let op = MachineOp::InsertInteger(kind.bytes(), lane as u8);
         self.emit(Inst { operand, ..Inst::new(op, d, &[whole, x], 16) });
         Ok(d)
     }
 
     /// Numbers of bytes as a register for a permutation of lanes, within 16 bytes each.
-    fn byte_numbers(&mut self, picks: &[i32], w: usize, kind: Kind) -> Result<Reg, String> {
+    fn byte_numbers(&mut self, picks: &[i32], w: usize, kind: LaneKind) -> Result<Reg, String> {
         let size = kind.bytes();
         let mut bytes = vec![0x80u64; w];
         for (lane, pick) in picks.iter().enumerate().filter(|(_, pick)| **pick >= 0) {
@@ -283,7 +290,7 @@ impl Selector<'_> {
             }
             (0..size).for_each(|at| bytes[lane * size + at] = ((from + at) % 16) as u64);
         }
-        Ok(self.constant_register(&bytes, Kind::I8))
+        Ok(self.constant_register(&bytes, LaneKind::I8))
     }
 
     /// Writes the upper of two halves of 16 bytes, or two as one; says whether it is one of these.
@@ -292,11 +299,11 @@ impl Selector<'_> {
         match (from.bytes(), ty.bytes(), mask[0]) {
             (32, 16, first) if are_in_order && first as usize == ty.lanes => {
                 let a = self.reg(a)?;
-                self.emit(Inst::new(Op::StorePart(EXTRACT_QUAD, 1), d, &[a], 32));
+                self.emit(Inst::new(MachineOp::StorePart(EXTRACT_QUAD, 1), d, &[a], 32));
             }
             (16, 32, 0) if are_in_order => {
                 let (low, high) = (self.reg(a)?, self.reg(b)?);
-                self.emit(Inst::new(Op::BinaryImmediate(INSERT_QUAD, 1), d, &[low, high], 32));
+                self.emit(Inst::new(MachineOp::BinaryImmediate(INSERT_QUAD, 1), d, &[low, high], 32));
             }
             _ => return Ok(false),
         }
@@ -318,9 +325,9 @@ impl Selector<'_> {
             let own = |m: &i32| if *m >= 0 && (*m >= n) == (second == 1) { m % n } else { -1 };
             let picks: Vec<i32> = mask.iter().map(own).collect();
             let bytes = self.byte_numbers(&picks, w, ty.kind)?;
-            *part = self.emit_new(Op::Binary(PERMUTE_BYTES), Class::Vector, &[x, bytes], w);
+            *part = self.emit_new(MachineOp::Binary(PERMUTE_BYTES), Class::Vector, &[x, bytes], w);
         }
-        self.emit(Inst::new(Op::Binary(OR), d, &parts, w));
+        self.emit(Inst::new(MachineOp::Binary(OR), d, &parts, w));
         Ok(())
     }
 
@@ -329,12 +336,12 @@ impl Selector<'_> {
         let ty = self.ty(from);
         if class_of(ty) == Class::Mask {
             let from = self.reg(from)?;
-            let bits = self.emit_new(Op::MaskBits, Class::Integer, &[from], 8);
+            let bits = self.emit_new(MachineOp::MaskBits, Class::Integer, &[from], 8);
             let bits = match lane {
                 0 => bits,
-                _ => self.emit_new(Op::IntegerShift(5, lane as u8), Class::Integer, &[bits], 8),
+                _ => self.emit_new(MachineOp::IntegerShift(5, lane as u8), Class::Integer, &[bits], 8),
             };
-            self.emit(Inst::new(Op::IntegerConstant(4, 1), d, &[bits], 8));
+            self.emit(Inst::new(MachineOp::IntegerConstant(4, 1), d, &[bits], 8));
             return Ok(());
         }
         let per_quad = 16 / ty.kind.bytes();
@@ -347,7 +354,7 @@ impl Selector<'_> {
                     0 => whole,
                     _ => {
                         let d = self.virtual_register(Class::Vector, 16);
-                        self.emit(Inst::new(Op::StorePart(EXTRACT_QUAD, q as u8), d, &[whole], width(ty)));
+                        self.emit(Inst::new(MachineOp::StorePart(EXTRACT_QUAD, q as u8), d, &[whole], width(ty)));
                         d
                     }
                 };
@@ -356,28 +363,30 @@ impl Selector<'_> {
             }
         };
         match (lane, ty.kind) {
-            (_, Kind::I8 | Kind::I16 | Kind::I32 | Kind::I64) => {
-                let op = Op::ExtractInteger(ty.kind.bytes(), lane as u8);
+            (_, LaneKind::I8 | LaneKind::I16 | LaneKind::I32 | LaneKind::I64) => {
+                let op = MachineOp::ExtractInteger(ty.kind.bytes(), lane as u8);
                 // A lane of a mask may have all its bits set.
-                if to.kind == Kind::I1 {
+                if to.kind == LaneKind::I1 {
                     let all = self.emit_new(op, Class::Integer, &[quad], 16);
-                    self.emit(Inst::new(Op::IntegerConstant(4, 1), d, &[all], 8));
+                    self.emit(Inst::new(MachineOp::IntegerConstant(4, 1), d, &[all], 8));
                 } else {
                     self.emit(Inst::new(op, d, &[quad], 16));
                 }
             }
-            (0, _) => self.emit(Inst::new(Op::Move, d, &[quad], 16)),
-            (_, Kind::F32) => self.emit(Inst::new(Op::UnaryImmediate(PERMUTE_QUAD, lane as u8), d, &[quad], 16)),
-            _ => self.emit(Inst::new(Op::UnaryImmediate(PERMUTE_PAIR, lane as u8), d, &[quad], 16)),
+            (0, _) => self.emit(Inst::new(MachineOp::Move, d, &[quad], 16)),
+            (_, LaneKind::F32) => {
+                self.emit(Inst::new(MachineOp::UnaryImmediate(PERMUTE_QUAD, lane as u8), d, &[quad], 16))
+            }
+            _ => self.emit(Inst::new(MachineOp::UnaryImmediate(PERMUTE_PAIR, lane as u8), d, &[quad], 16)),
         }
         Ok(())
     }
 }
 
 /// The instruction that fills a vector.
-pub fn broadcast(kind: Kind, width: usize) -> Opcode {
+pub fn broadcast(kind: LaneKind, width: usize) -> Opcode {
     match (kind, width) {
-        (Kind::F32, _) => BROADCAST_SINGLE,
+        (LaneKind::F32, _) => BROADCAST_SINGLE,
         (_, 16) => DUPLICATE_DOUBLE,
         _ => BROADCAST_DOUBLE,
     }

@@ -2,10 +2,10 @@
 
 use super::super::encode::Opcode;
 use super::super::inst::NONE;
-use super::super::inst::{Class, Inst, Op, Reg};
+use super::super::inst::{Class, Inst, MachineOp, Reg};
 use super::super::opcodes::*;
 use super::{Selector, class_of, width};
-use crate::ssa::{self, Id, Kind, Op as Ssa, Rounding, Type};
+use crate::ssa::{self, Id, LaneKind, RoundingDirection, SsaOp as Ssa, Type};
 
 impl Selector<'_> {
     /// Writes what gives a value.
@@ -20,15 +20,15 @@ impl Selector<'_> {
             Ssa::Load { .. } => {
                 let from = operand(0);
                 if matches!(self.op_of(from), Some(Ssa::Variable(_))) {
-                    self.emit(Inst::new(Op::Move, d, &[self.regs[from.at()]], w));
+                    self.emit(Inst::new(MachineOp::Move, d, &[self.regs[from.at()]], w));
                 } else {
                     let memory = self.address(from)?;
-                    self.emit(Inst::new(Op::Move, d, &[], ty.bytes()).with(memory, false));
+                    self.emit(Inst::new(MachineOp::Move, d, &[], ty.bytes()).with(memory, false));
                 }
             }
             Ssa::MaskedLoad => {
                 let (from, mask, otherwise) = (operand(0), operand(1), operand(2));
-                let op = Op::LoadMasked(ty.kind.bytes());
+                let op = MachineOp::LoadMasked(ty.kind.bytes());
                 let mask = self.memory_mask(mask, ty)?;
                 let is_merged = !self.is_zero(otherwise) && !self.is_undefined(otherwise);
                 let memory = self.address(from)?;
@@ -42,14 +42,14 @@ impl Selector<'_> {
                         let otherwise = self.reg(otherwise)?;
                         let loaded = self.virtual_register(Class::Vector, w);
                         self.emit(Inst::new(op, loaded, &[mask], w).with(memory, false));
-                        self.emit(Inst::new(Op::Blend(ty.kind.bytes()), d, &[mask, otherwise, loaded], w));
+                        self.emit(Inst::new(MachineOp::Blend(ty.kind.bytes()), d, &[mask, otherwise, loaded], w));
                     }
                 }
             }
             Ssa::Gather => {
                 let (memory, numbers, mask) = self.lane_addresses(operand(0), operand(1), ty)?;
                 let otherwise = self.reg(operand(2))?;
-                let op = Op::Gather { wide: ty.kind.bytes() == 8 };
+                let op = MachineOp::Gather { wide: ty.kind.bytes() == 8 };
                 self.emit(Inst::new(op, d, &[mask, numbers, otherwise], w).with(memory, false));
             }
             Ssa::FAdd | Ssa::FMul | Ssa::FSub | Ssa::FDiv => {
@@ -60,7 +60,7 @@ impl Selector<'_> {
                     _ => DIVIDE,
                 };
                 let commutes = matches!(inst.op, Ssa::FAdd | Ssa::FMul);
-                self.binary_into(d, Op::Binary(arithmetic(code, ty)), operand(0), operand(1), commutes, ty)?;
+                self.binary_into(d, MachineOp::Binary(arithmetic(code, ty)), operand(0), operand(1), commutes, ty)?;
             }
             Ssa::FMin | Ssa::FMax => self.extremum_into(d, inst, ty)?,
             Ssa::Fma => self.fma_into(d, inst, ty)?,
@@ -69,52 +69,52 @@ impl Selector<'_> {
                 let (op, bits) = if inst.op == Ssa::FNeg { (XOR, sign) } else { (AND, sign - 1) };
                 let x = self.reg(operand(0))?;
                 let bits = self.splat_constant(bits, ty);
-                self.emit(Inst::new(Op::Binary(op), d, &[x, bits], w));
+                self.emit(Inst::new(MachineOp::Binary(op), d, &[x, bits], w));
             }
             Ssa::CopySign => {
                 let sign = 1u64 << (ty.kind.bytes() * 8 - 1);
                 let (x, s) = (self.reg(operand(0))?, self.reg(operand(1))?);
                 let bits = self.splat_constant(sign, ty);
-                let x = self.emit_new(Op::Binary(AND_NOT), Class::Vector, &[bits, x], w);
-                let s = self.emit_new(Op::Binary(AND), Class::Vector, &[s, bits], w);
-                self.emit(Inst::new(Op::Binary(OR), d, &[x, s], w));
+                let x = self.emit_new(MachineOp::Binary(AND_NOT), Class::Vector, &[bits, x], w);
+                let s = self.emit_new(MachineOp::Binary(AND), Class::Vector, &[s, bits], w);
+                self.emit(Inst::new(MachineOp::Binary(OR), d, &[x, s], w));
             }
             Ssa::Sqrt => {
                 let x = self.reg(operand(0))?;
                 let op = arithmetic(SQUARE_ROOT, ty);
                 // The scalar one has an operand for the other lanes.
                 let inst = if ty.lanes == 1 {
-                    Inst::new(Op::Binary(op), d, &[x, x], w)
+                    Inst::new(MachineOp::Binary(op), d, &[x, x], w)
                 } else {
-                    Inst::new(Op::Unary(op), d, &[x], w)
+                    Inst::new(MachineOp::Unary(op), d, &[x], w)
                 };
                 self.emit(inst);
             }
             Ssa::Round(how) => {
                 // Bit 3 keeps exceptions back.
                 let how = 8 + match how {
-                    Rounding::Nearest => 0,
-                    Rounding::Down => 1,
-                    Rounding::Up => 2,
-                    Rounding::Zero => 3,
+                    RoundingDirection::Nearest => 0,
+                    RoundingDirection::Down => 1,
+                    RoundingDirection::Up => 2,
+                    RoundingDirection::Zero => 3,
                 };
                 let (x, op) = (self.reg(operand(0))?, round(ty));
                 self.emit(match ty.lanes {
-                    1 => Inst::new(Op::BinaryImmediate(op, how), d, &[x, x], w),
-                    _ => Inst::new(Op::UnaryImmediate(op, how), d, &[x], w),
+                    1 => Inst::new(MachineOp::BinaryImmediate(op, how), d, &[x, x], w),
+                    _ => Inst::new(MachineOp::UnaryImmediate(op, how), d, &[x], w),
                 });
             }
             Ssa::ToIntegerInRange => self.whole_into(d, operand(0), ty)?,
             Ssa::ToIntegerOrLeast { nearest } => {
                 let x = self.reg(operand(0))?;
                 let op = if *nearest { SINGLE_TO_NEAREST } else { SINGLE_TO_SHORT };
-                self.emit(Inst::new(Op::Unary(op), d, &[x], w));
+                self.emit(Inst::new(MachineOp::Unary(op), d, &[x], w));
             }
             Ssa::TruncateSaturated if self.has_masks => {
                 let from = self.ty(operand(0));
                 let x = self.reg(operand(0))?;
                 let op = narrow_saturated(from.kind.bytes(), ty.kind.bytes());
-                self.emit(Inst::new(Op::Narrow(op), d, &[x], width(from)));
+                self.emit(Inst::new(MachineOp::Narrow(op), d, &[x], width(from)));
             }
             Ssa::ExtendSigned | Ssa::ExtendUnsigned => self.widen_into(d, inst, ty)?,
             Ssa::Truncate => {
@@ -125,7 +125,7 @@ impl Selector<'_> {
                 let of = self.ty(operand(0));
                 let op = Opcode { evex: self.has_masks, ..packed(COMPARE, of.kind) };
                 let (a, b) = (self.reg(operand(0))?, self.reg(operand(1))?);
-                self.mask_into(d, of, Op::BinaryImmediate(op, LESS), [a, b])?;
+                self.mask_into(d, of, MachineOp::BinaryImmediate(op, LESS), [a, b])?;
             }
             Ssa::Compare(how) => self.compare_into(d, *how, [operand(0), operand(1)])?,
             Ssa::Select if self.ty(operand(0)).lanes > 1 => {
@@ -133,7 +133,7 @@ impl Selector<'_> {
                     return Err("a choice of masks".into());
                 }
                 let (k, a, b) = (self.mask(operand(0), ty.kind.bytes())?, self.reg(operand(1))?, self.reg(operand(2))?);
-                self.emit(Inst::new(Op::Blend(ty.kind.bytes()), d, &[k, b, a], w));
+                self.emit(Inst::new(MachineOp::Blend(ty.kind.bytes()), d, &[k, b, a], w));
             }
             Ssa::Select => {
                 if class_of(ty) == Class::Mask {
@@ -141,17 +141,17 @@ impl Selector<'_> {
                 }
                 let (a, b) = (self.reg(operand(1))?, self.reg(operand(2))?);
                 let condition = self.flags(operand(0))?;
-                self.emit(Inst::new(Op::Select(condition), d, &[a, b], w));
+                self.emit(Inst::new(MachineOp::Select(condition), d, &[a, b], w));
             }
             Ssa::ToReal => self.real_into(d, operand(0), ty)?,
             Ssa::Convert => {
                 let from = self.ty(operand(0));
                 let x = self.reg(operand(0))?;
-                let to_double = ty.kind == Kind::F64;
+                let to_double = ty.kind == LaneKind::F64;
                 if ty.lanes == 1 {
-                    self.emit(Inst::new(Op::Binary(convert_scalar(to_double)), d, &[x, x], 16));
+                    self.emit(Inst::new(MachineOp::Binary(convert_scalar(to_double)), d, &[x, x], 16));
                 } else {
-                    self.emit(Inst::new(Op::Unary(convert_packed(to_double)), d, &[x], w.max(width(from))));
+                    self.emit(Inst::new(MachineOp::Unary(convert_packed(to_double)), d, &[x], w.max(width(from))));
                 }
             }
             Ssa::Add
@@ -173,16 +173,16 @@ impl Selector<'_> {
             Ssa::DotOfHalves => self.dot_with(d, DOT_OF_HALVES, [operand(0), operand(1), operand(2)], true, ty)?,
             Ssa::Dot2 => {
                 let (sums, a, b) = (self.reg(operand(0))?, self.reg(operand(1))?, self.reg(operand(2))?);
-                let products = self.emit_new(Op::Binary(MULTIPLY_PAIRS), Class::Vector, &[a, b], w);
-                self.emit(Inst::new(Op::Binary(add_integers(false)), d, &[sums, products], w));
+                let products = self.emit_new(MachineOp::Binary(MULTIPLY_PAIRS), Class::Vector, &[a, b], w);
+                self.emit(Inst::new(MachineOp::Binary(add_integers(false)), d, &[sums, products], w));
             }
             Ssa::NearestBf16 => {
                 let x = self.reg(operand(0))?;
-                self.emit(Inst::new(Op::Unary(NEAREST_BF16), d, &[x], width(self.ty(operand(0)))));
+                self.emit(Inst::new(MachineOp::Unary(NEAREST_BF16), d, &[x], width(self.ty(operand(0)))));
             }
             Ssa::PickBytes => {
                 let (indices, a, b) = (self.reg(operand(0))?, self.reg(operand(1))?, self.reg(operand(2))?);
-                self.emit(Inst::new(Op::Tied(PICK_BYTES), d, &[indices, a, b], w));
+                self.emit(Inst::new(MachineOp::Tied(PICK_BYTES), d, &[indices, a, b], w));
             }
             Ssa::And | Ssa::Or | Ssa::Xor if class_of(ty) == Class::Vector => {
                 let op = match inst.op {
@@ -190,13 +190,13 @@ impl Selector<'_> {
                     Ssa::Or => OR,
                     _ => XOR,
                 };
-                self.binary_into(d, Op::Binary(op), operand(0), operand(1), false, ty)?;
+                self.binary_into(d, MachineOp::Binary(op), operand(0), operand(1), false, ty)?;
             }
             Ssa::And | Ssa::Or | Ssa::Xor => {
                 let all = self.constant(operand(1)).is_some_and(|bits| bits.iter().all(|b| *b == 1));
                 let a = self.reg(operand(0))?;
                 if inst.op == Ssa::Xor && all {
-                    self.emit(Inst::new(Op::MaskNot, d, &[a], 2));
+                    self.emit(Inst::new(MachineOp::MaskNot, d, &[a], 2));
                 } else {
                     let b = self.reg(operand(1))?;
                     let op = match inst.op {
@@ -204,7 +204,7 @@ impl Selector<'_> {
                         Ssa::Or => MASK_OR,
                         _ => MASK_XOR,
                     };
-                    self.emit(Inst::new(Op::MaskBinary(op), d, &[a, b], 2));
+                    self.emit(Inst::new(MachineOp::MaskBinary(op), d, &[a, b], 2));
                 }
             }
             Ssa::Splat => self.splat_into(d, operand(0), ty)?,
@@ -216,9 +216,17 @@ impl Selector<'_> {
         Ok(())
     }
 
-    pub(super) fn binary_into(&mut self, d: Reg, op: Op, a: Id, b: Id, commutes: bool, ty: Type) -> Result<(), String> {
+    pub(super) fn binary_into(
+        &mut self,
+        d: Reg,
+        op: MachineOp,
+        a: Id,
+        b: Id,
+        commutes: bool,
+        ty: Type,
+    ) -> Result<(), String> {
         let (mut a, mut b) = (a, b);
-        let may_fold = !matches!(op, Op::Binary(AND | AND_NOT | OR | XOR));
+        let may_fold = !matches!(op, MachineOp::Binary(AND | AND_NOT | OR | XOR));
         let mut folded = if may_fold { self.folded_operand(b) } else { None };
         if folded.is_none() && commutes && may_fold {
             folded = self.folded_operand(a);
@@ -241,10 +249,10 @@ impl Selector<'_> {
     /// The machine's minimum gives its second operand where one is NaN: right where that one is, or the first
     /// is a number.
     pub(super) fn extremum_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
-        let op = Op::Binary(arithmetic(if inst.op == Ssa::FMin { MINIMUM } else { MAXIMUM }, ty));
+        let op = MachineOp::Binary(arithmetic(if inst.op == Ssa::FMin { MINIMUM } else { MAXIMUM }, ty));
         let (a, b) = (inst.operands[0], inst.operands[1]);
         let is_number = |bits: &[u64]| match ty.kind {
-            Kind::F32 => bits.iter().all(|b| !f32::from_bits(*b as u32).is_nan()),
+            LaneKind::F32 => bits.iter().all(|b| !f32::from_bits(*b as u32).is_nan()),
             _ => bits.iter().all(|b| !f64::from_bits(*b).is_nan()),
         };
         let w = width(ty);
@@ -258,13 +266,17 @@ impl Selector<'_> {
         let least = self.emit_new(op, Class::Vector, &[a, b], w);
         if self.has_masks {
             let compare = Opcode { evex: true, ..packed(COMPARE, ty.kind) };
-            let none = self.emit_new(Op::BinaryImmediate(compare, UNORDERED), Class::Mask, &[a, a], w);
-            self.emit(Inst::new(Op::Blend(ty.kind.bytes()), d, &[none, least, a], w));
+            let none = self.emit_new(MachineOp::BinaryImmediate(compare, UNORDERED), Class::Mask, &[a, a], w);
+            self.emit(Inst::new(MachineOp::Blend(ty.kind.bytes()), d, &[none, least, a], w));
         } else {
             // A lane of ones is NaN.
-            let none =
-                self.emit_new(Op::BinaryImmediate(packed(COMPARE, ty.kind), UNORDERED), Class::Vector, &[a, a], w);
-            self.emit(Inst::new(Op::Binary(OR), d, &[least, none], w));
+            let none = self.emit_new(
+                MachineOp::BinaryImmediate(packed(COMPARE, ty.kind), UNORDERED),
+                Class::Vector,
+                &[a, a],
+                w,
+            );
+            self.emit(Inst::new(MachineOp::Binary(OR), d, &[least, none], w));
         }
         Ok(())
     }
@@ -282,8 +294,8 @@ impl Selector<'_> {
             }
         }
         let [mut a, mut b, c] = operands;
-        let [wide, negate_product, negate_addend] = [ty.kind == Kind::F64, negated[0] ^ negated[1], negated[2]];
-        let op = |addend| Op::Fma { wide, negate_product, negate_addend, addend };
+        let [wide, negate_product, negate_addend] = [ty.kind == LaneKind::F64, negated[0] ^ negated[1], negated[2]];
+        let op = |addend| MachineOp::Fma { wide, negate_product, negate_addend, addend };
         let w = width(ty);
         // A scalar's operation has its own width.
         let bytes = if ty.lanes == 1 { ty.bytes() } else { w };
@@ -310,22 +322,22 @@ impl Selector<'_> {
 
     pub(super) fn real_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
         let from = self.ty(x);
-        let wide = ty.kind == Kind::F64;
+        let wide = ty.kind == LaneKind::F64;
         if from.lanes == 1 {
             let long = self.compared_bytes(x)? == 8;
             let x = self.reg(x)?;
-            self.emit(Inst::new(Op::ToReal { wide, long }, d, &[x], 16));
+            self.emit(Inst::new(MachineOp::ToReal { wide, long }, d, &[x], 16));
             return Ok(());
         }
         let op = match (from.kind, wide) {
-            (Kind::I32, false) => SHORT_TO_SINGLE,
-            (Kind::I32, true) => SHORT_TO_DOUBLE,
-            (Kind::I64, false) if self.has_masks => LONG_TO_SINGLE,
-            (Kind::I64, true) if self.has_masks => LONG_TO_DOUBLE,
+            (LaneKind::I32, false) => SHORT_TO_SINGLE,
+            (LaneKind::I32, true) => SHORT_TO_DOUBLE,
+            (LaneKind::I64, false) if self.has_masks => LONG_TO_SINGLE,
+            (LaneKind::I64, true) if self.has_masks => LONG_TO_DOUBLE,
             _ => return Err("integers as reals".into()),
         };
         let x = self.reg(x)?;
-        self.emit(Inst::new(Op::Unary(op), d, &[x], width(from).max(width(ty))));
+        self.emit(Inst::new(MachineOp::Unary(op), d, &[x], width(from).max(width(ty))));
         Ok(())
     }
 }

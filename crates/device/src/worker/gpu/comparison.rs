@@ -8,7 +8,7 @@
 
 use super::POISON;
 use crate::failure::Failure;
-use crate::gpu::{Driver, Memory, Shape, Span, of_device};
+use crate::gpu::{Driver, DriverMemory, GuardedSpan, LaunchShape, of_device};
 use crate::guarded::KernelArgument;
 use std::sync::Arc;
 use tilewright_ir::reference::{Tolerance, relative_error_of};
@@ -34,9 +34,9 @@ pub struct Comparison<D: Driver> {
     driver: D,
     target: Target,
     code: D::Code,
-    output: Arc<Memory<D>>,
-    reference: Arc<Memory<D>>,
-    sums: Arc<Memory<D>>,
+    output: Arc<DriverMemory<D>>,
+    reference: Arc<DriverMemory<D>>,
+    sums: Arc<DriverMemory<D>>,
     n: usize,
     /// Sum of the squares of the reference, as the kernel sums them.
     squares: f64,
@@ -50,7 +50,7 @@ impl<D: Driver> Comparison<D> {
         driver: &D,
         target: &Target,
         dtype: DType,
-        output: &Arc<Memory<D>>,
+        output: &Arc<DriverMemory<D>>,
         reference: &[f64],
     ) -> Option<Comparison<D>> {
         let code = driver.load_ptx(&ptx(dtype, target)?, target)?.ok()?;
@@ -99,7 +99,9 @@ impl<D: Driver> Comparison<D> {
     fn sums(&self, tolerance: &Tolerance) -> Result<[f64; SUMS], Failure> {
         // What no thread wrote is no number.
         self.sums.fill(POISON).map_err(of_device::<D>)?;
-        let of = |memory: &Arc<Memory<D>>| KernelArgument::from(Span::whole(Arc::clone(memory), memory.n_bytes()));
+        let of = |memory: &Arc<DriverMemory<D>>| {
+            KernelArgument::from(GuardedSpan::whole(Arc::clone(memory), memory.n_bytes()))
+        };
         let number = |bits: u64| KernelArgument::Value(bits.to_ne_bytes().to_vec());
         let arguments = vec![
             of(&self.output),
@@ -110,7 +112,8 @@ impl<D: Driver> Comparison<D> {
             number(tolerance.rel.to_bits()),
         ];
         let axes = |n: usize| [n as i64, 1, 1];
-        let shape = Shape { name: "compare".to_owned(), grid: axes(BLOCKS), block: axes(THREADS), shared_bytes: 0 };
+        let shape =
+            LaunchShape { name: "compare".to_owned(), grid: axes(BLOCKS), block: axes(THREADS), shared_bytes: 0 };
         let gpu = self.target.gpu.as_ref().expect("invariant: the target is a GPU");
         let launch = D::launch_own(&self.code, &shape, gpu, arguments)?;
         self.driver.run(&[launch], 1).map_err(of_device::<D>)?;

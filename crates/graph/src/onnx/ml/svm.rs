@@ -1,21 +1,21 @@
 //! Support vector machines.
 
-use super::{Draft, Labels, Port, Transform, linear, two_classes, wide};
+use super::{Draft, Labels, Port, PostTransform, linear, two_classes, wide};
 use crate::error::{invalid, unsupported};
 use crate::op::{Binary, Clip, Import, MatMul, PairwiseCoupling, Reduce, ReduceKind, Unary, Variadic, Where};
 use crate::{DType, OpError};
 
 /// Kernel function: the similarity of a row and a support vector.
 #[derive(Debug, Clone, Copy)]
-enum Kernel {
+enum SvmKernel {
     Linear,
     Poly,
     Rbf,
     Sigmoid,
 }
 
-struct Machine {
-    kernel: Kernel,
+struct SupportVectors {
+    kernel: SvmKernel,
     /// Gamma, the constant and the degree.
     parameters: [f64; 3],
     coefficients: Vec<f64>,
@@ -23,16 +23,16 @@ struct Machine {
     vectors: Vec<f64>,
 }
 
-impl Machine {
-    fn read(node: &Import) -> Result<Machine, OpError> {
-        use Kernel as K;
+impl SupportVectors {
+    fn read(node: &Import) -> Result<SupportVectors, OpError> {
+        use SvmKernel as K;
         let known = [("LINEAR", K::Linear), ("POLY", K::Poly), ("RBF", K::Rbf), ("SIGMOID", K::Sigmoid)];
         let parameters = match &wide(node.floats("kernel_params")?)[..] {
             [] => [0.0; 3],
             &[gamma, constant, degree] => [gamma, constant, degree],
             other => return Err(invalid!("it has {} kernel_params instead of 3", other.len())),
         };
-        let machine = Machine {
+        let machine = SupportVectors {
             kernel: node.one_of("kernel_type", "LINEAR", &known)?,
             parameters,
             coefficients: wide(node.floats("coefficients")?),
@@ -51,16 +51,16 @@ impl Machine {
             return Err(invalid!("{} numbers are not {n} support vectors", self.vectors.len()));
         }
         let [gamma, constant, degree] = self.parameters;
-        let Kernel::Rbf = self.kernel else {
+        let SvmKernel::Rbf = self.kernel else {
             let product = linear(x, &self.vectors, n, &[], draft)?;
-            if let Kernel::Linear = self.kernel {
+            if let SvmKernel::Linear = self.kernel {
                 return Ok(product);
             }
             let (gamma, constant) = (draft.number(gamma), draft.number(constant));
             let scaled = draft.op(Binary::Mul, &[product, gamma]);
             let sum = draft.op(Binary::Add, &[scaled, constant]);
             return Ok(match (self.kernel, degree) {
-                (Kernel::Sigmoid, _) => draft.op(Unary::Tanh, &[sum]),
+                (SvmKernel::Sigmoid, _) => draft.op(Unary::Tanh, &[sum]),
                 (_, 2.0) => draft.op(Binary::Mul, &[sum, sum]),
                 (_, 3.0) => {
                     let square = draft.op(Binary::Mul, &[sum, sum]);
@@ -89,10 +89,10 @@ impl Machine {
 }
 
 pub(super) fn regressor(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
-    let machine = Machine::read(node)?;
+    let machine = SupportVectors::read(node)?;
     let (n, is_one_class) = (node.int_or("n_supports", 0)?, node.flag("one_class", false)?);
     // ONNX Runtime reads it, and does nothing with it.
-    let _ = Transform::read(node)?;
+    let _ = PostTransform::read(node)?;
     let x = draft.single(Port::Input(0));
     let x = draft.rows(x);
     let near = match usize::try_from(n).map_err(|_| invalid!("it has n_supports={n}"))? {
@@ -109,8 +109,8 @@ pub(super) fn regressor(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, O
 }
 
 pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
-    let machine = Machine::read(node)?;
-    let (labels, transform) = (Labels::read(node, "classlabels_ints")?, Transform::read(node)?);
+    let machine = SupportVectors::read(node)?;
+    let (labels, transform) = (Labels::read(node, "classlabels_ints")?, PostTransform::read(node)?);
     let counts = node.ints("vectors_per_class")?.unwrap_or_default();
     let (a, b) = (wide(node.floats("prob_a")?), wide(node.floats("prob_b")?));
     if labels.len() < 2 {
@@ -124,7 +124,8 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
         Some(n) if counts.len() == labels.len() => {
             let near = machine.near(x, n, draft)?;
             let counts: Vec<usize> = counts.iter().map(|&n| n as usize).collect();
-            pairwise(&machine, &labels, transform, &counts, [&a, &b], near, draft)
+            let classes = Classes { labels: &labels, counts: &counts, shares: [&a, &b], transform };
+            pairwise(&machine, &classes, near, draft)
         }
         _ => Err(invalid!("vectors_per_class {counts:?} does not fit {} classes", labels.len())),
     }
@@ -132,9 +133,9 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
 
 /// A score of each class, without support vectors.
 fn linear_machine(
-    machine: &Machine,
+    machine: &SupportVectors,
     labels: &Labels,
-    transform: Transform,
+    transform: PostTransform,
     has_shares: bool,
     x: Port,
     draft: &mut Draft,
@@ -152,16 +153,19 @@ fn linear_machine(
     Ok(vec![labels.at(place, draft), transform.of_many(scores, draft)])
 }
 
+/// Classes of a classifier with support vectors.
+struct Classes<'a> {
+    labels: &'a Labels,
+    /// Number of vectors of each.
+    counts: &'a [usize],
+    /// Factors and addends, by pairs, that make shares of scores; empty if it gives scores.
+    shares: [&'a [f64]; 2],
+    transform: PostTransform,
+}
+
 /// A score of each pair of classes, by the vectors of both.
-fn pairwise(
-    machine: &Machine,
-    labels: &Labels,
-    transform: Transform,
-    counts: &[usize],
-    shares: [&[f64]; 2],
-    near: Port,
-    draft: &mut Draft,
-) -> Result<Vec<Port>, OpError> {
+fn pairwise(machine: &SupportVectors, classes: &Classes, near: Port, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
+    let Classes { labels, counts, shares, transform } = *classes;
     let (n, n_vectors) = (labels.len(), counts.iter().sum::<usize>());
     let n_pairs = n * (n - 1) / 2;
     let fits = machine.coefficients.len() >= (n - 1) * n_vectors && machine.rho.len() >= n_pairs;
@@ -196,7 +200,7 @@ fn pairwise(
     let label = labels.at(place, draft);
     if shares[0].is_empty() {
         let out = match n {
-            2 => two_classes(scores, transform, transform != Transform::None, draft)?,
+            2 => two_classes(scores, transform, transform != PostTransform::None, draft)?,
             _ => transform.of_many(scores, draft),
         };
         return Ok(vec![label, out]);

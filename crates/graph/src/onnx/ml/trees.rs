@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::{Draft, Labels, Port, Transform, two_classes, wide};
+use super::{Draft, Labels, Port, PostTransform, two_classes, wide};
 use crate::error::{invalid, unsupported};
-use crate::op::{Aggregate, Binary, Forest, Import, Test, TreeEnsemble, TreeNode, Where};
+use crate::op::{Aggregate, Binary, DecisionTrees, Import, ThresholdTest, TreeEnsemble, TreeNode, Where};
 use crate::{DType, OpError};
 
 /// Numbers of an attribute: of f32, or a tensor.
@@ -28,15 +28,15 @@ fn place(number: i64, what: &str, n: usize) -> Result<usize, OpError> {
     place.ok_or_else(|| invalid!("it names {what} {number} of {n}"))
 }
 
-fn test(mode: &str) -> Result<Option<Test>, OpError> {
+fn test(mode: &str) -> Result<Option<ThresholdTest>, OpError> {
     Ok(Some(match mode {
         "LEAF" => return Ok(None),
-        "BRANCH_LEQ" => Test::AtMost,
-        "BRANCH_LT" => Test::Less,
-        "BRANCH_GTE" => Test::AtLeast,
-        "BRANCH_GT" => Test::Greater,
-        "BRANCH_EQ" => Test::Equal,
-        "BRANCH_NEQ" => Test::NotEqual,
+        "BRANCH_LEQ" => ThresholdTest::AtMost,
+        "BRANCH_LT" => ThresholdTest::Less,
+        "BRANCH_GTE" => ThresholdTest::AtLeast,
+        "BRANCH_GT" => ThresholdTest::Greater,
+        "BRANCH_EQ" => ThresholdTest::Equal,
+        "BRANCH_NEQ" => ThresholdTest::NotEqual,
         other => return Err(unsupported!("nodes of mode {other} are not supported")),
     }))
 }
@@ -51,16 +51,16 @@ fn check_lengths(n: usize, lists: &[(&str, usize)]) -> Result<(), OpError> {
 
 /// Trees as lists of nodes that name each other, with the weights of their leaves.
 #[derive(Debug)]
-struct Listed {
+struct NodeLists {
     nodes: Vec<TreeNode>,
     roots: Vec<usize>,
     /// Targets with their weights.
     weights: Vec<(usize, f64)>,
 }
 
-impl Listed {
+impl NodeLists {
     /// Reads the attributes of versions 1 and 3, whose weights' names begin so.
-    fn read(node: &Import, of_weights: &str, n_targets: usize) -> Result<Listed, OpError> {
+    fn read(node: &Import, of_weights: &str, n_targets: usize) -> Result<NodeLists, OpError> {
         let [trees, ids, features, holds, fails] = ["treeids", "nodeids", "featureids", "truenodeids", "falsenodeids"]
             .map(|name| ints(node, &format!("nodes_{name}")));
         let (trees, ids, features, holds, fails) = (trees?, ids?, features?, holds?, fails?);
@@ -113,12 +113,12 @@ impl Listed {
         }
         match roots.iter().find(|&&root| is_child[root]) {
             Some(&root) => Err(invalid!("the first node of tree {} is no root (save the model anew)", trees[root])),
-            None => Ok(Listed { nodes, roots, weights }),
+            None => Ok(NodeLists { nodes, roots, weights }),
         }
     }
 
-    fn forest(self, aggregate: Aggregate, n_targets: usize) -> Result<Forest, OpError> {
-        Forest::new(self.nodes, self.roots, self.weights, aggregate, n_targets)
+    fn forest(self, aggregate: Aggregate, n_targets: usize) -> Result<DecisionTrees, OpError> {
+        DecisionTrees::new(self.nodes, self.roots, self.weights, aggregate, n_targets)
     }
 }
 
@@ -150,7 +150,7 @@ fn leaf_weights(
     Ok((of_nodes.into_iter().map(|(_, target, weight)| (target, weight)).collect(), starts))
 }
 
-fn ensemble_of(forest: Forest, dtype: Option<DType>, draft: &mut Draft) -> Port {
+fn ensemble_of(forest: DecisionTrees, dtype: Option<DType>, draft: &mut Draft) -> Port {
     draft.op(TreeEnsemble { forest: Arc::new(forest), dtype }, &[Port::Input(0)])
 }
 
@@ -167,10 +167,10 @@ pub(super) fn regressor(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, O
     use Aggregate as A;
     let known = [("SUM", A::Sum), ("AVERAGE", A::Average), ("MIN", A::Min), ("MAX", A::Max)];
     let aggregate = node.one_of("aggregate_function", "SUM", &known)?;
-    let (n, transform) = (node.int_or("n_targets", 1)?, Transform::read(node)?);
+    let (n, transform) = (node.int_or("n_targets", 1)?, PostTransform::read(node)?);
     let n = place(n, "a number of targets", 1 << 20)?;
     let base = numbers(node, "base_values")?;
-    let forest = Listed::read(node, "target", n)?.forest(aggregate, n)?;
+    let forest = NodeLists::read(node, "target", n)?.forest(aggregate, n)?;
     if n == 0 || !base.is_empty() && base.len() != n {
         return Err(invalid!("{} base values do not fit {n} targets", base.len()));
     }
@@ -180,10 +180,10 @@ pub(super) fn regressor(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, O
 }
 
 pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
-    let (labels, transform) = (Labels::read(node, "classlabels_int64s")?, Transform::read(node)?);
+    let (labels, transform) = (Labels::read(node, "classlabels_int64s")?, PostTransform::read(node)?);
     let base = numbers(node, "base_values")?;
     let n = labels.len();
-    let listed = Listed::read(node, "class", n)?;
+    let listed = NodeLists::read(node, "class", n)?;
     if base.len() > n {
         return Err(invalid!("{} base values do not fit {n} classes", base.len()));
     }
@@ -191,7 +191,7 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
         1 => Err(unsupported!("a classifier of one class is not supported")),
         2 => of_two_classes(listed, &labels, transform, &base, draft),
         _ => {
-            let ranks = Ranks::of(&listed, n, &base);
+            let ranks = ScoredClasses::of(&listed, n, &base);
             let forest = listed.forest(Aggregate::Sum, n)?;
             let masks = ranks.masks(&forest)?;
             let scores = ensemble_of(forest, Some(DType::F32), draft);
@@ -216,15 +216,15 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
 }
 
 /// Classes that have a score for every row, be it by a base value or by all leaves of a tree.
-struct Ranks {
+struct ScoredClasses {
     /// Whether they have a base value.
     is_based: Vec<bool>,
     /// Each leaf of a tree has a weight for them.
     is_certain: Vec<bool>,
 }
 
-impl Ranks {
-    fn of(listed: &Listed, n: usize, base: &[f64]) -> Ranks {
+impl ScoredClasses {
+    fn of(listed: &NodeLists, n: usize, base: &[f64]) -> ScoredClasses {
         let is_based: Vec<bool> = (0..n).map(|class| class < base.len()).collect();
         let mut is_certain = is_based.clone();
         let (mut seen, mut stack) = (vec![false; listed.nodes.len()], Vec::new());
@@ -247,26 +247,26 @@ impl Ranks {
             }
             is_certain.iter_mut().zip(is_on_all).for_each(|(is, on_all)| *is |= on_all);
         }
-        Ranks { is_based, is_certain }
+        ScoredClasses { is_based, is_certain }
     }
 
     /// Copies the trees with all weights 1, so that they count the weights of each class; `None` where every
     /// class has a weight in any case.
-    fn masks(&self, forest: &Forest) -> Result<Option<Forest>, OpError> {
+    fn masks(&self, forest: &DecisionTrees) -> Result<Option<DecisionTrees>, OpError> {
         if self.is_certain.iter().all(|&is| is) {
             return Ok(None);
         }
         let ones = forest.weights().iter().map(|(target, _)| (*target, 1.0)).collect();
         let (nodes, roots) = (forest.nodes().to_vec(), forest.roots().to_vec());
-        Forest::new(nodes, roots, ones, Aggregate::Sum, forest.n_targets()).map(Some)
+        DecisionTrees::new(nodes, roots, ones, Aggregate::Sum, forest.n_targets()).map(Some)
     }
 }
 
 /// Two classes, of which often one alone has weights.
 fn of_two_classes(
-    mut listed: Listed,
+    mut listed: NodeLists,
     labels: &Labels,
-    transform: Transform,
+    transform: PostTransform,
     base: &[f64],
     draft: &mut Draft,
 ) -> Result<Vec<Port>, OpError> {
@@ -315,11 +315,11 @@ pub(super) fn ensemble(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, Op
         other => return Err(unsupported!("aggregate_function={other} is not supported")),
     };
     let transform = match node.int_or("post_transform", 0)? {
-        0 => Transform::None,
-        1 => Transform::Softmax,
-        2 => Transform::Logistic,
-        3 => Transform::SoftmaxZero,
-        4 => Transform::Probit,
+        0 => PostTransform::None,
+        1 => PostTransform::Softmax,
+        2 => PostTransform::Logistic,
+        3 => PostTransform::SoftmaxZero,
+        4 => PostTransform::Probit,
         other => return Err(unsupported!("post_transform={other} is not supported")),
     };
     let n = place(node.int_or("n_targets", 1)?, "a number of targets", 1 << 20)?;
@@ -328,7 +328,7 @@ pub(super) fn ensemble(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, Op
     Ok(vec![transform.of(scores, n, draft)])
 }
 
-fn general(node: &Import) -> Result<Listed, OpError> {
+fn general(node: &Import) -> Result<NodeLists, OpError> {
     let tensor = |name: &str| Ok::<_, OpError>(node.tensor(name)?.map(|tensor| tensor.floats()).unwrap_or_default());
     let [features, holds, fails, holds_leaf, fails_leaf] =
         ["featureids", "truenodeids", "falsenodeids", "trueleafs", "falseleafs"]
@@ -373,7 +373,14 @@ fn general(node: &Import) -> Result<Listed, OpError> {
             missing_holds,
             children,
         };
-        const TESTS: [Test; 6] = [Test::AtMost, Test::Less, Test::AtLeast, Test::Greater, Test::Equal, Test::NotEqual];
+        const TESTS: [ThresholdTest; 6] = [
+            ThresholdTest::AtMost,
+            ThresholdTest::Less,
+            ThresholdTest::AtLeast,
+            ThresholdTest::Greater,
+            ThresholdTest::Equal,
+            ThresholdTest::NotEqual,
+        ];
         nodes.push(match (TESTS.get(modes[at] as usize), modes[at]) {
             (Some(test), mode) if mode >= 0.0 => branch(*test, splits[at], missing_holds, children),
             (_, 6.0) => {
@@ -382,7 +389,8 @@ fn general(node: &Import) -> Result<Listed, OpError> {
                 // A chain of comparisons: the first one here, the others behind the leaves.
                 let next = |k: usize| n + n_leaves + behind.len() + k;
                 let fails = |k: usize| if k + 1 < set.len() { next(k) } else { children[1] };
-                let of = |k: usize| branch(Test::Equal, set[k], missing_holds && k == 0, [children[0], fails(k)]);
+                let of =
+                    |k: usize| branch(ThresholdTest::Equal, set[k], missing_holds && k == 0, [children[0], fails(k)]);
                 let (first, rest): (TreeNode, Vec<TreeNode>) = (of(0), (1..set.len()).map(of).collect());
                 behind.extend(rest);
                 first
@@ -397,5 +405,5 @@ fn general(node: &Import) -> Result<Listed, OpError> {
     let weights = weights
         .map(|(&target, weight)| Ok((place(target, "target", 1 << 20)?, weight)))
         .collect::<Result<_, OpError>>()?;
-    Ok(Listed { nodes, roots, weights })
+    Ok(NodeLists { nodes, roots, weights })
 }

@@ -9,9 +9,9 @@
 //! Tables of places: Matthews, "High-performance tensor contraction without transposition", SISC 2018; with
 //! us nothing but the copies knows of them.
 
-use super::{Flat, Load, Nest, Reduce};
+use super::{Flat, Load, ParallelNest, ReducedLoops};
 use crate::interp::Fault;
-use crate::reference::work::{Counter, Work};
+use crate::reference::work::{Counter, EvaluationProgress};
 use pulp::{Simd, WithSimd};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ const LEAST_COLUMNS: usize = 8;
 
 /// A row or a column.
 #[derive(Clone, Copy)]
-struct Line {
+struct FactorLine {
     /// Contribution to the position in the result.
     to: i64,
     /// Contribution to the position in the factor.
@@ -40,14 +40,14 @@ struct Line {
 }
 
 /// Columns for which the same iterations of the reduction count: at the others a factor is zero.
-struct Group {
-    columns: Vec<Line>,
+struct ColumnGroup {
+    columns: Vec<FactorLine>,
     /// Iterations of the reduction: contributions to the positions in both factors.
     depth: Vec<[i64; 2]>,
 }
 
 /// Whether a nest is a sum of products of matrices that are worth the copies, with whatever values.
-pub(super) fn pays(nest: &Nest<'_>) -> bool {
+pub(super) fn pays(nest: &ParallelNest<'_>) -> bool {
     let Some((scalar, vector)) = &nest.product else { return false };
     let [rows, columns, _] = sides(nest, scalar, vector);
     let [less, more] = [nest.n_of(&rows).min(nest.n_of(&columns)), nest.n_of(&rows).max(nest.n_of(&columns))];
@@ -55,7 +55,7 @@ pub(super) fn pays(nest: &Nest<'_>) -> bool {
 }
 
 /// The axes of the result that are of one factor alone, of the other alone, and of both.
-fn sides(nest: &Nest<'_>, one: &Load, other: &Load) -> [Vec<usize>; 3] {
+fn sides(nest: &ParallelNest<'_>, one: &Load, other: &Load) -> [Vec<usize>; 3] {
     let parallel = nest.outer.iter().chain([&nest.across, &nest.row]).copied();
     let mut sides = [const { Vec::new() }; 3];
     for axis in parallel.filter(|axis| nest.axes[*axis].extent > 1) {
@@ -75,32 +75,32 @@ pub(super) struct Product<'a> {
     factors: [Cow<'a, [f64]>; 2],
     /// Start of each product: in the result, the rows, the columns.
     starts: Vec<[i64; 3]>,
-    rows: Vec<Line>,
-    groups: Vec<Group>,
+    rows: Vec<FactorLine>,
+    groups: Vec<ColumnGroup>,
 }
 
 impl<'a> Product<'a> {
     /// The nest as products of matrices, where that pays.
-    pub(super) fn of(nest: &Nest<'_>, memory: &'a [Vec<f64>]) -> Option<Product<'a>> {
+    pub(super) fn of(nest: &ParallelNest<'_>, memory: &'a [Vec<f64>]) -> Option<Product<'a>> {
         let (scalar, vector) = nest.product.as_ref()?;
-        if !matches!(nest.reduce, Some(Reduce { afresh: true, .. })) {
+        if !matches!(nest.reduce, Some(ReducedLoops { afresh: true, .. })) {
             return None;
         }
         let [mut rows, mut columns, batch] = sides(nest, scalar, vector);
         let (mut of_rows, mut of_columns) = (scalar, vector);
-        let mut grid = Grid::of(nest, memory, of_columns, of_rows, &batch);
+        let mut grid = NonzeroGrid::of(nest, memory, of_columns, of_rows, &batch);
         if grid.is_dense() {
             if !pays(nest) {
                 return None;
             }
             if nest.n_of(&columns) < nest.n_of(&rows).min(WIDEST) {
                 (rows, columns, of_rows, of_columns) = (columns, rows, of_columns, of_rows);
-                grid = Grid::of(nest, memory, of_columns, of_rows, &batch);
+                grid = NonzeroGrid::of(nest, memory, of_columns, of_rows, &batch);
             }
         }
         let values_of = |load: &Load| memory[load.buffer.0 as usize].as_slice();
-        let line = |values: &[i64]| Line { to: nest.at.part(values), from: grid.part(values) };
-        let mut groups: BTreeMap<Vec<i64>, Vec<Line>> = BTreeMap::new();
+        let line = |values: &[i64]| FactorLine { to: nest.at.part(values), from: grid.part(values) };
+        let mut groups: BTreeMap<Vec<i64>, Vec<FactorLine>> = BTreeMap::new();
         if grid.is_dense() {
             groups.insert(vec![0; grid.dimensions.len()], nest.each(&columns, line));
         } else {
@@ -111,22 +111,22 @@ impl<'a> Product<'a> {
             let (rests, at) = grid.at(values);
             depths.entry(rests).or_default().push([of_rows.flat.part(values), at]);
         });
-        let group = |(rests, columns): (Vec<i64>, Vec<Line>)| Group {
+        let group = |(rests, columns): (Vec<i64>, Vec<FactorLine>)| ColumnGroup {
             columns,
             depth: depths.remove(&rests).unwrap_or_default(),
         };
         Some(Product {
             starts: nest.each(&batch, |values| [nest.at.at(values), of_rows.flat.at(values), grid.part(values)]),
-            rows: nest.each(&rows, |values| Line { to: nest.at.part(values), from: of_rows.flat.part(values) }),
+            rows: nest.each(&rows, |values| FactorLine { to: nest.at.part(values), from: of_rows.flat.part(values) }),
             groups: groups.into_iter().map(group).collect(),
             factors: [values_of(of_rows).into(), grid.values(values_of(of_columns))],
         })
     }
 
     /// Carries it out.
-    pub(super) fn run(&self, to: &[AtomicU64], n_threads: usize, work: &Work) -> Result<(), Fault> {
+    pub(super) fn run(&self, to: &[AtomicU64], n_threads: usize, work: &EvaluationProgress) -> Result<(), Fault> {
         let (mut n_rows, mut n_columns) = (MOST_ROWS, MOST_COLUMNS);
-        let n_blocks = |group: &Group, n_rows, n_columns| {
+        let n_blocks = |group: &ColumnGroup, n_rows, n_columns| {
             self.rows.len().div_ceil(n_rows) * group.columns.len().div_ceil(n_columns)
         };
         let n_tasks = |n_rows, n_columns| {
@@ -144,7 +144,8 @@ impl<'a> Product<'a> {
             n_before += n_blocks(group, n_rows, n_columns);
         }
         work.share(n_tasks(n_rows, n_columns), n_threads, || {
-            let mut space = Space { rows: Vec::new(), columns: Vec::new(), sums: Vec::new(), counter: work.counter() };
+            let mut space =
+                ScratchBuffers { rows: Vec::new(), columns: Vec::new(), sums: Vec::new(), counter: work.counter() };
             let firsts = &firsts;
             move |task| {
                 let (start, task) = (self.starts[task / n_before], task % n_before);
@@ -163,9 +164,9 @@ impl<'a> Product<'a> {
     fn block(
         &self,
         [start, of_rows, of_columns]: [i64; 3],
-        [rows, columns]: [&[Line]; 2],
+        [rows, columns]: [&[FactorLine]; 2],
         depth: &[[i64; 2]],
-        space: &mut Space,
+        space: &mut ScratchBuffers,
         to: &[AtomicU64],
     ) {
         let [height, width] = pulp::Arch::new().dispatch(Panels);
@@ -176,7 +177,7 @@ impl<'a> Product<'a> {
             let of_factor = |at: usize| depth.iter().map(|places| places[at]).collect::<Vec<_>>();
             copy(&mut space.rows, &self.factors[0], of_rows, rows, &of_factor(0), height);
             copy(&mut space.columns, &self.factors[1], of_columns, columns, &of_factor(1), width);
-            pulp::Arch::new().dispatch(Block {
+            pulp::Arch::new().dispatch(PanelUpdate {
                 depth: depth.len(),
                 rows: &space.rows,
                 columns: &space.columns,
@@ -197,11 +198,11 @@ impl<'a> Product<'a> {
 
 /// The places of a factor at which there are values other than zero: in each dimension every so-manieth one,
 /// as where a transposed convolution spreads its input. What is zero is neither copied nor multiplied.
-struct Grid {
-    dimensions: Vec<Dimension>,
+struct NonzeroGrid {
+    dimensions: Vec<ProductDimension>,
 }
 
-struct Dimension {
+struct ProductDimension {
     place: Flat,
     extent: i64,
     /// The values are at this place and each period behind it.
@@ -211,18 +212,18 @@ struct Dimension {
     stride: i64,
 }
 
-impl Grid {
+impl NonzeroGrid {
     /// The grid of a factor; the dense one where the `other` factor has what times zero is not zero.
-    fn of(nest: &Nest<'_>, memory: &[Vec<f64>], load: &Load, other: &Load, batch: &[usize]) -> Grid {
+    fn of(nest: &ParallelNest<'_>, memory: &[Vec<f64>], load: &Load, other: &Load, batch: &[usize]) -> NonzeroGrid {
         let shape = &nest.program.buffer(load.buffer).shape;
-        let dense = |(place, extent): (&Flat, &i64)| Dimension {
+        let dense = |(place, extent): (&Flat, &i64)| ProductDimension {
             place: place.clone(),
             extent: *extent,
             first: 0,
             period: 1,
             stride: 0,
         };
-        let mut dimensions: Vec<Dimension> = load.subscripts.iter().zip(shape).map(dense).collect();
+        let mut dimensions: Vec<ProductDimension> = load.subscripts.iter().zip(shape).map(dense).collect();
         let values = &memory[load.buffer.0 as usize];
         let sample = values.iter().step_by(values.len() / 1024 + 1);
         let n_sampled = sample.len();
@@ -244,7 +245,7 @@ impl Grid {
             dimension.stride = stride;
             stride *= dimension.n_places();
         }
-        Grid { dimensions }
+        NonzeroGrid { dimensions }
     }
 
     /// Whether it has all places.
@@ -294,7 +295,7 @@ impl Grid {
     }
 }
 
-impl Dimension {
+impl ProductDimension {
     fn n_places(&self) -> i64 {
         (self.extent - self.first + self.period - 1) / self.period
     }
@@ -325,7 +326,7 @@ fn common_divisor(a: usize, b: usize) -> usize {
 }
 
 /// Scratch buffers of a thread.
-struct Space<'a> {
+struct ScratchBuffers<'a> {
     rows: Vec<f64>,
     columns: Vec<f64>,
     sums: Vec<f64>,
@@ -334,7 +335,7 @@ struct Space<'a> {
 
 /// Copies `[depth, lines]` of a factor into panels of so many lines, `[panels, depth, width]`, the last
 /// filled up with zeros.
-fn copy(out: &mut Vec<f64>, from: &[f64], start: i64, lines: &[Line], depth: &[i64], width: usize) {
+fn copy(out: &mut Vec<f64>, from: &[f64], start: i64, lines: &[FactorLine], depth: &[i64], width: usize) {
     out.clear();
     out.resize(lines.len().next_multiple_of(width) * depth.len(), 0.0);
     // Whoever walks along the reduction line by line needs all of the lines' memory again for the next one,
@@ -396,7 +397,7 @@ impl WithSimd for Panels {
 }
 
 /// `sums += rows · columns`, both in panels.
-struct Block<'a> {
+struct PanelUpdate<'a> {
     depth: usize,
     rows: &'a [f64],
     columns: &'a [f64],
@@ -405,7 +406,7 @@ struct Block<'a> {
     n_columns: usize,
 }
 
-impl WithSimd for Block<'_> {
+impl WithSimd for PanelUpdate<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -418,7 +419,7 @@ impl WithSimd for Block<'_> {
     }
 }
 
-impl Block<'_> {
+impl PanelUpdate<'_> {
     #[inline(always)]
     fn add<S: Simd, const ROWS: usize>(self, simd: S) {
         let width = VECTORS * S::F64_LANES;

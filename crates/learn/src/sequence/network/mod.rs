@@ -7,9 +7,11 @@ use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
 
-use super::beam::{Answer, Decoder};
+use super::beam::{Decoder, LikelyAnswer};
 use super::{Architecture, Training, Vocabulary};
-use crate::tape::{Builder, Dense, Lstm, Parameters, Rows, Tape, Var, Weight, both_ways, forth, log_softmax};
+use crate::tape::{
+    Dense, LayerBuilder, Lstm, NumberRows, Parameters, Tape, Var, Weight, both_ways, forth, log_softmax,
+};
 
 pub(super) use tokens::Tokens;
 pub(super) use training::train;
@@ -24,7 +26,7 @@ const N_CONVOLUTIONS: usize = 2;
 
 /// Shape of a network, which decides its layers beside the vocabulary.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct Shape {
+pub(super) struct NetworkShape {
     pub(super) architecture: Architecture,
     pub(super) n_hidden: usize,
     pub(super) tokens: Tokens,
@@ -32,7 +34,7 @@ pub(super) struct Shape {
     pub(super) sizes: Vec<usize>,
 }
 
-impl Shape {
+impl NetworkShape {
     /// Whether it is one for this vocabulary.
     pub(super) fn fits(&self, vocabulary: &Vocabulary) -> bool {
         let sizes = vocabulary.parameters.iter().map(|p| p.values.len());
@@ -45,8 +47,8 @@ impl Shape {
 
 /// A network and its weights.
 #[derive(Debug, Clone)]
-pub(super) struct Network {
-    shape: Shape,
+pub(super) struct SequenceNetwork {
+    shape: NetworkShape,
     layers: Layers,
     parameters: Parameters,
 }
@@ -54,60 +56,65 @@ pub(super) struct Network {
 /// Weights of the layers.
 #[derive(Debug, Clone)]
 struct Layers {
-    body: Body,
+    body: NetworkBody,
     /// Output layer of each parameter, from a state to its values' scores.
     heads: Vec<Dense>,
 }
 
 #[derive(Debug, Clone)]
-enum Body {
+enum NetworkBody {
     EncDec { encoder: Lstm, decoder: Lstm },
     Attention { encoder: [Lstm; 2], keys: Dense, query: Weight, energy: Weight, decoder: Lstm },
     Hybrid { convolutions: Vec<Dense>, first: [Lstm; 2], second: [Lstm; 2] },
 }
 
 /// A layer whose weights are drawn alike whichever way they are passed.
-fn dense(builder: &mut Builder, name: &str, n_inputs: usize, n_outputs: usize) -> Dense {
+fn dense(builder: &mut LayerBuilder, name: &str, n_inputs: usize, n_outputs: usize) -> Dense {
     builder.dense(name, n_inputs, n_outputs, both_ways(n_inputs, n_outputs))
 }
 
 /// An LSTM whose cells remember until they learn to forget.
-fn lstm(builder: &mut Builder, name: &str, n_inputs: usize, n_hidden: usize) -> Lstm {
+fn lstm(builder: &mut LayerBuilder, name: &str, n_inputs: usize, n_hidden: usize) -> Lstm {
     builder.lstm(name, n_inputs, n_hidden, [both_ways(n_inputs, n_hidden), forth(n_hidden)], 1.0)
 }
 
 /// An LSTM for each direction.
-fn two_lstms(builder: &mut Builder, name: &str, n_inputs: usize, n_hidden: usize) -> [Lstm; 2] {
+fn two_lstms(builder: &mut LayerBuilder, name: &str, n_inputs: usize, n_hidden: usize) -> [Lstm; 2] {
     ["forward", "backward"].map(|way| lstm(builder, &format!("{name}.{way}"), n_inputs, n_hidden))
 }
 
-impl Network {
+impl SequenceNetwork {
     /// A network that knows nothing yet.
-    fn new(architecture: Architecture, vocabulary: &Vocabulary, tokens: Tokens, training: &Training) -> Network {
+    fn new(
+        architecture: Architecture,
+        vocabulary: &Vocabulary,
+        tokens: Tokens,
+        training: &Training,
+    ) -> SequenceNetwork {
         let sizes = vocabulary.parameters.iter().map(|p| p.values.len()).collect();
-        let shape = Shape { architecture, n_hidden: training.n_hidden, tokens, sizes };
-        Network::drawn(shape, training.seed)
+        let shape = NetworkShape { architecture, n_hidden: training.n_hidden, tokens, sizes };
+        SequenceNetwork::drawn(shape, training.seed)
     }
 
     /// The network of this shape with the weights that `read` gives by name; `read` knows how many there
     /// should be.
     pub(super) fn read<E>(
-        shape: Shape,
+        shape: NetworkShape,
         mut read: impl FnMut(&str, usize) -> Result<Vec<f32>, E>,
-    ) -> Result<Network, E> {
+    ) -> Result<SequenceNetwork, E> {
         // What is drawn is thrown away; names and sizes are kept.
-        let mut network = Network::drawn(shape, 0);
+        let mut network = SequenceNetwork::drawn(shape, 0);
         let read = |(name, values): (&str, &[f32])| read(name, values.len());
         let values = network.parameters.iter().map(read).collect::<Result<Vec<_>, E>>()?;
         network.set(values);
         Ok(network)
     }
 
-    fn drawn(shape: Shape, seed: u64) -> Network {
+    fn drawn(shape: NetworkShape, seed: u64) -> SequenceNetwork {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        let mut builder = Builder::new(&mut rng);
+        let mut builder = LayerBuilder::new(&mut rng);
         let layers = layers(&shape, &mut builder);
-        Network { shape, layers, parameters: builder.finish() }
+        SequenceNetwork { shape, layers, parameters: builder.finish() }
     }
 
     /// Gives all weights other values.
@@ -115,7 +122,7 @@ impl Network {
         self.parameters.update(|arrays| arrays.zip(values).for_each(|(array, values)| *array = values));
     }
 
-    pub(super) fn shape(&self) -> &Shape {
+    pub(super) fn shape(&self) -> &NetworkShape {
         &self.shape
     }
 
@@ -126,19 +133,19 @@ impl Network {
 
     /// Makes a decoder of the answers for a problem.
     pub(super) fn decoder(&self, problem: &[i64]) -> impl Decoder {
-        let mut run = Run::new(self, self.shape.tokens.rows(&[problem]), 1, None);
+        let mut run = NetworkRun::new(self, self.shape.tokens.rows(&[problem]), 1, None);
         run.encode();
         NetworkDecoder { run }
     }
 }
 
-fn layers(shape: &Shape, builder: &mut Builder) -> Layers {
+fn layers(shape: &NetworkShape, builder: &mut LayerBuilder) -> Layers {
     let (width, n_hidden) = (shape.tokens.width(), shape.n_hidden);
     let n_values: usize = shape.sizes.iter().sum();
     let (body, n_outputs) = match shape.architecture {
         Architecture::EncDec => {
             let encoder = lstm(builder, "encoder", width, n_hidden);
-            (Body::EncDec { encoder, decoder: lstm(builder, "decoder", n_values, n_hidden) }, n_hidden)
+            (NetworkBody::EncDec { encoder, decoder: lstm(builder, "decoder", n_values, n_hidden) }, n_hidden)
         }
         Architecture::Attn | Architecture::Attn2 => {
             let n_decoder = 2 * n_hidden;
@@ -150,7 +157,7 @@ fn layers(shape: &Shape, builder: &mut Builder) -> Layers {
             let (query, energy) = (weight("query", n_decoder, N_ATTENTION), weight("energy", N_ATTENTION, 1));
             let fed_back = if shape.architecture == Architecture::Attn { n_values } else { 0 };
             let decoder = lstm(builder, "decoder", 2 * n_hidden + fed_back, n_decoder);
-            (Body::Attention { encoder, keys, query, energy, decoder }, n_decoder)
+            (NetworkBody::Attention { encoder, keys, query, energy, decoder }, n_decoder)
         }
         Architecture::Hybrid | Architecture::Hybrid2 => {
             let (mut width, mut n_steps) = (width, shape.tokens.n_steps());
@@ -162,7 +169,7 @@ fn layers(shape: &Shape, builder: &mut Builder) -> Layers {
             }
             let first = two_lstms(builder, "first", n_steps * width, n_hidden);
             let second = two_lstms(builder, "second", 2 * n_hidden, n_hidden);
-            (Body::Hybrid { convolutions, first, second }, 2 * n_hidden)
+            (NetworkBody::Hybrid { convolutions, first, second }, 2 * n_hidden)
         }
         Architecture::Chain => panic!("invariant: a chain is no network"),
     };
@@ -171,12 +178,12 @@ fn layers(shape: &Shape, builder: &mut Builder) -> Layers {
 }
 
 /// Dropout masks of training, drawn once for all steps of a sequence (Gal and Ghahramani, 2016).
-struct Dropout<'a> {
+struct DropoutMasks<'a> {
     share: f32,
     rng: &'a mut Xoshiro256PlusPlus,
 }
 
-impl Dropout<'_> {
+impl DropoutMasks<'_> {
     fn mask(&mut self, n: usize) -> Vec<f32> {
         let kept = 1.0 / (1.0 - self.share);
         (0..n).map(|_| if self.rng.random::<f32>() < self.share { 0.0 } else { kept }).collect()
@@ -184,25 +191,25 @@ impl Dropout<'_> {
 }
 
 /// A network at work on some problems.
-struct Run<'a> {
-    network: &'a Network,
+struct NetworkRun<'a> {
+    network: &'a SequenceNetwork,
     tape: Tape<'a>,
     /// The problems; with a beam, the prefixes of one.
     n: usize,
-    inputs: Rows,
-    dropout: Option<Dropout<'a>>,
+    inputs: NumberRows,
+    dropout: Option<DropoutMasks<'a>>,
     decoding: Decoding,
 }
 
 /// State of the decoding.
 enum Decoding {
     Begun,
-    /// The decoder of `Body::EncDec`.
+    /// The decoder of `NetworkBody::EncDec`.
     Recurrent {
         cell: Var,
         masks: Masks,
     },
-    /// The decoder of `Body::Attention`; `cell` is none before the first step.
+    /// The decoder of `NetworkBody::Attention`; `cell` is none before the first step.
     Attending {
         keys: Var,
         values: Var,
@@ -222,10 +229,15 @@ struct Masks {
     state: Option<Vec<f32>>,
 }
 
-impl<'a> Run<'a> {
-    fn new(network: &'a Network, inputs: Rows, n: usize, dropout: Option<Dropout<'a>>) -> Run<'a> {
+impl<'a> NetworkRun<'a> {
+    fn new(
+        network: &'a SequenceNetwork,
+        inputs: NumberRows,
+        n: usize,
+        dropout: Option<DropoutMasks<'a>>,
+    ) -> NetworkRun<'a> {
         let tape = Tape::new(&network.parameters);
-        Run { network, tape, n, inputs, dropout, decoding: Decoding::Begun }
+        NetworkRun { network, tape, n, inputs, dropout, decoding: Decoding::Begun }
     }
 
     fn masks(&mut self, n_inputs: usize, n_hidden: usize) -> Masks {
@@ -248,13 +260,20 @@ impl<'a> Run<'a> {
     }
 
     /// The states after each step; with `constant`, every step enters alike.
-    fn states(&mut self, lstm: Lstm, entering: Var, n_steps: usize, way: Way, mask: &Option<Vec<f32>>) -> Vec<Var> {
+    fn states(
+        &mut self,
+        lstm: Lstm,
+        entering: Var,
+        n_steps: usize,
+        way: StepOrder,
+        mask: &Option<Vec<f32>>,
+    ) -> Vec<Var> {
         let mut states: Vec<Var> = Vec::with_capacity(n_steps);
         for i in 0..n_steps {
             let row = match way {
-                Way::Forward => i * self.n,
-                Way::Backward => (n_steps - 1 - i) * self.n,
-                Way::Constant => 0,
+                StepOrder::Forward => i * self.n,
+                StepOrder::Backward => (n_steps - 1 - i) * self.n,
+                StepOrder::Constant => 0,
             };
             let state = self.step(lstm, entering, row, states.last().copied(), mask);
             states.push(state);
@@ -266,20 +285,20 @@ impl<'a> Run<'a> {
     fn encode(&mut self) {
         let network = self.network;
         let n_steps = network.shape.tokens.n_steps();
-        let inputs = std::mem::replace(&mut self.inputs, Rows::zeros(0, 1));
+        let inputs = std::mem::replace(&mut self.inputs, NumberRows::zeros(0, 1));
         let inputs = self.tape.constant(inputs);
         let n_hidden = network.shape.n_hidden;
         let n_values: usize = network.shape.sizes.iter().sum();
         self.decoding = match &network.layers.body {
-            Body::EncDec { encoder, .. } => {
+            NetworkBody::EncDec { encoder, .. } => {
                 let entering = self.tape.dense(inputs, encoder.entering);
-                let states = self.states(*encoder, entering, n_steps, Way::Forward, &None);
+                let states = self.states(*encoder, entering, n_steps, StepOrder::Forward, &None);
                 let masks = self.masks(n_values, n_hidden);
                 Decoding::Recurrent { cell: states[n_steps - 1], masks }
             }
-            Body::Attention { encoder, keys: key, decoder, .. } => {
-                let [forward, backward] = [Way::Forward, Way::Backward].map(|way| {
-                    let lstm = encoder[usize::from(way == Way::Backward)];
+            NetworkBody::Attention { encoder, keys: key, decoder, .. } => {
+                let [forward, backward] = [StepOrder::Forward, StepOrder::Backward].map(|way| {
+                    let lstm = encoder[usize::from(way == StepOrder::Backward)];
                     let entering = self.tape.dense(inputs, lstm.entering);
                     self.states(lstm, entering, n_steps, way, &None)
                 });
@@ -291,7 +310,7 @@ impl<'a> Run<'a> {
                 let masks = self.masks(n_inputs, 2 * n_hidden);
                 Decoding::Attending { keys, values, cell: None, masks }
             }
-            Body::Hybrid { convolutions, first, second } => {
+            NetworkBody::Hybrid { convolutions, first, second } => {
                 let mut steps = inputs;
                 let mut n_left = n_steps;
                 for &convolution in convolutions {
@@ -316,7 +335,7 @@ impl<'a> Run<'a> {
             let masks = self.masks(width, n_hidden);
             let input = self.masked(flat, &masks.input);
             let entering = self.tape.dense(input, lstm.entering);
-            self.states(lstm, entering, n_outputs, Way::Constant, &masks.state)
+            self.states(lstm, entering, n_outputs, StepOrder::Constant, &masks.state)
         });
         let layered = self.network.shape.architecture == Architecture::Hybrid2;
         // What was written last by either way is the input of every step, or each step has its own.
@@ -327,12 +346,12 @@ impl<'a> Run<'a> {
                 self.tape.beside(&[firsts[0][at], firsts[1][backward]])
             })
             .collect();
-        let mut ways = second.iter().zip([Way::Forward, Way::Backward]).map(|(&lstm, way)| {
+        let mut ways = second.iter().zip([StepOrder::Forward, StepOrder::Backward]).map(|(&lstm, way)| {
             let masks = self.masks(2 * n_hidden, n_hidden);
             let masked: Vec<Var> = between.iter().map(|&b| self.masked(b, &masks.input)).collect();
             let stacked = self.tape.stack(&masked);
             let entering = self.tape.dense(stacked, lstm.entering);
-            let way = if layered { Way::Constant } else { way };
+            let way = if layered { StepOrder::Constant } else { way };
             self.states(lstm, entering, n_outputs, way, &masks.state)
         });
         let forward = ways.next().expect("invariant: two ways");
@@ -352,7 +371,7 @@ impl<'a> Run<'a> {
         let network = self.network;
         let decoding = std::mem::replace(&mut self.decoding, Decoding::Begun);
         let state = match (&network.layers.body, decoding) {
-            (Body::EncDec { decoder, .. }, Decoding::Recurrent { cell, masks }) => {
+            (NetworkBody::EncDec { decoder, .. }, Decoding::Recurrent { cell, masks }) => {
                 let token = self.token(at, written);
                 let input = self.masked(token, &masks.input);
                 let entering = self.tape.dense(input, decoder.entering);
@@ -360,9 +379,12 @@ impl<'a> Run<'a> {
                 self.decoding = Decoding::Recurrent { cell, masks };
                 cell
             }
-            (Body::Attention { query, energy, decoder, .. }, Decoding::Attending { keys, values, cell, masks }) => {
+            (
+                NetworkBody::Attention { query, energy, decoder, .. },
+                Decoding::Attending { keys, values, cell, masks },
+            ) => {
                 let before =
-                    cell.unwrap_or_else(|| self.tape.constant(Rows::zeros(self.n, 2 * network.shape.n_hidden)));
+                    cell.unwrap_or_else(|| self.tape.constant(NumberRows::zeros(self.n, 2 * network.shape.n_hidden)));
                 let query = self.tape.product(before, *query);
                 let context = self.tape.attention(keys, query, values, *energy);
                 let mut parts = vec![context];
@@ -376,7 +398,7 @@ impl<'a> Run<'a> {
                 self.decoding = Decoding::Attending { keys, values, cell: Some(cell), masks };
                 cell
             }
-            (Body::Hybrid { .. }, Decoding::Done { states }) => {
+            (NetworkBody::Hybrid { .. }, Decoding::Done { states }) => {
                 let state = states[at];
                 self.decoding = Decoding::Done { states };
                 state
@@ -389,7 +411,7 @@ impl<'a> Run<'a> {
     /// The values of the parameter before, as tokens; none before the first.
     fn token(&mut self, at: usize, written: Option<&[u32]>) -> Var {
         let sizes = &self.network.shape.sizes;
-        let mut tokens = Rows::zeros(self.n, sizes.iter().sum());
+        let mut tokens = NumberRows::zeros(self.n, sizes.iter().sum());
         if at > 0 {
             let from: usize = sizes[..at - 1].iter().sum();
             let written = written.expect("invariant: a value was written before");
@@ -414,7 +436,7 @@ impl<'a> Run<'a> {
                         let width = steps.n_columns;
                         let of_first = steps.values.chunks_exact(n * width).map(|step| &step[..width]);
                         let repeated = of_first.flat_map(|row| row.repeat(parents.len())).collect();
-                        *var = self.tape.constant(Rows { n_columns: width, values: repeated });
+                        *var = self.tape.constant(NumberRows { n_columns: width, values: repeated });
                     }
                 }
             }
@@ -425,18 +447,18 @@ impl<'a> Run<'a> {
 
 /// Order in which an LSTM sees steps, or that all steps are alike.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum StepOrder {
     Forward,
     Backward,
     Constant,
 }
 
 struct NetworkDecoder<'a> {
-    run: Run<'a>,
+    run: NetworkRun<'a>,
 }
 
 impl Decoder for NetworkDecoder<'_> {
-    fn next(&mut self, prefixes: &[Answer], parents: &[usize]) -> Vec<f32> {
+    fn next(&mut self, prefixes: &[LikelyAnswer], parents: &[usize]) -> Vec<f32> {
         let at = prefixes[0].values.len();
         if !self.run.feeds_back() {
             let scores = self.run.decode(at, None);
@@ -455,7 +477,7 @@ impl Decoder for NetworkDecoder<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{ARCHITECTURES, Encoding, Example, Field, FieldKind, Parameter};
+    use super::super::{ARCHITECTURES, Encoding, Example, Field, FieldKind, KernelParameter};
     use super::*;
     use crate::tape::gradients;
 
@@ -467,7 +489,7 @@ mod tests {
     #[test]
     fn gradients_are_those_of_the_loss() {
         let field = |name: &str| Field { name: name.into(), kind: FieldKind::Integer };
-        let parameter = |n: u32| Parameter { name: "p".into(), values: (0..n).map(|v| v.to_string()).collect() };
+        let parameter = |n: u32| KernelParameter { name: "p".into(), values: (0..n).map(|v| v.to_string()).collect() };
         let vocabulary = Vocabulary {
             fields: ["a", "b", "c", "d"].map(field).to_vec(),
             parameters: [3, 2, 4].map(parameter).to_vec(),
@@ -482,12 +504,12 @@ mod tests {
             let training = Training { n_hidden: 3, seed: 5, ..Training::default() };
             let problems = examples.iter().map(|e| e.problem.as_slice());
             let tokens = Tokens::new(Encoding::Numeric, &vocabulary, problems);
-            let network = Network::new(row.architecture, &vocabulary, tokens, &training);
+            let network = SequenceNetwork::new(row.architecture, &vocabulary, tokens, &training);
             eprintln!("{}", row.name);
             gradients::check(&network.parameters, |parameters| {
-                let network = Network { parameters: parameters.clone(), ..network.clone() };
+                let network = SequenceNetwork { parameters: parameters.clone(), ..network.clone() };
                 let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
-                let dropout = Some(Dropout { share: 0.2, rng: &mut rng });
+                let dropout = Some(DropoutMasks { share: 0.2, rng: &mut rng });
                 let (fit, gradients) = training::gradients(&network, &examples, dropout);
                 (fit.loss, gradients)
             });

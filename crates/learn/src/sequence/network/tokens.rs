@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::super::{Encoding, FieldKind, Vocabulary};
-use crate::tape::Rows;
+use crate::tape::NumberRows;
 
 /// Numbers are told apart by these powers of two: whether they reach them, and whether they are multiples.
 const N_SIZES: usize = 12;
@@ -18,12 +18,12 @@ const N_DIVISORS: usize = 6;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Tokens {
     encoding: Encoding,
-    steps: Vec<Step>,
+    steps: Vec<VaryingField>,
 }
 
 /// A field that varies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Step {
+struct VaryingField {
     field: usize,
     integer: bool,
     /// Values of the field in training, ascending.
@@ -40,9 +40,9 @@ impl Tokens {
             let mut values: Vec<i64> = problems.clone().map(|problem| problem[field]).collect();
             values.sort_unstable();
             values.dedup();
-            Step { field, integer: vocabulary.fields[field].kind == FieldKind::Integer, values }
+            VaryingField { field, integer: vocabulary.fields[field].kind == FieldKind::Integer, values }
         };
-        let mut steps: Vec<Step> = (0..vocabulary.fields.len()).map(step).collect();
+        let mut steps: Vec<VaryingField> = (0..vocabulary.fields.len()).map(step).collect();
         if steps.iter().any(|step| step.values.len() > 1) {
             steps.retain(|step| step.values.len() > 1);
         }
@@ -77,8 +77,8 @@ impl Tokens {
     }
 
     /// Problems as steps: the first step of all, then the second.
-    pub(super) fn rows(&self, problems: &[&[i64]]) -> Rows {
-        let mut rows = Rows { n_columns: self.width(), values: Vec::new() };
+    pub(super) fn rows(&self, problems: &[&[i64]]) -> NumberRows {
+        let mut rows = NumberRows { n_columns: self.width(), values: Vec::new() };
         for step in &self.steps {
             for problem in problems {
                 let value = problem[step.field];
@@ -102,7 +102,7 @@ impl Tokens {
         to.extend([log(value), log(value >> n_twos.min(63))]);
         to.extend((0..N_SIZES).map(|n| f32::from(value >= 1 << n)));
         to.extend((1..=N_DIVISORS as u32).map(|n| f32::from(n_twos >= n)));
-        let product = |step: &Step| if step.integer { log(value) + log(problem[step.field]) } else { 0.0 };
+        let product = |step: &VaryingField| if step.integer { log(value) + log(problem[step.field]) } else { 0.0 };
         to.extend(self.steps.iter().map(|step| product(step) / 2.0));
     }
 }

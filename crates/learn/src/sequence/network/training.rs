@@ -9,11 +9,12 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::{Deserialize, Serialize};
 
-use super::super::file::{Reading, Stored};
+use super::super::file::{NumbersFile, Stored};
 use super::super::{
-    Architecture, Checkpoint, Epoch, Example, Fit, Kept, Progress, SequenceError, Training, Vocabulary, likeliest,
+    Architecture, Checkpoint, Epoch, Example, FileKind, Fit, SequenceError, Training, TrainingData, TrainingProgress,
+    likeliest,
 };
-use super::{Dropout, Network, Run, Tokens};
+use super::{DropoutMasks, NetworkRun, SequenceNetwork, Tokens};
 use crate::tape::{Adam, Var, log_softmax};
 
 /// Examples at a time where nothing is learnt from them.
@@ -22,18 +23,17 @@ const VALIDATION_BATCH: usize = 256;
 /// Learns a network.
 pub(in super::super) fn train(
     architecture: Architecture,
-    vocabulary: &Vocabulary,
-    train: &[Example],
-    validation: &[Example],
+    data: TrainingData,
     training: &Training,
     mut checkpoint: Option<Checkpoint>,
-    progress: &mut dyn FnMut(&Progress) -> ControlFlow<()>,
-) -> Result<Network, SequenceError> {
+    progress: &mut dyn FnMut(&TrainingProgress) -> ControlFlow<()>,
+) -> Result<SequenceNetwork, SequenceError> {
     check(training)?;
+    let TrainingData { vocabulary, train, validation } = data;
     let tokens = Tokens::new(training.encoding, vocabulary, train.iter().map(|e| e.problem.as_slice()));
-    let network = Network::new(architecture, vocabulary, tokens, training);
-    let mut state = State::new(network);
-    let fingerprint = fingerprint(architecture, vocabulary, train, validation, training);
+    let network = SequenceNetwork::new(architecture, vocabulary, tokens, training);
+    let mut state = TrainingState::new(network);
+    let fingerprint = fingerprint(architecture, data, training);
     if let Some(kept) = checkpoint.as_mut().and_then(|checkpoint| checkpoint.kept.take()) {
         state.read(&kept, fingerprint)?;
     }
@@ -48,8 +48,11 @@ pub(in super::super) fn train(
         if let Some(checkpoint) = &mut checkpoint {
             (checkpoint.keep)(&state.write(fingerprint)).map_err(SequenceError::Unkept)?;
         }
-        let now =
-            Progress { epochs: state.at.epochs.clone(), n_epochs: training.epochs, best_epoch: state.at.best_epoch };
+        let now = TrainingProgress {
+            epochs: state.at.epochs.clone(),
+            n_epochs: training.epochs,
+            best_epoch: state.at.best_epoch,
+        };
         if progress(&now).is_break() {
             return Err(SequenceError::Stopped { epochs: state.n_epochs() });
         }
@@ -80,13 +83,8 @@ fn check(training: &Training) -> Result<(), SequenceError> {
 
 /// Hash that tells trainings apart by what is learnt, from what, and how. Checkpoints keep it, so it is
 /// FNV-1a of a text: the standard library's hash may change with the compiler.
-fn fingerprint(
-    architecture: Architecture,
-    vocabulary: &Vocabulary,
-    train: &[Example],
-    validation: &[Example],
-    training: &Training,
-) -> u64 {
+fn fingerprint(architecture: Architecture, data: TrainingData, training: &Training) -> u64 {
+    let TrainingData { vocabulary, train, validation } = data;
     let mut hasher = FnvHasher::default();
     let rows =
         |examples: &[Example]| examples.iter().map(|e| (e.problem.clone(), e.answer.clone())).collect::<Vec<_>>();
@@ -96,8 +94,8 @@ fn fingerprint(
 }
 
 /// A training under way.
-struct State {
-    network: Network,
+struct TrainingState {
+    network: SequenceNetwork,
     adam: Adam,
     /// The weights with the lowest validation loss.
     best: Vec<Vec<f32>>,
@@ -114,10 +112,10 @@ struct Position {
     fingerprint: u64,
 }
 
-impl State {
-    fn new(network: Network) -> State {
+impl TrainingState {
+    fn new(network: SequenceNetwork) -> TrainingState {
         let (adam, best) = (Adam::new(&network.parameters), network.parameters.values());
-        State { adam, network, best, at: Position::default() }
+        TrainingState { adam, network, best, at: Position::default() }
     }
 
     /// Number of epochs so far.
@@ -133,7 +131,8 @@ impl State {
         order.shuffle(&mut rng);
         let mut sum = Fit::default();
         for batch in order.chunks(training.batch) {
-            let dropout = (training.dropout > 0.0).then_some(Dropout { share: training.dropout as f32, rng: &mut rng });
+            let dropout =
+                (training.dropout > 0.0).then_some(DropoutMasks { share: training.dropout as f32, rng: &mut rng });
             let (fit, gradients) = gradients(&self.network, batch, dropout);
             let share = batch.len() as f64 / train.len() as f64;
             sum = Fit { loss: sum.loss + share * fit.loss, accuracy: sum.accuracy + share * fit.accuracy };
@@ -167,7 +166,7 @@ impl State {
     }
 
     fn read(&mut self, kept: &[u8], fingerprint: u64) -> Result<(), SequenceError> {
-        let reading = Reading::open(kept, Kept::Checkpoint)?;
+        let reading = NumbersFile::open(kept, FileKind::Checkpoint)?;
         let at: Position = reading.told()?;
         if at.fingerprint != fingerprint {
             return Err(SequenceError::OtherTraining);
@@ -189,7 +188,7 @@ impl State {
 }
 
 /// The scores of every parameter's values, while the decoder sees the right answers.
-fn scores(run: &mut Run, examples: &[&Example]) -> Vec<Var> {
+fn scores(run: &mut NetworkRun, examples: &[&Example]) -> Vec<Var> {
     run.encode();
     (0..run.network.shape.sizes.len())
         .map(|at| {
@@ -201,9 +200,13 @@ fn scores(run: &mut Run, examples: &[&Example]) -> Vec<Var> {
 }
 
 /// Fit of examples, and the gradients of their mean loss.
-pub(super) fn gradients(network: &Network, examples: &[&Example], dropout: Option<Dropout>) -> (Fit, Vec<Vec<f32>>) {
+pub(super) fn gradients(
+    network: &SequenceNetwork,
+    examples: &[&Example],
+    dropout: Option<DropoutMasks>,
+) -> (Fit, Vec<Vec<f32>>) {
     let problems: Vec<&[i64]> = examples.iter().map(|e| e.problem.as_slice()).collect();
-    let mut run = Run::new(network, network.shape.tokens.rows(&problems), examples.len(), dropout);
+    let mut run = NetworkRun::new(network, network.shape.tokens.rows(&problems), examples.len(), dropout);
     let mut sum = Sum::default();
     let mut seeds = Vec::new();
     for (at, scores) in scores(&mut run, examples).into_iter().enumerate() {
@@ -243,12 +246,12 @@ impl Sum {
 }
 
 /// Fit of examples, without dropout.
-pub(super) fn fit(network: &Network, examples: &[Example]) -> Fit {
+pub(super) fn fit(network: &SequenceNetwork, examples: &[Example]) -> Fit {
     let mut sum = Sum::default();
     for batch in examples.chunks(VALIDATION_BATCH) {
         let batch: Vec<&Example> = batch.iter().collect();
         let problems: Vec<&[i64]> = batch.iter().map(|e| e.problem.as_slice()).collect();
-        let mut run = Run::new(network, network.shape.tokens.rows(&problems), batch.len(), None);
+        let mut run = NetworkRun::new(network, network.shape.tokens.rows(&problems), batch.len(), None);
         for (at, scores) in scores(&mut run, &batch).into_iter().enumerate() {
             let mut rows = run.tape.value(scores).clone();
             for (row, example) in rows.values.chunks_exact_mut(rows.n_columns).zip(&batch) {

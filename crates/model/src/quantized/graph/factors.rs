@@ -6,8 +6,8 @@ use tilewright_ir::{DType as ElementType, Target};
 
 use super::super::price::convolution_pays;
 use super::super::split::split;
-use super::forms::Form;
-use super::{Binary, Bytes, Job, spread};
+use super::forms::ConvolutionForm;
+use super::{Binary, QuantizedValue, Quantizer, spread};
 
 /// Bytes that a dot product sums.
 const DOT: usize = 4;
@@ -29,7 +29,7 @@ pub struct Integers {
     /// Sizes, of a convolution of integers.
     found: Option<ConvShape>,
     /// Dimensions of a convolution before it was one over rows and columns.
-    pub form: Form,
+    pub form: ConvolutionForm,
     /// Channels of the result that each of the first factor's enters, where no other one enters these.
     pub n_results: Option<usize>,
     /// Shape of what there is one of for each column or channel of the result.
@@ -43,10 +43,15 @@ impl Integers {
     }
 }
 
-impl Job<'_> {
+impl Quantizer<'_> {
     /// Elements of a known factor of bytes, each less the zero point of its output: `place` is that of an
     /// element in the known tensor, and `output` its output, of `n`.
-    fn centred(&self, bytes: &Bytes, n: usize, [place, output]: [&dyn Fn(usize) -> usize; 2]) -> Option<Vec<i64>> {
+    fn centred(
+        &self,
+        bytes: &QuantizedValue,
+        n: usize,
+        [place, output]: [&dyn Fn(usize) -> usize; 2],
+    ) -> Option<Vec<i64>> {
         let tensor = self.constant_of(bytes.id)?;
         matches!(tensor.dtype(), DType::U8 | DType::I8).then_some(())?;
         let (numbers, zeros) = (tensor.i64s(), spread(&bytes.zeros(), n)?);
@@ -54,7 +59,7 @@ impl Job<'_> {
     }
 
     /// A known matrix as the second factor `[k, n]` of a product.
-    pub fn matrix(&mut self, bytes: &Bytes, turned: bool) -> Option<Integers> {
+    pub fn matrix(&mut self, bytes: &QuantizedValue, turned: bool) -> Option<Integers> {
         let &[rows, columns] = self.constant_of(bytes.id)?.shape() else { return None };
         let (k, n) = if turned { (columns, rows) } else { (rows, columns) };
         (bytes.is_single() || bytes.axis == usize::from(!turned)).then_some(())?;
@@ -68,18 +73,18 @@ impl Job<'_> {
             weights,
             reads,
             found: None,
-            form: Form::Rows,
+            form: ConvolutionForm::Rows,
             n_results: None,
             along: vec![n],
         })
     }
 
     /// Known filters of a convolution of an image of this shape.
-    pub fn filters(&mut self, bytes: &Bytes, conv: &Conv, image: &[usize]) -> Option<Integers> {
+    pub fn filters(&mut self, bytes: &QuantizedValue, conv: &Conv, image: &[usize]) -> Option<Integers> {
         let shape = self.constant_of(bytes.id)?.shape().to_vec();
         (!shape.contains(&0) && (bytes.is_single() || bytes.axis == 0)).then_some(())?;
         let found = conv.shape(image, &shape).ok()?;
-        let form = Form::of(&found)?;
+        let form = ConvolutionForm::of(&found)?;
         let (conv, mut image) = form.over_rows(conv, &found);
         let (mut shape, places) = form.filters(&shape);
         let (n, n_channels, area, groups) = (shape[0], shape[1], shape[2] * shape[3], conv.groups);
@@ -107,7 +112,7 @@ impl Job<'_> {
     }
 
     /// A known factor of i8s: the one there is, if it has these elements.
-    fn known(&mut self, bytes: &Bytes, shape: Vec<usize>, numbers: &[i128]) -> ValueId {
+    fn known(&mut self, bytes: &QuantizedValue, shape: Vec<usize>, numbers: &[i128]) -> ValueId {
         let tensor = Tensor::from_integers(DType::I8, shape, numbers);
         if self.constant_of(bytes.id).is_some_and(|own| own.ty() == tensor.ty() && own.bytes() == tensor.bytes()) {
             return bytes.id;

@@ -1,12 +1,12 @@
 //! Convolutions of integers over one or three dimensions as such over rows and columns.
 
-use tilewright_graph::op::{AutoPad, Concat, Conv, ConvShape, Expand, Gather, Reshape, Transpose, Window};
+use tilewright_graph::op::{AutoPad, Concat, Conv, ConvShape, Expand, Gather, Reshape, Transpose, WindowAttributes};
 use tilewright_graph::{Place, Tensor, ValueId};
 
-use super::Job;
+use super::Quantizer;
 
 /// Number of dimensions that a convolution is over, with the sizes that tell how it becomes one over two.
-pub enum Form {
+pub enum ConvolutionForm {
     /// A convolution over rows and columns, or a product.
     Rows,
     /// A convolution over one dimension: a single row.
@@ -15,18 +15,20 @@ pub enum Form {
     Volume(Box<ConvShape>),
 }
 
-impl Form {
+impl ConvolutionForm {
     /// Whether nothing is to be done.
     pub fn is_rows(&self) -> bool {
-        matches!(self, Form::Rows)
+        matches!(self, ConvolutionForm::Rows)
     }
 
     /// The form of a convolution of these sizes; none if it is over more dimensions, or over three of groups.
-    pub fn of(found: &ConvShape) -> Option<Form> {
+    pub fn of(found: &ConvShape) -> Option<ConvolutionForm> {
         match found.image.len() {
-            1 => Some(Form::Line),
-            2 => Some(Form::Rows),
-            3 if found.groups == 1 && found.geometry.begins[0] >= 0 => Some(Form::Volume(Box::new(found.clone()))),
+            1 => Some(ConvolutionForm::Line),
+            2 => Some(ConvolutionForm::Rows),
+            3 if found.groups == 1 && found.geometry.begins[0] >= 0 => {
+                Some(ConvolutionForm::Volume(Box::new(found.clone())))
+            }
             _ => None,
         }
     }
@@ -36,16 +38,16 @@ impl Form {
         let geometry = &found.geometry;
         let image = [&[found.n, found.c], &found.image[..]].concat();
         let (image, skipped, row) = match self {
-            Form::Rows => return (conv.clone(), image),
-            Form::Line => (with_row(&image), 0, Some(1)),
-            Form::Volume(_) => {
+            ConvolutionForm::Rows => return (conv.clone(), image),
+            ConvolutionForm::Line => (with_row(&image), 0, Some(1)),
+            ConvolutionForm::Volume(_) => {
                 let channels = [found.n * geometry.out[0], found.c * geometry.kernel[0]];
                 ([&channels[..], &found.image[1..]].concat(), 1, None)
             }
         };
         let two = |sizes: &[usize]| Some(row.into_iter().chain(sizes[skipped..].iter().copied()).collect());
         let borders = |sizes: &[i64]| row.map(|_| 0).into_iter().chain(sizes[skipped..].to_vec()).collect::<Vec<i64>>();
-        let window = Window {
+        let window = WindowAttributes {
             kernel: two(&geometry.kernel),
             strides: two(&geometry.strides),
             dilations: two(&geometry.dilations),
@@ -61,9 +63,9 @@ impl Form {
     pub fn filters(&self, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
         let n = shape.iter().product::<usize>();
         match self {
-            Form::Rows => (shape.to_vec(), (0..n).collect()),
-            Form::Line => (with_row(shape), (0..n).collect()),
-            Form::Volume(_) => {
+            ConvolutionForm::Rows => (shape.to_vec(), (0..n).collect()),
+            ConvolutionForm::Line => (with_row(shape), (0..n).collect()),
+            ConvolutionForm::Volume(_) => {
                 let (c, depth, area) = (shape[1], shape[2], shape[3] * shape[4]);
                 let place = |at: usize| {
                     let (tap, channel) = (at / area / c % depth, at / area % c);
@@ -80,23 +82,23 @@ fn with_row(shape: &[usize]) -> Vec<usize> {
     [&shape[..2], &[1], &shape[2..]].concat()
 }
 
-impl Job<'_> {
+impl Quantizer<'_> {
     /// An image as a convolution over rows and columns reads it, padded along the depth with `zero`.
     pub fn read_as(
         &mut self,
-        form: &Form,
+        form: &ConvolutionForm,
         name: &str,
         place: &Place,
         x: ValueId,
         zero: Option<ValueId>,
     ) -> Option<ValueId> {
         match form {
-            Form::Rows => Some(x),
-            Form::Line => {
+            ConvolutionForm::Rows => Some(x),
+            ConvolutionForm::Line => {
                 let shape = with_row(&self.shape(x));
                 self.reshaped(format!("{name}.row"), place, x, &shape)
             }
-            Form::Volume(found) => self.planes(found, name, place, x, zero),
+            ConvolutionForm::Volume(found) => self.planes(found, name, place, x, zero),
         }
     }
 
@@ -147,15 +149,15 @@ impl Job<'_> {
     }
 
     /// The result of a convolution over rows and columns in the shape of the one that it stands for.
-    pub fn written_from(&mut self, form: &Form, name: String, place: &Place, y: ValueId) -> Option<ValueId> {
+    pub fn written_from(&mut self, form: &ConvolutionForm, name: String, place: &Place, y: ValueId) -> Option<ValueId> {
         let mut shape = self.shape(y);
         match form {
-            Form::Rows => Some(y),
-            Form::Line => {
+            ConvolutionForm::Rows => Some(y),
+            ConvolutionForm::Line => {
                 shape.remove(2);
                 self.reshaped(name, place, y, &shape)
             }
-            Form::Volume(found) => {
+            ConvolutionForm::Volume(found) => {
                 let by_plane = [&[found.n, found.geometry.out[0]], &shape[1..]].concat();
                 let by_plane = self.reshaped(format!("{name}.planes"), place, y, &by_plane)?;
                 let order = Transpose { order: Some(vec![0, 2, 1, 3, 4]) };

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use tilewright_graph::op::{Aspect, Rounding};
 use tilewright_graph::op::{
-    Attention, Binary, Cell, Clip, Conv, ConvTranspose, Coordinates, Direction, Fact, Gemm, Inputs, Pad, PadMode, Pool,
-    PoolKind, Recurrent, Reduce, ReduceKind, Resize, ResizeMode, Softmax, SoftmaxKind, Unary, Variadic, axis,
+    Attention, Binary, Cell, Clip, Conv, ConvTranspose, Coordinates, Fact, Gemm, Inputs, Pad, PadMode, Pool, PoolKind,
+    Recurrent, RecurrentDirection, Reduce, ReduceKind, Resize, ResizeMode, Softmax, SoftmaxKind, Unary, Variadic, axis,
 };
 use tilewright_graph::{DType, Graph, Node, NodeId, Op, Tensor, ValueId};
 
@@ -20,7 +20,7 @@ pub(super) struct Text {
 
 /// Writes a graph whose types are all known; an error says which node has no operator of PyTorch's.
 pub(super) fn text_of(graph: &Graph) -> Result<Text, String> {
-    let mut writer = Writer { graph, constants: Vec::new(), known: HashMap::new() };
+    let mut writer = PythonWriter { graph, constants: Vec::new(), known: HashMap::new() };
     let last_uses = last_uses(graph);
     let arguments: Vec<String> = graph.inputs.iter().map(|&id| name(id)).collect();
     let mut code = format!("def model({}):\n", [vec!["self".to_owned()], arguments].concat().join(", "));
@@ -102,14 +102,14 @@ fn borders_text(borders: &[(i64, i64)]) -> String {
     list(borders[outer..].iter().rev().flat_map(|&(before, behind)| [before, behind]))
 }
 
-struct Writer<'a> {
+struct PythonWriter<'a> {
     graph: &'a Graph,
     constants: Vec<Tensor>,
     /// Numbers of constants by their value.
     known: HashMap<ValueId, usize>,
 }
 
-impl Writer<'_> {
+impl PythonWriter<'_> {
     fn value(&mut self, id: ValueId) -> String {
         let Some(constant) = &self.graph.value(id).constant else { return name(id) };
         let at = *self.known.entry(id).or_insert_with(|| {
@@ -416,9 +416,9 @@ impl Writer<'_> {
             return Err("weights that are no constants".to_owned());
         }
         let directions = match direction {
-            Direction::Forward => "[False]",
-            Direction::Reverse => "[True]",
-            Direction::Both => "[False, True]",
+            RecurrentDirection::Forward => "[False]",
+            RecurrentDirection::Reverse => "[True]",
+            RecurrentDirection::Both => "[False, True]",
         };
         let given = |at: usize| inputs.get(at).map_or("None", String::as_str);
         let [x, w, r, b, state, memory] = [0, 1, 2, 3, 5, 6].map(given);

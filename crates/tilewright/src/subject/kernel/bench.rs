@@ -4,17 +4,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tilewright_device::command::{FOLDER, Invocation, Metric, Options, Template, run_to_end};
-use tilewright_device::cuda::compile::Compiler;
+use tilewright_device::command::{CommandOptions, CommandTemplate, FOLDER, Invocation, Metric, run_to_end};
+use tilewright_device::cuda::compile::CudaCompiler;
 use tilewright_device::device::WorkerCommand;
 use tilewright_device::folder::Folder;
-use tilewright_device::kernel::{Argument, ENTRY, GpuJob, Job};
+use tilewright_device::kernel::{ENTRY, GpuJob, KernelJob, ProcessArgument};
 use tilewright_device::{host, opencl};
 use tilewright_ir::{DType, Target};
 use tilewright_search::Space;
 
 use super::form::{Language, RoleForm, default_flags};
-use super::{BUILD, CALL, KernelFile, Port};
+use super::{BUILD, CALL, KernelFile, KernelPort};
 use crate::error::Error;
 use crate::request::{Request, Settings};
 
@@ -27,7 +27,7 @@ const RUN_TIMEOUT: Duration = Duration::from_secs(10);
 const MIN_TIME: Duration = Duration::from_millis(10);
 
 /// The folder in which what all candidates have in common is.
-pub(super) struct Bench<'a> {
+pub(super) struct BenchFolder<'a> {
     pub(super) request: &'a KernelFile,
     pub(super) settings: &'a Settings,
     pub(super) worker: &'a WorkerCommand,
@@ -35,23 +35,27 @@ pub(super) struct Bench<'a> {
     /// Build and launch of a kernel for a GPU.
     pub(super) gpu: Option<GpuJob>,
     pub(super) folder: Folder,
-    pub(super) ports: Vec<Port>,
+    pub(super) ports: Vec<KernelPort>,
     pub(super) memory_bytes: u64,
     pub(super) cpus: Vec<usize>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> BenchFolder<'a> {
     /// Finds the device and the compiler.
-    pub(super) fn new(request: &'a KernelFile, of: &'a Request, worker: &'a WorkerCommand) -> Result<Bench<'a>, Error> {
+    pub(super) fn new(
+        request: &'a KernelFile,
+        of: &'a Request,
+        worker: &'a WorkerCommand,
+    ) -> Result<BenchFolder<'a>, Error> {
         let settings = of.settings();
-        let folder =
-            Folder::new("tilewright-kernel").map_err(Bench::failed("a folder for what candidates have in common"))?;
+        let folder = Folder::new("tilewright-kernel")
+            .map_err(BenchFolder::failed("a folder for what candidates have in common"))?;
         crate::file::read(&request.path(&request.form.source), "the kernel's source")?;
         let (language, target) = (request.language()?, request.target(of.device_name()?, settings.threads)?);
         // An OpenCL device may be the CPU, all of it.
         let takes_cpus = language == Language::OpenCl && opencl::device_of(&target).is_ok_and(|device| device.is_cpu);
         let compiler = match language {
-            Language::Cuda => Some(Compiler::find(request.form.compiler.as_deref()).map_err(Error::input)?),
+            Language::Cuda => Some(CudaCompiler::find(request.form.compiler.as_deref()).map_err(Error::input)?),
             Language::C | Language::Cpp | Language::OpenCl => None,
         };
         let gpu = request.gpu(&target, compiler)?;
@@ -61,16 +65,16 @@ impl<'a> Bench<'a> {
             false => host::memory_bytes().unwrap_or(8 << 30) / 2,
         });
         let cpus = if takes_cpus { host::allowed_cpus() } else { host::pin_cpus(settings.threads) };
-        Ok(Bench { request, settings, worker, target, gpu, folder, ports: request.ports()?, memory_bytes, cpus })
+        Ok(BenchFolder { request, settings, worker, target, gpu, folder, ports: request.ports()?, memory_bytes, cpus })
     }
 
     /// Options of the commands that build and call candidates.
-    pub(super) fn options(&self, space: &Space) -> Result<Options, Error> {
+    pub(super) fn options(&self, space: &Space) -> Result<CommandOptions, Error> {
         let (contents, answers) = self.answers(space)?;
         let job = self.job("kernel", self.gpu.clone(), &contents, Some(&answers))?;
         let (build, run) = self.templates(space, &job)?;
         let settings = self.settings;
-        Ok(Options {
+        Ok(CommandOptions {
             build: Some(build),
             objectives: Metric::Kernel.into(),
             build_timeout: settings.build_timeout.unwrap_or(BUILD_TIMEOUT),
@@ -78,12 +82,12 @@ impl<'a> Bench<'a> {
             to_the_end: settings.to_the_end,
             memory_bytes: self.memory_bytes,
             cpus: self.cpus.clone(),
-            ..Options::new(run)
+            ..CommandOptions::new(run)
         })
     }
 
     /// Commands that build a candidate and call it, with places for the values of parameters.
-    pub(super) fn templates(&self, space: &Space, job: &Path) -> Result<(Template, Template), Error> {
+    pub(super) fn templates(&self, space: &Space, job: &Path) -> Result<(CommandTemplate, CommandTemplate), Error> {
         let library = format!("{{{FOLDER}}}/kernel.so");
         // Places for values stand in words that are quoted otherwise.
         let marker = "\u{1}".to_owned();
@@ -91,10 +95,10 @@ impl<'a> Bench<'a> {
             let places = || space.names().map(|name| format!("{option}{name}={{{name}}}")).collect::<Vec<_>>();
             let words = words.into_iter().flat_map(|word| match word == marker {
                 true => places(),
-                false => vec![if word == library { word } else { Template::quoted(&word) }],
+                false => vec![if word == library { word } else { CommandTemplate::quoted(&word) }],
             });
             let names: Vec<&str> = space.names().chain([FOLDER]).collect();
-            Template::words(&words.collect::<Vec<_>>().join(" "), &names).map_err(Error::input)
+            CommandTemplate::words(&words.collect::<Vec<_>>().join(" "), &names).map_err(Error::input)
         };
         let markers = std::slice::from_ref(&marker);
         // A process takes all candidates, each by the words behind its job.
@@ -178,24 +182,24 @@ impl<'a> Bench<'a> {
         let mut answers = answers.map(|answers| answers.iter());
         let arguments = self.ports.iter().zip(contents).map(|(port, contents)| {
             if let Some(n_bytes) = &port.shared {
-                return Argument::Shared(n_bytes.clone());
+                return ProcessArgument::Shared(n_bytes.clone());
             }
             let Some(n) = port.n else {
                 let mut bytes = vec![0; port.dtype.bytes() as usize];
                 port.dtype.write(&[port.value], &mut bytes);
-                return Argument::Value(bytes);
+                return ProcessArgument::Value(bytes);
             };
             let is_output = port.role != RoleForm::In;
             let contents_at = (!contents.is_empty()).then(|| add(contents, port.dtype));
             let answer = answers.as_mut().filter(|_| is_output).and_then(Iterator::next);
             let answer_at = answer.map(|answer| add(answer, DType::F64));
             let (name, dtype, is_variable) = (port.name.clone(), port.dtype.name().to_owned(), port.is_variable);
-            Argument::Buffer { name, dtype, n, contents_at, answer_at, is_output, is_variable }
+            ProcessArgument::Buffer { name, dtype, n, contents_at, answer_at, is_output, is_variable }
         });
         let arguments = arguments.collect();
         let end = data.len().next_multiple_of(PAGE as usize).max(PAGE as usize);
         data.resize(end, 0);
-        let job = Job {
+        let job = KernelJob {
             arguments,
             data: self.write(&format!("{name}.data"), &data)?,
             tolerance: self.request.form.tolerance,
@@ -210,8 +214,8 @@ impl<'a> Bench<'a> {
 
 /// C file that calls a function: the source itself, and a function of one signature. Shared memory of blocks
 /// does not exist for it.
-pub(super) fn wrapper(source: &Path, function: &str, ports: &[Port]) -> String {
-    let argument = |(at, port): (usize, &Port)| match (port.n, port.role) {
+pub(super) fn wrapper(source: &Path, function: &str, ports: &[KernelPort]) -> String {
+    let argument = |(at, port): (usize, &KernelPort)| match (port.n, port.role) {
         (None, _) => format!("*({} *)a[{at}]", port.c_type),
         (Some(_), RoleForm::In) => format!("*({} const **)a[{at}]", port.c_type),
         (Some(_), _) => format!("*({} **)a[{at}]", port.c_type),

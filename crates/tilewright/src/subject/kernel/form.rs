@@ -11,7 +11,7 @@ use crate::error::Error;
 /// A description of a kernel as it stands in a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Form {
+pub(super) struct KernelForm {
     pub(super) name: String,
     /// Comment for readers of the file.
     #[serde(default, rename = "about", skip_serializing)]
@@ -36,7 +36,7 @@ pub(super) struct Form {
     pub(super) block: Option<Axes>,
     /// Bytes that a launch gives the threads of a block to share.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) shared_bytes: Option<Number>,
+    pub(super) shared_bytes: Option<NumberForm>,
     pub(super) parameters: Vec<ParameterForm>,
     #[serde(default)]
     pub(super) constraints: Vec<String>,
@@ -87,8 +87,8 @@ impl Language {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a number, an expression of parameters and constants, or a list of up to three")]
 pub(super) enum Axes {
-    One(Number),
-    Several(Vec<Number>),
+    One(NumberForm),
+    Several(Vec<NumberForm>),
 }
 
 impl Axes {
@@ -99,7 +99,7 @@ impl Axes {
             Axes::Several(all) if all.len() <= 3 => all,
             Axes::Several(_) => return Err(Error::input(format!("{what} has more than three axes"))),
         };
-        Ok([0, 1, 2].map(|axis| all.get(axis).map_or("1".to_owned(), Number::text)))
+        Ok([0, 1, 2].map(|axis| all.get(axis).map_or("1".to_owned(), NumberForm::text)))
     }
 }
 
@@ -125,12 +125,12 @@ pub(super) struct ArgumentForm {
     #[serde(rename = "type")]
     pub(super) kind: String,
     /// Elements of a buffer.
-    pub(super) size: Option<Number>,
+    pub(super) size: Option<NumberForm>,
     /// Value of an argument that is not a buffer.
-    pub(super) value: Option<Number>,
+    pub(super) value: Option<NumberForm>,
     /// Elements that the threads of a block share.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) local: Option<Number>,
+    pub(super) local: Option<NumberForm>,
     /// Whether it is a variable of the source, as CUDA's `__constant__` makes them, rather than an argument.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) variable: bool,
@@ -152,19 +152,19 @@ pub(super) enum RoleForm {
 /// A number, or an expression of constants.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a number, or an expression of constants")]
-pub(super) enum Number {
+pub(super) enum NumberForm {
     Int(i64),
     Float(f64),
     Expression(String),
 }
 
-impl Number {
+impl NumberForm {
     /// The number as an expression.
     pub(super) fn text(&self) -> String {
         match self {
-            Number::Int(value) => value.to_string(),
-            Number::Float(value) => value.to_string(),
-            Number::Expression(text) => text.clone(),
+            NumberForm::Int(value) => value.to_string(),
+            NumberForm::Float(value) => value.to_string(),
+            NumberForm::Expression(text) => text.clone(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 
-use tilewright_device::command::{FOLDER, Template};
+use tilewright_device::command::{CommandTemplate, FOLDER};
 use tilewright_device::host;
 use tilewright_device::kernel::GpuJob;
 use tilewright_ir::op::Workload;
@@ -14,9 +14,9 @@ use tilewright_ir::reference::{evaluate_watched, random_elements};
 use tilewright_ir::{DType, Role};
 use tilewright_search::Space;
 
-use super::bench::{Bench, wrapper};
+use super::bench::{BenchFolder, wrapper};
 use super::form::{Axes, Fill, FillName, Language, RoleForm};
-use super::{BUILD, CALL, Port};
+use super::{BUILD, CALL, KernelPort};
 use crate::error::Error;
 use crate::npy;
 
@@ -26,11 +26,11 @@ const REFERENCE_TIMEOUT: Duration = Duration::from_secs(600);
 /// The elements of several buffers.
 type Numbers = Vec<Vec<f64>>;
 
-impl Bench<'_> {
+impl BenchFolder<'_> {
     /// Contents of buffers before a run, by argument.
     pub(super) fn contents(&self) -> Vec<Vec<f64>> {
         let seed = self.settings.seed;
-        let of = |(at, port): (usize, &Port)| {
+        let of = |(at, port): (usize, &KernelPort)| {
             let n = port.n.unwrap_or(0) as usize;
             let fill = match &port.fill {
                 Fill::Default if port.role == RoleForm::Out => return Vec::new(),
@@ -47,7 +47,7 @@ impl Bench<'_> {
         self.ports.iter().enumerate().map(of).collect()
     }
 
-    pub(super) fn outputs(&self) -> impl Iterator<Item = &Port> {
+    pub(super) fn outputs(&self) -> impl Iterator<Item = &KernelPort> {
         self.ports.iter().filter(|port| port.n.is_some() && port.role != RoleForm::In)
     }
 
@@ -139,7 +139,7 @@ impl Bench<'_> {
             let answers = self.computed(None, &form.function, &parameters, &contents)?;
             return Ok((contents, answers));
         }
-        let as_bytes = |port: &Port, values: &[f64]| {
+        let as_bytes = |port: &KernelPort, values: &[f64]| {
             let mut bytes = vec![0; values.len() * port.dtype.bytes() as usize];
             port.dtype.write(values, &mut bytes);
             bytes
@@ -148,11 +148,11 @@ impl Bench<'_> {
             for (port, contents) in self.ports.iter().zip(&mut contents).filter(|(port, _)| port.n.is_some()) {
                 self.write(&format!("{}.bin", port.name), &as_bytes(port, contents))?;
             }
-            let template = Template::words(command, &[FOLDER]);
+            let template = CommandTemplate::words(command, &[FOLDER]);
             let template = template.map_err(|error| Error::input(format!("the reference's command: {error}")))?;
             let words = template.with(&|_| self.folder.path().to_string_lossy().into_owned()).words;
             self.run("the reference's command", words, REFERENCE_TIMEOUT)?;
-            let answer = |port: &Port| {
+            let answer = |port: &KernelPort| {
                 let name = format!("{}.bin", port.name);
                 let bytes = fs::read(self.folder.path().join(&name));
                 let bytes = bytes.map_err(|error| Error::input(format!("the reference's {name}: {error}")))?;
@@ -165,7 +165,7 @@ impl Bench<'_> {
             return Ok((contents, answers));
         }
         if let Some(files) = &reference.files {
-            let answer = |port: &Port| {
+            let answer = |port: &KernelPort| {
                 let missing = || Error::input(format!("the reference has no file of {}", port.name));
                 let path = self.request.path(files.get(&port.name).ok_or_else(missing)?);
                 let bytes = crate::file::read(&path, "the reference")?;
@@ -185,7 +185,7 @@ impl Bench<'_> {
         let workload = Workload::parse(text).map_err(|error| Error::input(format!("the reference: {error}")))?;
         let program = workload.program();
         let theirs: Vec<_> = program.arguments().map(|(_, buffer)| buffer).collect();
-        let ours: Vec<&Port> = self.ports.iter().filter(|port| port.n.is_some()).collect();
+        let ours: Vec<&KernelPort> = self.ports.iter().filter(|port| port.n.is_some()).collect();
         let fits = theirs.len() == ours.len()
             && theirs.iter().zip(&ours).all(|(buffer, port)| {
                 (buffer.n_elements(), buffer.dtype, buffer.role == Role::Output)
@@ -210,7 +210,7 @@ impl Bench<'_> {
             })
             .collect();
         let inputs = self.ports.iter().zip(&contents).filter(|(port, _)| port.n.is_some() && port.role == RoleForm::In);
-        let held = |port: &Port, values: &[f64]| values.iter().map(|x| port.dtype.held(*x)).collect::<Vec<_>>();
+        let held = |port: &KernelPort, values: &[f64]| values.iter().map(|x| port.dtype.held(*x)).collect::<Vec<_>>();
         let inputs: Vec<Vec<f64>> = inputs.map(|(port, contents)| held(port, contents)).collect();
         let answers = evaluate_watched(&program, inputs, host::most_threads(), &|_| ControlFlow::Continue(()))
             .map_err(|error| Error::failed("the reference").because(error))?;
@@ -219,7 +219,7 @@ impl Bench<'_> {
 }
 
 /// Numbers of a file in NumPy's format, which has to be of a port's type and size.
-fn elements(file: &[u8], port: &Port) -> Result<Vec<f64>, String> {
+fn elements(file: &[u8], port: &KernelPort) -> Result<Vec<f64>, String> {
     let array = npy::read(file).map_err(|error| error.to_string())?;
     let letter = match port.dtype {
         dtype if dtype.is_float() => 'f',
@@ -252,7 +252,7 @@ mod tests {
             let length = (header.len() as u16).to_le_bytes();
             let file = [npy::MAGIC, &[1, 0], &length, header.as_bytes(), &data].concat();
             let (c_type, dtype) = *super::super::TYPES.iter().find(|(known, _)| *known == c_type).unwrap();
-            let port = Port {
+            let port = KernelPort {
                 name: "y".into(),
                 c_type: c_type.into(),
                 dtype,

@@ -6,7 +6,9 @@ use serde::Deserialize;
 use serde_json::Value as Json;
 use tilewright_search::expression::{self, Datum};
 
-use super::form::{ArgumentForm, Axes, Fill, FillName, Form, Language, Number, ParameterForm, ReferenceForm, RoleForm};
+use super::form::{
+    ArgumentForm, Axes, Fill, FillName, KernelForm, Language, NumberForm, ParameterForm, ReferenceForm, RoleForm,
+};
 use super::form::{ValuesForm, default_flags, default_tolerance};
 use crate::error::Error;
 
@@ -22,22 +24,22 @@ const PROBLEM: &str = "ProblemSize";
 /// Description of a kernel; fields that are not named here are ignored.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Description {
-    configuration_space: Parameters,
+struct KernelDescription {
+    configuration_space: T1Parameters,
     kernel_specification: Specification,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Parameters {
-    tuning_parameters: Vec<Parameter>,
+struct T1Parameters {
+    tuning_parameters: Vec<T1Parameter>,
     #[serde(default)]
-    conditions: Vec<Condition>,
+    conditions: Vec<T1Condition>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Parameter {
+struct T1Parameter {
     name: String,
     values: Json,
     default: Option<Json>,
@@ -45,7 +47,7 @@ struct Parameter {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Condition {
+struct T1Condition {
     expression: String,
 }
 
@@ -60,7 +62,7 @@ struct Specification {
     #[serde(default)]
     problem_size: Json,
     #[serde(default)]
-    arguments: Vec<Argument>,
+    arguments: Vec<T1Argument>,
     global_size_type: Option<String>,
     global_size: Option<Along<Json>>,
     local_size: Option<Along<Json>>,
@@ -95,7 +97,7 @@ fn text(json: &Json) -> String {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Argument {
+struct T1Argument {
     name: Option<String>,
     #[serde(rename = "Type")]
     kind: String,
@@ -114,12 +116,12 @@ pub(super) fn is_description(text: &str) -> bool {
 }
 
 /// Reads a description. It has no reference: that is the configuration of its defaults, or the first one.
-pub(super) fn form(text: &str) -> Result<Form, Error> {
+pub(super) fn form(text: &str) -> Result<KernelForm, Error> {
     let wrong = |error: serde_json::Error| {
         let mend = "a T1 description has ConfigurationSpace and KernelSpecification";
         Error::input(format!("{} ({mend})", crate::error::one_line(&error.to_string())))
     };
-    let description: Description = serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(wrong)?;
+    let description: KernelDescription = serde_json::from_str(text.trim_start_matches('\u{feff}')).map_err(wrong)?;
     let kernel = description.kernel_specification;
     let language = LANGUAGES.iter().find(|(name, _)| *name == kernel.language).map(|(_, language)| *language);
     let language = language.ok_or_else(|| {
@@ -146,7 +148,7 @@ pub(super) fn form(text: &str) -> Result<Form, Error> {
     // That of a source in C or C++ is found by its name, as ever.
     let language = is_for_gpu.then_some(language);
     let lists = if is_for_gpu { vec![(PROBLEM.to_owned(), whole(&kernel.problem_size))] } else { Vec::new() };
-    Ok(Form {
+    Ok(KernelForm {
         name: kernel.kernel_name.clone(),
         _about: String::new(),
         source: kernel.kernel_file,
@@ -158,7 +160,7 @@ pub(super) fn form(text: &str) -> Result<Form, Error> {
         lists,
         grid,
         block,
-        shared_bytes: kernel.shared_memory.filter(|n| *n > 0 && language == Some(Language::Cuda)).map(Number::Int),
+        shared_bytes: kernel.shared_memory.filter(|n| *n > 0 && language == Some(Language::Cuda)).map(NumberForm::Int),
         arguments: arguments.collect::<Result<_, Error>>()?,
         parameters: parameters.iter().map(parameter).collect(),
         constraints: description.configuration_space.conditions.into_iter().map(|c| c.expression).collect(),
@@ -179,7 +181,7 @@ fn sizes(
     language: Language,
     parameters: &[(String, Vec<Datum>)],
 ) -> Result<(Option<Axes>, Option<Axes>), Error> {
-    let axes = |texts: [String; 3]| Some(Axes::Several(texts.map(Number::Expression).into()));
+    let axes = |texts: [String; 3]| Some(Axes::Several(texts.map(NumberForm::Expression).into()));
     let is_parameter = |name: &str| parameters.iter().any(|(known, _)| known == name);
     let names = ["block_size_x", "block_size_y", "block_size_z"];
     let local = match &kernel.local_size {
@@ -223,7 +225,7 @@ fn sizes(
 }
 
 /// The values of a parameter: a list, or a text that writes one.
-fn values(parameter: &Parameter) -> Result<(String, Vec<Datum>), Error> {
+fn values(parameter: &T1Parameter) -> Result<(String, Vec<Datum>), Error> {
     let text = parameter.values.as_str().map_or_else(|| parameter.values.to_string(), str::to_owned);
     let values = expression::list(&text);
     let values = values.map_err(|error| Error::input(format!("the values of {}: {error}", parameter.name)))?;
@@ -240,7 +242,7 @@ fn toml_of(value: &Json) -> Option<toml::Value> {
 
 fn argument_form(
     at: usize,
-    argument: &Argument,
+    argument: &T1Argument,
     problem: &Json,
     parameters: &[(String, Vec<Datum>)],
     language: Language,
@@ -261,10 +263,10 @@ fn argument_form(
     };
     match argument.memory_type.as_str() {
         "Local" => {
-            let n = argument.size.as_ref().map(|size| Number::Expression(text(size)));
-            Ok(ArgumentForm { local: Some(n.unwrap_or(Number::Int(1))), ..plain })
+            let n = argument.size.as_ref().map(|size| NumberForm::Expression(text(size)));
+            Ok(ArgumentForm { local: Some(n.unwrap_or(NumberForm::Int(1))), ..plain })
         }
-        "Scalar" => Ok(ArgumentForm { value: Some(Number::Float(argument.fill_value.unwrap_or(0.0))), ..plain }),
+        "Scalar" => Ok(ArgumentForm { value: Some(NumberForm::Float(argument.fill_value.unwrap_or(0.0))), ..plain }),
         "Vector" => {
             let fill = match (argument.fill_type.as_deref(), argument.fill_value) {
                 (Some("Random"), _) => Fill::Name(FillName::Random),
@@ -282,7 +284,7 @@ fn argument_form(
             };
             let n = size(argument.size.as_ref().unwrap_or(&Json::Null), problem, parameters);
             let n = n.map_err(|error| Error::input(format!("argument {name}: its size: {error}")))?;
-            Ok(ArgumentForm { size: Some(Number::Int(n)), role, fill, ..plain })
+            Ok(ArgumentForm { size: Some(NumberForm::Int(n)), role, fill, ..plain })
         }
         other => refuse(format!("its MemoryType is {other} (give Vector, Scalar or Local)")),
     }

@@ -1,14 +1,14 @@
 //! Transposed convolution as a matrix product of the weights with the input, whose columns are added up.
 
-use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{
     accumulate, col2im, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, unroll, vectorize,
 };
+use super::super::{TemplateSetting, constraint_over, has_value};
 use super::direct::pack;
-use super::{Algorithm, Shape, ceil_div, divisors, is_blocked};
+use super::{Algorithm, ReductionSizes, ceil_div, divisors, is_blocked};
 use tilewright_ir::Step;
-use tilewright_ir::op::{Axis, Window};
+use tilewright_ir::op::{Window, WindowAxis};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
@@ -23,7 +23,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// # Source
 /// Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4, says what is
 /// computed; adding up columns is what Caffe's deconvolution does.
-pub const COL2IM: Algorithm<Shape> = Algorithm {
+pub const COL2IM: Algorithm<ReductionSizes> = Algorithm {
     name: "col2im",
     applies: |shape| shape.inserts_zeros && !shape.is_agreed,
     parameters,
@@ -38,31 +38,31 @@ const MOST_BYTES: i64 = 1 << 30;
 const MOST_UNROLLED: i64 = 4;
 
 /// The sizes along one spatial axis.
-struct Along {
+struct SpatialSizes {
     stride: i64,
     /// Taps that meet one result, at most.
     met: i64,
 }
 
 /// Rows and columns.
-fn along(shape: &Shape) -> [Along; 2] {
-    shape.axes.map(|Axis { filter, stride, dilation, .. }| {
+fn along(shape: &ReductionSizes) -> [SpatialSizes; 2] {
+    shape.axes.map(|WindowAxis { filter, stride, dilation, .. }| {
         let period = (1..=stride).find(|r| r * dilation % stride == 0).expect("the stride is one");
-        Along { stride, met: ceil_div(filter, period) }
+        SpatialSizes { stride, met: ceil_div(filter, period) }
     })
 }
 
 /// Elements of a column for each channel: taps.
-fn taps(shape: &Shape) -> i64 {
+fn taps(shape: &ReductionSizes) -> i64 {
     shape.r * shape.s
 }
 
 /// Pixels of the input.
-fn pixels(shape: &Shape) -> i64 {
+fn pixels(shape: &ReductionSizes) -> i64 {
     shape.axes.iter().map(|axis| axis.input).product()
 }
 
-fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
     let c = shape.c.unwrap_or(1);
@@ -80,55 +80,40 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     ]
 }
 
-fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
+fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
+    let parameters = parameters(s, shape);
+    let over = |name: &str, reads: &[&str], text: &str| constraint_over(name, reads, text, &parameters);
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
-    let Shape { n, k, .. } = *shape;
+    let ReductionSizes { n, k, .. } = *shape;
     let (taps, pixels, [_, columns]) = (taps(shape), pixels(shape), along(shape));
     let fits = move |y: i64, x: i64| y * x + y < registers;
     let tiles = (1..=ceil_div(k * taps, lanes).min(registers / 2))
         .flat_map(|y| (1..=pixels.min(registers - 2)).map(move |x| (y, x)));
     let largest = tiles.filter(|&(y, x)| fits(y, x)).map(|(y, x)| y * x).max().unwrap_or(1);
+    let vectors = format!("ceil_div(k_block * {taps}, {lanes})");
     // Half of what a tile within a block can be.
-    let enough = move |k_block: i64| largest.min(ceil_div(k_block * taps, lanes) * pixels.min(registers / 4)) / 2;
+    let enough = format!("min({largest}, {vectors} * {}) // 2", pixels.min(registers / 4));
+    let in_registers = format!("y_tile * pixels + y_tile < {registers} and y_tile * pixels >= {enough}");
+    // Channels are lanes where a block fills a vector or holds all, columns where a stride is half a vector.
+    let by_channels = format!("lanes == 'k' and k_block >= {}", lanes.min(k));
+    let by_columns = if 2 * columns.stride >= lanes { " or lanes == 'q'" } else { "" };
     let mut constraints = vec![
-        Constraint::new(
-            "registers",
-            &format!("y_tile * pixels + y_tile < {registers}, and half of them in use where there is as much"),
-            &["y_tile", "pixels", "k_block"],
-            move |v| fits(v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough(v[2].int()),
-        ),
-        Constraint::new(
-            "inside",
-            "y_tile <= vectors of channels and taps of a block",
-            &["y_tile", "k_block"],
-            move |v| v[0].int() <= ceil_div(v[1].int() * taps, lanes),
-        ),
-        Constraint::new(
-            "lanes_of_sum",
-            "channels are lanes where a block fills a vector or holds all, columns where a stride is half a vector",
-            &["lanes", "k_block"],
-            move |v| match v[0].text() {
-                "k" => v[1].int() >= lanes.min(k),
-                _ => 2 * columns.stride >= lanes,
-            },
-        ),
+        over("registers", &["y_tile", "pixels", "k_block"], &in_registers),
+        over("inside", &["y_tile", "k_block"], &format!("y_tile <= {vectors}")),
+        over("lanes_of_sum", &["lanes", "k_block"], &(by_channels + by_columns)),
     ];
     if s.n_threads > 1 {
         // All of the columns are shared out by tiles.
-        let needed = (s.n_threads as i64).min(n * k);
-        constraints.push(Constraint::new(
-            "work_for_all_threads",
-            &format!("there are {needed} blocks of channels where columns are made by blocks"),
-            &["cols", "k_block"],
-            move |v| v[0].text() == "whole" || n * k / v[1].int() >= needed,
-        ));
+        let is_whole = if has_value(&parameters, "cols", "whole") { "cols == 'whole' or " } else { "" };
+        let text = format!("{is_whole}{} // k_block >= {}", n * k, (s.n_threads as i64).min(n * k));
+        constraints.push(over("work_for_all_threads", &["cols", "k_block"], &text));
     }
     constraints
 }
 
-fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
-    let plan = Plan::of(s, shape, space, config);
+fn steps(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> Vec<Step> {
+    let plan = Col2ImDecisions::of(s, shape, space, config);
     [
         vec![col2im(Window::ACC, plan.k_block, !plan.by_channels), inline(Window::ACC)],
         plan.operands(),
@@ -142,9 +127,9 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
 }
 
 /// Decisions of a configuration, and what follows from them.
-struct Plan<'a> {
-    s: &'a Setting,
-    shape: &'a Shape,
+struct Col2ImDecisions<'a> {
+    s: &'a TemplateSetting,
+    shape: &'a ReductionSizes,
     lanes: i64,
     /// Whether the lanes of the sum are channels, and whether the epilogue walks vectors of them.
     by_channels: bool,
@@ -160,8 +145,8 @@ struct Plan<'a> {
     is_whole: bool,
     /// Whether the input is copied.
     is_packed: bool,
-    rows: Along,
-    columns: Along,
+    rows: SpatialSizes,
+    columns: SpatialSizes,
     /// Whether one tap at most meets a result: the epilogue reads the columns themselves, phase by phase.
     is_alone: bool,
     /// Loops around a row of results.
@@ -170,13 +155,13 @@ struct Plan<'a> {
     order: (&'static str, &'static str),
 }
 
-impl<'a> Plan<'a> {
-    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Plan<'a> {
+impl<'a> Col2ImDecisions<'a> {
+    fn of(s: &'a TemplateSetting, shape: &'a ReductionSizes, space: &Space, config: &Config) -> Col2ImDecisions<'a> {
         let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
         let (lanes, k_block, by_channels) = (s.target.lanes(s.workload.dtype), int("k_block"), text("lanes") == "k");
         let [rows, columns] = along(shape);
         let is_alone = rows.met * columns.met == 1;
-        Plan {
+        Col2ImDecisions {
             s,
             shape,
             lanes,
@@ -373,11 +358,11 @@ impl<'a> Plan<'a> {
 
 /// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
 /// read from whichever cache holds them; then what writing, adding up and storing takes.
-fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
-    let Shape { n, k, p, q, .. } = *shape;
+    let ReductionSizes { n, k, p, q, .. } = *shape;
     let (c, taps, pixels, [rows, columns]) = (shape.c.unwrap_or(1), taps(shape), pixels(shape), along(shape));
     let k_block = int("k_block");
     let (n_blocks, of_block) = ((k / k_block) as f64, k_block * taps);

@@ -1,14 +1,14 @@
 //! Convolution as a matrix product of the weights with patches of the input.
 
-use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles, write_back};
-use super::super::share::{self, EACH_PART, PART, PARTS, Share};
+use super::super::share::{self, EACH_PART, PART, PARTS, SharedWork};
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reindex, reorder, split, stage, unroll, vectorize,
 };
-use super::{Algorithm, Shape, ceil_div, divisors, is_blocked};
+use super::super::{TemplateSetting, constraint_over, has_value, none_of};
+use super::{Algorithm, ReductionSizes, ceil_div, divisors, is_blocked};
 use tilewright_ir::Step;
-use tilewright_ir::op::{Axis, Window};
+use tilewright_ir::op::{Window, WindowAxis};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
@@ -27,7 +27,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// reduction stays three loops: weights are read in any order equally well, and channels are the innermost
 /// loop of a tap. Integers, and factors that are rounded, are left to [`super::direct`], which has dot
 /// products of channels.
-pub const IM2COL: Algorithm<Shape> = Algorithm {
+pub const IM2COL: Algorithm<ReductionSizes> = Algorithm {
     name: "im2col",
     applies: |shape| {
         let has_own_factors = shape.has_integers || shape.rounds;
@@ -43,28 +43,28 @@ pub const IM2COL: Algorithm<Shape> = Algorithm {
 const MOST_BYTES: i64 = 1 << 30;
 
 /// Whether the input is its own matrix of patches.
-fn is_pointwise(shape: &Shape) -> bool {
+fn is_pointwise(shape: &ReductionSizes) -> bool {
     let is_strided = shape.axes.iter().any(|axis| axis.stride > 1);
     (shape.r, shape.s) == (1, 1) && !is_strided && !shape.padded
 }
 
 /// Whether the stage ahead of the patches has their elements, one by one.
-fn is_elementwise(shape: &Shape) -> bool {
-    let is_plain = |axis: &Axis| axis.filter == 1 && axis.stride == 1 && (axis.before, axis.after) == (0, 0);
+fn is_elementwise(shape: &ReductionSizes) -> bool {
+    let is_plain = |axis: &WindowAxis| axis.filter == 1 && axis.stride == 1 && (axis.before, axis.after) == (0, 0);
     !shape.transposed && shape.axes.iter().all(is_plain)
 }
 
 /// Bytes of the patches of a row of the output.
-fn bytes_per_row(s: &Setting, shape: &Shape) -> i64 {
+fn bytes_per_row(s: &TemplateSetting, shape: &ReductionSizes) -> i64 {
     shape.c.unwrap_or(1) * shape.r * shape.s * shape.q * s.workload.dtype.bytes() as i64
 }
 
 /// Vectors that hold the pixels of some rows.
-fn vectors(shape: &Shape, lanes: i64, rows: i64) -> i64 {
+fn vectors(shape: &ReductionSizes, lanes: i64, rows: i64) -> i64 {
     ceil_div(rows * shape.q, lanes)
 }
 
-fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
     let c = shape.c.unwrap_or(1);
@@ -95,70 +95,52 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
 }
 
 /// Whether each thread may take a part of the channels that are summed.
-fn can_cut_sum(s: &Setting, shape: &Shape) -> bool {
+fn can_cut_sum(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     shape.c.is_some_and(|c| c >= s.n_threads as i64)
 }
 
-fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
+fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
+    let parameters = parameters(s, shape);
+    let over = |name: &str, reads: &[&str], text: &str| constraint_over(name, reads, text, &parameters);
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
-    let l2 = s.target.l2_bytes as i64;
-    let Shape { n, k, p, q, .. } = *shape;
-    let vectors = move |rows: i64| ceil_div(rows * q, lanes);
+    let ReductionSizes { n, k, p, q, .. } = *shape;
     let fits = move |k: i64, x: i64| k * x + x < registers;
-    let most_x = vectors(p).min(6);
     // Half of what a tile within one row can be, which every block of rows admits.
-    let tiles = (1..=k.min(registers / 2)).flat_map(|k| (1..=vectors(1).min(6)).map(move |x| (k, x)));
+    let tiles = (1..=k.min(registers / 2)).flat_map(|k| (1..=vectors(shape, lanes, 1).min(6)).map(move |x| (k, x)));
     let enough = tiles.filter(|&(k, x)| fits(k, x)).map(|(k, x)| k * x).max().unwrap_or(1) / 2;
-    let bytes_per_row = bytes_per_row(s, shape);
+    let vectors_of_rows = format!("ceil_div(rows * {q}, {lanes})");
+    let (in_l2, by_rows) = match has_value(&parameters, "cols", "block") {
+        true => {
+            let (bytes, l2) = (bytes_per_row(s, shape), s.target.l2_bytes);
+            let few = 2 * vectors(shape, lanes, p).min(6);
+            let small = format!("rows * {bytes} <= {l2} or {vectors_of_rows} < {few} or rows == 1");
+            (format!("cols != 'block' or {small}"), "cols != 'block' or outer == 'rows'".to_owned())
+        }
+        false => (none_of(&parameters, "cols", &[]), none_of(&parameters, "outer", &[])),
+    };
+    let registers = format!("k_tile * x_tile + x_tile < {registers} and k_tile * x_tile >= {enough}");
     let mut constraints = vec![
-        Constraint::new(
-            "registers",
-            &format!("k_tile * x_tile + x_tile < {registers} and k_tile * x_tile >= {enough}"),
-            &["k_tile", "x_tile"],
-            move |v| fits(v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough,
-        ),
-        Constraint::new("inside", "x_tile <= vectors of a block of rows", &["x_tile", "rows"], move |v| {
-            v[0].int() <= vectors(v[1].int())
-        }),
-        Constraint::new(
-            "block_in_l2",
-            "patches of a block <= L2, or a block is less than two of the largest tiles",
-            &["cols", "rows"],
-            move |v| {
-                v[0].text() != "block"
-                    || v[1].int() * bytes_per_row <= l2
-                    || vectors(v[1].int()) < 2 * most_x
-                    || v[1].int() == 1
-            },
-        ),
-        Constraint::new(
-            "block_copied_once",
-            "patches are copied by blocks only where rows are the outer loop",
-            &["cols", "outer"],
-            |v| v[0].text() != "block" || v[1].text() == "rows",
-        ),
+        over("registers", &["k_tile", "x_tile"], &registers),
+        over("inside", &["x_tile", "rows"], &format!("x_tile <= {vectors_of_rows}")),
+        // Patches of a block fit, or it is less than two of the largest tiles.
+        over("block_in_l2", &["cols", "rows"], &in_l2),
+        over("block_copied_once", &["cols", "outer"], &by_rows),
     ];
     if s.n_threads > 1 {
         // Rows can always be shared out that far.
         let needed = (s.n_threads as i64).min(n * p);
-        let work_for_all_threads = Constraint::new(
-            "work_for_all_threads",
-            &format!("the outer loop has at least {needed} iterations"),
-            &["outer", "rows", "k_tile"],
-            move |v| {
-                let iterations = if v[0].text() == "rows" { p / v[1].int() } else { ceil_div(k, v[2].int()) };
-                n * iterations >= needed
-            },
-        );
-        constraints.push(shape.work().of_result(s, work_for_all_threads));
+        let iterations = format!("{n} * ({p} // rows if outer == 'rows' else ceil_div({k}, k_tile))");
+        let reads = ["outer", "rows", "k_tile"];
+        let for_all = over("work_for_all_threads", &reads, &format!("{iterations} >= {needed}"));
+        constraints.push(shape.work().of_result(s, for_all));
     }
     constraints
 }
 
 /// Register tiles at the rate of their multiply-adds and loads, or of the patches that they read from
 /// whichever cache holds a block of them; then what copying the patches takes.
-fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let taps = shape.r * shape.s;
@@ -194,19 +176,19 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
     cycles *= shape.n as f64;
     let (n_tiles, n_blocks) = (ceil_div(shape.k, int("k_tile")), shape.p / rows);
     let n_iterations = shape.n * if text("outer") == "rows" { n_blocks } else { n_tiles };
-    let share = Share::of(s, space, config);
+    let share = SharedWork::of(s, space, config);
     shape.work().of_busiest_thread(s, share, cycles, n_iterations, shape.n * n_tiles * n_blocks)
 }
 
-fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
-    let plan = Plan::of(s, shape, space, config);
+fn steps(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> Vec<Step> {
+    let plan = Im2ColDecisions::of(s, shape, space, config);
     [plan.patches(), plan.tiles(), plan.operands(), plan.register_tile(), plan.threads()].concat()
 }
 
 /// Decisions of a configuration.
-struct Plan<'a> {
-    s: &'a Setting,
-    shape: &'a Shape,
+struct Im2ColDecisions<'a> {
+    s: &'a TemplateSetting,
+    shape: &'a ReductionSizes,
     lanes: i64,
     /// Channels, and vectors of pixels, of a tile.
     k_tile: i64,
@@ -221,13 +203,13 @@ struct Plan<'a> {
     cols: String,
     pad: String,
     packs_weights: bool,
-    share: Share,
+    share: SharedWork,
 }
 
-impl<'a> Plan<'a> {
-    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Plan<'a> {
+impl<'a> Im2ColDecisions<'a> {
+    fn of(s: &'a TemplateSetting, shape: &'a ReductionSizes, space: &Space, config: &Config) -> Im2ColDecisions<'a> {
         let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
-        Plan {
+        Im2ColDecisions {
             s,
             shape,
             lanes: s.target.lanes(s.workload.dtype),
@@ -240,13 +222,13 @@ impl<'a> Plan<'a> {
             cols: text("cols"),
             pad: text("pad"),
             packs_weights: space.flag(config, "pack_w"),
-            share: Share::of(s, space, config),
+            share: SharedWork::of(s, space, config),
         }
     }
 
     /// Whether each thread takes a part of the sums.
     fn is_cut(&self) -> bool {
-        self.share == Share::Sum
+        self.share == SharedWork::Sum
     }
 
     /// The stage that sums, and its loops.
@@ -276,7 +258,7 @@ impl<'a> Plan<'a> {
     /// Tiles of channels of a block of rows; the sum of each has memory of its own, from which the epilogue
     /// reads it.
     fn tiles(&self) -> Vec<Step> {
-        let Plan { shape, lanes, outer, .. } = self;
+        let Im2ColDecisions { shape, lanes, outer, .. } = self;
         let mut steps = vec![
             split("ok", self.k_tile, "kt", "okr"),
             split("op", self.rows, "rows", "opr"),
@@ -313,7 +295,7 @@ impl<'a> Plan<'a> {
 
     /// The operands in the order of their use.
     fn operands(&self) -> Vec<Step> {
-        let Plan { shape, lanes, k_tile, .. } = self;
+        let Im2ColDecisions { shape, lanes, k_tile, .. } = self;
         let mut steps = Vec::new();
         if self.cols == "block" {
             steps.push(compute_at("cols", self.outer[0]));
@@ -354,7 +336,7 @@ impl<'a> Plan<'a> {
 
     /// Loops of the convolution and of copies whose iterations threads share.
     fn threads(&self) -> Vec<Step> {
-        if self.share == Share::Nothing {
+        if self.share == SharedWork::Nothing {
             return Vec::new();
         }
         let mut steps = match self.is_cut() {

@@ -7,9 +7,9 @@ mod paper;
 mod winograd;
 
 use super::algorithm::{self, Algorithm};
-use super::share::Work;
-use super::{Setting, Template, ceil_div};
-use tilewright_ir::op::{Axis, Layout, Structure, Window, Workload};
+use super::share::ShareableWork;
+use super::{Template, TemplateSetting, ceil_div};
+use tilewright_ir::op::{Layout, Structure, Window, WindowAxis, Workload};
 
 pub use paper::CONV_4_4_4_2_2_2;
 
@@ -20,11 +20,11 @@ fn is_convolution(w: &Workload) -> bool {
 
 /// The least share of the products of the operator as written that any algorithm takes.
 pub fn least_share(w: &Workload) -> f64 {
-    if is_convolution(w) && Shape::of(w).has_winograd { winograd::least_share() } else { 1.0 }
+    if is_convolution(w) && ReductionSizes::of(w).has_winograd { winograd::least_share() } else { 1.0 }
 }
 
 /// Whether a setting is a convolution on a CPU.
-fn is_convolution_on_cpu(s: &Setting) -> bool {
+fn is_convolution_on_cpu(s: &TemplateSetting) -> bool {
     s.target.gpu.is_none() && is_convolution(&s.workload)
 }
 
@@ -33,9 +33,11 @@ pub const CONV: Template = Template {
     name: "conv",
     text: "direct convolution, im2col, Winograd's algorithm or col2im, whichever is faster",
     serves: |s| is_convolution_on_cpu(s),
-    space: |s| algorithm::space("conv", s, &Shape::of(&s.workload), ALGORITHMS),
-    steps: |s, space, config| algorithm::steps(s, &Shape::of(&s.workload), ALGORITHMS, space, config),
-    estimate: Some(|s, space, config| algorithm::estimate(s, &Shape::of(&s.workload), ALGORITHMS, space, config)),
+    space: |s| algorithm::space("conv", s, &ReductionSizes::of(&s.workload), ALGORITHMS),
+    steps: |s, space, config| algorithm::steps(s, &ReductionSizes::of(&s.workload), ALGORITHMS, space, config),
+    estimate: Some(|s, space, config| {
+        algorithm::estimate(s, &ReductionSizes::of(&s.workload), ALGORITHMS, space, config)
+    }),
 };
 
 /// Direct convolution alone.
@@ -43,46 +45,48 @@ pub const CONV_DIRECT: Template = Template {
     name: "conv-direct",
     text: "direct convolution: register tile of channels and pixels, channels or pixels as lanes, blocked layouts",
     serves: |s| is_convolution_on_cpu(s),
-    space: |s| algorithm::space("conv-direct", s, &Shape::of(&s.workload), &[direct::DIRECT]),
-    steps: |s, space, config| (direct::DIRECT.steps)(s, &Shape::of(&s.workload), space, config),
-    estimate: Some(|s, space, config| (direct::DIRECT.estimate)(s, &Shape::of(&s.workload), space, config)),
+    space: |s| algorithm::space("conv-direct", s, &ReductionSizes::of(&s.workload), &[direct::DIRECT]),
+    steps: |s, space, config| (direct::DIRECT.steps)(s, &ReductionSizes::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| (direct::DIRECT.estimate)(s, &ReductionSizes::of(&s.workload), space, config)),
 };
 
 /// Winograd's algorithm alone.
 pub const CONV_WINOGRAD: Template = Template {
     name: "conv-winograd",
     text: "Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms and products of a block of tile rows",
-    serves: |s| is_convolution_on_cpu(s) && Shape::of(&s.workload).has_winograd,
-    space: |s| algorithm::space("conv-winograd", s, &Shape::of(&s.workload), &[winograd::WINOGRAD]),
-    steps: |s, space, config| (winograd::WINOGRAD.steps)(s, &Shape::of(&s.workload), space, config),
-    estimate: Some(|s, space, config| (winograd::WINOGRAD.estimate)(s, &Shape::of(&s.workload), space, config)),
+    serves: |s| is_convolution_on_cpu(s) && ReductionSizes::of(&s.workload).has_winograd,
+    space: |s| algorithm::space("conv-winograd", s, &ReductionSizes::of(&s.workload), &[winograd::WINOGRAD]),
+    steps: |s, space, config| (winograd::WINOGRAD.steps)(s, &ReductionSizes::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| {
+        (winograd::WINOGRAD.estimate)(s, &ReductionSizes::of(&s.workload), space, config)
+    }),
 };
 
 /// The matrix product of weights and patches alone.
 pub const CONV_IM2COL: Template = Template {
     name: "conv-im2col",
     text: "im2col and a matrix product: patches all at once or by blocks, register tile of channels and pixels",
-    serves: |s| is_convolution_on_cpu(s) && (im2col::IM2COL.applies)(&Shape::of(&s.workload)),
-    space: |s| algorithm::space("conv-im2col", s, &Shape::of(&s.workload), &[im2col::IM2COL]),
-    steps: |s, space, config| (im2col::IM2COL.steps)(s, &Shape::of(&s.workload), space, config),
-    estimate: Some(|s, space, config| (im2col::IM2COL.estimate)(s, &Shape::of(&s.workload), space, config)),
+    serves: |s| is_convolution_on_cpu(s) && (im2col::IM2COL.applies)(&ReductionSizes::of(&s.workload)),
+    space: |s| algorithm::space("conv-im2col", s, &ReductionSizes::of(&s.workload), &[im2col::IM2COL]),
+    steps: |s, space, config| (im2col::IM2COL.steps)(s, &ReductionSizes::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| (im2col::IM2COL.estimate)(s, &ReductionSizes::of(&s.workload), space, config)),
 };
 
 /// The product of a transposed convolution, whose columns are added up, alone.
 pub const CONV_COL2IM: Template = Template {
     name: "conv-col2im",
     text: "transposed convolution without inserted zeros: product of weights and input, then col2im row by row",
-    serves: |s| is_convolution_on_cpu(s) && (col2im::COL2IM.applies)(&Shape::of(&s.workload)),
-    space: |s| algorithm::space("conv-col2im", s, &Shape::of(&s.workload), &[col2im::COL2IM]),
-    steps: |s, space, config| (col2im::COL2IM.steps)(s, &Shape::of(&s.workload), space, config),
-    estimate: Some(|s, space, config| (col2im::COL2IM.estimate)(s, &Shape::of(&s.workload), space, config)),
+    serves: |s| is_convolution_on_cpu(s) && (col2im::COL2IM.applies)(&ReductionSizes::of(&s.workload)),
+    space: |s| algorithm::space("conv-col2im", s, &ReductionSizes::of(&s.workload), &[col2im::COL2IM]),
+    steps: |s, space, config| (col2im::COL2IM.steps)(s, &ReductionSizes::of(&s.workload), space, config),
+    estimate: Some(|s, space, config| (col2im::COL2IM.estimate)(s, &ReductionSizes::of(&s.workload), space, config)),
 };
 
 /// All algorithms.
-const ALGORITHMS: &[Algorithm<Shape>] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD, col2im::COL2IM];
+const ALGORITHMS: &[Algorithm<ReductionSizes>] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD, col2im::COL2IM];
 
 /// The sizes of a convolution's reduction, as its program has them.
-struct Shape {
+struct ReductionSizes {
     n: i64,
     k: i64,
     p: i64,
@@ -115,7 +119,7 @@ struct Shape {
     /// Dimensions of the weights: that of output channels and that of the channels summed over.
     weight_axes: [usize; 2],
     /// Rows and columns, as the operator has them.
-    axes: [Axis; 2],
+    axes: [WindowAxis; 2],
     /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its
     /// rounding is accepted.
     has_winograd: bool,
@@ -126,13 +130,13 @@ struct Shape {
     inserts_zeros: bool,
 }
 
-impl Shape {
-    fn of(w: &Workload) -> Shape {
+impl ReductionSizes {
+    fn of(w: &Workload) -> ReductionSizes {
         let Structure::Window(window) = w.structure() else { panic!("{w} is no convolution") };
         let Window { n, k, groups, interleaved, depthwise, transposed, axes, zero_point, .. } = window;
         let [p, q] = window.program_axes().map(|axis| axis.output);
         let [r, s] = axes.map(|axis| axis.filter);
-        Shape {
+        ReductionSizes {
             n,
             k,
             p,
@@ -161,9 +165,9 @@ impl Shape {
     }
 
     /// Work that threads may share.
-    fn work(&self) -> Work {
-        let Shape { n, k, p, q, c, r, s, k_group, .. } = *self;
-        Work {
+    fn work(&self) -> ShareableWork {
+        let ReductionSizes { n, k, p, q, c, r, s, k_group, .. } = *self;
+        ShareableWork {
             results: n * (k / k_group),
             rows: k_group,
             columns: p * q,
@@ -175,7 +179,7 @@ impl Shape {
 
 /// Whether along an axis of a transposed convolution some tap meets some of the results: with padding beyond
 /// what the taps reach none does.
-fn meets_taps(axis: &Axis) -> bool {
+fn meets_taps(axis: &WindowAxis) -> bool {
     let meets = |i: i64, tap: i64| i * axis.stride + tap * axis.dilation - axis.before;
     (0..axis.input).any(|i| (0..axis.filter).any(|tap| (0..axis.output).contains(&meets(i, tap))))
 }
@@ -186,12 +190,12 @@ fn divisors(n: i64, least: i64) -> impl Iterator<Item = i64> {
 }
 
 /// Whether the template chooses the layouts in which activations come and go.
-fn is_blocked(setting: &Setting) -> bool {
+fn is_blocked(setting: &TemplateSetting) -> bool {
     setting.workload.layout() == Layout::Blocked
 }
 
 /// Whether the input and the result have channels next to each other, or may have: the template or neighbours
 /// in a network chose so.
-fn in_blocks(setting: &Setting) -> [bool; 2] {
+fn in_blocks(setting: &TemplateSetting) -> [bool; 2] {
     setting.workload.layout().channels().map(|channels| is_blocked(setting) || channels > 1)
 }

@@ -1,9 +1,9 @@
 //! The convolution space of the AutoTVM, OpEvo and NoSE papers: a GPU template, which a CPU runs too.
 
-use super::super::gpu::{self, Direct, Tile};
+use super::super::gpu::{self, BlockTile, Direct};
 use super::super::step::{accumulate, compute_at, fuse, parallel, reorder, split, unroll, vectorize};
-use super::super::{Setting, Template};
-use super::{Shape, is_blocked};
+use super::super::{Template, TemplateSetting};
+use super::{ReductionSizes, is_blocked};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Structure, Window};
 use tilewright_search::{Config, Parameter, Space, SpaceError};
@@ -45,15 +45,15 @@ pub const CONV_4_4_4_2_2_2: Template = Template {
 
 /// Whether the template serves a workload: on a CPU all but transposed convolutions and layouts that others
 /// chose; on a GPU those without groups and layouts of ours.
-fn serves(s: &Setting) -> bool {
+fn serves(s: &TemplateSetting) -> bool {
     let Structure::Window(window) = s.workload.structure() else { return false };
     let is_plain = window.groups == 1 && !is_blocked(s);
     let is_open = s.workload.layout().channels() == [1, 1] && !s.workload.has_integer_factors();
     !window.depthwise && !window.transposed && is_open && (s.target.gpu.is_none() || is_plain)
 }
 
-fn space(setting: &Setting) -> Result<Space, SpaceError> {
-    let Shape { k, p, q, c, r, s, stride, axes, .. } = Shape::of(&setting.workload);
+fn space(setting: &TemplateSetting) -> Result<Space, SpaceError> {
+    let ReductionSizes { k, p, q, c, r, s, stride, axes, .. } = ReductionSizes::of(&setting.workload);
     let factors = |name: &str, n: i64, parts| Parameter::factorization(name, n as u64, parts);
     let parameters = vec![
         factors("k", k, 4),
@@ -81,12 +81,12 @@ fn space(setting: &Setting) -> Result<Space, SpaceError> {
 }
 
 /// The schedule of a configuration on a GPU.
-fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+fn gpu_steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let Structure::Window(window) = s.workload.structure() else { unreachable!("the template serves convolutions") };
     let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
     let tile = |name: &str| {
         let f = factors(name);
-        Tile { strides: f[1], threads: f[2], elements: f[3] }
+        BlockTile { strides: f[1], threads: f[2], elements: f[3] }
     };
     let explicit = space.flag(config, "unroll_explicit");
     let direct = Direct {
@@ -99,8 +99,8 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     direct.steps(&s.workload, &window)
 }
 
-fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
-    let shape = Shape::of(&s.workload);
+fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
+    let shape = ReductionSizes::of(&s.workload);
     let lanes = s.target.lanes(s.workload.dtype);
     let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
     let mut steps = Vec::new();
@@ -174,7 +174,7 @@ mod tests {
     fn spaces_are_as_large_as_the_papers() {
         for (layer, size) in [("C2", 90_316_800), ("C6", 36_864_000), ("C9", 9_123_840), ("C12", 844_800)] {
             let workload = Workload::parse(&format!("resnet18.{layer}")).unwrap();
-            let setting = Setting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads: 1 };
+            let setting = TemplateSetting { workload, target: Target::named("x86-64-v4").unwrap(), n_threads: 1 };
             assert_eq!(space(&setting).unwrap().size(), size, "{layer}");
         }
     }

@@ -1,13 +1,13 @@
 //! Winograd's algorithm: fewer multiplications for 3×3 kernels, between transforms of tiles.
 
-use super::super::Setting;
 use super::super::model::{bandwidth, cuts, step_cycles};
-use super::super::share::Share;
+use super::super::share::SharedWork;
 use super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, reorder, split, stage, unroll, vectorize, winograd,
 };
+use super::super::{TemplateSetting, constraint_over};
 use super::direct::{pack, pack_padded};
-use super::{Algorithm, Shape, ceil_div, in_blocks, is_blocked};
+use super::{Algorithm, ReductionSizes, ceil_div, in_blocks, is_blocked};
 use tilewright_ir::Step;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
@@ -19,7 +19,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// # Source
 /// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), section 4; blocking the tiles
 /// so that their transforms stay in cache is as in Georganas et al. (2018) for direct convolution.
-pub const WINOGRAD: Algorithm<Shape> =
+pub const WINOGRAD: Algorithm<ReductionSizes> =
     Algorithm { name: "winograd", applies: |shape| shape.has_winograd, parameters, constraints, steps, estimate };
 
 /// Rows of an output tile.
@@ -32,7 +32,7 @@ pub fn least_share() -> f64 {
     TILES.map(share).into_iter().fold(1.0, f64::min)
 }
 
-fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let vectors = ceil_div(shape.k, s.target.lanes(s.workload.dtype));
     let has_plain = in_blocks(s)[0] && !shape.has_prologue;
     let mut parameters = vec![
@@ -51,75 +51,43 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
     parameters
 }
 
-fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
-    let lanes = s.target.lanes(s.workload.dtype);
+fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
+    let parameters = parameters(s, shape);
+    let over = |name: &str, reads: &[&str], text: &str| constraint_over(name, reads, text, &parameters);
     let registers = i64::from(s.target.n_vector_registers);
-    let bytes = s.workload.dtype.bytes() as i64;
-    let l2 = s.target.l2_bytes as i64;
+    let (bytes, l2) = (s.workload.dtype.bytes(), s.target.l2_bytes);
     let (n, k, p, q, c) = (shape.n, shape.k, shape.p, shape.q, shape.c.unwrap_or(1));
-    let vectors = ceil_div(k, lanes);
-    let rows = move |m: i64| ceil_div(p, m);
-    let tiles = move |m: i64, r: i64| r.min(rows(m)) * ceil_div(q, m);
-    let fits = move |k: i64, t: i64| k * t + k < registers;
+    let vectors = ceil_div(k, s.target.lanes(s.workload.dtype));
+    let tiles = format!("(min(rows, ceil_div({p}, m)) * ceil_div({q}, m))");
+    // Half of the registers are in use where there are tiles.
+    let enough = format!("min({}, {} * min({tiles}, {}))", registers / 2 - 2, vectors.min(4), registers / 4);
+    let in_registers = format!("k_tile * t_tile + k_tile < {registers} and k_tile * t_tile >= {enough}");
+    // A block of channels is some tiles, but for the only one.
+    let whole = format!("k_blocks == 1 or {vectors} // k_blocks % k_tile == 0");
+    // The transformed input and the product of several rows of tiles.
+    let of_block = format!("(m + 2) * (m + 2) * {tiles} * ({c} + {k} // k_blocks) * {bytes}");
     let mut constraints = vec![
-        Constraint::new("rows_of_tiles", "rows <= rows of tiles", &["m", "rows"], move |v| {
-            v[1].int() <= rows(v[0].int())
-        }),
-        Constraint::new(
-            "registers",
-            &format!(
-                "vectors of a tile and its operands <= {registers}, and half of them in use where there are tiles"
-            ),
-            &["k_tile", "t_tile", "m", "rows"],
-            move |v| {
-                let (k_tile, t_tile, tiles) = (v[0].int(), v[1].int(), tiles(v[2].int(), v[3].int()));
-                let enough = (registers / 2 - 2).min(vectors.min(4) * tiles.min(registers / 4));
-                fits(k_tile, t_tile) && k_tile * t_tile >= enough
-            },
-        ),
-        Constraint::new("inside", "t_tile <= tiles in a block", &["m", "rows", "t_tile"], move |v| {
-            v[2].int() <= tiles(v[0].int(), v[1].int())
-        }),
-        Constraint::new(
-            "whole_tiles",
-            "a block of channels is a multiple of k_tile vectors, or there is one block",
-            &["k_blocks", "k_tile"],
-            move |v| v[0].int() == 1 || vectors / v[0].int() % v[1].int() == 0,
-        ),
-        Constraint::new(
-            "block_in_l2",
-            "transformed input and product of a block <= 2 * L2, where it has several rows of tiles",
-            &["m", "rows", "k_blocks"],
-            move |v| {
-                let (m, t) = (v[0].int(), tiles(v[0].int(), v[1].int()));
-                v[1].int() == 1 || (m + 2) * (m + 2) * t * (c + k / v[2].int()) * bytes <= 2 * l2
-            },
-        ),
+        over("rows_of_tiles", &["m", "rows"], &format!("rows <= ceil_div({p}, m)")),
+        over("registers", &["k_tile", "t_tile", "m", "rows"], &in_registers),
+        over("inside", &["m", "rows", "t_tile"], &format!("t_tile <= {tiles}")),
+        over("whole_tiles", &["k_blocks", "k_tile"], &whole),
+        over("block_in_l2", &["m", "rows", "k_blocks"], &format!("rows == 1 or {of_block} <= {}", 2 * l2)),
     ];
     if s.n_threads > 1 {
+        // As many iterations as there are threads, or as there can be.
         let needed = s.n_threads as i64;
-        let work_for_all_threads = Constraint::new(
-            "work_for_all_threads_of_winograd",
-            &format!("the parallel loop has at least {needed} iterations, or as many as there can be"),
-            &["parallel", "m", "rows", "k_blocks"],
-            move |v| {
-                let blocks = n * ceil_div(rows(v[1].int()), v[2].int());
-                if v[0].text() == "rows" {
-                    blocks >= needed.min(n * rows(4))
-                } else {
-                    v[3].int() >= needed.min(vectors)
-                }
-            },
-        );
-        constraints.push(shape.work().of_result(s, work_for_all_threads));
-        constraints
-            .extend(shape.work().is_choice(s).then(|| Share::Result.owns(&parameters(s, shape), "parallel", "rows")));
+        let rows = format!("{n} * ceil_div(ceil_div({p}, m), rows) >= {}", needed.min(n * ceil_div(p, 4)));
+        let channels = format!("k_blocks >= {}", needed.min(vectors));
+        let text = format!("{rows} if parallel == 'rows' else {channels}");
+        let for_all = over("work_for_all_threads_of_winograd", &["parallel", "m", "rows", "k_blocks"], &text);
+        constraints.push(shape.work().of_result(s, for_all));
+        constraints.extend(shape.work().is_choice(s).then(|| SharedWork::Result.owns(&parameters, "parallel", "rows")));
     }
     constraints
 }
 
-fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
-    let plan = Plan::of(s, shape, space, config);
+fn steps(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> Vec<Step> {
+    let plan = WinogradDecisions::of(s, shape, space, config);
     [
         vec![winograd(Window::ACC, plan.m)],
         plan.input(),
@@ -134,9 +102,9 @@ fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step
 }
 
 /// Decisions of a configuration.
-struct Plan<'a> {
-    s: &'a Setting,
-    shape: &'a Shape,
+struct WinogradDecisions<'a> {
+    s: &'a TemplateSetting,
+    shape: &'a ReductionSizes,
     lanes: i64,
     /// Rows and columns of a tile of results.
     m: i64,
@@ -154,16 +122,16 @@ struct Plan<'a> {
     takes_blocks: bool,
     gives_blocks: bool,
     channels_last: [LayoutAxis; 5],
-    share: Share,
+    share: SharedWork,
     /// Whether threads share rows, rather than blocks of channels.
     by_rows: bool,
 }
 
-impl<'a> Plan<'a> {
-    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Plan<'a> {
+impl<'a> WinogradDecisions<'a> {
+    fn of(s: &'a TemplateSetting, shape: &'a ReductionSizes, space: &Space, config: &Config) -> WinogradDecisions<'a> {
         let (int, lanes) = (|name: &str| space.int(config, name), s.target.lanes(s.workload.dtype));
-        let ([takes_blocks, gives_blocks], share) = (in_blocks(s), Share::of(s, space, config));
-        Plan {
+        let ([takes_blocks, gives_blocks], share) = (in_blocks(s), SharedWork::of(s, space, config));
+        WinogradDecisions {
             s,
             shape,
             lanes,
@@ -178,7 +146,7 @@ impl<'a> Plan<'a> {
             gives_blocks,
             channels_last: Window::channels_last(lanes),
             share,
-            by_rows: share == Share::Result && space.text(config, "parallel") == "rows",
+            by_rows: share == SharedWork::Result && space.text(config, "parallel") == "rows",
         }
     }
 
@@ -324,7 +292,7 @@ impl<'a> Plan<'a> {
     /// Loops that threads share.
     fn threads(&self) -> Vec<Step> {
         let mut steps = Vec::new();
-        if self.share == Share::Result {
+        if self.share == SharedWork::Result {
             if self.shape.n > 1 && self.by_rows {
                 steps.extend([fuse("on", "otho", "threads"), parallel("threads")]);
             } else if self.by_rows {
@@ -342,7 +310,7 @@ impl<'a> Plan<'a> {
 
 /// Products at the rate of their register tile or of the transformed weights, which come by once a block of
 /// rows; the transforms; and writing and reading what lies between them.
-fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;
     let int = |name: &str| space.int(config, name);
@@ -370,11 +338,11 @@ fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
             * (products.max(read) + 0.2 * products.min(read) + transforms + 2.0 * passed / bandwidth(s, between));
     }
     cycles *= 0.9 * shape.n as f64;
-    let share = Share::of(s, space, config);
+    let share = SharedWork::of(s, space, config);
     let n_iterations = match share {
-        Share::Result if space.text(config, "parallel") == "k" => int("k_blocks"),
-        Share::Result => shape.n * ceil_div(tile_rows, int("rows")),
-        Share::Sum | Share::Nothing => 1,
+        SharedWork::Result if space.text(config, "parallel") == "k" => int("k_blocks"),
+        SharedWork::Result => shape.n * ceil_div(tile_rows, int("rows")),
+        SharedWork::Sum | SharedWork::Nothing => 1,
     };
     shape.work().of_busiest_thread(s, share, cycles, n_iterations, 0)
 }

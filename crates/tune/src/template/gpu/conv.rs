@@ -1,6 +1,6 @@
 //! Convolutions on GPUs, as products with a matrix of patches that exists in shared memory alone.
 
-use super::super::{Setting, Template, algorithm};
+use super::super::{Template, TemplateSetting, algorithm};
 use super::matmul::SIMT;
 use tilewright_ir::op::Structure;
 
@@ -19,6 +19,6 @@ pub const GPU_CONV: Template = Template {
 };
 
 /// Whether a workload is a convolution.
-pub(super) fn is_window(s: &Setting) -> bool {
+pub(super) fn is_window(s: &TemplateSetting) -> bool {
     matches!(s.workload.structure(), Structure::Window(_))
 }

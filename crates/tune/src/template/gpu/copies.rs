@@ -1,6 +1,6 @@
 //! Copies of factors into shared memory: through registers, or asynchronous where a GPU has those.
 
-use super::super::Setting;
+use super::super::TemplateSetting;
 use super::super::step::{exact, pipeline, stream, unroll};
 use super::{constraint, gpu};
 use tilewright_ir::Step;
@@ -26,26 +26,27 @@ fn repeated(name: &str, n_loads: i64) -> (Option<Step>, Option<Step>) {
 }
 
 /// Whether factors may be copied so: those that nothing is made of on the way.
-fn is_possible(s: &Setting) -> bool {
+fn is_possible(s: &TemplateSetting) -> bool {
     s.target.has_async_copies() && s.workload.prologue().is_empty()
 }
 
 /// Pipeline stages of the factors: loaded ahead in registers, in two buffers of shared memory as well, or in
 /// this many buffers, `most` of them, by asynchronous copies.
-pub fn ahead(s: &Setting, most: i64) -> Parameter {
+pub fn ahead(s: &TemplateSetting, most: i64) -> Parameter {
     Parameter::ordinal("ahead", 0..=if is_possible(s) { most } else { 2 })
 }
 
 /// Kind of copies to shared memory.
-pub fn way(s: &Setting) -> Option<Parameter> {
+pub fn way(s: &TemplateSetting) -> Option<Parameter> {
     is_possible(s).then(|| Parameter::categorical("copies", &["registers", "async"]).optional())
 }
 
 /// Constraints on both factors. `elements`: number of elements of a step in shared memory, as an expression,
 /// and bytes beside them, if any, as what is added; `unasked`: bytes of static shared memory of a block.
 pub fn constraints(
-    s: &Setting,
-    (elements, beside): (&str, &str),
+    s: &TemplateSetting,
+    elements: &str,
+    beside: &str,
     unasked: u64,
     parameters: &[Parameter],
 ) -> Vec<Constraint> {
@@ -67,7 +68,7 @@ pub fn constraints(
 }
 
 /// Share of a step's loads that a thread holds in registers, all or none, as a factor of an expression.
-pub fn in_registers(s: &Setting) -> &'static str {
+pub fn in_registers(s: &TemplateSetting) -> &'static str {
     if is_possible(s) { "(min(ahead, 1) if copies == 'registers' else 0)" } else { "min(ahead, 1)" }
 }
 

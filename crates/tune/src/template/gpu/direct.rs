@@ -1,7 +1,7 @@
 //! Direct convolutions in tiles of channels, rows and columns.
 
 use super::super::step::{accumulate, bind, compute_at, exact, fuse, inline, reorder, shared, unroll, vectorize};
-use super::parts::{Copied, Threads, Tile, each_thread, spread};
+use super::parts::{BlockThreads, BlockTile, Copied, each_thread, spread};
 use tilewright_ir::op::{Window, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
 use tilewright_ir::{LoopKind, Step};
@@ -9,7 +9,7 @@ use tilewright_ir::{LoopKind, Step};
 /// The schedule of a direct convolution that divides all of its loops evenly.
 pub struct Direct {
     /// Channels, rows and columns of a block's part of the output.
-    pub tiles: [Tile; 3],
+    pub tiles: [BlockTile; 3],
     /// Steps of the inner loops over channels, where there is a loop over them, rows and columns of the
     /// filter.
     pub inner: [i64; 3],
@@ -118,7 +118,7 @@ impl Direct {
         if input == Window::PAD {
             steps.push(inline(Window::PAD));
         }
-        let threads = Threads([self.tiles[2].threads, self.tiles[1].threads, self.tiles[0].threads]);
+        let threads = BlockThreads([self.tiles[2].threads, self.tiles[1].threads, self.tiles[0].threads]);
         for (name, extents) in [("X.s", vec![1, channels, rows, columns]), ("W.s", weights)] {
             let order: Vec<usize> = (0..extents.len()).collect();
             steps.extend(

@@ -1,11 +1,11 @@
 //! Matrix products on GPUs.
 
 use super::super::algorithm::{self, Algorithm};
-use super::super::{Setting, Template, ceil_div};
+use super::super::{Template, TemplateSetting, ceil_div};
 use super::copies::{self, Copies};
 use super::model::{BETWEEN_STEPS, Blocks, START};
 use super::product::LEAST_BLOCK;
-use super::{Fragments, Order, Product, Tile, Tiling, constraint, gpu};
+use super::{BlockTile, Fragments, GpuProduct, Rasterization, Tiling, constraint, gpu};
 use tilewright_ir::op::Structure;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
@@ -28,9 +28,9 @@ pub const GPU_MATMUL: Template = Template {
 };
 
 /// SIMT product as an algorithm, for convolutions too.
-pub(super) const SIMT: Algorithm<Setting> = Algorithm {
+pub(super) const SIMT: Algorithm<TemplateSetting> = Algorithm {
     name: "simt",
-    applies: |s| s.target.gpu.is_some() && Product::of(&s.workload).is_some(),
+    applies: |s| s.target.gpu.is_some() && GpuProduct::of(&s.workload).is_some(),
     parameters: |s, _| parameters(s, &[product(s)]),
     constraints: |s, _| {
         let products = [product(s)];
@@ -41,13 +41,13 @@ pub(super) const SIMT: Algorithm<Setting> = Algorithm {
 };
 
 /// Whether a workload is a product, or a batch of them.
-pub(super) fn is_contraction(s: &Setting) -> bool {
+pub(super) fn is_contraction(s: &TemplateSetting) -> bool {
     matches!(s.workload.structure(), Structure::Contraction(_)) && !s.workload.has_integer_factors()
 }
 
 /// The product that a workload is.
-pub(super) fn product(s: &Setting) -> Product {
-    Product::of(&s.workload).expect("the template serves products")
+pub(super) fn product(s: &TemplateSetting) -> GpuProduct {
+    GpuProduct::of(&s.workload).expect("the template serves products")
 }
 
 /// Elements that a thread has next to each other, where vectors hold no more.
@@ -72,21 +72,21 @@ fn blocks(n: i64) -> impl Iterator<Item = i64> {
 
 /// Numbers of neighbouring columns of a thread, which are lanes of a vector: four, and more where vectors
 /// hold more, as on CPUs that are OpenCL devices.
-fn lanes(s: &Setting) -> impl Iterator<Item = i64> + use<> {
+fn lanes(s: &TemplateSetting) -> impl Iterator<Item = i64> + use<> {
     let most = s.target.lanes(s.workload.dtype);
     [NEXT, 8, 16].into_iter().filter(move |&n| n == NEXT || n <= most)
 }
 
 /// Whether threads may read factors where they are, without shared memory: on devices where that may be no
 /// faster than other memory. Neighbouring columns lie next to each other.
-fn may_read_directly(s: &Setting, products: &[Product]) -> bool {
+fn may_read_directly(s: &TemplateSetting, products: &[GpuProduct]) -> bool {
     s.target.arch == Arch::Gpu(GpuApi::OpenCl) && products.iter().all(|p| !p.b.along_k && p.b.loads >= NEXT)
 }
 
 /// Parameters of tiled products; of several products, a further parameter chooses one.
-pub(super) fn parameters(s: &Setting, products: &[Product]) -> Vec<Parameter> {
-    let most = |of: &dyn Fn(&Product) -> i64| products.iter().map(of).max().expect("there is a product");
-    let vector = |of: &dyn Fn(&Product) -> i64| {
+pub(super) fn parameters(s: &TemplateSetting, products: &[GpuProduct]) -> Vec<Parameter> {
+    let most = |of: &dyn Fn(&GpuProduct) -> i64| products.iter().map(of).max().expect("there is a product");
+    let vector = |of: &dyn Fn(&GpuProduct) -> i64| {
         let most = products.iter().map(of).min().expect("there is a product").min(16 / s.workload.dtype.bytes() as i64);
         [1, 2, 4].into_iter().filter(move |v| *v <= most)
     };
@@ -117,7 +117,7 @@ pub(super) fn parameters(s: &Setting, products: &[Product]) -> Vec<Parameter> {
 const GROUP: i64 = 8;
 
 /// A number of a product, as an expression: which one it is, the first of the parameters says.
-fn size(products: &[Product], parameters: &[Parameter], of: impl Fn(&Product) -> i64) -> String {
+fn size(products: &[GpuProduct], parameters: &[Parameter], of: impl Fn(&GpuProduct) -> i64) -> String {
     let sizes: Vec<i64> = products.iter().map(of).collect();
     match (&sizes[..], &parameters[0].domain) {
         ([first, second], Domain::Ordinal(values)) if first != second => {
@@ -128,7 +128,7 @@ fn size(products: &[Product], parameters: &[Parameter], of: impl Fn(&Product) ->
 }
 
 /// Constraints between the parameters. Of several products, the first parameter chooses one.
-pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Parameter]) -> Vec<Constraint> {
+pub(super) fn constraints(s: &TemplateSetting, products: &[GpuProduct], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let words = words(s);
@@ -143,14 +143,14 @@ pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Param
         say("warp", "(block_n // thread_n) % warp_n == 0"),
         say("unrolled", "unroll_k <= block_k and unroll_k * thread_m * thread_n <= 1024"),
     ];
-    constraints.extend(copies::constraints(s, ("(block_m + block_n) * block_k", ""), gpu.shared_bytes, parameters));
+    constraints.extend(copies::constraints(s, "(block_m + block_n) * block_k", "", gpu.shared_bytes, parameters));
     constraints.extend(of_blocks(s, products, threads, parameters));
     let has = |name: &str| parameters.iter().any(|p| p.name == name);
     if has("lanes") {
         constraints.push(say("lanes", "thread_n % lanes == 0"));
     }
     if has("shared") {
-        let [n, k] = [|p: &Product| p.n, |p: &Product| p.k].map(|of| size(products, parameters, of));
+        let [n, k] = [|p: &GpuProduct| p.n, |p: &GpuProduct| p.k].map(|of| size(products, parameters, of));
         let none = format!("block_k == {LEAST_DEPTH} and vector_a == 1 and vector_b == 1 and ahead == 0");
         let is_whole = format!("{n} % block_n == 0 and {k} % (block_k * split_k) == 0");
         constraints.push(say("shared", &format!("shared == 'yes' or {none} and {is_whole}")));
@@ -159,14 +159,14 @@ pub(super) fn constraints(s: &Setting, products: &[Product], parameters: &[Param
 }
 
 /// Registers of 32 bits that hold one element while it is computed with.
-fn words(s: &Setting) -> i64 {
+fn words(s: &TemplateSetting) -> i64 {
     s.workload.dtype.arithmetic().bytes() as i64 / 4
 }
 
 /// Registers of a thread, of `threads`, for elements that are loaded ahead, as an expression: elements that
 /// are loaded one by one have an address each, those gathered for a convolution a condition too, and two f16
 /// or bf16 that are loaded together share a register.
-pub(super) fn loaded_ahead(s: &Setting, threads: &str) -> String {
+pub(super) fn loaded_ahead(s: &TemplateSetting, threads: &str) -> String {
     let is_loaded = copies::in_registers(s);
     let is_gathered = matches!(s.workload.structure(), Structure::Window(_));
     let (alone, each) = match s.workload.dtype.is_half() {
@@ -193,7 +193,12 @@ fn copied_alone(threads: &str, parameters: &[Parameter]) -> String {
 /// Constraints on the registers of a thread, and of all threads of a block. `registers`: registers of a
 /// thread besides those for copies of single elements, of which many threads have less at a time, as an
 /// expression.
-pub(super) fn in_registers(s: &Setting, registers: &str, threads: &str, parameters: &[Parameter]) -> Constraint {
+pub(super) fn in_registers(
+    s: &TemplateSetting,
+    registers: &str,
+    threads: &str,
+    parameters: &[Parameter],
+) -> Constraint {
     let gpu = gpu(s);
     let mut copied = copied_alone(threads, parameters);
     if parameters.iter().any(|p| p.name == "shared") {
@@ -208,10 +213,16 @@ pub(super) fn in_registers(s: &Setting, registers: &str, threads: &str, paramete
 
 /// Constraints on blocks: each of `threads` threads, an expression, has something to copy, and the grid fits
 /// the device.
-pub(super) fn of_blocks(s: &Setting, products: &[Product], threads: &str, parameters: &[Parameter]) -> Vec<Constraint> {
+pub(super) fn of_blocks(
+    s: &TemplateSetting,
+    products: &[GpuProduct],
+    threads: &str,
+    parameters: &[Parameter],
+) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
-    let [m, n, k] = [|p: &Product| p.m, |p: &Product| p.n, |p: &Product| p.k].map(|of| size(products, parameters, of));
+    let [m, n, k] =
+        [|p: &GpuProduct| p.m, |p: &GpuProduct| p.n, |p: &GpuProduct| p.k].map(|of| size(products, parameters, of));
     let batch = size(products, parameters, |p| p.batch.unwrap_or(1));
     let most_blocks = gpu.most_blocks_along[1].min(gpu.most_blocks_along[2]);
     let is_split = parameters.iter().any(|p| p.name == "split_k");
@@ -239,25 +250,25 @@ pub(super) fn of_blocks(s: &Setting, products: &[Product], threads: &str, parame
 }
 
 /// Rasterization of the blocks in a configuration.
-pub(super) fn order(space: &Space, config: &Config) -> Order {
+pub(super) fn order(space: &Space, config: &Config) -> Rasterization {
     match space.text(config, "order").as_str() {
-        "rows" => Order::Rows,
-        "columns" => Order::Columns,
-        "groups_4" => Order::Groups(4),
-        "groups_2" => Order::Groups(2),
-        "groups_of_columns" => Order::GroupsOfColumns(GROUP),
-        "groups_of_columns_4" => Order::GroupsOfColumns(4),
-        "groups_of_columns_2" => Order::GroupsOfColumns(2),
-        _ => Order::Groups(GROUP),
+        "rows" => Rasterization::Rows,
+        "columns" => Rasterization::Columns,
+        "groups_4" => Rasterization::Groups(4),
+        "groups_2" => Rasterization::Groups(2),
+        "groups_of_columns" => Rasterization::GroupsOfColumns(GROUP),
+        "groups_of_columns_4" => Rasterization::GroupsOfColumns(4),
+        "groups_of_columns_2" => Rasterization::GroupsOfColumns(2),
+        _ => Rasterization::Groups(GROUP),
     }
 }
 
 /// The schedule of a configuration.
-pub(super) fn tiling(s: &Setting, space: &Space, config: &Config) -> Tiling {
+pub(super) fn tiling(s: &TemplateSetting, space: &Space, config: &Config) -> Tiling {
     let int = |name: &str| space.int(config, name);
     let tile = |block: &str, each: &str, next: i64| {
         let [block, each] = [block, each].map(int);
-        Tile { strides: each / next, threads: block / each, elements: next }
+        BlockTile { strides: each / next, threads: block / each, elements: next }
     };
     let columns = tile("block_n", "thread_n", if space.has("lanes") { int("lanes") } else { NEXT });
     let lanes = 8 * columns.elements * s.workload.dtype.bytes() as i64 <= i64::from(s.target.vector_bits);
@@ -296,7 +307,7 @@ const ASYNC_ELEMENT: f64 = 40.0;
 
 /// Instructions of a thread, and of these the cycles of shared memory that four warps wait for, by which
 /// copies of a step of the sum fill shared memory, for each step.
-fn copies(t: &Tiling, p: &Product) -> [f64; 2] {
+fn copies(t: &Tiling, p: &GpuProduct) -> [f64; 2] {
     let n_threads = t.threads().n() as f64;
     let factors = [(p.a, t.rows.extent(), t.vectors[0]), (p.b, t.columns.extent(), t.vectors[1])];
     let each = factors.map(|(factor, extent, vector)| {
@@ -323,7 +334,7 @@ fn between_steps(t: &Tiling) -> f64 {
 }
 
 /// Blocks of multiply-adds and what they read, then the kernel that adds up parts.
-pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+pub(super) fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> f64 {
     let (t, gpu) = (tiling(s, space, config), gpu(s));
     let bytes = s.workload.dtype.bytes() as f64;
     let division = t.division();
@@ -364,7 +375,7 @@ pub(super) fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config)
 /// Cycles of the blocks of a tiling on a CPU with vectors of `lanes` lanes: each core runs one block after
 /// the other. Threads take turns between barriers there, and their sums lie in memory meanwhile: on Zen 4 by
 /// Intel's runtime that leaves two fifths of the speed.
-fn cycles_of_cores(s: &Setting, t: &Tiling, lanes: i64, blocks: &Blocks) -> f64 {
+fn cycles_of_cores(s: &TemplateSetting, t: &Tiling, lanes: i64, blocks: &Blocks) -> f64 {
     let by_barriers = if t.shared { 0.4 } else { 1.0 };
     let used = by_barriers * (t.columns.elements as f64 / lanes as f64).min(1.0) * blocks.efficiency;
     let rounds = ceil_div(blocks.n, i64::from(gpu(s).n_units).max(1));
@@ -373,7 +384,7 @@ fn cycles_of_cores(s: &Setting, t: &Tiling, lanes: i64, blocks: &Blocks) -> f64 
 }
 
 /// Cost of the kernel that adds up parts, where blocks share sums (split-k), in cycles.
-pub(super) fn sums_of_parts(s: &Setting, p: &Product, split: i64) -> f64 {
+pub(super) fn sums_of_parts(s: &TemplateSetting, p: &GpuProduct, split: i64) -> f64 {
     if split == 1 {
         return 0.0;
     }

@@ -18,7 +18,7 @@ mod warpgroup;
 mod winograd;
 
 use super::algorithm::{self, Algorithm};
-use super::{Setting, Template, constraint};
+use super::{Template, TemplateSetting, constraint};
 use tilewright_ir::target::Gpu;
 use tilewright_search::{Constraint, Parameter};
 
@@ -28,8 +28,8 @@ pub use direct::Direct;
 pub use matmul::GPU_MATMUL;
 pub use nest::GPU_NEST;
 pub use paper::{CONV_3_3_3, DEPTHWISE_4_4_4};
-pub use parts::Tile;
-pub use product::{Fragments, Order, Product, Tiling};
+pub use parts::BlockTile;
+pub use product::{Fragments, GpuProduct, Rasterization, Tiling};
 pub use tensor::{GPU_CONV_MMA, GPU_MATMUL_MMA};
 pub use warpgroup::GPU_MATMUL_WGMMA;
 pub use winograd::GPU_WINOGRAD;
@@ -46,7 +46,7 @@ pub const GPU_ANY: Template = Template {
 };
 
 /// All of them; what there is to know of a problem is its setting.
-const ALGORITHMS: &[Algorithm<Setting>] =
+const ALGORITHMS: &[Algorithm<TemplateSetting>] =
     &[matmul::SIMT, tensor::MMA, warpgroup::WGMMA, winograd::WINOGRAD, nest::ROWS];
 
 /// Names of the constraints that express a device's limits.
@@ -56,13 +56,13 @@ pub const LIMITS: [&str; 3] = ["threads", "threads_z", "shared_bytes"];
 ///
 /// # Panics
 /// If it is for a CPU, which a template for GPUs does not serve.
-fn gpu(s: &Setting) -> Gpu {
+fn gpu(s: &TemplateSetting) -> Gpu {
     s.target.gpu.expect("templates for GPUs serve targets that are one")
 }
 
 /// Constraints on the threads of a block, in all and along the third axis. `along`: the threads along x, y
 /// and z, as expressions.
-pub fn threads(s: &Setting, along: &[&str], parameters: &[Parameter]) -> Vec<Constraint> {
+pub fn threads(s: &TemplateSetting, along: &[&str], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let all = constraint("threads", &format!("{} <= {}", along.join(" * "), gpu.most_threads), parameters);
     let most = gpu.most_threads_along[2];
@@ -72,7 +72,7 @@ pub fn threads(s: &Setting, along: &[&str], parameters: &[Parameter]) -> Vec<Con
 }
 
 /// Constraint on the shared memory of a block. `elements`: numbers of elements there, as expressions.
-pub fn shared_bytes(s: &Setting, elements: &[impl AsRef<str>], parameters: &[Parameter]) -> Constraint {
+pub fn shared_bytes(s: &TemplateSetting, elements: &[impl AsRef<str>], parameters: &[Parameter]) -> Constraint {
     let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).shared_bytes);
     let elements: Vec<&str> = elements.iter().map(AsRef::as_ref).collect();
     let text = format!("({}) * {bytes} <= {most}", elements.join(" + "));

@@ -1,7 +1,7 @@
 //! A rough model of a GPU, for templates to rank configurations by: how many blocks run at a time, what each
 //! multiplies and reads, and how long it waits.
 
-use super::super::nest::stages::Stage;
+use super::super::nest::stages::LoopStage;
 use tilewright_ir::target::{Gpu, Target};
 use tilewright_ir::{BufferId, Program};
 
@@ -85,7 +85,7 @@ const LINE: i64 = 128;
 
 /// Work of a kernel of stages.
 #[derive(Clone, Copy, Default)]
-pub struct Work {
+pub struct StagesWork {
     /// Lines of memory that a warp asks for.
     pub lines: f64,
     /// Operations of a thread.
@@ -96,7 +96,7 @@ pub struct Work {
     pub bytes: f64,
 }
 
-impl Work {
+impl StagesWork {
     /// Adds a stage, of which each thread does `n_each` iterations, `unroll` at a time. `x` and `y`: the
     /// loops along which neighbouring threads lie and those a row of them apart, with their numbers of
     /// threads. `is_near`: whether a buffer is in shared memory or in registers.
@@ -104,7 +104,7 @@ impl Work {
         &mut self,
         gpu: &Gpu,
         program: &Program,
-        stage: &Stage,
+        stage: &LoopStage,
         [x, y]: [(Option<usize>, i64); 2],
         [n_each, unroll]: [i64; 2],
         is_near: impl Fn(BufferId) -> bool,

@@ -1,12 +1,12 @@
 //! Any program of stages on a GPU: kernels of one stage, or of several that go by the same rows.
 
 use super::super::algorithm::Algorithm;
-use super::super::nest::stages::{Group, Stage, groups, stages};
-use super::super::nest::{Builder, inlined};
+use super::super::nest::stages::{LoopStage, StageGroup, groups, stages};
+use super::super::nest::{ScheduleBuilder, inlined};
 use super::super::step::{accumulate, bind, exact, reorder, rfactor, split, unroll};
-use super::super::{Setting, Template, ceil_div};
-use super::model::Work;
-use super::rows::{self, Division};
+use super::super::{Template, TemplateSetting, ceil_div};
+use super::model::StagesWork;
+use super::rows::{self, RowDivision};
 use super::{constraint, gpu, parts};
 use tilewright_ir::dependence::find_race;
 use tilewright_ir::index::Ranges;
@@ -28,12 +28,12 @@ pub const GPU_NEST: Template = Template {
         let constraints = constraints(&parameters);
         Space::declare("gpu-nest", parameters, constraints)
     },
-    steps: |s, space, config| scheduled(s, &Choices::of(space, config)),
+    steps: |s, space, config| scheduled(s, &GpuNestConfig::of(space, config)),
     estimate: Some(estimate),
 };
 
 /// The template as an algorithm for products of few rows or columns, of which tiles would be mostly empty.
-pub(super) const ROWS: Algorithm<Setting> = Algorithm {
+pub(super) const ROWS: Algorithm<TemplateSetting> = Algorithm {
     name: "rows",
     applies: |s| match s.workload.structure() {
         Structure::Contraction(c) => s.target.gpu.is_some() && c.m.min(c.n) <= FEW_ROWS,
@@ -41,7 +41,7 @@ pub(super) const ROWS: Algorithm<Setting> = Algorithm {
     },
     parameters: |s, _| parameters(s),
     constraints: |s, _| constraints(&parameters(s)),
-    steps: |s, _, space, config| scheduled(s, &Choices::of(space, config)),
+    steps: |s, _, space, config| scheduled(s, &GpuNestConfig::of(space, config)),
     estimate: |s, _, space, config| estimate(s, space, config),
 };
 
@@ -57,7 +57,7 @@ const MANY_SUMS: i64 = 1024;
 const ALONE: f64 = 65536.0;
 
 /// A nest of loops around one assignment.
-struct Nest {
+struct AssignmentNest {
     /// The buffer that it writes.
     buffer: String,
     /// Outermost first: names, extents at most, and whether threads may share the iterations.
@@ -68,8 +68,8 @@ struct Nest {
     reduces: bool,
 }
 
-impl Nest {
-    fn of(program: &Program, stmt: &Stmt) -> Option<Nest> {
+impl AssignmentNest {
+    fn of(program: &Program, stmt: &Stmt) -> Option<AssignmentNest> {
         let mut ranges = Ranges::default();
         let (mut loops, mut leaf) = (Vec::new(), stmt);
         while let Stmt::For(l) = leaf {
@@ -84,7 +84,7 @@ impl Nest {
         let flat = flat.fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(stride)));
         let contiguous = loops.iter().find(|(v, extent, _)| flat.coefficient(*v) == 1 && *extent > 1);
         let name = |v| program.loop_name(v).to_owned();
-        Some(Nest {
+        Some(AssignmentNest {
             buffer: program.buffer(buffer).name.clone(),
             contiguous: contiguous.map(|(v, _, _)| name(*v)),
             loops: loops.into_iter().map(|(v, extent, free)| (name(v), extent, free)).collect(),
@@ -113,17 +113,17 @@ impl Nest {
 }
 
 /// The nests of a program, in order; `None` where it has something else.
-fn all_nests(program: &Program) -> Option<Vec<Nest>> {
+fn all_nests(program: &Program) -> Option<Vec<AssignmentNest>> {
     let stmts = program.parts().into_iter().flatten().filter(|s| !matches!(s, Stmt::Alloc(_)));
-    stmts.map(|s| Nest::of(program, s)).collect()
+    stmts.map(|s| AssignmentNest::of(program, s)).collect()
 }
 
-fn nests(program: &Program) -> Vec<Nest> {
+fn nests(program: &Program) -> Vec<AssignmentNest> {
     all_nests(program).expect("the template serves programs of nests")
 }
 
 /// Choices of a configuration.
-struct Choices {
+struct GpuNestConfig {
     threads: i64,
     along: i64,
     split: i64,
@@ -131,16 +131,22 @@ struct Choices {
     by_rows: bool,
 }
 
-impl Choices {
-    fn of(space: &Space, config: &Config) -> Choices {
+impl GpuNestConfig {
+    fn of(space: &Space, config: &Config) -> GpuNestConfig {
         let int = |name: &str| if space.has(name) { space.int(config, name) } else { 1 };
         let by_rows = space.has("stages") && space.text(config, "stages") == "rows";
-        Choices { threads: int("threads"), along: int("along"), split: int("split"), unroll: int("unroll"), by_rows }
+        GpuNestConfig {
+            threads: int("threads"),
+            along: int("along"),
+            split: int("split"),
+            unroll: int("unroll"),
+            by_rows,
+        }
     }
 }
 
 /// Parameters, which depend on the stages.
-fn parameters(s: &Setting) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting) -> Vec<Parameter> {
     let most = i64::from(gpu(s).most_threads.min(gpu(s).most_threads_along[0]));
     let (program, _) = inlined(s);
     let nests = nests(&program);
@@ -148,10 +154,10 @@ fn parameters(s: &Setting) -> Vec<Parameter> {
     let mut parameters = vec![Parameter::ordinal("threads", [32, 64, 128, 256, 512, 1024].into_iter().filter(within))];
     let stages = stages(&program);
     let is_together = groups_of(&program, &stages, true).iter().any(|group| !group.attached.is_empty());
-    if is_together || nests.iter().any(Nest::has_long_sum) {
+    if is_together || nests.iter().any(AssignmentNest::has_long_sum) {
         parameters.push(Parameter::ordinal("along", [1, 8, 32, 128, 512].into_iter().filter(within)));
     }
-    if nests.iter().any(Nest::has_few_sums) {
+    if nests.iter().any(AssignmentNest::has_few_sums) {
         parameters.push(Parameter::ordinal("split", [1, 4, 16, 64]));
     }
     if nests.iter().any(|nest| nest.reduces) {
@@ -170,16 +176,21 @@ fn constraints(parameters: &[Parameter]) -> Vec<Constraint> {
 
 /// The stages that are computed together: those that go by the same rows, or where it is little, all; each by
 /// itself otherwise.
-fn groups_of(program: &Program, stages: &[Stage], by_rows: bool) -> Vec<Group> {
+fn groups_of(program: &Program, stages: &[LoopStage], by_rows: bool) -> Vec<StageGroup> {
     let mut all = groups(program, stages, !by_rows, true);
-    let is_between = |stage: &Stage| {
+    let is_between = |stage: &LoopStage| {
         program.buffer(stage.buffer).role == Role::Temporary
             && stages.iter().filter(|other| other.buffer == stage.buffer).count() == 1
     };
-    let n = stages.iter().map(Stage::iterations).sum::<f64>();
+    let n = stages.iter().map(LoopStage::iterations).sum::<f64>();
     if by_rows && all.len() > 1 && n <= ALONE && stages[..stages.len() - 1].iter().all(is_between) {
         let follows = stages.iter().map(|stage| vec![None; stage.loops.len()]).collect();
-        return vec![Group { root: stages.len() - 1, attached: (0..stages.len() - 1).collect(), rows: 0, follows }];
+        return vec![StageGroup {
+            root: stages.len() - 1,
+            attached: (0..stages.len() - 1).collect(),
+            rows: 0,
+            follows,
+        }];
     }
     for group in &mut all {
         // Each sum of a stage by itself is a row.
@@ -193,18 +204,18 @@ fn groups_of(program: &Program, stages: &[Stage], by_rows: bool) -> Vec<Group> {
 }
 
 /// Division of a group among the blocks of one kernel; `None` where one does not compute it.
-fn division_of(stages: &[Stage], group: &Group, choices: &Choices) -> Option<Division> {
+fn division_of(stages: &[LoopStage], group: &StageGroup, choices: &GpuNestConfig) -> Option<RowDivision> {
     let root = &stages[group.root];
     let n_combined: i64 = root.reduction().map(|r| root.loops[r].extent).product();
     let is_long = root.reduces && n_combined >= LONG_SUM && choices.along > 1 && root.axes().count() == group.rows;
     let is_one = !group.attached.is_empty() || is_long;
-    is_one.then(|| Division::new(stages, group, choices.threads, choices.along))
+    is_one.then(|| RowDivision::new(stages, group, choices.threads, choices.along))
 }
 
 /// The program whose sums blocks share, with its steps.
-fn split_sums(s: &Setting, choices: &Choices) -> Builder {
+fn split_sums(s: &TemplateSetting, choices: &GpuNestConfig) -> ScheduleBuilder {
     let (program, steps) = inlined(s);
-    let mut builder = Builder::on(program, steps);
+    let mut builder = ScheduleBuilder::on(program, steps);
     for nest in nests(builder.program()).into_iter().filter(|nest| choices.split > 1 && nest.has_few_sums()) {
         // As many parts as divide one of the loops.
         let parts = |extent: i64| (1..=choices.split).rev().find(|n| extent % n == 0).unwrap_or(1);
@@ -218,11 +229,11 @@ fn split_sums(s: &Setting, choices: &Choices) -> Builder {
     builder
 }
 
-fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
+fn scheduled(s: &TemplateSetting, choices: &GpuNestConfig) -> Vec<Step> {
     let mut builder = split_sums(s, choices);
     let stages = stages(builder.program());
     let [together, alone] = [choices.by_rows, false].map(|rows| groups_of(builder.program(), &stages, rows));
-    let mut is_made = |group: &Group| {
+    let mut is_made = |group: &StageGroup| {
         let made = division_of(&stages, group, choices)
             .and_then(|division| rows::scheduled(s, &builder, &stages, group, division, choices.unroll));
         let found = made.is_some();
@@ -240,7 +251,8 @@ fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
     }
     let is_left = |stmt: &&Stmt| matches!(stmt, Stmt::For(l) if !matches!(l.kind, LoopKind::Block(_)));
     let program = builder.program();
-    let left = program.parts().into_iter().flatten().filter(is_left).filter_map(|stmt| Nest::of(program, stmt));
+    let left =
+        program.parts().into_iter().flatten().filter(is_left).filter_map(|stmt| AssignmentNest::of(program, stmt));
     for (at, nest) in left.collect::<Vec<_>>().into_iter().enumerate() {
         bound(&mut builder, &nest, at, choices);
     }
@@ -248,7 +260,7 @@ fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
 }
 
 /// Gives a nest's elements to threads.
-fn bound(builder: &mut Builder, nest: &Nest, at: usize, choices: &Choices) {
+fn bound(builder: &mut ScheduleBuilder, nest: &AssignmentNest, at: usize, choices: &GpuNestConfig) {
     let own = format!("nest{at}");
     let (mut free, rest): (Vec<_>, Vec<_>) = nest.loops.iter().map(|l| (l.0.as_str(), l.2)).partition(|l| l.1);
     // Neighbouring threads write neighbours.
@@ -285,8 +297,8 @@ fn bound(builder: &mut Builder, nest: &Nest, at: usize, choices: &Choices) {
 }
 
 /// Every kernel by itself.
-fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
-    let choices = Choices::of(space, config);
+fn estimate(s: &TemplateSetting, space: &Space, config: &Config) -> f64 {
+    let choices = GpuNestConfig::of(space, config);
     let builder = split_sums(s, &choices);
     let (program, stages) = (builder.program(), stages(builder.program()));
     let mut cycles = 0.0;
@@ -305,11 +317,11 @@ fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
 }
 
 /// Cycles of a stage of which each thread has an element.
-fn of_each(s: &Setting, program: &Program, stage: &Stage, choices: &Choices) -> f64 {
+fn of_each(s: &TemplateSetting, program: &Program, stage: &LoopStage, choices: &GpuNestConfig) -> f64 {
     let n: i64 = stage.axes().map(|l| stage.loops[l].extent).product();
     let near = stage.axes().find(|l| stage.loops[*l].stride == Some(1)).or(stage.axes().last());
     let n_each: i64 = stage.reduction().map(|l| stage.loops[l].extent).product();
-    let mut work = Work::default();
+    let mut work = StagesWork::default();
     let sides = [(near, choices.threads), (None, 1)];
     work.add(&gpu(s), program, stage, sides, [n_each, if stage.reduces { choices.unroll } else { 1 }], |_| false);
     work.cycles(&gpu(s), ceil_div(n, choices.threads), choices.threads)

@@ -1,7 +1,7 @@
 //! Spaces of AutoTVM's templates for GPUs beside that of its direct convolution.
 
-use super::super::{Setting, Template};
-use super::{Direct, Tile, shared_bytes, threads};
+use super::super::{Template, TemplateSetting};
+use super::{BlockTile, Direct, shared_bytes, threads};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Structure, Window};
 use tilewright_search::{Config, Parameter, Space, SpaceError};
@@ -47,7 +47,7 @@ const MOST_ALONG: i64 = 16;
 const MOST_ELEMENTS: i64 = 128;
 
 /// A convolution of floating-point numbers in the layouts that its caller gives it.
-fn plain_window(s: &Setting) -> Option<Window> {
+fn plain_window(s: &TemplateSetting) -> Option<Window> {
     match s.workload.structure() {
         _ if s.workload.has_integer_factors() => None,
         Structure::Window(window) if s.workload.layout() == Layout::Nchw => Some(window),
@@ -55,7 +55,7 @@ fn plain_window(s: &Setting) -> Option<Window> {
     }
 }
 
-fn window(s: &Setting) -> Window {
+fn window(s: &TemplateSetting) -> Window {
     plain_window(s).expect("the template serves convolutions")
 }
 
@@ -70,7 +70,7 @@ fn factors(space: &Space, config: &Config, name: &str) -> Vec<i64> {
     space.factors(config, name).into_iter().map(|f| f as i64).collect()
 }
 
-fn depthwise_space(s: &Setting) -> Result<Space, SpaceError> {
+fn depthwise_space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let window = window(s);
     let mut parameters = factorizations(&window, 4);
     parameters
@@ -88,12 +88,12 @@ fn depthwise_space(s: &Setting) -> Result<Space, SpaceError> {
     Space::declare("depthwise-4-4-4", parameters, constraints)
 }
 
-fn depthwise_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+fn depthwise_steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let window = window(s);
     let [r, taps] = window.axes.map(|axis| axis.filter);
     let tile = |name: &str| {
         let f = factors(space, config, name);
-        Tile { strides: f[1], threads: f[2], elements: f[3] }
+        BlockTile { strides: f[1], threads: f[2], elements: f[3] }
     };
     let explicit = space.flag(config, "unroll_explicit");
     let direct = Direct {
@@ -106,7 +106,7 @@ fn depthwise_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     direct.steps(&s.workload, &window)
 }
 
-fn unshared_space(s: &Setting) -> Result<Space, SpaceError> {
+fn unshared_space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let mut parameters = factorizations(&window(s), 3);
     parameters.extend([Parameter::boolean("unroll"), Parameter::boolean("vectorize")]);
     let each = ["k", "p", "q"].map(|name| format!("{name}[2] <= {MOST_ALONG}")).join(" and ");
@@ -116,10 +116,10 @@ fn unshared_space(s: &Setting) -> Result<Space, SpaceError> {
     Space::declare("conv-3-3-3", parameters, constraints)
 }
 
-fn unshared_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+fn unshared_steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let tile = |name: &str| {
         let f = factors(space, config, name);
-        Tile { strides: 1, threads: f[1], elements: f[2] }
+        BlockTile { strides: 1, threads: f[1], elements: f[2] }
     };
     let tiles = ["k", "p", "q"].map(tile);
     let of_thread: i64 = tiles.iter().map(|tile| tile.elements).product();

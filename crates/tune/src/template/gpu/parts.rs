@@ -8,7 +8,7 @@ use tilewright_ir::{LoopKind, Step};
 
 /// Division of a block's part of a loop, outermost first.
 #[derive(Clone, Copy, Debug)]
-pub struct Tile {
+pub struct BlockTile {
     /// Parts a stride apart of each thread: TVM's virtual threads.
     pub strides: i64,
     /// Threads.
@@ -17,7 +17,7 @@ pub struct Tile {
     pub elements: i64,
 }
 
-impl Tile {
+impl BlockTile {
     /// Iterations of a block.
     pub fn extent(&self) -> i64 {
         self.strides * self.stride()
@@ -41,8 +41,8 @@ impl Tile {
 }
 
 /// Lays out a block's part of a result so that the elements of a thread have subscripts of their own, as
-/// [`Tile::divide`] divides the loops; dimensions without a tile stay as they are.
-pub fn spread(buffer: &str, tiles: &[Option<Tile>]) -> [Step; 2] {
+/// [`BlockTile::divide`] divides the loops; dimensions without a tile stay as they are.
+pub fn spread(buffer: &str, tiles: &[Option<BlockTile>]) -> [Step; 2] {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for (d, tile) in tiles.iter().enumerate() {
         let at = first.len();
@@ -62,9 +62,9 @@ pub fn spread(buffer: &str, tiles: &[Option<Tile>]) -> [Step; 2] {
 
 /// Numbers of threads of a block along each axis, x first.
 #[derive(Clone, Copy, Debug)]
-pub struct Threads(pub [i64; 3]);
+pub struct BlockThreads(pub [i64; 3]);
 
-impl Threads {
+impl BlockThreads {
     /// Number of threads of a block.
     pub fn n(&self) -> i64 {
         self.0.iter().product()
@@ -89,7 +89,7 @@ pub struct Copied<'a> {
 
 impl Copied<'_> {
     /// Shares the copy among the threads of the block.
-    pub fn by(&self, threads: Threads) -> Vec<Step> {
+    pub fn by(&self, threads: BlockThreads) -> Vec<Step> {
         let of = |part: &str| format!("{}.{part}", self.name);
         let mut loops: Vec<String> = self.order.iter().map(|d| of(&d.to_string())).collect();
         let mut steps = Vec::new();

@@ -6,7 +6,7 @@ use super::super::step::{
     unroll, vectorize,
 };
 use super::copies::Copies;
-use super::parts::{Copied, Cut, Threads, Tile, cut, each_thread, spread};
+use super::parts::{BlockThreads, BlockTile, Copied, Cut, cut, each_thread, spread};
 use tilewright_ir::op::{self, Contraction, Layout, Structure, Window, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 use tilewright_ir::{LoopKind, Step};
@@ -21,7 +21,7 @@ const SUM_THREADS: i64 = 256;
 const MOST_UNROLLED: i64 = 256;
 
 /// A workload as `sum[b, i, j] = Σ_k A.x[b, i, k] · B.x[b, j, k]`, and what is made of the sums.
-pub struct Product {
+pub struct GpuProduct {
     /// Steps that bring its program into this form.
     pub(super) steps: Vec<Step>,
     /// Loops over products, where there are several, over rows, columns and the sum.
@@ -37,9 +37,9 @@ pub struct Product {
     /// Elements that each element of a result sums.
     pub k: i64,
     /// The factor of rows.
-    pub a: Factor,
+    pub a: GpuFactor,
     /// The factor of columns.
-    pub b: Factor,
+    pub b: GpuFactor,
     /// Neighbours of a row of the result that may be stored at once.
     pub stores: i64,
     /// Whether the rows of a product lie between those of others, so that no block may have too many.
@@ -51,7 +51,7 @@ pub const LEAST_BLOCK: i64 = 32;
 
 /// A factor of a product.
 #[derive(Clone, Copy)]
-pub struct Factor {
+pub struct GpuFactor {
     /// Whether neighbours lie along the summed dimension rather than along rows or columns.
     pub along_k: bool,
     /// Neighbours that may be loaded at once.
@@ -68,16 +68,16 @@ fn loaded(w: &Workload, n: i64) -> i64 {
     if w.dtype.is_half() && n % 8 == 0 { 8 } else { aligned(n) }
 }
 
-impl Product {
+impl GpuProduct {
     /// Product of a workload; `None` if it is not one.
-    pub fn of(w: &Workload) -> Option<Product> {
+    pub fn of(w: &Workload) -> Option<GpuProduct> {
         match w.structure() {
             // Shared memory and tensor cores are for numbers of one type.
             _ if w.has_integer_factors() => None,
-            Structure::Contraction(c) => Some(Product::of_contraction(w, &c, false)),
+            Structure::Contraction(c) => Some(GpuProduct::of_contraction(w, &c, false)),
             Structure::Window(window) if !window.depthwise && w.layout() == Layout::Nchw => {
                 let has_blocks = window.groups == 1 || (window.k / window.groups) % LEAST_BLOCK == 0;
-                has_blocks.then(|| Product::of_window(w, &window))
+                has_blocks.then(|| GpuProduct::of_window(w, &window))
             }
             Structure::Window(_) | Structure::Packed(_) | Structure::Nest(_) => None,
         }
@@ -85,14 +85,14 @@ impl Product {
 
     /// Transposed product of a workload, `sum[b, j, i]`, whose rows are the columns of the workload's result;
     /// `None` if it is no contraction.
-    pub fn transposed(w: &Workload) -> Option<Product> {
+    pub fn transposed(w: &Workload) -> Option<GpuProduct> {
         match w.structure() {
-            Structure::Contraction(c) if !w.has_integer_factors() => Some(Product::of_contraction(w, &c, true)),
+            Structure::Contraction(c) if !w.has_integer_factors() => Some(GpuProduct::of_contraction(w, &c, true)),
             _ => None,
         }
     }
 
-    fn of_contraction(w: &Workload, c: &Contraction, transposed: bool) -> Product {
+    fn of_contraction(w: &Workload, c: &Contraction, transposed: bool) -> GpuProduct {
         let [products, mut i, mut j, k] = Contraction::LOOPS;
         let [of_last, mut oi, mut oj] = Contraction::FINISH;
         let [mut a, mut b] = [(&c.a, c.m), (&c.b, c.n)];
@@ -121,12 +121,12 @@ impl Product {
             steps.push(reorder(&last[first..]));
         }
         steps.extend([reindex(SUM, a.0.name, "A.x"), reindex(SUM, b.0.name, "B.x")]);
-        let factor = |(factor, outer): (&op::Factor, i64)| Factor {
+        let factor = |(factor, outer): (&op::Factor, i64)| GpuFactor {
             along_k: !factor.k_first,
             loads: loaded(w, if factor.k_first { outer } else { c.k }),
         };
         let stores = if transposed { 1 } else { aligned(c.n) };
-        Product {
+        GpuProduct {
             steps,
             loops,
             last,
@@ -144,7 +144,7 @@ impl Product {
     /// Products of Winograd's algorithm with tiles of `tile` rows and columns of results: rows are channels
     /// of the output, columns tiles of it, and there is a product for each element of a tile. Their factors
     /// and their use are kernels before and after.
-    pub fn of_winograd(window: &Window, tile: i64) -> Product {
+    pub fn of_winograd(window: &Window, tile: i64) -> GpuProduct {
         let [th, tw] = window.axes.map(|axis| ceil_div(axis.output, tile));
         let steps = vec![
             reorder(&["acc.m.a", "acc.m.b", "acc.m.k", "acc.m.n", "acc.m.th", "acc.m.tw", "acc.m.c"]),
@@ -155,9 +155,9 @@ impl Product {
             reindex(SUM, "acc.u", "A.x"),
             reindex(SUM, "acc.v", "B.x"),
         ];
-        let a = Factor { along_k: true, loads: aligned(window.c) };
+        let a = GpuFactor { along_k: true, loads: aligned(window.c) };
         let tiles = if window.n == 1 { aligned(th * tw) } else { 1 };
-        Product {
+        GpuProduct {
             steps,
             loops: ["ab", "acc.m.k", "x", "acc.m.c"],
             last: ["sum.0", "sum.1", "sum.2"],
@@ -166,7 +166,7 @@ impl Product {
             n: window.n * th * tw,
             k: window.c,
             a,
-            b: Factor { along_k: false, loads: tiles },
+            b: GpuFactor { along_k: false, loads: tiles },
             stores: tiles,
             is_among_others: false,
         }
@@ -174,7 +174,7 @@ impl Product {
 
     /// Rows are channels of the output, columns its pixels, and the sum goes over channels and taps: the
     /// matrix of patches comes into being in shared memory.
-    fn of_window(w: &Workload, window: &Window) -> Product {
+    fn of_window(w: &Workload, window: &Window) -> GpuProduct {
         let Window { n, c, k, groups, .. } = *window;
         let [rows, columns] = window.program_axes();
         let (p, q, r, s) = (rows.output, columns.output, rows.filter, columns.filter);
@@ -204,12 +204,12 @@ impl Product {
         }
         let sum = c / groups * r * s;
         let is_pointwise = (r, s) == (1, 1) && input == Window::INPUT && rows.stride == 1 && columns.stride == 1;
-        let a = Factor { along_k: !window.transposed, loads: if window.transposed { 1 } else { loaded(w, sum) } };
-        let b = Factor { along_k: false, loads: if is_pointwise && n == 1 { loaded(w, p * q) } else { 1 } };
+        let a = GpuFactor { along_k: !window.transposed, loads: if window.transposed { 1 } else { loaded(w, sum) } };
+        let b = GpuFactor { along_k: false, loads: if is_pointwise && n == 1 { loaded(w, p * q) } else { 1 } };
         let stores = if n == 1 { aligned(p * q) } else { 1 };
         let batch = (groups > 1).then_some(groups);
         let is_among_others = groups > 1;
-        Product { steps, loops, last, batch, m: k, n: n * p * q, k: sum, a, b, stores, is_among_others }
+        GpuProduct { steps, loops, last, batch, m: k, n: n * p * q, k: sum, a, b, stores, is_among_others }
     }
 }
 
@@ -228,7 +228,7 @@ pub struct Division {
 
 impl Division {
     /// Elements of the sum, padded to whole tiles.
-    pub fn padded_sum(&self, p: &Product) -> i64 {
+    pub fn padded_sum(&self, p: &GpuProduct) -> i64 {
         let whole = self.depth * self.split;
         ceil_div(p.k, whole) * whole
     }
@@ -240,7 +240,7 @@ impl Division {
 
     /// Divides the stage into blocks, `i.b` and `j.b`, inside of [`outer`](Division::outer) ones, and gives
     /// the loops of a block over products, rows, columns and the sum.
-    pub fn steps(&self, p: &Product) -> (Vec<Step>, [String; 4]) {
+    pub fn steps(&self, p: &GpuProduct) -> (Vec<Step>, [String; 4]) {
         let mut steps = p.steps.clone();
         let [b, i, j, k] = p.loops;
         let [bm, bn] = self.tile;
@@ -285,13 +285,13 @@ impl Division {
     }
 
     /// The loops over blocks around those over blocks of rows and columns, outermost first.
-    pub fn outer(&self, p: &Product) -> Vec<String> {
+    pub fn outer(&self, p: &GpuProduct) -> Vec<String> {
         let parts = (self.split > 1).then_some("P.k.b");
         parts.into_iter().chain(p.batch.map(|_| "b.b")).map(str::to_owned).collect()
     }
 
     /// Has a kernel of its own add up the parts, where blocks share sums.
-    pub fn sums_of_parts(&self, p: &Product) -> Vec<Step> {
+    pub fn sums_of_parts(&self, p: &GpuProduct) -> Vec<Step> {
         let first = usize::from(p.batch.is_none());
         let mut steps = vec![reorder(&[&p.loops[first..3], &["k.b"][..]].concat())];
         let (bound, thread) = each_thread("last", &p.last[first..], SUM_THREADS);
@@ -315,9 +315,9 @@ pub enum Fragments {
 /// The schedule of a product.
 pub struct Tiling {
     /// Rows of a block.
-    pub rows: Tile,
+    pub rows: BlockTile,
     /// Columns of a block.
-    pub columns: Tile,
+    pub columns: BlockTile,
     /// Threads next to each other, of those that share rows: a warp has more rows where they are fewer.
     pub warp: i64,
     /// Products that a block computes at a time.
@@ -333,7 +333,7 @@ pub struct Tiling {
     /// Blocks that share a sum.
     pub split: i64,
     /// Rasterization of the blocks.
-    pub order: Order,
+    pub order: Rasterization,
     /// Elements of a load, of either factor.
     pub vectors: [i64; 2],
     /// Copies of the factors into shared memory.
@@ -346,7 +346,7 @@ pub struct Tiling {
 
 /// Rasterization: blocks that run next to each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum Rasterization {
     /// Blocks of the same rows.
     Rows,
     /// Blocks of the same columns.
@@ -359,8 +359,8 @@ pub enum Order {
 
 impl Tiling {
     /// Threads of a block.
-    pub fn threads(&self) -> Threads {
-        Threads([self.warp, self.rows.threads, self.columns.threads / self.warp * self.products])
+    pub fn threads(&self) -> BlockThreads {
+        BlockThreads([self.warp, self.rows.threads, self.columns.threads / self.warp * self.products])
     }
 
     /// Division of the product among blocks.
@@ -370,7 +370,7 @@ impl Tiling {
     }
 
     /// The schedule.
-    pub fn steps(&self, p: &Product) -> Vec<Step> {
+    pub fn steps(&self, p: &GpuProduct) -> Vec<Step> {
         let division = self.division();
         let (mut steps, [b, i, j, k]) = division.steps(p);
         let [b, i, j, k] = [&b, &i, &j, &k];
@@ -409,7 +409,8 @@ impl Tiling {
             let products: &[&str] = if has_batch { &["ob.t"] } else { &[] };
             steps.push(reorder(&[products, &["oi.t"], &columns, &["oi.v", "oi.e", "oj.v", "oj.e"]].concat()));
             let of_batch = has_batch.then_some(None);
-            let tiles: Vec<Option<Tile>> = of_batch.into_iter().chain([Some(self.rows), Some(self.columns)]).collect();
+            let tiles: Vec<Option<BlockTile>> =
+                of_batch.into_iter().chain([Some(self.rows), Some(self.columns)]).collect();
             steps.extend(spread(SUM, &tiles));
             steps.extend(bind_threads("oi.t", &columns, has_batch.then_some("ob.t")));
             let [bm, bn] = division.tile;
@@ -423,7 +424,7 @@ impl Tiling {
     }
 
     /// Brings both factors into shared memory, and from there into registers.
-    fn share(&self, p: &Product) -> Vec<Step> {
+    fn share(&self, p: &GpuProduct) -> Vec<Step> {
         let (has_batch, factors) = (p.batch.is_some(), [("A", &p.a, self.rows), ("B", &p.b, self.columns)]);
         let staged = factors.map(|(name, factor, tile)| self.factor(name, factor, tile, has_batch));
         let mut steps: Vec<Step> = staged.iter().flat_map(|factor| factor.stage.iter().cloned()).collect();
@@ -480,7 +481,7 @@ impl Tiling {
         (steps, vec![outer, inner])
     }
 
-    fn factor(&self, name: &str, factor: &Factor, tile: Tile, has_batch: bool) -> Staged {
+    fn factor(&self, name: &str, factor: &GpuFactor, tile: BlockTile, has_batch: bool) -> StagedFactor {
         let stride = tile.stride();
         let first = usize::from(has_batch);
         let batch: &[LayoutAxis] = if has_batch { &[Whole(0)] } else { &[] };
@@ -492,7 +493,7 @@ impl Tiling {
         let [strip, k, within] = [first, first + 1, first + 2];
         let within_product = if factor.along_k { [strip, within, k] } else { [k, strip, within] };
         let order = (0..first).chain(within_product).collect();
-        Staged { stage, extents, order }
+        StagedFactor { stage, extents, order }
     }
 }
 
@@ -514,17 +515,17 @@ fn bind_threads(rows: &str, columns: &[&str], products: Option<&str>) -> Vec<Ste
 
 /// Binds the loops over blocks, `i.b` and `j.b`, and those around them, outermost first, which share the
 /// third axis.
-pub fn bind_blocks(order: Order, outer: Vec<String>) -> Vec<Step> {
+pub fn bind_blocks(order: Rasterization, outer: Vec<String>) -> Vec<Step> {
     let (mut steps, mut third) = (Vec::new(), outer);
     let [first, second] = match order {
-        Order::Rows => ["j.b", "i.b"],
-        Order::Columns => ["i.b", "j.b"],
-        Order::Groups(n) => {
+        Rasterization::Rows => ["j.b", "i.b"],
+        Rasterization::Columns => ["i.b", "j.b"],
+        Rasterization::Groups(n) => {
             steps.push(split("i.b", n, "i.g", "i.n"));
             third.push("i.g".to_owned());
             ["i.n", "j.b"]
         }
-        Order::GroupsOfColumns(n) => {
+        Rasterization::GroupsOfColumns(n) => {
             steps.extend([split("j.b", n, "j.g", "j.n"), reorder(&["j.g", "i.b", "j.n"])]);
             third.push("j.g".to_owned());
             ["j.n", "i.b"]
@@ -538,16 +539,16 @@ pub fn bind_blocks(order: Order, outer: Vec<String>) -> Vec<Step> {
 
 /// Makes each block go through several blocks of [`bind_blocks`] one after the other, in the same order
 /// (persistent blocks).
-pub fn bind_units(order: Order, outer: Vec<String>, n_units: i64) -> Vec<Step> {
+pub fn bind_units(order: Rasterization, outer: Vec<String>, n_units: i64) -> Vec<Step> {
     let (mut steps, mut all) = (Vec::new(), outer);
     let inner: &[&str] = match order {
-        Order::Rows => &["i.b", "j.b"],
-        Order::Columns => &["j.b", "i.b"],
-        Order::Groups(n) => {
+        Rasterization::Rows => &["i.b", "j.b"],
+        Rasterization::Columns => &["j.b", "i.b"],
+        Rasterization::Groups(n) => {
             steps.push(split("i.b", n, "i.g", "i.n"));
             &["i.g", "j.b", "i.n"]
         }
-        Order::GroupsOfColumns(n) => {
+        Rasterization::GroupsOfColumns(n) => {
             steps.push(split("j.b", n, "j.g", "j.n"));
             &["j.g", "i.b", "j.n"]
         }
@@ -571,7 +572,7 @@ fn fuse_all(loops: Vec<String>, steps: &mut Vec<Step>) -> Option<String> {
 }
 
 /// A factor on its way into shared memory.
-struct Staged {
+struct StagedFactor {
     stage: Vec<Step>,
     /// Extents of the copy's loops.
     extents: Vec<i64>,

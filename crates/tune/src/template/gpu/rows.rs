@@ -1,13 +1,13 @@
 //! Stages of a nest row by row: a block of threads computes all that belongs to some rows, and what one stage
 //! gives the next stays in shared memory.
 
-use super::super::nest::Builder;
-use super::super::nest::stages::{Group, Stage};
+use super::super::nest::ScheduleBuilder;
+use super::super::nest::stages::{LoopStage, StageGroup};
 use super::super::step::{accumulate, bind, compute_at, fuse, inline, rfactor, shared, split, unroll};
-use super::super::{Setting, ceil_div};
+use super::super::{TemplateSetting, ceil_div};
 use super::gpu;
-use super::model::Work;
-use tilewright_ir::gpu::Kernel;
+use super::model::StagesWork;
+use tilewright_ir::gpu::GpuKernel;
 use tilewright_ir::schedule::LayoutAxis::Whole;
 use tilewright_ir::{BufferId, Index, LoopKind, Program, Step, lower_gpu};
 
@@ -20,7 +20,7 @@ const MOST_PRIVATE: i64 = 64;
 
 /// Division of rows among blocks.
 #[derive(Clone, Copy)]
-pub(super) struct Division {
+pub(super) struct RowDivision {
     /// Rows of a block.
     pub rows: i64,
     /// Threads that share a row.
@@ -29,9 +29,9 @@ pub(super) struct Division {
     pub along_first: bool,
 }
 
-impl Division {
+impl RowDivision {
     /// Divides a group's rows among blocks of `threads` threads.
-    pub fn new(stages: &[Stage], group: &Group, threads: i64, along: i64) -> Division {
+    pub fn new(stages: &[LoopStage], group: &StageGroup, threads: i64, along: i64) -> RowDivision {
         let last = group.rows.checked_sub(1).map_or(1, |at| stages[group.root].loops[at].extent);
         let rows = (threads / along).clamp(1, last);
         let is_near = |at: usize| {
@@ -40,13 +40,13 @@ impl Division {
             last.is_some_and(|l| stage.reads.iter().any(|read| read.strides[l] == Some(1)))
         };
         let along_first = along > 1 && (rows == 1 || members(group).any(is_near));
-        Division { rows, along, along_first }
+        RowDivision { rows, along, along_first }
     }
 }
 
-impl Division {
+impl RowDivision {
     /// Bytes that a block has in shared memory, about.
-    pub fn shared_bytes(&self, program: &Program, stages: &[Stage], group: &Group) -> i64 {
+    pub fn shared_bytes(&self, program: &Program, stages: &[LoopStage], group: &StageGroup) -> i64 {
         let of = |at: usize| {
             let stage = &stages[at];
             let n_own: i64 = own(stages, group, at).map(|l| stage.loops[l].extent).product();
@@ -58,8 +58,15 @@ impl Division {
     }
 
     /// Cycles of a kernel that computes a group with this division.
-    pub fn cycles(&self, s: &Setting, program: &Program, stages: &[Stage], group: &Group, unroll: i64) -> f64 {
-        let (gpu, mut work) = (gpu(s), Work::default());
+    pub fn cycles(
+        &self,
+        s: &TemplateSetting,
+        program: &Program,
+        stages: &[LoopStage],
+        group: &StageGroup,
+        unroll: i64,
+    ) -> f64 {
+        let (gpu, mut work) = (gpu(s), StagesWork::default());
         for at in members(group) {
             let stage = &stages[at];
             let row = group.rows.checked_sub(1).and_then(|last| row_loop(group, at, last));
@@ -87,56 +94,56 @@ impl Division {
 }
 
 /// The loop of a stage that follows such a one of the last stage.
-fn row_loop(group: &Group, at: usize, of_root: usize) -> Option<usize> {
+fn row_loop(group: &StageGroup, at: usize, of_root: usize) -> Option<usize> {
     group.follows[at].iter().position(|followed| *followed == Some(of_root))
 }
 
 /// All stages of a group, in their order.
-pub(super) fn members(group: &Group) -> impl Iterator<Item = usize> + '_ {
+pub(super) fn members(group: &StageGroup) -> impl Iterator<Item = usize> + '_ {
     group.attached.iter().chain([&group.root]).copied()
 }
 
 /// A stage's loops over the elements that it has of a row.
-pub(super) fn own<'a>(stages: &'a [Stage], group: &'a Group, at: usize) -> impl Iterator<Item = usize> + 'a {
+pub(super) fn own<'a>(stages: &'a [LoopStage], group: &'a StageGroup, at: usize) -> impl Iterator<Item = usize> + 'a {
     stages[at].axes().filter(move |l| !group.is_row(at, *l))
 }
 
 /// The schedule with a group as one kernel, where that is legal and a block has the room.
 pub(super) fn scheduled(
-    s: &Setting,
-    builder: &Builder,
-    stages: &[Stage],
-    group: &Group,
-    division: Division,
+    s: &TemplateSetting,
+    builder: &ScheduleBuilder,
+    stages: &[LoopStage],
+    group: &StageGroup,
+    division: RowDivision,
     n_unrolled: i64,
-) -> Option<Builder> {
+) -> Option<ScheduleBuilder> {
     let mut making = Making { builder: builder.clone(), stages, group, division, n_unrolled };
     making.all()?;
     let kernels = lower_gpu(making.builder.program()).ok()?;
     let (threads, bytes) = (i64::from(gpu(s).most_threads), gpu(s).shared_bytes);
-    let fits = |kernel: &Kernel| kernel.n_threads() <= threads && kernel.shared_bytes(&kernels) <= bytes;
+    let fits = |kernel: &GpuKernel| kernel.n_threads() <= threads && kernel.shared_bytes(&kernels) <= bytes;
     kernels.kernels().all(fits).then_some(making.builder)
 }
 
 /// A group on its way to a kernel.
 struct Making<'a> {
-    builder: Builder,
-    stages: &'a [Stage],
-    group: &'a Group,
-    division: Division,
+    builder: ScheduleBuilder,
+    stages: &'a [LoopStage],
+    group: &'a StageGroup,
+    division: RowDivision,
     n_unrolled: i64,
 }
 
 /// Parts of a sum, of which threads have one each.
-struct Parts {
-    levels: Vec<Level>,
+struct ThreadParts {
+    levels: Vec<ThreadSums>,
     /// The loop over what is left.
     last: String,
     n_last: i64,
 }
 
 /// Parts, more of them first. Their buffer has the stage's dimensions, then the parts.
-struct Level {
+struct ThreadSums {
     name: String,
     /// The loop over what each part combines, with its extent, where that is more than one element.
     combined: Option<(String, i64)>,
@@ -145,7 +152,7 @@ struct Level {
     n_parts: i64,
 }
 
-impl Level {
+impl ThreadSums {
     fn of(&self, name: &str) -> String {
         format!("{}.{name}", self.name)
     }
@@ -163,7 +170,7 @@ impl Making<'_> {
 
     fn all(&mut self) -> Option<()> {
         let (stages, group) = (self.stages, self.group);
-        let mut all: Vec<(usize, Option<Parts>)> = Vec::new();
+        let mut all: Vec<(usize, Option<ThreadParts>)> = Vec::new();
         for at in members(group) {
             let is_one = stages[at].reduces && own(stages, group, at).next().is_none();
             let parts = if is_one && self.division.along > 1 { self.in_parts(&stages[at])? } else { None };
@@ -241,7 +248,7 @@ impl Making<'_> {
 
     /// Divides a stage's sum among the threads of a row, where it is long enough; parts of it, fewer and
     /// fewer.
-    fn in_parts(&mut self, stage: &Stage) -> Option<Option<Parts>> {
+    fn in_parts(&mut self, stage: &LoopStage) -> Option<Option<ThreadParts>> {
         let reduced: Vec<usize> = stage.reduction().collect();
         let n: i64 = reduced.iter().map(|r| stage.loops[*r].extent).product();
         if n < LEAST_SUM {
@@ -253,7 +260,7 @@ impl Making<'_> {
             self.require(fuse(&all, &stage.loops[*inner].name, &fused))?;
             all = fused;
         }
-        let mut levels: Vec<Level> = Vec::new();
+        let mut levels: Vec<ThreadSums> = Vec::new();
         let mut left = n;
         let mut width = self.division.along.min(n);
         while levels.is_empty() || left > MOST_PARTS {
@@ -267,11 +274,11 @@ impl Making<'_> {
                 None
             };
             self.require(rfactor(&stage.name, &all, &name))?;
-            levels.push(Level { name, combined, part: all.clone(), n_parts: width });
+            levels.push(ThreadSums { name, combined, part: all.clone(), n_parts: width });
             left = width;
             width = 1 << (width.ilog2() / 2);
         }
-        Some(Some(Parts { levels, last: all, n_last: left }))
+        Some(Some(ThreadParts { levels, last: all, n_last: left }))
     }
 
     /// Makes a loop over blocks of the last stage's rows, or of all of it, of which `last` is what is left of
@@ -308,7 +315,7 @@ impl Making<'_> {
     }
 
     /// Has each thread combine its part in a register.
-    fn sum(&mut self, level: &Level, block: &str) -> Option<()> {
+    fn sum(&mut self, level: &ThreadSums, block: &str) -> Option<()> {
         let Some((combined, extent)) = &level.combined else { return Some(()) };
         self.require(accumulate(&level.name, block, &level.of("r")))?;
         self.unrolled(&level.of(combined), *extent);

@@ -2,17 +2,17 @@
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::step::{accumulate, bind, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};
-use super::super::{Setting, Template, ceil_div};
+use super::super::{Template, TemplateSetting, ceil_div};
 use super::conv::is_window;
 use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, product, split_k, sums_of_parts};
 use super::model::{BETWEEN_STEPS, Blocks};
-use super::parts::{Copied, Threads};
-use super::product::{Division, Factor, Product, bind_blocks};
+use super::parts::{BlockThreads, Copied};
+use super::product::{Division, GpuFactor, GpuProduct, bind_blocks};
 use super::{constraint, gpu};
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{DType, LoopKind, Step, Tensor};
+use tilewright_ir::{DType, LoopKind, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Tiles of warps in tensor cores, factors through shared memory.
@@ -42,12 +42,12 @@ pub const GPU_CONV_MMA: Template = Template {
 };
 
 /// Both as one of several algorithms.
-pub(super) const MMA: Algorithm<Setting> = Algorithm {
+pub(super) const MMA: Algorithm<TemplateSetting> = Algorithm {
     name: "mma",
     applies: |s| {
         let w = &s.workload;
-        let fits = |p: Product| !p.is_among_others || p.m % LEAST_BLOCK == 0;
-        s.target.has_tf32() && !w.exact && w.fills_tiles() && Product::of(w).is_some_and(fits)
+        let fits = |p: GpuProduct| !p.is_among_others || p.m % LEAST_BLOCK == 0;
+        s.target.has_tf32() && !w.exact && w.fills_tiles() && GpuProduct::of(w).is_some_and(fits)
     },
     parameters: |s, _| parameters(s, &product(s)),
     constraints: |s, _| {
@@ -71,7 +71,7 @@ fn row_ends(dtype: DType) -> [i64; 2] {
     if dtype.is_half() { [8, 8] } else { [4, 8] }
 }
 
-fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting, p: &GpuProduct) -> Vec<Parameter> {
     let sizes = |least: i64, n: i64| {
         let all = [16, 32, 64, 128, 256].into_iter();
         all.filter(move |&b| b == least || (b > least && b / 2 < n))
@@ -101,12 +101,12 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
 }
 
 /// Elements of a factor in shared memory, as an expression.
-fn elements(dtype: DType, factor: &Factor, block: &str) -> String {
+fn elements(dtype: DType, factor: &GpuFactor, block: &str) -> String {
     let [along, across] = row_ends(dtype);
     if factor.along_k { format!("{block} * (block_k + {along})") } else { format!("block_k * ({block} + {across})") }
 }
 
-fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
+fn constraints(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let warp = gpu.warp_size;
@@ -134,7 +134,7 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         in_registers(s, &registers, &threads, parameters),
         say("unrolled", &format!("unroll_k * {each} <= block_k and unroll_k * warp_m * warp_n <= 16384")),
     ];
-    constraints.extend(copies::constraints(s, (&factors.join(" + "), ""), gpu.most_shared_bytes, parameters));
+    constraints.extend(copies::constraints(s, &factors.join(" + "), "", gpu.most_shared_bytes, parameters));
     constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
     constraints
 }
@@ -167,7 +167,7 @@ pub(super) fn division(space: &Space, config: &Config) -> Division {
     Division { tile: ["block_m", "block_n"].map(int), products: 1, depth: int("block_k"), split: int("split_k") }
 }
 
-fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+fn steps(dtype: DType, p: &GpuProduct, space: &Space, config: &Config) -> Vec<Step> {
     let int = |name: &str| space.int(config, name);
     let (unrolled, each) = (int("unroll_k"), tensor::steps(dtype));
     let copies = Copies::of(space, config);
@@ -188,7 +188,7 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
 
     // Factors in shared memory.
     let warps = (bm / warp[0]) * (bn / warp[1]);
-    let threads = Threads([WARP[0], WARP[1], warps]);
+    let threads = BlockThreads([WARP[0], WARP[1], warps]);
     let mut copied_by = Vec::new();
     for (name, factor, size, vector) in [("A", &p.a, bm, int("vector_a")), ("B", &p.b, bn, int("vector_b"))] {
         let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
@@ -235,11 +235,11 @@ fn steps(dtype: DType, p: &Product, space: &Space, config: &Config) -> Vec<Step>
 }
 
 /// Tensor core operation of a configuration.
-fn precision(space: &Space, config: &Config) -> Tensor {
+fn precision(space: &Space, config: &Config) -> TensorProduct {
     match space.text(config, "precision").as_str() {
-        "halves" => Tensor::Halves,
-        "tf32" => Tensor::Tf32,
-        _ => Tensor::Tf32x3,
+        "halves" => TensorProduct::Halves,
+        "tf32" => TensorProduct::Tf32,
+        _ => TensorProduct::Tf32x3,
     }
 }
 
@@ -248,7 +248,7 @@ const STORE: f64 = 1.5;
 
 /// Cycles in which warps store a tile: a lane stores 16 bytes of a row where threads exchange halves, else
 /// two elements, or one at a time of a tile that is not whole.
-pub(super) fn stores(p: &Product, [bm, bn]: [i64; 2], split: i64, is_exchanged: bool) -> f64 {
+pub(super) fn stores(p: &GpuProduct, [bm, bn]: [i64; 2], split: i64, is_exchanged: bool) -> f64 {
     let is_whole = split > 1 || p.m % bm == 0 && p.n % bn == 0 && p.stores % 2 == 0;
     let each = match (is_exchanged, is_whole) {
         (true, _) => 8,
@@ -260,7 +260,7 @@ pub(super) fn stores(p: &Product, [bm, bn]: [i64; 2], split: i64, is_exchanged: 
 }
 
 /// Blocks of products of tiles and what they read.
-fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let [wm, wn] = ["warp_m", "warp_n"].map(int);
     let division = division(space, config);
@@ -277,7 +277,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let each = tensor::steps(s.workload.dtype);
     let loads = [("vector_a", bm), ("vector_b", bn)].map(|(v, n)| (n * each) as f64 / (threads * int(v)) as f64);
     let others = 5.0 * elements + 4.0 * (loads[0] + loads[1]) + 8.0;
-    let n_products = if precision(space, config) == Tensor::Tf32x3 { 3.0 } else { 1.0 };
+    let n_products = if precision(space, config) == TensorProduct::Tf32x3 { 3.0 } else { 1.0 };
     let products = n_products * 6.0 * tiles;
     let tensor_fmas = 4.0 / bytes as f64 * f64::from(gpu.tensor_fmas);
     let blocks = Blocks {

@@ -2,19 +2,19 @@
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::step::{accumulate, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};
-use super::super::{Setting, Template, ceil_div};
+use super::super::{Template, TemplateSetting, ceil_div};
 use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, split_k, sums_of_parts};
 use super::model::{BARRIER, Blocks};
-use super::parts::{Copied, Threads};
-use super::product::{Factor, Order, Product, bind_blocks, bind_units};
+use super::parts::{BlockThreads, Copied};
+use super::product::{GpuFactor, GpuProduct, Rasterization, bind_blocks, bind_units};
 use super::tensor::{bind_warps, division, stores};
 use super::{constraint, gpu};
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
-use tilewright_ir::gpu::{cluster, copier, store};
+use tilewright_ir::gpu::{cluster, producer_warp, store};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{DType, Step, Tensor};
+use tilewright_ir::{DType, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Tiles of groups of four warps in tensor cores, which read both factors from shared memory.
@@ -33,12 +33,12 @@ pub const GPU_MATMUL_WGMMA: Template = Template {
 };
 
 /// Warpgroup product as an algorithm.
-pub(super) const WGMMA: Algorithm<Setting> = Algorithm {
+pub(super) const WGMMA: Algorithm<TemplateSetting> = Algorithm {
     name: "wgmma",
     applies: |s| {
         let w = &s.workload;
-        let fits = |p: Product| !p.is_among_others || p.m % ROWS == 0;
-        s.target.has_wgmma() && !w.exact && w.fills_tiles() && Product::of(w).is_some_and(fits)
+        let fits = |p: GpuProduct| !p.is_among_others || p.m % ROWS == 0;
+        s.target.has_wgmma() && !w.exact && w.fills_tiles() && GpuProduct::of(w).is_some_and(fits)
     },
     parameters: |s, _| parameters(s, &product(s)),
     constraints: |s, _| {
@@ -102,22 +102,22 @@ const ORDERS: [&str; 8] = [
 const IN_LINES: i64 = 4;
 
 /// Product of a workload: transposed where threads may then load the factor of rows from boxes.
-fn product(s: &Setting) -> Product {
-    let transposed = || Product::transposed(&s.workload).filter(|p| is_loaded(s, p));
+fn product(s: &TemplateSetting) -> GpuProduct {
+    let transposed = || GpuProduct::transposed(&s.workload).filter(|p| is_loaded(s, p));
     let own = super::matmul::product(s);
     if is_loaded(s, &own) || are_boxes(s, &own) { own } else { transposed().unwrap_or(own) }
 }
 
 /// Whether threads may load the factor of rows, which lies across the sum, into registers from boxes, so that
 /// nobody transposes it. That of columns lies along the sum then.
-fn is_loaded(s: &Setting, p: &Product) -> bool {
+fn is_loaded(s: &TemplateSetting, p: &GpuProduct) -> bool {
     let dtype = s.workload.dtype;
     let is_whole = p.a.loads * dtype.bytes() as i64 == BOX_BYTES;
     s.workload.takes_tf32() && is_turned(dtype, &p.a) && is_whole && is_box(dtype, &p.b) && copies::way(s).is_some()
 }
 
 /// Whether threads of a configuration do so.
-fn loads_rows(s: &Setting, p: &Product, copies: Copies) -> bool {
+fn loads_rows(s: &TemplateSetting, p: &GpuProduct, copies: Copies) -> bool {
     matches!(copies, Copies::Bulk(_)) && is_loaded(s, p)
 }
 
@@ -128,18 +128,18 @@ fn row(dtype: DType) -> i64 {
 
 /// Whether a factor is transposed on its way into shared memory: tensor cores take f32 K-major only, f16 and
 /// bf16 MN-major too.
-fn is_turned(dtype: DType, factor: &Factor) -> bool {
+fn is_turned(dtype: DType, factor: &GpuFactor) -> bool {
     !factor.along_k && !dtype.is_half()
 }
 
-fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting, p: &GpuProduct) -> Vec<Parameter> {
     let dtype = s.workload.dtype;
     let row = row(dtype);
     let sizes = |least: i64, n: i64| {
         let all = [32, 64, 128, 256].into_iter();
         all.filter(move |&b| b == least || (b > least && b / 2 < n))
     };
-    let vector = |factor: &Factor| {
+    let vector = |factor: &GpuFactor| {
         let turned = is_turned(dtype, factor);
         let all: &[i64] = if turned { &APART } else { &[1, 2, 4, 8] };
         let most = if turned { APART[1] } else { factor.loads };
@@ -182,23 +182,23 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
 }
 
 /// Whether warps may store boxes of the output.
-fn may_store_boxes(s: &Setting, p: &Product) -> bool {
+fn may_store_boxes(s: &TemplateSetting, p: &GpuProduct) -> bool {
     is_contraction(s) && are_boxes(s, p) && p.stores % IN_LINES == 0
 }
 
 /// Whether threads may exchange what they have of the output, so that each stores 16 bytes of a row.
-fn may_exchange(s: &Setting, p: &Product) -> bool {
+fn may_exchange(s: &TemplateSetting, p: &GpuProduct) -> bool {
     s.workload.dtype.is_half() && p.stores % IN_LINES == 0
 }
 
 /// Whether one thread may copy both factors in boxes.
-fn are_boxes(s: &Setting, p: &Product) -> bool {
+fn are_boxes(s: &TemplateSetting, p: &GpuProduct) -> bool {
     let is_box = |factor| is_box(s.workload.dtype, factor);
     is_loaded(s, p) || copies::way(s).is_some() && precisions(s) != ["tf32x3"] && is_box(&p.a) && is_box(&p.b)
 }
 
 /// Precisions in which numbers may be multiplied.
-fn precisions(s: &Setting) -> &'static [&'static str] {
+fn precisions(s: &TemplateSetting) -> &'static [&'static str] {
     match s.workload.takes_tf32() {
         _ if s.workload.dtype.is_half() => &["halves"],
         true => &["tf32", "tf32x3"],
@@ -207,8 +207,8 @@ fn precisions(s: &Setting) -> &'static [&'static str] {
 }
 
 /// Tensor core operation of a configuration.
-fn precision(space: &Space, config: &Config) -> Tensor {
-    if space.text(config, "precision") == "tf32x3" { Tensor::Wgmmax3 } else { Tensor::Wgmma }
+fn precision(space: &Space, config: &Config) -> TensorProduct {
+    if space.text(config, "precision") == "tf32x3" { TensorProduct::Wgmmax3 } else { TensorProduct::Wgmma }
 }
 
 /// Whether the products of a step of the sum go on while those of the next are begun.
@@ -246,25 +246,42 @@ fn has(space: &Space, config: &Config, name: &str) -> bool {
 }
 
 /// Columns of the least block: rows of a factor that lie across the sum are whole.
-fn least_columns(dtype: DType, factor: &Factor) -> i64 {
+fn least_columns(dtype: DType, factor: &GpuFactor) -> i64 {
     if factor.along_k || is_turned(dtype, factor) { LEAST_COLUMNS } else { row(dtype) }
 }
 
 /// Whether one thread may copy boxes of a factor: rows as tensor cores want them, which begin at multiples of
 /// 16 bytes.
-fn is_box(dtype: DType, factor: &Factor) -> bool {
+fn is_box(dtype: DType, factor: &GpuFactor) -> bool {
     !is_turned(dtype, factor) && factor.loads * dtype.bytes() as i64 == BOX_BYTES
 }
 
-fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
+fn constraints(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
+    let group = WARPS * i64::from(gpu(s).warp_size);
+    let threads = format!("{group} * groups_m * groups_n");
+    let mut constraints = of_block(s, p, &threads, parameters);
+    constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
+    constraints.extend(of_orders(s, p, parameters));
+    constraints.extend(of_stores(s, p, parameters));
+    constraints.extend(of_precisions(s, p, parameters));
+    if are_boxes(s, p) {
+        constraints.extend(of_boxes(s, p, parameters));
+    }
+    constraints.extend(of_vectors(s, p, parameters));
+    constraints
+}
+
+/// Constraints on a block: its warpgroups, threads and registers, its code, and its shared memory.
+fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Parameter]) -> Vec<Constraint> {
     let (gpu, dtype) = (gpu(s), s.workload.dtype);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
-    let group = WARPS * i64::from(gpu.warp_size);
-    let threads = format!("{group} * groups_m * groups_n");
-    let with_copier = |n: i64| if are_boxes(s, p) { format!("({threads} + {n} * producer)") } else { threads.clone() };
-    let launched = with_copier(copier::THREADS);
+    let with_producer = |n: i64| match are_boxes(s, p) {
+        true => format!("({threads} + {n} * producer)"),
+        false => threads.to_owned(),
+    };
+    let launched = with_producer(producer_warp::THREADS);
     let tiles = format!("(block_m // ({ROWS} * groups_m))");
-    let loaded = loaded_ahead(s, &threads);
+    let loaded = loaded_ahead(s, threads);
     // In parts, sums begin anew in each step, and shared memory has both.
     let twice = match precisions(s) {
         ["tf32x3"] => "2",
@@ -292,7 +309,7 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         ),
         say("threads", &format!("{launched} <= {}", gpu.most_threads)),
         // Each of a multiprocessor's four parts has registers for as many warps: one more is one for each.
-        in_registers(s, &registers, &with_copier(group), parameters),
+        in_registers(s, &registers, &with_producer(WARPS * i64::from(gpu.warp_size)), parameters),
         say("unrolled", &format!("{tiles} * block_k * block_n // groups_n <= 16384")),
     ];
     let boxes = match may_store_boxes(s, p) {
@@ -302,76 +319,110 @@ fn constraints(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constr
         false => String::new(),
     };
     let elements = format!("(block_m + block_n) * block_k * {twice}");
-    constraints.extend(copies::constraints(s, (&elements, &boxes), gpu.most_shared_bytes, parameters));
-    constraints.extend(of_blocks(s, std::slice::from_ref(p), &threads, parameters));
-    // As `groups` and `grid`, which know the group of eight rows.
+    constraints.extend(copies::constraints(s, &elements, &boxes, gpu.most_shared_bytes, parameters));
+    constraints
+}
+
+/// Constraints on orders of blocks that take groups of rows or of columns: as `groups` and `grid`, which know
+/// the group of eight rows.
+fn of_orders(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let split = if parameters.iter().any(|p| p.name == "split_k") { " * split_k" } else { "" };
-    for (name, block, size) in [("groups_of_rows", "block_m", p.m), ("groups_of_columns", "block_n", p.n)] {
-        let of = |group: i64, order: &str| {
-            let most = gpu.most_blocks_along[2];
-            let (whole, batch) = (format!("{block} * {group}"), p.batch.unwrap_or(1));
+    let (most, batch) = (gpu(s).most_blocks_along[2], p.batch.unwrap_or(1));
+    let of_groups = |name: &str, block: &str, size: i64, groups: &[(i64, &str)]| {
+        let of = |(group, order): &(i64, &str)| {
+            let whole = format!("{block} * {group}");
             format!(
-                "order != '{order}' or ceil_div({size}, {block}) % {group} == 0 and {batch}{split} * ceil_div({size}, {whole}) <= {most}"
+                "(order != '{order}' or ceil_div({size}, {block}) % {group} == 0 and \
+                 {batch}{split} * ceil_div({size}, {whole}) <= {most})"
             )
         };
-        let groups: &[(i64, &str)] = match name {
-            "groups_of_rows" => &[(4, "groups_4"), (2, "groups_2")],
-            _ => &[(8, "groups_of_columns"), (4, "groups_of_columns_4"), (2, "groups_of_columns_2")],
-        };
-        let all: Vec<String> = groups.iter().map(|(group, order)| format!("({})", of(*group, order))).collect();
-        constraints.push(say(name, &all.join(" and ")));
+        constraint(name, &groups.iter().map(of).collect::<Vec<_>>().join(" and "), parameters)
+    };
+    let columns = [(8, "groups_of_columns"), (4, "groups_of_columns_4"), (2, "groups_of_columns_2")];
+    vec![
+        of_groups("groups_of_rows", "block_m", p.m, &[(4, "groups_4"), (2, "groups_2")]),
+        of_groups("groups_of_columns", "block_n", p.n, &columns),
+    ]
+}
+
+/// Constraint on stores that want whole blocks.
+fn of_stores(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Option<Constraint> {
+    let whole = format!("{} % block_m == 0 and {} % block_n == 0 and split_k == 1", p.m, p.n);
+    let parts = |columns: i64| format!("block_n % ({columns} * groups_n) == 0");
+    let boxes = format!("producer == 1 and {}", parts(row(s.workload.dtype)));
+    let parts = match (may_exchange(s, p), may_store_boxes(s, p)) {
+        (true, true) => format!("({} if store == 'exchanged' else {boxes})", parts(4 * COLUMNS)),
+        (true, false) => parts(4 * COLUMNS),
+        (false, true) => boxes,
+        (false, false) => return None,
+    };
+    Some(constraint("store", &format!("store == 'direct' or {whole} and {parts}"), parameters))
+}
+
+/// Constraints on precisions, by what copies factors: what is loaded of several steps that lie apart is
+/// whole; what is copied in boxes nobody loads.
+fn of_precisions(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
+    if !has_ways(parameters) || precisions(s).len() < 2 {
+        return Vec::new();
     }
-    if may_exchange(s, p) || may_store_boxes(s, p) {
-        let whole = format!("{} % block_m == 0 and {} % block_n == 0 and split_k == 1", p.m, p.n);
-        let parts = |columns: i64| format!("block_n % ({columns} * groups_n) == 0");
-        let parts = match (may_exchange(s, p), may_store_boxes(s, p)) {
-            (true, true) => {
-                format!("({} if store == 'exchanged' else producer == 1 and {})", parts(4 * COLUMNS), parts(row(dtype)))
-            }
-            (true, false) => parts(4 * COLUMNS),
-            (false, _) => format!("producer == 1 and {}", parts(row(dtype))),
-        };
-        constraints.push(say("store", &format!("store == 'direct' or {whole} and {parts}")));
-    }
-    // What is loaded of several steps that lie apart is whole; what is copied in boxes nobody loads.
-    let has_ways = parameters.iter().any(|p| p.name == "copies");
-    if has_ways && precisions(s).len() > 1 {
-        constraints.push(say("parts", "precision != 'tf32x3' or copies == 'registers'"));
-        // Asynchronous copies by threads do not round to TF32; registers and TMA do.
-        let way = if are_boxes(s, p) { "copies != 'async'" } else { "copies == 'registers'" };
-        constraints.push(say("rounded", &format!("precision != 'tf32' or {way}")));
-    }
-    if are_boxes(s, p) {
-        let most_in_flight =
-            if is_loaded(s, p) { "in_flight == 0" } else { "in_flight == 0 or copies == 'bulk' and ahead >= 3" };
-        constraints.push(say("in_flight", most_in_flight));
-        // A box that is outside of its array is zero, which is no copy.
-        let row = row(dtype);
-        let mut reaches = vec![format!("ceil_div({0}, block_k * split_k) * block_k * split_k - {0} < {row}", p.k)];
-        for (factor, block, size) in [(&p.a, "block_m", p.m), (&p.b, "block_n", p.n)] {
-            if !factor.along_k {
-                reaches.push(format!("ceil_div({size}, {block}) * {block} - {size} < {row}"));
-            }
+    // Asynchronous copies by threads do not round to TF32; registers and TMA do.
+    let way = if are_boxes(s, p) { "copies != 'async'" } else { "copies == 'registers'" };
+    vec![
+        constraint("parts", "precision != 'tf32x3' or copies == 'registers'", parameters),
+        constraint("rounded", &format!("precision != 'tf32' or {way}"), parameters),
+    ]
+}
+
+/// Whether there is a choice of what copies factors.
+fn has_ways(parameters: &[Parameter]) -> bool {
+    parameters.iter().any(|p| p.name == "copies")
+}
+
+/// Constraints on kernels that copy boxes: on products that go on, a producer warp, blocks that go through
+/// several tiles, and clusters.
+fn of_boxes(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
+    let say = |name: &str, text: &str| constraint(name, text, parameters);
+    let most_in_flight = match is_loaded(s, p) {
+        true => "in_flight == 0",
+        false => "in_flight == 0 or copies == 'bulk' and ahead >= 3",
+    };
+    // A box that is outside of its array is zero, which is no copy.
+    let row = row(s.workload.dtype);
+    let mut reaches = vec![format!("ceil_div({0}, block_k * split_k) * block_k * split_k - {0} < {row}", p.k)];
+    for (factor, block, size) in [(&p.a, "block_m", p.m), (&p.b, "block_n", p.n)] {
+        if !factor.along_k {
+            reaches.push(format!("ceil_div({size}, {block}) * {block} - {size} < {row}"));
         }
-        let reaches = reaches.join(" and ");
-        constraints.push(say("producer", &format!("producer == 0 or copies == 'bulk' and {reaches}")));
-        let blocks = format!("ceil_div({}, block_m) * ceil_div({}, block_n) * split_k", p.m, p.n);
-        let several = format!("{} * {blocks} > {}", p.batch.unwrap_or(1), n_units(s));
-        constraints.push(say("persistent", &format!("persistent == 0 or producer == 1 and {several}")));
-        // Neighbours are of the same rows in these orders, else of the same columns.
-        let [rows, columns] = [("block_m", p.m), ("block_n", p.n)].map(|(block, n)| format!("ceil_div({n}, {block})"));
-        let by_rows = "order in ['rows', 'groups_of_columns', 'groups_of_columns_4', 'groups_of_columns_2']";
-        let pairs = format!("({columns} if {by_rows} else {rows}) % {} == 0", cluster::BLOCKS);
-        constraints.push(say("columns", "copies == 'bulk' or 256 % block_n == 0"));
-        constraints.push(say("cluster", &format!("cluster == 1 or producer == 1 and {pairs}")));
     }
+    let reaches = reaches.join(" and ");
+    let blocks = format!("ceil_div({}, block_m) * ceil_div({}, block_n) * split_k", p.m, p.n);
+    let several = format!("{} * {blocks} > {}", p.batch.unwrap_or(1), n_units(s));
+    // Neighbours are of the same rows in these orders, else of the same columns.
+    let [rows, columns] = [("block_m", p.m), ("block_n", p.n)].map(|(block, n)| format!("ceil_div({n}, {block})"));
+    let by_rows = "order in ['rows', 'groups_of_columns', 'groups_of_columns_4', 'groups_of_columns_2']";
+    let pairs = format!("({columns} if {by_rows} else {rows}) % {} == 0", cluster::BLOCKS);
+    vec![
+        say("in_flight", most_in_flight),
+        say("producer", &format!("producer == 0 or copies == 'bulk' and {reaches}")),
+        say("persistent", &format!("persistent == 0 or producer == 1 and {several}")),
+        say("columns", "copies == 'bulk' or 256 % block_n == 0"),
+        say("cluster", &format!("cluster == 1 or producer == 1 and {pairs}")),
+    ]
+}
+
+/// Constraints on the vectors in which threads load each factor.
+fn of_vectors(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
+    let dtype = s.workload.dtype;
+    let may_be_boxes = has_ways(parameters) && precisions(s) != ["tf32x3"];
+    let mut constraints = Vec::new();
     for (name, factor, in_boxes) in [("a", &p.a, is_loaded(s, p)), ("b", &p.b, false)] {
-        if (in_boxes || is_box(dtype, factor)) && has_ways && precisions(s) != ["tf32x3"] {
-            constraints.push(say(&format!("boxes_of_{name}"), &format!("vector_{name} == 1 or copies != 'bulk'")));
+        if (in_boxes || is_box(dtype, factor)) && may_be_boxes {
+            let text = format!("vector_{name} == 1 or copies != 'bulk'");
+            constraints.push(constraint(&format!("boxes_of_{name}"), &text, parameters));
         }
         if is_turned(dtype, factor) {
             let whole = format!("vector_{name} == 1 or {} % (block_k * split_k) == 0", p.k);
-            constraints.push(say(&format!("steps_of_{name}"), &whole));
+            constraints.push(constraint(&format!("steps_of_{name}"), &whole, parameters));
         }
     }
     constraints
@@ -425,17 +476,17 @@ fn ordered(ahead: &[&str], of_threads: &[String], inner: &[&str]) -> Step {
 }
 
 /// The device's compute units.
-fn n_units(s: &Setting) -> i64 {
+fn n_units(s: &TemplateSetting) -> i64 {
     i64::from(gpu(s).n_units).max(1)
 }
 
 /// Blocks that go through several tiles: whole clusters of them.
-fn n_persistent(s: &Setting, space: &Space, config: &Config) -> i64 {
+fn n_persistent(s: &TemplateSetting, space: &Space, config: &Config) -> i64 {
     let cluster = cluster(space, config);
     n_units(s) / cluster * cluster
 }
 
-fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
+fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> Vec<Step> {
     let dtype = s.workload.dtype;
     let row = row(dtype);
     let int = |name: &str| space.int(config, name);
@@ -456,7 +507,7 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
     // Factors in shared memory, in rows along the sum or, where they lie so, across it.
-    let threads = Threads([WARP[0], WARP[1], WARPS * groups_m * groups_n]);
+    let threads = BlockThreads([WARP[0], WARP[1], WARPS * groups_m * groups_n]);
     let (mut copied_by, mut boxes) = (Vec::new(), Vec::new());
     for (name, factor, size, vector) in [("A", &p.a, bm, int("vector_a")), ("B", &p.b, bn, int("vector_b"))] {
         let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
@@ -521,7 +572,7 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
     steps.push(if is_whole { vectorize("oj.e") } else { unroll("oj.e") });
     if are_boxes {
         steps.extend(["oi.h", "oj.o", "oi.m"].map(unroll));
-        steps.push(tensorize("oj.p", Tensor::Tma));
+        steps.push(tensorize("oj.p", TensorProduct::Tma));
     } else {
         steps.extend(["oi.h", "oj.m", "oi.m"].map(unroll));
     }
@@ -529,7 +580,7 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
 }
 
 /// Blocks of products of tiles and what they read.
-fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let division = division(space, config);
     let ([bm, bn], depth, split) = (division.tile, division.depth, division.split);
@@ -546,7 +597,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let padded = division.padded_sum(p) / split;
     // Tensor cores do eight times the multiply-adds of threads, of halves 16 times. Of numbers in two parts
     // there are three products, and threads make the parts.
-    let in_parts = precision(space, config) == Tensor::Wgmmax3;
+    let in_parts = precision(space, config) == TensorProduct::Wgmmax3;
     let faster = if in_parts { 8.0 / 3.0 } else { (32 / bytes) as f64 };
     let twice = if in_parts { 2 } else { 1 };
     let products = (bm * bn * depth) as f64 / faster;
@@ -577,8 +628,8 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     // Of what the blocks of a cluster share each reads its part.
     let cluster = cluster(space, config);
     let rows_and_columns = match order(space, config) {
-        Order::Rows | Order::GroupsOfColumns(_) => bm / cluster + bn,
-        Order::Columns | Order::Groups(_) => bm + bn / cluster,
+        Rasterization::Rows | Rasterization::GroupsOfColumns(_) => bm / cluster + bn,
+        Rasterization::Columns | Rasterization::Groups(_) => bm + bn / cluster,
     };
     // An instruction reads 64 rows of one factor and all of its columns of the other.
     let columns = (bn / groups_n).min(MOST_COLUMNS) as f64;
@@ -589,7 +640,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
     let boxes = if unproven > 0.0 { store::SLOTS * store::BOX_BYTES * threads / i64::from(gpu.warp_size) } else { 0 };
     let blocks = Blocks {
         n: ceil_div(n_tiles, rounds),
-        threads: threads + if has_producer { copier::THREADS } else { 0 },
+        threads: threads + if has_producer { producer_warp::THREADS } else { 0 },
         registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
         shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth + boxes,
         fmas: (rounds * bm * bn * padded) as f64 / faster,

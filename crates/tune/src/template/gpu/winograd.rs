@@ -2,10 +2,10 @@
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::step::{compute_at, inline, reorder, split, unroll, winograd};
-use super::super::{Setting, Template};
+use super::super::{Template, TemplateSetting};
 use super::model::START;
 use super::parts::each_thread;
-use super::{Product, gpu, matmul};
+use super::{GpuProduct, gpu, matmul};
 use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Structure, Window};
 use tilewright_search::{Config, Parameter, Space};
@@ -25,7 +25,7 @@ pub const GPU_WINOGRAD: Template = Template {
 };
 
 /// Winograd's convolution as an algorithm.
-pub(super) const WINOGRAD: Algorithm<Setting> = Algorithm {
+pub(super) const WINOGRAD: Algorithm<TemplateSetting> = Algorithm {
     name: "winograd",
     applies: |s| s.target.gpu.is_some() && window(s).is_some(),
     parameters: |s, _| parameters(&products(s), s),
@@ -44,7 +44,7 @@ const TILES: [i64; 2] = [2, 4];
 const THREADS: i64 = 128;
 
 /// A convolution for which the algorithm is one, and whose rounding is accepted.
-fn window(s: &Setting) -> Option<Window> {
+fn window(s: &TemplateSetting) -> Option<Window> {
     let w = &s.workload;
     match w.structure() {
         Structure::Window(window) if w.layout() == Layout::Nchw && !w.exact && w.has_winograd() => Some(window),
@@ -53,20 +53,20 @@ fn window(s: &Setting) -> Option<Window> {
 }
 
 /// Products with tiles of `tile` rows and columns.
-fn product(s: &Setting, tile: i64) -> Product {
-    Product::of_winograd(&window(s).expect("the template serves such convolutions"), tile)
+fn product(s: &TemplateSetting, tile: i64) -> GpuProduct {
+    GpuProduct::of_winograd(&window(s).expect("the template serves such convolutions"), tile)
 }
 
 /// The products of each of the tiles.
-fn products(s: &Setting) -> [Product; 2] {
+fn products(s: &TemplateSetting) -> [GpuProduct; 2] {
     TILES.map(|tile| product(s, tile))
 }
 
-fn parameters(products: &[Product], s: &Setting) -> Vec<Parameter> {
+fn parameters(products: &[GpuProduct], s: &TemplateSetting) -> Vec<Parameter> {
     [Parameter::ordinal("m", TILES)].into_iter().chain(matmul::parameters(s, products)).collect()
 }
 
-fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let tile = space.int(config, "m");
     let mut steps = vec![winograd(Window::ACC, tile)];
     if window(s).is_some_and(|window| window.has_pad(&s.workload)) {
@@ -99,7 +99,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
 }
 
 /// The products, and transforms that pass what memory gives.
-fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, space: &Space, config: &Config) -> f64 {
     let tile = space.int(config, "m");
     let p = product(s, tile);
     let bytes = s.workload.dtype.bytes() as f64;

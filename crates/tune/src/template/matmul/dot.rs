@@ -2,11 +2,11 @@
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cuts, step_cycles};
-use super::super::share::{self, Share};
+use super::super::share::{self, SharedWork};
 use super::super::step::{accumulate, compute_at, parallel, reorder, rfactor, split, unroll, vectorize};
-use super::super::{Setting, Template, ceil_div};
-use super::{Product, is_product_on_cpu};
-use tilewright_ir::{DType, Step, Tensor};
+use super::super::{Template, TemplateSetting, ceil_div, constraint_over, none_of};
+use super::{MatmulProduct, is_product_on_cpu};
+use tilewright_ir::{DType, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Scalar products of a tile of rows with a tile of columns: the reduction's neighbours are vector lanes,
@@ -17,14 +17,14 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 pub const MATMUL_DOT: Template = Template {
     name: "matmul-dot",
     text: "dot products along the reduction: register tile, partial sums in the lanes of vectors, threads",
-    serves: |s| is_product_on_cpu(s) && applies(&Product::of(s)),
-    space: |s| algorithm::space("matmul-dot", s, &Product::of(s), &[DOT]),
-    steps: |s, space, config| steps(s, &Product::of(s), space, config),
-    estimate: Some(|s, space, config| estimate(s, &Product::of(s), space, config)),
+    serves: |s| is_product_on_cpu(s) && applies(&MatmulProduct::of(s)),
+    space: |s| algorithm::space("matmul-dot", s, &MatmulProduct::of(s), &[DOT]),
+    steps: |s, space, config| steps(s, &MatmulProduct::of(s), space, config),
+    estimate: Some(|s, space, config| estimate(s, &MatmulProduct::of(s), space, config)),
 };
 
 /// Dot products as an algorithm.
-pub const DOT: Algorithm<Product> = Algorithm { name: "dot", applies, parameters, constraints, steps, estimate };
+pub const DOT: Algorithm<MatmulProduct> = Algorithm { name: "dot", applies, parameters, constraints, steps, estimate };
 
 /// Most rows and columns; beyond them packed panels win.
 const MOST_OF_FEWER: i64 = 64;
@@ -33,11 +33,11 @@ const MOST_OF_FEWER: i64 = 64;
 const TILES: [i64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
 /// Whether factors are multiplied as they are read, in f32 or what becomes it.
-fn multiplies_as_read(p: &Product) -> bool {
-    p.dot != Some(Tensor::Dot4) && !matches!(p.copied, Some(DType::Bf16 | DType::I16))
+fn multiplies_as_read(p: &MatmulProduct) -> bool {
+    p.dot != Some(TensorProduct::Dot4) && !matches!(p.copied, Some(DType::Bf16 | DType::I16))
 }
 
-fn applies(p: &Product) -> bool {
+fn applies(p: &MatmulProduct) -> bool {
     // A factor of one column or row lies along the reduction in any case.
     let lies_along = |is_k_last: bool, n: i64| is_k_last || n == 1;
     // Of open sizes, columns may be in whole tiles.
@@ -55,7 +55,7 @@ fn applies(p: &Product) -> bool {
 }
 
 /// Whether it applies to some number of rows.
-pub fn applies_to_few_rows(p: &Product) -> bool {
+pub fn applies_to_few_rows(p: &MatmulProduct) -> bool {
     multiplies_as_read(p) && p.pairs.is_none() && (p.b.is_k_last() || p.n == 1)
 }
 
@@ -64,11 +64,11 @@ fn tiles(n: i64) -> impl Iterator<Item = i64> {
 }
 
 /// Loops that threads may share.
-fn parallel_loops(p: &Product) -> &'static [&'static str] {
+fn parallel_loops(p: &MatmulProduct) -> &'static [&'static str] {
     if p.batch.is_some() { &["b", "tiles"] } else { &["tiles"] }
 }
 
-fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Parameter> {
     let mut parameters = vec![
         Parameter::ordinal("tile_m", tiles(p.m)),
         Parameter::ordinal("tile_n", tiles(p.n).filter(|tile| p.open[1].is_none_or(|step| step % tile == 0))),
@@ -82,67 +82,56 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
     parameters
 }
 
-fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
+fn constraints(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Constraint> {
+    let parameters = parameters(s, p);
+    let over = |name: &str, reads: &[&str], text: &str| constraint_over(name, reads, text, &parameters);
     let (m, n) = (p.m, p.n);
-    let registers = i64::from(s.target.n_vector_registers);
+    let in_registers = format!("tile_m * tile_n + min(tile_m, tile_n) < {}", s.target.n_vector_registers);
+    // With one row or one column there is nothing that the inner loop returns to.
+    let tiles = match (m, n) {
+        (1, _) => "tiles == 'jr-ir'".to_owned(),
+        (_, 1) => "tiles == 'ir-jr'".to_owned(),
+        _ => none_of(&parameters, "tiles", &[]),
+    };
     let mut constraints = vec![
-        Constraint::new(
-            "tile_in_registers",
-            &format!("tile_m * tile_n + min(tile_m, tile_n) < {registers}"),
-            &["tile_m", "tile_n"],
-            move |v| {
-                let (tm, tn) = (v[0].int(), v[1].int());
-                tm * tn + tm.min(tn) < registers
-            },
-        ),
-        // There is nothing that the inner loop returns to.
-        Constraint::new(
-            "tiles_of_a_vector",
-            "tiles is jr-ir with one row, ir-jr with one column",
-            &["tiles"],
-            move |v| match (m, n) {
-                (1, _) => v[0].text() == "jr-ir",
-                (_, 1) => v[0].text() == "ir-jr",
-                _ => true,
-            },
-        ),
+        over("tile_in_registers", &["tile_m", "tile_n"], &in_registers),
+        over("tiles_of_a_vector", &["tiles"], &tiles),
     ];
     if s.n_threads > 1 {
         let (batch, n_threads) = (p.batch.unwrap_or(1), s.n_threads as i64);
-        let for_all_threads = Constraint::new(
-            "tiles_for_all_threads",
-            "the parallel loop has an iteration for every thread, where one of the loops has",
-            &["parallel", "tiles", "tile_m", "tile_n"],
-            move |v| {
-                let outer = if v[1].text() == "ir-jr" { ceil_div(m, v[2].int()) } else { ceil_div(n, v[3].int()) };
-                let iterations = if v[0].text() == "b" { batch } else { outer };
-                iterations >= m.max(n).max(batch).min(n_threads)
-            },
-        );
-        constraints.push(p.work().of_result(s, for_all_threads));
+        // An iteration for every thread, where one of the loops has as many.
+        let needed = m.max(n).max(batch).min(n_threads);
+        let outer = format!("ceil_div({m}, tile_m) if tiles == 'ir-jr' else ceil_div({n}, tile_n)");
+        let iterations = match p.batch {
+            Some(batch) => format!("{batch} if parallel == 'b' else {outer}"),
+            None => outer,
+        };
+        let reads = ["parallel", "tiles", "tile_m", "tile_n"];
+        let for_all = over("tiles_for_all_threads", &reads, &format!("({iterations}) >= {needed}"));
+        constraints.push(p.work().of_result(s, for_all));
         constraints.extend(
-            p.work().is_choice(s).then(|| Share::Result.owns(&parameters(s, p), "parallel", parallel_loops(p)[0])),
+            p.work().is_choice(s).then(|| SharedWork::Result.owns(&parameters, "parallel", parallel_loops(p)[0])),
         );
     }
     constraints
 }
 
 /// Estimated cycles of the busiest thread.
-fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let each = |n: i64| ceil_div(n, s.n_threads as i64);
     // Of rows or columns a thread takes whole tiles.
     let tiles = |n: i64, tile: &str| n.min(each(ceil_div(n, space.int(config, tile))) * space.int(config, tile));
-    let share = Share::of(s, space, config);
+    let share = SharedWork::of(s, space, config);
     let mut own = *p;
     match share {
-        Share::Nothing => {}
-        Share::Sum => own.k = share::part_of_product(s, p.k).min(p.k),
-        Share::Result if space.text(config, "parallel") == "b" => own.batch = p.batch.map(each),
-        Share::Result if space.text(config, "tiles") == "ir-jr" => own.m = tiles(p.m, "tile_m"),
-        Share::Result => own.n = tiles(p.n, "tile_n"),
+        SharedWork::Nothing => {}
+        SharedWork::Sum => own.k = share::part_of_product(s, p.k).min(p.k),
+        SharedWork::Result if space.text(config, "parallel") == "b" => own.batch = p.batch.map(each),
+        SharedWork::Result if space.text(config, "tiles") == "ir-jr" => own.m = tiles(p.m, "tile_m"),
+        SharedWork::Result => own.n = tiles(p.n, "tile_n"),
     }
     let n_begins = match share {
-        Share::Result if space.text(config, "parallel") == "tiles" => p.batch.unwrap_or(1),
+        SharedWork::Result if space.text(config, "parallel") == "tiles" => p.batch.unwrap_or(1),
         _ => 1,
     };
     of_one_thread(s, &own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
@@ -150,7 +139,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
 
 /// Tiles at the rate of their multiply-adds and loads, or of the factor that passes by for each
 /// tile of the other.
-fn of_one_thread(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let row = p.k as f64 * s.workload.dtype.bytes() as f64;
     let steps = ceil_div(p.k, s.target.lanes(s.workload.dtype)) as f64;
@@ -169,10 +158,10 @@ fn of_one_thread(s: &Setting, p: &Product, space: &Space, config: &Config) -> f6
     cycles * p.batch.unwrap_or(1) as f64
 }
 
-fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
-    let share = Share::of(s, space, config);
-    if share != Share::Sum {
-        let threads = if share == Share::Result { space.text(config, "parallel") } else { String::new() };
+fn steps(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> Vec<Step> {
+    let share = SharedWork::of(s, space, config);
+    if share != SharedWork::Sum {
+        let threads = if share == SharedWork::Result { space.text(config, "parallel") } else { String::new() };
         return product(s, p, &threads, space, config);
     }
     let (before, parts, after) = p.in_parts(s);
@@ -180,7 +169,7 @@ fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> 
 }
 
 /// The schedule of a product, in which `threads` names the loop that they share, if any.
-fn product(s: &Setting, p: &Product, threads: &str, space: &Space, config: &Config) -> Vec<Step> {
+fn product(s: &TemplateSetting, p: &MatmulProduct, threads: &str, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
     let (tile_m, tile_n) = (int("tile_m"), int("tile_n"));

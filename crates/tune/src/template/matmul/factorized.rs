@@ -1,9 +1,9 @@
 //! The spaces of papers that give a factorization for each dimension and nothing else.
 
-use super::super::gpu::{self, Copies, Fragments, Order, Tile, Tiling};
+use super::super::gpu::{self, BlockTile, Copies, Fragments, Rasterization, Tiling};
 use super::super::step::{accumulate, parallel, reorder, split, unroll, vectorize};
-use super::super::{Setting, Template};
-use super::Product;
+use super::super::{Template, TemplateSetting};
+use super::MatmulProduct;
 use tilewright_ir::Step;
 use tilewright_ir::op::{Contraction, Structure, Workload};
 use tilewright_search::{Config, Parameter, Space, SpaceError};
@@ -61,8 +61,8 @@ fn is_batched(w: &Workload) -> bool {
     has_batch && !w.has_integer_factors() && !w.is_family()
 }
 
-fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {
-    let p = Product::of(s);
+fn space(name: &str, s: &TemplateSetting, k_parts: usize) -> Result<Space, SpaceError> {
+    let p = MatmulProduct::of(s);
     let factors = |name: &str, n: i64, parts| Parameter::factorization(name, n as u64, parts);
     let mut parameters: Vec<Parameter> = p.batch.map(|b| factors("b", b, 2)).into_iter().collect();
     parameters.extend([factors("m", p.m, 4), factors("k", p.k, k_parts), factors("n", p.n, 4)]);
@@ -80,11 +80,11 @@ fn space(name: &str, s: &Setting, k_parts: usize) -> Result<Space, SpaceError> {
 }
 
 /// The schedule of a configuration on a GPU.
-fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+fn gpu_steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
-    let tile = |f: Vec<i64>| Tile { strides: f[1], threads: f[2], elements: f[3] };
+    let tile = |f: Vec<i64>| BlockTile { strides: f[1], threads: f[2], elements: f[3] };
     let k = factors("k");
-    let product = gpu::Product::of(&s.workload).expect("the template serves products");
+    let product = gpu::GpuProduct::of(&s.workload).expect("the template serves products");
     let columns = tile(factors("n"));
     let tiling = Tiling {
         rows: tile(factors("m")),
@@ -96,7 +96,7 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
         unrolled: false,
         fragments: if k.len() == 3 { Fragments::Inner } else { Fragments::None },
         split: 1,
-        order: Order::Rows,
+        order: Rasterization::Rows,
         vectors: [1, 1],
         copies: Copies::Registers(0),
         lanes: false,
@@ -105,8 +105,8 @@ fn gpu_steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     tiling.steps(&product)
 }
 
-fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
-    let p = Product::of(s);
+fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
+    let p = MatmulProduct::of(s);
     let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
     let (m, k, n) = (factors("m"), factors("k"), factors("n"));
     let lanes = s.target.lanes(s.workload.dtype);

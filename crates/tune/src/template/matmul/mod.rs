@@ -6,12 +6,12 @@ mod factorized;
 mod packed;
 
 use super::algorithm::{self, Algorithm};
-use super::share::{self, EACH_PART, PART, PARTS, Work};
+use super::share::{self, EACH_PART, PART, PARTS, ShareableWork};
 use super::step::{accumulate, compute_at, parallel, reorder, split, vectorize};
-use super::{Setting, Template, ceil_div};
+use super::{Template, TemplateSetting, ceil_div};
 use tilewright_ir::op::{self, Contraction, Structure};
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
-use tilewright_ir::{DType, Step, Tensor};
+use tilewright_ir::{DType, Step, TensorProduct};
 use tilewright_search::{Parameter, Space, SpaceError};
 
 pub use blocked::MATMUL_BLOCKED;
@@ -25,20 +25,20 @@ pub const MATMUL: Template = Template {
     text: "cache blocks and packed panels, or dot products along the reduction, whichever is faster",
     serves: |s| is_product_on_cpu(s),
     space,
-    steps: |s, space, config| algorithm::steps(s, &Product::of(s), ALGORITHMS, space, config),
+    steps: |s, space, config| algorithm::steps(s, &MatmulProduct::of(s), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| {
         // A member may have a choice of algorithms that its family has not.
-        let chosen = algorithm::chosen(&Product::of(s), ALGORITHMS, space, config);
-        of_members(s, |s| (chosen.estimate)(s, &Product::of(s), space, config))
+        let chosen = algorithm::chosen(&MatmulProduct::of(s), ALGORITHMS, space, config);
+        of_members(s, |s| (chosen.estimate)(s, &MatmulProduct::of(s), space, config))
     }),
 };
 
-const ALGORITHMS: &[Algorithm<Product>] = &[blocked::BLOCKED, dot::DOT];
+const ALGORITHMS: &[Algorithm<MatmulProduct>] = &[blocked::BLOCKED, dot::DOT];
 
 /// The space of [`MATMUL`], which has the same parameters at every number of rows: those of dot products are
 /// held to one value where there are too many rows. So configurations carry over from size to size.
-fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let p = Product::of(s);
+fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
+    let p = MatmulProduct::of(s);
     let (mut parameters, constraints) = algorithm::declarations(s, &p, ALGORITHMS);
     if !dot::applies_to_few_rows(&p) {
         return Space::declare("matmul", parameters, constraints);
@@ -59,13 +59,13 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
 }
 
 /// Geometric mean of an estimate over the members that stand for a family; the estimate of another workload.
-fn of_members(s: &Setting, estimate: impl Fn(&Setting) -> f64) -> f64 {
+fn of_members(s: &TemplateSetting, estimate: impl Fn(&TemplateSetting) -> f64) -> f64 {
     if !s.workload.is_family() {
         return estimate(s);
     }
     let anchors = s.workload.anchors();
     let members = anchors.iter().filter_map(|sizes| s.workload.at(sizes));
-    let logs = members.map(|workload| estimate(&Setting { workload, ..s.clone() }).ln());
+    let logs = members.map(|workload| estimate(&TemplateSetting { workload, ..s.clone() }).ln());
     (logs.sum::<f64>() / anchors.len() as f64).exp()
 }
 
@@ -79,7 +79,7 @@ fn finished_vectors(columns: &str, pairs: Option<i64>, lanes: i64) -> (&str, Vec
 }
 
 /// Whether a setting is a product of matrices on a CPU.
-fn is_product_on_cpu(s: &Setting) -> bool {
+fn is_product_on_cpu(s: &TemplateSetting) -> bool {
     s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Contraction(_))
 }
 
@@ -88,7 +88,7 @@ const FEW_ROWS: i64 = 8;
 
 /// A product of matrices: that of a [`Contraction`], or one that computes parts of its sums.
 #[derive(Clone, Copy)]
-struct Product {
+struct MatmulProduct {
     /// Loops over products, rows, columns and the sum.
     loops: [&'static str; 4],
     /// Number of products, where there is a loop over them.
@@ -100,9 +100,9 @@ struct Product {
     n: i64,
     k: i64,
     /// The factor of rows.
-    a: Factor,
+    a: MatmulFactor,
     /// The factor of columns.
-    b: Factor,
+    b: MatmulFactor,
     /// The buffer that is summed into.
     sum: &'static str,
     has_epilogue: bool,
@@ -111,14 +111,14 @@ struct Product {
     /// Bytes of an element of a factor.
     factor_bytes: i64,
     /// Dot products of neighbours along the sum that multiply factors, where the machine's kernels have them.
-    dot: Option<Tensor>,
+    dot: Option<TensorProduct>,
     /// Element type of the factors' copies, where it is another one. Factors are then read from copies alone.
     copied: Option<DType>,
 }
 
 /// Factor of a product.
 #[derive(Clone, Copy)]
-struct Factor {
+struct MatmulFactor {
     name: &'static str,
     /// Dimension over products, where there is a batch.
     batch: usize,
@@ -130,8 +130,8 @@ struct Factor {
     is_constant: bool,
 }
 
-impl Product {
-    fn of(s: &Setting) -> Product {
+impl MatmulProduct {
+    fn of(s: &TemplateSetting) -> MatmulProduct {
         let w = &s.workload;
         let Structure::Contraction(contraction) = w.structure() else { panic!("{w} is no product of matrices") };
         let Contraction { batch, m, n, k, a, b, .. } = contraction;
@@ -143,7 +143,7 @@ impl Product {
                 (Some(_), true) => (1, 0, 2),
             };
             let (outer, k) = if factor.k_first { (second, first) } else { (first, second) };
-            Factor { name: factor.name, batch, outer, k, is_constant: w.is_constant(factor.name) }
+            MatmulFactor { name: factor.name, batch, outer, k, is_constant: w.is_constant(factor.name) }
         };
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
         let factor_bytes = w.factors()[0].bytes() as i64;
@@ -151,10 +151,10 @@ impl Product {
         // Few rows read what is packed once, and longer integers take longer to read.
         let widens = w.has_integer_factors() && s.target.widens_bytes() && m >= FEW_ROWS;
         let dot = match w.factors() {
-            _ if widens => Some(Tensor::Dot2),
-            _ if w.has_integer_factors() => Some(Tensor::Dot4),
-            _ if w.takes_bf16() => Some(Tensor::Dot2),
-            [DType::Bf16, _] if s.target.prefers_dot2() => Some(Tensor::Dot2),
+            _ if widens => Some(TensorProduct::Dot2),
+            _ if w.has_integer_factors() => Some(TensorProduct::Dot4),
+            _ if w.takes_bf16() => Some(TensorProduct::Dot2),
+            [DType::Bf16, _] if s.target.prefers_dot2() => Some(TensorProduct::Dot2),
             _ => None,
         };
         // Of f16 a conversion for each multiply-add takes longer than these; few rows read what is packed
@@ -168,12 +168,12 @@ impl Product {
         let factor_bytes = copied.map_or(factor_bytes, |dtype| dtype.bytes() as i64);
         let open = ["m", "n", "k"].map(|size| w.open_sizes().find(|(name, _)| *name == size).map(|(_, r)| r.step));
         let loops = Contraction::LOOPS;
-        Product { loops, batch, m, open, n, k, a, b, sum, has_epilogue, pairs, factor_bytes, dot, copied }
+        MatmulProduct { loops, batch, m, open, n, k, a, b, sum, has_epilogue, pairs, factor_bytes, dot, copied }
     }
 
     /// Steps of the sum that one multiply-add of vectors takes.
     fn steps_at_once(&self) -> i64 {
-        self.dot.and_then(Tensor::dot_steps).unwrap_or(1)
+        self.dot.and_then(TensorProduct::dot_steps).unwrap_or(1)
     }
 
     /// Whether runs say a size.
@@ -182,21 +182,21 @@ impl Product {
     }
 
     /// Work that threads may share.
-    fn work(&self) -> Work {
+    fn work(&self) -> ShareableWork {
         let (results, has_whole_sums) = (self.batch.unwrap_or(1), self.is_family() || self.pairs.is_some());
-        Work { results, rows: self.m, columns: self.n, sum: self.k, has_whole_sums }
+        ShareableWork { results, rows: self.m, columns: self.n, sum: self.k, has_whole_sums }
     }
 
     /// The products of parts of the sums, one part for each thread, as a product of its own; what makes it of
     /// this one, and what adds the parts up once it is scheduled.
-    fn in_parts(&self, s: &Setting) -> (Vec<Step>, Product, Vec<Step>) {
+    fn in_parts(&self, s: &TemplateSetting) -> (Vec<Step>, MatmulProduct, Vec<Step>) {
         let lanes = s.target.lanes(s.workload.dtype);
         let [b, i, j, k] = self.loops;
         let result = self.in_batch(b, &[i, j]);
         let part = share::part_of_product(s, self.k);
         let before = share::in_parts(self.sum, &result, k, &[], part);
         let loops = ["S.b", "S.i", "S.j", "S.in_part"];
-        let parts = Product { loops, k: part, sum: PARTS, has_epilogue: false, ..*self };
+        let parts = MatmulProduct { loops, k: part, sum: PARTS, has_epilogue: false, ..*self };
 
         let order: Vec<usize> = (0..=result.len()).collect();
         let mut after = vec![parallel(EACH_PART), share::on_own_lines(s, &order, result.len(), self.n, 1)];
@@ -226,12 +226,12 @@ impl Product {
     }
 
     /// The layout of a copy of a factor that has these dimensions within each product.
-    fn copy_layout(&self, factor: &Factor, axes: &[LayoutAxis]) -> Vec<LayoutAxis> {
+    fn copy_layout(&self, factor: &MatmulFactor, axes: &[LayoutAxis]) -> Vec<LayoutAxis> {
         self.batch.map(|_| Whole(factor.batch)).into_iter().chain(axes.iter().copied()).collect()
     }
 }
 
-impl Factor {
+impl MatmulFactor {
     /// Whether what is summed over lies next to each other in memory.
     fn is_k_last(&self) -> bool {
         self.k > self.outer

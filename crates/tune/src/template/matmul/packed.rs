@@ -4,13 +4,13 @@ use super::super::model::bandwidth;
 use super::super::step::{
     accumulate, compute_at, parallel, prefetch, reorder, rfactor, split, stage, tensorize, unroll, vectorize,
 };
-use super::super::{Setting, Template, ceil_div};
+use super::super::{Template, TemplateSetting, ceil_div, constraint_over};
 use super::finished_vectors;
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::{Packed, Structure};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{Step, Tensor};
-use tilewright_search::{Config, Constraint, Parameter, Space, SpaceError};
+use tilewright_ir::{Step, TensorProduct};
+use tilewright_search::{Config, Parameter, Space, SpaceError};
 
 /// Register tiles of sums over panels of packed weights, unpacked in registers.
 ///
@@ -26,7 +26,7 @@ pub const PACKED: Template = Template {
     estimate: Some(estimate),
 };
 
-fn packed(s: &Setting) -> Packed {
+fn packed(s: &TemplateSetting) -> Packed {
     let Structure::Packed(p) = s.workload.structure() else { panic!("{} has no packed weights", s.workload) };
     p
 }
@@ -40,19 +40,19 @@ fn groups_of_block(p: &Packed) -> i64 {
 const MOST_VECTORS: i64 = 8;
 
 /// Whether registers hold a tile: sums of a block and of all, the weights of a row and what unpacks them.
-fn fits(s: &Setting, mr: i64, nv: i64) -> bool {
+fn fits(s: &TemplateSetting, mr: i64, nv: i64) -> bool {
     2 * mr * nv + nv + 2 < i64::from(s.target.n_vector_registers)
 }
 
 /// Vectors of columns of a panel: as many as the widest tile of one row has, for any number of rows, so that
 /// programs of several numbers read the same weights. Panels have whole tiles.
-fn panel(s: &Setting, p: &Packed) -> i64 {
+fn panel(s: &TemplateSetting, p: &Packed) -> i64 {
     let vectors = ceil_div(p.n, s.target.lanes(s.workload.dtype));
     let widths = std::iter::successors(Some(MOST_VECTORS), |&nv| (nv > 1).then_some(nv / 2));
     widths.into_iter().find(|&nv| fits(s, 1, nv) && nv < 2 * vectors).unwrap_or(1)
 }
 
-fn space(s: &Setting) -> Result<Space, SpaceError> {
+fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let p = packed(s);
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
@@ -62,7 +62,7 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
     let widths: Vec<i64> = (1..=width).filter(|nv| width % nv == 0 && nv * lanes % of_pair == 0).collect();
     let tiles = (1..=most_rows).flat_map(|mr| widths.iter().map(move |nv| (mr, *nv)));
     let legal = tiles.filter(|&(mr, nv)| fits(s, mr, nv)).map(|(mr, nv)| mr * nv);
-    let (enough, own) = (legal.max().unwrap_or(1).min(registers / 8), s.clone());
+    let enough = legal.max().unwrap_or(1).min(registers / 8);
     let mut parameters = vec![
         Parameter::ordinal("mr", 1..=most_rows),
         Parameter::ordinal("nv", widths),
@@ -70,29 +70,24 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
         Parameter::ordinal("unroll", [1, 2, 4, 8].into_iter().filter(|n| *n <= groups_of_block(&p))),
         Parameter::ordinal("prefetch", [0, 1, 2, 4, 8]),
     ];
-    let constraints = vec![Constraint::new(
-        "registers",
-        &format!("2 * mr * nv + nv + 2 < {registers} and mr * nv >= {enough}"),
-        &["mr", "nv"],
-        move |v| fits(&own, v[0].int(), v[1].int()) && v[0].int() * v[1].int() >= enough,
-    )];
     if s.n_threads > 1 {
         parameters.push(Parameter::categorical("parallel", if p.m == 1 { &["jr"] } else { &["jr", "ir"] }));
     }
-    let mut constraints = constraints;
+    let in_registers = format!("2 * mr * nv + nv + 2 < {registers} and mr * nv >= {enough}");
+    let mut constraints = vec![constraint_over("registers", &["mr", "nv"], &in_registers, &parameters)];
     if s.n_threads > 1 {
-        constraints.push(Constraint::new(
-            "tiles_in_parallel",
-            "the outer loop over tiles is the parallel one",
-            &["parallel", "inner"],
-            |v| v[1].text().starts_with(v[0].text()),
-        ));
+        // The outer loop over tiles is the parallel one.
+        let outer = match p.m {
+            1 => "inner == 'jr-ir'",
+            _ => "inner == 'jr-ir' if parallel == 'jr' else inner == 'ir-jr'",
+        };
+        constraints.push(constraint_over("tiles_in_parallel", &["parallel", "inner"], outer, &parameters));
     }
     Space::declare("packed", parameters, constraints)
 }
 
 /// Estimated cycles of the busiest thread.
-fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, space: &Space, config: &Config) -> f64 {
     let p = packed(s);
     let int = |name: &str| space.int(config, name);
     let (mr, nr) = (int("mr"), int("nv") * s.target.lanes(s.workload.dtype));
@@ -138,7 +133,7 @@ fn by_lanes(name: &str, loops: [&str; 3], partial: &str, lanes: i64) -> Vec<Step
 }
 
 /// Steps that round A to 8 bits.
-fn rounding(s: &Setting, p: &Packed) -> Vec<Step> {
+fn rounding(s: &TemplateSetting, p: &Packed) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype).min(p.block);
     let mut steps = by_lanes(Packed::MOST, ["mi", "mb", "mk"], "a.part", lanes);
     for (block, inner) in [("sb", "sl"), ("vb", "vl")] {
@@ -152,7 +147,7 @@ fn rounding(s: &Setting, p: &Packed) -> Vec<Step> {
     steps
 }
 
-fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
+fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let p = packed(s);
     let w = &s.workload;
     let lanes = s.target.lanes(w.dtype);
@@ -203,7 +198,7 @@ fn steps(s: &Setting, space: &Space, config: &Config) -> Vec<Step> {
     steps.extend([vectorize("jl"), vectorize("pl")]);
     steps.extend(["jv", rows, "pv", pi, ph, "pu"].map(unroll));
     if p.rounds {
-        steps.push(tensorize(pk, Tensor::Dot4));
+        steps.push(tensorize(pk, TensorProduct::Dot4));
     } else {
         steps.push(unroll(pk));
     }

@@ -6,15 +6,15 @@ mod schedule;
 pub mod stages;
 
 use super::model::bandwidth;
-use super::{Setting, Template, ceil_div};
-use schedule::{Choices, Lanes};
-use stages::{Group, Stage};
+use super::{Template, TemplateSetting, ceil_div};
+use schedule::{Choices, LaneLoop};
+use stages::{LoopStage, StageGroup};
 use std::collections::BTreeSet;
 use tilewright_ir::op::Structure;
 use tilewright_ir::{BufferId, Program, Step};
 use tilewright_search::{Config, Parameter, Space, SpaceError};
 
-pub use schedule::Builder;
+pub use schedule::ScheduleBuilder;
 
 /// Any nest.
 pub const NEST: Template = Template {
@@ -22,13 +22,13 @@ pub const NEST: Template = Template {
     text: "stages fused by rows or apart, vectors along the output or the reduction, tiles for transpositions, threads",
     serves: |s| s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Nest(_)),
     space,
-    steps: |s, space, config| Builder::scheduled(s, &Choices::of(space, config)),
+    steps: |s, space, config| ScheduleBuilder::scheduled(s, &Choices::of(space, config)),
     estimate: Some(estimate),
 };
 
 /// A workload's program with small stages computed where they are read, and the steps.
-pub fn inlined(s: &Setting) -> (Program, Vec<Step>) {
-    Builder::inlined(s)
+pub fn inlined(s: &TemplateSetting) -> (Program, Vec<Step>) {
+    ScheduleBuilder::inlined(s)
 }
 
 /// Cycles that it takes to have other threads begin, and to wait for them.
@@ -39,17 +39,17 @@ const ALONE_CYCLES: f64 = 4000.0;
 const SHARED_CYCLES: f64 = 4e6;
 
 /// Makes the space, whose parameters depend on the stages.
-fn space(s: &Setting) -> Result<Space, SpaceError> {
-    let (program, _) = Builder::inlined(s);
+fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
+    let (program, _) = ScheduleBuilder::inlined(s);
     let stages = stages::stages(&program);
     let groups = stages::groups(&program, &stages, false, false);
     let lanes = s.target.lanes(stages::lane_type(&program));
-    let any = |holds: &dyn Fn(&Group) -> bool| groups.iter().any(holds);
+    let any = |holds: &dyn Fn(&StageGroup) -> bool| groups.iter().any(holds);
     let mut parameters = vec![Parameter::ordinal("vectors", [1, 2, 4, 8])];
     if stages.iter().any(|stage| stage.reduces) {
         parameters.push(Parameter::ordinal("unroll", [1, 4, 16, 64]));
     }
-    if any(&|g| Lanes::is_choice(&stages, g, g.root, lanes)) {
+    if any(&|g| LaneLoop::is_choice(&stages, g, g.root, lanes)) {
         parameters.push(Parameter::categorical("lanes", &["auto", "across", "along"]));
     }
     if any(&|g| schedule::crossing(&stages, g, lanes).is_some()) {
@@ -71,15 +71,21 @@ fn space(s: &Setting) -> Result<Space, SpaceError> {
 }
 
 /// Cycles of the busiest thread.
-fn estimate(s: &Setting, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, space: &Space, config: &Config) -> f64 {
     let choices = Choices::of(space, config);
-    let (program, _) = Builder::inlined(s);
+    let (program, _) = ScheduleBuilder::inlined(s);
     let stages = stages::stages(&program);
     let groups = stages::groups(&program, &stages, choices.apart, false);
     cycles(s, &program, &stages, &groups, &choices)
 }
 
-fn cycles(s: &Setting, program: &Program, stages: &[Stage], groups: &[Group], choices: &Choices) -> f64 {
+fn cycles(
+    s: &TemplateSetting,
+    program: &Program,
+    stages: &[LoopStage],
+    groups: &[StageGroup],
+    choices: &Choices,
+) -> f64 {
     let lanes = s.target.lanes(stages::lane_type(program));
     let (mut compute, mut bytes, mut n_begins) = (0.0, 0.0, 0.0);
     for group in groups {
@@ -105,10 +111,10 @@ fn cycles(s: &Setting, program: &Program, stages: &[Stage], groups: &[Group], ch
 }
 
 /// Cycles of a stage on one core.
-fn stage_cycles(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices: &Choices) -> f64 {
+fn stage_cycles(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64, choices: &Choices) -> f64 {
     let stage = &stages[at];
     let n = stage.iterations();
-    let of_lanes = Lanes::of(stages, group, at, lanes, choices);
+    let of_lanes = LaneLoop::of(stages, group, at, lanes, choices);
     let Some(along) = of_lanes.at() else { return n * (stage.cycles + 2.0 + stage.reads.len() as f64) };
     let extent = stage.loops[along].extent;
     let vectors = choices.vectors.min(ceil_div(extent, lanes)) as f64;
@@ -148,7 +154,7 @@ fn stage_cycles(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices:
     let n_steps = n_rest * ceil_div(extent, lanes) as f64;
     of_peeled
         + match of_lanes {
-            Lanes::Along(_) => {
+            LaneLoop::Along(_) => {
                 // Sums wait for those before.
                 let step = (step + 0.5).max(4.0 / vectors) + 1.5 / vectors;
                 let n_results: f64 = stage.axes().map(|a| stage.loops[a].extent as f64).product();

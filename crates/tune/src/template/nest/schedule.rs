@@ -4,8 +4,8 @@
 use super::super::step::{
     accumulate, compute_at, fuse, inline, parallel, peel, reorder, rfactor, split, unroll, vectorize,
 };
-use super::super::{Setting, ceil_div};
-use super::stages::{self, Group, Stage, groups, stages};
+use super::super::{TemplateSetting, ceil_div};
+use super::stages::{self, LoopStage, StageGroup, groups, stages};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::schedule::apply;
 use tilewright_ir::{Index, Program, Step};
@@ -18,7 +18,7 @@ pub struct Choices {
     /// Iterations of a reduction that are unrolled.
     pub unroll: i64,
     /// Direction of lanes, where both are possible.
-    pub lanes: Option<Way>,
+    pub lanes: Option<LaneDirection>,
     /// Elements of a tile across the lanes, where an input crosses the output.
     pub tile: i64,
     /// Whether every stage is computed by itself.
@@ -33,7 +33,7 @@ pub struct Choices {
 
 /// Direction of lanes in a reduction.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum LaneDirection {
     /// Each lane is another result.
     Across,
     /// Lanes are parts of one result.
@@ -54,8 +54,8 @@ impl Choices {
         let is = |name: &str, text: &str| space.has(name) && space.text(config, name) == text;
         let default = Choices::default();
         let lanes = match () {
-            () if is("lanes", "across") => Some(Way::Across),
-            () if is("lanes", "along") => Some(Way::Along),
+            () if is("lanes", "across") => Some(LaneDirection::Across),
+            () if is("lanes", "along") => Some(LaneDirection::Along),
             () => None,
         };
         Choices {
@@ -73,7 +73,7 @@ impl Choices {
 
 /// The loop of a stage along which the lanes of vectors lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Lanes {
+pub enum LaneLoop {
     /// A loop over elements, by its number.
     Across(usize),
     /// A loop over the reduction of an element.
@@ -82,34 +82,34 @@ pub enum Lanes {
     None,
 }
 
-impl Lanes {
+impl LaneLoop {
     /// The loop.
     pub fn at(self) -> Option<usize> {
         match self {
-            Lanes::Across(at) | Lanes::Along(at) => Some(at),
-            Lanes::None => None,
+            LaneLoop::Across(at) | LaneLoop::Along(at) => Some(at),
+            LaneLoop::None => None,
         }
     }
 
     /// Whether both ways are possible.
-    pub fn is_choice(stages: &[Stage], group: &Group, at: usize, lanes: i64) -> bool {
+    pub fn is_choice(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64) -> bool {
         let stage = &stages[at];
         across(stages, group, at).is_some() && along(stage, lanes).is_some()
     }
 
     /// Lanes of a stage.
-    pub fn of(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices: &Choices) -> Lanes {
+    pub fn of(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64, choices: &Choices) -> LaneLoop {
         let stage = &stages[at];
         let chosen = choices.lanes.filter(|_| at == group.root);
         match (across(stages, group, at), along(stage, lanes)) {
-            (None, None) => Lanes::None,
-            (Some(a), None) => Lanes::Across(a),
-            (None, Some(r)) => Lanes::Along(r),
+            (None, None) => LaneLoop::None,
+            (Some(a), None) => LaneLoop::Across(a),
+            (None, Some(r)) => LaneLoop::Along(r),
             (Some(a), Some(r)) => match chosen {
-                Some(Way::Across) => Lanes::Across(a),
-                Some(Way::Along) => Lanes::Along(r),
-                None if cost(stage, r, lanes) + 8.0 / n_combined(stage) < cost(stage, a, lanes) => Lanes::Along(r),
-                None => Lanes::Across(a),
+                Some(LaneDirection::Across) => LaneLoop::Across(a),
+                Some(LaneDirection::Along) => LaneLoop::Along(r),
+                None if cost(stage, r, lanes) + 8.0 / n_combined(stage) < cost(stage, a, lanes) => LaneLoop::Along(r),
+                None => LaneLoop::Across(a),
             },
         }
     }
@@ -120,44 +120,44 @@ impl Lanes {
 pub const MOST_ADDED: i64 = 1024;
 
 /// Numbers that a stage adds up one after the other.
-pub fn n_added(stages: &[Stage], group: &Group, at: usize, lanes: i64, choices: &Choices) -> i64 {
+pub fn n_added(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64, choices: &Choices) -> i64 {
     let stage = &stages[at];
     let n: i64 = stage.reduction().map(|r| stage.loops[r].extent).product();
-    match Lanes::of(stages, group, at, lanes, choices) {
+    match LaneLoop::of(stages, group, at, lanes, choices) {
         _ if !stage.is_sum => 0,
-        Lanes::Along(r) => ceil_div(n, parts_width(stage, r, lanes, choices)),
-        Lanes::Across(_) | Lanes::None => n,
+        LaneLoop::Along(r) => ceil_div(n, parts_width(stage, r, lanes, choices)),
+        LaneLoop::Across(_) | LaneLoop::None => n,
     }
 }
 
 /// Parts that lanes hold of a sum along a loop.
-fn parts_width(stage: &Stage, r: usize, lanes: i64, choices: &Choices) -> i64 {
+fn parts_width(stage: &LoopStage, r: usize, lanes: i64, choices: &Choices) -> i64 {
     let extent = stage.loops[r].extent;
     let wanted = lanes * choices.vectors.min((extent / lanes).max(1));
     wanted.min(1 << extent.ilog2())
 }
 
 /// Elements that each result combines.
-fn n_combined(stage: &Stage) -> f64 {
+fn n_combined(stage: &LoopStage) -> f64 {
     stage.reduction().map(|r| stage.loops[r].extent as f64).product()
 }
 
 /// The loop over elements whose lanes are neighbours in what is written, else the last one.
-fn across(stages: &[Stage], group: &Group, at: usize) -> Option<usize> {
+fn across(stages: &[LoopStage], group: &StageGroup, at: usize) -> Option<usize> {
     let stage = &stages[at];
     let own: Vec<usize> = stage.axes().filter(|a| !group.is_row(at, *a)).collect();
     own.iter().copied().find(|a| stage.loops[*a].stride == Some(1)).or(own.last().copied())
 }
 
 /// The loop of a reduction that most of what is read lies along.
-fn along(stage: &Stage, lanes: i64) -> Option<usize> {
+fn along(stage: &LoopStage, lanes: i64) -> Option<usize> {
     let long = stage.reduction().filter(|r| stage.loops[*r].extent >= 4 && stage.reduces);
     let best = long.min_by(|a, b| cost(stage, *a, lanes).total_cmp(&cost(stage, *b, lanes)));
     best.filter(|r| stage.reads.iter().any(|read| read.strides[*r] == Some(1)))
 }
 
 /// Cycles of reading for each element where lanes lie along a loop.
-fn cost(stage: &Stage, at: usize, lanes: i64) -> f64 {
+fn cost(stage: &LoopStage, at: usize, lanes: i64) -> f64 {
     let extent = stage.loops[at].extent;
     let read = |strides: &[Option<i64>]| match strides[at] {
         Some(0 | 1) => 0.5,
@@ -169,12 +169,14 @@ fn cost(stage: &Stage, at: usize, lanes: i64) -> f64 {
 }
 
 /// The loop of a group's last stage that an input is contiguous along, where that crosses its lanes.
-pub fn crossing(stages: &[Stage], group: &Group, lanes: i64) -> Option<usize> {
+pub fn crossing(stages: &[LoopStage], group: &StageGroup, lanes: i64) -> Option<usize> {
     let stage = &stages[group.root];
     if stage.reduces {
         return None;
     }
-    let Lanes::Across(lane) = Lanes::of(stages, group, group.root, lanes, &Choices::default()) else { return None };
+    let LaneLoop::Across(lane) = LaneLoop::of(stages, group, group.root, lanes, &Choices::default()) else {
+        return None;
+    };
     let crosses = |at: &usize| {
         let is_far = |stride: Option<i64>| stride.is_some_and(|s| s.abs() > 4);
         !group.is_row(group.root, *at)
@@ -187,9 +189,11 @@ pub fn crossing(stages: &[Stage], group: &Group, lanes: i64) -> Option<usize> {
 
 /// Numbers of the first and the last iterations that conditions tell from the others, in the loop of lanes of
 /// a group's last stage.
-pub fn borders(stages: &[Stage], group: &Group, lanes: i64) -> Option<[i64; 2]> {
+pub fn borders(stages: &[LoopStage], group: &StageGroup, lanes: i64) -> Option<[i64; 2]> {
     let stage = &stages[group.root];
-    let Lanes::Across(lane) = Lanes::of(stages, group, group.root, lanes, &Choices::default()) else { return None };
+    let LaneLoop::Across(lane) = LaneLoop::of(stages, group, group.root, lanes, &Choices::default()) else {
+        return None;
+    };
     let (var, n) = (stage.loops[lane].var, stage.loops[lane].extent);
     let mut ranges = Ranges::default();
     stage.loops.iter().for_each(|l| ranges.push(l.var, l.extent.into()));
@@ -221,8 +225,8 @@ pub fn borders(stages: &[Stage], group: &Group, lanes: i64) -> Option<[i64; 2]> 
 
 /// A group of stages, with the choices that schedule it.
 struct InGroup<'a> {
-    all: &'a [Stage],
-    group: &'a Group,
+    all: &'a [LoopStage],
+    group: &'a StageGroup,
     /// Elements of a vector.
     lanes: i64,
     choices: &'a Choices,
@@ -230,13 +234,13 @@ struct InGroup<'a> {
 
 impl InGroup<'_> {
     /// The last stage.
-    fn root(&self) -> &Stage {
+    fn root(&self) -> &LoopStage {
         &self.all[self.group.root]
     }
 
     /// Lanes of a stage of the group.
-    fn lanes_of(&self, at: usize) -> Lanes {
-        Lanes::of(self.all, self.group, at, self.lanes, self.choices)
+    fn lanes_of(&self, at: usize) -> LaneLoop {
+        LaneLoop::of(self.all, self.group, at, self.lanes, self.choices)
     }
 }
 
@@ -255,8 +259,8 @@ impl RootLoops {
         let (root, group) = (g.root(), g.group);
         let tile = crossing(g.all, group, g.lanes).filter(|_| g.choices.tile > 1);
         let lane = match g.lanes_of(group.root) {
-            Lanes::Across(at) => Some(at),
-            Lanes::Along(_) | Lanes::None => None,
+            LaneLoop::Across(at) => Some(at),
+            LaneLoop::Along(_) | LaneLoop::None => None,
         };
         let outside: Vec<usize> = root.axes().filter(|a| Some(*a) != lane && Some(*a) != tile).collect();
         let n_rows = match group.attached.is_empty() {
@@ -268,7 +272,7 @@ impl RootLoops {
 }
 
 /// Names of the loops of a group's last stage, as the steps so far have left them.
-struct Nest {
+struct ScheduledLoops {
     /// Loops around the lanes, outermost first.
     around: Vec<String>,
     lane: Option<String>,
@@ -278,15 +282,15 @@ struct Nest {
 
 /// A program with the steps that made it.
 #[derive(Clone)]
-pub struct Builder {
+pub struct ScheduleBuilder {
     program: Program,
     steps: Vec<Step>,
 }
 
-impl Builder {
+impl ScheduleBuilder {
     /// A workload's program with small stages computed where they are read, and the steps.
-    pub fn inlined(s: &Setting) -> (Program, Vec<Step>) {
-        let mut builder = Builder { program: s.workload.program(), steps: Vec::new() };
+    pub fn inlined(s: &TemplateSetting) -> (Program, Vec<Step>) {
+        let mut builder = ScheduleBuilder { program: s.workload.program(), steps: Vec::new() };
         let mut refused: Vec<String> = Vec::new();
         loop {
             let mut all = stages(&builder.program);
@@ -303,8 +307,8 @@ impl Builder {
     }
 
     /// Makes a builder that continues a program, with the steps that made it.
-    pub fn on(program: Program, steps: Vec<Step>) -> Builder {
-        Builder { program, steps }
+    pub fn on(program: Program, steps: Vec<Step>) -> ScheduleBuilder {
+        ScheduleBuilder { program, steps }
     }
 
     /// The program as far as it is.
@@ -318,9 +322,9 @@ impl Builder {
     }
 
     /// The schedule of a configuration.
-    pub fn scheduled(s: &Setting, choices: &Choices) -> Vec<Step> {
-        let (program, steps) = Builder::inlined(s);
-        let mut builder = Builder::on(program, steps);
+    pub fn scheduled(s: &TemplateSetting, choices: &Choices) -> Vec<Step> {
+        let (program, steps) = ScheduleBuilder::inlined(s);
+        let mut builder = ScheduleBuilder::on(program, steps);
         let lanes = s.target.lanes(stages::lane_type(&builder.program));
         builder.cut_long_sums(lanes, choices);
         let all = stages(&builder.program);
@@ -355,11 +359,12 @@ impl Builder {
             let all = stages(&self.program);
             let groups = groups(&self.program, &all, choices.apart, false);
             let mut each = groups.iter().flat_map(|g| g.attached.iter().chain([&g.root]).map(move |at| (g, *at)));
-            let n_added = |(group, at): (&Group, usize)| n_added(&all, group, at, lanes, choices);
-            let is_long =
-                |(group, at): &(&Group, usize)| n_added((group, *at)) > MOST_ADDED && !refused.contains(&all[*at].name);
+            let n_added = |(group, at): (&StageGroup, usize)| n_added(&all, group, at, lanes, choices);
+            let is_long = |(group, at): &(&StageGroup, usize)| {
+                n_added((group, *at)) > MOST_ADDED && !refused.contains(&all[*at].name)
+            };
             let Some((group, at)) = each.find(is_long) else { return };
-            let along = Lanes::of(&all, group, at, lanes, choices);
+            let along = LaneLoop::of(&all, group, at, lanes, choices);
             if !self.cut_sum(&all[at], n_added((group, at)), along, lanes) {
                 refused.push(all[at].name.clone());
             }
@@ -368,11 +373,11 @@ impl Builder {
 
     /// Has a stage add up sums over parts of its outermost loop, so that at most [`MOST_ADDED`] of its
     /// `n_added` numbers are added one after the other.
-    fn cut_sum(&mut self, stage: &Stage, n_added: i64, along: Lanes, lanes: i64) -> bool {
+    fn cut_sum(&mut self, stage: &LoopStage, n_added: i64, along: LaneLoop, lanes: i64) -> bool {
         let Some(r) = stage.reduction().find(|r| stage.loops[*r].extent > 1) else { return false };
         let extent = stage.loops[r].extent;
         let mut n_each = (MOST_ADDED as f64 * extent as f64 / n_added as f64).max(1.0) as i64;
-        if along == Lanes::Along(r) {
+        if along == LaneLoop::Along(r) {
             n_each = n_each.max(lanes) / lanes * lanes;
         }
         n_each = (n_each / 2 + 1..=n_each).rev().find(|n| extent % n == 0).unwrap_or(n_each);
@@ -391,12 +396,12 @@ impl Builder {
     }
 
     /// Schedules the stages of a group around the loops of its last one.
-    fn group(&mut self, s: &Setting, g: &InGroup) {
+    fn group(&mut self, s: &TemplateSetting, g: &InGroup) {
         let root = g.root();
         // Parts of sums come before anything moves.
-        let mut parts: Vec<(usize, Parts)> = Vec::new();
+        let mut parts: Vec<(usize, LaneParts)> = Vec::new();
         for at in g.group.attached.iter().chain([&g.group.root]) {
-            if let Lanes::Along(r) = g.lanes_of(*at) {
+            if let LaneLoop::Along(r) = g.lanes_of(*at) {
                 parts.extend(self.in_lanes(&g.all[*at], r, g.lanes, g.choices).map(|p| (*at, p)));
             }
         }
@@ -407,7 +412,7 @@ impl Builder {
             self.attempt(reorder(&refs(&order)));
         }
         let around = loops.outside.iter().map(|a| name(*a)).collect();
-        let mut nest = Nest { around, lane: loops.lane.map(name), shared: None };
+        let mut nest = ScheduledLoops { around, lane: loops.lane.map(name), shared: None };
         let wanted = if g.choices.all_threads { s.n_threads as i64 * g.choices.pieces } else { 1 };
         if wanted > 1 && !self.share_rows(g, &loops, [wanted, s.n_threads as i64], &mut nest) {
             self.share_lane(g, &loops, wanted, &mut nest);
@@ -429,7 +434,13 @@ impl Builder {
 
     /// Fuses the outermost loops into one that threads share, in `wanted` pieces for `n_threads` threads;
     /// returns whether there are enough iterations.
-    fn share_rows(&mut self, g: &InGroup, loops: &RootLoops, [wanted, n_threads]: [i64; 2], nest: &mut Nest) -> bool {
+    fn share_rows(
+        &mut self,
+        g: &InGroup,
+        loops: &RootLoops,
+        [wanted, n_threads]: [i64; 2],
+        nest: &mut ScheduledLoops,
+    ) -> bool {
         let root = g.root();
         let most = if g.group.attached.is_empty() { loops.outside.len() } else { loops.n_rows };
         let (mut n, mut n_fused) = (1, 0);
@@ -460,7 +471,7 @@ impl Builder {
     }
 
     /// Has threads share the loop of lanes of a stage by itself that has no other one.
-    fn share_lane(&mut self, g: &InGroup, loops: &RootLoops, wanted: i64, nest: &mut Nest) {
+    fn share_lane(&mut self, g: &InGroup, loops: &RootLoops, wanted: i64, nest: &mut ScheduledLoops) {
         let (root, is_alone) = (g.root(), g.group.attached.is_empty() && loops.tile.is_none());
         let (Some(at), Some(inner)) = (loops.lane, &nest.lane) else { return };
         if !is_alone || !loops.outside.is_empty() {
@@ -477,7 +488,7 @@ impl Builder {
     }
 
     /// Computes attached stages inside of a row, and finishes sums whose parts lie in lanes.
-    fn attach(&mut self, g: &InGroup, parts: &[(usize, Parts)], nest: &Nest, row: Option<String>) {
+    fn attach(&mut self, g: &InGroup, parts: &[(usize, LaneParts)], nest: &ScheduledLoops, row: Option<String>) {
         let (all, group) = (g.all, g.group);
         // Readers first, each with the parts of its sum: what they read is then read in the row alone.
         let parts_of = |at: usize| parts.iter().find(|(of, _)| *of == at).map(|(_, parts)| parts);
@@ -496,7 +507,7 @@ impl Builder {
             }
         }
         for at in &group.attached {
-            if let Lanes::Across(a) = g.lanes_of(*at) {
+            if let LaneLoop::Across(a) = g.lanes_of(*at) {
                 let stage = &all[*at];
                 let own = stage.axes().filter(|x| !group.is_row(*at, *x) && *x != a).last();
                 let around = own.map(|x| stage.loops[x].name.clone()).or(row.clone());
@@ -507,10 +518,10 @@ impl Builder {
     }
 
     /// Has the last stage walk vectors or tiles, its borders apart, or unrolls what it combines.
-    fn lanes_of_root(&mut self, g: &InGroup, loops: &RootLoops, wanted: i64, nest: &mut Nest) {
+    fn lanes_of_root(&mut self, g: &InGroup, loops: &RootLoops, wanted: i64, nest: &mut ScheduledLoops) {
         let (root, choices) = (g.root(), g.choices);
         let (Some(at), Some(lane)) = (loops.lane, nest.lane.clone()) else {
-            if g.lanes_of(g.group.root) == Lanes::None && root.reduces {
+            if g.lanes_of(g.group.root) == LaneLoop::None && root.reduces {
                 self.unroll_reduction(root, choices);
             }
             return;
@@ -539,7 +550,7 @@ impl Builder {
     }
 
     /// The innermost of the loops that the fused rows have become.
-    fn innermost_shared(&self, around: &[String], root: &Stage) -> String {
+    fn innermost_shared(&self, around: &[String], root: &LoopStage) -> String {
         let each = format!("{}.row", root.name);
         if around.contains(&each) { each } else { around[0].clone() }
     }
@@ -549,7 +560,7 @@ impl Builder {
     /// `is_cut`: whether something was taken off the ends of the loop.
     fn in_vectors(
         &mut self,
-        stage: &Stage,
+        stage: &LoopStage,
         lane: &str,
         (extent, is_cut): (i64, bool),
         around: Option<&str>,
@@ -600,7 +611,7 @@ impl Builder {
     /// where there is one.
     fn in_tiles(
         &mut self,
-        stage: &Stage,
+        stage: &LoopStage,
         tile: usize,
         lane: &str,
         extent: i64,
@@ -630,7 +641,7 @@ impl Builder {
         outer
     }
 
-    fn unroll_reduction(&mut self, stage: &Stage, choices: &Choices) {
+    fn unroll_reduction(&mut self, stage: &LoopStage, choices: &Choices) {
         let mut n = 1;
         let reduced: Vec<usize> = stage.reduction().collect();
         for r in reduced.into_iter().rev() {
@@ -644,7 +655,7 @@ impl Builder {
 
     /// Has lanes combine what lies along a loop of a reduction, then halves of them until one is left: as
     /// many as is wanted, or as divide an extent that a run says.
-    fn in_lanes(&mut self, stage: &Stage, r: usize, lanes: i64, choices: &Choices) -> Option<Parts> {
+    fn in_lanes(&mut self, stage: &LoopStage, r: usize, lanes: i64, choices: &Choices) -> Option<LaneParts> {
         let width = parts_width(stage, r, lanes, choices);
         if self.program.sizes.is_empty() {
             return self.in_parts(stage, r, width);
@@ -663,8 +674,8 @@ impl Builder {
     }
 
     /// Has so many lanes combine what lies along a loop of a reduction, where they can.
-    fn in_parts(&mut self, stage: &Stage, r: usize, width: i64) -> Option<Parts> {
-        let Stage { name, .. } = stage;
+    fn in_parts(&mut self, stage: &LoopStage, r: usize, width: i64) -> Option<LaneParts> {
+        let LoopStage { name, .. } = stage;
         let k = &stage.loops[r].name;
         let extent = stage.loops[r].extent;
         let mut at = k.clone();
@@ -679,8 +690,8 @@ impl Builder {
         if !self.attempt(rfactor(name, &at, &first)) {
             return None;
         }
-        let mut parts = Parts {
-            levels: vec![Level { name: first, lane: at.clone(), outer: is_split.then_some(outer) }],
+        let mut parts = LaneParts {
+            levels: vec![LaneSums { name: first, lane: at.clone(), outer: is_split.then_some(outer) }],
             last: String::new(),
         };
         let mut n = width;
@@ -690,7 +701,7 @@ impl Builder {
             if next <= 1 || !self.attempt(split(&at, next, &o, &i)) || !self.attempt(rfactor(name, &i, &new)) {
                 break;
             }
-            parts.levels.push(Level { name: new, lane: i.clone(), outer: Some(o) });
+            parts.levels.push(LaneSums { name: new, lane: i.clone(), outer: Some(o) });
             (at, n) = (i, next);
         }
         parts.last = at;
@@ -698,7 +709,7 @@ impl Builder {
     }
 
     /// Puts the parts of a sum where it is, and makes vectors of their lanes.
-    fn finish_parts(&mut self, stage: &Stage, parts: &Parts, place: Option<&str>) {
+    fn finish_parts(&mut self, stage: &LoopStage, parts: &LaneParts, place: Option<&str>) {
         let Some(place) = place else {
             // A single result: nothing is around it.
             for level in &parts.levels {
@@ -735,14 +746,14 @@ impl Builder {
 }
 
 /// Parts of a sum that lanes hold: more of them first.
-struct Parts {
-    levels: Vec<Level>,
+struct LaneParts {
+    levels: Vec<LaneSums>,
     /// The loop over what is left.
     last: String,
 }
 
 /// Parts of a sum.
-struct Level {
+struct LaneSums {
     /// Name of their buffer, and prefix of their loops' names.
     name: String,
     /// The stage's loop that became their lanes.

@@ -1,23 +1,23 @@
 //! Stages of a program, as templates need them: their loops, their reads, and the groups that are computed
 //! together.
 
-use tilewright_ir::expr::{BinaryOp, Cond, Expr, Node, ReduceOp, Subscript, UnaryOp};
+use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, TreePart, UnaryOp};
 use tilewright_ir::{BufferId, DType, Index, LoopId, Program, Role, Stmt};
 
 /// Serial loops around one assignment.
-pub struct Stage {
+pub struct LoopStage {
     /// Buffer that the stage writes.
     pub buffer: BufferId,
     /// The name of that.
     pub name: String,
     /// Outermost first.
-    pub loops: Vec<Axis>,
+    pub loops: Vec<StageLoop>,
     /// Whether the stage combines values rather than storing them.
     pub reduces: bool,
     /// Whether it adds floating-point numbers up.
     pub is_sum: bool,
     /// Reads of the stage.
-    pub reads: Vec<Read>,
+    pub reads: Vec<StageLoad>,
     /// Subscripts of the writes.
     pub subscripts: Vec<Index>,
     /// Conditions on loops within its value.
@@ -27,7 +27,7 @@ pub struct Stage {
 }
 
 /// A loop of a stage.
-pub struct Axis {
+pub struct StageLoop {
     /// Name in the program.
     pub name: String,
     /// Loop variable.
@@ -41,7 +41,7 @@ pub struct Axis {
 }
 
 /// A load of a stage.
-pub struct Read {
+pub struct StageLoad {
     /// Buffer that is read.
     pub buffer: BufferId,
     /// Subscripts of the element.
@@ -50,7 +50,7 @@ pub struct Read {
     pub strides: Vec<Option<i64>>,
 }
 
-impl Stage {
+impl LoopStage {
     /// The loops over elements, by their numbers.
     pub fn axes(&self) -> impl Iterator<Item = usize> {
         (0..self.loops.len()).filter(|at| !self.loops[*at].reduced)
@@ -81,7 +81,7 @@ impl Stage {
         self.loops.iter().map(|l| l.extent as f64).product()
     }
 
-    fn of(program: &Program, stmt: &Stmt) -> Option<Stage> {
+    fn of(program: &Program, stmt: &Stmt) -> Option<LoopStage> {
         let (mut loops, mut leaf) = (Vec::new(), stmt);
         let mut ranges = program.ranges();
         while let Stmt::For(l) = leaf {
@@ -106,36 +106,36 @@ impl Stage {
             loops.iter().map(of).collect()
         };
         let mut reads = Vec::new();
-        Node::Expr(value).for_each_load(&mut |b, index| {
-            reads.push(Read { buffer: b, subscripts: index.to_vec(), strides: strides(b, index) });
+        TreePart::Expr(value).for_each_load(&mut |b, index| {
+            reads.push(StageLoad { buffer: b, subscripts: index.to_vec(), strides: strides(b, index) });
         });
-        Node::Expr(value).walk(&mut |node| {
-            let Node::Expr(gather @ Expr::Gather(b, subscripts)) = node else { return };
+        TreePart::Expr(value).walk(&mut |node| {
+            let TreePart::Expr(gather @ Expr::Gather(b, subscripts)) = node else { return };
             // From iteration to iteration it is anywhere, where a value says so.
             let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
             let mut of_each = strides(*b, &index);
             for (stride, (var, _)) in of_each.iter_mut().zip(&loops) {
-                let of_values = |node: Node| matches!(node, Node::Expr(e) if e.uses(*var));
-                *stride = stride.filter(|_| !Node::Expr(gather).children().any(of_values));
+                let of_values = |node: TreePart| matches!(node, TreePart::Expr(e) if e.uses(*var));
+                *stride = stride.filter(|_| !TreePart::Expr(gather).children().any(of_values));
             }
-            reads.push(Read { buffer: *b, subscripts: index, strides: of_each });
+            reads.push(StageLoad { buffer: *b, subscripts: index, strides: of_each });
         });
         let (mut cycles, mut conditions) = (0.0, Vec::new());
-        Node::Expr(value).walk(&mut |node| {
-            if let Node::Cond(Cond::Lt(a, b)) = node {
+        TreePart::Expr(value).walk(&mut |node| {
+            if let TreePart::Cond(Cond::Lt(a, b)) = node {
                 conditions.push([a.clone(), b.clone()]);
             }
             cycles += cycles_of(node);
         });
         let written = strides(buffer, subscripts);
-        let axis = |(at, (var, extent)): (usize, &(LoopId, i64))| Axis {
+        let axis = |(at, (var, extent)): (usize, &(LoopId, i64))| StageLoop {
             name: program.loop_name(*var).to_owned(),
             var: *var,
             extent: *extent,
             reduced: !subscripts.iter().any(|i| i.uses(*var)),
             stride: written[at],
         };
-        Some(Stage {
+        Some(LoopStage {
             buffer,
             name: program.buffer(buffer).name.clone(),
             loops: loops.iter().enumerate().map(axis).collect(),
@@ -150,9 +150,9 @@ impl Stage {
 }
 
 /// Cycles of a node on a vector, roughly.
-fn cycles_of(node: Node) -> f64 {
+fn cycles_of(node: TreePart) -> f64 {
     match node {
-        Node::Expr(Expr::Unary(op, _)) => match op {
+        TreePart::Expr(Expr::Unary(op, _)) => match op {
             UnaryOp::Neg | UnaryOp::Abs => 0.5,
             UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round => 4.0,
             UnaryOp::Sin | UnaryOp::Cos => 150.0,
@@ -162,24 +162,24 @@ fn cycles_of(node: Node) -> f64 {
             UnaryOp::Tanh => 22.0,
             UnaryOp::Erf => 12.0,
         },
-        Node::Expr(Expr::Binary(BinaryOp::Div, ..)) => 9.0,
-        Node::Expr(Expr::Binary(BinaryOp::Pow, _, n)) => {
+        TreePart::Expr(Expr::Binary(BinaryOp::Div, ..)) => 9.0,
+        TreePart::Expr(Expr::Binary(BinaryOp::Pow, _, n)) => {
             if matches!(**n, Expr::Const(_)) {
                 1.5
             } else {
                 300.0
             }
         }
-        Node::Expr(Expr::Binary(..)) => 0.6,
-        Node::Expr(Expr::FromIndex(_) | Expr::Select(..)) | Node::Cond(Cond::Less(..)) => 1.0,
-        Node::Expr(Expr::Gather(..)) => 4.0,
-        Node::Expr(Expr::Const(_) | Expr::Load(..) | Expr::Cast(..)) | Node::Cond(_) => 0.0,
+        TreePart::Expr(Expr::Binary(..)) => 0.6,
+        TreePart::Expr(Expr::FromIndex(_) | Expr::Select(..)) | TreePart::Cond(Cond::Less(..)) => 1.0,
+        TreePart::Expr(Expr::Gather(..)) => 4.0,
+        TreePart::Expr(Expr::Const(_) | Expr::Load(..) | Expr::Cast(..)) | TreePart::Cond(_) => 0.0,
     }
 }
 
 /// The stages of an untransformed program.
-pub fn stages(program: &Program) -> Vec<Stage> {
-    program.body.iter().filter_map(|stmt| Stage::of(program, stmt)).collect()
+pub fn stages(program: &Program) -> Vec<LoopStage> {
+    program.body.iter().filter_map(|stmt| LoopStage::of(program, stmt)).collect()
 }
 
 /// The element type whose vectors lanes are counted by: the widest that occurs.
@@ -189,11 +189,11 @@ pub fn lane_type(program: &Program) -> DType {
 }
 
 /// Finds a temporary that is better computed where it is read: it is cheap, or read once.
-pub fn to_inline(program: &Program, stages: &[Stage]) -> Option<String> {
+pub fn to_inline(program: &Program, stages: &[LoopStage]) -> Option<String> {
     const CHEAP: f64 = 1.3;
     let found = stages.iter().find(|stage| {
         let readers = || stages.iter().flat_map(|s| s.reads.iter().map(move |r| (s, r)));
-        let reads: Vec<&Stage> = readers().filter(|(_, r)| r.buffer == stage.buffer).map(|(s, _)| s).collect();
+        let reads: Vec<&LoopStage> = readers().filter(|(_, r)| r.buffer == stage.buffer).map(|(s, _)| s).collect();
         let n_writers = stages.iter().filter(|s| s.buffer == stage.buffer).count();
         let n_read: f64 = reads.iter().map(|s| s.iterations()).sum();
         let is_single = n_read <= stage.iterations();
@@ -207,7 +207,7 @@ pub fn to_inline(program: &Program, stages: &[Stage]) -> Option<String> {
 }
 
 /// Stages that are computed together: the last of them whole, the others for each of its rows.
-pub struct Group {
+pub struct StageGroup {
     /// Index of the last stage.
     pub root: usize,
     /// Indices of the other stages, in the order in which they are computed.
@@ -218,7 +218,7 @@ pub struct Group {
     pub follows: Vec<Vec<Option<usize>>>,
 }
 
-impl Group {
+impl StageGroup {
     /// Whether a loop of a stage is one over rows.
     pub fn is_row(&self, stage: usize, at: usize) -> bool {
         self.follows[stage][at].is_some_and(|root| root < self.rows)
@@ -230,7 +230,7 @@ const LITTLE: f64 = 8.0;
 
 /// Groups of a program, in order; each stage by itself if `apart`. `by_elements`: whether a stage reads in
 /// rows of its own is decided by the elements that it reads, not by the number of its reads.
-pub fn groups(program: &Program, stages: &[Stage], apart: bool, by_elements: bool) -> Vec<Group> {
+pub fn groups(program: &Program, stages: &[LoopStage], apart: bool, by_elements: bool) -> Vec<StageGroup> {
     let n = stages.len();
     let mut root_of: Vec<usize> = (0..n).collect();
     let mut follows: Vec<Vec<Option<usize>>> = stages.iter().map(|s| (0..s.loops.len()).map(Some).collect()).collect();
@@ -263,7 +263,7 @@ pub fn groups(program: &Program, stages: &[Stage], apart: bool, by_elements: boo
         follows[s] = mapped;
         rows[root] = rows[root].min(leading);
     }
-    let of_root = |root: usize| Group {
+    let of_root = |root: usize| StageGroup {
         root,
         attached: (0..n).filter(|s| *s != root && root_of[*s] == root).collect(),
         rows: if (0..n).any(|s| s != root && root_of[s] == root) { rows[root] } else { 0 },
@@ -275,7 +275,7 @@ pub fn groups(program: &Program, stages: &[Stage], apart: bool, by_elements: boo
 /// Loop of its readers' last stage that each loop of a stage follows wherever it is read; `None` where the
 /// stage's subscripts cannot be followed.
 fn followed(
-    stages: &[Stage],
+    stages: &[LoopStage],
     s: usize,
     readers: &[usize],
     follows: &[Vec<Option<usize>>],

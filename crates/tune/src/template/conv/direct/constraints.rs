@@ -1,8 +1,8 @@
 //! Constraints of the space, as expressions.
 
-use super::super::super::share::Share;
-use super::super::super::{Setting, constraint_over as over, has_value, named, none_of};
-use super::super::{Shape, ceil_div, in_blocks};
+use super::super::super::share::SharedWork;
+use super::super::super::{TemplateSetting, constraint_over as over, has_value, named, none_of};
+use super::super::{ReductionSizes, ceil_div, in_blocks};
 use super::{columns_read_text, cut_sum, decides_padding, dot, in_rows, steps_at_once};
 use tilewright_search::{Constraint, Domain, Parameter, Value};
 
@@ -22,7 +22,7 @@ const VECTORS: &str = "(k_tile if lanes == 'k' else p_tile * q_tile)";
 const TILE: &str = "k_tile * p_tile * q_tile";
 
 /// Constraints on the tile, on how it is read and written, on the code, and on threads.
-pub(super) fn constraints(s: &Setting, shape: &Shape) -> Vec<Constraint> {
+pub(super) fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
     let parameters = super::parameters(s, shape);
     let mut constraints = of_tile(s, shape, &parameters);
     constraints.extend(of_lanes(s, shape, &parameters));
@@ -43,9 +43,9 @@ fn elements(lanes: i64) -> [String; 2] {
 }
 
 /// Constraints on the sizes of a register tile.
-fn of_tile(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_tile(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]) -> Vec<Constraint> {
     let (lanes, registers) = (s.target.lanes(s.workload.dtype), s.target.n_vector_registers);
-    let Shape { q, c, s: columns, k_group, stride: [_, stride], .. } = *shape;
+    let ReductionSizes { q, c, s: columns, k_group, stride: [_, stride], .. } = *shape;
     let fits = if in_rows(s, shape) {
         // Sums and columns stay in registers beside weights and the order of interleaved rows.
         let read = columns_read_text("q_tile", stride, columns);
@@ -96,9 +96,9 @@ fn largest_tile(constraints: &[Constraint], parameters: &[Parameter], lanes: &st
 }
 
 /// Constraints on what reads and writes vectors of channels or of pixels.
-fn of_lanes(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_lanes(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
-    let Shape { q, c, k_group, .. } = *shape;
+    let ReductionSizes { q, c, k_group, .. } = *shape;
     let [_, columns] = elements(lanes);
     let narrow = format!("p_tile == 1 or {q} <= 2 * {columns}");
     // Pixels as lanes read rows, not blocks of channels.
@@ -124,9 +124,9 @@ fn of_lanes(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constra
 }
 
 /// Constraints on the multiply-adds that are unrolled, in all versions of a tile, and on their channels.
-fn of_code(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_code(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]) -> Vec<Constraint> {
     let registers = i64::from(s.target.n_vector_registers);
-    let Shape { p, q, r, s: columns, .. } = *shape;
+    let ReductionSizes { p, q, r, s: columns, .. } = *shape;
     let (decides_padding, is_dot) = (decides_padding(s, shape), dot(s, shape).is_some());
     // Tiles at either border of the image, those between and a smaller last one have code of their own.
     let versions = |n: i64, tile: &str| {
@@ -159,7 +159,7 @@ fn of_code(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constrai
 }
 
 /// Constraints on blocks of channels: groups of them, those of the result, and those that are not summed.
-fn of_channels(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_channels(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let [agreed, agreed_result] = s.workload.layout().channels();
     let mut constraints = Vec::new();
@@ -178,9 +178,9 @@ fn of_channels(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Cons
 }
 
 /// Constraints that give every thread work.
-fn of_threads(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_threads(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
-    let Shape { n, k, p, q, k_group, .. } = *shape;
+    let ReductionSizes { n, k, p, q, k_group, .. } = *shape;
     let n_threads = s.n_threads as i64;
     // Small problems cannot be cut into enough tiles for every thread.
     let needed = n_threads.min(n * ceil_div(k_group, lanes).max(p));
@@ -192,12 +192,12 @@ fn of_threads(s: &Setting, shape: &Shape, parameters: &[Parameter]) -> Vec<Const
     let for_all = over("work_for_all_threads", &read, &format!("{iterations} >= {needed}"), parameters);
     let mut constraints = vec![shape.work().of_result(s, for_all)];
     if let (Some((cut, extent)), true) = (cut_sum(s, shape), shape.work().has_long_sum(s)) {
-        constraints.extend(["row", "scatter"].map(|write| Share::Sum.excludes(parameters, "write", write)));
+        constraints.extend(["row", "scatter"].map(|write| SharedWork::Sum.excludes(parameters, "write", write)));
         // Where channels are shared out, each thread has blocks of them.
         let part = format!("ceil_div({}, c_block) * c_block", ceil_div(extent, n_threads));
         let blocks = format!("ceil_div({extent}, {part}) >= {n_threads}");
         let blocks = if cut == "c" { blocks } else { "c_block >= 1".into() };
-        constraints.push(Share::Sum.only(over("blocks_for_all_threads", &["c_block"], &blocks, parameters)));
+        constraints.push(SharedWork::Sum.only(over("blocks_for_all_threads", &["c_block"], &blocks, parameters)));
     }
     constraints
 }

@@ -1,12 +1,12 @@
 //! Estimated cycles of a configuration.
 
-use super::super::super::Setting;
+use super::super::super::TemplateSetting;
 use super::super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles, write_back};
-use super::super::super::share::Share;
-use super::super::{Shape, ceil_div, in_blocks};
+use super::super::super::share::SharedWork;
+use super::super::{ReductionSizes, ceil_div, in_blocks};
 use super::{columns_read, copied, dot, elements, in_rows, pads_by_tile, skips_padding, steps_at_once};
 use tilewright_ir::dot::STEPS;
-use tilewright_ir::op::Axis;
+use tilewright_ir::op::WindowAxis;
 use tilewright_search::{Config, Space};
 
 /// Slowdown of pixels as lanes: rows seldom begin and end where vectors do.
@@ -20,9 +20,9 @@ const BETWEEN_ZEROS: f64 = 8.0;
 
 /// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
 /// read from whichever cache holds what the loops around return to; then what copies and stores take.
-pub(super) fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> f64 {
-    let model = Model::of(s, shape, space, config);
-    let Shape { n, k, p, q, k_group, .. } = *shape;
+pub(super) fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> f64 {
+    let model = CycleFacts::of(s, shape, space, config);
+    let ReductionSizes { n, k, p, q, k_group, .. } = *shape;
     let mut cycles = 0.0;
     for (n_k, kt) in cuts(k_group, model.k_tile) {
         for (n_p, pt) in cuts(p, model.p_tile) {
@@ -45,20 +45,20 @@ pub(super) fn estimate(s: &Setting, shape: &Shape, space: &Space, config: &Confi
     };
     let n_tiles = n * ["k", "p", "q"].map(count).iter().product::<i64>();
     let n_iterations = n * count(&model.order[0]);
-    shape.work().of_busiest_thread(s, Share::of(s, space, config), cycles, n_iterations, n_tiles)
+    shape.work().of_busiest_thread(s, SharedWork::of(s, space, config), cycles, n_iterations, n_tiles)
 }
 
 /// Share of the taps of an axis that lie in the input.
-fn inside(axis: &Axis) -> f64 {
+fn inside(axis: &WindowAxis) -> f64 {
     let taps = |at: i64| (0..axis.filter).map(move |tap| at * axis.stride - axis.before + tap * axis.dilation);
     let n = (0..axis.output).flat_map(taps).filter(|at| (0..axis.input).contains(at)).count();
     n as f64 / (axis.output * axis.filter) as f64
 }
 
 /// Facts of a configuration that its cycles depend on.
-struct Model<'a> {
-    s: &'a Setting,
-    shape: &'a Shape,
+struct CycleFacts<'a> {
+    s: &'a TemplateSetting,
+    shape: &'a ReductionSizes,
     lanes: i64,
     /// Bytes of an element of a factor as it is read.
     bytes: f64,
@@ -86,19 +86,19 @@ struct Model<'a> {
     met: f64,
 }
 
-impl<'a> Model<'a> {
-    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Model<'a> {
+impl<'a> CycleFacts<'a> {
+    fn of(s: &'a TemplateSetting, shape: &'a ReductionSizes, space: &Space, config: &Config) -> CycleFacts<'a> {
         let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
         let lanes = s.target.lanes(s.workload.dtype);
         let bytes = copied(s, shape).unwrap_or(s.workload.factors()[0]).bytes() as f64;
         let (by_channels, is_packed) = (text("lanes") == "k", text("input") == "packed");
         let channels = shape.c.map_or(shape.k_group, |c| c) as f64;
-        let Shape { p, q, stride, .. } = *shape;
+        let ReductionSizes { p, q, stride, .. } = *shape;
         // Where unrolled code knows which taps of a transposed convolution meet zeros, it has none of them.
         let is_known = shape.transposed && by_channels && text("input") == "plain" && text("unroll_s") == "true";
         let strides = shape.axes.iter().map(|axis| axis.stride as f64).product::<f64>();
         let has_neighbours = is_packed && int("c_block") % lanes == 0;
-        Model {
+        CycleFacts {
             s,
             shape,
             lanes,
@@ -131,7 +131,7 @@ impl<'a> Model<'a> {
 
     /// Cycles of the multiply-adds of a tile of these channels, rows and columns.
     fn computing(&self, [kt, pt, qt]: [i64; 3]) -> f64 {
-        let Shape { c, r, s: columns, stride, .. } = *self.shape;
+        let ReductionSizes { c, r, s: columns, stride, .. } = *self.shape;
         let (vectors, broadcast) = match self.by_channels {
             true => (ceil_div(kt, self.lanes), pt * qt),
             false => (pt * ceil_div(qt, self.lanes), kt),
@@ -154,7 +154,7 @@ impl<'a> Model<'a> {
 
     /// Cycles in which the weights and the input of a tile of these channels, rows and columns are read.
     fn reading(&self, [kt, pt, qt]: [i64; 3]) -> f64 {
-        let Shape { p, c, r, s: columns, stride, k_group, .. } = *self.shape;
+        let ReductionSizes { p, c, r, s: columns, stride, k_group, .. } = *self.shape;
         let taps = (r * columns) as f64;
         let steps = c.unwrap_or(1) as f64 * taps;
         let (row, weights) = (self.image / p as f64, k_group as f64 * steps * self.bytes);

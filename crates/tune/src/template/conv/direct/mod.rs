@@ -5,11 +5,11 @@ mod estimate;
 mod pack;
 mod steps;
 
-use super::super::Setting;
-use super::super::share::Share;
-use super::{Algorithm, Shape, in_blocks};
+use super::super::TemplateSetting;
+use super::super::share::SharedWork;
+use super::{Algorithm, ReductionSizes, in_blocks};
 use tilewright_ir::dot::STEPS;
-use tilewright_ir::{DType, Tensor};
+use tilewright_ir::{DType, TensorProduct};
 use tilewright_search::{Config, Parameter, Space};
 
 pub use pack::{pack, pack_padded};
@@ -23,7 +23,7 @@ pub use pack::{pack, pack_padded};
 /// # Source
 /// The tile and the blocked layouts are those of Georganas et al., "Anatomy of High-Performance Deep Learning
 /// Convolutions on SIMD Architectures" (2018), sections II-B and II-C; pixels as lanes are our addition.
-pub const DIRECT: Algorithm<Shape> = Algorithm {
+pub const DIRECT: Algorithm<ReductionSizes> = Algorithm {
     name: "direct",
     applies: |_| true,
     parameters,
@@ -33,35 +33,35 @@ pub const DIRECT: Algorithm<Shape> = Algorithm {
 };
 
 /// Whether channels of a tile are padded as their turn comes, so that they stay in a cache.
-fn pads_by_tile(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> bool {
+fn pads_by_tile(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> bool {
     let is_outermost = space.order(config, "order")[0] == "k";
-    in_rows(s, shape) && shape.padded && is_outermost && Share::of(s, space, config) == Share::Nothing
+    in_rows(s, shape) && shape.padded && is_outermost && SharedWork::of(s, space, config) == SharedWork::Nothing
 }
 
 /// Dot products of neighbouring channels that take the sums, where the machine's kernels have them. The
 /// channels of groups then fill vectors of results and what a dot product takes.
-fn dot(s: &Setting, shape: &Shape) -> Option<Tensor> {
+fn dot(s: &TemplateSetting, shape: &ReductionSizes) -> Option<TensorProduct> {
     let agreed = s.workload.layout().channels()[0];
     let fills = |c: i64| {
         shape.k_group % s.target.lanes(s.workload.dtype) == 0 && c % STEPS == 0 && (agreed == 1 || c % agreed == 0)
     };
     let how = match s.workload.dtype {
-        _ if copied(s, shape) == Some(DType::I16) => Tensor::Dot2,
-        _ if shape.has_integers => Tensor::Dot4,
-        _ if shape.rounds => Tensor::Dot2,
-        _ if s.workload.multiplies_bf16() && s.target.prefers_dot2() => Tensor::Dot2,
+        _ if copied(s, shape) == Some(DType::I16) => TensorProduct::Dot2,
+        _ if shape.has_integers => TensorProduct::Dot4,
+        _ if shape.rounds => TensorProduct::Dot2,
+        _ if s.workload.multiplies_bf16() && s.target.prefers_dot2() => TensorProduct::Dot2,
         _ => return None,
     };
     shape.c.is_some_and(|c| shape.k_group == shape.k || fills(c)).then_some(how)
 }
 
 /// Steps of the sum that one multiply-add of vectors takes.
-fn steps_at_once(s: &Setting, shape: &Shape) -> i64 {
-    dot(s, shape).and_then(Tensor::dot_steps).unwrap_or(1)
+fn steps_at_once(s: &TemplateSetting, shape: &ReductionSizes) -> i64 {
+    dot(s, shape).and_then(TensorProduct::dot_steps).unwrap_or(1)
 }
 
 /// Element type of the copies that factors are read from, where it is another one.
-fn copied(s: &Setting, shape: &Shape) -> Option<DType> {
+fn copied(s: &TemplateSetting, shape: &ReductionSizes) -> Option<DType> {
     match shape.c {
         _ if shape.rounds => Some(DType::Bf16),
         Some(_) if shape.has_integers && s.target.widens_bytes() => Some(DType::I16),
@@ -75,7 +75,7 @@ const MOST_COLUMNS: i64 = 8;
 /// Whether sums of integers of a depthwise convolution are taken by dot products of rows of the filter, of
 /// which a block of channels fills vectors. Rows of a column of the image are interleaved once for all the
 /// results that it enters.
-fn in_rows(s: &Setting, shape: &Shape) -> bool {
+fn in_rows(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     let [takes_blocks, gives_blocks] = in_blocks(s);
     let agreed = s.workload.layout().channels()[0];
     if agreed > 1 && agreed % s.target.lanes(s.workload.dtype) != 0 {
@@ -96,26 +96,26 @@ fn columns_read_text(q_tile: &str, stride: i64, columns: i64) -> String {
 }
 
 /// Whether channels of the input that groups see are whole blocks.
-fn divides_groups(shape: &Shape, block: i64) -> bool {
+fn divides_groups(shape: &ReductionSizes, block: i64) -> bool {
     shape.k_group == shape.k || shape.c.is_some_and(|c| c % block == 0)
 }
 
 /// Whether the code of tiles decides which taps are padding: where the input is read as it is.
-fn decides_padding(s: &Setting, shape: &Shape) -> bool {
+fn decides_padding(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     let may_skip = dot(s, shape).is_none() || skips_padding(s, shape);
     shape.padded && !shape.has_prologue && may_skip && !in_rows(s, shape)
 }
 
 /// Whether dot products of integers may leave out taps in the padding, of blocks of channels that are read as
 /// they are. They always do so tap by tap, so that no dot product waits for a condition.
-fn skips_padding(s: &Setting, shape: &Shape) -> bool {
+fn skips_padding(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     let is_plain = shape.has_integers && dot(s, shape).is_some() && in_blocks(s)[0] && copied(s, shape).is_none();
     is_plain && shape.padded && !shape.has_prologue && !shape.zero_point && !shape.transposed
 }
 
-fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let registers = i64::from(s.target.n_vector_registers);
-    let Shape { k, p, q, c, padded, has_prologue, .. } = *shape;
+    let ReductionSizes { k, p, q, c, padded, has_prologue, .. } = *shape;
     let [takes_blocks, gives_blocks] = in_blocks(s);
     let agreed = s.workload.layout().channels()[0];
     let (fours, rows) = (dot(s, shape).is_some(), in_rows(s, shape));
@@ -153,7 +153,7 @@ fn parameters(s: &Setting, shape: &Shape) -> Vec<Parameter> {
 }
 
 /// The loop of the sum of which each thread may take a part, and its extent.
-fn cut_sum(s: &Setting, shape: &Shape) -> Option<(&'static str, i64)> {
+fn cut_sum(s: &TemplateSetting, shape: &ReductionSizes) -> Option<(&'static str, i64)> {
     if in_rows(s, shape) {
         return None;
     }

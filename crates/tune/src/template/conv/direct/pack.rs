@@ -1,8 +1,8 @@
 //! Copies of the input into blocks of channels.
 
-use super::super::super::Setting;
+use super::super::super::TemplateSetting;
 use super::super::super::step::{fuse, layout, peel, reorder, split, unroll, vectorize};
-use super::super::{Shape, in_blocks};
+use super::super::{ReductionSizes, in_blocks};
 use tilewright_ir::Step;
 use tilewright_ir::op::Window;
 
@@ -11,7 +11,7 @@ const LINE_BYTES: i64 = 64;
 
 /// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle
 /// nothing is padding.
-pub fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
+pub fn pack_padded(s: &TemplateSetting, shape: &ReductionSizes, c_block: i64) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let mut steps = vec![
         layout(Window::PAD, &Window::channels_last(c_block)),
@@ -42,7 +42,7 @@ pub fn pack_padded(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
 
 /// Copies the stage `pad` of what dot products take into blocks of channels: rows of pixels as they are where
 /// the input has such blocks, its borders apart.
-pub(super) fn pad_blocks(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> {
+pub(super) fn pad_blocks(s: &TemplateSetting, shape: &ReductionSizes, c_block: i64) -> Vec<Step> {
     if !has_whole_blocks(s, shape, c_block) {
         return pack_padded(s, shape, c_block);
     }
@@ -62,19 +62,19 @@ pub(super) fn pad_blocks(s: &Setting, shape: &Shape, c_block: i64) -> Vec<Step> 
 }
 
 /// Whether the input has channels in blocks, all of them full.
-pub(super) fn has_whole_blocks(s: &Setting, shape: &Shape, c_block: i64) -> bool {
+pub(super) fn has_whole_blocks(s: &TemplateSetting, shape: &ReductionSizes, c_block: i64) -> bool {
     in_blocks(s)[0] && c_block > 1 && shape.channels % c_block == 0
 }
 
 /// Copies the blocks of a row of pixels as one run of elements.
-pub(super) fn copy_blocks(s: &Setting, column: &str, channel: &str, name: &str) -> [Step; 3] {
+pub(super) fn copy_blocks(s: &TemplateSetting, column: &str, channel: &str, name: &str) -> [Step; 3] {
     let [run, vectors, lane] = ["run", "v", "l"].map(|end| format!("p.{name}.{end}"));
     let n = LINE_BYTES / s.workload.factors()[0].bytes() as i64;
     [fuse(column, channel, &run), split(&run, n, &vectors, &lane), vectorize(&lane)]
 }
 
 /// Borders of the stage `pad`: the axis, elements, whether they are its last ones, and a name.
-fn borders(shape: &Shape) -> [(&'static str, i64, bool, &'static str); 4] {
+fn borders(shape: &ReductionSizes) -> [(&'static str, i64, bool, &'static str); 4] {
     let [rows, columns] = &shape.axes;
     [
         ("ph", rows.before, false, "top"),

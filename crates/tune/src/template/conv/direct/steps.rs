@@ -1,18 +1,18 @@
 //! The schedule of a configuration, stage by stage.
 
-use super::super::super::Setting;
-use super::super::super::share::{self, EACH_PART, PART, PARTS, Share};
+use super::super::super::TemplateSetting;
+use super::super::super::share::{self, EACH_PART, PART, PARTS, SharedWork};
 use super::super::super::step::{
     accumulate, compute_at, fuse, inline, layout, parallel, prefetch, reorder, split, stage, stage_as, tensorize,
     unroll, vectorize,
 };
-use super::super::{Shape, in_blocks, is_blocked};
+use super::super::{ReductionSizes, in_blocks, is_blocked};
 use super::pack::{copy_blocks, has_whole_blocks, pack, pack_padded, pad_blocks};
 use super::{copied, cut_sum, dot, elements, in_rows, loops, pads_by_tile, skips_padding, steps_at_once};
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::Window;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{DType, Step, Tensor};
+use tilewright_ir::{DType, Step, TensorProduct};
 use tilewright_search::{Config, Space};
 
 /// Constant weights from which on copying them one by one takes longer than compiling code that copies
@@ -25,8 +25,8 @@ const BYTES_AHEAD: i64 = 4096;
 const MOST_TAPS: i64 = 16;
 
 /// Steps of a configuration: the input, the tiles of the result, their sums, then what threads share.
-pub(super) fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) -> Vec<Step> {
-    let plan = Plan::of(s, shape, space, config);
+pub(super) fn steps(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> Vec<Step> {
+    let plan = DirectDecisions::of(s, shape, space, config);
     [
         plan.input(),
         plan.kept_layouts(),
@@ -43,9 +43,9 @@ pub(super) fn steps(s: &Setting, shape: &Shape, space: &Space, config: &Config) 
 }
 
 /// Decisions of a configuration, and what follows from them.
-struct Plan<'a> {
-    s: &'a Setting,
-    shape: &'a Shape,
+struct DirectDecisions<'a> {
+    s: &'a TemplateSetting,
+    shape: &'a ReductionSizes,
     lanes: i64,
     /// Whether the lanes of vectors are channels.
     by_channels: bool,
@@ -64,11 +64,11 @@ struct Plan<'a> {
     /// Whether the input is copied, and whether by tiles.
     is_packed: bool,
     pads_by_tile: bool,
-    share: Share,
+    share: SharedWork,
     /// Loop of the sum of which each thread takes a part, and its extent.
     cut: Option<(&'static str, i64)>,
     /// Dot products, the steps of the sum that they take, and whether these are rows of the filter.
-    dot: Option<Tensor>,
+    dot: Option<TensorProduct>,
     at_once: i64,
     rows: bool,
     /// Whether tiles of channels end where groups do.
@@ -76,15 +76,15 @@ struct Plan<'a> {
     packs_weights: bool,
 }
 
-impl<'a> Plan<'a> {
-    fn of(s: &'a Setting, shape: &'a Shape, space: &Space, config: &Config) -> Plan<'a> {
+impl<'a> DirectDecisions<'a> {
+    fn of(s: &'a TemplateSetting, shape: &'a ReductionSizes, space: &Space, config: &Config) -> DirectDecisions<'a> {
         let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
         let lanes = s.target.lanes(s.workload.dtype);
         let by_channels = text("lanes") == "k";
         let k_tile = elements(int("k_tile"), by_channels, lanes);
-        let share = Share::of(s, space, config);
+        let share = SharedWork::of(s, space, config);
         let groups_fill_tiles = shape.k_group == shape.k || shape.k_group % k_tile == 0;
-        Plan {
+        DirectDecisions {
             s,
             shape,
             lanes,
@@ -103,7 +103,7 @@ impl<'a> Plan<'a> {
             is_packed: text("input") == "packed",
             pads_by_tile: pads_by_tile(s, shape, space, config),
             share,
-            cut: cut_sum(s, shape).filter(|_| share == Share::Sum),
+            cut: cut_sum(s, shape).filter(|_| share == SharedWork::Sum),
             dot: dot(s, shape),
             at_once: steps_at_once(s, shape),
             rows: in_rows(s, shape),
@@ -360,7 +360,7 @@ impl<'a> Plan<'a> {
                 steps.push(unroll("ro"));
             }
         }
-        steps.extend(self.dot.or(self.rows.then_some(Tensor::Dot4)).map(|how| tensorize("kk", how)));
+        steps.extend(self.dot.or(self.rows.then_some(TensorProduct::Dot4)).map(|how| tensorize("kk", how)));
         if self.dot.is_some() {
             // A lane has the steps of a dot product in 32 bits.
             let bytes = 4 * self.k_tile * self.unroll_c;
@@ -417,7 +417,7 @@ impl<'a> Plan<'a> {
     /// Loops of the convolution and of copies whose iterations threads share.
     fn threads(&self) -> Vec<Step> {
         let (s, shape, mut steps) = (self.s, self.shape, Vec::new());
-        if self.share == Share::Nothing {
+        if self.share == SharedWork::Nothing {
             return steps;
         }
         if self.cut.is_some() {

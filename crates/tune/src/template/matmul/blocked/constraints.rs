@@ -1,8 +1,8 @@
 //! Constraints of the space, as expressions.
 
-use super::super::super::share::Share;
-use super::super::super::{Setting, constraint_over as over, has_value, none_of};
-use super::super::{FEW_ROWS, Product};
+use super::super::super::share::SharedWork;
+use super::super::super::{TemplateSetting, constraint_over as over, has_value, none_of};
+use super::super::{FEW_ROWS, MatmulProduct};
 use super::{PACK_A, most_tile, n_blocks, parallel_loops};
 use tilewright_search::{Constraint, Parameter, Value};
 
@@ -12,7 +12,7 @@ const LINE_BYTES: i64 = 64;
 const MOST_LINES: i64 = 128;
 
 /// Constraints on the tile, on blocks in caches, on copies, on sums and on threads.
-pub(super) fn constraints(s: &Setting, p: &Product) -> Vec<Constraint> {
+pub(super) fn constraints(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Constraint> {
     let parameters = super::parameters(s, p);
     let mut constraints = of_tile(s, p, &parameters);
     constraints.extend(of_caches(s, p, &parameters));
@@ -35,13 +35,13 @@ fn columns(n: i64, lanes: i64) -> String {
 }
 
 /// Steps of the reduction in a block, as an expression; see [`super::k_block_of`].
-fn depth(p: &Product) -> String {
+fn depth(p: &MatmulProduct) -> String {
     let (k, unrolled) = (p.k, 8 * p.steps_at_once());
     format!("({k} if k_blocks == 1 else ceil_div(ceil_div({k}, k_blocks), {unrolled}) * {unrolled})")
 }
 
 /// Constraints on the register tile, which leaves registers for a row of B and one element of A.
-fn of_tile(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_tile(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let (registers, lanes) = (i64::from(s.target.n_vector_registers), s.target.lanes(s.workload.dtype));
     let tile = ["mr", "nv"];
     let fits = format!("mr * nv + nv < {registers}");
@@ -68,7 +68,7 @@ fn of_tile(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint
 }
 
 /// Constraints that keep blocks in the caches that they are read from.
-fn of_caches(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_caches(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let (m, n, k, bytes, lanes) = (p.m, p.n, p.k, p.factor_bytes, s.target.lanes(s.workload.dtype));
     let (l2, l3) = (s.target.l2_bytes as i64, s.target.l3_bytes as i64);
     let depth = depth(p);
@@ -87,7 +87,7 @@ fn of_caches(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constrai
 }
 
 /// Constraints on copies of blocks and on what is fetched ahead.
-fn of_copies(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_copies(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let (m, n, bytes, lanes) = (p.m, p.n, p.factor_bytes, s.target.lanes(s.workload.dtype));
     let unless_a_is = |ways: &[&str], condition: &str| {
         let others: Vec<&str> = PACK_A.iter().copied().filter(|way| !ways.contains(way)).collect();
@@ -128,7 +128,7 @@ fn of_copies(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constrai
 }
 
 /// Constraints on sums that an epilogue finishes, or that threads share.
-fn of_sums(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_sums(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let can_share_sum = p.work().has_long_sum(s);
     let mut constraints = Vec::new();
     if p.has_epilogue {
@@ -140,18 +140,18 @@ fn of_sums(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint
             over("sums_of_block", &["order", "k_blocks"], of_block, parameters),
         ];
         // An epilogue that follows the parts of a sum follows all blocks.
-        constraints.extend(of_result.map(|c| if can_share_sum { Share::Sum.except(c) } else { c }));
-        constraints.extend(can_share_sum.then(|| Share::Sum.excludes(parameters, "epilogue", "block")));
+        constraints.extend(of_result.map(|c| if can_share_sum { SharedWork::Sum.except(c) } else { c }));
+        constraints.extend(can_share_sum.then(|| SharedWork::Sum.excludes(parameters, "epilogue", "block")));
     }
     if can_share_sum && !p.b.is_constant {
         // Threads pack what they read.
-        constraints.push(Share::Sum.excludes(parameters, "pack_b", "whole"));
+        constraints.push(SharedWork::Sum.excludes(parameters, "pack_b", "whole"));
     }
     constraints
 }
 
 /// Constraints on the loop that threads share.
-fn of_threads(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constraint> {
+fn of_threads(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let (m, n, lanes, batch) = (p.m, p.n, s.target.lanes(s.workload.dtype), p.batch.unwrap_or(1));
     // Small problems cannot be cut into enough blocks for every thread.
     let most_blocks = n_blocks(m, 16).chain(n_blocks(n, 4 * lanes)).max().unwrap_or(1).max(batch);
@@ -177,7 +177,7 @@ fn of_threads(s: &Setting, p: &Product, parameters: &[Parameter]) -> Vec<Constra
     ];
     let mut constraints: Vec<Constraint> = of_result.map(|c| p.work().of_result(s, c)).into();
     if p.work().is_choice(s) {
-        constraints.push(Share::Result.owns(parameters, "parallel", parallel_loops(s, p)[0]));
+        constraints.push(SharedWork::Result.owns(parameters, "parallel", parallel_loops(s, p)[0]));
     }
     constraints
 }

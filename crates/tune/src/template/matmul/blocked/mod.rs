@@ -5,10 +5,10 @@ mod steps;
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles};
-use super::super::share::{self, Share};
-use super::super::{Setting, Template};
-use super::{FEW_ROWS, Product, ceil_div, is_product_on_cpu, of_members};
-use tilewright_ir::Tensor;
+use super::super::share::{self, SharedWork};
+use super::super::{Template, TemplateSetting};
+use super::{FEW_ROWS, MatmulProduct, ceil_div, is_product_on_cpu, of_members};
+use tilewright_ir::TensorProduct;
 use tilewright_search::{Config, Parameter, Space};
 
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
@@ -25,13 +25,13 @@ pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
     serves: |s| is_product_on_cpu(s),
-    space: |s| algorithm::space("matmul-blocked", s, &Product::of(s), &[BLOCKED]),
-    steps: |s, space, config| steps::steps(s, &Product::of(s), space, config),
-    estimate: Some(|s, space, config| of_members(s, |s| estimate(s, &Product::of(s), space, config))),
+    space: |s| algorithm::space("matmul-blocked", s, &MatmulProduct::of(s), &[BLOCKED]),
+    steps: |s, space, config| steps::steps(s, &MatmulProduct::of(s), space, config),
+    estimate: Some(|s, space, config| of_members(s, |s| estimate(s, &MatmulProduct::of(s), space, config))),
 };
 
 /// Blocked product as an algorithm.
-pub const BLOCKED: Algorithm<Product> = Algorithm {
+pub const BLOCKED: Algorithm<MatmulProduct> = Algorithm {
     name: "blocked",
     applies: |_| true,
     parameters,
@@ -55,7 +55,7 @@ fn block_of(n: i64, tile: i64, blocks: i64) -> i64 {
 }
 
 /// Steps of the reduction in a block, a multiple of the unrolling where there is more than one block.
-fn k_block_of(p: &Product, blocks: i64) -> i64 {
+fn k_block_of(p: &MatmulProduct, blocks: i64) -> i64 {
     if blocks == 1 { p.k } else { ceil_div(ceil_div(p.k, blocks), 8 * p.steps_at_once()) * 8 * p.steps_at_once() }
 }
 
@@ -65,18 +65,18 @@ fn n_blocks(n: i64, least: i64) -> impl Iterator<Item = i64> {
 }
 
 /// Rows of the largest tile, and vectors of its columns.
-fn most_tile(s: &Setting, p: &Product) -> (i64, i64) {
+fn most_tile(s: &TemplateSetting, p: &MatmulProduct) -> (i64, i64) {
     let vectors = ceil_div(p.n, s.target.lanes(s.workload.dtype));
     (p.m.min(i64::from(s.target.n_vector_registers) / 2), vectors.min(if p.m < 4 { 8 } else { 6 }))
 }
 
 /// Whether there are so few rows that the other factor is read once and streamed.
-fn streams(p: &Product) -> bool {
+fn streams(p: &MatmulProduct) -> bool {
     p.m < FEW_ROWS
 }
 
 /// Loops that threads may share.
-fn parallel_loops(s: &Setting, p: &Product) -> &'static [&'static str] {
+fn parallel_loops(s: &TemplateSetting, p: &MatmulProduct) -> &'static [&'static str] {
     match p.batch {
         None => &["ic", "jc", "jr"],
         Some(b) if b < PRODUCTS_PER_THREAD * s.n_threads as i64 => &["b", "ic", "jc", "jr"],
@@ -84,7 +84,7 @@ fn parallel_loops(s: &Setting, p: &Product) -> &'static [&'static str] {
     }
 }
 
-fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
+fn parameters(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Parameter> {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
     let (most_rows, most_vectors) = most_tile(s, p);
@@ -143,24 +143,24 @@ fn parameters(s: &Setting, p: &Product) -> Vec<Parameter> {
 
 /// Blocks of rows, columns and steps of the reduction.
 #[derive(Clone, Copy)]
-struct Blocks {
+struct BlockSizes {
     rows: i64,
     columns: i64,
     depth: i64,
 }
 
 /// Estimated cycles of the busiest thread.
-fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
+fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
-    let blocks = Blocks { rows: int("m_blocks"), columns: int("n_blocks"), depth: int("k_blocks") };
+    let blocks = BlockSizes { rows: int("m_blocks"), columns: int("n_blocks"), depth: int("k_blocks") };
     let (mr, nr) = (int("mr"), int("nv") * s.target.lanes(s.workload.dtype));
     let each = |n: i64| ceil_div(n, s.n_threads as i64);
     let (mut own, mut of_own, mut n_begins) = (*p, blocks, 1);
-    let share = Share::of(s, space, config);
+    let share = SharedWork::of(s, space, config);
     match share {
-        Share::Nothing => {}
-        Share::Sum => (own.k, of_own.depth) = (share::part_of_product(s, p.k).min(p.k), each(blocks.depth)),
-        Share::Result => {
+        SharedWork::Nothing => {}
+        SharedWork::Sum => (own.k, of_own.depth) = (share::part_of_product(s, p.k).min(p.k), each(blocks.depth)),
+        SharedWork::Result => {
             let (parallel, order) = (text("parallel"), space.order(config, "order"));
             if parallel == "b" {
                 own.batch = p.batch.map(each);
@@ -188,7 +188,7 @@ fn estimate(s: &Setting, p: &Product, space: &Space, config: &Config) -> f64 {
 /// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from
 /// whichever cache holds what the loops around return to; then sums that later blocks of the reduction take
 /// up again, packing, and the first read of B, the more beside the rest the earlier it is prefetched.
-fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config: &Config) -> f64 {
+fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, space: &Space, config: &Config) -> f64 {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = p.factor_bytes as f64;
@@ -199,7 +199,7 @@ fn of_one_thread(s: &Setting, p: &Product, blocks: Blocks, space: &Space, config
     let depth = k_block_of(p, blocks.depth).min(k) as f64;
     let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
     let rows_inside = text("inner") == "jr-ir";
-    let cost = if p.dot == Some(Tensor::Dot4) { cost_of_dot4(s) } else { 1.0 };
+    let cost = if p.dot == Some(TensorProduct::Dot4) { cost_of_dot4(s) } else { 1.0 };
     let order = space.order(config, "order");
     let is_outside = |outer: &str, inner: &str| {
         let position = |l: &str| order.iter().position(|o| o == l);

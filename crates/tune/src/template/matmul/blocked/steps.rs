@@ -1,32 +1,32 @@
 //! The schedule of a configuration, stage by stage.
 
-use super::super::super::Setting;
-use super::super::super::share::Share;
+use super::super::super::TemplateSetting;
+use super::super::super::share::SharedWork;
 use super::super::super::step::{
     accumulate, compute_at, parallel, prefetch, reorder, split, stage_as, tensorize, unroll, vectorize,
 };
-use super::super::{Factor, Product, ceil_div, finished_vectors};
+use super::super::{MatmulFactor, MatmulProduct, ceil_div, finished_vectors};
 use super::{block_of, k_block_of};
 use tilewright_ir::Step;
 use tilewright_ir::schedule::LayoutAxis::{self, Inner, Outer, Whole};
 use tilewright_search::{Config, Space};
 
 /// Steps of a configuration: those of the product, or of parts of its sums that threads share.
-pub(super) fn steps(s: &Setting, p: &Product, space: &Space, config: &Config) -> Vec<Step> {
-    let share = Share::of(s, space, config);
+pub(super) fn steps(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> Vec<Step> {
+    let share = SharedWork::of(s, space, config);
     let (k_blocks, lanes) = (space.int(config, "k_blocks"), s.target.lanes(s.workload.dtype));
-    if share != Share::Sum {
-        let threads = if share == Share::Result { space.text(config, "parallel") } else { String::new() };
-        return Plan::of(p, lanes, threads, k_blocks, space, config).steps();
+    if share != SharedWork::Sum {
+        let threads = if share == SharedWork::Result { space.text(config, "parallel") } else { String::new() };
+        return BlockedDecisions::of(p, lanes, threads, k_blocks, space, config).steps();
     }
     let (before, parts, after) = p.in_parts(s);
     let blocks_of_part = ceil_div(k_blocks, s.n_threads as i64);
-    [before, Plan::of(&parts, lanes, String::new(), blocks_of_part, space, config).steps(), after].concat()
+    [before, BlockedDecisions::of(&parts, lanes, String::new(), blocks_of_part, space, config).steps(), after].concat()
 }
 
 /// Decisions of a configuration, and what follows from them.
-struct Plan<'a> {
-    p: &'a Product,
+struct BlockedDecisions<'a> {
+    p: &'a MatmulProduct,
     lanes: i64,
     /// Rows and columns of a tile.
     mr: i64,
@@ -40,8 +40,8 @@ struct Plan<'a> {
     loops: Vec<&'static str>,
     /// Number of these that are loops of the epilogue, inside the last of which it finds the sums it reads.
     n_finished: usize,
-    rows: Axis,
-    columns: Axis,
+    rows: TiledLoops,
+    columns: TiledLoops,
     pack_a: String,
     pack_b: String,
     prefetch_a: bool,
@@ -49,9 +49,16 @@ struct Plan<'a> {
     prefetch_c: bool,
 }
 
-impl<'a> Plan<'a> {
+impl<'a> BlockedDecisions<'a> {
     /// `threads`: the loop that threads share, or nothing; `k_blocks`: blocks of the sum that they do not.
-    fn of(p: &'a Product, lanes: i64, threads: String, k_blocks: i64, space: &Space, config: &Config) -> Plan<'a> {
+    fn of(
+        p: &'a MatmulProduct,
+        lanes: i64,
+        threads: String,
+        k_blocks: i64,
+        space: &Space,
+        config: &Config,
+    ) -> BlockedDecisions<'a> {
         let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
         let (mr, nr, k_block) = (int("mr"), int("nv") * lanes, k_block_of(p, k_blocks));
         let order = space.order(config, "order");
@@ -68,15 +75,15 @@ impl<'a> Plan<'a> {
         let finished = |blocks: &str, tiles: &str| {
             let is_outside = |l: &str| position(l).is_some_and(|at| at < n_finished);
             match (is_outside(tiles), is_outside(blocks)) {
-                (true, _) => Finished::Tiles,
-                (false, true) => Finished::Blocks,
-                (false, false) => Finished::Whole,
+                (true, _) => EpilogueLoops::Tiles,
+                (false, true) => EpilogueLoops::Blocks,
+                (false, false) => EpilogueLoops::Whole,
             }
         };
         let [_, row, column, _] = p.loops;
         let (row_blocks, column_blocks) =
             (block_of(p.m, mr, int("m_blocks")) / mr, block_of(p.n, nr, int("n_blocks")) / nr);
-        Plan {
+        BlockedDecisions {
             p,
             lanes,
             mr,
@@ -85,8 +92,8 @@ impl<'a> Plan<'a> {
             k_block,
             threads,
             n_finished,
-            rows: Axis::new(finished("ic", "ir"), [row, "oi", "ic", "ir", "im"], [mr, 1], row_blocks),
-            columns: Axis::new(
+            rows: TiledLoops::new(finished("ic", "ir"), [row, "oi", "ic", "ir", "im"], [mr, 1], row_blocks),
+            columns: TiledLoops::new(
                 finished("jc", "jr"),
                 [column, "oj", "jc", "jr", "jm"],
                 [nr, p.sums_at_once()],
@@ -125,7 +132,7 @@ impl<'a> Plan<'a> {
 
     /// Loops of the epilogue, around the sums that it reads.
     fn finished(&self) -> Vec<Step> {
-        let Plan { p, n_finished, rows, columns, .. } = self;
+        let BlockedDecisions { p, n_finished, rows, columns, .. } = self;
         if *n_finished == 0 {
             return Vec::new();
         }
@@ -138,7 +145,7 @@ impl<'a> Plan<'a> {
 
     /// Loops of the stage that sums: blocks, tiles, the reduction, then a tile.
     fn sum(&self) -> Vec<Step> {
-        let Plan { p, rows, columns, .. } = self;
+        let BlockedDecisions { p, rows, columns, .. } = self;
         let [batch, .., k] = p.loops;
         let mut steps: Vec<Step> = rows.sum.iter().chain(&columns.sum).cloned().collect();
         steps.push(split(columns.inside, self.lanes, "jv", "jl"));
@@ -231,7 +238,7 @@ impl<'a> Plan<'a> {
 
     /// The epilogue of a tile or a block, and the loop that threads share.
     fn ends(&self) -> Vec<Step> {
-        let Plan { p, rows, columns, n_finished, threads, .. } = self;
+        let BlockedDecisions { p, rows, columns, n_finished, threads, .. } = self;
         let mut steps = Vec::new();
         if p.has_epilogue {
             let (vectors, of_vectors) = finished_vectors(columns.finish, p.pairs, self.lanes);
@@ -254,7 +261,7 @@ impl<'a> Plan<'a> {
 
 /// Loops over rows or columns that are those of the epilogue, which compute what it reads inside them.
 #[derive(Clone, Copy)]
-enum Finished {
+enum EpilogueLoops {
     /// No fusion: the product is computed first, or there is no epilogue.
     Whole,
     /// Over blocks.
@@ -264,7 +271,7 @@ enum Finished {
 }
 
 /// The loops of one dimension of the result, cut into blocks of tiles.
-struct Axis {
+struct TiledLoops {
     /// Steps that split the loops of the last stage, before it is fused with the one that sums.
     last: Vec<Step>,
     /// Steps that split the loops of the stage that sums, thereafter.
@@ -275,26 +282,26 @@ struct Axis {
     finish: &'static str,
 }
 
-impl Axis {
+impl TiledLoops {
     /// `names`: the product's loop, the epilogue's, and those over blocks, tiles, and elements of a tile;
     /// `at_once`: the sums that an iteration of the epilogue's is made of.
-    fn new(finished: Finished, names: [&'static str; 5], [tile, at_once]: [i64; 2], block: i64) -> Axis {
+    fn new(finished: EpilogueLoops, names: [&'static str; 5], [tile, at_once]: [i64; 2], block: i64) -> TiledLoops {
         let [product, epilogue, blocks, tiles, elements] = names;
         let (rest, finish) = (format!("{product}.rest"), if epilogue == "oi" { "om" } else { "on" });
         match finished {
-            Finished::Whole => Axis {
+            EpilogueLoops::Whole => TiledLoops {
                 last: vec![],
                 sum: vec![split(product, tile, &rest, elements), split(&rest, block, blocks, tiles)],
                 inside: elements,
                 finish: epilogue,
             },
-            Finished::Blocks => Axis {
+            EpilogueLoops::Blocks => TiledLoops {
                 last: vec![split(epilogue, tile * block / at_once, blocks, finish)],
                 sum: vec![split(product, tile, tiles, elements)],
                 inside: elements,
                 finish,
             },
-            Finished::Tiles => Axis {
+            EpilogueLoops::Tiles => TiledLoops {
                 last: vec![split(epilogue, tile / at_once, &rest, finish), split(&rest, block, blocks, tiles)],
                 sum: vec![],
                 inside: product,
@@ -305,7 +312,7 @@ impl Axis {
 }
 
 /// Copies panels of `width` rows or columns of a factor, step by step of the reduction.
-fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
+fn pack(p: &MatmulProduct, factor: &MatmulFactor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
     if p.dot.is_some() {
         return pack_in_groups(p, factor, name, at, width, lanes);
     }
@@ -329,7 +336,14 @@ fn pack(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, 
 
 /// Copies panels of `width` rows or columns of a factor, in which the steps that a dot product takes are
 /// neighbours.
-fn pack_in_groups(p: &Product, factor: &Factor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
+fn pack_in_groups(
+    p: &MatmulProduct,
+    factor: &MatmulFactor,
+    name: &str,
+    at: Option<&str>,
+    width: i64,
+    lanes: i64,
+) -> Vec<Step> {
     let n = p.steps_at_once();
     let axes = [Outer(factor.outer, width), Outer(factor.k, n), Inner(factor.outer, width), Inner(factor.k, n)];
     let [element, step] = [2, 3].map(|axis| format!("{name}.{}", axis + usize::from(p.batch.is_some())));
@@ -345,7 +359,7 @@ fn pack_in_groups(p: &Product, factor: &Factor, name: &str, at: Option<&str>, wi
 }
 
 /// Copies blocks of `mr` rows of the first factor as they are.
-fn copy_rows(p: &Product, at: &str, mr: i64, lanes: i64) -> Vec<Step> {
+fn copy_rows(p: &MatmulProduct, at: &str, mr: i64, lanes: i64) -> Vec<Step> {
     let axes: [LayoutAxis; 3] = [Outer(p.a.outer, mr), Inner(p.a.outer, mr), Whole(p.a.k)];
     let k = format!("A.p.{}", 2 + usize::from(p.batch.is_some()));
     vec![

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tilewright_runtime::Pool;
+use tilewright_runtime::ThreadPool;
 
 /// Sums side by side, enough to keep a core's multipliers and adders busy.
 const N_SUMS: usize = 56;
@@ -33,7 +33,7 @@ const RENEWAL: usize = 128;
 
 /// The pace of the cores that a pool's threads run on.
 pub struct Interference {
-    work: Work,
+    work: PaceWork,
     /// Nanoseconds of the last looks, in a ring.
     looks_ns: Vec<f64>,
     n_looks: usize,
@@ -42,7 +42,7 @@ pub struct Interference {
 }
 
 /// The work of one look, the same for each thread.
-struct Work {
+struct PaceWork {
     numbers: Box<[f32]>,
     /// Nanoseconds by thread.
     times: Box<[AtomicU64]>,
@@ -50,9 +50,9 @@ struct Work {
 
 impl Interference {
     /// Finds out how fast the cores can be.
-    pub fn new(pool: &mut Pool) -> Interference {
+    pub fn new(pool: &mut ThreadPool) -> Interference {
         let numbers = (0..N_NUMBERS).map(|i| 1.0 + i as f32 / N_NUMBERS as f32).collect();
-        let work = Work { numbers, times: (0..pool.n_threads()).map(|_| AtomicU64::new(0)).collect() };
+        let work = PaceWork { numbers, times: (0..pool.n_threads()).map(|_| AtomicU64::new(0)).collect() };
         let mut pace = Interference { work, looks_ns: Vec::new(), n_looks: 0, undisturbed_ns: 1.0 };
         let start = Instant::now();
         // Once at least: on a busy machine this thread may be away for as long as that.
@@ -68,7 +68,7 @@ impl Interference {
     }
 
     /// Factor by which the cores are slower now than at their best.
-    pub fn now(&mut self, pool: &mut Pool) -> f64 {
+    pub fn now(&mut self, pool: &mut ThreadPool) -> f64 {
         let n_threads = self.work.times.len();
         let env = std::ptr::from_ref(&self.work).cast_mut().cast();
         // SAFETY: the body only reads the work, but for atomic times, and the work outlives the call.
@@ -95,7 +95,7 @@ impl Interference {
 
 unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
     // SAFETY: `Interference::now` passes work that outlives the call and that nobody writes to.
-    let work = unsafe { &*work.cast::<Work>() };
+    let work = unsafe { &*work.cast::<PaceWork>() };
     let once = || {
         let start = Instant::now();
         let mut sums = [0.0f32; N_SUMS];
@@ -193,7 +193,7 @@ mod tests {
     #[test]
     fn most_looks_are_at_what_the_cores_can_do_or_slower() {
         for n_threads in [1, 2] {
-            let mut pool = Pool::new(n_threads, &[]).unwrap();
+            let mut pool = ThreadPool::new(n_threads, &[]).unwrap();
             let mut pace = Interference::new(&mut pool);
             let mut paces: Vec<f64> = (0..1000).map(|_| pace.now(&mut pool)).collect();
             paces.sort_unstable_by(f64::total_cmp);

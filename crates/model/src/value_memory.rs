@@ -5,7 +5,7 @@ use crate::net::ValueId;
 
 /// A part of another value's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Location {
+pub struct ValuePart {
     /// Value that owns the memory.
     pub root: ValueId,
     /// Bytes from its beginning.
@@ -29,7 +29,7 @@ pub struct Copy {
 #[derive(Debug, Clone)]
 pub struct Places {
     /// Value that each value is a part of.
-    parents: Vec<Option<Location>>,
+    parents: Vec<Option<ValuePart>>,
     /// Copies that have to be made.
     pub copies: Vec<Copy>,
     /// The output whose memory a value has, of those that have one.
@@ -52,7 +52,7 @@ impl Places {
                 Step::Join { whole, .. } => is_computed[whole.0] = true,
                 Step::Part { of, part, offset } => {
                     let size = fused.net.value(*part).dtype.size();
-                    places.parents[part.0] = Some(Location { root: *of, offset: *offset as usize * size });
+                    places.parents[part.0] = Some(ValuePart { root: *of, offset: *offset as usize * size });
                 }
             }
         }
@@ -70,7 +70,7 @@ impl Places {
         }
         // An output that is all of what is computed is computed where the caller wants it.
         for (at, &id) in fused.net.outputs.iter().enumerate() {
-            let Location { root, offset } = places.locate(id);
+            let ValuePart { root, offset } = places.locate(id);
             let is_all = offset == 0 && fused.net.value(root).n_bytes() == fused.net.value(id).n_bytes();
             if is_all && is_computed[root.0] && places.outputs[root.0].is_none() {
                 places.outputs[root.0] = Some(at);
@@ -90,7 +90,7 @@ impl Places {
                 // Parts of one value that follow each other there too, as after a split.
                 let mut end = own.offset;
                 let follows = |part: &&ValueId| {
-                    let is_next = places.locate(**part) == Location { root: own.root, offset: end };
+                    let is_next = places.locate(**part) == ValuePart { root: own.root, offset: end };
                     end += if is_next { n_bytes(**part) } else { 0 };
                     is_next
                 };
@@ -100,7 +100,7 @@ impl Places {
                 let is_free = is_computed[own.root.0] && places.outputs[own.root.0].is_none();
                 // What is a part of itself goes round in a circle.
                 if is_all && is_free && own.root != *whole && places.locate(*whole).root != own.root {
-                    places.parents[own.root.0] = Some(Location { root: *whole, offset });
+                    places.parents[own.root.0] = Some(ValuePart { root: *whole, offset });
                     offset += end;
                     continue;
                 }
@@ -117,10 +117,10 @@ impl Places {
     }
 
     /// Memory of a value.
-    pub fn locate(&self, id: ValueId) -> Location {
-        let mut at = Location { root: id, offset: 0 };
+    pub fn locate(&self, id: ValueId) -> ValuePart {
+        let mut at = ValuePart { root: id, offset: 0 };
         while let Some(parent) = self.parents[at.root.0] {
-            at = Location { root: parent.root, offset: at.offset + parent.offset };
+            at = ValuePart { root: parent.root, offset: at.offset + parent.offset };
         }
         at
     }

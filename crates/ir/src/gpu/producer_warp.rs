@@ -1,8 +1,8 @@
 //! A producer warp that only copies, beside consumer warpgroups that only multiply (warp specialization).
 //!
 //! In the program, the pipeline stages of buffers of the scope `fed` are filled and read as those of the
-//! scope `bulk`: it has no further threads and runs its iterations in order. Where [`has_copier`] holds,
-//! producer and consumers may each go through the stages at their own pace:
+//! scope `bulk`: it has no further threads and runs its iterations in order. Where [`has_producer_warp`]
+//! holds, producer and consumers may each go through the stages at their own pace:
 //!
 //! ```text
 //! for k in 8 {                           for k in 8 {                    for k in 8 {
@@ -18,7 +18,7 @@
 
 use super::bulk::{self, BoxCopy};
 use super::warpgroup::{self, Groups};
-use super::{Access, GpuProgram, Kernel, tensor};
+use super::{BufferUse, GpuKernel, GpuProgram, tensor};
 use crate::expr::Cond;
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Stmt};
@@ -33,10 +33,10 @@ pub const THREADS: i64 = tensor::WARP[0] * tensor::WARP[1];
 ///   warpgroup products alone.
 /// - It reads nothing that it writes to the device's memory, so that barriers guard the pipeline stages only.
 /// - The n-th products read the n-th copies, and no copy overwrites their stage in between.
-pub fn has_copier(gpu: &GpuProgram, kernel: &Kernel) -> bool {
+pub fn has_producer_warp(gpu: &GpuProgram, kernel: &GpuKernel) -> bool {
     let program = &gpu.program;
-    let are_fed = kernel.shared.iter().all(|b| program.buffer(*b).scope.is_fed());
-    let is_shared = |access: Access| access == Access::ReadWrite;
+    let are_fed = kernel.shared.iter().all(|b| program.buffer(*b).scope.is_produced());
+    let is_shared = |access: BufferUse| access == BufferUse::ReadWrite;
     if !are_fed
         || Groups::of(&kernel.threads).is_none()
         || bulk::all_maps(gpu, kernel, &[]).is_empty()
@@ -50,7 +50,7 @@ pub fn has_copier(gpu: &GpuProgram, kernel: &Kernel) -> bool {
     let matrices = warpgroup::matrices(program, kernel);
     let Some(uses) = uses(program, &kernel.body, (&matrices, &threads), &mut ranges) else { return false };
     let values = threads.iter().map(|var| (*var, 0)).collect();
-    let mut turns = Turns { values, copied: Vec::new(), n_read: 0 };
+    let mut turns = CopyTrace { values, copied: Vec::new(), n_read: 0 };
     turns.follow(&uses).is_some() && turns.are_over()
 }
 
@@ -74,7 +74,7 @@ pub fn products(program: &Program, block: &[Stmt]) -> Option<(usize, Index)> {
         let mut places: Vec<Index> = Vec::new();
         stmt.walk(&mut |s| {
             s.for_each_own_read(&mut |b, index| {
-                if program.buffer(b).scope.is_fed() && places.last() != index.first() {
+                if program.buffer(b).scope.is_produced() && places.last() != index.first() {
                     places.push(index[0].clone());
                 }
             });
@@ -90,19 +90,19 @@ fn is_product(stmt: &Stmt) -> bool {
 }
 
 /// Access of a kernel to pipeline stages, in program order.
-enum Use<'k> {
+enum StageUse<'k> {
     Copy(Index),
     Read(Index),
-    Loop(LoopId, i64, Vec<Use<'k>>),
-    If(&'k Cond, Vec<Use<'k>>),
+    Loop(LoopId, i64, Vec<StageUse<'k>>),
+    If(&'k Cond, Vec<StageUse<'k>>),
 }
 
-impl Use<'_> {
+impl StageUse<'_> {
     fn reads(&self) -> bool {
         match self {
-            Use::Copy(_) => false,
-            Use::Read(_) => true,
-            Use::Loop(_, _, uses) | Use::If(_, uses) => uses.iter().any(Use::reads),
+            StageUse::Copy(_) => false,
+            StageUse::Read(_) => true,
+            StageUse::Loop(_, _, uses) | StageUse::If(_, uses) => uses.iter().any(StageUse::reads),
         }
     }
 }
@@ -114,18 +114,18 @@ fn uses<'k>(
     block: &'k [Stmt],
     of: (&[BufferId], &[LoopId]),
     ranges: &mut Ranges,
-) -> Option<Vec<Use<'k>>> {
+) -> Option<Vec<StageUse<'k>>> {
     let (matrices, threads) = of;
     let mut out = Vec::new();
     let mut at = 0;
     while at < block.len() {
         if let Some((n, place)) = copies(program, &block[at..], matrices, ranges) {
-            out.push(Use::Copy(place));
+            out.push(StageUse::Copy(place));
             at += n;
             continue;
         }
         if let Some((n, place)) = products(program, &block[at..]) {
-            out.push(Use::Read(place));
+            out.push(StageUse::Read(place));
             at += n;
             continue;
         }
@@ -136,18 +136,18 @@ fn uses<'k>(
             Stmt::For(l) => {
                 let inside = ranges.inside(l.var, &l.extent, |ranges| uses(program, &l.body, of, ranges))?;
                 if !inside.is_empty() {
-                    out.push(Use::Loop(l.var, l.extent.as_const()?, inside));
+                    out.push(StageUse::Loop(l.var, l.extent.as_const()?, inside));
                 }
             }
             Stmt::If { cond, then, otherwise } => {
                 let [then, otherwise] = [then, otherwise].map(|block| uses(program, block, of, ranges));
                 let (then, otherwise) = (then?, otherwise?);
                 let varies = threads.iter().any(|var| cond.uses(*var));
-                if !otherwise.is_empty() || varies && then.iter().any(Use::reads) {
+                if !otherwise.is_empty() || varies && then.iter().any(StageUse::reads) {
                     return None;
                 }
                 if !then.is_empty() {
-                    out.push(Use::If(cond, then));
+                    out.push(StageUse::If(cond, then));
                 }
             }
             Stmt::Alloc(_)
@@ -162,7 +162,7 @@ fn uses<'k>(
 }
 
 /// Follows copies and products in the order of the program.
-struct Turns {
+struct CopyTrace {
     /// Values of the loops around; thread indices are those of the first thread, which copies.
     values: Vec<(LoopId, i64)>,
     /// The places that were copied to.
@@ -171,29 +171,29 @@ struct Turns {
     n_read: usize,
 }
 
-impl Turns {
+impl CopyTrace {
     /// Follows the accesses; `None` where products read another stage than the one copied in their turn, or
     /// where that cannot be decided.
-    fn follow(&mut self, uses: &[Use]) -> Option<()> {
+    fn follow(&mut self, uses: &[StageUse]) -> Option<()> {
         uses.iter().try_for_each(|one| match one {
-            Use::Copy(place) => {
+            StageUse::Copy(place) => {
                 let place = self.value(place)?;
                 self.copied.push(place);
                 Some(())
             }
-            Use::Read(place) => {
+            StageUse::Read(place) => {
                 let place = self.value(place)?;
                 let (first, later) = self.copied.get(self.n_read..)?.split_first()?;
                 self.n_read += 1;
                 (*first == place && !later.contains(&place)).then_some(())
             }
-            Use::Loop(var, n, uses) => (0..*n).try_for_each(|i| {
+            StageUse::Loop(var, n, uses) => (0..*n).try_for_each(|i| {
                 self.values.push((*var, i));
                 let done = self.follow(uses);
                 self.values.pop();
                 done
             }),
-            Use::If(cond, uses) => match self.holds(cond) {
+            StageUse::If(cond, uses) => match self.holds(cond) {
                 Some(true) => self.follow(uses),
                 Some(false) => Some(()),
                 // What some blocks do and others do not is whole by itself.

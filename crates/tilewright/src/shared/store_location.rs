@@ -21,18 +21,18 @@ const FORBIDDEN: u16 = 403;
 
 /// Place of a store.
 #[derive(Debug, Clone)]
-pub(super) enum Place {
+pub(super) enum StoreLocation {
     Folder(PathBuf),
     /// Address without a slash at its end.
     Http(String, Agent),
 }
 
-impl Place {
+impl StoreLocation {
     /// The place that a text names.
     ///
     /// # Errors
     /// Bad input where it is empty, or an address of another kind than `http://`.
-    pub(super) fn parse(text: &str) -> Result<Place, Error> {
+    pub(super) fn parse(text: &str) -> Result<StoreLocation, Error> {
         let refuse = |why: &str| Error::input(format!("store `{}`: {why}", one_line(text)));
         if let Some(rest) = text.strip_prefix("http://") {
             if rest.trim_matches('/').is_empty() || text.chars().any(|c| c.is_whitespace() || c.is_control()) {
@@ -44,14 +44,14 @@ impl Place {
                 .max_redirects(MOST_REDIRECTIONS)
                 .user_agent("tilewright")
                 .build();
-            return Ok(Place::Http(text.trim_end_matches('/').to_owned(), config.into()));
+            return Ok(StoreLocation::Http(text.trim_end_matches('/').to_owned(), config.into()));
         }
         if text.starts_with("https://") {
             return Err(refuse("connections are not encrypted (give http://, or a folder)"));
         }
         match text.is_empty() {
             true => Err(refuse("the name is empty (give a folder, or http://HOST/PATH)")),
-            false => Ok(Place::Folder(text.into())),
+            false => Ok(StoreLocation::Folder(text.into())),
         }
     }
 
@@ -61,7 +61,7 @@ impl Place {
     /// If it cannot be read, is cut off, or is larger.
     pub(super) fn read(&self, path: &str, most_bytes: u64) -> Result<Option<Vec<u8>>, String> {
         match self {
-            Place::Folder(folder) => {
+            StoreLocation::Folder(folder) => {
                 let file = match File::open(folder.join(path)) {
                     Ok(file) => file,
                     Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -75,7 +75,7 @@ impl Place {
                     false => Ok(Some(bytes)),
                 }
             }
-            Place::Http(address, agent) => {
+            StoreLocation::Http(address, agent) => {
                 let failed = |why: ureq::Error| format!("cannot read {path}: {}", one_line(&why.to_string()));
                 let mut response = agent.get(format!("{address}/{path}")).call().map_err(failed)?;
                 match response.status().as_u16() {
@@ -99,11 +99,11 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for StoreLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Folder(folder) => f.write_str(&one_line(&folder.display().to_string())),
-            Place::Http(address, _) => f.write_str(&one_line(address)),
+            StoreLocation::Folder(folder) => f.write_str(&one_line(&folder.display().to_string())),
+            StoreLocation::Http(address, _) => f.write_str(&one_line(address)),
         }
     }
 }

@@ -6,7 +6,7 @@
 use tilewright_ir::{BufferId, DType};
 
 use super::Generator;
-use crate::ssa::{Compare, Id, Op, Type};
+use crate::ssa::{Compare, Id, SsaOp, Type};
 
 /// Bits of an f32 number.
 mod single {
@@ -29,7 +29,7 @@ impl Generator<'_> {
             return self.m.real_to_real(x, single);
         }
         let word = self.m.extend(x, Type::I32.vector(lanes), false);
-        let word = self.m.binary(Op::ShiftLeft, word, self.m.splat(self.m.int32(16), lanes));
+        let word = self.m.binary(SsaOp::ShiftLeft, word, self.m.splat(self.m.int32(16), lanes));
         self.m.bitcast(word, single)
     }
 
@@ -56,12 +56,12 @@ impl Generator<'_> {
         let word = |n: i32| m.splat(m.int32(n), lanes);
         let x = m.bitcast(x, Type::I32.vector(lanes));
         let is_none =
-            m.compare(Compare::Greater, m.binary(Op::And, x, word(single::MAGNITUDE)), word(single::INFINITY));
+            m.compare(Compare::Greater, m.binary(SsaOp::And, x, word(single::MAGNITUDE)), word(single::INFINITY));
         // Half of the last bit that is kept, or a little less where that bit is zero: once it is added,
         // leaving away the bits behind rounds to the nearest, halves to even.
-        let odd = m.binary(Op::And, m.binary(Op::ShiftUnsigned, x, word(16)), word(1));
-        let rounded = m.binary(Op::AddWrapping, x, m.binary(Op::AddWrapping, odd, word(0x7fff)));
-        let none = m.binary(Op::Or, x, word(single::QUIET));
-        m.binary(Op::ShiftUnsigned, m.select(is_none, none, rounded), word(16))
+        let odd = m.binary(SsaOp::And, m.binary(SsaOp::ShiftUnsigned, x, word(16)), word(1));
+        let rounded = m.binary(SsaOp::AddWrapping, x, m.binary(SsaOp::AddWrapping, odd, word(0x7fff)));
+        let none = m.binary(SsaOp::Or, x, word(single::QUIET));
+        m.binary(SsaOp::ShiftUnsigned, m.select(is_none, none, rounded), word(16))
     }
 }

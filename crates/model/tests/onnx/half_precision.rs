@@ -1,11 +1,11 @@
 //! Models of f16 and bf16: kernels compute them in f32, and round where the model asks for it.
 
 use tilewright_device::host;
-use tilewright_graph::onnx::{ModelFile, NodeFile, Port};
+use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Graph, Random, Tensor, evaluate, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, Graph, SplitMix64, Tensor, evaluate, onnx, specialise};
 use tilewright_model::{CompileError, Runner, Step, compile_quickly, count_halves, lower};
-use tilewright_runtime::Threads;
+use tilewright_runtime::SharedPool;
 
 use crate::common::no_files;
 use crate::{compiled_as, guess, whole};
@@ -27,16 +27,17 @@ fn to(dtype: DType) -> Option<(&'static str, Attribute)> {
 
 /// Numbers of a type, between these.
 fn numbers(dtype: DType, shape: &[usize], low: f64, high: f64) -> Tensor {
-    Tensor::from_floats(dtype, shape, &Random::new(shape.len() as u64).tensor(shape, low, high).floats())
+    Tensor::from_floats(dtype, shape, &SplitMix64::new(shape.len() as u64).tensor(shape, low, high).floats())
 }
 
 fn graph_of(inputs: &[(&str, &Tensor)], outputs: &[(&str, DType)], known: &[(&str, Tensor)], nodes: &[Node]) -> Graph {
     let input = |(name, x): &(&str, &Tensor)| {
         let dims = x.shape().iter().map(|&n| Dim::Size(n)).collect();
-        Port { name: (*name).to_owned(), dtype: x.dtype(), dims }
+        GraphPort { name: (*name).to_owned(), dtype: x.dtype(), dims }
     };
     // The shapes of outputs are inferred.
-    let output = |(name, dtype): &(&str, DType)| Port { name: (*name).to_owned(), dtype: *dtype, dims: Vec::new() };
+    let output =
+        |(name, dtype): &(&str, DType)| GraphPort { name: (*name).to_owned(), dtype: *dtype, dims: Vec::new() };
     let node = |(op, inputs, output, attribute): &Node| NodeFile {
         op: (*op).to_owned(),
         inputs: inputs.iter().map(|&name| name.to_owned()).collect(),
@@ -66,7 +67,7 @@ fn run(graph: &Graph, given: &[(&str, Tensor)], exact: bool) -> Vec<Tensor> {
     };
     let is_host = |step: &&Step| matches!(step, Step::Host(_));
     assert_eq!(compiled.fused.steps.iter().filter(is_host).count(), 0, "{:?}", compiled.fused.steps);
-    let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     runner.run().unwrap();
     runner.outputs().into_iter().map(|(_, tensor)| tensor).collect()
@@ -214,7 +215,7 @@ fn factors_are_rounded_to_bf16_where_asked_for() {
         let tasks: Vec<String> = fused.tasks().iter().map(|(task, _)| task.to_string()).collect();
         assert!(matches!(&tasks[..], [task] if task.contains("bf16=1") == rounds), "{tasks:?}");
         let compiled = compile_quickly(fused, &target, &|workload| guess(workload, &target)).unwrap();
-        let mut runner = Runner::new(&compiled, &Threads::new(1).unwrap()).unwrap();
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
         runner.set("x", &x).unwrap();
         runner.run().unwrap();
         let found = runner.outputs()[0].1.floats();

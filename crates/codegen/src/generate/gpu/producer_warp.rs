@@ -9,16 +9,16 @@
 //! consumer warps have enough registers without reallocation (`setmaxnreg`).
 
 use tilewright_ir::expr::Cond;
-use tilewright_ir::gpu::{Kernel, cluster, copier};
+use tilewright_ir::gpu::{GpuKernel, cluster, producer_warp};
 use tilewright_ir::{Index, LoopId, Stmt};
 
 use crate::CompileError;
 use crate::generate::{Generator, plan};
-use crate::ssa::{Assembly, Compare, Id, Op, Type};
+use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 
 /// Role of a thread in a warp-specialized kernel.
 #[derive(Clone, Copy)]
-pub struct Fed {
+pub struct PipelineRole {
     /// Whether it copies rather than multiplies.
     copies: bool,
     /// Variable with the mbarrier phases, a bit for each pipeline stage.
@@ -33,28 +33,28 @@ pub struct Fed {
 
 impl Generator<'_> {
     /// Writes the body of a kernel twice, for the warp that copies and for the others.
-    pub(in crate::generate) fn fed_kernel(&mut self, kernel: &Kernel) -> Result<(), CompileError> {
+    pub(in crate::generate) fn warp_specialized_kernel(&mut self, kernel: &GpuKernel) -> Result<(), CompileError> {
         let threads: Vec<LoopId> = kernel.threads.iter().flatten().map(|(var, _)| *var).collect();
         let [x, y, z] = threads[..] else { unreachable!("warps lie along the third axis") };
         let is_zero = |var: LoopId| Cond::Eq(var.into(), 0.into());
         let is_first = self.cond(&is_zero(x).and(is_zero(y)));
         let (mut tells, mut told) = (is_first, self.barriers());
-        if self.boxes().cluster.is_some() {
+        if self.tma_state().cluster.is_some() {
             // One thread for each block of the cluster.
             let tell = Cond::Lt(x.into(), cluster::BLOCKS.into()).and(is_zero(y));
             tells = self.cond(&tell);
             let rank = self.short_int(&Index::from(x).modulo(cluster::BLOCKS));
             let text = "mapa.shared::cluster.u32 $0, $1, $2;".to_owned();
-            told = self.m.assembly(Assembly { text, constraints: "=r,r,r" }, &[told, rank], Type::I32);
+            told = self.m.assembly(Assembly { text, constraints: "=r,r,r".into() }, &[told, rank], Type::I32);
         }
         let [turns, going_on] = [0; 2].map(|_| self.hoisted(0, |g| g.m.variable(Type::I32, 4)));
         let last = self.m.int(kernel.block()[2] - 1);
-        let is_copier = self.m.compare(Compare::Greater, self.f.vars[&z].0, last);
-        let [copier, others, end] = [0; 3].map(|_| self.m.block(self.f.id));
-        self.m.cond_br(is_copier, copier, others);
-        for (block, copies) in [(copier, true), (others, false)] {
+        let is_producer = self.m.compare(Compare::Greater, self.f.vars[&z].0, last);
+        let [producer, others, end] = [0; 3].map(|_| self.m.block(self.f.id));
+        self.m.cond_br(is_producer, producer, others);
+        for (block, copies) in [(producer, true), (others, false)] {
             self.go_to_end(block);
-            self.f.fed = Some(Fed { copies, turns, going_on, tells, told });
+            self.f.pipeline_role = Some(PipelineRole { copies, turns, going_on, tells, told });
             // Who copies has the first turn before anybody has read.
             self.m.store(self.m.int32(if copies { -1 } else { 0 }), turns, 4);
             self.m.store(self.m.int32(-1), going_on, 4);
@@ -74,8 +74,8 @@ impl Generator<'_> {
             self.m.br(end);
         }
         self.go_to_end(end);
-        self.f.fed = None;
-        if self.boxes().cluster.is_some() {
+        self.f.pipeline_role = None;
+        if self.tma_state().cluster.is_some() {
             // No block ends whose barriers others still arrive at.
             self.cluster_barrier();
         }
@@ -85,9 +85,9 @@ impl Generator<'_> {
     /// Writes what the thread is there for of what a block begins with; gives the number of statements, or
     /// none where that is written as elsewhere.
     pub(in crate::generate) fn turn(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
-        let Some(fed) = self.f.fed else { return Ok(0) };
+        let Some(fed) = self.f.pipeline_role else { return Ok(0) };
         if fed.copies {
-            let found = copier::copies(self.program, block, &self.f.matrices, &self.f.ranges);
+            let found = producer_warp::copies(self.program, block, &self.f.matrices, &self.f.ranges);
             let Some((n, place)) = found else { return Ok(usize::from(!self.has_copies(&block[0]))) };
             let place = self.short_int(&place);
             let empty = self.empty(place);
@@ -100,7 +100,7 @@ impl Generator<'_> {
             self.arrive(full);
             return Ok(n);
         }
-        let Some((n, place)) = copier::products(self.program, block) else {
+        let Some((n, place)) = producer_warp::products(self.program, block) else {
             let is_others = matches!(block[0], Stmt::Wait(_) | Stmt::Barrier) || self.are_copies(&block[0]);
             return Ok(usize::from(is_others));
         };
@@ -122,27 +122,27 @@ impl Generator<'_> {
 
     /// Gives the place back whose products went on, where there are some and a warp feeds the rings.
     pub(in crate::generate) fn release_what_went_on(&mut self) {
-        let Some(Fed { going_on, tells, .. }) = self.f.fed else { return };
+        let Some(PipelineRole { going_on, tells, .. }) = self.f.pipeline_role else { return };
         let m = &self.m;
         let place = m.load(Type::I32, going_on, 4, false);
         m.store(m.int32(-1), going_on, 4);
         let is_some = m.compare(Compare::Greater, place, m.int32(-1));
-        let arrives = m.binary(Op::And, tells, is_some);
+        let arrives = m.binary(SsaOp::And, tells, is_some);
         self.tell_empty(place, arrives);
     }
 
     /// Says that the thread's warp has read a place, where a condition holds, to all who copy there.
     fn tell_empty(&self, place: Id, cond: Id) {
-        let told = self.f.fed.expect("the thread has turns").told;
+        let told = self.f.pipeline_role.expect("the thread has turns").told;
         let empty = self.barrier_from(told, self.number_of_empty(place));
-        let window = if self.boxes().cluster.is_some() { "cluster" } else { "cta" };
+        let window = if self.tma_state().cluster.is_some() { "cluster" } else { "cta" };
         let text = format!("@$1 mbarrier.arrive.shared::{window}.b64 _, [$0];");
         self.effect(&text, "r,b,~{memory}", &[empty, cond]);
     }
 
     /// Whether what is written is for a warp that does nothing but copy.
     pub(in crate::generate) fn only_copies(&self) -> bool {
-        self.f.fed.is_some_and(|fed| fed.copies)
+        self.f.pipeline_role.is_some_and(|fed| fed.copies)
     }
 
     /// Whether a statement has copies for a warp that does nothing else.
@@ -159,16 +159,16 @@ impl Generator<'_> {
     }
 
     fn number_of_empty(&self, place: Id) -> Id {
-        self.m.binary(Op::AddWrapping, place, self.m.int32(self.boxes().n))
+        self.m.binary(SsaOp::AddWrapping, place, self.m.int32(self.tma_state().n))
     }
 
     /// Waits for the thread's next turn with a place.
     fn wait_for_turn(&mut self, place: Id, barrier: Id) {
-        let turns = self.f.fed.expect("the thread has turns").turns;
+        let turns = self.f.pipeline_role.expect("the thread has turns").turns;
         let m = &self.m;
         let before = m.load(Type::I32, turns, 4, false);
-        m.store(m.binary(Op::Xor, before, m.binary(Op::ShiftLeft, m.int32(1), place)), turns, 4);
-        let phase = m.binary(Op::And, m.binary(Op::ShiftUnsigned, before, place), m.int32(1));
+        m.store(m.binary(SsaOp::Xor, before, m.binary(SsaOp::ShiftLeft, m.int32(1), place)), turns, 4);
+        let phase = m.binary(SsaOp::And, m.binary(SsaOp::ShiftUnsigned, before, place), m.int32(1));
         self.wait_for_phase(barrier, phase);
     }
 

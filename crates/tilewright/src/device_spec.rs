@@ -8,9 +8,9 @@ use tilewright_ir::Target;
 use tilewright_ir::target::GENERIC;
 
 use crate::error::{Error, ErrorKind, Setting};
+use crate::format::count;
 use crate::import::MOST_THREADS;
 use crate::request::OnRunner;
-use crate::words::count;
 
 /// The device that is this machine's CPU.
 pub const CPU: &str = "cpu";
@@ -93,7 +93,7 @@ impl DeviceSpec<'_> {
             let device = opencl::device_of(&target).map_err(|why| missing(&why))?;
             return device.maker().map_err(|why| missing(&why));
         }
-        Ok(cuda::Assembler::find(&target.cpu).name())
+        Ok(cuda::PtxAssembler::find(&target.cpu).name())
     }
 
     /// Target and name of a device that is not the CPU.

@@ -4,8 +4,8 @@ use tilewright_search::Ended;
 
 use super::Tuned;
 use crate::error::{Error, ErrorKind, Setting};
+use crate::format::{count, errors_text};
 use crate::run::together::TunedMany;
-use crate::words::{count, errors_text};
 
 impl Tuned {
     /// Limit to raise, where most of the candidates came to it.

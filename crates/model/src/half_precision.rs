@@ -25,7 +25,7 @@ pub fn widened(graph: &Graph, rounds: bool) -> Cow<'_, Graph> {
         return Cow::Borrowed(graph);
     }
     let n = graph.values().len();
-    let mut job = Job { old: graph, new: Graph::default(), plain: vec![None; n], wide: vec![None; n] };
+    let mut job = Widening { old: graph, new: Graph::default(), plain: vec![None; n], wide: vec![None; n] };
     job.new.name.clone_from(&graph.name);
     for &id in &graph.inputs {
         let new = job.add(id);
@@ -41,7 +41,7 @@ pub fn widened(graph: &Graph, rounds: bool) -> Cow<'_, Graph> {
     Cow::Owned(job.new)
 }
 
-struct Job<'a> {
+struct Widening<'a> {
     old: &'a Graph,
     new: Graph,
     /// The new value for each old one, of its own type.
@@ -50,7 +50,7 @@ struct Job<'a> {
     wide: Vec<Option<ValueId>>,
 }
 
-impl Job<'_> {
+impl Widening<'_> {
     fn is_half(&self, id: ValueId) -> bool {
         is_half(self.old.ty(id).dtype)
     }

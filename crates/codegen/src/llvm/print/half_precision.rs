@@ -9,9 +9,9 @@ use llvm_sys::prelude::*;
 use llvm_sys::{LLVMIntPredicate, LLVMOpcode};
 use tilewright_ir::target::Arch;
 
-use super::{Printer, UNNAMED};
+use super::{LlvmPrinter, UNNAMED};
 use crate::generate::cpu;
-use crate::ssa::{Kind, Type};
+use crate::ssa::{LaneKind, Type};
 
 /// Bits of an f32 number.
 mod single {
@@ -37,7 +37,7 @@ mod half {
     pub const SMALLEST_NORMAL: u32 = 0x400;
 }
 
-impl Printer<'_> {
+impl LlvmPrinter<'_> {
     /// A floating-point number as one of another type.
     pub(super) fn convert(&self, x: LLVMValueRef, from: Type, to: Type) -> LLVMValueRef {
         let b = self.builder;
@@ -52,7 +52,7 @@ impl Printer<'_> {
             };
         }
         let has_f16 = self.target.arch == Arch::Aarch64 || cpu::features(self.target).contains(&"f16c");
-        let bits = Bits { p: self, lanes: half.lanes };
+        let bits = LaneWords { p: self, lanes: half.lanes };
         let ty_f16 = bits.ty(llvm!(LLVMHalfTypeInContext(self.context)));
         match is_longer {
             true if has_f16 => {
@@ -68,18 +68,18 @@ impl Printer<'_> {
 }
 
 /// Words of 32 bits, one for each lane.
-struct Bits<'p> {
-    p: &'p Printer<'p>,
+struct LaneWords<'p> {
+    p: &'p LlvmPrinter<'p>,
     lanes: usize,
 }
 
-impl Bits<'_> {
+impl LaneWords<'_> {
     fn ty(&self, of_lane: LLVMTypeRef) -> LLVMTypeRef {
         if self.lanes == 1 { of_lane } else { llvm!(LLVMVectorType(of_lane, self.lanes as u32)) }
     }
 
     fn number(&self, n: u32) -> LLVMValueRef {
-        let mut lanes = vec![self.p.scalar(Kind::I32, n.into()); self.lanes];
+        let mut lanes = vec![self.p.scalar(LaneKind::I32, n.into()); self.lanes];
         if self.lanes == 1 { lanes[0] } else { llvm!(LLVMConstVector(lanes.as_mut_ptr(), lanes.len() as u32)) }
     }
 
@@ -120,16 +120,16 @@ impl Bits<'_> {
     }
 
     /// Reinterprets the bits as words or as f32.
-    fn cast(&self, x: LLVMValueRef, kind: Kind) -> LLVMValueRef {
+    fn cast(&self, x: LLVMValueRef, kind: LaneKind) -> LLVMValueRef {
         llvm!(LLVMBuildBitCast(self.p.builder, x, self.ty(self.p.kind(kind)), UNNAMED))
     }
 
     fn words(&self, x: LLVMValueRef) -> LLVMValueRef {
-        llvm!(LLVMBuildZExt(self.p.builder, x, self.ty(self.p.kind(Kind::I32)), UNNAMED))
+        llvm!(LLVMBuildZExt(self.p.builder, x, self.ty(self.p.kind(LaneKind::I32)), UNNAMED))
     }
 
     fn halves(&self, x: LLVMValueRef) -> LLVMValueRef {
-        llvm!(LLVMBuildTrunc(self.p.builder, x, self.ty(self.p.kind(Kind::I16)), UNNAMED))
+        llvm!(LLVMBuildTrunc(self.p.builder, x, self.ty(self.p.kind(LaneKind::I16)), UNNAMED))
     }
 
     /// Half of the last bit that is kept, or a little less where that bit is zero. Once it is added, leaving
@@ -148,25 +148,25 @@ impl Bits<'_> {
         let is_special = self.is_above(magnitude, half::INFINITY - 1);
         let all = self.select(is_special, special, normal);
         // What is smaller is a multiple of the smallest.
-        let small = llvm!(LLVMBuildSIToFP(self.p.builder, magnitude, self.ty(self.p.kind(Kind::F32)), UNNAMED));
-        let smallest = self.cast(self.number(single::SMALLEST), Kind::F32);
-        let small = self.cast(self.binary(LLVMOpcode::LLVMFMul, small, smallest), Kind::I32);
+        let small = llvm!(LLVMBuildSIToFP(self.p.builder, magnitude, self.ty(self.p.kind(LaneKind::F32)), UNNAMED));
+        let smallest = self.cast(self.number(single::SMALLEST), LaneKind::F32);
+        let small = self.cast(self.binary(LLVMOpcode::LLVMFMul, small, smallest), LaneKind::I32);
         let is_normal = self.is_above(magnitude, half::SMALLEST_NORMAL - 1);
         let all = self.select(is_normal, all, small);
-        self.cast(self.or(all, self.up(self.and(x, half::SIGN), 16)), Kind::F32)
+        self.cast(self.or(all, self.up(self.and(x, half::SIGN), 16)), LaneKind::F32)
     }
 
     fn to_f16(&self, x: LLVMValueRef) -> LLVMValueRef {
-        let x = self.cast(x, Kind::I32);
+        let x = self.cast(x, LaneKind::I32);
         let magnitude = self.and(x, single::MAGNITUDE);
         let rounded = self.add(magnitude, self.rounding(magnitude, single::LOST_BITS));
         let normal = self.down(self.sub(rounded, single::EXPONENT), single::LOST_BITS);
         let is_beyond = self.is_above(normal, half::INFINITY);
         let normal = self.select(is_beyond, self.number(half::INFINITY), normal);
         // Beside one half, the last bit is worth as much as the smallest.
-        let one_half = self.cast(self.number(single::HALF), Kind::F32);
-        let small = self.binary(LLVMOpcode::LLVMFAdd, self.cast(magnitude, Kind::F32), one_half);
-        let small = self.sub(self.cast(small, Kind::I32), single::HALF);
+        let one_half = self.cast(self.number(single::HALF), LaneKind::F32);
+        let small = self.binary(LLVMOpcode::LLVMFAdd, self.cast(magnitude, LaneKind::F32), one_half);
+        let small = self.sub(self.cast(small, LaneKind::I32), single::HALF);
         let is_normal = self.is_above(magnitude, single::SMALLEST_NORMAL - 1);
         let all = self.select(is_normal, normal, small);
         let is_none = self.is_above(magnitude, single::INFINITY);
