@@ -219,16 +219,16 @@ impl CellStep<'_> {
         self.activations[at].of_float(self.clip.map_or(x, |bound| x.clamp(-bound, bound)))
     }
 
-    fn from_x(&self, row: usize) -> f64 {
+    fn of_x(&self, row: usize) -> f64 {
         dot(&self.w[row * self.x.len()..(row + 1) * self.x.len()], self.x) + self.wb[row]
     }
 
-    fn from_h(&self, row: usize, states: &[f64]) -> f64 {
+    fn of_h(&self, row: usize, states: &[f64]) -> f64 {
         dot(&self.r[row * states.len()..(row + 1) * states.len()], states) + self.rb[row]
     }
 
     fn gate(&self, row: usize) -> f64 {
-        self.from_x(row) + self.from_h(row, self.read)
+        self.of_x(row) + self.of_h(row, self.read)
     }
 
     fn rnn(&self, states: &mut [f64]) {
@@ -243,10 +243,10 @@ impl CellStep<'_> {
         for j in 0..h {
             let row = 2 * h + j;
             let inner = match resets_behind {
-                true => reset[j] * self.from_h(row, &before),
-                false => self.from_h(row, &scaled),
+                true => reset[j] * self.of_h(row, &before),
+                false => self.of_h(row, &scaled),
             };
-            let new = self.act(1, self.from_x(row) + inner);
+            let new = self.act(1, self.of_x(row) + inner);
             states[j] = (1.0 - z[j]) * new + z[j] * before[j];
         }
     }
