@@ -203,8 +203,9 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
         Step::Kernel(kernel) => Some(&kernel.workload),
         _ => None,
     });
-    let place: HashMap<String, usize> =
-        kernels.map(|w| (w.to_string(), of_tasks[w.representative().to_string().as_str()])).collect();
+    // Of open sums, which are not tuned, there is no task.
+    let task_of = |w: &Workload| of_tasks.get(w.representative().to_string().as_str()).copied();
+    let place: HashMap<String, usize> = kernels.filter_map(|w| Some((w.to_string(), task_of(w)?))).collect();
     let steps: Vec<StepFacts> = steps
         .into_iter()
         .map(|step| StepFacts {
