@@ -200,20 +200,9 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
     let rows_inside = text("inner") == "jr-ir";
     let cost = if p.dot == Some(TensorProduct::Dot4) { cost_of_dot4(s) } else { 1.0 };
-    let order = space.order(config, "order");
-    let is_outside = |outer: &str, inner: &str| {
-        let position = |l: &str| order.iter().position(|o| o == l);
-        position(outer) < position(inner)
-    };
-    // Each panel of B is read once for each tile of rows: the first time from where B lies, and for the first
-    // tile of a later block from where what all loops inside the one over rows read of it does.
+    // Each panel of B is read once for each tile of rows, the first time from where B lies.
     let is_copied = text("pack_b") == "block";
-    let (n_tiles, n_row_blocks) = (ceil_div(m, mr) as f64, ceil_div(m, rows as i64) as f64);
-    let first_of_later = (n_row_blocks - 1.0) / n_tiles;
-    let again = (if is_copied { 1.0 } else { 1.0 - 1.0 / n_tiles }) - first_of_later;
-    let width = if is_outside("ic", "jc") { n as f64 } else { columns };
-    let height = if is_outside("ic", "pc") { k as f64 } else { depth };
-    let later_from = a_block + width * height * bytes;
+    let again = if is_copied { 1.0 } else { 1.0 - 1.0 / ceil_div(m, mr) as f64 };
     let mut cycles = 0.0;
     for (n_k, steps) in cuts(k, depth as i64) {
         let (steps, at_once) = (steps as f64, ceil_div(steps, p.steps_at_once()) as f64);
@@ -223,8 +212,7 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
                 // The operand of the outer tile loop stays near; that of the inner one passes by in whole
                 // blocks.
                 let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
-                let b_rate = again / bandwidth(s, b_from) + first_of_later / bandwidth(s, later_from);
-                let read = a / bandwidth(s, a_from) + b * b_rate;
+                let read = a / bandwidth(s, a_from) + again * b / bandwidth(s, b_from);
                 let vectors = ceil_div(columns, lanes);
                 let step = cost * step_cycles(s, vectors, rows) + 1.0 / int("unroll_k") as f64;
                 let compute = at_once * step + 20.0 + 3.0 * (rows * vectors) as f64;
@@ -232,6 +220,7 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
             }
         }
     }
+    let order = space.order(config, "order");
     let repeats = |of: &str, n_blocks: i64, over: &str| {
         let depth_of = |l: &str| order.iter().position(|o| o == l).unwrap_or(0);
         let again = depth_of(over) < depth_of(of) || depth_of(over) < depth_of("pc");
