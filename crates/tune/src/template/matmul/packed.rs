@@ -9,6 +9,7 @@ use super::finished_vectors;
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::{Packed, Structure};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_ir::schedule::MOST_PREFETCHED_LINES;
 use tilewright_ir::{Step, TensorProduct};
 use tilewright_search::{Config, Parameter, Space, SpaceError};
 
@@ -82,6 +83,12 @@ fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
             _ => "inner == 'jr-ir' if parallel == 'jr' else inner == 'ir-jr'",
         };
         constraints.push(constraint_over("tiles_in_parallel", &["parallel", "inner"], outer, &parameters));
+    }
+    // Vectors of weights in a block and a vector of columns, each of at most one cache line.
+    let of_columns = p.block * p.bits / 32;
+    if of_columns * width > MOST_PREFETCHED_LINES {
+        let few = format!("prefetch == 0 or {of_columns} * nv <= {MOST_PREFETCHED_LINES}");
+        constraints.push(constraint_over("prefetches", &["nv", "prefetch"], &few, &parameters));
     }
     Space::declare("packed", parameters, constraints)
 }
