@@ -670,7 +670,13 @@ impl OpenClPrinter<'_> {
                 }
             }
         }
-        let CValue { text, is_vector } = self.expr(x, dtype);
+        let CValue { text, is_vector } = match op.rounded_difference(x, dtype) {
+            Some((product, z)) => {
+                let [product, z] = [product, z].map(|x| self.expr(x, dtype));
+                self.combined(BinaryOp::Sub, product, z, dtype)
+            }
+            None => self.expr(x, dtype),
+        };
         let text = match op {
             UnaryOp::Neg => format!("(-{text})"),
             _ => format!("{}({text})", function(op)),

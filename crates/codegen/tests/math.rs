@@ -8,7 +8,7 @@ use std::slice::from_ref;
 use common::*;
 use tilewright_codegen::Runtime;
 use tilewright_ir::DType;
-use tilewright_ir::expr::UnaryOp;
+use tilewright_ir::expr::{BinaryOp, Expr, UnaryOp};
 
 unsafe extern "C" {
     fn erf(x: f64) -> f64;
@@ -101,6 +101,34 @@ fn errors_are_a_few_units_in_the_last_place() {
                     assert!(worst <= bound, "{} on {target}: {worst} units in the last place at {at:e}", p.name);
                 }
             }
+        }
+    }
+}
+
+/// A softmax subtracts the largest of the products of its scale, which were rounded: so is the product that it
+/// subtracts from, or powers of large logits would be infinite.
+#[test]
+fn powers_of_scaled_numbers_less_their_largest_are_at_most_one() {
+    const SCALE: f32 = 0.1;
+    let mut numbers = Numbers(3);
+    let x: Vec<f32> = (0..64).map(|_| (numbers.next() * 7e10) as f32).collect();
+    let largest = x.iter().map(|x| x * SCALE).fold(f32::NEG_INFINITY, f32::max);
+    let mut p = program("softmax");
+    let a = input(&mut p, "A", DType::F32, &[64]);
+    let most = input(&mut p, "M", DType::F32, &[1]);
+    let b = output(&mut p, "B", DType::F32, &[64]);
+    let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+    let at = times(16, i).add(&ix(l));
+    let scaled = Expr::binary(BinaryOp::Mul, load(a, from_ref(&at)), Expr::Const(f64::from(SCALE)));
+    let less = Expr::binary(BinaryOp::Sub, scaled, load(most, &[ix(0)]));
+    let body = store(b, from_ref(&at), un(UnaryOp::Exp, less));
+    p.body = vec![for_(i, 4, vec![vector(l, 16, vec![body])])];
+    let arguments = [x.iter().map(|x| f64::from(*x)).collect(), vec![f64::from(largest)], vec![f64::NAN; 64]];
+    for target in targets() {
+        for kernel in kernels(&p, &target) {
+            let got = run(&p, &kernel, &arguments, &Runtime::serial(), 1);
+            let most = got[2].iter().copied().fold(0.0, f64::max);
+            assert!(most == 1.0, "{target}: the largest of the powers is {most}");
         }
     }
 }

@@ -106,6 +106,17 @@ impl UnaryOp {
         (UnaryOp::Sin, "sin"),
         (UnaryOp::Cos, "cos"),
     ];
+
+    /// Parts `x · y` and `z` of an exponent `x · y − z` in the arithmetic of `dtype`, whose product is rounded
+    /// before `z` is subtracted, also where a machine could round once. In a softmax `z` is the largest of
+    /// the rounded products: the exact one may be so much larger that the exponential function is infinite.
+    pub fn rounded_difference(self, argument: &Expr, dtype: DType) -> Option<(&Expr, &Expr)> {
+        let (UnaryOp::Exp | UnaryOp::Expm1, Expr::Binary(BinaryOp::Sub, x, z)) = (self, argument.without_cast(dtype))
+        else {
+            return None;
+        };
+        matches!(x.without_cast(dtype), Expr::Binary(BinaryOp::Mul, ..)).then_some((x, z))
+    }
 }
 
 /// Functions of two values.
@@ -409,6 +420,14 @@ impl Expr {
     /// A binary function applied.
     pub fn binary(op: BinaryOp, a: Expr, b: Expr) -> Expr {
         Expr::Binary(op, Box::new(a), Box::new(b))
+    }
+
+    /// The expression without casts to the type that it is computed in.
+    pub fn without_cast(&self, dtype: DType) -> &Expr {
+        match self {
+            Expr::Cast(to, x) if *to == dtype => x.without_cast(dtype),
+            x => x,
+        }
     }
 
     /// A value in the arithmetic of a type, rounded to it.

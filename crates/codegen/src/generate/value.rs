@@ -26,7 +26,7 @@ fn is_narrow(dtype: DType) -> bool {
 /// hold it.
 fn float_within(x: &Expr, to: DType) -> Option<(DType, &Expr)> {
     let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
-    (is_narrow(to) && range::fits(x, to)).then(|| (*from, without_cast(x, *from)))
+    (is_narrow(to) && range::fits(x, to)).then(|| (*from, x.without_cast(*from)))
 }
 
 /// A number that a cast to an integer type is of, kept between 0 and a bound that the type holds, with the
@@ -37,49 +37,41 @@ fn clip_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
         Expr::Const(v) if v.fract() == 0.0 && to.wrap(*v as i128) as f64 == *v => Some(*v),
         _ => None,
     };
-    let Expr::Binary(outer, inside, second) = without_cast(x, *from) else { return None };
-    let Expr::Binary(inner, x, first) = without_cast(inside, *from) else { return None };
+    let Expr::Binary(outer, inside, second) = x.without_cast(*from) else { return None };
+    let Expr::Binary(inner, x, first) = inside.without_cast(*from) else { return None };
     let (first, second) = (bound(first)?, bound(second)?);
     let (low, high) = match (inner, outer) {
         (BinaryOp::Max, BinaryOp::Min) => (first, second),
         (BinaryOp::Min, BinaryOp::Max) => (second, first),
         _ => return None,
     };
-    (is_narrow(to) && low == 0.0 && high > 0.0).then(|| (*from, without_cast(x, *from), high))
+    (is_narrow(to) && low == 0.0 && high > 0.0).then(|| (*from, x.without_cast(*from), high))
 }
 
 /// As [`clip_within`], of a number of which the cast makes 0 by a condition where it is NaN.
 fn chosen_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
-    let Expr::Select(cond, inside, otherwise) = without_cast(x, *from) else { return None };
-    let Expr::Binary(BinaryOp::Min, least, high) = without_cast(inside, *from) else { return None };
+    let Expr::Select(cond, inside, otherwise) = x.without_cast(*from) else { return None };
+    let Expr::Binary(BinaryOp::Min, least, high) = inside.without_cast(*from) else { return None };
     let (Cond::Less(low, x), Expr::Const(high)) = (&**cond, &**high) else { return None };
     let is_held = is_narrow(to) && *high > 0.0 && to.wrap(*high as i128) as f64 == *high;
     let is_clip = x == least && [low, otherwise].into_iter().all(|end| **end == Expr::Const(0.0));
-    (is_held && is_clip).then(|| (*from, without_cast(least, *from), *high))
+    (is_held && is_clip).then(|| (*from, least.without_cast(*from), *high))
 }
 
 /// The numbers that are rounded and the integer, the same in all lanes and between two ends, that is added to
 /// them.
 fn rounded_and_shifted(x: &Expr, ends: [f64; 2], lane: Option<LoopId>) -> Option<(&Expr, &Expr)> {
     let Expr::Binary(BinaryOp::Add, x, shift) = x else { return None };
-    let Expr::Unary(UnaryOp::Round, x) = without_cast(x, DType::F32) else { return None };
-    let shift = without_cast(shift, DType::F32);
+    let Expr::Unary(UnaryOp::Round, x) = x.without_cast(DType::F32) else { return None };
+    let shift = shift.without_cast(DType::F32);
     let is_within = range::range(shift).is_some_and(|[low, high]| ends[0] <= low && high <= ends[1]);
     let is_integer = match shift {
         Expr::Cast(to, _) => !to.is_float(),
         Expr::Const(v) => v.fract() == 0.0,
         _ => false,
     };
-    (is_within && is_integer && lane.is_none_or(|lane| !shift.uses(lane))).then(|| (without_cast(x, DType::F32), shift))
-}
-
-/// A value without a cast to the type that it is computed in.
-pub(super) fn without_cast(e: &Expr, dtype: DType) -> &Expr {
-    match e {
-        Expr::Cast(to, x) if *to == dtype => without_cast(x, dtype),
-        e => e,
-    }
+    (is_within && is_integer && lane.is_none_or(|lane| !shift.uses(lane))).then(|| (x.without_cast(DType::F32), shift))
 }
 
 impl Generator<'_> {
@@ -151,7 +143,13 @@ impl Generator<'_> {
                 self.convert(x, DType::I64, dtype)
             }
             Expr::Unary(op, x) => {
-                let x = self.eval(x, dtype);
+                let x = match op.rounded_difference(x, dtype) {
+                    Some((product, z)) if dtype.is_float() => {
+                        let [product, z] = [product, z].map(|x| self.eval(x, dtype));
+                        self.combine(BinaryOp::Sub, product, z)
+                    }
+                    _ => self.eval(x, dtype),
+                };
                 self.unary(*op, x, dtype)
             }
             Expr::Binary(op, a, b) => self.binary(*op, a, b, dtype),
@@ -331,7 +329,7 @@ impl Generator<'_> {
     }
 
     fn binary(&mut self, op: BinaryOp, a: &Expr, b: &Expr, dtype: DType) -> LaneOperand {
-        let (a, b) = (without_cast(a, dtype), without_cast(b, dtype));
+        let (a, b) = (a.without_cast(dtype), b.without_cast(dtype));
         if !dtype.is_float() {
             return self.integer_binary(op, a, b, dtype);
         }

@@ -5,7 +5,6 @@ use tilewright_ir::expr::{Cond, Expr};
 use tilewright_ir::{BufferId, Index, Role, Scope};
 
 use crate::generate::memory::LaneAddresses;
-use crate::generate::value::without_cast;
 use crate::generate::{Generator, plan};
 use crate::ssa::{SsaOp, Type};
 
@@ -35,7 +34,7 @@ impl Generator<'_> {
         assert!(!self.f.in_parts.contains(&buffer), "both parts of a number pass through registers");
         assert!(!self.is_for_boxes(buffer), "what boxes fill nothing else does");
         let (dtype, each) = (b.dtype, b.dtype.bytes() as usize);
-        let Some((from, at, conditions)) = element(without_cast(value, dtype)) else { return false };
+        let Some((from, at, conditions)) = element(value.without_cast(dtype)) else { return false };
         let source = self.program.buffer(from);
         let is_device = source.role != Role::Temporary || source.scope == Scope::Global;
         let lanes = self.f.lanes;
