@@ -351,7 +351,7 @@ impl Cache {
         let mut bytes = Vec::with_capacity(about.len() as usize);
         file.take(MOST_ENTRY_BYTES).read_to_end(&mut bytes).ok()?;
         let (sum, content) = bytes.strip_prefix(MAGIC)?.split_at_checked(SUM_BYTES)?;
-        if sum != hash(&[name.as_bytes(), content]) {
+        if sum != checksum(name, content) {
             return None;
         }
         let now = SystemTime::now();
@@ -366,7 +366,7 @@ impl Cache {
     fn put(&self, name: &str, content: &[u8]) {
         self.collect(name, content);
         let Some(folder) = &self.folder else { return };
-        let sum = hash(&[name.as_bytes(), content]);
+        let sum = checksum(name, content);
         match write_passing(&folder.join(name), &[MAGIC, &sum[..], content].concat()) {
             Ok(()) => self.has_grown.store(true, Ordering::Relaxed),
             Err(error) => {
@@ -503,6 +503,32 @@ fn hash(parts: &[&[u8]]) -> [u8; SUM_BYTES] {
     sum
 }
 
+/// Checksum of an entry, which guards against damage alone. A session reads megabytes of entries, and
+/// [`hash`] would take longer than everything else. Each step multiplies a word into 128 bits and joins the
+/// halves, so that its high bits reach the low bits of the sum as well.
+fn checksum(name: &str, content: &[u8]) -> [u8; SUM_BYTES] {
+    const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f];
+    let begin = hash(&[name.as_bytes(), &content.len().to_le_bytes()]);
+    let (halves, _) = begin.as_chunks::<8>();
+    let mut halves = [0, 1].map(|at| u64::from_le_bytes(halves[at]));
+    let mut add = |word: [u8; 8]| {
+        for (half, factor) in halves.iter_mut().zip(FACTORS) {
+            let product = u128::from(*half ^ u64::from_le_bytes(word)) * u128::from(factor);
+            *half = product as u64 ^ (product >> 64) as u64;
+        }
+    };
+    let (words, rest) = content.as_chunks::<8>();
+    words.iter().copied().for_each(&mut add);
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    add(last);
+    let mut sum = [0; SUM_BYTES];
+    for (bytes, half) in sum.chunks_exact_mut(8).zip(halves) {
+        bytes.copy_from_slice(&half.to_le_bytes());
+    }
+    sum
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -586,6 +612,25 @@ mod tests {
         assert_eq!(second.find(&of), None);
         NO_CACHE.keep(&of, b"code");
         assert_eq!(NO_CACHE.find(&of), None);
+    }
+
+    #[test]
+    fn a_checksum_shows_every_change() {
+        let content: Vec<u8> = (1..62).collect();
+        let sum = checksum("a", &content);
+        let mut seen = std::collections::HashSet::from([sum, checksum("b", &content)]);
+        for at in 0..content.len() {
+            for bit in 0..8 {
+                let mut changed = content.clone();
+                changed[at] ^= 1 << bit;
+                assert!(seen.insert(checksum("a", &changed)), "bit {bit} of byte {at}");
+            }
+            assert!(seen.insert(checksum("a", &content[..at])), "the first {at} bytes");
+            let swapped = [&content[at..], &content[..at]].concat();
+            assert!(at == 0 || seen.insert(checksum("a", &swapped)), "turned by {at} bytes");
+        }
+        let zeros = vec![0; 40];
+        assert!((0..40).all(|len| seen.insert(checksum("a", &zeros[..len])) || len == 0));
     }
 
     #[test]
