@@ -414,7 +414,8 @@ impl Model {
             Ok(scratch) => self.prepare(preparation, scratch),
             Err(error) => Err(error.kind().into()),
         };
-        let scratch = || Aligned::new(self.scratch_bytes(1));
+        // Few preparations use any of it.
+        let scratch = || Aligned::untouched(self.scratch_bytes(1));
         let done: io::Result<()> = if are_apart {
             on_all_cores(preparations, scratch, prepare).into_iter().collect()
         } else {
