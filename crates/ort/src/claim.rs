@@ -12,7 +12,7 @@ use std::collections::{HashMap, HashSet};
 use tilewright_graph::{Bindings, Graph, Problem, Specialised, TensorType, specialise};
 use tilewright_model::{Kind, Net, import};
 
-use crate::draft::{DraftNode, NoSessionGraph, NodeAt, SessionGraph, ValueIndex, node_at, node_of, types_of};
+use crate::draft::{DraftNode, NoSessionGraph, NodeAt, Ports, SessionGraph, ValueIndex, node_at, node_of, types_of};
 use crate::options::Claims;
 
 /// Sizes in the places of dimensions that are not known, tried in turn.
@@ -41,18 +41,19 @@ struct Supported {
     /// Types of values, with stand-ins for sizes that are not known.
     types: HashMap<ValueIndex, TensorType>,
     left: Vec<String>,
-    /// Specialised graph of all of them.
-    graph: Option<Graph>,
+    /// Specialised graph of all of them, and its net.
+    whole: Option<(Graph, Net)>,
 }
 
 /// Chooses the parts of a graph that run here.
 pub fn claim(draft: &SessionGraph, claims: Claims) -> Claim {
-    let Supported { mut nodes, types, mut left, graph } = supported(draft);
+    let Supported { mut nodes, types, mut left, whole } = supported(draft);
     let n_supported = nodes.len();
     leave_quantized(draft, &mut nodes);
     let mut parts = Vec::new();
     for part in groups(draft, &nodes) {
-        match work(draft, &part, &types) {
+        let known = whole.as_ref().filter(|_| part.len() == n_supported).map(|(_, net)| net);
+        match work(draft, &part, &types, known) {
             Ok(work) if work.is_enough() || claims == Claims::All => parts.push(part),
             Ok(_) => {}
             Err(why) => left.push(why),
@@ -60,7 +61,7 @@ pub fn claim(draft: &SessionGraph, claims: Claims) -> Claim {
     }
     let is_whole = parts.len() == 1 && parts[0].len() == n_supported;
     let is_fixed = |part: &[NodeAt]| draft.ports(part).inputs.iter().all(|&value| draft.fixed_shape(value).is_some());
-    let graph = graph.filter(|_| is_whole && is_fixed(&parts[0]));
+    let graph = whole.map(|(graph, _)| graph).filter(|_| is_whole && is_fixed(&parts[0]));
     Claim { parts, left, graph }
 }
 
@@ -123,7 +124,7 @@ fn supported_with(draft: &SessionGraph, stand_in: usize) -> Supported {
         for &at in part.iter().filter(|at| reads_unknown(at)) {
             refused.push((at, "the number of dimensions of an input is not known".to_owned()));
         }
-        let (mut types, mut specialised) = (HashMap::new(), None);
+        let (mut types, mut whole) = (HashMap::new(), None);
         if refused.is_empty() {
             match draft.graph(&part, &ports, &|value| given_shape(draft, value, stand_in)) {
                 Err(NoSessionGraph::Node(at, why)) => refused.push((at, why)),
@@ -134,13 +135,15 @@ fn supported_with(draft: &SessionGraph, stand_in: usize) -> Supported {
                 Ok(graph) => {
                     let special = specialise(&graph, &bindings);
                     types = types_of(&special.graph);
-                    refused = without_code(&special);
-                    specialised = Some(special.graph);
+                    match imported(&special) {
+                        Ok(net) => whole = Some((special.graph, net)),
+                        Err(found) => refused = found,
+                    }
                 }
             }
         }
         if refused.is_empty() {
-            return Supported { nodes, types, left, graph: specialised };
+            return Supported { nodes, types, left, whole };
         }
         for (at, why) in refused {
             if nodes.remove(&at) {
@@ -149,21 +152,25 @@ fn supported_with(draft: &SessionGraph, stand_in: usize) -> Supported {
         }
     }
     left.push("too many nodes depend on others that are left out".to_owned());
-    Supported { nodes: HashSet::new(), types: HashMap::new(), left, graph: None }
+    Supported { nodes: HashSet::new(), types: HashMap::new(), left, whole: None }
 }
 
-/// Nodes of a specialised graph that have no kernels, with reasons.
-fn without_code(special: &Specialised) -> Vec<(NodeAt, String)> {
+/// Imports a specialised graph.
+///
+/// # Errors
+/// The nodes that have no kernels, with reasons.
+fn imported(special: &Specialised) -> Result<Net, Vec<(NodeAt, String)>> {
     let place = |problem: &Problem| Some((problem.place.as_ref().and_then(node_of)?, problem.reason.to_string()));
     if !special.problems.is_empty() {
-        return special.problems.iter().filter_map(place).collect();
+        return Err(special.problems.iter().filter_map(place).collect());
     }
     let net = import(&special.graph, false);
     let refused = |node: &tilewright_model::Node| match &node.kind {
         Kind::Host(host) => Some((node_at(&node.origin)?, host.reason.to_string())),
         _ => None,
     };
-    net.nodes.iter().filter_map(refused).collect()
+    let refused: Vec<(NodeAt, String)> = net.nodes.iter().filter_map(refused).collect();
+    if refused.is_empty() { Ok(net) } else { Err(refused) }
 }
 
 /// Leaves out nodes around which ONNX Runtime has quantization that is not taken.
@@ -290,30 +297,46 @@ impl PartWork {
     }
 }
 
-/// Work of a part by itself.
+/// Work of a part by itself, whose net may be known.
 ///
 /// # Errors
 /// In words, where the part has no code by itself.
-fn work(draft: &SessionGraph, part: &[NodeAt], types: &HashMap<ValueIndex, TensorType>) -> Result<PartWork, String> {
+fn work(
+    draft: &SessionGraph,
+    part: &[NodeAt],
+    types: &HashMap<ValueIndex, TensorType>,
+    known: Option<&Net>,
+) -> Result<PartWork, String> {
     let ports = draft.ports(part);
     if ports.outputs.is_empty() {
         return Err("a part has no outputs".to_owned());
     }
-    let shape = |value: ValueIndex| types.get(&value).map(|ty| ty.shape.clone());
-    let graph = draft.graph(part, &ports, &shape).map_err(|refused| match refused {
-        NoSessionGraph::Node(_, why) | NoSessionGraph::Other(why) => why,
-    })?;
-    let special = specialise(&graph, &Bindings::default());
-    if let Some(problem) = special.problems.first() {
-        return Err(problem.to_string());
-    }
-    let net = import(&special.graph, false);
+    let own = if known.is_some() { None } else { Some(net_of(draft, part, &ports, types)?) };
+    let net = known.or(own.as_ref()).expect("one of the two");
     for node in &net.nodes {
         if let Kind::Host(host) = &node.kind {
             return Err(format!("{} by itself: {}", node.operator(), host.reason));
         }
     }
-    Ok(PartWork { flops: flops(&net), saved_bytes: saved_bytes(draft, part, types) })
+    Ok(PartWork { flops: flops(net), saved_bytes: saved_bytes(draft, part, types) })
+}
+
+/// Net of a part for inputs of these types.
+fn net_of(
+    draft: &SessionGraph,
+    part: &[NodeAt],
+    ports: &Ports,
+    types: &HashMap<ValueIndex, TensorType>,
+) -> Result<Net, String> {
+    let shape = |value: ValueIndex| types.get(&value).map(|ty| ty.shape.clone());
+    let graph = draft.graph(part, ports, &shape).map_err(|refused| match refused {
+        NoSessionGraph::Node(_, why) | NoSessionGraph::Other(why) => why,
+    })?;
+    let special = specialise(&graph, &Bindings::default());
+    match special.problems.first() {
+        Some(problem) => Err(problem.to_string()),
+        None => Ok(import(&special.graph, false)),
+    }
 }
 
 /// Floating-point operations of products, convolutions and recurrences.
