@@ -98,7 +98,7 @@ macro_rules! functions {
         }
 
         #[cfg(test)]
-        const $list: &[(&str, usize)] = &[$((stringify!($name), $slot)),*];
+        pub(crate) const $list: &[(&str, usize)] = &[$((stringify!($name), $slot)),*];
     };
 }
 

@@ -18,6 +18,8 @@ mod draft;
 mod factory;
 mod graph;
 mod log;
+#[cfg(test)]
+mod many_threads;
 mod name;
 mod options;
 mod part;
