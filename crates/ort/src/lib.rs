@@ -4,8 +4,9 @@
 //! ONNX Runtime calls [`CreateEpFactories`](factory) when the library is registered, asks the factory for a
 //! [`provider`] when a session starts, and passes it the session's graph. [`graph`] reads the graph,
 //! [`claim`] chooses the parts to run here, and [`part`] compiles and runs a part; [`sizes`] handles
-//! dimensions that are open until a run. [`tune`] tunes the kernels on request, and [`context`] makes the
-//! nodes of a model of compiled parts. Everything else stays with ONNX Runtime.
+//! dimensions that are open until a run. Sessions of one process [share](shared) parts. [`tune`] tunes the
+//! kernels on request, and [`context`] makes the nodes of a model of compiled parts. Everything else stays
+//! with ONNX Runtime.
 //!
 //! [`api`] declares the part of its C interface that is used. No panic unwinds across that interface
 //! ([`boundary`]), and no model file is read: graphs come through the interface.
@@ -24,6 +25,7 @@ mod name;
 mod options;
 mod part;
 mod provider;
+mod shared;
 mod sizes;
 mod threads;
 mod tune;

@@ -1,4 +1,4 @@
-//! Runs of a part from many threads at once, on a stand-in for ONNX Runtime.
+//! Runs of parts from many threads and sessions at once, on a stand-in for ONNX Runtime.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
@@ -259,4 +259,42 @@ fn a_part_of_one_size_runs_in_many_threads() {
 #[test]
 fn a_part_of_open_size_runs_in_many_threads() {
     check(None, 50);
+}
+
+/// Sessions share the same part, of which either may end first, and nothing stays of it after both.
+#[test]
+fn sessions_share_a_part() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [first, second] = [0, 1].map(|_| part(&session(folder.path(), |_| {}), draft(Some(40))));
+    assert!(Arc::ptr_eq(first.model(), second.model()));
+    let model = Arc::downgrade(first.model());
+    std::thread::scope(|scope| {
+        for (part, n_runs) in [(first, 5), (second, 50)] {
+            scope.spawn(move || (0..n_runs).for_each(|seed| run(&part, 40, seed)));
+        }
+    });
+    assert_eq!(model.strong_count(), 0);
+}
+
+/// Sessions whose settings or parts differ share nothing.
+#[test]
+fn other_parts_are_not_shared() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut parts = vec![part(&session(folder.path(), |_| {}), draft(Some(40)))];
+    let settings: [fn(&mut ProviderOptions); 4] = [
+        |options| options.threads = Some(1),
+        |options| options.exact = true,
+        |options| options.bf16 = true,
+        |options| options.database = options.database.as_ref().map(|file| file.with_extension("other")),
+    ];
+    parts.extend(settings.map(|change| part(&session(folder.path(), change), draft(Some(40)))));
+    let mut drafts = [draft(Some(39)), draft(Some(40)), draft(Some(40))];
+    let mut weights = drafts[1].values[1].constant.as_ref().expect("weights").bytes().to_vec();
+    weights[4 * SIDE] ^= 1;
+    drafts[1].values[1].constant = Tensor::new(TensorType::new(DType::F32, vec![SIDE; 2]), weights.into());
+    drafts[2].nodes[1].op = "Abs".to_owned();
+    parts.extend(drafts.map(|draft| part(&session(folder.path(), |_| {}), draft)));
+    for (at, part) in parts.iter().enumerate() {
+        assert!(parts[..at].iter().all(|other| !Arc::ptr_eq(part.model(), other.model())), "part {at}");
+    }
 }

@@ -19,6 +19,7 @@ use crate::draft::{NoSessionGraph, NodeAt, Ports, SessionGraph, ValueIndex, valu
 use crate::graph;
 use crate::log::Log;
 use crate::options::ProviderOptions;
+use crate::shared::{ModelOfPart, PartKey};
 use crate::sizes::{CodeForRun, Codes, DimensionNames, InputShape, Sizes};
 use crate::threads::Loops;
 
@@ -144,9 +145,28 @@ impl SessionState {
         };
         let making = CompileOptions { cache: known.cache.as_ref().unwrap_or(&self.cache), for_runs: true };
         let with = |records: &Records| {
+            let key = self.key(draft, nodes, ports, sizes, known, records);
+            if let Some(made) = key.as_ref().and_then(PartKey::find) {
+                // It holds constants of ONNX Runtime, which go when the session has started.
+                drop(known.take_graph());
+                return Ok((made, true));
+            }
             let compiled = compile_known(fused()?, &self.target, self.threads, records, making);
             *known.answers() = records.answers();
-            compiled.map_err(|error| error.to_string())
+            let compiled = compiled.map_err(|error| error.to_string())?;
+            let AnyModel::Cpu(model) = &compiled.model else { return Err("the target is no CPU".to_owned()) };
+            let net = &compiled.fused.net;
+            let place = |id| value_at(&net.value(id).name).and_then(at).ok_or("an input is none of the part's");
+            let inputs = net.inputs.iter().map(|&id| place(id)).collect::<Result<Vec<usize>, _>>()?;
+            let outputs: Vec<TensorType> = net.outputs.iter().map(|&id| net.value(id).ty()).collect();
+            if outputs.len() != ports.outputs.len() {
+                return Err("it has other outputs than the part".to_owned());
+            }
+            let made = ModelOfPart { model: Arc::clone(model), inputs, outputs, n_guessed: compiled.n_guessed };
+            if let Some(key) = key {
+                key.keep(&made);
+            }
+            Ok((made, false))
         };
         let answers = known.answers().clone();
         let recorded = self.database.as_ref().map(|database| {
@@ -161,25 +181,38 @@ impl SessionState {
         let recorded = recorded.and_then(|compiled| {
             compiled.map_err(|why| self.log.problem(&format!("records are not used: {why}"))).ok()
         });
-        let compiled = recorded.map_or_else(|| with(&Records::default().knowing(&answers)), Ok)?;
+        let (made, is_shared) = recorded.map_or_else(|| with(&Records::default().knowing(&answers)), Ok)?;
         if let Some(line) = making.cache.take_damage() {
             self.log.problem(&line);
         }
-        let AnyModel::Cpu(model) = &compiled.model else { return Err("the target is no CPU".to_owned()) };
-        let net = &compiled.fused.net;
-        let place = |id| value_at(&net.value(id).name).and_then(at).ok_or("an input is none of the part's");
-        let inputs = net.inputs.iter().map(|&id| place(id)).collect::<Result<Vec<usize>, _>>()?;
-        let outputs: Vec<TensorType> = net.outputs.iter().map(|&id| net.value(id).ty()).collect();
-        if outputs.len() != ports.outputs.len() {
-            return Err("it has other outputs than the part".to_owned());
-        }
-        let made = CompiledPart { model: Arc::clone(model), inputs, outputs, idle: Mutex::default() };
         self.log.note(|| {
-            let (n, guessed) = (nodes.len(), compiled.n_guessed);
-            let took = start.elapsed().as_millis();
-            format!("{n} nodes compiled for {sizes} in {took} ms, {guessed} kernels untuned")
+            let (n, took, guessed) = (nodes.len(), start.elapsed().as_millis(), made.n_guessed);
+            let how = if is_shared { "shared with another session" } else { "compiled" };
+            format!("{n} nodes {how} for {sizes} in {took} ms, {guessed} kernels untuned")
         });
-        Ok(made)
+        Ok(CompiledPart { made, idle: Mutex::default() })
+    }
+
+    /// Key of a part that sessions may share. There is none where the part goes with a model or came with
+    /// one, nor where a shared store of records may change its answers unseen.
+    fn key(
+        &self,
+        draft: &SessionGraph,
+        nodes: &[NodeAt],
+        ports: &Ports,
+        sizes: &Sizes,
+        known: &PartKnowledge,
+        records: &Records,
+    ) -> Option<PartKey> {
+        if self.wish.is_some() || known.cache.is_some() || !known.answers().is_empty() {
+            return None;
+        }
+        let state = records.state().ok()??;
+        let database = self.database.as_ref().map(|database| &database.path);
+        let ProviderOptions { exact, bf16, .. } = self.options;
+        let settings = format!("{sizes:?} {:?} {} {exact} {bf16} {database:?} {state}", self.target, self.threads);
+        let constants = ports.constants.iter().filter_map(|&value| draft.values[value].constant.as_ref());
+        Some(PartKey::new(&outline(draft, nodes, ports), settings, constants))
     }
 }
 
@@ -225,11 +258,7 @@ impl From<OpenError> for NoRange {
 
 /// Code of a part for sizes of its inputs.
 struct CompiledPart {
-    model: Arc<Model>,
-    /// The part's input that each of the model's is.
-    inputs: Vec<usize>,
-    /// Types of the part's outputs, at the largest size of the open dimension.
-    outputs: Vec<TensorType>,
+    made: ModelOfPart,
     /// Memory of runs that are over: there is as much as runs have been under way at the same time.
     idle: Mutex<Vec<RunMemory>>,
 }
@@ -254,9 +283,10 @@ impl CompiledPart {
 
     /// Types of the part's outputs in a run at a size of the open dimension.
     fn outputs_at(&self, size: Option<i64>) -> Vec<TensorType> {
-        let mut outputs = self.outputs.clone();
-        for (ty, port) in outputs.iter_mut().zip(self.model.outputs()) {
-            if let (Some(size), Some((axis, open))) = (size, self.model.plan().tensors[port.tensor].open) {
+        let ModelOfPart { model, outputs, .. } = &self.made;
+        let mut outputs = outputs.clone();
+        for (ty, port) in outputs.iter_mut().zip(model.outputs()) {
+            if let (Some(size), Some((axis, open))) = (size, model.plan().tensors[port.tensor].open) {
                 ty.shape[axis] = open.at(size) as usize;
             }
         }
@@ -279,7 +309,7 @@ impl CompiledPart {
             copy.bytes_mut().copy_from_slice(bytes);
             Ok(Some(copy))
         };
-        self.inputs.iter().zip(self.model.inputs()).map(copy).collect()
+        self.made.inputs.iter().zip(self.made.model.inputs()).map(copy).collect()
     }
 }
 
@@ -346,6 +376,15 @@ impl PartOfModel {
             answers: self.known.answers().clone(),
             entries: self.known.cache.as_ref().map_or(Vec::new(), Cache::entries),
             notes: Vec::new(),
+        }
+    }
+
+    /// Model of a part whose sizes are known.
+    #[cfg(test)]
+    pub fn model(&self) -> &Arc<Model> {
+        match &self.code {
+            PartCode::Fixed(compiled) => &compiled.made.model,
+            PartCode::Free(_) => panic!("the sizes are not known"),
         }
     }
 
@@ -489,20 +528,20 @@ impl PartOfModel {
         run: *mut KernelContext,
     ) -> Result<(), String> {
         let api = &self.session.api;
-        let mut outputs: Vec<&mut [u8]> = Vec::with_capacity(compiled.outputs.len());
+        let mut outputs: Vec<&mut [u8]> = Vec::with_capacity(compiled.made.outputs.len());
         for (&at, ty) in positions.outputs.iter().zip(compiled.outputs_at(size)) {
             // SAFETY: promised by the caller.
             outputs.push(unsafe { asked(api, run, at, &ty)? });
         }
         let copies = compiled.copies_of_unaligned(inputs)?;
-        let whole = compiled.inputs.iter().zip(&copies);
+        let whole = compiled.made.inputs.iter().zip(&copies);
         let taken: Vec<&[u8]> = whole.map(|(&at, copy)| copy.as_ref().map_or(inputs[at], Aligned::bytes)).collect();
         let idle = compiled.idle().pop();
         let mut memory = match idle {
             Some(memory) => memory,
-            None => RunMemory::new(&compiled.model, self.session.threads)?,
+            None => RunMemory::new(&compiled.made.model, self.session.threads)?,
         };
-        if let (Some(size), Some(dim)) = (size, &compiled.model.plan().dim) {
+        if let (Some(size), Some(dim)) = (size, &compiled.made.model.plan().dim) {
             memory.context.set_dim(&dim.name, size).map_err(|error| error.to_string())?;
         }
         let loops = Loops { api, run, shares: &memory.shares };

@@ -183,6 +183,18 @@ class Provider(unittest.TestCase):
         expected = ["[16, 64] and rows=1..16", "[64, 64] and rows=1..64"]
         self.assertEqual(made, [f"3 nodes compiled for {sizes}" for sizes in expected])
 
+    def test_sessions_share_parts(self):
+        network, others = products(96), products(96)
+        others.graph.initializer[0].CopyFrom(onnx.numpy_helper.from_array(random(64, 256, seed=1), "v"))
+        with log_of() as lines:
+            first, second, other = [session(made, log="all") for made in (network, network, others)]
+        how = [word for line in lines for word in ("compiled", "shared") if f"nodes {word}" in line]
+        self.assertEqual(how, ["compiled", "shared", "compiled"], lines)
+        self.compare(first, session(network, ours=False), {"x": random(96, 64)})
+        del first
+        self.compare(second, session(network, ours=False), {"x": random(96, 64)})
+        self.compare(other, session(others, ours=False), {"x": random(96, 64)})
+
     def test_free_sizes_without_names_are_compiled_one_by_one(self):
         network = products(None)
         ours, theirs = session(network, log="all"), session(network, ours=False)
