@@ -105,8 +105,8 @@ fn errors_are_a_few_units_in_the_last_place() {
     }
 }
 
-/// A softmax subtracts the largest of the products of its scale, which were rounded: so is the product that it
-/// subtracts from, or powers of large logits would be infinite.
+/// A softmax subtracts the largest of the products of its scale, which were rounded: so is the product that
+/// it subtracts from, or powers of large logits would be infinite.
 #[test]
 fn powers_of_scaled_numbers_less_their_largest_are_at_most_one() {
     const SCALE: f32 = 0.1;
