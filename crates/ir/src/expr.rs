@@ -108,8 +108,9 @@ impl UnaryOp {
     ];
 
     /// Parts `x · y` and `z` of an exponent `x · y − z` in the arithmetic of `dtype`, whose product is
-    /// rounded before `z` is subtracted, also where a machine could round once. In a softmax `z` is the largest
-    /// of the rounded products: the exact one may be so much larger that the exponential function is infinite.
+    /// rounded before `z` is subtracted, also where a machine could round once. In a softmax `z` is the
+    /// largest of the rounded products: the exact one may be so much larger that the exponential function
+    /// is infinite.
     pub fn rounded_difference(self, argument: &Expr, dtype: DType) -> Option<(&Expr, &Expr)> {
         let (UnaryOp::Exp | UnaryOp::Expm1, Expr::Binary(BinaryOp::Sub, x, z)) = (self, argument.without_cast(dtype))
         else {
