@@ -7,7 +7,7 @@ use crate::index::Index;
 use crate::program::{Buffer, LoopKind, Program, Stmt};
 
 /// Bytes of a cache line on every supported machine.
-const LINE_BYTES: i64 = 64;
+pub const LINE_BYTES: i64 = 64;
 /// Cache lines that one iteration prefetches at most: more cost more than they can gain.
 pub const MOST_PREFETCHED_LINES: i64 = 128;
 
