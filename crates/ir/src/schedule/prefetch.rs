@@ -7,9 +7,9 @@ use crate::index::Index;
 use crate::program::{Buffer, LoopKind, Program, Stmt};
 
 /// Bytes of a cache line on every supported machine.
-pub const LINE_BYTES: i64 = 64;
-/// Cache lines that one iteration prefetches at most: more cost more than they can gain.
-pub const MOST_PREFETCHED_LINES: i64 = 128;
+const LINE_BYTES: i64 = 64;
+/// More prefetches than this in one iteration cost more than they can gain.
+const MOST_LINES: i64 = 128;
 
 /// See [`super::Step::Prefetch`].
 pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Result<(), Illegal> {
@@ -39,10 +39,8 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
         let steps = steps_of_lines(names.buffer(target), per_line, &touched.most);
         let counts: Vec<i64> = touched.most.iter().zip(&steps).map(|(&n, &s)| (n + s - 1) / s).collect();
         let lines = counts.iter().try_fold(1i64, |n, &c| n.checked_mul(c)).unwrap_or(i64::MAX);
-        if lines > MOST_PREFETCHED_LINES {
-            return Err(fail(format!(
-                "one iteration of `{at}` touches {lines} cache lines, more than {MOST_PREFETCHED_LINES}"
-            )));
+        if lines > MOST_LINES {
+            return Err(fail(format!("one iteration of `{at}` touches {lines} cache lines, more than {MOST_LINES}")));
         }
         let later = Index::from(var).offset(ahead);
         let index = touched

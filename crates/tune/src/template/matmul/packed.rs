@@ -9,7 +9,6 @@ use super::finished_vectors;
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::{Packed, Structure};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::schedule::{LINE_BYTES, MOST_PREFETCHED_LINES};
 use tilewright_ir::{Step, TensorProduct};
 use tilewright_search::{Config, Parameter, Space, SpaceError};
 
@@ -53,14 +52,6 @@ fn panel(s: &TemplateSetting, p: &Packed) -> i64 {
     widths.into_iter().find(|&nv| fits(s, 1, nv) && nv < 2 * vectors).unwrap_or(1)
 }
 
-/// Vectors of columns, of at most `width`, of whose weights a block has few enough cache lines to prefetch.
-fn widest_prefetched(p: &Packed, lanes: i64, width: i64) -> i64 {
-    let at_once = if p.rounds { STEPS } else { 1 };
-    let rows = p.block / (p.weights_per_byte() * at_once);
-    let lines = |nv: i64| rows * ceil_div(nv * lanes * at_once, LINE_BYTES);
-    (1..=width).rev().find(|&nv| lines(nv) <= MOST_PREFETCHED_LINES).unwrap_or(0)
-}
-
 fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let p = packed(s);
     let lanes = s.target.lanes(s.workload.dtype);
@@ -91,11 +82,6 @@ fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
             _ => "inner == 'jr-ir' if parallel == 'jr' else inner == 'ir-jr'",
         };
         constraints.push(constraint_over("tiles_in_parallel", &["parallel", "inner"], outer, &parameters));
-    }
-    let most = widest_prefetched(&p, lanes, width);
-    if most < width {
-        let few = format!("prefetch == 0 or nv <= {most}");
-        constraints.push(constraint_over("prefetches", &["nv", "prefetch"], &few, &parameters));
     }
     Space::declare("packed", parameters, constraints)
 }
