@@ -22,7 +22,10 @@ impl NodeImport<'_> {
         let [n_left, n_right] = found.batches.each_ref().map(|batch| count(batch));
         let mut factors = [a, b];
         let product = Kind::Product { turned: false, heads: None };
-        let (kind, left, right, out) = if n_right == 1 {
+        // Rows of an open number are not joined with those of the next matrix: they do not lie one behind the
+        // other.
+        let is_apart = n_products > 1 && self.net.open_size == Some(m) && self.net.value(b).constant.is_none();
+        let (kind, left, right, out) = if n_right == 1 && !is_apart {
             // One matrix for all: they are the rows of one product.
             (product, vec![n_products * m, k], vec![k, n], vec![n_products * m, n])
         } else if n_left == 1 && [m, n, k, n_products].iter().all(|&size| size > 0) {
