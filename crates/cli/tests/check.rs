@@ -44,6 +44,39 @@ fn model(op: &str) -> Vec<u8> {
 }
 
 #[test]
+fn a_batch_and_its_texts_are_open_by_any_of_their_names() {
+    let graph = [
+        field(1, &node("Add", &["x", "mask"], "y")),
+        field(11, &tensor("x", &["a", "t", "4"])),
+        field(11, &tensor("mask", &["b", "t", "4"])),
+        field(12, &tensor("y", &["a", "t", "4"])),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("two.onnx");
+    std::fs::write(&path, [number(1, 8), field(7, &graph.concat()), field(8, &number(2, 17))].concat()).unwrap();
+    fn with<'a>(path: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        [&["run", path, "--runs", "1"], more].concat()
+    }
+    // The batches of both inputs broadcast or are one: of several names one is enough, in any order.
+    for more in [["--dim", "a=1..4", "--dim", "t=1..8"], ["--dim", "t=1..8", "--dim", "a,b=1..4"]] {
+        let at = ["--at", "a=2,4", "--at", "t=3,8"];
+        let output = run(&with(text(&path), &[&more[..], &at].concat()));
+        let (lines, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{said}");
+        for line in ["y  f32[4,8,4]\n", "\na=2, t=3: ", "\na=2, t=8: ", "\na=4, t=3: ", "\na=4, t=8: "] {
+            assert!(lines.contains(line), "{line}: {lines}");
+        }
+        assert_eq!(said.contains("b is a: "), !more.contains(&"a,b=1..4"), "{said}");
+    }
+    let refused = |more: &[&str], expected: &str| check_refused(&with(text(&path), more), expected);
+    refused(&["--dim", "a,b=1..4", "--dim", "t=1..8", "--at", "c=3"], "--at c: no such dimension is open");
+    refused(&["--dim", "a,b=1..4", "--dim", "t=1..8", "--at", "9"], "--at 9: t is one of 1..8");
+    refused(&["--dim", "a,c=1..4", "--dim", "t=1..8"], "no input has a dimension `c`");
+    refused(&["--dim", "a=1..4", "--dim", "b=1..4", "--dim", "t=3"], "cannot both be open");
+    refused(&["--dim", "a=1..4", "--dim", "b=1..4", "--dim", "t=1..3"], "are open already (give a number)");
+}
+
+#[test]
 fn labels_that_are_texts_are_listed() {
     let texts = [field(6, b"ant"), field(6, b"bee")].concat();
     let names = [number(1, 2), number(2, 8), field(8, b"names"), texts].concat();

@@ -125,6 +125,21 @@ impl Graph {
         &mut self.values[id.0 as usize]
     }
 
+    /// Gives a named dimension of inputs another name, and says whether there was such.
+    pub fn rename_dim(&mut self, from: &str, to: &str) -> bool {
+        let mut is_there = false;
+        for id in self.inputs.clone() {
+            let dims = self.value_mut(id).declared.as_mut().and_then(|declared| declared.dims.as_mut());
+            for dim in dims.into_iter().flatten() {
+                if matches!(dim, Dim::Named(name) if name == from) {
+                    *dim = Dim::Named(to.into());
+                    is_there = true;
+                }
+            }
+        }
+        is_there
+    }
+
     /// Names of the inputs, followed by those of the inputs with defaults.
     pub fn input_names(&self) -> Vec<&str> {
         self.inputs.iter().chain(&self.defaults).map(|&id| self.value(id).name.as_str()).collect()

@@ -449,6 +449,13 @@ fn planned(
     let mut pieces = fused.forms().zip(places);
     let (form, of_form) = pieces.next().expect("there is one");
     let mut job = PlanBuilder::new(form, of_form, line, kernels).done(0)?;
+    if let Some(items) = &fused.items {
+        job.plan.items = Some(items.dim.clone());
+        let ports = [job.plan.ports(Place::Input), job.plan.ports(Place::Output)].concat();
+        for (tensor, in_items) in ports.into_iter().zip(&items.ports) {
+            job.plan.tensors[tensor].in_items = *in_items;
+        }
+    }
     if fused.rows.is_none() {
         return Ok((job.plan, job.origins, job.memory));
     }
@@ -543,7 +550,8 @@ impl<'a> PlanBuilder<'a> {
                 let from = self.slice(copy.from)?;
                 let whole = self.slice(copy.to)?;
                 let to = TensorSlice { offset: whole.offset + copy.offset, n_bytes: from.n_bytes, ..whole };
-                self.copy(from, to, None);
+                let rows = self.open_rows(copy.from, from.n_bytes);
+                self.copy(from, to, rows);
             }
             self.guard = self.guard_of(&conditions[at])?;
             match step {
@@ -592,8 +600,7 @@ impl<'a> PlanBuilder<'a> {
             let name = self.fused.net.value(self.fused.net.outputs[copy.offset]).name.clone();
             let to = self.plan.tensor(name, dtype, &shape, Place::Output(copy.offset));
             self.plan.tensors[to].open = self.open_axis(copy.from);
-            let row = |(axis, size): (usize, RunSize)| (size, from.n_bytes / shape[axis].max(1));
-            let rows = self.open_axis(copy.from).map(row);
+            let rows = self.open_rows(copy.from, from.n_bytes);
             let to = self.plan.whole(to);
             self.copy(from, to, rows);
         }
@@ -664,7 +671,11 @@ impl<'a> PlanBuilder<'a> {
             let value = self.fused.net.value(id);
             let dtype = dtype_of(&self.fused.net, id)?;
             let n_bytes = dtype.bytes() as usize;
-            let number = |number: i64| number.to_le_bytes()[..n_bytes].to_vec();
+            let number = |number: i64| match dtype {
+                DType::F32 => (number as f32).to_le_bytes().to_vec(),
+                DType::F64 => (number as f64).to_le_bytes().to_vec(),
+                _ => number.to_le_bytes()[..n_bytes].to_vec(),
+            };
             // Of numbers that count on, each row begins with the second one of the row before.
             let (table, pitch): (Vec<u8>, usize) = match are_counted(sizes) {
                 true => {
@@ -715,6 +726,13 @@ impl<'a> PlanBuilder<'a> {
         let (from, to) = (self.slice(from)?, self.slice(to)?);
         self.push(&name, Work::Move { from, to, rows }, Some(origin));
         Ok(())
+    }
+
+    /// Number of rows of a value of so many bytes, and bytes of one, where runs say how many there are.
+    fn open_rows(&self, id: ValueId, n_bytes: usize) -> Option<(RunSize, usize)> {
+        let shape = self.fused.net.shape(id);
+        let (axis, size) = self.open_axis(id).filter(|(axis, _)| shape[..*axis].iter().all(|n| *n == 1))?;
+        Some((size, n_bytes / shape[axis].max(1) as usize))
     }
 
     /// First open dimension of a value.

@@ -120,7 +120,11 @@ impl Runner {
             let port = |(at, id): (usize, &crate::ValueId)| {
                 let value = net.value(*id);
                 let tensor = tensors.get(at).map(|tensor| plan.tensors[*tensor].clone());
-                let (name, ty, memory) = (value.name.clone(), value.ty(), Aligned::new(value.n_bytes())?);
+                let (name, mut ty) = (value.name.clone(), value.ty());
+                if let (Some(items), true) = (&plan.items, tensor.as_ref().is_some_and(|tensor| tensor.in_items)) {
+                    ty.shape[0] = items.most as usize;
+                }
+                let memory = Aligned::new(ty.checked_bytes().expect("invariant: it is in memory") as u64)?;
                 Ok(LargestPort { name, ty, tensor, memory })
             };
             ids.iter().enumerate().map(port).collect()
@@ -161,25 +165,22 @@ impl Runner {
         context.rows()
     }
 
-    /// Sets the size of the model's open dimension for what is set and run from now on; until then it is the
-    /// largest.
+    /// Sets the size of an open dimension of the model for what is set and run from now on; until then it is
+    /// the largest.
     ///
     /// # Errors
     /// If there is no such dimension, or that no such size.
     pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
-        match &mut self.context {
-            RunContext::Cpu(context) => context.set_dim(name, size)?,
-            RunContext::Gpu(_) => {
-                return Err(runtime::RunError::NoDim { name: name.to_owned(), open: None }.into());
-            }
-        }
+        let RunContext::Cpu(context) = &mut self.context else {
+            return Err(runtime::RunError::NoDim { name: name.to_owned(), open: None }.into());
+        };
+        context.set_dim(name, size)?;
         // Where runs say how many rows they have, ports are as long as these.
-        if self.rows_dim().is_some_and(|rows| rows.name != name) {
-            return Ok(());
-        }
+        let size = context.rows().or(context.size()).unwrap_or(0);
+        let n_items = context.items().unwrap_or(1);
         for port in self.inputs.iter_mut().chain(&mut self.outputs) {
             if let Some(tensor) = &port.tensor {
-                port.ty.shape = tensor.shape_at(size);
+                port.ty.shape = tensor.shape_of(size, n_items);
             }
         }
         Ok(())
@@ -213,8 +214,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Sizes that tensors have, where they tell: of the past, which those of states have, and of the rows of
-    /// a run, or of the model's open dimension.
+    /// Sizes that tensors have, where they tell: of the past, which those of states have, of the rows of a
+    /// run or of the model's open dimension, and of its items.
     fn sizes_of(&self, inputs: &[(Value, Tensor)]) -> Vec<(String, i64)> {
         let RunContext::Cpu(context) = &self.context else { return Vec::new() };
         let plan = context.model().plan();
@@ -224,15 +225,20 @@ impl Runner {
             let n = *given(&port.name)?.shape().get(axis)? as i64 - open.term;
             (n % open.factor == 0).then_some(n / open.factor)
         };
+        let n_items = |port: &LargestPort| {
+            let has_items = port.tensor.as_ref().is_some_and(|tensor| tensor.in_items);
+            Some(*given(&port.name).filter(|_| has_items)?.shape().first()? as i64)
+        };
         let past = |state: &KeptState| Some(*given(&state.past)?.shape().get(state.axis)? as i64);
         let past = self.states.iter().find_map(past).and_then(|n| Some((plan.dim.as_ref()?, n)));
         let own = plan.rows.as_ref().or(plan.dim.as_ref()).filter(|_| plan.rows.is_some() || past.is_none());
         let own = own.and_then(|dim| Some((dim, self.inputs.iter().find_map(size)?)));
-        past.into_iter().chain(own).map(|(dim, n)| (dim.name.clone(), n)).collect()
+        let items = plan.items.as_ref().and_then(|items| Some((items, self.inputs.iter().find_map(n_items)?)));
+        past.into_iter().chain(own).chain(items).map(|(dim, n)| (dim.name.clone(), n)).collect()
     }
 
     /// Takes tensors of a model's inputs, all but those that are constants here, and the sizes of its open
-    /// dimension, of the past and of a run's rows that they have.
+    /// dimensions, of the past and of a run's rows that they have.
     ///
     /// # Errors
     /// As [`Runner::set`] and [`Runner::set_dim`].

@@ -11,7 +11,7 @@ use tilewright_codegen::{ARGUMENT_ALIGN, Runtime};
 
 use crate::memory::Aligned;
 use crate::model::{BaseMemory, Model, Port};
-use crate::plan::{CopiedRows, Host, RunSize, StepCondition, TensorSlice, Work};
+use crate::plan::{CopiedRows, Host, OpenDimension, RunSize, StepCondition, TensorSlice, Work};
 use crate::pool::SharedPool;
 
 /// Reason why a run failed.
@@ -125,6 +125,8 @@ pub struct Context {
     size: i64,
     /// Rows of the next run, where runs say so.
     n_rows: i64,
+    /// Items of the next run, where runs say so; else 1.
+    n_items: i64,
     /// Steps of the next run, or of its present piece.
     steps: Range<usize>,
     /// The kernels' open sizes in the next run, step by step.
@@ -200,6 +202,7 @@ impl Context {
         let sizes = vec![0; n_sizes];
         let (size, _arena) = (0, arena);
         let n_rows = model.plan().rows.as_ref().map_or(0, |rows| rows.least);
+        let n_items = model.plan().items.as_ref().map_or(1, |items| items.most);
         let steps = 0..model.plan().steps.len();
         let mut context = Context {
             model,
@@ -213,6 +216,7 @@ impl Context {
             of_states,
             size,
             n_rows,
+            n_items,
             steps,
             sizes,
             starts,
@@ -233,23 +237,28 @@ impl Context {
     /// # Errors
     /// If the model has no such dimension, or that no such size; then all stays as it was.
     pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
-        if let Some(rows) = self.model.plan().rows.as_ref().filter(|rows| rows.name == name) {
-            if !rows.has(size) {
-                let (name, least, most, step) = (rows.name.clone(), rows.least, rows.most, rows.step);
-                return Err(RunError::BadSize { name, size, least, most, step });
-            }
-            self.n_rows = size;
-            return Ok(());
-        }
-        let Some(dim) = self.model.plan().dim.as_ref().filter(|dim| dim.name == name) else {
-            let open = self.model.plan().dim.as_ref().map(|dim| dim.name.clone());
+        let plan = self.model.plan();
+        let is_it = |dim: &Option<OpenDimension>| dim.as_ref().is_some_and(|dim| dim.name == name);
+        let Some(dim) =
+            [&plan.dim, &plan.rows, &plan.items].into_iter().find(|dim| is_it(dim)).and_then(Option::as_ref)
+        else {
+            let open = plan.dim.as_ref().map(|dim| dim.name.clone());
             return Err(RunError::NoDim { name: name.to_owned(), open });
         };
         if !dim.has(size) {
             let (name, least, most, step) = (dim.name.clone(), dim.least, dim.most, dim.step);
             return Err(RunError::BadSize { name, size, least, most, step });
         }
-        self.at(size);
+        let (is_dim, is_rows, is_items) = (is_it(&plan.dim), is_it(&plan.rows), is_it(&plan.items));
+        if is_rows {
+            self.n_rows = size;
+        }
+        if is_items {
+            self.n_items = size;
+        }
+        if is_dim {
+            self.at(size);
+        }
         Ok(())
     }
 
@@ -261,6 +270,11 @@ impl Context {
     /// Rows of the next run, where runs say so: the fewest until [`Context::set_dim`] says another number.
     pub fn rows(&self) -> Option<i64> {
         self.model.plan().rows.as_ref().map(|_| self.n_rows)
+    }
+
+    /// Items of the next run, where runs say so: the most until [`Context::set_dim`] says another number.
+    pub fn items(&self) -> Option<i64> {
+        self.model.plan().items.as_ref().map(|_| self.n_items)
     }
 
     /// Size that inputs and outputs depend on.
@@ -384,7 +398,7 @@ impl Context {
         self.pieces(&self.threads.runtime(), inputs, outputs, Some(step_ns))
     }
 
-    /// Carries out the pieces of a run one after the other, or all steps where there are none.
+    /// Carries out the pieces of a run one after the other, or all steps for each item where there are none.
     fn pieces(
         &mut self,
         on_all: &Runtime,
@@ -394,8 +408,10 @@ impl Context {
     ) -> Result<(), RunError> {
         self.check(inputs, outputs)?;
         if self.model.plan().pieces.is_empty() {
-            self.pass(0, inputs, outputs);
-            self.steps(on_all, step_ns)?;
+            for item in 0..self.n_items {
+                self.pass(item, inputs, outputs);
+                self.steps(on_all, step_ns.as_deref_mut())?;
+            }
             let appends = self.model.plan().appends;
             if appends > 0 {
                 self.at(self.size + appends);
@@ -437,25 +453,32 @@ impl Context {
         let given = inputs.iter().copied().chain(outputs_given);
         for (port, given) in of_inputs.iter().chain(of_outputs).zip(given) {
             let tensor = || self.model.plan().tensors[port.tensor].name.clone();
-            let expected = self.model.plan().tensors[port.tensor].n_bytes_at(self.size_of_ports());
+            let of_port = &self.model.plan().tensors[port.tensor];
+            let expected = of_port.n_bytes_of(self.size_of_ports(), self.n_items);
             if given.len() != expected {
                 return Err(RunError::Size { tensor: tensor(), expected, given: given.len() });
             }
-            if !given.is_empty() && !(given.as_ptr() as usize).is_multiple_of(port.align) {
+            let to_next = if of_port.in_items { of_port.n_bytes_at(self.size) } else { 0 };
+            let is_aligned = [given.as_ptr() as usize, to_next].iter().all(|start| start.is_multiple_of(port.align));
+            if !given.is_empty() && !is_aligned {
                 return Err(RunError::Unaligned { tensor: tensor(), align: port.align });
             }
         }
         Ok(())
     }
 
-    /// Has steps find what is passed, from a row on.
-    fn pass(&mut self, row: i64, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
+    /// Has steps find what is passed, from a row or an item on.
+    fn pass(&mut self, at: i64, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
         let plan = self.model.plan();
         let before = |port: &Port| {
             let tensor = &plan.tensors[port.tensor];
-            if plan.pieces.is_empty() || tensor.open.is_none() { 0 } else { tensor.n_bytes_at(row) }
+            match () {
+                () if tensor.in_items => tensor.n_bytes_at(self.size) * at as usize,
+                () if plan.pieces.is_empty() || tensor.open.is_none() => 0,
+                () => tensor.n_bytes_at(at),
+            }
         };
-        for Passed { at, base, offset } in &self.passed {
+        for Passed { at: place, base, offset } in &self.passed {
             let (start, n_bytes, before) = match base {
                 BaseMemory::Input(input) => {
                     let given = inputs[*input];
@@ -471,7 +494,7 @@ impl Context {
             };
             // A slice of nothing may be anywhere, and elements of nothing are aligned.
             let start = if n_bytes == 0 { std::ptr::without_provenance_mut(ARGUMENT_ALIGN as usize) } else { start };
-            self.pointers[*at] = start.wrapping_add(before + *offset);
+            self.pointers[*place] = start.wrapping_add(before + *offset);
         }
     }
 

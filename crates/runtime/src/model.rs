@@ -14,7 +14,7 @@ use crate::cores::on_all_cores;
 use crate::gpu::GpuModel;
 use crate::kernel_plan::plan_of_kernel;
 use crate::memory::{ALIGN, Aligned};
-use crate::plan::{Constant, OpenDimension, Place, Plan, PlanStep, RunSize, TensorSlice, Work};
+use crate::plan::{Constant, OpenDimension, Place, Plan, PlanStep, PlanTensor, RunSize, TensorSlice, Work};
 
 /// Reason why a plan cannot run: the fault of whoever made it.
 #[derive(Debug, Error)]
@@ -692,7 +692,17 @@ impl PlanChecker<'_> {
             Some(rows) => first == Some(rows.most) && last == Some(rows.least) && rows.step == rows.least,
             None => pieces.is_empty(),
         };
-        is_made_up.then_some(()).ok_or_else(|| wrong(pieces.len()))
+        is_made_up.then_some(()).ok_or_else(|| wrong(pieces.len()))?;
+        // Items have nothing in common: no states, and no rows of one.
+        let have_items = self.plan.tensors.iter().filter(|tensor| tensor.in_items);
+        let is_apart = |tensor: &PlanTensor| {
+            tensor.shape.first() == Some(&1) && matches!(tensor.place, Place::Input(_) | Place::Output(_))
+        };
+        let fits = match self.plan.items {
+            Some(_) => pieces.is_empty() && self.plan.states().next().is_none() && have_items.clone().all(is_apart),
+            None => have_items.clone().next().is_none(),
+        };
+        fits.then_some(()).ok_or_else(|| PlanError::Missing { step: "items".to_owned(), what: "item", index: 0 })
     }
 
     /// Checks that loops begin and end in turn, one within another.

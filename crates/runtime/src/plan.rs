@@ -79,6 +79,9 @@ pub struct PlanTensor {
     /// Dimension that is as long as each run says, at most as in the shape: its first one longer than 1. A
     /// run uses the beginning of the memory.
     pub open: Option<(usize, RunSize)>,
+    /// Whether an input or output has this for each item of a run, one behind the other: the first dimension,
+    /// here 1, is as long as there are items.
+    pub in_items: bool,
 }
 
 impl PlanTensor {
@@ -102,6 +105,20 @@ impl PlanTensor {
             Some((axis, open)) if self.shape[axis] > 0 => self.n_bytes() / self.shape[axis] * open.at(size) as usize,
             _ => self.n_bytes(),
         }
+    }
+
+    /// Dimensions of a run of so many items, at a size of the model's open dimension.
+    pub fn shape_of(&self, size: i64, n_items: i64) -> Vec<usize> {
+        let mut shape = self.shape_at(size);
+        if self.in_items {
+            shape[0] = n_items as usize;
+        }
+        shape
+    }
+
+    /// Bytes of a run of so many items, at a size of the model's open dimension. Allocates nothing.
+    pub fn n_bytes_of(&self, size: i64, n_items: i64) -> usize {
+        self.n_bytes_at(size) * if self.in_items { n_items as usize } else { 1 }
     }
 }
 
@@ -322,6 +339,9 @@ pub struct Plan {
     /// Number of rows of which a run is made, where each says it. Inputs and outputs are as long as that, and
     /// not as the dimension.
     pub rows: Option<OpenDimension>,
+    /// Items of which runs have as many as each says, such as those of a batch: all steps run for one after
+    /// the other.
+    pub items: Option<OpenDimension>,
     /// Pieces of which runs are made, the largest first, all of them multiples of the smallest; empty where
     /// each run has all steps.
     pub pieces: Vec<Piece>,
@@ -330,7 +350,14 @@ pub struct Plan {
 impl Plan {
     /// Adds a tensor and says its number.
     pub fn tensor(&mut self, name: impl Into<String>, dtype: DType, shape: &[usize], place: Place) -> usize {
-        self.tensors.push(PlanTensor { name: name.into(), dtype, shape: shape.to_vec(), place, open: None });
+        self.tensors.push(PlanTensor {
+            name: name.into(),
+            dtype,
+            shape: shape.to_vec(),
+            place,
+            open: None,
+            in_items: false,
+        });
         self.tensors.len() - 1
     }
 

@@ -112,6 +112,9 @@ pub fn interface(build: &Json, inputs: &[PlanTensor], outputs: &[PlanTensor]) ->
             if let Some((axis, _)) = tensor.open {
                 shape[axis] = "-1".to_owned();
             }
+            if tensor.in_items {
+                shape[0] = "-1".to_owned();
+            }
             let n = shape.len().max(1);
             let shape = if shape.is_empty() { "0".to_owned() } else { shape.join(", ") };
             writeln!(out, "static const int64_t net_{what}_{at}_shape[{n}] = {{{shape}}};")?;

@@ -82,6 +82,8 @@ pub struct Library {
     dim: Option<OpenDimension>,
     /// Rows by which runs make states longer, where they say how many.
     rows: Option<OpenDimension>,
+    /// Items of which runs have as many as they say.
+    items: Option<OpenDimension>,
     /// Tensors that stay between runs.
     states: Vec<PlanTensor>,
     /// Origin of the library, in lines.
@@ -172,6 +174,7 @@ impl Library {
             outputs,
             dim: plan.dim.clone(),
             rows: plan.rows.clone(),
+            items: plan.items.clone(),
             states: plan.states().cloned().collect(),
             origin: origin.to_vec(),
             build: Json::Null,
@@ -201,7 +204,8 @@ impl Library {
             "steps": model.plan().steps.len(),
         });
         if let Some(dim) = &self.dim {
-            let all = std::iter::once(dim).chain(&self.rows);
+            let other = self.items.as_ref().filter(|items| *items != dim);
+            let all = std::iter::once(dim).chain(&self.rows).chain(other);
             let json =
                 |dim: &OpenDimension| json!({"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step});
             build["dims"] = all.map(json).collect();
@@ -329,7 +333,13 @@ impl Library {
     /// The kind that templates have lines for.
     fn kind(&self) -> LibraryKind {
         let (is_open, has_states, has_rows) = (self.dim.is_some(), !self.states.is_empty(), self.rows.is_some());
-        LibraryKind { is_for_gpu: self.is_for_gpu, is_open, has_states, has_rows }
+        LibraryKind {
+            is_for_gpu: self.is_for_gpu,
+            is_open,
+            has_states,
+            has_rows,
+            items_of: items_of(&self.items, &self.dim),
+        }
     }
 
     /// The functions that it shows.
@@ -383,9 +393,16 @@ fn data_member(name: &str, arch: Arch, data: Vec<u8>) -> Result<Option<ArchiveMe
     Ok(bytes.map(|bytes| ArchiveMember { name: format!("{symbol}.o"), symbols: vec![symbol], bytes }))
 }
 
-/// The inputs and the outputs of a plan.
+/// The inputs and the outputs of a plan, of the most items.
 fn tensors(plan: &Plan) -> [Vec<PlanTensor>; 2] {
-    let of = |place: fn(usize) -> Place| plan.ports(place).into_iter().map(|at| plan.tensors[at].clone()).collect();
+    let tensor = |at: usize| {
+        let mut tensor = plan.tensors[at].clone();
+        if let (Some(items), true) = (&plan.items, tensor.in_items) {
+            tensor.shape[0] = items.most as usize;
+        }
+        tensor
+    };
+    let of = |place: fn(usize) -> Place| plan.ports(place).into_iter().map(tensor).collect();
     [of(Place::Input), of(Place::Output)]
 }
 
@@ -397,6 +414,9 @@ fn tensors_json(tensors: &[PlanTensor]) -> Vec<Json> {
             "shape": tensor.shape,
             "bytes": tensor.n_bytes(),
         });
+        if tensor.in_items {
+            json["items"] = json!(true);
+        }
         if let Some((axis, RunSize { factor, term, .. })) = tensor.open {
             json["open"] = json!({"axis": axis, "factor": factor, "term": term});
         }
@@ -412,11 +432,32 @@ struct LibraryKind {
     is_open: bool,
     has_states: bool,
     has_rows: bool,
+    items_of: ItemsOf,
+}
+
+/// Dimension of the items of runs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ItemsOf {
+    /// There are none.
+    Nothing,
+    /// The open dimension itself.
+    OpenDimension,
+    /// Another one beside it.
+    Another,
+}
+
+fn items_of(items: &Option<OpenDimension>, dim: &Option<OpenDimension>) -> ItemsOf {
+    match items {
+        None => ItemsOf::Nothing,
+        Some(_) if items == dim => ItemsOf::OpenDimension,
+        Some(_) => ItemsOf::Another,
+    }
 }
 
 /// The lines of a template for all libraries, and those for this kind of them.
 fn of_kind(template: &'static str, kind: LibraryKind) -> String {
-    let LibraryKind { is_for_gpu, is_open, has_states, has_rows } = kind;
+    let LibraryKind { is_for_gpu, is_open, has_states, has_rows, items_of } = kind;
+    let (has_items, is_pair) = (items_of != ItemsOf::Nothing, items_of == ItemsOf::Another);
     let kinds = [
         ("@GPU@", is_for_gpu),
         ("@CPU@", !is_for_gpu),
@@ -425,7 +466,13 @@ fn of_kind(template: &'static str, kind: LibraryKind) -> String {
         ("@STATE@", has_states),
         ("@ROWS@", has_rows),
         ("@NOROWS@", !has_rows),
-        ("@ONEDIM@", is_open && !has_rows),
+        ("@ITEMS@", has_items),
+        ("@PAIR@", is_pair),
+        ("@SOLE@", items_of == ItemsOf::OpenDimension),
+        ("@PARTS@", has_rows || is_pair),
+        ("@COUNTED@", has_rows || has_items),
+        ("@WHOLE@", !has_rows && !has_items),
+        ("@ONEDIM@", is_open && !has_rows && !is_pair),
         ("@ALONE@", has_states && !has_rows),
         ("@SIZED@", is_open && !has_states),
     ];

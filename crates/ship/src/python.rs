@@ -14,6 +14,11 @@ pub fn wheel(library: &Library, shared: Vec<u8>) -> File {
     let tag = format!("py3-none-manylinux2014_{}", library.arch().name());
     let package = of_kind(include_str!("../templates/package.py"), library.kind())
         .replace("@ORIGIN@", &format!("{:?}", library.origin.join("\n")))
+        .replace("@SIZE_AT@", if library.rows.is_some() { "1" } else { "0" })
+        .replace(
+            "@AT_SIZE@",
+            if library.items.is_some() { "_of(_at(tensor, size), n_items)" } else { "_at(tensor, size)" },
+        )
         .replace("@NAME@", name);
     let info = format!("{name}-{VERSION}.dist-info");
     let summary = library.origin.first().map_or("", String::as_str);

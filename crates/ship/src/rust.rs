@@ -47,14 +47,18 @@ fn source(library: &Library) -> String {
         let name = identifier(&tensor.name, &names);
         names.push(name.clone());
         let n_elements: usize = tensor.shape.iter().product();
-        let n_at = match tensor.open {
-            None => n_elements.to_string(),
+        let n_item = if tensor.in_items { n_elements / tensor.shape[0].max(1) } else { n_elements };
+        let mut n_at = match tensor.open {
+            None => n_item.to_string(),
             Some((axis, RunSize { factor, term, .. })) => {
-                let row = n_elements / tensor.shape[axis].max(1);
+                let row = n_item / tensor.shape[axis].max(1);
                 let size = if library.rows.is_some() { "rows" } else { "size" };
                 format!("{row} * ({factor} * self.{size} + {term}) as usize")
             }
         };
+        if tensor.in_items {
+            n_at += " * self.rows as usize";
+        }
         SliceParameter { name, ty: rust_type(tensor.dtype), n_elements, n_at, is_output }
     };
     let inputs: Vec<SliceParameter> = library.inputs.iter().map(|tensor| parameter(tensor, false)).collect();
@@ -78,14 +82,15 @@ fn source(library: &Library) -> String {
             format!("//! let {}{} = vec![{zero}{}; {}];\n", mutable(p), p.name, p.ty, p.n_elements)
         })
         .collect();
-    let set = library.rows.as_ref().map(|rows| format!("//! context.set_dim({:?}, {})?;\n", rows.name, rows.most));
+    let rows = library.rows.as_ref().or(library.items.as_ref());
+    let set = rows.map(|rows| format!("//! context.set_dim({:?}, {})?;\n", rows.name, rows.most));
     let example = format!(
         "{made}{}//! context.run({})?;",
         set.unwrap_or_default(),
         joined(&all, &|p| format!("&{}{}", mutable(p), p.name))
     );
     let origin: Vec<String> = library.origin.iter().map(|line| format!("//! {line}")).collect();
-    let of_rows = |text: &dyn Fn(&OpenDimension) -> String| library.rows.as_ref().map_or(String::new(), text);
+    let of_rows = |text: &dyn Fn(&OpenDimension) -> String| rows.map_or(String::new(), text);
     let text = of_kind(include_str!("../templates/lib.rs.txt"), library.kind())
         .replace("@ORIGIN@", &origin.join("\n//!\n"))
         .replace("@EXAMPLE@", &example)
@@ -99,9 +104,12 @@ fn source(library: &Library) -> String {
         .replace("@FIELD@", if library.dim.is_some() { "context" } else { "0" })
         .replace(
             "@MADE@",
-            match (&library.dim, &library.rows) {
+            match (&library.dim, rows) {
                 (None, _) => "Ok(Context(context))",
                 (Some(_), None) => "Ok(Context { context, size: @FIRST@ })",
+                (Some(_), Some(_)) if library.items.is_some() => {
+                    "Ok(Context { context, size: @FIRST@, rows: @MOST_ROWS@ })"
+                }
                 (Some(_), Some(_)) => "Ok(Context { context, size: @FIRST@, rows: @LEAST_ROWS@ })",
             },
         )
@@ -111,6 +119,7 @@ fn source(library: &Library) -> String {
                 (if library.states.is_empty() { dim.most } else { dim.least }).to_string()
             }),
         )
+        .replace("@ROWS_AT@", if library.items == library.dim { "0" } else { "1" })
         .replace("@ROWS_NAME@", &of_rows(&|rows| rows.name.escape_default().to_string()))
         .replace("@LEAST_ROWS@", &of_rows(&|rows| rows.least.to_string()))
         .replace("@MOST_ROWS@", &of_rows(&|rows| rows.most.to_string()))

@@ -363,6 +363,7 @@ struct net_context {
     pid_t process;
     void *addresses[NET_ADDRESSES + 1];
 @ROWS@    int64_t n_rows;
+@ITEMS@    int64_t n_items;
 @STATE@    char *own_states;
 @STATE@    void *states[NET_STATES];
 @DIM@    int64_t size;
@@ -539,6 +540,10 @@ static int net_make(net_context *context) {
 @ROWS@NET_API const net_dimension *net_dim(size_t i) {
 @ROWS@    return i == 0 ? &net_the_dimension : i == 1 ? &net_of_rows : NULL;
 @ROWS@}
+@PAIR@NET_API size_t net_dims(void) { return 2; }
+@PAIR@NET_API const net_dimension *net_dim(size_t i) {
+@PAIR@    return i == 0 ? &net_the_dimension : i == 1 ? &net_of_items : NULL;
+@PAIR@}
 @DIM@
 @DIM@NET_API int net_set_dim(net_context *context, size_t i, int64_t size) {
 @DIM@    const net_dimension *dim = net_dim(i);
@@ -546,8 +551,10 @@ static int net_make(net_context *context) {
 @DIM@    if (!dim || size < dim->least || size > dim->most || (size - dim->least) % dim->step) return NET_BAD_SIZE;
 @DIM@    if (!net_begin_use(&context->owner)) return NET_BUSY;
 @ROWS@    if (i == 1) context->n_rows = size;
-@ROWS@    else net_take_size(context, size);
+@PAIR@    if (i == 1) context->n_items = size;
+@PARTS@    else net_take_size(context, size);
 @ONEDIM@    net_take_size(context, size);
+@SOLE@    context->n_items = size;
 @DIM@    net_end_use(&context->owner);
 @DIM@    return NET_OK;
 @DIM@}
@@ -559,6 +566,8 @@ static int net_make(net_context *context) {
 @DIM@    for (int32_t at = 0; at < tensor->rank; at++)
 @ROWS@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->n_rows) : tensor->shape[at];
 @ONEDIM@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
+@PAIR@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
+@ITEMS@    if (is_output ? net_output_items[i] : net_input_items[i]) shape[0] = context->n_items;
 @DIM@    return NET_OK;
 @DIM@}
 @DIM@
@@ -610,6 +619,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
 @SIZED@    net_take_size(context, net_the_dimension.most);
 @STATE@    net_take_size(context, net_the_dimension.least);
 @ROWS@    context->n_rows = net_of_rows.least;
+@ITEMS@    context->n_items = net_of_items.most;
 @STATE@    context->own_states = tensors + net_rounded(NET_TENSOR_BYTES);
 @STATE@    for (size_t i = 0; i != NET_STATES; i++) net_place_state(context, i, NULL);
     for (size_t i = 0; i != NET_ADDRESSES; i++) {
@@ -659,12 +669,27 @@ static int net_is_needed(const net_context *context, uint32_t guard) {
 @ROWS@/* Makes some rows of outputs of those of inputs that were checked, in a context that is in use. */
 @ROWS@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs,
 @ROWS@                         const net_piece *piece, int64_t row) {
-@NOROWS@/* Makes outputs of inputs that were checked, in a context that is in use. */
-@NOROWS@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs) {
+@ITEMS@/* Bytes of an input, or of an output, ahead of an item. */
+@ITEMS@static size_t net_bytes_before(const net_context *context, const net_address *address, int64_t item) {
+@ITEMS@    int is_input = address->base == NET_IN_INPUT;
+@ITEMS@    const net_tensor *tensor = is_input ? &net_input_table[address->index] : &net_output_table[address->index];
+@ITEMS@    const net_size *open = is_input ? &net_input_sizes[address->index] : &net_output_sizes[address->index];
+@ITEMS@    if (!(is_input ? net_input_items[address->index] : net_output_items[address->index])) return 0;
+@ITEMS@    size_t bytes = tensor->type_bits / 8 * (size_t)item;
+@ITEMS@    for (int32_t at = 1; at < tensor->rank; at++)
+@ITEMS@        bytes *= (size_t)(tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at]);
+@ITEMS@    return bytes;
+@ITEMS@}
+@ITEMS@
+@ITEMS@/* Makes an item of outputs of those of inputs that were checked, in a context that is in use. */
+@ITEMS@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs, int64_t item) {
+@WHOLE@/* Makes outputs of inputs that were checked, in a context that is in use. */
+@WHOLE@static int net_run_steps(net_context *context, const void *const *inputs, void *const *outputs) {
     for (size_t i = 0; i != NET_PASSED; i++) {
         const net_address *address = &net_addresses[net_passed[i]];
         char *start = address->base == NET_IN_INPUT ? (char *)inputs[address->index] : outputs[address->index];
 @ROWS@        start += net_bytes_before(address, row);
+@ITEMS@        start += net_bytes_before(context, address, item);
         context->addresses[net_passed[i]] = start + address->offset;
     }
     net_runtime alone = {NULL, net_in_order}, together = net_together(context);
@@ -715,7 +740,10 @@ NET_API int net_run(net_context *context, const void *const *inputs, void *const
 @STATE@        net_end_use(&context->owner);
 @STATE@        return NET_BAD_SIZE;
 @STATE@    }
-@NOROWS@    int code = net_run_steps(context, inputs, outputs);
+@WHOLE@    int code = net_run_steps(context, inputs, outputs);
+@ITEMS@    int code = NET_OK;
+@ITEMS@    for (int64_t item = 0; item != context->n_items && code == NET_OK; item++)
+@ITEMS@        code = net_run_steps(context, inputs, outputs, item);
 @ROWS@    int code = NET_OK;
 @ROWS@    int64_t past = context->size, done = 0;
 @ROWS@    for (const net_piece *piece = net_pieces; piece->n && code == NET_OK; piece++)

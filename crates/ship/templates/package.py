@@ -99,7 +99,7 @@ def _output(tensor):
 
 @DIM@def _size(inputs):
 @DIM@    """The size of the open dimension that arrays have; the largest where none of them has it."""
-@DIM@    dim = build["dims"][-1]
+@DIM@    dim = build["dims"][@SIZE_AT@]
 @DIM@    found = None
 @DIM@    for tensor, value in zip(build["inputs"], inputs):
 @DIM@        if "open" not in tensor:
@@ -120,6 +120,24 @@ def _output(tensor):
 @DIM@    return size
 @DIM@
 @DIM@
+@ITEMS@def _items(inputs):
+@ITEMS@    """The number of items that arrays have."""
+@ITEMS@    dim = build["dims"][-1]
+@ITEMS@    found = {numpy.shape(value)[:1] for tensor, value in zip(build["inputs"], inputs) if "items" in tensor}
+@ITEMS@    (n_items,) = found.pop() if len(found) == 1 else (0,)
+@ITEMS@    if not dim["least"] <= n_items <= dim["most"] or (n_items - dim["least"]) % dim["step"]:
+@ITEMS@        raise Error(f"the inputs have no {dim['name']} of {dim['least']} to {dim['most']} in steps of {dim['step']}")
+@ITEMS@    return n_items
+@ITEMS@
+@ITEMS@
+@ITEMS@def _of(tensor, n_items):
+@ITEMS@    """A tensor of so many items."""
+@ITEMS@    if "items" not in tensor:
+@ITEMS@        return tensor
+@ITEMS@    shape = [n_items, *tensor["shape"][1:]]
+@ITEMS@    return {**tensor, "shape": shape, "bytes": tensor["bytes"] // tensor["shape"][0] * n_items}
+@ITEMS@
+@ITEMS@
 @DIM@def _at(tensor, size):
 @DIM@    """A tensor at a size of the open dimension."""
 @DIM@    if "open" not in tensor:
@@ -177,12 +195,16 @@ class Context:
 @SIZED@        size = _size(inputs)
 @ALONE@        size = self.past
 @ROWS@        size = _size(inputs)
-@DIM@        given = [_input(_at(tensor, size), value) for tensor, value in zip(build["inputs"], inputs)]
-@DIM@        made = [_output(_at(tensor, size)) for tensor in build["outputs"]]
+@ITEMS@        n_items = _items(inputs)
+@DIM@        at_size = lambda tensor: @AT_SIZE@
+@DIM@        given = [_input(at_size(tensor), value) for tensor, value in zip(build["inputs"], inputs)]
+@DIM@        made = [_output(at_size(tensor)) for tensor in build["outputs"]]
         addresses = lambda all: _addresses([entry[0] for entry in all])
         with self._lock:
 @SIZED@            _check(_library.net_set_dim(self._context, 0, size))
 @ROWS@            _check(_library.net_set_dim(self._context, 1, size))
+@PAIR@            _check(_library.net_set_dim(self._context, 1, n_items))
+@SOLE@            _check(_library.net_set_dim(self._context, 0, n_items))
             _check(_library.net_run(self._context, addresses(given), addresses(made)))
         return [entry[2] for entry in made]
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json, json};
 use tilewright::NO_CACHE;
 use tilewright::bench::OURS;
-use tilewright_graph::problems_text;
+use tilewright_graph::{Model, problems_text};
 use tilewright_ir::Target;
 use tilewright_model::CompileOptions;
 use tilewright_model::bench::{ModelBenchRequest, bench_model};
@@ -34,10 +34,10 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
         None => MODEL_PEERS.iter().filter(|spec| spec.runs_on(&target)).collect(),
     };
     let peers: Vec<_> = peers.into_iter().filter(|spec| spec.is_of_its_own(threads)).collect();
-    if let Some(dim) = file.open_dim()? {
-        return run_open(args, path, &file, (&dim, &target), &peers, as_json);
-    }
     let mut model = file.read()?;
+    if let Some(dims) = file.open_dims(&model.graph)? {
+        return run_open(args, path, (&file, &model), dims, &target, &peers, as_json);
+    }
     let given = args.inputs.given(&model.graph)?;
     file.refuse_defaults(&model.graph, &given)?;
     let (file, given) = file.fed(&mut model, given)?;
@@ -86,8 +86,9 @@ const N_SIZES: usize = 8;
 fn run_open(
     args: &BenchArgs,
     path: &Path,
-    file: &ModelArgs,
-    (dim, target): (&OpenDimension, &Target),
+    (file, model): (&ModelArgs, &Model),
+    (dim, items): (OpenDimension, Option<OpenDimension>),
+    target: &Target,
     peers: &[&'static ModelPeerSpec],
     as_json: bool,
 ) -> anyhow::Result<()> {
@@ -95,10 +96,9 @@ fn run_open(
         return Err(bad_input("--input is for a model of one size (give --dim a number, or leave it out)"));
     }
     bench_args::prepare(args)?;
-    let model = file.read()?;
     let database = args.records.database()?;
     let records = database.records()?;
-    let fused = file.lowered(&model, args.rounding, target)?;
+    let fused = file.lowered(model, args.rounding, target)?;
     let compiled = args.cache.with(|cache| {
         let making = CompileOptions { cache, for_runs: true };
         file.compiled(
@@ -115,13 +115,16 @@ fn run_open(
     let numbers: Vec<Option<(&str, i64)>> = if pieces.is_none() { vec![None] } else { numbers.collect() };
     let mut sizes = Vec::new();
     for tokens in numbers {
-        let dim = file.dim_behind(tokens)?.expect("it was found before");
+        let dim = file.dim_behind(dim.clone(), tokens)?;
         sizes.extend(dim.spread(N_SIZES).into_iter().map(|size| (tokens, size)));
     }
     let (mut rows, mut text) = (Vec::new(), String::new());
+    // Of a batch the most items, so that each size is there for all of them.
+    let whole = items.as_ref().map_or_else(|| file.clone(), |items| file.at(items, items.most));
+    let of_items = items.as_ref().map_or(String::new(), |items| format!("{}={}, ", items.name, items.most));
     for (tokens, size) in sizes {
-        let own = file.with_tokens(tokens).at(dim, size);
-        let (inputs, special) = (own.inputs(&model, &[])?, own.supported(&model)?);
+        let own = whole.with_tokens(tokens).at(&dim, size);
+        let (inputs, special) = (own.inputs(model, &[])?, own.supported(model)?);
         let request = ModelBenchRequest {
             path,
             graph: &special.graph,
@@ -135,13 +138,17 @@ fn run_open(
             rounds: args.rounds,
         };
         let measured = bench_model(&request, &message)?;
-        let taken = tokens.map_or(String::new(), |(name, n)| format!("{}={n} ", one_line(name)));
-        text += &format!("{taken}{}={size}\n{}", one_line(&dim.name), measured.text(path, &args.machine.place()));
+        let taken = tokens.map_or(String::new(), |(name, n)| format!("{name}={n} "));
+        let head = one_line(&format!("{taken}{of_items}{}={size}", dim.name));
+        text += &format!("{head}\n{}", measured.text(path, &args.machine.place()));
         for row in &measured.rows {
             let mut row = json!(row);
             row["size"] = json!(size);
             if let Some((_, n)) = tokens {
                 row["tokens"] = json!(n);
+            }
+            if let Some(items) = &items {
+                row["items"] = json!(items.most);
             }
             rows.push(row);
         }

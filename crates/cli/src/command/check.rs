@@ -42,7 +42,7 @@ struct TunedKernels {
 /// Bad input where the file is no model, or a dimension is not bound.
 pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let model = args.model.read()?;
-    let special = args.model.largest()?.specialise(&model, Bindings::default().fold_bytes)?;
+    let special = args.model.largest(&model.graph)?.specialise(&model, Bindings::default().fold_bytes)?;
     let checked = CheckedModel::new(args, &model, &special)?;
     write_result(as_json, &checked.json(), &checked.text())?;
     if checked.problems.is_empty() {

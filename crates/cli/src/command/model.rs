@@ -1,18 +1,19 @@
 //! ONNX models as commands take them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use tilewright::{Database, Records};
 use tilewright_device::mapped::tell_of_shrinking;
 use tilewright_graph::{
-    Bindings, Dim as DimOfModel, Graph, Model, Problem, Specialised, Tensor, Value, problems_text, specialise,
+    Bindings, Dim as DimOfModel, Graph, Model, Problem, Reason, Specialised, Tensor, Value, problems_text, specialise,
 };
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{
-    CompileError, CompileOptions, Compiled, Fused, Given, OpenError, all_inputs, compile_known, feed, open,
-    open_pieces, read_model,
+    CompileError, CompileOptions, Compiled, Fused, Given, OpenError, all_inputs, compile_known, feed, open_items,
+    open_or_repeat, open_pieces, read_model,
 };
 use tilewright_runtime::OpenDimension;
 
@@ -42,8 +43,9 @@ pub struct ModelArgs {
 #[derive(Args, Debug, Clone, Default)]
 pub struct BindingArgs {
     /// Size of a named dimension, such as N=1, or a range that runs say a size of, such as tokens=1..512 or
-    /// N=32..512/32; beside the range of a past, tokens that are taken at once, such as tokens=1,16,128; can
-    /// be given again
+    /// N=32..512/32, beside that of a batch if there is one; beside the range of a past, tokens that are
+    /// taken at once, such as tokens=1,16,128; names of one size with commas, such as s7,s12=1..8; can be
+    /// given again
     #[arg(long, value_name = "NAME=SIZE")]
     dim: Vec<String>,
     /// Shape of an input, such as x=1,3,224,224; can be given again
@@ -82,35 +84,110 @@ impl BindingArgs {
     pub fn bindings(&self) -> anyhow::Result<Bindings> {
         let mut bindings = Bindings { open: self.open.clone(), ..Bindings::default() };
         let bound = self.dim.iter().filter(|text| !is_range(text) && !is_list(text));
-        bound.into_iter().try_for_each(|text| bindings.bind_dim(text)).map_err(bad_input)?;
+        bound.into_iter().try_for_each(|text| bindings.bind_dim(&by_first_name(text))).map_err(bad_input)?;
         self.shape.iter().try_for_each(|text| bindings.bind_shape(text)).map_err(bad_input)?;
         self.set.iter().try_for_each(|text| bindings.bind_value(text)).map_err(bad_input)?;
         Ok(bindings)
     }
 
-    /// The dimension of which runs say a size, if any.
+    /// The dimensions of which runs say a size, as they are given.
     ///
     /// # Errors
-    /// Bad input where there are several, or a range is none.
-    pub fn open_dim(&self) -> anyhow::Result<Option<OpenDimension>> {
-        let mut ranges = self.dim.iter().filter(|text| is_range(text));
-        let (Some(text), other) = (ranges.next(), ranges.next()) else { return Ok(None) };
-        if let Some(other) = other {
-            return Err(bad_input(format!("--dim {other}: {text} is open already (give a number)")));
+    /// Bad input where there are more than two, or a range is none.
+    fn ranges(&self) -> anyhow::Result<Vec<OpenDimension>> {
+        let texts: Vec<&String> = self.dim.iter().filter(|text| is_range(text)).collect();
+        if let [first, second, third, ..] = &texts[..] {
+            return Err(bad_input(format!("--dim {third}: {first} and {second} are open already (give a number)")));
         }
-        let (name, range) = text.rsplit_once('=').expect("a range is behind a name");
-        let (least, rest) = range.split_once("..").expect("it is a range");
-        let (most, step) = rest.split_once('/').unwrap_or((rest, "1"));
-        let numbers = [least, most, step].map(|n| n.trim().parse::<i64>().ok().filter(|n| *n >= 0));
-        let dim = |least: i64, most: i64, step: i64| OpenDimension { name: name.to_owned(), least, most, step };
-        let dim = match numbers {
-            [Some(least), Some(most), Some(step)] => Some(dim(least, most, step)),
-            _ => None,
+        texts.into_iter().map(|text| range_of(text)).collect()
+    }
+
+    /// The dimension of which runs say a size, if any, and behind it that of a batch whose items are of any
+    /// size, if it is open too.
+    ///
+    /// # Errors
+    /// As [`BindingArgs::ranges`], and where none of two is the batch of the other.
+    pub fn open_dims(&self, graph: &Graph) -> anyhow::Result<Option<(OpenDimension, Option<OpenDimension>)>> {
+        let [first, second] = match &self.ranges()?[..] {
+            [] => return Ok(None),
+            [dim] => return Ok(Some((dim.clone(), None))),
+            [first, second, ..] => [first.clone(), second.clone()],
         };
-        let fits =
-            |dim: &OpenDimension| dim.step > 0 && dim.least < dim.most && dim.has(dim.most) && dim.most <= MOST_SIZE;
-        let why = || bad_input(format!("--dim {text}: `{range}` is no range (give LEAST..MOST or LEAST..MOST/STEP)"));
-        dim.filter(fits).map(Some).ok_or_else(why)
+        let inputs = || graph.inputs.iter().filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_deref());
+        let is = |own: &DimOfModel, dim: &OpenDimension| matches!(own, DimOfModel::Named(name) if *name == dim.name);
+        let is_batch = |dim: &OpenDimension| inputs().all(|dims| dims.iter().skip(1).all(|own| !is(own, dim)));
+        let is_behind = |dim: &OpenDimension| inputs().all(|dims| dims.first().is_none_or(|own| !is(own, dim)));
+        match (is_batch(&first) && is_behind(&second), is_batch(&second) && is_behind(&first)) {
+            (true, false) => Ok(Some((second, Some(first)))),
+            (false, true) => Ok(Some((first, Some(second)))),
+            _ => Err(bad_input(one_line(&format!(
+                "{} and {} cannot both be open: one has to be a batch, the first dimension of inputs, and the other \
+                 one behind it (give one a number)",
+                first.name, second.name
+            )))),
+        }
+    }
+
+    /// Gives dimensions that a binding makes one the name of its first.
+    ///
+    /// # Errors
+    /// Bad input where no input has such a name.
+    fn join_names(&self, graph: &mut Graph) -> anyhow::Result<()> {
+        for text in &self.dim {
+            let all: Vec<&str> = names(text).collect();
+            let [first, others @ ..] = &all[..] else { continue };
+            for other in others {
+                if !graph.rename_dim(other, first) {
+                    return Err(bad_input(one_line(&format!("--dim {text}: no input has a dimension `{other}`"))));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives dimensions that nothing binds the name of one that is bound, where the model takes no other size
+    /// for them than its: exporters make names for what is always one size. Returns the pairs.
+    ///
+    /// # Errors
+    /// Bad input where a binding is none.
+    fn join_equal(&self, graph: &mut Graph) -> anyhow::Result<Vec<(String, String)>> {
+        let mut found = Vec::new();
+        let bound: Vec<(String, usize)> = self.dim.iter().filter_map(|text| probe_of(text)).collect();
+        let open = self.ranges()?.first().map(|dim| dim.name.clone());
+        loop {
+            let named = graph.inputs.iter().filter(|&&id| !self.has_shape(&graph.value(id).name));
+            let dims = named.filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_ref()).flatten();
+            let name = |dim: &DimOfModel| if let DimOfModel::Named(name) = dim { Some(name.clone()) } else { None };
+            let free = |name: &String| !bound.iter().any(|(known, _)| known == name);
+            let free: BTreeSet<String> = dims.filter_map(name).filter(free).collect();
+            let is_model = |name: &str, size: usize| {
+                let dims = bound.iter().cloned().chain([(name.to_owned(), size)]).collect();
+                let bindings = Bindings { dims, open: open.clone(), ..Bindings::default() };
+                let problems = specialise(graph, &bindings).problems;
+                problems.iter().all(|problem| problem.is_unsupported() || matches!(problem.reason, Reason::Unbound(_)))
+            };
+            let is_equal = |name: &String, size: usize| is_model(name, size) && !is_model(name, size + 1);
+            let pairs = free.iter().flat_map(|name| bound.iter().map(move |(known, size)| (name, known, *size)));
+            let mut equal = pairs.filter(|(name, _, size)| is_equal(name, *size));
+            let Some((name, known)) = equal.next().map(|(name, known, _)| (name.clone(), known.clone())) else {
+                return Ok(found);
+            };
+            graph.rename_dim(&name, &known);
+            found.push((name, known));
+        }
+    }
+
+    /// Hint that a name without a size may be another one of what is bound.
+    fn joined_hint(&self, problem: &Problem) -> Option<String> {
+        let Reason::Unbound(unbound) = &problem.reason else { return None };
+        let ((missing, _), text) = (unbound.dims().first().copied()?, self.dim.first()?);
+        let (names, _) = text.rsplit_once('=')?;
+        Some(format!("; if it is one size with {names}, name both: --dim {names},{missing}=…"))
+    }
+
+    /// Whether an input's shape is bound as a whole.
+    fn has_shape(&self, input: &str) -> bool {
+        self.shape.iter().any(|text| text.rsplit_once('=').is_some_and(|(name, _)| name == input))
     }
 
     /// The dimension of the tokens that runs say, with the numbers of them that are taken at once, if any.
@@ -124,10 +201,15 @@ impl BindingArgs {
         if other.is_some() {
             return refuse("another dimension has several sizes already (give a number)");
         }
-        if self.open_dim()?.is_none() {
+        let ranges = self.ranges()?;
+        if ranges.len() > 1 {
+            return refuse("several sizes go with one range, that of a past (give one a number)");
+        }
+        if ranges.is_empty() {
             return refuse("several sizes go with the range of a past (give --dim PAST=0..MOST, or a number)");
         }
-        let (name, list) = text.rsplit_once('=').expect("a list is behind a name");
+        let (_, list) = text.rsplit_once('=').expect("a list is behind a name");
+        let name = names(text).next().expect("a list is behind a name");
         let numbers: Result<Vec<i64>, _> = list.split(',').map(|n| n.trim().parse::<i64>()).collect();
         match numbers {
             Ok(numbers) if numbers.iter().all(|n| (1..=MOST_SIZE).contains(n)) => Ok(Some((name.to_owned(), numbers))),
@@ -138,18 +220,16 @@ impl BindingArgs {
     /// The open dimension of runs of so many tokens, where there are pieces: as states have room for it.
     ///
     /// # Errors
-    /// As [`BindingArgs::open_dim`], and bad input where states have no room for the tokens.
-    pub fn dim_behind(&self, tokens: Option<(&str, i64)>) -> anyhow::Result<Option<OpenDimension>> {
-        let (Some(dim), Some((name, n)), Some((_, numbers))) = (self.open_dim()?, tokens, self.pieces()?) else {
-            return self.open_dim();
-        };
+    /// As [`BindingArgs::pieces`], and bad input where states have no room for the tokens.
+    pub fn dim_behind(&self, dim: OpenDimension, tokens: Option<(&str, i64)>) -> anyhow::Result<OpenDimension> {
+        let (Some((name, n)), Some((_, numbers))) = (tokens, self.pieces()?) else { return Ok(dim) };
         let room = dim.most + numbers.first().copied().unwrap_or(1);
         if n > room - dim.least {
             let why = format!("{name}={n} is more than states have room for, {room} (give a larger {})", dim.name);
             return Err(bad_input(one_line(&why)));
         }
         let most = dim.least + (room - n - dim.least) / dim.step * dim.step;
-        Ok(Some(OpenDimension { most, ..dim }))
+        Ok(OpenDimension { most, ..dim })
     }
 
     /// The bindings of a piece of so many tokens: all of a model without pieces.
@@ -159,12 +239,55 @@ impl BindingArgs {
         BindingArgs { dim: self.dim.iter().map(bound).collect(), ..self.clone() }
     }
 
-    /// The bindings at a size of the open dimension.
+    /// The bindings at a size of an open dimension, which is then the one that makes things vary.
     pub fn at(&self, dim: &OpenDimension, size: i64) -> BindingArgs {
-        let bound = |text: &String| if is_range(text) { format!("{}={size}", dim.name) } else { text.clone() };
+        let is_it = |text: &String| is_range(text) && names(text).next() == Some(&dim.name);
+        let bound = |text: &String| if is_it(text) { format!("{}={size}", dim.name) } else { text.clone() };
         let open = Some(dim.name.clone());
         BindingArgs { dim: self.dim.iter().map(bound).collect(), open, ..self.clone() }
     }
+}
+
+/// Names of the dimensions that a binding makes one.
+fn names(text: &str) -> impl Iterator<Item = &str> {
+    text.rsplit_once('=').map_or("", |(names, _)| names).split(',').map(str::trim)
+}
+
+/// A binding with the first of its names alone.
+fn by_first_name(text: &str) -> String {
+    match (names(text).next(), text.rsplit_once('=')) {
+        (Some(name), Some((_, sizes))) => format!("{name}={sizes}"),
+        _ => text.to_owned(),
+    }
+}
+
+/// A name that is bound, and a size at which another one cannot be taken for it by chance: more than 1, to
+/// which anything is repeated.
+fn probe_of(text: &str) -> Option<(String, usize)> {
+    const PROBE: usize = 3;
+    let (_, sizes) = text.rsplit_once('=')?;
+    let size = match range_of(text) {
+        Ok(dim) => dim.spread(3).get(1).copied().unwrap_or(dim.most) as usize,
+        Err(_) => sizes.split(',').next_back()?.trim().parse().ok()?,
+    };
+    Some((names(text).next()?.to_owned(), if size > 1 { size } else { PROBE }))
+}
+
+/// A dimension of a range.
+fn range_of(text: &str) -> anyhow::Result<OpenDimension> {
+    let (_, range) = text.rsplit_once('=').expect("a size is behind a name");
+    let name = names(text).next().expect("a size is behind a name");
+    let (least, rest) = range.split_once("..").unwrap_or((range, ""));
+    let (most, step) = rest.split_once('/').unwrap_or((rest, "1"));
+    let numbers = [least, most, step].map(|n| n.trim().parse::<i64>().ok().filter(|n| *n >= 0));
+    let dim = |least: i64, most: i64, step: i64| OpenDimension { name: name.to_owned(), least, most, step };
+    let dim = match numbers {
+        [Some(least), Some(most), Some(step)] => Some(dim(least, most, step)),
+        _ => None,
+    };
+    let fits = |dim: &OpenDimension| dim.step > 0 && dim.least < dim.most && dim.has(dim.most) && dim.most <= MOST_SIZE;
+    let why = || bad_input(format!("--dim {text}: `{range}` is no range (give LEAST..MOST or LEAST..MOST/STEP)"));
+    dim.filter(fits).ok_or_else(why)
 }
 
 /// Whether a binding is a range of sizes.
@@ -199,7 +322,12 @@ impl ModelArgs {
     /// Bad input where it cannot be read or is none.
     pub fn read(&self) -> anyhow::Result<Model> {
         tell_of_shrinking();
-        Ok(read_model(&self.path)?)
+        let mut model = read_model(&self.path)?;
+        self.bindings.join_names(&mut model.graph)?;
+        for (name, known) in self.bindings.join_equal(&mut model.graph)? {
+            message(&one_line(&format!("{name} is {known}: the model has no code where they differ")));
+        }
+        Ok(model)
     }
 
     /// Feeds tensors to the model: those in the place of defaults become constants of the model, the others
@@ -277,7 +405,8 @@ impl ModelArgs {
             if !unsupported.is_empty() {
                 message(&one_line(&format!("not supported: {}", problems_text(&unsupported))));
             }
-            return Err(bad_input(format!("{}: {problem}", self.name())));
+            let hint = self.bindings.joined_hint(problem).map_or(String::new(), |hint| one_line(&hint));
+            return Err(bad_input(format!("{}: {problem}{hint}", self.name())));
         }
         Ok(special)
     }
@@ -313,12 +442,12 @@ impl ModelArgs {
         Ok(fused)
     }
 
-    /// The dimension of which runs say a size, if any.
+    /// The open dimension, if any, and that of a batch beside it.
     ///
     /// # Errors
-    /// As [`BindingArgs::open_dim`].
-    pub fn open_dim(&self) -> anyhow::Result<Option<OpenDimension>> {
-        self.bindings.open_dim()
+    /// As [`BindingArgs::open_dims`].
+    pub fn open_dims(&self, graph: &Graph) -> anyhow::Result<Option<(OpenDimension, Option<OpenDimension>)>> {
+        self.bindings.open_dims(graph)
     }
 
     /// The dimension of the tokens that runs say, if any, with the numbers that are taken at once.
@@ -333,8 +462,8 @@ impl ModelArgs {
     ///
     /// # Errors
     /// As there.
-    pub fn dim_behind(&self, tokens: Option<(&str, i64)>) -> anyhow::Result<Option<OpenDimension>> {
-        self.bindings.dim_behind(tokens)
+    pub fn dim_behind(&self, dim: OpenDimension, tokens: Option<(&str, i64)>) -> anyhow::Result<OpenDimension> {
+        self.bindings.dim_behind(dim, tokens)
     }
 
     /// Dimensions of which runs say a size, as they are bound.
@@ -346,12 +475,14 @@ impl ModelArgs {
     /// The model at the largest sizes of what is open: the most tokens at once, behind the longest past.
     ///
     /// # Errors
-    /// As [`BindingArgs::pieces`] and [`BindingArgs::dim_behind`].
-    pub fn largest(&self) -> anyhow::Result<ModelArgs> {
+    /// As [`BindingArgs::pieces`], [`BindingArgs::open_dims`] and [`BindingArgs::dim_behind`].
+    pub fn largest(&self, graph: &Graph) -> anyhow::Result<ModelArgs> {
         let pieces = self.pieces()?;
         let tokens = pieces.as_ref().and_then(|(name, numbers)| Some((name.as_str(), *numbers.last()?)));
         let whole = self.with_tokens(tokens);
-        Ok(self.dim_behind(tokens)?.map_or_else(|| whole.clone(), |dim| whole.at(&dim, dim.most)))
+        let Some((dim, items)) = self.open_dims(graph)? else { return Ok(whole) };
+        let dim = self.dim_behind(dim, tokens)?;
+        Ok(items.iter().fold(whole, |whole, items| whole.at(items, items.most)).at(&dim, dim.most))
     }
 
     /// The model with as many tokens a run.
@@ -359,7 +490,7 @@ impl ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.with_tokens(tokens) }
     }
 
-    /// The model at a size of the open dimension.
+    /// The model at a size of an open dimension.
     pub fn at(&self, dim: &OpenDimension, size: i64) -> ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.at(dim, size) }
     }
@@ -370,7 +501,9 @@ impl ModelArgs {
     /// # Errors
     /// Bad input where something is not supported in a run, or the dimension cannot be open.
     pub fn lowered(&self, model: &Model, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
-        let Some(dim) = self.open_dim()? else { return self.fused(&self.supported(model)?, rounding, target) };
+        let Some((dim, items)) = self.open_dims(&model.graph)? else {
+            return self.fused(&self.supported(model)?, rounding, target);
+        };
         let lower = |file: ModelArgs| file.fused(&file.supported(model)?, rounding, target);
         // What fails at some sizes alone is a fault of the range.
         let sized = |size: i64| {
@@ -382,9 +515,13 @@ impl ModelArgs {
                 bad_input(format!("{error}, at {}={size} ({hint})", dim.name))
             })
         };
-        let made = match self.pieces()? {
-            None => open::<anyhow::Error>(&dim, sized),
-            Some((name, numbers)) => open_pieces::<anyhow::Error>(&dim, &name, &numbers, |n, size| {
+        let made = match (self.pieces()?, &items) {
+            (None, None) => open_or_repeat::<anyhow::Error>(&dim, sized),
+            (None, Some(items)) => open_items::<anyhow::Error>(items, &dim, |[n, size], varying| {
+                let file = self.at(items, n).at(&dim, size);
+                lower(ModelArgs { bindings: BindingArgs { open: Some(varying.name.clone()), ..file.bindings }, ..file })
+            }),
+            (Some((name, numbers)), _) => open_pieces::<anyhow::Error>(&dim, &name, &numbers, |n, size| {
                 lower(self.with_tokens(Some((&name, n))).at(&dim, size))
             }),
         };

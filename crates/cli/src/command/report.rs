@@ -109,11 +109,11 @@ fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json
     let file = ModelArgs::new(&path.display().to_string(), bindings);
     let mut model = file.read()?;
     let given = inputs.given(&model.graph)?;
-    let is_open = file.open_dim()?.is_some();
+    let is_open = !file.open_texts().is_empty();
     if is_open && !given.is_empty() {
         return Err(bad_input("--input is for a model of one size (give --dim a number, or leave it out)"));
     }
-    let (bound, given) = file.largest()?.fed(&mut model, given)?;
+    let (bound, given) = file.largest(&model.graph)?.fed(&mut model, given)?;
     let inputs = bound.inputs(&model, &given)?;
     let target = machine.place().runnable_target()?;
     let file = if is_open { file } else { bound };

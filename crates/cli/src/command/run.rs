@@ -33,10 +33,10 @@ pub struct RunArgs {
     /// Show how long each kernel takes
     #[arg(long)]
     profile: bool,
-    /// Sizes of the open dimension to run at, separated by commas [default: that of the inputs, else five
-    /// between both ends]
-    #[arg(long, value_name = "SIZES", value_delimiter = ',')]
-    at: Vec<i64>,
+    /// Sizes of the open dimension to run at, separated by commas, of two such as batch=1,8; can be given
+    /// again [default: that of the inputs, else five between both ends, and the ends of a batch]
+    #[arg(long, value_name = "SIZES")]
+    at: Vec<String>,
     /// Tokens of a run, where it takes several numbers of them [default: the fewest]
     #[arg(long, value_name = "N")]
     tokens: Option<i64>,
@@ -66,38 +66,82 @@ impl RunArgs {
         }
     }
 
-    /// Sizes of the open dimension that the model runs at, in order; none where none is open.
+    /// Sizes of an open dimension that are asked for; that which is `alone` needs no name before them.
+    fn asked(&self, dim: &OpenDimension, is_alone: bool) -> anyhow::Result<Vec<i64>> {
+        let mut sizes = Vec::new();
+        for text in &self.at {
+            let (name, list) = text.rsplit_once('=').map_or((None, text.as_str()), |(name, list)| (Some(name), list));
+            if name.map_or(!is_alone, |name| name != dim.name) {
+                continue;
+            }
+            for size in list.split(',') {
+                let number = size.trim().parse().ok().filter(|size| dim.has(*size));
+                let OpenDimension { name, least, most, step } = dim;
+                let why = || format!("--at {size}: {name} is one of {least}..{most} in steps of {step}");
+                sizes.push(number.ok_or_else(|| bad_input(one_line(&why())))?);
+            }
+        }
+        Ok(sizes)
+    }
+
+    /// Sizes of an open dimension that the model runs at, in order: those asked for, else some of `n` that
+    /// stand for all, unless inputs have one.
+    fn sizes_of(
+        &self,
+        dim: &OpenDimension,
+        asked: Vec<i64>,
+        of_inputs: Option<i64>,
+        n: usize,
+    ) -> anyhow::Result<Vec<i64>> {
+        match (of_inputs, &asked[..]) {
+            (None, []) => Ok(dim.spread(n)),
+            (None, _) => Ok(asked),
+            (Some(size), []) => Ok(vec![size]),
+            (Some(size), sizes) if sizes.last() == Some(&size) => Ok(asked),
+            (Some(size), _) => Err(bad_input(format!(
+                "--at: the inputs have {}={size} (give that last, or leave it out)",
+                one_line(&dim.name)
+            ))),
+        }
+    }
+
+    /// Sizes of the open dimensions in each run, in order; none where none is open.
     fn sizes(
         &self,
         model: &Model,
         given: &[(String, Tensor)],
         tokens: Option<(&str, i64)>,
-    ) -> anyhow::Result<Vec<(OpenDimension, i64)>> {
-        let Some(dim) = self.model.dim_behind(tokens)? else {
+    ) -> anyhow::Result<Vec<Vec<(OpenDimension, i64)>>> {
+        let Some((dim, items)) = self.model.open_dims(&model.graph)? else {
             return match self.at.is_empty() {
                 true => Ok(Vec::new()),
                 false => Err(bad_input("--at is for a model with an open dimension (give --dim NAME=LEAST..MOST)")),
             };
         };
-        let of_inputs = self.model.size_of(&dim, &model.graph, given)?;
-        if let Some(wrong) = self.at.iter().find(|size| !dim.has(**size)) {
-            let OpenDimension { name, least, most, step } = &dim;
-            return Err(bad_input(format!("--at {wrong}: {name} is one of {least}..{most} in steps of {step}")));
+        let dim = self.model.dim_behind(dim, tokens)?;
+        let names: Vec<&str> =
+            [Some(&dim), items.as_ref()].into_iter().flatten().map(|dim| dim.name.as_str()).collect();
+        let name_of = |text: &String| text.rsplit_once('=').map(|(name, _)| name.to_owned());
+        if let Some(name) = self.at.iter().filter_map(name_of).find(|name| !names.contains(&name.as_str())) {
+            let known = names.join(" and ");
+            return Err(bad_input(one_line(&format!("--at {name}: no such dimension is open (there is {known})"))));
         }
-        let sizes = match (of_inputs, &self.at[..]) {
-            (None, []) => dim.spread(N_SIZES),
-            (None, sizes) => sizes.to_vec(),
-            (Some(size), []) => vec![size],
-            (Some(size), sizes) if sizes.last() == Some(&size) => sizes.to_vec(),
-            (Some(size), _) => {
-                return Err(bad_input(format!(
-                    "--at: the inputs have {}={size} (give that last, or leave it out)",
-                    dim.name
-                )));
-            }
+        let of_inputs = self.model.size_of(&dim, &model.graph, given)?;
+        let sizes = self.sizes_of(&dim, self.asked(&dim, true)?, of_inputs, N_SIZES)?;
+        let Some(items) = items else {
+            return Ok(sizes.into_iter().map(|size| vec![(dim.clone(), size)]).collect());
         };
-        Ok(sizes.into_iter().map(|size| (dim.clone(), size)).collect())
+        let of_inputs = self.model.size_of(&items, &model.graph, given)?;
+        let numbers = self.sizes_of(&items, self.asked(&items, false)?, of_inputs, 2)?;
+        let pair = |n: i64| sizes.iter().map(move |size| (n, *size));
+        let pairs = numbers.into_iter().flat_map(pair);
+        Ok(pairs.map(|(n, size)| vec![(items.clone(), n), (dim.clone(), size)]).collect())
     }
+}
+
+/// The model at sizes of its open dimensions.
+fn at(file: &ModelArgs, sizes: &[(OpenDimension, i64)]) -> ModelArgs {
+    sizes.iter().fold(file.clone(), |file, (dim, size)| file.at(dim, *size))
 }
 
 /// Runs a model.
@@ -112,15 +156,13 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let tokens = tokens.as_ref().map(|(name, n)| (name.as_str(), *n));
     let whole = args.model.with_tokens(tokens);
     let sizes = args.sizes(&model, &given, tokens)?;
-    let last = |file: &ModelArgs| sizes.last().map_or_else(|| file.clone(), |(dim, size)| file.at(dim, *size));
-    let (bound, given) = last(&whole).fed(&mut model, given)?;
+    let last = sizes.last().map_or(&[][..], Vec::as_slice);
+    let (bound, given) = at(&whole, last).fed(&mut model, given)?;
     // What is fed binds shapes of the inputs, which are open where a dimension is.
     let file = if sizes.is_empty() { bound } else { args.model.clone() };
     let with_tokens = file.with_tokens(tokens);
-    let at_sizes = |(dim, size): &(OpenDimension, i64)| {
-        let of_last = sizes.last().is_some_and(|(_, last)| last == size);
-        with_tokens.at(dim, *size).inputs(&model, if of_last { &given } else { &[] })
-    };
+    let at_sizes =
+        |own: &Vec<(OpenDimension, i64)>| at(&with_tokens, own).inputs(&model, if own == last { &given } else { &[] });
     let mut inputs = sizes.iter().map(at_sizes).collect::<anyhow::Result<Vec<_>>>()?;
     if sizes.is_empty() {
         inputs.push(file.inputs(&model, &given)?);
@@ -148,7 +190,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let mut outputs = Vec::new();
     for (at, inputs) in inputs.iter().enumerate() {
         // A model may have no input that tells.
-        if let Some((dim, size)) = sizes.get(at) {
+        for (dim, size) in sizes.get(at).into_iter().flatten() {
             runner.set_dim(&dim.name, *size)?;
         }
         if let Some((name, n)) = tokens {
@@ -189,18 +231,29 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         text +=
             &format!("{}  {}{}\n", one_line(name), tensor.ty(), file.map_or(String::new(), |f| format!("  in {f}")));
     }
-    for ((dim, size), ns) in sizes.iter().zip(&medians_ns) {
-        text += &format!("{}={size}: {} a run with {}\n", one_line(&dim.name), duration(*ns), args.machine.place());
+    for (own, ns) in sizes.iter().zip(&medians_ns) {
+        let own: Vec<String> = own.iter().map(|(dim, size)| format!("{}={size}", one_line(&dim.name))).collect();
+        text += &format!("{}: {} a run with {}\n", own.join(", "), duration(*ns), args.machine.place());
     }
     if sizes.is_empty() {
         text += &format!("{} a run with {}\n", duration(median_ns), args.machine.place());
     } else {
         let each = sizes.iter().zip(&medians_ns);
-        json["sizes"] = each.map(|((dim, size), ns)| json!({"dim": dim.name, "size": size, "ms": ns / 1e6})).collect();
+        json["sizes"] = each.map(|(own, ns)| sizes_json(own, *ns)).collect();
     }
     if args.profile {
         json["profile"] = json!(steps);
         text += &format!("\n{}", profile_table(&steps));
     }
     write_result(as_json, &json, &text)
+}
+
+/// Time of a run, with its size; the number of a batch's items beside it.
+fn sizes_json(sizes: &[(OpenDimension, i64)], ns: f64) -> serde_json::Value {
+    let (dim, size) = sizes.last().expect("a dimension is open");
+    let mut json = json!({"dim": dim.name, "size": size, "ms": ns / 1e6});
+    if let [(items, n), _] = sizes {
+        json["items"] = json!({"dim": items.name, "size": n});
+    }
+    json
 }

@@ -130,7 +130,10 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         // Of several numbers of tokens a run, the fewest are the most usual.
         let pieces = file.pieces()?;
         let tokens = pieces.as_ref().and_then(|(name, numbers)| Some((name.as_str(), *numbers.first()?)));
-        let largest = file.open_dim()?.map(|dim| file.with_tokens(tokens).at(&dim, dim.most));
+        let largest = file.open_dims(&model.graph)?.map(|(dim, items)| {
+            let whole = file.with_tokens(tokens);
+            items.iter().fold(whole, |whole, items| whole.at(items, items.least)).at(&dim, dim.most)
+        });
         let inputs = largest.as_ref().unwrap_or(&file).inputs(&model, &[])?;
         let whole = ConfiguredModel::known(plain, target, threads, &database.records()?)
             .and_then(|after| settle(&before, after, &inputs, &database));

@@ -171,6 +171,15 @@ impl Moving {
     }
 }
 
+/// Items of a run that have nothing to do with each other, such as those of a batch.
+#[derive(Debug, Clone)]
+pub struct Items {
+    /// Number of them.
+    pub dim: OpenDimension,
+    /// Whether each input, and each output behind them, has something of each item.
+    pub(crate) ports: Vec<bool>,
+}
+
 /// Fused net: the steps of a run, in order.
 #[derive(Debug, Clone)]
 pub struct Fused {
@@ -186,6 +195,8 @@ pub struct Fused {
     pub pieces: Vec<Fused>,
     /// Dimension of each input, and of each output behind them, that has the rows.
     pub(crate) axes_of_rows: Vec<Option<usize>>,
+    /// Items of which runs have as many as each says, where they do: the net is that of one.
+    pub items: Option<Items>,
     /// Passes that made it of a graph.
     pub trace: Trace,
 }
@@ -386,7 +397,7 @@ fn fuse_with(mut net: Net, pairs: Option<i64>) -> Result<Fused, WorkloadError> {
         });
     }
     trace.pass("fuse", n_nodes, steps.len());
-    Ok(Fused { net, steps, open: None, rows: None, pieces: Vec::new(), axes_of_rows: Vec::new(), trace })
+    Ok(Fused { net, steps, open: None, rows: None, pieces: Vec::new(), axes_of_rows: Vec::new(), items: None, trace })
 }
 
 /// The steps of a sequence, whose values become values of the net around it.

@@ -50,7 +50,7 @@ impl NodeImport<'_> {
         let places = self.constant("places", &along, &counted);
         let extreme = if op.is_min { ReduceOp::Min } else { ReduceOp::Max };
         let best = self.step("best", Kind::Reduce(extreme, vec![axis]), &[x], &kept);
-        let (order, none) = if op.takes_last { (ReduceOp::Max, -1) } else { (ReduceOp::Min, n) };
+        let (order, none) = if op.takes_last { (ReduceOp::Max, -1) } else { (ReduceOp::Min, MOST_COUNTED) };
         let is_extreme = match self.is_real(x) {
             true => is_extreme(input(0), input(1), op.is_min),
             false => not(less(input(0), input(1))).and(not(less(input(1), input(0)))),

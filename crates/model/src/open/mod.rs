@@ -5,8 +5,10 @@
 //! same. The net of the largest size is then the model's: tensors lie as if they were as large as they can
 //! be, and kernels go as far as a run says, over rows of the same kernels or within them.
 
+mod items;
 pub(crate) mod loops;
 mod pieces;
+mod vary;
 
 use std::collections::{HashMap, HashSet};
 
@@ -16,8 +18,9 @@ use tilewright_runtime::{OpenDimension, RunSize};
 
 use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
-use crate::net::{Kind, Line, Net, Node, State, ValueId};
+use crate::net::{AsHeads, Kind, Line, Net, Node, State, ValueId};
 
+pub use self::items::{open_items, open_or_repeat};
 pub use self::pieces::open_pieces;
 
 /// Multiple of columns that products of open columns compute: whole vectors on every machine. What is beyond
@@ -124,10 +127,16 @@ pub fn open<E: From<OpenError>>(
 ) -> Result<Fused, E> {
     let few = || OpenError::Few { name: dim.name.clone(), least: dim.least, most: dim.most };
     let at = probes(dim).ok_or_else(few)?;
-    let probes = [lower(at[0])?, lower(at[1])?];
-    let mut whole = lower(dim.most)?;
+    let mut nets = [lower(at[0])?, lower(at[1])?, lower(dim.most)?];
     // The smallest size need not be a model at all.
     lower(dim.least)?;
+    vary::read_numbers(dim, at, &mut nets).map_err(|error| OpenError::Node {
+        node: dim.name.clone(),
+        why: format!("has no kernel for any size: {error}"),
+        name: dim.name.clone(),
+    })?;
+    let [first, second, mut whole] = nets;
+    let probes = [first, second];
     if dim.least < 1 && whole.net.states.is_empty() {
         return Err(OpenError::Empty { name: dim.name.clone() }.into());
     }
@@ -166,8 +175,14 @@ impl SizeComparison<'_> {
             let other = &probe.net;
             let named = |node: Option<&Node>| node.map_or("the model".to_owned(), |node| node.origin.clone());
             let is_same = |(a, b): (&Node, &Node)| {
-                let kinds = matches!((&a.kind, &b.kind), (Kind::Sequence(_), Kind::Sequence(_)))
-                    || format!("{:?}", a.kind) == format!("{:?}", b.kind);
+                let kinds = match (&a.kind, &b.kind) {
+                    (Kind::Sequence(_), Kind::Sequence(_)) => true,
+                    // How many products a batch has is compared in workloads.
+                    (Kind::Product { turned, heads: Some(a) }, Kind::Product { turned: other, heads: Some(b) }) => {
+                        turned == other && AsHeads { b: 0, ..*a } == AsHeads { b: 0, ..*b }
+                    }
+                    (a, b) => format!("{a:?}") == format!("{b:?}"),
+                };
                 kinds && a.inputs == b.inputs && a.outputs == b.outputs
             };
             let all = whole.nodes.iter().zip(&other.nodes);
@@ -257,9 +272,15 @@ impl SizeComparison<'_> {
                 same.push((*id, whole.clone()));
                 continue;
             }
-            let is_number = first.ty() == whole.ty() && second.ty() == whole.ty() && !whole.dtype().is_float();
+            let is_number = first.ty() == whole.ty() && second.ty() == whole.ty();
             is_number.then_some(()).ok_or_else(fail)?;
-            let (first, second, most) = (first.i64s(), second.i64s(), whole.i64s());
+            let whole_numbers = |tensor: &Tensor| match tensor.dtype().is_float() {
+                true => tensor.floats().into_iter().map(|x| (x.fract() == 0.0).then_some(x as i64)).collect(),
+                false => Some(tensor.i64s()),
+            };
+            let [Some(first), Some(second), Some(most)] = [first, second, whole].map(whole_numbers) else {
+                return Err(fail());
+            };
             let size =
                 |at: usize| through(self.at, [first[at], second[at]]).filter(|size| size.at(self.dim.most) == most[at]);
             let sizes = (0..most.len()).map(size).collect::<Option<Vec<_>>>();
@@ -385,7 +406,11 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
             Kind::Concat(axis) => {
                 let parts: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
                 let is_open = |id: &ValueId| axes(*id)[*axis].is_some();
-                if parts.iter().any(is_open) {
+                // Behind others, that which is open ends where the whole does.
+                let (Some((last, others)), outer) = (parts.split_last(), &axes(node.output())[..*axis]) else {
+                    continue;
+                };
+                if others.iter().any(is_open) || is_open(last) && outer.iter().any(Option::is_some) {
                     return refuse(&node.origin, "joins tensors along the open dimension");
                 }
             }
@@ -605,6 +630,7 @@ impl Fused {
                 Kind::Reduce(_, dims) => axis_of(node.input(0)).is_none_or(|axis| !dims.contains(&axis)),
                 Kind::Slice(parts) => axis_of(to).is_none_or(|axis| parts[axis] == (0, 1)),
                 Kind::Gather { .. } => axis_of(node.input(0)).is_none(),
+                Kind::Concat(axis) => axis_of(to) != Some(*axis),
                 _ => true,
             };
             is_kept && axis_of(to).is_some() && ids().all(fits)

@@ -4,7 +4,7 @@
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, SplitMix64, Tensor, evaluate, specialise};
-use tilewright_model::{Fused, OpenError, compile_guessed, lower, open};
+use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open, open_items, open_or_repeat};
 use tilewright_runtime::{Aligned, Context, OpenDimension, RunError, SharedPool};
 
 use crate::blocks::graph_of;
@@ -12,10 +12,22 @@ use crate::common::agree;
 use crate::whole;
 
 fn at(graph: &Graph, name: &str, size: i64) -> Graph {
-    let dims = vec![(name.to_owned(), size as usize)];
-    let special = specialise(graph, &Bindings { dims, open: Some(name.to_owned()), ..Bindings::default() });
-    assert!(special.problems.is_empty(), "{name}={size}: {}", special.problems[0]);
+    at_sizes(graph, &[(name, size)], name)
+}
+
+fn at_sizes(graph: &Graph, sizes: &[(&str, i64)], open: &str) -> Graph {
+    let dims = sizes.iter().map(|(name, size)| ((*name).to_owned(), *size as usize)).collect();
+    let special = specialise(graph, &Bindings { dims, open: Some(open.to_owned()), ..Bindings::default() });
+    assert!(special.problems.is_empty(), "{sizes:?}: {}", special.problems[0]);
     special.graph
+}
+
+/// A model of any number of `items`, each of any size.
+fn opened_items(graph: &Graph, items: &OpenDimension, dim: &OpenDimension) -> Result<Fused, OpenError> {
+    open_items(items, dim, |[n, size], open| {
+        let own = at_sizes(graph, &[(&items.name, n), (&dim.name, size)], &open.name);
+        Ok(lower(&own, false, &host::target()).unwrap())
+    })
 }
 
 fn opened(graph: &Graph, dim: &OpenDimension) -> Result<Fused, OpenError> {
@@ -82,6 +94,14 @@ fn run(context: &mut Context, graph: &Graph, given: &[(String, Tensor)]) -> Vec<
     made.iter().zip(&types).map(tensor).collect()
 }
 
+/// Whether what a run made is what a model makes.
+fn is_near(found: &Tensor, wanted: &Tensor) -> bool {
+    let largest = wanted.floats().iter().fold(0.0_f64, |most, x| most.max(x.abs()));
+    let is_near = |(x, y): (f64, f64)| (x - y).abs() <= 1e-5 * largest;
+    let agrees = found.ty() == wanted.ty() && found.floats().into_iter().zip(wanted.floats()).all(is_near);
+    agrees || agree(found, wanted).is_ok()
+}
+
 /// Checks a model at sizes up and down, each after runs at the largest size that leave NaN behind where they
 /// can.
 fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
@@ -104,10 +124,7 @@ fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
         let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
         let wanted = evaluate(&own, &named).unwrap();
         for (found, wanted) in run(&mut context, &own, &given).iter().zip(&wanted) {
-            let largest = wanted.floats().iter().fold(0.0_f64, |most, x| most.max(x.abs()));
-            let is_near = |(x, y): (f64, f64)| (x - y).abs() <= 1e-5 * largest;
-            let agrees = found.ty() == wanted.ty() && found.floats().into_iter().zip(wanted.floats()).all(is_near);
-            assert!(agrees || agree(found, wanted).is_ok(), "{}={size}: {:?}", dim.name, agree(found, wanted));
+            assert!(is_near(found, wanted), "{}={size}: {:?}", dim.name, agree(found, wanted));
         }
     }
     let before = context.size();
@@ -116,6 +133,42 @@ fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     }
     assert!(matches!(context.set_dim("other", dim.most), Err(RunError::NoDim { .. })));
     assert_eq!(context.size(), before);
+}
+
+/// Checks a model of any number of items of any size, each after runs of the most of the largest size.
+fn check_items(items: &OpenDimension, dim: &OpenDimension, ports: [&str; 2], statements: &str) {
+    let graph = graph_of(ports[0], ports[1], statements);
+    let fused = opened_items(&graph, items, dim).unwrap_or_else(|error| panic!("{error}"));
+    let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+    let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    assert_eq!((context.items(), context.size()), (Some(items.most), Some(dim.most)));
+    let own = |n: i64, size: i64| at_sizes(&graph, &[(&items.name, n), (&dim.name, size)], &dim.name);
+    let sizes: Vec<i64> = (dim.least..=dim.most).filter(|size| dim.has(*size)).collect();
+    let largest = own(items.most, dim.most);
+    for (seed, &size) in sizes.iter().chain(sizes.iter().rev()).enumerate() {
+        let n = items.least + seed as i64 % ((items.most - items.least) / items.step + 1) * items.step;
+        context.set_dim(&items.name, items.most).unwrap();
+        context.set_dim(&dim.name, dim.most).unwrap();
+        run(&mut context, &largest, &inputs(&largest, 1, Some(f64::NAN)));
+        context.set_dim(&items.name, n).unwrap();
+        context.set_dim(&dim.name, size).unwrap();
+        let own = own(n, size);
+        let given = inputs(&own, seed as u64, None);
+        let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+        let wanted = evaluate(&own, &named).unwrap();
+        let found = run(&mut context, &own, &given);
+        let pairs = found.iter().zip(&wanted);
+        pairs.for_each(|(found, wanted)| assert!(is_near(found, wanted), "{n}, {size}: {:?}", agree(found, wanted)));
+        runner.set_dim(&dim.name, size).unwrap();
+        runner.set_dim(&items.name, n).unwrap();
+        named.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+        runner.run().unwrap();
+        assert!(runner.outputs().iter().map(|(_, x)| x).eq(&found), "{n}, {size}: a runner makes other bits");
+    }
+    for wrong in [items.least - 1, items.most + 1] {
+        assert!(matches!(context.set_dim(&items.name, wrong), Err(RunError::BadSize { .. })), "{wrong}");
+    }
 }
 
 /// Runs a library at each size in a file, on what lies behind it there, and writes what it makes.
@@ -133,20 +186,21 @@ static size_t bytes_of(const net_context *context, int is_output) {
         n_open += tensor->shape[i] == -1;
         bytes *= (size_t)shape[i];
     }
-    if (n_open != 1 || bytes > tensor->bytes) exit(4);
+    if (n_open != (int)net_dims() || bytes > tensor->bytes) exit(4);
     return bytes;
 }
 int main(void) {
     net_context *context;
     FILE *in = fopen("in", "rb"), *out = fopen("out", "wb");
     const net_dimension *dim = net_dim(0);
-    if (!in || !out || net_dims() != 1 || !dim || net_dim(1) || net_create(NULL, &context)) return 2;
+    if (!in || !out || !dim || net_dim(net_dims()) || net_create(NULL, &context)) return 2;
     char *x = malloc(net_input(0)->bytes), *y = malloc(net_output(0)->bytes);
     int64_t size;
     while (fread(&size, sizeof size, 1, in) == 1) {
         if (net_set_dim(context, 0, size)) return 5;
+        if (net_dims() == 2 && (fread(&size, sizeof size, 1, in) != 1 || net_set_dim(context, 1, size))) return 5;
         /* What is refused changes nothing. */
-        if (net_set_dim(context, 0, dim->most + 1) != NET_BAD_SIZE || net_set_dim(context, 1, size) != NET_BAD_SIZE
+        if (net_set_dim(context, 0, dim->most + 1) != NET_BAD_SIZE || net_set_dim(context, 2, size) != NET_BAD_SIZE
             || net_set_dim(context, 0, dim->least - 1) != NET_BAD_SIZE
             || net_set_dim(NULL, 0, size) != NET_BAD_ARGUMENT)
             return 6;
@@ -170,23 +224,33 @@ int main(void) {
 /// Checks that a library in C has the bits of runs in this process, at sizes up and down.
 fn check_library(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
+    let least = [dim.least, dim.most, dim.least + dim.step, dim.most - dim.step, dim.least];
+    check_library_of(&graph, opened(&graph, dim).unwrap(), &least.map(|size| vec![(dim.name.as_str(), size)]));
+}
+
+/// Checks a library as [`check_library`] does, with the sizes of each run, the items of a batch last.
+fn check_library_of(graph: &Graph, fused: Fused, runs: &[Vec<(&str, i64)>]) {
     let target = host::target();
-    let compiled = compile_guessed(opened(&graph, dim).unwrap(), &target, 1).unwrap();
+    let compiled = compile_guessed(fused, &target, 1).unwrap();
     let model = compiled.model.cpu().unwrap();
     let mut context = Context::new(model, &SharedPool::new(1).unwrap()).unwrap();
-    let folder =
-        std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("open-{}-{}", dim.name, std::process::id()));
+    let name = runs[0].iter().map(|(name, _)| *name).collect::<Vec<_>>().join("-");
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("open-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let made = library("net", &compiled.model, &target, 1, Weights::Small, &["open".to_owned()]).unwrap();
-    assert_eq!(made.build()["dims"][0]["name"], dim.name);
-    write_library(&made, Form::C, &folder).unwrap();
     let (mut given, mut expected): (Vec<u8>, Vec<u8>) = Default::default();
-    for size in [dim.least, dim.most, dim.least + dim.step, dim.most - dim.step, dim.least] {
-        let own = at(&graph, &dim.name, size);
-        let passed = inputs(&own, size as u64, None);
-        given.extend(size.to_le_bytes());
+    for (at, (name, _)) in runs[0].iter().enumerate() {
+        assert_eq!(made.build()["dims"][at]["name"], *name);
+    }
+    write_library(&made, Form::C, &folder).unwrap();
+    for sizes in runs {
+        let own = at_sizes(graph, sizes, sizes[0].0);
+        let passed = inputs(&own, sizes[0].1 as u64, None);
+        for (name, size) in sizes {
+            given.extend(size.to_le_bytes());
+            context.set_dim(name, *size).unwrap();
+        }
         given.extend(passed[0].1.bytes());
-        context.set_dim(&dim.name, size).unwrap();
         expected.extend(run(&mut context, &own, &passed)[0].bytes());
     }
     std::fs::write(folder.join("main.c"), MAIN).unwrap();
@@ -323,8 +387,8 @@ fn what_needs_a_number_is_named() {
         assert!(!error.contains('\n'), "{error}");
     };
     let n = dim("n", 1, 16, 1);
-    // The mean's factor is of the size.
-    refused(&n, ["x[n 4]", "y[1 4]"], "y = ReduceMean[axes=0](x)", &["differs", "n cannot be open"]);
+    // As many nodes as rows.
+    refused(&n, ["x[n 4]", "y[4 n]"], "y = Transpose(x)", &["`y`", "behind another one"]);
     refused(&n, ["x[2 n 4]", "y[2 n 4]"], "y = Relu(x)", &["`x`", "behind another one"]);
     refused(&n, ["x[n 4]", "y[m 4]"], "y = Concat[axis=0](x, x)", &["joins tensors along the open dimension"]);
     refused(&dim("n", 1, 2, 1), ["x[n 4]", "y[n 4]"], "y = Relu(x)", &["n=1..2 has too few sizes"]);
@@ -419,4 +483,192 @@ fn attention_takes_any_number_of_images() {
     check(&dim("n", 1, 9, 1), ["x[n 6 16]", "y[n 6 16]"], statements);
     check(&dim("n", 2, 12, 2), ["x[n 6 16]", "y[n 6 16]"], statements);
     check_library(&dim("n", 1, 9, 1), ["x[n 6 16]", "y[n 6 16]"], statements);
+}
+
+#[test]
+fn a_batch_of_texts_takes_any_number_of_both() {
+    let statements = &ENCODER
+        .replace(", num_outputs=3", "")
+        .replace("numbers[1 -1 2 8]", "numbers[0 -1 2 8]")
+        .replace("numbers[1 -1 16]", "numbers[0 -1 16]");
+    let ports = ["ids[n words]", "y[n words 16]"];
+    let (items, words) = (dim("n", 1, 5, 1), dim("words", 1, 24, 1));
+    check_items(&items, &words, ports, statements);
+    check_items(&dim("n", 2, 4, 2), &dim("words", 3, 39, 4), ports, statements);
+    let graph = graph_of(ports[0], ports[1], statements);
+    let runs = [(1, 1), (24, 5), (7, 2), (24, 1), (3, 5)].map(|(size, n)| vec![("words", size), ("n", n)]);
+    check_library_of(&graph, opened_items(&graph, &items, &words).unwrap(), &runs);
+}
+
+#[test]
+fn a_batch_of_texts_has_an_answer_each() {
+    let pooled = "
+        w = weights[4 3]
+        last = integer[-1]
+        mean = ReduceMean[axes=1, keepdims=0](x)
+        end = Gather[axis=1](x, last)
+        most = ReduceMax[axes=1, keepdims=0](x)
+        a = Mul(mean, end)
+        b = Add(a, most)
+        y = MatMul(b, w)";
+    check_items(&dim("n", 1, 4, 1), &dim("words", 1, 24, 1), ["x[n words 4]", "y[n 3]"], pooled);
+}
+
+#[test]
+fn items_that_depend_on_each_other_are_named() {
+    let refused = |ports: [&str; 2], statements: &str, expected: &str| {
+        let graph = graph_of(ports[0], ports[1], statements);
+        let error = opened_items(&graph, &dim("n", 1, 5, 1), &dim("t", 1, 16, 1)).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.contains("n cannot be open") && !error.contains('\n'), "{error}");
+    };
+    let ports = ["x[n t 4]", "y[n t 4]"];
+    refused(ports, "m = ReduceMax[axes=0](x)\n y = Sub(x, m)", "several items");
+    refused(ports, "y = Softmax[axis=0](x)", "several items");
+    refused(["x[n t 4]", "y[1 t 4]"], "rows = numbers[0]\n y = ReduceSum(x, rows)", "several items");
+    refused(["x[n t 4]", "y[t n 4]"], "y = Transpose[perm=1 0 2](x)", "not as its first dimension");
+    let numbered = "
+        zero = integer[0]
+        one = integer[1]
+        n = Shape[start=0, end=1](x)
+        all = Squeeze(n)
+        own = Range(zero, all, one)
+        axes = numbers[1 2]
+        each = Unsqueeze(own, axes)
+        real = Cast[to=1](each)
+        y = Add(x, real)";
+    refused(ports, numbered, "number of each item");
+    let counted = "
+        n = Shape[start=0, end=1](x)
+        real = Cast[to=1](n)
+        y = Mul(x, real)";
+    refused(ports, counted, "");
+}
+
+#[test]
+fn means_and_last_elements_take_any_number_of_rows() {
+    let n = dim("n", 1, 40, 1);
+    for (statements, output) in [
+        ("y = ReduceMean[axes=0](x)", "y[1 4]"),
+        ("y = ReduceMean[axes=0 1, keepdims=0](x)", "y[]"),
+        ("last = integer[-1]\n y = Gather[axis=0](x, last)", "y[4]"),
+        ("from = numbers[-3]\n to = numbers[1000]\n axis = numbers[0]\n y = Slice(x, from, to, axis)", "y[3 4]"),
+        ("y = ArgMax[axis=0](x)", "y[1 4]"),
+        ("y = ArgMin[axis=0, select_last_index=1](x)", "y[1 4]"),
+        ("m = ReduceMean[axes=0](x)\n d = Sub(x, m)\n y = Mul(d, d)", "y[n 4]"),
+        // Rows by numbers that are at most the last one.
+        (
+            "n = Shape[start=0, end=1](x)\n none = number[-0.9]\n more = Greater(x, none)\n whole = Cast[to=7](more)
+             zero = numbers[0]\n one = numbers[1]\n some = ReduceSum(whole, zero)\n most = Sub(n, one)
+             least = Min(some, most)\n y = Gather[axis=0](x, least)",
+            "y[1 4 4]",
+        ),
+    ] {
+        let n = if statements.contains("-3") { dim("n", 4, 40, 1) } else { n.clone() };
+        check(&n, ["x[n 4]", output], statements);
+    }
+}
+
+#[test]
+fn a_batch_that_cannot_be_open_is_repeated() {
+    // Heads of all texts side by side, as PyTorch's attention has them.
+    let statements = "
+        q0 = weights[16 16]
+        k0 = weights[16 16]
+        by_heads = numbers[6 -1 8]
+        by_texts = numbers[6 -1 16]
+        t = Transpose[perm=1 0 2](x)
+        q1 = MatMul(t, q0)
+        q2 = Reshape(q1, by_heads)
+        q = Transpose[perm=1 0 2](q2)
+        k1 = MatMul(t, k0)
+        k2 = Reshape(k1, by_heads)
+        k = Transpose[perm=1 2 0](k2)
+        v = Transpose[perm=1 0 2](k2)
+        s0 = MatMul(q, k)
+        s = Softmax[axis=-1](s0)
+        a0 = MatMul(s, v)
+        a1 = Transpose[perm=1 0 2](a0)
+        a2 = Reshape(a1, by_texts)
+        y = Transpose[perm=1 0 2](a2)";
+    let graph = graph_of("x[n 6 16]", "y[n 6 16]", statements);
+    let n = dim("n", 1, 5, 1);
+    let lower_at = |size| Ok(lower(&at(&graph, "n", size), false, &host::target()).unwrap());
+    let fused = open_or_repeat::<OpenError>(&n, lower_at).unwrap();
+    assert!(fused.items.is_some(), "it is another way");
+    let compiled = compile_guessed(fused.clone(), &host::target(), 1).unwrap();
+    let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
+    for size in [5, 1, 3, 2, 5, 4] {
+        context.set_dim("n", size).unwrap();
+        let own = at(&graph, "n", size);
+        let given = inputs(&own, size as u64, None);
+        let wanted = evaluate(&own, &[("x", given[0].1.clone())]).unwrap();
+        assert!(is_near(&run(&mut context, &own, &given)[0], &wanted[0]), "{size}");
+    }
+    check_library_of(&graph, fused, &[5, 1, 3].map(|size| vec![("n", size)]));
+    let others = graph_of("x[n 4]", "y[n 4]", "y = Softmax[axis=0](x)");
+    let lower_at = |size| Ok(lower(&at(&others, "n", size), false, &host::target()).unwrap());
+    let made = open_or_repeat::<OpenError>(&n, lower_at).unwrap();
+    assert!(made.items.is_none(), "rows depend on each other");
+}
+
+#[test]
+fn rows_of_a_mask_are_those_of_each_text() {
+    // As exporters look a mask up: by the numbers of texts and tokens.
+    let statements = "
+        zero = integer[0]
+        one = integer[1]
+        first = numbers[0]
+        second = numbers[1]
+        flat = numbers[-1]
+        n = Shape[start=0, end=1](mask)
+        t = Shape[start=1, end=2](mask)
+        n0 = Squeeze(n)
+        t0 = Squeeze(t)
+        texts = Range(zero, n0, one)
+        tokens = Range(zero, t0, one)
+        begin = Mul(texts, t0)
+        rows = Unsqueeze(begin, second)
+        columns = Unsqueeze(tokens, first)
+        places = Add(rows, columns)
+        all = Reshape(mask, flat)
+        inner = numbers[2]
+        own = Gather[axis=0](all, places)
+        factors = Unsqueeze(own, inner)
+        y = Mul(factors, x)";
+    check_items(&dim("n", 1, 5, 1), &dim("t", 1, 20, 1), ["mask[n t], x[n t 4]", "y[n t 4]"], statements);
+}
+
+#[test]
+fn words_behind_others_take_any_number() {
+    let (n, first) = (dim("n", 1, 40, 1), "first = weights[2 4]\n w = weights[4 4]\n");
+    for statements in [
+        "y = Concat[axis=0](first, x)",
+        "r = Relu(x)\n all = Concat[axis=0](first, r)\n y = MatMul(all, w)",
+        "all = Concat[axis=0](first, x)\n t = Transpose(all)\n s = MatMul(all, t)\n p = Softmax(s)\n y = MatMul(p, all)",
+    ] {
+        check(&n, ["x[n 4]", "y[m 4]"], &format!("{first}{statements}"));
+    }
+    check_library(&n, ["x[n 4]", "y[m 4]"], &format!("{first}y = Concat[axis=0](first, x)"));
+}
+
+#[test]
+fn heads_that_share_keys_take_any_number_of_words() {
+    let statements = "
+        w = weights[16 16]
+        of_heads = numbers[1 -1 4 4]
+        of_rows = numbers[1 -1 16]
+        shared = weights[16 4]
+        q0 = MatMul(x, w)
+        q1 = Reshape(q0, of_heads)
+        q = Transpose[perm=0 2 1 3](q1)
+        one = numbers[1]
+        k0 = MatMul(x, shared)
+        k1 = Unsqueeze(k0, one)
+        k = Transpose[perm=0 1 3 2](k1)
+        s0 = MatMul(q, k)
+        s = Softmax[axis=-1](s0)
+        a0 = MatMul(s, k1)
+        a1 = Transpose[perm=0 2 1 3](a0)
+        y = Reshape(a1, of_rows)";
+    check(&dim("words", 1, 40, 1), ["x[1 words 16]", "y[1 words 16]"], statements);
 }

@@ -287,6 +287,18 @@ impl<'m> CTables<'m> {
             }
             writeln!(out, "    {{0, 0, 1}}\n}};")?;
         }
+        writeln!(out)?;
+        self.item_tables(out)
+    }
+
+    /// Writes the number of items of a run, and which inputs and outputs have some.
+    fn item_tables(&self, out: &mut String) -> TableWritten {
+        let Some(items) = &self.model.plan().items else { return Ok(()) };
+        writeln!(out, "static const net_dimension net_of_items = {};", dimension(items))?;
+        for (what, tensors) in ["input", "output"].into_iter().zip(crate::tensors(self.model.plan())) {
+            let all: String = tensors.iter().map(|tensor| format!("{}, ", u8::from(tensor.in_items))).collect();
+            writeln!(out, "static const uint8_t net_{what}_items[] = {{{all}0}};")?;
+        }
         writeln!(out)
     }
 

@@ -1,0 +1,252 @@
+//! Numbers in nodes that depend on the size, such as that by which a mean divides, and the place of the last
+//! element.
+
+use tilewright_graph::{DType, Tensor};
+use tilewright_ir::Expr;
+use tilewright_ir::expr::{BinaryOp, Cond};
+use tilewright_ir::op::{Structure, WorkloadError};
+use tilewright_runtime::{OpenDimension, RunSize};
+
+use super::through;
+use crate::fuse::{Fused, Step, nest};
+use crate::net::{Kind, Node, ValueId};
+use crate::scalar::{input, number};
+
+/// A number at the sizes that are compared, the largest last.
+type AtSizes = [f64; 3];
+
+/// Form of a number that depends on the size.
+#[derive(Clone, Copy)]
+enum Form {
+    /// An integer.
+    Whole,
+    /// Inverse of an integer.
+    Inverse,
+}
+
+/// Numbers that a node is to read, in its order, with their forms.
+type Numbers = Vec<(Vec<AtSizes>, Form)>;
+
+/// Makes nodes that differ between sizes in numbers alone read these from values of their own, which are
+/// known once a run has said its size; `nets` are those of the sizes `at` and of the largest.
+///
+/// # Errors
+/// If a nest of such nodes cannot be built.
+pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Result<(), WorkloadError> {
+    let count = |of: &dyn Fn(&Fused) -> usize| nets.iter().all(|fused| of(fused) == of(&nets[2]));
+    if !count(&|fused| fused.net.nodes.len()) || !count(&|fused| fused.net.values.len()) {
+        return Ok(());
+    }
+    let mut changed = of_constants(dim, at, nets);
+    for node in 0..nets[2].net.nodes.len() {
+        let is_changed = match nets.each_ref().map(|fused| &fused.net.nodes[node].kind) {
+            [Kind::Map(_), Kind::Map(_), Kind::Map(_)] => of_map(dim, at, nets, node),
+            [Kind::Slice(_), Kind::Slice(_), Kind::Slice(_)] => of_slice(dim, at, nets, node),
+            _ => false,
+        };
+        changed.extend(is_changed.then_some(node));
+    }
+    if changed.is_empty() {
+        return Ok(());
+    }
+    for fused in nets {
+        let mut steps = std::mem::take(&mut fused.steps);
+        for step in &mut steps {
+            match step {
+                Step::Kernel(kernel)
+                    if matches!(kernel.workload.structure(), Structure::Nest(_))
+                        && kernel.members.iter().any(|member| changed.contains(member)) =>
+                {
+                    *kernel = nest(&fused.net, &kernel.members, &|_| 1)?;
+                }
+                Step::Part { part, .. } => {
+                    let maker = changed.iter().find(|&&node| fused.net.nodes[node].outputs.contains(part));
+                    if let Some(&node) = maker {
+                        *step = Step::Kernel(nest(&fused.net, &[node], &|_| 1)?);
+                    }
+                }
+                _ => {}
+            }
+        }
+        fused.steps = steps;
+    }
+    Ok(())
+}
+
+/// Most numbers of a constant that is taken for one of the size.
+const MOST_NUMBERS: usize = 8;
+
+/// Takes constants of a few numbers that depend on the size out of the nets; the nodes that read them.
+fn of_constants(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Vec<usize> {
+    let mut found = Vec::new();
+    for id in 0..nets[2].net.values.len() {
+        let constants = nets.each_ref().map(|fused| fused.net.values[id].constant.clone());
+        let [Some(first), Some(second), Some(most)] = &constants else { continue };
+        let is_alike = [first, second].iter().all(|other| other.ty() == most.ty());
+        let is_number = matches!(most.dtype(), DType::I32 | DType::I64 | DType::F32 | DType::F64);
+        if !is_alike || !is_number || most.n_elements() > MOST_NUMBERS || first == most && second == most {
+            continue;
+        }
+        let [first, second, most] = [first, second, most].map(Tensor::floats);
+        let mut numbers = first.iter().zip(&second).zip(&most).map(|((first, second), most)| [*first, *second, *most]);
+        if numbers.all(|number| matches!(form_of(dim, at, number), Some((_, Form::Whole)))) {
+            for (fused, constant) in nets.iter_mut().zip(constants) {
+                fused.net.values[id].constant = None;
+                fused.net.varying.extend(constant.map(|constant| (ValueId(id), constant)));
+            }
+            found.push(ValueId(id));
+        }
+    }
+    let reads = |node: &Node| node.inputs.iter().flatten().any(|id| found.contains(id));
+    (0..nets[2].net.nodes.len()).filter(|node| reads(&nets[2].net.nodes[*node])).collect()
+}
+
+/// Adds a value of numbers to each net, as another input of a node.
+fn add_input(nets: &mut [Fused; 3], node: usize, dtype: DType, numbers: &[AtSizes]) {
+    for (at, fused) in nets.iter_mut().enumerate() {
+        let net = &mut fused.net;
+        let name = format!("{}.sizes{}", net.nodes[node].origin, net.nodes[node].inputs.len());
+        let shape = [numbers.len()];
+        let own: Vec<f64> = numbers.iter().map(|number| number[at]).collect();
+        let tensor = match dtype.is_float() {
+            true => Tensor::from_floats(dtype, shape, &own),
+            false => Tensor::from_integers(dtype, shape, &own.iter().map(|x| *x as i128).collect::<Vec<_>>()),
+        };
+        let id = net.add_value(&name, dtype, &[numbers.len() as i64]);
+        net.varying.push((id, tensor));
+        net.nodes[node].inputs.push(Some(id));
+    }
+}
+
+/// The form of a number that is a factor of the size and a term, or the inverse of that.
+fn form_of(dim: &OpenDimension, at: [i64; 2], number: AtSizes) -> Option<(AtSizes, Form)> {
+    let is_linear = |number: &AtSizes| {
+        let [first, second, most] = number.map(|x| x as i64);
+        let is_whole = number.iter().all(|x| x.fract() == 0.0 && x.abs() < 1e9);
+        is_whole && through(at, [first, second]).is_some_and(|size: RunSize| size.at(dim.most) == most)
+    };
+    let inverse = number.map(|x| (1.0 / x).round());
+    let is_inverse = number.iter().zip(inverse).all(|(x, n)| 1.0 / n == *x);
+    if is_linear(&number) {
+        return Some((number, Form::Whole));
+    }
+    (is_inverse && is_linear(&inverse)).then_some((inverse, Form::Inverse))
+}
+
+/// Has a map read its numbers that differ.
+fn of_map(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize) -> bool {
+    let mut numbers: [Vec<f64>; 3] = Default::default();
+    let mut forms: Vec<String> = Vec::new();
+    for (fused, numbers) in nets.iter().zip(&mut numbers) {
+        let Kind::Map(expr) = &fused.net.nodes[node].kind else { return false };
+        let mut bare = expr.clone();
+        each_number(&mut bare, &mut |x| {
+            numbers.push(x);
+            Some(number(0.0))
+        });
+        forms.push(format!("{bare:?}"));
+    }
+    let [first, second, most] = &numbers;
+    if forms.iter().any(|form| *form != forms[2]) {
+        return false;
+    }
+    let mut found: Vec<Option<(AtSizes, Form)>> = Vec::with_capacity(most.len());
+    for ((first, second), most) in first.iter().zip(second).zip(most) {
+        if first == most && second == most {
+            found.push(None);
+            continue;
+        }
+        match form_of(dim, at, [*first, *second, *most]) {
+            Some(form) => found.push(Some(form)),
+            None => return false,
+        }
+    }
+    let dtype = nets[2].net.value(nets[2].net.nodes[node].output()).dtype;
+    let numbers: Numbers = found.iter().flatten().map(|(number, form)| (vec![*number], *form)).collect();
+    let is_fit = match dtype {
+        DType::F32 | DType::F64 => true,
+        DType::I32 | DType::I64 => numbers.iter().all(|(_, form)| matches!(form, Form::Whole)),
+        _ => false,
+    };
+    if numbers.is_empty() || !is_fit {
+        return false;
+    }
+    let before = nets[2].net.nodes[node].inputs.len();
+    for (number, _) in &numbers {
+        add_input(nets, node, dtype, number);
+    }
+    for fused in nets {
+        let Kind::Map(expr) = &mut fused.net.nodes[node].kind else { return false };
+        let (mut place, mut next) = (found.iter(), before);
+        each_number(expr, &mut |_| {
+            let (_, form) = place.next()?.as_ref()?;
+            next += 1;
+            let read = input(next - 1);
+            Some(match form {
+                Form::Whole => read,
+                Form::Inverse => Expr::binary(BinaryOp::Div, number(1.0), read),
+            })
+        });
+    }
+    true
+}
+
+/// Puts what `change` makes of them in the place of an expression's numbers, where it makes something.
+fn each_number(expr: &mut Expr, change: &mut dyn FnMut(f64) -> Option<Expr>) {
+    fn of_cond(cond: &mut Cond, change: &mut dyn FnMut(f64) -> Option<Expr>) {
+        match cond {
+            Cond::True | Cond::Lt(..) | Cond::Eq(..) => {}
+            Cond::Less(a, b) => [a, b].into_iter().for_each(|x| each_number(x, change)),
+            Cond::And(a, b) => [a, b].into_iter().for_each(|x| of_cond(x, change)),
+            Cond::Not(a) => of_cond(a, change),
+        }
+    }
+    match expr {
+        Expr::Const(x) => {
+            if let Some(new) = change(*x) {
+                *expr = new;
+            }
+        }
+        Expr::Load(..) | Expr::Gather(..) | Expr::FromIndex(_) => {}
+        Expr::Unary(_, x) | Expr::Cast(_, x) => each_number(x, change),
+        Expr::Binary(_, a, b) => [a, b].into_iter().for_each(|x| each_number(x, change)),
+        Expr::Select(cond, a, b) => {
+            of_cond(cond, change);
+            [a, b].into_iter().for_each(|x| each_number(x, change));
+        }
+    }
+}
+
+/// Has a part of a dimension whose first place depends on the size be looked up by its places.
+fn of_slice(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize) -> bool {
+    let parts = nets.each_ref().map(|fused| match &fused.net.nodes[node].kind {
+        Kind::Slice(parts) => parts.clone(),
+        _ => Vec::new(),
+    });
+    let [first, second, most] = &parts;
+    let differ: Vec<usize> = (0..most.len())
+        .filter(|&axis| first.get(axis) != most.get(axis) || second.get(axis) != most.get(axis))
+        .collect();
+    let &[axis] = &differ[..] else { return false };
+    let step = most[axis].1;
+    let n = nets[2].net.shape(nets[2].net.nodes[node].output())[axis];
+    let is_as_long = |fused: &Fused| {
+        let node = &fused.net.nodes[node];
+        let (from, to) = (fused.net.shape(node.input(0)), fused.net.shape(node.output()));
+        to[axis] == n && from.iter().zip(to).enumerate().all(|(own, (from, to))| own == axis || from == to)
+    };
+    let is_whole = |parts: &Vec<(i64, i64)>| {
+        parts[axis].1 == step && parts.iter().enumerate().all(|(own, part)| own == axis || *part == (0, 1))
+    };
+    let firsts = [first, second, most].map(|parts| parts[axis].0 as f64);
+    let is_fit = nets.iter().all(is_as_long) && parts.iter().all(is_whole);
+    if !is_fit || !matches!(form_of(dim, at, firsts), Some((_, Form::Whole))) {
+        return false;
+    }
+    let places: Vec<AtSizes> = (0..n).map(|place| firsts.map(|first| first + (place * step) as f64)).collect();
+    add_input(nets, node, DType::I64, &places);
+    for fused in nets {
+        fused.net.nodes[node].kind = Kind::Gather { axis, by_element: false };
+    }
+    true
+}
