@@ -10,7 +10,7 @@ use common::gemm::{ALayout, Gemm};
 use common::*;
 use tilewright_codegen::{CompileError, Emit, Runtime, compile, emit};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
-use tilewright_ir::op::{FUNCTIONS, Workload};
+use tilewright_ir::op::{Contraction, FUNCTIONS, Workload};
 use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Atom, DType, Index, LoopKind, Role, Scope, Stmt, Target, lower};
 
@@ -634,9 +634,13 @@ fn functions_of_epilogues() {
         for dtype in of_types {
             let of_sums = !spec.function.is_of_integers() || ["init", "dequant"].contains(&spec.name);
             let before = if of_sums { "" } else { "dequant+" };
-            let text = format!("dense:m=2,n=21,k=5,dtype={dtype},epilogue={before}{}", spec.name);
+            let (n, steps) = match spec.name {
+                "gated" => (64, format!("vectorize {}", Contraction::OF_PAIR)),
+                _ => (21, "split oj 16 -> ov ol shrink\nvectorize ol".to_owned()),
+            };
+            let text = format!("dense:m=2,n={n},k=5,dtype={dtype},epilogue={before}{}", spec.name);
             let untransformed = Workload::parse(&text).unwrap().program();
-            let steps = parse_steps("split oj 16 -> ov ol shrink\nvectorize ol").unwrap();
+            let steps = parse_steps(&steps).unwrap();
             let scheduled = apply_all(&untransformed, &steps).unwrap_or_else(|(_, e)| panic!("{text}: {e}"));
             check_on(&lower::lower(&scheduled), &host());
         }

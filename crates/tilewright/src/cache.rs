@@ -629,7 +629,7 @@ mod tests {
             let swapped = [&content[at..], &content[..at]].concat();
             assert!(at == 0 || seen.insert(checksum("a", &swapped)), "turned by {at} bytes");
         }
-        let zeros = vec![0; 40];
+        let zeros = [0; 40];
         assert!((0..40).all(|len| seen.insert(checksum("a", &zeros[..len])) || len == 0));
     }
 
