@@ -551,14 +551,21 @@ mod tests {
             assert!(FUNCTIONS[..at].iter().all(|other| (other.function, other.name) != (spec.function, spec.name)));
             let plain = Epilogue::new(spec.function, &[]).expect("its own numbers are accepted");
             assert_eq!(plain.to_string(), spec.name);
-            let other: Vec<f64> = spec.numbers.iter().map(|(_, default)| default + 0.1 / 3.0).collect();
-            let other = Epilogue::new(spec.function, &other).expect("numbers near its own are accepted");
+            let other = |change: fn(f64) -> f64| {
+                let numbers: Vec<f64> = spec.numbers.iter().map(|(_, default)| change(*default)).collect();
+                Epilogue::new(spec.function, &numbers)
+            };
+            // Columns are powers of two.
+            let other = if spec.name == "gated" { other(|x| 2.0 * x) } else { other(|x| x + 0.1 / 3.0) };
+            let other = other.expect("numbers near its own are accepted");
             for epilogue in [plain, other] {
                 assert_eq!(Epilogue::parse(&epilogue.to_string()), Some(epilogue));
             }
         }
         assert_eq!(Epilogue::parse("clip(0;6)"), Epilogue::parse("clip"));
-        for text in ["", "clip(", "clip(1)", "clip(2;1)", "clip(0;nan)", "relu()", "relu(1)", "leaky_relu(0.1;0.2)"] {
+        for text in
+            ["", "clip(", "clip(1)", "clip(2;1)", "clip(0;nan)", "relu()", "relu(1)", "leaky_relu(0.1;0.2)", "gated(5)"]
+        {
             assert_eq!(Epilogue::parse(text), None, "{text}");
         }
     }
