@@ -1,6 +1,6 @@
 //! Our own form as LLVM's: one instruction each, but for vectors made of a scalar.
 //!
-//! What differs from machine to machine stands in three places: [`LlvmPrinter::attributes`] says what CPU a
+//! Differences between machines stand in three places: [`LlvmPrinter::attributes`] says what CPU a
 //! function is for, [`LlvmPrinter::kind`] what addresses there are, [`LlvmPrinter::convert`] how numbers of
 //! 16 bits become others.
 
