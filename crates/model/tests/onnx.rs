@@ -8,8 +8,10 @@ mod blocks;
 #[path = "onnx/libraries.rs"]
 mod libraries;
 
-#[path = "onnx/language.rs"]
-mod language;
+#[path = "onnx/attention.rs"]
+mod attention;
+#[path = "onnx/decoders.rs"]
+mod decoders;
 
 #[path = "onnx/loops.rs"]
 mod loops;

@@ -38,7 +38,7 @@ fn constant(text: &str, seed: u64) -> Tensor {
         "single" => Tensor::from_integers(DType::I32, [], &numbers(&list)),
         "angles" => {
             let half = list[1].parse().expect("half a head");
-            let [cosines, sines] = crate::language::tables(64, half);
+            let [cosines, sines] = crate::attention::tables(64, half);
             if list[0] == "cos" { cosines } else { sines }
         }
         "number" => Tensor::from_floats(DType::F32, vec![], &numbers(&list)),

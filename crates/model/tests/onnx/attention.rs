@@ -1,0 +1,266 @@
+//! Operators of attention against sums written out here.
+
+use rand::seq::IndexedRandom;
+use rand::{RngExt, SeedableRng};
+use tilewright_device::host;
+use tilewright_graph::{Bindings, DType, Graph, SplitMix64, Tensor, evaluate, specialise};
+use tilewright_model::Runner;
+use tilewright_runtime::SharedPool;
+
+use crate::blocks::graph_at;
+use crate::compiled_for;
+
+type Draw = rand_xoshiro::Xoshiro256PlusPlus;
+
+/// Pairs of a head's numbers turned by the angles of a position, `1 / 100^(i / n)` a step.
+pub(crate) fn turned(x: &mut [f64], position: usize, interleaved: bool) {
+    let half = x.len() / 2;
+    for i in 0..half {
+        let (sine, cosine) = (position as f64 * 100f64.powf(-(i as f64) / half as f64)).sin_cos();
+        let [a, b] = if interleaved { [2 * i, 2 * i + 1] } else { [i, i + half] };
+        (x[a], x[b]) = (x[a] * cosine - x[b] * sine, x[a] * sine + x[b] * cosine);
+    }
+}
+
+/// Cosines and sines of the first positions.
+pub(crate) fn tables(n: usize, half: usize) -> [Tensor; 2] {
+    let angle = |at: usize| (at / half) as f64 * 100f64.powf(-((at % half) as f64) / half as f64);
+    [f64::cos, f64::sin]
+        .map(|f| Tensor::from_floats(DType::F32, [n, half], &(0..n * half).map(|at| f(angle(at))).collect::<Vec<_>>()))
+}
+
+/// Attention of one query, `scores` bounded by `cap` where it is not 0, over keys and values of its head.
+pub(crate) fn attended(q: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64, cap: f64, added: &[f64]) -> Vec<f64> {
+    let score = |(key, added): (&&[f64], &f64)| {
+        let product = q.iter().zip(*key).map(|(a, b)| a * b).sum::<f64>() * scale;
+        if cap > 0.0 { (product / cap).tanh() * cap + added } else { product + added }
+    };
+    let powers: Vec<f64> = keys.iter().zip(added).map(score).map(f64::exp).collect();
+    let all: f64 = powers.iter().sum();
+    (0..values[0].len()).map(|i| powers.iter().zip(values).map(|(p, v)| p * v[i]).sum::<f64>() / all).collect()
+}
+
+/// An attention with a cache, drawn with its sizes and attributes.
+struct Drawn {
+    batch: usize,
+    new: usize,
+    past: usize,
+    room: usize,
+    heads: [usize; 2],
+    depth: usize,
+    packed: bool,
+    rotary: bool,
+    interleaved: bool,
+    window: i64,
+    cap: f64,
+    scale: Option<f64>,
+    bias: bool,
+}
+
+impl Drawn {
+    fn new(seed: u64) -> Drawn {
+        let random = &mut Draw::seed_from_u64(seed);
+        let n_kv = random.random_range(1..4);
+        let new = *[1, 1, 2, 5].choose(random).unwrap();
+        let past = *[0, 1, 6, 19].choose(random).unwrap();
+        Drawn {
+            batch: random.random_range(1..3),
+            new,
+            past,
+            room: past + if random.random_bool(0.3) { new + random.random_range(0..3) } else { 0 },
+            heads: [n_kv * random.random_range(1..4), n_kv],
+            depth: 2 * random.random_range(1..9),
+            packed: random.random_bool(0.3),
+            rotary: random.random_bool(0.7),
+            interleaved: random.random_bool(0.4),
+            window: *[-1, -1, 1, 4].choose(random).unwrap(),
+            cap: *[0.0, 0.0, 1.5].choose(random).unwrap(),
+            scale: random.random_bool(0.3).then_some(0.25),
+            bias: random.random_bool(0.3),
+        }
+    }
+
+    fn graph(&self) -> Graph {
+        let Drawn { batch, new, past, room, heads: [h, n], depth: d, .. } = *self;
+        let q = if self.packed { (h + 2 * n) * d } else { h * d };
+        let kv =
+            if self.packed { String::new() } else { format!("k[{batch} {new} {0}], v[{batch} {new} {0}], ", n * d) };
+        let bias = if self.bias { format!(", bias[1 {h} {new} {}]", past + new) } else { String::new() };
+        let inputs = format!("q[{batch} {new} {q}], {kv}pk[{batch} {n} {room} {d}], pv[{batch} {n} {room} {d}]{bias}");
+        let all = room.max(past + new);
+        let outputs = format!("y[{batch} {new} {}], ok[{batch} {n} {all} {d}], ov[{batch} {n} {all} {d}]", h * d);
+        let mut named = format!(
+            "num_heads={h},kv_num_heads={n},do_rotary={},rotary_interleaved={},local_window_size={},softcap={:.1}",
+            u8::from(self.rotary),
+            u8::from(self.interleaved),
+            self.window,
+            self.cap
+        );
+        if let Some(scale) = self.scale {
+            named += &format!(",scale={scale}");
+        }
+        let [k, v] = if self.packed { ["", ""] } else { ["k", "v"] };
+        let tables = if self.rotary { "cos, sin" } else { ", " };
+        let bias = if self.bias { ", , bias" } else { "" };
+        let call =
+            format!("com.microsoft.GroupQueryAttention[{named}](q, {k}, {v}, pk, pv, last, total, {tables}{bias})");
+        let mut statements = String::new();
+        if self.rotary {
+            let half = d / 2;
+            statements += &format!("cos = angles[cos {half}]\nsin = angles[sin {half}]\n");
+        }
+        let last = vec![(past + new - 1).to_string(); batch].join(" ");
+        statements += &format!("last = singles[{last}]\ntotal = single[{}]\ny, ok, ov = {call}", past + new);
+        graph_at(17, &inputs, &outputs, &statements)
+    }
+
+    /// Results, and keys and values of all that is no padding, from the inputs by their names.
+    fn expected(&self, given: &[(String, Tensor)]) -> [Vec<f64>; 3] {
+        let Drawn { batch, new, past, room, heads: [h, n], depth: d, .. } = *self;
+        let of = |name: &str| given.iter().find(|(own, _)| own == name).map(|(_, x)| x.floats());
+        let q = of("q").unwrap();
+        let (k, v, [pk, pv], bias) = (of("k"), of("v"), ["pk", "pv"].map(|name| of(name).unwrap()), of("bias"));
+        let row = q.len() / (batch * new);
+        let head = |own: &Option<Vec<f64>>, first: usize, b: usize, s: usize, head: usize| match own {
+            Some(own) => own[((b * new + s) * n + head) * d..][..d].to_vec(),
+            None => q[(b * new + s) * row + (first + head) * d..][..d].to_vec(),
+        };
+        let (mut keys, mut values, mut y) = (Vec::new(), Vec::new(), vec![0.0; batch * new * h * d]);
+        for b in 0..batch {
+            for j in 0..n {
+                for t in 0..past {
+                    keys.push(pk[((b * n + j) * room + t) * d..][..d].to_vec());
+                    values.push(pv[((b * n + j) * room + t) * d..][..d].to_vec());
+                }
+                for s in 0..new {
+                    let mut key = head(&k, h, b, s, j);
+                    if self.rotary {
+                        turned(&mut key, past + s, self.interleaved);
+                    }
+                    keys.push(key);
+                    values.push(head(&v, h + n, b, s, j));
+                }
+            }
+            for (s, i) in (0..new).flat_map(|s| (0..h).map(move |i| (s, i))) {
+                let mut query = q[(b * new + s) * row + i * d..][..d].to_vec();
+                if self.rotary {
+                    turned(&mut query, past + s, self.interleaved);
+                }
+                let last = past + s + 1;
+                let first = if self.window > 0 { last.saturating_sub(self.window as usize) } else { 0 };
+                let of_head = (b * n + i / (h / n)) * (past + new);
+                let seen = of_head + first..of_head + last;
+                let [keys, values] =
+                    [&keys, &values].map(|all| all[seen.clone()].iter().map(Vec::as_slice).collect::<Vec<_>>());
+                let at = (i * new + s) * (past + new);
+                let added = bias.as_ref().map_or(vec![0.0; last], |bias| bias[at..at + last].to_vec());
+                let scale = self.scale.unwrap_or(1.0 / (d as f64).sqrt());
+                let found = attended(&query, &keys, &values, scale, self.cap, &added[first..]);
+                y[((b * new + s) * h + i) * d..][..d].copy_from_slice(&found);
+            }
+        }
+        [y, keys.concat(), values.concat()]
+    }
+}
+
+#[test]
+fn grouped_attention_is_that_of_each_head() {
+    for seed in 0..60 {
+        let drawn = Drawn::new(seed);
+        check(seed, &drawn, &drawn.graph());
+    }
+}
+
+/// Attention whose heads have keys of their own, with biases of queries, keys and values.
+#[test]
+fn attention_of_many_heads_has_a_past() {
+    for seed in 0..8 {
+        let drawn = Drawn::new(seed);
+        let h = drawn.heads[0];
+        let past = drawn.past.max(1);
+        let (rotary, packed) = (false, false);
+        let drawn =
+            Drawn { heads: [h, h], past, room: past, packed, rotary, window: -1, cap: 0.0, scale: None, ..drawn };
+        let Drawn { batch, new, depth: d, .. } = drawn;
+        let [one, all] = [h * d, past + new];
+        let bias = if drawn.bias { format!(", bias[1 {h} {new} {all}]") } else { String::new() };
+        let cache = format!("pk[{batch} {h} {past} {d}], pv[{batch} {h} {past} {d}]{bias}");
+        let row = format!("[{batch} {new} {one}]");
+        let given = format!("q{row}, k{row}, v{row}, {cache}");
+        let made = format!("y{row}, ok[{batch} {h} {all} {d}], ov[{batch} {h} {all} {d}]");
+        let more = if drawn.bias { "bias" } else { "" };
+        let text = |qkv: &str| {
+            let named = format!("num_heads={h},unidirectional=1");
+            format!("y, ok, ov = com.microsoft.MultiHeadAttention[{named}]({qkv}, , {more}, pk, pv)")
+        };
+        check(seed, &drawn, &graph_at(17, &given, &made, &text("q, k, v, ")));
+        // A bias that is taken off before.
+        let parts =
+            ["q", "k", "v"].map(|x| format!("{x}0 = Slice(all, at{x}, to{x})\n{x}1 = Sub({x}, {x}0)\n")).concat();
+        let places = [("q", 0), ("k", one), ("v", 2 * one)];
+        let places = places.map(|(x, at)| format!("at{x} = numbers[{at}]\nto{x} = numbers[{}]\n", at + one)).concat();
+        let biased = format!("all = weights[{}]\n{places}{parts}{}", 3 * one, text("q1, k1, v1, all"));
+        check(seed, &drawn, &graph_at(17, &given, &made, &biased));
+    }
+}
+
+/// Checks kernels and the reference of a graph on what was drawn.
+fn check(seed: u64, drawn: &Drawn, graph: &Graph) {
+    let special = specialise(graph, &Bindings::default());
+    assert!(special.problems.is_empty(), "{seed}: {}", special.problems[0]);
+    let graph = special.graph;
+    let mut random = SplitMix64::new(seed);
+    let given: Vec<(String, Tensor)> = graph
+        .inputs
+        .iter()
+        .map(|id| (graph.value(*id).name.clone(), random.input(graph.value(*id).ty.as_ref().unwrap())))
+        .collect();
+    let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+    let mut all = given.clone();
+    // Inputs that nobody reads are no inputs any more.
+    for name in ["pk", "pv"].into_iter().filter(|name| !given.iter().any(|(own, _)| own == name)) {
+        let Drawn { batch, room, heads: [_, n], depth, .. } = *drawn;
+        all.push((name.to_owned(), Tensor::from_floats(DType::F32, [batch, n, room, depth], &[])));
+    }
+    let expected = drawn.expected(&all);
+    let compiled = compiled_for(&graph, &host::target()).unwrap_or_else(|error| panic!("{seed}: {error}"));
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+    runner.run().unwrap();
+    let found: Vec<Tensor> = runner.outputs().into_iter().map(|(_, x)| x).collect();
+    let reference = evaluate(&graph, &named).unwrap();
+    for (who, found) in [("kernels", &found), ("reference", &reference)] {
+        for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let (mut numbers, shape) = (found.floats(), found.shape());
+            if at > 0 {
+                // Of the cache, what is no padding.
+                let n_head = (drawn.past + drawn.new) * drawn.depth;
+                let heads = numbers.chunks(shape[2] * shape[3]);
+                numbers = heads.flat_map(|head| head[..n_head].to_vec()).collect();
+            }
+            assert_eq!(numbers.len(), expected.len(), "{seed}, {who}, output {at}");
+            let is_near = numbers.iter().zip(expected).all(|(x, y)| (x - y).abs() <= 1e-5 * y.abs().max(1.0));
+            assert!(is_near, "{seed}, {who}, output {at}: {numbers:?}, and should be {expected:?}");
+        }
+    }
+}
+
+#[test]
+fn lengths_of_their_own_and_unknown_ones_are_refused() {
+    let refused = |lengths: &str, last: &str| {
+        let inputs = format!("q[2 1 8], k[2 1 4], v[2 1 4], pk[2 1 3 4], pv[2 1 3 4]{lengths}");
+        let statements = format!(
+            "{last}
+             total = single[4]
+             y, ok, ov = com.microsoft.GroupQueryAttention[num_heads=2,kv_num_heads=1](q, k, v, pk, pv, last, total)"
+        );
+        let graph = graph_at(17, &inputs, "y[2 1 8]", &statements);
+        specialise(&graph, &Bindings::default()).problems[0].to_string()
+    };
+    let said = refused("", "last = singles[3 2]");
+    assert!(said.contains("sequences of a batch with lengths of their own are not supported"), "{said}");
+    let said = refused(", lengths[2]", "last = Identity(lengths)");
+    assert!(said.contains("--set lengths=VALUE") && said.contains("GroupQueryAttention"), "{said}");
+    let said = refused("", "last = singles[9 9]");
+    assert!(said.contains("lengths of their own"), "{said}");
+}
