@@ -160,7 +160,8 @@ impl NestBuilder<'_> {
             let (places, sums) = vars.split_at(rank);
             let out = &match places {
                 [n, blocks, h, w, c] if block > 1 => vec![n.clone(), blocks.scale(block).add(c), h.clone(), w.clone()],
-                _ => places.to_vec(),
+                // A number has a dimension in memory alone.
+                _ => places[..rank.min(this.net.shape(node.output()).len())].to_vec(),
             };
             match &node.kind {
                 Kind::Reduce(..) => {

@@ -46,6 +46,18 @@ fn check(
 }
 
 #[test]
+fn a_number_is_looked_up_at_a_number() {
+    let at = |n: i128| Some(Tensor::from_integers(DType::I64, [], &[n]));
+    for dtype in [DType::F32, DType::U8, DType::I64] {
+        for n in [0, 4, -2] {
+            let found = check("Gather", 13, &[], &[Some(elements(dtype, &[5])), at(n)], 1);
+            assert_eq!(found[0].shape(), [0; 0]);
+        }
+        check("Gather", 13, &[("axis", Attr::Int(1))], &[Some(elements(dtype, &[1, 5])), at(3)], 1);
+    }
+}
+
+#[test]
 fn recurrent_networks_of_doubles_have_code() {
     let f64s = |shape: &[usize]| Some(elements(DType::F64, shape));
     let lengths = Some(whole(DType::I32, &[4, 2]));
