@@ -77,6 +77,32 @@ fn a_batch_and_its_texts_are_open_by_any_of_their_names() {
 }
 
 #[test]
+fn what_depends_on_counts_of_the_data_is_evaluated_behind_the_kernels() {
+    let graph = [
+        field(1, &node("Neg", &["x"], "opposite")),
+        field(1, &node("NonZero", &["opposite"], "places")),
+        field(1, &node("Transpose", &["places"], "rows")),
+        field(11, &tensor("x", &["3"])),
+        field(12, &field(1, b"rows")),
+        field(12, &tensor("opposite", &["3"])),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let (path, db) = (folder.path().join("places.onnx"), folder.path().join("records.db"));
+    std::fs::write(&path, [number(1, 8), field(7, &graph.concat()), field(8, &number(2, 17))].concat()).unwrap();
+    let (path, db) = (text(&path), text(&db));
+    let found = run_json(&["run", path, "--db", db, "--runs", "1"]);
+    let shape = |at: usize| (found["outputs"][at]["name"].clone(), found["outputs"][at]["shape"].clone());
+    // What is not given is random, and never zero.
+    assert_eq!(shape(0), ("rows".into(), serde_json::json!([3, 1])));
+    assert_eq!(shape(1), ("opposite".into(), serde_json::json!([3])));
+    assert_eq!((&found["kernels"], &found["dynamic_part"]["nodes"]), (&1.into(), &2.into()));
+    run_json(&["tune", path, "--db", db, "--trials", "2"]);
+    let out = folder.path().join("library");
+    let refused = ["compile", path, "--as", "c", "-o", text(&out), "--db", db];
+    check_refused(&refused, "what depends on it reads opposite; `run` takes it as it is");
+}
+
+#[test]
 fn labels_that_are_texts_are_listed() {
     let texts = [field(6, b"ant"), field(6, b"bee")].concat();
     let names = [number(1, 2), number(2, 8), field(8, b"names"), texts].concat();

@@ -107,7 +107,7 @@ fn run_node(node: &Node, tensors: &[Option<Tensor>]) -> Result<Vec<Tensor>, OpEr
     }
     let inputs = Inputs(&facts);
     // Nodes of graphs within a node are checked one by one.
-    if !matches!(node.op, Op::Loop(_) | Op::Scan(_)) {
+    if !matches!(node.op, Op::If(_) | Op::Loop(_) | Op::Scan(_)) {
         check_types(&node.op.operation().infer(inputs)?, node.outputs.len())?;
     }
     node.op.operation().evaluate(inputs)

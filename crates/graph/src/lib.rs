@@ -24,6 +24,6 @@ pub use evaluate::{EvaluateError, evaluate};
 pub use graph::{Declared, Dim, Graph, Model, Node, NodeId, Value, ValueId};
 pub use op::{OPERATORS, Op};
 pub use random::SplitMix64;
-pub use specialise::{Bindings, Specialised, bind_inputs, specialise, with_both_branches};
+pub use specialise::{Bindings, DynamicPart, Specialised, bind_inputs, specialise, with_both_branches};
 pub use summary::{CountedOperation, ModelSummary, count_operators, summarise};
 pub use tensor::{Tensor, TensorType};

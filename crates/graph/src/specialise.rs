@@ -1,11 +1,13 @@
 //! Shapes and values: a model with its free dimensions bound, so that every tensor's type is exact.
 
+mod dynamic;
 mod loops;
 mod mask;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
+pub use self::dynamic::DynamicPart;
 use self::mask::{MASK, with_cache};
 use crate::error::{Unbound, invalid};
 use crate::evaluate::check_types;
@@ -106,6 +108,8 @@ pub struct Specialised {
     pub graph: Graph,
     /// Problems, in the order of nodes, without those that follow from earlier ones.
     pub problems: Vec<Problem>,
+    /// Division of the graph, where the only problems are shapes that depend on the data.
+    pub dynamic: Option<DynamicPart>,
 }
 
 /// Binds a graph's free dimensions and inputs, infers every tensor's type, folds constants, and replaces each
@@ -142,6 +146,7 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
         map[id.0 as usize] = given.and_then(|(_, text)| job.in_place_of_default(graph.value(id), text));
     }
     job.walk(graph, &mut map);
+    let dynamic = job.dynamic_part(graph, &map);
     for &id in &graph.outputs {
         if let Some(new) = job.mapped(graph, &mut map, id) {
             let new = job.named_output(new, &graph.value(id).name);
@@ -149,7 +154,7 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
         }
     }
     let graph = if job.problems.is_empty() { pruned(&job.graph) } else { job.graph };
-    Specialised { graph, problems: job.problems }
+    Specialised { graph, problems: job.problems, dynamic }
 }
 
 /// Puts both graphs of each `If` of a specialised graph in its place, with a [`Select`] of each output; with

@@ -234,6 +234,40 @@ fn what_is_not_supported_says_where() {
     check(single("NonZero", 17, &[], &[x()], 1), wanted);
 }
 
+/// A model is divided where shapes depend on the data, also within the graph of a node.
+#[test]
+fn shapes_of_the_data_divide_a_model() {
+    // More than what is folded.
+    const N: usize = 40_000;
+    let places = [node("NonZero", &["y"], &["p"], &[]), field(12, field(1, "p"))].concat();
+    let none = [node("Shape", &["y"], &["s"], &[]), field(12, field(1, "s"))].concat();
+    let branches = [("then_branch", Attr::Graph(places)), ("else_branch", Attr::Graph(none))];
+    let nodes = |last: &str| {
+        [
+            node("Neg", &["x"], &["y"], &[]),
+            node("NonZero", &["x"], &["n"], &[]),
+            node("Size", &["n"], &["size"], &[]),
+            node("Cast", &["size"], &["any"], &[("to", Attr::Int(9))]),
+            node("If", &["any"], &["q"], &branches),
+            node(last, &["q"], &["z"], &[]),
+            field(11, declared("x", DType::F32, &[N as i64])),
+            ["x", "y", "z"].map(|name| field(12, field(1, name))).concat(),
+        ]
+    };
+    let graph = read(&model(17, nodes("Transpose").concat())).unwrap();
+    let numbers: Vec<f64> = (0..N).map(|at| (at % 3) as f64).collect();
+    let x = Tensor::from_floats(DType::F32, [N], &numbers);
+    let part = specialise(&graph, &Bindings::default()).dynamic.unwrap();
+    assert_eq!((part.n_nodes(), part.inputs().collect::<Vec<_>>()), (5, vec!["x", "y"]));
+    let ahead = evaluate(&part.ahead, &[("x", x.clone())]).unwrap();
+    let (names, found): (Vec<String>, Vec<Tensor>) = part.evaluate(&ahead).unwrap().into_iter().unzip();
+    assert_eq!((names, found[2].shape()), (vec!["x".into(), "y".into(), "z".into()], &[N - N.div_ceil(3), 1][..]));
+    assert_eq!(found, evaluate(&graph, &[("x", x)]).unwrap());
+    // Beside another problem there is no use of that.
+    let graph = read(&model(17, nodes("Frob").concat())).unwrap();
+    assert!(specialise(&graph, &Bindings::default()).dynamic.is_none());
+}
+
 /// Unknown operators are reported before their attributes are read.
 #[test]
 fn unknown_operators_are_told_before_their_attributes_are_read() {

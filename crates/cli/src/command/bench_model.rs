@@ -50,7 +50,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let measured = args.cache.with(|cache| {
         let compiled = if special.problems.is_empty() {
             let making = CompileOptions { cache, for_runs: true };
-            let fused = file.fused(&special, args.rounding, &target)?;
+            let fused = file.fused(&special.graph, args.rounding, &target)?;
             let known = KnownKernels { database: &database, records: &records };
             let compiled = file.compiled(fused, args.rounding, &args.machine, &target, known, making)?;
             cache.fill(&compiled.model, &worker_command()?);

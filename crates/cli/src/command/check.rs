@@ -196,6 +196,10 @@ impl<'a> CheckedModel<'a> {
             let others = self.special.problems.iter().filter(|problem| problem.place.is_none());
             others.for_each(|problem| text += &format!("  {}\n", problem_line(problem)));
             kinds.iter().for_each(|kind| text += &format!("  {}\n", one_line(&kind_line(kind))));
+            if let Some(part) = &self.special.dynamic {
+                let n = count(part.n_nodes() as u64, "node");
+                text += &format!("  `run` takes the model all the same, and evaluates the {n} from there on\n");
+            }
         }
         text
     }

@@ -7,7 +7,8 @@ use clap::Args;
 use tilewright::{Database, Records};
 use tilewright_device::mapped::tell_of_shrinking;
 use tilewright_graph::{
-    Bindings, Dim as DimOfModel, Graph, Model, Problem, Reason, Specialised, Tensor, Value, problems_text, specialise,
+    Bindings, Dim as DimOfModel, DynamicPart, Graph, Model, Problem, Reason, Specialised, Tensor, Value, problems_text,
+    specialise,
 };
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
@@ -416,8 +417,16 @@ impl ModelArgs {
     /// # Errors
     /// Bad input where something is not.
     pub fn supported(&self, model: &Model) -> anyhow::Result<Specialised> {
-        let special = self.specialise(model, usize::MAX)?;
-        let text = one_line(&problems_text(&special.problems));
+        self.check_supported(self.specialise(model, usize::MAX)?)
+    }
+
+    /// Refuses unsupported operators.
+    fn check_supported(&self, special: Specialised) -> anyhow::Result<Specialised> {
+        let mut text = one_line(&problems_text(&special.problems));
+        if let Some(part) = &special.dynamic {
+            let read: Vec<&str> = part.inputs().collect();
+            text += &one_line(&format!("; what depends on it reads {}; `run` takes it as it is", read.join(", ")));
+        }
         match special.problems.len() {
             0 => Ok(special),
             1 => Err(bad_input(format!("{}: {text}", self.name()))),
@@ -429,12 +438,12 @@ impl ModelArgs {
     ///
     /// # Errors
     /// Bad input where something is not supported in a run.
-    pub fn fused(&self, special: &Specialised, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
+    pub fn fused(&self, graph: &Graph, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
         if rounding.bf16 && !target.prefers_dot2() {
             let why = "this CPU has no products of bf16 that are faster than those of f32";
             message(&format!("--bf16 changes nothing: {why}"));
         }
-        let lowered = tilewright_model::lower(&special.graph, rounding.exact, target);
+        let lowered = tilewright_model::lower(graph, rounding.exact, target);
         let mut fused = lowered.map_err(|error| bad_input(format!("{}: {error}", self.name())))?;
         if rounding.bf16 {
             fused.round_factors(target);
@@ -495,6 +504,27 @@ impl ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.at(dim, size) }
     }
 
+    /// Fuses a model as [`ModelArgs::lowered`] does, as far as its shapes do not depend on the data; the part
+    /// of which they do is returned beside.
+    ///
+    /// # Errors
+    /// As [`ModelArgs::lowered`].
+    pub fn divided(
+        &self,
+        model: &Model,
+        rounding: KernelRounding,
+        target: &Target,
+    ) -> anyhow::Result<(Fused, Option<DynamicPart>)> {
+        if self.open_dims(&model.graph)?.is_some() {
+            return Ok((self.lowered(model, rounding, target)?, None));
+        }
+        let mut special = self.specialise(model, usize::MAX)?;
+        if let Some(part) = special.dynamic.take() {
+            return Ok((self.fused(&part.ahead, rounding, target)?, Some(part)));
+        }
+        Ok((self.fused(&self.check_supported(special)?.graph, rounding, target)?, None))
+    }
+
     /// Fuses a model as [`ModelArgs::fused`] does, with the dimension open that is bound to a range, if one
     /// is.
     ///
@@ -502,9 +532,9 @@ impl ModelArgs {
     /// Bad input where something is not supported in a run, or the dimension cannot be open.
     pub fn lowered(&self, model: &Model, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
         let Some((dim, items)) = self.open_dims(&model.graph)? else {
-            return self.fused(&self.supported(model)?, rounding, target);
+            return self.fused(&self.supported(model)?.graph, rounding, target);
         };
-        let lower = |file: ModelArgs| file.fused(&file.supported(model)?, rounding, target);
+        let lower = |file: ModelArgs| file.fused(&file.supported(model)?.graph, rounding, target);
         // What fails at some sizes alone is a fault of the range.
         let sized = |size: i64| {
             lower(self.at(&dim, size)).map_err(|error| {

@@ -1,10 +1,11 @@
 //! `run`: an ONNX model on inputs, with the kernels that are recorded.
 
 use std::path::PathBuf;
+use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
-use tilewright_graph::{Model, Tensor};
+use tilewright_graph::{DynamicPart, Model, Tensor};
 use tilewright_model::npy::write_tensors;
 use tilewright_model::{CompileOptions, Runner, profile_table};
 use tilewright_runtime::{OpenDimension, SharedPool};
@@ -168,7 +169,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         inputs.push(file.inputs(&model, &given)?);
     }
     let target = args.machine.place().runnable_target()?;
-    let fused = file.lowered(&model, args.rounding, &target)?;
+    let (fused, part) = file.divided(&model, args.rounding, &target)?;
     drop(model);
     let database = args.database.database()?;
     let records = args.store.records(&database)?;
@@ -201,6 +202,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         outputs = runner.outputs();
         medians_ns.push(runner.median_ns(args.runs)?);
     }
+    let part = part.map(|part| DynamicRun::new(&part, &mut outputs)).transpose()?;
     let files = args.output.as_deref().map(|folder| write_tensors(folder, &outputs)).transpose()?;
     let median_ns = *medians_ns.last().expect("there is a run");
     let steps = if args.profile { compiled.profile(&mut runner, args.runs)? } else { compiled.steps() };
@@ -241,11 +243,35 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         let each = sizes.iter().zip(&medians_ns);
         json["sizes"] = each.map(|(own, ns)| sizes_json(own, *ns)).collect();
     }
+    if let Some(DynamicRun { n_nodes, first, ns }) = &part {
+        json["dynamic_part"] = json!({"nodes": n_nodes, "first": first, "ms": ns / 1e6});
+        let (time, first) = (duration(*ns), one_line(first));
+        text += &format!("and {time} for {n_nodes} nodes from {first} on, evaluated as shapes depend on the data\n");
+    }
     if args.profile {
         json["profile"] = json!(steps);
         text += &format!("\n{}", profile_table(&steps));
     }
     write_result(as_json, &json, &text)
+}
+
+/// Evaluation of a part whose shapes depend on the data.
+struct DynamicRun {
+    n_nodes: usize,
+    /// Name of its first node.
+    first: String,
+    ns: f64,
+}
+
+impl DynamicRun {
+    /// Evaluates a part, and puts the model's outputs in the place of those of the graph ahead of it.
+    fn new(part: &DynamicPart, outputs: &mut Vec<(String, Tensor)>) -> anyhow::Result<DynamicRun> {
+        let ahead: Vec<Tensor> = std::mem::take(outputs).into_iter().map(|(_, tensor)| tensor).collect();
+        let start = Instant::now();
+        *outputs = part.evaluate(&ahead).map_err(|error| anyhow::anyhow!("{}", one_line(&error.to_string())))?;
+        let first = part.first().map_or(String::new(), |place| place.node.clone());
+        Ok(DynamicRun { n_nodes: part.n_nodes(), first, ns: start.elapsed().as_nanos() as f64 })
+    }
 }
 
 /// Time of a run, with its size; the number of a batch's items beside it.

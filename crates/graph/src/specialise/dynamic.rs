@@ -1,0 +1,191 @@
+//! Part of a model whose shapes depend on the data, such as a detector's last nodes, on the boxes that it
+//! keeps.
+
+use std::collections::HashMap;
+
+use super::{Specialiser, pruned};
+use crate::evaluate::{EvaluateError, run};
+use crate::{Graph, Node, Op, OpError, Place, Problem, Reason, Tensor, Value, ValueId};
+
+/// Nodes whose shapes are known only when they run, and the graph ahead of them, whose shapes are known.
+#[derive(Debug, Clone)]
+pub struct DynamicPart {
+    /// Specialised graph ahead of the part: the model's outputs that it computes, then what the part reads.
+    pub ahead: Graph,
+    graph: Graph,
+    /// Places, among the outputs of the graph ahead, of the part's inputs.
+    reads: Vec<usize>,
+    /// The model's outputs, by name.
+    outputs: Vec<(String, Source)>,
+}
+
+/// Place of a model's output.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    /// Among the outputs of the graph ahead.
+    Ahead(usize),
+    /// Among those of the part.
+    Part(usize),
+}
+
+impl DynamicPart {
+    /// Number of nodes of the part.
+    pub fn n_nodes(&self) -> usize {
+        self.graph.nodes().len()
+    }
+
+    /// The first node of the part, which makes its shapes depend on the data.
+    pub fn first(&self) -> Option<&Place> {
+        self.graph.nodes().next().map(|(_, node)| &node.place)
+    }
+
+    /// Names of the tensors that the part reads.
+    pub fn inputs(&self) -> impl Iterator<Item = &str> {
+        self.graph.inputs.iter().map(|&id| self.graph.value(id).name.as_str())
+    }
+
+    /// Evaluates the part for the outputs of the graph ahead, operator by operator, as
+    /// [`evaluate`](crate::evaluate()) does: the model's outputs, by name.
+    ///
+    /// # Errors
+    /// If an operator refuses.
+    pub fn evaluate(&self, ahead: &[Tensor]) -> Result<Vec<(String, Tensor)>, EvaluateError> {
+        let computed = run(&self.graph, self.reads.iter().map(|&at| ahead[at].clone()).collect())?;
+        let output = |(name, source): &(String, Source)| {
+            let tensor = match *source {
+                Source::Ahead(at) => &ahead[at],
+                Source::Part(at) => &computed[at],
+            };
+            (name.clone(), tensor.clone())
+        };
+        Ok(self.outputs.iter().map(output).collect())
+    }
+}
+
+/// Whether an operator refuses because the data says what shape its output has.
+fn is_of_data(problem: &Problem) -> bool {
+    matches!(problem.reason, Reason::Op(OpError::ShapeOfData))
+}
+
+impl Specialiser {
+    /// Divides a graph at the nodes whose shapes depend on the data, if nothing else is wrong with it; `map`
+    /// says which of its values are in the specialised graph.
+    pub(super) fn dynamic_part(&self, old: &Graph, map: &[Option<ValueId>]) -> Option<DynamicPart> {
+        if self.problems.is_empty() || !self.problems.iter().all(is_of_data) {
+            return None;
+        }
+        let (ahead, part) = (self.graph.clone(), Graph::default());
+        let mut job = Divider { ahead, part, reads: Vec::new(), map, old, moved: HashMap::new() };
+        let mut outputs = Vec::with_capacity(old.outputs.len());
+        for &id in &old.outputs {
+            let name = old.value(id).name.clone();
+            outputs.push((name, map[id.0 as usize].map(|new| Source::Ahead(job.output(new)))));
+        }
+        for node in needed(old, map) {
+            job.take(node)?;
+        }
+        let mut sources = Vec::with_capacity(outputs.len());
+        for ((name, source), id) in outputs.into_iter().zip(&old.outputs) {
+            let source = match source {
+                Some(source) => source,
+                None => {
+                    let id = job.value(*id)?;
+                    job.part.outputs.push(id);
+                    Source::Part(job.part.outputs.len() - 1)
+                }
+            };
+            sources.push((name, source));
+        }
+        Some(DynamicPart { ahead: pruned(&job.ahead), graph: job.part, reads: job.reads, outputs: sources })
+    }
+}
+
+/// Nodes that compute what outputs need and `map` lacks, in order.
+fn needed<'g>(old: &'g Graph, map: &[Option<ValueId>]) -> Vec<&'g Node> {
+    let mut is_needed = vec![false; map.len()];
+    old.outputs.iter().for_each(|id| is_needed[id.0 as usize] = map[id.0 as usize].is_none());
+    let mut found = Vec::new();
+    let nodes: Vec<&Node> = old.nodes().map(|(_, node)| node).collect();
+    for node in nodes.into_iter().rev() {
+        if node.outputs.iter().flatten().any(|id| is_needed[id.0 as usize]) {
+            node.inputs.iter().flatten().for_each(|id| is_needed[id.0 as usize] |= map[id.0 as usize].is_none());
+            found.push(node);
+        }
+    }
+    found.reverse();
+    found
+}
+
+/// A graph that is divided in two.
+struct Divider<'a> {
+    ahead: Graph,
+    part: Graph,
+    reads: Vec<usize>,
+    map: &'a [Option<ValueId>],
+    old: &'a Graph,
+    /// Values of the old graph in the part.
+    moved: HashMap<ValueId, ValueId>,
+}
+
+impl Divider<'_> {
+    /// Makes a value an output of the graph ahead, and says at which place.
+    fn output(&mut self, id: ValueId) -> usize {
+        if let Some(at) = self.ahead.outputs.iter().position(|&output| output == id) {
+            return at;
+        }
+        let Value { name, ty, producer, .. } = self.ahead.value(id).clone();
+        let mut output = id;
+        // An input or a constant is copied.
+        if producer.is_none() {
+            output = self.ahead.add_value(Value { name: name.clone(), ty, ..Value::default() });
+            let place = Place { node: name, operator: "Identity".to_owned(), opset: 1 };
+            let outputs = vec![Some(output)];
+            self.ahead.add_node(Node { op: Op::identity(), place, inputs: vec![Some(id)], outputs });
+        }
+        self.ahead.outputs.push(output);
+        self.ahead.outputs.len() - 1
+    }
+
+    /// The value of the part that stands for one of the old graph; none where it has texts.
+    fn value(&mut self, id: ValueId) -> Option<ValueId> {
+        if let Some(&new) = self.moved.get(&id) {
+            return Some(new);
+        }
+        let (old, ahead) = (self.old.value(id), self.map[id.0 as usize]);
+        let constant = ahead.map_or(&old.constant, |new| &self.ahead.value(new).constant).clone();
+        if old.texts.is_some() || ahead.is_some_and(|new| self.ahead.value(new).texts.is_some()) {
+            return None;
+        }
+        let ty = constant.as_ref().map(|constant| constant.ty().clone());
+        let is_read = constant.is_none() && ahead.is_some();
+        let new = self.part.add_value(Value { name: old.name.clone(), ty, constant, ..Value::default() });
+        if let (true, Some(ahead)) = (is_read, ahead) {
+            let at = self.output(ahead);
+            self.part.inputs.push(new);
+            self.reads.push(at);
+        }
+        self.moved.insert(id, new);
+        Some(new)
+    }
+
+    /// Takes a node into the part.
+    fn take(&mut self, node: &Node) -> Option<()> {
+        let inputs = node.inputs.iter().map(|id| id.map_or(Some(None), |id| self.value(id).map(Some)));
+        let inputs: Vec<Option<ValueId>> = inputs.collect::<Option<_>>()?;
+        let mut outputs = Vec::with_capacity(node.outputs.len());
+        for &output in &node.outputs {
+            // What is known of a node in the part is of the graph ahead.
+            let new = output.map(|id| {
+                let new = self.part.add_value(Value { name: self.old.value(id).name.clone(), ..Value::default() });
+                if self.map[id.0 as usize].is_none() {
+                    self.moved.insert(id, new);
+                }
+                new
+            });
+            outputs.push(new);
+        }
+        let (op, place) = (node.op.clone(), node.place.clone());
+        self.part.add_node(Node { op, place, inputs, outputs });
+        Some(())
+    }
+}
