@@ -103,6 +103,35 @@ fn what_depends_on_counts_of_the_data_is_evaluated_behind_the_kernels() {
 }
 
 #[test]
+fn few_sizes_of_an_image_have_code_of_their_own() {
+    let image = |name: &str, height: &str, width: &str| tensor(name, &["1", "1", height, width]);
+    let graph = [
+        field(1, &node("Conv", &["x", "w"], "y")),
+        field(11, &image("x", "height", "width")),
+        field(11, &image("w", "3", "3")),
+        field(12, &image("y", "h", "w")),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("image.onnx");
+    std::fs::write(&path, [number(1, 8), field(7, &graph.concat()), field(8, &number(2, 17))].concat()).unwrap();
+    let (model, sizes) = (text(&path), ["--dim", "height=4..6", "--dim", "width=4..8/2"]);
+    let output = run(&[&["run", model, "--runs", "1", "--at", "width=8,6"], &sizes[..]].concat());
+    let (lines, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains("each of 9 sizes of height and width gets code of its own\n"), "{said}");
+    assert!(lines.starts_with("y  f32[1,1,4,4]\nheight=4, width=8: "), "{lines}");
+    assert!(lines.contains("\nheight=6, width=6: "), "{lines}");
+    let library = folder.path().join("library");
+    let made = run(&[&["compile", model, "-o", text(&library)], &sizes[..]].concat());
+    assert!(made.status.success(), "{}", stderr(&made));
+    let build: serde_json::Value = serde_json::from_slice(&std::fs::read(library.join("image.json")).unwrap()).unwrap();
+    assert_eq!((build["dims"][1]["name"].as_str(), build["members"].as_array().unwrap().len()), (Some("width"), 9));
+    let refused = |more: &[&str], expected: &str| check_refused(&[&["run", model], more].concat(), expected);
+    refused(&[&sizes[..], &["--at", "width=5"]].concat(), "--at 5: width is one of 4..8 in steps of 2");
+    refused(&["--dim", "height=4..200", "--dim", "width=4"], "197 sizes are more than 128");
+    refused(&["--dim", "height=1..6", "--dim", "width=4"], "height=1");
+}
+
+#[test]
 fn labels_that_are_texts_are_listed() {
     let texts = [field(6, b"ant"), field(6, b"bee")].concat();
     let names = [number(1, 2), number(2, 8), field(8, b"names"), texts].concat();

@@ -2,20 +2,22 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use tilewright::{Cache, NO_CACHE, target_here};
-use tilewright_codegen::{ArgumentAlign, Compiler, Interface};
+use tilewright_codegen::{ArgumentAlign, CallerBuffer, Compiler, Interface};
 use tilewright_device::mapped;
 use tilewright_graph::op::{Fact, Inputs};
 use tilewright_graph::{Op, Tensor};
 use tilewright_ir::op::{Structure, Workload};
+use tilewright_ir::text::stmt_to_string;
 use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu, repeat};
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
-    self as runtime, AnyModel, ArenaLayout, Block, Constant, CopiedRows, GpuModel, Model, Piece, Place, Plan, RunSize,
-    StepCondition, TensorSlice, Work, on_all_cores, plan_memory,
+    self as runtime, AnyModel, ArenaLayout, Block, Constant, CopiedRows, GpuModel, Member, Members, Model, Piece,
+    Place, Plan, RunSize, StepCondition, TensorSlice, Work, on_all_cores, plan_memory,
 };
 
 use crate::branches::{BranchCondition, conditions};
@@ -267,14 +269,18 @@ fn compiled(
         };
         let made = (0..kernels.each.len()).map(lowered).collect::<Result<Vec<_>, _>>()?;
         let kept = made.iter().map(|kernel| kept_by(&kernel.program)).collect();
-        let (plan, origins, memory) = planned(&fused, &places, GPU_LINE, (kernels.numbers, kept))?;
+        let facts = KernelFacts { numbers: kernels.numbers, kept, prepared_by: vec![None; made.len()] };
+        let (plan, origins, memory) = planned(&fused, &places, GPU_LINE, facts)?;
         let model = AnyModel::Gpu(Arc::new(GpuModel { plan, kernels: made, target: target.clone() }));
         return Ok(Compiled { model, fused, memory, origins, n_guessed: 0 });
     }
     let codes = kernels.codes(target, scheduling, makers)?;
     let numbers = kernels.numbers;
     let kept = codes.iter().map(|code| kept_of(code.interface())).collect();
-    let (plan, origins, memory) = planned(&fused, &places, 1, (numbers, kept))?;
+    // Nets of other sizes may have the same weights in the same layout.
+    let prepared_by = |code: &runtime::Code| fused.sized.as_ref().and_then(|_| text_of_preparation(code));
+    let facts = KernelFacts { numbers, kept, prepared_by: codes.iter().map(prepared_by).collect() };
+    let (plan, origins, memory) = planned(&fused, &places, 1, facts)?;
     let model = if for_runs {
         let pieces = fused.pieces.iter_mut().flat_map(|piece| &mut piece.net.values);
         fused.net.values.iter_mut().chain(pieces).for_each(|value| value.constant = None);
@@ -315,6 +321,18 @@ fn prepared_by(kernel: &Kernel) -> String {
         Some(of_weights) => of_weights.to_string(),
         None => kernel.code_name(),
     }
+}
+
+/// Text of the part of a kernel that prepares constants, with the buffers that it uses; none where it has no
+/// such part.
+fn text_of_preparation(code: &runtime::Code) -> Option<String> {
+    let program = code.program();
+    let is_used =
+        |buffer: &&CallerBuffer| buffer.read_by.iter().chain(&buffer.written_by).any(|part| *part == Part::Prepare);
+    let used = code.interface().buffers.iter().filter(is_used);
+    let buffers: String = used.map(|b| format!("{} {} {:?}\n", b.name, b.dtype.name(), b.shape)).collect();
+    let statements = program.prepare.iter().map(|stmt| stmt_to_string(program, stmt));
+    (!program.prepare.is_empty()).then(|| statements.fold(buffers, |all, stmt| all + &stmt))
 }
 
 /// Times of their bytes that values need room for, as code takes them to have more rows.
@@ -418,8 +436,7 @@ struct PlanBuilder<'a> {
     memory: ArenaLayout,
     /// The plan's tensor of each value whose memory others may have parts of.
     tensors: HashMap<ValueId, usize>,
-    /// The kernels' numbers by their workloads' texts, and what each keeps.
-    kernels: (HashMap<String, usize>, Vec<Vec<KeptBuffer>>),
+    kernels: KernelFacts,
     /// Buffers that kernels of one preparation keep of these parts of constants.
     prepared: HashMap<(Preparation, Vec<PartOf>), Vec<TensorSlice>>,
     origins: Vec<Option<usize>>,
@@ -433,18 +450,31 @@ struct PlanBuilder<'a> {
     moving: HashMap<ValueId, (ValueId, usize)>,
 }
 
+/// Kernels of a plan.
+struct KernelFacts {
+    /// The number of each, by its text.
+    numbers: HashMap<String, usize>,
+    /// Buffers that each keeps.
+    kept: Vec<Vec<KeptBuffer>>,
+    /// Text of what prepares these, where more than a kernel's own text is to be compared.
+    prepared_by: Vec<Option<String>>,
+}
+
 /// Text of what prepares buffers, and these.
 type Preparation = (String, Vec<KeptBuffer>);
 
 /// Part of a constant: its number, where it begins and how long it is.
 type PartOf = (usize, usize, usize);
 
+/// A net of a plan, with its steps and its tensors.
+type PlannedForm<'a> = (&'a Fused, Range<usize>, Range<usize>);
+
 /// Plan of a run, or of its pieces: with the origins of its steps, and the most memory of one.
 fn planned(
     fused: &Fused,
     places: &[Places],
     line: usize,
-    kernels: (HashMap<String, usize>, Vec<Vec<KeptBuffer>>),
+    kernels: KernelFacts,
 ) -> Result<(Plan, Vec<Option<usize>>, ArenaLayout), CompileError> {
     let mut pieces = fused.forms().zip(places);
     let (form, of_form) = pieces.next().expect("there is one");
@@ -456,25 +486,38 @@ fn planned(
             job.plan.tensors[tensor].in_items = *in_items;
         }
     }
-    if fused.rows.is_none() {
+    if fused.rows.is_none() && fused.sized.is_none() {
         return Ok((job.plan, job.origins, job.memory));
     }
-    let mut made = vec![(form, job.plan.steps.len())];
+    let mut made: Vec<PlannedForm> = vec![(form, 0..job.plan.steps.len(), 0..job.plan.tensors.len())];
     let mut memory = job.memory.clone();
     for (form, of_form) in pieces {
-        let first = made.iter().map(|(form, _)| form.each().count()).sum();
+        let first = made.iter().map(|(form, ..)| form.each().count()).sum();
+        let [first_step, first_tensor] = [job.plan.steps.len(), job.plan.tensors.len()];
         job = job.piece(form, of_form).done(first)?;
-        made.push((form, job.plan.steps.len()));
+        made.push((form, first_step..job.plan.steps.len(), first_tensor..job.plan.tensors.len()));
         if job.memory.total > memory.total {
             memory = job.memory.clone();
         }
     }
     let PlanBuilder { mut plan, origins, .. } = job;
-    let mut start = 0;
-    for (form, end) in made {
+    if let Some(sized) = &fused.sized {
+        let of_ports = [plan.ports(Place::Input), plan.ports(Place::Output)].concat();
+        let places: Vec<Place> = of_ports.iter().map(|tensor| plan.tensors[*tensor].place).collect();
+        let member = |((_, steps, tensors), sizes): (&PlannedForm, &Vec<i64>)| {
+            let port = |place: &Place| {
+                let own = tensors.clone().find(|tensor| plan.tensors[*tensor].place == *place);
+                own.expect("invariant: each net has all inputs and outputs")
+            };
+            Member { sizes: sizes.clone(), steps: steps.clone(), ports: places.iter().map(port).collect() }
+        };
+        let each = made.iter().zip(&sized.sizes).map(member).collect();
+        plan.members = Some(Members { dims: sized.dims.clone(), each });
+        return Ok((plan, origins, memory));
+    }
+    for (form, steps, _) in made {
         let most = form.open.as_ref().map_or(0, |open| open.dim.most);
-        plan.pieces.push(Piece { n: form.n_rows(), most, steps: start..end });
-        start = end;
+        plan.pieces.push(Piece { n: form.n_rows(), most, steps });
     }
     let least = fused.pieces.last().unwrap_or(fused);
     (plan.dim, plan.appends) = (least.open.as_ref().map(|open| open.dim.clone()), least.appends());
@@ -500,12 +543,7 @@ fn dtype_of(net: &Net, id: ValueId) -> Result<DType, CompileError> {
 }
 
 impl<'a> PlanBuilder<'a> {
-    fn new(
-        fused: &'a Fused,
-        places: &'a Places,
-        line: usize,
-        kernels: (HashMap<String, usize>, Vec<Vec<KeptBuffer>>),
-    ) -> PlanBuilder<'a> {
+    fn new(fused: &'a Fused, places: &'a Places, line: usize, kernels: KernelFacts) -> PlanBuilder<'a> {
         PlanBuilder {
             fused,
             places,
@@ -831,11 +869,11 @@ impl<'a> PlanBuilder<'a> {
 
     /// The number of a kernel's code.
     fn number(&self, kernel: &Kernel) -> usize {
-        self.kernels.0[&kernel.code_name()]
+        self.kernels.numbers[&kernel.code_name()]
     }
 
     fn kernel(&mut self, kernel: &Kernel, number: usize) -> Result<Work, CompileError> {
-        let kept = self.kernels.1[number].clone();
+        let kept = self.kernels.kept[number].clone();
         let ids: Vec<ValueId> = kernel.inputs.iter().copied().chain([kernel.output]).collect();
         let mut arguments = ids.into_iter().map(|id| self.slice(id)).collect::<Result<Vec<_>, _>>()?;
         for slice in &mut arguments {
@@ -849,7 +887,8 @@ impl<'a> PlanBuilder<'a> {
             _ => None,
         };
         let known: Vec<PartOf> = arguments.iter().filter_map(of_constant).collect();
-        let preparation = (prepared_by(kernel), kept.clone());
+        let text = self.kernels.prepared_by[number].clone();
+        let preparation = (text.unwrap_or_else(|| prepared_by(kernel)), kept.clone());
         if let Some(kept) = self.prepared.get(&(preparation.clone(), known.clone())) {
             let kept = kept.clone();
             let (parts, sizes) = (vec![Part::Body], kernel.sizes());

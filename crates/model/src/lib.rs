@@ -60,13 +60,15 @@ mod whole;
 
 pub use caches::CachesOfKernels;
 pub use compile::{CompileError, CompileOptions, Compiled, Schedule, compile, compile_as, compile_quickly, lay_out};
-pub use fuse::{Fused, Items, Kernel, Moving, RunLoop, Step, Steps, fuse, lower};
+pub use fuse::{Fused, Items, Kernel, Moving, RunLoop, SizedNets, Step, Steps, fuse, lower};
 pub use half_precision::count_halves;
 pub use import::{NoCode, import};
 pub use inputs::{Given, all_inputs, feed, named_dims, read_model, weights_beside};
 pub use layouts::Costs;
 pub use net::{AsHeads, Convolution, Evaluated, Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId, Windows};
-pub use open::{OpenError, OpenNet, open, open_items, open_or_repeat, open_pieces};
+pub use open::{
+    MOST_NETS, OpenError, OpenNet, n_combinations, open, open_items, open_or_repeat, open_pieces, open_sized,
+};
 pub use profile::{Outline, ProfiledStep, WithoutCode, profile_table};
 pub use rules::{Applied, Trace, rule_names, simplify};
 pub use runner::{RunError, Runner};

@@ -145,12 +145,14 @@ fn is_one(n: &usize) -> bool {
 
 impl Compiled {
     /// Steps of a run, in order, not measured; a step that a run has several times is at its first place. Of
-    /// a model that takes several numbers of rows, those of the fewest.
+    /// a model that takes several numbers of rows, those of the fewest; of one with steps for each size,
+    /// those of the largest.
     pub fn steps(&self) -> Vec<ProfiledStep> {
         let plan = self.model.plan();
         let (rows, row_of_steps) = self.rows();
-        match plan.pieces.last() {
-            Some(piece) => chosen(rows, &row_of_steps[piece.steps.clone()]),
+        let of_members = plan.members.as_ref().map(|members| &members.each[0].steps);
+        match plan.pieces.last().map(|piece| &piece.steps).or(of_members) {
+            Some(steps) => chosen(rows, &row_of_steps[steps.clone()]),
             None => rows,
         }
     }
@@ -211,6 +213,9 @@ impl Compiled {
                 let flops = kernel.workload.flops() * rows[*row].times as f64;
                 rows[*row].gflops = (flops > 0.0).then(|| flops / (rows[*row].us * 1e3).max(1.0));
             }
+        }
+        if let Some(steps) = runner.steps_of_member() {
+            return Ok(chosen(rows, &row_of_steps[steps]));
         }
         let Some(mut n) = runner.rows() else { return Ok(rows) };
         let (plan, mut used) = (self.model.plan(), Vec::new());

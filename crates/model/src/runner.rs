@@ -7,7 +7,7 @@ use bytes::Bytes;
 use tilewright::{Cache, NO_CACHE};
 use tilewright_device::gpu::{GpuContext, GpuError};
 use tilewright_graph::{Tensor, TensorType, Value};
-use tilewright_runtime::{self as runtime, Aligned, AnyModel, Context, OpenDimension, Place, SharedPool};
+use tilewright_runtime::{self as runtime, Aligned, AnyModel, Context, Member, OpenDimension, Place, SharedPool};
 use tilewright_search::Timing;
 
 use crate::compile::Compiled;
@@ -165,6 +165,12 @@ impl Runner {
         context.rows()
     }
 
+    /// Steps of the next run, where each size has steps of its own.
+    pub(crate) fn steps_of_member(&self) -> Option<Range<usize>> {
+        let RunContext::Cpu(context) = &self.context else { return None };
+        context.member().map(|member| member.steps.clone())
+    }
+
     /// Sets the size of an open dimension of the model for what is set and run from now on; until then it is
     /// the largest.
     ///
@@ -175,6 +181,13 @@ impl Runner {
             return Err(runtime::RunError::NoDim { name: name.to_owned(), open: None }.into());
         };
         context.set_dim(name, size)?;
+        if let Some(member) = context.member() {
+            let ports = self.inputs.iter_mut().chain(&mut self.outputs);
+            for (port, tensor) in ports.zip(&member.ports) {
+                port.ty.shape.clone_from(&context.model().plan().tensors[*tensor].shape);
+            }
+            return Ok(());
+        }
         // Where runs say how many rows they have, ports are as long as these.
         let size = context.rows().or(context.size()).unwrap_or(0);
         let n_items = context.items().unwrap_or(1);
@@ -220,6 +233,16 @@ impl Runner {
         let RunContext::Cpu(context) = &self.context else { return Vec::new() };
         let plan = context.model().plan();
         let given = |name: &str| inputs.iter().find(|(value, _)| value.name == name).map(|(_, tensor)| tensor);
+        if let Some(members) = &plan.members {
+            let fits = |member: &&Member| {
+                let mut ports = self.inputs.iter().zip(&member.ports);
+                ports.all(|(port, own)| given(&port.name).is_none_or(|x| x.shape() == plan.tensors[*own].shape))
+            };
+            // Where nothing says another one, it is the one that was set.
+            let found = context.member().into_iter().chain(&members.each).find(fits);
+            let sizes = found.map_or(&[][..], |member| &member.sizes[..]);
+            return members.dims.iter().zip(sizes).map(|(dim, size)| (dim.name.clone(), *size)).collect();
+        }
         let size = |port: &LargestPort| {
             let (axis, open) = port.tensor.as_ref()?.open?;
             let n = *given(&port.name)?.shape().get(axis)? as i64 - open.term;

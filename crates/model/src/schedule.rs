@@ -83,15 +83,18 @@ fn laid_out_by(mut fused: Fused, layouts: LayoutPurpose, guesses: &Guesses) -> R
     let pieces = pieces.collect::<Result<Vec<_>, _>>()?;
     let mut whole = one_laid_out(fused, layouts, guesses)?;
     whole.pieces = pieces;
-    whole.share_weights();
+    if whole.sized.is_none() {
+        whole.share_weights();
+    }
     Ok(whole)
 }
 
 fn one_laid_out(fused: Fused, layouts: LayoutPurpose, guesses: &Guesses) -> Result<Fused, CompileError> {
     let (target, threads) = (guesses.target, guesses.threads);
     if target.gpu.is_some() {
-        return match &fused.open {
-            Some(open) => Err(CompileError::OpenOnGpu { name: open.dim.name.clone() }),
+        let of_nets = fused.sized.iter().flat_map(|sized| &sized.dims);
+        return match fused.open.iter().map(|open| &open.dim).chain(of_nets).next() {
+            Some(dim) => Err(CompileError::OpenOnGpu { name: dim.name.clone() }),
             None => Ok(fused),
         };
     }

@@ -46,6 +46,9 @@ mod random;
 #[path = "onnx/rules.rs"]
 mod rules;
 
+#[path = "onnx/sized.rs"]
+mod sized;
+
 #[path = "onnx/types.rs"]
 mod types;
 

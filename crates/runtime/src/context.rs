@@ -11,7 +11,7 @@ use tilewright_codegen::{ARGUMENT_ALIGN, Runtime};
 
 use crate::memory::Aligned;
 use crate::model::{BaseMemory, Model, Port};
-use crate::plan::{CopiedRows, Host, OpenDimension, RunSize, StepCondition, TensorSlice, Work};
+use crate::plan::{CopiedRows, Host, Member, OpenDimension, RunSize, StepCondition, TensorSlice, Work};
 use crate::pool::SharedPool;
 
 /// Reason why a run failed.
@@ -127,6 +127,8 @@ pub struct Context {
     n_rows: i64,
     /// Items of the next run, where runs say so; else 1.
     n_items: i64,
+    /// Index of the member that the next run carries out, where the plan has members.
+    member: usize,
     /// Steps of the next run, or of its present piece.
     steps: Range<usize>,
     /// The kernels' open sizes in the next run, step by step.
@@ -203,7 +205,8 @@ impl Context {
         let (size, _arena) = (0, arena);
         let n_rows = model.plan().rows.as_ref().map_or(0, |rows| rows.least);
         let n_items = model.plan().items.as_ref().map_or(1, |items| items.most);
-        let steps = 0..model.plan().steps.len();
+        let members = model.plan().members.as_ref();
+        let steps = members.map_or(0..model.plan().steps.len(), |members| members.each[0].steps.clone());
         let mut context = Context {
             model,
             threads,
@@ -217,6 +220,7 @@ impl Context {
             size,
             n_rows,
             n_items,
+            member: 0,
             steps,
             sizes,
             starts,
@@ -238,6 +242,20 @@ impl Context {
     /// If the model has no such dimension, or that no such size; then all stays as it was.
     pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
         let plan = self.model.plan();
+        if let Some(members) = &plan.members {
+            let Some(at) = members.dims.iter().position(|dim| dim.name == name) else {
+                let open = members.dims.first().map(|dim| dim.name.clone());
+                return Err(RunError::NoDim { name: name.to_owned(), open });
+            };
+            let now = &members.each[self.member].sizes;
+            let Some(member) = members.at(|dim| if dim == at { size } else { now[dim] }) else {
+                let OpenDimension { name, least, most, step } = members.dims[at].clone();
+                return Err(RunError::BadSize { name, size, least, most, step });
+            };
+            self.member = member;
+            self.steps = members.each[member].steps.clone();
+            return Ok(());
+        }
         let is_it = |dim: &Option<OpenDimension>| dim.as_ref().is_some_and(|dim| dim.name == name);
         let Some(dim) =
             [&plan.dim, &plan.rows, &plan.items].into_iter().find(|dim| is_it(dim)).and_then(Option::as_ref)
@@ -275,6 +293,11 @@ impl Context {
     /// Items of the next run, where runs say so: the most until [`Context::set_dim`] says another number.
     pub fn items(&self) -> Option<i64> {
         self.model.plan().items.as_ref().map(|_| self.n_items)
+    }
+
+    /// Member that the next run carries out, where the model has steps for each size.
+    pub fn member(&self) -> Option<&Member> {
+        self.model.plan().members.as_ref().map(|members| &members.each[self.member])
     }
 
     /// Size that inputs and outputs depend on.
@@ -451,9 +474,9 @@ impl Context {
         }
         let outputs_given = outputs.iter().map(|bytes| &**bytes);
         let given = inputs.iter().copied().chain(outputs_given);
-        for (port, given) in of_inputs.iter().chain(of_outputs).zip(given) {
+        for (at, (port, given)) in of_inputs.iter().chain(of_outputs).zip(given).enumerate() {
             let tensor = || self.model.plan().tensors[port.tensor].name.clone();
-            let of_port = &self.model.plan().tensors[port.tensor];
+            let of_port = &plan.tensors[self.member().map_or(port.tensor, |member| member.ports[at])];
             let expected = of_port.n_bytes_of(self.size_of_ports(), self.n_items);
             if given.len() != expected {
                 return Err(RunError::Size { tensor: tensor(), expected, given: given.len() });

@@ -28,7 +28,7 @@ pub use memory::Aligned;
 pub use model::{Address, AnyModel, BaseMemory, Code, Model, PlanError, Port};
 pub use pin::{pin, pin_thread};
 pub use plan::{
-    Constant, CopiedRows, Host, HostFunction, OpenDimension, Piece, Place, Plan, PlanStep, PlanTensor, RunSize,
-    StepCondition, TensorSlice, Work,
+    Constant, CopiedRows, Host, HostFunction, Member, Members, OpenDimension, Piece, Place, Plan, PlanStep, PlanTensor,
+    RunSize, StepCondition, TensorSlice, Work,
 };
 pub use pool::{SharedPool, ThreadPool};

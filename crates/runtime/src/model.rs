@@ -14,7 +14,9 @@ use crate::cores::on_all_cores;
 use crate::gpu::GpuModel;
 use crate::kernel_plan::plan_of_kernel;
 use crate::memory::{ALIGN, Aligned};
-use crate::plan::{Constant, OpenDimension, Place, Plan, PlanStep, PlanTensor, RunSize, TensorSlice, Work};
+use crate::plan::{
+    Constant, Member, Members, OpenDimension, Place, Plan, PlanStep, PlanTensor, RunSize, TensorSlice, Work,
+};
 
 /// Reason why a plan cannot run: the fault of whoever made it.
 #[derive(Debug, Error)]
@@ -320,6 +322,7 @@ impl Model {
         checker.guards()?;
         checker.loops()?;
         checker.pieces()?;
+        checker.members()?;
         let mut end = 0;
         let needed = needed_constants(&plan, &codes);
         let offsets = plan.constants.iter().enumerate().map(|(at, constant)| {
@@ -618,7 +621,15 @@ impl PlanChecker<'_> {
                 let whole = &self.plan.tensors[port.tensor];
                 self.plan.pieces.iter().any(|piece| whole.n_bytes_at(piece.n) == tensor.n_bytes())
             };
-            if ports.get(index).is_none_or(|port| port.n_bytes != tensor.n_bytes() && !is_of_piece(port)) {
+            let at = if matches!(tensor.place, Place::Input(_)) { index } else { inputs.len() + index };
+            let is_of = |member: &Member| {
+                let port = member.ports.get(at).and_then(|port| self.plan.tensors.get(*port));
+                port.is_some_and(|port| port.place == tensor.place && port.n_bytes() == tensor.n_bytes())
+            };
+            let is_of_member =
+                |_: &Port| self.plan.members.as_ref().is_some_and(|members| members.each.iter().any(is_of));
+            let fits = |port: &Port| port.n_bytes == tensor.n_bytes() || is_of_piece(port) || is_of_member(port);
+            if !ports.get(index).is_some_and(fits) {
                 return Err(PlanError::Interface { tensor: tensor.name.clone(), index });
             }
         }
@@ -703,6 +714,35 @@ impl PlanChecker<'_> {
             None => have_items.clone().next().is_none(),
         };
         fits.then_some(()).ok_or_else(|| PlanError::Missing { step: "items".to_owned(), what: "item", index: 0 })
+    }
+
+    /// Checks that members have steps of the plan and all inputs and outputs, no larger than the largest's,
+    /// which is the first, and that each combination of sizes has one.
+    fn members(&self) -> Result<(), PlanError> {
+        let plan = self.plan;
+        let Some(Members { dims, each }) = &plan.members else { return Ok(()) };
+        let wrong = |index: usize| PlanError::Missing { step: "members".to_owned(), what: "member", index };
+        let ports = [plan.ports(Place::Input), plan.ports(Place::Output)].concat();
+        for (index, member) in each.iter().enumerate() {
+            let fits_port = |(own, whole): (&usize, &usize)| {
+                let whole = &plan.tensors[*whole];
+                let fits = |own: &PlanTensor| own.place == whole.place && own.n_bytes() <= whole.n_bytes();
+                plan.tensors.get(*own).is_some_and(fits)
+            };
+            let fits = member.steps.start <= member.steps.end
+                && member.steps.end <= plan.steps.len()
+                && member.sizes.len() == dims.len()
+                && member.sizes.iter().zip(dims).all(|(size, dim)| dim.has(*size))
+                && member.ports.len() == ports.len()
+                && member.ports.iter().zip(&ports).all(fits_port)
+                && each[..index].iter().all(|other| other.sizes != member.sizes);
+            fits.then_some(()).ok_or_else(|| wrong(index))?;
+        }
+        let n_sizes = |dim: &OpenDimension| ((dim.most - dim.least) / dim.step + 1) as usize;
+        let is_whole = !dims.is_empty() && dims.iter().map(n_sizes).product::<usize>() == each.len();
+        let is_whole = is_whole && each[0].ports == ports;
+        let is_alone = plan.dim.is_none() && plan.items.is_none() && plan.states().next().is_none();
+        (is_whole && is_alone).then_some(()).ok_or_else(|| wrong(each.len()))
     }
 
     /// Checks that loops begin and end in turn, one within another.

@@ -320,6 +320,33 @@ pub struct Piece {
     pub steps: Range<usize>,
 }
 
+/// Steps of a model at one size of each of its dimensions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// Size of each dimension.
+    pub sizes: Vec<i64>,
+    /// Steps of the plan.
+    pub steps: Range<usize>,
+    /// Tensors of the inputs and, behind them, of the outputs.
+    pub ports: Vec<usize>,
+}
+
+/// Dimensions of a model with steps for each combination of their sizes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Members {
+    /// The dimensions.
+    pub dims: Vec<OpenDimension>,
+    /// A member for each combination of sizes, the one of the largest first.
+    pub each: Vec<Member>,
+}
+
+impl Members {
+    /// Index of the member of these sizes.
+    pub fn at(&self, sizes: impl Fn(usize) -> i64) -> Option<usize> {
+        self.each.iter().position(|member| member.sizes.iter().enumerate().all(|(dim, size)| *size == sizes(dim)))
+    }
+}
+
 /// Plan of a run, without the kernels.
 #[derive(Clone, Default)]
 pub struct Plan {
@@ -345,6 +372,9 @@ pub struct Plan {
     /// Pieces of which runs are made, the largest first, all of them multiples of the smallest; empty where
     /// each run has all steps.
     pub pieces: Vec<Piece>,
+    /// Members of which each run carries out one, where each size has steps of its own. Tensors of inputs and
+    /// outputs are those of the largest sizes.
+    pub members: Option<Members>,
 }
 
 impl Plan {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use common::*;
 use tilewright_ir::{DType, Part};
 use tilewright_runtime::{
-    Context, CopiedRows, Host, Model, OpenDimension, Piece, Place, Plan, PlanError, PlanStep, RunError, RunSize,
-    SharedPool, TensorSlice, Work,
+    Context, CopiedRows, Host, Member, Members, Model, OpenDimension, Piece, Place, Plan, PlanError, PlanStep,
+    RunError, RunSize, SharedPool, TensorSlice, Work,
 };
 
 #[test]
@@ -287,6 +287,62 @@ fn runs_are_made_of_pieces() {
             Some(PlanError::Outside { .. } | PlanError::Interface { .. }) => true,
             _ => false,
         };
+        assert!(is_refused, "{made:?}");
+    }
+}
+
+/// A plan that gives its input back, with steps for each of four shapes.
+fn by_members() -> Plan {
+    let dim = |name: &str, step| OpenDimension { name: name.to_owned(), least: 2, most: 2 + step, step };
+    let mut plan = Plan::default();
+    let mut members = Members { dims: vec![dim("h", 1), dim("w", 3)], each: Vec::new() };
+    for [h, w] in [[3, 5], [3, 2], [2, 5], [2, 2]] {
+        let x = plan.tensor("x", DType::F32, &[h, w], Place::Input(0));
+        let y = plan.tensor("y", DType::F32, &[h, w], Place::Output(0));
+        let work = Work::Copy { from: plan.whole(x), to: plan.whole(y), rows: None };
+        plan.steps.push(PlanStep { name: "copy".to_owned(), work, guard: None });
+        let (sizes, n) = (vec![h as i64, w as i64], plan.steps.len());
+        members.each.push(Member { sizes, steps: n - 1..n, ports: vec![x, y] });
+    }
+    plan.members = Some(members);
+    plan
+}
+
+#[test]
+fn sizes_have_steps_of_their_own() {
+    let model = Arc::new(Model::new(by_members(), Vec::new()).unwrap());
+    let mut context = Context::new(&model, &SharedPool::new(1).unwrap()).unwrap();
+    for (name, size, expected) in
+        [("w", 2, [3, 2]), ("h", 2, [2, 2]), ("w", 3, [2, 2]), ("w", 5, [2, 5]), ("h", 4, [2, 5]), ("h", 3, [3, 5])]
+    {
+        let said = context.set_dim(name, size);
+        assert!(said.is_ok() || matches!(said, Err(RunError::BadSize { .. })), "{said:?}");
+        assert_eq!((said.is_ok(), &context.member().unwrap().sizes), (expected.contains(&size), &expected.to_vec()));
+        let x: Vec<f32> = (0..expected.iter().product::<i64>()).map(|x| x as f32).collect();
+        let mut y = bytes(&vec![-1.0; x.len()]);
+        context.run(&[&bytes(&x)], &mut [&mut y]).unwrap();
+        assert_eq!(floats(&y), x);
+        let refused = context.run(&[&bytes(&x[1..])], &mut [&mut y]);
+        assert!(matches!(refused, Err(RunError::Size { .. })), "{refused:?}");
+    }
+    // Steps that are not there, a size that is none or twice there, ports that are another's, missing or too
+    // large, a combination without steps, and a dimension beside.
+    for change in [
+        (|plan, members| members.each[3].steps.end = plan.steps.len() + 1) as fn(&Plan, &mut Members),
+        |_, members| members.each[2].sizes[1] = 4,
+        |_, members| members.each[2].sizes[1] = 2,
+        |_, members| members.each[1].ports.swap(0, 1),
+        |_, members| members.each[1].ports.truncate(1),
+        |_, members| members.each.swap(0, 1),
+        |_, members| members.each.truncate(3),
+        |_, members| members.dims.truncate(1),
+    ] {
+        let mut plan = by_members();
+        let mut members = plan.members.take().unwrap();
+        change(&plan, &mut members);
+        plan.members = Some(members);
+        let made = Model::new(plan, Vec::new()).err();
+        let is_refused = matches!(made, Some(PlanError::Missing { what: "member", .. } | PlanError::Interface { .. }));
         assert!(is_refused, "{made:?}");
     }
 }

@@ -100,21 +100,22 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// Description of a library, its inputs and its outputs, named as in the templates: tables and functions that
-/// read them.
-pub fn interface(build: &Json, inputs: &[PlanTensor], outputs: &[PlanTensor]) -> Result<String, std::fmt::Error> {
+/// read them. `is_open` says whether runs say the size of a dimension of an input or, behind these, of an
+/// output.
+pub fn interface(
+    build: &Json,
+    [inputs, outputs]: [&[PlanTensor]; 2],
+    is_open: &dyn Fn(usize, usize) -> bool,
+) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let build = serde_json::to_string(build).expect("what was made as JSON can be written");
     writeln!(out, "static const char net_build_text[] =\n    {};\n", quoted(&build))?;
     for (what, capitals, tensors) in [("input", "INPUT", inputs), ("output", "OUTPUT", outputs)] {
         writeln!(out, "#define NET_{capitals}S {}u", tensors.len())?;
         for (at, tensor) in tensors.iter().enumerate() {
-            let mut shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
-            if let Some((axis, _)) = tensor.open {
-                shape[axis] = "-1".to_owned();
-            }
-            if tensor.in_items {
-                shape[0] = "-1".to_owned();
-            }
+            let port = if what == "input" { at } else { inputs.len() + at };
+            let of = |(axis, n): (usize, &usize)| if is_open(port, axis) { "-1".to_owned() } else { n.to_string() };
+            let shape: Vec<String> = tensor.shape.iter().enumerate().map(of).collect();
             let n = shape.len().max(1);
             let shape = if shape.is_empty() { "0".to_owned() } else { shape.join(", ") };
             writeln!(out, "static const int64_t net_{what}_{at}_shape[{n}] = {{{shape}}};")?;

@@ -82,7 +82,8 @@ pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String])
         "steps": model.plan.steps.len(),
         "launches": launches.launches.len(),
     });
-    let text = || Ok(c::interface(&build, &inputs, &outputs)? + &c::data(data.len())? + &tables.text(target, align)?);
+    let interface = || c::interface(&build, [&inputs, &outputs], &|_, _| false);
+    let text = || Ok(interface()? + &c::data(data.len())? + &tables.text(target, align)?);
     let text: Result<String, std::fmt::Error> = text();
     let text = text.expect("writing to a string does not fail");
     let template = include_str!("../templates/gpu.c").replace("@DRIVER@\n", driver);

@@ -21,7 +21,7 @@ use thiserror::Error;
 use tilewright_codegen::{CompileError, Interface, export_hidden, host_arch};
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Target};
-use tilewright_runtime::{GpuModel, Host, Model, OpenDimension, Place, Plan, PlanTensor, RunSize, Work};
+use tilewright_runtime::{GpuModel, Host, Members, Model, OpenDimension, Place, Plan, PlanTensor, RunSize, Work};
 
 use archive::{ArchiveMember, archive};
 use constants::Constants;
@@ -84,6 +84,10 @@ pub struct Library {
     rows: Option<OpenDimension>,
     /// Items of which runs have as many as they say.
     items: Option<OpenDimension>,
+    /// Sizes of which each has steps of its own.
+    sized: Option<Members>,
+    /// Shapes of the inputs and, behind them, of the outputs at each of these.
+    member_shapes: Vec<Vec<Vec<usize>>>,
     /// Tensors that stay between runs.
     states: Vec<PlanTensor>,
     /// Origin of the library, in lines.
@@ -153,18 +157,21 @@ impl Library {
         members.extend(data_member(name, target.arch, std::mem::take(&mut constants.bytes))?);
         let mut library = Library { n_threads, members, ..Library::of_plan(name, origin, target.arch, model.plan()) };
         library.build = library.description(model, target, &constants)?;
-        let Library { build, inputs, outputs, dim, .. } = &library;
-        let tables = || Ok(c::interface(build, inputs, outputs)? + &c::tables(name, model, &constants, n_threads)?);
+        let ports = [&library.inputs[..], &library.outputs[..]];
+        let interface = || c::interface(&library.build, ports, &|port, axis| library.is_open(port, axis));
+        let tables = || Ok(interface()? + &c::tables(name, model, &constants, n_threads)?);
         let tables: Result<String, std::fmt::Error> = tables();
         let tables = tables.expect("writing to a string does not fail");
         let template = of_kind(include_str!("../templates/net.c"), library.kind());
-        library.source = c::source(name, origin, &template, &tables, dim.is_none());
+        library.source = c::source(name, origin, &template, &tables, !library.has_dims());
         Ok(library)
     }
 
     /// The library of a plan, without its description, source and members.
     fn of_plan(name: &str, origin: &[String], arch: Arch, plan: &Plan) -> Library {
         let [inputs, outputs] = tensors(plan);
+        let shape = |port: &usize| plan.tensors[*port].shape.clone();
+        let each = plan.members.iter().flat_map(|members| &members.each);
         Library {
             name: name.to_owned(),
             arch,
@@ -175,6 +182,8 @@ impl Library {
             dim: plan.dim.clone(),
             rows: plan.rows.clone(),
             items: plan.items.clone(),
+            sized: plan.members.clone(),
+            member_shapes: each.map(|member| member.ports.iter().map(shape).collect()).collect(),
             states: plan.states().cloned().collect(),
             origin: origin.to_vec(),
             build: Json::Null,
@@ -203,12 +212,20 @@ impl Library {
             "made_bytes": constants.made_bytes,
             "steps": model.plan().steps.len(),
         });
+        let json =
+            |dim: &OpenDimension| json!({"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step});
         if let Some(dim) = &self.dim {
             let other = self.items.as_ref().filter(|items| *items != dim);
             let all = std::iter::once(dim).chain(&self.rows).chain(other);
-            let json =
-                |dim: &OpenDimension| json!({"name": dim.name, "least": dim.least, "most": dim.most, "step": dim.step});
             build["dims"] = all.map(json).collect();
+        }
+        if let Some(members) = &self.sized {
+            build["dims"] = members.dims.iter().map(json).collect();
+            let shapes = members.each.iter().zip(&self.member_shapes).map(|(member, shapes)| {
+                let (inputs, outputs) = shapes.split_at(self.inputs.len());
+                json!({"sizes": member.sizes, "inputs": inputs, "outputs": outputs})
+            });
+            build["members"] = shapes.collect();
         }
         if !self.states.is_empty() {
             build["states"] = json!(tensors_json(&self.states));
@@ -338,14 +355,30 @@ impl Library {
             is_open,
             has_states,
             has_rows,
+            has_members: self.sized.is_some(),
             items_of: items_of(&self.items, &self.dim),
         }
+    }
+
+    /// Whether runs say a size.
+    fn has_dims(&self) -> bool {
+        self.dim.is_some() || self.sized.is_some()
+    }
+
+    /// Whether runs say the size of a dimension of an input or, behind these, of an output.
+    fn is_open(&self, port: usize, axis: usize) -> bool {
+        let tensor = self.inputs.iter().chain(&self.outputs).nth(port);
+        let is_dim =
+            |tensor: &PlanTensor| tensor.open.is_some_and(|(own, _)| own == axis) || tensor.in_items && axis == 0;
+        let mut sizes = self.member_shapes.iter().map(|shapes| shapes[port][axis]);
+        let first = sizes.next();
+        tensor.is_some_and(is_dim) || sizes.any(|size| Some(size) != first)
     }
 
     /// The functions that it shows.
     fn symbols(&self) -> Vec<String> {
         let n = if self.is_for_gpu { c::FUNCTIONS.len() } else { c::FUNCTIONS.len() - 1 };
-        let of_dims: &[&str] = if self.dim.is_some() { &c::FUNCTIONS_OF_DIMS } else { &[] };
+        let of_dims: &[&str] = if self.has_dims() { &c::FUNCTIONS_OF_DIMS } else { &[] };
         let of_states: &[&str] = if self.states.is_empty() { &[] } else { &c::FUNCTIONS_OF_STATES };
         let own = c::FUNCTIONS[..n]
             .iter()
@@ -353,7 +386,7 @@ impl Library {
             .chain(of_states)
             .map(|function| format!("{}_{function}", self.name));
         // TVM-FFI's tensors have the shapes of a model that has one.
-        own.chain(self.dim.is_none().then(|| c::ffi_function(&self.name))).collect()
+        own.chain((!self.has_dims()).then(|| c::ffi_function(&self.name))).collect()
     }
 }
 
@@ -432,6 +465,7 @@ struct LibraryKind {
     is_open: bool,
     has_states: bool,
     has_rows: bool,
+    has_members: bool,
     items_of: ItemsOf,
 }
 
@@ -456,16 +490,20 @@ fn items_of(items: &Option<OpenDimension>, dim: &Option<OpenDimension>) -> Items
 
 /// The lines of a template for all libraries, and those for this kind of them.
 fn of_kind(template: &'static str, kind: LibraryKind) -> String {
-    let LibraryKind { is_for_gpu, is_open, has_states, has_rows, items_of } = kind;
+    let LibraryKind { is_for_gpu, is_open, has_states, has_rows, has_members, items_of } = kind;
     let (has_items, is_pair) = (items_of != ItemsOf::Nothing, items_of == ItemsOf::Another);
     let kinds = [
         ("@GPU@", is_for_gpu),
         ("@CPU@", !is_for_gpu),
         ("@DIM@", is_open),
         ("@NODIM@", !is_open),
+        ("@DIMS@", is_open || has_members),
+        ("@FIXED@", !is_open && !has_members),
+        ("@MEMBER@", has_members),
         ("@STATE@", has_states),
+        ("@NOSTATE@", !has_states),
         ("@ROWS@", has_rows),
-        ("@NOROWS@", !has_rows),
+        ("@NOROWS@", !has_rows && !has_members),
         ("@ITEMS@", has_items),
         ("@PAIR@", is_pair),
         ("@SOLE@", items_of == ItemsOf::OpenDimension),
@@ -474,7 +512,8 @@ fn of_kind(template: &'static str, kind: LibraryKind) -> String {
         ("@WHOLE@", !has_rows && !has_items),
         ("@ONEDIM@", is_open && !has_rows && !is_pair),
         ("@ALONE@", has_states && !has_rows),
-        ("@SIZED@", is_open && !has_states),
+        ("@RANGE@", is_open && !has_states),
+        ("@SIZED@", (is_open || has_members) && !has_states),
     ];
     let own = |line: &'static str| match kinds.iter().find(|(mark, _)| line.starts_with(mark)) {
         None => Some(line),

@@ -43,12 +43,13 @@ struct SliceParameter {
 
 fn source(library: &Library) -> String {
     let mut names: Vec<String> = Vec::new();
-    let mut parameter = |tensor: &PlanTensor, is_output| {
+    let mut parameter = |(port, tensor): (usize, &PlanTensor), is_output| {
         let name = identifier(&tensor.name, &names);
         names.push(name.clone());
         let n_elements: usize = tensor.shape.iter().product();
         let n_item = if tensor.in_items { n_elements / tensor.shape[0].max(1) } else { n_elements };
         let mut n_at = match tensor.open {
+            None if library.sized.is_some() => format!("self.member.lengths[{port}]"),
             None => n_item.to_string(),
             Some((axis, RunSize { factor, term, .. })) => {
                 let row = n_item / tensor.shape[axis].max(1);
@@ -61,8 +62,9 @@ fn source(library: &Library) -> String {
         }
         SliceParameter { name, ty: rust_type(tensor.dtype), n_elements, n_at, is_output }
     };
-    let inputs: Vec<SliceParameter> = library.inputs.iter().map(|tensor| parameter(tensor, false)).collect();
-    let outputs: Vec<SliceParameter> = library.outputs.iter().map(|tensor| parameter(tensor, true)).collect();
+    let (of_inputs, of_outputs) = (library.inputs.iter().enumerate(), library.outputs.iter());
+    let inputs: Vec<SliceParameter> = of_inputs.map(|tensor| parameter(tensor, false)).collect();
+    let outputs: Vec<SliceParameter> = (inputs.len()..).zip(of_outputs).map(|tensor| parameter(tensor, true)).collect();
     let all: Vec<&SliceParameter> = inputs.iter().chain(&outputs).collect();
     let joined = |of: &[&SliceParameter], text: &dyn Fn(&SliceParameter) -> String| {
         of.iter().map(|p| text(p)).collect::<Vec<_>>().join(", ")
@@ -100,11 +102,12 @@ fn source(library: &Library) -> String {
         .replace("@OUTPUT_POINTERS@", &pointers(&outputs))
         .replace("@INPUTS@", &inputs.len().to_string())
         .replace("@OUTPUTS@", &outputs.len().to_string())
-        .replace("@COPY@", if library.dim.is_some() { "" } else { "Copy, " })
-        .replace("@FIELD@", if library.dim.is_some() { "context" } else { "0" })
+        .replace("@COPY@", if library.has_dims() { "" } else { "Copy, " })
+        .replace("@FIELD@", if library.has_dims() { "context" } else { "0" })
         .replace(
             "@MADE@",
             match (&library.dim, rows) {
+                (None, _) if library.sized.is_some() => "Ok(Context { context, member: &MEMBERS[0] })",
                 (None, _) => "Ok(Context(context))",
                 (Some(_), None) => "Ok(Context { context, size: @FIRST@ })",
                 (Some(_), Some(_)) if library.items.is_some() => {
@@ -126,7 +129,28 @@ fn source(library: &Library) -> String {
         .replace("@MOST@", &library.dim.as_ref().map_or(String::new(), |dim| dim.most.to_string()))
         .replace("@DIM_NAME@", &library.dim.as_ref().map_or(String::new(), |dim| dim.name.escape_default().to_string()))
         .replace("@NAME@", &library.name);
-    named(&text, &library.name)
+    named(&with_members(text, library), &library.name)
+}
+
+/// A text with what it says about a library's members.
+fn with_members(text: String, library: &Library) -> String {
+    let Some(members) = &library.sized else { return text };
+    let lengths = |shapes: &Vec<Vec<usize>>| shapes.iter().map(|shape| shape.iter().product()).collect::<Vec<usize>>();
+    let each = members.each.iter().zip(&library.member_shapes);
+    let each: Vec<String> = each
+        .map(|(member, shapes)| format!("    Member {{ sizes: {:?}, lengths: {:?} }},", member.sizes, lengths(shapes)))
+        .collect();
+    let names: Vec<String> = members.dims.iter().map(|dim| format!("{:?}", dim.name)).collect();
+    let of_dim = |dim: &OpenDimension| {
+        format!("`{}` ({} to {} in steps of {})", dim.name.escape_default(), dim.least, dim.most, dim.step)
+    };
+    let dims: Vec<String> = members.dims.iter().map(of_dim).collect();
+    text.replace("@N_DIMS@", &members.dims.len().to_string())
+        .replace("@N_PORTS@", &members.each[0].ports.len().to_string())
+        .replace("@N_MEMBERS@", &members.each.len().to_string())
+        .replace("@MEMBERS@", &each.join("\n"))
+        .replace("@DIM_NAMES@", &names.join(", "))
+        .replace("@DIM_TEXTS@", &dims.join(" or "))
 }
 
 /// A type of Rust with as many bits; those that it has not are integers.

@@ -368,6 +368,7 @@ struct net_context {
 @STATE@    void *states[NET_STATES];
 @DIM@    int64_t size;
 @DIM@    int64_t sizes[NET_SIZES + 1];
+@MEMBER@    const net_member *member;
     net_worker workers[NET_THREADS];
     net_pool own_pool;
 };
@@ -396,8 +397,7 @@ NET_API const char *net_message(int code) {
 
 NET_API size_t net_arena_bytes(void) {
     /* Up to a line may be lost to its beginning. */
-@NODIM@    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES);
-@SIZED@    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES);
+@NOSTATE@    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES);
 @STATE@    return 128 + net_rounded(sizeof(net_context)) + net_rounded(NET_SCRATCH_BYTES) + net_rounded(NET_TENSOR_BYTES)
 @STATE@        + net_state_places[NET_STATES];
 }
@@ -571,6 +571,37 @@ static int net_make(net_context *context) {
 @DIM@    return NET_OK;
 @DIM@}
 @DIM@
+@MEMBER@NET_API size_t net_dims(void) { return NET_DIMENSIONS; }
+@MEMBER@NET_API const net_dimension *net_dim(size_t i) { return i < NET_DIMENSIONS ? &net_all_dimensions[i] : NULL; }
+@MEMBER@
+@MEMBER@NET_API int net_set_dim(net_context *context, size_t i, int64_t size) {
+@MEMBER@    if (!context) return NET_BAD_ARGUMENT;
+@MEMBER@    if (i >= NET_DIMENSIONS) return NET_BAD_SIZE;
+@MEMBER@    if (!net_begin_use(&context->owner)) return NET_BUSY;
+@MEMBER@    int code = NET_BAD_SIZE;
+@MEMBER@    for (size_t at = 0; at != NET_MEMBERS && code; at++) {
+@MEMBER@        size_t dim = 0;
+@MEMBER@        while (dim != NET_DIMENSIONS
+@MEMBER@               && net_members[at].sizes[dim] == (dim == i ? size : context->member->sizes[dim]))
+@MEMBER@            dim++;
+@MEMBER@        if (dim != NET_DIMENSIONS) continue;
+@MEMBER@        context->member = &net_members[at];
+@MEMBER@        code = NET_OK;
+@MEMBER@    }
+@MEMBER@    net_end_use(&context->owner);
+@MEMBER@    return code;
+@MEMBER@}
+@MEMBER@
+@MEMBER@NET_API int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape) {
+@MEMBER@    const net_tensor *tensor = is_output ? net_output(i) : net_input(i);
+@MEMBER@    if (!context || !tensor || !shape) return NET_BAD_ARGUMENT;
+@MEMBER@    const int64_t *own = net_member_shapes[context->member - net_members];
+@MEMBER@    for (size_t at = 0; at != (is_output ? NET_INPUTS : i); at++) own += net_input_table[at].rank;
+@MEMBER@    for (size_t at = 0; is_output && at != i; at++) own += net_output_table[at].rank;
+@MEMBER@    for (int32_t at = 0; at < tensor->rank; at++) shape[at] = own[at];
+@MEMBER@    return NET_OK;
+@MEMBER@}
+@MEMBER@
 static void net_unmake(void) {
     if (!NET_MADE_BYTES) return;
     pthread_mutex_lock(&net_shared_lock);
@@ -616,7 +647,8 @@ NET_API int net_create(const net_options *given, net_context **out) {
     context->own_memory = own;
     context->scratch = scratch;
     context->process = getpid();
-@SIZED@    net_take_size(context, net_the_dimension.most);
+@RANGE@    net_take_size(context, net_the_dimension.most);
+@MEMBER@    context->member = net_members;
 @STATE@    net_take_size(context, net_the_dimension.least);
 @ROWS@    context->n_rows = net_of_rows.least;
 @ITEMS@    context->n_items = net_of_items.most;
@@ -694,6 +726,7 @@ static int net_is_needed(const net_context *context, uint32_t guard) {
     }
     net_runtime alone = {NULL, net_in_order}, together = net_together(context);
 @NOROWS@    for (size_t i = 0; i != NET_STEPS; i++) {
+@MEMBER@    for (size_t i = context->member->first; i != context->member->end; i++) {
 @ROWS@    for (size_t i = piece->first; i != piece->end; i++) {
         const net_step *step = &net_steps[i];
         void *const *addresses = &context->addresses[step->first];

@@ -34,7 +34,7 @@ enum {
     NET_BAD_INDEX = 8,
 @SIZED@    /* No dimension has this number, or it has no such size; nothing was done. */
 @STATE@    /* States are not so long, or have no room for what a run adds; nothing was done. */
-@DIM@    NET_BAD_SIZE = 10,
+@DIMS@    NET_BAD_SIZE = 10,
     /* A condition chooses a graph that refuses the sizes of its inputs; the outputs are not made. */
     NET_NO_GRAPH = 9
 };
@@ -77,17 +77,17 @@ typedef struct net_tensor {
     uint8_t type_bits;
     uint16_t reserved;
     int32_t rank;
-@DIM@    /* -1 of a dimension of which runs say a size. */
+@DIMS@    /* -1 of a dimension of which runs say a size. */
     const int64_t *shape;
-@DIM@    /* At the largest size. */
+@DIMS@    /* At the largest size. */
     size_t bytes;
 } net_tensor;
-@DIM@
-@DIM@/* A dimension of which runs say a size. */
-@DIM@typedef struct net_dimension {
-@DIM@    const char *name;
-@DIM@    int64_t least, most, step;
-@DIM@} net_dimension;
+@DIMS@
+@DIMS@/* A dimension of which runs say a size. */
+@DIMS@typedef struct net_dimension {
+@DIMS@    const char *name;
+@DIMS@    int64_t least, most, step;
+@DIMS@} net_dimension;
 
 typedef struct net_context net_context;
 
@@ -105,10 +105,10 @@ size_t net_outputs(void);
 /* Null beyond the last one. */
 const net_tensor *net_input(size_t i);
 const net_tensor *net_output(size_t i);
-@DIM@
-@DIM@size_t net_dims(void);
-@DIM@/* Null beyond the last one. */
-@DIM@const net_dimension *net_dim(size_t i);
+@DIMS@
+@DIMS@size_t net_dims(void);
+@DIMS@/* Null beyond the last one. */
+@DIMS@const net_dimension *net_dim(size_t i);
 
 @CPU@/* What a context needs: all of its memory but for the threads'. */
 @GPU@/* Bytes of the device's memory that a context has, beside those of inputs and outputs from net_run on. */
@@ -134,9 +134,9 @@ int net_create(const net_options *options, net_context **context);
 @SIZED@/* Sets the size of a dimension for the runs of a context that follow; until then it is the largest. Allocates
 @SIZED@ * nothing. */
 @PAIR@/* Dimension 1 is the number of items of a run, which the inputs and outputs of that first dimension have. */
-@DIM@int net_set_dim(net_context *context, size_t i, int64_t size);
-@DIM@/* The shape of an input, or of an output, in the next run of a context. */
-@DIM@int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape);
+@DIMS@int net_set_dim(net_context *context, size_t i, int64_t size);
+@DIMS@/* The shape of an input, or of an output, in the next run of a context. */
+@DIMS@int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape);
 @CPU@/* Makes the outputs of the inputs, in the order above; outputs overlap nothing else. It allocates nothing. A
 @CPU@ * context runs once at a time, and says NET_BUSY else; several contexts may run at the same time. */
 @GPU@/* Makes the outputs of the inputs, in the order above, all in the host's memory; outputs overlap nothing else. The

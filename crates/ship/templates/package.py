@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+@MEMBER@import math
 import os
 import threading
 import weakref
@@ -37,7 +38,7 @@ _library.net_run.argtypes = [ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), c
 @STATE@_library.net_past.argtypes = [ctypes.c_void_p]
 @STATE@_library.net_past.restype = ctypes.c_int64
 @STATE@_library.net_rewind.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-@DIM@_library.net_set_dim.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
+@DIMS@_library.net_set_dim.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64]
 _library.net_destroy.argtypes = [ctypes.c_void_p]
 _library.net_destroy.restype = None
 
@@ -149,6 +150,24 @@ def _output(tensor):
 @DIM@    return {**tensor, "shape": shape, "bytes": n_bytes * shape[axis]}
 @DIM@
 @DIM@
+@MEMBER@def _member(inputs):
+@MEMBER@    """The sizes that arrays have, with the shapes of inputs and outputs; what has no shape fits any."""
+@MEMBER@    shapes = [list(getattr(value, "shape", ()) if numpy is None else numpy.shape(value)) for value in inputs]
+@MEMBER@    for member in build["members"]:
+@MEMBER@        if all(not own or own == wanted for own, wanted in zip(shapes, member["inputs"])):
+@MEMBER@            return member
+@MEMBER@    sizes = ", ".join(f"{d['name']}={d['least']}..{d['most']}/{d['step']}" for d in build["dims"])
+@MEMBER@    raise Error(f"arrays of the shapes {shapes} have none of the sizes {sizes}")
+@MEMBER@
+@MEMBER@
+@MEMBER@def _of(member, ports):
+@MEMBER@    """The tensors of a member."""
+@MEMBER@    return [
+@MEMBER@        {**tensor, "shape": shape, "bytes": math.prod(shape) * _BYTES[tensor["dtype"]]}
+@MEMBER@        for tensor, shape in zip(build[ports], member[ports])
+@MEMBER@    ]
+@MEMBER@
+@MEMBER@
 def _addresses(all):
     return (ctypes.c_void_p * len(all))(*all)
 
@@ -190,18 +209,23 @@ class Context:
         """The outputs of inputs, as a list: numpy arrays where there is numpy, else memoryviews."""
         if len(inputs) != len(build["inputs"]):
             raise Error(f"there are {len(build['inputs'])} inputs, {len(inputs)} were given")
-@NODIM@        given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
-@NODIM@        made = [_output(tensor) for tensor in build["outputs"]]
-@SIZED@        size = _size(inputs)
+@FIXED@        given = [_input(tensor, value) for tensor, value in zip(build["inputs"], inputs)]
+@FIXED@        made = [_output(tensor) for tensor in build["outputs"]]
+@RANGE@        size = _size(inputs)
 @ALONE@        size = self.past
 @ROWS@        size = _size(inputs)
 @ITEMS@        n_items = _items(inputs)
+@MEMBER@        member = _member(inputs)
+@MEMBER@        given = [_input(tensor, value) for tensor, value in zip(_of(member, "inputs"), inputs)]
+@MEMBER@        made = [_output(tensor) for tensor in _of(member, "outputs")]
 @DIM@        at_size = lambda tensor: @AT_SIZE@
 @DIM@        given = [_input(at_size(tensor), value) for tensor, value in zip(build["inputs"], inputs)]
 @DIM@        made = [_output(at_size(tensor)) for tensor in build["outputs"]]
         addresses = lambda all: _addresses([entry[0] for entry in all])
         with self._lock:
-@SIZED@            _check(_library.net_set_dim(self._context, 0, size))
+@RANGE@            _check(_library.net_set_dim(self._context, 0, size))
+@MEMBER@            for at, size in enumerate(member["sizes"]):
+@MEMBER@                _check(_library.net_set_dim(self._context, at, size))
 @ROWS@            _check(_library.net_set_dim(self._context, 1, size))
 @PAIR@            _check(_library.net_set_dim(self._context, 1, n_items))
 @SOLE@            _check(_library.net_set_dim(self._context, 0, n_items))

@@ -13,8 +13,8 @@ use tilewright_graph::{
 use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{
-    CompileError, CompileOptions, Compiled, Fused, Given, OpenError, all_inputs, compile_known, feed, open_items,
-    open_or_repeat, open_pieces, read_model,
+    CompileError, CompileOptions, Compiled, Fused, Given, MOST_NETS, OpenError, all_inputs, compile_known, feed,
+    n_combinations, open_items, open_or_repeat, open_pieces, open_sized, read_model,
 };
 use tilewright_runtime::OpenDimension;
 
@@ -103,30 +103,21 @@ impl BindingArgs {
         texts.into_iter().map(|text| range_of(text)).collect()
     }
 
-    /// The dimension of which runs say a size, if any, and behind it that of a batch whose items are of any
-    /// size, if it is open too.
+    /// The dimension of which runs say a size, if any, and behind it another one, if it is open too: that of
+    /// a batch whose items are of any size, if one is such.
     ///
     /// # Errors
-    /// As [`BindingArgs::ranges`], and where none of two is the batch of the other.
+    /// As [`BindingArgs::ranges`].
     pub fn open_dims(&self, graph: &Graph) -> anyhow::Result<Option<(OpenDimension, Option<OpenDimension>)>> {
         let [first, second] = match &self.ranges()?[..] {
             [] => return Ok(None),
             [dim] => return Ok(Some((dim.clone(), None))),
             [first, second, ..] => [first.clone(), second.clone()],
         };
-        let inputs = || graph.inputs.iter().filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_deref());
-        let is = |own: &DimOfModel, dim: &OpenDimension| matches!(own, DimOfModel::Named(name) if *name == dim.name);
-        let is_batch = |dim: &OpenDimension| inputs().all(|dims| dims.iter().skip(1).all(|own| !is(own, dim)));
-        let is_behind = |dim: &OpenDimension| inputs().all(|dims| dims.first().is_none_or(|own| !is(own, dim)));
-        match (is_batch(&first) && is_behind(&second), is_batch(&second) && is_behind(&first)) {
-            (true, false) => Ok(Some((second, Some(first)))),
-            (false, true) => Ok(Some((first, Some(second)))),
-            _ => Err(bad_input(one_line(&format!(
-                "{} and {} cannot both be open: one has to be a batch, the first dimension of inputs, and the other \
-                 one behind it (give one a number)",
-                first.name, second.name
-            )))),
-        }
+        Ok(Some(match is_batch_of(graph, &second, &first) && !is_batch_of(graph, &first, &second) {
+            true => (first, Some(second)),
+            false => (second, Some(first)),
+        }))
     }
 
     /// Gives dimensions that a binding makes one the name of its first.
@@ -247,6 +238,14 @@ impl BindingArgs {
         let open = Some(dim.name.clone());
         BindingArgs { dim: self.dim.iter().map(bound).collect(), open, ..self.clone() }
     }
+}
+
+/// Whether one dimension is a batch, the first of inputs, of items of which the other one is a dimension.
+fn is_batch_of(graph: &Graph, batch: &OpenDimension, other: &OpenDimension) -> bool {
+    let inputs = || graph.inputs.iter().filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_deref());
+    let is = |own: &DimOfModel, dim: &OpenDimension| matches!(own, DimOfModel::Named(name) if *name == dim.name);
+    let is_first = |dims: &[DimOfModel]| dims.iter().skip(1).all(|own| !is(own, batch));
+    inputs().all(|dims| is_first(dims) && dims.first().is_none_or(|own| !is(own, other)))
 }
 
 /// Names of the dimensions that a binding makes one.
@@ -525,34 +524,69 @@ impl ModelArgs {
         Ok((self.fused(&self.check_supported(special)?.graph, rounding, target)?, None))
     }
 
-    /// Fuses a model as [`ModelArgs::fused`] does, with the dimension open that is bound to a range, if one
-    /// is.
+    /// Fuses a model as [`ModelArgs::fused`] does, with the dimensions open that are bound to ranges, if any
+    /// are. Where no net serves all sizes, and these are few, each has a net of its own.
     ///
     /// # Errors
-    /// Bad input where something is not supported in a run, or the dimension cannot be open.
+    /// Bad input where something is not supported in a run, or a dimension cannot be open.
     pub fn lowered(&self, model: &Model, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
         let Some((dim, items)) = self.open_dims(&model.graph)? else {
             return self.fused(&self.supported(model)?.graph, rounding, target);
         };
+        let refused = match self.opened(model, (&dim, items.as_ref()), rounding, target) {
+            Ok(made) => return Ok(made),
+            Err(refused) if self.pieces()?.is_some() => return Err(refused),
+            Err(refused) => refused,
+        };
+        let dims: Vec<OpenDimension> = items.into_iter().chain([dim]).collect();
+        let n = n_combinations(&dims);
+        if n > MOST_NETS {
+            let hint = "where there are as few, each gets code of its own";
+            return Err(bad_input(format!("{refused}; {n} sizes are more than {MOST_NETS}: {hint}")));
+        }
+        let sized = open_sized::<anyhow::Error>(&dims, |sizes| {
+            let file = dims.iter().zip(sizes).fold(self.clone(), |file, (dim, size)| file.at(dim, *size));
+            let file = ModelArgs { bindings: BindingArgs { open: None, ..file.bindings }, ..file };
+            file.fused(&file.supported(model)?.graph, rounding, target)
+        });
+        let Ok(sized) = sized else { return Err(refused) };
+        let names: Vec<&str> = dims.iter().map(|dim| dim.name.as_str()).collect();
+        message(&one_line(&format!("each of {n} sizes of {} gets code of its own", names.join(" and "))));
+        Ok(sized)
+    }
+
+    /// Fuses a model with a net for all sizes of its open dimensions, a batch behind the other one.
+    fn opened(
+        &self,
+        model: &Model,
+        (dim, items): (&OpenDimension, Option<&OpenDimension>),
+        rounding: KernelRounding,
+        target: &Target,
+    ) -> anyhow::Result<Fused> {
         let lower = |file: ModelArgs| file.fused(&file.supported(model)?.graph, rounding, target);
         // What fails at some sizes alone is a fault of the range.
         let sized = |size: i64| {
-            lower(self.at(&dim, size)).map_err(|error| {
-                if size == dim.most || lower(self.at(&dim, dim.most)).is_err() {
+            lower(self.at(dim, size)).map_err(|error| {
+                if size == dim.most || lower(self.at(dim, dim.most)).is_err() {
                     return error;
                 }
                 let hint = format!("give a range of sizes that the model takes, such as {}=32..512/32", dim.name);
                 bad_input(format!("{error}, at {}={size} ({hint})", dim.name))
             })
         };
-        let made = match (self.pieces()?, &items) {
-            (None, None) => open_or_repeat::<anyhow::Error>(&dim, sized),
-            (None, Some(items)) => open_items::<anyhow::Error>(items, &dim, |[n, size], varying| {
-                let file = self.at(items, n).at(&dim, size);
+        let made = match (self.pieces()?, items) {
+            (None, None) => open_or_repeat::<anyhow::Error>(dim, sized),
+            (_, Some(items)) if !is_batch_of(&model.graph, items, dim) => Err(bad_input(one_line(&format!(
+                "{} and {} cannot both be open for any size: one would have to be a batch, the first dimension of \
+                 inputs, and the other one behind it (give one a number)",
+                items.name, dim.name
+            )))),
+            (None, Some(items)) => open_items::<anyhow::Error>(items, dim, |[n, size], varying| {
+                let file = self.at(items, n).at(dim, size);
                 lower(ModelArgs { bindings: BindingArgs { open: Some(varying.name.clone()), ..file.bindings }, ..file })
             }),
-            (Some((name, numbers)), _) => open_pieces::<anyhow::Error>(&dim, &name, &numbers, |n, size| {
-                lower(self.with_tokens(Some((&name, n))).at(&dim, size))
+            (Some((name, numbers)), _) => open_pieces::<anyhow::Error>(dim, &name, &numbers, |n, size| {
+                lower(self.with_tokens(Some((&name, n))).at(dim, size))
             }),
         };
         made.map_err(|error| match error.downcast::<OpenError>() {

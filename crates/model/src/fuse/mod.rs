@@ -180,6 +180,15 @@ pub struct Items {
     pub(crate) ports: Vec<bool>,
 }
 
+/// Open dimensions of a model that has a net for each combination of their sizes.
+#[derive(Debug, Clone)]
+pub struct SizedNets {
+    /// The dimensions.
+    pub dims: Vec<OpenDimension>,
+    /// Sizes of each net, in the order of the nets.
+    pub(crate) sizes: Vec<Vec<i64>>,
+}
+
 /// Fused net: the steps of a run, in order.
 #[derive(Debug, Clone)]
 pub struct Fused {
@@ -191,8 +200,10 @@ pub struct Fused {
     pub open: Option<OpenNet>,
     /// Number of rows of which a run is made, where it says so: this net is that of the largest piece.
     pub rows: Option<OpenDimension>,
-    /// Nets of smaller pieces, in falling order.
+    /// Nets of smaller pieces, in falling order; or those of other sizes.
     pub pieces: Vec<Fused>,
+    /// Sizes of which each has a net of its own, where they do: this net is that of the largest.
+    pub sized: Option<SizedNets>,
     /// Dimension of each input, and of each output behind them, that has the rows.
     pub(crate) axes_of_rows: Vec<Option<usize>>,
     /// Items of which runs have as many as each says, where they do: the net is that of one.
@@ -397,7 +408,17 @@ fn fuse_with(mut net: Net, pairs: Option<i64>) -> Result<Fused, WorkloadError> {
         });
     }
     trace.pass("fuse", n_nodes, steps.len());
-    Ok(Fused { net, steps, open: None, rows: None, pieces: Vec::new(), axes_of_rows: Vec::new(), items: None, trace })
+    Ok(Fused {
+        net,
+        steps,
+        open: None,
+        rows: None,
+        pieces: Vec::new(),
+        sized: None,
+        axes_of_rows: Vec::new(),
+        items: None,
+        trace,
+    })
 }
 
 /// The steps of a sequence, whose values become values of the net around it.

@@ -32,6 +32,7 @@ pub fn open_items<E: From<OpenError>>(
     let size = probes(dim).map_or(dim.most, |[size, _]| size);
     let ports = ports_of_items(items, |n| lower([n, size], items))?;
     has_items(&mut whole, items, ports)?;
+    whole.clone().open_kernels()?;
     Ok(whole)
 }
 

@@ -8,6 +8,7 @@
 mod items;
 pub(crate) mod loops;
 mod pieces;
+mod sized;
 mod vary;
 
 use std::collections::{HashMap, HashSet};
@@ -22,6 +23,7 @@ use crate::net::{AsHeads, Kind, Line, Net, Node, State, ValueId};
 
 pub use self::items::{open_items, open_or_repeat};
 pub use self::pieces::open_pieces;
+pub use self::sized::{MOST_NETS, n_combinations, open_sized};
 
 /// Multiple of columns that products of open columns compute: whole vectors on every machine. What is beyond
 /// the size of a run lies in memory that nothing else reads.

@@ -55,7 +55,7 @@ fn constant(text: &str, seed: u64) -> Tensor {
 fn attribute(text: &str) -> (String, Attribute) {
     let (name, value) = text.trim().split_once('=').expect("an attribute has a value");
     let words: Vec<&str> = value.split(' ').collect();
-    let is_list = words.len() > 1 || ["axes", "kernel_shape", "perm"].contains(&name);
+    let is_list = words.len() > 1 || ["axes", "kernel_shape", "perm", "strides", "dilations"].contains(&name);
     let value = if words.iter().all(|word| word.parse::<i64>().is_ok()) {
         if is_list { Attribute::Ints(numbers(&words)) } else { Attribute::Int(value.parse().expect("an integer")) }
     } else if is_list && words.iter().all(|word| word.parse::<f32>().is_ok()) {

@@ -61,7 +61,7 @@ impl Fenced {
     }
 }
 
-fn inputs(graph: &Graph, seed: u64, fill: Option<f64>) -> Vec<(String, Tensor)> {
+pub(crate) fn inputs(graph: &Graph, seed: u64, fill: Option<f64>) -> Vec<(String, Tensor)> {
     let mut random = SplitMix64::new(seed);
     let given = |id: &tilewright_graph::ValueId| {
         let value = graph.value(*id);
@@ -80,7 +80,7 @@ fn inputs(graph: &Graph, seed: u64, fill: Option<f64>) -> Vec<(String, Tensor)> 
 }
 
 /// Runs a context at a size, and returns its outputs.
-fn run(context: &mut Context, graph: &Graph, given: &[(String, Tensor)]) -> Vec<Tensor> {
+pub(crate) fn run(context: &mut Context, graph: &Graph, given: &[(String, Tensor)]) -> Vec<Tensor> {
     let passed: Vec<Fenced> = given.iter().map(|(_, x)| Fenced::of(x.bytes())).collect();
     let types: Vec<_> = graph.outputs.iter().map(|id| graph.value(*id).ty.clone().unwrap()).collect();
     let mut made: Vec<Fenced> = types.iter().map(|ty| Fenced::new(ty.checked_bytes().unwrap())).collect();
@@ -95,7 +95,7 @@ fn run(context: &mut Context, graph: &Graph, given: &[(String, Tensor)]) -> Vec<
 }
 
 /// Whether what a run made is what a model makes.
-fn is_near(found: &Tensor, wanted: &Tensor) -> bool {
+pub(crate) fn is_near(found: &Tensor, wanted: &Tensor) -> bool {
     let largest = wanted.floats().iter().fold(0.0_f64, |most, x| most.max(x.abs()));
     let is_near = |(x, y): (f64, f64)| (x - y).abs() <= 1e-5 * largest;
     let agrees = found.ty() == wanted.ty() && found.floats().into_iter().zip(wanted.floats()).all(is_near);
@@ -229,7 +229,7 @@ fn check_library(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
 }
 
 /// Checks a library as [`check_library`] does, with the sizes of each run, the items of a batch last.
-fn check_library_of(graph: &Graph, fused: Fused, runs: &[Vec<(&str, i64)>]) {
+pub(crate) fn check_library_of(graph: &Graph, fused: Fused, runs: &[Vec<(&str, i64)>]) {
     let target = host::target();
     let compiled = compile_guessed(fused, &target, 1).unwrap();
     let model = compiled.model.cpu().unwrap();
@@ -265,7 +265,7 @@ fn check_library_of(graph: &Graph, fused: Fused, runs: &[Vec<(&str, i64)>]) {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-fn dim(name: &str, least: i64, most: i64, step: i64) -> OpenDimension {
+pub(crate) fn dim(name: &str, least: i64, most: i64, step: i64) -> OpenDimension {
     OpenDimension { name: name.to_owned(), least, most, step }
 }
 

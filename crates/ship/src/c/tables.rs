@@ -6,8 +6,8 @@ use tilewright_codegen::dlpack;
 use tilewright_ir::Part;
 use tilewright_runtime::host::HOST_HEADER;
 use tilewright_runtime::{
-    Address, BaseMemory, Host, HostOperator, Model, OpenDimension, Piece, Plan, PlanStep, PlanTensor, RunSize,
-    TensorSlice, Work,
+    Address, BaseMemory, Host, HostOperator, Member, Members, Model, OpenDimension, Piece, Plan, PlanStep, PlanTensor,
+    RunSize, TensorSlice, Work,
 };
 
 use crate::constants::{ConstantHome, Constants, Widened};
@@ -230,7 +230,9 @@ impl<'m> CTables<'m> {
         if model.plan().appends > 0 {
             out += &states(model)?;
         }
-        out += &pieces(model.plan(), &|step| self.starts.get(step).copied().unwrap_or(self.n_steps))?;
+        let start = |step: usize| self.starts.get(step).copied().unwrap_or(self.n_steps);
+        out += &pieces(model.plan(), &start)?;
+        out += &members(model.plan(), &start)?;
         self.step_tables(&mut out)?;
         Ok(out)
     }
@@ -341,6 +343,34 @@ fn pieces(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt
         writeln!(out, "    {{{}, {}, {}}},", literal(*n), step(steps.start), step(steps.end))?;
     }
     writeln!(out, "    {{0, 0, 0}}\n}};\n")?;
+    Ok(out)
+}
+
+/// Tables of the members of which a run carries out one; `step` as for [`pieces`].
+fn members(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt::Error> {
+    let mut out = String::new();
+    let Some(Members { dims, each }) = &plan.members else { return Ok(out) };
+    let list = |numbers: &mut dyn Iterator<Item = i64>| numbers.map(literal).collect::<Vec<_>>().join(", ");
+    writeln!(out, "#define NET_DIMENSIONS {}u", dims.len())?;
+    writeln!(out, "static const net_dimension net_all_dimensions[NET_DIMENSIONS] = {{")?;
+    for dim in dims {
+        writeln!(out, "    {},", dimension(dim))?;
+    }
+    writeln!(out, "}};\n/* Steps for one size of each dimension. */\ntypedef struct net_member {{")?;
+    writeln!(out, "    int64_t sizes[NET_DIMENSIONS];\n    size_t first, end;\n}} net_member;\n")?;
+    writeln!(out, "#define NET_MEMBERS {}u\nstatic const net_member net_members[NET_MEMBERS] = {{", each.len())?;
+    for Member { sizes, steps, .. } in each {
+        let sizes = list(&mut sizes.iter().copied());
+        writeln!(out, "    {{{{{sizes}}}, {}, {}}},", step(steps.start), step(steps.end))?;
+    }
+    let shape = |port: &usize| plan.tensors[*port].shape.iter().map(|n| *n as i64);
+    let n = each[0].ports.iter().flat_map(shape).count();
+    writeln!(out, "}};\n/* Shapes of inputs and outputs, one behind the other. */")?;
+    writeln!(out, "static const int64_t net_member_shapes[NET_MEMBERS][{}] = {{", n + 1)?;
+    for Member { ports, .. } in each {
+        writeln!(out, "    {{{}}},", list(&mut ports.iter().flat_map(shape).chain([0])))?;
+    }
+    writeln!(out, "}};\n")?;
     Ok(out)
 }
 

@@ -1,0 +1,101 @@
+//! Models with a net for each combination of sizes of their open dimensions, where no net serves all of them.
+//!
+//! Each net is that of a model of those sizes and nothing else, so that nothing beyond a size is there to be
+//! read: convolutions pad with zeros where their images end, and means count what there is.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use tilewright_graph::Tensor;
+use tilewright_runtime::OpenDimension;
+
+use super::OpenError;
+use crate::fuse::{Fused, SizedNets};
+use crate::net::{Net, ValueId};
+
+/// Most nets of a model: each has steps and code of its own.
+pub const MOST_NETS: i64 = 128;
+
+/// Number of combinations of sizes.
+pub fn n_combinations(dims: &[OpenDimension]) -> i64 {
+    dims.iter().fold(1, |n, dim| n * ((dim.most - dim.least) / dim.step + 1))
+}
+
+/// Combinations of sizes, the largest first, falling in the last dimension first.
+fn combinations(dims: &[OpenDimension]) -> Vec<Vec<i64>> {
+    dims.iter().fold(vec![Vec::new()], |known, dim| {
+        let sizes = || (dim.least..=dim.most).rev().step_by(dim.step as usize);
+        known.iter().flat_map(|sizes_before| sizes().map(|size| [&sizes_before[..], &[size]].concat())).collect()
+    })
+}
+
+/// Makes a net of those that `lower` makes of a model at each combination of sizes of some dimensions.
+///
+/// # Errors
+/// As `lower`, and where the nets take or make different things, or have states.
+///
+/// # Panics
+/// If there is no dimension.
+pub fn open_sized<E: From<OpenError>>(
+    dims: &[OpenDimension],
+    mut lower: impl FnMut(&[i64]) -> Result<Fused, E>,
+) -> Result<Fused, E> {
+    let name = dims.first().expect("a dimension is open").name.clone();
+    let refuse = |node: &str, why: &str| {
+        let (node, why, name) = (node.to_owned(), why.to_owned(), name.clone());
+        E::from(OpenError::Node { node, why, name })
+    };
+    let sizes = combinations(dims);
+    let mut known = KnownConstants::default();
+    let mut nets = Vec::with_capacity(sizes.len());
+    for own in &sizes {
+        let mut fused = lower(own)?;
+        if let Some(state) = fused.net.states.first() {
+            return Err(refuse(&state.past, "is a past, of which there is one for all sizes"));
+        }
+        known.share(&mut fused.net);
+        nets.push(fused);
+    }
+    let mut whole = nets.remove(0);
+    for fused in &nets {
+        let ports = |net: &Net| net.inputs.iter().chain(&net.outputs).copied().collect::<Vec<ValueId>>();
+        let (own, of_whole) = (ports(&fused.net), ports(&whole.net));
+        let is_alike = |(own, whole_id): (&ValueId, &ValueId)| {
+            let (own, whole) = (fused.net.value(*own), whole.net.value(*whole_id));
+            let fits = own.shape.iter().zip(&whole.shape).all(|(own, whole)| own <= whole);
+            (&own.name, own.dtype, own.shape.len()) == (&whole.name, whole.dtype, whole.shape.len()) && fits
+        };
+        let differs = own.iter().zip(&of_whole).find(|pair| !is_alike(*pair));
+        if let Some((_, id)) = differs {
+            return Err(refuse(
+                &whole.net.value(*id).name,
+                "is not the same but for its sizes, at the most the largest's",
+            ));
+        }
+        if own.len() != of_whole.len() {
+            return Err(refuse("the model", "has other inputs and outputs at another size"));
+        }
+    }
+    whole.pieces = nets;
+    whole.sized = Some(SizedNets { dims: dims.to_vec(), sizes });
+    Ok(whole)
+}
+
+/// Constants of nets, each once.
+#[derive(Default)]
+struct KnownConstants(HashMap<u64, Vec<Tensor>>);
+
+impl KnownConstants {
+    /// Has constants of a net be those of others with the same elements.
+    fn share(&mut self, net: &mut Net) {
+        for constant in net.values.iter_mut().filter_map(|value| value.constant.as_mut()) {
+            let mut hasher = DefaultHasher::new();
+            constant.bytes().hash(&mut hasher);
+            let alike = self.0.entry(hasher.finish()).or_default();
+            match alike.iter().find(|known| *known == constant) {
+                Some(known) => *constant = known.clone(),
+                None => alike.push(constant.clone()),
+            }
+        }
+    }
+}
