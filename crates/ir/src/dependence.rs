@@ -137,7 +137,7 @@ pub fn are_disjoint(a: Subscripts, b: Subscripts, var: LoopId) -> bool {
 }
 
 /// The index with the terms of divisions and remainders left out that are too small to matter.
-fn reduced(index: &Index, ranges: &Ranges) -> Index {
+pub(crate) fn reduced(index: &Index, ranges: &Ranges) -> Index {
     let is_plain = |i: &Index| i.terms().iter().all(|(atom, _)| matches!(atom, Atom::Var(_)));
     if is_plain(index) {
         return index.clone();

@@ -492,6 +492,21 @@ fn weights_lie_in_the_order_of_the_sum() {
     }
 }
 
+/// A block of weights of many bits and columns has more cache lines than one iteration may prefetch.
+#[test]
+fn every_configuration_of_packed_weights_is_legal() {
+    for how in ["bits=8,block=256,int8=1", "bits=8,block=256", "bits=4,block=256,int8=1", "bits=8,block=32"] {
+        let text = format!("packed_matmul:m=16,n=768,k=512,const=w+s,{how}");
+        for target in ["x86-64-v3", "x86-64-v4"] {
+            let task = task(&text, target, 1, serving(&text).next().unwrap());
+            for config in (0..task.space.size()).map(|index| task.space.config_at(index)) {
+                let (made, config) = (task.program(&config), task.space.config_to_json(&config));
+                assert!(made.is_ok(), "{text} on {target}: {config}: {:?}", made.err());
+            }
+        }
+    }
+}
+
 /// Results that are large enough to be shared out leave no choice.
 #[test]
 fn only_small_problems_leave_open_what_threads_share() {

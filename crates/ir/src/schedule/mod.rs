@@ -26,6 +26,7 @@ mod text;
 mod tree;
 pub(crate) mod winograd;
 
+pub use prefetch::{LINE_BYTES, MOST_PREFETCHED_LINES};
 pub use text::{FORMS, StepParseError, parse_steps, steps_text};
 pub use tree::nest;
 

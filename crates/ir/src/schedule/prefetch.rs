@@ -1,15 +1,16 @@
 //! Prefetching for a later iteration.
 
 use super::Illegal;
-use super::region::{AccessKind, region, writes};
+use super::region::{AccessKind, redirect_reads, region, writes};
 use super::tree::{allocated_in, buffer_id, edit_loops, nest, new_loop, require_open, simplify_block, single_loop};
+use crate::dependence::reduced;
 use crate::index::Index;
 use crate::program::{Buffer, LoopKind, Program, Stmt};
 
 /// Bytes of a cache line on every supported machine.
-const LINE_BYTES: i64 = 64;
-/// More prefetches than this in one iteration cost more than they can gain.
-const MOST_LINES: i64 = 128;
+pub const LINE_BYTES: i64 = 64;
+/// Cache lines that one iteration prefetches at most: more cost more than they can gain.
+pub const MOST_PREFETCHED_LINES: i64 = 128;
 
 /// See [`super::Step::Prefetch`].
 pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Result<(), Illegal> {
@@ -34,13 +35,19 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
                 "it is made anew in each iteration of `{at}`, so there is nothing to fetch before"
             )));
         }
+        // Of a panel that several tiles share, the part of one tile.
+        let by_digits = redirect_reads(l.body.clone(), target, target, &mut ranges.clone(), &|index, ranges| {
+            index.iter().map(|e| reduced(e, ranges)).collect()
+        });
         let touched =
-            region(names, &l.body, target, AccessKind::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
+            region(names, &by_digits, target, AccessKind::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
         let steps = steps_of_lines(names.buffer(target), per_line, &touched.most);
         let counts: Vec<i64> = touched.most.iter().zip(&steps).map(|(&n, &s)| (n + s - 1) / s).collect();
         let lines = counts.iter().try_fold(1i64, |n, &c| n.checked_mul(c)).unwrap_or(i64::MAX);
-        if lines > MOST_LINES {
-            return Err(fail(format!("one iteration of `{at}` touches {lines} cache lines, more than {MOST_LINES}")));
+        if lines > MOST_PREFETCHED_LINES {
+            return Err(fail(format!(
+                "one iteration of `{at}` touches {lines} cache lines, more than {MOST_PREFETCHED_LINES}"
+            )));
         }
         let later = Index::from(var).offset(ahead);
         let index = touched

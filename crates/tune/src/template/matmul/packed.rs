@@ -9,6 +9,7 @@ use super::finished_vectors;
 use tilewright_ir::dot::STEPS;
 use tilewright_ir::op::{Packed, Structure};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
+use tilewright_ir::schedule::{LINE_BYTES, MOST_PREFETCHED_LINES};
 use tilewright_ir::{Step, TensorProduct};
 use tilewright_search::{Config, Parameter, Space, SpaceError};
 
@@ -52,6 +53,15 @@ fn panel(s: &TemplateSetting, p: &Packed) -> i64 {
     widths.into_iter().find(|&nv| fits(s, 1, nv) && nv < 2 * vectors).unwrap_or(1)
 }
 
+/// Cache lines of a block of weights for `nv` vectors of columns, in panels of `width` vectors.
+fn lines_of_block(s: &TemplateSetting, p: &Packed, nv: i64, width: i64) -> i64 {
+    let at_once = if p.rounds { STEPS } else { 1 };
+    let rows = p.block / (p.weights_per_byte() * at_once);
+    let bytes = nv * s.target.lanes(s.workload.dtype) * at_once;
+    // Rows of a tile lie one behind the other where it is a whole panel.
+    if nv == width { ceil_div(rows * bytes, LINE_BYTES) } else { rows * ceil_div(bytes, LINE_BYTES) }
+}
+
 fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let p = packed(s);
     let lanes = s.target.lanes(s.workload.dtype);
@@ -65,7 +75,7 @@ fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let enough = legal.max().unwrap_or(1).min(registers / 8);
     let mut parameters = vec![
         Parameter::ordinal("mr", 1..=most_rows),
-        Parameter::ordinal("nv", widths),
+        Parameter::ordinal("nv", widths.iter().copied()),
         Parameter::categorical("inner", if p.m == 1 { &["jr-ir"] } else { &["jr-ir", "ir-jr"] }),
         Parameter::ordinal("unroll", [1, 2, 4, 8].into_iter().filter(|n| *n <= groups_of_block(&p))),
         Parameter::ordinal("prefetch", [0, 1, 2, 4, 8]),
@@ -82,6 +92,12 @@ fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
             _ => "inner == 'jr-ir' if parallel == 'jr' else inner == 'ir-jr'",
         };
         constraints.push(constraint_over("tiles_in_parallel", &["parallel", "inner"], outer, &parameters));
+    }
+    let few = |nv: &&i64| lines_of_block(s, &p, **nv, width) <= MOST_PREFETCHED_LINES;
+    if !widths.iter().all(|nv| few(&nv)) {
+        let with_few = widths.iter().filter(few).map(|nv| format!(" or nv == {nv}")).collect::<String>();
+        let legal = format!("prefetch == 0{with_few}");
+        constraints.push(constraint_over("prefetches", &["nv", "prefetch"], &legal, &parameters));
     }
     Space::declare("packed", parameters, constraints)
 }
