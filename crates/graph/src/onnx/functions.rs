@@ -102,13 +102,13 @@ const FUNCTIONS: &[&str] = &[
     "DynamicQuantizeLSTM(x, w, r, b?, lens?, h?, c?, p?, sw, zw, sr, zr) hidden_size=0 direction=forward \
      input_forget=0 activations=? activation_alpha=? activation_beta=? clip=? -> y, oh, oc: \
      each = Constant[value_ints=0 1 -1](); \
-     nw = Cast[to=1](w); aw = Reshape(zw, each); bw = Cast[to=1](aw); cw = Sub(nw, bw); dw = Reshape(sw, each); \
-     ew = Mul(cw, dw); fw = Transpose[perm=0 2 1](ew); \
-     nr = Cast[to=1](r); ar = Reshape(zr, each); br = Cast[to=1](ar); cr = Sub(nr, br); dr = Reshape(sr, each); \
-     er = Mul(cr, dr); fr = Transpose[perm=0 2 1](er); \
+     nw = Cast[to=1](w); aw = Reshape(zw, each); bw = Cast[to=1](aw); cw = Sub(nw, bw); \
+     fw = Transpose[perm=0 2 1](cw); \
+     nr = Cast[to=1](r); ar = Reshape(zr, each); br = Cast[to=1](ar); cr = Sub(nr, br); \
+     fr = Transpose[perm=0 2 1](cr); \
      y, oh, oc = com.microsoft.LSTM[hidden_size=@hidden_size, direction=@direction, input_forget=@input_forget, \
      activations=@activations, activation_alpha=@activation_alpha, activation_beta=@activation_beta, clip=@clip]\
-     (x, fw, fr, b, lens, h, c, p)",
+     (x, fw, fr, b, lens, h, c, p, sw, sr)",
     "QAttention(x, w, b, sx, sw, _, zx?, zw?) num_heads=1 -> y, _: \
      s = com.microsoft.MatMulIntegerToFloat(x, w, sx, sw, zx, zw, b); \
      q, k, v = Split[axis=-1, num_outputs=3](s); \

@@ -46,7 +46,8 @@ pub enum RecurrentDirection {
 
 /// A network over steps: input `[steps, batch, n]`, weights W `[directions, gates·hidden, n]`, R
 /// `[directions, gates·hidden, hidden]`, B `[directions, 2·gates·hidden]`, lengths, first states and
-/// peepholes.
+/// peepholes; where inputs and states are rounded, also factors of W and R, one of each direction or of each
+/// of its rows.
 #[derive(Debug, Clone)]
 pub struct Recurrent {
     /// Kind of cell.
@@ -134,8 +135,8 @@ pub(super) const ROWS: &[Operator] = &[
         import(node, Cell::Gru { resets_behind }, &["Sigmoid", "Tanh"])
     }),
     row("LSTM", &[7, 14, 22], 3..=8, |node| lstm(node, false)),
-    // What ONNX Runtime's `DynamicQuantizeLSTM` becomes once its weights are numbers.
-    Operator { domain: "com.microsoft", name: "LSTM", since: &[1], n_inputs: 3..=8, import: |node| lstm(node, true) },
+    // ONNX Runtime's `DynamicQuantizeLSTM`, with zero points subtracted from its weights, and their scales.
+    Operator { domain: "com.microsoft", name: "LSTM", since: &[1], n_inputs: 3..=10, import: |node| lstm(node, true) },
 ];
 
 fn lstm(node: &Import, rounds: bool) -> Result<Op, OpError> {
@@ -178,7 +179,26 @@ impl Recurrent {
         if inputs.optional(3).is_some_and(|bias| bias.shape() != [directions, 2 * rows]) {
             return Err(invalid!("what is added, of shape {:?}, does not fit", inputs.shape(3)?));
         }
+        for shape in [8, 9].into_iter().filter_map(|at| Some(inputs.optional(at)?.shape())) {
+            let fits = matches!(shape, [n] | [n, 1] if *n == directions) || shape == [directions, rows];
+            if !fits {
+                return Err(invalid!("scales of shape {shape:?} do not fit {directions} directions of {rows} rows"));
+            }
+        }
         Ok(RecurrentSizes { steps, batch, n, directions, gates })
+    }
+
+    /// Weights, input `at`, times their scales, input `scales`.
+    fn weights(&self, inputs: Inputs<'_>, at: usize, scales: usize, rows: usize) -> Result<Vec<f64>, OpError> {
+        let mut weights = inputs.tensor(at)?.floats();
+        if let Some(scales) = inputs.optional_tensor(scales)? {
+            let columns = weights.len() / rows.max(1);
+            let n_each = rows / scales.n_elements().max(1);
+            let scales = scales.floats();
+            let rows = weights.chunks_mut(columns.max(1)).zip(0..);
+            rows.for_each(|(row, at)| row.iter_mut().for_each(|x| *x *= scales[at / n_each]));
+        }
+        Ok(weights)
     }
 
     /// The first states: input `at`, or zeros, as `[directions, batch, hidden]`.
@@ -297,7 +317,8 @@ impl Operation for Recurrent {
         if rounds {
             round_by_range(&mut x);
         }
-        let (w, r) = (inputs.tensor(1)?.floats(), inputs.tensor(2)?.floats());
+        let of_rows = |at, scales| self.weights(inputs, at, scales, directions * rows);
+        let (w, r) = (of_rows(1, 8)?, of_rows(2, 9)?);
         let bias = inputs.optional_tensor(3)?.map_or_else(|| vec![0.0; directions * 2 * rows], Tensor::floats);
         let lengths = inputs.optional_i64s(4)?.unwrap_or_else(|| vec![steps as i64; batch]);
         if lengths.len() != batch || lengths.iter().any(|&length| length < 0 || length as usize > steps) {

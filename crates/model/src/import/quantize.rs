@@ -10,6 +10,25 @@ use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
 use crate::scalar::{add, clip, input, max, min, mul, number, of, quantized, sub, where_less};
 
+/// Levels of numbers in their range, as [`NodeImport::levels_by_range`] gives them.
+pub(super) struct Levels {
+    /// Matrix of u8.
+    levels: ValueId,
+    scale: ValueId,
+    zero: ValueId,
+}
+
+/// Known factor `[k, n]` of products with levels.
+#[derive(Clone, Copy)]
+pub(super) struct IntegerFactor {
+    /// Elements of i8.
+    pub weights: ValueId,
+    /// Share of each column in its sums for each 1 of the levels' zero point: its own sum, negative, as i32.
+    pub of_zero: ValueId,
+    /// Scale of each column.
+    pub scales: ValueId,
+}
+
 impl NodeImport<'_> {
     /// The scale or zero point of an input's elements, in the shape that maps read it in.
     fn scaling(&mut self, at: usize, op: Scaling) -> Lowered<ValueId> {
@@ -116,6 +135,28 @@ impl NodeImport<'_> {
         let levels = self.by_range(x)?;
         let shape = self.net.shape(x).to_vec();
         Ok(self.step("rounded", Kind::Map(mul(sub(input(0), input(2)), input(1))), &levels, &shape))
+    }
+
+    /// The levels of a matrix in its range.
+    pub(super) fn levels_by_range(&mut self, x: ValueId) -> Lowered<Levels> {
+        let [multiple, scale, whole] = self.by_range(x)?;
+        let shape = self.net.shape(x).to_vec();
+        let [levels, zero] =
+            [("levels", &shape[..]), ("zero", &[1])].map(|(what, shape)| self.value(what, DType::U8, shape));
+        self.push(Kind::Map(input(0)), &[multiple], levels);
+        self.push(Kind::Map(input(0)), &[whole], zero);
+        Ok(Levels { levels, scale, zero })
+    }
+
+    /// Multiplies numbers by a factor of integers, with their levels.
+    pub(super) fn product_of_levels(&mut self, what: &str, x: &Levels, factor: IntegerFactor) -> ValueId {
+        let [m, n] = [self.net.shape(x.levels)[0], self.net.shape(factor.weights)[1]];
+        let both = || Kind::Map(mul(input(0), input(1)));
+        let terms = self.step("terms", both(), &[factor.of_zero, x.zero], &[n]);
+        let factors = self.step("factors", both(), &[factor.scales, x.scale], &[n]);
+        let product = self.value(what, DType::F32, &[m, n]);
+        let kind = Kind::Product { turned: false, heads: None };
+        self.push(kind, &[x.levels, factor.weights, terms, factors], product)
     }
 
     /// Numbers as `u8` by a scale and a zero point of their range.

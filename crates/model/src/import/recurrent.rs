@@ -1,12 +1,13 @@
 //! Networks over steps: what their inputs add to all gates is one product for all steps; the first step has a
 //! form of its own, and all others are the steps of a sequence.
 
-use tilewright_graph::Tensor;
 use tilewright_graph::op::{Cell, Recurrent, RecurrentDirection};
+use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 
 use super::job::NodeImport;
 use super::no_code::{Lowered, NoCode, need};
+use super::quantize::{IntegerFactor, Levels};
 use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::scalar::{self, add, choose, clip, input, mul, number, sub, where_less};
 
@@ -38,8 +39,10 @@ struct DirectionWeights<'a> {
 #[derive(Clone)]
 struct KnownWeights {
     /// Weights of the state: for all gates, `[gates·hidden, hidden]`, or for a GRU that resets ahead of the
-    /// product, for all but the last gate and for the last.
+    /// product, for all but the last gate and for the last. Empty where these are integers.
     weights: Vec<ValueId>,
+    /// Weights of the state as integers that its levels are multiplied by.
+    integers: Option<IntegerFactor>,
     /// Bias of the state's part of a GRU's last gate.
     bias: Option<ValueId>,
     /// Peephole weights of the cells; empty without any.
@@ -56,9 +59,13 @@ impl KnownWeights {
             ValueId(body.values.len() - 1)
         };
         let weights = self.weights.iter().map(&mut within).collect();
+        let integers = self.integers.map(|IntegerFactor { weights, of_zero, scales }| {
+            let [weights, of_zero, scales] = [weights, of_zero, scales].each_ref().map(&mut within);
+            IntegerFactor { weights, of_zero, scales }
+        });
         let bias = self.bias.as_ref().map(&mut within);
         let peepholes = self.peepholes.iter().map(&mut within).collect();
-        (KnownWeights { weights, bias, peepholes }, pairs)
+        (KnownWeights { weights, integers, bias, peepholes }, pairs)
     }
 }
 
@@ -134,9 +141,11 @@ impl NodeImport<'_> {
         // Backwards, shorter sequences of a batch begin later, and are rounded with others in other steps.
         let is_in_step = !rounds(op) || inside.is_none() || batch == 1 || op.direction == RecurrentDirection::Forward;
         need(is_in_step, || NoCode::Form("sequences of several lengths, rounded together and backwards"))?;
-        let x = if rounds(op) { self.rounded_by_range(x)? } else { x };
+        let has_integers = rounds(op) && self.has_integer_weights();
+        let x = if rounds(op) && !has_integers { self.rounded_by_range(x)? } else { x };
         let flat = self.step("steps", Kind::View, &[x], &[steps * batch, n]);
-        let way = |at: usize| Ok(DirectionWeights { inside, ..self.way(op, at, flat, batch)? });
+        let levels = if has_integers { Some(self.levels_by_range(flat)?) } else { None };
+        let way = |at: usize| Ok(DirectionWeights { inside, ..self.way(op, at, (flat, levels.as_ref()), batch)? });
         let ways = (0..n_directions as usize).map(way).collect::<Lowered<Vec<_>>>()?;
         let mut firsts = Vec::new();
         for way in &ways {
@@ -171,8 +180,14 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A direction, with what the inputs add to its gates.
-    fn way<'a>(&mut self, op: &'a Recurrent, at: usize, flat: ValueId, batch: i64) -> Lowered<DirectionWeights<'a>> {
+    /// A direction, with what the inputs, or their levels, add to its gates.
+    fn way<'a>(
+        &mut self,
+        op: &'a Recurrent,
+        at: usize,
+        (flat, levels): (ValueId, Option<&Levels>),
+        batch: i64,
+    ) -> Lowered<DirectionWeights<'a>> {
         let hidden = op.hidden as i64;
         let [rows_of_inputs, n] = *self.net.shape(flat) else { unreachable!("all steps are a matrix") };
         let gates = match op.cell {
@@ -181,15 +196,69 @@ impl NodeImport<'_> {
             Cell::Lstm { .. } => 4,
         };
         let rows = gates * hidden;
-        let is_known = |slot: &usize| self.try_input(*slot).is_none_or(|id| self.net.numbers(id).is_some());
-        let (weights, both, known) = match [1, 2, 3, 7].iter().all(is_known) {
-            true => self.known_weights(op, at, [rows, n])?,
-            false => self.given_weights(op, at, [rows, n])?,
+        let (product, both, known) = match levels {
+            Some(levels) => {
+                let factor = self.integer_factor([1, 8], at, [rows, n])?;
+                let product = self.product_of_levels("inputs", levels, factor);
+                let integers = Some(self.integer_factor([2, 9], at, [rows, hidden])?);
+                let (both, known) = self.known_biases(op, at, rows)?;
+                (product, both, KnownWeights { integers, ..known })
+            }
+            None => {
+                let (weights, both, known) = match self.are_known(&[1, 2, 3, 7, 8, 9]) {
+                    true => self.known_weights(op, at, [rows, n])?,
+                    false => self.given_weights(op, at, [rows, n])?,
+                };
+                (self.matrix_product("inputs", flat, weights, true), both, known)
+            }
         };
-        let product = self.matrix_product("inputs", flat, weights, true);
         let inputs = self.step("gates", Kind::Map(add(input(0), input(1))), &[product, both], &[rows_of_inputs, rows]);
         let is_reverse = op.direction == RecurrentDirection::Reverse || at == 1;
         Ok(DirectionWeights { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
+    }
+
+    /// Whether all of these inputs that are there are known as f32.
+    fn are_known(&self, slots: &[usize]) -> bool {
+        slots.iter().all(|slot| self.try_input(*slot).is_none_or(|id| self.net.numbers(id).is_some()))
+    }
+
+    /// Whether all weights are known, and 8-bit integers but for their scales.
+    fn has_integer_weights(&self) -> bool {
+        let is_byte = |x: &f32| x.fract() == 0.0 && (-128.0..128.0).contains(x);
+        let are_bytes = |slot: &usize| {
+            let numbers = self.try_input(*slot).and_then(|id| self.net.numbers(id));
+            numbers.is_some_and(|numbers| numbers.iter().all(is_byte))
+        };
+        self.dots && self.are_known(&[3, 7, 8, 9]) && [1, 2].iter().all(are_bytes)
+    }
+
+    /// A direction's part of a known input.
+    fn known_part(&self, slot: usize, at: usize, n: i64) -> Lowered<Vec<f32>> {
+        let id = self.input(slot)?;
+        let numbers = self.net.numbers(id).ok_or_else(|| self.unknown(id))?;
+        Ok(numbers[at * n as usize..][..n as usize].to_vec())
+    }
+
+    /// A direction's rows of known weights, and the scale of each row.
+    fn known_rows(&self, [slot, scales]: [usize; 2], at: usize, [rows, n]: [i64; 2]) -> Lowered<(Vec<f32>, Vec<f32>)> {
+        let weights = self.known_part(slot, at, rows * n)?;
+        let Some(id) = self.try_input(scales) else { return Ok((weights, vec![1.0; rows as usize])) };
+        let n_each = self.net.value(id).n_elements() / self.net.shape(self.input(slot)?)[0];
+        let part = self.known_part(scales, at, n_each)?;
+        Ok((weights, part.into_iter().cycle().take(rows as usize).collect()))
+    }
+
+    /// A direction's rows of known weights as columns of a factor of integers.
+    fn integer_factor(&mut self, slots: [usize; 2], at: usize, [rows, n]: [i64; 2]) -> Lowered<IntegerFactor> {
+        let (weights, scales) = self.known_rows(slots, at, [rows, n])?;
+        let of_row = |row: &[f32]| -row.iter().map(|x| *x as i64).sum::<i64>();
+        let of_zero: Vec<i64> = weights.chunks(n as usize).map(of_row).collect();
+        let turned: Vec<i64> = (0..n * rows).map(|to| weights[(to % rows * n + to / rows) as usize] as i64).collect();
+        Ok(IntegerFactor {
+            weights: self.whole_constant("weights", DType::I8, &[n, rows], &turned),
+            of_zero: self.whole_constant("of_zero", DType::I32, &[rows], &of_zero),
+            scales: self.constant("scales", &[rows], &scales),
+        })
     }
 
     /// Weights of a direction for its inputs, their bias, and the constants of its steps, all known.
@@ -201,28 +270,18 @@ impl NodeImport<'_> {
     ) -> Lowered<(ValueId, ValueId, KnownWeights)> {
         let hidden = op.hidden as i64;
         let gates = rows / hidden;
-        // A direction's part of an input.
-        let part = |job: &Self, slot: usize, n: i64| {
-            let id = job.input(slot)?;
-            let numbers = job.net.numbers(id).ok_or_else(|| job.unknown(id))?;
-            Ok::<_, NoCode>(numbers[at * n as usize..][..n as usize].to_vec())
+        let scaled = |job: &Self, slots: [usize; 2], n: i64| {
+            let (mut weights, scales) = job.known_rows(slots, at, [rows, n])?;
+            let rows = weights.chunks_mut(n as usize).zip(scales);
+            rows.for_each(|(row, scale)| row.iter_mut().for_each(|x| *x *= scale));
+            Ok::<_, NoCode>(weights)
         };
-        let (w, r) = (part(self, 1, rows * n)?, part(self, 2, rows * hidden)?);
-        let bias = match self.try_input(3) {
-            Some(_) => part(self, 3, 2 * rows)?,
-            None => vec![0.0; 2 * rows as usize],
-        };
-        let (w_bias, r_bias) = bias.split_at(rows as usize);
-        // The part of the new state of a GRU that is reset behind the product comes with that product.
-        let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
-        let both: Vec<f32> =
-            (0..rows).map(|row| w_bias[row as usize] + if is_own(row) { 0.0 } else { r_bias[row as usize] }).collect();
+        let (w, r) = (scaled(self, [1, 8], n)?, scaled(self, [2, 9], hidden)?);
         let name = self.node.place.node.clone();
         let mut add_constant = |what: &str, shape: &[i64], numbers: &[f32]| {
             self.net.add_constant(&format!("{name}.{what}{at}"), shape, numbers)
         };
         let weights = add_constant("w", &[rows, n], &w);
-        let both = add_constant("b", &[rows], &both);
         let parts = if matches!(op.cell, Cell::Gru { resets_behind: false }) { vec![2, 1] } else { vec![gates] };
         let mut rest = &r[..];
         let of_state = parts.into_iter().map(|n| {
@@ -231,16 +290,35 @@ impl NodeImport<'_> {
             add_constant("r", &[n * hidden, hidden], part)
         });
         let of_state = of_state.collect();
-        let own = matches!(op.cell, Cell::Gru { .. }).then(|| &r_bias[2 * hidden as usize..]);
-        let own = own.map(|numbers| add_constant("rb", &[hidden], numbers));
+        let (both, known) = self.known_biases(op, at, rows)?;
+        Ok((weights, both, KnownWeights { weights: of_state, ..known }))
+    }
+
+    /// The bias of a direction's inputs, and the constants of its steps but for weights, all known.
+    fn known_biases(&mut self, op: &Recurrent, at: usize, rows: i64) -> Lowered<(ValueId, KnownWeights)> {
+        let hidden = op.hidden as i64;
+        let bias = match self.try_input(3) {
+            Some(_) => self.known_part(3, at, 2 * rows)?,
+            None => vec![0.0; 2 * rows as usize],
+        };
+        let (w_bias, r_bias) = bias.split_at(rows as usize);
+        // The part of the new state of a GRU that is reset behind the product comes with that product.
+        let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
+        let both: Vec<f32> =
+            (0..rows).map(|row| w_bias[row as usize] + if is_own(row) { 0.0 } else { r_bias[row as usize] }).collect();
         let peepholes = match self.try_input(7) {
-            Some(_) => part(self, 7, 3 * hidden)?,
+            Some(_) => self.known_part(7, at, 3 * hidden)?,
             None => Vec::new(),
         };
-        let peepholes =
-            peepholes.chunks(hidden as usize).map(|p| self.net.add_constant(&format!("{name}.p{at}"), &[hidden], p));
-        let known = KnownWeights { weights: of_state, bias: own, peepholes: peepholes.collect() };
-        Ok((weights, both, known))
+        let name = self.node.place.node.clone();
+        let mut add_constant = |what: &str, shape: &[i64], numbers: &[f32]| {
+            self.net.add_constant(&format!("{name}.{what}{at}"), shape, numbers)
+        };
+        let both = add_constant("b", &[rows], &both);
+        let own = matches!(op.cell, Cell::Gru { .. }).then(|| &r_bias[2 * hidden as usize..]);
+        let bias = own.map(|numbers| add_constant("rb", &[hidden], numbers));
+        let peepholes = peepholes.chunks(hidden as usize).map(|p| add_constant("p", &[hidden], p)).collect();
+        Ok((both, KnownWeights { weights: Vec::new(), integers: None, bias, peepholes }))
     }
 
     /// Weights of a direction for its inputs, their bias, and the constants of its steps, given with a run.
@@ -252,8 +330,8 @@ impl NodeImport<'_> {
     ) -> Lowered<(ValueId, ValueId, KnownWeights)> {
         let hidden = op.hidden as i64;
         let at = at as i64;
-        let weights = self.of_direction(1, at, &[rows, n])?;
-        let of_state = self.of_direction(2, at, &[rows, hidden])?;
+        let weights = self.scaled_of_direction([1, 8], at, [rows, n])?;
+        let of_state = self.scaled_of_direction([2, 9], at, [rows, hidden])?;
         let bias = match self.try_input(3) {
             Some(_) => self.of_direction(3, at, &[2 * rows])?,
             None => self.real_constant("b", weights, &[2 * rows], &vec![0.0; 2 * rows as usize]),
@@ -278,7 +356,17 @@ impl NodeImport<'_> {
             }
             None => Vec::new(),
         };
-        Ok((weights, both, KnownWeights { weights: weights_of_state, bias, peepholes }))
+        Ok((weights, both, KnownWeights { weights: weights_of_state, integers: None, bias, peepholes }))
+    }
+
+    /// A direction's weights times their scales, where these have such.
+    fn scaled_of_direction(&mut self, [slot, scales]: [usize; 2], at: i64, shape: [i64; 2]) -> Lowered<ValueId> {
+        let weights = self.of_direction(slot, at, &shape)?;
+        let Some(id) = self.try_input(scales) else { return Ok(weights) };
+        let scales = self.of_direction(scales, at, &self.net.shape(id)[1..].to_vec())?;
+        let n = self.net.value(scales).n_elements();
+        let scales = self.viewed("scales", scales, &[n, 1]);
+        Ok(self.step("weights", Kind::Map(mul(input(0), input(1))), &[weights, scales], &shape))
     }
 
     /// A direction's part of an input.
@@ -507,10 +595,17 @@ impl NodeImport<'_> {
     /// Adds the state's contribution to the gates.
     fn with_state(&mut self, way: &DirectionWeights, gates: ValueId, state: Option<ValueId>) -> Lowered<ValueId> {
         let Some(state) = state else { return Ok(gates) };
-        let state = if rounds(way.op) { self.rounded_by_range(state)? } else { state };
-        let weights = way.known.weights[0];
         let shape = [way.sizes[0], self.net.shape(gates)[1]];
-        let product = self.matrix_product("state", state, weights, true);
+        let product = match way.known.integers {
+            Some(factor) => {
+                let levels = self.levels_by_range(state)?;
+                self.product_of_levels("state", &levels, factor)
+            }
+            None => {
+                let state = if rounds(way.op) { self.rounded_by_range(state)? } else { state };
+                self.matrix_product("state", state, way.known.weights[0], true)
+            }
+        };
         Ok(self.step("gates", Kind::Map(add(input(0), input(1))), &[product, gates], &shape))
     }
 

@@ -21,8 +21,9 @@ fn numbers<T: std::str::FromStr>(list: &[&str]) -> Vec<T> {
 }
 
 /// A constant of a statement: `weights[2 3]` of that shape, `numbers[2 3]` a list of integers, `integers[2
-/// 3]` small ones in that shape, `integer[1]`, `number[0.5]`, `singles[2 3]` and `single[1]` integers of 32
-/// bits, `angles[cos 4]` cosines of positions, or `causal[4]`, true at and below the diagonal.
+/// 3]` small ones in that shape, `bytes[2 3]` and `zeros[2 3]` of 8 bits, `scales[2]`, `integer[1]`,
+/// `number[0.5]`, `singles[2 3]` and `single[1]` integers of 32 bits, `angles[cos 4]` cosines of positions, or
+/// `causal[4]`, true at and below the diagonal.
 fn constant(text: &str, seed: u64) -> Tensor {
     let (kind, list) = named(text);
     match kind {
@@ -34,6 +35,13 @@ fn constant(text: &str, seed: u64) -> Tensor {
             whole(&shape, &(0..n).map(|at| at * 5 % 7).collect::<Vec<_>>())
         }
         "integer" => whole(&[], &numbers(&list)),
+        "bytes" | "zeros" => {
+            let shape = numbers::<usize>(&list);
+            let n = shape.iter().product::<usize>() as i128;
+            let byte = |at: i128| if kind == "zeros" { 0 } else { at * 37 % 251 - 125 };
+            Tensor::from_integers(DType::I8, shape, &(0..n).map(byte).collect::<Vec<_>>())
+        }
+        "scales" => SplitMix64::new(seed).tensor(numbers::<usize>(&list), 0.002, 0.006),
         "singles" => Tensor::from_integers(DType::I32, [list.len()], &numbers(&list)),
         "single" => Tensor::from_integers(DType::I32, [], &numbers(&list)),
         "angles" => {
@@ -789,6 +797,36 @@ fn recurrent_networks_have_activations_of_their_own() {
         println!("{cell:?} of {names}");
         let more = format!(", activations={names}, {parameters}");
         check_recurrent((cell.0, cell.1, &more), "bidirectional", (2, ""), 4);
+    }
+}
+
+/// Weights of bytes are multiplied as such with the levels of inputs and states, where they are less their
+/// zero points still bytes; otherwise rounded numbers are.
+#[test]
+fn dynamically_quantized_lstms_multiply_integers() {
+    let has_dots = crate::host::target().dot4_lanes([false, true]) > 0;
+    for (direction, n) in [("reverse", 1), ("bidirectional", 2)] {
+        for (zeros, scales, is_of_integers) in [("zeros", "", true), ("zeros", " 20", true), ("bytes", "", false)] {
+            let statements = format!(
+                "w = bytes[{n} 6 20]
+                r = bytes[{n} 5 20]
+                b = weights[{n} 40]
+                sw = scales[{n}{scales}]
+                sr = scales[{n}{scales}]
+                z = {zeros}[{n}{scales}]
+                y, h, c = com.microsoft.DynamicQuantizeLSTM[hidden_size=5, direction={direction}]\
+                (x, w, r, b, , first, before, , sw, z, sr, z)"
+            );
+            println!("{statements}");
+            let inputs = format!("x[4 2 6], first[{n} 2 5], before[{n} 2 5]");
+            let outputs = format!("y[4 {n} 2 5], h[{n} 2 5], c[{n} 2 5]");
+            check(&inputs, &outputs, &statements, (50, 10));
+            let graph = graph_of(&inputs, &outputs, &statements);
+            let compiled = compiled(&specialise(&graph, &Bindings::default()).graph).unwrap();
+            let tasks: Vec<String> = compiled.steps().into_iter().map(|step| step.workload).collect();
+            let multiplies = tasks.iter().any(|task| task.contains("dtype=u8i8"));
+            assert_eq!(multiplies, is_of_integers && has_dots, "{tasks:?}");
+        }
     }
 }
 
