@@ -1,5 +1,6 @@
 //! Places of a library's constants: in its file, or in memory that its first context fills.
 
+use crate::narrow::{NarrowForm, Narrowed, narrowed};
 use tilewright_ir::{DType, Part};
 use tilewright_runtime::{Constant, Model, Place, Plan, TensorSlice, Work};
 
@@ -9,9 +10,6 @@ const ALIGN: usize = 64;
 /// Size from which on a kernel's kept buffers count as large, in per cent of their constants: packing rounds
 /// up, Winograd's transformations multiply.
 const LARGE_PERCENT: usize = 125;
-
-/// Constants of fewer bytes stay as they are in the file, even if 16 bits would do for a number.
-const LEAST_HALVED_BYTES: usize = 1024;
 
 /// When a library makes what its kernels keep of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +26,7 @@ impl Weights {
         (
             Weights::Small,
             "small",
-            "The file is about as large as the weights, with f16 and bf16 as such; the first context makes the rest",
+            "The file is about as large as the weights, with 16 and 8 bits as such; the first context makes the rest",
         ),
         (Weights::Ready, "ready", "All is in the file as kernels want it, so that the first context is there at once"),
     ];
@@ -61,7 +59,7 @@ pub struct Constants {
     pub makers: Vec<usize>,
 }
 
-/// A constant of f32 that the file has in 16 bits.
+/// A constant of f32 that the file has in fewer bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Widened {
     /// Start within the file's constants, in bytes.
@@ -70,8 +68,8 @@ pub struct Widened {
     pub to: usize,
     /// Elements.
     pub n: usize,
-    /// Whether it is of bf16, and not of f16.
-    pub is_bf16: bool,
+    /// Form of its elements in the file.
+    pub form: NarrowForm,
 }
 
 impl Constants {
@@ -81,9 +79,13 @@ impl Constants {
         let is_small = weights == Weights::Small;
         let (mut is_made, mut is_read) = (vec![false; constants.len()], vec![false; constants.len()]);
         let mut makers = Vec::new();
+        let shapes = if is_small { single_shapes(model.plan()) } else { vec![None; constants.len()] };
+        let narrow = |(at, shape): (usize, Option<&[usize]>)| narrowed(data_of(model, at)?, shape?);
+        let mut narrow: Vec<Option<Narrowed>> = shapes.into_iter().enumerate().map(narrow).collect();
         for step in model.preparations().into_iter().filter(|_| is_small) {
             let (read, kept) = of_preparation(model, step);
-            let size = |of: &[usize]| of.iter().map(|&at| constants[at].n_bytes()).sum::<usize>();
+            let in_file = |at: &usize| narrow[*at].as_ref().map_or(constants[*at].n_bytes(), |own| own.bytes.len());
+            let size = |of: &[usize]| of.iter().map(in_file).sum::<usize>();
             if 100 * size(&kept) > LARGE_PERCENT * size(&read) {
                 kept.into_iter().for_each(|at| is_made[at] = true);
                 read.into_iter().for_each(|at| is_read[at] = true);
@@ -92,7 +94,6 @@ impl Constants {
         }
         let is_of_runs = |at: &usize| model.constant_offset(*at).is_some();
         let all = || 0..constants.len();
-        let is_f32 = singles(model.plan());
         let mut made = Constants {
             homes: vec![None; constants.len()],
             bytes: Vec::new(),
@@ -103,36 +104,30 @@ impl Constants {
             makers,
         };
         for at in all().filter(is_of_runs) {
-            made.place(model, at, is_made[at], is_small && is_f32[at]);
+            made.place(model, at, is_made[at], narrow[at].take());
         }
         made.kept_bytes = made.made_bytes;
         for at in all().filter(|at| !is_of_runs(at) && is_read[*at]) {
-            made.place(model, at, false, is_small && is_f32[at]);
+            made.place(model, at, false, narrow[at].take());
         }
         made.n_bytes = made.bytes.len();
         made
     }
 
-    /// Gives a constant its place: among those that are made, or in the file, in 16 bits where it may be and
-    /// nothing is lost.
-    fn place(&mut self, model: &Model, at: usize, is_made: bool, may_be_halved: bool) {
-        let constant = &model.plan().constants[at];
+    /// Gives a constant its place: among those that are made, or in the file, in fewer bits where it is
+    /// narrowed.
+    fn place(&mut self, model: &Model, at: usize, is_made: bool, narrow: Option<Narrowed>) {
         if is_made {
-            self.homes[at] = Some(ConstantHome::Made(self.reserve(constant.n_bytes())));
+            self.homes[at] = Some(ConstantHome::Made(self.reserve(model.plan().constants[at].n_bytes())));
             return;
         }
-        let data = match (constant, model.constant_offset(at)) {
-            (Constant::Data(data), _) => &data[..],
-            (Constant::Prepared(n_bytes), Some(offset)) => &model.constants()[offset..offset + n_bytes],
-            (Constant::Forgotten(_), _) => panic!("a model that forgot its data is for runs alone"),
-            (Constant::Prepared(_), None) => unreachable!("what is prepared has a place"),
-        };
+        let data = data_of(model, at).expect("what is prepared has a place");
         let from = self.bytes.len();
-        match may_be_halved.then(|| halved(data)).flatten() {
-            Some((half, is_bf16)) => {
+        match narrow {
+            Some(Narrowed { form, bytes }) => {
                 let to = self.reserve(data.len());
-                self.widened.push(Widened { from, to, n: half.len() / 2, is_bf16 });
-                self.bytes.extend_from_slice(&half);
+                self.widened.push(Widened { from, to, n: data.len() / 4, form });
+                self.bytes.extend_from_slice(&bytes);
                 self.homes[at] = Some(ConstantHome::Made(to));
             }
             None => {
@@ -161,43 +156,28 @@ impl Constants {
     }
 }
 
-/// Tells of each constant whether all of its tensors are f32.
-fn singles(plan: &Plan) -> Vec<bool> {
-    let mut is_f32 = vec![true; plan.constants.len()];
-    for tensor in &plan.tensors {
-        if let Place::Constant(at) = tensor.place {
-            is_f32[at] &= tensor.dtype == DType::F32;
-        }
+/// Bytes of a constant; `None` where no run and no library of it has any.
+fn data_of(model: &Model, at: usize) -> Option<&[u8]> {
+    match (&model.plan().constants[at], model.constant_offset(at)) {
+        (Constant::Data(data), _) => Some(data),
+        (Constant::Prepared(n_bytes), Some(offset)) => Some(&model.constants()[offset..offset + n_bytes]),
+        (Constant::Prepared(_), None) => None,
+        (Constant::Forgotten(_), _) => panic!("a model that forgot its data is for runs alone"),
     }
-    is_f32
 }
 
-/// Finds the f16 with the value of an f32 of these bits.
-fn exact_f16(bits: u32) -> Option<u16> {
-    let (sign, exponent, fraction) = ((bits >> 16) & 0x8000, (bits >> 23) & 0xff, bits & 0x7f_ffff);
-    let cut = |bits: u32, n: u32| (bits & ((1 << n) - 1) == 0).then_some(bits >> n);
-    let magnitude = match exponent {
-        0 => (fraction == 0).then_some(0)?,
-        // Subnormal numbers of f16 are normal ones of f32.
-        103..=112 => cut(fraction | 1 << 23, 126 - exponent)?,
-        113..=142 => (exponent - 112) << 10 | cut(fraction, 13)?,
-        255 => 0x7c00 | cut(fraction, 13)?,
-        _ => return None,
+/// The shape of each constant all of whose tensors are f32.
+fn single_shapes(plan: &Plan) -> Vec<Option<&[usize]>> {
+    let mut shapes = vec![None; plan.constants.len()];
+    let of_constants = || {
+        plan.tensors.iter().filter_map(|tensor| match tensor.place {
+            Place::Constant(at) => Some((tensor, at)),
+            _ => None,
+        })
     };
-    u16::try_from(sign | magnitude).ok()
-}
-
-/// Stores numbers of f32 in 16 bits each, where there are many and none loses a bit: the bytes, and whether
-/// they are bf16.
-fn halved(data: &[u8]) -> Option<(Vec<u8>, bool)> {
-    let bits = || data.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-    let exact_bf16 = |bits: u32| (bits & 0xffff == 0).then_some((bits >> 16) as u16);
-    let bytes_of = |half: Vec<u16>| half.into_iter().flat_map(u16::to_le_bytes).collect();
-    if data.len() < LEAST_HALVED_BYTES {
-        return None;
-    }
-    let as_f16 = bits().map(exact_f16).collect::<Option<Vec<u16>>>().map(|half| (bytes_of(half), false));
-    as_f16.or_else(|| Some((bytes_of(bits().map(exact_bf16).collect::<Option<Vec<u16>>>()?), true)))
+    of_constants().for_each(|(tensor, at)| shapes[at] = Some(&tensor.shape[..]));
+    of_constants().filter(|(tensor, _)| tensor.dtype != DType::F32).for_each(|(_, at)| shapes[at] = None);
+    shapes
 }
 
 /// The constants that a step's kernel prepares what it keeps of, and those that this is.
@@ -208,37 +188,4 @@ fn of_preparation(model: &Model, step: usize) -> (Vec<usize>, Vec<usize>) {
     let used = arguments.iter().zip(0..).filter(|(_, at)| model.is_used(*kernel, *at, &[Part::Prepare]));
     let read = used.filter_map(|(slice, _)| model.constant_of(slice)).collect();
     (read, kept.iter().filter_map(|slice| model.constant_of(slice)).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The f32 with the value of an f16, by the definition of its fields.
-    fn value(half: u16) -> f32 {
-        let (exponent, fraction) = (i32::from(half >> 10 & 0x1f), f64::from(half & 0x3ff));
-        let magnitude = match exponent {
-            0 => fraction * 2f64.powi(-24),
-            _ => (1.0 + fraction / 1024.0) * 2f64.powi(exponent - 15),
-        };
-        (if half >> 15 == 1 { -magnitude } else { magnitude }) as f32
-    }
-
-    #[test]
-    fn all_numbers_of_f16_and_no_others_are_halved() {
-        for half in 0..=u16::MAX {
-            let (sign, fraction) = (u32::from(half >> 15) << 31, u32::from(half & 0x3ff) << 13);
-            let is_special = half & 0x7c00 == 0x7c00;
-            let bits = if is_special { sign | 0x7f80_0000 | fraction } else { value(half).to_bits() };
-            assert_eq!(exact_f16(bits), Some(half), "{half:#x}");
-            assert_eq!(exact_f16(bits ^ 1), None, "{half:#x}");
-        }
-        let others = [65536.0, 2f32.powi(-25), 1.5 * 2f32.powi(-24), 1.0 + 2f32.powi(-11), f32::MIN_POSITIVE, 1e30];
-        others.into_iter().for_each(|x| assert_eq!(exact_f16(x.to_bits()), None, "{x}"));
-        let many = |x: f32| x.to_le_bytes().repeat(300);
-        assert_eq!(halved(&many(1e30)), None);
-        assert_eq!(halved(&many(2f32.powi(100))).map(|(half, is_bf16)| (half.len(), is_bf16)), Some((600, true)));
-        assert_eq!(halved(&many(1.0 / 1024.0)).map(|(half, is_bf16)| (half.len(), is_bf16)), Some((600, false)));
-        assert_eq!(halved(&1f32.to_le_bytes()), None);
-    }
 }

@@ -12,6 +12,7 @@ mod c;
 mod constants;
 mod elf;
 mod gpu;
+mod narrow;
 mod python;
 mod rust;
 mod zip;

@@ -101,11 +101,12 @@ typedef struct net_guard {
     uint32_t address, holds, outer;
 } net_guard;
 
-/* Constants of f32 that the file has in 16 bits: where they begin there and in memory, in bytes; elements; whether
- * they are bf16, and not f16. */
+/* Constants of f32 that the file has in fewer bits: where they begin there and in memory, in bytes; elements. Levels
+ * are u8 behind so many scales and as many least integers, of so many elements next to each other. */
+typedef enum net_form { NET_F16, NET_BF16, NET_LEVELS } net_form;
 typedef struct net_widened {
-    size_t from, to, n;
-    uint32_t is_bf16;
+    size_t from, to, n, n_scales, n_each;
+    net_form form;
 } net_widened;
 
 /* The tables of this library. */
@@ -445,11 +446,23 @@ static inline uint32_t net_wide_bits(uint32_t half) {
     return (half & 0x8000) << 16 | (exponent ? normal : small);
 }
 
+static void net_widen_levels(const net_widened *of) {
+    const float *scales = (const float *)(const void *)(net_constants_at + of->from), *leasts = scales + of->n_scales;
+    const uint8_t *levels = (const uint8_t *)(const void *)(leasts + of->n_scales);
+    float *to = (float *)(void *)(net_made + of->to);
+    for (size_t first = 0; first != of->n; first += of->n_scales * of->n_each)
+        for (size_t at = 0; at != of->n_scales; at++)
+            for (size_t i = first + at * of->n_each, end = i + of->n_each; i != end; i++)
+                to[i] = ((float)levels[i] + leasts[at]) * scales[at];
+}
+
 static void net_widen(void) {
     for (const net_widened *of = net_all_widened; of->n; of++) {
         const uint16_t *from = (const uint16_t *)(const void *)(net_constants_at + of->from);
         uint32_t *to = (uint32_t *)(void *)(net_made + of->to);
-        if (of->is_bf16)
+        if (of->form == NET_LEVELS)
+            net_widen_levels(of);
+        else if (of->form == NET_BF16)
             for (size_t i = 0; i < of->n; i++) to[i] = (uint32_t)from[i] << 16;
         else
             for (size_t i = 0; i < of->n; i++) to[i] = net_wide_bits(from[i]);

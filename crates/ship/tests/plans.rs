@@ -105,9 +105,10 @@ fn single(half: u16) -> u32 {
     magnitude.to_bits() | u32::from(half >> 15) << 31
 }
 
-/// Weights of 16 bits take so many in the file, and are widened to the bit by any compiler's code.
+/// Weights of 16 bits and bytes with scales take so many in the file, and are widened to the bit by any
+/// compiler's code.
 #[test]
-fn weights_of_16_bits_are_stored_so() {
+fn weights_of_few_bits_are_stored_so() {
     if tilewright_codegen::llvm_version().is_none() {
         println!("skipped: no LLVM");
         return;
@@ -116,9 +117,9 @@ fn weights_of_16_bits_are_stored_so() {
 #include <stdio.h>
 #include <string.h>
 #include "two_Halves.h"
-static unsigned wanted[3][65536], found[3][65536];
+static unsigned wanted[5][65536], found[5][65536];
 int main(void) {
-    void *outputs[] = {found[0], found[1], found[2]};
+    void *outputs[] = {found[0], found[1], found[2], found[3], found[4]};
     two_Halves_context *context;
     FILE *file = fopen("wanted", "rb");
     if (!file || fread(wanted, 1, sizeof wanted, file) != sizeof wanted) return 3;
@@ -131,17 +132,25 @@ int main(void) {
     let all_bf16: Vec<u32> = (0..=u16::MAX).map(|half| u32::from(half) << 16).collect();
     let mut others = all_f16.clone();
     others[7] = 1.1f32.to_bits();
-    let data = [all_f16, all_bf16, others].map(|bits| bits.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
+    // Bytes with a scale of each row, and u8 less a zero point with a scale of each column.
+    let scaled = |scale: &dyn Fn(usize) -> usize, zero: f32| {
+        let x = |at: usize| (((at * 37 + at / 256 * 11) % 256) as f32 - zero) * (0.01 + scale(at) as f32 / 1000.0);
+        (0..65536).map(|at| x(at).to_bits()).collect::<Vec<u32>>()
+    };
+    let (rows, columns) = (scaled(&|at| at / 256, 128.0), scaled(&|at| at % 256, 3.0));
+    let data = [all_f16, all_bf16, others, rows, columns];
+    let data = data.map(|bits| bits.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
     let mut plan = Plan::default();
     for (at, data) in data.iter().enumerate() {
         plan.constants.push(Constant::Data(data.clone().into()));
         let [from, to] = [("w", Place::Constant(at)), ("y", Place::Output(at))]
-            .map(|(name, place)| plan.tensor(format!("{name}{at}"), DType::F32, &[65536], place));
+            .map(|(name, place)| plan.tensor(format!("{name}{at}"), DType::F32, &[256, 256], place));
         let work = Work::Copy { from: plan.whole(from), to: plan.whole(to), rows: None };
         plan.steps.push(PlanStep { name: "copy".to_owned(), work, guard: None });
     }
     let model = Model::new(plan, Vec::new()).unwrap();
-    for (weights, sizes) in [(Weights::Small, [8 * 65536, 8 * 65536]), (Weights::Ready, [12 * 65536, 0])] {
+    let small = [10 * 65536 + 2 * 8 * 256, 16 * 65536];
+    for (weights, sizes) in [(Weights::Small, small), (Weights::Ready, [20 * 65536, 0])] {
         let library = Library::new("two_Halves", &model, &target(), 1, weights, &[]).unwrap();
         assert_eq!(["constant_bytes", "made_bytes"].map(|key| library.build()[key].clone()), sizes);
         for level in ["-O0", "-O3"] {

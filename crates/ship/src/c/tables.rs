@@ -11,6 +11,7 @@ use tilewright_runtime::{
 };
 
 use crate::constants::{ConstantHome, Constants, Widened};
+use crate::narrow::NarrowForm;
 
 use super::{data, function, kernel_prefix, literal, quoted};
 
@@ -314,10 +315,15 @@ impl<'m> CTables<'m> {
         writeln!(out, "/* The first of these bytes, which runs read. */")?;
         writeln!(out, "#define NET_KEPT_BYTES ((size_t){}u)", constants.kept_bytes)?;
         writeln!(out, "static const net_widened net_all_widened[] = {{")?;
-        for Widened { from, to, n, is_bf16 } in &constants.widened {
-            writeln!(out, "    {{{from}, {to}, {n}, {}}},", u8::from(*is_bf16))?;
+        for Widened { from, to, n, form } in &constants.widened {
+            let (form, n_scales, n_each) = match form {
+                NarrowForm::F16 => ("NET_F16", 0, 0),
+                NarrowForm::Bf16 => ("NET_BF16", 0, 0),
+                NarrowForm::Levels { n_scales, n_each } => ("NET_LEVELS", *n_scales, *n_each),
+            };
+            writeln!(out, "    {{{from}, {to}, {n}, {n_scales}, {n_each}, {form}}},")?;
         }
-        writeln!(out, "    {{0, 0, 0, 0}}\n}};\n")?;
+        writeln!(out, "    {{0, 0, 0, 0, 0, NET_F16}}\n}};\n")?;
         writeln!(out, "static const net_step net_makers[] = {{\n{}    {{{none}}}\n}};", self.makers)
     }
 }
