@@ -28,7 +28,7 @@ pub enum NarrowForm {
 pub struct Narrowed {
     /// Form of its elements.
     pub form: NarrowForm,
-    /// Its elements; ahead of levels, their scales and as many least integers, all as f32.
+    /// Elements in that form; ahead of levels, their scales and as many least integers, all as f32.
     pub bytes: Vec<u8>,
 }
 
@@ -90,8 +90,8 @@ fn levels_along(numbers: &[f32], n_scales: usize, n_each: usize) -> Option<Narro
     Some(Narrowed { form: NarrowForm::Levels { n_scales, n_each }, bytes: head.chain(levels).collect() })
 }
 
-/// A scale that all of these numbers are products of integers with, rounded once, and the least of these, with
-/// which they fill at most a byte.
+/// A scale of which all of these numbers are integer multiples, rounded once, and the least of the integers;
+/// nothing if they do not fit a byte.
 fn scale_of(numbers: &[f32]) -> Option<(f32, f32)> {
     let magnitudes = numbers.iter().map(|x| x.abs()).filter(|x| *x > 0.0);
     let nearest = magnitudes.reduce(f32::min).unwrap_or(1.0);
@@ -100,7 +100,7 @@ fn scale_of(numbers: &[f32]) -> Option<(f32, f32)> {
         let integer = (x / scale).round() + 0.0;
         integer.abs() <= MOST && (integer * scale).to_bits() == x.to_bits()
     };
-    // The number nearest to zero is a product with some integer; its rounding leaves the scale's last bit open.
+    // The number nearest to zero is a multiple too; its rounding leaves the scale's last bit open.
     let scales = (1..=MOST as u32).flat_map(|integer| {
         let scale = (f64::from(nearest) / f64::from(integer)) as f32;
         [scale, scale.next_up(), scale.next_down()]

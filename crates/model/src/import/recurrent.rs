@@ -363,7 +363,8 @@ impl NodeImport<'_> {
     fn scaled_of_direction(&mut self, [slot, scales]: [usize; 2], at: i64, shape: [i64; 2]) -> Lowered<ValueId> {
         let weights = self.of_direction(slot, at, &shape)?;
         let Some(id) = self.try_input(scales) else { return Ok(weights) };
-        let scales = self.of_direction(scales, at, &self.net.shape(id)[1..].to_vec())?;
+        let own = self.net.shape(id)[1..].to_vec();
+        let scales = self.of_direction(scales, at, &own)?;
         let n = self.net.value(scales).n_elements();
         let scales = self.viewed("scales", scales, &[n, 1]);
         Ok(self.step("weights", Kind::Map(mul(input(0), input(1))), &[weights, scales], &shape))

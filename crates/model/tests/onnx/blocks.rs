@@ -22,8 +22,8 @@ fn numbers<T: std::str::FromStr>(list: &[&str]) -> Vec<T> {
 
 /// A constant of a statement: `weights[2 3]` of that shape, `numbers[2 3]` a list of integers, `integers[2
 /// 3]` small ones in that shape, `bytes[2 3]` and `zeros[2 3]` of 8 bits, `scales[2]`, `integer[1]`,
-/// `number[0.5]`, `singles[2 3]` and `single[1]` integers of 32 bits, `angles[cos 4]` cosines of positions, or
-/// `causal[4]`, true at and below the diagonal.
+/// `number[0.5]`, `singles[2 3]` and `single[1]` integers of 32 bits, `angles[cos 4]` cosines of positions,
+/// or `causal[4]`, true at and below the diagonal.
 fn constant(text: &str, seed: u64) -> Tensor {
     let (kind, list) = named(text);
     match kind {
