@@ -50,6 +50,9 @@ pub fn claim(draft: &SessionGraph, claims: Claims) -> Claim {
     let Supported { mut nodes, types, mut left, whole } = supported(draft);
     let n_supported = nodes.len();
     leave_quantized(draft, &mut nodes);
+    if claims == Claims::Fast {
+        leave_slow(draft, &mut nodes, &mut left);
+    }
     let mut parts = Vec::new();
     for part in groups(draft, &nodes) {
         let known = whole.as_ref().filter(|_| part.len() == n_supported).map(|(_, net)| net);
@@ -188,6 +191,15 @@ fn leave_quantized(draft: &SessionGraph, nodes: &mut HashSet<NodeAt>) {
         let reads = draft.nodes[at].inputs.iter().flatten().any(|value| dequantized.contains(value));
         !reads && !outputs_of(at).any(|value| quantized.contains(&value))
     });
+}
+
+/// Leaves out nodes that ONNX Runtime has faster kernels for: recurrences that it computes with integers.
+fn leave_slow(draft: &SessionGraph, nodes: &mut HashSet<NodeAt>, left: &mut Vec<String>) {
+    let n_before = nodes.len();
+    nodes.retain(|&at| draft.nodes[at].op != "DynamicQuantizeLSTM");
+    if nodes.len() < n_before {
+        left.push(format!("{} DynamicQuantizeLSTM: it multiplies integers there", n_before - nodes.len()));
+    }
 }
 
 /// Groups nodes into parts as large as can be, in the order of their first nodes.

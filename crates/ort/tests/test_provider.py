@@ -169,6 +169,26 @@ class Provider(unittest.TestCase):
             session(model([("Relu", ["x"], ["y"], {})], [("x", [4])], [("y", [4])]), log="all", claim="fast")
         self.assertEqual(claimed(lines), [])
 
+    def test_recurrences_of_integers_are_left(self):
+        from onnxruntime.quantization import quantize_dynamic
+
+        nodes = [
+            ("LSTM", ["x", "w", "r"], ["", "h"], {"hidden_size": 64}),
+            ("Reshape", ["h", "flat"], ["a"], {}),
+            ("MatMul", ["a", "v"], ["y"], {}),
+        ]
+        weights = [("w", random(1, 256, 64)), ("r", random(1, 256, 64) / 8), ("v", random(64, 512))]
+        weights.append(("flat", np.array([40, 64])))
+        network = model(nodes, [("x", [20, 40, 64])], [("y", [40, 512])], weights)
+        with folder() as at:
+            onnx.save(network, at / "lstm.onnx")
+            quantize_dynamic(at / "lstm.onnx", at / "quantized.onnx", op_types_to_quantize=["LSTM"])
+            file = str(at / "quantized.onnx")
+            self.check(file, {"x": random(20, 40, 64)}, [2], claim="fast")
+            with log_of() as lines:
+                session(file, log="all", claim="all")
+            self.assertEqual(claimed(lines), [len(onnx.load(file).graph.node)])
+
     def test_sizes_may_be_free(self):
         network = products("rows")
         ours = self.check(network, {"x": random(3, 64)}, [3])
