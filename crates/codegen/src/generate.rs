@@ -650,7 +650,9 @@ impl Generator<'_> {
             (_, Some(n)) if n <= 0 => Ok(()),
             (LoopKind::Serial, Some(_)) if self.box_copy(l) => Ok(()),
             (LoopKind::Serial, _) if !self.f.goes_on && self.may_go_on(l) => self.products_that_go_on(l, &extent),
-            (LoopKind::Tensor(how @ (TensorProduct::Dot4 | TensorProduct::Dot2)), _) if self.target.gpu.is_none() => {
+            (LoopKind::Tensor(how @ (TensorProduct::Dot4 | TensorProduct::Dot2)), _)
+                if self.target.gpu.is_none() && self.target.vector_bits > 0 =>
+            {
                 self.dot_products(l, how, &extent)
             }
             (LoopKind::Tensor(TensorProduct::Dot4 | TensorProduct::Dot2), _) => self.serial_loop(l, &extent),

@@ -260,7 +260,7 @@ impl Compiler {
         self.arguments
     }
 
-    /// Compiles a lowered program; in a build without LLVM as [`Compiler::compile_quickly`] does.
+    /// Compiles a lowered program; in a build without LLVM as [`Compiler::compile_without_llvm`] does.
     ///
     /// # Errors
     /// See [`CompileError`]; a target of another machine family is refused, one with more features than this
@@ -274,7 +274,7 @@ impl Compiler {
             return Err(CompileError::NotHost { target: target.name() });
         }
         if cfg!(not(feature = "llvm")) {
-            return self.compile_quickly(program).map_err(|error| match error {
+            return self.compile_without_llvm(program).map_err(|error| match error {
                 CompileError::NotQuick(why) => CompileError::NotQuick(format!("{why} (this build has no LLVM for it)")),
                 error => error,
             });
@@ -307,12 +307,36 @@ impl Compiler {
         if host_arch() != Some(target.arch) {
             return Err(CompileError::NotHost { target: target.name() });
         }
-        let Generated { module, uses, scratch, ns } =
-            Generated::quickly(program, target, &self.quick_units, self.options())?;
-        let mut times = CompileTimes { generate_ns: ns, ..CompileTimes::default() };
-        let start = Instant::now();
-        let image = quick_image(module, target, &self.quick_units)?;
-        times.machine_code_ns = start.elapsed().as_nanos() as u64;
+        let made = QuickCode::of(program, target, target, &self.quick_units, self.options())?;
+        self.placed(program, made)
+    }
+
+    /// Compiles a lowered program by our own back end alone, lane by lane where it has no code for vectors of
+    /// something.
+    ///
+    /// # Errors
+    /// [`CompileError::NotQuick`] if the target is not served, or something in the program has no code for
+    /// scalars either; as for [`Compiler::compile`] else.
+    ///
+    /// # Panics
+    /// As for [`Compiler::compile`].
+    pub fn compile_without_llvm(&mut self, program: &Program) -> Result<CompiledKernel, CompileError> {
+        let target = &self.target;
+        if host_arch() != Some(target.arch) {
+            return Err(CompileError::NotHost { target: target.name() });
+        }
+        let made = QuickCode::at_all(program, target, &self.quick_units, self.options())?;
+        self.placed(program, made)
+    }
+
+    /// Whether our own back end has code for the target.
+    pub fn is_quick(&self) -> bool {
+        x86::serves(&self.target)
+    }
+
+    /// The kernel of quick code.
+    fn placed(&mut self, program: &Program, made: QuickCode) -> Result<CompiledKernel, CompileError> {
+        let QuickCode { image, uses, scratch, mut times } = made;
         let start = Instant::now();
         let code = Arc::new(loader::place(image, &|name| self.quick_units.address(name))?);
         self.quick_units.keep(&code, &uses.shared);
@@ -348,7 +372,8 @@ impl Compiler {
     }
 
     /// Code of a lowered program by our own back end, which refers to no code of others: what
-    /// [`Compiler::load_quick`] makes a kernel of, in any process of this build on such a machine.
+    /// [`Compiler::load_quick`] makes a kernel of, in any process of this build on such a machine. Where that
+    /// has no code for vectors of something, all is computed lane by lane.
     ///
     /// # Errors
     /// As for [`Compiler::compile_quickly`].
@@ -357,8 +382,8 @@ impl Compiler {
     /// As for [`Compiler::compile`].
     pub fn quick_object(&self, program: &Program) -> Result<Vec<u8>, CompileError> {
         let target = &self.target;
-        let Generated { module, scratch, .. } = Generated::quickly(program, target, &Units::default(), self.options())?;
-        let image = quick_image(module, target, &Units::default())?;
+        let units = Units::default();
+        let QuickCode { image, scratch, .. } = QuickCode::at_all(program, target, &units, self.options())?;
         let interface = Interface::new(program, target, 1, Some(Self::PREFIX))?;
         Ok([interface.uses_to_bytes(scratch), image.to_bytes()].concat())
     }
@@ -491,14 +516,54 @@ pub fn export_hidden(program: &Program, target: &Target, prefix: &str) -> Result
 /// # Panics
 /// As for [`emit`].
 pub fn quick_code(program: &Program, target: &Target) -> Result<Vec<u8>, CompileError> {
-    let module = Generated::quickly(program, target, &Units::default(), GenerateOptions::default())?.module;
-    Ok(quick_image(module, target, &Units::default())?.bytes)
+    let code = QuickCode::of(program, target, target, &Units::default(), GenerateOptions::default())?;
+    Ok(code.image.bytes)
 }
 
-/// Compiles a module by our own back end; it may call units and functions of the C library.
-fn quick_image(module: ssa::Module, target: &Target, units: &Units) -> Result<x86::Image, CompileError> {
-    let is_known = |name: &str| units.address(name).is_some() || loader::external(name).is_some();
-    x86::compile(module, target, &is_known).map_err(CompileError::NotQuick)
+/// Code by our own back end, before it has an address; it may call units and functions of the C library.
+struct QuickCode {
+    image: x86::Image,
+    uses: ProgramUnits,
+    scratch: ScratchLayout,
+    times: CompileTimes,
+}
+
+impl QuickCode {
+    /// Compiles a lowered program for a target, in instructions written for another one that has fewer.
+    fn of(
+        program: &Program,
+        target: &Target,
+        written_for: &Target,
+        units: &Units,
+        options: GenerateOptions,
+    ) -> Result<QuickCode, CompileError> {
+        if !x86::serves(target) {
+            return Err(CompileError::NotQuick(format!("{} is not served", target.name())));
+        }
+        let Generated { module, uses, scratch, ns } = Generated::of(program, written_for, units, options)?;
+        let start = Instant::now();
+        let is_known = |name: &str| units.address(name).is_some() || loader::external(name).is_some();
+        let image = x86::compile(module, target, &is_known).map_err(CompileError::NotQuick)?;
+        let machine_code_ns = start.elapsed().as_nanos() as u64;
+        let times = CompileTimes { generate_ns: ns, machine_code_ns, ..CompileTimes::default() };
+        Ok(QuickCode { image, uses, scratch, times })
+    }
+
+    /// Compiles a lowered program, lane by lane where there is no code for vectors of something.
+    fn at_all(
+        program: &Program,
+        target: &Target,
+        units: &Units,
+        options: GenerateOptions,
+    ) -> Result<QuickCode, CompileError> {
+        QuickCode::of(program, target, target, units, options).or_else(|error| match error {
+            CompileError::NotQuick(_) => {
+                let scalar = Target { vector_bits: 0, ..target.clone() };
+                QuickCode::of(program, target, &scalar, units, options)
+            }
+            error => Err(error),
+        })
+    }
 }
 
 /// The scratch memory that the code of a program needs.
@@ -546,19 +611,6 @@ impl Generated {
         }
         let MemoryPlan { scratch, .. } = plan;
         Ok(Generated { module, uses, scratch, ns: start.elapsed().as_nanos() as u64 })
-    }
-
-    /// Generates as [`Generated::of`] does, where there is quick code for the target.
-    fn quickly(
-        program: &Program,
-        target: &Target,
-        units: &Units,
-        options: GenerateOptions,
-    ) -> Result<Generated, CompileError> {
-        if !x86::serves(target) {
-            return Err(CompileError::NotQuick(format!("{} is not served", target.name())));
-        }
-        Generated::of(program, target, units, options)
     }
 }
 

@@ -5,8 +5,8 @@ mod common;
 use common::gemm::Gemm;
 use common::*;
 use tilewright_codegen::{CompileError, CompiledKernel, Compiler, Interface, Runtime};
-use tilewright_ir::expr::UnaryOp;
-use tilewright_ir::{DType, Program, Target};
+use tilewright_ir::expr::{BinaryOp, UnaryOp};
+use tilewright_ir::{DType, Expr, Program, Target};
 
 /// The targets of this machine that have quick code.
 fn served() -> Vec<Target> {
@@ -65,6 +65,54 @@ fn elementary_functions_have_quick_code() {
             for len in (0..written.len()).step_by(41) {
                 let _ = compiler.load_quick(&p, &written[..len]);
             }
+        }
+    }
+}
+
+/// Powers call a function of two numbers, lane by lane.
+#[test]
+fn powers_have_quick_code() {
+    for (dtype, lanes) in [(DType::F32, 1), (DType::F32, 8), (DType::F64, 4)] {
+        let mut p = program(&format!("powers of {dtype:?}"));
+        let [a, b, c] =
+            [input(&mut p, "A", dtype, &[64]), input(&mut p, "B", dtype, &[64]), output(&mut p, "C", dtype, &[64])];
+        let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+        let at = times(lanes, i).add(&ix(l));
+        let at = std::slice::from_ref(&at);
+        let power = |x: Expr, y: Expr| bin(BinaryOp::Pow, un(UnaryOp::Abs, x), y);
+        // Either number comes first once: they may be in each other's registers.
+        let both = bin(BinaryOp::Sub, power(load(a, at), load(b, at)), power(load(b, at), load(a, at)));
+        p.body = vec![for_(i, 64 / lanes, vec![vector(l, lanes, vec![store(c, at, both)])])];
+        check(&p);
+    }
+}
+
+/// Quotients of vectors of integers have no instruction.
+#[test]
+fn what_has_no_vectors_is_computed_lane_by_lane() {
+    for dtype in [DType::I32, DType::I64, DType::U8] {
+        let mut p = program(&format!("quotients of {dtype:?}"));
+        let [a, b, c] =
+            [input(&mut p, "A", dtype, &[64]), input(&mut p, "B", dtype, &[64]), output(&mut p, "C", dtype, &[64])];
+        let [i, l] = ["i", "l"].map(|name| p.add_loop(name));
+        let at = times(8, i).add(&ix(l));
+        let at = std::slice::from_ref(&at);
+        let quotient = bin(BinaryOp::Div, load(a, at), load(b, at));
+        p.body = vec![for_(i, 8, vec![vector(l, 8, vec![store(c, at, quotient)])])];
+        let arguments: Vec<Vec<f64>> = vec![
+            (0..64).map(|n| f64::from(n * 37 % 101)).collect(),
+            (0..64).map(|n| f64::from(n * 11 % 13)).collect(),
+            vec![0.0; 64],
+        ];
+        let mut expected = arguments.clone();
+        tilewright_ir::interp::run(&p, &mut expected).unwrap();
+        for target in served() {
+            let mut compiler = Compiler::new(target.clone());
+            assert!(matches!(compiler.compile_quickly(&p), Err(CompileError::NotQuick(_))), "{dtype:?} on {target}");
+            let kernel = compiler.compile_without_llvm(&p).unwrap();
+            compare(&p, &target, &run(&p, &kernel, &arguments, &Runtime::serial(), 1), &expected);
+            let (loaded, _) = compiler.load_quick(&p, &compiler.quick_object(&p).unwrap()).unwrap();
+            compare(&p, &target, &run(&p, &loaded, &arguments, &Runtime::serial(), 1), &expected);
         }
     }
 }

@@ -226,6 +226,17 @@ fn single_operators_compute_what_onnx_says() {
     check_file("node.cases.gz", 500, 1499);
 }
 
+/// Operators compute the same with AVX2: lane by lane, where it has no vectors of something.
+#[test]
+fn single_operators_need_no_avx512() {
+    let target = Target::named("x86-64-v3").expect("a target");
+    let is_runnable = cfg!(target_arch = "x86_64") && host::target().vector_bits >= target.vector_bits;
+    if !is_runnable {
+        return println!("skipped: this machine is not x86-64 with AVX2");
+    }
+    check_cases("node.cases.gz", 500, |case| check(case, &target));
+}
+
 #[test]
 fn small_models_compute_what_onnx_says() {
     check_file("suite.cases.gz", 80, 112);

@@ -170,12 +170,12 @@ impl Code {
         Ok(Code { source: KernelSource::Text { header, text, lowered: OnceLock::new() }, kernel, interface })
     }
 
-    /// Compiles as [`Code::compile`] does, by [`Compiler::compile_quickly`].
+    /// Compiles as [`Code::compile`] does, by [`Compiler::compile_without_llvm`].
     ///
     /// # Errors
-    /// As [`Compiler::compile_quickly`] says.
-    pub fn compile_quickly(compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
-        let kernel = compiler.compile_quickly(&program)?;
+    /// As [`Compiler::compile_without_llvm`] says.
+    pub fn compile_without_llvm(compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
+        let kernel = compiler.compile_without_llvm(&program)?;
         Code::new(compiler, program, kernel)
     }
 

@@ -108,10 +108,13 @@ fn pieces(target: &Target, native: i64, n_lanes: i64) -> Vec<VectorPiece> {
     out
 }
 
-/// Decides how a vectorized loop is carried out.
+/// Decides how a vectorized loop is carried out: on a target without vectors, lane by lane.
 pub fn vectors(program: &Program, target: &Target, l: &Loop, extent: &Index, ranges: &Ranges) -> Vectors {
     let mut element_bytes = 0;
-    if !l.body.iter().all(|s| is_vectorizable(program, s, l.var, &mut element_bytes)) || element_bytes == 0 {
+    if target.vector_bits == 0
+        || !l.body.iter().all(|s| is_vectorizable(program, s, l.var, &mut element_bytes))
+        || element_bytes == 0
+    {
         return Vectors::Serial;
     }
     let native = (i64::from(target.vector_bits / 8) / element_bytes as i64).max(1);

@@ -730,6 +730,10 @@ impl Emitter<'_> {
                 self.bring_integer(d, a);
                 self.asm.integer(&[0xc1], number, Rm::Register(d), wide, &[by]);
             }
+            MachineOp::IntegerShiftBy(op) => {
+                let (from, by) = (self.integer(a, 0), self.integer(b, 1));
+                self.plain(op, [d, by], Rm::Register(from), 16, None);
+            }
             MachineOp::Divide { signed, remainder } => {
                 self.bring_integer(RAX, a);
                 match (signed, wide) {
@@ -826,7 +830,13 @@ impl Emitter<'_> {
         for (from, to) in loads {
             self.asm.load(to, from);
         }
-        if let Some(real) = call.real {
+        if let [first, second] = call.reals[..] {
+            // By way of a register that neither is in: nothing else is left in those of vectors.
+            let spare = if self.place(first) == Location::Register(2) { 3 } else { 2 };
+            self.bring(spare, second, 16);
+            self.bring(0, first, 16);
+            self.move_vector(1, spare, 16);
+        } else if let [real] = call.reals[..] {
             self.bring(0, real, 16);
         }
         match call.callee {

@@ -277,7 +277,7 @@ impl Assembler {
         }
         // Elsewhere VEX leaves the bit to other uses.
         let w = w & u8::from(
-            map == 2 && opcode >= 0x90
+            map == 2 && (opcode >= 0x90 || matches!(opcode, 0x45..=0x47))
                 || map == 3 && matches!(opcode, 0x01 | 0x16 | 0x22 | 0x30)
                 || map == 1 && matches!(opcode, 0x2a | 0x2c | 0x6e | 0x7e),
         );

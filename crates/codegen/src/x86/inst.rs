@@ -154,6 +154,8 @@ pub enum MachineOp {
     MultiplyConstant(i32),
     /// Integer shift, by an opcode's extension and a number of bits.
     IntegerShift(u8, u8),
+    /// Integer shift of `u0` by `u1`.
+    IntegerShiftBy(Opcode),
     /// Quotient or remainder of `u0` by `u1`.
     Divide {
         signed: bool,
@@ -267,6 +269,7 @@ impl Inst {
             | MachineOp::MaskBits => free,
             MachineOp::Integer(_)
             | MachineOp::Address
+            | MachineOp::IntegerShiftBy(_)
             | MachineOp::MultiplyConstant(_)
             | MachineOp::FunctionAddress(_) => free,
             MachineOp::Compare | MachineOp::CompareConstant(_) | MachineOp::Test | MachineOp::CompareReals { .. } => {
@@ -318,8 +321,8 @@ pub struct Call {
     pub callee: Callee,
     /// Integers.
     pub arguments: Vec<Reg>,
-    /// A number, in place of integers.
-    pub real: Option<Reg>,
+    /// Numbers, two at most, in place of integers.
+    pub reals: Vec<Reg>,
 }
 
 /// A function before its registers are allocated.

@@ -206,6 +206,11 @@ pub const DOT_OF_HALVES: Opcode = evex(2, 2, 0x52, false);
 /// f32 numbers rounded to bf16: `vcvtneps2bf16`
 pub const NEAREST_BF16: Opcode = evex(2, 2, 0x72, false);
 
+/// f16 numbers as f32: `vcvtph2ps`
+pub const HALF_TO_SINGLE: Opcode = opcode(2, 1, 0x13, false).of(Unit::Part(2));
+/// f32 numbers as f16, rounded by an immediate: `vcvtps2ph`
+pub const SINGLE_TO_HALF: Opcode = opcode(3, 1, 0x1d, false).of(Unit::Other);
+
 /// Bytes of two vectors, picked by those of the destination: `vpermi2b`
 pub const PICK_BYTES: Opcode = evex(2, 1, 0x75, false);
 
@@ -226,6 +231,26 @@ pub const fn shift(lane: usize) -> Opcode {
 
 /// `vpsraq`
 pub const SHIFT_LONG_SIGNED: Opcode = evex(1, 1, 0x72, true);
+
+/// Shifts of each lane by its own number of bits: `vpsllvd`, `vpsrlvd`, `vpsravd` and those of 64 bits;
+/// `vpsravq` is one of AVX-512.
+pub const fn shift_by_lanes(number: u8, wide: bool) -> Opcode {
+    match number {
+        SHIFT_LEFT => opcode(2, 1, 0x47, wide),
+        SHIFT_RIGHT => opcode(2, 1, 0x45, wide),
+        _ => Opcode { evex: wide, ..opcode(2, 1, 0x46, wide) },
+    }
+}
+
+/// Shifts of an integer by another: `shlx`, `shrx`, `sarx`.
+pub const fn shift_by(number: u8, wide: bool) -> Opcode {
+    let prefix = match number {
+        SHIFT_LEFT => 1,
+        SHIFT_RIGHT => 3,
+        _ => 2,
+    };
+    opcode(2, prefix, 0xf7, wide)
+}
 
 pub const SHIFT_LEFT: u8 = 6;
 pub const SHIFT_RIGHT: u8 = 2;

@@ -258,7 +258,7 @@ fn each_use(f: &MachineFunction, inst: &super::inst::Inst, mut visit: impl FnMut
     if let MachineOp::Call(number) = inst.op {
         let call = &f.calls[number];
         call.arguments.iter().copied().for_each(&mut visit);
-        call.real.into_iter().for_each(&mut visit);
+        call.reals.iter().copied().for_each(&mut visit);
         if let super::inst::Callee::Pointer(r) = call.callee {
             visit(r);
         }
@@ -569,8 +569,11 @@ mod tests {
             }
             16 => Inst::new(MachineOp::ToReal { wide: true, long: true }, vec(d), &[int(a)], 16),
             _ => {
-                let call =
-                    Call { callee: Callee::Pointer(int(d)), arguments: vec![int(a), int(b), int(c)], real: None };
+                let call = Call {
+                    callee: Callee::Pointer(int(d)),
+                    arguments: vec![int(a), int(b), int(c)],
+                    reals: Vec::new(),
+                };
                 return (Inst::new(MachineOp::Call(0), NONE, &[], 16), Some(call));
             }
         };

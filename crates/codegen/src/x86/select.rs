@@ -53,8 +53,8 @@ pub fn select(
     let mut place = vec![usize::MAX; f.blocks.len()];
     order.iter().enumerate().for_each(|(at, b)| place[b.at()] = at);
     let n = f.values.len();
-    if f.values.iter().any(|value| matches!(value.ty.kind, LaneKind::F16 | LaneKind::Bf16)) {
-        return Err("numbers of 16 bits".into());
+    if f.values.iter().any(|value| value.ty.kind == LaneKind::Bf16) {
+        return Err("bf16 numbers that are not integers".into());
     }
     let mut s = Selector {
         f,
@@ -849,12 +849,12 @@ impl Selector<'_> {
 
     fn call(&mut self, inst: &ssa::Instruction) -> Result<(), String> {
         let (callee, arguments) = inst.operands.split_last().expect("a callee");
-        let mut call = Call { callee: Callee::Function(0), arguments: Vec::new(), real: None };
+        let mut call = Call { callee: Callee::Function(0), arguments: Vec::new(), reals: Vec::new() };
         for argument in arguments {
             let r = self.reg(*argument)?;
             match class_of(self.ty(*argument)) {
                 Class::Integer => call.arguments.push(r),
-                Class::Vector if arguments.len() == 1 => call.real = Some(r),
+                Class::Vector if arguments.len() <= 2 && call.arguments.is_empty() => call.reals.push(r),
                 _ => return Err("arguments of a call".into()),
             }
         }

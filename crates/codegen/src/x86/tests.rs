@@ -179,6 +179,26 @@ fn shifts_move_zeros_or_signs_in() {
     }
 }
 
+/// Each lane by its own number of bits.
+#[test]
+fn shifts_may_be_by_variables() {
+    for ty in types() {
+        let width = i128::from(bits(ty.kind));
+        let shift = |op: SsaOp| {
+            move |m: &Builder, x: &[Id]| {
+                let most = m.splat(m.integer(ty.element(), i64::from(bits(ty.kind)) - 1), ty.lanes);
+                m.binary(op.clone(), x[0], m.binary(SsaOp::And, x[1], most))
+            }
+        };
+        check(&[ty, ty], ty, &shift(SsaOp::ShiftLeft), &|x| x[0] << (x[1] & (width - 1)));
+        check(&[ty, ty], ty, &shift(SsaOp::ShiftUnsigned), &|x| cut(ty.kind, x[0], false) >> (x[1] & (width - 1)));
+        // AVX2 has no signed ones of 64 bits in lanes.
+        if ty.kind == LaneKind::I32 || ty.lanes == 1 {
+            check(&[ty, ty], ty, &shift(SsaOp::ShiftSigned), &|x| x[0] >> (x[1] & (width - 1)));
+        }
+    }
+}
+
 #[test]
 fn comparisons_choose() {
     let relations: [(Compare, Function<bool>); 4] = [
@@ -395,6 +415,54 @@ fn numbers_become_integers() {
                     let memory = x.iter().flat_map(|x| bytes(from.kind, (*x).into())).collect();
                     let expected: Vec<u8> = x.iter().flat_map(expected).collect();
                     assert_eq!(run(&code, &[memory], n * to.bytes()), expected, "{x:?} on {target}");
+                }
+            }
+        }
+    }
+}
+
+/// The finite f16 numbers by their bits.
+fn halves() -> impl Iterator<Item = (u16, f64)> {
+    (0..=u16::MAX).filter(|bits| bits >> 10 & 31 < 31).map(|bits| {
+        let (sign, exponent, fraction) = (bits >> 15, i32::from(bits >> 10 & 31), f64::from(bits & 1023));
+        let size = match exponent {
+            0 => fraction * 2f64.powi(-24),
+            _ => (1024.0 + fraction) * 2f64.powi(exponent - 25),
+        };
+        (bits, if sign == 1 { -size } else { size })
+    })
+}
+
+#[test]
+fn f16_numbers_are_f32_numbers_and_the_nearest_of_these() {
+    let all: Vec<(u16, f64)> = halves().collect();
+    // Numbers of one sign with the largest last, and one beyond that counts as infinite.
+    let known: Vec<(u16, f64)> =
+        all.iter().copied().filter(|(bits, _)| *bits < 0x8000).chain([(0x7c00, 65536.0)]).collect();
+    let nearest = |x: f64| {
+        let at = known.partition_point(|(_, size)| *size < x.abs()).min(known.len() - 1);
+        let (below, above) = (known[at.max(1) - 1], known[at]);
+        let is_even = |bits: u16| bits.is_multiple_of(2);
+        let (to_below, to_above) = (x.abs() - below.1, above.1 - x.abs());
+        let takes_above = to_above < to_below || to_above == to_below && is_even(above.0);
+        (if takes_above { above.0 } else { below.0 }) | (x.is_sign_negative() as u16) << 15
+    };
+    for target in targets() {
+        for n in LANES {
+            let widened = function(&target, &[Type::F16.vector(n)], &|m, x| m.real_to_real(x[0], Type::F32.vector(n)));
+            let narrowed = function(&target, &[Type::F32.vector(n)], &|m, x| m.real_to_real(x[0], Type::F16.vector(n)));
+            let (Ok(widened), Ok(narrowed)) = (widened, narrowed) else { panic!("{n} lanes on {target}") };
+            for of_lanes in all.chunks_exact(n).step_by(7) {
+                let memory = of_lanes.iter().flat_map(|(bits, _)| bits.to_le_bytes()).collect();
+                let expected: Vec<u8> = of_lanes.iter().flat_map(|(_, x)| (*x as f32).to_le_bytes()).collect();
+                assert_eq!(run(&widened, &[memory], 4 * n), expected, "{of_lanes:?} on {target}");
+                // Halfway to the next, a little less, and a little more.
+                for step in [0.5f32, 0.499, 0.501, 0.0] {
+                    let between = |x: f64| (x + f64::from(step) * (x.abs() / 1024.0).max(2f64.powi(-24))) as f32;
+                    let x: Vec<f32> = of_lanes.iter().map(|(_, x)| between(*x)).collect();
+                    let memory = x.iter().flat_map(|x| x.to_le_bytes()).collect();
+                    let expected: Vec<u8> = x.iter().flat_map(|x| nearest(f64::from(*x)).to_le_bytes()).collect();
+                    assert_eq!(run(&narrowed, &[memory], 2 * n), expected, "{x:?} on {target}");
                 }
             }
         }

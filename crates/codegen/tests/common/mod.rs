@@ -5,9 +5,7 @@ pub mod gemm;
 
 use std::ffi::c_void;
 
-use tilewright_codegen::{
-    ArgumentAlign, CompileError, CompiledKernel, Compiler, Runtime, SCRATCH_ALIGN, host_cpu, llvm_version,
-};
+use tilewright_codegen::{ArgumentAlign, CompiledKernel, Compiler, Runtime, SCRATCH_ALIGN, host_cpu, llvm_version};
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, UnaryOp};
 use tilewright_ir::reference::random_argument;
 use tilewright_ir::target::Arch;
@@ -375,7 +373,7 @@ fn check_kernels(p: &Program, target: &Target, kernels: Vec<CompiledKernel>) {
     }
 }
 
-/// The kernel that LLVM makes of a program and, where there is one, the one made quickly.
+/// The kernel that LLVM makes of a program and, where it serves the target, that of our own back end.
 pub fn kernels(p: &Program, target: &Target) -> Vec<CompiledKernel> {
     kernels_of(p, Compiler::new(target.clone()))
 }
@@ -386,10 +384,8 @@ fn kernels_of(p: &Program, mut compiler: Compiler) -> Vec<CompiledKernel> {
     if llvm_version().is_some() {
         kernels.push(compiler.compile(p).unwrap_or_else(|e| panic!("{} on {target}: {e}", p.name)));
     }
-    match compiler.compile_quickly(p) {
-        Ok(kernel) => kernels.push(kernel),
-        Err(CompileError::NotQuick(why)) => println!("{} on {target}: no quick code: {why}", p.name),
-        Err(why) => panic!("{} on {target}: {why}", p.name),
+    if compiler.is_quick() {
+        kernels.push(compiler.compile_without_llvm(p).unwrap_or_else(|e| panic!("{} on {target}: {e}", p.name)));
     }
     kernels
 }

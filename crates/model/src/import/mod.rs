@@ -27,11 +27,8 @@ mod trees;
 mod volumes;
 
 use bytes::Bytes;
-use tilewright_codegen::llvm_version;
 use tilewright_graph::op::{Coordinates, Fact, Inputs, Scatter, Unary};
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor, TensorType};
-use tilewright_ir::Expr;
-use tilewright_ir::expr::{self, BinaryOp};
 
 use self::no_code::Otherwise;
 use crate::net::{Evaluated, Kind, Net, Node, State, ValueId};
@@ -68,8 +65,7 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
         let mut job = NodeImport { graph, node, net: &mut net, inputs: inputs.clone(), outputs: outputs.clone(), dots };
         let n_nodes = job.net.nodes.len();
         // Values on the way of what has no code after all are read by nobody.
-        let lowered = job.lower().and_then(|()| compiles(job.net, n_nodes));
-        if let Err(reason) = lowered {
+        if let Err(reason) = job.lower() {
             job.net.nodes.truncate(n_nodes);
             job.inputs = inputs;
             // What has no elements is known by now.
@@ -114,33 +110,6 @@ fn keep_states(graph: &Graph, net: &mut Net) {
         net.outputs.retain(|id| *id != present);
         (net.nodes[at].kind, net.nodes[at].inputs) = (Kind::Append(axis), vec![Some(new)]);
     }
-}
-
-/// Checks that this build has code for the operations of a net from one of them on. Without LLVM there is
-/// some where all is f32 or all is f64, and none for powers.
-fn compiles(net: &Net, from: usize) -> Lowered {
-    let are = |node: &Node, dtype: DType| {
-        node.inputs.iter().flatten().chain(&node.outputs).all(|id| net.value(*id).dtype == dtype)
-    };
-    let check = |node: &Node| match &node.kind {
-        Kind::View | Kind::Call(_) | Kind::Host(_) => Ok(()),
-        Kind::Sequence(sequence) => compiles(&sequence.body, 0),
-        // Its nodes have been checked.
-        Kind::Loop(_) => Ok(()),
-        Kind::Map(value) if has_power(value) => Err(NoCode::Build("powers")),
-        _ if are(node, DType::F32) || are(node, DType::F64) => Ok(()),
-        _ => Err(NoCode::Build("types besides f32 and f64")),
-    };
-    if llvm_version().is_some() { Ok(()) } else { net.nodes[from..].iter().try_for_each(check) }
-}
-
-/// Tells whether a map raises to a power.
-fn has_power(value: &Expr) -> bool {
-    let mut has_power = false;
-    expr::TreePart::Expr(value).walk(&mut |node| {
-        has_power |= matches!(node, expr::TreePart::Expr(Expr::Binary(BinaryOp::Pow, ..)));
-    });
-    has_power
 }
 
 impl NodeImport<'_> {

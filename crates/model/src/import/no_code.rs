@@ -63,9 +63,6 @@ pub enum NoCode {
     /// An operand without elements.
     #[error("`{0}` has no elements")]
     Empty(String),
-    /// An operation of the lowering needs LLVM, and this build has none.
-    #[error("this build has no LLVM, and so no code for {0} (a build with LLVM has it)")]
-    Build(&'static str),
     /// The operator refuses what is known of its inputs.
     #[error(transparent)]
     Op(#[from] OpError),

@@ -1,6 +1,5 @@
 //! Import of operators whose weights have 2, 4 or 8 bits and a scale for each block.
 
-use tilewright_codegen::llvm_version;
 use tilewright_graph::op::{GatherBlockQuantized, Inputs, MatMulNBits, Operation, PackedWeights};
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Expr;
@@ -38,7 +37,7 @@ impl NodeImport<'_> {
         let a = self.viewed("rows", a, &[rows, k]);
         let has_groups = self.try_input(4).is_some();
         let is_packed = self.dots && (rounds || rows < STREAMED_ROWS && !has_groups);
-        let mut product = if is_packed && rows > 0 && n > 0 && llvm_version().is_some() {
+        let mut product = if is_packed && rows > 0 && n > 0 {
             self.product_as_packed(op, &weights, a, rounds)
         } else {
             let a = if rounds { self.rounded_by_blocks(a, rows, k, op.blocks.size as i64) } else { a };

@@ -2,7 +2,7 @@
 
 use super::super::encode::{ConditionCode, Opcode};
 use super::super::inst::{Base, Class, Inst, MachineOp, MemoryAddress, NONE, Reg};
-use super::super::opcodes::{AND, COMPARE, ORDERED, packed};
+use super::super::opcodes::{AND, COMPARE, ORDERED, SHIFT_LEFT, SHIFT_RIGHT, SHIFT_SIGNED, packed, shift_by};
 use super::{Selector, width};
 use crate::ssa::{self, Compare, Id, LaneKind, SsaOp as Ssa, Type};
 
@@ -97,14 +97,23 @@ impl Selector<'_> {
                 }
             }
             Ssa::ShiftLeft | Ssa::ShiftSigned | Ssa::ShiftUnsigned => {
-                let by = constant(self, 1).ok_or("a shift by a variable")?;
+                let bytes = self.compared_bytes(operand(0))?;
+                let a = self.reg(operand(0))?;
+                let Some(by) = constant(self, 1) else {
+                    let number = match inst.op {
+                        Ssa::ShiftLeft => SHIFT_LEFT,
+                        Ssa::ShiftUnsigned => SHIFT_RIGHT,
+                        _ => SHIFT_SIGNED,
+                    };
+                    let by = self.reg(operand(1))?;
+                    self.emit(Inst::new(MachineOp::IntegerShiftBy(shift_by(number, bytes == 8)), d, &[a, by], bytes));
+                    return Ok(());
+                };
                 let number = match inst.op {
                     Ssa::ShiftLeft => 4,
                     Ssa::ShiftUnsigned => 5,
                     _ => 7,
                 };
-                let bytes = self.compared_bytes(operand(0))?;
-                let a = self.reg(operand(0))?;
                 self.emit(Inst::new(MachineOp::IntegerShift(number, by as u8), d, &[a], bytes));
             }
             Ssa::SignedDiv | Ssa::SignedRem | Ssa::UnsignedDiv | Ssa::UnsignedRem => {
@@ -127,6 +136,11 @@ impl Selector<'_> {
             Ssa::Truncate | Ssa::Address => {
                 let a = self.reg(operand(0))?;
                 self.emit(plain(MachineOp::Move, &[a]));
+            }
+            Ssa::Convert => {
+                let half = self.virtual_register(Class::Vector, 16);
+                self.half_into(half, operand(0))?;
+                self.emit(Inst::new(MachineOp::ExtractInteger(4, 0), d, &[half], 16));
             }
             Ssa::ExtendSigned | Ssa::ExtendUnsigned => self.extend_into(d, inst)?,
             Ssa::ToInteger | Ssa::ToIntegerInRange => self.cut_off_into(d, inst, ty)?,

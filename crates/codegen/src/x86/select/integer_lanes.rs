@@ -37,11 +37,8 @@ impl Selector<'_> {
     }
 
     fn shift_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
-        let bits = self.constant(inst.operands[1]).ok_or("a shift by a variable")?;
-        let by = bits[0] as u8;
-        if bits.iter().any(|b| *b != bits[0]) {
-            return Err("shifts that differ".into());
-        }
+        let same = self.constant(inst.operands[1]).filter(|bits| bits.iter().all(|b| *b == bits[0]));
+        let Some(by) = same.map(|bits| bits[0] as u8) else { return self.shift_by_lanes_into(d, inst, ty) };
         let (w, op) = (width(ty), shift(ty.kind.bytes()));
         let x = self.reg(inst.operands[0])?;
         let (op, number) = match inst.op {
@@ -60,6 +57,21 @@ impl Selector<'_> {
         };
         self.emit(Inst::new(MachineOp::Shift(op, number, by), d, &[x], w));
         Ok(())
+    }
+
+    /// Writes lanes that are shifted each by its own number of bits.
+    fn shift_by_lanes_into(&mut self, d: Reg, inst: &ssa::Instruction, ty: Type) -> Result<(), String> {
+        let wide = ty.kind == LaneKind::I64;
+        let number = match inst.op {
+            Ssa::ShiftLeft => SHIFT_LEFT,
+            Ssa::ShiftUnsigned => SHIFT_RIGHT,
+            _ => SHIFT_SIGNED,
+        };
+        let op = shift_by_lanes(number, wide);
+        if ty.kind == LaneKind::I16 || op.evex && !self.has_masks {
+            return Err(format!("{:?} of {ty:?} by lanes", inst.op));
+        }
+        self.binary_into(d, MachineOp::Binary(op), inst.operands[0], inst.operands[1], false, ty)
     }
 
     /// Products of 64 bits made of those of their halves.

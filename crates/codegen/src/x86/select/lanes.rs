@@ -22,9 +22,9 @@ impl Selector<'_> {
                 };
                 self.emit(inst);
             }
-            LaneKind::F16 | LaneKind::Bf16 => unreachable!("there is no code for numbers of 16 bits"),
+            LaneKind::Bf16 => unreachable!("there is no code for bf16 numbers that are not integers"),
             LaneKind::Pointer(_) => return Err("addresses in lanes".into()),
-            LaneKind::I1 | LaneKind::I8 | LaneKind::I16 | LaneKind::I32 | LaneKind::I64 => {
+            LaneKind::I1 | LaneKind::I8 | LaneKind::I16 | LaneKind::F16 | LaneKind::I32 | LaneKind::I64 => {
                 if let Some(operand) = self.folded_operand(x) {
                     let op = MachineOp::Unary(broadcast_integer(ty.kind.bytes()));
                     self.emit(Inst { operand: Some(operand), ..Inst::new(op, d, &[], w) });
@@ -363,7 +363,7 @@ impl Selector<'_> {
             }
         };
         match (lane, ty.kind) {
-            (_, LaneKind::I8 | LaneKind::I16 | LaneKind::I32 | LaneKind::I64) => {
+            (_, LaneKind::I8 | LaneKind::I16 | LaneKind::F16 | LaneKind::I32 | LaneKind::I64) => {
                 let op = MachineOp::ExtractInteger(ty.kind.bytes(), lane as u8);
                 // A lane of a mask may have all its bits set.
                 if to.kind == LaneKind::I1 {

@@ -144,8 +144,12 @@ impl Selector<'_> {
                 self.emit(Inst::new(MachineOp::Select(condition), d, &[a, b], w));
             }
             Ssa::ToReal => self.real_into(d, operand(0), ty)?,
+            Ssa::Convert if self.ty(operand(0)).kind == LaneKind::F16 => self.half_as_single_into(d, operand(0), ty)?,
             Ssa::Convert => {
                 let from = self.ty(operand(0));
+                if ty.kind == LaneKind::F16 {
+                    return self.half_into(d, operand(0));
+                }
                 let x = self.reg(operand(0))?;
                 let to_double = ty.kind == LaneKind::F64;
                 if ty.lanes == 1 {
@@ -317,6 +321,42 @@ impl Selector<'_> {
             Inst::new(op(false), d, &[a, b, c], bytes)
         };
         self.emit(inst);
+        Ok(())
+    }
+
+    /// Writes f16 numbers as f32.
+    fn half_as_single_into(&mut self, d: Reg, x: Id, ty: Type) -> Result<(), String> {
+        if ty.kind != LaneKind::F32 {
+            return Err("f16 numbers as f64".into());
+        }
+        let op = MachineOp::Unary(HALF_TO_SINGLE);
+        if ty.lanes == 1 {
+            let bits = self.reg(x)?;
+            let half = self.emit_new(MachineOp::FromInteger { wide: false }, Class::Vector, &[bits], 16);
+            self.emit(Inst::new(op, d, &[half], 16));
+            return Ok(());
+        }
+        // Of memory it reads as many bytes as the lanes have.
+        let folded = if ty.bytes() >= 16 { self.folded_part(x) } else { None };
+        let inst = match folded {
+            Some(operand) => Inst { operand: Some(operand), ..Inst::new(op, d, &[], width(ty)) },
+            None => {
+                let x = self.reg(x)?;
+                Inst::new(op, d, &[x], width(ty))
+            }
+        };
+        self.emit(inst);
+        Ok(())
+    }
+
+    /// Writes the nearest f16 numbers, of two as near the even one, to a register for vectors.
+    pub(super) fn half_into(&mut self, d: Reg, x: Id) -> Result<(), String> {
+        let from = self.ty(x);
+        if from.kind != LaneKind::F32 {
+            return Err("f64 numbers as f16".into());
+        }
+        let x = self.reg(x)?;
+        self.emit(Inst::new(MachineOp::StorePart(SINGLE_TO_HALF, 0), d, &[x], width(from)));
         Ok(())
     }
 
