@@ -36,7 +36,8 @@ use crate::features::LoopContexts;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
-/// A search over one space. Its proposals follow from its seed, its options and the trials it was told alone.
+/// A search over one space for the configuration of the smallest [`Outcome::cost`](crate::Outcome::cost). Its
+/// proposals follow from its seed, its options and the trials it was told alone.
 pub trait Search: Send {
     /// Proposes at most `n` legal configurations, none of which was proposed or observed before. Fewer are no
     /// sign of the end; none at all, for `n` above 0, means that the whole space has been proposed or

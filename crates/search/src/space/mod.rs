@@ -57,7 +57,7 @@ impl Config {
     }
 }
 
-/// The legal configurations of a template on a workload; there is at least one.
+/// Legal configurations: the combinations of values that satisfy all constraints; there is at least one.
 #[derive(Debug, Clone)]
 pub struct Space {
     name: String,
