@@ -5,11 +5,12 @@ use crate::Tensor;
 /// Measures of the agreement of two tensors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Agreement {
-    /// The cosine of the angle between them as vectors: 1 where they agree, and of two that are all zero.
+    /// Cosine similarity of the two tensors as vectors; 1 where both are all zero.
     pub cosine: f64,
-    /// ‖found − wanted‖ / ‖wanted‖.
+    /// Relative error in the Euclidean norm: ‖found − wanted‖ / ‖wanted‖.
     pub relative_error: f64,
-    /// The largest difference of two elements over the largest element that is wanted.
+    /// Largest absolute difference of two elements, divided by the largest absolute element of the expected
+    /// tensor.
     pub max_error: f64,
 }
 

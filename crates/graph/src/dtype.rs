@@ -86,8 +86,8 @@ impl DType {
         self.row().3
     }
 
-    /// Bits of an element in a file: less than those in memory where several share a byte, the first of them
-    /// in its lowest bits.
+    /// Bits of an element as packed in a file. Types of 2 and 4 bits share bytes there, the first element in
+    /// the lowest bits; in memory each takes a byte.
     pub fn bits(self) -> usize {
         match self {
             DType::I2 | DType::U2 => 2,

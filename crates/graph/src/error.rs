@@ -7,46 +7,46 @@ use crate::Dim;
 /// Reason why an operator cannot be imported, inferred or evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpError {
-    /// A valid request that is not supported.
+    /// Valid ONNX that this crate does not implement.
     #[error("{0}")]
     Unsupported(String),
-    /// The model breaks a rule of the operator.
+    /// Model error: a rule of the operator's specification is broken.
     #[error("{0}")]
     Invalid(String),
-    /// The shape of an output depends on the value of an input that is not known.
+    /// Shape inference needs the value of this input (its index), which is not a constant.
     #[error("the shape of its output depends on the value of its input {}, which is known only when it runs", .0 + 1)]
     NeedsValue(usize),
-    /// An output whose shape depends on computed values.
+    /// Output shape that depends on computed values, as of `NonZero`; such shapes are not supported.
     #[error("the shape of its output depends on the data (end the model ahead of it)")]
     ShapeOfData,
-    /// A tensor would be larger than memory.
+    /// Tensor whose size in bytes does not fit memory.
     #[error("its output would have the shape {0}, which is too large")]
     TooLarge(String),
 }
 
 impl OpError {
-    /// Whether the model is right and this crate cannot do it.
+    /// Whether the model is valid and only this crate's support is missing.
     pub fn is_unsupported(&self) -> bool {
         !matches!(self, OpError::Invalid(_) | OpError::TooLarge(_))
     }
 }
 
-/// An [`OpError::Invalid`] of a formatted text.
+/// Makes an [`OpError::Invalid`] with a formatted message.
 macro_rules! invalid {
     ($($arguments:tt)*) => { $crate::OpError::Invalid(format!($($arguments)*)) };
 }
 
-/// An [`OpError::Unsupported`] of a formatted text.
+/// Makes an [`OpError::Unsupported`] with a formatted message.
 macro_rules! unsupported {
     ($($arguments:tt)*) => { $crate::OpError::Unsupported(format!($($arguments)*)) };
 }
 
 pub(crate) use {invalid, unsupported};
 
-/// Place in a model.
+/// Location of a node in a model, for error messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// The node's name, or its first output's where it has none.
+    /// Name of the node; of its first output where the node is unnamed.
     pub node: String,
     /// Operator, with its domain unless that is ONNX's own.
     pub operator: String,
@@ -63,10 +63,10 @@ impl fmt::Display for Place {
 /// Reason of a problem.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// An operator refuses.
+    /// Error of an operator.
     #[error(transparent)]
     Op(#[from] OpError),
-    /// Sizes of inputs are missing.
+    /// Inputs with dimensions that no binding gives a size.
     #[error("{} (give all, such as{})", .0.missing(), .0.options())]
     Unbound(Unbound),
     /// The shape of an output depends on an input's value.
@@ -77,13 +77,13 @@ pub enum Reason {
         /// The model's inputs that the value is computed from.
         inputs: Vec<String>,
     },
-    /// An option does not fit the model.
+    /// Binding that does not fit the model: of an unknown name, or of a wrong size.
     #[error("{0}")]
     Binding(String),
 }
 
-/// Inputs that lack sizes, each with its dimensions, or none where not even their number is known; those that
-/// have a size have it here.
+/// Inputs with unbound dimensions, by name. The dimensions are `None` where not even the rank is known; those
+/// with a size are [`Dim::Size`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unbound(pub Vec<(String, Option<Vec<Dim>>)>);
 
@@ -108,7 +108,8 @@ impl Unbound {
         format!("sizes of inputs are missing: {}", missing.join(", "))
     }
 
-    /// Named dimensions that would have to be bound, each with 1: of inputs whose other dimensions are known.
+    /// Named dimensions to bind, each with the size 1 as a suggestion. Inputs that need a whole shape are
+    /// left out (see [`Unbound::shapes`]).
     pub fn dims(&self) -> Vec<(&str, usize)> {
         let mut names: Vec<(&str, usize)> = Vec::new();
         for dim in self.0.iter().filter(|(_, dims)| !needs_shape(dims.as_deref())).flat_map(|(_, dims)| dims).flatten()
@@ -122,7 +123,7 @@ impl Unbound {
         names
     }
 
-    /// Shapes of those inputs that names alone do not bind, with 1 for each size that is missing.
+    /// Shapes to bind for inputs with unnamed dimensions or of unknown rank, with 1 for each unknown size.
     pub fn shapes(&self) -> Vec<(&str, Vec<usize>)> {
         let size = |dim: &Dim| if let Dim::Size(size) = dim { *size } else { 1 };
         let sizes = |dims: &Option<Vec<Dim>>| dims.as_ref().map_or(vec![1], |dims| dims.iter().map(size).collect());
@@ -158,17 +159,17 @@ fn set_hint(inputs: &[String]) -> String {
     }
 }
 
-/// A problem of a model.
+/// Error in a model, with the node where it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Problem {
-    /// The node, where it is about one.
+    /// Location of the node; `None` for errors of the model's inputs or bindings.
     pub place: Option<Place>,
     /// Reason of the problem.
     pub reason: Reason,
 }
 
 impl Problem {
-    /// Inputs of the model whose values must be known, where shapes depend on them.
+    /// Model inputs whose values must be bound to constants, as shapes depend on them.
     pub fn needed_inputs(&self) -> &[String] {
         match &self.reason {
             Reason::NeedsInput { inputs, .. } => inputs,
@@ -195,7 +196,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Nodes of one operator that are refused for the same reason.
+/// Group of nodes with the same operator that are refused for the same reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// Operator, with its domain unless that is ONNX's own.
@@ -216,7 +217,7 @@ impl fmt::Display for Refused {
     }
 }
 
-/// Sorts problems of nodes by operator and reason, in the order of their first nodes.
+/// Groups node errors by operator and reason, in the order of their first nodes.
 pub fn refused(problems: &[Problem]) -> Vec<Refused> {
     let mut kinds: Vec<Refused> = Vec::new();
     for problem in problems {
@@ -231,7 +232,7 @@ pub fn refused(problems: &[Problem]) -> Vec<Refused> {
     kinds
 }
 
-/// Tells problems in one text: a single one with its node, several by kind with counts.
+/// Formats problems as one message: a single one with its node, several grouped by kind with counts.
 pub fn problems_text(problems: &[Problem]) -> String {
     if let [problem] = problems {
         return problem.to_string();
@@ -251,10 +252,10 @@ pub fn problems_text(problems: &[Problem]) -> String {
     elsewhere.chain(reasons.iter().map(of_reason)).collect::<Vec<_>>().join("; ")
 }
 
-/// Reason why a file is not a usable model.
+/// Reason why a file cannot be read as a model.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// Bytes that are not a complete protocol buffer.
+    /// Invalid protocol buffer.
     #[error("{what} at byte {at}: the file is damaged, cut off or no ONNX model (save it anew)")]
     Malformed {
         /// Offset in the file.
@@ -262,13 +263,14 @@ pub enum ReadError {
         /// Reason.
         what: &'static str,
     },
-    /// Contents that take far more memory than the file.
+    /// Model whose decoded form would exceed the memory budget of [`read`](crate::onnx::read); the number is
+    /// that budget in bytes.
     #[error("it would take more than {0} bytes of memory: the file is damaged (save it anew)")]
     TooLarge(usize),
-    /// A readable file that is not a model.
+    /// Valid protocol buffer that is not an ONNX model, or another kind of file.
     #[error("{0}")]
     NoModel(String),
-    /// A tensor cannot be had.
+    /// Tensor whose elements cannot be read.
     #[error("tensor `{name}`: {what}")]
     Tensor {
         /// Name of the tensor.
@@ -276,7 +278,7 @@ pub enum ReadError {
         /// Reason.
         what: String,
     },
-    /// A node does not fit its graph.
+    /// Node that breaks a rule of its operator, or of the graph.
     #[error("{0}")]
     Node(Box<Problem>),
 }

@@ -12,10 +12,10 @@ const MOST_BYTES: usize = 1 << 42;
 /// Reason why a graph cannot be evaluated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EvaluateError {
-    /// An operator refuses.
+    /// Error of a node.
     #[error("{0}")]
     Node(Box<Problem>),
-    /// A missing input, or one of an unknown name.
+    /// Input that is missing, unknown, or of another type than declared.
     #[error("input `{name}` {what}")]
     Input {
         /// The input.
@@ -26,7 +26,7 @@ pub enum EvaluateError {
 }
 
 impl EvaluateError {
-    /// Error of an operator, if it is one.
+    /// Error of the operator; `None` where an input is wrong.
     pub fn reason(&self) -> Option<&OpError> {
         match self {
             EvaluateError::Node(problem) => match &problem.reason {
@@ -38,7 +38,8 @@ impl EvaluateError {
     }
 }
 
-/// Evaluates a graph for inputs by name: its outputs, in their order. It need not be specialised.
+/// Evaluates a graph with the given inputs, and returns its outputs in their order. The graph need not be
+/// specialised.
 ///
 /// Floating-point numbers are computed in f64 within an operator and rounded to their type after
 /// it; integers are exact.

@@ -1,23 +1,23 @@
-//! A graph of operators: nodes and values in arenas of their own, with typed indices and lists of uses.
+//! Graph of operators: nodes and values in two arenas with typed indices, and use lists.
 
 use crate::error::Place;
 use crate::op::{Op, Texts};
 use crate::{DType, Tensor, TensorType};
 
-/// A node's place in [`Graph::nodes`].
+/// Index of a node in the graph's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u32);
 
-/// A value's place in [`Graph::values`].
+/// Index of a value in the graph's arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ValueId(pub u32);
 
-/// A dimension as a model declares it.
+/// Dimension of a tensor as the model declares it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dim {
-    /// A size.
+    /// Fixed size.
     Size(usize),
-    /// A name that stands for a size.
+    /// Symbolic dimension (ONNX's `dim_param`), such as `batch`.
     Named(String),
     /// Unknown size.
     Unknown,
@@ -33,33 +33,33 @@ impl std::fmt::Display for Dim {
     }
 }
 
-/// Type and dimensions that a model declares of a value.
+/// Type and shape that a model declares for a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Declared {
     /// The type of its elements.
     pub dtype: DType,
-    /// Dimensions, where their number is known.
+    /// Dimensions; `None` where the rank is unknown.
     pub dims: Option<Vec<Dim>>,
 }
 
-/// A tensor that a graph computes, takes or contains.
+/// Tensor of a graph: an input, a constant or a node's output.
 #[derive(Debug, Clone, Default)]
 pub struct Value {
     /// Name in the model.
     pub name: String,
     /// Declaration in the model.
     pub declared: Option<Declared>,
-    /// Exact type; every value of a [`specialise`](crate::specialise())d graph has one.
+    /// Concrete type and shape; `Some` for every value of a [`specialise`](crate::specialise())d graph.
     pub ty: Option<TensorType>,
-    /// Elements, where they are known before the graph runs.
+    /// Elements, where they are constant.
     pub constant: Option<Tensor>,
-    /// Whether its elements or its shape depend on the size of an open dimension.
+    /// Whether its elements or its shape depend on the size of the open dimension (see [`Graph::open_size`]).
     pub varies: bool,
-    /// Strings, where the model has them: the elements are integers that index this list.
+    /// String table of a string tensor: its elements are integers that index this list.
     pub texts: Option<Texts>,
-    /// The node that computes it, and which of its outputs it is.
+    /// Node that computes the value, with the index of its output; `None` for inputs and constants.
     pub producer: Option<(NodeId, usize)>,
-    /// The nodes that read it, each once for each time it does.
+    /// Nodes that read the value; a node that reads it twice is listed twice.
     pub users: Vec<NodeId>,
 }
 
@@ -68,64 +68,65 @@ pub struct Value {
 pub struct Node {
     /// Operator with its parameters.
     pub op: Op,
-    /// Place in the model.
+    /// Location in the model, for error messages.
     pub place: Place,
-    /// Inputs in the operator's order; `None` for optional inputs that are left out.
+    /// Inputs in the operator's order; `None` for omitted optional inputs.
     pub inputs: Vec<Option<ValueId>>,
-    /// Outputs; `None` for those that are not named.
+    /// Outputs in the operator's order; `None` for omitted ones.
     pub outputs: Vec<Option<ValueId>>,
 }
 
-/// Nodes in an order in which each reads only what comes before it.
+/// Dataflow graph with its nodes in topological order.
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     /// Name of the graph.
     pub name: String,
     values: Vec<Value>,
     nodes: Vec<Node>,
-    /// Inputs, without constants.
+    /// Inputs that a caller must give; initializers are not among them.
     pub inputs: Vec<ValueId>,
-    /// Constants that a caller may replace: initializers that are inputs as well.
+    /// Inputs with a default: initializers that are also listed as graph inputs.
     pub defaults: Vec<ValueId>,
     /// Outputs of the graph.
     pub outputs: Vec<ValueId>,
-    /// Size of the dimension of which each run says a size, where there is one: one of many.
+    /// Representative size of the open dimension, whose real size each run gives; `None` if all sizes are
+    /// fixed.
     pub open_size: Option<usize>,
 }
 
-/// A model as its file has it.
+/// Model as read from its file.
 #[derive(Debug, Clone)]
 pub struct Model {
     /// The main graph.
     pub graph: Graph,
-    /// The domains it names, with their versions. ONNX's own domain is the empty name.
+    /// Imported operator sets: each domain with its version. The domain of ONNX's own operators is empty.
     pub opsets: Vec<(String, i64)>,
-    /// Program that wrote the model, with its version.
+    /// Name and version of the program that wrote the model.
     pub producer: String,
 }
 
 impl Graph {
-    /// All values.
+    /// Values with their indices.
     pub fn values(&self) -> impl ExactSizeIterator<Item = (ValueId, &Value)> {
         self.values.iter().enumerate().map(|(at, value)| (ValueId(at as u32), value))
     }
 
-    /// All nodes; each reads only what graph inputs, constants and nodes before it give.
+    /// Nodes in topological order: each reads only graph inputs, constants and outputs of earlier nodes.
     pub fn nodes(&self) -> impl ExactSizeIterator<Item = (NodeId, &Node)> {
         self.nodes.iter().enumerate().map(|(at, node)| (NodeId(at as u32), node))
     }
 
-    /// A value.
+    /// Value of an index.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]
     }
 
-    /// A value, for changing its name or properties.
+    /// Value of an index, mutable; only its name and properties may be changed, not its links.
     pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
         &mut self.values[id.0 as usize]
     }
 
-    /// Gives a named dimension of inputs another name, and says whether there was such.
+    /// Renames a symbolic dimension in the declarations of inputs; returns whether any input has it.
     pub fn rename_dim(&mut self, from: &str, to: &str) -> bool {
         let mut is_there = false;
         for id in self.inputs.clone() {
@@ -145,17 +146,17 @@ impl Graph {
         self.inputs.iter().chain(&self.defaults).map(|&id| self.value(id).name.as_str()).collect()
     }
 
-    /// The operators of all nodes, for changing graphs in them.
+    /// Operators of all nodes, mutable, so that their subgraphs can be changed.
     pub fn ops_mut(&mut self) -> impl Iterator<Item = &mut Op> {
         self.nodes.iter_mut().map(|node| &mut node.op)
     }
 
-    /// A node.
+    /// Node of an index.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]
     }
 
-    /// The exact type of a value.
+    /// Concrete type of a value.
     ///
     /// # Panics
     /// In a graph that is not specialised.
@@ -163,13 +164,14 @@ impl Graph {
         self.value(id).ty.as_ref().expect("every value of a specialised graph has its type")
     }
 
-    /// Adds a value that no node computes yet.
+    /// Adds a value without a producer, and returns its index.
     pub fn add_value(&mut self, value: Value) -> ValueId {
         self.values.push(value);
         ValueId(u32::try_from(self.values.len() - 1).expect("fewer values than a file of 4 GiB has bytes"))
     }
 
-    /// Adds a node behind the producers of its inputs, and links it to its inputs and outputs.
+    /// Appends a node and links it to its inputs and outputs. The producers of its inputs must have been
+    /// added before.
     ///
     /// # Panics
     /// If another node computes one of its outputs.

@@ -1,8 +1,8 @@
-//! Networks of the literature as models with seeded weights: no weights of anybody's are needed to measure
-//! them.
+//! Convolutional networks of the literature, built with seeded random weights, so that no downloaded weights
+//! are needed for measurements.
 //!
-//! They are the five that AutoTVM was measured on end to end (Chen et al. 2018, section 6). Weights are He's
-//! (uniform), so that numbers keep their size from layer to layer, and answers depend on inputs.
+//! These are the five networks that AutoTVM was measured on end to end (Chen et al. 2018, section 6). Weights
+//! follow He's uniform initialisation, so that activations keep their magnitude from layer to layer.
 
 use crate::onnx::{GraphPort, ModelFile, NodeFile};
 use crate::op::Attribute;
@@ -36,7 +36,7 @@ pub struct Network {
 }
 
 impl Network {
-    /// The network with weights of a seed.
+    /// Builds the network with random weights of the given seed.
     pub fn build(&self, seed: u64) -> ModelFile {
         let model = ModelFile { name: self.name.to_owned(), opset: 17, ..ModelFile::default() };
         let mut builder = NetworkBuilder { model, random: SplitMix64::new(seed) };

@@ -1,4 +1,4 @@
-//! ONNX models: reading them, from a file's bytes to a [`Model`], and writing networks of our own.
+//! ONNX models: reading one from a file's bytes as a [`Model`], and writing models that are built here.
 
 mod data;
 mod draft;
@@ -32,13 +32,14 @@ pub use outline::read_outline;
 pub use reweight::reweight;
 pub use write::{GraphPort, ModelFile, NodeFile, write};
 
-/// The newest opset of ONNX's own domain that is known.
+/// Newest version of ONNX's own operator set that is supported.
 pub const NEWEST_OPSET: i64 = 28;
 /// Deepest nesting of graphs in graphs, and of functions in functions.
 const DEEPEST: usize = 16;
 
-/// Reads a model. Weights stay in the file's bytes, or in those of files beside it, which `external` gives by
-/// their relative path; a copy is made only of weights that are written as lists of numbers.
+/// Reads a model. Weights are not copied but refer to the file's bytes, or to those of external data files,
+/// which `external` opens by relative path; only weights that are stored as lists of numbers (`float_data`
+/// and such) are copied.
 ///
 /// Operators that are not supported are kept as [`Op::Unknown`].
 ///

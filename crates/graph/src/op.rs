@@ -1,7 +1,7 @@
-//! Operators: the names in ONNX, the import of attributes, the types of outputs, and the evaluation of each.
+//! Operators: ONNX names, import of attributes, shape inference and evaluation of each.
 //!
-//! A row of [`OPERATORS`] imports an ONNX operator of any version as an [`Op`], which has its parameters as
-//! one version would say them. What an [`Op`] does is an [`Operation`].
+//! A row of [`OPERATORS`] imports an ONNX operator of any version as an [`Op`], with its attributes
+//! normalised to the newest version. Its meaning, shape inference and evaluation, is an [`Operation`].
 
 // Numeric code reads several lists by one index.
 #![allow(clippy::needless_range_loop)]
@@ -69,18 +69,18 @@ pub use trees::*;
 pub use util::axis;
 pub use window::{AutoPad, Geometry, WindowAttributes};
 
-/// A row of the table of ONNX operators.
+/// Row of the table of ONNX operators: a name with its versions, and the import.
 #[derive(Debug)]
 pub struct Operator {
     /// Domain; ONNX's own is empty.
     pub domain: &'static str,
     /// Name in ONNX.
     pub name: &'static str,
-    /// The opsets in which it changed, from the first one that is supported on.
+    /// Opset versions in which the operator changed, beginning with the first supported one.
     pub since: &'static [i64],
     /// Number of inputs.
     pub n_inputs: RangeInclusive<usize>,
-    /// Import of a node.
+    /// Import function: makes the operator of a node's attributes.
     pub import: fn(&Import) -> Result<Op, OpError>,
 }
 
@@ -97,7 +97,7 @@ const fn row(
 /// A number of inputs without bound.
 const ANY: usize = usize::MAX;
 
-/// Every ONNX operator that is supported, by the file that has it.
+/// Supported ONNX operators, one slice per module.
 pub const OPERATORS: &[&[Operator]] = &[
     attention::ROWS,
     cast::ROWS,
@@ -124,17 +124,17 @@ pub const OPERATORS: &[&[Operator]] = &[
     signal::ROWS,
 ];
 
-/// The row of an operator.
+/// Row of a supported operator; `None` for an unknown name.
 pub fn find(domain: &str, name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().flat_map(|rows| rows.iter()).find(|row| row.name == name && row.domain == domain)
 }
 
-/// Type and value, where known, of an operator's input.
+/// Knowledge of an operator's input during inference: its type, and its value where it is constant.
 #[derive(Debug, Clone, Copy)]
 pub struct Fact<'a> {
     /// Type of the input.
     pub ty: &'a TensorType,
-    /// Value, where it is known.
+    /// Elements, where the input is constant.
     pub value: Option<&'a Tensor>,
 }
 
@@ -150,22 +150,22 @@ impl<'a> Fact<'a> {
     }
 }
 
-/// Inputs of an operator; `None` for optional inputs that are left out.
+/// Inputs of an operator, in its order; `None` for omitted optional inputs.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a>(pub &'a [Option<Fact<'a>>]);
 
 impl<'a> Inputs<'a> {
-    /// Number of inputs, including those left out.
+    /// Number of inputs, omitted ones included.
     pub fn n_inputs(&self) -> usize {
         self.0.len()
     }
 
-    /// An input that may be left out.
+    /// Optional input; `None` where it is omitted.
     pub fn optional(&self, at: usize) -> Option<Fact<'a>> {
         self.0.get(at).copied().flatten()
     }
 
-    /// A required input.
+    /// Required input.
     ///
     /// # Errors
     /// If it is not.
@@ -197,7 +197,7 @@ impl<'a> Inputs<'a> {
         self.fact(at)?.value.ok_or(OpError::NeedsValue(at))
     }
 
-    /// The elements of an input that may be left out.
+    /// Elements of an optional input; `None` where it is omitted.
     ///
     /// # Errors
     /// If they are not known yet.
@@ -205,7 +205,7 @@ impl<'a> Inputs<'a> {
         self.optional(at).map(|fact| fact.value.ok_or(OpError::NeedsValue(at))).transpose()
     }
 
-    /// The elements of an input that may be left out, as integers.
+    /// Elements of an optional input as integers; `None` where it is omitted.
     ///
     /// # Errors
     /// If they are not known yet.
@@ -214,16 +214,16 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Operation of a graph's node: inference of types, and evaluation.
+/// Semantics of an operator: type inference and evaluation.
 pub trait Operation: Debug {
-    /// The types of all outputs that it can give.
+    /// Infers the types of all outputs, those that the node omits included.
     ///
     /// # Errors
     /// If inputs do not fit, are not supported, or values are needed that are not known.
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError>;
 
-    /// All outputs that it can give, of inputs whose values are all known. Floating-point numbers are
-    /// computed in f64 and rounded at the end; integers are exact.
+    /// Evaluates all outputs, those that the node omits included, when every input's value is known.
+    /// Floating-point arithmetic is f64, rounded to the output's type at the end; integers are exact.
     ///
     /// # Errors
     /// As [`Operation::infer`].
@@ -232,7 +232,7 @@ pub trait Operation: Debug {
 
 macro_rules! ops {
     ($($name:ident: $text:literal,)*) => {
-        /// Operator of a node, with its parameters as the newest opset has them.
+        /// Operator of a node, with its attributes normalised to the newest opset.
         #[derive(Debug, Clone)]
         #[non_exhaustive]
         pub enum Op {
@@ -240,7 +240,7 @@ macro_rules! ops {
         }
 
         impl Op {
-            /// The operator's operation.
+            /// Semantics of the operator.
             pub fn operation(&self) -> &dyn Operation {
                 match self {
                     $(Op::$name(operation) => operation,)*
@@ -353,18 +353,18 @@ ops! {
 }
 
 impl Op {
-    /// Identity.
+    /// `Identity` operator.
     pub fn identity() -> Op {
         Op::Unary(Unary::Identity)
     }
 }
 
-/// Strings that integers stand for, each by its index.
+/// String table: tensors of strings hold indices into such a list.
 pub type Texts = Arc<[String]>;
 
 impl Op {
-    /// Strings that the outputs index, given those of the inputs: operators that only move elements keep
-    /// them.
+    /// String table of the outputs, given those of the inputs: operators that only move elements keep the
+    /// table.
     ///
     /// # Errors
     /// If it would compute with the places of texts, or mix those of several lists.

@@ -1,13 +1,13 @@
-//! Random numbers that are the same on every machine and in every version.
+//! Random numbers that are reproducible on every machine and in every version.
 
 use crate::{DType, Tensor, TensorType};
 
-/// Numbers of splitmix64 (Steele, Lea and Flood 2014).
+/// Generator splitmix64 (Steele, Lea and Flood 2014).
 #[derive(Debug, Clone)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// Makes the random numbers of a seed.
+    /// Seeds a generator.
     pub fn new(seed: u64) -> SplitMix64 {
         SplitMix64(seed)
     }
@@ -21,12 +21,12 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A number from `low` to below `high`.
+    /// Uniform number in `low..high`.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (self.bits() >> 40) as f64 / f64::from(1 << 24) * (high - low)
     }
 
-    /// A tensor in f32 with uniform numbers between these.
+    /// Random f32 tensor, uniform in `low..high`.
     ///
     /// # Panics
     /// If its elements are too many to count.
@@ -37,8 +37,8 @@ impl SplitMix64 {
         Tensor::new(ty, bytes).expect("as many numbers as the shape takes")
     }
 
-    /// An input of a model: numbers between -1 and 1, or ones where it has integers, which may be indices,
-    /// masks or lengths.
+    /// Random input for a model: floats uniform in -1..1; integers are all 1, as they may be indices, masks
+    /// or lengths.
     pub fn input(&mut self, ty: &TensorType) -> Tensor {
         let number = |_| if ty.dtype.is_float() { self.between(-1.0, 1.0) } else { 1.0 };
         let numbers: Vec<f64> = (0..ty.n_elements()).map(number).collect();

@@ -1,4 +1,4 @@
-//! Shapes and values: a model with its free dimensions bound, so that every tensor's type is exact.
+//! Specialisation: a model with its symbolic dimensions bound, so that every tensor's type is concrete.
 
 mod dynamic;
 mod loops;
@@ -15,21 +15,21 @@ use crate::op::{Fact, If, Inputs, Op, Select, Texts};
 use crate::tensor::shape_text;
 use crate::{DType, Dim, Graph, Node, NodeId, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
-/// Values bound to a model's free dimensions and inputs.
+/// Values for a model's symbolic dimensions and inputs.
 #[derive(Debug, Clone)]
 pub struct Bindings {
-    /// Sizes of named dimensions.
+    /// Sizes of symbolic dimensions, by name.
     pub dims: Vec<(String, usize)>,
     /// Shapes of inputs.
     pub shapes: Vec<(String, Vec<usize>)>,
-    /// Inputs that become constants: numbers, separated by commas, as many as their shape takes, or one for
-    /// all.
+    /// Inputs that become constants, by name: comma-separated numbers, one for each element or one for all.
     pub values: Vec<(String, String)>,
-    /// Name of the dimension that runs say a size of, where one is open. What depends on it is folded as far
-    /// as it is a number of elements or a place, and masks of a cache are those of a text without padding.
+    /// Name of the dimension whose size each run gives (the open dimension), if any. Values that depend on
+    /// its size are folded only as far as they are element counts or positions. Masks of a key-value cache
+    /// are those of a sequence without padding.
     pub open: Option<String>,
-    /// Limit of constant folding: a node with known inputs is replaced by its outputs where these take no
-    /// more bytes in all.
+    /// Limit of constant folding: a node with constant inputs is folded where its outputs take at most this
+    /// many bytes.
     pub fold_bytes: usize,
 }
 
@@ -48,7 +48,7 @@ fn halves<'a>(option: &str, text: &'a str, example: &str) -> Result<(&'a str, &'
 }
 
 impl Bindings {
-    /// A shape with its names bound.
+    /// Shape of declared dimensions with names replaced by their sizes.
     ///
     /// # Errors
     /// If a size is missing: the dimensions, with sizes where they are bound.
@@ -65,7 +65,7 @@ impl Bindings {
         dims.iter().map(size).collect::<Option<_>>().ok_or(dims)
     }
 
-    /// Binds a dimension, as `N=1`.
+    /// Binds a symbolic dimension, from a text such as `N=1`.
     ///
     /// # Errors
     /// If the text is no binding.
@@ -76,7 +76,7 @@ impl Bindings {
         Ok(())
     }
 
-    /// Binds an input's shape, as `x=1,3,224,224`.
+    /// Binds an input's shape, from a text such as `x=1,3,224,224`.
     ///
     /// # Errors
     /// If the text is no binding.
@@ -90,7 +90,7 @@ impl Bindings {
         Ok(())
     }
 
-    /// Binds an input to a constant, as `sr=16000`.
+    /// Binds an input to a constant, from a text such as `sr=16000`.
     ///
     /// # Errors
     /// If the text is no binding.
@@ -101,20 +101,20 @@ impl Bindings {
     }
 }
 
-/// A graph whose tensors have exact types.
+/// Graph whose tensors have concrete types, or the problems that prevent it.
 #[derive(Debug, Clone)]
 pub struct Specialised {
-    /// The graph, without the parts that problems exclude.
+    /// Specialised graph, without the nodes that problems exclude.
     pub graph: Graph,
-    /// Problems, in the order of nodes, without those that follow from earlier ones.
+    /// Problems in the order of nodes; consequences of earlier ones are left out.
     pub problems: Vec<Problem>,
     /// Division of the graph, where the only problems are shapes that depend on the data.
     pub dynamic: Option<DynamicPart>,
 }
 
-/// Binds a graph's free dimensions and inputs, infers every tensor's type, folds constants, and replaces each
-/// `If` of known condition by the branch taken, each `Scan` by a `Loop`, and each short `Loop` of known
-/// length by its iterations. Dead nodes are removed.
+/// Binds a graph's symbolic dimensions and inputs, infers every tensor's type and folds constants. Each `If`
+/// with a constant condition is replaced by the branch taken, each `Scan` by a `Loop`, and each short `Loop`
+/// of constant length by its iterations. Dead nodes are removed.
 ///
 /// # Cost
 /// Linear in nodes, and what is folded is computed.
@@ -157,8 +157,8 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     Specialised { graph, problems: job.problems, dynamic }
 }
 
-/// Puts both graphs of each `If` of a specialised graph in its place, with a [`Select`] of each output; with
-/// `unrolls`, all iterations of loops of known length in theirs, as far as these are affordable.
+/// If-converts a specialised graph: computes both branches of each `If` and selects among their outputs by
+/// [`Select`]. With `unrolls`, loops of constant length are unrolled as far as this is affordable.
 ///
 /// # Panics
 /// If the graph is not specialised.
@@ -187,7 +187,7 @@ pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
 /// Dimensions of a shape about whose elements a model may ask.
 const MOST_DIMS: usize = 8;
 
-/// A graph's inputs with their exact types, and their elements where they are bound.
+/// Inputs of a graph with their concrete types, and with their elements where they are bound to constants.
 ///
 /// # Errors
 /// The first problem.

@@ -7,42 +7,42 @@ use crate::op::{Loop, Op, ScaledBlocks, Scan, product_shape};
 use crate::tensor::shape_text;
 use crate::{Graph, Node, TensorType};
 
-/// A convolution, product or recurrent network with its sizes, however often a model has it.
+/// Convolution, matrix product or recurrent network of given sizes, with its number of occurrences.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CountedOperation {
-    /// The operator, in words.
+    /// Kind of operation, in words.
     pub kind: &'static str,
-    /// Sizes of the task.
+    /// Sizes of the operation.
     pub text: String,
-    /// Operations of one: two for each multiplication and addition.
+    /// Floating-point operations of one occurrence; a multiply-add counts as two.
     pub flops: u64,
-    /// Number of such tasks in a run.
+    /// Number of occurrences in the model.
     pub count: usize,
 }
 
-/// Counts of a model.
+/// Operators, parameters and work of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelSummary {
-    /// Inputs by name.
+    /// Inputs by name, with their types.
     pub inputs: Vec<(String, TensorType)>,
-    /// Outputs by name.
+    /// Outputs by name, with their types.
     pub outputs: Vec<(String, TensorType)>,
-    /// Nodes of each operator that are left to run, by name.
+    /// Number of nodes of each operator in the specialised graph.
     pub operators: BTreeMap<String, usize>,
-    /// Bytes of all values known before the model runs that are read by others.
+    /// Bytes of all constants that nodes read.
     pub parameter_bytes: u64,
-    /// Convolutions, products and recurrent networks, the largest share of work first.
+    /// Convolutions, matrix products and recurrent networks, by decreasing share of the work.
     pub tasks: Vec<CountedOperation>,
 }
 
 impl ModelSummary {
-    /// Operations of all tasks.
+    /// Floating-point operations of one run of the model.
     pub fn flops(&self) -> u64 {
         self.tasks.iter().map(|task| task.flops.saturating_mul(task.count as u64)).fold(0, u64::saturating_add)
     }
 }
 
-/// Nodes of each operator in a graph and the graphs in it, by name.
+/// Adds the nodes of a graph and of its subgraphs to counts by operator.
 pub fn count_operators(graph: &Graph, counts: &mut BTreeMap<String, usize>) {
     for (_, node) in graph.nodes() {
         *counts.entry(node.place.operator.clone()).or_default() += 1;

@@ -1,4 +1,4 @@
-//! Host tensors: an element type, a shape, and bytes that several tensors may share.
+//! Host tensors: an element type, a shape, and reference-counted bytes.
 
 use std::fmt;
 
@@ -12,22 +12,22 @@ use crate::DType;
 pub struct TensorType {
     /// The type of its elements.
     pub dtype: DType,
-    /// Dimensions, the last one contiguous; empty for a scalar.
+    /// Dimensions in row-major order; empty for a scalar.
     pub shape: Vec<usize>,
 }
 
 impl TensorType {
-    /// A type.
+    /// Makes a type.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>) -> TensorType {
         TensorType { dtype, shape: shape.into() }
     }
 
-    /// Elements, where their number fits a `usize`.
+    /// Number of elements; `None` if it overflows `usize`.
     pub fn checked_len(&self) -> Option<usize> {
         self.shape.iter().try_fold(1_usize, |n, &d| n.checked_mul(d))
     }
 
-    /// Elements.
+    /// Number of elements.
     ///
     /// # Panics
     /// If their number does not fit a `usize`.
@@ -35,7 +35,7 @@ impl TensorType {
         self.checked_len().expect("tensors are checked to fit memory")
     }
 
-    /// Bytes, where their number fits a `usize`.
+    /// Size in bytes; `None` if it overflows `usize`.
     pub fn checked_bytes(&self) -> Option<usize> {
         self.checked_len()?.checked_mul(self.dtype.size())
     }
@@ -48,14 +48,14 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// A shape as `[1,3,224,224]`.
+/// Formats a shape as `[1,3,224,224]`.
 pub fn shape_text(shape: &[usize]) -> String {
     let dims: Vec<String> = shape.iter().map(usize::to_string).collect();
     format!("[{}]", dims.join(","))
 }
 
-/// A tensor in memory: little-endian elements, row-major, those of fewer than 8 bits in a byte each. A clone
-/// shares the bytes.
+/// Tensor in host memory: little-endian elements in row-major order; types of 2 and 4 bits take a byte per
+/// element. Clones share the bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Tensor {
     ty: TensorType,
@@ -68,7 +68,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// Numbers of a type as the bytes of elements, by what `as` makes of them.
+/// Encodes numbers as the bytes of elements of a type, converted by `as`.
 macro_rules! encode {
     ($dtype:expr, $numbers:expr, $from:ty) => {
         match $dtype {
@@ -89,7 +89,7 @@ macro_rules! encode {
     };
 }
 
-/// The elements of a tensor as numbers of a type, by what `as` makes of them.
+/// Decodes the elements of a tensor as numbers, converted by `as`.
 macro_rules! decode {
     ($tensor:expr, $to:ty) => {
         match $tensor.ty.dtype {
@@ -112,8 +112,8 @@ macro_rules! decode {
 }
 
 impl Tensor {
-    /// Makes a tensor of bytes; `None` where their number is wrong for the type. Bytes of `bool` other than 0
-    /// and 1 count as 1.
+    /// Makes a tensor from bytes; `None` if their number does not fit the type. Bytes of `bool` other than 0
+    /// become 1.
     pub fn new(ty: TensorType, bytes: Bytes) -> Option<Tensor> {
         let fits = ty.checked_bytes() == Some(bytes.len());
         let is_bool_clean = ty.dtype != DType::Bool || bytes.iter().all(|&b| b <= 1);
@@ -121,7 +121,8 @@ impl Tensor {
         fits.then_some(Tensor { ty, bytes })
     }
 
-    /// Makes a tensor of numbers; they are rounded to nearest, and for integers truncated and saturated.
+    /// Makes a tensor from floating-point numbers: rounded to nearest for a float type; truncated and
+    /// saturated for an integer type.
     ///
     /// # Panics
     /// If there are more or fewer numbers than its shape takes.
@@ -139,8 +140,7 @@ impl Tensor {
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
     }
 
-    /// Makes a tensor of integers; they wrap around where they do not fit, and for `bool` all but zero are
-    /// true.
+    /// Makes a tensor from integers, which wrap around to the type; for `bool` all but zero are true.
     ///
     /// # Panics
     /// If there are more or fewer numbers than its shape takes.
@@ -158,8 +158,8 @@ impl Tensor {
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
     }
 
-    /// Makes a tensor of elements as they lie in files, where those of fewer than 8 bits share bytes; `None`
-    /// where their number is wrong for the type.
+    /// Makes a tensor from elements as packed in files, where types of 2 and 4 bits share bytes; `None` if
+    /// the number of bytes is wrong.
     pub fn from_packed(ty: TensorType, bytes: Bytes) -> Option<Tensor> {
         let bits = ty.dtype.bits();
         if bits >= 8 {
@@ -177,7 +177,7 @@ impl Tensor {
             .and_then(|bytes| Tensor::new(ty, bytes.into()))
     }
 
-    /// Elements as they lie in files, as [`Tensor::from_packed`] takes them.
+    /// Packs the elements as in files, the inverse of [`Tensor::from_packed`].
     pub fn packed(&self) -> Bytes {
         let bits = self.ty.dtype.bits();
         if bits >= 8 {
@@ -189,13 +189,13 @@ impl Tensor {
         self.bytes.chunks(8 / bits).map(byte).collect()
     }
 
-    /// An `i64` tensor of one dimension.
+    /// Makes an `i64` vector.
     pub fn vector(numbers: &[i64]) -> Tensor {
         let numbers: Vec<i128> = numbers.iter().map(|&x| x.into()).collect();
         Tensor::from_integers(DType::I64, [numbers.len()], &numbers)
     }
 
-    /// A tensor without dimensions.
+    /// Makes a scalar.
     pub fn scalar(dtype: DType, number: f64) -> Tensor {
         Tensor::from_floats(dtype, [], &[number])
     }
@@ -215,32 +215,32 @@ impl Tensor {
         &self.ty.shape
     }
 
-    /// Elements.
+    /// Number of elements.
     pub fn n_elements(&self) -> usize {
         self.bytes.len() / self.ty.dtype.size()
     }
 
-    /// Elements as bytes. They need not be aligned.
+    /// Bytes of the elements, which need not be aligned.
     pub fn bytes(&self) -> &Bytes {
         &self.bytes
     }
 
-    /// Elements as f64.
+    /// Elements converted to f64.
     pub fn floats(&self) -> Vec<f64> {
         decode!(self, f64)
     }
 
-    /// Elements as integers; floating-point numbers are truncated, and NaN is 0.
+    /// Elements converted to integers; floating-point numbers are truncated, and NaN becomes 0.
     pub fn integers(&self) -> Vec<i128> {
         decode!(self, i128)
     }
 
-    /// Elements as `i64`; larger unsigned ones wrap around.
+    /// Elements converted to `i64`; larger unsigned ones wrap around.
     pub fn i64s(&self) -> Vec<i64> {
         self.integers().iter().map(|&x| x as i64).collect()
     }
 
-    /// Widens elements of 16 bits to f32; gives others as they are.
+    /// Converts f16 and bf16 to f32; other types are returned as they are.
     pub fn widened(&self) -> Tensor {
         let bytes = match self.ty.dtype {
             DType::F16 => singles_of(&self.bytes, |b| f16::from_le_bytes(b).to_f32()),
@@ -250,7 +250,7 @@ impl Tensor {
         Tensor { ty: TensorType::new(DType::F32, self.ty.shape.clone()), bytes: bytes.into() }
     }
 
-    /// Reshapes the tensor.
+    /// Tensor of another shape with the same elements, shared.
     ///
     /// # Panics
     /// If the shape takes more or fewer.

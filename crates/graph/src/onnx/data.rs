@@ -1,4 +1,4 @@
-//! Elements of ONNX tensors: in the file, beside it, or as one of the lists of numbers.
+//! Elements of ONNX tensors: raw data in the file, external data files, or typed lists of numbers.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,34 +10,35 @@ use super::proto::TensorProto;
 use super::wire::{Budget, Message};
 use crate::{DType, ReadError, Tensor, TensorType};
 
-/// Gives the bytes of a file that lies beside the model, by its relative path; or says why not.
+/// Opens an external data file by its path relative to the model, or returns the reason why it cannot be
+/// opened.
 pub type External<'a> = dyn FnMut(&str) -> Result<Bytes, String> + 'a;
 
 /// ONNX's number of the type of texts.
 const TEXTS: i64 = 8;
 
-/// Bytes that tensors are read from.
+/// Source of tensors' elements.
 pub struct TensorBytes<'a> {
     /// The model's file.
     pub file: &'a Bytes,
     /// External files beside the model's file.
     pub external: &'a mut External<'a>,
-    /// External files that were read, by path.
+    /// External data files opened so far, by path.
     pub opened: Vec<(String, Bytes)>,
-    /// The memory that is left.
+    /// Memory budget for copies.
     pub budget: &'a Budget,
 }
 
-/// A tensor, or the name of its type where that is not supported.
+/// Tensor as loaded: numbers, strings or an unsupported type (its name).
 pub enum LoadedTensor {
     Tensor(Tensor),
-    /// Texts, each by its place among all of them.
+    /// String tensor: the elements are indices into the list of distinct strings.
     Texts(Tensor, Arc<[String]>),
     Foreign(String),
 }
 
 impl TensorBytes<'_> {
-    /// A tensor's elements; they are copied only where they are written as a list of numbers.
+    /// Loads a tensor's elements; they are copied only where they are stored as a list of numbers.
     ///
     /// # Errors
     /// If they are more or fewer than the shape says, or beside the file and cannot be had.

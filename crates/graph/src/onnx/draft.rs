@@ -1,17 +1,17 @@
-//! Drafts: several nodes of known operators in the place of one of another domain.
+//! Decomposition of an operator of another domain into several nodes of known operators.
 
 use crate::op::{Import, Op, Texts};
 use crate::{OpError, Tensor};
 
-/// A row of a table of operators that become nodes of others.
+/// Row of a table of operators that are decomposed.
 pub struct Row {
     /// The operator's name.
     pub name: &'static str,
-    /// The versions of the domain in which it changed, from the first one on.
+    /// Versions of the domain in which the operator changed, beginning with the first supported one.
     pub since: &'static [i64],
     /// Number of inputs.
     pub n_inputs: std::ops::RangeInclusive<usize>,
-    /// Drafts the computation, and returns its outputs.
+    /// Builds the decomposition, and returns its outputs.
     pub draw: fn(&Import, &mut Draft) -> Result<Vec<Port>, OpError>,
 }
 
@@ -24,23 +24,23 @@ pub(super) const fn row(
     Row { name, since, n_inputs, draw }
 }
 
-/// Operand of a node of a draft.
+/// Operand of a node of a decomposition.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Port {
     /// An input of the operator.
     Input(usize),
-    /// A constant of the draft.
+    /// Constant of the decomposition, by index.
     Constant(usize),
-    /// Output of a node of the draft.
+    /// Output of a node of the decomposition, by index.
     Node(usize),
 }
 
-/// The nodes that an operator becomes, of one output each, in their order.
+/// Decomposition under construction: nodes of one output each, in topological order.
 #[derive(Debug, Default)]
 pub struct Draft {
     /// Operators with their inputs.
     pub nodes: Vec<(Op, Vec<Port>)>,
-    /// Constants, with the strings that they index, if any.
+    /// Constants, each with the string table that its elements index, if any.
     pub constants: Vec<(Tensor, Option<Texts>)>,
 }
 

@@ -1,4 +1,5 @@
-//! Operators that are functions of others: of ONNX Runtime's domain, which its tools write, and of ONNX's.
+//! Operators that are defined as ONNX functions: of ONNX Runtime's domain, as its tools write them, and of
+//! ONNX's own.
 
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::{NEWEST_OPSET, plain_domain};
@@ -147,7 +148,7 @@ pub fn has(domain: &str, name: &str) -> bool {
     definitions(domain, name).next().is_some()
 }
 
-/// The function that a node calls; none if its operator is no function.
+/// Function body of a node's operator; `None` if the operator is not a function.
 ///
 /// # Errors
 /// If it is given something else than is known here.

@@ -1,15 +1,15 @@
-//! Products and convolutions with functions behind them, which ONNX Runtime's optimizer writes into the
-//! models that it saves.
+//! Fused operators of ONNX Runtime (matrix products and convolutions with an activation), which its optimizer
+//! writes into saved models.
 
 use super::draft::{Draft, Port, Row, row};
 use crate::error::{invalid, unsupported};
 use crate::op::{Binary, Cast, Clip, Conv, Einsum, Gemm, Import, MatMul, Unary};
 use crate::{DType, OpError, Tensor};
 
-/// The domain of these operators.
+/// ONNX domain of these operators.
 pub const DOMAIN: &str = "com.microsoft";
 
-/// Every such operator that is supported.
+/// Supported fused operators.
 pub const ROWS: &[Row] = &[
     row("FusedConv", &[1], 2..=4, |node, draft| {
         let mut inputs = vec![Port::Input(0), Port::Input(1)];

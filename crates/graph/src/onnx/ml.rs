@@ -1,6 +1,6 @@
-//! Operators of `ai.onnx.ml`, which converters of scikit-learn, LightGBM and XGBoost write, as nodes of
-//! ONNX's own operators and ensembles of trees. Where the specification leaves something open, they do as
-//! ONNX Runtime does.
+//! Operators of `ai.onnx.ml`, which converters of scikit-learn, LightGBM and XGBoost write, decomposed into
+//! ONNX's own operators and tree ensembles. Where the specification is ambiguous, the behaviour is ONNX
+//! Runtime's.
 
 mod svm;
 mod trees;
@@ -13,12 +13,12 @@ use crate::op::{
 };
 use crate::{DType, OpError, Tensor};
 
-/// The domain of these operators.
+/// ONNX domain of these operators.
 pub const DOMAIN: &str = "ai.onnx.ml";
-/// The newest version of the domain that is known.
+/// Newest version of the domain that is supported.
 pub const NEWEST: i64 = 5;
 
-/// Every operator of the domain that is supported.
+/// Supported operators of the domain.
 pub const ROWS: &[Row] = &[
     row("ArrayFeatureExtractor", &[1], 2..=2, picked),
     row("Binarizer", &[1], 1..=1, binarized),

@@ -1,4 +1,4 @@
-//! Files with a model's name that are something else, or not whole.
+//! Diagnosis of files that are named as models and are of another kind, or truncated.
 
 use super::wire::Message;
 
@@ -25,7 +25,8 @@ const TEXTS: &[(&str, &str)] = &[
 ];
 const PAGE: &str = "it is an HTML page, such as a server's answer (download the file itself)";
 
-/// Names the kind of a file that is neither a model nor an array, where that is known, and how to mend it.
+/// Names the format of a file that is neither a model nor an array, with a hint to mend it; `None` for
+/// unknown formats.
 pub fn kind_of_other(bytes: &[u8]) -> Option<&'static str> {
     if bytes.is_empty() {
         return Some("it is empty (get it anew)");
@@ -42,7 +43,7 @@ pub fn kind_of_other(bytes: &[u8]) -> Option<&'static str> {
     TEXTS.iter().find(begins).map(|(_, kind)| *kind)
 }
 
-/// Says of a model that ends within its graph how much of it is missing.
+/// Describes a truncated model: how much of its graph is missing; `None` if it is complete.
 pub fn cut_off(mut model: Message<'_>) -> Option<String> {
     let n_bytes = model.bytes.len();
     let mut is_model = false;

@@ -1,4 +1,5 @@
-//! Reading a model as it is written down: nodes with their attributes, and declared inputs and outputs.
+//! Model in its textual structure: nodes with their attributes, and declared inputs and outputs, without
+//! import.
 
 use bytes::Bytes;
 
@@ -9,8 +10,8 @@ use super::{declared_of, plain_attribute, plain_domain};
 use crate::op::Attribute;
 use crate::{Declared, ReadError};
 
-/// Reads a model that [`write`](super::write()) has written, without its weights and with no graphs in its
-/// nodes.
+/// Reads the structure of a model that [`write`](super::write()) has written, without its weights. Nodes with
+/// subgraphs are not supported.
 ///
 /// # Errors
 /// If the bytes are no such model: they are damaged, or a port is no tensor of a known number of dimensions.

@@ -1,10 +1,10 @@
-//! ONNX's messages, as far as they are used: names and nodes borrow from the file, weights stay where they
-//! are.
+//! Messages of ONNX's protocol buffers, as far as they are used. Names and nodes borrow from the file;
+//! weights are not copied.
 
 use super::wire::{Budget, Message};
 use crate::ReadError;
 
-/// A model: its graph is read when asked for.
+/// `ModelProto`; its graph is decoded on request.
 #[derive(Debug, Default)]
 pub struct ModelProto<'a> {
     pub ir_version: i64,
@@ -14,7 +14,7 @@ pub struct ModelProto<'a> {
     pub functions: Vec<FunctionProto<'a>>,
 }
 
-/// A graph.
+/// `GraphProto`.
 #[derive(Debug, Default)]
 pub struct GraphProto<'a> {
     pub name: &'a str,
@@ -26,7 +26,7 @@ pub struct GraphProto<'a> {
     pub value_infos: Vec<ValueInfo<'a>>,
 }
 
-/// A node.
+/// `NodeProto`.
 #[derive(Debug, Clone, Default)]
 pub struct NodeProto<'a> {
     pub name: &'a str,
@@ -37,7 +37,7 @@ pub struct NodeProto<'a> {
     pub attributes: Vec<AttributeProto<'a>>,
 }
 
-/// A function of a model's own.
+/// `FunctionProto`: a function that the model defines.
 #[derive(Debug, Default)]
 pub struct FunctionProto<'a> {
     pub name: &'a str,
@@ -50,7 +50,7 @@ pub struct FunctionProto<'a> {
     pub opsets: Vec<(&'a str, i64)>,
 }
 
-/// An attribute; numbers are read, messages are not.
+/// `AttributeProto`; numbers are decoded, tensors and graphs stay encoded.
 #[derive(Debug, Clone, Default)]
 pub struct AttributeProto<'a> {
     pub name: &'a str,
@@ -66,7 +66,7 @@ pub struct AttributeProto<'a> {
     pub texts: Vec<&'a [u8]>,
 }
 
-/// A tensor; its elements are read when asked for.
+/// `TensorProto`; its elements are decoded on request.
 #[derive(Debug, Default)]
 pub struct TensorProto<'a> {
     pub name: &'a str,
@@ -78,19 +78,19 @@ pub struct TensorProto<'a> {
     pub external: Vec<(&'a str, &'a str)>,
 }
 
-/// A declared value.
+/// `ValueInfoProto`: a declared value.
 #[derive(Debug, Default)]
 pub struct ValueInfo<'a> {
     pub name: &'a str,
-    /// The element type, where it is a tensor.
+    /// Element type as the number of ONNX's `DataType`; `None` if the value is not a tensor.
     pub elements: Option<i64>,
-    /// Dimensions, where their number is known.
+    /// Dimensions; `None` where the rank is unknown.
     pub dims: Option<Vec<DimProto<'a>>>,
-    /// Whether it is something else than a tensor.
+    /// Whether the value is a sequence, a map or anything else but a tensor.
     pub is_foreign: bool,
 }
 
-/// A declared dimension.
+/// `TensorShapeProto.Dimension`.
 #[derive(Debug, Clone, Copy)]
 pub enum DimProto<'a> {
     Size(i64),
@@ -137,11 +137,11 @@ fn read_opset(message: Message<'_>) -> Result<(&str, i64), ReadError> {
     Ok((domain, version))
 }
 
-/// Whether the attributes of an operator of a domain are read.
+/// Predicate on domain and operator: whether the attributes of such nodes are decoded.
 pub type IsRead<'a> = dyn Fn(&str, &str) -> bool + 'a;
 
 impl<'a> GraphProto<'a> {
-    /// Reads a graph, with the attributes of those operators alone for which they are of use.
+    /// Decodes a graph. Attributes are decoded only of nodes whose operator `is_read` accepts.
     pub fn read(message: Message<'a>, budget: &Budget, is_read: &IsRead<'_>) -> Result<GraphProto<'a>, ReadError> {
         let mut graph = GraphProto::default();
         for field in message {

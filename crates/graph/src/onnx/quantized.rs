@@ -1,8 +1,9 @@
-//! Operators of quantized tensors that ONNX Runtime adds, which its quantizer writes in the form `QOperator`.
+//! Quantized operators of ONNX Runtime's domain, which its quantizer writes in the format `QOperator`.
 //!
-//! Each becomes an operator of numbers between `DequantizeLinear` and `QuantizeLinear`, [`QGemm`](gemm) one
-//! of integers. Products are ONNX Runtime's to the last bit; of the others, some of its kernels round once
-//! more or once less, and differ by a step where that matters.
+//! Each becomes a floating-point operator between `DequantizeLinear` and `QuantizeLinear`; [`QGemm`](gemm)
+//! becomes one of integers. Matrix products agree with ONNX Runtime's bit for bit. Of the others, some
+//! kernels of ONNX Runtime round once more or once less, so that a result may differ by one quantization
+//! step.
 
 use super::draft::{Draft, Port, Row, row};
 use crate::error::invalid;
@@ -12,10 +13,10 @@ use crate::op::{
 };
 use crate::{DType, OpError, Tensor};
 
-/// The domain of these operators.
+/// ONNX domain of these operators.
 pub const DOMAIN: &str = "com.microsoft";
 
-/// Every such operator that is supported.
+/// Supported quantized operators.
 pub const ROWS: &[Row] = &[
     row("NhwcMaxPool", &[1], 1..=1, |node, draft| {
         let order = ImageOrder::last(node)?;

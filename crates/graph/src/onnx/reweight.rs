@@ -1,4 +1,4 @@
-//! Seeded weights for models that have no useful ones, such as a benchmark's topologies.
+//! Seeded random weights for models without useful ones, such as benchmark topologies.
 
 use std::collections::HashMap;
 
@@ -21,8 +21,8 @@ const INPUT: u32 = 11;
 /// certain.
 const SPREAD: f64 = 2.0;
 
-/// Replaces a model's weights by seeded ones: those in f32, and the outputs of `ConstantOfShape`. All else
-/// stays.
+/// Replaces a model's f32 weights, and the outputs of its `ConstantOfShape`, by random ones of a seed.
+/// Everything else is kept.
 ///
 /// Weights of products are He's (uniform), variances and scales are positive, and the last product's are such
 /// that its results spread by 2: numbers keep their size, and the answer depends on the input.

@@ -4,21 +4,21 @@ use std::cell::Cell;
 
 use crate::ReadError;
 
-/// Budget of memory for reading a file beyond the file's own size, charged for every list that is built. It
-/// keeps a small hostile file from taking gigabytes.
+/// Memory budget for decoding a file, in bytes beyond the file's own size; every list that is built is
+/// charged. A small hostile file thus cannot take gigabytes.
 pub struct Budget {
     total: usize,
     left: Cell<usize>,
 }
 
 impl Budget {
-    /// Budget that suffices for each real file: three times its size, and 64 MiB.
+    /// Budget for a file of `n_bytes`: three times its size, and 64 MiB.
     pub fn of_file(n_bytes: usize) -> Budget {
         let total = n_bytes.saturating_mul(3).saturating_add(64 << 20);
         Budget { total, left: Cell::new(total) }
     }
 
-    /// Charges bytes.
+    /// Charges `n_bytes` to the budget.
     ///
     /// # Errors
     /// If there are not so many left.
@@ -32,13 +32,13 @@ impl Budget {
 /// A field's payload.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Payload<'a> {
-    /// An integer of variable length.
+    /// Varint: an integer of variable length.
     Varint(u64),
     /// Eight bytes.
     Fixed64(u64),
     /// Four bytes.
     Fixed32(u32),
-    /// A message, text, bytes or packed numbers.
+    /// Length-delimited field: a message, a string, bytes or packed numbers.
     Bytes(Message<'a>),
 }
 
@@ -53,10 +53,10 @@ pub struct Field<'a> {
     pub payload: Payload<'a>,
 }
 
-/// A stretch of the file; iterating gives its fields.
+/// Encoded message, a slice of the file; iterating yields its fields.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Message<'a> {
-    /// The bytes that are left.
+    /// Bytes not yet read.
     pub bytes: &'a [u8],
     /// Offset of the bytes in the file.
     pub at: usize,
@@ -74,7 +74,7 @@ impl<'a> Message<'a> {
         Ok(head)
     }
 
-    /// Takes an integer of variable length.
+    /// Reads a varint.
     ///
     /// # Errors
     /// If it does not end, or is longer than 64 bits.
@@ -94,7 +94,8 @@ impl<'a> Message<'a> {
         Err(self.malformed("an integer is too long"))
     }
 
-    /// Reads the head of a field: its number, and how many bytes its payload has.
+    /// Reads a field's tag and, for a length-delimited one, its length: returns the tag and the payload's
+    /// bytes.
     ///
     /// # Errors
     /// If the bytes are no field.
@@ -205,7 +206,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Adds integers, packed or one.
+    /// Appends the field's integers, whether packed or single, to `into`.
     ///
     /// # Errors
     /// If it has none, or too many.
@@ -228,7 +229,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// Adds bytes of fixed-size numbers, packed or one.
+    /// Appends the field's numbers of `size` bytes each, whether packed or single, to `into` as bytes.
     ///
     /// # Errors
     /// If it has none of that size, or too many.

@@ -1,4 +1,4 @@
-//! Writing ONNX models, for networks of our own: tensors, nodes without graphs, declared inputs and outputs.
+//! Writer of ONNX models that are built here: tensors, nodes without subgraphs, declared inputs and outputs.
 
 use crate::op::Attribute;
 use crate::{DType, Dim, Tensor};
@@ -7,26 +7,26 @@ use crate::{DType, Dim, Tensor};
 /// runtimes of many years read this one.
 const IR_VERSION: i64 = 8;
 
-/// A model to be written.
+/// ONNX model under construction, to be written by [`write`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelFile {
     /// The graph's name.
     pub name: String,
-    /// The version of ONNX's own operators.
+    /// Version of ONNX's own operator set.
     pub opset: i64,
-    /// Domains of other operators, with their versions.
+    /// Other operator domains, with their versions.
     pub domains: Vec<(String, i64)>,
     /// Inputs of the graph.
     pub inputs: Vec<GraphPort>,
     /// Outputs of the graph.
     pub outputs: Vec<GraphPort>,
-    /// Weights by name.
+    /// Initializers by name.
     pub weights: Vec<(String, Tensor)>,
-    /// Nodes in an order in which they can run.
+    /// Nodes in topological order.
     pub nodes: Vec<NodeFile>,
 }
 
-/// An input or an output.
+/// Graph input or output: a name with type and shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GraphPort {
     /// Name of the value.
@@ -37,7 +37,7 @@ pub struct GraphPort {
     pub dims: Vec<Dim>,
 }
 
-/// A node.
+/// `NodeProto` to be written.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NodeFile {
     /// Name of the node, which may be empty.
@@ -46,7 +46,7 @@ pub struct NodeFile {
     pub op: String,
     /// Domain of the operator; empty for ONNX's own.
     pub domain: String,
-    /// Inputs; an empty name stands for one that is left out.
+    /// Names of the inputs; empty for an omitted optional input.
     pub inputs: Vec<String>,
     /// Outputs of the node.
     pub outputs: Vec<String>,
@@ -54,7 +54,7 @@ pub struct NodeFile {
     pub attributes: Vec<(String, Attribute)>,
 }
 
-/// A model as the bytes of a file.
+/// Encodes a model as the bytes of an ONNX file.
 ///
 /// # Panics
 /// If an attribute is of a kind that is not supported.

@@ -1,34 +1,37 @@
-//! Attention, and positions as rotations.
+//! `Attention` and `RotaryEmbedding`.
 
 use super::util::{broadcast, broadcast_strides, product, size, transpose};
 use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Scaled dot-product attention: queries, keys, values, mask, past keys and values, and how many keys are no
-/// padding. Outputs are the result, keys and values with the past before them, and products of queries and
-/// keys.
+/// Scaled dot-product attention (ONNX `Attention`), `softmax(scale · Q·Kᵀ + mask) · V`. Inputs: 0 to 2
+/// queries, keys and values, `[batch, heads, sequence, head_size]` or `[batch, sequence, heads · head_size]`;
+/// 3 a mask that broadcasts to `[batch, heads, queries, keys]`, boolean or added; 4 and 5 past keys and
+/// values; 6 the number of keys of each sequence that are no padding. Outputs: the result, present keys and
+/// values (past ones first), and the query-key products.
 #[derive(Debug, Clone)]
 pub struct Attention {
-    /// A query sees no later keys.
+    /// Whether a query attends only to keys at its own position and before.
     pub is_causal: bool,
-    /// Heads of keys and values, where they lie in one dimension.
+    /// Number of heads of keys and values, for inputs of three dimensions.
     pub n_kv_heads: Option<usize>,
-    /// Heads of queries, where they lie in one dimension.
+    /// Number of heads of queries, for inputs of three dimensions.
     pub n_q_heads: Option<usize>,
-    /// The factor of products; by default the inverse root of a head's size.
+    /// Factor of the query-key products; by default 1/√head_size.
     pub scale: Option<f64>,
-    /// Bound of the products, applied smoothly (`softcap`); 0 for none.
+    /// Soft cap of the products: `softcap · tanh(x / softcap)`; 0 for none.
     pub softcap: f64,
-    /// Stage of the products that the last output has.
+    /// Stage at which the last output takes the query-key products (`qk_matmul_output_mode`).
     pub products: Products,
-    /// Number of keys before its own position that a query sees.
+    /// Sliding window: number of keys before its own position that a query attends to; `None` without a
+    /// bound.
     pub left_window: Option<i64>,
-    /// Number of keys behind its own position that a query sees.
+    /// Sliding window: number of keys after its own position that a query attends to; `None` without a bound.
     pub right_window: Option<i64>,
 }
 
-/// Stage of the products of queries and keys: plain, bounded, masked, or behind the softmax.
+/// Stage of the query-key products: as scaled, after the soft cap, after the mask, or after the softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Products {
@@ -38,17 +41,18 @@ pub enum Products {
     Softmax,
 }
 
-/// Rotary position embedding: pairs of numbers rotated by angles. Without positions, each step of the batch
-/// has angles of its own; a single position is that of the first step.
+/// Rotary position embedding: rotates pairs of a head's elements by position-dependent angles. Cosines and
+/// sines are `[positions, rotated / 2]` and looked up by the positions input; without that input they are
+/// `[batch, sequence, rotated / 2]`. A position input of one element is the position of the first token.
 #[derive(Debug, Clone, Copy)]
 pub struct RotaryEmbedding {
-    /// Pairs stand side by side, and not half a head apart.
+    /// Whether a pair is two neighbouring elements; else they are half of the rotated elements apart.
     pub is_interleaved: bool,
-    /// Number of a head's elements that are rotated; 0 for all.
+    /// Number of elements of a head that are rotated (`rotary_embedding_dim`); 0 for all.
     pub n_turned: usize,
-    /// Heads, where they lie in one dimension; 0 for as many as the angles leave.
+    /// Number of heads, for inputs of three dimensions; 0 derives it from the size of the angles.
     pub n_heads: usize,
-    /// Inputs that are cosines, sines and positions.
+    /// Indices of the inputs cosines, sines and positions.
     pub inputs: [usize; 3],
 }
 

@@ -1,4 +1,4 @@
-//! Attributes of nodes, and the view of a node that an operator's import has.
+//! Attributes of nodes, and a node as an operator's import sees it.
 
 use std::cell::Cell;
 
@@ -9,45 +9,45 @@ use crate::{DType, OpError, Tensor};
 /// An attribute's value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Attribute {
-    /// A number.
+    /// Floating-point number.
     Float(f32),
     /// An integer.
     Int(i64),
-    /// A text.
+    /// String.
     Text(String),
     /// A tensor.
     Tensor(Tensor),
-    /// Numbers.
+    /// List of floating-point numbers.
     Floats(Vec<f32>),
-    /// Integers.
+    /// List of integers.
     Ints(Vec<i64>),
-    /// Texts.
+    /// List of strings.
     Texts(Vec<String>),
-    /// An unsupported kind of attribute.
+    /// Unsupported kind of attribute, by name.
     Foreign(String),
 }
 
-/// Attributes of a node, with a mark on those that were read.
+/// Attributes of a node, each with a mark whether the import has read it.
 #[derive(Debug)]
 pub struct Attributes(Vec<(String, Attribute, Cell<bool>)>);
 
-/// A node before it is an operator.
+/// Node to be imported as an operator.
 #[derive(Debug)]
 pub struct Import {
-    /// The version of the operator: the last of its row's opsets that is not after the model's.
+    /// Operator version that applies: the last of the row's `since` that is not newer than the model's opset.
     pub version: i64,
-    /// Whether each input is present.
+    /// Presence of each input; false for omitted optional ones.
     pub given: Vec<bool>,
-    /// Number of outputs that the node names.
+    /// Number of outputs of the node.
     pub n_outputs: usize,
     /// Attributes of the node.
     pub attributes: Attributes,
-    /// Subgraphs, by the attribute that has each.
+    /// Subgraphs, each with the name of its attribute.
     pub bodies: Vec<(String, Body)>,
 }
 
 impl Attributes {
-    /// Makes attributes, none of them read yet.
+    /// Wraps attributes, none of them marked as read.
     pub fn new(attributes: Vec<(String, Attribute)>) -> Attributes {
         Attributes(attributes.into_iter().map(|(name, value)| (name, value, Cell::new(false))).collect())
     }
@@ -58,12 +58,12 @@ impl Attributes {
         Some(value)
     }
 
-    /// The first attribute that was not read.
+    /// Name of the first attribute that the import did not read, and so does not know.
     pub fn unused(&self) -> Option<&str> {
         self.0.iter().find(|(.., used)| !used.get()).map(|(name, ..)| name.as_str())
     }
 
-    /// The value of a `Constant`.
+    /// Tensor of a `Constant` node, whichever attribute holds it.
     ///
     /// # Errors
     /// If it is none that is supported.
@@ -114,7 +114,7 @@ getters! {
 }
 
 impl Import {
-    /// Reads an integer, or its default.
+    /// Reads an integer attribute, or `default` where it is absent.
     ///
     /// # Errors
     /// If it is no integer.
@@ -122,7 +122,7 @@ impl Import {
         Ok(self.int(name)?.unwrap_or(default))
     }
 
-    /// Reads a number, or its default.
+    /// Reads a floating-point attribute, or `default` where it is absent.
     ///
     /// # Errors
     /// If it is no number.
@@ -130,7 +130,7 @@ impl Import {
         Ok(self.float(name)?.unwrap_or(default).into())
     }
 
-    /// Reads a text, or its default.
+    /// Reads a string attribute, or `default` where it is absent.
     ///
     /// # Errors
     /// If it is no text.
@@ -138,7 +138,7 @@ impl Import {
         Ok(self.text(name)?.unwrap_or_else(|| default.to_owned()))
     }
 
-    /// Whether an integer is not 0.
+    /// Reads an integer attribute as a flag: true unless it is 0; `default` where it is absent.
     ///
     /// # Errors
     /// If it is no integer.
@@ -151,7 +151,7 @@ impl Import {
         self.given.get(at).copied().unwrap_or(false)
     }
 
-    /// Reads an attribute that is one of several names.
+    /// Reads a string attribute that names one of `known`, and returns that name's value.
     ///
     /// # Errors
     /// If it is none of these.
@@ -161,7 +161,7 @@ impl Import {
         found.ok_or_else(|| unsupported!("{name}={text} is not supported"))
     }
 
-    /// Takes a subgraph.
+    /// Takes the subgraph of an attribute.
     ///
     /// # Errors
     /// If it is not there.

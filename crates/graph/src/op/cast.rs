@@ -1,20 +1,20 @@
-//! Other element types.
+//! Conversions of the element type.
 
 use super::{Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Conversion to another type, which is input 1's where it is not given here.
+/// Conversion to another element type (`Cast`, `CastLike`).
 #[derive(Debug, Clone, Copy)]
 pub struct Cast {
-    /// The type.
+    /// Target type; `None` takes that of input 1 (`CastLike`).
     pub to: Option<DType>,
 }
 
-/// Reinterpretation of the bits as another type of the same size.
+/// Reinterpretation of each element's bits as another type of equal size.
 #[derive(Debug, Clone, Copy)]
 pub struct BitCast {
-    /// The type.
+    /// Target type.
     pub to: DType,
 }
 

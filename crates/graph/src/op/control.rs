@@ -1,4 +1,4 @@
-//! Graphs in graphs, and operators that are not supported.
+//! Subgraphs (`If`), and operators that are not supported.
 
 use super::{Inputs, Operation, Operator, row};
 use crate::error::invalid;
@@ -6,12 +6,12 @@ use crate::evaluate::run;
 use crate::specialise::infer_graph;
 use crate::{Graph, OpError, Tensor, TensorType};
 
-/// A graph that a node has, and which of the node's inputs its last inputs are.
+/// Subgraph of a node. Its last inputs are captured from the node's own inputs.
 #[derive(Debug, Clone)]
 pub struct Body {
     /// The graph.
     pub graph: Box<Graph>,
-    /// Places among the node's inputs.
+    /// Indices of the node's inputs that the subgraph's last inputs are bound to.
     pub captures: Vec<usize>,
 }
 
@@ -22,23 +22,24 @@ impl Body {
     }
 }
 
-/// The first of two graphs where input 0 holds, the second elsewhere.
+/// `If`: runs one of two subgraphs, chosen by the boolean in input 0.
 #[derive(Debug, Clone)]
 pub struct If {
-    /// The graph where it holds.
+    /// Subgraph for true.
     pub then: Body,
-    /// The graph where it does not.
+    /// Subgraph for false.
     pub otherwise: Body,
 }
 
-/// Input 1 where the truth in input 0 holds, else input 2: the end of both graphs of an [`If`].
+/// Selection by a single boolean, input 0: input 1 if true, else input 2. Joins the outputs of both subgraphs
+/// of an [`If`] where these are computed unconditionally.
 #[derive(Debug, Clone, Copy)]
 pub struct Select {
-    /// Truth for which there is no graph, as the graph refuses the sizes of its inputs: a run fails then.
+    /// Condition whose subgraph cannot be computed with these shapes; a run with it fails.
     pub refused: Option<bool>,
 }
 
-/// An operator that is not supported.
+/// Operator that is not supported, kept so that the rest of the model can be shown.
 #[derive(Debug, Clone)]
 pub struct Unknown {
     /// Reason.
@@ -50,7 +51,7 @@ pub(super) const ROWS: &[Operator] = &[row("If", &[1, 11, 13, 16, 19, 21, 23, 24
 })];
 
 impl If {
-    /// The graph for a condition.
+    /// Subgraph that a condition selects.
     ///
     /// # Errors
     /// If it is not one element.

@@ -8,29 +8,31 @@ use super::{AutoPad, Geometry, Import, Inputs, Operation, Operator, WindowAttrib
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Convolution of an image `[n, c, …]` with weights `[m, c/groups, …]`; input 2 is a number for each of `m`.
+/// Convolution of an image `[n, c, …]` with weights `[m, c/groups, …]`. Input 2 is the bias `[m]`, which is
+/// optional; the output is `[n, m, …]`.
 #[derive(Debug, Clone)]
 pub struct Conv {
-    /// Placement of the windows.
+    /// Kernel size, strides, dilations and padding.
     pub window: WindowAttributes,
-    /// Parts of the channels that have nothing to do with each other.
+    /// Number of groups: output channels of a group read the input channels of that group only.
     pub groups: usize,
 }
 
-/// Convolution of integers: inputs 2 and 3 are what counts as zero.
+/// Convolution of integer tensors with an i32 result: inputs 2 and 3 are the zero points of image and
+/// weights.
 #[derive(Debug, Clone)]
 pub struct ConvInteger(pub Conv);
 
-/// Transposed convolution, the gradient of a convolution, with weights `[c, m/groups, …]`.
+/// Transposed convolution of an image `[n, c, …]` with weights `[c, m/groups, …]`; the output is `[n, m, …]`.
 #[derive(Debug, Clone)]
 pub struct ConvTranspose {
-    /// Placement of the windows.
+    /// Kernel size, strides, dilations and padding.
     pub window: WindowAttributes,
-    /// Parts of the channels that have nothing to do with each other.
+    /// Number of groups of channels, which are convolved separately.
     pub groups: usize,
-    /// Additional elements at the end of each dimension of the output.
+    /// Rows and columns added at the end of each spatial dimension of the output.
     pub output_padding: Option<Vec<i64>>,
-    /// The output's size, from which borders follow.
+    /// Spatial sizes of the output, from which the padding is derived.
     pub output_shape: Option<Vec<i64>>,
 }
 
@@ -54,32 +56,32 @@ pub(super) const ROWS: &[Operator] = &[
     }),
 ];
 
-/// A convolution's sizes.
+/// Sizes of a convolution.
 #[derive(Debug, Clone)]
 pub struct ConvShape {
-    /// Images.
+    /// Batch size.
     pub n: usize,
-    /// Channels that it reads.
+    /// Number of input channels.
     pub c: usize,
-    /// Channels that it writes.
+    /// Number of output channels.
     pub m: usize,
-    /// Parts of the channels.
+    /// Number of groups of channels.
     pub groups: usize,
-    /// The image.
+    /// Spatial sizes of the image; of a transposed convolution, those of its output.
     pub image: Vec<usize>,
-    /// Placement of the windows over the image, or, for a transposed convolution, over its output.
+    /// Placement of the windows over `image`.
     pub geometry: Geometry,
 }
 
 impl ConvShape {
-    /// The output's shape.
+    /// Shape of the output.
     pub fn out(&self) -> Vec<usize> {
         [&[self.n, self.m][..], &self.geometry.out].concat()
     }
 }
 
 impl Conv {
-    /// Sizes for an image and weights of these shapes.
+    /// Computes the sizes for an image `x` and weights `w` of these shapes.
     ///
     /// # Errors
     /// If they do not fit.
@@ -185,8 +187,8 @@ impl Operation for ConvInteger {
 }
 
 impl ConvTranspose {
-    /// Sizes for an input and weights of these shapes; windows lie over the output, which is `image`, and
-    /// `geometry.out` is the input's size.
+    /// Computes the sizes for an input `x` and weights `w` of these shapes. Windows lie over the output: it
+    /// is `image`, and `geometry.out` is the input's size.
     ///
     /// # Errors
     /// If image and weights do not fit.

@@ -1,14 +1,14 @@
-//! Sums of products by indices.
+//! `Einsum`: sums of products in index notation.
 
 use super::util::{product, strides};
 use super::{ANY, Inputs, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{OpError, Tensor, TensorType};
 
-/// Sums of products by indices, as `ij,jk->ik`.
+/// `Einsum`: a sum of products in index notation, such as `ij,jk->ik`.
 #[derive(Debug, Clone)]
 pub struct Einsum {
-    /// The indices of each input, and of the output.
+    /// Equation: the index letters of each input and of the output.
     pub equation: String,
 }
 
@@ -20,14 +20,15 @@ pub(super) const ROWS: &[Operator] = &[row("Einsum", &[12, 28], 1..=ANY, |node| 
 /// Most products that are computed.
 const MOST: usize = 1 << 36;
 
-/// An equation for inputs of certain shapes: letters stand for indices, and numbers for those of an ellipsis.
+/// Equation resolved for inputs of given shapes: each index letter, and each dimension of an ellipsis, has a
+/// number.
 #[derive(Debug, Clone)]
 pub struct Indices {
-    /// Each index with its size; those of the output first.
+    /// Size of each index; those of the output come first, in its order.
     pub sizes: Vec<usize>,
-    /// Number of the output's indices.
+    /// Rank of the output.
     pub n_out: usize,
-    /// Indices of each input's dimensions.
+    /// Index of each dimension of each input.
     pub inputs: Vec<Vec<usize>>,
 }
 
@@ -50,7 +51,7 @@ fn indices_of(term: &str, n_dots: usize) -> Vec<EinsumIndex> {
 }
 
 impl Einsum {
-    /// The equation's indices for inputs.
+    /// Resolves the equation for the inputs' shapes.
     ///
     /// # Errors
     /// If it does not fit them.

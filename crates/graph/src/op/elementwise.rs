@@ -1,11 +1,11 @@
-//! Functions of single elements.
+//! Elementwise operators.
 
 use super::util::{broadcast, broadcast_strides, check_float, for_each, larger, smaller};
 use super::{ANY, Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// A function of each element.
+/// Elementwise function of one tensor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[allow(missing_docs)]
 pub enum Unary {
@@ -56,7 +56,7 @@ pub enum Unary {
     ThresholdedRelu { alpha: f64 },
 }
 
-/// A function of two tensors, which broadcast.
+/// Elementwise function of two tensors, with broadcasting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Binary {
@@ -74,20 +74,20 @@ pub enum Binary {
     GreaterOrEqual,
     Less,
     LessOrEqual,
-    /// The remainder has the sign of the dividend, or else of the divisor.
+    /// Whether the remainder has the sign of the dividend (`fmod`), rather than of the divisor.
     Mod {
         of_dividend: bool,
     },
     Mul,
     Or,
     Pow,
-    /// The slope broadcasts to the input and not the other way round.
+    /// `x` where positive, else `slope · x`. Broadcasting is one-way: the slope broadcasts to `x`.
     PRelu,
     Sub,
     Xor,
 }
 
-/// A function of any number of tensors, which broadcast.
+/// Elementwise function of any number of tensors, with broadcasting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Variadic {
@@ -97,25 +97,25 @@ pub enum Variadic {
     Sum,
 }
 
-/// `min(max(x, lower), upper)`; bounds are inputs 1 and 2 where they are not given here.
+/// `min(max(x, lower), upper)`. Bounds that are `None` here are inputs 1 and 2, each optional.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Clip {
-    /// The lower bound of an attribute.
+    /// Lower bound, where an attribute gives it (before opset 11).
     pub min: Option<f64>,
-    /// The upper bound of an attribute.
+    /// Upper bound, where an attribute gives it (before opset 11).
     pub max: Option<f64>,
 }
 
-/// The second input where the first holds, the third elsewhere.
+/// Elementwise choice: input 1 where the condition, input 0, is true, else input 2; all three broadcast.
 #[derive(Debug, Clone, Copy)]
 pub struct Where;
 
-/// Dropout at inference: the input unchanged; the second output is a mask of true.
+/// Dropout at inference: the input unchanged; the second output is a mask that is true everywhere.
 #[derive(Debug, Clone, Copy)]
 pub struct Dropout {
-    /// The mask has the input's type: before opset 10.
+    /// Whether the mask has the input's type, as before opset 10, rather than `bool`.
     pub mask_of_input_type: bool,
-    /// Whether the ratio, input 1, must be 0: the mode is an input too, and might be training.
+    /// Whether the ratio, input 1, must be 0, as the training mode is an input and may be true.
     pub may_train: bool,
 }
 
@@ -242,7 +242,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Unary {
-    /// Value for a number.
+    /// Result for a number, in f64.
     pub fn of_float(self, x: f64) -> f64 {
         use Unary as U;
         let truth = |is: bool| f64::from(u8::from(is));
@@ -423,7 +423,7 @@ impl Binary {
         }
     }
 
-    /// Value for two numbers.
+    /// Result for two numbers, in f64.
     pub fn of_floats(self, a: f64, b: f64) -> f64 {
         use Binary as B;
         let truth = |is: bool| f64::from(u8::from(is));

@@ -1,32 +1,34 @@
-//! Elements by index.
+//! Gather and scatter operators.
 
 use super::util::{around, axis, larger, pick, product, size, smaller, strides};
 use super::{Import, Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Slices of input 0 by the indices of input 1.
+/// Slices of input 0 along `axis`, chosen by the indices of input 1. The output's shape is that of input 0
+/// with `axis` replaced by the indices' dimensions.
 #[derive(Debug, Clone, Copy)]
 pub struct Gather {
-    /// Along this dimension.
+    /// Dimension that the indices refer to; negative counts from the end.
     pub axis: i64,
 }
 
-/// Elements of input 0 by the indices of input 1 along a dimension.
+/// Elements of input 0: at each place of input 1, its index replaces the place's coordinate along `axis`. The
+/// output has the shape of input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct GatherElements {
-    /// Along this dimension.
+    /// Dimension that the indices refer to; negative counts from the end.
     pub axis: i64,
 }
 
-/// Slices of input 0 by the tuples in input 1's last dimension.
+/// Slices of input 0, each chosen by a coordinate tuple: the tuples are the last dimension of input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct GatherNd {
-    /// Number of leading dimensions that both have in common.
+    /// Number of leading dimensions shared by both inputs, which the tuples do not index.
     pub n_batch_dims: usize,
 }
 
-/// Combination of an element with the one scattered to it.
+/// Reduction of the previous element with the scattered one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Scatter {
@@ -37,42 +39,48 @@ pub enum Scatter {
     Min,
 }
 
-/// Elements of input 0 replaced by input 2's by the indices of input 1 along a dimension.
+/// Copy of input 0 with the elements of input 2 scattered into it: at each place of input 1, its index
+/// replaces the place's coordinate along `axis`.
 #[derive(Debug, Clone, Copy)]
 pub struct ScatterElements {
-    /// Along this dimension.
+    /// Dimension that the indices refer to; negative counts from the end.
     pub axis: i64,
-    /// Combination with the previous elements.
+    /// Reduction with the previous element.
     pub reduction: Scatter,
 }
 
-/// Slices of input 0 replaced by input 2's by the tuples in input 1's last dimension.
+/// Copy of input 0 with slices of input 2 scattered to coordinate tuples, which are the last dimension of
+/// input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct ScatterNd {
-    /// Combination with the previous elements.
+    /// Reduction with the previous elements.
     pub reduction: Scatter,
 }
 
-/// A cache, input 0, with new entries, input 1, from the places on that input 2 says.
+/// Update of a key or value cache, input 0, with new entries, input 1, written along `axis` at the start
+/// position of each batch element, input 2 (0 by default).
 #[derive(Debug, Clone, Copy)]
 pub struct TensorScatter {
-    /// Along this dimension.
+    /// Sequence dimension of the cache; negative counts from the end.
     pub axis: i64,
-    /// Positions behind the end wrap around to the beginning.
+    /// Whether positions past the end wrap around to the beginning; else they are an error.
     pub is_circular: bool,
 }
 
-/// A place of each index: the second of two values at the index, the first elsewhere.
+/// Encoding of integer indices, input 0, as one-hot vectors along a new dimension of size `depth`, input 1.
+/// Input 2 holds the two values `[off, on]`: `on` at the index, `off` elsewhere and everywhere for an index
+/// out of range. The output has the type of input 2.
 #[derive(Debug, Clone, Copy)]
 pub struct OneHot {
-    /// Position of the new dimension.
+    /// Position of the new dimension in the output; negative counts from the end.
     pub axis: i64,
 }
 
-/// Slices along an axis for which a condition holds, or elements where there is no axis.
+/// Slices of input 0 along `axis` for which the boolean vector, input 1, is true; without an axis, elements
+/// of the flattened input.
 #[derive(Debug, Clone, Copy)]
 pub struct Compress {
-    /// Along this dimension.
+    /// Dimension that slices are taken along; `None` flattens the input.
     pub axis: Option<i64>,
 }
 

@@ -1,5 +1,4 @@
-//! Attention of language models as ONNX Runtime's own operators have it: groups of heads share keys and
-//! values, positions are rotations, and a cache holds the past.
+//! Grouped-query attention with a key-value cache, as ONNX Runtime's domain defines it for language models.
 
 use super::attention::heads_apart;
 use super::util::{copy_strided, size, strides};
@@ -7,34 +6,35 @@ use super::{Attention, Fact, Import, Inputs, Op, Operation, Operator, Products, 
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Causal attention in which several heads of queries share a head of keys and values. Inputs are queries,
-/// keys and values, each `[batch, new, heads · depth]` or all in the first, past keys and values `[batch,
-/// heads, past, depth]`, the number of earlier keys of each sequence's last query, the longest sequence,
-/// cosines, sines, positions, and an addend of the products. Outputs are the result and all keys and values.
+/// Causal grouped-query attention (ONNX Runtime's `GroupQueryAttention`): several query heads share a head of
+/// keys and values. Inputs: 0 to 2 queries, keys and values, each `[batch, new, heads · depth]`, or all
+/// packed into the first; 3 and 4 past keys and values `[batch, heads, past, depth]`; 5 each sequence's
+/// length less one; 6 the longest length; 7 and 8 cosines and sines of the rotary embedding; 9 positions; 10
+/// a bias added to the query-key products. Outputs: the result, and present keys and values.
 ///
-/// All sequences of a batch are as long as their past and what is new.
+/// All sequences of a batch must have the same length.
 #[derive(Debug, Clone)]
 pub struct GroupQueryAttention {
-    /// Attention of the separate queries, keys and values, behind their rotation.
+    /// Attention of the unpacked queries, keys and values, after their rotary embedding.
     pub attention: Attention,
-    /// Rotation of queries and keys of one head, by their positions.
+    /// Rotary embedding of queries and keys; `None` where there is none.
     pub rotary: Option<RotaryEmbedding>,
 }
 
-/// Sizes of an attention with a cache.
+/// Sizes of an attention with a key-value cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheSizes {
-    /// Sequences.
+    /// Batch size: number of sequences.
     pub batch: usize,
-    /// New keys of each sequence, and queries.
+    /// Number of new tokens of each sequence.
     pub new: usize,
-    /// Elements of a head.
+    /// Head size of queries and keys.
     pub depth: usize,
-    /// Elements of a head of the values.
+    /// Head size of values.
     pub width: usize,
-    /// Keys before the new ones.
+    /// Number of cached tokens before the new ones.
     pub past: usize,
-    /// Keys that the cache has room for, before and after.
+    /// Capacity of the cache in tokens: of the past and of the present tensors.
     pub rooms: [usize; 2],
 }
 
@@ -81,18 +81,18 @@ pub(super) const ROWS: &[Operator] =
     &[Operator { domain: "com.microsoft", name: "GroupQueryAttention", since: &[1], n_inputs: 7..=17, import }];
 
 impl GroupQueryAttention {
-    /// Heads of queries, and of keys and values.
+    /// Numbers of query heads, and of key and value heads.
     pub fn n_heads(&self) -> [usize; 2] {
         [self.attention.n_q_heads, self.attention.n_kv_heads].map(|n| n.expect("the operator says them"))
     }
 
-    /// The rotation of queries or of keys, which have so many heads.
+    /// Rotary embedding of queries or of keys, given their number of heads; `None` where there is none.
     pub fn rotary_of(&self, n_heads: usize, angles: usize, depth: usize) -> Option<RotaryEmbedding> {
         let n_turned = if 2 * angles == depth { 0 } else { 2 * angles };
         self.rotary.map(|rotary| RotaryEmbedding { n_heads, n_turned, ..rotary })
     }
 
-    /// Sizes that inputs say.
+    /// Derives the sizes from the inputs.
     ///
     /// # Errors
     /// If they do not fit, lengths are not known, or sequences of a batch differ in length.

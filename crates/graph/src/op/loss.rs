@@ -1,11 +1,11 @@
-//! Losses of labels.
+//! Loss functions of classification.
 
 use super::util::{around, check_rank};
 use super::{Import, Inputs, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{OpError, Tensor, TensorType};
 
-/// Reduction of the losses of all positions.
+/// Reduction of the losses over all positions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum LossReduction {
@@ -14,16 +14,17 @@ pub enum LossReduction {
     Mean,
 }
 
-/// The loss of labels, input 1, of logarithms of probabilities; a weight of each class is input 2.
+/// Negative log-likelihood loss. Inputs: log-probabilities `[n, classes, …]`, labels `[n, …]`, and optional
+/// weights of classes `[classes]`.
 #[derive(Debug, Clone, Copy)]
 pub struct NegativeLogLikelihoodLoss {
     /// Reduction of the losses.
     pub reduction: LossReduction,
-    /// A label that does not count.
+    /// Label whose positions are excluded from the loss (`ignore_index`).
     pub ignored: Option<i64>,
 }
 
-/// Negative log-likelihood loss of scores; their log-softmax is the second output.
+/// Cross-entropy loss of logits and labels; the log-softmax is the second output.
 #[derive(Debug, Clone, Copy)]
 pub struct SoftmaxCrossEntropyLoss(pub NegativeLogLikelihoodLoss);
 

@@ -1,4 +1,4 @@
-//! Products of matrices.
+//! Matrix products.
 
 use super::quantize::check_zero;
 use super::util::{broadcast, broadcast_strides, for_each, product, strides};
@@ -6,24 +6,26 @@ use super::{Inputs, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Matrix product, whose leading dimensions broadcast; vectors count as matrices.
+/// Matrix product `[…, m, k] · […, k, n]` as `numpy.matmul` defines it: leading dimensions broadcast, and a
+/// vector is a row or a column.
 #[derive(Debug, Clone, Copy)]
 pub struct MatMul;
 
-/// Products of integer matrices: inputs 2 and 3 are what counts as zero.
+/// Matrix product of integer matrices with an i32 result: inputs 2 and 3 are the zero points of the operands.
 #[derive(Debug, Clone, Copy)]
 pub struct MatMulInteger;
 
-/// `alpha·A·B + beta·C`.
+/// `alpha · A·B + beta · C`, with A and B optionally transposed; C, input 2, is optional and broadcasts to
+/// `[m, n]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gemm {
-    /// The factor of the product.
+    /// Factor of the product.
     pub alpha: f64,
-    /// The factor of input 2, which may be left out.
+    /// Factor of C.
     pub beta: f64,
-    /// Input 0 is transposed.
+    /// Whether A is stored transposed, `[k, m]`.
     pub transposes_a: bool,
-    /// Input 1 is transposed.
+    /// Whether B is stored transposed, `[n, k]`.
     pub transposes_b: bool,
 }
 
@@ -43,7 +45,7 @@ pub(super) const ROWS: &[Operator] = &[
     }),
 ];
 
-/// Adds the product of `[m, k]` and `[k, n]` to `[m, n]`, all row-major.
+/// Accumulates the matrix product of `a: [m, k]` and `b: [k, n]` into `c: [m, n]`, all row-major.
 pub fn add_product([m, n, k]: [usize; 3], a: &[f64], b: &[f64], c: &mut [f64]) {
     const COLUMNS: usize = 8;
     const DEPTH: usize = 512;
@@ -87,19 +89,19 @@ pub fn add_product([m, n, k]: [usize; 3], a: &[f64], b: &[f64], c: &mut [f64]) {
     }
 }
 
-/// A product's sizes: `[m, n, k]`, the leading dimensions, and the output's shape.
+/// Sizes of a batched matrix product.
 pub struct ProductShape {
     /// `[m, n, k]`.
     pub sizes: [usize; 3],
-    /// The leading dimensions of the output.
+    /// Batch dimensions of the output.
     pub batch: Vec<usize>,
-    /// Leading dimensions of each input.
+    /// Batch dimensions of each operand, before broadcasting.
     pub batches: [Vec<usize>; 2],
-    /// The output's shape.
+    /// Shape of the output.
     pub out: Vec<usize>,
 }
 
-/// The shapes of a product of matrices.
+/// Computes the sizes of a matrix product of operands of these shapes.
 ///
 /// # Errors
 /// If they do not fit.
@@ -220,7 +222,7 @@ impl Operation for MatMulInteger {
 }
 
 impl Gemm {
-    /// `[m, n, k]`.
+    /// Sizes `[m, n, k]` for operands of these shapes.
     ///
     /// # Errors
     /// If the inputs are no matrices that fit.

@@ -1,4 +1,4 @@
-//! Elements in other places.
+//! Operators that move elements: transposes, slices, padding, block rearrangements.
 
 use super::util::{axes, axis, check_rank, copy_strided, pick, product, size};
 use super::util::{strides, transpose};
@@ -6,120 +6,124 @@ use super::{ANY, Inputs, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{OpError, Tensor, TensorType};
 
-/// Dimensions in another order, reversed where none is given.
+/// Permutation of dimensions.
 #[derive(Debug, Clone)]
 pub struct Transpose {
-    /// Dimension of the input for each of the output's.
+    /// Input dimension for each output dimension; `None` reverses their order.
     pub order: Option<Vec<i64>>,
 }
 
-/// Concatenation along a dimension.
+/// Concatenation of all inputs along `axis`.
 #[derive(Debug, Clone, Copy)]
 pub struct Concat {
-    /// Along this dimension.
+    /// Dimension to concatenate along; negative counts from the end.
     pub axis: i64,
 }
 
-/// Split into consecutive parts along a dimension.
+/// Split into consecutive parts along `axis`.
 #[derive(Debug, Clone)]
 pub struct Split {
-    /// Along this dimension.
+    /// Dimension to split; negative counts from the end.
     pub axis: i64,
-    /// The sizes of an attribute: before opset 13. Else they are input 1's value.
+    /// Sizes of the parts, where an attribute gives them (before opset 13); else they are input 1, if given.
     pub sizes: Option<Vec<i64>>,
-    /// Number of parts, where no sizes are given.
+    /// Number of equal parts, where no sizes are given.
     pub n_parts: usize,
-    /// The last part may be smaller: from opset 18 on, where the number of parts is given.
+    /// Whether the last part may be smaller: from opset 18 on, where `num_outputs` is given.
     pub may_be_uneven: bool,
 }
 
 /// Starts, ends and axes.
 type SliceAttributes = (Vec<i64>, Vec<i64>, Option<Vec<i64>>);
 
-/// A part of each dimension.
+/// Strided slice along some dimensions.
 #[derive(Debug, Clone)]
 pub struct Slice {
-    /// Starts, ends and axes of attributes: before opset 10. Else they are the values of inputs 1 to 3, and
-    /// steps are 4's.
+    /// Starts, ends and axes of attributes (before opset 10). `None`: starts, ends, axes and steps are inputs
+    /// 1 to 4.
     pub attributes: Option<SliceAttributes>,
 }
 
-/// Repeated as often along each dimension as input 1's value says.
+/// Repetition of the whole tensor along each dimension, as often as input 1 says.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile;
 
-/// Source of padded elements.
+/// Source of the padded elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PadMode {
-    /// A constant.
+    /// Constant value.
     Constant,
-    /// The last element.
+    /// Nearest element of the border.
     Edge,
-    /// The elements mirrored at the border, without the border's own.
+    /// Reflection at the border element, which is not repeated.
     Reflect,
-    /// The elements of the other side.
+    /// Periodic continuation: elements of the opposite side.
     Wrap,
 }
 
-/// Borders added, or cut off where negative.
+/// Padding at the beginning and end of dimensions; negative sizes crop.
 #[derive(Debug, Clone)]
 pub struct Pad {
-    /// Source of padded elements.
+    /// Source of the padded elements.
     pub mode: PadMode,
-    /// Sizes and constant of attributes: before opset 11. Else they are the values of inputs 1 and 2, and
-    /// axes are 3's.
+    /// Pad sizes and constant of attributes (before opset 11). `None`: sizes, constant and axes are inputs 1
+    /// to 3.
     pub attributes: Option<(Vec<i64>, f64)>,
 }
 
-/// Channels to places.
+/// Rearrangement of channels into blocks of pixels: `[n, c, h, w]` becomes `[n, c/block², h·block, w·block]`.
 #[derive(Debug, Clone, Copy)]
 pub struct DepthToSpace {
-    /// Rows and columns that a channel becomes.
+    /// Edge of a block in pixels.
     pub block: usize,
-    /// Channels are the slowest: `CRD`.
+    /// Whether channels are split as `[c, block, block]` (mode `CRD`), rather than `[block, block, c]`
+    /// (`DCR`).
     pub channels_first: bool,
 }
 
-/// Places to channels.
+/// Rearrangement of blocks of pixels into channels: `[n, c, h, w]` becomes `[n, c·block², h/block, w/block]`.
 #[derive(Debug, Clone, Copy)]
 pub struct SpaceToDepth {
-    /// Rows and columns that become channels.
+    /// Edge of a block in pixels.
     pub block: usize,
-    /// Channels are the slowest: `CRD`.
+    /// Whether channels are ordered as `[c, block, block]` (mode `CRD`), rather than `[block, block, c]`
+    /// (`DCR`).
     pub channels_first: bool,
 }
 
-/// The beginnings of sequences reversed, as long as input 1's value says.
+/// Reversal of the first elements of each sequence of a batch; their number per sequence is input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct ReverseSequence {
-    /// Dimension along the sequences.
+    /// Dimension along the sequence, 0 or 1.
     pub time_axis: i64,
-    /// Dimension across the sequences.
+    /// Dimension of the batch, 0 or 1.
     pub batch_axis: i64,
 }
 
-/// Triangle of each matrix; the rest is 0.
+/// Upper or lower triangle of the matrices in the last two dimensions; all other elements become 0. Input 1,
+/// optional, moves the diagonal.
 #[derive(Debug, Clone, Copy)]
 pub struct Trilu {
-    /// The one above the diagonal, which input 1's value moves.
+    /// Whether the upper triangle is kept, rather than the lower.
     pub upper: bool,
 }
 
-/// Cut or padded around the centre, to input 1's value.
+/// Centred crop or zero padding of some dimensions to the sizes of input 1.
 #[derive(Debug, Clone)]
 pub struct CenterCropPad {
-    /// The dimensions; all by default.
+    /// Dimensions of the sizes; `None` for all.
     pub axes: Option<Vec<i64>>,
 }
 
-/// Sums of overlapping blocks: the reverse of taking each window as a column.
+/// Sum of overlapping columns into an image, the adjoint of `im2col`. Inputs: columns `[n, c · block,
+/// windows]`, the image's size, and the block's size.
 #[derive(Debug, Clone)]
 pub struct Col2Im {
-    /// Distances within a window.
+    /// Dilations of the window, 1 by default.
     pub dilations: Option<Vec<i64>>,
-    /// Borders.
+    /// Padding: all beginnings, then all ends; 0 by default.
     pub pads: Option<Vec<i64>>,
-    /// Distances of windows.
+    /// Strides of the window, 1 by default.
     pub strides: Option<Vec<i64>>,
 }
 
@@ -201,7 +205,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Transpose {
-    /// Dimension of the input for each of the output's.
+    /// Permutation for a tensor of the rank: the input dimension for each output dimension.
     ///
     /// # Errors
     /// If it is no order of the dimensions.
@@ -318,7 +322,7 @@ impl Operation for Split {
 }
 
 impl Slice {
-    /// First position, step and number of elements along each of the input's dimensions.
+    /// Start, step and number of elements along each dimension of the input.
     ///
     /// # Errors
     /// If the bounds are not known or do not fit.
@@ -411,7 +415,7 @@ impl Operation for Tile {
 }
 
 impl Pad {
-    /// Numbers of elements added before and behind, for each dimension.
+    /// Padding before and after each dimension; negative to crop.
     ///
     /// # Errors
     /// If the sizes are not known or do not fit.

@@ -1,95 +1,100 @@
-//! Normalisations.
+//! Softmax and normalisations.
 
 use super::util::{around, axes, axis, broadcast, broadcast_strides, check_rank, for_each, product, size};
 use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Kind of softmax along a dimension.
+/// Variant of softmax.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SoftmaxKind {
-    /// Exponentials that add up to 1.
+    /// Softmax: `exp(x) / Σ exp(x)`.
     Soft,
-    /// Logarithms of the softmax.
+    /// Log-softmax.
     Log,
-    /// 1 at the first of the largest, 0 elsewhere.
+    /// Hardmax: 1 at the first maximum, 0 elsewhere.
     Hard,
 }
 
-/// Exponentials that add up to 1, their logarithms, or the place of the largest.
+/// Softmax, log-softmax or hardmax along a dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct Softmax {
-    /// Kind of softmax.
+    /// Variant of softmax.
     pub kind: SoftmaxKind,
-    /// The dimension.
+    /// Dimension to normalise; negative counts from the end.
     pub axis: i64,
-    /// All dimensions from this one on count as one: before opset 13.
+    /// Whether all dimensions from `axis` on are normalised together, as before opset 13.
     pub is_flat: bool,
 }
 
-/// Channels scaled and moved by statistics: scale, offset, mean and variance are inputs 1 to 4.
+/// Batch normalisation of an image `[n, c, …]` at inference: `(x − mean) / √(variance + epsilon) · scale +
+/// bias`, with scale, bias, mean and variance `[c]` as inputs 1 to 4.
 #[derive(Debug, Clone, Copy)]
 pub struct BatchNormalization {
-    /// Added to the variance.
+    /// Addend of the variance.
     pub epsilon: f64,
-    /// The statistics are the batch's own, and new running ones with this part of the old are outputs.
+    /// Momentum of the running statistics in training mode: the batch's own statistics are used, and updated
+    /// running ones are outputs. `None` at inference.
     pub training_momentum: Option<f64>,
 }
 
-/// Channels of each image normalised; scale and offset are inputs 1 and 2.
+/// Normalisation of each channel of each image to mean 0 and variance 1, scaled and shifted per channel by
+/// inputs 1 and 2.
 #[derive(Debug, Clone, Copy)]
 pub struct InstanceNormalization {
-    /// Added to the variance.
+    /// Addend of the variance.
     pub epsilon: f64,
 }
 
-/// Groups of channels normalised; scale and offset of each channel are inputs 1 and 2.
+/// Normalisation of each group of channels to mean 0 and variance 1, scaled and shifted per channel by inputs
+/// 1 and 2.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupNormalization {
-    /// Added to the variance.
+    /// Addend of the variance.
     pub epsilon: f64,
     /// Number of groups.
     pub n_groups: usize,
-    /// Scale and offset are of each group: opset 18.
+    /// Whether scale and bias are per group, `[groups]`, as in opset 18, rather than per channel.
     pub scales_groups: bool,
 }
 
-/// The dimensions from one on normalised; scale and offset are inputs 1 and 2, mean and inverse deviation
-/// outputs.
+/// Normalisation over all dimensions from `axis` on to mean 0 and variance 1, scaled and shifted by inputs 1
+/// and 2. Outputs: the result, the mean, and the inverse standard deviation.
 #[derive(Debug, Clone, Copy)]
 pub struct LayerNormalization {
-    /// The first of the dimensions.
+    /// First of the normalised dimensions; negative counts from the end.
     pub axis: i64,
-    /// Added to the variance.
+    /// Addend of the variance.
     pub epsilon: f64,
 }
 
-/// The dimensions from one on divided by the root of their mean square; the scale is input 1.
+/// Division by the root mean square over all dimensions from `axis` on, scaled by input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct RmsNormalization {
-    /// The first of the dimensions.
+    /// First of the normalised dimensions; negative counts from the end.
     pub axis: i64,
-    /// Added to the mean square.
+    /// Addend of the mean square.
     pub epsilon: f64,
 }
 
-/// Mean 0 and variance 1 along some dimensions.
+/// Normalisation along `axes` to mean 0 and variance 1.
 #[derive(Debug, Clone)]
 pub struct MeanVarianceNormalization {
-    /// The dimensions.
+    /// Normalised dimensions.
     pub axes: Vec<i64>,
 }
 
-/// Divided by the norm along a dimension.
+/// Division by the L1 or L2 norm along a dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct LpNormalization {
-    /// The dimension.
+    /// Dimension of the norm; negative counts from the end.
     pub axis: i64,
     /// Order of the norm.
     pub p: f64,
 }
 
-/// `x / (bias + alpha/size · Σ x²)^beta`, the sum over neighbouring channels.
+/// Local response normalisation across channels: `x / (bias + alpha/size · Σ x²)^beta`, summed over `size`
+/// neighbouring channels.
 #[derive(Debug, Clone, Copy)]
 pub struct Lrn {
     /// `alpha` of the formula.
@@ -98,7 +103,7 @@ pub struct Lrn {
     pub beta: f64,
     /// `bias` of the formula.
     pub bias: f64,
-    /// Number of channels.
+    /// Number of neighbouring channels in the sum.
     pub size: usize,
 }
 
@@ -158,7 +163,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Softmax {
-    /// Splits the shape at the dimension: elements before it, along it, behind it.
+    /// Splits a shape at `axis`: the number of elements before it, along it, and after it.
     ///
     /// # Errors
     /// If there is no such dimension.

@@ -1,42 +1,44 @@
-//! Weights of 2, 4 or 8 bits with a scale for each block of them, as ONNX Runtime's own operators have them:
-//! several numbers share a byte, the first of them in its lowest bits.
+//! Block-quantized weights of 2, 4 or 8 bits with a scale per block, as operators of ONNX Runtime's domain
+//! have them. Several numbers share a byte, the first in its lowest bits.
 
 use super::util::{around, axis, product, size};
 use super::{Import, Inputs, Operation, Operator};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Product with weights `[n, k]` of few bits: `A · (W − zero points) · scales`, with a bias.
+/// Matrix product with block-quantized weights: `A · ((W − zero_points) · scales)ᵀ + bias`, with A `[…, k]`
+/// and W `[n, k]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MatMulNBits {
-    /// Rows of the weights, columns of the result.
+    /// Number of columns of the result, rows of the weights.
     pub n: usize,
-    /// Columns of the weights and of the first factor.
+    /// Inner dimension: columns of A and of the weights.
     pub k: usize,
-    /// Packing of the weights.
+    /// Bits and block size of the weights.
     pub blocks: ScaledBlocks,
-    /// Whether each block of the first factor is rounded to 8 bits by a scale of its own, where weights have
-    /// whole zero points.
+    /// Whether blocks of A are quantized to 8 bits dynamically (`accuracy_level` 4), where the zero points
+    /// are integers.
     pub rounds: bool,
 }
 
-/// Slices of a table of few bits by the indices of input 1, as numbers; indices outside give zeros.
+/// Slices of a block-quantized table, dequantized, chosen by the indices of input 1. An index out of range
+/// yields zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatherBlockQuantized {
-    /// Packing of the table.
+    /// Bits and block size of the table.
     pub blocks: ScaledBlocks,
-    /// Dimension that blocks are along.
+    /// Dimension that blocks extend along.
     pub quantize_axis: i64,
-    /// Dimension that slices are taken along.
+    /// Dimension that the indices refer to.
     pub gather_axis: i64,
 }
 
-/// Numbers of few bits, and how many of them have a common scale.
+/// Block quantization: bits of a number, and numbers that share a scale.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScaledBlocks {
     /// Bits of a number.
     pub bits: usize,
-    /// Numbers of a block.
+    /// Number of elements of a block.
     pub size: usize,
 }
 
@@ -94,12 +96,12 @@ impl ScaledBlocks {
         (n * self.bits).div_ceil(8)
     }
 
-    /// The zero point of weights that have none of their own.
+    /// Default zero point of weights without zero points: the middle of the range.
     pub fn middle(&self) -> u8 {
         1 << (self.bits - 1)
     }
 
-    /// The first `n` numbers of each row of bytes.
+    /// Unpacks the first `n` numbers of each row of `row_bytes` bytes.
     pub fn unpacked(&self, bytes: &[u8], row_bytes: usize, n: usize) -> Vec<u8> {
         if self.bits == 8 && row_bytes == n {
             return bytes.to_vec();
@@ -141,33 +143,34 @@ fn check_type(inputs: Inputs<'_>, at: usize, wanted: &[DType]) -> Result<(), OpE
     }
 }
 
-/// Known weights of a [`MatMulNBits`], unpacked.
+/// Constant weights of a [`MatMulNBits`], unpacked.
 #[derive(Debug, Clone)]
 pub struct PackedWeights {
-    /// The weights `[n, k]` as they are packed, without a sign.
+    /// Quantized weights `[n, k]`, unsigned.
     pub numbers: Vec<u8>,
     /// Scales `[n, blocks]`.
     pub scales: Vec<f32>,
     /// Zero points `[n, blocks]`.
     pub zeros: Vec<f32>,
-    /// The block of each column.
+    /// Index of the block of each column.
     pub block_of: Vec<usize>,
 }
 
 impl MatMulNBits {
-    /// Blocks of a row of weights.
+    /// Number of blocks in a row of weights.
     pub fn n_blocks(&self) -> usize {
         self.k.div_ceil(self.blocks.size)
     }
 
-    /// Whether the first factor is rounded to 8 bits, given that zero points are whole and blocks are those
-    /// of neighbouring columns.
+    /// Whether A is quantized to 8 bits with these inputs: zero points are integers, and blocks consist of
+    /// neighbouring columns.
     pub fn rounds_with(&self, inputs: Inputs<'_>) -> bool {
         let has_whole_zeros = inputs.optional(3).is_none_or(|zeros| zeros.dtype() == DType::U8);
         self.rounds && has_whole_zeros && inputs.optional(4).is_none()
     }
 
-    /// Whether there are no weights, which count as zeros.
+    /// Whether the weights tensor, input 1, has no elements though the node's sizes call for some; such
+    /// weights count as zeros.
     pub fn is_empty(&self, inputs: Inputs<'_>) -> Result<bool, OpError> {
         let whole = [self.n, self.n_blocks(), self.blocks.bytes(self.blocks.size)];
         let shape = inputs.shape(1)?;
@@ -175,7 +178,7 @@ impl MatMulNBits {
         Ok(fits && shape.contains(&0) && !whole.contains(&0))
     }
 
-    /// The weights, where they are known.
+    /// Unpacks the weights; they must be constants.
     ///
     /// # Errors
     /// If they are not, or an index of a block is none.
@@ -203,7 +206,7 @@ impl MatMulNBits {
 }
 
 impl PackedWeights {
-    /// The weights as numbers `[n, k]`, each step rounded to f32.
+    /// Dequantized weights `[n, k]`, each operation rounded to f32.
     pub fn singles(&self) -> Vec<f32> {
         let k = self.block_of.len();
         let n = self.numbers.len().checked_div(k).unwrap_or(0);
@@ -216,7 +219,8 @@ impl PackedWeights {
     }
 }
 
-/// Numbers rounded to 8 bits with a scale, as [`MatMulNBits`] rounds a block of its first factor.
+/// Quantizes a block to 8 bits symmetrically, as [`MatMulNBits`] does for a block of A: returns the scale and
+/// the integers.
 ///
 /// The scale is `max |x| / 127` in f32, and numbers are multiplied by its inverse, rounded as well. Where the
 /// scale has no inverse, as of zeros, all are 0.
@@ -336,7 +340,7 @@ impl GatherBlockQuantized {
         Ok(GatherTable { shape, of_scales, quantize_axis, gather_axis })
     }
 
-    /// The whole table as numbers, each step rounded to f32, with its shape.
+    /// Dequantizes the whole table, each operation rounded to f32; returns its shape and elements.
     ///
     /// # Errors
     /// If it is not known.

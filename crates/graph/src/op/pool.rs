@@ -1,4 +1,4 @@
-//! Numbers of windows and of whole channels.
+//! Pooling: over windows, and over whole images.
 
 use super::util::{check_rank, larger, product, size, strides};
 use super::window::advance;
@@ -9,43 +9,44 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// Reduction of each window.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PoolKind {
-    /// The largest number.
+    /// Maximum.
     Max {
-        /// Whether the second output, the position of the maximum, counts columns first.
+        /// Whether the second output, the index of the maximum, is in column-major order.
         columns_first: bool,
     },
-    /// The mean.
+    /// Arithmetic mean.
     Average {
-        /// Borders count too.
+        /// Whether padding counts as elements (`count_include_pad`).
         counts_borders: bool,
     },
-    /// A norm.
+    /// Lp norm: `(Σ |x|^p)^(1/p)`.
     Lp {
-        /// Order of the norm.
+        /// Exponent of the norm.
         p: f64,
     },
 }
 
-/// A number of each window.
+/// Pooling of an image `[n, c, …]`: one result for each window.
 #[derive(Debug, Clone)]
 pub struct Pool {
     /// Reduction of each window.
     pub kind: PoolKind,
-    /// Placement of the windows.
+    /// Window size, strides, dilations and padding.
     pub window: WindowAttributes,
 }
 
-/// A number of each channel.
+/// Pooling of an image `[n, c, …]` over all spatial dimensions: one result for each channel.
 #[derive(Debug, Clone, Copy)]
 pub struct GlobalPool {
-    /// Reduction of the image.
+    /// Reduction of each channel.
     pub kind: PoolKind,
 }
 
-/// Numbers back where a [`Pool`] found them; input 2 is the output's shape, where given.
+/// Inverse of max pooling: writes the elements of input 0 to the indices of input 1 (the second output of a
+/// max [`Pool`]), zeros elsewhere. Input 2, optional, is the output's shape.
 #[derive(Debug, Clone)]
 pub struct MaxUnpool {
-    /// Placement of the pool's windows.
+    /// Window size, strides and padding of the pool that is inverted.
     pub window: WindowAttributes,
 }
 
@@ -87,7 +88,7 @@ impl Pool {
         Ok(Pool { kind, window })
     }
 
-    /// Places windows over an image of this shape.
+    /// Placement of the windows over an image of this shape `[n, c, …]`.
     ///
     /// # Errors
     /// If the windows do not fit.

@@ -1,4 +1,4 @@
-//! Numbers as multiples of a scale.
+//! Linear quantization, and products and convolutions of quantized tensors.
 
 use super::conv::{ConvShape, add_bias, convolve};
 use super::matmul::{batched_product, centred, product_shape};
@@ -7,37 +7,39 @@ use super::{Conv, Import, Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Multiples of a scale, input 1, as integers; the type is that of the zero point, input 2, or else the one
-/// given.
+/// Linear quantization `saturate(round(x / scale) + zero_point)`: the scale is input 1, the zero point input
+/// 2. The result has the zero point's type, or without one the type given here.
 #[derive(Debug, Clone, Copy)]
 pub struct QuantizeLinear(pub Scaling);
 
-/// Integers as multiples of a scale, input 1, less a zero point, input 2; the type is the scale's, if none is
-/// given.
+/// Linear dequantization `(x − zero_point) · scale`: the scale is input 1, the zero point input 2. The result
+/// has the type given here, or else the scale's.
 #[derive(Debug, Clone, Copy)]
 pub struct DequantizeLinear(pub Scaling);
 
-/// Assignment of scales to elements, and the type of the result.
+/// Granularity of the scales (per tensor, per axis or blocked), and the result's type.
 #[derive(Debug, Clone, Copy)]
 pub struct Scaling {
-    /// Dimension along which the scales vary, where there are several.
+    /// Dimension of per-axis and blocked scales.
     pub axis: i64,
-    /// Number of elements along that dimension with a common scale; 0 where all across it have one.
+    /// Block size along `axis` of blocked quantization; 0 for per-tensor and per-axis scales.
     pub block: usize,
-    /// The type, where it is given.
+    /// Type of the result; `None` takes it from the inputs.
     pub dtype: Option<DType>,
 }
 
-/// Numbers as `u8`, by a scale and a zero point of their range, which are outputs.
+/// Dynamic quantization to `u8` with scale and zero point computed from the range of the input; outputs are
+/// the integers, the scale and the zero point.
 #[derive(Debug, Clone, Copy)]
 pub struct DynamicQuantizeLinear;
 
-/// Product of quantized matrices: each with scale and zero point, and those of the result.
+/// Matrix product of quantized matrices. Inputs: A with its scale and zero point, B with its, and scale and
+/// zero point of the result.
 #[derive(Debug, Clone, Copy)]
 pub struct QLinearMatMul;
 
-/// Convolution of quantized numbers: image and weights with scale and zero point, scale and zero point of the
-/// result, and bias.
+/// Convolution of quantized tensors. Inputs: image with scale and zero point, weights with scale and zero
+/// point, scale and zero point of the result, and an optional i32 bias.
 #[derive(Debug, Clone)]
 pub struct QLinearConv(pub Conv);
 

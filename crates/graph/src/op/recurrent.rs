@@ -12,14 +12,15 @@ use crate::{OpError, Tensor, TensorType};
 pub enum Cell {
     Rnn,
     Gru {
-        /// The reset gate is applied behind the product with the state.
+        /// Whether the reset gate multiplies the state after its matrix product (`linear_before_reset`),
+        /// rather than before.
         resets_behind: bool,
     },
     Lstm {
-        /// The forget gate is what the input gate leaves.
+        /// Whether the forget gate is one minus the input gate (`input_forget`).
         couples_gates: bool,
-        /// Inputs and states are rounded to 256 levels of their range ahead of products: all inputs by one
-        /// range, the states of a batch by one at each step.
+        /// Whether inputs and states are dynamically quantized to 8 bits before the matrix products: all
+        /// inputs with one range, the states of a batch with one range per step.
         rounds: bool,
     },
 }
@@ -35,7 +36,7 @@ impl Cell {
     }
 }
 
-/// Order in which a direction takes the steps.
+/// Direction in which the sequence is processed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum RecurrentDirection {
@@ -52,15 +53,15 @@ pub enum RecurrentDirection {
 pub struct Recurrent {
     /// Kind of cell.
     pub cell: Cell,
-    /// The size of the state.
+    /// Number of elements of the state.
     pub hidden: usize,
-    /// The order of steps.
+    /// Direction of processing.
     pub direction: RecurrentDirection,
-    /// Activations of each direction, in the cell's order.
+    /// Activation functions of each direction, in the cell's order.
     pub activations: Vec<Unary>,
-    /// Bound at which gates are clipped.
+    /// Bound to which the arguments of activations are clipped; `None` for no clipping.
     pub clip: Option<f64>,
-    /// The batch is the first dimension.
+    /// Whether the layout is `[batch, steps, n]` (`layout` 1).
     pub batch_first: bool,
 }
 

@@ -26,35 +26,35 @@ pub enum ReduceKind {
 pub struct Reduce {
     /// Kind of reduction.
     pub kind: ReduceKind,
-    /// The dimensions of an attribute. Else they are input 1's value, or all.
+    /// Dimensions of the attribute. `None`: they are input 1, or all if that is omitted.
     pub axes: Option<Vec<i64>>,
-    /// The dimensions stay, with size 1.
+    /// Whether reduced dimensions are kept with size 1.
     pub keeps_dims: bool,
-    /// An empty list of dimensions means none rather than all.
+    /// Whether an empty list of dimensions reduces none of them, rather than all (`noop_with_empty_axes`).
     pub none_is_none: bool,
 }
 
-/// Position of the largest or the smallest element along a dimension.
+/// Index of the largest or smallest element along a dimension (`ArgMax`, `ArgMin`).
 #[derive(Debug, Clone, Copy)]
 pub struct ArgReduce {
-    /// Whether the smallest element is meant.
+    /// Whether the smallest element is sought.
     pub is_min: bool,
-    /// The dimension.
+    /// Dimension to search; negative counts from the end.
     pub axis: i64,
     /// Whether the dimension stays, with size 1.
     pub keeps_dims: bool,
-    /// Whether of several equal elements the last one is meant.
+    /// Whether the last of several equal elements is taken (`select_last_index`).
     pub takes_last: bool,
 }
 
-/// Running sums or products along a dimension, which is input 1's value.
+/// Cumulative sum or product along a dimension, which is given by input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Cumulative {
-    /// Products.
+    /// Whether products are accumulated, rather than sums.
     pub is_product: bool,
-    /// Excludes the element itself.
+    /// Whether each result excludes the element at its own place.
     pub is_exclusive: bool,
-    /// Runs from the end.
+    /// Whether accumulation runs from the end.
     pub is_reverse: bool,
 }
 
@@ -99,7 +99,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Reduce {
-    /// Dimensions to reduce; `None` where there is nothing to reduce.
+    /// Dimensions to reduce; `None` where the operator copies its input.
     ///
     /// # Errors
     /// If they are not known, or there are no such.

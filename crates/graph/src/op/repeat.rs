@@ -1,4 +1,4 @@
-//! Graphs that repeat: `Loop` and `Scan`.
+//! Subgraphs that repeat: `Loop` and `Scan`.
 
 use bytes::Bytes;
 
@@ -12,44 +12,46 @@ use crate::{DType, Graph, Node, OpError, Tensor, TensorType, Value, ValueId};
 /// Iterations that the evaluation of a loop carries out at most.
 const MOST_EVALUATED: i64 = 1 << 20;
 
-/// A graph that repeats: as often as input 0 says, where it is there, and while a condition holds, input 1 at
-/// first. The inputs behind are carried from iteration to iteration.
+/// `Loop`: repeats a subgraph. Input 0, optional, is the largest number of iterations; input 1, optional, the
+/// initial condition; the rest are the initial values of the loop-carried variables.
 ///
-/// The graph's inputs are the number of the iteration, the condition, what is carried, and what is captured;
-/// its outputs the next condition, what is carried on, and rows of what is collected.
+/// Inputs of the subgraph: the iteration number, the condition, the loop-carried variables, and captured
+/// values. Its outputs: the next condition, the updated variables, and values that are stacked along a new
+/// first dimension over all iterations.
 #[derive(Debug, Clone)]
 pub struct Loop {
-    /// The graph.
+    /// Subgraph of an iteration.
     pub body: Body,
-    /// Number of carried values.
+    /// Number of loop-carried variables.
     pub n_carried: usize,
 }
 
-/// A dimension that a graph goes along.
+/// Dimension that a scan iterates over.
 #[derive(Debug, Clone, Copy)]
 pub struct ScanDimension {
-    /// The dimension.
+    /// Index of the dimension; negative counts from the end.
     pub axis: i64,
-    /// Whether it is gone along from its end.
+    /// Whether iteration goes from the end to the beginning.
     pub is_reverse: bool,
 }
 
-/// A graph for each place of a dimension of the last inputs; the inputs ahead of these are carried from place
-/// to place.
+/// `Scan`: runs a subgraph for each slice of the last inputs along a dimension; the inputs before these are
+/// the initial values of the loop-carried variables.
 ///
-/// The graph's inputs are what is carried, what is at the place, and what is captured; its outputs what is
-/// carried on, and rows of what is collected.
+/// Inputs of the subgraph: the loop-carried variables, the slices, and captured values. Its outputs: the
+/// updated variables, and values that are stacked over all iterations.
 #[derive(Debug, Clone)]
 pub struct Scan {
-    /// The graph.
+    /// Subgraph of an iteration.
     pub body: Body,
-    /// Number of carried values.
+    /// Number of loop-carried variables.
     pub n_carried: usize,
-    /// The dimension of each input that is scanned.
+    /// Dimension of each scanned input.
     pub inputs: Vec<ScanDimension>,
-    /// The dimension of each output that is collected.
+    /// Dimension along which each scanned output is stacked.
     pub outputs: Vec<ScanDimension>,
-    /// All inputs have a batch ahead, and lengths ahead of them: before opset 9.
+    /// Whether all inputs have a leading batch dimension, and input 0 is the lengths of the sequences, as
+    /// before opset 9.
     pub by_batch: bool,
 }
 
@@ -85,7 +87,7 @@ impl Loop {
         Ok(Loop { body, n_carried })
     }
 
-    /// Number of iterations, at most, where it is known; `None` inside where there is no bound.
+    /// Maximum number of iterations: `None` if it is not constant, `Some(None)` if there is no bound.
     ///
     /// # Errors
     /// If it is not one element.
@@ -97,7 +99,7 @@ impl Loop {
         Ok(fact.value.map(|value| Some(value.i64s()[0].max(0))))
     }
 
-    /// Whether the first iteration is carried out, where that is known.
+    /// Whether the first iteration is executed; `None` if the condition is not constant.
     ///
     /// # Errors
     /// If the condition is not one element.
@@ -109,8 +111,8 @@ impl Loop {
         Ok(fact.value.map(|value| value.integers()[0] != 0))
     }
 
-    /// Types of the number of the iteration and of the condition, as the graph takes them: of no dimension,
-    /// or of one.
+    /// Types of the iteration number and of the condition as the subgraph declares them: scalars, or vectors
+    /// of one element.
     pub fn own_types(&self) -> Vec<TensorType> {
         let graph = &self.body.graph;
         let ty = |(at, dtype): (usize, DType)| {
@@ -415,9 +417,9 @@ fn nowhere() -> Place {
 
 /// A graph under way whose nodes are of one node of a model.
 pub(crate) struct GraphDraft<'a> {
-    /// The graph.
+    /// Subgraph of the iterations.
     pub graph: Graph,
-    /// Place of its nodes.
+    /// Location of the node, for error messages.
     pub place: &'a Place,
 }
 

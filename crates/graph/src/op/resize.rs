@@ -1,22 +1,22 @@
-//! Images in other sizes.
+//! Resampling of images to other sizes.
 
 use super::util::{around, axes, size};
 use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{OpError, Tensor, TensorType};
 
-/// Interpolation between pixels.
+/// Interpolation method.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ResizeMode {
-    /// The nearest pixel.
+    /// Nearest neighbour.
     Nearest(Rounding),
-    /// Straight lines.
+    /// Linear interpolation.
     Linear,
-    /// Cubic curves, with this coefficient.
+    /// Cubic convolution with this coefficient (`cubic_coeff_a`).
     Cubic(f64),
 }
 
-/// Rounding to the nearest pixel.
+/// Rounding rule of nearest-neighbour interpolation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Rounding {
@@ -26,7 +26,7 @@ pub enum Rounding {
     Ceil,
 }
 
-/// Mapping of an output's coordinates to the input's.
+/// Mapping of output coordinates to input coordinates (`coordinate_transformation_mode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Coordinates {
@@ -39,7 +39,7 @@ pub enum Coordinates {
     TfCropAndResize,
 }
 
-/// Treatment of the aspect ratio of the given sizes.
+/// Policy for the aspect ratio when sizes are given (`keep_aspect_ratio_policy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Aspect {
@@ -48,24 +48,25 @@ pub enum Aspect {
     NotSmaller,
 }
 
-/// An image in another size: region, factors and sizes are inputs 1 to 3.
+/// Resampling of an image to another size. Inputs 1 to 3, each optional, are the region of interest, the
+/// scale factors and the sizes.
 #[derive(Debug, Clone)]
 pub struct Resize {
-    /// Interpolation between pixels.
+    /// Interpolation method.
     pub mode: ResizeMode,
     /// Mapping of coordinates.
     pub coordinates: Coordinates,
-    /// Pixels beyond the image have no weight.
+    /// Whether pixels outside the image get weight 0 and the other weights are renormalised.
     pub excludes_outside: bool,
-    /// Value outside the image, where the region exceeds it.
+    /// Value for pixels outside the image (`extrapolation_value`), for a region that exceeds it.
     pub outside: f64,
-    /// Pixels are averaged where the image shrinks.
+    /// Whether downsampling is antialiased.
     pub antialias: bool,
-    /// The dimensions that sizes and factors are of.
+    /// Dimensions of region, factors and sizes; `None` for all.
     pub axes: Option<Vec<i64>>,
-    /// Treatment of the aspect ratio.
+    /// Policy for the aspect ratio.
     pub aspect: Aspect,
-    /// Factors of an attribute: before opset 9.
+    /// Scale factors of an attribute (`Upsample` before opset 9).
     pub factors: Option<Vec<f64>>,
     /// Index of the input with the factors.
     pub factors_at: usize,
@@ -141,26 +142,26 @@ fn resize(node: &Import) -> Result<Op, OpError> {
 pub(super) const ROWS: &[Operator] =
     &[row("Resize", &[10, 11, 13, 18, 19], 1..=4, resize), row("Upsample", &[7, 9, 10], 1..=2, upsample)];
 
-/// Resizing of a dimension.
+/// Resampling along a dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct ResizedAxis {
-    /// The dimension.
+    /// Index of the dimension.
     pub axis: usize,
-    /// Size of the input.
+    /// Size of the input along it.
     pub from: usize,
-    /// Size of the output.
+    /// Size of the output along it.
     pub to: usize,
-    /// The factor, which need not be the ratio of sizes.
+    /// Scale factor, which need not be `to / from`.
     pub factor: f64,
-    /// Beginning and end of the region, relative to the size.
+    /// Start and end of the region of interest, relative to the size.
     pub region: (f64, f64),
 }
 
-/// A dimension, and of each place of the output along it the pixels with their weights.
+/// Interpolation along a dimension: for each output coordinate, the input coordinates with their weights.
 pub type AxisSums = (usize, Vec<Vec<(usize, f64)>>);
 
 impl Resize {
-    /// The dimensions that change, with their sizes.
+    /// Dimensions whose size or region changes.
     ///
     /// # Errors
     /// If factors or sizes are not known or do not fit.
@@ -218,8 +219,8 @@ impl Resize {
         (0..n).map(of).collect()
     }
 
-    /// The dimensions that are resized, each with the pixels that every place of the output is the sum of,
-    /// and their weights; none where a place may be beyond the image.
+    /// Weights of the interpolation along each resized dimension; `None` where an output may lie outside the
+    /// image.
     ///
     /// # Errors
     /// As [`Resize::resized`].

@@ -1,4 +1,4 @@
-//! Samples of images at coordinates.
+//! Sampling of images at coordinates.
 
 use super::util::{larger, product, size, strides};
 use super::window::advance;
@@ -6,7 +6,7 @@ use super::{Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{OpError, Tensor, TensorType};
 
-/// Interpolation between pixels.
+/// Interpolation method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum SampleMode {
@@ -15,7 +15,7 @@ pub enum SampleMode {
     Cubic,
 }
 
-/// Source of values outside an image.
+/// Policy for coordinates outside the image (`padding_mode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Beyond {
@@ -24,36 +24,38 @@ pub enum Beyond {
     Reflection,
 }
 
-/// Samples of an image, input 0, at coordinates from -1 to 1, input 1.
+/// Samples of an image `[n, c, …]`, input 0, at the coordinates of input 1, `[n, …, dimensions]`, which range
+/// from -1 to 1 over the image.
 #[derive(Debug, Clone, Copy)]
 pub struct GridSample {
-    /// Interpolation between pixels.
+    /// Interpolation method.
     pub mode: SampleMode,
-    /// Source of values outside.
+    /// Policy for coordinates outside the image.
     pub beyond: Beyond,
-    /// -1 and 1 are the centres of the outermost pixels, and not their edges.
+    /// Whether -1 and 1 are the centres of the outermost pixels, rather than their outer edges.
     pub aligns_corners: bool,
 }
 
-/// Coordinates for [`GridSample`] of an affine map, input 0, and an output's size, input 1.
+/// Sampling grid for [`GridSample`] from affine matrices, input 0, for an image of the size in input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct AffineGrid {
-    /// Whether -1 and 1 are the centres of the outermost pixels.
+    /// Whether -1 and 1 are the centres of the outermost pixels, rather than their outer edges.
     pub aligns_corners: bool,
 }
 
-/// Regions of an image, each pooled to one size: regions are input 1, and the image of each is input 2.
+/// Pooling of regions of interest to a fixed size. Inputs: image `[n, c, h, w]`, regions `[r, 4]`, and the
+/// batch index of each region `[r]`.
 #[derive(Debug, Clone, Copy)]
 pub struct RoiAlign {
-    /// Whether the largest sample counts, rather than the mean.
+    /// Whether the maximum of the samples is taken, rather than their mean.
     pub is_max: bool,
-    /// Whether coordinates are those of pixels' centres.
+    /// Whether coordinates are shifted by half a pixel (`half_pixel`).
     pub is_half_pixel: bool,
-    /// The size.
+    /// Height and width of the output.
     pub out: [usize; 2],
-    /// Samples in each direction; 0 chooses them by the region's size in pixels.
+    /// Samples per output pixel in each direction; 0 derives the number from the region's size.
     pub n_samples: usize,
-    /// The image's scale.
+    /// Factor from a region's coordinates to the image's (`spatial_scale`).
     pub scale: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Elements chosen by their values.
+//! Operators that select elements by value.
 
 use std::cmp::Ordering;
 
@@ -7,36 +7,37 @@ use super::{Inputs, Operation, Operator, row};
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Indices of nonzero elements, a column for each.
+/// Coordinates of nonzero elements, `[rank, count]`: a column for each.
 #[derive(Debug, Clone, Copy)]
 pub struct NonZero;
 
-/// The largest or smallest along a dimension, and their places.
+/// The k largest or smallest elements along a dimension, sorted, and their indices.
 #[derive(Debug, Clone, Copy)]
 pub struct TopK {
-    /// Number of elements; input 1's value by default.
+    /// Number of elements; `None` reads it from input 1.
     pub k: Option<usize>,
-    /// The dimension.
+    /// Dimension to search; negative counts from the end.
     pub axis: i64,
-    /// The largest.
+    /// Whether the largest elements are sought.
     pub is_largest: bool,
 }
 
-/// Distinct values, with the index of the first occurrence, the index among the distinct values for each
-/// element, and the counts.
+/// Distinct values; further outputs are the index of each one's first occurrence, the index into the distinct
+/// values for each element, and the counts.
 #[derive(Debug, Clone, Copy)]
 pub struct Unique {
-    /// Slices along this dimension; else all elements.
+    /// Dimension whose slices are compared; `None` compares elements of the flattened input.
     pub axis: Option<i64>,
-    /// Sorted, rather than in order of appearance.
+    /// Whether values are sorted, rather than in order of first occurrence.
     pub is_sorted: bool,
 }
 
-/// Boxes, by batch, class and place, that overlap no better one. Inputs 2 to 4 are how many, and two
-/// thresholds.
+/// Non-maximum suppression: indices `[selected, 3]` (batch, class, box) of boxes that do not overlap a
+/// selected box of higher score. Inputs: boxes, scores, and optionally the maximum per class, the IoU
+/// threshold and the score threshold.
 #[derive(Debug, Clone, Copy)]
 pub struct NonMaxSuppression {
-    /// Boxes are a centre and sizes, not two corners.
+    /// Whether boxes are given as centre and size, rather than two corners.
     pub is_by_centre: bool,
 }
 

@@ -1,74 +1,75 @@
-//! Shapes: read, changed, and made into tensors.
+//! Operators on shapes: reshaping, reading shapes, and tensors made from a shape.
 
 use super::util::{axes, axis, broadcast, expand, product, size};
 use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// Reshape, to the value of input 1 where the shape is not given here.
+/// Reshape to the shape in input 1, or of an attribute. -1 infers a dimension.
 #[derive(Debug, Clone)]
 pub struct Reshape {
-    /// The shape of an attribute: before opset 5.
+    /// Shape of the attribute (before opset 5).
     pub shape: Option<Vec<i64>>,
-    /// A 0 stands for no elements, and not for the input's dimension.
+    /// Whether a 0 in the shape is a size of zero, rather than a copy of the input's dimension.
     pub allow_zero: bool,
 }
 
-/// Flattening to two dimensions: those before an axis, and those from it on.
+/// Reshape to two dimensions: the product of the dimensions before `axis`, and of those from it on.
 #[derive(Debug, Clone, Copy)]
 pub struct Flatten {
-    /// The axis.
+    /// First dimension of the second part; negative counts from the end.
     pub axis: i64,
 }
 
-/// Dimensions of size 1 left out.
+/// Removal of dimensions of size 1.
 #[derive(Debug, Clone)]
 pub struct Squeeze {
-    /// Axes of an attribute: before opset 13. Else they are input 1's value, or all.
+    /// Dimensions of the attribute (before opset 13). `None`: they are input 1, or all of size 1 if that is
+    /// omitted.
     pub axes: Option<Vec<i64>>,
 }
 
-/// Dimensions of size 1 put in.
+/// Insertion of dimensions of size 1.
 #[derive(Debug, Clone)]
 pub struct Unsqueeze {
-    /// Axes of an attribute: before opset 13. Else they are input 1's value.
+    /// Dimensions of the attribute (before opset 13), as indices in the output. `None`: they are input 1.
     pub axes: Option<Vec<i64>>,
 }
 
-/// The dimensions of a tensor, from one to another.
+/// Dimensions of a tensor as a vector of integers; optionally only those from `start` to `end`.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// First dimension.
+    /// First dimension; negative counts from the end.
     pub start: i64,
     /// End of the range of dimensions, exclusive.
     pub end: Option<i64>,
 }
 
-/// The number of elements.
+/// Number of elements of a tensor, as a scalar.
 #[derive(Debug, Clone, Copy)]
 pub struct Size;
 
-/// Constant tensor; the shape is the input's value.
+/// Tensor of the shape in input 0, filled with one value.
 #[derive(Debug, Clone)]
 pub struct ConstantOfShape {
-    /// The number.
+    /// Value of the elements, a tensor of one element.
     pub value: Tensor,
 }
 
-/// Numbers from one to another with equal steps.
+/// Arithmetic sequence: start, limit (exclusive) and step are inputs 0 to 2.
 #[derive(Debug, Clone, Copy)]
 pub struct Range;
 
-/// Repeated along dimensions of size 1, to what broadcasts with input 1's value.
+/// Broadcast of input 0 to the shape in input 1; both may broadcast.
 #[derive(Debug, Clone, Copy)]
 pub struct Expand;
 
-/// Ones on a diagonal of a matrix of the input's shape.
+/// Matrix of the input's shape with ones on a diagonal, zeros elsewhere.
 #[derive(Debug, Clone, Copy)]
 pub struct EyeLike {
-    /// The type, if not the input's.
+    /// Element type; `None` for the input's.
     pub dtype: Option<DType>,
-    /// Number of places above the main diagonal.
+    /// Offset of the diagonal above the main one; negative below.
     pub k: i64,
 }
 
@@ -120,7 +121,7 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Op {
-    /// Whether it only says its input's shape, which is known when the input's type is.
+    /// Whether the result is known from the input's shape alone (`Shape`, `Size`).
     pub fn reads_type_only(&self) -> bool {
         matches!(self, Op::Shape(_) | Op::Size(_) | Op::EyeLike(_))
     }

@@ -1,49 +1,50 @@
-//! Signals: windows, Fourier transforms, mel bands; and determinants.
+//! Signal processing: window functions, Fourier transforms, mel filter banks; and `Det`.
 
 use super::util::{around, axis, check_rank, size};
 use super::{Import, Inputs, Op, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor, TensorType};
 
-/// A window: sums of cosines, with these factors.
+/// Window function `a₀ + a₁·cos(2πn/N) + a₂·cos(4πn/N)` (`HannWindow`, `HammingWindow`, `BlackmanWindow`) of
+/// the size in input 0.
 #[derive(Debug, Clone, Copy)]
 pub struct CosineWindow {
-    /// Factors of cosines of 0, 1 and 2 periods.
+    /// Coefficients of the cosines of 0, 1 and 2 periods.
     pub factors: [f64; 3],
-    /// The window is periodic rather than symmetric.
+    /// Whether the window is periodic, rather than symmetric.
     pub is_periodic: bool,
-    /// The type.
+    /// Element type of the result.
     pub dtype: DType,
 }
 
-/// Discrete Fourier transform along a dimension; the length is input 1, and the axis input 2 where not given
-/// here.
+/// Discrete Fourier transform along a dimension. Inputs 1 and 2, each optional, are the transform's length
+/// and, from opset 20 on, the dimension. Real and imaginary parts are the last dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct Dft {
-    /// The dimension of an attribute: before opset 20.
+    /// Dimension of the attribute (before opset 20).
     pub axis: Option<i64>,
-    /// Back.
+    /// Whether the transform is the inverse one.
     pub is_inverse: bool,
-    /// Keeps only the half that is not redundant for real input.
+    /// Whether only the non-redundant half of a real input's spectrum is returned.
     pub is_onesided: bool,
 }
 
-/// Fourier transforms of windows: step, window and length are inputs 1 to 3.
+/// Short-time Fourier transform: frame step, window and frame length are inputs 1 to 3.
 #[derive(Debug, Clone, Copy)]
 pub struct Stft {
-    /// Keeps only the half that is not redundant for real input.
+    /// Whether only the non-redundant half of a real input's spectrum is returned.
     pub is_onesided: bool,
 }
 
-/// Matrix from frequencies to mel bands: inputs are the number of bands, the transform's length, the sample
-/// rate, and the lowest and highest frequency.
+/// Filter bank matrix from DFT bins to mel bands. Inputs: number of bands, DFT length, sample rate, lowest
+/// and highest frequency in Hz.
 #[derive(Debug, Clone, Copy)]
 pub struct MelWeightMatrix {
-    /// The type.
+    /// Element type of the result.
     pub dtype: DType,
 }
 
-/// Determinants of matrices.
+/// Determinants of the square matrices in the last two dimensions.
 #[derive(Debug, Clone, Copy)]
 pub struct Det;
 

@@ -1,4 +1,4 @@
-//! Ensembles of decision trees, and probabilities of classes of those of their pairs.
+//! Tree ensembles, and pairwise coupling of class probabilities.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub enum ThresholdTest {
 }
 
 impl ThresholdTest {
-    /// Whether the test holds; of NaN, only [`ThresholdTest::NotEqual`] does.
+    /// Whether the test holds. For NaN only [`ThresholdTest::NotEqual`] does.
     pub fn holds(self, x: f64, threshold: f64) -> bool {
         match self {
             ThresholdTest::AtMost => x <= threshold,
@@ -35,24 +35,24 @@ impl ThresholdTest {
 /// A node of a tree.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TreeNode {
-    /// Goes on with one of two nodes.
+    /// Inner node.
     Branch {
-        /// Feature that is compared.
+        /// Index of the compared feature.
         feature: usize,
         /// Comparison with the threshold.
         test: ThresholdTest,
         /// Threshold.
         threshold: f64,
-        /// The test holds for a feature that is not a number, too.
+        /// Whether the test also holds for NaN, a missing value.
         missing_holds: bool,
-        /// The node where it holds, and where it does not.
+        /// Indices of the children: the first is taken if the test holds.
         children: [usize; 2],
     },
     /// Leaf with a range of [`DecisionTrees::weights`], its end exclusive.
     Leaf(usize, usize),
 }
 
-/// Aggregation of the weights that the trees give to a target.
+/// Aggregation of the trees' weights to a score.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Aggregate {
@@ -63,7 +63,7 @@ pub enum Aggregate {
     Max,
 }
 
-/// Decision trees. Nodes may be shared, and none leads back to itself.
+/// Ensemble of decision trees. Nodes may be shared between trees; the graph has no cycle.
 #[derive(PartialEq)]
 pub struct DecisionTrees {
     nodes: Vec<TreeNode>,
@@ -118,17 +118,17 @@ impl DecisionTrees {
         Ok(DecisionTrees { nodes, roots, weights, aggregate, n_targets, n_features, depth })
     }
 
-    /// All nodes.
+    /// Nodes of all trees.
     pub fn nodes(&self) -> &[TreeNode] {
         &self.nodes
     }
 
-    /// The first node of each tree.
+    /// Index of each tree's root.
     pub fn roots(&self) -> &[usize] {
         &self.roots
     }
 
-    /// Weights with their targets, as leaves name them.
+    /// Weights of all leaves, as pairs of a target and its weight.
     pub fn weights(&self) -> &[(usize, f64)] {
         &self.weights
     }
@@ -143,7 +143,7 @@ impl DecisionTrees {
         self.n_targets
     }
 
-    /// Most branches from a root to a leaf.
+    /// Depth: the largest number of branches from a root to a leaf.
     pub fn depth(&self) -> usize {
         self.depth
     }
@@ -216,13 +216,13 @@ fn depth(nodes: &[TreeNode], roots: &[usize]) -> Result<usize, OpError> {
     Ok(roots.iter().map(|&root| heights[root] as usize).max().unwrap_or(0))
 }
 
-/// Scores of decision trees for rows of features: `[n, n_targets]` of `[n, n_features]`, a single row where
-/// the input has one dimension. Integers are compared as f32.
+/// Scores `[n, n_targets]` of a tree ensemble for rows of features `[n, n_features]`; a vector counts as one
+/// row. Integers are compared as f32.
 #[derive(Debug, Clone)]
 pub struct TreeEnsemble {
-    /// The trees.
+    /// Shared ensemble.
     pub forest: Arc<DecisionTrees>,
-    /// The output's type, if not the input's.
+    /// Element type of the scores; `None` for the input's.
     pub dtype: Option<DType>,
 }
 

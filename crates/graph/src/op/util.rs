@@ -1,4 +1,4 @@
-//! Helpers of several operators: axes, broadcasting, and copies by strides.
+//! Helpers of several operators: axes, broadcasting, strided copies.
 
 use crate::error::invalid;
 use crate::{DType, OpError, Tensor, TensorType};
@@ -15,7 +15,7 @@ pub fn axis(axis: i64, rank: usize) -> Result<usize, OpError> {
         .ok_or_else(|| invalid!("axis {axis} is not one of {rank} dimensions"))
 }
 
-/// Axes that may count from the end, each once, in their order.
+/// Resolves axes that may count from the end, and checks that none is repeated.
 pub fn axes(list: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
     let mut found = Vec::with_capacity(list.len());
     for &a in list {
@@ -38,12 +38,12 @@ pub fn smaller(a: f64, b: f64) -> f64 {
     if a < b || a.is_nan() { a } else { b }
 }
 
-/// A dimension that must not be negative.
+/// Converts a dimension to `usize`; a negative one is an error.
 pub fn size(dim: i64) -> Result<usize, OpError> {
     usize::try_from(dim).map_err(|_| invalid!("a dimension would be {dim}"))
 }
 
-/// Strides of a contiguous tensor, in elements.
+/// Row-major strides of a contiguous tensor, in elements.
 pub fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for d in (1..shape.len()).rev() {
@@ -52,12 +52,12 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// The product of dimensions.
+/// Product of the dimensions.
 pub fn product(shape: &[usize]) -> usize {
     shape.iter().product()
 }
 
-/// The shape that all of these broadcast to.
+/// Common shape that all of these broadcast to.
 pub fn broadcast(shapes: &[&[usize]]) -> Result<Vec<usize>, OpError> {
     let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
     let mut out = vec![1; rank];
@@ -74,7 +74,7 @@ pub fn broadcast(shapes: &[&[usize]]) -> Result<Vec<usize>, OpError> {
     Ok(out)
 }
 
-/// The strides of a shape as read in a larger one: 0 where it is repeated.
+/// Strides for reading a tensor of `shape` as broadcast to `out`: 0 along repeated dimensions.
 pub fn broadcast_strides(shape: &[usize], out: &[usize]) -> Vec<usize> {
     let own = strides(shape);
     let missing = out.len() - shape.len();
@@ -82,7 +82,7 @@ pub fn broadcast_strides(shape: &[usize], out: &[usize]) -> Vec<usize> {
     (0..out.len()).map(stride).collect()
 }
 
-/// Calls with each element of a shape, and where it is by each of some strides.
+/// Visits each element of a shape in row-major order, with its offset by each of the given strides.
 pub fn for_each<const N: usize>(shape: &[usize], by: [&[usize]; N], mut act: impl FnMut(usize, [usize; N])) {
     let n = product(shape);
     let Some((&last, outer)) = shape.split_last() else {
@@ -111,7 +111,8 @@ pub fn for_each<const N: usize>(shape: &[usize], by: [&[usize]; N], mut act: imp
     }
 }
 
-/// Elements in another shape: that of each place is `offset` and the place's index times `strides` further.
+/// Copies elements into a contiguous tensor of `shape`: the element of an index is read `offset + Σ index ·
+/// strides`.
 pub fn copy_strided(tensor: &Tensor, shape: &[usize], strides: &[isize], offset: usize) -> Tensor {
     let size = tensor.dtype().size();
     let bytes = tensor.bytes();
@@ -149,7 +150,7 @@ pub fn copy_strided(tensor: &Tensor, shape: &[usize], strides: &[isize], offset:
     Tensor::new(TensorType::new(tensor.dtype(), shape), out.into()).expect("as many elements as the shape takes")
 }
 
-/// Gathers elements of a tensor; zero where there is no position.
+/// Gathers elements of a tensor by flat index; `None` yields zero.
 pub fn pick(tensor: &Tensor, shape: Vec<usize>, places: impl Iterator<Item = Option<usize>>) -> Tensor {
     let size = tensor.dtype().size();
     let bytes = tensor.bytes();
@@ -163,7 +164,7 @@ pub fn pick(tensor: &Tensor, shape: Vec<usize>, places: impl Iterator<Item = Opt
     Tensor::new(TensorType::new(tensor.dtype(), shape), out.into()).expect("as many elements as the shape takes")
 }
 
-/// Dimensions in another order.
+/// Permutes the dimensions, and copies the elements.
 pub fn transpose(tensor: &Tensor, order: &[usize]) -> Tensor {
     let own = strides(tensor.shape());
     let shape: Vec<usize> = order.iter().map(|&d| tensor.shape()[d]).collect();
@@ -171,23 +172,23 @@ pub fn transpose(tensor: &Tensor, order: &[usize]) -> Tensor {
     copy_strided(tensor, &shape, &strides, 0)
 }
 
-/// A tensor repeated to a larger shape.
+/// Broadcasts a tensor to a larger shape.
 pub fn expand(tensor: &Tensor, shape: &[usize]) -> Tensor {
     let strides: Vec<isize> = broadcast_strides(tensor.shape(), shape).iter().map(|&s| s as isize).collect();
     copy_strided(tensor, shape, &strides, 0)
 }
 
-/// Splits the elements at a dimension: before it, along it, behind it.
+/// Splits a shape at a dimension: number of elements before it, along it, and after it.
 pub fn around(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (product(&shape[..axis]), shape[axis], product(&shape[axis + 1..]))
 }
 
-/// An error unless a tensor is of floating-point numbers.
+/// Checks that a type is a floating-point one.
 pub fn check_float(dtype: DType) -> Result<(), OpError> {
     if dtype.is_float() { Ok(()) } else { Err(invalid!("its input is {dtype}, and should be floating-point")) }
 }
 
-/// A rank that an input must have.
+/// Checks that a shape has at least this rank.
 pub fn check_rank(shape: &[usize], at_least: usize) -> Result<(), OpError> {
     if shape.len() >= at_least {
         Ok(())

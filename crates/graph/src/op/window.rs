@@ -1,4 +1,4 @@
-//! Placement of the windows of convolutions and pools over an image.
+//! Sliding windows of convolutions and pools.
 
 use super::Import;
 use super::util::size;
@@ -8,48 +8,51 @@ use crate::error::invalid;
 /// Sizes beyond these are mistakes, and would overflow.
 const LARGEST: i64 = 1 << 31;
 
-/// Padding of an image.
+/// Padding policy (`auto_pad`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AutoPad {
-    /// Explicit padding.
+    /// Explicit padding (`NOTSET`).
     Given,
     /// No padding.
     Valid,
-    /// Padding that keeps the size, with an odd element at the end.
+    /// Padding so that the output's size is the input's divided by the stride, rounded up; an odd element
+    /// goes to the end.
     SameUpper,
-    /// Padding that keeps the size, with an odd element at the beginning.
+    /// Padding so that the output's size is the input's divided by the stride, rounded up; an odd element
+    /// goes to the beginning.
     SameLower,
 }
 
-/// Windows as a node has them.
+/// Attributes of sliding windows as a node declares them.
 #[derive(Debug, Clone)]
 pub struct WindowAttributes {
-    /// Size of a window; a convolution has that of its weights.
+    /// Kernel size; `None` for a convolution takes it from the weights.
     pub kernel: Option<Vec<usize>>,
     /// Strides, 1 by default.
     pub strides: Option<Vec<usize>>,
     /// Dilations, 1 by default.
     pub dilations: Option<Vec<usize>>,
-    /// Borders: first all beginnings, then all ends. They can be negative.
+    /// Padding: all beginnings, then all ends; negative crops.
     pub pads: Option<Vec<i64>>,
-    /// Source of the padding.
+    /// Padding policy.
     pub auto_pad: AutoPad,
-    /// The last window may extend beyond the padding.
+    /// Whether the number of windows is rounded up (`ceil_mode`), so that the last one may extend past the
+    /// padding.
     pub ceil: bool,
 }
 
-/// Windows over an image of a certain size.
+/// Windows over an image of a certain size, resolved for each spatial dimension.
 #[derive(Debug, Clone)]
 pub struct Geometry {
-    /// Size of a window.
+    /// Kernel size.
     pub kernel: Vec<usize>,
     /// Strides of the windows.
     pub strides: Vec<usize>,
-    /// Distances within a window.
+    /// Dilations: distances of a window's elements.
     pub dilations: Vec<usize>,
-    /// Borders at the beginning of each dimension.
+    /// Padding before each dimension; negative crops.
     pub begins: Vec<i64>,
-    /// Borders at the end of each dimension.
+    /// Padding after each dimension; negative crops.
     pub ends: Vec<i64>,
     /// Number of windows in each dimension.
     pub out: Vec<usize>,
@@ -114,7 +117,7 @@ impl WindowAttributes {
         })
     }
 
-    /// Windows of a size over an image.
+    /// Resolves the windows of a kernel size over an image.
     ///
     /// # Errors
     /// If the image is too small.
@@ -161,8 +164,8 @@ struct ImagePlaces<'a> {
 }
 
 impl Geometry {
-    /// Places of an image that a window reads: calls with each place within the window and where in the image
-    /// it is, by the image's strides; places beyond the image are left out.
+    /// Visits the elements of the image that the window at `at` reads: calls `act` with the index within the
+    /// window and the offset in the image by its strides. Padding is skipped.
     pub fn for_window(&self, at: &[usize], image: &[usize], strides: &[usize], act: &mut impl FnMut(usize, usize)) {
         self.walk(at, ImagePlaces { shape: image, strides }, 0, [0; 2], act);
     }
@@ -190,7 +193,7 @@ impl Geometry {
     }
 }
 
-/// Advances to the next index of a shape; false at the end.
+/// Advances a multi-dimensional index in row-major order; false after the last.
 pub fn advance(index: &mut [usize], shape: &[usize]) -> bool {
     for d in (0..index.len()).rev() {
         index[d] += 1;

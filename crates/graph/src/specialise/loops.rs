@@ -1,5 +1,5 @@
-//! Loops: folded where all is known, unrolled where they are short or have to be, else kept with a graph
-//! of exact types.
+//! Specialisation of loops: folded where all inputs are constant, unrolled where they are short or must be,
+//! else kept with a subgraph of concrete types.
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! Masks of language models with a cache: ones for all keys, or for each new token the keys up to its own.
+//! Attention masks of language models with a key-value cache: all ones, or causal for the new tokens.
 
 use std::borrow::Cow;
 

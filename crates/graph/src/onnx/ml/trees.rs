@@ -1,4 +1,5 @@
-//! Ensembles of trees, from lists of nodes.
+//! Tree ensembles: `TreeEnsemble*` attributes, which list the nodes of all trees, as
+//! [`DecisionTrees`](crate::DecisionTrees).
 
 use std::collections::HashMap;
 use std::sync::Arc;
