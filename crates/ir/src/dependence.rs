@@ -1,24 +1,25 @@
-//! Dependence: which iterations of a loop touch the same elements.
+//! Dependence analysis: whether different iterations of a loop access the same element.
 
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, Stmt};
 
-/// Two accesses that may meet in different iterations of a loop.
+/// Pair of accesses that may touch the same element in different iterations of a loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DataRace<'a> {
-    /// The buffer.
+    /// Buffer that both access.
     pub buffer: BufferId,
-    /// An access that writes.
+    /// Subscripts of the access that writes.
     pub write: &'a [Index],
-    /// An access that reads or writes; the same one where it may meet itself.
+    /// Subscripts of the other access, which reads or writes; equal to `write` where an access conflicts with
+    /// itself.
     pub other: &'a [Index],
 }
 
-/// Finds accesses that keep the iterations of a loop from being carried out at once, whatever kind the loop
-/// is now.
+/// Finds accesses that keep the iterations of a loop from running in parallel, whatever kind the loop is now;
+/// `None` where no two iterations conflict.
 ///
-/// `outer` holds the loops around it, outermost first. Looks at all buffers written inside, save temporaries
-/// allocated inside. None where no two iterations can meet; a race that is found need not be real, see
+/// `outer` holds the loops around it, outermost first. All buffers written inside are considered, except
+/// temporaries allocated inside. The analysis is conservative: a reported race need not be real, see
 /// [`are_disjoint`].
 pub fn find_race<'a>(l: &'a Loop, outer: &Ranges) -> Option<DataRace<'a>> {
     if outer.upper(&l.extent).is_some_and(|u| u <= 1) {
@@ -94,11 +95,11 @@ fn each_own_access<'a>(stmt: &'a Stmt, visit: &mut dyn FnMut(BufferId, &'a [Inde
     }
 }
 
-/// Whether different iterations of the loop over `var` never write the same element with this access.
+/// Whether different iterations of the loop over `var` write disjoint elements with this access; false where
+/// that cannot be proven.
 ///
 /// `ranges` holds all loops around the access, outermost first: those before `var` have the same values in
-/// both iterations, those after it may have any. False where it cannot tell. Conditions around the access are
-/// not considered.
+/// both iterations, those after it may have any. Conditions around the access are not considered.
 pub fn writes_are_disjoint(index: &[Index], var: LoopId, ranges: &Ranges) -> bool {
     let own = Subscripts::new(index, ranges);
     are_disjoint(own, own, var)
@@ -118,13 +119,14 @@ impl<'a> Subscripts<'a> {
     }
 }
 
-/// Whether two accesses to one buffer never meet in different iterations of `var`.
+/// Whether two accesses to one buffer are disjoint in different iterations of `var`; false where that cannot
+/// be proven.
 ///
-/// False where it cannot tell. Suppose that they meet, so that each subscript of the one equals that of the
-/// other. In an equation `c·T + rest = c·T′ + rest′` whose rests lie less than `|c|` apart, `T = T′`. Terms
-/// of loops outside `var` are equal from the start, and what is found equal falls out of the other equations;
-/// an index is equal where its quotient and remainder by the same divisor are, which undoes the fusion of
-/// loops. Where `var` itself is found equal, the accesses meet within one iteration only.
+/// Assume a conflict, so that each subscript of `a` equals that of `b`. In an equation `c·T + rest = c·T′ +
+/// rest′` whose rests differ by less than `|c|`, `T = T′`. Terms of loops outside `var` are equal from the
+/// start; terms found equal are cancelled in the other equations; and an index is equal where its quotient
+/// and remainder by the same divisor are, which undoes the fusion of loops. Where `var` itself is found
+/// equal, the accesses conflict within one iteration only.
 pub fn are_disjoint(a: Subscripts, b: Subscripts, var: LoopId) -> bool {
     if are_unequal(a, b, var) {
         return true;

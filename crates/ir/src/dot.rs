@@ -27,7 +27,7 @@ use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Stmt, TensorProduct};
 
-/// Steps of the sum that an instruction for 8-bit integers computes.
+/// Products that an instruction for 8-bit integers sums into each 32-bit accumulator.
 pub const STEPS: i64 = 4;
 
 /// Kind of dot products, and what may stand in their loop.
@@ -68,7 +68,7 @@ const SHORT_PAIRS: DotKind = DotKind {
     apart: PAIRS.apart,
 };
 
-/// Whether statements add to integers before they add to anything else.
+/// Whether the first update in these statements, in their order, accumulates integers.
 pub fn adds_to_integers(program: &Program, stmts: &[Stmt]) -> bool {
     fn first(program: &Program, stmts: &[Stmt]) -> Option<DType> {
         stmts.iter().find_map(|stmt| match stmt {
@@ -86,8 +86,8 @@ pub fn is_factor(dtype: DType) -> bool {
     FOURS.factors.contains(&dtype)
 }
 
-/// A factor of a dot product: an element, and which half of its bits is multiplied, where that is not the
-/// whole.
+/// Operand of a dot product: a loaded element and, for 4-bit weights, the index of the nibble that is taken
+/// from it.
 pub fn factor(value: &Expr) -> Option<(BufferId, &[Index], Option<&Index>)> {
     match value {
         Expr::Load(buffer, index) => Some((*buffer, index, None)),
@@ -99,7 +99,7 @@ pub fn factor(value: &Expr) -> Option<(BufferId, &[Index], Option<&Index>)> {
     }
 }
 
-/// Checks that a loop goes over the steps of dot products.
+/// Checks that a loop is a dot product which instructions of kind `how` compute.
 ///
 /// # Errors
 /// The reason why the loop is no such product.

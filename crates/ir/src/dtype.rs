@@ -1,14 +1,14 @@
 //! Element types: one table, from which sizes, names, rounding, random inputs and tolerances follow.
 
-/// Type of a buffer's elements, and of what an expression computes.
+/// Element type of a buffer, and type of the arithmetic of an expression.
 ///
-/// Interpreters and the trusted reference hold every element in an `f64`: its number, or where a double does
-/// not hold all numbers of the type its bits, see [`DType::held`]. An element is aligned to its size.
+/// Interpreters and the trusted reference hold every element in an `f64`: its number, or its bits where an
+/// f64 cannot represent all values of the type, see [`DType::held`]. An element is aligned to its size.
 ///
-/// Integer arithmetic wraps around: sums, differences and products are those of mathematics modulo two to the
-/// number of bits. A quotient is cut off towards zero; divided by zero it is zero. Conversions between
-/// integer types keep the low bits; those from floating-point numbers [round](DType::round) to the arithmetic
-/// of the type and keep its low bits.
+/// Integer arithmetic wraps around: sums, differences and products are modulo two to the number of bits.
+/// Division truncates towards zero; division by zero yields zero. Conversions between integer types keep the
+/// low bits; those from floating-point numbers [round](DType::round) to the arithmetic of the type and keep
+/// its low bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
     /// IEEE binary32
@@ -17,7 +17,7 @@ pub enum DType {
     F64,
     /// IEEE binary16
     F16,
-    /// The upper half of a binary32.
+    /// bfloat16: the upper half of a binary32.
     Bf16,
     /// Signed, 8 bits.
     I8,
@@ -61,14 +61,14 @@ struct DTypeRow {
     random_size: RandomSize,
 }
 
-/// Statistics of the random inputs of a type.
+/// Statistics of the random test inputs of a type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RandomSize {
     /// Root mean square.
     pub rms: f64,
     /// Largest magnitude.
     pub most: f64,
-    /// Whether either sign is as likely.
+    /// Whether the distribution is symmetric about zero.
     pub is_symmetric: bool,
 }
 
@@ -309,29 +309,29 @@ impl DType {
         self.unit() > 0.0
     }
 
-    /// Whether this is a floating-point type of 16 bits: stored so, computed with in f32.
+    /// Whether the type is f16 or bf16: stored in 16 bits, computed with in f32.
     pub fn is_half(self) -> bool {
         self.is_float() && self.arithmetic() != self
     }
 
-    /// The type in which expressions for buffers of this type are computed: itself, or for a type that is
-    /// only stored, a wider one. Storing rounds their result.
+    /// Type in which expressions for buffers of this type are computed: itself, or for a storage-only type,
+    /// such as f16 or i8, a wider one. A store rounds to the type.
     pub fn arithmetic(self) -> DType {
         self.row().arithmetic
     }
 
-    /// Half the distance of 1 to the next value (unit roundoff); zero for integers.
+    /// Unit roundoff: half the distance from 1 to the next value; zero for integers.
     pub fn unit(self) -> f64 {
         self.row().unit
     }
 
-    /// Rounds a number to the type: floats to the nearest, integers towards zero and saturating, NaN to zero;
-    /// for `bool` whether it is nonzero.
+    /// Rounds a number to the type: floats to nearest, integers towards zero with saturation and NaN to zero,
+    /// `bool` to whether it is nonzero.
     pub fn round(self, x: f64) -> f64 {
         (self.row().round)(x)
     }
 
-    /// Whether a double does not hold all values: integers of 64 bits.
+    /// Whether the type is a 64-bit integer, not all of whose values an f64 represents.
     pub fn is_wide(self) -> bool {
         matches!(self, DType::I64 | DType::U64)
     }
@@ -341,8 +341,7 @@ impl DType {
         matches!(self, DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Bool)
     }
 
-    /// The integer of the type that an integer becomes: that of its low bits; for `bool` whether it is not
-    /// zero.
+    /// Wraps an integer to the type by its low bits; for `bool`, whether it is nonzero.
     pub fn wrap(self, x: i128) -> i128 {
         if self == DType::Bool {
             return i128::from(x != 0);
@@ -351,8 +350,7 @@ impl DType {
         if self.is_unsigned() { ((x << beyond).cast_unsigned() >> beyond).cast_signed() } else { x << beyond >> beyond }
     }
 
-    /// Integer value of a literal in this arithmetic: saturated where it is infinite, else truncated and
-    /// wrapped.
+    /// Integer value of a literal in this arithmetic: truncated and wrapped; infinities saturate.
     pub fn literal(self, x: f64) -> i128 {
         if x.is_infinite() { self.whole(self.held(x)) } else { self.wrap(x as i128) }
     }
@@ -370,7 +368,7 @@ impl DType {
         if self.is_wide() { f64::from_bits(x as u64) } else { x as f64 }
     }
 
-    /// The integer that an element of an integer type holds.
+    /// Integer value of a held element of an integer type.
     pub fn whole(self, held: f64) -> i128 {
         match self {
             DType::I64 => held.to_bits().cast_signed().into(),
@@ -379,7 +377,7 @@ impl DType {
         }
     }
 
-    /// The nearest number to an element.
+    /// Numeric value of a held element, rounded to f64.
     pub fn number(self, held: f64) -> f64 {
         if self.is_wide() { self.whole(held) as f64 } else { held }
     }
@@ -396,12 +394,12 @@ impl DType {
         }
     }
 
-    /// The values of bytes in memory, lowest first.
+    /// Decodes little-endian bytes as numbers.
     pub fn read(self, bytes: &[u8]) -> Vec<f64> {
         self.read_as(bytes, self.row().decode)
     }
 
-    /// Reads elements from memory as they are [held](DType::held).
+    /// Decodes little-endian bytes as [held](DType::held) elements.
     pub fn read_held(self, bytes: &[u8]) -> Vec<f64> {
         self.read_as(bytes, if self.is_wide() { f64::from_bits } else { self.row().decode })
     }
@@ -415,12 +413,12 @@ impl DType {
         bytes.chunks_exact(self.bytes() as usize).map(of).collect()
     }
 
-    /// A random value of this type, made of 64 random bits: what inputs are filled with.
+    /// Random value of this type, from 64 random bits, for filling inputs.
     pub fn random(self, bits: u64) -> f64 {
         (self.row().random)(bits)
     }
 
-    /// Sizes of these random values.
+    /// Statistics of [`DType::random`] for this type.
     pub fn random_size(self) -> RandomSize {
         self.row().random_size
     }

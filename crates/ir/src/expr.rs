@@ -4,43 +4,44 @@ use crate::dtype::DType;
 use crate::ids::{BufferId, LoopId};
 use crate::index::Index;
 
-/// A scalar expression.
+/// Scalar expression.
 ///
-/// It is computed in the [arithmetic](DType::arithmetic) of the type around it: that of the buffer it is
-/// stored to, or that of a cast. What it loads is converted to that type.
+/// It is computed in the [arithmetic](DType::arithmetic) of its context: of the buffer that is stored to, or
+/// of an enclosing cast. Loaded elements are converted to that type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
     /// A literal.
     Const(f64),
     /// Load of an element of a buffer.
     Load(BufferId, Vec<Index>),
-    /// Load of an element of an input at a computed subscript: see [`Subscript`].
+    /// Load of an element of an input at data-dependent subscripts: see [`Subscript`].
     Gather(BufferId, Vec<Subscript>),
-    /// An integer index as a number.
+    /// Value of an integer index, as a number.
     FromIndex(Index),
-    /// A function of one value.
+    /// Unary function.
     Unary(UnaryOp, Box<Expr>),
-    /// A function of two values.
+    /// Binary function.
     Binary(BinaryOp, Box<Expr>, Box<Expr>),
-    /// The first value where the condition holds, else the second; only the chosen side is evaluated.
+    /// Conditional value: the first if the condition holds, else the second; only the chosen one is
+    /// evaluated.
     Select(Box<Cond>, Box<Expr>, Box<Expr>),
-    /// A value computed in the arithmetic of a type and rounded to that type, see [`DType::round`]. Where it
-    /// is used it is converted to the type around the cast.
+    /// Cast: a value computed in the arithmetic of a type and rounded to that type, see [`DType::round`],
+    /// then converted to the type of the context.
     Cast(DType, Box<Expr>),
 }
 
-/// A subscript of a gathered element.
+/// Subscript of a gather.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Subscript {
-    /// Affine subscript, known from the loop variables.
+    /// Affine subscript of the loop variables.
     Index(Index),
-    /// Integer expression, computed as `i64`, that counts from the end where it is negative. It is clamped to
-    /// the dimension, so that no value leads out of the buffer.
+    /// Data-dependent subscript: an integer expression, computed as `i64`. A negative value counts from the
+    /// end; the result is clamped to the dimension, so that it is always in bounds.
     Value(Box<Expr>),
 }
 
 impl Subscript {
-    /// The subscript where its value leads to the first place.
+    /// Affine subscript, or 0 in place of a data-dependent one.
     pub fn known(&self) -> Index {
         match self {
             Subscript::Index(i) => i.clone(),
@@ -48,14 +49,15 @@ impl Subscript {
         }
     }
 
-    /// Position in a dimension of `extent` that an integer subscript leads to.
+    /// Resolves a data-dependent subscript in a dimension of `extent`: negative values count from the end,
+    /// and the result is clamped.
     pub fn place(number: i64, extent: i64) -> i64 {
         let from_start = if number < 0 { number.saturating_add(extent) } else { number };
         from_start.min(extent - 1).max(0)
     }
 }
 
-/// Functions of one value.
+/// Unary functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UnaryOp {
     /// −x
@@ -64,17 +66,17 @@ pub enum UnaryOp {
     Abs,
     /// eˣ
     Exp,
-    /// eˣ − 1, which loses nothing near zero.
+    /// eˣ − 1, accurate near zero.
     Expm1,
     /// Natural logarithm.
     Log,
-    /// ln(1 + x), which loses nothing near zero.
+    /// ln(1 + x), accurate near zero.
     Log1p,
     /// Square root.
     Sqrt,
     /// Hyperbolic tangent.
     Tanh,
-    /// The error function.
+    /// Error function.
     Erf,
     /// Largest integer that is not above the value.
     Floor,
@@ -107,10 +109,9 @@ impl UnaryOp {
         (UnaryOp::Cos, "cos"),
     ];
 
-    /// Parts `x · y` and `z` of an exponent `x · y − z` in the arithmetic of `dtype`, whose product is
-    /// rounded before `z` is subtracted, also where a machine could round once. In a softmax `z` is the
-    /// largest of the rounded products: the exact one may be so much larger that the exponential function
-    /// is infinite.
+    /// Parts `x · y` and `z` of an exponent `x · y − z` in the arithmetic of `dtype`, whose product must be
+    /// rounded before `z` is subtracted, without fusing both to a multiply-add. In a softmax `z` is the
+    /// largest of the rounded products; the exact one may exceed it so far that the exponential overflows.
     pub fn rounded_difference(self, argument: &Expr, dtype: DType) -> Option<(&Expr, &Expr)> {
         let (UnaryOp::Exp | UnaryOp::Expm1, Expr::Binary(BinaryOp::Sub, x, z)) = (self, argument.without_cast(dtype))
         else {
@@ -120,7 +121,7 @@ impl UnaryOp {
     }
 }
 
-/// Functions of two values.
+/// Binary functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BinaryOp {
     /// a + b
@@ -131,13 +132,13 @@ pub enum BinaryOp {
     Mul,
     /// a / b
     Div,
-    /// The smaller; NaN where one is NaN. Of zeros of both signs either one.
+    /// Minimum; NaN where one is NaN. Of zeros of both signs, either one.
     Min,
-    /// The larger; NaN where one is NaN. Of zeros of both signs either one.
+    /// Maximum; NaN where one is NaN. Of zeros of both signs, either one.
     Max,
-    /// a to the power of b, as the C library has it: of negative numbers for whole exponents only.
+    /// a to the power of b as C's `pow`: for negative a only integer exponents have a number as result.
     Pow,
-    /// Four bits of the integer a without a sign: the lowest where b is 0, the next where it is 1.
+    /// Nibble of the unsigned integer a: the low one where b is 0, the high one where it is 1.
     Nibble,
 }
 
@@ -154,7 +155,7 @@ impl BinaryOp {
         (BinaryOp::Nibble, "nibble"),
     ];
 
-    /// Whether it stands between its values rather than before them.
+    /// Whether the text format writes it as an infix operator, rather than as a function call.
     pub fn is_sign(self) -> bool {
         matches!(self, BinaryOp::Add | BinaryOp::Sub | BinaryOp::Mul | BinaryOp::Div)
     }
@@ -178,7 +179,7 @@ impl ReduceOp {
     pub const ALL: [(ReduceOp, &'static str); 4] =
         [(ReduceOp::Sum, "+="), (ReduceOp::Max, "max="), (ReduceOp::Min, "min="), (ReduceOp::Product, "*=")];
 
-    /// The value that changes nothing.
+    /// Identity element of the reduction.
     pub fn identity(self) -> f64 {
         match self {
             ReduceOp::Sum => 0.0,
@@ -188,7 +189,7 @@ impl ReduceOp {
         }
     }
 
-    /// The function that combines old and new.
+    /// Binary function that combines the old value with a new one.
     pub fn combine(self) -> BinaryOp {
         match self {
             ReduceOp::Sum => BinaryOp::Add,
@@ -199,7 +200,7 @@ impl ReduceOp {
     }
 }
 
-/// A condition on loop variables or on values.
+/// Condition on indices or on values.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cond {
     /// Always holds; the empty conjunction.
@@ -209,7 +210,7 @@ pub enum Cond {
     /// `a == b`
     Eq(Index, Index),
     /// `a < b` on values; false where one is NaN. Both are computed in the [widest](Expr::arithmetic)
-    /// arithmetic of their parts, whatever the type around.
+    /// arithmetic of their parts, whatever the context.
     Less(Box<Expr>, Box<Expr>),
     /// Both hold.
     And(Box<Cond>, Box<Cond>),
@@ -218,7 +219,8 @@ pub enum Cond {
 }
 
 impl Cond {
-    /// Whether it holds or not regardless of any values, which statements in between may write.
+    /// Whether the condition depends on indices alone, so that no statement can change it by writing to a
+    /// buffer.
     pub fn is_on_indices(&self) -> bool {
         match self {
             Cond::True | Cond::Lt(..) | Cond::Eq(..) => true,
@@ -236,7 +238,7 @@ impl Cond {
         }
     }
 
-    /// The condition with each direct part rewritten.
+    /// Rebuilds the condition with each direct part rewritten.
     pub fn map_parts(&self, rewrite: &mut (impl Rewrite + ?Sized)) -> Cond {
         match self {
             Cond::True => Cond::True,
@@ -248,7 +250,7 @@ impl Cond {
         }
     }
 
-    /// The condition with every index rewritten.
+    /// Rebuilds the condition with every index rewritten.
     pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Cond {
         MapIndex(f).cond(self)
     }
@@ -283,18 +285,18 @@ impl Cond {
         TreePart::Cond(self).for_each_load(visit);
     }
 
-    /// Whether a loop variable occurs in it.
+    /// Whether a loop variable occurs in the condition.
     pub fn uses(&self, var: LoopId) -> bool {
         TreePart::Cond(self).uses(var)
     }
 
-    /// The condition with some loads replaced.
+    /// Rebuilds the condition with those loads replaced for which `f` returns a value.
     pub fn map_loads(&self, f: &mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>) -> Cond {
         MapLoads(f).cond(self)
     }
 }
 
-/// An expression or a condition, as a node of the tree that both make up.
+/// Expression or condition, as a node of their common tree.
 #[derive(Clone, Copy, Debug)]
 pub enum TreePart<'a> {
     /// A value.
@@ -374,7 +376,7 @@ impl<'a> TreePart<'a> {
     }
 }
 
-/// Rewriting of an expression; by default each part is kept, with its own parts rewritten.
+/// Rewriting of an expression tree; by default each node is kept, with its parts rewritten.
 pub trait Rewrite {
     /// Rewrites an index.
     fn index(&mut self, index: &Index) -> Index {
@@ -423,7 +425,7 @@ impl Expr {
         Expr::Binary(op, Box::new(a), Box::new(b))
     }
 
-    /// The expression without casts to the type that it is computed in.
+    /// Strips an outer cast to `dtype`, which has no effect in that type's context.
     pub fn without_cast(&self, dtype: DType) -> &Expr {
         match self {
             Expr::Cast(to, x) if *to == dtype => x.without_cast(dtype),
@@ -436,7 +438,7 @@ impl Expr {
         Expr::Cast(dtype, Box::new(x))
     }
 
-    /// The expression with each direct part rewritten.
+    /// Rebuilds the expression with each direct part rewritten.
     pub fn map_parts(&self, rewrite: &mut (impl Rewrite + ?Sized)) -> Expr {
         match self {
             Expr::Const(_) => self.clone(),
@@ -485,12 +487,12 @@ impl Expr {
         Some(if has_fraction && !widest.is_float() { DType::F64 } else { widest })
     }
 
-    /// The expression with every index rewritten.
+    /// Rebuilds the expression with every index rewritten.
     pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Expr {
         MapIndex(f).expr(self)
     }
 
-    /// The expression with some loads replaced.
+    /// Rebuilds the expression with those loads replaced for which `f` returns a value.
     pub fn map_loads(&self, f: &mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>) -> Expr {
         MapLoads(f).expr(self)
     }
@@ -532,7 +534,7 @@ impl Expr {
         TreePart::Expr(self).for_each_index(visit);
     }
 
-    /// Whether a loop variable occurs in it.
+    /// Whether a loop variable occurs in the expression.
     pub fn uses(&self, var: LoopId) -> bool {
         TreePart::Expr(self).uses(var)
     }

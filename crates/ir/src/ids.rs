@@ -1,9 +1,9 @@
-//! Numbers of loop variables and buffers.
+//! Typed indices of loop variables and buffers.
 
-/// Number of a loop variable. Clones of a loop in disjoint places share it; nested loops never do.
+/// Index of a loop variable. Clones of a loop in disjoint places share it; nested loops never do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LoopId(pub u32);
 
-/// Number of a buffer in its program.
+/// Index of a buffer in its program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub u32);

@@ -9,7 +9,8 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::ids::LoopId;
 
-/// `constant + Σ coefficient · atom`, atoms sorted and distinct, coefficients non-zero.
+/// Index expression in canonical form, `constant + Σ coefficient · atom`: atoms sorted and distinct,
+/// coefficients nonzero.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Index {
     /// Terms, stored inline where they are few, as they nearly always are: indices are made and copied by the
@@ -23,13 +24,13 @@ pub struct Index {
 pub enum Atom {
     /// The value of a loop variable.
     Var(LoopId),
-    /// Division by a constant, rounded towards minus infinity.
+    /// Floor division by a constant.
     FloorDiv(Arc<Index>, i64),
-    /// Remainder of the floor division: in `0..divisor` for a positive divisor.
+    /// Remainder of floor division: in `0..divisor` for a positive divisor.
     Mod(Arc<Index>, i64),
-    /// The smaller of two.
+    /// Minimum of two.
     Min(Arc<Index>, Arc<Index>),
-    /// The larger of two.
+    /// Maximum of two.
     Max(Arc<Index>, Arc<Index>),
 }
 
@@ -57,28 +58,28 @@ impl Atom {
 }
 
 impl Index {
-    /// An index of a single atom, without simplification.
+    /// Wraps a single atom, without simplification.
     pub fn atom(atom: Atom) -> Index {
         Index { terms: smallvec![(atom, 1)], constant: 0 }
     }
 
-    /// The terms, sorted by atom.
+    /// Terms, sorted by atom.
     pub fn terms(&self) -> &[(Atom, i64)] {
         &self.terms
     }
 
-    /// The constant summand.
+    /// Constant term.
     pub fn constant(&self) -> i64 {
         self.constant
     }
 
-    /// The value, where no atom is left.
+    /// Value of a constant index; `None` where an atom is left.
     pub fn as_const(&self) -> Option<i64> {
         self.terms.is_empty().then_some(self.constant)
     }
 
-    /// The coefficient of a loop variable where it stands alone (not inside a division,
-    /// remainder, min or max).
+    /// Coefficient of a loop variable as a term of its own (not inside a division, remainder, min or max); 0
+    /// if there is none.
     pub fn coefficient(&self, var: LoopId) -> i64 {
         self.terms.iter().find(|(atom, _)| *atom == Atom::Var(var)).map_or(0, |(_, c)| *c)
     }
@@ -120,7 +121,7 @@ impl Index {
         self.add_scaled(other, 1)
     }
 
-    /// `self + factor · other`, both walked once in the order of their atoms.
+    /// `self + factor · other`, in one merge of both term lists.
     pub fn add_scaled(&self, other: &Index, factor: i64) -> Index {
         let constant = self.constant.wrapping_add(other.constant.wrapping_mul(factor));
         if other.terms.is_empty() || factor == 0 {
@@ -198,7 +199,7 @@ impl Index {
         Index { terms: self.terms.clone(), constant: self.constant.wrapping_add(constant) }
     }
 
-    /// The index where some variables have known values.
+    /// Substitutes the variables that have known values.
     pub fn with_values(&self, value: &dyn Fn(LoopId) -> Option<i64>) -> Index {
         if !self.terms.iter().all(|(atom, _)| matches!(atom, Atom::Var(_))) {
             return self.rewrite(&mut |atom| match atom {
@@ -221,10 +222,10 @@ impl Index {
         Index { terms, constant }
     }
 
-    /// `floor(self / divisor)`; the part that divides is taken out of the division.
+    /// `floor(self / divisor)`, with multiples of the divisor taken out of the division.
     ///
-    /// A divisor below one is kept as written, so that a faulty program can be expressed,
-    /// printed and refused.
+    /// A divisor below one is kept as written, so that a faulty program can be expressed, printed and
+    /// refused.
     pub fn floor_div(&self, divisor: i64) -> Index {
         if divisor == 1 {
             return self.clone();
@@ -277,7 +278,7 @@ impl Index {
         Index::atom(Atom::Mod(Arc::new(rest), divisor))
     }
 
-    /// The remainder by `divisor` where it is the same for every value of the variables.
+    /// Remainder by `divisor`, if it is the same for all values of the variables.
     pub fn residue(&self, divisor: i64) -> Option<i64> {
         let mut sum = self.constant.rem_euclid(divisor);
         for (atom, c) in &self.terms {
@@ -301,8 +302,8 @@ impl Index {
         Some(sum)
     }
 
-    /// `(whole, rest)` with `self = divisor · whole + rest`, where `rest` has the terms that the divisor does
-    /// not divide, and the remainder of the constant.
+    /// Splits into `(whole, rest)` with `self = divisor · whole + rest`, where `rest` has the terms not
+    /// divisible by `divisor`, and the remainder of the constant.
     pub fn multiples(&self, divisor: i64) -> (Index, Index) {
         let (mut whole, mut rest) =
             (Index::from(self.constant.div_euclid(divisor)), Index::from(self.constant.rem_euclid(divisor)));
@@ -316,7 +317,7 @@ impl Index {
         (whole, rest)
     }
 
-    /// The smaller of the two.
+    /// Minimum of both.
     pub fn smaller(&self, other: &Index) -> Index {
         match self.distance(other) {
             Some(d) if d <= 0 => self.clone(),
@@ -328,7 +329,7 @@ impl Index {
         }
     }
 
-    /// The larger of the two.
+    /// Maximum of both.
     pub fn larger(&self, other: &Index) -> Index {
         match self.distance(other) {
             Some(d) if d >= 0 => self.clone(),
@@ -387,7 +388,8 @@ impl Index {
         self.rewrite(&mut |atom| (*atom == Atom::Var(var)).then(|| by.clone()))
     }
 
-    /// The value under an assignment of the loop variables; `None` on a division by zero or an overflow.
+    /// Evaluates the index under an assignment of the loop variables; `None` on a division by zero or an
+    /// overflow.
     pub fn eval(&self, value_of: &dyn Fn(LoopId) -> i64) -> Option<i64> {
         let mut sum = self.constant;
         for (atom, c) in &self.terms {
@@ -412,7 +414,7 @@ fn floor_div(a: i64, b: i64) -> Option<i64> {
     Some(if a % b != 0 && ((a < 0) != (b < 0)) { q - 1 } else { q })
 }
 
-/// The loops around a point of a program, outermost first, each with its extent, which bounds its variable.
+/// Loops around a point of a program, outermost first, with the extents that bound their variables.
 ///
 /// A variable `v` lies in `0..extent(v)`, where the extent may mention outer variables.
 #[derive(Clone, Debug, Default)]
@@ -426,13 +428,13 @@ pub struct Ranges {
 const MAX_BOUNDS: usize = 16;
 
 impl Ranges {
-    /// Ranges outside all loops, where variables of open sizes have so many values.
+    /// Ranges outside all loops; the variables of open (dynamic) sizes have the given numbers of values.
     pub fn of_sizes(sizes: impl Iterator<Item = (LoopId, i64)>) -> Ranges {
         let loops: Vec<(LoopId, Index)> = sizes.map(|(var, n)| (var, n.into())).collect();
         Ranges { n_open: loops.len(), loops }
     }
 
-    /// Whether an expression depends on an open size.
+    /// Whether an expression depends on an open (dynamic) size.
     pub fn is_open(&self, e: &Index) -> bool {
         self.loops[..self.n_open].iter().any(|(var, _)| e.uses(*var))
     }
@@ -460,10 +462,10 @@ impl Ranges {
         &self.loops
     }
 
-    /// An upper bound of the value inside these loops, where one is known.
+    /// Upper bound of an expression inside these loops, if one is known.
     ///
-    /// Variables are eliminated from the innermost outwards by their symbolic extents, so that
-    /// `12·a + b` with `b < min(12, 127 − 12·a)` is found to be at most 126.
+    /// Variables are eliminated from the innermost outwards by their symbolic extents, so that `12·a + b`
+    /// with `b < min(12, 127 − 12·a)` is found to be at most 126.
     pub fn upper(&self, e: &Index) -> Option<i64> {
         if let Some(c) = e.as_const() {
             return Some(c);
@@ -481,7 +483,7 @@ impl Ranges {
         })
     }
 
-    /// A lower bound of the value inside these loops, where one is known.
+    /// Lower bound of an expression inside these loops, if one is known.
     pub fn lower(&self, e: &Index) -> Option<i64> {
         if let Some(c) = e.as_const() {
             return Some(c);
@@ -489,8 +491,8 @@ impl Ranges {
         self.upper(&e.scale(-1)).map(|b| -b)
     }
 
-    /// The values that an expression takes inside these loops, in ascending order and perhaps with some that
-    /// it does not take; `None` where they would be too many to go through.
+    /// Superset of the values that an expression takes inside these loops, in ascending order; `None` where
+    /// it would be too large to enumerate.
     pub fn values(&self, e: &Index) -> Option<Vec<i64>> {
         const MOST: i64 = 1024;
         let mut variables = Vec::new();
@@ -519,10 +521,10 @@ impl Ranges {
         Some(values)
     }
 
-    /// Upper bounds that mention only the `keep` outermost loops; each is one, so the value is at
-    /// most the smallest.
+    /// Upper bounds of an expression that mention only the `keep` outermost loops. Each holds, so the value
+    /// is at most the smallest of them.
     ///
-    /// Empty where none is known. With `keep` 0 they are constants.
+    /// Empty if none is known. With `keep` 0 all are constants.
     pub fn upper_bounds(&self, e: &Index, keep: usize) -> Vec<Index> {
         let inner = &self.loops[keep..];
         let without = |var: LoopId, c: i64, extent: &Index| {
@@ -611,8 +613,8 @@ impl Ranges {
         if unknown { Vec::new() } else { vec![e.clone()] }
     }
 
-    /// Simplifies an index by the loops' ranges: a division or remainder within one multiple, a decided
-    /// minimum.
+    /// Simplifies an index by the loops' ranges, such as a division whose quotient is constant, or a minimum
+    /// that is decided.
     pub fn simplify(&self, e: &Index) -> Index {
         if e.terms.iter().all(|(a, _)| matches!(a, Atom::Var(_))) {
             return e.clone();
@@ -661,7 +663,7 @@ fn sides_of(e: &Index, is_min: bool, sides: &mut Vec<Index>) {
     }
 }
 
-/// The smallest of several indices; `None` where there are none.
+/// Minimum of several indices; `None` for an empty list.
 pub fn smallest(of: &[Index]) -> Option<Index> {
     of.iter().cloned().reduce(|a, b| a.smaller(&b))
 }

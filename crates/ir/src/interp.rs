@@ -1,31 +1,7 @@
-//! Interpreter: the definition of what a program means.
+//! Interpreter, which defines the meaning of a program.
 //!
-//! [`run`] carries out `prepare`, the body and `finish`, each once. Every loop runs its iterations in order,
+//! [`run`] executes `prepare`, the body and `finish`, each once. Every loop runs its iterations in order,
 //! whatever its kind; an extent below one means no iteration. Prefetches, barriers and waits do nothing.
-//!
-//! # Values
-//! Every operation inside a store or an update is one of the [arithmetic](DType::arithmetic) of the buffer
-//! that it writes, inside a cast of that of the cast's type: loads, constants, indices as numbers, and the
-//! result of each function. What is stored or cast becomes a value of the type itself. A comparison of values
-//! is made in the [widest](Expr::arithmetic) arithmetic of what it is made of. Floating-point numbers are
-//! `f64`, and each operation is [rounded](DType::round). An update rounds the value first and the combination
-//! with the old value after it, so a sum of products rounds the product and the sum separately; code that
-//! fuses them into one multiply-add differs by the rounding of the product, and comparisons allow for it.
-//! Integers are `i128`, [wrapped](DType::wrap) after each operation; powers and functions that are none of
-//! integers are computed in `f64` and rounded. Elements are [held](DType::held) in memory as `f64`.
-//!
-//! Of a select only the chosen side is evaluated, of a conjunction the right side only where the left
-//! holds. An update evaluates its value, then its condition, then reads the old value, unless it starts
-//! from the identity.
-//!
-//! # Memory
-//! At the start inputs hold the arguments and nothing else was written. A temporary holds nothing from its
-//! `alloc`, also where it is allocated again, and is gone at the end of that block. Kept buffers hold what
-//! was written to them in the parts before.
-//!
-//! # Faults
-//! A program that reads or writes outside a buffer, reads what was never written, divides an index by zero,
-//! or leaves an element of an output unwritten has no meaning: it ends with a [`Fault`] that says where.
 
 use crate::dot;
 use crate::dtype::DType;
@@ -39,10 +15,10 @@ use thiserror::Error;
 /// Loop iterations after which [`run`] gives up: minutes of work.
 pub const MAX_ITERATIONS: u64 = 1 << 33;
 
-/// Elements beyond which a buffer is not allocated (2 GiB).
+/// Maximum number of elements of a buffer (2 GiB).
 pub const MAX_ELEMENTS: u64 = 1 << 28;
 
-/// The values of the loop variables around a point of the program, outermost first.
+/// Values of the loop variables around a point of the program, outermost first.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct IterationPoint(pub Vec<(String, i64)>);
 
@@ -64,11 +40,11 @@ pub(crate) fn list(values: &[i64]) -> String {
     values.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Reason why a program has no meaning on these arguments. The fault is the program's, save for the two
-/// argument variants, which are the caller's.
+/// Reason why a program has no meaning on these arguments. The program is at fault, except for the variants
+/// about arguments and sizes, where the caller is.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Fault {
-    /// An access outside its buffer.
+    /// Access out of bounds.
     #[error("{buffer}[{}] is outside {buffer}[{}] {place}", list(subscripts), list(shape))]
     OutOfBounds {
         /// The buffer's name.
@@ -80,7 +56,7 @@ pub enum Fault {
         /// Place in the program.
         place: IterationPoint,
     },
-    /// A read of an element that was not written since its buffer came to be.
+    /// Read of an element not written since its buffer was allocated.
     #[error("{buffer}[{}] is read before it is written {place}", list(subscripts))]
     Undefined {
         /// The buffer's name.
@@ -90,7 +66,7 @@ pub enum Fault {
         /// Place in the program.
         place: IterationPoint,
     },
-    /// An access to a temporary outside its life.
+    /// Access to a temporary that is not allocated.
     #[error("{buffer} is used where it is not allocated {place}")]
     NotAllocated {
         /// The buffer's name.
@@ -98,15 +74,15 @@ pub enum Fault {
         /// Place in the program.
         place: IterationPoint,
     },
-    /// An element of an output that the program left unwritten.
+    /// Element of an output that the program left unwritten.
     #[error("{buffer}[{}] is never written", list(subscripts))]
     NotWritten {
         /// The buffer's name.
         buffer: String,
-        /// The first such element.
+        /// Subscripts of the first such element.
         subscripts: Vec<i64>,
     },
-    /// A division by zero in an index.
+    /// Division by zero in an index.
     #[error("division by zero in {index} {place}")]
     DivisionByZero {
         /// The index.
@@ -114,7 +90,7 @@ pub enum Fault {
         /// Place in the program.
         place: IterationPoint,
     },
-    /// An index that does not fit 64 bits.
+    /// Overflow of an index beyond 64 bits.
     #[error("{index} overflows {place}")]
     Overflow {
         /// The index.
@@ -122,13 +98,13 @@ pub enum Fault {
         /// Place in the program.
         place: IterationPoint,
     },
-    /// End by the observer of an evaluation.
+    /// Evaluation cancelled by its observer.
     #[error("the evaluation was given up")]
     GivenUp,
-    /// More iterations than allowed.
+    /// Evaluation of more iterations than allowed.
     #[error("more than {limit} loop iterations")]
     TooLong {
-        /// The number of iterations allowed.
+        /// Maximum number of iterations.
         limit: u64,
     },
     /// A buffer of more than [`MAX_ELEMENTS`] elements, or of a negative extent.
@@ -147,7 +123,7 @@ pub enum Fault {
         /// Number given.
         got: usize,
     },
-    /// An argument of the wrong size.
+    /// Argument of the wrong size.
     #[error("argument {buffer} has {expected} elements, {got} were given")]
     ArgumentLength {
         /// The argument's name.
@@ -157,25 +133,25 @@ pub enum Fault {
         /// Number given.
         got: usize,
     },
-    /// Values that the program's open sizes do not have.
+    /// Sizes outside the ranges of the program's open (dynamic) sizes.
     #[error("the program has no sizes {sizes:?}")]
     Sizes {
         /// Values given.
         sizes: Vec<i64>,
     },
-    /// A buffer that the program does not have.
+    /// Reference to a buffer that the program does not have.
     #[error("there is no buffer with number {id}")]
     UnknownBuffer {
         /// The number.
         id: u32,
     },
-    /// A loop variable used outside its loop.
+    /// Loop variable used outside its loop.
     #[error("loop variable {name} is used outside its loop")]
     Unbound {
-        /// Name of the argument.
+        /// Name of the loop variable.
         name: String,
     },
-    /// An access with too few or too many subscripts.
+    /// Access with too few or too many subscripts.
     #[error("{buffer} has {rank} dimensions and is used with {n_subscripts} subscripts")]
     Rank {
         /// The buffer's name.
@@ -201,7 +177,8 @@ pub fn run(program: &Program, arguments: &mut [Vec<f64>]) -> Result<(), Fault> {
     run_limited(program, arguments, MAX_ITERATIONS)
 }
 
-/// [`run`] with a limit on the total number of loop iterations; 16 elements allocated count as one.
+/// Runs a program like [`run`], with a limit on the total number of loop iterations; 16 elements allocated
+/// count as one.
 ///
 /// # Errors
 /// As [`run`]; [`Fault::TooLong`] beyond the limit.
@@ -226,8 +203,8 @@ pub(crate) fn release(program: &Program, arguments: &mut [Vec<f64>]) {
     }
 }
 
-/// Runs a program as [`run_limited`] does, on arguments that are [held](DType::held) as memory holds them.
-/// The integer with the bits of a never written element counts as unwritten.
+/// Runs a program like [`run_limited`], on arguments that are [held](DType::held) as in memory. One integer
+/// is reserved: its bits mark an element as never written.
 ///
 /// # Errors
 /// As [`run_limited`].
@@ -239,8 +216,8 @@ pub fn run_held(program: &Program, arguments: &mut [Vec<f64>], limit: u64) -> Re
     Ok(())
 }
 
-/// Runs a program, as [`run`] does, at one value of each of its open sizes. Elements of outputs that a run of
-/// these sizes does not write stay what they are.
+/// Runs a program like [`run`], with a value for each of its open (dynamic) sizes. Elements of outputs
+/// outside these sizes keep their values.
 ///
 /// # Errors
 /// As [`run`]; [`Fault::Sizes`] for a value that a size does not have.

@@ -1,10 +1,11 @@
-//! Tensor expressions, loop IR, schedule steps, lowering, verifier, interpreter and text format.
+//! Intermediate representation: operators as tensor expressions, the loop IR, schedule steps, lowering,
+//! verifier, interpreter and text format.
 //!
-//! A tour of this crate: an [`op::Workload`] names an operator and its sizes and yields an untransformed
-//! [`Program`]; [`schedule::apply`] rewrites it one [`schedule::Step`] at a time; [`lower::lower`] makes it
-//! ready for code generation; [`verify::verify`] checks it between passes, [`interp::run`] defines its
-//! meaning, and [`text`] prints and parses it at every stage. [`gpu::lower_gpu`] makes kernels from a
-//! schedule for a GPU.
+//! Begin with [`op::Workload`], which names an operator and its sizes and yields an untransformed
+//! [`Program`]; [`schedule::apply`] rewrites it one [`schedule::Step`] at a time, without changing its
+//! result; [`lower::lower`] prepares it for code generation. [`verify::verify`] checks it between passes,
+//! [`interp::run`] defines its meaning, and [`text`] prints and parses it at every stage. [`gpu::lower_gpu`]
+//! maps a GPU schedule to kernels.
 #![forbid(unsafe_code)]
 
 pub mod dependence;

@@ -1,33 +1,33 @@
-//! The loop IR: buffers and a tree of statements.
+//! Loop IR: buffers and a tree of statements.
 
 use crate::dtype::DType;
 use crate::expr::{Cond, Expr, ReduceOp, TreePart};
 pub use crate::ids::{BufferId, LoopId};
 use crate::index::{Index, Ranges};
 
-/// Memory that a buffer lives in.
+/// Memory space of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// Main memory.
     Global,
-    /// Memory private to a thread, meant to stay in cache: packed copies.
+    /// Thread-private memory, meant to stay in cache, as for packed copies.
     Local,
-    /// Registers: every subscript is constant after unrolling and vectorizing, else it falls
-    /// back to the stack.
+    /// Registers, if all subscripts are constant after unrolling and vectorizing; else the buffer is spilled
+    /// to the stack.
     Register,
-    /// GPU memory shared by the threads of a block.
+    /// Shared memory of a GPU block.
     Shared,
-    /// Shared memory that threads fill by asynchronous copies (`cp.async`): an element is there once the
-    /// thread has waited for it, see [`Stmt::Wait`].
+    /// Shared memory filled by asynchronous copies of all threads (`cp.async`): a thread may read an element
+    /// after waiting for it, see [`Stmt::Wait`].
     Async,
-    /// Shared memory that one thread fills for the whole block by bulk copies: on a GPU with TMA a box of an
-    /// array at once, see [`BoxCopy`](crate::gpu::bulk::BoxCopy).
+    /// Shared memory filled by bulk copies that one thread issues for the block: with TMA, a box of an array
+    /// at once, see [`BoxCopy`](crate::gpu::bulk::BoxCopy).
     Bulk,
-    /// Shared memory that, on a GPU with TMA, a producer warp fills by bulk copies, see
+    /// Shared memory filled by the bulk copies of a producer warp, on a GPU with TMA; see
     /// [`producer_warp`](crate::gpu::producer_warp).
     Produced,
-    /// Shared memory as `Produced` that, where two neighbouring blocks along x copy the same, their producer
-    /// warps fill for each other (TMA multicast), see [`cluster`](crate::gpu::cluster).
+    /// Shared memory filled as [`Scope::Produced`] and, where two neighbouring blocks along x copy the same
+    /// data, by multicast from each other's producer warps; see [`cluster`](crate::gpu::cluster).
     Multicast,
 }
 
@@ -44,39 +44,41 @@ impl Scope {
         (Scope::Multicast, "multicast"),
     ];
 
-    /// Whether the threads of a GPU's block share it.
+    /// Whether the scope is shared memory of a GPU block.
     pub fn is_shared(self) -> bool {
         matches!(self, Scope::Shared | Scope::Async) || self.is_tma()
     }
 
-    /// Whether stores arrive only once they are waited for (asynchronous copies).
+    /// Whether stores are asynchronous, and visible only after a wait.
     pub fn is_on_its_way(self) -> bool {
         self == Scope::Async || self.is_tma()
     }
 
-    /// Whether one thread fills the memory for the whole block, by bulk copies.
+    /// Whether bulk copies, issued by one thread, fill the memory.
     pub fn is_tma(self) -> bool {
         self == Scope::Bulk || self.is_produced()
     }
 
-    /// Whether a producer warp fills the memory where a GPU has TMA.
+    /// Whether a producer warp fills the memory, on a GPU with TMA.
     pub fn is_produced(self) -> bool {
         matches!(self, Scope::Produced | Scope::Multicast)
     }
 }
 
-/// Relation of a buffer to the caller.
+/// Role of a buffer in the interface of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Role {
     /// Read-only argument.
     Input,
-    /// Read-only argument that stays the same from run to run (pre-packed weights are copies of one).
+    /// Read-only argument that is constant from run to run, such as weights; copies of it can be packed in
+    /// `prepare`.
     ConstInput,
-    /// Argument that the program writes completely.
+    /// Argument whose elements the program writes, all of them.
     Output,
-    /// Lives between the parts of the program: filled by `prepare` from inputs, or by the body for `finish`.
+    /// Buffer that lives between the parts of the program: filled by `prepare` from inputs, or by the body
+    /// for `finish`.
     Kept,
-    /// Temporary: it exists from its `alloc` statement to the end of that block.
+    /// Temporary, which lives from its `alloc` statement to the end of the enclosing block.
     Temporary,
 }
 
@@ -91,33 +93,33 @@ impl Role {
     ];
 }
 
-/// A dense row-major array. A packed layout is a shape of more dimensions.
+/// Dense row-major array. A packed layout is a shape with more dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buffer {
-    /// Unique in the program.
+    /// Name, unique in the program.
     pub name: String,
     /// Element type.
     pub dtype: DType,
     /// Extents, outermost first; the last dimension is contiguous.
     pub shape: Vec<i64>,
-    /// Memory that holds the buffer.
+    /// Memory space.
     pub scope: Scope,
-    /// Relation to the caller.
+    /// Role in the program's interface.
     pub role: Role,
 }
 
 impl Buffer {
-    /// Number of elements; `None` where it does not fit.
+    /// Number of elements; `None` on overflow.
     pub fn n_elements(&self) -> Option<u64> {
         self.shape.iter().try_fold(1u64, |n, &e| n.checked_mul(u64::try_from(e).ok()?))
     }
 
-    /// Size in bytes; `None` where it does not fit.
+    /// Size in bytes; `None` on overflow.
     pub fn size_bytes(&self) -> Option<u64> {
         self.n_elements()?.checked_mul(self.dtype.bytes()).filter(|&b| b <= i64::MAX as u64)
     }
 
-    /// Elements between neighbours in each dimension.
+    /// Row-major strides, in elements.
     pub fn strides(&self) -> Vec<i64> {
         let mut strides = vec![1i64; self.shape.len()];
         for d in (1..self.shape.len()).rev() {
@@ -127,57 +129,57 @@ impl Buffer {
     }
 }
 
-/// Execution of a loop's iterations: in order, in parallel, as lanes, or on a GPU's axes.
+/// Kind of a loop: the execution of its iterations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LoopKind {
-    /// Sequential.
+    /// Sequential execution.
     Serial,
-    /// Spread over the threads of the pool.
+    /// Parallel execution on the threads of the pool.
     Parallel,
-    /// Lanes of vector operations.
+    /// Execution as lanes of vector instructions.
     Vectorized,
-    /// Repeated in the code.
+    /// Sequential execution, with the body repeated in the code.
     Unrolled,
-    /// GPU block axis 0 to 2.
+    /// Execution by the blocks along a GPU axis: 0 to 2 for x, y and z.
     Block(u8),
-    /// GPU thread axis 0 to 2.
+    /// Execution by the threads along a GPU axis: 0 to 2 for x, y and z.
     Thread(u8),
-    /// Sequential, or the steps of a tile product that the threads of a warp compute together in a tensor
-    /// core, where there is one: see [`TileProduct`](crate::gpu::TileProduct). Of [`TensorProduct::Dot4`] and
-    /// [`TensorProduct::Dot2`], the steps of dot products, as a CPU computes them. Of [`TensorProduct::Tma`],
-    /// the parts of a box that a warp stores.
+    /// Execution by tensor instructions where the target has them, else sequential. The iterations are the
+    /// reduction steps of a tile product on tensor cores, see [`TileProduct`](crate::gpu::TileProduct); of a
+    /// CPU's dot product for [`TensorProduct::Dot4`] and [`TensorProduct::Dot2`]; or for
+    /// [`TensorProduct::Tma`] the parts of a box that a warp stores.
     Tensor(TensorProduct),
 }
 
-/// Kind of tensor core product, with sums in f32, or of a CPU's dot product.
+/// Kind of tensor instruction: a tensor core product with f32 accumulators, a CPU's dot product, or a bulk
+/// store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorProduct {
-    /// Factors are rounded to 11 bits.
+    /// `mma.sync` on TF32: operands are rounded to 11 significant bits.
     Tf32,
-    /// Products of f32 as sums of two TF32 numbers, of whose four products the three largest are added
-    /// (3xTF32): nearly as exact as f32.
+    /// Three `mma.sync` on TF32 for an f32 product (3xTF32): each operand is the sum of two TF32 numbers, and
+    /// the smallest of the four products is omitted. Nearly as exact as f32.
     Tf32x3,
-    /// Products of a warpgroup, with factors in shared memory: see
-    /// [`GroupProduct`](crate::gpu::GroupProduct). Factors are f16, bf16, or f32 rounded to TF32.
+    /// Warpgroup product (`wgmma`) with operands in shared memory, see
+    /// [`GroupProduct`](crate::gpu::GroupProduct). Operands are f16, bf16, or f32 rounded to TF32.
     Wgmma,
-    /// Warpgroup product of f32 as sums of two parts, as with [`TensorProduct::Tf32x3`]: both parts of each
-    /// factor are in shared memory.
+    /// Warpgroup product of f32 in 3xTF32, as [`TensorProduct::Tf32x3`]: shared memory holds both parts of
+    /// each operand.
     Wgmmax3,
-    /// Factors have 16 bits and are multiplied as they are.
+    /// `mma.sync` on f16 or bf16.
     Halves,
-    /// No tensor core's: dot products of four 8-bit integers, which CPUs add to 32-bit sums in one
-    /// instruction: see [`dot`](crate::dot).
+    /// CPU dot products of four 8-bit integers, each added to a 32-bit accumulator by one instruction: see
+    /// [`dot`](crate::dot).
     Dot4,
-    /// No tensor core's: dot products of two bf16 numbers, added to f32 sums likewise, or of two 16-bit
-    /// integers, added to 32-bit sums.
+    /// CPU dot products of two bf16 numbers, added to f32 accumulators, or of two 16-bit integers, added to
+    /// 32-bit ones.
     Dot2,
-    /// No product: a store of a warp's part of a tile, which TMA carries out: see
-    /// [`BoxStore`](crate::gpu::store::BoxStore).
+    /// Bulk store of a warp's fragment by TMA: see [`BoxStore`](crate::gpu::store::BoxStore).
     Tma,
 }
 
 impl TensorProduct {
-    /// Steps of the sum that a dot product takes at a time; `None` of a tensor core's product.
+    /// Reduction steps of one dot product instruction; `None` for other kinds.
     pub fn dot_steps(self) -> Option<i64> {
         match self {
             TensorProduct::Dot4 => Some(4),
@@ -191,7 +193,7 @@ impl TensorProduct {
         }
     }
 
-    /// Whether four warps multiply together.
+    /// Whether the kind is a warpgroup product.
     pub fn is_of_groups(self) -> bool {
         matches!(self, TensorProduct::Wgmma | TensorProduct::Wgmmax3)
     }
@@ -220,7 +222,7 @@ impl LoopKind {
         (LoopKind::Tensor(TensorProduct::Tma), "tma"),
     ];
 
-    /// The keyword in the text format.
+    /// Keyword in the text format.
     pub fn name(self) -> &'static str {
         LoopKind::ALL.iter().find(|(k, _)| *k == self).expect("every kind is listed").1
     }
@@ -231,7 +233,7 @@ impl LoopKind {
 pub struct Loop {
     /// Loop variable.
     pub var: LoopId,
-    /// Number of iterations, may mention outer variables; none where negative.
+    /// Number of iterations; may mention outer variables. A negative extent means none.
     pub extent: Index,
     /// Execution of the iterations.
     pub kind: LoopKind,
@@ -248,12 +250,12 @@ pub enum Stmt {
     If {
         /// The condition.
         cond: Cond,
-        /// Done where it holds.
+        /// Statements executed where the condition holds.
         then: Vec<Stmt>,
-        /// Done where it does not.
+        /// Statements executed where it does not hold.
         otherwise: Vec<Stmt>,
     },
-    /// Starts the life of a temporary, with undefined contents; it ends with the enclosing block.
+    /// Allocation of a temporary with undefined contents; its life ends with the enclosing block.
     Alloc(BufferId),
     /// `buffer[index] = value`
     Store {
@@ -266,7 +268,7 @@ pub enum Stmt {
     },
     /// `buffer[index] = op(first ? identity : buffer[index], value)`
     Update {
-        /// Reduced-into buffer.
+        /// Buffer reduced into.
         buffer: BufferId,
         /// Subscripts, one for each dimension.
         index: Vec<Index>,
@@ -274,65 +276,64 @@ pub enum Stmt {
         op: ReduceOp,
         /// Value to combine with the element.
         value: Expr,
-        /// Holds in the first iteration of the reduction, which starts from the identity.
+        /// Condition for the first iteration of the reduction, in which the identity replaces the old value.
         /// `Not(True)` never holds.
         first: Cond,
     },
-    /// Asks the hardware to bring an element's cache line near; has no effect on values, out of
-    /// bounds included.
+    /// Prefetch of an element's cache line. It has no effect on values, and may be out of bounds.
     Prefetch {
         /// Buffer read or written soon.
         buffer: BufferId,
         /// Subscripts, one for each dimension.
         index: Vec<Index>,
-        /// Whether it will be written.
+        /// Whether the line will be written.
         for_write: bool,
     },
-    /// Waits until all threads of a GPU block have arrived, and sees their writes. Where iterations run in
-    /// order it does nothing.
+    /// Barrier: waits until all threads of a GPU block have arrived, and makes their writes visible. No
+    /// effect in sequential execution.
     Barrier,
-    /// Ends a group of the thread's [asynchronous](Scope::is_on_its_way) copies (`cp.async.commit_group`),
-    /// and waits until at most this many of the latest groups are pending (`cp.async.wait_group`). Where
-    /// iterations run in order it does nothing.
+    /// Commit and wait for [asynchronous](Scope::is_on_its_way) copies: ends a group of the thread's copies
+    /// (`cp.async.commit_group`), and waits until at most this many of the latest groups are pending
+    /// (`cp.async.wait_group`). No effect in sequential execution.
     Wait(u8),
 }
 
-/// A part of a program.
+/// Part of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Part {
-    /// Fills kept buffers from inputs.
+    /// Preparation, once: fills kept buffers from inputs, as packed weights.
     Prepare,
-    /// The work itself.
+    /// Body, each run.
     Body,
-    /// Makes the outputs of kept buffers.
+    /// Completion, after the body: converts kept buffers to outputs.
     Finish,
 }
 
 impl Part {
-    /// Every part with its word in the text format, in the order in which they run.
+    /// Parts with their keywords in the text format, in execution order.
     pub const ALL: [(Part, &'static str); 3] =
         [(Part::Prepare, "prepare"), (Part::Body, "run"), (Part::Finish, "finish")];
 
-    /// The word in the text format.
+    /// Keyword in the text format.
     pub fn name(self) -> &'static str {
         Part::ALL.iter().find(|(p, _)| *p == self).expect("every part is listed").1
     }
 }
 
-/// Size that is known when a program runs and not before, such as the number of rows of a product.
+/// Open (dynamic) size: a size whose value each run gives, such as the number of rows of a product.
 ///
-/// Loops may run as far as it says, and subscripts may have it as a summand. Buffers have the shape that they
-/// need at the most, whatever the size, so that nothing but extents depends on it.
+/// Loop extents may depend on it, and subscripts may have it as a summand. Buffers have the shape for its
+/// largest value, so that nothing but extents depends on it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct OpenSize {
     /// Name of the size, as in a workload's text; unique in the program.
     pub name: String,
-    /// Variable that counts from 0 in steps of the size, in scope everywhere in the body like that of a loop
-    /// around it.
+    /// Variable that counts the size's steps from 0, in scope everywhere in the body like that of an
+    /// enclosing loop.
     pub var: LoopId,
     /// Smallest value.
     pub least: i64,
-    /// Distance of neighbouring values.
+    /// Step between neighbouring values.
     pub step: i64,
     /// Number of values.
     pub n_values: i64,
@@ -349,35 +350,34 @@ impl OpenSize {
         Index::from(self.var).scale(self.step).offset(self.least)
     }
 
-    /// The value of its variable at a size, where it is one of the values.
+    /// Value of the variable for a size; `None` where the size is not in the range.
     pub fn steps_to(&self, size: i64) -> Option<i64> {
         let steps = size.checked_sub(self.least)?.checked_div(self.step)?;
         ((0..self.n_values).contains(&steps) && self.least + steps * self.step == size).then_some(steps)
     }
 }
 
-/// A program: buffers, and what runs before, in and after each measured run.
+/// Program: buffers, and statements for the preparation, the measured run and the completion.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
     /// The workload's name.
     pub name: String,
-    /// Buffers, by [`BufferId`]. Arguments come first, in the order of the call.
+    /// Buffers, by [`BufferId`]. Arguments come first, in the order of a call.
     pub buffers: Vec<Buffer>,
     /// Names of the loop variables, by [`LoopId`]; unique.
     pub loops: Vec<String>,
-    /// Sizes that the caller of a run gives, in their order.
+    /// Open (dynamic) sizes in the order in which a caller gives them.
     pub sizes: Vec<OpenSize>,
-    /// Runs once for given inputs, outside the timing, and fills [`Role::Kept`] buffers.
+    /// Statements run once for given inputs, outside the timing; they fill [`Role::Kept`] buffers.
     pub prepare: Vec<Stmt>,
-    /// Runs each time.
+    /// Statements of the timed run.
     pub body: Vec<Stmt>,
-    /// Runs after the body, outside the timing, and turns what that left in [`Role::Kept`]
-    /// buffers into outputs.
+    /// Statements run after the body, outside the timing; they convert [`Role::Kept`] buffers to outputs.
     pub finish: Vec<Stmt>,
 }
 
 impl Program {
-    /// The buffer of an id.
+    /// Buffer of an id.
     ///
     /// # Panics
     /// If the id is of another program.
@@ -385,7 +385,7 @@ impl Program {
         &self.buffers[id.0 as usize]
     }
 
-    /// The name of a loop variable.
+    /// Name of a loop variable.
     pub fn loop_name(&self, id: LoopId) -> &str {
         &self.loops[id.0 as usize]
     }
@@ -412,13 +412,13 @@ impl Program {
         LoopId(self.loops.len() as u32 - 1)
     }
 
-    /// The ranges at the outermost place of a part: of the open sizes.
+    /// Ranges outside all loops: those of the open sizes.
     pub fn ranges(&self) -> Ranges {
         Ranges::of_sizes(self.sizes.iter().map(|size| (size.var, size.n_values)))
     }
 
-    /// The program at one value of each open size, in order, on the same buffers; `None` where a value is
-    /// none of its size's.
+    /// Program with a fixed value for each open size, in order, on the same buffers; `None` where a value is
+    /// not in its size's range.
     pub fn at(&self, sizes: &[i64]) -> Option<Program> {
         if sizes.len() != self.sizes.len() {
             return None;
@@ -431,17 +431,17 @@ impl Program {
         Some(at)
     }
 
-    /// The buffers that the caller passes, in order: inputs and outputs.
+    /// Buffers that the caller passes, in order: inputs and outputs.
     pub fn arguments(&self) -> impl Iterator<Item = (BufferId, &Buffer)> {
         self.with_role(|r| matches!(r, Role::Input | Role::ConstInput | Role::Output))
     }
 
-    /// The buffers that live between the parts.
+    /// Buffers that live between the parts.
     pub fn kept(&self) -> impl Iterator<Item = (BufferId, &Buffer)> {
         self.with_role(|r| r == Role::Kept)
     }
 
-    /// The statements of a part.
+    /// Statements of a part.
     pub fn part(&self, part: Part) -> &Vec<Stmt> {
         match part {
             Part::Prepare => &self.prepare,
@@ -450,7 +450,7 @@ impl Program {
         }
     }
 
-    /// The statements of a part, to change.
+    /// Statements of a part, mutable.
     pub fn part_mut(&mut self, part: Part) -> &mut Vec<Stmt> {
         match part {
             Part::Prepare => &mut self.prepare,
@@ -459,12 +459,12 @@ impl Program {
         }
     }
 
-    /// The parts in the order in which they run.
+    /// Statements of all parts, in execution order.
     pub fn parts(&self) -> [&Vec<Stmt>; 3] {
         Part::ALL.map(|(part, _)| self.part(part))
     }
 
-    /// The program with each part rewritten.
+    /// Rewrites each part by `f`.
     pub fn map_parts(mut self, mut f: impl FnMut(Vec<Stmt>) -> Vec<Stmt>) -> Program {
         for (part, _) in Part::ALL {
             let block = self.part_mut(part);
@@ -479,7 +479,7 @@ impl Program {
 }
 
 impl Stmt {
-    /// The blocks directly inside.
+    /// Blocks directly inside this statement.
     pub fn blocks(&self) -> impl Iterator<Item = &Vec<Stmt>> {
         let (a, b) = match self {
             Stmt::For(l) => (Some(&l.body), None),
@@ -494,7 +494,7 @@ impl Stmt {
         a.into_iter().chain(b)
     }
 
-    /// The blocks directly inside, to change.
+    /// Blocks directly inside this statement, mutable.
     pub fn blocks_mut(&mut self) -> impl Iterator<Item = &mut Vec<Stmt>> {
         let (a, b) = match self {
             Stmt::For(l) => (Some(&mut l.body), None),
@@ -509,8 +509,8 @@ impl Stmt {
         a.into_iter().chain(b)
     }
 
-    /// Calls `visit` for the blocks directly inside, with the loops around them: those given, and this one
-    /// where it is one.
+    /// Calls `visit` for the blocks directly inside, with the ranges of the loops around them, this one
+    /// included.
     pub fn each_block<'a>(&'a self, ranges: &mut Ranges, mut visit: impl FnMut(&'a [Stmt], &mut Ranges)) {
         match self {
             Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| visit(&l.body, ranges)),
@@ -518,7 +518,7 @@ impl Stmt {
         }
     }
 
-    /// Visits the blocks as [`Stmt::each_block`] does, for changing them.
+    /// Calls `visit` as [`Stmt::each_block`] does, on mutable blocks.
     pub fn each_block_mut(&mut self, ranges: &mut Ranges, mut visit: impl FnMut(&mut Vec<Stmt>, &mut Ranges)) {
         match self {
             Stmt::For(l) => ranges.inside(l.var, &l.extent, |ranges| visit(&mut l.body, ranges)),
@@ -526,7 +526,7 @@ impl Stmt {
         }
     }
 
-    /// Whether a vectorized loop may hold it: a plain assignment, or an unrolled loop of such.
+    /// Whether a vectorized loop may contain the statement: a plain assignment, or an unrolled loop of such.
     pub fn is_vectorizable(&self) -> bool {
         match self {
             Stmt::Store { .. } | Stmt::Update { .. } | Stmt::Prefetch { .. } => true,
@@ -535,7 +535,7 @@ impl Stmt {
         }
     }
 
-    /// Calls `visit` for this statement and all inside it, outermost first.
+    /// Calls `visit` for this statement and all nested ones, outermost first.
     pub fn walk<'a>(&'a self, visit: &mut dyn FnMut(&'a Stmt)) {
         visit(self);
         for block in self.blocks() {
@@ -545,14 +545,14 @@ impl Stmt {
         }
     }
 
-    /// Whether it is a parallel loop or has one inside.
+    /// Whether the statement is or contains a parallel loop.
     pub fn has_parallel_loop(&self) -> bool {
         let mut found = false;
         self.walk(&mut |s| found |= matches!(s, Stmt::For(l) if l.kind == LoopKind::Parallel));
         found
     }
 
-    /// The statement with every index in it (extents, conditions, subscripts) rewritten.
+    /// Rewrites every index in the statement (extents, conditions, subscripts).
     pub fn map_index(&self, f: &mut dyn FnMut(&Index) -> Index) -> Stmt {
         let block = |b: &Vec<Stmt>, f: &mut dyn FnMut(&Index) -> Index| b.iter().map(|s| s.map_index(f)).collect();
         match self {
@@ -579,12 +579,12 @@ impl Stmt {
         }
     }
 
-    /// The statement with a loop variable replaced.
+    /// Substitutes an index for a loop variable.
     pub fn substitute(&self, var: LoopId, by: &Index) -> Stmt {
         self.map_index(&mut |i| i.substitute(var, by))
     }
 
-    /// Whether a loop variable occurs in it.
+    /// Whether a loop variable occurs in the statement.
     pub fn uses(&self, var: LoopId) -> bool {
         let mut used = false;
         self.walk(&mut |s| {
@@ -593,8 +593,7 @@ impl Stmt {
         used
     }
 
-    /// The values and conditions of this statement itself, not of statements inside it, in the order of their
-    /// evaluation.
+    /// Values and conditions of this statement itself, without nested statements, in evaluation order.
     pub fn own_nodes(&self) -> impl Iterator<Item = TreePart<'_>> {
         let (a, b) = match self {
             Stmt::If { cond, .. } => (Some(TreePart::Cond(cond)), None),
@@ -605,7 +604,7 @@ impl Stmt {
         a.into_iter().chain(b)
     }
 
-    /// Calls `visit` for the indices of this statement itself, not of statements inside it.
+    /// Calls `visit` for the indices of this statement itself, without nested statements.
     pub fn for_each_own_index(&self, visit: &mut dyn FnMut(&Index)) {
         match self {
             Stmt::For(l) => visit(&l.extent),
@@ -617,7 +616,7 @@ impl Stmt {
         self.own_nodes().for_each(|node| node.for_each_index(visit));
     }
 
-    /// Calls `change` for the indices of this statement itself, not of statements inside it.
+    /// Calls `change` for the indices of this statement itself, without nested statements.
     pub fn for_each_own_index_mut(&mut self, change: &mut dyn FnMut(&mut Index)) {
         match self {
             Stmt::For(l) => change(&mut l.extent),
@@ -636,8 +635,8 @@ impl Stmt {
         }
     }
 
-    /// Calls `visit` for every buffer element this statement itself reads, but for those that are gathered,
-    /// which nothing writes.
+    /// Calls `visit` for every buffer element that this statement itself reads, except by gathers, whose
+    /// buffers are never written.
     ///
     /// The old value that an update combines with counts as read.
     pub fn for_each_own_read<'a>(&'a self, visit: &mut dyn FnMut(BufferId, &'a [Index])) {
@@ -655,7 +654,7 @@ impl Stmt {
         }
     }
 
-    /// The statement with some loads of its own (not of statements inside it) replaced.
+    /// Replaces loads of this statement itself, without nested statements, for which `f` returns a value.
     pub fn map_own_loads(self, f: &mut dyn FnMut(BufferId, &[Index]) -> Option<Expr>) -> Stmt {
         match self {
             Stmt::If { cond, then, otherwise } => Stmt::If { cond: cond.map_loads(f), then, otherwise },
@@ -667,7 +666,7 @@ impl Stmt {
         }
     }
 
-    /// The buffer element this statement itself writes.
+    /// Buffer element that this statement itself writes.
     pub fn own_write(&self) -> Option<(BufferId, &[Index])> {
         match self {
             Stmt::Store { buffer, index, .. } | Stmt::Update { buffer, index, .. } => Some((*buffer, index)),

@@ -1,12 +1,13 @@
-//! A program that runs once for each element of a further, outermost dimension, as often as each run says.
+//! Batching: a program that runs once for each element of a further, outermost dimension of dynamic extent.
 
 use crate::expr::{Cond, Expr, Rewrite, Subscript};
 use crate::index::Index;
 use crate::op::SizeRange;
 use crate::program::{BufferId, Loop, LoopKind, OpenSize, Program, Role, Stmt};
 
-/// Repeats the body of a program for each element of a further dimension of some of its arguments, which
-/// comes ahead of their own: images of a batch, rows of a table. Each run says how many there are.
+/// Adds a batch dimension: repeats the body of a program for each element of a new outermost dimension of
+/// some of its arguments, such as the images of a batch. Its extent is an open size, whose value each run
+/// gives.
 ///
 /// `along` says of each argument, in order, whether it has the dimension; the others are the same for all.
 /// Parts of the program that prepare or keep something run once.

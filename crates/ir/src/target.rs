@@ -1,4 +1,4 @@
-//! Facts about a machine for schedules and code generation.
+//! Targets: facts about a machine for schedules and code generation.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,18 +11,18 @@ pub enum Arch {
     X86_64,
     /// 64-bit Arm
     Aarch64,
-    /// A GPU, by the way its code is given to it.
+    /// GPU, by the form in which its code is loaded.
     Gpu(GpuApi),
 }
 
-/// The way in which code is given to a GPU.
+/// Form in which code is loaded on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GpuApi {
-    /// OpenCL C, for any device with a driver for it.
+    /// OpenCL C source, for any device with an OpenCL driver.
     OpenCl,
-    /// PTX, for NVIDIA's GPUs.
+    /// PTX, for GPUs of NVIDIA.
     Cuda,
-    /// Machine code, for AMD's GPUs.
+    /// Machine code, for GPUs of AMD.
     AmdGpu,
 }
 
@@ -36,13 +36,13 @@ impl Arch {
         (Arch::Gpu(GpuApi::AmdGpu), "amdgpu"),
     ];
 
-    /// The name in a target's text.
+    /// Name in a target's text.
     pub fn name(self) -> &'static str {
         Arch::ALL.iter().find(|(arch, _)| *arch == self).expect("every family is listed").1
     }
 }
 
-/// A machine to generate code for: the templates' source of vector widths, register counts and cache sizes.
+/// Machine to generate code for: vector widths, register counts and cache sizes, as templates use them.
 ///
 /// Its text says all of it and reads back, as
 /// `x86_64/znver4/512:registers=32,fma=1,l1d=32768,l2=1048576,l3=33554432,features=+avx512f,-sse4a` or
@@ -57,65 +57,65 @@ pub struct Target {
     pub cpu: String,
     /// LLVM's feature string (`+avx512f,-sse4a`), empty for what `cpu` implies.
     pub features: String,
-    /// Width of the widest vector registers worth using, in bits; of a GPU, of the widest load of a thread.
+    /// Width in bits of the widest vector registers worth using; on a GPU, of a thread's widest load.
     pub vector_bits: u32,
-    /// Number of vector registers; none of a GPU.
+    /// Number of vector registers; 0 for a GPU.
     pub n_vector_registers: u32,
-    /// Whether a fused multiply-add is one instruction.
+    /// Whether there is a fused multiply-add instruction.
     pub has_fma: bool,
-    /// Level 1 data cache of a core in bytes.
+    /// Level 1 data cache of a core, in bytes.
     pub l1d_bytes: u64,
-    /// Level 2 cache of a core in bytes.
+    /// Level 2 cache of a core, in bytes.
     pub l2_bytes: u64,
-    /// Last-level cache in bytes.
+    /// Last-level cache, in bytes.
     pub l3_bytes: u64,
-    /// Facts about the GPU, where `arch` is one.
+    /// Facts about the GPU; `None` for a CPU.
     pub gpu: Option<Gpu>,
 }
 
 /// Facts about a GPU for schedules and code generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Gpu {
-    /// Threads that run in step.
+    /// Threads of a warp (wavefront, subgroup).
     pub warp_size: u32,
-    /// Most threads of a block.
+    /// Maximum number of threads per block.
     pub most_threads: u32,
-    /// Most threads of a block along each axis.
+    /// Maximum number of threads per block along x, y and z.
     pub most_threads_along: [u32; 3],
-    /// Most blocks along each axis.
+    /// Maximum number of blocks along x, y and z.
     pub most_blocks_along: [u32; 3],
-    /// Shared memory that a block has without asking, in bytes.
+    /// Shared memory per block without opting in for more, in bytes.
     pub shared_bytes: u64,
-    /// Shared memory that a block may ask for, in bytes.
+    /// Maximum shared memory per block, in bytes.
     pub most_shared_bytes: u64,
-    /// Most 32-bit registers of a thread.
+    /// Maximum number of 32-bit registers per thread.
     pub registers_per_thread: u32,
-    /// 32-bit registers that the threads of a block have together.
+    /// Number of 32-bit registers per block.
     pub registers_per_block: u32,
-    /// Compute units (multiprocessors).
+    /// Number of multiprocessors (compute units).
     pub n_units: u32,
-    /// Most threads that a unit holds.
+    /// Maximum number of resident threads per multiprocessor.
     pub unit_threads: u32,
-    /// f32 multiply-adds of a multiprocessor in a cycle.
+    /// f32 multiply-adds per cycle of a multiprocessor.
     pub unit_fmas: u32,
-    /// TF32 multiply-adds of a multiprocessor's tensor cores in a cycle, of f16 twice as many; 0 without
+    /// TF32 multiply-adds per cycle of a multiprocessor's tensor cores, twice as many for f16; 0 without
     /// tensor cores.
     pub tensor_fmas: u32,
-    /// Whether it computes with 64-bit floating-point numbers.
+    /// Whether f64 arithmetic is supported.
     pub has_f64: bool,
-    /// Whether it computes with 16-bit floating-point numbers; all can load and store them.
+    /// Whether f16 arithmetic is supported; every GPU can load and store f16.
     pub has_f16: bool,
-    /// Number of the device among those of its kind in the machine.
+    /// Index of the device among those of its kind in the machine.
     pub number: u32,
 }
 
-/// A target known by name, with cache sizes typical of its kind.
+/// Predefined target, with cache sizes typical of its kind.
 pub struct Generic {
-    /// The name.
+    /// Name of the target.
     pub name: &'static str,
     /// Description in a few words.
     pub text: &'static str,
-    /// Architecture that runs the code.
+    /// Instruction set family.
     pub arch: Arch,
     cpu: &'static str,
     vector_bits: u32,
@@ -125,23 +125,23 @@ pub struct Generic {
     gpu: Option<Gpu>,
     /// Features, as LLVM names them, beyond what every CPU of the family has.
     features: &'static str,
-    /// Part number by which `/proc/cpuinfo` identifies an Arm CPU.
+    /// Part number of an Arm CPU in `/proc/cpuinfo`.
     pub part: Option<&'static str>,
     core: Core,
 }
 
-/// Throughput of a core in a cycle, as far as first guesses need it.
+/// Throughput of a core per cycle, for analytical estimates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Core {
-    /// Instructions that begin.
+    /// Instructions issued per cycle.
     pub issues: f64,
-    /// Multiply-adds of the widest vectors.
+    /// Multiply-adds of full vectors per cycle.
     pub fmas: f64,
-    /// Loads of the widest vectors.
+    /// Loads of full vectors per cycle.
     pub loads: f64,
-    /// Latency of an accumulation, in cycles.
+    /// Latency of an accumulating multiply-add, in cycles.
     pub sum_latency: f64,
-    /// Whether loads overlap with multiply-adds.
+    /// Whether loads are issued in parallel with multiply-adds.
     pub overlaps: bool,
 }
 
@@ -319,7 +319,7 @@ const CPUS_WITH_DOT4: &[&str] = &[
     "znver5",
 ];
 
-/// All targets known by name.
+/// Table of predefined targets.
 pub const GENERIC: &[Generic] = &[
     X86_64,
     Generic {
@@ -390,7 +390,7 @@ pub const GENERIC: &[Generic] = &[
 ];
 
 impl Generic {
-    /// The target itself.
+    /// Target of the row.
     pub fn target(&self) -> Target {
         let [l1d_bytes, l2_bytes, l3_bytes] = self.caches_kib.map(|kib| kib << 10);
         Target {
@@ -409,13 +409,13 @@ impl Generic {
 }
 
 impl Target {
-    /// A target by its name in [`GENERIC`].
+    /// Predefined target by name.
     pub fn named(name: &str) -> Option<Target> {
         GENERIC.iter().find(|generic| generic.name == name).map(Generic::target)
     }
 
-    /// Name in records: family, CPU and vector width; of a GPU without the width. A machine that hides the
-    /// dot products of its CPU, as virtual ones do, has a name of its own.
+    /// Name in records: family, CPU and vector width; for a GPU without the width. A machine that hides its
+    /// CPU's dot product instructions, as virtual ones do, has a name of its own.
     pub fn name(&self) -> String {
         let hides_dot4 = || !self.features.is_empty() && self.widens_bytes() && CPUS_WITH_DOT4.contains(&&*self.cpu);
         match self.arch {
@@ -425,7 +425,7 @@ impl Target {
         }
     }
 
-    /// Throughput of the core; that of the family's first CPU where the own one is not known.
+    /// Throughput of the core; of the family's default CPU where this one is unknown.
     pub fn core(&self) -> Core {
         match self.arch {
             Arch::X86_64 | Arch::Gpu(_) => X86_CORE,
@@ -436,17 +436,17 @@ impl Target {
         }
     }
 
-    /// Whether this is a GPU of NVIDIA's with TF32 tensor cores.
+    /// Whether this is an NVIDIA GPU with TF32 tensor cores.
     pub fn has_tf32(&self) -> bool {
         self.is_since(80)
     }
 
-    /// Whether this is a GPU of NVIDIA's with asynchronous copies to shared memory (`cp.async`).
+    /// Whether this is an NVIDIA GPU with asynchronous copies to shared memory (`cp.async`).
     pub fn has_async_copies(&self) -> bool {
         self.is_since(80)
     }
 
-    /// Whether this is a GPU of NVIDIA's whose tensor cores read factors from shared memory (`wgmma`).
+    /// Whether this is an NVIDIA GPU with warpgroup products (`wgmma`).
     pub fn has_wgmma(&self) -> bool {
         self.arch == Arch::Gpu(GpuApi::Cuda) && self.cpu == "sm_90a"
     }
@@ -457,8 +457,9 @@ impl Target {
         self.arch == Arch::Gpu(GpuApi::Cuda) && version.and_then(|v| v.parse().ok()).is_some_and(|v: u32| v >= least)
     }
 
-    /// Most lanes of 32-bit sums to which one instruction adds dot products of four 8-bit integers each, of
-    /// factors that are signed so: `vpdpbusd` and its kin, `sdot`, `udot`, `usdot`. 0 without such.
+    /// Number of 32-bit accumulators to which one instruction adds dot products of four 8-bit integers each
+    /// (`vpdpbusd` and its kin, `sdot`, `udot`, `usdot`), for operands that are signed as given; 0 without
+    /// such.
     pub fn dot4_lanes(&self, signed: [bool; 2]) -> usize {
         let is_mixed = signed[0] != signed[1];
         let has = |name| self.feature(name) == Some(true);
@@ -472,16 +473,15 @@ impl Target {
         }
     }
 
-    /// Whether 8-bit integers are best multiplied as such of 16 bits, two at a time, by an instruction and an
-    /// addition (`vpmaddwd`, `vpaddd`): on x86-64 without dot products of four. It is up to twice as fast as
-    /// f32.
+    /// Whether 8-bit integers are best widened to 16 bits and multiplied in pairs (`vpmaddwd`, `vpaddd`): on
+    /// x86-64 without dot products of four. This is up to twice as fast as f32.
     pub fn widens_bytes(&self) -> bool {
         let has_none = || [[false, true], [true, true]].iter().all(|signed| self.dot4_lanes(*signed) == 0);
         self.arch == Arch::X86_64 && has_none()
     }
 
-    /// Most lanes of f32 sums to which one instruction adds dot products of two bf16 numbers each
-    /// (`vdpbf16ps`). 0 without such.
+    /// Number of f32 accumulators to which one instruction adds dot products of two bf16 numbers each
+    /// (`vdpbf16ps`); 0 without such.
     pub fn dot2_lanes(&self) -> usize {
         let has = |name| self.feature(name) == Some(true);
         match self.arch {
@@ -497,13 +497,14 @@ impl Target {
         self.dot2_lanes() > 0 && self.cpu.starts_with("znver")
     }
 
-    /// Whether the features have one, by LLVM's name; `None` where they do not name it.
+    /// Whether a feature is on or off in the feature string, by LLVM's name; `None` where the string does not
+    /// mention it.
     pub fn feature(&self, name: &str) -> Option<bool> {
         let given = self.features.split(',').rev().find(|word| word.get(1..) == Some(name));
         given.map(|word| word.starts_with('+'))
     }
 
-    /// Elements of a type in a vector register; f16 and bf16 count as f32.
+    /// Elements of a type per vector register; f16 and bf16 count as f32.
     pub fn lanes(&self, dtype: crate::DType) -> i64 {
         let held = if dtype.is_half() { dtype.arithmetic() } else { dtype };
         i64::from(self.vector_bits / 8) / held.bytes() as i64
@@ -584,11 +585,11 @@ impl Gpu {
     }
 }
 
-/// Error of a text that is not a target. The fault is the text's.
+/// Parse error: a text that is not a target.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{given}` is no target: {expected} is missing or malformed")]
 pub struct TargetError {
-    /// The text.
+    /// Text given.
     pub given: String,
     /// Text that was expected.
     pub expected: &'static str,

@@ -32,22 +32,22 @@ use crate::program::{BufferId, Loop, LoopKind, OpenSize, Part, Program, Role, St
 use crate::text::{index_to_string, is_name, loop_name};
 use thiserror::Error;
 
-/// Rule that a program breaks, and where. The fault of the pass or the person that wrote the program.
+/// Violation of a verifier rule. The pass or the person that wrote the program is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum VerifyError {
-    /// Rule 1.
+    /// Invalid name (rule 1).
     #[error("{name:?} is not a name")]
     Name {
-        /// The would-be name.
+        /// Name that was given.
         name: String,
     },
-    /// Rule 1.
+    /// Name used twice (rule 1).
     #[error("two loops or two buffers are called {name}")]
     Duplicate {
         /// The name.
         name: String,
     },
-    /// Rule 2.
+    /// Extent below one, or size beyond 63 bits (rule 2).
     #[error("{buffer}[{}] has no valid size", list(shape))]
     Size {
         /// The buffer's name.
@@ -55,39 +55,39 @@ pub enum VerifyError {
         /// Extents of the buffer.
         shape: Vec<i64>,
     },
-    /// Rule 3.
+    /// Reference to a buffer that does not exist (rule 3).
     #[error("there is no buffer with number {id}")]
     UnknownBuffer {
         /// The number.
         id: u32,
     },
-    /// Rule 3.
+    /// Reference to a loop variable that does not exist (rule 3).
     #[error("there is no loop variable with number {id}")]
     UnknownLoop {
         /// The number.
         id: u32,
     },
-    /// Rule 3.
+    /// Loop variable used outside its loop (rule 3).
     #[error("{var} is used outside its loop in {index}")]
     Unbound {
-        /// The loop variable.
+        /// Name of the loop variable.
         var: String,
-        /// The index that uses it.
+        /// Index that uses it.
         index: String,
     },
-    /// Rule 3.
+    /// Loop nested in a loop over the same variable (rule 3).
     #[error("a loop over {var} is inside a loop over {var}")]
     Nested {
-        /// The loop variable.
+        /// Name of the loop variable.
         var: String,
     },
-    /// Rule 3.
+    /// Invalid open (dynamic) size: its variable has a loop, or its range or name is invalid (rule 3).
     #[error("the open size {name} has no valid values, or shares its name or its variable with another")]
     OpenSize {
         /// The size's name.
         name: String,
     },
-    /// Rule 3.
+    /// Wrong number of subscripts (rule 3).
     #[error("{buffer} has {rank} dimensions and is used with {n_subscripts} subscripts")]
     Rank {
         /// The buffer's name.
@@ -97,7 +97,7 @@ pub enum VerifyError {
         /// Number of subscripts given.
         n_subscripts: usize,
     },
-    /// Rule 4.
+    /// Divisor below one (rule 4).
     #[error("divisor {divisor} in {index}")]
     Divisor {
         /// The divisor.
@@ -105,25 +105,25 @@ pub enum VerifyError {
         /// The index.
         index: String,
     },
-    /// Rule 4.
+    /// Index that may exceed 2⁵⁰ (rule 4).
     #[error("{index} may be too large")]
     Magnitude {
         /// The index.
         index: String,
     },
-    /// Rule 5.
+    /// Access with a counterexample out of bounds (rule 5).
     #[error("{buffer}[{}] is outside {buffer}[{}] {place}", list(subscripts), list(shape))]
     OutOfBounds {
         /// The buffer's name.
         buffer: String,
-        /// The subscripts in a counterexample.
+        /// Subscripts in the counterexample.
         subscripts: Vec<i64>,
         /// The buffer's extents.
         shape: Vec<i64>,
-        /// The counterexample.
+        /// Loop variables of the counterexample.
         place: IterationPoint,
     },
-    /// Rule 6.
+    /// Allocation of a buffer that is no temporary (rule 6).
     #[error("{buffer} is {} and cannot be allocated", role_name(*role))]
     AllocOfArgument {
         /// The buffer's name.
@@ -131,39 +131,39 @@ pub enum VerifyError {
         /// Role of the buffer, which should be a temporary.
         role: Role,
     },
-    /// Rule 6.
+    /// Temporary accessed without an allocation (rule 6).
     #[error("{buffer} is used where it is not allocated")]
     NotAllocated {
         /// The buffer's name.
         buffer: String,
     },
-    /// Rule 6.
+    /// Temporary allocated again inside its life (rule 6).
     #[error("{buffer} is allocated inside its own life")]
     Reallocated {
         /// The buffer's name.
         buffer: String,
     },
-    /// Rule 7.
+    /// Write in a part where the buffer's role forbids it (rule 7).
     #[error("{} {buffer} is written in {part}", role_name(*role))]
     Write {
         /// The buffer's name.
         buffer: String,
         /// Role of the buffer.
         role: Role,
-        /// `prepare`, `run` or `finish`.
+        /// Part: `prepare`, `run` or `finish`.
         part: &'static str,
     },
-    /// Rule 7.
+    /// Read in a part where the buffer's role forbids it (rule 7).
     #[error("{} {buffer} is read in {part}", role_name(*role))]
     Read {
         /// The buffer's name.
         buffer: String,
         /// Role of the buffer.
         role: Role,
-        /// `prepare` or `finish`.
+        /// Part: `prepare` or `finish`.
         part: &'static str,
     },
-    /// Rule 7.
+    /// Gather from a buffer that is no input (rule 7).
     #[error("{} {buffer} is gathered from, which only inputs are", role_name(*role))]
     Gathered {
         /// The buffer's name.
@@ -171,46 +171,46 @@ pub enum VerifyError {
         /// Role of the buffer.
         role: Role,
     },
-    /// Rule 7.
+    /// Kept buffer written in both `prepare` and `run` (rule 7).
     #[error("kept {buffer} is written both in prepare and in run")]
     TwoWriters {
         /// The buffer's name.
         buffer: String,
     },
-    /// Rule 8.
+    /// Statement that a vectorized loop may not contain (rule 8).
     #[error("vectorized loop {var} contains something else than stores, updates and prefetches")]
     VectorBody {
-        /// The loop variable.
+        /// Name of the loop variable.
         var: String,
     },
-    /// Rule 9.
+    /// GPU axis above 2, or bound by an enclosing loop (rule 9).
     #[error("loop {var} is bound to GPU axis {axis}, which does not exist or is taken by a loop around it")]
     Axis {
-        /// The loop variable.
+        /// Name of the loop variable.
         var: String,
-        /// The number of the axis.
+        /// Index of the axis.
         axis: u8,
     },
-    /// Rule 11.
+    /// Loop marked as a tensor product that is none (rule 11).
     #[error("loop {var} is no product of tiles: {why}")]
     TileProduct {
-        /// The loop variable.
+        /// Name of the loop variable.
         var: String,
-        /// Reason why it is not such a product.
+        /// Reason why it is no such product.
         why: &'static str,
     },
-    /// Rule 10.
+    /// Data race between iterations of a loop (rule 10).
     #[error("iterations of {kind} loop {var} race for {buffer}: {first} and {second}")]
     Race {
-        /// The loop variable.
+        /// Name of the loop variable.
         var: String,
         /// Kind of the loop.
         kind: &'static str,
         /// The buffer's name.
         buffer: String,
-        /// The access that writes.
+        /// Access that writes.
         first: String,
-        /// The access that may meet it in another iteration; the same one where it meets itself.
+        /// Conflicting access in another iteration; equal to `first` where it conflicts with itself.
         second: String,
     },
 }
@@ -219,23 +219,23 @@ fn role_name(role: Role) -> &'static str {
     Role::ALL.iter().find(|(r, _)| *r == role).expect("every role is listed").1
 }
 
-/// An access that may or may not be within its buffer.
+/// Access that is neither proven nor refuted to be in bounds.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("cannot prove that {subscript} is within 0..{extent} in {buffer}, inside loops {}", loops.join(", "))]
 pub struct Unproven {
     /// The buffer's name.
     pub buffer: String,
-    /// Number of the dimension.
+    /// Index of the dimension.
     pub dimension: usize,
-    /// The subscript.
+    /// Subscript in that dimension.
     pub subscript: String,
-    /// The buffer's extent in that dimension.
+    /// Extent of the buffer in that dimension.
     pub extent: i64,
-    /// The loops around it, outermost first.
+    /// Loops around the access, outermost first.
     pub loops: Vec<String>,
 }
 
-/// Checks a program against the rules.
+/// Checks a program against all rules.
 ///
 /// # Errors
 /// The first rule found broken.
@@ -246,7 +246,7 @@ pub fn verify(program: &Program) -> Result<(), VerifyError> {
     check(program).map(drop)
 }
 
-/// [`verify`], which also tells which accesses it could neither prove to be within their buffers nor refute.
+/// Checks as [`verify`] does, and returns the accesses that are neither proven nor refuted to be in bounds.
 ///
 /// # Errors
 /// The first rule found broken.

@@ -6,33 +6,33 @@ use super::{BufferUse, GpuKernel, GpuProgram, cluster, store};
 use crate::program::BufferId;
 use crate::target::Target;
 
-/// Launch contract of a kernel on a target, which code generation, drivers and shipped libraries share.
+/// Launch contract of a kernel on a target, shared by code generation, drivers and shipped libraries.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Abi {
-    /// Buffers in device memory with their uses: the first parameters, pointers.
+    /// Buffers in device memory and how the kernel uses them: the first kernel parameters, as pointers.
     pub buffers: Vec<(BufferId, BufferUse)>,
-    /// Tensor maps of some of them: the parameters behind the buffers. None unless the target has TMA, all
-    /// bulk copies are boxes, and a producer warp or the iterations of one loop tell the pipeline stages
-    /// apart. Those of bulk stores, which only kernels with a producer warp have, stand behind the others.
+    /// Tensor maps (TMA descriptors): the kernel parameters after the buffers. Empty unless the target has
+    /// TMA, all bulk copies are boxes, and a producer warp or the iterations of one loop tell the pipeline
+    /// stages apart. Maps of bulk stores, which only kernels with a producer warp have, come last.
     pub maps: Vec<TensorMap>,
-    /// Number of blocks along each axis.
+    /// Grid size: number of blocks along x, y and z.
     pub grid: [i64; 3],
-    /// Threads of a block along each axis, with those of the producer warp.
+    /// Block size: number of threads along x, y and z, those of the producer warp included.
     pub block: [i64; 3],
-    /// Whether the last layer of threads along z is the producer warp, which the program does not have.
+    /// Whether the last layer of threads along z is the producer warp, which is not part of the program.
     pub has_producer_warp: bool,
-    /// Buffers that the producer warps of a cluster fill for each other, each half of every box. Where there
-    /// are some, the kernel's code asks for clusters of [`cluster::BLOCKS`] blocks along x, and a plain
-    /// launch makes them.
+    /// Buffers that the producer warps of a cluster multicast, each half of every box. Where there are some,
+    /// the kernel's code asks for clusters of [`cluster::BLOCKS`] blocks along x; a plain launch makes them.
     pub shared_rings: Vec<BufferId>,
-    /// Bytes of shared memory of a block.
+    /// Size of a block's shared memory in bytes.
     pub shared_bytes: u64,
-    /// Shared memory that a launch asks for: all of it where that is more than the target gives unasked.
+    /// Dynamic shared memory of the launch in bytes: all of it where it exceeds the target's default limit,
+    /// else 0.
     pub dynamic_shared_bytes: u64,
 }
 
 impl Abi {
-    /// Derives the contract of a kernel of a program.
+    /// Derives the launch contract of a kernel.
     pub fn of(program: &GpuProgram, kernel: &GpuKernel, target: &Target) -> Abi {
         let has_tma = target.has_wgmma();
         let has_producer_warp = has_tma && has_producer_warp(program, kernel);
@@ -57,7 +57,7 @@ impl Abi {
         }
     }
 
-    /// Index among the buffers of the array of a tensor map.
+    /// Index among `buffers` of the array of a tensor map.
     ///
     /// # Panics
     /// If the map is of another kernel.

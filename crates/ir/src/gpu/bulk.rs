@@ -19,10 +19,10 @@ use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopKind, Program, Role, Scope, Stmt};
 
-/// Bytes of an mbarrier, which counts the bytes that have arrived in a pipeline stage.
+/// Bytes of an mbarrier, which counts the bytes arrived in a pipeline stage.
 pub const BARRIER_BYTES: u64 = 8;
 
-/// `CU_TENSOR_MAP_DATA_TYPE_TFLOAT32`: f32 in memory, rounded to TF32 on the way into shared memory.
+/// `CU_TENSOR_MAP_DATA_TYPE_TFLOAT32`: f32 in global memory, rounded to TF32 by the copy.
 pub const TFLOAT32: u32 = 11;
 
 /// Most dimensions of an array.
@@ -35,32 +35,32 @@ const LEAST_BYTES: i64 = 16;
 /// Tensor map of a TMA copy: the array and the box that one instruction copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMap {
-    /// The array.
+    /// Array in global memory.
     pub array: BufferId,
-    /// Elements of a box along each of its dimensions.
+    /// Extents of the box in elements, outermost dimension first.
     pub extents: Vec<i64>,
-    /// Whether rows of 128 bytes are swizzled in shared memory.
+    /// Whether the box's rows of 128 bytes are swizzled in shared memory.
     pub swizzled: bool,
-    /// Whether the box is copied from shared memory to the array, not the other way.
+    /// Whether the box is stored from shared to global memory, rather than loaded.
     pub is_stored: bool,
 }
 
-/// Fields of CUDA's `cuTensorMapEncodeTiled` for a [`TensorMap`], innermost dimension first.
+/// Arguments of CUDA's `cuTensorMapEncodeTiled` for a [`TensorMap`], innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMapFields {
-    /// `CUtensorMapDataType`: TFLOAT32, which rounds, for f32 factors of warpgroup products, else the
-    /// unsigned integer as wide as an element. Elements outside the array read as zeros.
+    /// `CUtensorMapDataType`: TFLOAT32 for f32 operands of warpgroup products, else the unsigned integer of
+    /// the element's width. Elements outside the array read as zeros.
     pub kind: u32,
     /// Elements of the array along each dimension.
     pub extents: Vec<u64>,
-    /// Bytes from one element to the next along all dimensions but the first.
+    /// Strides in bytes of all dimensions but the innermost.
     pub strides: Vec<u64>,
-    /// Elements of a box.
+    /// Extents of the box in elements.
     pub boxes: Vec<u32>,
 }
 
 impl TensorMap {
-    /// Describes the map in the terms of the driver.
+    /// Encodes the map as arguments of the driver.
     pub fn described(&self, program: &Program) -> TensorMapFields {
         let array = program.buffer(self.array);
         let kind = match array.dtype.bytes() {
@@ -78,33 +78,33 @@ impl TensorMap {
     }
 }
 
-/// A copy of a box.
+/// Bulk copy of one box.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoxCopy {
     /// Destination in shared memory.
     pub to: BufferId,
     /// Subscripts of the box's first element in shared memory.
     pub first: Vec<Index>,
-    /// The subscripts of its first element in the array.
+    /// Subscripts of the box's first element in global memory.
     pub place: Vec<Index>,
     /// Array and box that are copied.
     pub map: TensorMap,
 }
 
-/// Half of a box: the first one, behind which the second follows in shared memory.
+/// First half of a box; the second half follows it in shared memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Half {
     /// Copy of the first half.
     pub first: BoxCopy,
     /// Dimension of the array along which the second half follows.
     pub dimension: usize,
-    /// Elements along that dimension from one half to the other.
+    /// Extent of a half along that dimension.
     pub extent: i64,
 }
 
 impl BoxCopy {
-    /// Recognises a loop nest that copies a box; `None` for any other nest. `swizzled`: buffers in shared
-    /// memory whose rows of 128 bytes are swizzled.
+    /// Recognises a loop nest that copies a box; `None` for any other nest. `swizzled` lists the buffers in
+    /// shared memory whose rows of 128 bytes are swizzled.
     pub fn of(program: &Program, nest: &Loop, swizzled: &[BufferId], ranges: &Ranges) -> Option<BoxCopy> {
         let (mut loops, mut l) = (Vec::new(), nest);
         let (to, index, value) = loop {
@@ -179,8 +179,7 @@ impl BoxCopy {
         Some(BoxCopy { to, first: first(index), place: first(at), map })
     }
 
-    /// First half of the box, and where in the array the second is; `None` where the halves do
-    /// not begin where boxes may.
+    /// First half of the box, for multicast; `None` where it cannot be halved at the required alignment.
     pub fn half(&self, program: &Program) -> Option<Half> {
         let dimension = self.map.extents.iter().position(|n| *n > 1)?;
         let mut first = self.clone();
@@ -195,7 +194,7 @@ impl BoxCopy {
         (bytes % whole == 0).then_some(Half { first, dimension, extent })
     }
 
-    /// Bytes that it writes.
+    /// Bytes of the box in shared memory.
     pub fn bytes(&self, program: &Program) -> i64 {
         self.map.extents.iter().product::<i64>() * program.buffer(self.to).dtype.bytes() as i64
     }

@@ -1,4 +1,5 @@
-//! Clusters: neighbouring blocks whose producer warps fill shared memory for each other.
+//! Thread block clusters: neighbouring blocks whose producer warps fill shared memory for each other (TMA
+//! multicast).
 //!
 //! In the program, the pipeline stages of buffers of the scope `multicast` are filled as those of the
 //! scope `fed`, by each block for itself. Two neighbouring blocks along x that copy the same box may halve
@@ -22,8 +23,8 @@ use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt, TensorPro
 /// Blocks of a cluster, neighbours along x.
 pub const BLOCKS: i64 = 2;
 
-/// Buffers that the blocks of a cluster fill for each other: each of its copies is the same for both. None
-/// unless the [producer warp](producer_warp::has_producer_warp) of each goes through the same copies and
+/// Buffers that the blocks of a cluster multicast, as each of their copies is the same for both blocks. Empty
+/// unless the [producer warps](producer_warp::has_producer_warp) of both run the same sequence of copies and
 /// products.
 pub fn shared_rings(gpu: &GpuProgram, kernel: &GpuKernel) -> Vec<BufferId> {
     let Some((block, n)) = kernel.blocks[0].filter(|(_, n)| n % BLOCKS == 0) else { return Vec::new() };

@@ -1,5 +1,5 @@
-//! Kernel bodies while threads are mapped: loops and conditions that all threads of a block share, and the
-//! regions between two places where threads may have to wait for each other.
+//! Kernel bodies during thread mapping: loops and conditions shared by all threads of a block, and the
+//! regions between barriers.
 
 use crate::expr::{Cond, Expr};
 use crate::index::{Index, Ranges};

@@ -1,11 +1,11 @@
-//! Reasons why a program cannot become kernels.
+//! Reasons why a program cannot be mapped to GPU kernels.
 
 use thiserror::Error;
 
-/// Reason why a program cannot become kernels. The fault of its schedule.
+/// Reason why a program cannot be mapped to GPU kernels; the schedule is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum MapError {
-    /// A block loop inside another loop or beside other statements.
+    /// Block loop inside another kind of loop, or beside other statements.
     #[error("block loop `{name}` stands inside `{around}`: block loops must be outermost, one directly in the other")]
     BlockInside {
         /// The loop.
@@ -13,7 +13,7 @@ pub enum MapError {
         /// Kind of the loop around.
         around: String,
     },
-    /// A block loop of varying extent, or a thread loop without a constant bound.
+    /// Block loop of varying extent, or thread loop without a constant bound.
     #[error("loop `{name}` is bound to {axis}, but its extent {extent} has no constant bound (split it by a constant)")]
     Extent {
         /// The loop.
@@ -23,7 +23,8 @@ pub enum MapError {
         /// Extent of the loop.
         extent: String,
     },
-    /// A loop with thread loops inside that some threads leave before others.
+    /// Loop around thread loops whose extent differs between threads, so that they would reach barriers
+    /// unevenly.
     #[error(
         "loop `{name}` has thread loops inside, but runs {extent} times, which differs from thread to thread \
          (move it outside of the thread loop around it)"
@@ -34,13 +35,13 @@ pub enum MapError {
         /// Extent of the loop.
         extent: String,
     },
-    /// A condition with thread loops inside that is not about indices.
+    /// Condition on values around thread loops.
     #[error("thread loops stand under `if {cond}`, which depends on values (move the condition into the thread loops)")]
     ValueCondition {
         /// The condition.
         cond: String,
     },
-    /// A private buffer that several threads use.
+    /// Private buffer whose elements several threads access.
     #[error(
         "threads share `{buffer}`, which is in {scope} memory: {subscripts} do not keep those of {axis} apart \
          (stage it as shared, or lay it out by thread)"
@@ -52,23 +53,23 @@ pub enum MapError {
         scope: &'static str,
         /// Subscripts of accesses.
         subscripts: String,
-        /// The axis.
+        /// Thread axis.
         axis: &'static str,
     },
-    /// A product of tiles that no warp computes together.
+    /// Tile product that no tensor core instruction computes.
     #[error("warps cannot compute the product of tiles over loop `{name}`: {why} (bind and divide loops as tiles ask)")]
     TileProduct {
-        /// The loop over the steps of its sum.
+        /// Loop over the reduction steps.
         name: String,
-        /// Reason why it is not such a product.
+        /// Reason why the loop is no tile product.
         why: &'static str,
     },
-    /// A shared buffer that each thread has one of.
+    /// Shared buffer allocated inside a thread loop.
     #[error("`{buffer}` is shared by a block, but is allocated inside thread loop `{name}` (stage it further out)")]
     SharedInThread {
         /// The buffer.
         buffer: String,
-        /// The loop.
+        /// Thread loop around the allocation.
         name: String,
     },
 }

@@ -21,14 +21,11 @@ use crate::program::{BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scop
 use crate::text::{cond_to_string, index_to_string};
 use std::collections::BTreeSet;
 
-/// Makes kernels of a scheduled program, ready for code to be printed: loops that are to be unrolled are,
-/// with guards where their extents vary, and small private buffers are registers.
+/// Maps a scheduled program to kernels ready for code generation: unrolls loops marked so, with guards where
+/// extents vary, and puts small private buffers into registers.
 ///
-/// Each outermost nest of a part becomes a kernel; one without block loops has one block, one without thread
-/// loops one thread.
-///
-/// # Errors
-/// [`MapError`], if the schedule is not one for a GPU.
+/// Each outermost nest of a part becomes a kernel; without block loops it has one block, without thread loops
+/// one thread.
 pub fn lower_gpu(program: &Program) -> Result<GpuProgram, MapError> {
     let simple = program.clone().map_parts(|block| simplify_block(block, &mut Ranges::default()));
     let mut mapper = Mapper {

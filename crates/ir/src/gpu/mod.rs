@@ -45,10 +45,10 @@ use crate::program::{BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stm
 use crate::text::{loop_name, stmt_to_string};
 use std::fmt;
 
-/// A program as kernels that a GPU runs one after the other.
+/// Program as a sequence of GPU kernels.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuProgram {
-    /// The tables of buffers and loops; its parts are empty.
+    /// Tables of buffers and loops; its statements are empty.
     ///
     /// What outlives a kernel is in [`Scope::Global`]; a private buffer has the shape of what one thread has
     /// of it.
@@ -64,13 +64,13 @@ pub struct GpuProgram {
 /// GPU kernel: its grid, the threads of a block, and the code of a thread.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GpuKernel {
-    /// A name that C accepts, unique in the program.
+    /// Name, unique in the program and valid in C.
     pub name: String,
-    /// Block axes x, y, z: the loop variable and its extent; none where an axis is not used.
+    /// Grid: loop variable and number of blocks along x, y and z; `None` for unused axes.
     pub blocks: [Option<(LoopId, i64)>; 3],
-    /// Thread axes x, y, z, alike.
+    /// Block: loop variable and number of threads along x, y and z; `None` for unused axes.
     pub threads: [Option<(LoopId, i64)>; 3],
-    /// Buffers in shared memory; they live as long as the block.
+    /// Buffers in shared memory, for the lifetime of a block.
     pub shared: Vec<BufferId>,
     /// Code of a thread.
     ///
@@ -81,10 +81,10 @@ pub struct GpuKernel {
     pub body: Vec<Stmt>,
 }
 
-/// Bytes that a buffer in shared memory begins at a multiple of: the widest access of a thread.
+/// Alignment in bytes of buffers in shared memory: the widest access of a thread.
 pub const SHARED_ALIGN: u64 = 16;
 
-/// Use of a buffer by a kernel.
+/// Kind of accesses of a kernel to a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BufferUse {
     /// Read only.
@@ -96,7 +96,7 @@ pub enum BufferUse {
 }
 
 impl GpuProgram {
-    /// The kernels of a part.
+    /// Kernels of a part.
     pub fn part(&self, part: Part) -> &[GpuKernel] {
         match part {
             Part::Prepare => &self.prepare,
@@ -105,7 +105,7 @@ impl GpuProgram {
         }
     }
 
-    /// The kernels of a part, to change.
+    /// Kernels of a part, mutable.
     pub fn part_mut(&mut self, part: Part) -> &mut Vec<GpuKernel> {
         match part {
             Part::Prepare => &mut self.prepare,
@@ -114,19 +114,19 @@ impl GpuProgram {
         }
     }
 
-    /// Every kernel, in the order in which they run.
+    /// Kernels of all parts, in execution order.
     pub fn kernels(&self) -> impl Iterator<Item = &GpuKernel> {
         Part::ALL.into_iter().flat_map(|(part, _)| self.part(part))
     }
 
-    /// Buffers in device memory, in the order of the table: arguments, buffers that live between the parts,
-    /// and those that a kernel hands to another.
+    /// Buffers in device memory, in the order of the table: arguments, kept buffers, and temporaries passed
+    /// between kernels.
     pub fn device_buffers(&self) -> Vec<BufferId> {
         let ids = (0..self.program.buffers.len() as u32).map(BufferId);
         ids.filter(|id| self.is_device_buffer(*id)).collect()
     }
 
-    /// Whether a buffer is in the device's memory, rather than shared or private.
+    /// Whether a buffer is in device memory, rather than shared or private.
     pub fn is_device_buffer(&self, id: BufferId) -> bool {
         let buffer = self.program.buffer(id);
         buffer.role != Role::Temporary || buffer.scope == Scope::Global
@@ -134,7 +134,7 @@ impl GpuProgram {
 }
 
 impl GpuKernel {
-    /// The buffers in the device's memory that the kernel uses, in the order of the table: its arguments.
+    /// Buffers in device memory that the kernel uses, in the order of the table: its parameters.
     pub fn arguments(&self, of: &GpuProgram) -> Vec<(BufferId, BufferUse)> {
         let mut uses = vec![[false; 2]; of.program.buffers.len()];
         for stmt in &self.body {
@@ -156,12 +156,12 @@ impl GpuKernel {
         of.device_buffers().into_iter().filter_map(|id| Some((id, access(uses[id.0 as usize])?))).collect()
     }
 
-    /// The number of blocks along each axis.
+    /// Grid size: number of blocks along x, y and z.
     pub fn grid(&self) -> [i64; 3] {
         self.blocks.map(|axis| axis.map_or(1, |(_, extent)| extent))
     }
 
-    /// The number of threads of a block along each axis; [`Abi::block`] has those of a producer warp, too.
+    /// Block size along x, y and z, without a producer warp (see [`Abi::block`]).
     pub fn block(&self) -> [i64; 3] {
         self.threads.map(|axis| axis.map_or(1, |(_, extent)| extent))
     }
@@ -174,14 +174,14 @@ impl GpuKernel {
         ranges
     }
 
-    /// The threads of a block.
+    /// Number of threads of a block, without a producer warp.
     pub fn n_threads(&self) -> i64 {
         self.block().iter().product()
     }
 
-    /// Shared memory of a block, in bytes: its buffers in order, the [boxes](store) that warps store, then
-    /// the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage that a block waits for,
-    /// and as many for the consumers of stages that a producer warp fills.
+    /// Shared memory of a block in bytes: its buffers in order, the staging [boxes](store) of bulk stores,
+    /// then the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage and as many again
+    /// for the consumers of stages that a producer warp fills.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_produced());
         let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 };
@@ -195,9 +195,8 @@ impl GpuKernel {
         all.saturating_add(barriers)
     }
 
-    /// The buffers in shared memory, in order, each with its bytes up to the next one's, which are a multiple
-    /// of [`SHARED_ALIGN`]: twice as many where it has [two parts](warpgroup::in_parts) of each number. None
-    /// where they are too many to count.
+    /// Buffers in shared memory, in order, each with its bytes padded to a multiple of [`SHARED_ALIGN`];
+    /// twice as many where each number is stored in [two parts](warpgroup::in_parts). `None` on overflow.
     pub fn shared_sizes<'k>(&'k self, program: &'k Program) -> impl Iterator<Item = (BufferId, Option<u64>)> + 'k {
         let in_parts = warpgroup::in_parts(program, self);
         self.shared.iter().map(move |b| {
@@ -206,7 +205,7 @@ impl GpuKernel {
         })
     }
 
-    /// Pipeline stages that bulk copies fill; 0 where there are none.
+    /// Number of pipeline stages filled by bulk copies; 0 without such copies.
     pub fn n_places(&self, of: &GpuProgram) -> u64 {
         let rings = self.shared.iter().map(|b| of.program.buffer(*b)).filter(|b| b.scope.is_tma());
         rings.map(|b| b.shape[0] as u64).max().unwrap_or(0)

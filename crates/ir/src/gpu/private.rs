@@ -1,8 +1,8 @@
-//! Private buffers that are allocated once for all threads of a block, reduced to a thread's own elements.
+//! Privatization: buffers allocated once for all threads of a block, reduced to the elements of one thread.
 //!
 //! An accumulator that lives across a loop with barriers is allocated outside of the thread loops, with
-//! subscripts such as `[ty, tx, i, j]` or `[8*ty + i, tx + 16*j]`. Each thread touches its own elements,
-//! those with its number as a digit of a subscript; without that digit they are the thread's buffer.
+//! subscripts such as `[ty, tx, i, j]` or `[8*ty + i, tx + 16*j]`. Each thread accesses only the elements
+//! with its thread index as a digit of a subscript; dropping that digit leaves the thread's own buffer.
 
 use std::collections::BTreeSet;
 

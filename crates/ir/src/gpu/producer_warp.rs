@@ -23,9 +23,9 @@ use crate::expr::Cond;
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Stmt};
 
-/// Warps that copy (producer warps): one, behind the kernel's own along z.
+/// Number of producer warps, which follow the kernel's own warps along z.
 pub const WARPS: i64 = 1;
-/// Threads of a warp.
+/// Threads of the producer warps.
 pub const THREADS: i64 = tensor::WARP[0] * tensor::WARP[1];
 
 /// Whether a producer warp can make the copies of a kernel:
@@ -54,7 +54,8 @@ pub fn has_producer_warp(gpu: &GpuProgram, kernel: &GpuKernel) -> bool {
     turns.follow(&uses).is_some() && turns.are_over()
 }
 
-/// Copies to one pipeline stage at the beginning of a block: their number of statements, and the stage.
+/// Copies into one pipeline stage at the beginning of a block of statements: the number of statements, and
+/// the stage.
 pub fn copies(program: &Program, block: &[Stmt], matrices: &[BufferId], ranges: &Ranges) -> Option<(usize, Index)> {
     let place_of = |stmt: &Stmt| match stmt {
         Stmt::For(l) => BoxCopy::of(program, l, matrices, ranges).map(|copy| copy.first[0].clone()),
@@ -64,8 +65,8 @@ pub fn copies(program: &Program, block: &[Stmt], matrices: &[BufferId], ranges: 
     Some((block.iter().take_while(|stmt| place_of(stmt).as_ref() == Some(&place)).count(), place))
 }
 
-/// Warpgroup products of one pipeline stage at the beginning of a block: their number of statements, and the
-/// stage.
+/// Warpgroup products of one pipeline stage at the beginning of a block of statements: the number of
+/// statements, and the stage.
 pub fn products(program: &Program, block: &[Stmt]) -> Option<(usize, Index)> {
     let place_of = |stmt: &Stmt| {
         if !is_product(stmt) {

@@ -1,4 +1,4 @@
-//! Checks of the products that tensor cores compute: of one loop, and of all of a kernel.
+//! Checks of tensor core products: of a single loop, and of all loops of a kernel.
 
 use super::tensor::warp;
 use super::{GpuKernel, GroupProduct, TileProduct, store};
@@ -7,7 +7,7 @@ use crate::expr::{Cond, TreePart};
 use crate::index::Ranges;
 use crate::program::{Loop, LoopId, LoopKind, Program, Stmt, TensorProduct};
 
-/// Checks that a loop is a product of this kind.
+/// Checks that a loop is a product of kind `how`.
 ///
 /// # Errors
 /// The reason why the loop is no such product.

@@ -24,23 +24,23 @@ use std::collections::VecDeque;
 use std::fmt;
 use thiserror::Error;
 
-/// Order in which blocks, and threads between barriers, run.
+/// Order in which blocks, and threads between barriers, are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ThreadOrder {
-    /// The first first, each as far as it goes.
+    /// Ascending, each thread until its next barrier.
     Forward,
-    /// The last first, each as far as it goes.
+    /// Descending, each thread until its next barrier.
     Reverse,
-    /// An order drawn anew for each statement that all threads reach in lockstep.
+    /// Random order of this seed, drawn anew for each statement that all threads reach in lockstep.
     Shuffled(u64),
 }
 
-/// A thread: its block's place in the grid and its own in the block, each as x, y, z.
+/// Position of a thread: its block in the grid and its index in the block, as x, y, z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Thread {
-    /// Place of its block in the grid.
+    /// Index of the block in the grid.
     pub block: [u32; 3],
-    /// Place of the thread in its block.
+    /// Index of the thread in its block.
     pub thread: [u32; 3],
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Thread {
     }
 }
 
-/// Kinds of conflicting accesses of two threads to an element.
+/// Kind of conflict between accesses of two threads to an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conflict {
     /// Both write the element.
@@ -60,7 +60,8 @@ pub enum Conflict {
     ReadAfterWrite,
     /// The first thread reads the element, the second writes it.
     WriteAfterRead,
-    /// The first has not waited for its asynchronous copy to arrive, the second reads or writes the element.
+    /// The first thread's asynchronous copy to the element may still be in flight, the second reads or writes
+    /// it.
     OnItsWay,
 }
 
@@ -75,54 +76,54 @@ impl fmt::Display for Conflict {
     }
 }
 
-/// Reason why kernels have no meaning on these arguments: the fault of whoever made them, save for
+/// Reason why the kernels have no meaning on these arguments. The kernels are at fault, except for
 /// [`SimtFault::Arguments`].
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum SimtFault {
-    /// Unsynchronized accesses of two threads to an element.
+    /// Data race: unsynchronized accesses of two threads to an element.
     #[error("kernel {kernel}: {buffer}[{}] is raced for by {first} and {second}: {conflict}", list(subscripts))]
     Race {
         /// The kernel's name.
         kernel: String,
         /// The buffer's name.
         buffer: String,
-        /// The element.
+        /// Subscripts of the element.
         subscripts: Box<[i64]>,
-        /// The one that came first.
+        /// Thread of the earlier access.
         first: Thread,
-        /// The other.
+        /// Thread of the later access.
         second: Thread,
-        /// Accesses that conflict.
+        /// Kind of conflict.
         conflict: Conflict,
     },
-    /// A barrier that not all threads of a block reach alike.
+    /// Barrier divergence: a barrier that only some threads of a block reach.
     #[error("kernel {kernel}: {first} and {second} do not reach the same barriers, as {what} differs for them")]
     Divergence {
         /// The kernel's name.
         kernel: String,
-        /// The condition, or the loop whose extent it is.
+        /// Condition, or loop extent, in which the threads differ.
         what: String,
-        /// A thread.
+        /// Thread that takes one way.
         first: Thread,
-        /// A thread that takes the other way.
+        /// Thread that takes the other way.
         second: Thread,
     },
-    /// Fault that a program on a CPU could have too.
+    /// Fault of a single thread, as a program on a CPU could have.
     #[error("kernel {kernel}, {thread}: {fault}")]
     Fault {
         /// The kernel's name.
         kernel: String,
-        /// The thread.
+        /// Thread that fails.
         thread: Thread,
-        /// The fault.
+        /// Kind of fault.
         fault: Box<Fault>,
     },
-    /// Arguments that do not fit, or outputs that are not written.
+    /// Arguments that do not fit, or outputs left unwritten.
     #[error(transparent)]
     Arguments(#[from] Fault),
 }
 
-/// Runs a program on its arguments, as [`interp::run`](crate::interp::run) does.
+/// Runs a GPU program on its arguments, as [`interp::run`](crate::interp::run) does a program.
 ///
 /// # Errors
 /// [`SimtFault`], with the outputs in no particular state.
@@ -136,7 +137,7 @@ pub fn run(gpu: &GpuProgram, arguments: &mut [Vec<f64>], order: ThreadOrder) -> 
     Ok(())
 }
 
-/// [`run`] on arguments that are held as memory holds them, as in
+/// Runs a GPU program like [`run`], on arguments [held](crate::DType::held) as in
 /// [`interp::run_held`](crate::interp::run_held).
 ///
 /// # Errors

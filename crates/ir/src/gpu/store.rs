@@ -30,32 +30,32 @@ use crate::expr::Expr;
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Role, Scope, Stmt, TensorProduct};
 
-/// Boxes of a warp in shared memory: one is filled while another is read.
+/// Staging boxes of a warp in shared memory: one is filled while the other is stored.
 pub const SLOTS: i64 = 2;
-/// Rows of a box.
+/// Rows of a staging box.
 pub const BOX_ROWS: i64 = ROWS / WARPS;
-/// Bytes of a box.
+/// Bytes of a staging box.
 pub const BOX_BYTES: i64 = BOX_ROWS * ROW_BYTES;
 /// Divisor of the bytes between neighbours in all dimensions of an array but the last.
 const LEAST_BYTES: i64 = 16;
 
-/// Bulk store of a warp.
+/// Bulk store of a warp's box.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BoxStore {
     /// Subscripts of the box's first element in the array.
     pub place: Vec<Index>,
-    /// Array and box.
+    /// Array and box, as a TMA descriptor.
     pub map: TensorMap,
     /// Loops over two neighbours of a thread's two rows, each around a store.
     pub rows: [Loop; 2],
 }
 
-/// Parts of eight columns in a row of 128 bytes.
+/// Number of parts of eight columns in a row of 128 bytes.
 pub fn parts(dtype: DType) -> i64 {
     ROW_BYTES / (COLUMNS * dtype.bytes() as i64)
 }
 
-/// Checks that a loop is a nest around the store of a part of a warp's tile.
+/// Checks that a loop stores the parts of a warp's fragment.
 ///
 /// # Errors
 /// The reason why it is none.
@@ -95,7 +95,7 @@ fn nest(program: &Program, l: &Loop) -> Result<([Loop; 2], BufferId), &'static s
     Ok((rows, array))
 }
 
-/// The store in a loop around nothing else: the buffer, the subscripts, and the value.
+/// Store that is the only statement of a loop: buffer, subscripts and value.
 pub fn stored(l: &Loop) -> Option<(BufferId, &[Index], &Expr)> {
     match l.body.as_slice() {
         [Stmt::Store { buffer, index, value }] => Some((*buffer, index, value)),
@@ -104,7 +104,7 @@ pub fn stored(l: &Loop) -> Option<(BufferId, &[Index], &Expr)> {
 }
 
 impl BoxStore {
-    /// Recognises the box that the threads of a warp store together, those along x and y given.
+    /// Recognises the box that a warp stores; `x` and `y` are the variables of its threads.
     ///
     /// # Errors
     /// The reason why it is none.
@@ -159,8 +159,8 @@ fn is_store(stmt: &Stmt) -> Option<&Loop> {
     }
 }
 
-/// Bytes of shared memory for the boxes of all warps of a kernel, where it stores some: behind its buffers,
-/// from a multiple of [`SWIZZLED_BYTES`] on.
+/// Bytes of shared memory for the staging boxes of all warps of a kernel, from a multiple of
+/// [`SWIZZLED_BYTES`] on; 0 without bulk stores.
 pub fn staged_bytes(kernel: &GpuKernel) -> u64 {
     let mut stores = false;
     kernel.body.iter().for_each(|stmt| stmt.walk(&mut |s| stores |= is_store(s).is_some()));
@@ -168,7 +168,7 @@ pub fn staged_bytes(kernel: &GpuKernel) -> u64 {
     if stores { n_warps * (SLOTS * BOX_BYTES) as u64 } else { 0 }
 }
 
-/// Place in shared memory behind this many bytes where such boxes may begin.
+/// Offset of the staging boxes in shared memory, after `bytes` of other buffers.
 pub fn place(bytes: u64) -> u64 {
     bytes.checked_next_multiple_of(SWIZZLED_BYTES as u64).unwrap_or(u64::MAX)
 }

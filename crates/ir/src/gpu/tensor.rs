@@ -28,31 +28,31 @@ use crate::program::{BufferId, Loop, LoopId, Program, Stmt, TensorProduct};
 /// Bytes that a tile has along the sum.
 const STEP_BYTES: i64 = 32;
 
-/// Steps of the sum that an instruction computes of factors of a type.
+/// Reduction steps of one instruction (the k of `mma.sync`) for operands of a type.
 pub fn steps(dtype: DType) -> i64 {
     STEP_BYTES / dtype.bytes() as i64
 }
 
-/// Threads of a warp along x and y.
+/// Layout of a warp's threads: 4 along x, 8 along y.
 pub const WARP: [i64; 2] = [4, 8];
 
-/// Fragment of a tile product that one thread holds, with the whole loop over the steps of the sum.
+/// Tile product of a warp as one thread sees it: its fragments, and the loop over the reduction steps.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TileProduct {
-    /// The loop over the steps.
+    /// Variable of the loop over the reduction steps.
     pub var: LoopId,
-    /// Steps of the sum, the loop's extent.
+    /// Number of reduction steps, the loop's extent.
     pub steps: i64,
-    /// The sums, row by row: two columns of two rows.
+    /// Accumulators of the thread, row by row: two columns of two rows.
     pub sums: (BufferId, [Vec<Index>; 4]),
-    /// The factors of two rows.
+    /// Elements of operand A: of the thread's two rows.
     pub rows: (BufferId, [Vec<Index>; 2]),
-    /// The factors of two columns.
+    /// Elements of operand B: of the thread's two columns.
     pub columns: (BufferId, [Vec<Index>; 2]),
 }
 
 impl TileProduct {
-    /// Recognises the product in a loop whose body is loops over rows and columns, unrolled or not.
+    /// Recognises a tile product: the loop's body is loops over rows and columns, unrolled or not.
     ///
     /// # Errors
     /// The reason why the loop is no such product.
@@ -209,7 +209,8 @@ fn repeat(block: &[Stmt], most: i64, out: &mut Vec<Update>) -> Result<(), &'stat
     Ok(())
 }
 
-/// The variables of a warp's threads along x and y, where the threads of a block are in warps so.
+/// Variables of a warp's threads along x and y; `None` where the block's threads are not arranged as
+/// [`WARP`].
 pub fn warp(threads: &[Option<(LoopId, i64)>; 3]) -> Option<[LoopId; 2]> {
     match threads {
         [Some((x, nx)), Some((y, ny)), _] if [*nx, *ny] == WARP => Some([*x, *y]),

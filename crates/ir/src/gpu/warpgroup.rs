@@ -35,75 +35,76 @@ use crate::program::{BufferId, Loop, LoopId, LoopKind, Program, Scope, Stmt, Ten
 
 /// Warps of a warpgroup, adjacent along z.
 pub const WARPS: i64 = 4;
-/// Rows of a tile.
+/// Rows of a warpgroup's tile (the m of `wgmma`).
 pub const ROWS: i64 = 64;
-/// Columns of a tile at most, a multiple of [`COLUMNS`].
+/// Maximum number of columns of a tile (the n of `wgmma`), a multiple of [`COLUMNS`].
 pub const MOST_COLUMNS: i64 = 256;
-/// Columns of the parts of a tile.
+/// Columns that one fragment of a tile covers.
 pub const COLUMNS: i64 = 8;
-/// Bytes of a row of a matrix.
+/// Bytes of a row of an operand in shared memory.
 pub const ROW_BYTES: i64 = 128;
-/// Bytes of eight rows, the alignment of a matrix. The 16 bytes `n` of row `r` are stored at `n ^ r` (the
-/// 128-byte swizzle), by all who write them, so that rows lie in different banks.
+/// Bytes of eight rows, the alignment of an operand. The 16-byte chunk `n` of row `r` is stored at `n ^ r`
+/// (the 128-byte swizzle), by all writers, so that rows lie in different banks.
 pub const SWIZZLED_BYTES: i64 = 8 * ROW_BYTES;
 
-/// Fragment of a warpgroup's product that one thread holds: two rows, in each eight columns of the tile.
+/// Warpgroup product as one thread sees it: two rows, and in each the thread's columns of all parts of the
+/// tile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupProduct {
-    /// Fragments of each eight columns.
+    /// Fragments, one for each eight columns.
     pub tiles: Vec<TileProduct>,
     /// Kind of the product.
     how: TensorProduct,
 }
 
-/// Factors of a warpgroup's product.
+/// Operands of a warpgroup product.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WarpgroupFactors {
-    /// Factor of rows.
+    /// Operand A.
     pub rows: RowFactor,
-    /// Factor of columns, in shared memory.
+    /// Operand B, in shared memory.
     pub columns: SharedMatrix,
 }
 
-/// Factor of rows of a warpgroup's product.
+/// Operand A of a warpgroup product.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RowFactor {
-    /// Matrix that tensor cores read from shared memory.
+    /// Operand that tensor cores read from shared memory.
     Shared(SharedMatrix),
-    /// Numbers that threads load from a buffer into registers: positions of a thread's two rows, as functions
-    /// of the loop over the steps.
+    /// Operand that threads load from a buffer into registers: positions of a thread's two rows, as functions
+    /// of the reduction loop.
     Loaded(BufferId, [Index; 2]),
 }
 
 impl WarpgroupFactors {
-    /// Buffers of the factors of rows and of columns.
+    /// Buffers of operands A and B.
     pub fn buffers(&self) -> [BufferId; 2] {
         let (RowFactor::Shared(SharedMatrix { buffer, .. }) | RowFactor::Loaded(buffer, _)) = &self.rows;
         [*buffer, self.columns.buffer]
     }
 
-    /// Whether threads load the factor of rows.
+    /// Whether operand A is loaded into registers.
     pub fn are_rows_loaded(&self) -> bool {
         matches!(self.rows, RowFactor::Loaded(..))
     }
 }
 
-/// Layout of a factor in shared memory.
+/// Layout of an operand in shared memory, as `wgmma` matrix descriptors encode it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SharedMatrix {
     /// Buffer in shared memory.
     pub buffer: BufferId,
-    /// The position of its first element, which is the same for all threads of the four warps.
+    /// Position of the first element, which is the same for all threads of the warpgroup.
     pub first: Index,
-    /// Elements from eight of its rows of 128 bytes to the next eight: of rows or columns of the tile, or of
-    /// steps where these rows lie across the sum.
+    /// Stride in elements between groups of eight rows of 128 bytes. These are rows or columns of the tile in
+    /// a K-major operand, reduction steps in an MN-major one.
     pub stride: i64,
-    /// Elements from a step's row of 128 bytes to the step's next row in an MN-major factor; `None` in a
-    /// K-major one.
+    /// Stride in elements between the 128-byte rows of one reduction step in an MN-major operand; `None` for
+    /// a K-major one.
     pub across: Option<i64>,
 }
 
-/// The threads of a block, in groups of four warps.
+/// Arrangement of a block's threads in warpgroups.
 #[derive(Clone, Copy, Debug)]
 pub struct Groups {
     axes: [LoopId; 3],
@@ -111,21 +112,22 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Finds the warpgroups of a kernel; `None` where its threads do not form any.
+    /// Finds the warpgroups of a block's threads; `None` where they do not form any.
     pub fn of(threads: &[Option<(LoopId, i64)>; 3]) -> Option<Groups> {
         let [x, y] = tensor::warp(threads)?;
         let (z, n_warps) = threads[2].filter(|(_, n)| n % WARPS == 0)?;
         Some(Groups { axes: [x, y, z], n_warps })
     }
 
-    /// The number of a thread's warp in its block.
+    /// Variable of the warp's index in its block.
     pub fn warp(&self) -> LoopId {
         self.axes[2]
     }
 }
 
 impl GroupProduct {
-    /// Recognises the product in a loop whose body is loops over parts, rows and columns, unrolled or not.
+    /// Recognises a warpgroup product: the loop's body is loops over parts, rows and columns, unrolled or
+    /// not.
     ///
     /// # Errors
     /// The reason why the loop is no such product.
@@ -147,12 +149,12 @@ impl GroupProduct {
         Ok(GroupProduct { tiles, how })
     }
 
-    /// Columns of the tile.
+    /// Number of columns of the tile.
     pub fn n_columns(&self) -> i64 {
         self.tiles.len() as i64 * COLUMNS
     }
 
-    /// Factors of rows and of columns, given the positions of elements in buffers.
+    /// Layouts of operands A and B, given the positions of elements in buffers.
     ///
     /// # Errors
     /// In which way tensor cores cannot read them.
@@ -336,12 +338,12 @@ impl Lines<'_> {
     }
 }
 
-/// The buffers of a kernel that four warps read together.
+/// Buffers that the kernel's warpgroup products read from shared memory.
 pub fn matrices(program: &Program, kernel: &GpuKernel) -> Vec<BufferId> {
     factors(program, kernel, &TensorProduct::is_of_groups)
 }
 
-/// Shared buffers of 3xTF32 products, which hold each number as two parts: all high parts, then all low
+/// Shared buffers of 3xTF32 operands, which hold each number in two parts: all high parts, then all low
 /// parts.
 pub fn in_parts(program: &Program, kernel: &GpuKernel) -> Vec<BufferId> {
     factors(program, kernel, &|how| how == TensorProduct::Wgmmax3)

@@ -1,4 +1,4 @@
-//! Lowering of a scheduled program to the form that code generation takes: a straight list of passes.
+//! Lowering of a scheduled program to the form that code generation takes: a linear pipeline of passes.
 
 mod partition_loops;
 mod promote_registers;
@@ -16,10 +16,10 @@ use crate::index::Ranges;
 use crate::program::{Loop, Program, Stmt};
 use crate::verify::{VerifyError, verify};
 
-/// Pass of the lowering, by the form that it rewrites.
+/// Pass of the lowering, by the unit that it rewrites.
 #[derive(Clone, Copy)]
 pub enum Pass {
-    /// Each part of a program by itself, given the ranges of the program's open sizes.
+    /// Rewrites each part of a program by itself, given the ranges of the program's open (dynamic) sizes.
     Block(fn(Vec<Stmt>, &mut Ranges) -> Vec<Stmt>),
     /// Rewrites a whole program.
     Program(fn(Program) -> Program),
@@ -72,7 +72,7 @@ fn version_loops(
 }
 
 /// Runs all passes. The result computes the same, has no unrolled loops left, and its vectorized loops have
-/// constant extents; a loop that could not be brought to a constant extent has become serial.
+/// constant extents; a vectorized loop without a constant extent becomes serial.
 pub fn lower(program: &Program) -> Program {
     PASSES.into_iter().fold(program.clone(), |program, (_, pass)| run_pass(program, pass))
 }

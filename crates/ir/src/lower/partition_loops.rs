@@ -26,7 +26,7 @@ use crate::program::{Loop, LoopId, LoopKind, Stmt};
 /// Leaf statements, unrolled, of all versions of one loop's body.
 const MOST_STATEMENTS: usize = 4096;
 
-/// The pass.
+/// Partitions loops, in a block inside the loops of `ranges`.
 pub fn partition_loops(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     in_block(block, ranges, MOST_VERSIONS)
 }

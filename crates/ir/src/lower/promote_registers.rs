@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// Larger temporaries stay in memory: no register file holds as much.
 const MOST_BYTES: u64 = 4096;
 
-/// The pass; for programs without unrolled loops.
+/// Promotes temporaries to registers, in a program whose unrolled loops are gone.
 pub fn promote_registers(mut program: Program) -> Program {
     let is_candidate = |id: &BufferId| {
         let b = program.buffer(*id);

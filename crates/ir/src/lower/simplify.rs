@@ -4,7 +4,7 @@ use crate::expr::{Cond, Expr, Rewrite};
 use crate::index::{Index, Ranges};
 use crate::program::{Loop, LoopKind, Stmt, TensorProduct};
 
-/// The pass, on a block inside loops.
+/// Simplifies a block inside the loops of `ranges`.
 pub fn simplify_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     let mut out = Vec::with_capacity(block.len());
     for stmt in block {
@@ -66,7 +66,8 @@ fn simplify_stmt(stmt: Stmt, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
     }
 }
 
-/// Adds a block's statements to the block around it.
+/// Splices a block's statements into the enclosing block. A block with allocations stays nested, as `if true
+/// { … }`, because buffers live to the end of the block that allocates them.
 ///
 /// Buffers live to the end of the block that allocates them, so a block with allocations stays one:
 /// `if true { … }`.
@@ -86,7 +87,7 @@ fn decided(cond: &Cond) -> Option<bool> {
     }
 }
 
-/// The condition that does not hold.
+/// Condition that never holds.
 pub fn never() -> Cond {
     Cond::Not(Box::new(Cond::True))
 }

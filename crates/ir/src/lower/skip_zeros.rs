@@ -18,7 +18,7 @@ use crate::expr::{BinaryOp, Cond, Expr};
 use crate::lower::simplify::never;
 use crate::program::{Loop, LoopId, LoopKind, Stmt};
 
-/// The pass.
+/// Skips updates that add zero, in a block.
 pub fn skip_zeros(block: Vec<Stmt>) -> Vec<Stmt> {
     close(guard_block(block))
 }

@@ -24,7 +24,7 @@ const MOST_TAILS: u32 = 3;
 /// Leaf statements, unrolled, of all versions of a tail that depends on an open size.
 const MOST_STATEMENTS: usize = 4096;
 
-/// The pass.
+/// Specializes tails, in a block inside the loops of `ranges`.
 pub fn specialize_tails(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     in_block(block, ranges, MOST_VERSIONS)
 }

@@ -11,7 +11,7 @@ use crate::program::{Loop, LoopKind, Stmt};
 /// Leaf statements that one unrolled loop may grow to.
 const MOST_STATEMENTS: usize = 16384;
 
-/// The pass, on a block inside loops.
+/// Unrolls loops, in a block inside the loops of `ranges`.
 pub fn unroll_block(block: Vec<Stmt>, ranges: &mut Ranges) -> Vec<Stmt> {
     let mut out = Vec::with_capacity(block.len());
     for stmt in block {
@@ -66,7 +66,7 @@ fn unroll_loop(l: Loop, ranges: &mut Ranges, out: &mut Vec<Stmt>) {
     out.push(Stmt::For(Loop { var, extent, kind, body }));
 }
 
-/// Leaf statements of a block once it is unrolled.
+/// Number of leaf statements of a block after unrolling.
 pub fn leaves(block: &[Stmt]) -> usize {
     block
         .iter()

@@ -1,6 +1,6 @@
-//! Short names of workloads.
+//! Aliases: short names of workloads.
 
-/// Aliases of workloads with their texts. The part before a `.` names the set that several share.
+/// Aliases with the workload texts that they stand for. The part before a `.` names a set of aliases.
 pub const ALIASES: &[(&str, &str)] = &[
     ("matmul-256", "matmul:m=256,n=256,k=256"),
     ("matmul-512", "matmul:m=512,n=512,k=512"),

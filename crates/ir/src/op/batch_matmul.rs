@@ -1,8 +1,8 @@
-//! Many matrix multiplications of one shape.
+//! Batched matrix multiplication.
 
 use super::{Contraction, Factor, Operator, OperatorSize, Structure, Workload};
 
-/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each factor may be stored transposed.
+/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each operand may be stored transposed.
 pub const BATCH_MATMUL: Operator = Operator {
     name: "batch_matmul",
     text: "C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n]",

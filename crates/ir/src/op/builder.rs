@@ -1,4 +1,4 @@
-//! Building an operator's untransformed program: one nest a stage.
+//! Builder of an operator's untransformed program, one loop nest per stage.
 
 use super::{Contraction, Epilogue, Operand, Packed, Workload};
 use crate::dtype::DType;
@@ -10,19 +10,20 @@ use crate::schedule::nest;
 /// Named axes with their extents.
 pub type NamedAxes<'a> = &'a [(&'a str, i64)];
 
-/// Specification of a stage: its tensor, axes and reductions.
+/// Specification of a stage: its result, axes and reduction.
 pub struct StageSpec<'a> {
     /// Name of the tensor.
     pub name: &'a str,
     /// Axes of the tensor, outermost first; loops are named after them.
     pub axes: NamedAxes<'a>,
-    /// Reduction, and its axes.
+    /// Reduction operation with its axes, if any.
     pub reduce: Option<(ReduceOp, NamedAxes<'a>)>,
-    /// [`Role::Output`], [`Role::Temporary`] for a stage in between, or [`Role::Kept`].
+    /// Role of the result: [`Role::Output`], [`Role::Temporary`] for an intermediate stage, or
+    /// [`Role::Kept`].
     pub role: Role,
 }
 
-/// Collects inputs and stages.
+/// Program under construction.
 pub struct ProgramBuilder {
     program: Program,
     dtype: DType,
@@ -30,14 +31,14 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramBuilder {
-    /// Makes a program without stages, with tensors of one element type. Inputs of these names, in any case,
-    /// are constant from run to run.
+    /// Begins a program of tensors of one element type. Inputs named in `constants`, in any case, are
+    /// constant from run to run.
     pub fn new(name: impl Into<String>, dtype: DType, constants: Vec<String>) -> ProgramBuilder {
         let program = Program { name: name.into(), ..Program::default() };
         ProgramBuilder { program, dtype, constants }
     }
 
-    /// Says what elements the tensors that are added from here on have.
+    /// Sets the element type of tensors added from here on.
     pub fn set_dtype(&mut self, dtype: DType) {
         self.dtype = dtype;
     }
@@ -50,12 +51,13 @@ impl ProgramBuilder {
         self.program.add_buffer(Buffer { name, dtype: self.dtype, shape, scope: Scope::Global, role })
     }
 
-    /// Adds a stage of the body, whose value is given for its axes followed by the reduction's.
+    /// Adds a stage to the body; `value` makes its expression from the loop variables of the axes, followed
+    /// by those of the reduction.
     pub fn stage(&mut self, spec: StageSpec, value: impl FnOnce(&[Index]) -> Expr) -> BufferId {
         self.stage_in(Part::Body, spec, value)
     }
 
-    /// Adds a stage to a part.
+    /// Adds a stage to a part; see [`ProgramBuilder::stage`].
     pub fn stage_in(&mut self, part: Part, spec: StageSpec, value: impl FnOnce(&[Index]) -> Expr) -> BufferId {
         let shape = spec.axes.iter().map(|a| a.1).collect();
         let n_axes = spec.axes.len();
@@ -107,7 +109,7 @@ impl ProgramBuilder {
         self.stage_in(part, spec, |at| Expr::Load(from, at.to_vec()))
     }
 
-    /// The program.
+    /// Finishes the program.
     pub fn finish(self) -> Program {
         self.program
     }

@@ -1,4 +1,4 @@
-//! The programs of matrix products.
+//! Untransformed programs of matrix products.
 
 use super::builder::ElementOps;
 use super::{Contraction, Factor, Heads, SizeRange, StageSpec, Workload};

@@ -1,8 +1,9 @@
-//! The fully connected layer.
+//! Fully connected layer.
 
 use super::{Contraction, Factor, Operator, OperatorSize, Structure, Workload};
 
-/// `Y[m, n] = Σ_k X[m, k] · W[n, k]`, all row-major: weights lie as networks store them.
+/// `Y[m, n] = Σ_k X[m, k] · W[n, k]`, all row-major; the weights are in the usual layout `[out, in]` of
+/// frameworks.
 pub const DENSE: Operator = Operator {
     name: "dense",
     text: "Y[m, n] = sum over k of X[m, k] * W[n, k]",

@@ -1,4 +1,4 @@
-//! Convolution of each channel by itself.
+//! Depthwise convolution.
 
 use super::{Operator, OperatorSize, Structure, Window, WindowAxis, Workload};
 

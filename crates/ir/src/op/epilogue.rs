@@ -1,5 +1,5 @@
-//! Elementwise operations on each result before it is stored (epilogue), or on each input before it is used
-//! (prologue).
+//! Elementwise operations fused into an operator: on each result before it is stored (epilogue), or on each
+//! input element when it is read (prologue).
 
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Expr, UnaryOp};
@@ -8,16 +8,16 @@ use crate::program::BufferId;
 use std::f64::consts::FRAC_1_SQRT_2;
 use std::fmt;
 
-/// A function of one element of a result, perhaps with an element of a further input.
+/// Elementwise function, perhaps with an element of a further operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EpilogueFunction {
-    /// Adds an input by channel.
+    /// x + bias\[channel\]
     Bias,
-    /// Adds an input of the result's shape.
+    /// x + R, an operand of the result's shape (residual connection).
     Add,
     /// max(x, 0)
     Relu,
-    /// Cuts off at both ends.
+    /// min(max(x, low), high)
     Clip,
     /// 1 / (1 + e⁻ˣ)
     Sigmoid,
@@ -25,38 +25,40 @@ pub enum EpilogueFunction {
     Tanh,
     /// x · (1 + erf(x / √2)) / 2
     Gelu,
-    /// Multiplies by an input by channel.
+    /// x · scale\[channel\]
     Scale,
-    /// Multiplies by an input of the result's shape.
+    /// x · M, an operand of the result's shape.
     Mul,
     /// a·x + b
     Linear,
-    /// x, or a share of it where it is negative.
+    /// x if positive, else slope · x.
     LeakyRelu,
-    /// A sigmoid of straight lines.
+    /// min(max(a·x + b, 0), 1)
     HardSigmoid,
-    /// x times such a sigmoid of x.
+    /// x · min(max(a·x + b, 0), 1)
     HardSwish,
-    /// x times the sigmoid of x.
+    /// x · sigmoid(x)
     Silu,
-    /// Adds integers by channel to sums of integers.
+    /// x + init\[channel\] on integer accumulators: an integer bias.
     Init,
-    /// Sums of integers as f32, times an input by channel.
+    /// x · dequant\[channel\], from integer accumulators to f32.
     Dequant,
-    /// Rounds to the nearest integers, ties to even, and adds a zero point; as u8, saturated.
+    /// round(x) + zero point, ties to even, saturated to u8.
     QuantU8,
-    /// Quantizes to i8 likewise.
+    /// round(x) + zero point, ties to even, saturated to i8.
     QuantI8,
-    /// Rounds to the nearest integers between bounds, ties to even, which stay f32.
+    /// min(max(round(x), low), high), ties to even, kept in f32: intermediate quantization of integer
+    /// accumulators.
     Round,
-    /// Adds a line of u8 of the result's shape.
+    /// x + a·Q + b, with a u8 operand Q of the result's shape: a quantized residual connection.
     AddU8,
-    /// Multiplies by the other product of a pair.
+    /// x · y, where x and y are columns of one product (a gated linear unit): groups of columns of x and of y
+    /// alternate.
     Gated,
 }
 
 impl EpilogueFunction {
-    /// Whether it belongs to what is made of sums of integers alone.
+    /// Whether the function applies to integer accumulators only.
     pub fn is_of_integers(self) -> bool {
         let of_integers =
             [EpilogueFunction::Init, EpilogueFunction::Dequant, EpilogueFunction::QuantU8, EpilogueFunction::QuantI8];
@@ -64,32 +66,32 @@ impl EpilogueFunction {
     }
 }
 
-/// A further input that a function reads.
+/// Kind of operand that a function reads besides `x`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operand {
-    /// One-dimensional input with an element for each channel or column of the result.
+    /// Vector with an element for each channel or column of the result.
     Channel,
-    /// Input of the result's shape.
+    /// Tensor of the result's shape.
     Element,
-    /// Input of one element.
+    /// Scalar: an input of one element.
     One,
-    /// Other sum of a pair, which is no input.
+    /// Value of the paired column of the same product, which is not an input.
     Pair,
 }
 
-/// Description of a function: a row of the table of functions.
+/// Row of the table of elementwise functions.
 pub struct FunctionSpec {
     /// Function that the row describes.
     pub function: EpilogueFunction,
     /// Name in a workload's text.
     pub name: &'static str,
-    /// Formula in a line of text, in terms of `x` and the numbers.
+    /// Formula in a line of text, in terms of `x` and the parameters.
     pub text: &'static str,
-    /// Numbers that the function takes, with their defaults.
+    /// Parameters of the function, with their defaults.
     pub numbers: &'static [(&'static str, f64)],
     /// Whether the function accepts these numbers.
     accepts: fn([f64; 2]) -> bool,
-    /// The further input, with its name.
+    /// Kind and name of the further operand, if any.
     pub operand: Option<(Operand, &'static str)>,
     /// The value, of an element of the result, one of the further input (where there is none, of anything)
     /// and the numbers.
@@ -107,7 +109,7 @@ const PLAIN: FunctionSpec = FunctionSpec {
     value: |x, _, _| max(x, 0.0),
 };
 
-/// All functions.
+/// Table of the elementwise functions.
 pub const FUNCTIONS: &[FunctionSpec] = &[
     FunctionSpec {
         function: EpilogueFunction::Bias,
@@ -316,7 +318,7 @@ fn sigmoid(x: Expr) -> Expr {
     Expr::binary(BinaryOp::Div, Expr::Const(1.0), add(Expr::Const(1.0), power))
 }
 
-/// Operation of an epilogue: a function with its numbers.
+/// Elementwise operation: a function with the values of its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Epilogue {
     function: EpilogueFunction,
@@ -328,7 +330,7 @@ impl Epilogue {
     /// Operations of one epilogue, some of which repeat their operand, at most.
     const MOST: usize = 12;
 
-    /// Makes an operation of a function with these numbers or, where none are given, with its defaults.
+    /// Makes an operation with these parameters, or with the defaults if `numbers` is empty.
     ///
     /// `None` for numbers that it does not accept.
     pub fn new(function: EpilogueFunction, numbers: &[f64]) -> Option<Epilogue> {
@@ -351,7 +353,7 @@ impl Epilogue {
         self.function
     }
 
-    /// The function's numbers.
+    /// Values of the parameters.
     pub fn numbers(&self) -> &[f64] {
         &self.numbers[..self.spec().numbers.len()]
     }
@@ -369,7 +371,7 @@ impl Epilogue {
         }
     }
 
-    /// The kind of the further input that it reads.
+    /// Kind of the further operand, if any.
     pub fn operand(&self) -> Option<Operand> {
         Some(self.spec().operand?.0)
     }
@@ -378,7 +380,7 @@ impl Epilogue {
         spec_of(self.function)
     }
 
-    /// Columns of the part of a pair, where an epilogue [gates](EpilogueFunction::Gated) one by the other.
+    /// Group size in columns, where the epilogue [gates](EpilogueFunction::Gated) columns by others.
     pub fn pairs_of(list: &[Epilogue]) -> Option<i64> {
         let gate = list.iter().find(|operation| operation.function == EpilogueFunction::Gated)?;
         Some(gate.numbers[0] as i64)
@@ -469,15 +471,14 @@ impl Epilogue {
         Epilogue::check_list(list)
     }
 
-    /// Further inputs of operations on an input, as [`Epilogue::operands`] lists those of operations on a
-    /// result.
+    /// Further operands of a prologue, in the form of [`Epilogue::operands`].
     pub fn prologue_operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
         let operands = Epilogue::operands(list).into_iter();
         operands.map(|(at, name, kind)| (at, format!("in_{name}"), kind)).collect()
     }
 
-    /// The further inputs of these operations, in the order of the arguments: those by channel, then the
-    /// others. Each has the position of its operation, its name, and its kind.
+    /// Further operands of these operations in argument order: those by channel, then the others. Each has
+    /// the index of its operation, its name and its kind.
     pub fn operands(list: &[Epilogue]) -> Vec<(usize, String, Operand)> {
         let mut operands: Vec<(usize, String, Operand)> = Vec::new();
         for (at, epilogue) in list.iter().enumerate() {
@@ -507,7 +508,7 @@ impl Epilogue {
         (self.spec().value)(x, operand.unwrap_or(Expr::Const(0.0)), self.numbers)
     }
 
-    /// The operation on a number; `operand` is the element of its further input, where it has one.
+    /// Evaluates the operation on a number; `operand` is the element of its further operand, if any.
     pub fn value(&self, x: f64, operand: Option<f64>) -> f64 {
         fn value(expr: &Expr, loaded: [f64; 2]) -> f64 {
             match expr {

@@ -1,14 +1,14 @@
-//! Strided batched matmul: products of one shape whose factors and results may lie side by side, as the heads
-//! of attention do.
+//! Strided batched matmul: products whose operands and results may be interleaved in memory, as the heads of
+//! attention are.
 
 use super::{Contraction, Factor, Heads, Operator, OperatorSize, Structure, Workload};
 
-/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each of the three may be stored with rows ahead of
-/// products, and each factor may have further products around those that are used.
+/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each of the three may be stored `[m, b, n]` instead of
+/// `[b, m, n]`, and each operand may be a slice of a buffer with further heads before and after.
 ///
-/// So one product with the weights of queries, keys and values next to each other, `[tokens, 3 · heads ·
-/// size]`, is both factors of scores and one of their sums, and these come as the rows of the next product,
-/// without a copy.
+/// So the packed projections of queries, keys and values, `[tokens, 3 · heads · size]`, serve as both
+/// operands of the scores and as one operand of their product with values, whose result is laid out as the
+/// rows of the next product, all without a copy.
 pub const HEADS_MATMUL: Operator = Operator {
     name: "heads_matmul",
     text: "C[b, m, n] = sum over k of A[b, m, k] * B[b, k, n], each stored with rows or products outside",

@@ -33,7 +33,7 @@ pub use structure::{Contraction, Factor, Heads, Structure, Window, WindowAxis};
 pub(crate) use window::unpad;
 pub use workload::{Layout, SizeRange, Workload, WorkloadError};
 
-/// A named size of an operator.
+/// Named size of an operator, such as `m`.
 #[derive(Clone, Copy, Debug)]
 pub struct OperatorSize {
     /// Key in a workload's text.
@@ -46,7 +46,8 @@ pub struct OperatorSize {
     pub least: i64,
     /// Largest value accepted.
     pub most: i64,
-    /// A key that gives this size and its neighbours with the same shorthand one value.
+    /// Key that sets this size and its neighbours with the same shorthand to one value, as `stride` sets both
+    /// strides.
     pub shorthand: Option<&'static str>,
 }
 
@@ -87,7 +88,7 @@ impl OperatorSize {
     }
 }
 
-/// Description of an operator: a row of the table of operators.
+/// Row of the table of operators.
 pub struct Operator {
     /// Name in a workload's text.
     pub name: &'static str,
@@ -101,12 +102,12 @@ pub struct Operator {
     pub has_layout: bool,
     /// Whether its first input may be changed element by element before it is used (`prologue=…`).
     pub has_prologue: bool,
-    /// Whether some algorithm for a workload rounds more than the operator as written.
+    /// Whether an algorithm for a workload rounds more than the operator as written does, such as Winograd's.
     pub has_inexact: fn(&Workload) -> bool,
-    /// Whether sizes that are each within their range fit together.
+    /// Checks that sizes, each within its range, are consistent with each other.
     pub check: fn(&Workload) -> Result<(), WorkloadError>,
-    /// Structure of the computation ahead of its epilogue; its program, and the facts that schedules and
-    /// libraries need, follow from it.
+    /// Structure of the computation before its epilogue; the untransformed program, and the facts that
+    /// templates and libraries need, are derived from it.
     pub structure: fn(&Workload) -> Structure,
 }
 
@@ -117,7 +118,7 @@ impl PartialEq for Operator {
     }
 }
 
-/// All operators.
+/// Table of operators.
 pub const OPS: &[Operator] = &[
     matmul::MATMUL,
     batch_matmul::BATCH_MATMUL,

@@ -1,8 +1,9 @@
-//! Nests: a workload that is a program of its own, such as a chain of functions, a pooling or a softmax.
+//! Loop nest workloads: subgraphs without a named operator, such as a chain of elementwise functions, a
+//! pooling or a softmax, given as a program.
 //!
-//! Whatever computes the same has the same text: names say only in which order buffers and loops come,
-//! loops and dimensions of one element are left out, and loops that walk neighbouring dimensions alike
-//! everywhere are one.
+//! The text is canonical, so that equal computations have equal texts: buffers and loops are renamed by their
+//! order, loops and dimensions of one element are dropped, and loops that walk neighbouring dimensions
+//! everywhere together are fused.
 
 use super::{Operator, SizeRange, Structure, Workload, WorkloadError};
 use crate::expr::{Cond, Expr, Rewrite, Subscript, TreePart};
@@ -14,7 +15,7 @@ use crate::verify::{Unproven, VerifyError, check};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-/// A program of its own.
+/// Operator of workloads that are given as a loop nest program.
 pub const NEST: Operator = Operator {
     name: "nest",
     text: "what the program behind the colon computes: some stages of loops around one assignment each",
@@ -33,42 +34,42 @@ const NAME: &str = "nest";
 /// The names of open sizes, in their order.
 const SIZES: [&str; 4] = ["s0", "s1", "s2", "s3"];
 
-/// Reason why a program cannot be a workload. The fault of whoever made it.
+/// Reason why a program cannot be a workload; its author is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NestError {
-    /// Text that is not a program.
+    /// Text that does not parse as a program.
     #[error("{0}")]
     Text(#[from] ParseError),
-    /// The program breaks a rule of all programs.
+    /// Program that breaks a rule of the verifier.
     #[error("{0}")]
     Invalid(#[from] VerifyError),
-    /// Subscripts that may lie outside a buffer.
+    /// Access that is not proven to be in bounds.
     #[error("{0}")]
     Unproven(Unproven),
-    /// More open sizes than there are names for them.
+    /// More open (dynamic) sizes than supported.
     #[error("it has more than {} open sizes", SIZES.len())]
     OpenSizes,
-    /// A number of outputs other than one.
+    /// Unsupported number of outputs; one is expected.
     #[error("it has {0} outputs instead of one")]
     Outputs(usize),
-    /// A buffer that lives between the parts, or in registers.
+    /// Buffer of an unsupported role or scope: kept between the parts, or in registers.
     #[error("buffer {0} is neither input, output nor temporary in global memory")]
     Buffer(String),
-    /// Parts besides the body.
+    /// Statements in `prepare` or `finish`.
     #[error("it has more than one part")]
     Parts,
-    /// A statement that is not a stage.
+    /// Statement that is not a nest of serial loops of constant extent around one assignment.
     #[error("a statement is no nest of serial loops of constant extent around one assignment")]
     Form,
-    /// A reduction that does not start where its loops do.
+    /// Reduction that is not initialised exactly where all its loops begin.
     #[error("the reduction into {0} does not start where all of its loops do, and nowhere else")]
     Start(String),
-    /// A stage that reads its own result.
+    /// Stage that reads its own result.
     #[error("the stage of {0} reads it")]
     ReadsItself(String),
 }
 
-/// A program of some stages in a form that all programs of the same computation share.
+/// Program of one or more stages in canonical form, which all programs of the same computation share.
 #[derive(Debug)]
 pub struct Nest {
     program: Program,
@@ -98,7 +99,7 @@ impl Nest {
         Nest::new(parse(&format!("program \"{NAME}\" {text}"))?)
     }
 
-    /// The untransformed program.
+    /// Untransformed program.
     pub fn program(&self) -> &Program {
         &self.program
     }
@@ -109,13 +110,13 @@ impl Nest {
         SIZES.into_iter().zip(self.program.sizes.iter().map(range).collect::<Vec<_>>())
     }
 
-    /// The program's text on one line, without its name.
+    /// Canonical text on one line, without the program's name.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Kind of the nest in a word: `copy` where values only move, `map` where each is computed by itself,
-    /// `reduce` where each combines others, `normalize` where what others are combined to goes into each.
+    /// Kind of the nest in a word: `copy` where values only move, `map` for elementwise functions, `reduce`
+    /// where a stage reduces, `normalize` where elements are combined with a reduction of others.
     pub fn kind(&self) -> &'static str {
         let (mut reduces, mut ends_so, mut computes) = (false, false, false);
         for leaf in leaves(&self.program) {
@@ -131,7 +132,7 @@ impl Nest {
         }
     }
 
-    /// The output.
+    /// Output buffer.
     pub fn output(&self) -> &Buffer {
         let outputs = self.program.buffers.iter().find(|b| b.role == Role::Output);
         outputs.expect("a nest has an output")
@@ -168,12 +169,8 @@ impl Workload {
     /// Makes the workload of a program whose stages are nests of serial loops of constant extent around one
     /// assignment each, from inputs over temporaries to one output.
     ///
-    /// Arguments keep their order and their bytes; names are dropped, and dimensions that are walked as one
-    /// are merged, so that programs which compute the same are one workload.
-    ///
-    /// # Errors
-    /// [`WorkloadError::Nest`] says what the program is instead, [`WorkloadError::TooLarge`] that it fits
-    /// into no memory.
+    /// Arguments keep their order and contents; names are dropped, and dimensions that are walked together
+    /// are fused, so that programs which compute the same are one workload.
     pub fn nest(program: Program) -> Result<Workload, WorkloadError> {
         Nest::new(program).map_err(WorkloadError::Nest).and_then(Workload::of_nest)
     }

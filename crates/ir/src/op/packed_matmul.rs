@@ -1,4 +1,4 @@
-//! Products with weights of 4 or 8 bits, which have a scale for each block of the sum.
+//! Matrix product with block-quantized weights of 4 or 8 bits, which have a scale per block of the reduction.
 
 use super::builder::ElementOps;
 use super::{NamedAxes, Operator, OperatorSize, StageSpec, Structure, Workload, WorkloadError};
@@ -39,22 +39,22 @@ pub const PACKED_MATMUL: Operator = Operator {
     structure,
 };
 
-/// Product with packed weights, ahead of its epilogue.
+/// Sizes of a product with block-quantized weights, before its epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packed {
     /// Rows of A and C.
     pub m: i64,
     /// Columns of W and C.
     pub n: i64,
-    /// Columns of A.
+    /// Columns of A, the reduction.
     pub k: i64,
     /// Bits of a weight.
     pub bits: i64,
-    /// Steps of the sum with a common scale.
+    /// Block size: reduction steps that share a scale.
     pub block: i64,
-    /// Whether each block of a column has a zero point of its own.
+    /// Whether each block has a zero point of its own.
     pub has_zeros: bool,
-    /// Whether A is rounded to 8 bits.
+    /// Whether A is quantized to 8 bits dynamically.
     pub rounds: bool,
 }
 
@@ -100,33 +100,33 @@ fn single(x: Expr) -> Expr {
 }
 
 impl Packed {
-    /// Sum of the products of a block, before its scale.
+    /// Stage of the products summed over a block, before scaling.
     pub const PART: &'static str = "part";
-    /// Rows of A rounded to 8 bits.
+    /// Stage of A quantized to 8 bits.
     pub const ROUNDED: &'static str = "a.round";
-    /// Largest element of a block of a row of A.
+    /// Stage of the largest magnitude in each block of a row of A.
     pub const MOST: &'static str = "a.most";
-    /// Sum of a block of a row of A, as it is multiplied.
+    /// Stage of the sum of each block of a row of A, in quantized form.
     pub const ROW_SUM: &'static str = "a.sum";
-    /// Loops of the parts: rows, columns, blocks, then eights (or fours) of steps, halves of bytes, and the
-    /// steps that a dot product takes.
+    /// Loops of the stage [`PART`](Packed::PART): rows, columns, blocks, then groups of eight (or four)
+    /// steps, halves of bytes, and the steps that a dot product instruction takes.
     pub const LOOPS: [&'static str; 6] = ["pi", "pj", "pb", "po", "ph", "pk"];
-    /// Loops of the sum of parts.
+    /// Loops of the stage that sums the blocks: rows, columns, blocks.
     pub const SUM: [&'static str; 3] = ["i", "j", "kb"];
-    /// Loops of what makes the result of sums, where there is an epilogue.
+    /// Loops of the epilogue stage: rows, columns.
     pub const FINISH: [&'static str; 2] = ["oi", "oj"];
 
-    /// Weights that share a byte.
+    /// Number of weights packed in a byte.
     pub fn weights_per_byte(&self) -> i64 {
         8 / self.bits
     }
 
-    /// The zero point of weights without their own.
+    /// Default zero point of weights without zero points of their own.
     pub fn middle(&self) -> f64 {
         f64::from(1 << (self.bits - 1))
     }
 
-    /// The buffer that is summed into.
+    /// Name of the buffer that accumulates the product: the output, or the stage before the epilogue.
     pub fn sum(&self, w: &Workload) -> &'static str {
         if w.is_plain() { "C" } else { "acc" }
     }

@@ -1,22 +1,21 @@
-//! The structure of operators: what templates and other libraries need to know of one, said by the operator
-//! itself.
+//! Structure of operators: the facts that templates and other libraries need, given by the operator itself.
 
 use super::{Nest, Packed, Workload};
 use crate::program::Program;
 use std::sync::Arc;
 
-/// Structure of an operator ahead of its epilogue: sizes, and the names of buffers and loops in its program.
+/// Structure of an operator before its epilogue: sizes, and the names of buffers and loops in its program.
 ///
-/// Whoever schedules an operator or hands it to a library reads this, and never the operator's name.
+/// Templates and adapters of other libraries match on this, never on the operator's name.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Structure {
-    /// A product of matrices, perhaps of many.
+    /// Matrix product, perhaps batched.
     Contraction(Contraction),
-    /// A filter that moves over images.
+    /// Sliding window: a convolution.
     Window(Window),
-    /// A product with packed weights.
+    /// Matrix product with block-quantized weights.
     Packed(Packed),
-    /// A program of its own.
+    /// Loop nest given as a program.
     Nest(Arc<Nest>),
 }
 
@@ -32,7 +31,7 @@ impl Structure {
     }
 
     /// Floating-point operations of a run: twice the multiply-accumulates, those with padding included and
-    /// the epilogue's not. For a nest those of all its iterations, at least one each.
+    /// the epilogue's excluded. For a loop nest, those of all its iterations, at least one each.
     pub fn flops(&self) -> f64 {
         match self {
             Structure::Contraction(c) => {
@@ -49,8 +48,8 @@ impl Structure {
         }
     }
 
-    /// Share of these operations that meet an element of the input: the others multiply padding, which a
-    /// kernel may skip. For a loop nest it is 0: none of its operations is known to be necessary.
+    /// Share of these operations whose operand is not padding, and which no kernel can skip. For a loop nest
+    /// it is 0: none of its operations is known to be necessary.
     pub fn share_inside(&self) -> f64 {
         match self {
             Structure::Contraction(_) | Structure::Packed(_) => 1.0,
@@ -60,7 +59,7 @@ impl Structure {
         }
     }
 
-    /// Extents of the result.
+    /// Shape of the result.
     pub fn output_shape(&self) -> Vec<i64> {
         match self {
             Structure::Contraction(c) => c.in_order(c.batch, [c.m, c.n]),
@@ -70,7 +69,7 @@ impl Structure {
         }
     }
 
-    /// Dimension of the result over its channels, along which a bias goes.
+    /// Dimension of the result that channels, and so a bias, extend along.
     pub fn channel_axis(&self) -> usize {
         match self {
             Structure::Contraction(c) => usize::from(c.batch.is_some()) + 1,
@@ -80,15 +79,15 @@ impl Structure {
     }
 }
 
-/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each factor is stored with its last two dimensions in
-/// either order.
+/// `C[b, m, n] = Σ_k A[b, m, k] · B[b, k, n]`, where each operand may be stored with its last two dimensions
+/// transposed.
 ///
 /// The program has the loops [`LOOPS`](Contraction::LOOPS), the first only where there is a batch. Where
 /// there is an epilogue, the product is the stage [`ACC`](Contraction::ACC), and the loops
 /// [`FINISH`](Contraction::FINISH) finish it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Contraction {
-    /// Number of products, where there is a loop over them.
+    /// Batch size; `None` where the program has no batch loop.
     pub batch: Option<i64>,
     /// Rows of A and C.
     pub m: i64,
@@ -96,35 +95,35 @@ pub struct Contraction {
     pub n: i64,
     /// Columns of A, rows of B.
     pub k: i64,
-    /// The factor of rows.
+    /// Operand A, of the rows.
     pub a: Factor,
-    /// The factor of columns.
+    /// Operand B, of the columns.
     pub b: Factor,
-    /// The name of C.
+    /// Name of the result's buffer.
     pub output: &'static str,
-    /// Whether C is stored with the products of a row side by side, `[m, b, n]`.
+    /// Whether C is stored as `[m, b, n]`, the batch interleaved with the rows.
     pub output_beside: bool,
 }
 
-/// A factor of a product of matrices.
+/// Operand of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Factor {
-    /// Name of the factor's buffer.
+    /// Name of the operand's buffer.
     pub name: &'static str,
-    /// Whether the summed dimension is stored ahead of the rows or columns of the product.
+    /// Whether the reduction dimension is stored first: A transposed, or B as written.
     pub k_first: bool,
-    /// Position of the factors of a batch.
+    /// Layout of the batch.
     pub heads: Heads,
 }
 
-/// Layout of the factors of a batch of products in one buffer.
+/// Layout of a batched operand in its buffer, in terms of attention heads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heads {
-    /// Side by side: the batch is the second dimension rather than the first.
+    /// Whether the batch is the second dimension, interleaved with the rows, rather than the first.
     pub beside: bool,
-    /// Number of unused heads ahead.
+    /// Number of heads in the buffer before the ones that are used.
     pub before: i64,
-    /// Number of unused heads behind.
+    /// Number of heads in the buffer after the ones that are used.
     pub after: i64,
 }
 
@@ -147,20 +146,19 @@ impl Factor {
 }
 
 impl Contraction {
-    /// The loops over products, rows, columns and the sum.
+    /// Loops of the product: batch, rows, columns, reduction.
     pub const LOOPS: [&'static str; 4] = ["b", "i", "j", "k"];
-    /// The loops over products, rows and columns of what makes the output of the product, where there is an
-    /// epilogue.
+    /// Loops of the epilogue stage: batch, rows, columns.
     pub const FINISH: [&'static str; 3] = ["ob", "oi", "oj"];
-    /// The loop over the columns of a part of a pair, inside these, where the output is made of pairs; the
-    /// one over columns is then over pairs of parts.
+    /// Loop over the columns of one group inside [`FINISH`](Contraction::FINISH), for a gated epilogue; the
+    /// loop over columns is then over pairs of groups.
     pub const OF_PAIR: &'static str = "op";
-    /// Names of the sizes that may be open: how many rows, columns and terms of a sum there are.
+    /// Sizes that may be open (dynamic): rows, columns and reduction.
     pub const OPEN: [&'static str; 3] = ["m", "n", "k"];
-    /// The product ahead of an epilogue.
+    /// Stage of the product, where there is an epilogue.
     pub const ACC: &'static str = "acc";
 
-    /// Whether its buffers have the batch outside and nothing else in them.
+    /// Whether all buffers are `[batch, rows, columns]` or transposed, with no further heads in them.
     pub fn is_dense(&self) -> bool {
         !self.output_beside && [self.a, self.b].iter().all(|factor| factor.heads == Heads::default())
     }
@@ -174,7 +172,7 @@ impl Contraction {
         }
     }
 
-    /// The buffer that is summed into.
+    /// Name of the buffer that accumulates the product: the output, or the stage before the epilogue.
     pub fn sum(&self, w: &Workload) -> &'static str {
         if w.is_plain() { self.output } else { Contraction::ACC }
     }
@@ -192,24 +190,24 @@ impl Contraction {
 /// has a prologue; the last stage stores what the epilogue makes of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Images.
+    /// Batch size: number of images.
     pub n: i64,
     /// Channels of X.
     pub c: i64,
     /// Channels of Y.
     pub k: i64,
-    /// Parts of the channels that do not mix.
+    /// Number of groups of channels, which are convolved separately.
     pub groups: i64,
-    /// Whether channels of Y that belong to different groups take turns: channel `j` of group `g` is
-    /// `j · groups + g`, and not `g · k / groups + j`.
+    /// Whether channels of Y are interleaved across groups (a channel shuffle): channel `j` of group `g` is
+    /// `j · groups + g`, rather than `g · k / groups + j`.
     pub interleaved: bool,
-    /// Whether each channel of Y sees one channel of X, without a loop over input channels (depthwise).
+    /// Whether each channel of Y reads one channel of X, without a loop over input channels (depthwise).
     pub depthwise: bool,
-    /// Scatter instead of gather.
+    /// Whether the convolution is transposed.
     pub transposed: bool,
-    /// Rows and columns.
+    /// Geometry along rows and along columns.
     pub axes: [WindowAxis; 2],
-    /// Whether integers are padded with their zero point, the input [`ZERO`](Window::ZERO), and not with
+    /// Whether integers are padded with their zero point, the input [`ZERO`](Window::ZERO), rather than with
     /// zeros.
     pub zero_point: bool,
 }
@@ -217,20 +215,21 @@ pub struct Window {
 /// Spatial axis of a [`Window`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowAxis {
-    /// Elements of the input.
+    /// Extent of the input.
     pub input: i64,
-    /// Taps of the filter.
+    /// Extent of the filter, in taps.
     pub filter: i64,
-    /// Distance of filter positions: on the output where the window is transposed, else on the input.
+    /// Stride: of the output where the convolution is transposed, else of the input.
     pub stride: i64,
-    /// Distance of the filter's taps.
+    /// Dilation: distance of the filter's taps.
     pub dilation: i64,
-    /// Padding ahead of the input, in elements, or the part cropped off the output where the window is
-    /// transposed.
+    /// Padding before the input, in elements; of a transposed convolution, the elements cropped off the
+    /// output's beginning.
     pub before: i64,
-    /// Padding at the end, in elements; negative where a transposed window extends the output.
+    /// Padding after the input, in elements; of a transposed convolution cropped off the end, or negative
+    /// where the output is extended.
     pub after: i64,
-    /// Elements of the output.
+    /// Extent of the output.
     pub output: i64,
 }
 
@@ -240,31 +239,32 @@ impl WindowAxis {
         (self.input, self.filter, self.output) == (1, 1, 1)
     }
 
-    /// Elements from the first tap to the last, both included.
+    /// Extent of the dilated filter: elements from the first tap to the last, both included.
     pub fn reach(&self) -> i64 {
         self.dilation * (self.filter - 1) + 1
     }
 }
 
 impl Window {
-    /// The input.
+    /// Name of the input.
     pub const INPUT: &'static str = "X";
-    /// The weights.
+    /// Name of the weights.
     pub const WEIGHTS: &'static str = "W";
-    /// Zero point of the input, of one element.
+    /// Name of the input's zero point, a buffer of one element.
     pub const ZERO: &'static str = "x_zero";
     /// Name of the stage that pads the input and applies the prologue.
     pub const PAD: &'static str = "pad";
-    /// The stage that sums.
+    /// Name of the stage that accumulates the products.
     pub const ACC: &'static str = "acc";
-    /// The result.
+    /// Name of the result.
     pub const OUTPUT: &'static str = "Y";
-    /// The input in the layout that the template chooses.
+    /// Name of the input in the layout that the template chooses.
     pub const KEPT_INPUT: &'static str = "X.in";
-    /// The result in the layout that the template chooses.
+    /// Name of the result in the layout that the template chooses.
     pub const KEPT_OUTPUT: &'static str = "Y.out";
 
-    /// Input channels that one output sums over, where there is a loop over them.
+    /// Input channels that each output channel reduces over; `None` where there is no loop over them
+    /// (depthwise).
     pub fn summed_channels(&self) -> Option<i64> {
         (!self.depthwise).then_some(self.c / self.groups)
     }
@@ -279,8 +279,8 @@ impl Window {
         }
     }
 
-    /// Dimensions of the weights: the one over channels of the output and the one over channels that are
-    /// summed, where there is a loop over them.
+    /// Dimensions of the weights for output channels and for reduced input channels; of a depthwise
+    /// convolution only the first counts.
     pub fn weight_axes(&self) -> [usize; 2] {
         if self.transposed { [1, 0] } else { [0, 1] }
     }
@@ -301,9 +301,8 @@ impl Window {
         columns.is_single() && !rows.is_single()
     }
 
-    /// The axes as the program has them: where each output sees one element of the input, in order, an image
-    /// is a single row of the same elements, which every schedule can cut without regard to where its rows
-    /// end.
+    /// Axes as the program has them: those of a pointwise convolution are flattened to a single row of
+    /// pixels, so that schedules can split it regardless of row boundaries.
     pub fn program_axes(&self) -> [WindowAxis; 2] {
         let is_pointwise = |axis: &WindowAxis| axis.filter == 1 && axis.stride == 1 && axis.output == axis.input;
         if self.depthwise || self.is_padded() || !self.axes.iter().all(is_pointwise) {

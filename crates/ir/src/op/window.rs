@@ -1,4 +1,4 @@
-//! The programs of convolutions.
+//! Untransformed programs of convolutions.
 
 use super::builder::ElementOps;
 use super::{Epilogue, Layout, Operand, StageSpec, Window, WindowAxis, Workload, WorkloadError};
@@ -297,7 +297,7 @@ impl Window {
         program
     }
 
-    /// Layout of images in blocks of `channels` adjacent channels (NCHWc).
+    /// Layout NCHWc: blocks of `channels` adjacent channels innermost.
     pub fn channels_last(channels: i64) -> [LayoutAxis; 5] {
         use LayoutAxis::{Inner, Outer, Whole};
         [Whole(0), Outer(1, channels), Whole(2), Whole(3), Inner(1, channels)]

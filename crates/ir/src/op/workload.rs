@@ -16,21 +16,21 @@ use std::sync::Arc;
 /// Largest size of all buffers of a workload together, in bytes: what 47-bit user addresses can hold.
 const MOST_BYTES: u64 = 1 << 46;
 
-/// Layout of the activations that a workload reads and writes.
+/// Layout of the activations, the tensors that a workload reads and writes from layer to layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Layout {
-    /// The operator's own layout: batch, channels, rows, columns.
+    /// Plain layout: batch, channels, rows, columns.
     #[default]
     Nchw,
-    /// Layout of the template's choice, as between the layers of a network: converting to it and back is not
-    /// timed.
+    /// Layout chosen by the template, as between the layers of a network; the conversions to it and back are
+    /// not timed.
     Blocked,
-    /// Blocks of adjacent channels (NCHWc), as the layers of a network have agreed on: the caller passes
-    /// activations so, as tensors of five dimensions.
+    /// Layout NCHWc, fixed by the caller, as the layers of a network have agreed on: activations are tensors
+    /// of five dimensions.
     Channels {
-        /// Channels in a block of the input; 1 where that is as the operator says.
+        /// Channel block of the input; 1 for the plain layout.
         input: i64,
-        /// Block of channels of the result, and of inputs of its shape.
+        /// Channel block of the result, and of operands of its shape; 1 for the plain layout.
         output: i64,
     },
 }
@@ -39,15 +39,15 @@ impl Layout {
     /// Every layout that has a name in a workload's text.
     pub const ALL: [(Layout, &'static str); 2] = [(Layout::Nchw, "nchw"), (Layout::Blocked, "blocked")];
 
-    /// Channels in a block, with the name of that in a workload's text.
+    /// Channel block sizes, with their names in a workload's text.
     pub const BLOCKS: [(i64, &'static str); 5] = [(1, "nchw"), (4, "c4"), (8, "c8"), (16, "c16"), (32, "c32")];
 
-    /// Layout with blocks of `input` channels of the input and `output` of the result.
+    /// Layout with a channel block for the input and one for the result.
     pub fn of_channels([input, output]: [i64; 2]) -> Layout {
         if (input, output) == (1, 1) { Layout::Nchw } else { Layout::Channels { input, output } }
     }
 
-    /// Channels in a block of the input and of the result, where the caller passes them so, else 1.
+    /// Channel blocks of the input and of the result; 1 each unless the layout is [`Layout::Channels`].
     pub fn channels(self) -> [i64; 2] {
         match self {
             Layout::Nchw | Layout::Blocked => [1, 1],
@@ -56,14 +56,14 @@ impl Layout {
     }
 }
 
-/// A size of a workload: a number, or a range of which each run of a kernel says one.
+/// Values of a size: a single one, or a range for an open (dynamic) size whose value each run gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SizeRange {
     /// Smallest value.
     pub least: i64,
     /// Largest value.
     pub most: i64,
-    /// Distance of neighbouring values.
+    /// Step between neighbouring values.
     pub step: i64,
 }
 
@@ -88,7 +88,7 @@ impl SizeRange {
         (width % range.step == 0).then_some(range)
     }
 
-    /// All values, in ascending order.
+    /// Values in ascending order.
     pub fn values(&self) -> impl DoubleEndedIterator<Item = i64> + Clone + use<> {
         let SizeRange { least, most, step } = *self;
         (0..usize::try_from((most - least) / step + 1).unwrap_or(0)).map(move |at| least + at as i64 * step)
@@ -121,12 +121,12 @@ impl fmt::Display for SizeRange {
     }
 }
 
-/// An operator with its sizes.
+/// Operator with its sizes and options: the unit of tuning.
 #[derive(Clone)]
 pub struct Workload {
     operator: &'static Operator,
     sizes: Vec<SizeRange>,
-    /// Element type of all tensors; of a product of integers, of its sums.
+    /// Element type of all tensors; for an integer product, that of its accumulators.
     pub dtype: DType,
     /// Element types of the factors of a product of integers.
     factors: Option<[DType; 2]>,
@@ -136,15 +136,15 @@ pub struct Workload {
     prologue: Vec<Epilogue>,
     epilogue: Vec<Epilogue>,
     /// Whether algorithms that round more than the operator as written, such as Winograd's, are excluded.
-    /// Without effect, and left out of the text, where there are none.
+    /// Where there are none it has no effect, and is left out of the text.
     pub exact: bool,
-    /// Whether factors of products may be rounded to 11 bits (TF32), which tensor cores multiply fastest.
-    /// Without effect, and left out of the text, where there is no such algorithm or only exact ones are
-    /// allowed.
+    /// Whether operands of products may be rounded to TF32 (11 significant bits), which tensor cores multiply
+    /// fastest. Where there is no such algorithm, or only exact ones are allowed, it has no effect and is
+    /// left out of the text.
     pub tf32: bool,
-    /// Whether factors of products are rounded to bf16, of which some CPUs multiply twice as many as of f32;
-    /// sums stay f32. Without effect, and left out of the text, where there are no products or only exact
-    /// algorithms are allowed.
+    /// Whether operands of products are rounded to bf16, at twice the rate of f32 on some CPUs; accumulators
+    /// stay f32. Where there are no products, or only exact algorithms are allowed, it has no effect and is
+    /// left out of the text.
     pub bf16: bool,
     /// The program of a workload that is one of its own.
     pub(super) nest: Option<Arc<Nest>>,
@@ -170,35 +170,35 @@ impl fmt::Debug for Workload {
     }
 }
 
-/// Reason why a text does not name a workload. The fault is the caller's.
+/// Reason why a text is not a workload; the caller is at fault.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
-    /// Neither an operator nor an alias.
+    /// Name that is neither an operator nor an alias.
     #[error("unknown workload `{given}`; operators: {operators}; aliases: {aliases}; sets of aliases: {sets}")]
     Unknown {
         /// Text that was given.
         given: String,
-        /// The operators there are.
+        /// Names of the operators.
         operators: String,
-        /// The aliases there are.
+        /// Names of the aliases.
         aliases: String,
-        /// The sets of aliases there are.
+        /// Names of the sets of aliases.
         sets: String,
     },
-    /// An attribute that the operator does not have.
+    /// Attribute that the operator does not have.
     #[error("{operator} has no attribute `{key}`; it has {known}")]
     UnknownAttribute {
         /// The operator.
         operator: &'static str,
-        /// The attribute given.
+        /// Key that was given.
         key: String,
-        /// The attributes there are.
+        /// Keys that the operator has.
         known: String,
     },
     /// An attribute that is given twice.
     #[error("attribute `{0}` is given twice")]
     Repeated(String),
-    /// A required size is missing.
+    /// Required size that is missing.
     #[error("{operator} needs `{key}` ({text})")]
     Missing {
         /// The operator.
@@ -208,7 +208,7 @@ pub enum WorkloadError {
         /// Description of the size.
         text: &'static str,
     },
-    /// A value that is not accepted.
+    /// Value that is not accepted.
     #[error("`{key}={value}` is not accepted; expected {expected}")]
     Value {
         /// The attribute.
@@ -218,54 +218,54 @@ pub enum WorkloadError {
         /// Description of the accepted values.
         expected: String,
     },
-    /// Channels that cannot be shared out evenly.
+    /// Channels that do not divide evenly.
     #[error("{divisor_key}={divisor} does not divide {key}={value}")]
     Indivisible {
-        /// The size that must divide.
+        /// Key of the divisor.
         divisor_key: &'static str,
         /// Value of the divisor.
         divisor: i64,
-        /// The size to be divided.
+        /// Key of the size to be divided.
         key: &'static str,
-        /// Value that it should divide.
+        /// Value of the size to be divided.
         value: i64,
     },
-    /// A filter that does not fit into the padded input anywhere.
+    /// Dilated filter larger than the padded input.
     #[error(
         "the filter reaches over {reach} {unit} but the padded input has {available}; give more padding or a smaller filter"
     )]
     FilterTooLarge {
-        /// Elements from the first tap to the last, both included.
+        /// Extent of the dilated filter, in elements.
         reach: i64,
-        /// Elements of the padded input.
+        /// Extent of the padded input, in elements.
         available: i64,
-        /// Rows or columns.
+        /// Dimension: rows or columns.
         unit: &'static str,
     },
-    /// A transposed convolution whose padding cuts everything off.
+    /// Transposed convolution whose cropping leaves no output.
     #[error("padding takes away {taken} of {available} output {unit}; give less padding")]
     NoOutput {
-        /// Elements that padding takes away.
+        /// Elements that padding crops.
         taken: i64,
-        /// Elements there are without padding.
+        /// Elements of the uncropped output.
         available: i64,
-        /// Rows or columns.
+        /// Dimension: rows or columns.
         unit: &'static str,
     },
-    /// An output padding that no forward convolution leads to.
+    /// Output padding that no forward convolution leads to.
     #[error("{key}={value} must be less than the stride or the dilation, here {most}")]
     OutputPadding {
-        /// The size.
+        /// Key of the output padding.
         key: &'static str,
         /// Value that was given.
         value: i64,
-        /// The larger of stride and dilation.
+        /// Limit: the larger of stride and dilation.
         most: i64,
     },
-    /// The buffers together are larger than memory can be.
+    /// Buffers that together exceed any memory.
     #[error("the tensors of `{0}` do not fit into any memory; give smaller sizes")]
     TooLarge(String),
-    /// A program that is not a nest.
+    /// Program that is not a valid loop nest.
     #[error("a nest is some stages of loops around one assignment each, from inputs to one output; {0}")]
     Nest(NestError),
 }
@@ -443,7 +443,7 @@ impl Workload {
         Workload::of(operator, GivenAttributes::parse(operator, rest)?.or(GivenAttributes::parse(operator, base)?))
     }
 
-    /// An operator with these sizes, by their names; the others have their defaults.
+    /// Makes a workload of an operator with sizes by name; the others have their defaults.
     ///
     /// # Errors
     /// [`WorkloadError`] for a size that the operator does not have or accept, or that is missing, and for a
@@ -452,8 +452,8 @@ impl Workload {
         Workload::of_factors(operator, None, sizes)
     }
 
-    /// An operator with these sizes, as of [`Workload::new`], whose factors are integers of these types, the
-    /// one of rows first, where they are given.
+    /// Makes a workload like [`Workload::new`], of an integer product with operands of these types, A first,
+    /// where they are given.
     ///
     /// # Errors
     /// As [`Workload::new`], and [`WorkloadError::Value`] where no product of integers has these types.
@@ -612,8 +612,8 @@ impl Workload {
         }
     }
 
-    /// Parses a workload, or the name of a set of aliases, such as `resnet18`, with attributes
-    /// for all of them.
+    /// Parses a workload, or the name of a set of aliases, such as `resnet18`, with attributes that apply to
+    /// all of them.
     ///
     /// # Errors
     /// As [`Workload::parse`], for the first of the set that does not accept the attributes.
@@ -632,7 +632,7 @@ impl Workload {
         self.operator
     }
 
-    /// Element types of the two factors of a product, the one of rows first.
+    /// Element types of operands A and B.
     pub fn factors(&self) -> [DType; 2] {
         self.factors.unwrap_or([self.dtype; 2])
     }
@@ -642,12 +642,12 @@ impl Workload {
         Epilogue::result_of(self.dtype, &self.epilogue).unwrap_or(self.dtype)
     }
 
-    /// Whether it is a product of integers.
+    /// Whether operands are integers.
     pub fn has_integer_factors(&self) -> bool {
         self.factors.is_some()
     }
 
-    /// Whether its products are of 8-bit integers, which CPUs multiply four times as fast as f32.
+    /// Whether the operands are 8-bit integers, which CPUs multiply at four times the rate of f32.
     pub fn multiplies_bytes(&self) -> bool {
         self.factors.is_some() || matches!(self.structure(), Structure::Packed(packed) if packed.rounds)
     }
@@ -661,12 +661,12 @@ impl Workload {
         }
     }
 
-    /// Whether factors, which are f32, are rounded to bf16.
+    /// Whether f32 operands are rounded to bf16.
     pub fn takes_bf16(&self) -> bool {
         self.bf16 && !self.exact && self.dtype == DType::F32 && self.factors.is_none() && self.sums_products()
     }
 
-    /// Whether it is a product of bf16 numbers, which some CPUs multiply faster than f32.
+    /// Whether products are of bf16 numbers, stored so or rounded, which some CPUs multiply faster than f32.
     pub fn multiplies_bf16(&self) -> bool {
         self.takes_bf16() || self.dtype == DType::Bf16 && self.sums_products()
     }
@@ -682,7 +682,7 @@ impl Workload {
         self.factors.and_then(of_factors).unwrap_or(self.dtype.name())
     }
 
-    /// The value of a size; of an open one the largest.
+    /// Value of a size; for an open (dynamic) one, the largest.
     ///
     /// # Panics
     /// If the operator has no size of this name.
@@ -690,7 +690,7 @@ impl Workload {
         self.range(name).most
     }
 
-    /// The values of a size.
+    /// Range of a size's values.
     ///
     /// # Panics
     /// If the operator has no size of this name.
@@ -699,7 +699,7 @@ impl Workload {
         self.sizes[at.unwrap_or_else(|| panic!("{} has no size {name}", self.operator.name))]
     }
 
-    /// The sizes that each run says, with their names.
+    /// Open (dynamic) sizes, with their names and ranges.
     pub fn open_sizes(&self) -> impl Iterator<Item = (&'static str, SizeRange)> {
         let names = self.operator.sizes.iter().map(|size| size.name);
         let own = names.zip(self.sizes.iter().copied()).filter(|(_, range)| range.is_open());
@@ -707,21 +707,21 @@ impl Workload {
         own.chain(of_nest)
     }
 
-    /// Whether runs say a size.
+    /// Whether some size is open (dynamic), so that the workload stands for a family of fixed ones.
     pub fn is_family(&self) -> bool {
         self.open_sizes().next().is_some()
     }
 
-    /// Whether what a smaller member computes is a part of what the largest does: as it is for rows and
-    /// columns of products, and not for the terms of sums. Others can be run and not tuned: a kernel is
-    /// checked against the largest.
+    /// Whether a smaller member's results are a part of the largest member's: so for open rows and columns of
+    /// products, not for an open reduction. Other families can be run but not tuned, as a kernel is checked
+    /// against the largest member.
     pub fn has_members_of_one_answer(&self) -> bool {
         self.nest.as_ref().is_none_or(|nest| nest.sizes().next().is_none())
             && self.open_sizes().all(|(name, _)| name != "k")
     }
 
-    /// Values of the open sizes that stand for all: a family is measured there. Several sizes grow together.
-    /// There is one, of no sizes, where none is open.
+    /// Representative values of the open (dynamic) sizes, at which a family is measured; several sizes grow
+    /// together. Without open sizes, one empty list.
     pub fn anchors(&self) -> Vec<Vec<i64>> {
         const N: usize = 7;
         let spreads: Vec<Vec<i64>> = self.open_sizes().map(|(_, range)| range.spread(N)).collect();
@@ -729,13 +729,14 @@ impl Workload {
         (0..n).map(|at| spreads.iter().map(|values| values[at * values.len() / n]).collect()).collect()
     }
 
-    /// The member of a family of the largest sizes, whose tensors have the family's shapes.
+    /// Member of a family with the largest sizes, whose tensors have the family's shapes.
     pub fn largest(&self) -> Workload {
         let most: Vec<i64> = self.open_sizes().map(|(_, range)| range.most).collect();
         self.at(&most).expect("invariant: the largest sizes are sizes")
     }
 
-    /// The member of a family at a value of each open size, in order; `None` where they are not such values.
+    /// Member of a family at a value of each open size, in order; `None` where a value is not in the size's
+    /// range.
     pub fn at(&self, sizes: &[i64]) -> Option<Workload> {
         if let Some(nest) = self.nest.as_ref().filter(|nest| nest.sizes().next().is_some()) {
             return Workload::nest(nest.program().at(sizes)?).ok();
@@ -764,18 +765,17 @@ impl Workload {
         }
     }
 
-    /// The inputs that stay the same from run to run, by their lower-case names, in the order of the
-    /// arguments.
+    /// Constant inputs, which stay the same from run to run: their lower-case names, in argument order.
     pub fn constants(&self) -> &[String] {
         &self.constants
     }
 
-    /// Whether an input stays the same from run to run.
+    /// Whether an input is constant from run to run.
     pub fn is_constant(&self, input: &str) -> bool {
         self.constants.iter().any(|c| c.eq_ignore_ascii_case(input))
     }
 
-    /// Replaces the constant inputs by these, by their names in lower case.
+    /// Replaces the set of constant inputs, given by their lower-case names.
     ///
     /// # Errors
     /// [`WorkloadError::Value`] for what is no input that may be constant.
@@ -889,8 +889,8 @@ impl Workload {
         self
     }
 
-    /// Representative of all workloads that compute the same with other numbers in prologue and epilogue,
-    /// such as learned factors: the fastest schedule of one is the fastest of all.
+    /// Representative of all workloads that differ only in the parameters of prologue and epilogue, such as
+    /// learned factors. Their fastest schedules are the same.
     pub fn representative(&self) -> Workload {
         let [prologue, epilogue] =
             [&self.prologue, &self.epilogue].map(|list| list.iter().map(Epilogue::alike).collect());
@@ -902,20 +902,17 @@ impl Workload {
         self.layout
     }
 
-    /// Operations on each element of the first input before it is used, in order: on elements of an image,
-    /// not on the zeros around it.
+    /// Operations on each element of the first input as it is read, in order; padding is not changed by them.
     pub fn prologue(&self) -> &[Epilogue] {
         &self.prologue
     }
 
-    /// Whether the sums of a product are its result: nothing is made of them, and they are of its type, not
-    /// more exact.
+    /// Whether the accumulators are the result: there is no epilogue, and both have the same type.
     pub fn is_plain(&self) -> bool {
         self.epilogue.is_empty() && !self.dtype.is_half()
     }
 
-    /// Columns of the part of a pair, where the epilogue [gates](super::EpilogueFunction::Gated) one by the
-    /// other.
+    /// Group size in columns, where the epilogue [gates](super::EpilogueFunction::Gated) columns by others.
     pub fn pairs(&self) -> Option<i64> {
         Epilogue::pairs_of(&self.epilogue)
     }
@@ -930,30 +927,30 @@ impl Workload {
         &self.epilogue
     }
 
-    /// The kept copies of further inputs of the epilogue that come in the layout that the template chooses.
+    /// Names of the epilogue operands' copies in the layout that the template chooses.
     pub fn kept_operands(&self) -> Vec<String> {
         let of_element = Epilogue::operands(&self.epilogue).into_iter().filter(|(.., kind)| *kind == Operand::Element);
         let is_kept = self.layout == Layout::Blocked;
         of_element.filter(|_| is_kept).map(|(_, name, _)| kept(&name)).collect()
     }
 
-    /// Whether algorithms are kept out because they round more than the operator as written.
+    /// Whether less exact algorithms exist and are excluded.
     pub fn is_exact(&self) -> bool {
         self.exact && self.has_inexact()
     }
 
-    /// Whether there is an algorithm that rounds more than the operator as written.
+    /// Whether an algorithm exists that rounds more than the operator as written.
     pub fn has_inexact(&self) -> bool {
         (self.operator.has_inexact)(self)
     }
 
-    /// Whether its factors may be rounded to 11 bits.
+    /// Whether operands may be rounded to TF32.
     pub fn takes_tf32(&self) -> bool {
         self.tf32 && !self.exact && self.dtype == DType::F32 && self.fills_tiles()
     }
 
-    /// Whether tensor cores can compute the workload, a product or a convolution as one, with sums rounded
-    /// more than in f32.
+    /// Whether tensor cores can compute the workload: a matrix product, or a convolution as one, of large
+    /// enough sizes.
     pub fn fills_tiles(&self) -> bool {
         const LEAST: i64 = 16;
         let sizes = match self.structure() {
@@ -979,7 +976,7 @@ impl Workload {
         is_dense && has_bits && w.axes.iter().all(has_taps_in_a_row)
     }
 
-    /// Replaces a size; `None` where the result is not a valid workload.
+    /// Replaces a size; `None` if the result is not a valid workload.
     ///
     /// # Panics
     /// If the operator has no size of this name.
@@ -990,7 +987,7 @@ impl Workload {
         (self.operator.check)(&other).is_ok().then_some(other)
     }
 
-    /// Has runs say some sizes; inputs of which they are sizes are then no constants.
+    /// Makes some sizes open (dynamic); inputs whose shape depends on them are no longer constant.
     ///
     /// # Errors
     /// [`WorkloadError::Value`] for a size that may not be a range, and as [`Workload::new`].
@@ -1017,7 +1014,7 @@ impl Workload {
         (self.operator.structure)(self)
     }
 
-    /// Label for people: the text or, for a program, a few words on it.
+    /// Label for people: the text; for a loop nest, a few words about it.
     pub fn label(&self) -> String {
         self.nest.as_ref().map_or_else(|| self.to_string(), |nest| nest.label())
     }
@@ -1033,8 +1030,8 @@ impl Workload {
     }
 
     /// Floating-point operations of one run: twice the multiply-accumulates, those with padding included and
-    /// the operations of prologue and epilogue not. Of a family, as of its times, the geometric mean of those
-    /// at its [anchors](Workload::anchors).
+    /// prologue and epilogue excluded. For a family, the geometric mean over its
+    /// [anchors](Workload::anchors), as with times.
     pub fn flops(&self) -> f64 {
         if !self.is_family() {
             return self.structure().flops();
@@ -1044,7 +1041,7 @@ impl Workload {
         (members.map(|member| member.structure().flops().ln()).sum::<f64>() / anchors.len() as f64).exp()
     }
 
-    /// Floating-point operations that remain where products with padding are left out.
+    /// Floating-point operations without the products with padding.
     pub fn flops_inside(&self) -> f64 {
         self.flops() * self.structure().share_inside()
     }

@@ -25,7 +25,7 @@ pub use tolerance::{
 };
 pub use work::Watch;
 
-/// Evaluates a program: `inputs` are its inputs in argument order, the result its outputs in argument order.
+/// Evaluates a program: takes its inputs and returns its outputs, each in argument order.
 ///
 /// Every operation on floating-point numbers is carried out in `f64`, and sums in an order of their own.
 ///
@@ -51,8 +51,8 @@ pub fn evaluate(program: &Program, inputs: &[Vec<f64>], n_threads: usize) -> Res
     Ok(outputs)
 }
 
-/// Evaluates a program on elements as they are [held](DType::held). `watch` is told the progress now and
-/// then, by any thread, and may end the evaluation.
+/// Evaluates a program on elements as they are [held](DType::held). `watch` is called with the progress now
+/// and then, from any thread, and may cancel the evaluation.
 ///
 /// # Errors
 /// As [`evaluate`], and [`Fault::GivenUp`].

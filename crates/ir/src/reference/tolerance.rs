@@ -40,7 +40,7 @@ pub struct Tolerance {
     pub rel: f64,
 }
 
-/// Position and size of the errors of a wrong result.
+/// Errors of a wrong result: how many, where the first is, and how large.
 #[derive(Clone, Copy, Debug, PartialEq, Error)]
 #[error("{n_wrong} elements are wrong, first number {first}: {got} instead of {expected}; largest error {max_error}")]
 pub struct Mismatch {
@@ -48,11 +48,11 @@ pub struct Mismatch {
     pub n_wrong: usize,
     /// Row-major index of the first wrong element.
     pub first: usize,
-    /// Value computed there.
+    /// Value computed at `first`.
     pub got: f64,
-    /// The trusted value.
+    /// Trusted value at `first`.
     pub expected: f64,
-    /// Largest difference among the wrong ones; NaN where one is NaN.
+    /// Largest absolute error; NaN where one is NaN.
     pub max_error: f64,
 }
 
@@ -89,8 +89,8 @@ impl Tolerance {
         Tolerance::for_rounded_factors(program, steps, rounded.fold(0.0, f64::max))
     }
 
-    /// Tolerance where inputs are rounded by up to `rel` of their value before they are multiplied: tensor
-    /// cores that take TF32 cut behind the tenth bit, so by 2⁻¹⁰.
+    /// Tolerance for inputs that are rounded by up to `rel` of their value before they are multiplied: tensor
+    /// cores truncate TF32 operands after ten bits, so by 2⁻¹⁰.
     pub fn for_rounded_factors(program: &Program, steps: &[Step], rel: f64) -> Tolerance {
         let filtered = |step: &Step| match step {
             Step::Winograd { buffer, tile } => Some((program.buffers.iter().position(|b| b.name == *buffer)?, *tile)),
@@ -179,7 +179,7 @@ pub fn relative_error_of(parts: impl IntoIterator<Item = [f64; 2]>) -> f64 {
     if error == 0.0 { 0.0 } else { (error / norm).sqrt() }
 }
 
-/// ‖out − reference‖₂² and ‖reference‖₂² of a part of a result.
+/// Squared error ‖out − reference‖₂² and squared norm ‖reference‖₂² of a part of a result.
 ///
 /// # Panics
 /// If the lengths differ.
@@ -210,7 +210,7 @@ pub fn squared<T: Copy + Into<f64>>(out: &[T], reference: &[f64]) -> [f64; 2] {
     [errors.iter().sum(), norms.iter().sum()]
 }
 
-/// Values for an input: magnitudes in `[0.5, 1.5)` and signs at random, so that no product vanishes and
+/// Random values for an input: magnitudes in `[0.5, 1.5)` with random signs, so that no product vanishes and
 /// sums stay small.
 ///
 /// Every value is exact in `f32`, and the product of two is exact in `f64`. The same seed gives the same
@@ -228,13 +228,13 @@ pub fn random_elements(dtype: DType, seed: u64, n: usize) -> impl ExactSizeItera
     (0..n).map(move |at| dtype.random(random_bits(seed, at)))
 }
 
-/// Random values for an input of a program: [`random_elements`], or for subscripts of a gather, places all
-/// over the gathered input.
+/// Random values for an input of a program: [`random_elements`], or valid indices over the whole gathered
+/// input where the input is used as a subscript of a gather.
 pub fn random_argument(program: &Program, id: BufferId, seed: u64) -> Vec<f64> {
     random_argument_on(program, id, seed, 1)
 }
 
-/// The values of [`random_argument`], made by this many threads.
+/// Random values equal to those of [`random_argument`], made by `n_threads` threads.
 pub fn random_argument_on(program: &Program, id: BufferId, seed: u64, n_threads: usize) -> Vec<f64> {
     let buffer = program.buffer(id);
     let n = buffer.n_elements().unwrap_or(0) as usize;

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Observer of an evaluation: receives the finished share, from 0 to 1, and may break off.
+/// Observer of an evaluation: receives the finished share, from 0 to 1, and may cancel.
 pub type Watch<'a> = dyn Fn(f64) -> ControlFlow<()> + Sync + 'a;
 
 /// Progress of an evaluation.

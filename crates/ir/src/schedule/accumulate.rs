@@ -14,7 +14,7 @@ use crate::text::index_to_string;
 /// More elements along one dimension of a tile than this are no register tile.
 const MOST_ELEMENTS: i64 = 4096;
 
-/// See [`super::Step::Accumulate`].
+/// Applies [`Step::Accumulate`](super::Step::Accumulate).
 ///
 /// The loops inside `at` whose variables the result's subscripts mention become the dimensions of the
 /// tile; the nests that begin and end it are clones of those loops, so that a later annotation of one

@@ -1,4 +1,4 @@
-//! Changing how the iterations of a loop are carried out.
+//! Steps that change how a loop's iterations are executed.
 
 use super::Illegal;
 use super::dependence::require_independent;
@@ -13,7 +13,7 @@ const MOST_LANES: i64 = 1024;
 /// More copies of a body than this are refused.
 const MOST_UNROLLED: i64 = 4096;
 
-/// See [`super::Step::Vectorize`].
+/// Applies [`Step::Vectorize`](super::Step::Vectorize).
 pub fn vectorize(program: &mut Program, target: &str) -> Result<(), Illegal> {
     set_kind(program, target, LoopKind::Vectorized, &|names, l, ranges| {
         if !l.body.iter().all(Stmt::is_vectorizable) {
@@ -27,18 +27,18 @@ pub fn vectorize(program: &mut Program, target: &str) -> Result<(), Illegal> {
     })
 }
 
-/// See [`super::Step::Unroll`].
+/// Applies [`Step::Unroll`](super::Step::Unroll).
 pub fn unroll(program: &mut Program, target: &str) -> Result<(), Illegal> {
     set_kind(program, target, LoopKind::Unrolled, &|names, l, ranges| bounded(names, l, ranges, MOST_UNROLLED))
 }
 
-/// See [`super::Step::Parallel`].
+/// Applies [`Step::Parallel`](super::Step::Parallel).
 pub fn parallel(program: &mut Program, target: &str) -> Result<(), Illegal> {
     require_none_on_path(program, target, LoopKind::Parallel)?;
     set_kind(program, target, LoopKind::Parallel, &require_independent)
 }
 
-/// See [`super::Step::Bind`].
+/// Applies [`Step::Bind`](super::Step::Bind).
 pub fn bind(program: &mut Program, target: &str, axis: LoopKind) -> Result<(), Illegal> {
     if !matches!(axis, LoopKind::Block(0..=2) | LoopKind::Thread(0..=2)) {
         return Err(Illegal::Body { target: target.to_owned(), why: format!("`{}` is not a GPU axis", axis.name()) });
@@ -47,7 +47,7 @@ pub fn bind(program: &mut Program, target: &str, axis: LoopKind) -> Result<(), I
     set_kind(program, target, axis, &require_independent)
 }
 
-/// See [`super::Step::Tensorize`].
+/// Applies [`Step::Tensorize`](super::Step::Tensorize).
 pub fn tensorize(program: &mut Program, target: &str, how: TensorProduct) -> Result<(), Illegal> {
     set_kind(program, target, LoopKind::Tensor(how), &|names, l, ranges| {
         let no_product = |why: &str| Illegal::Body { target: target.to_owned(), why: why.to_owned() };

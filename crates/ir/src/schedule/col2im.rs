@@ -1,4 +1,4 @@
-//! Transposed convolutions as products whose columns are added up.
+//! Transposed convolutions as a matrix product followed by col2im.
 
 use super::Illegal;
 use super::compute_at::{StageNest, stage_nest, take_stage};
@@ -9,7 +9,7 @@ use crate::index::{Atom, Index, Ranges};
 use crate::op::unpad;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Stmt};
 
-/// See [`super::Step::Col2im`].
+/// Applies [`Step::Col2im`](super::Step::Col2im).
 ///
 /// # Source
 /// The gradient of im2col (Chellapilla et al., 2006), as frameworks compute transposed convolutions. Ours

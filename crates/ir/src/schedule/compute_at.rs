@@ -9,7 +9,7 @@ use crate::index::Index;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
-/// See [`super::Step::ComputeAt`].
+/// Applies [`Step::ComputeAt`](super::Step::ComputeAt).
 pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), Illegal> {
     let id = buffer_id(program, buffer)?;
     let var = single_loop(program, at)?;
@@ -85,23 +85,24 @@ pub fn compute_at(program: &mut Program, buffer: &str, at: &str) -> Result<(), I
     Ok(())
 }
 
-/// A stage in between: a nest of serial loops around the one assignment to its buffer.
+/// Intermediate stage: a nest of serial loops around the only assignment to its buffer.
 pub struct MiddleStage {
     /// Loops of the stage with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
-    /// Loop that is the subscript in each dimension; `None` where the dimension has a single element.
+    /// Loop variable that is the subscript of each dimension; `None` where the dimension has a single
+    /// element.
     pub axes: Vec<Option<LoopId>>,
-    /// The assignment.
+    /// Assignment of the stage.
     pub leaf: Stmt,
 }
 
-/// A stage where it stands: a statement of the body that is one nest of serial loops around one assignment.
+/// Stage in its place: a statement of the body that is a nest of serial loops around one assignment.
 pub struct StageNest<'a> {
     /// Position of the statement in the body.
     pub place: usize,
     /// Loops of the nest with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
-    /// The assignment.
+    /// Assignment of the stage.
     pub leaf: &'a Stmt,
 }
 
@@ -126,11 +127,11 @@ pub fn stage_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Ille
     Ok(StageNest { place, loops, leaf })
 }
 
-/// A stage that was taken out of the program.
+/// Stage removed from the program.
 pub struct TakenStage {
     /// Loops of the stage with their extents, outermost first.
     pub loops: Vec<(LoopId, Index)>,
-    /// The assignment.
+    /// Assignment of the stage.
     pub leaf: Stmt,
 }
 
@@ -144,7 +145,7 @@ fn movable_nest(program: &Program, id: BufferId) -> Result<StageNest<'_>, Illega
     stage_nest(program, id)
 }
 
-/// Removes a stage and its allocation from the program, where it may as well be computed later.
+/// Removes a stage and its allocation, if nothing between it and its readers would change its result.
 pub fn take_nest(program: &mut Program, id: BufferId) -> Result<TakenStage, Illegal> {
     let fail = |why: String| Illegal::Buffer { buffer: program.buffer(id).name.clone(), why };
     let StageNest { place, loops, leaf: stmt } = movable_nest(program, id)?;
@@ -168,7 +169,7 @@ pub fn take_nest(program: &mut Program, id: BufferId) -> Result<TakenStage, Ille
     Ok(TakenStage { loops, leaf })
 }
 
-/// Takes out a stage each of whose subscripts is a loop.
+/// Removes a stage each of whose subscripts is a loop variable.
 pub fn take_stage(program: &mut Program, id: BufferId) -> Result<MiddleStage, Illegal> {
     let StageNest { loops, leaf, .. } = movable_nest(program, id)?;
     let (_, index) = leaf.own_write().expect("a stage's leaf is an assignment");

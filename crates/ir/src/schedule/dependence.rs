@@ -1,4 +1,4 @@
-//! Dependences between iterations of a loop that touch the same element of a buffer.
+//! Legality checks: dependences between iterations of a loop that access the same element.
 
 use super::Illegal;
 use super::tree::{allocated_in, count_in};
@@ -19,7 +19,7 @@ struct OuterAccess {
     update: Option<(ReduceOp, Cond)>,
 }
 
-/// Every iteration must write places of its own, which no other one reads.
+/// Requires that the iterations of a loop are independent: no element that one writes is accessed by another.
 ///
 /// # Errors
 /// [`Illegal::Dependent`] with two accesses that may meet.
@@ -30,8 +30,8 @@ pub fn require_independent(names: &Program, l: &Loop, ranges: &Ranges) -> Result
     }
 }
 
-/// Loops around and inside the one of this variable that run in any order must still be able to: an extent or
-/// a subscript in a new form may no longer show it.
+/// Requires that loops around and inside the one over `var` that run in parallel are still provably
+/// independent after a rewrite of extents or subscripts.
 ///
 /// # Errors
 /// As [`require_independent`].
@@ -39,7 +39,7 @@ pub fn require_still_independent(program: &Program, var: LoopId) -> Result<(), I
     require_any_order(program, Some(var))
 }
 
-/// All loops that run in any order must still be able to, once subscripts anywhere have a new form.
+/// Requires that all parallel loops are still provably independent after a rewrite of subscripts.
 ///
 /// # Errors
 /// As [`require_independent`].
@@ -82,14 +82,11 @@ fn still_independent(
     Ok(())
 }
 
-/// Iterations that touch the same element must keep their order when the loops of a perfect nest
-/// change theirs.
+/// Requires that iterations which access the same element keep their order when the loops of a perfect nest
+/// are reordered.
 ///
 /// Such iterations differ only in loops that the element does not determine, so it is those that must stay in
 /// order. Updates with one operation commute, except that the first one must stay first.
-///
-/// # Errors
-/// [`Illegal::Dependent`] with two accesses that may change order.
 pub fn require_order_kept(
     names: &Program,
     before: &[Loop],

@@ -8,7 +8,7 @@ use crate::index::Index;
 use crate::program::{Loop, LoopId, LoopKind, Program, Stmt};
 use crate::text::index_to_string;
 
-/// See [`super::Step::Fuse`].
+/// Applies [`Step::Fuse`](super::Step::Fuse).
 pub fn fuse(program: &mut Program, outer: &str, inner: &str, fused: &str) -> Result<(), Illegal> {
     let (outer_var, inner_var) = (single_loop(program, outer)?, single_loop(program, inner)?);
     let fused = new_loop(program, fused)?;

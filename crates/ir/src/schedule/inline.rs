@@ -10,7 +10,7 @@ use crate::expr::{Expr, TreePart};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, Program, Stmt};
 
-/// See [`super::Step::Inline`].
+/// Applies [`Step::Inline`](super::Step::Inline).
 pub fn inline(program: &mut Program, buffer: &str) -> Result<(), Illegal> {
     let id = buffer_id(program, buffer)?;
     let fail = |why: &str| Illegal::Buffer { buffer: buffer.to_owned(), why: why.to_owned() };

@@ -1,4 +1,4 @@
-//! Layouts of buffers: dimensions in another order, some divided into tiles.
+//! Layout transformation of buffers: dimensions permuted, some of them tiled.
 
 use super::dependence::require_all_still_independent;
 use super::region::map_loads_of;
@@ -11,7 +11,7 @@ use crate::program::{BufferId, Part, Program, Role, Stmt};
 /// Largest tile of a layout.
 const MOST_TILE: i64 = 1 << 40;
 
-/// See [`super::Step::Layout`].
+/// Applies [`Step::Layout`](super::Step::Layout).
 pub fn layout(program: &mut Program, buffer: &str, axes: &[LayoutAxis]) -> Result<(), Illegal> {
     let id = buffer_id(program, buffer)?;
     match program.buffer(id).role {
@@ -27,7 +27,7 @@ pub fn layout(program: &mut Program, buffer: &str, axes: &[LayoutAxis]) -> Resul
     require_all_still_independent(program)
 }
 
-/// Gives a buffer another layout.
+/// Rewrites a buffer and all accesses to it for another layout.
 pub fn lay_out(program: &mut Program, id: BufferId, axes: &[LayoutAxis]) {
     program.buffers[id.0 as usize].shape = shape_of(axes, &program.buffer(id).shape);
     let mut ranges = program.ranges();
@@ -63,7 +63,7 @@ pub fn place_of(layout: &[LayoutAxis], index: &[Index], ranges: &Ranges) -> Vec<
     layout.iter().map(|axis| ranges.simplify(&along(axis))).collect()
 }
 
-/// The shape of a buffer of `extents` in a layout; what does not divide rounds up.
+/// Shape of a buffer of `extents` in a layout; partial tiles are rounded up.
 pub fn shape_of(layout: &[LayoutAxis], extents: &[i64]) -> Vec<i64> {
     let extent = |axis: &LayoutAxis| match *axis {
         LayoutAxis::Whole(d) => extents[d],
@@ -73,7 +73,8 @@ pub fn shape_of(layout: &[LayoutAxis], extents: &[i64]) -> Vec<i64> {
     layout.iter().map(extent).collect()
 }
 
-/// Every dimension once: whole, or divided and then its remainder, by one tile size.
+/// Requires that a layout has every dimension once: whole, or as quotient and then remainder by one tile
+/// size.
 pub fn require_layout(program: &Program, source: BufferId, layout: &[LayoutAxis]) -> Result<(), Illegal> {
     let buffer = program.buffer(source);
     let fail = |why: String| Err(Illegal::Buffer { buffer: buffer.name.clone(), why });

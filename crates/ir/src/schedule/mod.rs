@@ -36,27 +36,27 @@ use crate::program::{LoopKind, Program, TensorProduct};
 /// Treatment of the remainder where a split's factor does not divide the extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Tail {
-    /// Refuse.
+    /// Refuses a factor that does not divide.
     Exact,
-    /// The last round of the inner loop is shorter: its extent is `min(factor, rest)`.
+    /// Shortens the last round of the inner loop: its extent is `min(factor, rest)`.
     Shrink,
-    /// The inner loop is always full and its body guarded by a condition.
+    /// Keeps the inner loop full, with a condition around its body.
     Guard,
 }
 
 /// Dimension of a layout, in terms of the dimensions of the original.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LayoutAxis {
-    /// Dimension `d`.
+    /// Dimension `d`, whole.
     Whole(usize),
-    /// Dimension `d` divided by a tile size; must stand before its `Inner`.
+    /// Quotient of dimension `d` by a tile size; must stand before its `Inner`.
     Outer(usize, i64),
-    /// Dimension `d` modulo a tile size.
+    /// Remainder of dimension `d` by a tile size.
     Inner(usize, i64),
 }
 
-/// Schedule step: a rewriting of a program. Loops and buffers are named; a loop that later steps mention is
-/// named by its maker.
+/// Schedule step: a rewriting of a program that preserves its result. Loops and buffers are named; a step
+/// that makes a loop also names it, so that later steps can mention it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Splits a loop into two, the inner of a given number of iterations.
@@ -137,7 +137,7 @@ pub enum Step {
         target: String,
         /// Iterations to peel off.
         iterations: i64,
-        /// Whether they are the last ones rather than the first.
+        /// Whether the last iterations are peeled, rather than the first.
         last: bool,
         /// Suffix of the peeled loops' names, behind a dot.
         suffix: String,
@@ -208,7 +208,7 @@ pub enum Step {
     Tensorize {
         /// The loop over the steps.
         target: String,
-        /// Kind of the tensor core operation.
+        /// Kind of tensor instruction.
         how: TensorProduct,
     },
     /// Copies the part of a buffer that one iteration of `at` reads into a temporary of its own layout.
@@ -231,14 +231,15 @@ pub enum Step {
     Stage {
         /// The buffer read.
         buffer: String,
-        /// The loop whose iteration is served.
+        /// Loop in each of whose iterations the part that it reads is copied; `None` copies the whole buffer
+        /// once.
         at: Option<String>,
         /// Name of the copy.
         name: String,
         /// Dimensions of the copy.
         layout: Vec<LayoutAxis>,
-        /// Element type of the copy, where it is another one: f32 of f16 and bf16, longer integers of 8-bit
-        /// ones, or the type that every read casts to.
+        /// Element type of the copy; `None` keeps the buffer's. Allowed are f32 for f16 and bf16, wider
+        /// integers for 8-bit ones, or the type that every read casts to.
         dtype: Option<DType>,
         /// Whether the copy is shared by the threads of a GPU block rather than private.
         shared: bool,
@@ -258,7 +259,7 @@ pub enum Step {
     Accumulate {
         /// The buffer reduced into.
         buffer: String,
-        /// The loop whose iteration is served.
+        /// Loop in each of whose iterations the tile is kept in registers.
         at: String,
         /// Name of the register tile.
         name: String,
@@ -367,7 +368,7 @@ pub enum Step {
     Rfactor {
         /// The buffer of the stage, a nest of serial loops around one reduction.
         stage: String,
-        /// The loop.
+        /// Loop of the reduction.
         target: String,
         /// Name of the partial sums.
         name: String,
@@ -430,7 +431,7 @@ pub enum Step {
         buffer: String,
         /// Channels whose columns are next to each other; it divides their number.
         block: i64,
-        /// Whether taps rather than channels are next to each other in a block.
+        /// Whether taps, rather than channels, are innermost in a block.
         taps_last: bool,
     },
     /// Prefetches the part of a buffer that the iteration `ahead` of the current one of `at` touches.
@@ -472,13 +473,13 @@ pub enum Step {
     /// iterations copy to two of the buffer in turns, so that threads of a block wait for each other once in
     /// each. In TVM this is `software_pipeline`, and `double_buffer` of its first schedules.
     Pipeline {
-        /// The buffer that is copied to.
+        /// Buffer that is copied to.
         buffer: String,
-        /// The loop whose iterations copy.
+        /// Loop whose iterations copy.
         at: String,
-        /// Name of the registers.
+        /// Name of the register buffer.
         name: String,
-        /// Whether there are two of the buffer.
+        /// Whether the buffer is doubled.
         twice: bool,
     },
     /// Begins the copies of an iteration of `at` some iterations earlier, as asynchronous copies to shared
@@ -507,66 +508,67 @@ pub enum Step {
     /// and with `multicast` as well for a neighbouring block that copies the same
     /// ([`Scope::Multicast`](crate::Scope::Multicast)).
     Stream {
-        /// The buffers that are copied to, which are shared by a block.
+        /// Shared memory buffers that are copied to.
         buffers: Vec<String>,
-        /// The loop whose iterations copy.
+        /// Loop whose iterations copy.
         at: String,
-        /// Iterations whose copies are there or on their way, at least two.
+        /// Number of pipeline stages, at least two.
         stages: i64,
-        /// Whether one of them is of an iteration that is over; there are three then at least.
+        /// Whether one stage is held back for the previous iteration, whose reads may still be in progress;
+        /// needs at least three stages.
         held: bool,
-        /// Whether they stand behind what an iteration does besides.
+        /// Whether copies are issued at the end of an iteration, rather than at its beginning.
         last: bool,
-        /// Whether a warp that does nothing else copies.
+        /// Whether a producer warp issues the copies.
         by_producer: bool,
-        /// Whether that warp copies for a neighbouring block, too; `by_producer` is set then.
+        /// Whether the producer warp multicasts to a neighbouring block; requires `by_producer`.
         multicast: bool,
     },
 }
 
-/// Reason why a step does not apply. The fault is in the step, given this program.
+/// Reason why a step does not apply. The step is at fault, given this program.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Illegal {
     /// Unknown loop.
     #[error("no loop `{0}` in the program (loops: {1})")]
     NoLoop(String, String),
-    /// The loop stands in several places, and the step needs a single one.
+    /// Loop that stands in several places, where the step needs a single one.
     #[error("loop `{0}` stands in {1} places; apply this step before the loop is cloned")]
     Cloned(String, usize),
     /// Unknown buffer.
     #[error("no buffer `{0}` in the program (buffers: {1})")]
     NoBuffer(String, String),
-    /// A new name that is not a valid name.
+    /// Invalid name for a new loop or buffer.
     #[error("`{0}` is not a name: a letter or `_`, then letters, digits, `_` and `.`")]
     NotAName(String),
-    /// A new name is taken.
+    /// Name that is already taken.
     #[error("the name `{0}` is taken")]
     NameTaken(String),
-    /// The factor does not divide.
+    /// Factor that does not divide the extent.
     #[error("loop `{target}` of extent {extent} cannot be split exactly by {factor}")]
     NotDivisible {
         /// The loop.
         target: String,
         /// Extent of the loop.
         extent: String,
-        /// The factor asked for.
+        /// Factor asked for.
         factor: i64,
     },
-    /// A factor, tile size or distance is out of range.
+    /// Number out of range, such as a factor, a tile size or a distance.
     #[error("the {what} of `{target}` must be in {least}..={most}, not {value}")]
     OutOfRange {
-        /// The loop or buffer.
+        /// Name of the loop or buffer.
         target: String,
         /// Name of the number.
         what: &'static str,
-        /// Smallest accepted.
+        /// Smallest accepted value.
         least: i64,
-        /// Largest accepted.
+        /// Largest accepted value.
         most: i64,
-        /// The number given.
+        /// Value given.
         value: i64,
     },
-    /// The loop already has a kind other than serial.
+    /// Loop of a kind other than serial.
     #[error("loop `{target}` is {kind} already, and this step needs a serial loop")]
     NotSerial {
         /// The loop.
@@ -574,25 +576,25 @@ pub enum Illegal {
         /// Kind of the loop.
         kind: &'static str,
     },
-    /// Loops that must be perfectly nested are not.
+    /// Loops that are not perfectly nested.
     #[error("loop `{inner}` is not perfectly nested in `{outer}`")]
     NotNested {
-        /// Expected outer loop.
+        /// Name of the expected outer loop.
         outer: String,
-        /// Expected inner loop.
+        /// Name of the expected inner loop.
         inner: String,
     },
-    /// A loop's extent depends on a loop that would come inside it.
+    /// Loop whose extent depends on a loop that would come inside it.
     #[error("the extent {extent} of loop `{target}` depends on loop `{on}`")]
     ExtentDepends {
-        /// The dependent loop.
+        /// Name of the dependent loop.
         target: String,
         /// Extent of the loop.
         extent: String,
-        /// The loop it depends on.
+        /// Name of the loop it depends on.
         on: String,
     },
-    /// Iterations of the loop are not independent.
+    /// Loop whose iterations are not independent.
     #[error("iterations of loop `{target}` are not independent: {why}")]
     Dependent {
         /// The loop.
@@ -600,7 +602,7 @@ pub enum Illegal {
         /// Accesses that depend on each other.
         why: String,
     },
-    /// The loop's body is not of the form the step needs.
+    /// Loop whose body does not have the form that the step needs.
     #[error("loop `{target}`: {why}")]
     Body {
         /// The loop.
@@ -608,7 +610,7 @@ pub enum Illegal {
         /// Reason why the body does not fit.
         why: String,
     },
-    /// The buffer is not of the kind, or not used in the way, the step needs.
+    /// Buffer of another kind, or used in another way, than the step needs.
     #[error("buffer `{buffer}`: {why}")]
     Buffer {
         /// The buffer.
@@ -616,7 +618,7 @@ pub enum Illegal {
         /// Reason why the buffer does not fit.
         why: String,
     },
-    /// An extent that must be bounded by a constant is not, or the bound is too large.
+    /// Extent without a constant bound, or with one beyond the limit.
     #[error("loop `{target}` of extent {extent}: at most {most} iterations are possible here")]
     TooLong {
         /// The loop.
@@ -628,7 +630,7 @@ pub enum Illegal {
     },
 }
 
-/// Carries out one step.
+/// Applies one step.
 ///
 /// # Errors
 /// [`Illegal`] if the step would change the meaning of the program or cannot be carried out.
@@ -638,7 +640,7 @@ pub fn apply(program: &Program, step: &Step) -> Result<Program, Illegal> {
     Ok(out)
 }
 
-/// Carries out steps in order.
+/// Applies steps in order.
 ///
 /// # Errors
 /// The index of the step that is illegal, and why.

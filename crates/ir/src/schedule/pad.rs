@@ -10,7 +10,7 @@ use crate::program::{BufferId, Loop, LoopId, Program, Role, Stmt};
 /// Longest that a loop may become.
 const MOST: i64 = 1 << 40;
 
-/// See [`super::Step::Pad`].
+/// Applies [`Step::Pad`](super::Step::Pad).
 ///
 /// # Source
 /// `pad_einsum` of TVM's TensorIR. Ours pads one loop, and stages that [`super::Step::Reindex`] has made.

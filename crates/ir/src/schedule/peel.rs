@@ -1,11 +1,11 @@
-//! Taking iterations off an end of a loop.
+//! Loop peeling.
 
 use super::Illegal;
 use super::tree::{edit_loops, new_loop, require_serial, simplify_block, single_loop, substitute};
 use crate::index::Index;
 use crate::program::{Loop, LoopId, Program, Stmt};
 
-/// See [`super::Step::Peel`].
+/// Applies [`Step::Peel`](super::Step::Peel).
 pub fn peel(program: &mut Program, target: &str, n: i64, last: bool, suffix: &str) -> Result<(), Illegal> {
     let var = single_loop(program, target)?;
     let mut inside = vec![var];

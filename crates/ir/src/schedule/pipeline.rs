@@ -1,4 +1,4 @@
-//! Prefetching copies to shared memory through registers.
+//! Software pipelining of copies to shared memory through registers.
 
 use super::Illegal;
 use super::region::writes;
@@ -11,7 +11,7 @@ use crate::gpu::relocate;
 use crate::index::{Index, Ranges};
 use crate::program::{BufferId, Loop, LoopId, Program, Role, Scope, Stmt};
 
-/// See [`super::Step::Pipeline`].
+/// Applies [`Step::Pipeline`](super::Step::Pipeline).
 pub fn pipeline(program: &mut Program, buffer: &str, at: &str, name: &str, twice: bool) -> Result<(), Illegal> {
     let copy = buffer_id(program, buffer)?;
     let var = single_loop(program, at)?;
@@ -83,7 +83,7 @@ pub fn pipeline(program: &mut Program, buffer: &str, at: &str, name: &str, twice
     require_fits(program, ahead)
 }
 
-/// Whether a nest is loops and conditions around one assignment to elements of a buffer.
+/// Whether a statement consists of loops and conditions around one assignment to the buffer.
 pub fn is_assignment(fill: &Stmt, copy: BufferId) -> bool {
     match fill {
         Stmt::For(Loop { body, .. }) => matches!(body.as_slice(), [only] if is_assignment(only, copy)),

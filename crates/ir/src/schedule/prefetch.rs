@@ -12,7 +12,7 @@ pub const LINE_BYTES: i64 = 64;
 /// Cache lines that one iteration prefetches at most: more cost more than they can gain.
 pub const MOST_PREFETCHED_LINES: i64 = 128;
 
-/// See [`super::Step::Prefetch`].
+/// Applies [`Step::Prefetch`](super::Step::Prefetch).
 pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Result<(), Illegal> {
     const MOST_AHEAD: i64 = 1 << 20;
     let target = buffer_id(program, buffer)?;

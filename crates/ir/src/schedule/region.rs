@@ -1,30 +1,29 @@
-//! The part of a buffer that a block of statements touches.
+//! Access regions: the part of a buffer that a block of statements accesses.
 
 use crate::expr::Expr;
 use crate::index::{Index, Ranges, smallest};
 use crate::program::{BufferId, LoopId, Program, Stmt};
 use crate::text::index_to_string;
 
-/// A box in a buffer: for each dimension where it begins and how far it reaches, in terms of the
-/// loops outside.
+/// Rectangular region of a buffer: first element and extent of each dimension, in terms of the loops outside.
 pub struct Region {
-    /// First element.
+    /// Subscripts of the first element.
     pub lower: Vec<Index>,
     /// Number of elements.
     pub extent: Vec<Index>,
-    /// A constant upper bound of `extent`.
+    /// Constant upper bounds of `extent`.
     pub most: Vec<i64>,
 }
 
-/// Whether reads, writes or both are looked at.
+/// Kind of accesses considered.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AccessKind {
     Read,
     Any,
 }
 
-/// The region of `buffer` that `block` touches, given the loops around the block. Errors say why none is
-/// found, with `place` for the block's position.
+/// Computes the region of `buffer` that `block` accesses, given the loops around the block. Errors say why
+/// none is found, with `place` as the block's description.
 pub fn region(
     program: &Program,
     block: &[Stmt],
@@ -100,7 +99,7 @@ impl Bounds<'_> {
     }
 }
 
-/// `a − b` with the subtraction carried into a min that stands alone, so that constants surface.
+/// `a − b`, with the subtraction distributed into a min that stands alone, so that constants cancel.
 pub fn subtract_inside(a: &Index, b: &Index) -> Index {
     use crate::index::Atom;
     match a.terms() {
@@ -152,8 +151,7 @@ pub fn writes(block: &[Stmt], buffer: BufferId) -> bool {
     found
 }
 
-/// Replaces every read of `buffer` at `index` in the block by a read of `to` at `place(index, loops around
-/// it)`.
+/// Redirects every read of `buffer` at `index` in the block to `to` at `place(index, loops around it)`.
 pub fn redirect_reads(
     block: Vec<Stmt>,
     buffer: BufferId,
@@ -172,7 +170,7 @@ pub fn redirect_reads(
         .collect()
 }
 
-/// The statement with its own loads of a buffer (not those of statements inside it) replaced.
+/// Replaces the statement's own loads of a buffer, not those of nested statements.
 pub fn map_loads_of(stmt: Stmt, buffer: BufferId, to: &mut dyn FnMut(&[Index]) -> Expr) -> Stmt {
     let mut is_read = false;
     stmt.for_each_own_read(&mut |b, _| is_read |= b == buffer);

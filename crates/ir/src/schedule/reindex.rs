@@ -9,7 +9,7 @@ use crate::index::Index;
 use crate::program::{LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
-/// See [`super::Step::Reindex`].
+/// Applies [`Step::Reindex`](super::Step::Reindex).
 ///
 /// # Source
 /// `reindex` of TVM's TensorIR (Feng et al., 2023, arXiv 2207.04296). Ours names the buffer rather than the

@@ -6,7 +6,7 @@ use super::tree::{edit_loops, nest, require_serial, single_loop};
 use crate::program::{Loop, LoopId, Program, Stmt};
 use crate::text::index_to_string;
 
-/// See [`super::Step::Reorder`].
+/// Applies [`Step::Reorder`](super::Step::Reorder).
 pub fn reorder(program: &mut Program, order: &[String]) -> Result<(), Illegal> {
     let vars = order.iter().map(|name| single_loop(program, name)).collect::<Result<Vec<_>, _>>()?;
     for (at, var) in vars.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Sums in parts.
+//! Factored reductions: partial sums, then their sum.
 
 use super::Illegal;
 use super::compute_at::stage_nest;
@@ -10,7 +10,7 @@ use crate::index::Index;
 use crate::program::{LoopId, LoopKind, Program, Role, Scope, Stmt};
 use crate::text::index_to_string;
 
-/// See [`super::Step::Rfactor`].
+/// Applies [`Step::Rfactor`](super::Step::Rfactor).
 ///
 /// # Source
 /// `rfactor` of Halide (Suriana, Adams and Kamil, "Parallel associative reductions in Halide", 2017).

@@ -8,7 +8,7 @@ use crate::index::Index;
 use crate::program::{Loop, LoopKind, Program, Stmt};
 use crate::text::index_to_string;
 
-/// See [`super::Step::Split`].
+/// Applies [`Step::Split`](super::Step::Split).
 pub fn split(
     program: &mut Program,
     target: &str,

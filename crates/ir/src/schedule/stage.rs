@@ -12,17 +12,17 @@ use crate::expr::{Cond, Expr, Rewrite};
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Scope, Stmt};
 
-/// Form of a packed copy.
+/// Options of a packed copy.
 pub struct PackedCopy<'a> {
     /// Dimensions of the copy, outermost first.
     pub layout: &'a [LayoutAxis],
-    /// Type of its elements, if it is another one.
+    /// Element type of the copy; `None` keeps the buffer's.
     pub dtype: Option<DType>,
-    /// Whether the threads of a block share it.
+    /// Whether the copy is in shared memory of a GPU block.
     pub shared: bool,
 }
 
-/// See [`super::Step::Stage`].
+/// Applies [`Step::Stage`](super::Step::Stage).
 pub fn stage(
     program: &mut Program,
     buffer: &str,

@@ -1,4 +1,4 @@
-//! Copies into shared memory that are on their way for some iterations.
+//! Multistage pipelining: asynchronous copies to shared memory, issued some iterations ahead.
 
 use super::Illegal;
 use super::pipeline::is_assignment;
@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 /// Most iterations whose copies are there or on their way.
 const MOST_STAGES: i64 = 8;
 
-/// See [`super::Step::Stream`].
+/// Applies [`Step::Stream`](super::Step::Stream).
 pub fn stream(
     program: &mut Program,
     buffers: &[String],

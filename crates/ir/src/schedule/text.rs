@@ -1,23 +1,23 @@
-//! A step as one line of text.
+//! Text format of steps, one per line.
 
 use super::{LayoutAxis, Step, Tail};
 use crate::dtype::DType;
 use crate::program::LoopKind;
 use std::fmt;
 
-/// Reason why a line is not a step.
+/// Parse error: a line that is not a step.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("line {line}: `{text}` is not a step; expected `{expected}`")]
 pub struct StepParseError {
-    /// Counted from one.
+    /// Line number, from 1.
     pub line: usize,
     /// The line.
     pub text: String,
-    /// The form that it comes nearest to, or the list of steps.
+    /// Form of the step that the line resembles most, or the list of steps.
     pub expected: String,
 }
 
-/// The form of every step, by its first word.
+/// Syntax of every step, by its first word.
 pub const FORMS: [(&str, &str); 22] = [
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
@@ -115,12 +115,12 @@ impl fmt::Display for Step {
     }
 }
 
-/// Prints a schedule, a step on each line, as it is recorded and sent to workers.
+/// Prints a schedule, one step per line, as it is recorded and sent to workers.
 pub fn steps_text(steps: &[Step]) -> String {
     steps.iter().map(|s| format!("{s}\n")).collect()
 }
 
-/// Parses one step a line; empty lines and lines that begin with `#` are skipped.
+/// Parses one step per line; empty lines and lines that begin with `#` are skipped.
 ///
 /// # Errors
 /// The first line that is not a step, with the form expected.

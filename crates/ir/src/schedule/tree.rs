@@ -7,7 +7,7 @@ use crate::index::{Atom, Index, Ranges};
 use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::is_name;
 
-/// The variable of a named loop that stands in the program.
+/// Finds the variable of a loop by name, where such a loop stands in the program.
 pub fn loop_id(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     let present = |id: LoopId| count(program, id) > 0;
     program.find_loop(name).filter(|&id| present(id)).ok_or_else(|| {
@@ -20,7 +20,7 @@ pub fn loop_id(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     })
 }
 
-/// The id of a named buffer.
+/// Finds a buffer by name.
 pub fn buffer_id(program: &Program, name: &str) -> Result<BufferId, Illegal> {
     program.find_buffer(name).ok_or_else(|| {
         let known: Vec<&str> = program.buffers.iter().map(|b| b.name.as_str()).collect();
@@ -57,7 +57,7 @@ fn require_free(name: &str, taken: bool) -> Result<(), Illegal> {
 /// Largest buffer.
 const MOST_BYTES: u64 = 1 << 46;
 
-/// A buffer of a size that some memory may hold.
+/// Requires that a buffer's size is one that memory can hold.
 pub fn require_fits(program: &Program, id: BufferId) -> Result<(), Illegal> {
     let buffer = program.buffer(id);
     match buffer.size_bytes() {
@@ -80,7 +80,7 @@ pub fn count_in(block: &[Stmt], var: LoopId) -> usize {
     n
 }
 
-/// The loops around the loops of this variable.
+/// Loops around the loops over this variable.
 pub fn loops_around(program: &Program, var: LoopId) -> Vec<&Loop> {
     fn descend<'a>(block: &'a [Stmt], var: LoopId, around: &mut Vec<&'a Loop>, found: &mut Vec<&'a Loop>) {
         for s in block {
@@ -103,7 +103,7 @@ pub fn loops_around(program: &Program, var: LoopId) -> Vec<&Loop> {
     found
 }
 
-/// A loop by name that stands in exactly one place.
+/// Finds a loop by name that stands in exactly one place.
 pub fn single_loop(program: &Program, name: &str) -> Result<LoopId, Illegal> {
     let id = loop_id(program, name)?;
     match count(program, id) {
@@ -115,9 +115,9 @@ pub fn single_loop(program: &Program, name: &str) -> Result<LoopId, Illegal> {
 /// Rewriting of a loop, given the program and the ranges of the loops around it.
 type Edit<'a> = &'a mut dyn FnMut(&Program, Loop, &Ranges) -> Result<Vec<Stmt>, Illegal>;
 
-/// Replaces every loop of this variable by what `edit` makes of it.
+/// Replaces every loop over this variable by the result of `edit`.
 ///
-/// The program that `edit` is given lacks the part that is being edited. After an error it still does.
+/// While `edit` runs, the program lacks the part that is being edited; after an error it stays so.
 pub fn edit_loops(program: &mut Program, var: LoopId, edit: Edit) -> Result<(), Illegal> {
     let mut ranges = program.ranges();
     for (part, _) in Part::ALL {
@@ -174,7 +174,7 @@ fn simplify(block: &mut [Stmt], ranges: &mut Ranges) {
     }
 }
 
-/// Replaces loop variables by indices, all at once.
+/// Substitutes indices for loop variables, all at once.
 pub fn substitute(block: &mut [Stmt], by: &[(LoopId, Index)]) {
     for s in block {
         s.for_each_own_index_mut(&mut |i| {
@@ -186,7 +186,7 @@ pub fn substitute(block: &mut [Stmt], by: &[(LoopId, Index)]) {
     }
 }
 
-/// The index with loop variables replaced, all at once.
+/// Index with loop variables substituted, all at once.
 pub fn substituted(index: &Index, by: &[(LoopId, Index)]) -> Index {
     index.rewrite(&mut |atom| match atom {
         Atom::Var(var) => by.iter().find(|(v, _)| v == var).map(|(_, new)| new.clone()),
@@ -194,12 +194,12 @@ pub fn substituted(index: &Index, by: &[(LoopId, Index)]) -> Index {
     })
 }
 
-/// The index where loops are at their first iterations.
+/// Index in the first iteration of the given loops.
 pub fn at_start(index: &Index, loops: impl IntoIterator<Item = LoopId>) -> Index {
     loops.into_iter().fold(index.clone(), |i, v| i.substitute(v, &Index::from(0)))
 }
 
-/// The conjunction without its parts `0 == 0`.
+/// Drops trivial conjuncts `0 == 0` from a condition.
 pub fn drop_decided(cond: &Cond) -> Cond {
     match cond {
         Cond::Eq(a, b) if a == b => Cond::True,
@@ -208,7 +208,7 @@ pub fn drop_decided(cond: &Cond) -> Cond {
     }
 }
 
-/// A serial loop, or its name and kind as an error.
+/// Requires a serial loop.
 pub fn require_serial(program: &Program, l: &Loop) -> Result<(), Illegal> {
     if l.kind == LoopKind::Serial {
         Ok(())
@@ -217,8 +217,8 @@ pub fn require_serial(program: &Program, l: &Loop) -> Result<(), Illegal> {
     }
 }
 
-/// A loop that other statements than plain assignments may be put into: neither it nor a loop around it
-/// is vectorized.
+/// Requires that statements other than plain assignments may be put into a loop: neither it nor a loop around
+/// it is vectorized.
 pub fn require_open(program: &Program, var: LoopId) -> Result<(), Illegal> {
     let mut loops = loops_around(program, var);
     program.parts().into_iter().flatten().for_each(|s| {
@@ -241,7 +241,7 @@ pub fn nest(loops: impl DoubleEndedIterator<Item = (LoopId, Index, LoopKind)>, b
     loops.rev().fold(body, |body, (var, extent, kind)| vec![Stmt::For(Loop { var, extent, kind, body })])
 }
 
-/// Buffers allocated in the block.
+/// Buffers allocated in the block, directly or nested.
 pub fn allocated_in(block: &[Stmt]) -> Vec<BufferId> {
     let mut found = Vec::new();
     for s in block {

@@ -12,7 +12,7 @@ use crate::text::index_to_string;
 /// Rows and columns of the window.
 const WINDOW: i64 = 3;
 
-/// See [`super::Step::Winograd`].
+/// Applies [`Step::Winograd`](super::Step::Winograd).
 ///
 /// # Source
 /// Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015, arXiv 1509.09308), section 4.
@@ -87,9 +87,9 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
     Ok(())
 }
 
-/// Root mean square of the products that enter the worst result of a tile, for each channel, with data and
-/// weights of size 1; the nine products of a plain convolution have 3. `None` for an unsupported size of
-/// tile.
+/// Amplification of rounding errors: root mean square of the products that enter the worst result of a tile,
+/// per channel, with data and weights of size 1 (a plain convolution's nine products have 3). `None` for an
+/// unsupported tile size.
 pub fn size_of_products(tile: i64) -> Option<f64> {
     let f = filtering(tile)?;
     let square = |row: &[f64]| row.iter().map(|x| x * x).sum::<f64>();

@@ -71,7 +71,7 @@ pub use parse::{MAX_DEPTH, Message, ParseError, parse};
 pub(crate) use print::loop_name;
 pub use print::{cond_to_string, expr_to_string, index_to_string, stmt_to_string};
 
-/// Whether a loop or a buffer may bear the name.
+/// Whether a text is a valid name of a loop or a buffer.
 pub fn is_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')

@@ -1,4 +1,4 @@
-//! Parsing.
+//! Parser of the text format.
 
 use super::is_name;
 use crate::dtype::DType;
@@ -8,10 +8,10 @@ use crate::program::{Buffer, BufferId, Loop, LoopId, LoopKind, OpenSize, Part, P
 use std::collections::HashMap;
 use thiserror::Error;
 
-/// Deepest nesting of blocks and expressions that is read; sums and conjunctions nest with every operator.
+/// Maximum nesting depth of blocks and expressions; sums and conjunctions nest with every operator.
 pub const MAX_DEPTH: usize = 256;
 
-/// Reason why a text is not a program, and the place. Always the fault of the text.
+/// Parse error, with its position in the text.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct ParseError {
@@ -19,14 +19,14 @@ pub struct ParseError {
     pub line: usize,
     /// Column in characters, from 1.
     pub column: usize,
-    /// Reason of the error.
+    /// Kind of error.
     pub message: Message,
 }
 
-/// Reason why a text does not parse at some place.
+/// Kind of parse error.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Message {
-    /// Another token is expected.
+    /// Unexpected token.
     #[error("expected {expected}, found {found}")]
     Expected {
         /// Tokens that may stand there.
@@ -34,28 +34,28 @@ pub enum Message {
         /// Token that stands there.
         found: String,
     },
-    /// A character that begins no word, number or sign.
+    /// Character that begins no token.
     #[error("unexpected character {0:?}")]
     Character(char),
-    /// A string without an end, or with an unknown escape.
+    /// Unterminated string, or unknown escape.
     #[error("unfinished or malformed string")]
     String,
-    /// A name that is not in the `loops` line.
+    /// Name that is not in the `loops` line.
     #[error("there is no loop variable {0}")]
     UnknownLoop(String),
-    /// A name without a `buffer` line.
+    /// Name without a `buffer` line.
     #[error("there is no buffer {0}")]
     UnknownBuffer(String),
-    /// A name that is taken.
+    /// Name that is already taken.
     #[error("{0} is declared twice")]
     Duplicate(String),
-    /// A number that its type cannot hold.
+    /// Number out of the range of its type.
     #[error("{0} is out of range")]
     Range(String),
-    /// An index beyond 64 bits.
+    /// Index beyond 64 bits.
     #[error("the index overflows")]
     Overflow,
-    /// A product of two indices, neither of them an integer.
+    /// Product of two non-constant indices.
     #[error("an index is multiplied by something that is not an integer")]
     Product,
     /// Nesting beyond [`MAX_DEPTH`].
@@ -63,7 +63,7 @@ pub enum Message {
     Depth,
 }
 
-/// Reads a program.
+/// Parses a program.
 ///
 /// # Errors
 /// [`ParseError`] at the first place that does not fit. What is read need not be a correct program: that is

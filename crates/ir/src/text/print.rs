@@ -1,29 +1,29 @@
-//! Printing.
+//! Printer of the text format.
 //!
-//! Nothing here fails: of a faulty program, an unknown loop prints as `?loop7`, an unknown buffer
-//! as `?buffer7`.
+//! Printing never fails: in a faulty program, an unknown loop prints as `?loop7`, an unknown buffer as
+//! `?buffer7`.
 
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, UnaryOp};
 use crate::index::{Atom, Index};
 use crate::program::{Buffer, BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use std::fmt::{self, Write};
 
-/// The text of an index, with the names of the program's loops.
+/// Formats an index, with the names of the program's loops.
 pub fn index_to_string(program: &Program, index: &Index) -> String {
     text(|out| Printer { program, out }.index(index))
 }
 
-/// The text of a value expression.
+/// Formats a value expression.
 pub fn expr_to_string(program: &Program, expr: &Expr) -> String {
     text(|out| Printer { program, out }.expr(expr, 0))
 }
 
-/// The text of a condition.
+/// Formats a condition.
 pub fn cond_to_string(program: &Program, cond: &Cond) -> String {
     text(|out| Printer { program, out }.cond(cond))
 }
 
-/// The text of a statement with all inside it, ending in a line break.
+/// Formats a statement with all nested ones, ending in a line break.
 pub fn stmt_to_string(program: &Program, stmt: &Stmt) -> String {
     text(|out| Printer { program, out }.stmt(stmt, 0))
 }
