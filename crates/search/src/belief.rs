@@ -1,4 +1,4 @@
-//! Beliefs of a model about what was not measured.
+//! Predictions of a surrogate model for configurations that were not measured.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -28,13 +28,13 @@ const N_BEST: usize = 5;
 const WITHIN: f64 = 0.8;
 const HALF_WIDTH: f64 = 1.281_551_565_544_8;
 
-/// Beliefs of a model about what was not measured.
+/// Predictions of a surrogate model for configurations that were not measured.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Belief {
-    /// Factor by which the model's spread had to be widened, or narrowed below 1, for four fifths of the
-    /// trials that were held out to lie within their intervals.
+    /// Calibration of the model's standard deviation: the factor by which it was scaled so that the 80 %
+    /// intervals contain four fifths of the held-out trials.
     pub widened: f64,
-    /// Configurations that were not measured, those likeliest to be faster than the best first.
+    /// Unmeasured configurations, by decreasing probability of improvement.
     pub promising: Vec<Promise>,
 }
 
@@ -43,16 +43,16 @@ pub struct Belief {
 pub struct Promise {
     /// The configuration.
     pub config: Config,
-    /// Time in nanoseconds that is as likely too large as too small.
+    /// Predicted median of the time, in nanoseconds.
     pub median_ns: f64,
-    /// Ends of the interval in which the time is with a probability of 0.8, in nanoseconds.
+    /// Ends of the 80 % prediction interval of the time, in nanoseconds.
     pub interval_ns: [f64; 2],
-    /// Probability that it is faster than the best trial.
+    /// Probability of improvement: that the configuration is faster than the best trial.
     pub chance: f64,
 }
 
-/// Predicts what was not measured, by a Gaussian process as `auto` has, and names the `n` configurations that
-/// are likeliest to be faster than the best trial; `None` for too few valid trials, or equal ones.
+/// Fits a Gaussian process, as `auto` has, to the trials, and returns the `n` unmeasured configurations with
+/// the highest probability of improvement; `None` for too few valid trials, or equal ones.
 ///
 /// # Source
 /// Split conformal prediction (Papadopoulos et al., 2002), for intervals that trials held out confirm,

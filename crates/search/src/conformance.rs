@@ -1,4 +1,4 @@
-//! Conformance: one call tests that a search keeps what [`Search`] promises.
+//! Conformance: tests in one call that a search keeps the promises of [`Search`].
 //!
 //! The searches of [`SEARCHES`](crate::SEARCHES) pass it, and so may one of your own:
 //!
@@ -50,8 +50,8 @@ use crate::trial::{ErrorClass, Outcome, Timing, Trial};
 /// Outcome of each configuration of a space.
 type Landscape = fn(&Space, &Config) -> Outcome;
 
-/// Tests a search on synthetic spaces and landscapes, small and huge, hopeless and smooth; `make` makes it
-/// for a space from a seed.
+/// Tests a search on synthetic spaces and objective functions: small and huge spaces, smooth functions and
+/// ones that fail everywhere. `make` builds the search for a space from a seed.
 ///
 /// - Proposals are legal, at most as many as asked for, and never of what was proposed or observed before.
 /// - The same seed and the same trials give the same proposals.
@@ -75,8 +75,8 @@ pub fn check(make: impl Fn(&Arc<Space>, u64) -> Box<dyn Search>) {
     many_trials_are_taken_note_of(make);
 }
 
-/// Tests that a search finds faster configurations than random search on a smooth landscape, as a mean over
-/// `n_runs` runs of `n_trials` trials.
+/// Tests that a search finds faster configurations than random search on a smooth objective function, as a
+/// mean over `n_runs` runs of `n_trials` trials.
 ///
 /// # Panics
 /// If it does not, with both means.

@@ -1,14 +1,14 @@
-//! Errors that end a run.
+//! Errors that end a tuning run.
 
 use crate::measure::BoxError;
 
-/// Reason why the loop gave a run up: one of the two parts that it asks broke down.
+/// Reason why the tuning loop stopped with an error.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The measuring side broke down as a whole (one failed candidate is an outcome, not an error).
+    /// Failure of the measuring side as a whole. A single candidate that fails is an outcome, not an error.
     #[error("measuring failed: {0}")]
     Measure(#[source] BoxError),
-    /// The observer of the loop refused an event, for example because a record could not be written.
+    /// Error returned by the observer of the loop, for example because a record could not be written.
     #[error("recording failed: {0}")]
     Observer(#[source] BoxError),
 }

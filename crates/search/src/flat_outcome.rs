@@ -1,14 +1,14 @@
-//! Outcomes as tables and files keep them.
+//! Outcomes in the flat form of tables and files.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::other_costs::OtherCosts;
 use crate::trial::{ErrorClass, Outcome, Timing};
 
-/// An [`Outcome`] as one flat set of optional fields, the form that JSON and SQL share.
+/// Flat form of an [`Outcome`], a set of optional fields for JSON and SQL.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct FlatOutcome {
-    /// Name of the error class; `no_error` where it was measured.
+    /// Name of the error class; `no_error` for a success.
     pub class: String,
     /// Reason of a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -28,7 +28,7 @@ pub struct FlatOutcome {
     /// Whether sampling ended early.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_early: Option<bool>,
-    /// Costs by the objectives beyond the first.
+    /// Costs by the second and further objectives.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_costs: Vec<f64>,
 }

@@ -1,4 +1,4 @@
-//! Importance of a space's parameters, as far as a cost model can tell it from trials.
+//! Permutation importance of a space's parameters.
 
 use std::sync::Arc;
 
@@ -20,14 +20,13 @@ const HELD_OUT: usize = 4;
 /// Shuffles of a parameter, whose effects are averaged.
 const N_SHUFFLES: usize = 5;
 
-/// Importance of the parameters by a model of the trials.
+/// Importance of the parameters, by a cost model fitted to the trials.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Importance {
-    /// The share of the variance of log time that the model explains on trials that it was not fitted on;
-    /// near 0 or below the model has learnt nothing, and nothing can be learnt from it.
+    /// Coefficient of determination (R²) of log time on held-out trials. Near or below 0 the model has
+    /// learned nothing, and the importances are meaningless.
     pub r_squared: f64,
-    /// Importance of each parameter of the space: the drop of that share when its values are shuffled among
-    /// those trials.
+    /// Importance of each parameter: the drop of R² when its values are permuted among the held-out trials.
     pub by_parameter: Vec<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Measuring: the seam between searches and whatever runs their candidates.
+//! Measurement interface between searches and whatever runs their candidates.
 
 use std::collections::VecDeque;
 use std::ops::{AddAssign, Range};
@@ -11,17 +11,18 @@ use serde::{Deserialize, Serialize};
 use crate::space::{Config, Space};
 use crate::trial::{ErrorClass, Limit, Outcome, is_tie, quantile};
 
-/// An error of a part that this crate does not know.
+/// Boxed error of a part outside this crate.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Seconds of a trial, by what they were spent on.
+/// Seconds spent on a trial, by activity.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Seconds {
-    /// Instantiating and compiling. Candidates compile side by side, so sums may exceed the wall clock.
+    /// Building: instantiating and compiling. Candidates compile in parallel, so sums may exceed the wall
+    /// clock.
     pub build: f64,
-    /// Running for the timing.
+    /// Timed runs.
     pub run: f64,
-    /// Running and comparing for the verification.
+    /// Verification: a run, and the comparison with the reference.
     pub verify: f64,
 }
 
@@ -33,20 +34,21 @@ impl AddAssign for Seconds {
     }
 }
 
-/// Configuration to measure, with the text of its schedule.
+/// Configuration to measure, with its description.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// The point of the space.
     pub config: Config,
-    /// Text of its schedule, a line a step; empty where configurations are no programs, as in a replay.
+    /// Schedule as text, one step per line; empty where configurations are no programs, as in a replay.
     pub steps: Arc<str>,
-    /// Timeout of its runs, whatever other candidates take; by default a hopeless one is pruned earlier.
+    /// Timeout of its runs, regardless of other candidates. By default (`None`) a run that is much slower
+    /// than the best is pruned.
     pub patience: Option<Duration>,
 }
 
-/// Description of configurations as text: the schedule of a program, a command line.
+/// Description of configurations as text, such as a program's schedule or a command line.
 pub trait Describe {
-    /// Describes a configuration; empty where there is nothing to say.
+    /// Describes a configuration; empty if there is nothing to say.
     fn describe(&self, config: &Config) -> String;
 }
 
@@ -56,7 +58,7 @@ impl<F: Fn(&Config) -> String> Describe for F {
     }
 }
 
-/// Subject of a search: a space, and the description of its configurations, if there is one.
+/// Subject of a tuning run: a space, with an optional description of its configurations.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// The space.
@@ -65,13 +67,13 @@ pub struct Subject<'a> {
 }
 
 impl<'a> Subject<'a> {
-    /// The candidate of a configuration.
+    /// Candidate of a configuration.
     pub fn candidate(&self, config: Config) -> Candidate {
         let steps = self.describe.map_or_else(|| Arc::from(""), |by| by.describe(&config).into());
         Candidate { config, steps, patience: None }
     }
 
-    /// A space whose configurations have descriptions, which are recorded with them.
+    /// Subject whose configurations have descriptions, which are recorded with them.
     pub fn described(space: &'a Space, describe: &'a dyn Describe) -> Subject<'a> {
         Subject { space, describe: Some(describe) }
     }
@@ -84,7 +86,7 @@ impl<'a> From<&'a Space> for Subject<'a> {
     }
 }
 
-/// Device on which a candidate was measured, and its state, as far as they are known.
+/// Conditions of a measurement: the device and its state, as far as known.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Conditions {
     /// Name of the device in a fleet.
@@ -98,26 +100,26 @@ pub struct Conditions {
     pub temperature_c: Option<f64>,
 }
 
-/// The result for one candidate.
+/// Result of measuring a candidate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measured {
     /// Outcome.
     pub outcome: Outcome,
-    /// Seconds, by what they were spent on.
+    /// Seconds spent on it, by activity.
     pub seconds: Seconds,
-    /// Limit that caused the failure, which another run may raise; `None` otherwise.
+    /// Limit that caused the failure, if any; under a higher one the candidate may succeed.
     pub limit: Option<Limit>,
     /// Device and its state.
     pub conditions: Conditions,
 }
 
 impl Measured {
-    /// Makes a result of an outcome alone; everything else is unknown.
+    /// Result with an outcome alone; everything else is unknown.
     pub fn of(outcome: Outcome) -> Measured {
         Measured { outcome, seconds: Seconds::default(), limit: None, conditions: Conditions::default() }
     }
 
-    /// A failure that took no time.
+    /// Failure that took no time.
     pub fn failed(class: ErrorClass, message: String) -> Measured {
         Measured::of(Outcome::Failed { class, message })
     }
@@ -126,41 +128,42 @@ impl Measured {
 /// Answer of [`Measure::next`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Next {
-    /// The result of a candidate, by its number.
+    /// Result of the candidate with this number.
     Done(u64, Measured),
-    /// No result came in the time given.
+    /// No result within the time given.
     Pending,
     /// Nothing is left to measure.
     Idle,
 }
 
-/// Properties of what measures that searches depend on.
+/// Properties of a measuring side that searches depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct MeasuringTraits {
-    /// Whether candidates should be submitted before the results of others are there, because it builds them
-    /// meanwhile.
+    /// Whether candidates should be submitted ahead of earlier results, because they are built meanwhile.
     pub works_ahead: bool,
 }
 
-/// Time limits of a race.
+/// Time limits of a race, the repeated measurement of the best candidates against each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RaceLimits {
-    /// Time for all rounds, as a rule.
+    /// Time for all rounds; a race usually keeps it.
     pub rounds: Duration,
-    /// Time for the race as a whole: a round that would not end by then is not begun.
+    /// Time for the race as a whole: a round that would not end within it is not started.
     pub total: Duration,
-    /// Expected time of the fastest candidate's run in nanoseconds, as far as it is known.
+    /// Expected run time of the fastest candidate in nanoseconds, as far as known.
     pub best_ns: f64,
 }
 
 impl RaceLimits {
-    /// A round of one: for a long kernel another one after the others' tells more than a second sample.
+    /// Duration of a candidate's share of a round. For a long kernel, a further round later tells more than a
+    /// second sample now.
     pub const ROUND: Duration = Duration::from_millis(15);
-    /// Rounds before the first half leaves; the next has twice as many.
+    /// Rounds before the first half of the candidates is eliminated; the next stage has twice as many
+    /// (successive halving).
     pub const LEAST_ROUNDS: u64 = 3;
-    /// Times that candidates leave, at most, with the end.
+    /// Maximum number of eliminations, the last one included.
     pub const STAGES: u32 = 3;
-    /// Ratio of the length of a race, with what it builds and checks, to that of its rounds, as a rule.
+    /// Usual ratio of a race's duration, with builds and verification, to that of its rounds.
     pub const GOAL: u32 = 3;
     /// Rounds of the two leading candidates before which nothing is plain, and before which nothing is a tie.
     const ROUNDS_UNTIL_PLAIN: usize = 4;
@@ -170,14 +173,14 @@ impl RaceLimits {
     const PLAIN_LEAD: f64 = 0.03;
     const PLAIN_SPREADS: f64 = 2.0;
 
-    /// Rounds of one candidate for which there is time.
+    /// Number of rounds of one candidate that fit the time.
     pub fn affordable(&self, time: Duration) -> u64 {
         let round_ns = self.best_ns.max(RaceLimits::ROUND.as_nanos() as f64);
         (time.as_nanos() as f64 / round_ns) as u64
     }
 
-    /// Whether more rounds would say nothing that is not known, by the rounds of the leading candidate and of
-    /// the next, in nanoseconds: one is plainly ahead of the other, or the two cannot be told apart.
+    /// Whether further rounds would change nothing, given the round times of the leader and the runner-up in
+    /// nanoseconds: one is clearly faster, or both are indistinguishable.
     pub fn is_settled(leading_ns: &[f64], next_ns: &[f64]) -> bool {
         let n_rounds = leading_ns.len().min(next_ns.len());
         if n_rounds < RaceLimits::ROUNDS_UNTIL_PLAIN {
@@ -196,50 +199,50 @@ impl RaceLimits {
     }
 }
 
-/// A candidate after a race.
+/// Rank of a candidate after a race.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Standing {
-    /// Index among the candidates that were to race.
+    /// Index of the candidate in the list that the race was given.
     pub at: usize,
-    /// Outcome over its rounds, or its failure.
+    /// Outcome over all its rounds, or its failure.
     pub outcome: Outcome,
-    /// First quartile of its rounds, by which it is ranked, in nanoseconds a run; infinite for a failure.
+    /// First quartile of its rounds in nanoseconds per run, by which it is ranked; infinite for a failure.
     pub quartile_ns: f64,
-    /// ‖out − reference‖ / ‖reference‖ of its answer, where that is known.
+    /// Relative error of its result, ‖out − reference‖ / ‖reference‖, if known.
     pub relative_error: Option<f64>,
 }
 
-/// Measurement of candidates: by a device, or by the replay of a recorded table.
+/// Measuring side of a tuning run: a device, or the replay of a recorded space.
 ///
-/// All calls go to it, and it never calls back: a proxy for a measurement elsewhere need only forward them.
+/// It is polled and never calls back, so a proxy for a remote device only forwards calls.
 pub trait Measure: Send {
-    /// Submits candidates, to be measured after those submitted before; returns their numbers.
+    /// Submits candidates, to be measured in order after earlier ones; returns their numbers.
     fn submit(&mut self, candidates: &[Candidate]) -> Range<u64>;
 
-    /// Returns the next result, of any candidate submitted, at most once for each; waits for `at_most` at
-    /// most. `leading_ns` is the median of the candidate that leads so far, against which hopeless timings
-    /// may be pruned.
+    /// Waits up to `at_most` for the next result, of any submitted candidate, each of which has one result.
+    /// `leading_ns` is the median of the best candidate so far, against which much slower ones may be pruned.
     ///
     /// # Errors
     /// If measuring as a whole is impossible, such as a worker that cannot be started. A candidate that
     /// fails is an [`Outcome`].
     fn next(&mut self, leading_ns: Option<f64>, at_most: Duration) -> Result<Next, BoxError>;
 
-    /// Begins no further candidates; those not begun yet have no result.
+    /// Stops starting candidates; those not started yet get no result.
     fn wind_down(&mut self);
 
-    /// Tells that all results of candidates below this number are on record.
+    /// Informs that the results of all candidates below this number are recorded.
     fn recorded(&mut self, _before: u64) {}
 
-    /// Cancels all candidates from this number on, those under way too.
+    /// Cancels all candidates from this number on, running ones included.
     ///
     /// # Errors
     /// As [`Measure::next`].
     fn cancel(&mut self, from: u64) -> Result<(), BoxError>;
 
-    /// Times candidates against each other, and ends early where `stop` is raised: the fastest first, those
-    /// that failed last, without those that fell behind or had no round. `left` is told how many are in the
-    /// race whenever that changes.
+    /// Races candidates against each other: measures them in interleaved rounds and eliminates the slower
+    /// ones. Returns the remaining candidates, fastest first, then those that failed last; candidates that
+    /// were eliminated or had no round are left out. `left` receives the number of candidates in the race
+    /// whenever it changes, and `stop` ends the race early.
     ///
     /// # Errors
     /// As [`Measure::next`]; always by default.
@@ -254,11 +257,11 @@ pub trait Measure: Send {
         Err("nothing is raced here".into())
     }
 
-    /// Properties of what measures.
+    /// Properties of the measuring side.
     fn machine(&self) -> MeasuringTraits;
 }
 
-/// Candidates that wait, with their numbers: for what measures one after the other, at once.
+/// Queue of numbered candidates, for measuring sides that process them one at a time.
 #[derive(Debug, Clone, Default)]
 pub struct Queue {
     waiting: VecDeque<(u64, Candidate)>,
@@ -266,7 +269,7 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// As [`Measure::submit`].
+    /// Appends candidates, as [`Measure::submit`].
     pub fn submit(&mut self, candidates: &[Candidate]) -> Range<u64> {
         let first = self.n_submitted;
         self.n_submitted += candidates.len() as u64;
@@ -274,12 +277,12 @@ impl Queue {
         first..self.n_submitted
     }
 
-    /// Candidate that has waited longest.
+    /// Takes the candidate that has waited longest.
     pub fn pop(&mut self) -> Option<(u64, Candidate)> {
         self.waiting.pop_front()
     }
 
-    /// As [`Measure::cancel`]; [`Measure::wind_down`] where all are meant.
+    /// Removes candidates from this number on, as [`Measure::cancel`]; with 0 as [`Measure::wind_down`].
     pub fn cancel(&mut self, from: u64) {
         self.waiting.retain(|(number, _)| *number < from);
     }

@@ -1,4 +1,4 @@
-//! Several objectives at once: costs beyond the first, Pareto sets, and their scalarisation.
+//! Multi-objective search: Pareto sets and scalarisation.
 
 use crate::other_costs::OtherCosts;
 use crate::trial::Timing;
@@ -9,8 +9,7 @@ impl Timing {
         std::iter::once(self.median_ns).chain(self.others.as_slice().iter().copied())
     }
 
-    /// Timing with the geometric mean of all costs as its only one: what a search minimises that knows of one
-    /// objective.
+    /// Timing with the geometric mean of all costs as its only cost, for searches of a single objective.
     pub fn joined(&self) -> Timing {
         let logs: Vec<f64> = self.costs().map(f64::ln).collect();
         let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
@@ -18,9 +17,9 @@ impl Timing {
     }
 }
 
-/// Positions of the timings that make up the Pareto set: no other is at least as good in every objective and
-/// better in one. The first objective orders them; of equal ones the first stands for all. What has fewer
-/// objectives than another is not among them, nor is a failure (`None`).
+/// Indices of the timings in the Pareto set, by increasing cost of the first objective: no other timing is at
+/// least as good in every objective and better in one. Of equal timings the first is taken. Failures (`None`)
+/// and timings with fewer objectives than another are excluded.
 ///
 /// # Cost
 /// O(n log n + n × size of the set).
@@ -45,8 +44,8 @@ pub fn pareto_set<'a>(timings: impl IntoIterator<Item = Option<&'a Timing>>) -> 
 /// objective and worse in another would count as equal.
 const SUM_SHARE: f64 = 0.05;
 
-/// Scalarisation of several costs by the augmented Chebyshev norm: the largest of the weighted distances from
-/// the best of each objective, on a logarithmic scale that the Pareto set spans from 0 to 1.
+/// Augmented Chebyshev scalarisation of several costs: the largest of the weighted distances from the best of
+/// each objective, on a logarithmic scale that the Pareto set spans from 0 to 1.
 ///
 /// # Source
 /// Knowles, "ParEGO" (2006), equation 2, with its 0.05. We differ in the logarithms, and in that the scale is
@@ -60,8 +59,8 @@ pub struct Chebyshev {
 }
 
 impl Chebyshev {
-    /// Makes the scalarisation for these weights, of which there is one for each objective; `None` where
-    /// there are no timings, or they have fewer objectives.
+    /// Scalarisation with a weight per objective; `None` if there are no timings, or they have fewer
+    /// objectives.
     pub fn new<'a>(weights: &[f64], timings: impl Iterator<Item = &'a Timing> + Clone) -> Option<Chebyshev> {
         let set = pareto_set(timings.clone().map(Some));
         let all: Vec<&Timing> = timings.collect();
@@ -80,7 +79,7 @@ impl Chebyshev {
         Some(Chebyshev { weights: weights.to_vec(), least, spans })
     }
 
-    /// Scalar cost of a timing, at least 0; less is better. Infinite where it has fewer objectives.
+    /// Scalar cost of a timing, at least 0 and lower is better. Infinite if it has fewer objectives.
     pub fn cost(&self, timing: &Timing) -> f64 {
         let costs: Vec<f64> = timing.costs().collect();
         if costs.len() != self.weights.len() {

@@ -1,6 +1,6 @@
-//! Costs of a trial by the objectives beyond the first.
+//! Costs of a trial by the second and further objectives.
 
-/// Costs of a trial by the objectives beyond the first, in their order: medians over its samples, less is
+/// Costs of a trial by the second and further objectives, in their order: medians over its samples; lower is
 /// better.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct OtherCosts {
@@ -8,22 +8,22 @@ pub struct OtherCosts {
     n: usize,
 }
 
-/// Reason why numbers are no costs.
+/// Reason why numbers are not valid costs.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum CostError {
-    /// More objectives than are searched at once.
+    /// Number of objectives beyond the supported maximum.
     #[error("{0} objectives are more than {most}, the first included", most = OtherCosts::MOST + 1)]
     TooMany(usize),
-    /// A cost without an order, or of which searches take no logarithm.
+    /// Cost that is not positive and finite.
     #[error("the cost {0} is not a positive number")]
     NotPositive(f64),
 }
 
 impl OtherCosts {
-    /// Most objectives beyond the first.
+    /// Maximum number of objectives beyond the first.
     pub const MOST: usize = 3;
 
-    /// Makes them of numbers in the order of the objectives.
+    /// Makes costs from numbers in the order of the objectives.
     ///
     /// # Errors
     /// If they are more than [`OtherCosts::MOST`], or one is not positive and finite.
@@ -39,12 +39,12 @@ impl OtherCosts {
         Ok(OtherCosts { costs: all, n: costs.len() })
     }
 
-    /// The costs; none of a trial with one objective.
+    /// Costs as a slice; empty for a single objective.
     pub fn as_slice(&self) -> &[f64] {
         &self.costs[..self.n]
     }
 
-    /// Whether there is one objective alone.
+    /// Whether there is a single objective.
     pub fn is_empty(&self) -> bool {
         self.n == 0
     }

@@ -1,4 +1,4 @@
-//! Outlook of a search: how much further trials are expected to gain.
+//! Expected improvement of a search by further trials.
 
 /// Trials below which nothing is said of further ones.
 const LEAST_TRIALS: usize = 60;

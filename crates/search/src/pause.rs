@@ -1,5 +1,5 @@
-//! Time in which this process was stopped: by Ctrl-Z, with a container that was frozen, by a debugger. It is
-//! nobody's time: no candidate's, no search's.
+//! Time in which this process was stopped: by Ctrl-Z, in a frozen container, by a debugger. It counts for
+//! neither candidates nor searches.
 
 use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -38,7 +38,7 @@ fn pauses() -> MutexGuard<'static, Pauses> {
     PAUSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Watches for pauses from now on; earlier ones are not noticed.
+/// Begins to detect pauses; earlier ones are not counted.
 ///
 /// # Errors
 /// If the system refuses a thread.
@@ -57,12 +57,12 @@ pub fn watch() -> io::Result<()> {
     Ok(())
 }
 
-/// All pauses so far.
+/// Total length of all pauses so far.
 pub fn total() -> Duration {
     pauses().until(Instant::now())
 }
 
-/// The present moment by a clock that stands still in pauses.
+/// Current time of a clock that stands still during pauses.
 pub fn now() -> Instant {
     let mut pauses = pauses();
     let now = Instant::now();

@@ -1,4 +1,5 @@
-//! Trials: what became of a configuration that was compiled and measured. A failure is data, with its class.
+//! Trials: configurations with the outcome of compiling and measuring them. A failure is data, with its
+//! class.
 
 use std::fmt;
 
@@ -7,28 +8,28 @@ use serde::{Deserialize, Serialize};
 use crate::other_costs::OtherCosts;
 use crate::space::Config;
 
-/// Classes of failures of a trial. With "no error", which is [`Outcome::Measured`], these are the nine
-/// classes of the NoSE paper.
+/// Error class of a failed trial. With success, [`Outcome::Measured`], these are the nine classes of the NoSE
+/// paper.
 ///
 /// # Source
 /// NoSE, table I. The names are stable: records and scripts rely on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ErrorClass {
-    /// The template or a schedule step refused the configuration.
+    /// Template or schedule step that refused the configuration.
     InstantiationError,
-    /// Code generation failed on the host.
+    /// Failed code generation on the host.
     CompileErrorHost,
-    /// The device's own compiler or loader refused the code.
+    /// Failed compilation or loading on the device.
     CompileErrorDevice,
-    /// The kernel crashed or the device reported an error.
+    /// Crash of the kernel, or error reported by the device.
     RuntimeError,
-    /// The output differs from the reference by more than the tolerance.
+    /// Output that differs from the reference by more than the tolerance.
     WrongAnswer,
-    /// Compilation took longer than allowed.
+    /// Timeout of the build.
     BuildTimeout,
-    /// The kernel ran longer than allowed.
+    /// Timeout of the runs.
     RunTimeout,
-    /// Anything else.
+    /// Any other failure.
     Unknown,
 }
 
@@ -45,7 +46,7 @@ impl ErrorClass {
         ErrorClass::Unknown,
     ];
 
-    /// The stable name, in snake case.
+    /// Stable name in snake case, as in records.
     pub fn name(self) -> &'static str {
         match self {
             ErrorClass::InstantiationError => "instantiation_error",
@@ -71,7 +72,7 @@ impl fmt::Display for ErrorClass {
     }
 }
 
-/// Limit that caused a failure: under a higher one the same configuration may succeed.
+/// Resource limit that caused a failure: under a higher one the configuration may succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Limit {
@@ -79,23 +80,23 @@ pub enum Limit {
     BuildS(f64),
     /// Timeout of the runs, in seconds.
     RunS(f64),
-    /// Limit of memory, in bytes beyond those that its worker began with.
+    /// Memory limit of the worker, in bytes above its baseline.
     MemoryBytes(u64),
 }
 
-/// The limits under which candidates are built and run.
+/// Resource limits under which candidates are built and run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Limits {
     /// Timeout of a build, in seconds.
     pub build_s: f64,
-    /// Timeout of all runs of a candidate together, in seconds.
+    /// Timeout of all runs of a candidate in total, in seconds.
     pub run_s: f64,
-    /// Limit of a worker's memory, in bytes beyond those that it begins with.
+    /// Memory limit of a worker, in bytes above its baseline.
     pub memory_bytes: u64,
 }
 
 impl Limit {
-    /// Name and number of the limit, as a table keeps them.
+    /// Name and value of the limit, as a table stores them.
     pub fn parts(self) -> (&'static str, f64) {
         match self {
             Limit::BuildS(seconds) => ("build_s", seconds),
@@ -104,13 +105,13 @@ impl Limit {
         }
     }
 
-    /// The limit of such a name and number; `None` if this version knows no such limit.
+    /// Limit of a stored name and value; `None` if this version does not know it.
     pub fn from_parts(name: &str, number: f64) -> Option<Limit> {
         let known = [Limit::BuildS(number), Limit::RunS(number), Limit::MemoryBytes(number as u64)];
         known.into_iter().find(|limit| limit.parts().0 == name)
     }
 
-    /// Whether a candidate that failed of this limit has another chance under these.
+    /// Whether a candidate that failed because of this limit is worth another try under `limits`.
     pub fn is_below(self, limits: &Limits) -> bool {
         match self {
             Limit::BuildS(seconds) => seconds < limits.build_s,
@@ -120,25 +121,26 @@ impl Limit {
     }
 }
 
-/// Time that a kernel takes.
+/// Statistics of a kernel's run time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
-    /// Median over the samples, in nanoseconds a run; positive and finite.
+    /// Median over the samples, in nanoseconds per run; positive and finite.
     pub median_ns: f64,
-    /// Fastest sample, in nanoseconds a run.
+    /// Fastest sample, in nanoseconds per run.
     pub min_ns: f64,
-    /// Interquartile range over median; 0 for a single sample.
+    /// Relative spread: interquartile range over median; 0 for a single sample.
     pub spread: f64,
-    /// Samples taken. Each may average several runs of a short kernel.
+    /// Number of samples, each of which may average several runs of a short kernel.
     pub n_samples: u32,
-    /// Whether sampling ended early because the kernel was hopeless; the median is then rough.
+    /// Whether sampling ended early because the kernel was much slower than the best (pruned); the median is
+    /// then rough.
     pub stopped_early: bool,
-    /// Costs by the objectives beyond the first, of a command with several metrics.
+    /// Costs by the second and further objectives, of a command with several metrics.
     pub others: OtherCosts,
 }
 
 impl Timing {
-    /// The summary of samples in nanoseconds a run, quartiles as [`quantile`] gives them.
+    /// Statistics of samples in nanoseconds per run, with quartiles by [`quantile`].
     ///
     /// # Panics
     /// Without samples.
@@ -157,13 +159,13 @@ impl Timing {
     }
 }
 
-/// Whether a winner and a runner-up that is slower by the part `margin` cannot be told apart, where their
-/// rounds spread by the part `spread`.
+/// Whether a winner and a runner-up that is slower by the fraction `margin` are indistinguishable, given the
+/// relative spread of their rounds.
 pub fn is_tie(margin: f64, spread: f64) -> bool {
     margin <= spread
 }
 
-/// The value below which a share `q` of some values lies, 0 to 1, interpolated linearly.
+/// Quantile `q`, from 0 to 1, of sorted values, interpolated linearly.
 ///
 /// # Panics
 /// Without values. They are sorted.
@@ -176,19 +178,19 @@ pub fn quantile(sorted: &[f64], q: f64) -> f64 {
 /// Outcome of a trial.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// A success: it compiled, ran, gave the right answer and was timed.
+    /// Success: the candidate compiled, ran, was verified and timed.
     Measured(Timing),
-    /// A failure.
+    /// Failure.
     Failed {
         /// Class of the failure.
         class: ErrorClass,
-        /// The reason, in one line or more.
+        /// Description of the failure, in one line or more.
         message: String,
     },
 }
 
 impl Outcome {
-    /// Name of success, where failures have the name of their class.
+    /// Name of success, in place of an error class.
     pub const NO_ERROR: &str = "no_error";
 
     /// Timing of a success; `None` for a failure.
@@ -199,7 +201,7 @@ impl Outcome {
         }
     }
 
-    /// The error class, where it failed.
+    /// Error class of a failure; `None` for a success.
     pub fn class(&self) -> Option<ErrorClass> {
         match self {
             Outcome::Measured(_) => None,
@@ -212,19 +214,19 @@ impl Outcome {
         class.map_or(Outcome::NO_ERROR, ErrorClass::name)
     }
 
-    /// Median nanoseconds a run; infinite for a failure. A view for searches, never stored.
+    /// Median in nanoseconds per run, infinite for a failure; for searches, never stored.
     pub fn cost(&self) -> f64 {
         self.timing().map_or(f64::INFINITY, |timing| timing.median_ns)
     }
 
-    /// Runs a nanosecond, proportional to throughput; 0 for a failure. A view for searches, never stored.
+    /// Throughput in runs per nanosecond, 0 for a failure; for searches, never stored.
     pub fn fitness(&self) -> f64 {
         // Of a time that only an imported record can have, the reciprocal is no number.
         self.timing().map_or(0.0, |timing| timing.median_ns.recip().min(f64::MAX))
     }
 }
 
-/// A configuration and its outcome.
+/// Configuration with its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
     /// The configuration.

@@ -1,4 +1,4 @@
-//! Expressions whose names have been resolved, and their values.
+//! Compiled expressions, with names resolved to slots, and their evaluation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,20 +8,20 @@ use super::{
     Clause, Datum, Expression, ExpressionError, ExpressionNode, ExpressionOperator, MOST_ITEMS, Op, Reason, Undefined,
 };
 
-/// Kind of an expression's value, as far as it is known before evaluation.
+/// Static type of an expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ValueType {
     /// A number.
     Number,
-    /// Yes or no.
+    /// Boolean.
     Boolean,
-    /// A text, one of these.
+    /// Text that is one of these values.
     Category(Arc<[String]>),
-    /// A text.
+    /// Text of any value.
     Text,
     /// A list.
     List,
-    /// Any of these.
+    /// Any type, known at evaluation only.
     Any,
 }
 
@@ -49,7 +49,7 @@ impl ValueType {
         }
     }
 
-    /// Common type of these data; [`ValueType::Any`] where they differ or there are none.
+    /// Common type of these values; [`ValueType::Any`] where they differ or there are none.
     pub fn of_all(data: &[Datum]) -> ValueType {
         let Some((first, rest)) = data.split_first() else { return ValueType::Any };
         let first = ValueType::of(first);
@@ -83,26 +83,26 @@ impl ValueType {
     }
 }
 
-/// The names that an expression may read, each with its type; its place is where its value is kept.
+/// Names that an expression may read, each with its type; the index of a name is the slot of its value.
 pub type VariableNames = Vec<(String, ValueType)>;
 
-/// An expression whose names have been resolved.
+/// Compiled expression: names are resolved to slots.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ResolvedExpression {
-    /// Value of a constant, or the reason why it has none.
+    /// Constant, or the reason why it is undefined.
     Constant(Result<Datum, Undefined>),
-    /// The value of the name at this place of the scope.
+    /// Value of the slot at this index.
     Slot(usize),
-    /// Current item of the comprehension at this level of nesting, counted from the outermost one.
+    /// Current item of the enclosing comprehension at this nesting level, counted from the outermost.
     Local(usize),
-    /// An operator with its operands.
+    /// Operator applied to operands.
     Apply(ExpressionOperator, Vec<ResolvedExpression>),
-    /// A comprehension.
+    /// Comprehension: an expression for each item.
     Each(Box<ResolvedExpression>, Vec<Clause<ResolvedExpression>>),
 }
 
 impl Expression {
-    /// Resolves names and checks types.
+    /// Resolves names and checks types; returns the code and its type.
     ///
     /// # Errors
     /// An unknown name or an operand of the wrong type, with its position.
@@ -110,7 +110,7 @@ impl Expression {
         NameResolver { scope, locals: Vec::new() }.compile(self)
     }
 
-    /// Compiles a condition: an expression that is no text, for numbers and lists hold or do not.
+    /// Compiles a condition. Numbers and lists are converted to booleans as in Python; a text is refused.
     ///
     /// # Errors
     /// As for [`Expression::compile`].
@@ -601,17 +601,17 @@ impl ExpressionEvaluation<'_> {
 }
 
 impl ResolvedExpression {
-    /// The value for these values of the scope's names; `None` where it is undefined.
+    /// Evaluates the code; `None` where it is undefined.
     pub fn evaluate(&self, slots: &[Option<Datum>]) -> Option<Datum> {
         self.try_evaluate(slots).ok()
     }
 
-    /// Whether it holds for these values of the scope's names; what has no value does not.
+    /// Evaluates the code as a condition; an undefined one is false.
     pub fn holds(&self, slots: &[Option<Datum>]) -> bool {
         self.try_evaluate(slots).is_ok_and(|value| value.holds())
     }
 
-    /// The value for these values of the scope's names.
+    /// Evaluates the code.
     ///
     /// # Errors
     /// Why it has none.
@@ -619,8 +619,8 @@ impl ResolvedExpression {
         ExpressionEvaluation { slots, locals: Vec::new(), n_left: MOST_ITEMS }.value(self)
     }
 
-    /// The code with some values known already; `None` within `Some` is a value known to be undefined. It
-    /// means the same, and reads no more than it has to.
+    /// Folds constants: partially evaluates the code with some slots known. The inner `None` is a slot known
+    /// to be undefined. The result means the same, and reads as few slots as possible.
     pub fn fold(&self, known: &[Option<Option<Datum>>]) -> ResolvedExpression {
         self.fold_within(known, false)
     }
@@ -693,7 +693,7 @@ impl ResolvedExpression {
         }
     }
 
-    /// Splits a condition into conditions of which each has to hold for this one to hold.
+    /// Splits a condition into conjuncts.
     pub fn conjuncts(self) -> Vec<ResolvedExpression> {
         match self {
             ResolvedExpression::Apply(Op::And, operands) => {
@@ -710,7 +710,7 @@ impl ResolvedExpression {
         slots
     }
 
-    /// Adds the places of the scope that it reads.
+    /// Collects the slots that the code reads.
     pub fn reads(&self, slots: &mut Vec<usize>) {
         match self {
             ResolvedExpression::Constant(_) | ResolvedExpression::Local(_) => {}

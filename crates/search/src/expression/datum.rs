@@ -1,5 +1,4 @@
-//! Values with which expressions compute: the values of Python that constraints need, and its arithmetic on
-//! them.
+//! Values of expressions: those of Python that constraints need, with its arithmetic.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -8,13 +7,13 @@ use std::sync::Arc;
 
 use super::Undefined;
 
-/// A value. Two are equal in Rust where they are alike in all, so that they can be keys; [`Datum::same`] is
+/// Value of an expression. Rust's equality is structural, so that values can be keys; [`Datum::same`] is
 /// Python's `==`.
 #[derive(Debug, Clone)]
 pub enum Datum {
     /// `None`.
     Nothing,
-    /// `True` or `False`, numbers as well.
+    /// `True` or `False`, which are numbers as well.
     Bool(bool),
     /// Integer.
     Int(i64),
@@ -138,7 +137,7 @@ impl Datum {
         }
     }
 
-    /// Integer that it is, if any.
+    /// Integer value, if it is an integer or a boolean.
     pub fn int(&self) -> Option<i64> {
         match self {
             Datum::Bool(value) => Some((*value).into()),
@@ -147,7 +146,7 @@ impl Datum {
         }
     }
 
-    /// Converts a value to JSON; numbers that JSON does not have become null.
+    /// Converts the value to JSON; numbers that JSON cannot represent become null.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
             Datum::Nothing => serde_json::Value::Null,
@@ -159,7 +158,7 @@ impl Datum {
         }
     }
 
-    /// Whether it holds as a condition: everything does but zero, `None` and what is empty.
+    /// Truth value as in Python: false for zero, `None` and empty texts or lists.
     pub fn holds(&self) -> bool {
         match self {
             Datum::Nothing => false,
@@ -171,7 +170,7 @@ impl Datum {
         }
     }
 
-    /// Python's `==`.
+    /// Equality as Python's `==`.
     pub fn same(&self, other: &Datum) -> bool {
         match (self, other) {
             (Datum::Int(a), Datum::Int(b)) => a == b,

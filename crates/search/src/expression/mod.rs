@@ -1,10 +1,9 @@
-//! Expressions with Python's meaning: constraints between parameters, definitions of kernel specifications,
-//! and the lists of values that people write.
+//! Expressions with Python's semantics: constraints between parameters, definitions of kernel specifications,
+//! and value lists that users write.
 //!
 //! Integers are 64 bits wide. An expression for which Python would raise an exception, such as a division by
-//! zero, or whose result does not fit into those bits has no value here, and a constraint without a value
-//! does not hold.
-//! `and`, `or` and `… if … else …` evaluate only what they need, so that a condition can guard a division.
+//! zero, or whose result does not fit 64 bits is undefined, and an undefined constraint does not hold. `and`,
+//! `or` and `… if … else …` short-circuit, so that a condition can guard a division.
 
 mod code;
 mod datum;
@@ -25,23 +24,23 @@ const MOST_DEPTH: usize = 500;
 /// The most items of lists that one evaluation may make: expressions come from others.
 const MOST_ITEMS: usize = 1 << 20;
 
-/// Error of a text that is no expression, or does not fit the names it reads. The fault is the writer's.
+/// Error of a text that is no valid expression; its author is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("position {position}: {reason}")]
 pub struct ExpressionError {
-    /// Position of the character that the error is about, from 1.
+    /// Position of the character at fault, from 1.
     pub position: usize,
     /// Reason of the error.
     pub reason: Reason,
 }
 
-/// Reasons for which an expression is refused.
+/// Reason why an expression is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// A character that no expression has.
+    /// Invalid character.
     #[error("unexpected character {0:?}")]
     Character(char),
-    /// A symbol of other languages, or of Python, that expressions here do not have.
+    /// Symbol of Python or another language that expressions here do not support.
     #[error("`{found}` is not known here; {instead}")]
     Foreign {
         /// The symbol.
@@ -49,13 +48,13 @@ pub enum Reason {
         /// Advice on what to write in its place.
         instead: String,
     },
-    /// An integer beyond 64 bits, or digits that form no number.
+    /// Malformed number, or integer beyond 64 bits.
     #[error("the number is too large, or none")]
     Number,
-    /// A text that does not end.
+    /// Unterminated text.
     #[error("the quoted text does not end")]
     Quote,
-    /// A different symbol, word or value is expected here.
+    /// Unexpected token.
     #[error("expected {expected}, found {found}")]
     Expected {
         /// Description of what could stand here.
@@ -63,13 +62,13 @@ pub enum Reason {
         /// Description of what stands here.
         found: String,
     },
-    /// More words and symbols than an expression may have.
+    /// Expression of too many tokens.
     #[error("more than {MOST_PARTS} words and symbols")]
     TooLong,
-    /// Deeper nesting than an expression may have.
+    /// Expression nested too deeply.
     #[error("nested more than {MOST_DEPTH} deep")]
     TooDeep,
-    /// A function with too few or too many arguments.
+    /// Function with too few or too many arguments.
     #[error("{function} takes {expected}, found {found}")]
     Arguments {
         /// The function.
@@ -79,73 +78,73 @@ pub enum Reason {
         /// Number of arguments given.
         found: usize,
     },
-    /// A function that is not known.
+    /// Unknown function.
     #[error("unknown function {name}; there are {known}")]
     UnknownFunction {
         /// The name.
         name: String,
-        /// The functions there are.
+        /// Names of the known functions.
         known: String,
     },
-    /// A name that is not defined, or only later.
+    /// Name that is undefined, or defined only later.
     #[error("unknown name {name}; {}", if known.is_empty() { "there are none here".to_owned() } else { format!("there are {known}") })]
     UnknownName {
         /// The name.
         name: String,
-        /// The names there are.
+        /// Names that are defined.
         known: String,
     },
-    /// An operand of a kind that the operator does not take.
+    /// Operand of a type that the operator does not accept.
     #[error("{operator} takes {expected}, found {found}")]
     Type {
         /// The operator.
         operator: &'static str,
-        /// Kinds of operands that it takes.
+        /// Accepted types, in words.
         expected: String,
-        /// Kind of the operand given.
+        /// Type of the operand.
         found: String,
     },
-    /// A text that is not one of the values it is compared with.
+    /// Text that is not among the values of the parameter it is compared with.
     #[error("{text:?} is none of its values {known}")]
     UnknownValue {
         /// The text.
         text: String,
-        /// The values.
+        /// Values of the parameter.
         known: String,
     },
-    /// An expression that reads no names and has no value.
+    /// Constant expression that is undefined.
     #[error("it has no value: {0}")]
     Undefined(Undefined),
 }
 
-/// Reasons for which an expression has no value, where Python has an exception or a number that does not fit.
+/// Reason why an expression is undefined, where Python raises an exception or a number overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Undefined {
     /// A division by zero.
     #[error("a division by zero")]
     ZeroDivision,
-    /// A number beyond 64 bits.
+    /// Integer overflow beyond 64 bits.
     #[error("the number is too large")]
     TooLarge,
-    /// Operands of kinds that the operator does not take, or a place that a list does not have.
+    /// Operands of unsuitable types, or a list index out of range.
     #[error("an operator of what it does not take")]
     Kind,
-    /// Lists with more items than one evaluation may make.
+    /// List that exceeds the limit of items of one evaluation.
     #[error("more than {MOST_ITEMS} values")]
     TooMany,
-    /// A name without a value.
+    /// Undefined name.
     #[error("a name without a value")]
     Unknown,
 }
 
-/// Operators of expressions.
+/// Operator or function of expressions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ExpressionOperator {
-    /// `a if c else b`; operands are `a`, `c`, `b`.
+    /// Conditional `a if c else b`; operands are `a`, `c`, `b`.
     Choose,
-    /// The first operand if it holds, else the second.
+    /// `a or b`: the first operand if it is true, else the second.
     Or,
-    /// The first operand unless it holds, else the second.
+    /// `a and b`: the second operand if the first is true, else the first.
     And,
     /// Negation of a condition.
     Not,
@@ -165,51 +164,51 @@ pub enum ExpressionOperator {
     Less,
     /// `a > b`.
     Greater,
-    /// Sum, of lists too.
+    /// `a + b`; concatenates lists.
     Add,
     /// Difference.
     Subtract,
-    /// Product, of a list and a number too.
+    /// `a * b`; repeats a list.
     Multiply,
-    /// Quotient, a floating-point number.
+    /// `a / b`, a floating-point number.
     Divide,
-    /// Quotient, rounded down.
+    /// `a // b`, rounded down.
     FloorDivide,
-    /// Remainder of the quotient rounded down; its sign is the divisor's.
+    /// `a % b`, with the sign of the divisor.
     Remainder,
-    /// The negative.
+    /// `-a`.
     Negate,
-    /// Power of a number.
+    /// `a ** b`.
     Power,
-    /// `list[place]`, from the end where the place is negative.
+    /// `list[index]`; a negative index counts from the end.
     Item,
     /// `[a, b]`.
     List,
     /// `{a, b}`.
     Set,
-    /// The least, of a list or of the arguments.
+    /// `min`, of a list or of the arguments.
     Minimum,
-    /// The greatest.
+    /// `max`, of a list or of the arguments.
     Maximum,
-    /// The absolute value.
+    /// `abs`.
     Absolute,
-    /// Items of a list, or characters of a text.
+    /// `len`, of a list or a text.
     Length,
-    /// The sum of a list.
+    /// `sum` of a list.
     Sum,
-    /// Whether an item of a list holds.
+    /// `any`: whether an item of a list is true.
     Any,
-    /// Whether all items of a list hold.
+    /// `all`: whether all items of a list are true.
     All,
-    /// Integers as Python's `range` gives them.
+    /// `range`, as a list.
     Range,
-    /// The items of a list.
+    /// `list`: the items as a list.
     ToList,
-    /// Conversion to an integer, rounded towards zero.
+    /// `int`: conversion to an integer, rounded towards zero.
     ToInt,
-    /// Conversion to a floating-point number.
+    /// `float`: conversion to a floating-point number.
     ToFloat,
-    /// Quotient, rounded up; Python has none of that name.
+    /// Quotient rounded up, which is no function of Python.
     CeilDivide,
     /// Greatest common divisor.
     Gcd,
@@ -325,8 +324,8 @@ impl ExpressionOperator {
     }
 }
 
-/// Whether a text can name a field, a parameter or a definition. Functions are told from names by their
-/// arguments.
+/// Whether a text is a valid name of a field, a parameter or a definition. Functions are told from names by
+/// their parentheses.
 pub fn is_name(text: &str) -> bool {
     let begins = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
     let is_operator =
@@ -340,11 +339,11 @@ pub fn is_name(text: &str) -> bool {
 pub enum Slash {
     /// Quotient as in Python, a floating-point number.
     Divides,
-    /// Quotient rounded down, as `//`: so it is in kernel specifications, whose numbers are whole.
+    /// Quotient rounded down, like `//`: in kernel specifications, all of whose numbers are integers.
     RoundsDown,
 }
 
-/// An expression as it was written. Equality does not ask where in a text a part stood.
+/// Parsed expression. Equality ignores positions in the source text.
 #[derive(Debug, Clone)]
 pub struct Expression {
     kind: ExpressionNode,
@@ -370,17 +369,17 @@ enum ExpressionNode {
     Each(Box<Expression>, Vec<Clause<Expression>>),
 }
 
-/// A part of a comprehension.
+/// Clause of a comprehension.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Clause<T> {
-    /// Iteration over the items of a list, by this name.
+    /// Iteration over a list, with the name of the item.
     For(String, T),
-    /// Condition that an item must satisfy.
+    /// Filter that an item must satisfy.
     If(T),
 }
 
 impl Expression {
-    /// Reads an expression.
+    /// Parses an expression.
     ///
     /// # Errors
     /// If the text is no expression, with the position.
@@ -388,7 +387,7 @@ impl Expression {
         Expression::parse_with(text, Slash::Divides)
     }
 
-    /// Evaluates an expression that reads no names.
+    /// Evaluates an expression without names.
     ///
     /// # Errors
     /// If it reads a name, or has no value.
@@ -441,7 +440,7 @@ impl Expression {
     }
 }
 
-/// Evaluates an expression in which names have these values.
+/// Parses and evaluates an expression with values for its names.
 ///
 /// # Errors
 /// A description, when the text is no expression or has no value.
@@ -452,7 +451,7 @@ pub fn evaluate(text: &str, known: &[(String, Datum)]) -> Result<Datum, String> 
     code.map_err(|error| error.to_string())?.0.try_evaluate(&slots).map_err(|error| error.to_string())
 }
 
-/// Evaluates an expression that writes a list, without names.
+/// Parses and evaluates an expression without names that yields a list.
 ///
 /// # Errors
 /// If the text is no expression, or its value no list.

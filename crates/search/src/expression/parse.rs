@@ -1,4 +1,4 @@
-//! Words, symbols and how they make expressions.
+//! Lexer and parser of expressions.
 
 use std::fmt;
 
@@ -151,7 +151,7 @@ fn quoted(text: &str, quote: char) -> Option<(String, usize)> {
 }
 
 impl Expression {
-    /// Parses as [`Expression::parse`], with a meaning of `/`.
+    /// Parses like [`Expression::parse`], with the given meaning of `/`.
     ///
     /// # Errors
     /// As for [`Expression::parse`].

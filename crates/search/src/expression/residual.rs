@@ -1,13 +1,13 @@
-//! Partial results: the values on which an expression still depends once some of the names that it reads are
+//! Residuals: the values on which an expression still depends once some of the names that it reads are
 //! decided.
 //!
-//! With `a` and `b` decided, the partial result of `a + b + c <= n` is `a + b`: values with the same sum are
-//! equivalent. Sums, products and extremes are regrouped for that, sums and products only where they cannot
-//! overflow in any order.
+//! With `a` and `b` decided, the residual of `a + b + c <= n` is `a + b`: prefixes with equal sums are
+//! equivalent. Sums, products, minima and maxima are reassociated for that, sums and products only where they
+//! cannot overflow in any order.
 
 use super::{Datum, ExpressionOperator as Op, ResolvedExpression};
 
-/// Bounds of a value, where it is defined.
+/// Interval of an integer value, where it is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueRange {
     least: i128,
@@ -22,7 +22,7 @@ impl ValueRange {
         (least >= -MOST && most <= MOST).then_some(ValueRange { least, most })
     }
 
-    /// Range of these values; `None` where one is no integer.
+    /// Interval of these values; `None` where one is no integer.
     pub fn of(values: &[Datum]) -> Option<ValueRange> {
         let numbers = values.iter().map(Datum::int).collect::<Option<Vec<_>>>()?;
         ValueRange::new((*numbers.iter().min()?).into(), (*numbers.iter().max()?).into())
@@ -33,8 +33,8 @@ impl ValueRange {
         self.least.abs().max(self.most.abs())
     }
 
-    /// Range of an expression, from the ranges of the places it reads; `None` where ranges are not followed
-    /// through it.
+    /// Interval of an expression from those of the slots it reads (interval arithmetic); `None` for operators
+    /// that are not supported.
     pub fn of_code(code: &ResolvedExpression, ranges: &[Option<ValueRange>]) -> Option<ValueRange> {
         let (operator, operands) = match code {
             ResolvedExpression::Constant(value) => return ValueRange::of(&[value.clone().ok()?]),
@@ -74,8 +74,8 @@ impl ValueRange {
     }
 }
 
-/// Orders each chain that can be regrouped by the place that its operands read last: once the first places
-/// are known, what is known of a chain is one constant when [folded](ResolvedExpression::fold).
+/// Reassociates chains of operators so that operands are ordered by the last slot that they read: once the
+/// first slots are known, the known part of a chain [folds](ResolvedExpression::fold) to one constant.
 pub fn regrouped(code: &ResolvedExpression, ranges: &[Option<ValueRange>]) -> ResolvedExpression {
     let ResolvedExpression::Apply(operator, operands) = code else { return code.clone() };
     let mut parts = parts(code);
@@ -97,7 +97,7 @@ pub fn regrouped(code: &ResolvedExpression, ranges: &[Option<ValueRange>]) -> Re
     }
 }
 
-/// Adds to `found` the results that an expression still depends on, of places that are decided.
+/// Adds to `found` the subexpressions of decided slots on which an expression still depends.
 pub fn residual(
     code: &ResolvedExpression,
     is_decided: &dyn Fn(usize) -> bool,

@@ -1,11 +1,11 @@
-//! Alignment of numbers: which powers of two divide them.
+//! Alignment features: the largest power of two that divides a number.
 
 use crate::space::{Config, Domain, Space};
 
-/// Alignments of the ordinals of one space: how many times 2 divides a value.
+/// Alignments of a space's ordinal parameters: how many times 2 divides a value.
 ///
-/// Devices work in groups of 16, 32 or 64, so that a tile of 96 may be more like one of 64 than like one of
-/// 80, which neither the order of the values nor their distance says.
+/// Devices work in groups of 16, 32 or 64, so that a tile of 96 may resemble one of 64 more than one of 80.
+/// Neither the rank nor the distance of the values expresses that.
 #[derive(Debug, Clone)]
 pub struct Alignments {
     /// By feature: its parameter and, by rank, how aligned the value is.
@@ -13,8 +13,8 @@ pub struct Alignments {
 }
 
 impl Alignments {
-    /// Returns the alignments of a space: a feature for each ordinal whose values are all above 0, unless the
-    /// alignment goes with the order, as that of powers of two does.
+    /// Alignments of a space: a feature for each ordinal parameter whose values are all positive, unless
+    /// alignment is monotonic in the value, as of powers of two.
     pub fn new(space: &Space) -> Alignments {
         let of = |parameter| Some((parameter, column(space.domain(parameter))?));
         Alignments { columns: (0..space.n_parameters()).filter_map(of).collect() }
@@ -25,8 +25,8 @@ impl Alignments {
         self.columns.len()
     }
 
-    /// Adds the features of a configuration, which is one of the space's: 0 for the least aligned value of a
-    /// parameter, 1 for the most aligned one.
+    /// Appends the features of a configuration of the space, each from 0 for the least aligned value of the
+    /// parameter to 1 for the most aligned one.
     pub fn write(&self, config: &Config, out: &mut Vec<f32>) {
         out.extend(self.columns.iter().map(|(parameter, by_rank)| by_rank[config.ranks()[*parameter] as usize]));
     }

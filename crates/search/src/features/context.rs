@@ -1,4 +1,4 @@
-//! Contexts of a program's loops: their extents, their operations, and the elements that they touch.
+//! Loop context features: extents, operation counts, and buffer accesses of each loop (AutoTVM).
 
 use tilewright_learn::{Matrix, TreeRows};
 
@@ -15,53 +15,52 @@ const N_KINDS: usize = 10;
 /// Touch count, reuse ratio and stride.
 const N_TOUCH_FEATURES: usize = 3;
 
-/// The length of [`LoopContexts::features`].
+/// Number of [`LoopContexts::features`].
 pub const N_CONTEXT_FEATURES: usize = N_LOOPS * (N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES);
 
-/// The length of a row of [`LoopContexts::tree`].
+/// Row length of [`LoopContexts::tree`].
 pub const N_TREE_FEATURES: usize = N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES;
 
 /// Brings logarithms of sizes, up to some 20, to order 1.
 const TREE_SCALE: f32 = 0.1;
 
-/// Context of a loop: its place in the nest, its operations, and the elements that it touches.
+/// Context of a loop: its position in the nest, its operations, and its buffer accesses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LoopContext {
-    /// The loop around it, by its place among the contexts.
+    /// Enclosing loop, as an index into the contexts; `None` for an outermost loop.
     pub parent: Option<usize>,
     /// Number of loops around it.
     pub depth: usize,
     /// Largest number of iterations.
     pub extent: f64,
-    /// Kind of execution, by a number of the program's own: serial, parallel, vectorized and so on. Numbers
-    /// from 10 on look alike to a model.
+    /// Kind of loop as a number of the program's choice: serial, parallel, vectorized and so on. A model does
+    /// not tell numbers from 10 on apart.
     pub kind: usize,
-    /// Product of the extents of the loops around it: how often it is run.
+    /// Product of the extents of the enclosing loops: how often the loop is entered.
     pub top_down: f64,
-    /// Product of the extents from it inwards, along the deepest path: iterations of the innermost body in
-    /// one run.
+    /// Product of the extents from this loop inwards, along the deepest path.
     pub bottom_up: f64,
-    /// Additions (with subtractions, minima and maxima), multiplications, and divisions (with other
-    /// functions) in its code.
+    /// Counts of operations in the loop's code: additions (with subtractions, minima, maxima),
+    /// multiplications, and divisions with all other functions.
     pub n_operations: [u32; 3],
-    /// Accesses of one run of the loop, by buffer, in the order of first occurrence.
+    /// Accesses of one execution of the loop, by buffer in order of first occurrence.
     pub touches: Vec<Touch>,
 }
 
-/// Accesses of one run of a loop to a buffer.
+/// Accesses of one execution of a loop to a buffer.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Touch {
-    /// The buffer, by its number in the program.
+    /// Index of the buffer in the program.
     pub buffer: u32,
-    /// Elements touched, each counted once.
+    /// Touch count: number of distinct elements accessed.
     pub count: f64,
-    /// Accesses for each of them.
+    /// Reuse ratio: accesses per distinct element.
     pub reuse: f64,
-    /// Distance in elements between the accesses of one iteration of the loop and those of the next.
+    /// Stride in elements between the accesses of consecutive iterations.
     pub stride: f64,
 }
 
-/// The contexts of all loops of a program's run part.
+/// Contexts of all loops in the `run` part of a program.
 ///
 /// # Source
 /// AutoTVM, appendix A.2.1; nest level and counts of operations are from its public implementation.
@@ -76,7 +75,7 @@ pub struct LoopContexts {
 }
 
 impl LoopContexts {
-    /// The contexts of a program, from those of its loops.
+    /// Wraps the contexts of a program's loops.
     ///
     /// # Panics
     /// If a loop stands before the one around it.
@@ -99,13 +98,12 @@ impl LoopContexts {
         &self.loops
     }
 
-    /// The longest chain of nested loops, outermost first; of equally long ones that with the most
-    /// iterations.
+    /// Longest chain of nested loops, outermost first; of equally long ones, that with the most iterations.
     pub fn chain(&self) -> impl DoubleEndedIterator<Item = &LoopContext> + Clone {
         self.chain.iter().map(|&at| &self.loops[at])
     }
 
-    /// The buffers touched in the innermost loop of the chain, in the order of first occurrence.
+    /// Buffers accessed in the innermost loop of the chain, in order of first occurrence.
     pub fn innermost_buffers(&self) -> &[u32] {
         &self.innermost
     }
@@ -126,9 +124,8 @@ impl LoopContexts {
         out
     }
 
-    /// The contexts of all loops as a tree, with a row of [`N_TREE_FEATURES`] numbers of order 1 for each
-    /// loop: the numbers of [`LoopContexts::features`], with the first buffers that the loop itself touches.
-    /// Absent numbers are 0.
+    /// Contexts of all loops as a tree, with a row of [`N_TREE_FEATURES`] numbers of order 1 for each loop:
+    /// the numbers of [`LoopContexts::features`], with the loop's own first buffers. Missing numbers are 0.
     pub fn tree(&self) -> TreeRows {
         let row = |l: &LoopContext| {
             let mut row = Vec::with_capacity(N_TREE_FEATURES);
@@ -157,7 +154,7 @@ impl LoopContext {
         }
     }
 
-    /// Accesses of one run to a buffer; `None` where there are none.
+    /// Accesses of the loop to a buffer, if any.
     pub fn touch(&self, buffer: u32) -> Option<&Touch> {
         self.touches.iter().find(|touch| touch.buffer == buffer)
     }

@@ -1,4 +1,4 @@
-//! Features of a configuration itself, without its program.
+//! Knob features: a configuration by its parameters alone, without its program.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::space::{Config, Domain, Space, Value};
 /// Features of parameters with at most so many values are looked up.
 const MAX_TABLE: u64 = 1 << 14;
 
-/// Turns the configurations of one space into rows of features.
+/// Encoder of the configurations of one space as feature vectors.
 ///
 /// An ordinal is its number, a factorization its factors, a categorical is one-hot, and a permutation is the
 /// position of each of its names. [`KnobFeatures::aligned`] adds the alignments of ordinals.
@@ -29,7 +29,7 @@ struct Knob {
 }
 
 impl KnobFeatures {
-    /// The features of this space.
+    /// Encoder for a space.
     ///
     /// # Cost
     /// O(values of each parameter).
@@ -51,19 +51,19 @@ impl KnobFeatures {
         KnobFeatures { space: Arc::clone(space), parameters, alignments: None, n_features }
     }
 
-    /// The features of this space, followed by its [`Alignments`].
+    /// Encoder for a space that appends its [`Alignments`].
     pub fn aligned(space: &Arc<Space>) -> KnobFeatures {
         let (knobs, alignments) = (KnobFeatures::new(space), Alignments::new(space));
         let n_features = knobs.n_features + alignments.n_features();
         KnobFeatures { alignments: Some(alignments), n_features, ..knobs }
     }
 
-    /// The number of features.
+    /// Length of a feature vector.
     pub fn n_features(&self) -> usize {
         self.n_features
     }
 
-    /// The features of a configuration, which is one of the space's.
+    /// Feature vector of a configuration of the space.
     pub fn of(&self, config: &Config) -> Vec<f32> {
         let mut out = Vec::with_capacity(self.n_features);
         for (parameter, knob) in self.parameters.iter().enumerate() {

@@ -1,10 +1,10 @@
-//! Features: rows of numbers of fixed length, by which a cost model sees a candidate.
+//! Feature vectors by which a cost model sees a candidate.
 //!
-//! [`KnobFeatures`] describe a configuration in terms of its space, and cost next to nothing; [`Alignments`]
-//! add which powers of two divide its numbers. [`ProcessFeatures`] are those of a Gaussian process.
-//! [`LoopContexts`] describe what the loops of a program do, by whoever knows the program: one by one, which
-//! means the same for all programs of a template ([`LoopContexts::features`]), or by relations that mean the
-//! same for any nest of loops ([`LoopContexts::relations`]).
+//! [`KnobFeatures`] describe a configuration by its parameters, at almost no cost; [`Alignments`] add the
+//! powers of two that divide its numbers. [`ProcessFeatures`] are the inputs of a Gaussian process.
+//! [`LoopContexts`] describe the loops of a program, and are filled by the caller who knows it: as one
+//! vector, comparable between programs of one template ([`LoopContexts::features`]), or as relations
+//! comparable between any loop nests ([`LoopContexts::relations`]).
 
 mod alignment;
 mod context;

@@ -1,11 +1,12 @@
-//! Features of a Gaussian process: places in the unit cube, and alignments.
+//! Inputs of a Gaussian process: coordinates in the unit cube, and alignments.
 
 use std::sync::Arc;
 
 use super::{Alignments, UnitFeatures};
 use crate::space::{Config, Domain, Space};
 
-/// Features of the configurations of one space for a Gaussian process, in groups that matter alike.
+/// Encoder of the configurations of one space for a Gaussian process, with groups of features that share a
+/// length scale.
 #[derive(Debug, Clone)]
 pub struct ProcessFeatures {
     unit: UnitFeatures,
@@ -15,7 +16,7 @@ pub struct ProcessFeatures {
 }
 
 impl ProcessFeatures {
-    /// Returns the features of this space.
+    /// Encoder for a space.
     pub fn new(space: &Arc<Space>) -> ProcessFeatures {
         let (unit, alignments) = (UnitFeatures::new(space), Alignments::new(space));
         let (mut groups, mut n_groups) = (Vec::new(), 0);
@@ -28,23 +29,23 @@ impl ProcessFeatures {
         ProcessFeatures { unit, alignments, groups }
     }
 
-    /// Returns the places in the unit cube, which are the first features.
+    /// Coordinates in the unit cube, which are the first features.
     pub fn unit(&self) -> &UnitFeatures {
         &self.unit
     }
 
-    /// Returns the group of each feature: the columns of a parameter are one, but for the factors of a split,
-    /// each of which is the extent of another loop, and for alignments.
+    /// Group of each feature: the columns of a parameter form one group, except that each factor of a split
+    /// (the extent of another loop) and each alignment is a group of its own.
     pub fn groups(&self) -> &[usize] {
         &self.groups
     }
 
-    /// Returns the number of features.
+    /// Length of a feature vector.
     pub fn n_features(&self) -> usize {
         self.groups.len()
     }
 
-    /// Returns the features of a configuration, which is one of the space's.
+    /// Feature vector of a configuration of the space.
     pub fn of(&self, config: &Config) -> Vec<f32> {
         let mut features = self.unit.of(config);
         self.alignments.write(config, &mut features);

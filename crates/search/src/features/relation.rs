@@ -1,4 +1,4 @@
-//! Relations between the features of loops, which mean the same however many loops there are.
+//! Relation features, comparable between loop nests of any depth (AutoTVM).
 
 use super::context::{LoopContext, LoopContexts, Touch};
 use super::{N_BUFFERS, log_scale};
@@ -9,7 +9,7 @@ const N_THRESHOLDS: usize = 24;
 /// Touch count against reuse ratio and against top-down product.
 const N_PAIRS: usize = 2;
 
-/// The length of [`LoopContexts::relations`].
+/// Number of [`LoopContexts::relations`].
 pub const N_RELATION_FEATURES: usize = N_BUFFERS * N_PAIRS * N_THRESHOLDS;
 
 impl LoopContexts {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::KnobFeatures;
 use crate::space::{Config, Domain, Space};
 
-/// Turns the configurations of one space into points between 0 and 1, so that the distance of two of them
-/// means the same along each parameter.
+/// Encoder of the configurations of one space as points of the unit cube, where distances along each
+/// parameter are comparable.
 ///
 /// An ordinal is its rank, for the values that a template lists are those that it takes to differ alike; a
 /// factorization is the logarithms of its factors; a categorical is one-hot; a permutation is the position of
@@ -26,7 +26,7 @@ enum FeatureScale {
 }
 
 impl UnitFeatures {
-    /// The features of this space.
+    /// Encoder for a space.
     pub fn new(space: &Arc<Space>) -> UnitFeatures {
         let mut columns = Vec::new();
         for parameter in 0..space.n_parameters() {
@@ -43,17 +43,17 @@ impl UnitFeatures {
         UnitFeatures { knobs: KnobFeatures::new(space), columns }
     }
 
-    /// The number of features.
+    /// Number of coordinates.
     pub fn n_features(&self) -> usize {
         self.columns.len()
     }
 
-    /// Returns the parameter of each feature.
+    /// Parameter that each coordinate belongs to.
     pub fn parameters(&self) -> Vec<usize> {
         self.columns.iter().map(|column| column.0).collect()
     }
 
-    /// The features of a configuration, which is one of the space's.
+    /// Point of a configuration of the space.
     pub fn of(&self, config: &Config) -> Vec<f32> {
         let mut features = self.knobs.of(config);
         for (x, (parameter, scale)) in features.iter_mut().zip(&self.columns) {

@@ -1,15 +1,14 @@
-//! Configurations of any space as numbers.
+//! Configurations of any space as plain number vectors.
 
 use serde_json::Value as Json;
 
 use super::log_scale;
 
-/// Numbers that a configuration is described by; those of a longer one are left out, those of a shorter one
-/// are missing.
+/// Length of [`value_features`]: longer configurations are cut, shorter ones padded with missing numbers.
 pub const N_VALUE_FEATURES: usize = 64;
 
-/// The values of a configuration in the order of its parameters, factors and places of a permutation one by
-/// one. They mean the same for all spaces of a template alone.
+/// Values of a configuration in the order of its parameters, with factors and permutation entries one by one.
+/// They are comparable only between spaces of one template.
 ///
 /// # Source
 /// AutoTVM, section 6.2: the features of configurations that its representations of programs are compared

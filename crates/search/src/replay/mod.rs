@@ -1,7 +1,7 @@
-//! Replay: measuring by looking outcomes up in a recorded space.
+//! Replay: measuring by looking up outcomes in a recorded space.
 //!
-//! A recorded space is what others, or we, keep of what became of every configuration;
-//! [`RecordedSpace::replay`] runs a search on it many times and says how near to the optimum it comes,
+//! A recorded space holds the outcomes of many or all configurations, measured here or by others;
+//! [`RecordedSpace::replay`] runs a search on it many times and reports how close it comes to the optimum,
 //! without a device.
 
 mod repeats;
@@ -29,13 +29,13 @@ pub struct RecordedSpace {
 }
 
 impl RecordedSpace {
-    /// The recorded space of these trials; of two with one configuration the later one counts.
+    /// Recorded space of these trials; of two with one configuration the later counts.
     pub fn new(space: Arc<Space>, trials: impl IntoIterator<Item = Trial>) -> RecordedSpace {
         let outcomes = trials.into_iter().map(|trial| (trial.config, trial.outcome)).collect();
         RecordedSpace { space, outcomes: Arc::new(outcomes), notes: Arc::default(), queue: Queue::default() }
     }
 
-    /// Attaches notes on oddities of the file that the space was read from.
+    /// Attaches notes on irregularities of the file that the space was read from.
     pub fn with_notes(self, notes: Vec<String>) -> RecordedSpace {
         RecordedSpace { notes: notes.into(), ..self }
     }
@@ -45,8 +45,8 @@ impl RecordedSpace {
         &self.space
     }
 
-    /// Notes on the file that the space was read from, each in a line: rows that were left out or count as
-    /// failed, an end that is missing.
+    /// Notes on the file that the space was read from, one per line, such as rows left out or counted as
+    /// failures, or a missing end.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
@@ -56,7 +56,7 @@ impl RecordedSpace {
         self.outcomes.len()
     }
 
-    /// Whether nothing is recorded.
+    /// Whether there are no recorded configurations.
     pub fn is_empty(&self) -> bool {
         self.outcomes.is_empty()
     }
@@ -66,21 +66,21 @@ impl RecordedSpace {
         self.outcomes.values().filter(|outcome| outcome.timing().is_some()).count()
     }
 
-    /// Recorded configurations with their outcomes, in the order of the space.
+    /// Recorded configurations with their outcomes, in the order of the space's indices.
     pub fn outcomes(&self) -> Vec<(&Config, &Outcome)> {
         let mut outcomes: Vec<(&Config, &Outcome)> = self.outcomes.iter().collect();
         outcomes.sort_by_key(|(config, _)| self.space.index_of(config));
         outcomes
     }
 
-    /// The best recorded median in nanoseconds; `None` where every trial failed.
+    /// Lowest recorded median in nanoseconds; `None` where every trial failed.
     pub fn optimum_ns(&self) -> Option<f64> {
         self.outcomes.values().filter_map(|outcome| Some(outcome.timing()?.median_ns)).min_by(f64::total_cmp)
     }
 }
 
 impl RecordedSpace {
-    /// Outcome of a configuration; one that is not recorded failed with [`ErrorClass::Unknown`].
+    /// Outcome of a configuration; one that is not recorded fails with [`ErrorClass::Unknown`].
     pub fn outcome(&self, config: &Config) -> Outcome {
         let missing = || Outcome::Failed { class: ErrorClass::Unknown, message: "not recorded".into() };
         self.outcomes.get(config).cloned().unwrap_or_else(missing)

@@ -1,4 +1,4 @@
-//! Running a search on a recorded space, many times.
+//! Repeated runs of a search on a recorded space.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,19 +11,19 @@ use crate::tune_loop::{Budget, Event, HeadStart, Tuning};
 /// Plan of a replay: the search, and its repetitions.
 #[derive(Debug, Clone)]
 pub struct ReplayPlan {
-    /// The search with its options, as [`search::build`] takes it.
+    /// Search with its options, as [`search::build`] takes it.
     pub search: String,
-    /// Numbers of configurations tried, failures included, at which the best one is looked at.
+    /// Numbers of trials, failures included, after which the best one is reported.
     pub budgets: Vec<u64>,
     /// Number of runs of the search, each up to the largest budget.
     pub n_repeats: usize,
-    /// The seed of the first run; each further one counts it up.
+    /// Seed of the first run, incremented for each further one.
     pub seed: u64,
-    /// The most configurations asked for at a time, at least 1, as in [`Budget`].
+    /// Maximum batch size, at least 1, as in [`Budget`].
     pub batch: usize,
-    /// Runs side by side. The fractions do not depend on it.
+    /// Number of parallel runs. The results do not depend on it.
     pub n_threads: usize,
-    /// Configurations that are tried before anything that the search proposes, as far as they are recorded.
+    /// Configurations tried before any proposal of the search; unrecorded ones are skipped.
     pub guesses: Vec<Config>,
 }
 
@@ -32,26 +32,27 @@ pub struct ReplayPlan {
 pub struct Replay {
     /// Results at each budget of the plan, in its order.
     pub budgets: Vec<AtBudget>,
-    /// Milliseconds that the search took for each configuration tried.
+    /// Milliseconds of the search per trial.
     pub overhead_ms_per_evaluation: f64,
 }
 
-/// Result of the runs at a budget.
+/// Result of all runs at a budget.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AtBudget {
-    /// The budget.
+    /// Number of trials.
     pub budget: u64,
-    /// The optimum's time over the best time found, by run; 0 where all trials failed.
+    /// Fraction of the optimum reached, by run: the optimum's time over the best time found; 0 where all
+    /// trials failed.
     pub fractions: Vec<f64>,
 }
 
 impl AtBudget {
-    /// The mean over the runs.
+    /// Mean fraction over the runs.
     pub fn mean(&self) -> f64 {
         self.fractions.iter().sum::<f64>() / self.fractions.len() as f64
     }
 
-    /// The standard deviation over the runs; 0 for a single one.
+    /// Standard deviation of the fraction over the runs; 0 for a single one.
     pub fn std(&self) -> f64 {
         let mean = self.mean();
         let squares: f64 = self.fractions.iter().map(|fraction| (fraction - mean).powi(2)).sum();
@@ -67,7 +68,7 @@ struct RunCurve {
 }
 
 impl RecordedSpace {
-    /// Runs a search several times and compares what it finds with the recorded optimum.
+    /// Runs a search several times, and compares its best trials with the recorded optimum.
     ///
     /// # Errors
     /// [`SearchError`] if there is no such search.
@@ -78,8 +79,8 @@ impl RecordedSpace {
         self.replay_until(plan, &AtomicBool::new(false))
     }
 
-    /// Replays as [`RecordedSpace::replay`], and ends early once `stop` is raised: then fractions are of what
-    /// was tried.
+    /// Replays as [`RecordedSpace::replay`], until `stop` is raised: then the fractions are of the trials
+    /// until then.
     ///
     /// # Errors
     /// As for [`RecordedSpace::replay`].

@@ -1,4 +1,4 @@
-//! Simulated annealing on a cost model: what searches with different cost models share.
+//! Simulated annealing on the predictions of a cost model, shared by several searches.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::RangeInclusive;

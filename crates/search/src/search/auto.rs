@@ -1,4 +1,4 @@
-//! The default search: a Gaussian process over the parameters says where to expect the largest improvement.
+//! Default search: Bayesian optimization with a Gaussian process over the parameters.
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,4 +1,4 @@
-//! Boosted trees as the cost model, simulated annealing on their predictions.
+//! Gradient boosted trees as the cost model, simulated annealing on their predictions.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;

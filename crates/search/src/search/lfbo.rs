@@ -1,4 +1,4 @@
-//! Pattern search whose neighbours a random forest chooses: likelihood-free Bayesian optimization.
+//! Likelihood-free Bayesian optimization: a random forest ranks the neighbours of a pattern search.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

@@ -1,7 +1,7 @@
-//! Searches: who decides what to measure next.
+//! Search strategies, which choose the next configurations to measure.
 //!
-//! A search is asked for candidates and told what became of them. [`SEARCHES`] lists every one with its
-//! options; [`build`] makes one from text such as `genetic:population=50`.
+//! A search proposes candidates and observes their outcomes (ask and tell). [`SEARCHES`] lists all searches
+//! with their options; [`build`] makes one from text such as `genetic:population=50`.
 
 mod annealing;
 mod auto;
@@ -39,40 +39,39 @@ use crate::trial::Trial;
 /// A search over one space for the configuration of the smallest [`Outcome::cost`](crate::Outcome::cost). Its
 /// proposals follow from its seed, its options and the trials it was told alone.
 pub trait Search: Send {
-    /// Proposes at most `n` legal configurations, none of which was proposed or observed before. Fewer are no
-    /// sign of the end; none at all, for `n` above 0, means that the whole space has been proposed or
-    /// observed.
+    /// Proposes at most `n` legal configurations that were neither proposed nor observed before. Fewer do not
+    /// mean the end; none at all, for `n` above 0, means that the space is exhausted.
     fn propose(&mut self, n: usize) -> Vec<Config>;
 
-    /// Whether proposals are about as good when the last ones are not observed yet: the next batch can then
-    /// be prepared while one is measured.
+    /// Whether proposals are about as good before the last ones are observed, so that the next batch can be
+    /// prepared while one is measured.
     fn looks_ahead(&self) -> bool {
         false
     }
 
-    /// Whether it weighs the costs of several objectives against each other. Others are told their geometric
-    /// mean as the only one.
+    /// Whether it handles several objectives by itself. Other searches observe the geometric mean of all
+    /// costs.
     fn weighs_objectives(&self) -> bool {
         false
     }
 
-    /// Takes note of trials, whoever proposed them: those of an earlier run count as if they were this
-    /// search's own. Configurations that are not of this space are ignored.
+    /// Observes trials, whoever proposed them: those of an earlier run count as the search's own.
+    /// Configurations that are not of this space are ignored.
     fn observe(&mut self, trials: &[Trial]);
 }
 
-/// Problem that is searched: a space, with what a search may know about it.
+/// Search problem: a space, with further knowledge about it.
 #[derive(Clone)]
 pub struct Problem {
     /// The space.
     pub space: Arc<Space>,
-    /// Contexts of the loops of configurations; `None` where configurations are no programs, as in a replay.
+    /// Loop contexts of configurations; `None` where configurations are no programs, as in a replay.
     pub contexts: Option<Contexts>,
-    /// Experience with other workloads, for searches that can use it; see [`SearchRow::transfers`].
+    /// Measurements of other workloads for searches with transfer learning; see [`SearchRow::transfers`].
     pub experience: Option<Arc<Experience>>,
 }
 
-/// Function from a configuration to the contexts of its loops; `None` for one that makes no program.
+/// Function from a configuration to its loop contexts; `None` for a configuration that yields no program.
 pub type Contexts = Arc<dyn Fn(&Config) -> Option<LoopContexts> + Send + Sync>;
 
 impl From<&Arc<Space>> for Problem {
@@ -82,17 +81,17 @@ impl From<&Arc<Space>> for Problem {
     }
 }
 
-/// A search as a row of [`SEARCHES`].
+/// Row of the table of searches.
 pub struct SearchRow {
-    /// The name by which it is asked for, as in the literature.
+    /// Name used to select the search, as in the literature.
     pub name: &'static str,
     /// Description, in one line.
     pub text: &'static str,
     /// Paper that describes it; empty for textbook searches.
     pub paper: &'static str,
-    /// Whether it has a model that learns from [`Problem::experience`].
+    /// Whether it has a model that learns from [`Problem::experience`] (transfer learning).
     pub transfers: bool,
-    /// Options that can be set.
+    /// Options of the search.
     pub options: &'static [SearchOption],
     make: Make,
 }
@@ -100,9 +99,9 @@ pub struct SearchRow {
 /// Makes a search of a problem from a seed and the options of its row.
 type Make = fn(&Problem, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
 
-/// An option of a search.
+/// Option of a search.
 pub struct SearchOption {
-    /// The name that [`build`] reads.
+    /// Name that [`build`] accepts.
     pub name: &'static str,
     /// Default value.
     pub default: &'static str,
@@ -110,7 +109,7 @@ pub struct SearchOption {
     pub text: &'static str,
 }
 
-/// Every search there is.
+/// Table of all searches.
 pub const SEARCHES: &[SearchRow] = &[
     auto::ROW,
     random::ROW,
@@ -127,50 +126,50 @@ pub const SEARCHES: &[SearchRow] = &[
     lfbo::ROW,
 ];
 
-/// Error of a request for a search that does not exist. The fault is the user's.
+/// Error in the name or options of a search; the user is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SearchError {
-    /// No search has this name.
+    /// Unknown search.
     #[error("unknown search {name}; there are {}", known.join(", "))]
     UnknownSearch {
-        /// The name found.
+        /// Name that was given.
         name: String,
-        /// The names there are.
+        /// Names of all searches.
         known: Vec<&'static str>,
     },
-    /// The search has no option of this name.
+    /// Option that the search does not have.
     #[error("search {search} has no option {option}; {}", if known.is_empty() { "it has none".into() } else { format!("it has {}", known.join(", ")) })]
     UnknownOption {
         /// The search.
         search: &'static str,
-        /// The option found.
+        /// Name that was given.
         option: String,
-        /// The options it has.
+        /// Options of the search.
         known: Vec<&'static str>,
     },
-    /// An option that is not written `name=value`, or is given twice.
+    /// Option that is not written `name=value`, or given twice.
     #[error("search {search}: {found} is not one option=value")]
     Malformed {
         /// The search.
         search: &'static str,
-        /// The text found.
+        /// Text that was given.
         found: String,
     },
-    /// A value that the option cannot have.
+    /// Invalid value of an option.
     #[error("search {search}: {option} cannot be {value}; it is {expected}")]
     BadValue {
         /// The search.
         search: &'static str,
         /// The option.
         option: &'static str,
-        /// The value found.
+        /// Value that was given.
         value: String,
         /// Description of the possible values.
         expected: String,
     },
 }
 
-/// The search that `text` asks for, as `name` or `name:option=value,option=value`.
+/// Makes the search that `text` names, as `name` or `name:option=value,option=value`.
 ///
 /// # Errors
 /// [`SearchError`] if the name, an option or a value does not exist.
@@ -189,8 +188,8 @@ fn row(text: &str) -> Result<(&'static SearchRow, &str), SearchError> {
     Ok((row, options))
 }
 
-/// The most programs of other workloads that the search which `text` asks for learns from, where it has a
-/// model that learns from [`Problem::experience`].
+/// Maximum number of programs of other workloads that the search named by `text` learns from; `None` if it
+/// does not learn from [`Problem::experience`].
 ///
 /// # Errors
 /// [`SearchError`] if there is no such search or option.
@@ -200,8 +199,7 @@ pub fn most_experience(text: &str) -> Result<Option<usize>, SearchError> {
     row.transfers.then(|| options.number(gbt::EXPERIENCE.name, gbt::EXPERIENCES)).transpose()
 }
 
-/// The option of the search that `text` asks for which has no effect where configurations are no programs, if
-/// it is given.
+/// Option given in `text` that has no effect where configurations are no programs, if any.
 ///
 /// # Errors
 /// [`SearchError`] if there is no such search or option.

@@ -1,4 +1,4 @@
-//! Walks around the best state, led by an actor that learns from them.
+//! Neighborhood actor advantage critic (N-A2C): an actor that learns to walk around the best state.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Evolution whose children pass a nearest-neighbour surrogate before they are measured.
+//! Evolutionary search whose children are filtered by a nearest-neighbour surrogate before measurement.
 
 use std::sync::Arc;
 

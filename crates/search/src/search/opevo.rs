@@ -1,4 +1,4 @@
-//! Evolution with mutations that follow the topology of each parameter.
+//! Evolutionary search whose mutations follow the topology of each parameter.
 
 use rand_xoshiro::Xoshiro256PlusPlus;
 

@@ -1,4 +1,4 @@
-//! The population of an evolutionary search: parents, and the children bred from them.
+//! Population of an evolutionary search: parents and their offspring.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;

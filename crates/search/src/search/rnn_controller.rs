@@ -1,4 +1,4 @@
-//! A recurrent policy that emits one parameter after the other.
+//! Recurrent policy that emits one parameter after the other.
 
 use std::collections::HashMap;
 use std::sync::Arc;

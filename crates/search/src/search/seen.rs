@@ -1,4 +1,4 @@
-//! Configurations that a search has proposed or observed, and draws from the rest.
+//! Set of configurations proposed or observed so far, and sampling from the rest.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A recursive network over the loops of a program as the cost model, simulated annealing on its predictions.
+//! Tree-structured GRU over the loops of a program as the cost model, simulated annealing on its predictions.
 
 use tilewright_learn::{Matrix, Readout, TreeGru, TreeGruOptions, TreeObjective, TreeRows};
 

@@ -1,5 +1,4 @@
-//! Features that a cost model sees of configurations, and predictions that a model of other workloads makes
-//! of them.
+//! Inputs of a cost model: features of configurations, and predictions of a model of other workloads.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! The q-random walk distribution over the values of a parameter.
+//! Distribution of the q-random walk over the values of a parameter.
 
 use rand::RngExt;
 use rand::seq::IndexedRandom;

@@ -1,8 +1,8 @@
-//! Constraints as automata, which read the values of a prefix level by level.
+//! Constraints as deterministic automata, which read the values of a prefix level by level.
 //!
-//! The state of an automaton is what is left of its constraint once the values of the prefix are known: of an
-//! expression, the expression with these values folded in. Prefixes that leave the same are equivalent. Each
-//! transition is computed once.
+//! The state of an automaton is the residual of its constraint once the values of the prefix are known: for
+//! an expression, the expression with these values folded in. Prefixes with equal residuals are equivalent.
+//! Each transition is computed once.
 
 use std::collections::HashMap;
 

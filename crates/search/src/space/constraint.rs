@@ -102,20 +102,21 @@ fn boolean(text: &str) -> Option<bool> {
     }
 }
 
-/// A predicate that every legal configuration satisfies, with the name by which a rejection cites it.
+/// Predicate that every legal configuration satisfies, with a name for error messages.
 #[derive(Clone)]
 pub struct Constraint {
-    /// Unique within its space, for example `registers`.
+    /// Name, unique within its space, for example `registers`.
     pub name: String,
-    /// The predicate as a reader would write it, for example `mr * nr / 16 + mr <= 32`.
+    /// Predicate as text, for example `mr * nr / 16 + mr <= 32`.
     pub text: String,
-    /// The parameters it reads, in the order in which their values are handed to the predicate.
+    /// Names of the parameters that it reads, in the order in which the predicate takes their values.
     pub parameters: Vec<String>,
     predicate: Predicate,
 }
 
 impl Constraint {
-    /// A constraint over `parameters`; `holds` gets their values in that order and depends on nothing else.
+    /// Makes a constraint over `parameters`; `holds` takes their values in that order and must depend on
+    /// nothing else.
     ///
     /// ```
     /// # use tilewright_search::Constraint;
@@ -132,9 +133,8 @@ impl Constraint {
         Constraint { name: name.into(), text: text.into(), parameters, predicate }
     }
 
-    /// Parses a constraint from an expression, over those of these parameters that it reads. A factorization
-    /// and a permutation are lists in it; texts that are all numbers, or all `true` and `false`, are read as
-    /// such.
+    /// Parses a constraint from an expression over some of these parameters. Factorizations and permutations
+    /// are lists in it. Categorical values that are all numbers, or all `true` and `false`, are read as such.
     ///
     /// ```
     /// # use tilewright_search::{Constraint, Parameter};
@@ -160,9 +160,9 @@ impl Constraint {
         })
     }
 
-    /// Parses a constraint over all of these parameters, also those that the expression has no need of where
-    /// sizes decide it: which parameters constraints tie, and in which order a space counts its
-    /// configurations, then is the same at all sizes.
+    /// Parses a constraint that is declared over all of these parameters, even if the expression does not
+    /// need some of them at these sizes. So the same parameters are tied at all sizes, and a space numbers
+    /// its configurations in the same order.
     ///
     /// # Errors
     /// If the text is no expression over these parameters.
@@ -188,13 +188,15 @@ impl Constraint {
         &self.predicate
     }
 
-    /// The constraint where a categorical parameter has this value; elsewhere anything is legal.
+    /// Restricts the constraint to configurations in which a categorical parameter has this value; elsewhere
+    /// it holds.
     pub fn only_where(mut self, parameter: &str, value: &str) -> Constraint {
         self.text = format!("{}, where {parameter} = {value}", self.text);
         self.guarded(parameter, Guard { value: value.into(), to_it: true })
     }
 
-    /// The constraint but where a categorical parameter has this value; there anything is legal.
+    /// Restricts the constraint to configurations in which a categorical parameter has another value;
+    /// elsewhere it holds.
     pub fn except_where(mut self, parameter: &str, value: &str) -> Constraint {
         self.text = format!("{}, except where {parameter} = {value}", self.text);
         self.guarded(parameter, Guard { value: value.into(), to_it: false })

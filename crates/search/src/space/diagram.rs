@@ -1,4 +1,4 @@
-//! The legal combinations of parameters that constraints tie together, stored as a decision diagram.
+//! Legal combinations of tied parameters as a decision diagram.
 //!
 //! Level `i` of the diagram decides the `i`-th parameter; a path from the root to the end is a legal
 //! combination, and every edge knows how many legal combinations come before it, which makes counting,

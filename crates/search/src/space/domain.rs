@@ -1,4 +1,4 @@
-//! Parameters: their feasible sets and the topology of each.
+//! Parameters and their domains, each with its own topology.
 
 use std::collections::HashSet;
 use std::hash::Hash;
@@ -9,59 +9,60 @@ use super::factorization::Primes;
 use super::{SpaceError, Value, permutation};
 use crate::expression::Datum;
 
-/// The feasible set of one parameter; its kind decides which values are neighbours.
+/// Domain of a parameter: its feasible values. The kind determines which values are neighbours.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Domain {
-    /// Ordered tuples of `parts` positive integers whose product is `n`. Neighbours: one prime factor moved.
+    /// Factorization: ordered tuples of `parts` positive integers whose product is `n`. Neighbours: one prime
+    /// factor moved.
     Factorization {
-        /// The product, at least 1.
+        /// Product, at least 1.
         n: u64,
-        /// The number of factors, at least 1.
+        /// Number of factors, at least 1.
         parts: usize,
     },
-    /// A list of numbers in a meaningful order. Neighbours: the adjacent entries.
+    /// Ordinal: numbers in a meaningful order. Neighbours: the adjacent entries.
     Ordinal(Vec<i64>),
-    /// Alternatives without order. Neighbours: every other one.
+    /// Categorical: alternatives without order. Neighbours: every other one.
     Categorical(Vec<String>),
-    /// The orders of these names. Neighbours: two adjacent entries swapped.
+    /// Permutation of these names. Neighbours: two adjacent entries swapped.
     Permutation(Vec<String>),
 }
 
-/// A named parameter of a space.
+/// Named parameter of a space.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Unique within its space.
+    /// Name, unique within its space.
     pub name: String,
-    /// Values that it may hold.
+    /// Domain of its values.
     pub domain: Domain,
-    /// Whether a configuration that lacks it means its first value: one that templates came to have after
-    /// configurations without it were recorded.
+    /// Whether a recorded configuration may lack it, which then means its first value: for a parameter that a
+    /// template gained after configurations were recorded.
     pub optional: bool,
 }
 
 impl Parameter {
-    /// A parameter over this feasible set.
+    /// Makes a parameter with this domain.
     pub fn new(name: &str, domain: Domain) -> Parameter {
         Parameter { name: name.into(), domain, optional: false }
     }
 
-    /// A parameter over ordered `parts`-tuples with product `n`.
+    /// Makes a parameter of ordered `parts`-tuples with product `n`.
     pub fn factorization(name: &str, n: u64, parts: usize) -> Parameter {
         Parameter::new(name, Domain::Factorization { n, parts })
     }
 
-    /// A parameter over an ordered list of numbers.
+    /// Makes an ordinal parameter.
     pub fn ordinal(name: &str, values: impl IntoIterator<Item = i64>) -> Parameter {
         Parameter::new(name, Domain::Ordinal(values.into_iter().collect()))
     }
 
-    /// A parameter over unordered alternatives.
+    /// Makes a categorical parameter.
     pub fn categorical(name: &str, values: &[&str]) -> Parameter {
         Parameter::new(name, Domain::Categorical(owned(values)))
     }
 
-    /// Makes a parameter of the values of an expression: ordinal, in their order, if all are integers;
-    /// otherwise categorical, with texts as Python writes them.
+    /// Makes a parameter of the values of an expression: ordinal if all are integers, else categorical with
+    /// texts as Python writes them.
     pub fn of_data(name: &str, values: &[Datum]) -> Parameter {
         let whole = |datum: &Datum| if let Datum::Int(number) = datum { Some(*number) } else { None };
         let domain = match values.iter().map(whole).collect() {
@@ -71,12 +72,12 @@ impl Parameter {
         Parameter::new(name, domain)
     }
 
-    /// A yes-or-no parameter: the categories `"false"` and `"true"`.
+    /// Makes a boolean parameter: the categories `"false"` and `"true"`.
     pub fn boolean(name: &str) -> Parameter {
         Parameter::categorical(name, &["false", "true"])
     }
 
-    /// A parameter over the orders of these names.
+    /// Makes a permutation parameter of these names.
     pub fn permutation(name: &str, names: &[&str]) -> Parameter {
         Parameter::new(name, Domain::Permutation(owned(names)))
     }

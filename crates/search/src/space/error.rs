@@ -1,17 +1,17 @@
-//! Errors of spaces that cannot be built, and of configurations that are not in a space.
+//! Errors of invalid spaces, and of configurations that are not in a space.
 
 use super::Value;
 
-/// Reason for which a space cannot be built. All of these are the template's fault.
+/// Reason why a space cannot be built; its declaration is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpaceError {
-    /// Two parameters have one name.
+    /// Two parameters of one name.
     #[error("parameter {parameter} is declared twice")]
     ParameterTwice {
         /// The name.
         parameter: String,
     },
-    /// A list of values holds one of them twice.
+    /// Value that is listed twice.
     #[error("parameter {parameter} lists {value} twice")]
     ValueTwice {
         /// The parameter.
@@ -19,19 +19,19 @@ pub enum SpaceError {
         /// The value.
         value: String,
     },
-    /// A feasible set is empty.
+    /// Domain without values.
     #[error("parameter {parameter} has no feasible value")]
     NoValues {
         /// The parameter.
         parameter: String,
     },
-    /// A constraint reads no parameter.
+    /// Constraint that reads no parameter.
     #[error("constraint {constraint} reads no parameter")]
     ReadsNothing {
         /// The constraint.
         constraint: String,
     },
-    /// A constraint reads a parameter that the space does not have.
+    /// Constraint that reads an unknown parameter.
     #[error("constraint {constraint} reads the unknown parameter {parameter}")]
     ReadsUnknown {
         /// The constraint.
@@ -39,74 +39,73 @@ pub enum SpaceError {
         /// Parameter that it reads.
         parameter: String,
     },
-    /// The constraints leave nothing.
+    /// Constraints that no configuration satisfies.
     #[error("no configuration satisfies {constraint} ({text}){}", if earlier.is_empty() { String::new() } else { format!(" together with {}", earlier.join(", ")) })]
     NothingLegal {
-        /// Constraint that excludes everything.
+        /// Name of the constraint that excludes everything.
         constraint: String,
-        /// The predicate.
+        /// Predicate of the constraint.
         text: String,
-        /// Constraints before it, if it excludes everything only together with them.
+        /// Names of the constraints before it, if only all together exclude everything; else empty.
         earlier: Vec<String>,
     },
-    /// The number of combinations does not fit: 2^64 for one parameter or tied ones, 2^128 for the space.
+    /// Overflow of the number of combinations: 2^64 for one parameter or tied ones, 2^128 for the space.
     #[error("too many combinations of {}", parameters.join(", "))]
     TooLarge {
-        /// The parameters whose combinations are too many.
+        /// Names of the parameters whose combinations overflow.
         parameters: Vec<String>,
     },
-    /// Parameters tied by constraints have too many combinations to try.
+    /// Tied parameters with too many combinations to enumerate.
     #[error("more than {limit} combinations of {} to check against their constraints", parameters.join(", "))]
     TooManyToEnumerate {
-        /// The parameters.
+        /// Names of the parameters.
         parameters: Vec<String>,
-        /// The most that are tried.
+        /// Maximum number of combinations.
         limit: u64,
     },
 }
 
-/// Reason for which something is not a configuration of a space. All of these are the fault of whoever wrote
-/// it.
+/// Reason why JSON is not a configuration of a space; its author is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// A value that is not a JSON object.
+    /// JSON value that is not an object.
     #[error("a configuration is an object from parameter to value, not {found}")]
     NotAnObject {
-        /// The JSON found.
+        /// JSON that was given.
         found: String,
     },
-    /// A parameter that the space does not have.
+    /// Parameter that the space does not have.
     #[error("unknown parameter {parameter}; the space has {known}")]
     UnknownParameter {
-        /// The name found.
+        /// Name that was given.
         parameter: String,
-        /// The names there are.
+        /// Names of the space's parameters.
         known: String,
     },
-    /// A parameter without a value.
+    /// Parameter without a value.
     #[error("parameter {parameter} is missing")]
     MissingParameter {
         /// The parameter.
         parameter: String,
     },
-    /// A value outside the feasible set.
+    /// Value outside the parameter's domain.
     #[error("parameter {parameter} cannot be {value}; allowed: {allowed}")]
     NotFeasible {
         /// The parameter.
         parameter: String,
-        /// The JSON found.
+        /// JSON that was given.
         value: String,
-        /// The feasible set in words.
+        /// Domain in words.
         allowed: String,
     },
-    /// Feasible values that a constraint excludes together.
+    /// Feasible values that together violate a constraint.
     #[error("constraint {constraint} ({text}) does not hold for {}", assignments(values))]
     Violated {
         /// The constraint.
         constraint: String,
-        /// The predicate.
+        /// Predicate of the constraint.
         text: String,
-        /// Parameters that it read, with their values.
+        /// Parameters that it reads, with their values.
         values: Vec<(String, Value)>,
     },
 }

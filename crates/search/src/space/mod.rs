@@ -34,22 +34,22 @@ const LISTED: &str = "listed";
 /// The name of the constraint that a part of a space adds.
 const PART: &str = "part";
 
-/// A configuration: for each parameter of its space, in order, the rank of its value in the feasible set.
+/// Configuration: for each parameter of its space, in order, the rank of its value in the domain.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Config(Box<[u64]>);
 
 impl Config {
-    /// The configuration with these ranks. Whether a space holds it, [`Space::contains`] says.
+    /// Makes a configuration of these ranks, which need not be legal; see [`Space::contains`].
     pub fn new(ranks: impl Into<Box<[u64]>>) -> Config {
         Config(ranks.into())
     }
 
-    /// The rank of each parameter's value, in the order of the space's parameters.
+    /// Rank of each parameter's value, in the order of the space's parameters.
     pub fn ranks(&self) -> &[u64] {
         &self.0
     }
 
-    /// Makes the configuration in which one parameter is changed.
+    /// Copy with the rank of one parameter replaced.
     pub fn with(&self, parameter: usize, rank: u64) -> Config {
         let mut ranks = self.0.clone();
         ranks[parameter] = rank;
@@ -110,7 +110,7 @@ impl Component {
 }
 
 impl Space {
-    /// The space of these parameters under these constraints.
+    /// Builds a space of these parameters and constraints, and enumerates its legal configurations.
     ///
     /// # Errors
     /// [`SpaceError`], all of them the template's fault: names or values that occur twice, a parameter
@@ -127,8 +127,8 @@ impl Space {
         Ok(space)
     }
 
-    /// The space of these parameters under these constraints, not enumerated yet: enough to read
-    /// configurations and their values. [`Space::enumerate`] does it, or the first call that needs it.
+    /// Builds a space without enumerating it, which suffices to read configurations and their values.
+    /// [`Space::enumerate`] does so later, or the first call that needs it.
     ///
     /// # Errors
     /// [`SpaceError`], the template's fault: names or values that occur twice, a parameter without values, or
@@ -142,7 +142,7 @@ impl Space {
         Ok(Space { name: name.into(), axes, constraints, reads, numbering: OnceLock::new() })
     }
 
-    /// Enumerates the legal configurations, where that has not been done.
+    /// Enumerates the legal configurations, unless that has been done.
     ///
     /// # Errors
     /// [`SpaceError`], the template's fault: no legal configuration, more than 2^128 configurations, or tied
@@ -162,7 +162,7 @@ impl Space {
         Ok(())
     }
 
-    /// Whether the legal configurations are enumerated.
+    /// Whether the legal configurations have been enumerated.
     pub fn is_enumerated(&self) -> bool {
         self.numbering.get().is_some()
     }
@@ -178,8 +178,8 @@ impl Space {
         &self.numbering().components
     }
 
-    /// The part of the space in which a parameter has this rank; `None` if it is empty. Its configurations
-    /// are of the whole space too.
+    /// Subspace in which a parameter has this rank; `None` if it is empty. Its configurations are valid in
+    /// the whole space, too.
     ///
     /// # Cost
     /// As for [`Space::new`].
@@ -194,7 +194,7 @@ impl Space {
         Space::new(&self.name, self.parameters(), [vec![is_it], self.constraints.clone()].concat()).ok()
     }
 
-    /// Makes the space without the constraints of these names.
+    /// Space without the constraints of these names.
     ///
     /// # Errors
     /// [`SpaceError`] if what is left has too many combinations to enumerate.
@@ -257,12 +257,12 @@ impl Space {
         &self.name
     }
 
-    /// The exact number of legal configurations, at least 1.
+    /// Exact number of legal configurations, at least 1.
     pub fn size(&self) -> u128 {
         self.numbering().size
     }
 
-    /// The number of combinations of values, constraints aside; `None` where it is beyond 2^128.
+    /// Number of combinations of values without constraints; `None` on overflow of 2^128.
     pub fn n_combinations(&self) -> Option<u128> {
         self.axes.iter().try_fold(1u128, |n, axis| n.checked_mul(axis.len.into()))
     }
@@ -272,7 +272,7 @@ impl Space {
         self.axes.len()
     }
 
-    /// The number of feasible values of a parameter, constraints aside.
+    /// Number of a parameter's values, without constraints.
     pub fn n_values(&self, parameter: usize) -> u64 {
         self.axes[parameter].len
     }
@@ -282,7 +282,7 @@ impl Space {
         self.axes.iter().map(|axis| axis.name.as_str())
     }
 
-    /// Whether there is a parameter of this name.
+    /// Whether a parameter of this name exists.
     pub fn has(&self, name: &str) -> bool {
         self.names().any(|known| known == name)
     }
@@ -292,7 +292,7 @@ impl Space {
         &self.axes[parameter].domain
     }
 
-    /// Whether a configuration in JSON may lack a parameter.
+    /// Whether a configuration in JSON may omit a parameter.
     pub fn is_optional(&self, parameter: usize) -> bool {
         self.axes[parameter].optional
     }
@@ -321,7 +321,7 @@ impl Space {
         &self.constraints
     }
 
-    /// The legal configuration with this index.
+    /// Legal configuration with this index.
     ///
     /// # Panics
     /// If `index` is not below [`Space::size`].
@@ -351,13 +351,13 @@ impl Space {
         self.index_of(config).is_some()
     }
 
-    /// A legal configuration, each with the same probability.
+    /// Uniformly random legal configuration.
     pub fn sample(&self, rng: &mut (impl Rng + ?Sized)) -> Config {
         self.config_at(rng.random_range(0..self.size()))
     }
 
-    /// Finds the ranks that a parameter has in those legal configurations all of whose ranks are allowed;
-    /// `allowed` is by parameter, `None` where every rank is.
+    /// Ranks of a parameter that occur in legal configurations whose ranks are all allowed. `allowed` is by
+    /// parameter; `None` allows every rank.
     ///
     /// # Cost
     /// O(edges) of the diagram of the parameter and those it is tied to.
@@ -386,8 +386,7 @@ impl Space {
         possible
     }
 
-    /// The nearest legal configuration: it differs in the fewest parameters, and among these by the fewest
-    /// ranks.
+    /// Nearest legal configuration: it differs in the fewest parameters, and among these by the fewest ranks.
     ///
     /// # Panics
     /// If a rank is not below [`Space::n_values`].
@@ -403,7 +402,7 @@ impl Space {
         Config(ranks)
     }
 
-    /// The first constraint that a configuration violates, in order of declaration.
+    /// First constraint that a configuration violates, in order of declaration.
     ///
     /// # Panics
     /// If a rank is not below [`Space::n_values`].
@@ -420,12 +419,12 @@ impl Space {
         self.reads[constraint].iter().map(|&axis| self.axes[axis].value(config.0[axis])).collect()
     }
 
-    /// The ranks of the neighbours of one parameter's value in its own topology, constraints aside.
+    /// Ranks of the neighbours of a parameter's value in its topology, without constraints.
     pub fn rank_neighbours(&self, parameter: usize, rank: u64) -> Vec<u64> {
         self.axes[parameter].neighbours(rank)
     }
 
-    /// The legal configurations that differ in one parameter by one step of that parameter's topology.
+    /// Legal configurations that differ in one parameter by one step of its topology.
     pub fn neighbours(&self, config: &Config) -> Vec<Config> {
         let each = |parameter: usize| {
             let around = self.rank_neighbours(parameter, config.0[parameter]);
@@ -438,7 +437,7 @@ impl Space {
         self.axes.iter().position(|axis| axis.name == name)
     }
 
-    /// The value of the parameter with this name.
+    /// Value of the parameter with this name.
     ///
     /// # Panics
     /// If the space has no such parameter: the template reads what it did not declare.
@@ -487,7 +486,7 @@ impl Space {
         self.value(config, name).order().to_vec()
     }
 
-    /// A configuration as a JSON object from parameter to value, in order of declaration.
+    /// Configuration as a JSON object from parameter to value, in order of declaration.
     pub fn config_to_json(&self, config: &Config) -> Json {
         let values = self.axes.iter().zip(config.ranks());
         Json::Object(values.map(|(axis, &rank)| (axis.name.clone(), axis.value(rank).to_json())).collect())
@@ -524,8 +523,8 @@ impl Space {
         }
     }
 
-    /// The legal configuration that comes nearest to one of another space with parameters of the same names;
-    /// `None` where names differ, or a category or an order does not exist here.
+    /// Nearest legal configuration to one of another space with parameters of the same names; `None` where
+    /// names differ, or a category or permutation does not exist here.
     pub fn nearest_to_json(&self, json: &Json) -> Option<Config> {
         let object = json.as_object().filter(|object| object.keys().all(|name| self.axis(name).is_some()))?;
         let ranks = self.axes.iter().map(|axis| match object.get(&axis.name) {
@@ -550,12 +549,12 @@ impl Space {
     }
 }
 
-/// Parameters of which only listed combinations are legal. The number of all combinations may exceed what a
-/// space can number.
+/// Cartesian product of parameters, for listing its legal combinations explicitly. The number of all
+/// combinations may exceed what a [`Space`] can number.
 pub struct ListedProduct(Space);
 
 impl ListedProduct {
-    /// The product of these parameters.
+    /// Cartesian product of these parameters.
     ///
     /// # Errors
     /// As for [`Space::new`].
@@ -563,12 +562,12 @@ impl ListedProduct {
         Ok(ListedProduct(Space::declare(name, parameters, Vec::new())?))
     }
 
-    /// The rank of the value that this JSON stands for, if it is one of the parameter's.
+    /// Rank of a JSON value in a parameter's domain; `None` if it is not in it.
     pub fn rank_of_json(&self, parameter: usize, value: &Json) -> Option<u64> {
         self.0.axes[parameter].rank_of_json(value)
     }
 
-    /// The space of these configurations, as by [`Space::only`]; their ranks must be feasible.
+    /// Space of these configurations, as by [`Space::only`]; their ranks must be feasible.
     ///
     /// # Errors
     /// As for [`Space::only`].

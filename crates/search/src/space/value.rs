@@ -1,10 +1,10 @@
-//! Values: what one parameter of a configuration holds.
+//! Values of parameters.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// The value of one parameter. Its JSON form is the natural one: `256`, `"packed"`, `[4,4,8,8]`,
+/// Value of one parameter. Its JSON form is the natural one: `256`, `"packed"`, `[4,4,8,8]`,
 /// `["jc","pc","ic"]`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(untagged)]

@@ -1,4 +1,4 @@
-//! Batches of candidates: at hand, chosen for later, left over.
+//! Batches of candidates: in progress, chosen for later, and left over from an earlier call.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Course of the loop: from where a run goes on until its budget is spent.
+//! State of the loop during one call, until its budget is spent.
 
 use std::borrow::Cow;
 use std::sync::atomic::{AtomicBool, Ordering};

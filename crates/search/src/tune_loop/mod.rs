@@ -1,4 +1,4 @@
-//! The tuning loop: asks a search for candidates, has them measured, tells the search, and keeps statistics.
+//! Tuning loop: asks a search for candidates, has them measured, and tells the search their outcomes.
 
 mod batches;
 mod course;
@@ -21,23 +21,22 @@ use crate::search::Search;
 use crate::space::Config;
 use crate::trial::{ErrorClass, Limit, Trial};
 
-/// Budget of a run: when it stops, and how many candidates it measures at a time.
+/// Budget of a run: when it ends, and the batch size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Budget {
-    /// The most trials to measure in this call. A caller that resumes subtracts what is recorded already.
+    /// Maximum number of trials of this call. A caller that resumes subtracts recorded ones.
     pub trials: Option<u64>,
-    /// The most wall-clock time to spend in this call, without pauses. No candidate is begun past it, and
-    /// those at hand have a moment to end; but the first guess is always finished, and others follow for a
-    /// few seconds until one is valid, so that there is a result.
+    /// Maximum wall-clock time of this call, without pauses. No candidate is started later, and running ones
+    /// get a short grace period. The first guess is always finished, and further ones follow for a few
+    /// seconds until one is valid, so that there is a result.
     pub time: Option<Duration>,
-    /// Share of the best time by which the next minute has to be expected to shorten it for the run to go on;
-    /// see [`expected_gain`](crate::expected_gain).
+    /// Early stopping: the run ends when the improvement expected within the next minute falls below this
+    /// share of the best time; see [`expected_gain`](crate::expected_gain).
     pub stop_below: Option<f64>,
-    /// Largest batch of candidates to ask for, at least 1. They compile side by side, and a killed run loses
-    /// at most one batch. Only the first are asked for all at once, later ones as more is known: see
-    /// [`Tuning::go_on`].
+    /// Maximum batch size, at least 1. A killed run loses at most one batch. Batches grow with the number of
+    /// trials: see [`Tuning::go_on`].
     pub batch: usize,
-    /// Smallest batch of candidates to ask for: where this many are measured side by side.
+    /// Minimum batch size: the number of candidates that are measured in parallel.
     pub least: usize,
 }
 
@@ -64,81 +63,80 @@ impl Budget {
     }
 }
 
-/// Trials and guesses that a run begins with; by default none.
+/// Known trials and initial guesses of a run (warm start); empty by default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct HeadStart<'a> {
-    /// Trials of an earlier run or of another, told to the search first and never measured again.
+    /// Trials of earlier runs, which the search observes first and which are not measured again.
     pub prior: &'a [Trial],
-    /// Configurations that are measured before anything that the search proposes, in their order.
+    /// Configurations measured before any proposal of the search, in order.
     pub guesses: &'a [Config],
 }
 
-/// Report of one trial of a run, for the observer.
+/// Report of one trial, for the observer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// Number in the workload's history: the count of prior trials and of those reported before.
+    /// Number in the workload's history, continuing the count of prior trials.
     pub number: u64,
     /// Configuration and its outcome.
     pub trial: Trial,
-    /// The text of its schedule, as of its [`Candidate`](crate::Candidate).
+    /// Schedule as text, as in its [`Candidate`](crate::Candidate).
     pub steps: Arc<str>,
-    /// Seconds, by what they were spent on.
+    /// Seconds spent on it, by activity.
     pub seconds: Seconds,
-    /// Limit that caused the failure, which another run may raise; `None` otherwise.
+    /// Limit that caused the failure, if any; under a higher one the trial may succeed.
     pub limit: Option<Limit>,
     /// Device on which it was measured, and its state.
     pub conditions: Conditions,
-    /// The best median so far in nanoseconds, this trial included.
+    /// Best median so far in nanoseconds, this trial included; `None` before the first success.
     pub best_ns: Option<f64>,
 }
 
 /// Event of a run, for the observer.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// End of one trial: the moment to show progress.
+    /// End of one trial: time to show progress.
     Trial(&'a Report),
-    /// End of a batch, as far as it was measured: the moment to commit records.
+    /// End of a batch with its reports: time to commit records.
     Batch(&'a [Report]),
 }
 
 /// Summary of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// The best of the prior and the new trials; `None` where all failed.
+    /// Best of the prior and the new trials; `None` where all failed.
     pub best: Option<Trial>,
-    /// Trials measured in this call, failures included.
+    /// Number of trials of this call, failures included.
     pub n_trials: u64,
-    /// Number of them that failed, by class; classes without failures are left out.
+    /// Number of failed trials by class, without zeros.
     pub errors: BTreeMap<ErrorClass, u64>,
-    /// Number of those that had come to a limit that another run may raise.
+    /// Number of failed trials by class whose failure a higher limit may avoid.
     pub cut_off: BTreeMap<ErrorClass, u64>,
     /// Seconds spent proposing and observing.
     pub search_seconds: f64,
-    /// Seconds spent on candidates, summed over all of them.
+    /// Seconds spent on candidates, summed over all.
     pub seconds: Seconds,
-    /// Seconds by the wall clock, without pauses.
+    /// Wall-clock seconds, without pauses.
     pub wall_seconds: f64,
-    /// Reason for its end.
+    /// Reason for the end.
     pub ended: Ended,
 }
 
-/// Reasons for which a run ends.
+/// Reason for the end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// The budget of trials is spent.
+    /// Budget of trials spent.
     Trials,
-    /// The budget of time is spent.
+    /// Budget of time spent.
     Time,
-    /// The next minute is expected to gain less than [`Budget::stop_below`].
+    /// Early stopping: expected improvement below [`Budget::stop_below`].
     LittleGain,
-    /// The search has nothing left to propose.
+    /// Space exhausted: the search has nothing left to propose.
     Exhausted,
-    /// The stop flag was raised, or the measuring side gave a batch up.
+    /// Interruption by the stop flag, or by the measuring side.
     Interrupted,
 }
 
-/// A search under way. It advances by [`Tuning::go_on`] whenever it is given time, so that several can take
-/// turns.
+/// Tuning run in progress. It advances by [`Tuning::go_on`], so that several runs can take turns.
 pub struct Tuning<'a> {
     search: &'a mut dyn Search,
     subject: Subject<'a>,
@@ -155,8 +153,8 @@ pub struct Tuning<'a> {
 }
 
 impl<'a> Tuning<'a> {
-    /// Makes a run that begins with the first [`Tuning::go_on`]: the search is told the trials of the head
-    /// start first, and those of its guesses like its own.
+    /// Makes a run that starts with the first [`Tuning::go_on`]. The search observes the prior trials of the
+    /// head start first, and the outcomes of its guesses like its own.
     pub fn new(search: &'a mut dyn Search, subject: Subject<'a>, head_start: HeadStart) -> Tuning<'a> {
         let start = pause::now();
         Tuning::by_clock(search, subject, head_start, Rc::new(move || pause::now() - start))
@@ -185,8 +183,8 @@ impl<'a> Tuning<'a> {
         }
     }
 
-    /// Runs until the budget is spent, the space is exhausted or `stop` is raised: one call of
-    /// [`Tuning::go_on`], and its summary.
+    /// Runs until the budget is spent, the space is exhausted or `stop` is raised: [`Tuning::go_on`] once,
+    /// and the summary.
     ///
     /// # Errors
     /// As [`Tuning::go_on`].
@@ -204,12 +202,12 @@ impl<'a> Tuning<'a> {
         Ok(self.summary(ended))
     }
 
-    /// The best median so far in nanoseconds.
+    /// Best median so far in nanoseconds; `None` before the first success.
     pub fn best_ns(&self) -> Option<f64> {
         self.stats.best_ns()
     }
 
-    /// Summary so far of a run that last ended in this way.
+    /// Summary so far, given the reason for the last end.
     pub fn summary(&self, ended: Ended) -> Summary {
         let stats = &self.stats;
         Summary {

@@ -1,4 +1,4 @@
-//! Statistics of a run: what was measured, the best of it, and how long the search thought.
+//! Statistics of a run: trials, the best one, and the time that the search took.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
