@@ -1,4 +1,4 @@
-//! The best recorded kernel and other libraries, interleaved in one run.
+//! Benchmarks: the best recorded kernel and other libraries, measured in interleaved rounds.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -29,30 +29,31 @@ use crate::session::Session;
 use crate::subject::workload::{require_one_size, start_device};
 use crate::version::BUILD;
 
-/// The name of our kernels among the implementations.
+/// Name of our kernel among the implementations.
 pub const OURS: &str = "tilewright";
 /// Least extent of an implementation's runs in a round.
 const ROUND: RoundLength = RoundLength { time: Duration::from_millis(25), min_samples: 2 };
 
-/// Request to measure implementations side by side.
+/// Request to benchmark implementations of a workload side by side.
 #[derive(Debug, Clone)]
 pub struct BenchRequest {
     /// The operator and its sizes.
     pub workload: Workload,
-    /// The machine that our kernel was tuned for, which must be able to run here.
+    /// Target that our kernel was tuned for; this machine must be able to run its code.
     pub target: Target,
-    /// Threads that all may use.
+    /// Number of threads that each implementation may use.
     pub threads: usize,
-    /// The peers; where none are named, those that take the workload's operands as ours must.
+    /// Peers to measure; `None` for those that take operands as our kernel does: transformed ahead of time
+    /// only where the workload allows it.
     pub against: Option<Vec<&'static PeerSpec>>,
-    /// Folder in which peers' libraries are looked for before the system's.
+    /// Folder searched for peers' libraries before the system's folders.
     pub peer_path: Option<PathBuf>,
-    /// Rounds; each runs every implementation once, in random order.
+    /// Number of rounds; each runs every implementation once, in random order.
     pub rounds: u32,
 }
 
 impl BenchRequest {
-    /// 15 rounds with one thread on this machine, beside the workload's own peers.
+    /// Benchmark of 15 rounds with one thread on this machine, against the workload's default peers.
     pub fn new(workload: Workload) -> BenchRequest {
         BenchRequest { workload, target: host::target(), threads: 1, against: None, peer_path: None, rounds: 15 }
     }
@@ -61,9 +62,9 @@ impl BenchRequest {
 /// Result of a benchmark.
 #[derive(Debug)]
 pub enum Bench {
-    /// A row for each implementation, the fastest first; ours is among them.
+    /// Rows, one per implementation and fastest first; ours is among them.
     Measured(Vec<BenchRow>),
-    /// No kernel of ours is recorded, but what is passed over.
+    /// No usable record of the workload, with counts of the records that were skipped.
     NothingRecorded(PassedOver),
 }
 
@@ -75,47 +76,48 @@ pub struct BenchRow {
     /// The implementation: [`OURS`], or the name of a peer.
     #[serde(rename = "impl")]
     pub implementation: &'static str,
-    /// Threads that it may use.
+    /// Number of threads.
     pub threads: usize,
-    /// Throughput at its median, in 10⁹ operations a second.
+    /// Median throughput, in GFLOP/s.
     pub gflops_median: f64,
-    /// Throughput in its best round.
+    /// Throughput of the best round, in GFLOP/s.
     pub gflops_best: f64,
     /// The median over the rounds' medians, in milliseconds.
     pub ms_median: f64,
-    /// Throughput relative to ours.
+    /// Throughput divided by ours.
     pub ratio_to_ours: f64,
-    /// Spread of its rounds, relative to the median.
+    /// Relative spread of its rounds.
     pub spread: f64,
-    /// Rounds that it was measured in.
+    /// Number of rounds.
     pub rounds: u32,
-    /// Whether it may hold the same operands transformed as ours, and computes in the same precision.
+    /// Whether it is comparable with ours: it may transform the same operands ahead of time, and computes in
+    /// the same precision.
     #[serde(rename = "comparable")]
     pub is_comparable: bool,
-    /// ‖out − reference‖ / ‖reference‖ over the whole output.
+    /// Relative error of the whole output, ‖out − reference‖ / ‖reference‖.
     pub relative_error: Option<f64>,
-    /// The version of the library.
+    /// Version of the library.
     pub version: String,
-    /// Choices of the library for this problem, in words.
+    /// Implementation that the library chose for this problem, in words.
     pub details: String,
-    /// Tensors held in layouts of its own, outside the timing.
+    /// Tensors that it keeps in its own layouts, converted outside the timing.
     #[serde(skip)]
     pub layouts: Layouts,
-    /// Whether it rounds factors, which the workload does not take.
+    /// Whether it rounds operands to a lower precision that the workload does not allow.
     #[serde(skip)]
     pub rounds_factors: bool,
 }
 
 impl BenchRow {
-    /// Our speedup over it.
+    /// Our speedup over this implementation.
     pub fn ours_over_theirs(&self) -> f64 {
         1.0 / self.ratio_to_ours
     }
 }
 
 impl Session {
-    /// Measures the best recorded kernel of a workload and peers side by side. Peers that cannot be measured
-    /// are left out, with a note.
+    /// Benchmarks the best recorded kernel of a workload and its peers. Peers that cannot be measured are
+    /// left out, with a note.
     ///
     /// # Errors
     /// Bad input where the request does not fit; failure where workers do not start or our kernel fails.
@@ -278,7 +280,7 @@ impl BenchEntrant {
     }
 }
 
-/// Our speedups over each peer, by workload.
+/// Our speedups over each peer, one per workload.
 pub fn ours_over_theirs(rows: &[BenchRow]) -> Vec<(&'static str, Vec<f64>)> {
     let mut all: Vec<(&'static str, Vec<f64>)> = Vec::new();
     for row in rows.iter().filter(|row| row.implementation != OURS) {
@@ -290,7 +292,7 @@ pub fn ours_over_theirs(rows: &[BenchRow]) -> Vec<(&'static str, Vec<f64>)> {
     all
 }
 
-/// Prints the rows of a workload as a table for people, with rows marked that are not comparable.
+/// Formats the rows of a workload as a table for people; rows that are not comparable are marked.
 pub fn table_of(workload: &Workload, rows: &[BenchRow]) -> String {
     let ours = Layouts::of(workload);
     let mut cells: Vec<Vec<String>> =

@@ -13,20 +13,20 @@ use tilewright_tune::{self as core, PassedOver, Record, Store, StoreError, TaskK
 
 use crate::format::{digits, duration, percent, table};
 
-/// Member of a Pareto set: no other configuration is as good by every metric and better by one.
+/// Member of a Pareto set: no other configuration is at least as good by every metric and better by one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ParetoPoint {
-    /// Numbers that it came to, by the name of the metric; milliseconds of a time.
+    /// Value of each metric, by its name; times are in milliseconds.
     pub values: Map<String, Json>,
     /// Configuration.
     pub config: Json,
-    /// Commands of the configuration, a line each.
+    /// Commands of the configuration, one per line.
     pub commands: String,
 }
 
 impl ParetoPoint {
-    /// Makes the Pareto set of timings by several objectives, in their order; empty where there is one
-    /// objective. `describe` gives configuration and commands of a timing's position.
+    /// Computes the Pareto set of timings by several objectives; empty for a single objective. `describe`
+    /// returns the configuration and the commands of the timing at an index.
     pub fn set_of<'a>(
         objectives: &Objectives,
         timings: impl Iterator<Item = Option<&'a Timing>>,
@@ -45,7 +45,7 @@ impl ParetoPoint {
         pareto_set(timings.iter().copied()).into_iter().map(point).collect()
     }
 
-    /// Makes the Pareto set of records: of those that were measured here, where there are any.
+    /// Computes the Pareto set of records: of those measured on this machine, if there are any.
     pub fn of_records(objectives: &Objectives, records: &[Record]) -> Vec<ParetoPoint> {
         let is_own = |record: &&Record| !record.is_imported && record.outcome.timing().is_some();
         let has_own = records.iter().any(|record| is_own(&record));
@@ -67,7 +67,7 @@ impl ParetoPoint {
     }
 }
 
-/// The best that is known of a workload.
+/// Best known configuration of a workload.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Best {
     /// Throughput in 10⁹ floating-point operations a second; 0 without an operation count.
@@ -76,17 +76,17 @@ pub struct Best {
     pub ms_median: f64,
     /// Configuration.
     pub config: Json,
-    /// Margin to the runner-up, as a share of the median, where it was measured against others.
+    /// Margin over the runner-up as a share of the median; `None` without a race.
     pub margin: Option<f64>,
-    /// Whether it and the runner-up cannot be told apart.
+    /// Whether it and the runner-up are statistically indistinguishable.
     #[serde(rename = "tie")]
     pub is_tie: bool,
-    /// The template it belongs to.
+    /// Template of the configuration.
     pub template: String,
-    /// The number that a command or a kernel of the user's came to; milliseconds of a time.
+    /// Value of the metric of a user's command or kernel; milliseconds for a time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,
-    /// Commands of its configuration, a line each, where it is one of the user's.
+    /// Commands of the configuration, one per line, for a user's command or kernel.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub commands: Option<String>,
     /// Pareto set of a command with several metrics, the best by the first metric first.
@@ -95,16 +95,17 @@ pub struct Best {
     /// Whether it is the winner of a race.
     #[serde(rename = "confirmed")]
     pub is_confirmed: bool,
-    /// Whether it was imported, and need not have been measured on this machine.
+    /// Whether it was imported, so that it may have been measured on another machine.
     #[serde(rename = "imported")]
     pub is_imported: bool,
-    /// Shared store that it is from, where it is not of the database.
+    /// Shared store that it comes from; `None` if it is from the database.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// Whether this release has found it right, on whatever machine; unknown of what is in the database.
+    /// Whether this release has verified its result, on whatever machine; false where that is unknown, as for
+    /// records of the database.
     #[serde(skip)]
     pub is_of_this_release: bool,
-    /// Spread of the rounds of it and of the runner-up, where it is known.
+    /// Relative spread of its rounds and of the runner-up's, the larger one, if known.
     #[serde(skip)]
     pub spread: Option<f64>,
     /// Median in nanoseconds.
@@ -113,7 +114,7 @@ pub struct Best {
 }
 
 impl Best {
-    /// A result of this template, configuration and median.
+    /// Makes a result without a race from template, configuration and median.
     pub fn new(workload: &Workload, template: String, config: Json, median_ns: f64) -> Best {
         Best { gflops: gflops(workload, median_ns), ..Best::unnamed(template, config, median_ns) }
     }
@@ -139,7 +140,7 @@ impl Best {
         }
     }
 
-    /// Text of its speed, its rank and its configuration, in lines.
+    /// Text of its speed, its rank and its configuration, in several lines.
     pub fn text(&self) -> String {
         format!(
             "{} GFLOP/s, {} ({})\ntemplate {}\n{}",
@@ -165,8 +166,8 @@ impl Best {
         }
     }
 
-    /// Lead of a race's winner over the runner-up, in words, of `n_leaders` leaders; `None` where it was not
-    /// measured against others.
+    /// Margin of a race's winner over the runner-up, in words, among `n_leaders` finalists; `None` without a
+    /// race.
     pub fn ahead(&self, n_leaders: Option<usize>) -> Option<String> {
         let margin = percent(self.margin?);
         let of = n_leaders.map_or(String::new(), |n| format!(" of {n}"));
@@ -177,7 +178,7 @@ impl Best {
         })
     }
 
-    /// The winner of a race.
+    /// Result of a race's winner.
     pub fn of_winner(workload: &Workload, winner: &Winner) -> Best {
         Best { gflops: gflops(workload, winner.median_ns), ..Best::of_unnamed_winner(winner) }
     }
@@ -194,7 +195,7 @@ impl Best {
         }
     }
 
-    /// The best of a store, of something of the user's.
+    /// Result of a store's best record of a user's command or kernel.
     pub fn of_own(best: core::BestRecord) -> Best {
         match best {
             core::BestRecord::Confirmed(winner) => Best::of_unnamed_winner(&winner),
@@ -205,7 +206,7 @@ impl Best {
         }
     }
 
-    /// The best of a store.
+    /// Result of a store's best record of a workload.
     pub fn of_store(workload: &Workload, best: core::BestRecord) -> Best {
         match best {
             core::BestRecord::Confirmed(winner) => Best::of_winner(workload, &winner),
@@ -217,16 +218,15 @@ impl Best {
     }
 }
 
-/// Throughput in 10⁹ floating-point operations a second.
+/// Throughput in GFLOP/s of a run that takes `ns`.
 pub fn gflops(workload: &Workload, ns: f64) -> f64 {
     workload.flops() / ns
 }
 
-/// States of the caches before timed runs.
+/// Cache states before timed runs that records distinguish.
 pub const CACHES: [Caches; 3] = [Caches::Warm, Caches::ColdConstants, Caches::Cold];
 
-/// The name that records bear: the target, and under what conditions it was measured where they are not the
-/// usual ones.
+/// Name of a target in records, with the cache state appended unless it is the default.
 pub fn target_name(target: &Target, caches: Caches) -> String {
     let condition = match caches {
         Caches::Warm => "",
@@ -236,13 +236,13 @@ pub fn target_name(target: &Target, caches: Caches) -> String {
     format!("{}{condition}", target.name())
 }
 
-/// The target that records name, where it is this machine or one that is known by name.
+/// Target by its name in records, if it is this machine or a predefined target.
 pub fn known_target(name: &str) -> Option<Target> {
     let known = std::iter::once(host::target()).chain(GENERIC.iter().map(Generic::target));
     known.into_iter().find(|target| CACHES.iter().any(|caches| target_name(target, *caches) == name))
 }
 
-/// Validators of a workload's records for this target and threads, by template.
+/// Plausibility checks of a workload's records for this target and number of threads, by template.
 pub fn validators<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> impl Fn(&str) -> Validator + 'a {
     let machine = known_target(target);
     move |template| Validator::new(workload, target, threads, template, machine.clone())

@@ -1,9 +1,9 @@
-//! Cache of code, schedules and estimates on disk.
+//! On-disk cache of code, schedules and estimates.
 //!
-//! An entry is a file whose name is a hash of everything that its content depends on: the kind of content,
-//! the build of this program and of LLVM, and what was asked. It holds a checksum of name and content. What
-//! is damaged, cut off, another user's or not to be read counts as not there, and what cannot be written is
-//! left out: nothing but time depends on this folder. Several processes may use it at once.
+//! An entry is a file whose name is a hash of all that determines its content: the kind of content, the build
+//! of this program and of LLVM, and the request. It holds a checksum of name and content. An entry that is
+//! damaged, truncated, another user's or unreadable counts as missing, and failures to write are ignored: the
+//! cache affects nothing but time. Several processes may use it at once.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ const KEPT: f64 = 0.8;
 /// Largest lag of an entry's time of use.
 const LAG: Duration = Duration::from_secs(3600);
 
-/// Entries in a folder, or none at all.
+/// Cache in a folder, or a disabled one.
 #[derive(Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
@@ -62,7 +62,7 @@ pub struct Cache {
     n_damaged: AtomicUsize,
 }
 
-/// The cache of who does without.
+/// Disabled cache.
 pub static NO_CACHE: Cache = Cache::within(None, 0);
 
 impl Cache {
@@ -78,8 +78,8 @@ impl Cache {
         }
     }
 
-    /// Opens the cache in a folder, made where it does not exist; by default in the user's folder for caches,
-    /// and none where the user has no such folder.
+    /// Opens the cache in a folder, which is created if missing; by default in the user's cache folder. The
+    /// cache is disabled where the user has no such folder.
     ///
     /// # Errors
     /// Bad input where a folder is given that is none or cannot be made.
@@ -101,7 +101,8 @@ impl Cache {
         }
     }
 
-    /// A cache in the same folder that collects what it is asked for, so that it can go elsewhere.
+    /// Cache in the same folder that also collects the entries it returns or stores, for moving them
+    /// elsewhere.
     #[must_use]
     pub fn collecting(&self) -> Cache {
         let mut cache = Cache::within(self.folder.clone(), self.most_bytes);
@@ -109,7 +110,7 @@ impl Cache {
         cache
     }
 
-    /// The entries that were collected, for [`Cache::with_entries`].
+    /// Collected entries as bytes, for [`Cache::with_entries`].
     pub fn entries(&self) -> Vec<u8> {
         let used = self.used.as_ref().map(|used| used.lock().unwrap_or_else(PoisonError::into_inner));
         let mut bytes = Vec::new();
@@ -122,8 +123,8 @@ impl Cache {
         bytes
     }
 
-    /// A cache in the same folder that has these entries as well. Their code is run as it is: whoever gives
-    /// them has to trust their source. Bytes that are no entries have none.
+    /// Cache in the same folder with additional entries. Their code is executed unchecked, so their source
+    /// must be trusted. Invalid bytes yield no entries.
     #[must_use]
     pub fn with_entries(&self, mut bytes: &[u8]) -> Cache {
         let mut part = || {
@@ -137,7 +138,7 @@ impl Cache {
         cache
     }
 
-    /// Whether what it is asked for is collected.
+    /// Whether entries are collected.
     pub fn is_collecting(&self) -> bool {
         self.used.is_some()
     }
@@ -147,14 +148,14 @@ impl Cache {
         self.folder.is_some() || self.used.is_some() || !self.given.is_empty()
     }
 
-    /// Reason why entries could not be written, if so.
+    /// Reason why entries could not be written, if any.
     pub fn refusal(&self) -> Option<String> {
         let refused = self.refused.lock().ok()?;
         let folder = self.folder.as_ref()?.display();
         refused.as_ref().map(|error| format!("compiled kernels could not be kept in {folder}: {error}"))
     }
 
-    /// Line about entries that were found damaged since the last call, if any.
+    /// Message about damaged entries found since the last call, if any.
     pub fn take_damage(&self) -> Option<String> {
         let folder = self.folder.as_ref()?.display();
         match self.n_damaged.swap(0, Ordering::Relaxed) {
@@ -163,8 +164,9 @@ impl Cache {
         }
     }
 
-    /// Code of a scheduled program, from the cache or as [`Code::compile`] makes it, but for code shared with
-    /// others. A text that determines the program, where there is one, has [`Cache::known_code`] find it.
+    /// Code of a scheduled program, from the cache or by [`Code::compile`]. With `determined_by`, a text that
+    /// determines the program, [`Cache::known_code`] finds the code later. Code that is shared with others is
+    /// not kept.
     ///
     /// # Errors
     /// As [`Code::compile`].
@@ -191,8 +193,8 @@ impl Cache {
         Code::load(compiler, program, &object)
     }
 
-    /// Code of the program that a text determines, where it is kept. Such code is found without its program,
-    /// which takes longer to read than the code to load. Only code of our own back end is kept so.
+    /// Cached code of the program that a text determines. It is found without the program, which takes longer
+    /// to read than the code takes to load. Only code of our own back end is kept in this form.
     pub fn known_code(&self, compiler: &Compiler, determined_by: &str) -> Option<Code> {
         match self.is_asked() && llvm_version().is_none() {
             true => self.kept_code(compiler, determined_by),
@@ -230,7 +232,7 @@ impl Cache {
         Code::load_quick(compiler, header, text, &made)
     }
 
-    /// The program that these texts determine, in the order in which they come.
+    /// Program determined by these texts in their order, from the cache or from `make`.
     ///
     /// # Errors
     /// Errors of `make`.
@@ -259,7 +261,7 @@ impl Cache {
         }
     }
 
-    /// Text that these texts determine, from the cache or from `make`.
+    /// Text determined by these texts, from the cache or from `make`.
     ///
     /// # Errors
     /// Errors of `make`.
@@ -278,7 +280,7 @@ impl Cache {
         make().inspect(|text| self.put(&name, text.as_bytes()))
     }
 
-    /// Number that these texts determine, from the cache or from `make`; `None` if `make` has none.
+    /// Number determined by these texts, from the cache or from `make`; `None` if `make` returns none.
     pub fn number(&self, determined_by: &[&dyn Display], make: impl FnOnce() -> Option<f64>) -> Option<f64> {
         if !self.is_asked() {
             return make();
@@ -291,9 +293,9 @@ impl Cache {
         })
     }
 
-    /// Has processes on all CPUs compile the code of a model on an OpenCL device that is not kept yet: some
-    /// compilers take one program at a time in a process. What does not come of it is compiled by the one
-    /// that runs the model.
+    /// Compiles the kernels of a model for an OpenCL device that are not cached yet, in processes on all
+    /// CPUs, because some drivers compile one program at a time per process. Kernels that fail are compiled
+    /// again by the process that runs the model.
     pub fn fill(&self, model: &AnyModel, worker: &WorkerCommand) {
         let (Some(folder), AnyModel::Gpu(model)) = (&self.folder, model) else { return };
         let mut sources = missing_sources(model, self).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Choice of a kernel's configuration: the best recorded one, or a guess of the machine's model.
+//! Choice of a kernel's configuration: the best recorded one, or a guess by the template's analytical model.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -30,15 +30,15 @@ use crate::version::BUILD;
 /// Origin of a kernel's configuration.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Source {
-    /// A record, with its nanoseconds.
+    /// Recorded configuration, with its median in nanoseconds.
     Recorded(f64),
-    /// A guess of the machine's model, as nothing is recorded.
+    /// Guess of the analytical model, as nothing is recorded.
     Guessed,
-    /// The model's guess, as the recorded configuration is of a space that has changed since.
+    /// Guess of the analytical model, as the recorded configuration is from an earlier version of the space.
     Outdated,
 }
 
-/// A kernel's configuration.
+/// Chosen configuration of a kernel.
 pub struct Choice {
     /// Task of the configuration.
     pub task: Task,
@@ -49,8 +49,8 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The configuration that the template's model of the machine ranks first, of the operator's first
-    /// template where none is named.
+    /// Configuration that the template's analytical model ranks first; of the operator's default template if
+    /// none is named.
     ///
     /// # Errors
     /// If the operator has no such template, or it has no configuration for this workload.
@@ -65,18 +65,18 @@ impl Choice {
         Ok(Choice { task, config, source: Source::Guessed })
     }
 
-    /// Cost of a run by the template's model of the machine, in cycles of a core.
+    /// Predicted cost of a run by the analytical model, in cycles of a core.
     pub fn estimate(&self) -> Option<f64> {
         let Task { setting, template, space } = &self.task;
         template.estimate.map(|estimate| estimate(setting, space, &self.config))
     }
 
-    /// Whether it was measured.
+    /// Whether the configuration was measured, rather than guessed.
     pub fn is_recorded(&self) -> bool {
         matches!(self.source, Source::Recorded(_))
     }
 
-    /// Whether another one is the same configuration of the same template.
+    /// Whether another choice is the same configuration of the same template.
     pub fn same_configuration(&self, other: &Choice) -> bool {
         let is_same_template = self.task.template.name == other.task.template.name;
         is_same_template && self.config_json() == other.config_json()
@@ -86,10 +86,9 @@ impl Choice {
         self.task.space.config_to_json(&self.config)
     }
 
-    /// Records it, which took so long in a whole run, as the best of its workload in such caches, in the
-    /// place
-    /// of another choice that was faster by itself. One of another template may still come before it, where
-    /// that was measured faster.
+    /// Records this choice, with its median within a whole run, as the best for its workload in this cache
+    /// state, in place of `other`, which was faster in isolation. A faster record of another template still
+    /// comes first.
     ///
     /// # Errors
     /// If the database cannot be written.
@@ -115,7 +114,7 @@ impl Choice {
         opened.store.set_winner(&winner).map_err(|error| database.refuse(error))
     }
 
-    /// The scheduled program.
+    /// Scheduled program of the configuration.
     ///
     /// # Errors
     /// If a step is illegal: the template's fault.
@@ -125,7 +124,7 @@ impl Choice {
         self.task.program(&self.config).map_err(error)
     }
 
-    /// The kernel as a model of one step, with these elements of its constant inputs.
+    /// Kernel as a model of one step, with its constant inputs bound to these bytes.
     ///
     /// # Errors
     /// If it has no code, or memory does not suffice for the constants.
@@ -153,7 +152,7 @@ fn setting(workload: &Workload, target: &Target, threads: usize) -> TemplateSett
 }
 
 impl Best {
-    /// The result as a configuration of its template's space, as that is now.
+    /// Configuration of this result in the template's current space.
     ///
     /// # Errors
     /// If the space has changed since it was recorded.
@@ -166,17 +165,17 @@ impl Best {
     }
 }
 
-/// Text that determines a scheduled program.
+/// Cache key: a text that determines a scheduled program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Determined {
-    /// The text.
+    /// Text of the key.
     pub text: String,
-    /// Whether it is of a guess.
+    /// Whether the program is of a guess.
     pub is_guess: bool,
 }
 
 impl Determined {
-    /// Names all that determines the program of a guess.
+    /// Cache key of a guess's program.
     pub fn guessed(workload: &Workload, target: &Target, threads: usize) -> Determined {
         Determined { text: format!("{workload} {target} {threads}"), is_guess: true }
     }
@@ -187,8 +186,8 @@ impl Determined {
     }
 }
 
-/// Records of a database for many kernels: the file is opened once, and queried once for each. By default
-/// there are none. A store of winners that machines share is asked for what is not recorded.
+/// Best records of a database, cached in memory for compiling many kernels; by default there are none. For
+/// workloads without records, a shared store is asked.
 #[derive(Default)]
 pub struct Records {
     /// Database of the records; `None` by default.
@@ -206,8 +205,8 @@ pub struct Records {
     admitted: RefCell<HashMap<(String, String), bool>>,
 }
 
-/// Best configuration of a kernel as records, or a store, had it: what goes with a compiled model, so that
-/// another machine's records do not change it.
+/// Best configuration of a kernel, as records or a shared store returned it. It is saved with a compiled
+/// model, so that another machine's records do not change the model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// Workload, as in records.
@@ -218,7 +217,7 @@ pub struct Answer {
     pub threads: usize,
     /// Template of the configuration.
     pub template: String,
-    /// The configuration.
+    /// Configuration as JSON.
     pub config: Json,
     /// Median time of a run in nanoseconds.
     pub median_ns: f64,
@@ -231,7 +230,7 @@ const MOST_LISTED: usize = 10_000;
 type Question = (String, String, usize, Option<String>);
 
 impl Database {
-    /// Opens the records; empty where there is no file.
+    /// Opens the records; empty if the file does not exist.
     ///
     /// # Errors
     /// As [`Database::open_to_read`].
@@ -247,10 +246,10 @@ fn caches_in_turn(caches: Caches) -> impl Iterator<Item = Caches> {
 }
 
 impl Records {
-    /// Finds the best record of a workload, or of the one that [represents](Workload::representative) it, of
-    /// this template if one is given, and counts the records skipped. The target is as records name it
-    /// ([`target_name`]); without records of it, those of a class of such machines serve. Answers are kept:
-    /// records made after the first such call do not count.
+    /// Finds the best record of a workload, or of its [representative](Workload::representative), of this
+    /// template if one is given; also counts skipped records. `target` is a name in records
+    /// ([`target_name`]); without records of it, those of its machine class serve. Results are cached:
+    /// records written after the first such call do not count.
     ///
     /// # Errors
     /// If the database cannot be read.
@@ -324,14 +323,14 @@ impl Records {
         Ok((best, passed_over))
     }
 
-    /// Has what others have tuned built and checked by workers before its first use, and recorded.
+    /// Has entries of shared stores built and verified by workers before their first use, and then recorded.
     #[must_use]
     pub fn checked_by(self, worker: WorkerCommand) -> Records {
         Records { worker: Some(worker), ..self }
     }
 
-    /// Has answers ahead of what is recorded. Those of other targets, or of configurations that a template no
-    /// longer has, change nothing.
+    /// Gives `answers` priority over records. Answers for other targets, or of configurations that a template
+    /// no longer has, are ignored.
     #[must_use]
     pub fn knowing(mut self, answers: &[Answer]) -> Records {
         self.has_answers |= !answers.is_empty();
@@ -343,8 +342,8 @@ impl Records {
         self
     }
 
-    /// Text that changes with the answers there are, as far as it can be told without asking: not where a
-    /// store is shared, or answers were given ahead of what is recorded.
+    /// Fingerprint of the records, which changes when they do; `None` if it cannot be known without a query:
+    /// with a shared store, or with given answers.
     ///
     /// # Errors
     /// If the database cannot be read.
@@ -357,7 +356,7 @@ impl Records {
         }
     }
 
-    /// Answers that were given so far, in the order of their workloads.
+    /// Answers returned so far, ordered by workload.
     pub fn answers(&self) -> Vec<Answer> {
         let asked = self.asked.borrow();
         let answer = |((workload, target, threads, template), (best, _)): (&Question, &(Option<Best>, PassedOver))| {
@@ -376,7 +375,7 @@ impl Records {
         answers
     }
 
-    /// Lines about a shared store, or entries of it, that could not be used; each is told once.
+    /// Warnings about a shared store, or entries of it, that could not be used; each is returned once.
     pub fn notes(&self) -> Vec<String> {
         self.database.as_ref().and_then(Database::shared).map_or(Vec::new(), |shared| shared.take_notes())
     }
@@ -403,9 +402,8 @@ impl Records {
         admitted.is_ok()
     }
 
-    /// Chooses the best known configuration of a workload for a run with caches in this state: the best
-    /// record, else the best with caches in another state, else [`Choice::guess`]; and counts the records
-    /// skipped.
+    /// Chooses a workload's configuration for a cache state: the best record, else the best record in another
+    /// cache state, else [`Choice::guess`]; also counts skipped records.
     ///
     /// # Errors
     /// If records cannot be read, or no template has a configuration for the workload.
@@ -422,8 +420,8 @@ impl Records {
         Ok((known.or_else(guess)?, passed_over))
     }
 
-    /// The scheduled program of the best configuration that is recorded, as by [`Records::known`], and what
-    /// determines it; none where a guess is to be made.
+    /// Scheduled program of the best recorded configuration, as by [`Records::known`], with its cache key;
+    /// `None` where only a guess is possible.
     ///
     /// # Errors
     /// If records cannot be read.
@@ -451,9 +449,8 @@ impl Records {
         Ok(None)
     }
 
-    /// Names all that determines the scheduled program of a workload by [`Records::program`], or by a guess
-    /// where nothing is recorded, as far as it is known before the program is made. Not of what others have
-    /// tuned: whether that may be used is asked each time.
+    /// Cache key of the program that [`Records::program`] or a guess yields, found without making the
+    /// program. `None` for entries of a shared store, whose use is checked each time.
     ///
     /// # Errors
     /// If records cannot be read.
@@ -472,7 +469,8 @@ impl Records {
         Ok(Some(Determined::guessed(workload, target, threads)))
     }
 
-    /// Finds a recorded configuration, without a guess; else the reason why a guess has to be made.
+    /// Finds a recorded configuration without guessing; else returns the reason for a guess. Also counts
+    /// skipped records.
     ///
     /// # Errors
     /// If records cannot be read.

@@ -1,8 +1,8 @@
-//! Time of the calendar.
+//! Wall-clock time.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Time since 1970.
+/// Time since the Unix epoch.
 pub fn since_1970() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

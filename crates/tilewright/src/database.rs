@@ -1,4 +1,4 @@
-//! Opening the file that records are kept in.
+//! Database: the SQLite file of the records.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -13,10 +13,10 @@ use tilewright_tune::{Store, StoreError};
 use crate::error::{Error, ErrorKind, one_line};
 use crate::shared::SharedStore;
 
-/// Place of the records: a database file.
+/// Location of the records: an SQLite file, perhaps with a shared store behind it.
 #[derive(Debug, Clone)]
 pub struct Database {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
     /// Whether the user named it.
     is_given: bool,
@@ -27,7 +27,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// The file that was given, or the default one in the user's data folder.
+    /// Database in the given file, or in the default one in the user's data folder.
     ///
     /// # Errors
     /// If the name is empty, or none is given and the user has no data folder.
@@ -45,34 +45,34 @@ impl Database {
         Ok(Database { path, is_given: false, option: None, shared: None })
     }
 
-    /// Sets the option by which the user named the file, or would, for messages.
+    /// Sets the option that names the file, for messages.
     #[must_use]
     pub fn called(self, option: &'static str) -> Database {
         Database { option: Some(option), ..self }
     }
 
-    /// Sets the store of winners that is asked for what is not recorded here.
+    /// Sets the shared store that is asked for what is not recorded here.
     #[must_use]
     pub fn before(self, shared: Option<Arc<SharedStore>>) -> Database {
         Database { shared, ..self }
     }
 
-    /// Store of winners that is asked for what is not recorded here.
+    /// Shared store that is asked for what is not recorded here.
     pub fn shared(&self) -> Option<&Arc<SharedStore>> {
         self.shared.as_ref()
     }
 
-    /// Whether the user named the file.
+    /// Whether the user named the file, rather than taking the default.
     pub fn is_given(&self) -> bool {
         self.is_given
     }
 
-    /// The name of the file, for messages.
+    /// Name of the file, for messages.
     pub fn name(&self) -> String {
         one_line(&self.path.display().to_string())
     }
 
-    /// The store, created if it is not there.
+    /// Opens the store for writing; creates it if it does not exist.
     ///
     /// # Errors
     /// If the file cannot be written or is not ours; this is bad input where the user named the file.
@@ -99,7 +99,7 @@ impl Database {
         self.path.metadata().ok().map(|file| (file.dev(), file.ino()))
     }
 
-    /// The store, or `None` where the file does not exist.
+    /// Opens the store for reading; `None` if the file does not exist.
     ///
     /// # Errors
     /// If the file cannot be read or is not ours; this is bad input where the user named the file.
@@ -121,7 +121,7 @@ impl Database {
         }
     }
 
-    /// The store, which has to be there.
+    /// Opens a store that must exist.
     ///
     /// # Errors
     /// As [`Database::open_to_read`], and bad input where there is no file.
@@ -170,8 +170,8 @@ impl Database {
         Connection::open_with_flags(plain, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| self.refuse(e.into()))
     }
 
-    /// Error of a store that cannot be read, with the file's name and advice: bad input if the user named a
-    /// file that cannot be used.
+    /// Error of a store that cannot be opened, with the file's name and a hint to mend it; bad input if the
+    /// user named the file.
     pub fn refuse(&self, error: StoreError) -> Error {
         match error {
             StoreError::Busy { .. } | StoreError::Full | StoreError::Gone => self.failure(&error),
@@ -180,7 +180,7 @@ impl Database {
         }
     }
 
-    /// The error of a store in the middle of a run, with the file's name and how to mend it.
+    /// Error of a store during a run, with the file's name and a hint to mend it.
     pub fn failure(&self, error: &StoreError) -> Error {
         let another = self.another();
         let name = self.name();
@@ -224,21 +224,21 @@ impl Database {
     }
 }
 
-/// A store that is written to, and the file that it is in.
+/// Store that is open for writing, with its file.
 #[derive(Debug)]
 pub struct Opened {
     /// The store.
     pub store: Store,
-    /// Database that was opened.
+    /// Database that it belongs to.
     pub database: Database,
     /// Identity of the file, as of [`Database::file`].
     file: Option<(u64, u64)>,
-    /// Warning about the file.
+    /// Warning about the file, if it has further names (hard links).
     pub warning: Option<String>,
 }
 
 impl Opened {
-    /// Checks that the records written are in the file that the path names.
+    /// Checks that the open store is still the file at the path.
     ///
     /// # Errors
     /// [`StoreError::Gone`] if the file was deleted, moved or replaced. SQLite then leaves the log beside
@@ -249,7 +249,7 @@ impl Opened {
     }
 }
 
-/// A path of a name that is longer by an ending, behind an extension too.
+/// Path with a suffix appended to its file name, after any extension.
 pub fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut longer = path.as_os_str().to_owned();
     longer.push(suffix);

@@ -1,4 +1,4 @@
-//! The machines that kernels are for, by the names that their users give them.
+//! Device specifications: machines by the names that options give them.
 
 use std::fmt;
 
@@ -12,23 +12,23 @@ use crate::format::count;
 use crate::import::MOST_THREADS;
 use crate::request::OnRunner;
 
-/// The device that is this machine's CPU.
+/// Device name of this machine's CPU.
 pub const CPU: &str = "cpu";
-/// The target that is this machine's CPU.
+/// Target name of this machine's CPU.
 pub const HOST: &str = "host";
 
-/// A machine as options name it.
+/// Machine as options specify it.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceSpec<'a> {
     /// Device that runs kernels: [`CPU`], or `opencl`, `opencl:N`, `cuda` or `cuda:N`.
     pub device: &'a str,
-    /// The target to generate code for on a CPU: [`HOST`], or one known by name.
+    /// Target of a CPU to generate code for: [`HOST`], or the name of a predefined one.
     pub target: &'a str,
-    /// Threads of the CPU that a kernel may use.
+    /// Number of CPU threads that a kernel may use.
     pub threads: usize,
 }
 
-/// The targets that code can be generated for, by name.
+/// Names of the predefined targets, for messages.
 pub fn target_names() -> String {
     std::iter::once(HOST).chain(GENERIC.iter().map(|generic| generic.name)).collect::<Vec<_>>().join(", ")
 }
@@ -40,8 +40,8 @@ impl fmt::Display for DeviceSpec<'_> {
     }
 }
 
-/// The target by which code for a CPU is run here: itself where this machine is such a one, this machine
-/// otherwise, on which the same program computes the same. Libraries hold constants that it has prepared.
+/// Target by which code for `target` is tried out here: itself if this machine runs it, otherwise this
+/// machine, which computes the same by the same program. Libraries hold constants prepared that way.
 pub fn target_here(target: &Target) -> Target {
     let is_here = |host: &Target| target.arch == host.arch && target.vector_bits <= host.vector_bits;
     Some(host::target()).filter(|host| target.gpu.is_none() && !is_here(host)).unwrap_or_else(|| target.clone())
@@ -58,7 +58,7 @@ impl DeviceSpec<'_> {
         Error::setting(Setting::Threads, format!(" is for CPUs (leave it out for {device})"))
     }
 
-    /// The target.
+    /// Resolves the target.
     ///
     /// # Errors
     /// Bad input where there is no such device, or no target has this name.
@@ -74,7 +74,7 @@ impl DeviceSpec<'_> {
         Target::named(self.target).ok_or_else(unknown)
     }
 
-    /// Name that the maker gives the CPU or the device.
+    /// Marketing name of the CPU or device.
     ///
     /// # Errors
     /// Bad input where there is no such device.
@@ -82,7 +82,7 @@ impl DeviceSpec<'_> {
         if self.device == CPU { Ok(host::cpu_name()) } else { Ok(self.of_device()?.1) }
     }
 
-    /// Version of what makes machine code for a GPU: of its driver, or of NVIDIA's assembler.
+    /// Version of the GPU's code generator: its driver, or NVIDIA's assembler.
     ///
     /// # Errors
     /// Bad input where there is no such device.
@@ -116,7 +116,7 @@ impl DeviceSpec<'_> {
         Ok((device.target, device.name))
     }
 
-    /// The target, for kernels that are to run here.
+    /// Resolves the target of kernels that are to run on this machine.
     ///
     /// # Errors
     /// Bad input if there is no such target, it is another kind of machine, or there are fewer CPUs than
@@ -138,8 +138,8 @@ impl DeviceSpec<'_> {
         Ok(target)
     }
 
-    /// The target of a device without a compiler, by the command that starts its runner, where one is given;
-    /// this machine's otherwise.
+    /// Resolves the target of a remote device by the command that starts its runner; without a command, the
+    /// target of this machine.
     ///
     /// # Errors
     /// Bad input where the command starts no runner, or code for the target does not run there; and as
@@ -154,7 +154,7 @@ impl DeviceSpec<'_> {
         Ok((target, Some(OnRunner { command: command.to_owned(), is_emulated: hello.is_emulated })))
     }
 
-    /// The target on the device of a runner, and what that says.
+    /// Resolves the target of a runner's device, with the runner's greeting.
     ///
     /// # Errors
     /// As [`DeviceSpec::with_runner`].
@@ -174,7 +174,7 @@ impl DeviceSpec<'_> {
         Ok((target, hello))
     }
 
-    /// The target, for code that is to run on this machine's CPU.
+    /// Resolves the target of code that is to run on this machine's CPU.
     ///
     /// # Errors
     /// As [`DeviceSpec::runnable_target`], and bad input where a device is asked for.
@@ -186,7 +186,7 @@ impl DeviceSpec<'_> {
         self.runnable_target()
     }
 
-    /// Target of a library: a CPU, of this machine or another one, or a GPU.
+    /// Resolves the target of a library: this machine's or another CPU, or a GPU.
     ///
     /// # Errors
     /// Bad input where there is no such target or device, or no machine has so many threads.
@@ -202,7 +202,7 @@ impl DeviceSpec<'_> {
         Ok(target)
     }
 
-    /// Checks the number of threads, for kernels that need not run here unless the target is this machine.
+    /// Checks the number of threads; against this machine's CPUs only if the target is this machine.
     ///
     /// # Errors
     /// Bad input where no machine, or not this one, has so many.

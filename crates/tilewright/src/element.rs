@@ -1,20 +1,19 @@
-//! Elements of tensors in Rust: the types that kernels take.
+//! Element types of tensors in Rust.
 
 pub use half::{bf16, f16};
 use tilewright_ir::DType;
 
-/// Type of a tensor's elements: `f32`, `f64`, [`struct@f16`], [`bf16`], the integers of 8 to 64 bits, and
-/// `bool`.
-/// Nobody else can implement it.
+/// Element type of a tensor: `f32`, `f64`, [`struct@f16`], [`bf16`], integers of 8 to 64 bits, or `bool`. The
+/// trait is sealed.
 pub trait Element: private::Bytes {
-    /// Type of the elements, as programs have it.
+    /// Element type in programs.
     const DTYPE: DType;
 }
 
-/// Values whose elements a kernel reads.
+/// Buffer of elements that a kernel reads: a slice, array or vector.
 pub trait Elements: private::Read {}
 
-/// Values whose elements a kernel writes.
+/// Buffer of elements that a kernel writes: a mutable slice, array or vector.
 pub trait ElementsMut: private::Write {}
 
 impl<T: private::Read + ?Sized> Elements for T {}

@@ -1,4 +1,4 @@
-//! Forms of a configuration, from its schedule steps down to machine code.
+//! Intermediate forms of a configuration, from schedule steps down to machine code.
 
 use serde_json::{Value as Json, json};
 use tilewright_codegen::{CallerBuffer, CompileError, Emit, Interface, emit_gpu, export, opencl_c};
@@ -12,26 +12,26 @@ use crate::error::{Error, ErrorKind};
 use crate::format::count;
 use crate::version::BUILD;
 
-/// The forms of a program.
+/// Intermediate form of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Schedule steps.
     Steps,
-    /// The scheduled program.
+    /// Scheduled program in the loop IR.
     Ir,
-    /// The program as code is generated from it; kernels, for a GPU.
+    /// Lowered program, from which code is generated; for a GPU, its kernels.
     Lowered,
-    /// OpenCL C.
+    /// Source in OpenCL C.
     OpenCl,
-    /// Our own form between loops and machine code.
+    /// SSA form of our own back end.
     Ssa,
-    /// LLVM's text after its passes.
+    /// LLVM IR after optimization.
     Llvm,
     /// Assembly.
     Asm,
-    /// A relocatable object.
+    /// Relocatable object file.
     Object,
-    /// The C header of the object.
+    /// C header of the object.
     Header,
 }
 
@@ -54,20 +54,20 @@ impl Form {
         Form::ALL.iter().find(|(form, ..)| *form == self).expect("every form has a row").1
     }
 
-    /// Whether functions with names are in it.
+    /// Whether the form contains function names.
     pub fn has_names(self) -> bool {
         !matches!(self, Form::Steps | Form::Ir | Form::Lowered | Form::OpenCl)
     }
 }
 
-/// A configuration of a task, or its untuned program.
+/// Program to emit: a configuration of a task, or its untuned program.
 pub struct EmittedSubject<'a> {
     /// The task.
     pub task: &'a Task,
     /// Configuration; `None` for the untuned program.
     pub config: Option<&'a Config>,
-    /// Prefix of the functions' names; `None` for one made of the workload and a hash of all that the code
-    /// depends on.
+    /// Prefix of function names; `None` for one made of the workload and a hash of all that the code depends
+    /// on.
     pub prefix: Option<&'a str>,
 }
 

@@ -1,11 +1,11 @@
-//! Errors, each in one line.
+//! Errors, each of one line.
 
 use std::error::Error as StdError;
 use std::fmt;
 
 use tilewright_search::{BoxError, ErrorClass};
 
-/// Reason why something was not done: its text tells what, where and how to mend it.
+/// Error with a one-line text: what failed, where, and how to mend it.
 #[derive(Debug)]
 pub struct Error {
     text: String,
@@ -13,52 +13,52 @@ pub struct Error {
     source: Option<BoxError>,
 }
 
-/// Kind of an error, with its facts. A program whose settings have names of its own, such as options, can
-/// name those that an error is about.
+/// Kind of an error, with its facts. A shell whose settings have names of their own, such as options, can use
+/// it to name the option at fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Input that does not fit, as the text says.
+    /// Bad input, as the text says.
     Input,
-    /// Work that failed, as the text says.
+    /// Failed work, as the text says.
     Failed,
-    /// A setting that does not fit; the text continues its name.
+    /// Setting that does not fit; the text continues its name.
     Setting(Setting),
-    /// A search that does not exist, or does not have such an option.
+    /// Unknown search, or unknown option of one.
     NoSearch,
-    /// Code for a target that does not run on this machine.
+    /// Target whose code this machine does not run.
     OtherMachine,
-    /// Commands and kernels for CPUs on a device that is none.
+    /// Command or CPU kernel requested for a device that is not a CPU.
     NotOnDevice {
         /// Name of the device.
         device: String,
     },
-    /// A kernel in a language that its device does not run.
+    /// Kernel in a language that the device does not run.
     WrongDevice {
         /// Name of the device.
         given: String,
-        /// Name of a device that runs it.
+        /// Name of a device that would run it.
         wanted: &'static str,
     },
-    /// OpenCL C of a kernel for CPUs.
+    /// Request for OpenCL C of a CPU kernel.
     NotForGpu,
-    /// A database that does not exist.
+    /// Missing database.
     NoDatabase,
-    /// No folder of the user's in which there is a place for it by default.
+    /// Missing default folder: the user has no home.
     NoHome,
-    /// Results of which nothing fits.
+    /// Transfer source without any usable result.
     NothingToTransfer,
-    /// A text that makes no name for a library.
+    /// Text from which no library name can be made.
     NoName,
-    /// A C compiler that does not run.
+    /// C compiler that does not run.
     NoCompiler,
-    /// A file that cannot be written.
+    /// File that cannot be written.
     Unwritable,
-    /// The time was up before a candidate was measured.
+    /// Timeout before any candidate was measured.
     TimeUp,
-    /// No candidate was right, most of them at a limit if there is one.
+    /// Run without a correct candidate, with the limit that most of them hit, if any.
     NoneRight(Option<Setting>),
-    /// Leaders that failed when they were measured again, some of them at limits.
+    /// Race whose finalists all failed when measured again, with the limits that some of them hit.
     LeadersFailed(Vec<Setting>),
 }
 
@@ -66,40 +66,40 @@ pub enum ErrorKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Setting {
-    /// Command that builds a command's program.
+    /// Command that builds the program.
     Build,
     /// Timeout of a build.
     BuildTimeout,
-    /// Folder of compiled kernels.
+    /// Folder of the code cache.
     Cache,
-    /// Command that checks a run.
+    /// Command that checks the output of a run.
     Check,
-    /// Command after each run.
+    /// Command executed after each run.
     Cleanup,
     /// Command that is tuned.
     Command,
     /// Device that runs kernels.
     Device,
-    /// Metric that is minimised.
+    /// Metric that is optimised.
     Metric,
     /// Name of a library.
     Name,
-    /// Command before each run.
+    /// Command executed before each run.
     Prepare,
-    /// Command that starts a runner.
+    /// Command that starts the runner of a remote device.
     Runner,
-    /// Timeout of the runs of a candidate.
+    /// Timeout of a candidate's runs.
     RunTimeout,
     /// Number of threads.
     Threads,
-    /// Results to learn from.
+    /// Database or results for transfer learning.
     Transfer,
-    /// Form of a library's weights.
+    /// Storage form of a library's weights.
     Weights,
 }
 
 impl Setting {
-    /// Setting that is the limit of a class of failures.
+    /// Setting that raises the limit of a class of failures, if any.
     pub fn limit_of(class: ErrorClass) -> Option<Setting> {
         match class {
             ErrorClass::BuildTimeout => Some(Setting::BuildTimeout),
@@ -132,17 +132,17 @@ impl fmt::Display for Setting {
 }
 
 impl Error {
-    /// Makes an error of the user's input.
+    /// Makes an error of kind [`ErrorKind::Input`].
     pub fn input(reason: impl fmt::Display) -> Error {
         Error::of(ErrorKind::Input, reason)
     }
 
-    /// Makes an error of something that failed on the way.
+    /// Makes an error of kind [`ErrorKind::Failed`].
     pub fn failed(reason: impl fmt::Display) -> Error {
         Error::of(ErrorKind::Failed, reason)
     }
 
-    /// Makes an error of a kind.
+    /// Makes an error of a given kind.
     pub fn of(kind: ErrorKind, reason: impl fmt::Display) -> Error {
         Error { text: reason.to_string(), kind, source: None }
     }
@@ -152,7 +152,7 @@ impl Error {
         Error::of(ErrorKind::Setting(setting), text)
     }
 
-    /// Adds the error that caused this one.
+    /// Attaches the underlying error.
     #[must_use]
     pub fn because(self, source: impl Into<BoxError>) -> Error {
         Error { source: Some(source.into()), ..self }
@@ -163,7 +163,7 @@ impl Error {
         &self.kind
     }
 
-    /// Text without the name of the setting, if the error is about one.
+    /// Text without the name of the setting.
     pub fn text(&self) -> &str {
         &self.text
     }
@@ -192,8 +192,8 @@ impl StdError for Error {
     }
 }
 
-/// Returns a text on one line: line breaks and other control characters become blanks, runs of blanks one
-/// blank.
+/// Flattens a text to one line: line breaks and control characters become blanks, runs of blanks a single
+/// one.
 pub fn one_line(text: &str) -> String {
     let blank = |c: char| c.is_whitespace() || c.is_control();
     let words: Vec<&str> = text.split(blank).filter(|word| !word.is_empty()).collect();

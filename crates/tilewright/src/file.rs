@@ -1,9 +1,9 @@
-//! Files that users name: they are written as a whole or not at all.
+//! Files that users name, written atomically.
 //!
-//! What is written goes into a file without a name in the folder of the target, which takes the target's
-//! place at the end. So a full disk or an interrupt leaves what was there, and nothing beside it. Links stay
-//! and lead to what is new. What is no file, such as a device, a pipe or a descriptor of the shell's, is
-//! written to as it is.
+//! The content goes into an unnamed file in the target's folder, which replaces the target at the end. A full
+//! disk or an interrupt thus leaves the old content, and no temporary file. Symbolic links are kept and
+//! followed. Anything other than a file, such as a device, a pipe or an inherited descriptor, is written to
+//! directly.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Read, Seek, Write};
@@ -27,31 +27,31 @@ const LEAST_MAPPED_BYTES: u64 = 1 << 20;
 /// The permissions of a new file, before the user's mask.
 const NEW_MODE: u32 = 0o666;
 
-/// A place that can be written to.
+/// Destination of output.
 #[derive(Debug)]
 pub enum Destination {
-    /// Standard output, which `-` and `/dev/stdout` name: nothing else may go there.
+    /// Standard output, named by `-` or `/dev/stdout`; nothing else may be printed there.
     Stdout(File),
-    /// Another descriptor that this process has from its parent, such as `/dev/fd/3`.
+    /// Other inherited descriptor, such as `/dev/fd/3`.
     Descriptor(File),
-    /// A device, or a pipe with a name.
+    /// Device, or named pipe.
     Special(PathBuf),
-    /// A file, there or still to come, by the path that links lead to.
+    /// Regular file, existing or new, with symbolic links resolved.
     File(PathBuf),
 }
 
-/// File that is written as a whole, but not in its place yet.
+/// Output that is written, but not yet in its place.
 #[derive(Debug)]
 pub enum StagedFile {
-    /// Contents that are in place already.
+    /// Content that was written directly.
     Settled,
-    /// File beside its place.
+    /// Temporary file beside its target.
     Aside(Aside, PathBuf),
-    /// Contents in memory, as the present file cannot be replaced.
+    /// Content in memory, as the existing file cannot be replaced atomically.
     InMemory(Vec<u8>, PathBuf),
 }
 
-/// A file beside its place, gone when it is dropped.
+/// Temporary file, deleted when dropped.
 #[derive(Debug)]
 pub struct Aside {
     file: File,
@@ -59,7 +59,7 @@ pub struct Aside {
     name: Option<TempPath>,
 }
 
-/// Writes a file whole or not at all.
+/// Writes a file atomically.
 ///
 /// # Errors
 /// As [`Destination::at`] and [`Destination::write`].
@@ -67,7 +67,7 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result
     Destination::at(path)?.write(write)
 }
 
-/// Writes a file whole, as [`write_whole`] does, in a folder that is made where it does not exist.
+/// Writes a file atomically, as [`write_whole`] does; the folder is created if missing.
 ///
 /// # Errors
 /// As [`write_whole`], and where the folder cannot be made.
@@ -76,8 +76,8 @@ pub fn write_into_folder(path: &Path, bytes: &[u8]) -> io::Result<()> {
     write_whole(path, |file| file.write_all(bytes))
 }
 
-/// Writes a file that can be made anew, for its owner alone, whole as others see it. Nobody waits for the
-/// disk, so that after a power failure it may be cut off.
+/// Writes a file that can be recreated, such as a cache entry, readable by its owner only and atomic for
+/// other processes. It is not flushed to disk, so that a power failure may truncate it.
 ///
 /// # Errors
 /// If the folder is not there or cannot be written, or the disk is full.
@@ -88,7 +88,7 @@ pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
     aside.replace(path)
 }
 
-/// Writes a file that only its owner may read.
+/// Writes a file that only its owner may read, such as a key.
 ///
 /// # Errors
 /// As [`write_whole`], and where what is there is no file.
@@ -100,8 +100,8 @@ pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
     aside.replace(&target)
 }
 
-/// Checks the place of a file that the user named, before the work that fills it; `other` tells how to name
-/// another.
+/// Checks that the user's output path can be written, before the work that fills it; `other` tells how to
+/// name another.
 ///
 /// # Errors
 /// Bad input where it cannot be written to, or is a database or the log of one: the user took one option for
@@ -118,7 +118,7 @@ pub fn writable(path: &Path, other: &str) -> Result<Destination, Error> {
     Destination::at(path).map_err(|error| Error::input(format!("cannot write {name}: {error} (give {other})")))
 }
 
-/// Checks that writing to this destination overwrites none of these files, which are needed as well.
+/// Checks that writing to this destination overwrites none of `files`, which are still needed.
 ///
 /// # Errors
 /// Bad input where it is the place of one of them.
@@ -146,7 +146,7 @@ fn is_beside_database(path: &Path) -> bool {
     databases.any(|database| is_database(&path.with_file_name(database)))
 }
 
-/// Reads a whole file that the user named; `wanted` describes the expected content.
+/// Reads a file that the user named; `wanted` describes the expected content.
 ///
 /// # Errors
 /// Bad input where it cannot be read.
@@ -158,8 +158,8 @@ pub fn read(path: &Path, wanted: &str) -> Result<Vec<u8>, Error> {
     fs::read(path).map_err(|error| Error::input(format!("cannot read {name}: {error} (give {wanted})")))
 }
 
-/// The bytes of a file that the user named, which stay in it until they are read where it is a file of some
-/// size: it must not become shorter meanwhile (see [`mapped`]).
+/// Memory-maps a file that the user named, or reads it if it is small. A mapped file must not be truncated
+/// meanwhile (see [`mapped`]).
 ///
 /// # Errors
 /// As [`read`].
@@ -173,8 +173,8 @@ pub fn map(path: &Path, wanted: &str) -> Result<Bytes, Error> {
 }
 
 impl Destination {
-    /// The place of this path, once it is known that it can be written to. A descriptor of the shell's is
-    /// taken now: later its number may be that of a file of ours.
+    /// Resolves a path to a destination, and checks that it can be written. An inherited descriptor is
+    /// duplicated now, as its number may be reused later.
     ///
     /// # Errors
     /// If it is a folder or in none, a descriptor that is not open, or one may not write there.
@@ -216,7 +216,7 @@ impl Destination {
         Ok(Destination::File(target))
     }
 
-    /// Whether it is the place of this path too, by another name or by a link.
+    /// Whether the destination is the same file as this path, by another name or a link.
     pub fn is_at(&self, path: &Path) -> bool {
         let Destination::File(target) = self else { return false };
         let file = |path: &Path| path.metadata().ok().map(|file| (file.dev(), file.ino()));
@@ -224,7 +224,7 @@ impl Destination {
         file(path).is_some_and(|there| Some(there) == file(target)) || follow(path).is_ok_and(is_same)
     }
 
-    /// Writes what goes there.
+    /// Writes the content.
     ///
     /// # Errors
     /// Those of `write`, a full disk, or a place that can no longer be written to. An existing file stays as
@@ -233,7 +233,7 @@ impl Destination {
         self.stage(write)?.settle()
     }
 
-    /// Writes the content, but does not replace the destination yet: for files that belong together.
+    /// Writes the content without replacing the destination yet, for several files that belong together.
     ///
     /// # Errors
     /// As [`Destination::write`].
@@ -275,7 +275,7 @@ impl Destination {
 }
 
 impl StagedFile {
-    /// Puts it in its place.
+    /// Moves the content to its place.
     ///
     /// # Errors
     /// If that cannot be written to. A file that was there is as before.
@@ -406,7 +406,7 @@ fn write_over(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-/// Opens a file to lock it, and creates it if needed.
+/// Opens a file for locking; creates it if needed.
 ///
 /// # Errors
 /// If it can be neither opened nor made.

@@ -1,11 +1,11 @@
-//! Numbers and words as people read them.
+//! Formatting of numbers and words for people.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tilewright_search::ErrorClass;
 
-/// A time in seconds that a text says.
+/// Parses a time in seconds.
 ///
 /// # Errors
 /// If it says none.
@@ -13,7 +13,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
     scaled(text, 1.0, "a number of seconds above 0")
 }
 
-/// Parses a number of milliseconds.
+/// Parses a time in milliseconds.
 ///
 /// # Errors
 /// If it says none.
@@ -26,7 +26,7 @@ fn scaled(text: &str, unit: f64, expected: &str) -> Result<Duration, String> {
     value.map(|x| Duration::from_secs_f64(x * unit)).ok_or_else(|| format!("expected {expected}"))
 }
 
-/// A number with thousands separated by commas.
+/// Formats an integer with thousands separated by commas.
 pub fn grouped(n: impl ToString) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -39,7 +39,7 @@ pub fn grouped(n: impl ToString) -> String {
     out
 }
 
-/// Nanoseconds as milliseconds or microseconds, with four digits.
+/// Formats nanoseconds as milliseconds or microseconds, with four digits.
 pub fn duration(ns: f64) -> String {
     if ns < 1e3 {
         format!("{ns:.0} ns")
@@ -52,7 +52,7 @@ pub fn duration(ns: f64) -> String {
     }
 }
 
-/// A positive number with about four digits.
+/// Formats a positive number with about four significant digits.
 pub fn digits(x: f64) -> String {
     let decimals = if x >= 100.0 {
         1
@@ -64,23 +64,23 @@ pub fn digits(x: f64) -> String {
     format!("{x:.decimals$}")
 }
 
-/// `n` things, in the singular if `n` is 1.
+/// Formats a count with its noun, in the singular for 1.
 pub fn count(n: impl Into<u128>, thing: &str) -> String {
     let n = n.into();
     format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
 }
 
-/// A part as per cent.
+/// Formats a fraction as per cent.
 pub fn percent(part: f64) -> String {
     format!("{:.1} %", 100.0 * part)
 }
 
-/// Failures by class, in words.
+/// Formats failure counts by class, in words.
 pub fn errors_text(errors: &BTreeMap<ErrorClass, u64>) -> String {
     errors.iter().map(|(class, n)| format!("{n} {class}")).collect::<Vec<_>>().join(", ")
 }
 
-/// A word of a command that is shown, as a shell takes it.
+/// Quotes a word for a shell, if needed.
 pub fn shell_quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "_@%+=:,./-".contains(c);
     match !word.is_empty() && word.chars().all(is_plain) {
@@ -89,7 +89,7 @@ pub fn shell_quoted(word: &str) -> String {
     }
 }
 
-/// Rows in columns: the first column flush left, the others flush right, two blanks between.
+/// Formats rows as a table: the first column flush left, the others flush right, two blanks between.
 pub fn table(rows: &[Vec<String>]) -> String {
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -1,5 +1,5 @@
-//! Import of records: none if any line is not a record, otherwise those that fit the known workloads,
-//! machines and spaces.
+//! Import of records. If any line is not a record, nothing is imported; otherwise records of known workloads,
+//! targets and spaces are.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,15 +21,15 @@ use crate::observer::{Note, Observer};
 use crate::subject::own::is_own;
 use crate::version::{RELEASE, release_of};
 
-/// Name of our own format, beside those of `formats`.
+/// Name of our own format, beside those of `tilewright_formats`.
 pub const RECORDS: &str = "records";
 
-/// Most threads that code is made for.
+/// Maximum number of threads of a record.
 pub const MOST_THREADS: usize = 4096;
 
 impl Database {
-    /// Adds the records of JSON lines, as [`Store::export`](tilewright_tune::Store::export) writes them, from
-    /// an input of this name.
+    /// Imports records in JSON lines, as [`Store::export`](tilewright_tune::Store::export) writes them;
+    /// `name` is the input's name in messages.
     ///
     /// # Errors
     /// Bad input where a line is no record, or no record fits; failure where the database cannot be written.
@@ -45,8 +45,8 @@ impl Database {
         self.bring_in(input, name, importer, observer)
     }
 
-    /// Imports, as [`Database::import`] does, input that can be read only once. All of it is read before
-    /// anything is written: a slow writer must not keep the database locked.
+    /// Imports, as [`Database::import`] does, from input that cannot be rewound. All of it is read before
+    /// anything is written, so that a slow writer does not keep the database locked.
     ///
     /// # Errors
     /// As [`Database::import`].
@@ -57,8 +57,8 @@ impl Database {
         self.bring_in(&kept.bytes[..], name, importer, observer)
     }
 
-    /// Adds the results of another tuner, as far as `formats` reads them, from a file of this name; returns
-    /// notes on its oddities.
+    /// Imports results of another tuner, read by `tilewright_formats` from a file of this name. Returns notes
+    /// on its irregularities.
     ///
     /// # Errors
     /// Bad input where nothing can be known; failure where the database cannot be written.
@@ -74,8 +74,8 @@ impl Database {
         self.import_once(text.as_bytes(), name, observer)
     }
 
-    /// Adds the content of a file or of standard input: our records or those of another tuner, in the given
-    /// format or in the one found by its content. Returns the format.
+    /// Imports a file or standard input: our records or those of another tuner, in the given format or one
+    /// detected by content. Returns the name of the format.
     ///
     /// # Errors
     /// Bad input where it cannot be read, and as [`Database::import`] and [`Database::import_results`].
@@ -118,8 +118,8 @@ impl Database {
         Ok((imported?, format.map_or(RECORDS, |format| format.name)))
     }
 
-    /// Records as results by task, for other formats; and the count of records that this version does not
-    /// understand.
+    /// Exports records as results by task, for other formats, with a count of the records that this version
+    /// cannot read.
     ///
     /// # Errors
     /// If there is no database, it cannot be read, or holds too much.

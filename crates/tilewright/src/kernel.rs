@@ -1,4 +1,4 @@
-//! A kernel in this process, called on slices.
+//! Kernels compiled into this process, called on slices.
 
 use tilewright_codegen::compile;
 use tilewright_device::host;
@@ -11,7 +11,7 @@ use crate::element::{Element, Elements, ElementsMut};
 use crate::error::Error;
 use crate::subject::workload::require_one_size;
 
-/// Kernel of a workload's configuration, compiled for this machine, with threads of its own.
+/// Compiled kernel of a workload's configuration, with its own thread pool.
 pub struct Kernel {
     call: KernelCall,
     workload: Workload,
@@ -22,13 +22,13 @@ pub struct Kernel {
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Argument {
-    /// Name, as the workload's program has it.
+    /// Name in the workload's program.
     pub name: String,
-    /// Whether the kernel reads it, reads it once, or writes it.
+    /// Role: input, constant input or output.
     pub role: Role,
     /// Type of the elements.
     pub dtype: DType,
-    /// Extents, outermost first; elements along the last one lie side by side.
+    /// Extents, outermost first; the last dimension is contiguous.
     pub shape: Vec<usize>,
 }
 
@@ -38,14 +38,14 @@ impl Argument {
         self.shape.iter().product()
     }
 
-    /// Whether the kernel reads it.
+    /// Whether the argument is an input.
     pub fn is_input(&self) -> bool {
         self.role != Role::Output
     }
 }
 
 impl Kernel {
-    /// Compiles the kernel of a recorded configuration, with `threads` threads of its own.
+    /// Compiles the kernel of a recorded configuration, with a pool of `threads` threads.
     ///
     /// # Errors
     /// If the configuration is not of the template's space as it is now, its code cannot be made, or memory
@@ -161,7 +161,7 @@ impl Kernel {
         }
     }
 
-    /// Makes the next run read constant inputs again.
+    /// Discards the prepared constant inputs, so that the next run reads them again.
     pub fn forget_constants(&mut self) {
         self.call.forget_prepared();
     }

@@ -1,4 +1,4 @@
-//! Compiled models as libraries, written to folders in the form that a program takes.
+//! Libraries of compiled models, written to folders in the form of a language.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,16 +16,16 @@ pub use tilewright_ship::{Library, Weights};
 use crate::error::{Error, ErrorKind, Setting, one_line};
 use crate::file::write_into_folder;
 
-/// The forms of a library.
+/// Form of a library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// Header, source and an archive of the kernels.
+    /// C: a header, a source file and an archive of kernels.
     C,
     /// A shared library.
     Shared,
-    /// A crate.
+    /// Rust crate.
     Rust,
-    /// A wheel.
+    /// Python wheel.
     Python,
 }
 
@@ -39,8 +39,8 @@ impl Form {
     ];
 }
 
-/// Makes the library of a model that was compiled for a target, of a name from [`library_name`]. `origin`
-/// describes its source in a few lines.
+/// Makes the library of a model compiled for a target, with a name from [`library_name`]. `origin` describes
+/// the model's source in a few lines.
 ///
 /// # Errors
 /// Bad input if the model cannot be shipped.
@@ -86,7 +86,7 @@ fn for_gpu(name: &str, model: &GpuModel, origin: &[String]) -> Result<Library, S
     Library::for_gpu(name, model, &assemble, origin)
 }
 
-/// Writes a library into a folder, and says which files there are now.
+/// Writes a library to a folder, and returns the paths of the files.
 ///
 /// # Errors
 /// Bad input where the folder cannot be written or there is no `cc`; where that fails.
@@ -139,7 +139,7 @@ fn write_file(folder: &Path, file: &File) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Name of the library of a workload or model: the given one, or one made of a text.
+/// Name for the library of a workload or model: the given one, or one derived from `text`.
 ///
 /// # Errors
 /// Bad input where it is no C identifier.

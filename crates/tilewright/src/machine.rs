@@ -1,4 +1,4 @@
-//! Facts about this machine.
+//! Hardware and system facts of this machine.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,51 +13,49 @@ use tilewright_peers::PEERS;
 use crate::format::{count, digits, grouped};
 use crate::version::BUILD;
 
-/// Facts about this machine. The JSON is what `tilewright doctor --json` prints, and the text what `doctor`
-/// shows.
+/// Hardware and system facts of this machine. Its JSON is what `tilewright doctor --json` prints, its text
+/// what `doctor` shows.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
-    /// The CPU's name.
+    /// Marketing name of the CPU.
     pub cpu: String,
-    /// Name of the CPU as a target.
+    /// Name as a target.
     pub target: String,
-    /// Bits of a vector.
+    /// Vector width in bits.
     pub vector_bits: u32,
-    /// Vector registers.
+    /// Number of vector registers.
     pub vector_registers: u32,
-    /// Whether it multiplies and adds in one instruction.
+    /// Whether there is a fused multiply-add instruction.
     pub fma: bool,
-    /// Threads that kernels may use.
+    /// Number of threads that kernels may use.
     pub threads: usize,
-    /// CPUs that this process may use.
+    /// Number of CPUs that this process may use.
     pub cpus: usize,
-    /// Limits of the system.
+    /// Resource limits of the process.
     pub limits: Allowed,
-    /// Bytes of a core's first and second cache, and of the third: `l1d`, `l2`, `l3`.
+    /// Cache sizes in bytes: `l1d` and `l2` of a core, and `l3`.
     pub cache_bytes: BTreeMap<&'static str, u64>,
-    /// Bytes of memory, where they are known.
+    /// Memory in bytes, if known.
     pub memory_bytes: Option<u64>,
-    /// The version of LLVM, where this build has it.
+    /// Version of LLVM, if this build has it.
     pub llvm: Option<String>,
-    /// Measured peaks in f32, in 10⁹ operations a second, by the number of threads; or the reason why one
-    /// could not be measured.
+    /// Measured f32 peak in GFLOP/s by number of threads, or the reason why it could not be measured.
     #[serde(rename = "peak_gflops", serialize_with = "by_threads")]
     pub peaks: Vec<(usize, Result<f64, String>)>,
-    /// Measured peaks of dot products of 8-bit integers, likewise.
+    /// Measured peak of 8-bit integer dot products, in 10⁹ operations per second, by number of threads.
     #[serde(rename = "peak_gops_dot4", serialize_with = "by_threads")]
     pub dot4_peaks: Vec<(usize, Result<f64, String>)>,
-    /// Peak of products of bf16 by dot products of pairs, in GFLOP/s, likewise; empty where the machine has
-    /// no instruction for them.
+    /// Measured peak of bf16 dot products in GFLOP/s by number of threads; empty without such instructions.
     #[serde(rename = "peak_gflops_dot2", serialize_with = "by_threads")]
     pub dot2_peaks: Vec<(usize, Result<f64, String>)>,
-    /// Libraries of peers with their versions; none of those that are not there.
+    /// Peer libraries with their versions; `None` for those not installed.
     #[serde(serialize_with = "by_name")]
     pub peers: Vec<(&'static str, Option<String>)>,
-    /// Devices besides the CPU, each by its name for `--device` and what it is.
+    /// Devices besides the CPU: the name for `--device`, and a description.
     pub devices: Vec<String>,
-    /// Reasons why there are no more of them.
+    /// Reasons why other devices are unavailable.
     pub missing_devices: Vec<String>,
-    /// The build.
+    /// Version of this build.
     pub version: &'static str,
 }
 
@@ -70,7 +68,7 @@ fn by_name<S: Serializer>(peers: &[(&'static str, Option<String>)], serializer: 
 }
 
 impl Machine {
-    /// This machine. It takes as long as measuring its peak.
+    /// Collects the facts of this machine, which includes measuring its peak.
     pub fn here() -> Machine {
         let (target, threads) = (host::target(), host::most_threads());
         let mut n_threads = vec![1, threads];

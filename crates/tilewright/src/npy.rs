@@ -10,7 +10,7 @@ pub const MAGIC: &[u8] = b"\x93NUMPY";
 /// Most bytes of a header; only a hostile file has a longer one.
 const LONGEST_HEADER: usize = 1 << 16;
 
-/// Error of a file: the reason, and how to mend it.
+/// Error of a `.npy` file, with the reason and how to mend it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NpyError(pub String);
 
@@ -26,19 +26,19 @@ fn error<T>(what: impl Into<String>) -> Result<T, NpyError> {
     Err(NpyError(what.into()))
 }
 
-/// Array of a file, in row-major order.
+/// Array of a file, row-major.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Array<'f> {
-    /// Type of the little-endian elements as NumPy names it, without the byte order: `f4`.
+    /// Element type in NumPy's notation without byte order, such as `f4`; elements are little-endian.
     pub element: &'f str,
-    /// Elements along each dimension.
+    /// Extents.
     pub shape: Vec<usize>,
-    /// Contents behind the header, which may be cut off.
+    /// Bytes after the header, which may be truncated.
     pub data: &'f [u8],
 }
 
 impl<'f> Array<'f> {
-    /// Bytes of its elements, each of `element_bytes`.
+    /// Bytes of all elements, `element_bytes` each.
     ///
     /// # Errors
     /// If the file has fewer.
@@ -51,7 +51,7 @@ impl<'f> Array<'f> {
     }
 }
 
-/// Reads a `.npy` file.
+/// Parses a `.npy` file.
 ///
 /// # Errors
 /// If it is none, is cut off within its header, or holds something other than little-endian elements in

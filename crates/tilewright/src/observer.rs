@@ -1,4 +1,4 @@
-//! Observers of runs, and the notes that they are told.
+//! Observers of runs, and the notes that they receive.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use crate::run::finals::EndLimits;
 use crate::run::recorder::Recording;
 use crate::run::together::TurnEnd;
 
-/// Observer of a run, told of its progress by any of its threads. Each method does nothing unless it is
-/// written; whoever passes notes on writes [`Observer::note`] alone.
+/// Observer of a run's progress, called from any of its threads. All methods do nothing by default; an
+/// observer that forwards notes implements [`Observer::note`] alone.
 ///
-/// `()` observes nothing, and functions of a [`Note`] are observers.
+/// `()` observes nothing, and functions that take a [`Note`] are observers.
 pub trait Observer: Sync {
-    /// Takes a note, and has the method of its kind take what it holds.
+    /// Receives a note; by default calls the method for its kind.
     fn note(&self, note: Note) {
         match note {
             Note::Message(text) | Note::MayBeStale(text) => self.message(&text),
@@ -29,22 +29,22 @@ pub trait Observer: Sync {
         }
     }
 
-    /// Message for the user, in a line.
+    /// Receives a message for the user, in one line.
     fn message(&self, _text: &str) {}
 
-    /// The run has begun.
+    /// Receives the beginning of a run.
     fn begin(&self, _begin: &Begin) {}
 
-    /// The run has a plan.
+    /// Receives the plan of a run.
     fn plan(&self, _plan: &Plan) {}
 
-    /// A trial has come to its end.
+    /// Receives a finished trial.
     fn trial(&self, _report: &Report) {}
 
-    /// The race of this many leaders begins.
+    /// Receives the beginning of a race of this many finalists.
     fn race(&self, _n_leaders: usize) {}
 
-    /// The turn of one of several tasks has ended.
+    /// Receives the end of a turn of one of several tasks.
     fn turned(&self, _turned: &TurnEnd) {}
 }
 
@@ -58,74 +58,74 @@ impl<F: Fn(Note) + Sync + ?Sized> Observer for F {
     }
 }
 
-/// Note on the progress of a run, sent by any of its threads.
+/// Event of a run, sent from any of its threads.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Note<'a> {
     /// Message for the user.
     Message(String),
-    /// Message about records that are believed although a program may have changed since.
+    /// Message about records that are trusted although a program may have changed since.
     MayBeStale(String),
-    /// A device starts.
+    /// Start of a device.
     Start,
     /// Beginning of the run.
     Begin(&'a Begin),
     /// Plan of the run.
     Plan(&'a Plan),
-    /// Finished share of the reference answer, from 0 to 1.
+    /// Progress of computing the reference result, from 0 to 1.
     Reference(f64),
-    /// The search begins; whatever it has measured can be committed by this.
+    /// Start of the search. The recording can commit trials at any time, as in a signal handler.
     Search(&'a Recording, &'a Plan),
-    /// A trial has come to its end.
+    /// End of a trial.
     Trial(&'a Report),
-    /// Start of the race of this many leaders.
+    /// Start of a race of this many finalists.
     Race(usize),
-    /// A leader failed when it was measured again.
+    /// Failure of a finalist when it was measured again.
     LeaderFailed(ErrorClass, String),
-    /// A peer cannot be measured, and why.
+    /// Peer that cannot be measured, with the reason.
     LeftOut(String),
-    /// Start of this many rounds, during which nothing else should run.
+    /// Start of this many benchmark rounds, during which nothing else should run.
     Rounds(u32),
-    /// Turn of one of several tasks: later notes are of it, and its trials so far can be committed by the
-    /// recording.
+    /// Start of a turn of one of several tasks, by its index. Later notes are about it, and the recording can
+    /// commit its trials.
     Turn(usize, &'a Recording),
-    /// A turn has ended.
+    /// End of a turn.
     TurnEnd(&'a TurnEnd),
 }
 
-/// Subject of a run.
+/// Subject of a run, as its observer learns it.
 #[derive(Debug, Clone)]
 pub struct Begin {
-    /// Key of its trials.
+    /// Key of its trials in the database.
     pub key: TaskKey,
-    /// Configurations of the space.
+    /// Number of configurations in the space.
     pub space_size: u128,
     /// The name of the database.
     pub database: String,
-    /// Trials of earlier runs.
+    /// Number of trials of earlier runs.
     pub n_earlier: u64,
-    /// Time that it will search, where the request left that open.
+    /// Search time, if the request leaves it at the default.
     pub default_time: Option<Duration>,
-    /// Whether the device is emulated: nothing is recorded.
+    /// Whether the device is emulated, so that nothing is recorded.
     pub is_emulated: bool,
 }
 
 /// Plan of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
-    /// Time that it searches.
+    /// Time limit of the search.
     pub time: Option<Duration>,
-    /// Trials to come to.
+    /// Number of trials at which the search ends, earlier runs included.
     pub most_trials: Option<u64>,
-    /// Trials of earlier runs, and the fastest of them.
+    /// Number of trials of earlier runs.
     pub n_earlier: u64,
-    /// The throughput of the fastest of them.
+    /// Throughput of the best of them, in GFLOP/s.
     pub best_gflops: Option<f64>,
-    /// Measured peak of the machine.
+    /// Measured peak of the machine, in GFLOP/s.
     pub peak_gflops: Option<f64>,
-    /// About how long the start takes, and a run of a kernel at peak, in seconds.
+    /// Estimated seconds of the start-up, and of a kernel run at peak throughput.
     pub start_and_run_s: Option<(f64, f64)>,
-    /// Time limits of the end; `None` without a race.
+    /// Time limits of the race and the untuned kernel; `None` without a race.
     pub limits: Option<EndLimits>,
 }
 

@@ -33,29 +33,29 @@ pub(crate) use self::commands::parse_metric;
 use self::rule::{Interval, Looks, SignedRank};
 use crate::error::Error;
 
-/// Probability that a race says something wrong: calls the slower one of two faster, or one that is within
-/// the allowance beyond it.
+/// Family-wise error rate of a race: the probability that any of its statements is wrong.
 pub const ERROR: f64 = 0.01;
-/// Difference, as a share, below which all that are left are plainly a tie.
+/// Equivalence margin: a relative difference below which all remaining contestants are a tie.
 pub const PLAIN_TIE: f64 = 0.01;
-/// Most rounds of a race.
+/// Default maximum of rounds.
 pub const MOST_ROUNDS: usize = 1000;
 /// Time of a race where neither that nor the rounds are given; there is time for a few rounds in any case.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
 /// Least time of a sample of a callable: shorter calls are repeated.
 const LEAST_SAMPLE: Duration = Duration::from_millis(1);
 
-/// Limits of a race, and the question that it answers.
+/// Rules of a race: its limits, and the question that it answers.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Rules {
-    /// Most rounds; [`MOST_ROUNDS`] by default.
+    /// Maximum number of rounds; [`MOST_ROUNDS`] by default.
     pub rounds: Option<usize>,
-    /// Time after which no round begins; a minute where the rounds are not given either, and then for as many
-    /// rounds at least as a verdict takes.
+    /// Time after which no round starts. By default a minute, if `rounds` is not set either, but at least as
+    /// many rounds as a verdict needs.
     pub time: Option<Duration>,
-    /// Seed of the orders.
+    /// Seed of the random orders.
     pub seed: u64,
-    /// Slowdown against the first contestant that is allowed, as a share; `None` where a winner is sought.
+    /// Allowed slowdown against the first contestant, the baseline, as a share; `None` to find a winner
+    /// instead.
     pub allow: Option<f64>,
 }
 
@@ -90,74 +90,75 @@ impl Rules {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RaceEnd {
-    /// Verdict that no more rounds would change.
+    /// Clear verdict that further rounds would not change.
     Plain,
-    /// End of the rounds.
+    /// Maximum number of rounds.
     Rounds,
-    /// End of the time.
+    /// Time limit.
     Time,
     /// Interrupt.
     Interrupted,
 }
 
-/// Contestant against the winner or the choice, or against the baseline.
+/// Verdict on a contestant, relative to the winner, to the choice of a tie, or to the baseline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standpoint {
-    /// Contestant that others are compared with.
+    /// Reference that the others are compared with.
     Reference,
-    /// Slower; against a baseline, by more than is allowed.
+    /// Slower; against a baseline, by more than the allowance.
     Slower,
-    /// Not slower than is allowed.
+    /// Within the allowance of the baseline.
     Within,
-    /// Neither slower nor faster, as far as could be told.
+    /// Indistinguishable with these samples.
     Undecided,
 }
 
-/// Contestant after a race. Samples are milliseconds of a time, and otherwise what the metric says.
+/// Result of one contestant. Samples are milliseconds for a time, otherwise in the metric's unit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Contestant {
-    /// Name, different from all others.
+    /// Name, unique in the race.
     pub name: String,
-    /// Median sample; `null` where there is none.
+    /// Median sample; `null` without samples.
     pub median: Option<f64>,
-    /// Outer quartiles of the samples.
+    /// First and third quartile of the samples.
     pub quartiles: Option<[f64; 2]>,
-    /// Cost as a multiple of the reference's, so that more is worse whatever the metric; 1 of the reference,
+    /// Cost relative to the reference's, so that more is worse whatever the metric: 1 for the reference,
     /// `null` without a round.
     pub ratio: Option<f64>,
-    /// Confidence interval of the ratio; an end that is not known is `null`.
+    /// Confidence interval of the ratio; an unbounded end is `null`.
     pub interval: [Option<f64>; 2],
-    /// Place in the verdict.
+    /// Verdict.
     pub stands: Standpoint,
-    /// Samples, one for each round.
+    /// Samples, one per round.
     pub samples: Vec<f64>,
 }
 
 /// Result of a race.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Raced {
-    /// The contestants in the order given.
+    /// Contestants in the order given.
     pub contestants: Vec<Contestant>,
-    /// Contestant that all others are slower than, if there is one; `null` against a baseline.
+    /// Winner: the contestant that all others are slower than; `null` if there is none, or against a
+    /// baseline.
     pub winner: Option<String>,
-    /// The winner, or the first of those that are tied; the baseline where there is one.
+    /// Choice: the winner, else the first of the tied ones; the baseline where there is one.
     pub choice: String,
-    /// Contestants that none is faster than, if there are several and a winner was sought.
+    /// Tied contestants, which none is faster than; empty if there is a winner or a baseline.
     pub tied: Vec<String>,
-    /// Slowdown against the first one that is allowed.
+    /// Allowed slowdown against the baseline, as a share.
     pub allow: Option<f64>,
-    /// Contestants that are slower than the first one by more than is allowed.
+    /// Contestants that are slower than the baseline by more than the allowance.
     pub slower: Vec<String>,
-    /// Rounds that all who were left had.
+    /// Number of rounds of the contestants that stayed to the end.
     pub rounds: usize,
-    /// Reason why it ended.
+    /// Reason for the end.
     pub ended: RaceEnd,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// Probability with which all that it says is right.
+    /// Confidence level of all statements together.
     pub confidence: f64,
-    /// Seed of the orders.
+    /// Seed of the random orders.
     pub seed: u64,
 }
 
@@ -173,7 +174,7 @@ struct RaceState<'a> {
     law: SignedRank,
 }
 
-/// Reports of a race under way: rounds that are done, and the number of contestants that go on.
+/// Progress callback: receives the number of finished rounds and of remaining contestants.
 pub type TellRound<'a> = &'a mut dyn FnMut(usize, usize);
 
 /// Races contestants; `sample` gives the cost of a run of one by its index, a number above 0 of which less is
@@ -216,8 +217,8 @@ pub fn referee(
     Ok(race.raced(&distinct(names), end, shown))
 }
 
-/// Races callables, by the clock, each called once before the first round. Calls of less than a millisecond
-/// are repeated; a sample is then the mean of some calls. Samples are in milliseconds.
+/// Races closures by wall-clock time, each called once before the first round as a warm-up. Calls shorter
+/// than a millisecond are repeated, and a sample is their mean. Samples are in milliseconds.
 ///
 /// All of them run in this process, so that what one leaves behind in memory and caches is there for the
 /// next.
@@ -232,7 +233,7 @@ pub fn race(contestants: &mut [(&str, &mut dyn FnMut())], rules: &Rules) -> Resu
     })
 }
 
-/// Races callables as [`race`] does, by a function that calls one by its index, and may break the race off.
+/// Races calls as [`race`] does, by a function that takes the contestant's index and can cancel the race.
 ///
 /// # Errors
 /// Bad input where the rules do not fit.

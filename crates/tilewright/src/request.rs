@@ -1,4 +1,4 @@
-//! Requests to tune: what is tuned, and how.
+//! Requests to tune: a subject and the settings of the search.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,20 +19,20 @@ use crate::run::transfer::Transfer;
 use crate::subject::command::Command;
 use crate::subject::kernel::KernelFile;
 
-/// Search where none is asked for.
+/// Search by default.
 pub const DEFAULT_SEARCH: &str = "auto";
-/// Time of a search where neither time nor trials are given.
+/// Default time of a search, if neither time nor trials are given.
 pub const DEFAULT_TIME: Duration = Duration::from_secs(60);
 
 /// Subject of a request.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Job {
-    /// An operator with its sizes.
+    /// Operator with its sizes.
     Workload(Workload),
-    /// A command with parameters.
+    /// Command with parameters.
     Command(Command),
-    /// A kernel in C, C++, OpenCL C or CUDA.
+    /// Kernel in C, C++, OpenCL C or CUDA.
     Kernel(Box<KernelFile>),
 }
 
@@ -65,60 +65,61 @@ pub(crate) enum TargetRef {
     Target(Box<Target>),
 }
 
-/// Device on which a runner runs kernels: see [`tilewright_device::runner`].
+/// Remote device whose kernels a runner executes: see [`tilewright_device::runner`].
 #[derive(Debug, Clone)]
 pub struct OnRunner {
-    /// The command that starts the runner.
+    /// Command that starts the runner.
     pub command: String,
-    /// Whether the device is emulated: its times mean nothing, and are not recorded.
+    /// Whether the device is emulated: its times are meaningless, and not recorded.
     pub is_emulated: bool,
 }
 
-/// Settings of a [`Request`], to be read; its methods set them.
+/// Settings of a [`Request`], set by its methods.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Settings {
-    /// The search, with options behind a colon.
+    /// Search by name, with options after a colon.
     pub search: String,
-    /// Trials to come to, those recorded by earlier runs included.
+    /// Number of trials at which the search ends, recorded ones of earlier runs included.
     pub trials: Option<u64>,
-    /// Time for the search; [`DEFAULT_TIME`] where neither trials nor an expected gain end it.
+    /// Time limit of the search; [`DEFAULT_TIME`] unless `trials` or `stop_below` ends it.
     pub time: Option<Duration>,
-    /// Share of the best time: the search ends where the next minute is expected to gain less.
+    /// Early stopping: the search ends when the improvement expected within the next minute falls below this
+    /// share of the best time.
     pub stop_below: Option<f64>,
     /// Seed of the search and of the random inputs.
     pub seed: u64,
-    /// Threads that a kernel may use, or CPUs of a command.
+    /// Number of threads that a kernel may use, or of CPUs for a command.
     pub threads: usize,
-    /// Whether the leaders race at the end, and the untuned kernel of a workload is measured.
+    /// Whether the best candidates race at the end, and the untuned kernel of a workload is measured.
     pub race: bool,
-    /// Whether what is recorded of the subject is forgotten first.
+    /// Whether earlier records of the subject are deleted first.
     pub fresh: bool,
-    /// Results to learn from or to begin with.
+    /// Results of other runs for transfer learning or as first candidates.
     pub transfer: Option<Transfer>,
-    /// Whether hopeless candidates are run and timed to the end too.
+    /// Whether slow candidates are timed completely, rather than pruned.
     pub to_the_end: bool,
-    /// Whether what a GPU's limits rule out is in the space, and fails where it is instantiated.
+    /// Whether the space includes configurations beyond a GPU's limits, which fail when instantiated.
     pub beyond_limits: bool,
-    /// Longest that building a candidate may take; a minute for what is not a workload.
+    /// Timeout of a candidate's build; by default a minute for commands and kernels.
     pub build_timeout: Option<Duration>,
-    /// Longest that the runs of a candidate may take; a minute for a command, 10 s for a kernel.
+    /// Timeout of a candidate's runs; by default a minute for a command, 10 s for a kernel.
     pub run_timeout: Option<Duration>,
-    /// Time to spend in the timed runs of each candidate.
+    /// Minimum time of the timed runs of each candidate.
     pub min_time: Option<Duration>,
-    /// Bytes of data that each process of a command or a kernel may have; half the memory by default.
+    /// Memory limit of each process of a command or kernel, in bytes of data; half the memory by default.
     pub memory_bytes: Option<u64>,
     /// The machine that code is generated for.
     pub(crate) target: TargetRef,
-    /// The device without a compiler on which candidates run, if that is not this machine.
+    /// Remote device on which candidates run; `None` for this machine.
     pub runner: Option<OnRunner>,
-    /// The template whose space is searched; by default the operator's first one.
+    /// Template whose space is searched; the operator's default one if `None`.
     pub template: Option<String>,
     /// State of the caches before timed runs.
     pub caches: Caches,
-    /// Whether the configurations that the template's model ranks first are tried first.
+    /// Whether the configurations that the template's analytical model ranks first are tried first.
     pub guesses: bool,
-    /// Configurations to begin with, before any guess.
+    /// Configurations to try first, before any guess.
     pub first: Vec<Config>,
 }
 
@@ -151,7 +152,7 @@ impl Default for Settings {
     }
 }
 
-/// Request to tune a subject: an operator with its sizes, a command, or a kernel in C, C++, OpenCL C or CUDA.
+/// Request to tune a subject: a workload, a command or a kernel.
 #[derive(Debug, Clone)]
 pub struct Request {
     job: Job,
@@ -169,7 +170,7 @@ macro_rules! setters {
 }
 
 impl Request {
-    /// Makes a request to tune for a minute, for one thread of this machine.
+    /// Makes a request with the default settings: a minute, one thread, this machine.
     pub fn new(job: impl Into<Job>) -> Request {
         Request { job: job.into(), settings: Settings::default() }
     }
@@ -246,7 +247,7 @@ impl Request {
         self
     }
 
-    /// Sets the machine that code is generated for, which must be able to run where candidates are measured.
+    /// Sets the target of code generation; the machine that measures must be able to run its code.
     #[must_use]
     pub fn target(mut self, target: Target) -> Request {
         self.settings.target = TargetRef::Target(Box::new(target));
@@ -276,7 +277,7 @@ impl Request {
         }
     }
 
-    /// Finds the target of a workload's kernels.
+    /// Resolves the target of a workload's kernels.
     ///
     /// # Errors
     /// Bad input if there is no such device, or it does not run code with so many threads.
@@ -299,7 +300,7 @@ impl Request {
         }
     }
 
-    /// Makes the task of a workload: its template for the target.
+    /// Instantiates the task of a workload: its template for the target.
     ///
     /// # Errors
     /// If the request is not for a workload, this machine has not the memory, or there is no such template or
@@ -313,7 +314,7 @@ impl Request {
         if *beyond_limits { task.beyond_limits().map_err(Error::input) } else { Ok(task) }
     }
 
-    /// Makes the space of the configurations.
+    /// Builds the space of configurations.
     ///
     /// # Errors
     /// As [`Request::task`], and if a parameter or a constraint is none or no configuration is left.
@@ -325,7 +326,7 @@ impl Request {
         }
     }
 
-    /// Metrics, the leading one first: times of workloads and kernels.
+    /// Objectives, the leading one first: the run time for workloads and kernels.
     ///
     /// # Errors
     /// If the text of a command's metric is neither a time nor a regular expression, or several metrics do
@@ -392,7 +393,7 @@ impl Request {
 }
 
 impl KernelFile {
-    /// Reads the description of a kernel in a file: ours, or a T1 file of Kernel Tuner's.
+    /// Reads a kernel's description from a file: in our format, or a T1 file of Kernel Tuner.
     ///
     /// # Errors
     /// If the file cannot be read, or describes no kernel that can be tuned here.

@@ -1,4 +1,4 @@
-//! Runs: a search, its records, and a race of the leaders at the end.
+//! Tuning runs: a search, its records, and a final race of the best candidates.
 
 pub mod earlier;
 pub mod finals;

@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 use tilewright_search::SEARCHES;
 
-/// Every search with its options, as `tilewright searches --json` prints them and as text.
+/// List of all searches with their options: as JSON, as `tilewright searches --json` prints it, and as text.
 pub fn searches() -> (Json, String) {
     let mut text = String::new();
     for row in SEARCHES {

@@ -1,4 +1,4 @@
-//! A session: where records are kept, and what measures.
+//! Session: a database of records, and the measurement of candidates by workers.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -29,8 +29,8 @@ use crate::tuned::Tuned;
 /// The argument with which a program is started as a worker.
 const WORKER: &str = "--tilewright-worker";
 
-/// Serves as a worker process, and ends, where this process was started to be one. A program that tunes calls
-/// this before anything else: its workers are itself.
+/// Serves as a worker and exits, if this process was started as one. A program that tunes must call this
+/// first, as its workers are processes of the same program.
 pub fn serve_if_worker() {
     let first = std::env::args_os().nth(1);
     if first.as_deref() == Some(OsStr::new(WORKER)) {
@@ -43,10 +43,10 @@ pub fn serve_if_worker() {
     }
 }
 
-/// Serves as a worker process, by the arguments behind the one that makes it one; whether all went well. With
-/// `--kernel JOB LIBRARY` it is a worker for one kernel of the user's, with `--kernel-build` one that builds
-/// it, and without a library one for as many as there are. With `--gpu-code FOLDER TARGET` it compiles what
-/// comes by standard input into a cache.
+/// Serves as a worker, by the arguments after the one that marks a worker process; returns whether all went
+/// well. `--kernel JOB LIBRARY` calls one of the user's kernels, `--kernel-build` builds it, and without a
+/// library it serves any number of them. `--gpu-code FOLDER TARGET` compiles programs from standard input
+/// into a cache.
 pub fn serve(arguments: &[OsString]) -> bool {
     let write = |path: &Path, bytes: &[u8]| crate::file::write_whole(path, |out| out.write_all(bytes));
     match arguments {
@@ -65,8 +65,8 @@ pub fn serve(arguments: &[OsString]) -> bool {
     }
 }
 
-/// Command that starts workers for a library which any program may have loaded: a Python, this program if it
-/// is one, that loads the library and calls its function of this name, which calls [`serve`].
+/// Command that starts workers of a library loaded by any program: a Python interpreter (this program, if it
+/// is one) that loads the library and calls its function `function`, which calls [`serve`].
 ///
 /// # Errors
 /// If there is no such file.
@@ -93,7 +93,7 @@ impl Session {
         Session { database, worker }
     }
 
-    /// Opens a session that keeps its records in this file, and whose workers are this program: see
+    /// Opens a session that keeps its records in this file and uses this program as its workers: see
     /// [`serve_if_worker`].
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl Session {
         &self.database
     }
 
-    /// Records of the database, for use: what others have tuned is checked by workers first.
+    /// Records of the database, for choosing kernels; entries of shared stores are verified by workers first.
     ///
     /// # Errors
     /// As [`Database::records`].
@@ -130,8 +130,8 @@ impl Session {
         &self.worker
     }
 
-    /// Carries out a request: searches, checks, records, and races the leaders. Ends early but in order once
-    /// `stop` is raised, and raises it itself if records cannot be written.
+    /// Executes a request: searches, verifies, records, and races the best candidates. When `stop` is raised
+    /// the run ends early but orderly; the run raises it itself if records cannot be written.
     ///
     /// # Errors
     /// If the request does not fit, the database cannot be written, or workers do not start.
@@ -139,8 +139,8 @@ impl Session {
         run(request, None, &self.database, &self.worker, stop, observer)
     }
 
-    /// Carries out a request for a workload, as [`Session::run`] does, with candidates measured at another
-    /// place than this machine.
+    /// Executes a request for a workload, as [`Session::run`] does, with candidates measured elsewhere, such
+    /// as on a fleet.
     ///
     /// # Errors
     /// As [`Session::run`], and if the place is not there.
@@ -154,7 +154,7 @@ impl Session {
         run(request, Some(place), &self.database, &self.worker, stop, observer)
     }
 
-    /// Carries out a request to its end, without an observer.
+    /// Executes a request to its end, without an observer.
     ///
     /// # Errors
     /// As [`Session::run`], and if records are lost.
@@ -163,8 +163,8 @@ impl Session {
         tuned.lost.take().map_or(Ok(tuned), Err)
     }
 
-    /// The best that is recorded of a command or a kernel of the caller's on a machine, by its name in
-    /// records; none where nothing is.
+    /// Best record of a user's command or kernel on a machine, by its name in records; `None` if nothing is
+    /// recorded.
     ///
     /// # Errors
     /// If the database cannot be read.
@@ -215,7 +215,7 @@ impl Session {
         Ok(self.database.records()?.best(workload, &target_name(target, caches), threads, None)?.0)
     }
 
-    /// The best that is recorded of a workload, compiled into this process.
+    /// Compiles the best recorded kernel of a workload into this process.
     ///
     /// # Errors
     /// If nothing is recorded, or it cannot be compiled.

@@ -35,7 +35,7 @@ use crate::version::{RELEASE, release_of};
 use entry::{ENDING, folder_of, is_name, parse, place_of};
 use store_location::StoreLocation;
 
-/// Environment variable that names a store where no option does.
+/// Environment variable that names the shared store if no option does.
 pub const STORE_VARIABLE: &str = "TILEWRIGHT_STORE";
 
 /// Name of the file that tells a store.
@@ -51,7 +51,7 @@ const MOST_INDEX_BYTES: u64 = 256 << 20;
 /// Notes that are kept.
 const MOST_NOTES: usize = 5;
 
-/// Store of winners that machines share.
+/// Store of race winners, shared by machines.
 #[derive(Debug)]
 pub struct SharedStore {
     place: StoreLocation,
@@ -64,11 +64,12 @@ pub struct SharedStore {
     notes: Mutex<Vec<String>>,
 }
 
-/// Visitor of entries: the path of each, and its winners or the reason why there are none.
+/// Visitor of a store's entries: receives the path of each, and its winners or the reason why it cannot be
+/// used.
 pub type Visit<'a> = &'a mut dyn FnMut(&str, Result<Vec<Entry>, String>) -> Result<(), Error>;
 
 impl SharedStore {
-    /// The store that a text names: a folder, or an address such as `http://host/path`.
+    /// Store at a folder, or at an address such as `http://host/path`.
     ///
     /// # Errors
     /// Bad input where the text is neither. Nothing is read yet.
@@ -82,7 +83,7 @@ impl SharedStore {
         })
     }
 
-    /// The store that is given, or that [`STORE_VARIABLE`] names, if any.
+    /// Store at the given location, else at that of [`STORE_VARIABLE`]; `None` without either.
     ///
     /// # Errors
     /// As [`SharedStore::new`].
@@ -97,12 +98,12 @@ impl SharedStore {
         format!("store {}", self.place)
     }
 
-    /// Place of the store, as a text that names it.
+    /// Location of the store, as [`SharedStore::new`] takes it.
     pub fn place(&self) -> String {
         self.place.to_string()
     }
 
-    /// Lines about what could not be used since the last call.
+    /// Warnings since the last call about entries that could not be used.
     pub fn take_notes(&self) -> Vec<String> {
         std::mem::take(&mut self.notes.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -241,8 +242,8 @@ impl SharedStore {
         Ok(names)
     }
 
-    /// Winners of a machine, by the name of its target, or of all. Entries that are none are left out, which
-    /// notes say.
+    /// Winners for a machine, by the name of its target, or for all. Invalid entries are left out, with a
+    /// warning.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -260,7 +261,7 @@ impl SharedStore {
         Ok(all)
     }
 
-    /// Visits the entries of targets, by the names of their folders, in the order of their paths.
+    /// Visits the entries of those targets whose folder name `is_wanted` accepts, ordered by path.
     ///
     /// # Errors
     /// If the store cannot be read, or the visitor fails.

@@ -1,4 +1,4 @@
-//! Subjects of runs: what a run needs to know of a workload, of a command or of a kernel.
+//! Subjects of runs: workloads, commands and kernels, behind one interface.
 
 pub mod command;
 mod files;

@@ -18,61 +18,62 @@ use crate::run::finals::{RunEnd, Untuned};
 /// Result of a run. Its JSON is what `tilewright tune --json` prints.
 #[derive(Debug, Serialize)]
 pub struct Tuned {
-    /// The workload.
+    /// Workload, as in records.
     pub workload: String,
-    /// The template.
+    /// Name of the template.
     pub template: String,
-    /// The search.
+    /// Search with its options.
     pub search: String,
-    /// The target, as records name it.
+    /// Target, as named in records.
     pub target: String,
-    /// Threads that the kernel may use.
+    /// Number of threads that the kernel may use.
     pub threads: u32,
-    /// The seed.
+    /// Seed of the search.
     pub seed: u64,
-    /// Number of trials recorded, including those of earlier runs.
+    /// Number of recorded trials, those of earlier runs included.
     pub trials: u64,
-    /// Trials of this run.
+    /// Number of trials of this run.
     pub new_trials: u64,
-    /// Seconds of the search.
+    /// Duration of the search in seconds.
     pub seconds: f64,
-    /// Time of the run by phase, by the wall clock.
+    /// Wall-clock time of the run by phase.
     pub wall_seconds: WallSeconds,
-    /// Trials of this run in a second.
+    /// Trials per second in this run.
     pub trials_per_second: f64,
-    /// Time of the search by activity.
+    /// Seconds of the search by activity.
     pub seconds_in: SecondsIn,
-    /// Failures by class, those of earlier runs included.
+    /// Number of failures by class, those of earlier runs included.
     #[serde(serialize_with = "by_name")]
     pub errors: BTreeMap<ErrorClass, u64>,
-    /// Measured peak of the machine, in 10⁹ operations a second.
+    /// Measured peak of the machine, in GFLOP/s.
     pub peak_gflops: Option<f64>,
-    /// The database.
+    /// Path of the database.
     pub db: String,
-    /// Whether all that was found is recorded.
+    /// Whether all trials are recorded.
     pub recorded: bool,
-    /// The winner; the fastest trial without a race; none where nothing was right or measured.
+    /// Winner of the race, or the fastest trial without a race; `None` if no candidate was correct, or none
+    /// measured.
     pub best: Option<Best>,
-    /// The race, where there was one.
+    /// Final race, if there was one.
     #[serde(flatten)]
     pub race: Option<Race>,
-    /// Whether the best has given the right answer; on an emulated device, whether any candidate has.
+    /// Whether the best candidate's result was verified; on an emulated device, whether any candidate's was.
     pub verified: bool,
-    /// Whether the device is emulated: there are no times then, no best, and nothing is recorded.
+    /// Whether the device is emulated: then there are no times and no best, and nothing is recorded.
     pub emulated: bool,
-    /// Reason why the search ended; `None` where it was not begun.
+    /// Reason why the search ended; `None` if it was not started.
     #[serde(skip)]
     pub ended: Option<Ended>,
-    /// Candidates that came to a limit, by class.
+    /// Number of candidates by class whose failure a higher limit may avoid.
     #[serde(skip)]
     pub cut_off: BTreeMap<ErrorClass, u64>,
-    /// Failure of one of the failed candidates.
+    /// Message of one of the failed candidates.
     #[serde(skip)]
     pub example: Option<(ErrorClass, String)>,
-    /// Whether any candidate was right.
+    /// Whether any candidate was correct.
     #[serde(skip)]
     pub any_right: bool,
-    /// Error that lost records of it, if so; the run ended with that.
+    /// Error that ended the run because records were lost.
     #[serde(skip)]
     pub lost: Option<Error>,
 }
@@ -139,51 +140,51 @@ fn by_name<S: Serializer>(errors: &BTreeMap<ErrorClass, u64>, serializer: S) -> 
     serializer.collect_map(errors.iter().map(|(class, n)| (class.name(), n)))
 }
 
-/// Time of a search by activity, in seconds.
+/// Seconds of a search by activity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct SecondsIn {
-    /// Proposing and observing.
+    /// Search itself: proposing and observing.
     pub search: f64,
-    /// Building, on all workers.
+    /// Building, summed over all workers.
     pub build: f64,
-    /// Running for the timing.
+    /// Timed runs.
     pub run: f64,
-    /// Running and comparing for the verification.
+    /// Verification: runs, and comparison with the reference.
     pub verify: f64,
 }
 
-/// The race at the end of a run.
+/// Final race of a run.
 #[derive(Debug, Clone, Serialize)]
 pub struct Race {
-    /// ‖out − reference‖ / ‖reference‖ of the winner's answer.
+    /// Relative error of the winner's result, ‖out − reference‖ / ‖reference‖, if known.
     pub relative_error: Option<f64>,
-    /// Whether winner and runner-up cannot be told apart.
+    /// Whether winner and runner-up are statistically indistinguishable.
     #[serde(rename = "tie")]
     pub is_tie: bool,
-    /// Throughput of the first guess, which runs where nothing is recorded.
+    /// Throughput of the first guess in GFLOP/s, which runs where nothing is recorded.
     pub untuned_gflops: Option<f64>,
-    /// Time of the first guess.
+    /// Result of the first guess.
     #[serde(skip)]
     pub untuned: Untuned,
-    /// Number of leaders that finished the race.
+    /// Number of finalists at the end of the race.
     #[serde(skip)]
     pub n_leaders: usize,
 }
 
-/// Time of a run by phase, in seconds by the wall clock, which add up to the whole.
+/// Wall-clock seconds of a run by phase; they add up to the total.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct WallSeconds {
-    /// Start, until the search begins.
+    /// Start-up, until the search begins.
     pub start: f64,
     /// The search.
     pub search: f64,
     /// The race.
     pub race: f64,
-    /// The untuned kernel.
+    /// Untuned kernel.
     pub untuned: f64,
-    /// Seconds to write the last records and to end workers.
+    /// Shutdown: writing the last records, and ending workers.
     pub end: f64,
-    /// All of them.
+    /// Total of all phases.
     pub total: f64,
 }
 
@@ -199,7 +200,7 @@ impl Wall {
         Wall { last: Instant::now(), seconds: WallSeconds::default() }
     }
 
-    /// Seconds since the last part ended.
+    /// Seconds since the last lap.
     pub fn lap(&mut self) -> f64 {
         let last = std::mem::replace(&mut self.last, Instant::now());
         let lap = (self.last - last).as_secs_f64();
@@ -212,7 +213,7 @@ impl Wall {
         self.last = Instant::now();
     }
 
-    /// The race has ended, with the untuned kernel behind it.
+    /// Splits the time since the last lap between the race and the untuned kernel.
     pub fn end_race(&mut self, end: Option<&RunEnd>) {
         let both = self.lap();
         self.seconds.untuned = match end {

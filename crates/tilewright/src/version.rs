@@ -1,14 +1,14 @@
 //! Version of this build.
 
-/// The release. What follows from code that changes only between releases, a trained model or a run of an
-/// experiment, is used again within one.
+/// Release. Results that depend on code which changes only between releases, such as a trained model or an
+/// experiment, are reused within one.
 pub const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// The release, and the commit where the build knew it: `0.2.0+g148a5269c`, with a number more for changes
-/// that were not committed. Whatever is written down names it.
+/// Release and commit, if the build knows it: `0.2.0+g148a5269c`, with a further number for uncommitted
+/// changes. It is recorded in everything written.
 pub const BUILD: &str = env!("TILEWRIGHT_BUILD");
 
-/// The release that a build is of.
+/// Release of a build.
 pub fn release_of(build: &str) -> &str {
     build.split('+').next().unwrap_or(build)
 }

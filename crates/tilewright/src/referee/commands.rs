@@ -1,4 +1,4 @@
-//! Races of commands, each sample a run in a process of its own.
+//! Races of commands, with a process for each sample.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -9,25 +9,25 @@ use tilewright_device::host;
 use super::{Raced, Rules, TellRound, referee};
 use crate::error::{Error, Setting, one_line};
 
-/// Commands that are to race.
+/// Race of commands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommandRace {
-    /// The commands; the first is the baseline where there is one.
+    /// Commands; the first is the baseline where there is one.
     pub commands: Vec<String>,
-    /// Whether they are started by `sh -c`, rather than as words.
+    /// Whether commands are started by `sh -c`, rather than split into words.
     pub shell: bool,
-    /// Metric: `wall`, `cpu`, or a regular expression that finds a number in the output.
+    /// Metric: `wall`, `cpu`, or a regular expression that extracts a number from the output.
     pub metric: String,
-    /// Whether that number is to be great.
+    /// Whether more of the metric is better.
     pub maximize: bool,
-    /// Whether every run begins without what earlier ones left in the system's cache of files, as far as the
-    /// system permits, and no run warms up; otherwise each command has a run before the first round.
+    /// Whether file system caches are dropped before every run, as far as the system permits, without warm-up
+    /// runs. Otherwise each command has a warm-up run before the first round.
     pub cold: bool,
-    /// CPUs to which runs are bound; where none is given, they run where the system has them run.
+    /// Number of CPUs that runs are bound to; `None` leaves them unbound.
     pub threads: Option<usize>,
-    /// Longest that a run may take.
+    /// Timeout of a run.
     pub timeout: Duration,
-    /// Limits and question.
+    /// Rules of the race.
     pub rules: Rules,
 }
 
@@ -56,8 +56,8 @@ impl CommandRace {
         parse_metric(&self.metric, self.maximize)
     }
 
-    /// Runs the race until the verdict is plain, the limits are reached or `stop` is raised; what is worth a
-    /// line goes to `say`.
+    /// Runs the race until the verdict is clear, a limit is reached or `stop` is raised. `say` receives
+    /// messages, `tell` the progress.
     ///
     /// # Errors
     /// Bad input where a command, the metric or the rules are wrong; failure where a command fails.

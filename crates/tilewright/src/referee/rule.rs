@@ -9,12 +9,12 @@ pub(super) struct SignedRank {
 }
 
 impl SignedRank {
-    /// The distribution for no pairs.
+    /// Distribution for no pairs.
     pub fn new() -> SignedRank {
         SignedRank { n: 0, probabilities: vec![1.0] }
     }
 
-    /// The distribution for `n` pairs.
+    /// Distribution for `n` pairs.
     pub fn of(n: usize) -> SignedRank {
         let mut law = SignedRank::new();
         (0..n).for_each(|_| law.advance());
@@ -45,8 +45,8 @@ impl SignedRank {
         self.probabilities.iter().take_while(is_within).count()
     }
 
-    /// Interval of the median of paired differences, one for each pair: the values that the test does not
-    /// reject. Each end is wrong with a probability of at most `error`, and infinite where there are too few
+    /// Confidence interval of the median of paired differences, one per pair: the values that the test does
+    /// not reject. Each end is wrong with a probability of at most `error`, and infinite if there are too few
     /// pairs.
     ///
     /// # Panics
@@ -74,7 +74,7 @@ impl SignedRank {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Interval {
     pub low: f64,
-    /// Estimate of Hodges and Lehmann.
+    /// Hodges-Lehmann estimate.
     pub middle: f64,
     pub high: f64,
 }
@@ -86,7 +86,7 @@ const FIRST_LOOK: usize = 10;
 /// all of them add up to that of the race, however many there come to be: the k-th has its 1 / (k (k + 1)).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Looks {
-    /// Error rate of one question over all looks.
+    /// Error rate of one question over all interim looks.
     pub error: f64,
     /// Looks so far.
     n: usize,
@@ -100,7 +100,8 @@ impl Looks {
         Looks { error, n: 0, last: 0, next: FIRST_LOOK }
     }
 
-    /// The error rate of a look after so many rounds, where there is one; at the end there is.
+    /// Error rate to spend on an interim look after this many rounds; `None` if no look is due. At the end
+    /// there is always one.
     pub fn look(&mut self, n_rounds: usize, is_end: bool) -> Option<f64> {
         if n_rounds == self.last || n_rounds < self.next && !is_end {
             return None;
@@ -111,7 +112,7 @@ impl Looks {
         Some(self.error / (self.n * (self.n + 1)) as f64)
     }
 
-    /// Fewest rounds after which a question may be answered.
+    /// Minimum number of rounds after which a question can be answered.
     pub fn least_rounds(error: f64) -> usize {
         (1..).find(|&n| 0.5f64.powi(n) <= error / 2.0).unwrap_or(1) as usize
     }

@@ -10,16 +10,16 @@ use crate::best::trials_of;
 use crate::format::count;
 use crate::observer::{Note, Observer};
 
-/// Records of earlier runs.
+/// Usable trials of earlier runs.
 #[derive(Debug, Default)]
 pub struct Earlier {
-    /// Plausible trials of earlier runs.
+    /// Plausible trials.
     pub trials: Vec<Trial>,
-    /// Numbers of those that came to a limit, by class.
+    /// Number of failures by class that a higher limit may avoid.
     pub cut_off: BTreeMap<ErrorClass, u64>,
-    /// The configurations of those that were imported.
+    /// Configurations of imported trials.
     pub imported: HashSet<Config>,
-    /// Seconds that each trial of this machine took, about, and its time in nanoseconds where it was valid.
+    /// Approximate seconds of each trial on this machine, with its median in nanoseconds if it succeeded.
     pub history: Vec<(f64, Option<f64>)>,
 }
 
@@ -31,9 +31,9 @@ impl Earlier {
     }
 }
 
-/// Reads the plausible trials of earlier runs that belong to the present space, except failures under lower
-/// limits than these, which may succeed now. The trials left out are measured again if the search proposes
-/// them.
+/// Reads the plausible trials of earlier runs that belong to the current space. Failures under lower limits
+/// than these are left out, as the configurations may succeed now; they are measured again if the search
+/// proposes them.
 ///
 /// # Errors
 /// If the database fails.
@@ -90,7 +90,7 @@ pub(crate) fn may_do_better(record: &Record, limits: &Limits) -> bool {
     record.limit.is_some_and(|limit| limit.is_below(limits))
 }
 
-/// Failures by class.
+/// Number of failures by class.
 pub fn errors_of(trials: &[Trial]) -> BTreeMap<ErrorClass, u64> {
     let mut errors = BTreeMap::new();
     for class in trials.iter().filter_map(|trial| trial.outcome.class()) {

@@ -1,4 +1,5 @@
-//! The end of a run: the leaders are measured against each other, so that noise does not crown the winner.
+//! Final race of a run: the best candidates are measured against each other, so that noise does not choose
+//! the winner.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,23 +44,23 @@ const PART_FOR_UNTUNED_RUN: f64 = 0.75;
 /// Time limits of the end of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EndLimits {
-    /// All rounds of a race, as a rule.
+    /// Time for all rounds of the race, usually kept.
     pub rounds: Duration,
-    /// The race as a whole.
+    /// Time for the race as a whole.
     pub race: Duration,
-    /// The untuned kernel, with its build and its check.
+    /// Time for the untuned kernel, its build and verification included.
     pub untuned: Duration,
 }
 
 impl EndLimits {
-    /// Limits after a search of this length, or of any.
+    /// Limits after a search of this length; `None` for any.
     pub fn of(search: Option<Duration>) -> EndLimits {
         let rounds = search.map_or(TIME, |time| TIME.min(time / PART_OF_SEARCH));
         let race = search.unwrap_or(LONGEST_RACE).clamp(SHORTEST_RACE, LONGEST_RACE);
         EndLimits { rounds, race, untuned: (2 * rounds).clamp(SHORTEST_UNTUNED_LIMIT, UNTUNED_LIMIT) }
     }
 
-    /// Limits lowered by the length of the search, once that is known.
+    /// Limits reduced to fit the actual length of the search.
     pub fn after(self, search: Duration) -> EndLimits {
         let rounds = self.rounds.min((search / PART_OF_SEARCH).max(FEW_ROUNDS));
         EndLimits { rounds, untuned: self.untuned.min((2 * rounds).max(SHORTEST_UNTUNED_LIMIT)), ..self }
@@ -72,14 +73,14 @@ impl EndLimits {
     }
 }
 
-/// Outcome of the end of a run.
+/// Result of the end of a run.
 #[derive(Debug)]
 pub enum RunEnd {
-    /// A race, with a winner.
+    /// Race with a winner.
     Raced(Finals),
-    /// No candidate was right, or none of the leaders again.
+    /// No correct candidate, or none that was correct again.
     NoLeader,
-    /// No time for a round.
+    /// Too little time for a round.
     NoTime,
 }
 
@@ -93,46 +94,46 @@ impl RunEnd {
     }
 }
 
-/// The leaders, measured against each other.
+/// Result of the final race.
 #[derive(Debug)]
 pub struct Finals {
-    /// Fastest first, at least one.
+    /// Finalists, fastest first, at least one.
     pub ranking: Vec<Leader>,
-    /// Time of the untuned kernel.
+    /// Result of the untuned kernel.
     pub untuned: Untuned,
-    /// Time that it took to measure that.
+    /// Time spent on the untuned kernel.
     pub untuned_time: Duration,
 }
 
-/// A candidate that was measured against others.
+/// Finalist of the race.
 #[derive(Debug)]
 pub struct Leader {
-    /// Configuration of the candidate.
+    /// Configuration of the finalist.
     pub config: Config,
-    /// Over its rounds.
+    /// Timing over its rounds.
     pub timing: Timing,
-    /// Rank: the first quartile of its rounds, in nanoseconds a run.
+    /// First quartile of its rounds in nanoseconds per run, by which it is ranked.
     pub quartile_ns: f64,
-    /// ‖out − reference‖ / ‖reference‖ of its answer.
+    /// Relative error of its result, ‖out − reference‖ / ‖reference‖, if known.
     pub relative_error: Option<f64>,
 }
 
 /// Result of the untuned kernel: the first guess, which runs where nothing is recorded.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Untuned {
-    /// Measured; where it is about as fast as the winner, in the same rounds.
+    /// Measured; in the same rounds as the winner if about as fast.
     Measured {
-        /// Nanoseconds a run.
+        /// Nanoseconds per run.
         ns: f64,
     },
-    /// The winner itself.
+    /// Equal to the winner.
     Winner {
-        /// Nanoseconds a run.
+        /// Nanoseconds per run.
         ns: f64,
     },
-    /// Given up at a limit.
+    /// Stopped at a time limit.
     SlowerThan {
-        /// Limit at which it was given up.
+        /// Time limit.
         limit: Duration,
     },
     /// Not measured.
@@ -141,7 +142,7 @@ pub enum Untuned {
 }
 
 impl Untuned {
-    /// Time in nanoseconds, where it is known.
+    /// Nanoseconds per run, if known.
     pub fn ns(self) -> Option<f64> {
         match self {
             Untuned::Measured { ns } | Untuned::Winner { ns } => Some(ns),
@@ -151,7 +152,7 @@ impl Untuned {
 }
 
 impl Finals {
-    /// Margin of the winner: the share by which the runner-up is slower.
+    /// Margin of the winner: the share by which the runner-up is slower; `None` for a single finalist.
     pub fn margin(&self) -> Option<f64> {
         match self.ranking.as_slice() {
             [first, second, ..] => Some((second.quartile_ns / first.quartile_ns - 1.0).max(0.0)),
@@ -159,26 +160,26 @@ impl Finals {
         }
     }
 
-    /// Spread of the rounds of the winner and of the runner-up, the larger one.
+    /// Relative spread of the winner's or the runner-up's rounds, the larger one.
     pub fn spread(&self) -> f64 {
         self.ranking.iter().take(2).map(|leader| leader.timing.spread).fold(0.0, f64::max)
     }
 
-    /// Whether winner and runner-up cannot be told apart.
+    /// Whether winner and runner-up are statistically indistinguishable.
     pub fn is_tie(&self) -> bool {
         self.margin().is_some_and(|margin| is_tie(margin, self.spread()))
     }
 }
 
-/// Trials among which the leaders are.
+/// Trials from which the finalists are taken.
 #[derive(Clone, Copy)]
 pub struct Contenders<'a> {
     /// Space of the trials, with the descriptions of its configurations.
     pub subject: Subject<'a>,
     /// Trials, valid or not.
     pub trials: &'a [Trial],
-    /// Configurations whose trials were timed on a machine that need not be this one: their leaders race
-    /// against those of the others, and keep none of them out.
+    /// Imported configurations, whose times may be from another machine: they race in addition to the best
+    /// measured ones, and displace none of them.
     pub imported: &'a HashSet<Config>,
 }
 
@@ -189,7 +190,7 @@ impl Contenders<'_> {
     }
 }
 
-/// Measures the leaders against each other, and then what they are compared with.
+/// Races the best candidates, and then measures the baseline.
 ///
 /// # Errors
 /// If workers do not start.
@@ -225,8 +226,8 @@ pub fn run(
     Ok(RunEnd::Raced(Finals { ranking, untuned, untuned_time: start.elapsed() }))
 }
 
-/// Measures the leaders against each other within these limits, and until `stop` is raised: the fastest
-/// first, without candidates that had no round; empty if no trial is valid or there was no time for a round.
+/// Races the best candidates within these limits, and until `stop` is raised. Returns them fastest first,
+/// without those that had no round; empty if no trial is valid or there was no time for a round.
 ///
 /// # Errors
 /// If workers do not start.

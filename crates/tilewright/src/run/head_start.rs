@@ -1,4 +1,4 @@
-//! Start of a search: what it learned elsewhere, and the configurations that are measured first.
+//! Warm start of a search: transferred knowledge, and the configurations that are measured first.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Trials on their way into the database.
+//! Recorder of trials: writes them to the database in batches.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::database::{Database, Opened};
 use crate::error::Error;
 use crate::version::BUILD;
 
-/// Keeps the trials of a batch until they are committed.
+/// Recorder that buffers the trials of a batch until they are committed.
 #[derive(Debug)]
 pub struct Recorder {
     /// Open database; `None` once it is closed.
@@ -34,7 +34,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder for the trials of one search that starts now.
+    /// Makes a recorder for the trials of a search that starts now.
     pub fn new(opened: Opened, task: &Task, key: TaskKey, search: String, seed: u64) -> Recorder {
         let least_ns = least_ns(&task.setting.workload, &key.target, key.threads.into());
         Recorder::of_space(opened, &task.space, least_ns, key, search, seed)
@@ -122,18 +122,17 @@ impl Recorder {
     }
 }
 
-/// Recorder that several threads share: the run itself, and handlers that end the program in the middle of
-/// it.
+/// Shared recorder, for the run itself and for handlers that end the program in the middle of it.
 #[derive(Debug, Clone)]
 pub struct Recording(Arc<Mutex<Recorder>>);
 
 impl Recording {
-    /// Makes the recording of a recorder.
+    /// Wraps a recorder.
     pub fn new(recorder: Recorder) -> Recording {
         Recording(Arc::new(Mutex::new(recorder)))
     }
 
-    /// The search rests from now on: that time is none of the run's.
+    /// Pauses the search's clock.
     pub fn rest(&self) {
         lock(&self.0).rests = Some(pause::now());
     }
@@ -146,7 +145,7 @@ impl Recording {
         }
     }
 
-    /// Records a trial, or commits a batch. If the database is busy, `tell` receives a message, and the
+    /// Buffers a trial, or commits a batch. If the database is busy, `tell` receives a message, and the
     /// records are written with a later batch.
     ///
     /// # Errors
@@ -163,7 +162,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Writes what has been noted since the last time.
+    /// Commits buffered trials.
     ///
     /// # Errors
     /// If the database cannot be written, or is gone.
@@ -172,7 +171,7 @@ impl Recording {
         recorder.commit().map_err(|error| recorder.database.failure(&error))
     }
 
-    /// Writes the remaining records and the winner, if there is one, and closes the database.
+    /// Commits buffered trials and the winner, if there is one, and closes the database.
     ///
     /// # Errors
     /// If the database cannot be written, or is gone.
@@ -186,7 +185,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The compiler, as records name it.
+/// Compiler version as recorded with trials.
 pub fn toolchain() -> String {
     tilewright_codegen::llvm_version().map_or("no LLVM".to_owned(), |version| format!("LLVM {version}"))
 }

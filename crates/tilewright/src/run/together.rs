@@ -46,18 +46,18 @@ const SHORTEST_RACE: Duration = Duration::from_secs(1);
 /// made anew.
 const PART_OF_MEMORY: u64 = 4;
 
-/// A turn that has ended, of several tasks that share time.
+/// End of a turn, when several tasks are tuned together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TurnEnd {
-    /// Index of the task among those given.
+    /// Index of the task.
     pub at: usize,
-    /// The median of its best so far in nanoseconds.
+    /// Median of the task's best so far, in nanoseconds.
     pub best_ns: Option<f64>,
-    /// The time of the whole so far in nanoseconds, once every task has a best.
+    /// Weighted total of all tasks' bests so far, in nanoseconds; `None` until every task has one.
     pub whole_ns: Option<f64>,
-    /// Number of tasks with a best.
+    /// Number of tasks with a correct candidate.
     pub n_known: usize,
-    /// Trials of all tasks in this run so far.
+    /// Number of trials of all tasks in this run so far.
     pub n_trials: u64,
     /// Seconds since the run began.
     pub seconds: f64,
@@ -65,41 +65,40 @@ pub struct TurnEnd {
     pub left: Duration,
 }
 
-/// Result of several tasks that share time.
+/// Result of tuning several tasks together.
 #[derive(Debug, Serialize)]
 pub struct TunedMany {
-    /// Each of them, in the order in which they were given.
+    /// Result of each task, in the order given.
     pub workloads: Vec<TunedTask>,
-    /// The time of the whole before in milliseconds: the sum of the tasks' bests, each times its weight; none
-    /// where one had no record.
+    /// Weighted total of all tasks before the run, in milliseconds; `None` if one had no record.
     pub whole_ms_before: Option<f64>,
-    /// Milliseconds of the whole afterwards; `None` where a task has no best.
+    /// Weighted total of all tasks after the run, in milliseconds; `None` if one has no result.
     pub whole_ms: Option<f64>,
-    /// Seconds since the beginning and the whole's milliseconds, wherever it changed.
+    /// Progress: seconds since the start, and the weighted total in milliseconds, at each change.
     pub curve: Vec<(f64, f64)>,
-    /// Seconds of the run.
+    /// Duration of the run in seconds.
     pub seconds: f64,
-    /// Turns that tasks had.
+    /// Number of turns of all tasks.
     pub turns: u64,
-    /// Whether the search ended because no turn was worth its time.
+    /// Whether the search ended because no further turn was expected to pay off.
     pub ended_early: bool,
     /// Whether it was interrupted.
     pub interrupted: bool,
 }
 
-/// A task of several that share time.
+/// Result of one of several tasks tuned together.
 #[derive(Debug, Serialize)]
 pub struct TunedTask {
-    /// Result, as of a run of its own.
+    /// Result as of a run of its own.
     #[serde(flatten)]
     pub tuned: Tuned,
-    /// Number of its calls in the whole.
+    /// Weight: number of its calls in the whole program.
     pub weight: f64,
-    /// Share of the time of the whole.
+    /// Share of the weighted total; `None` without a result.
     pub share: Option<f64>,
-    /// Milliseconds that no kernel of it falls below, by the measured peak.
+    /// Lower bound on its time in milliseconds, by the measured peak.
     pub ms_bound: f64,
-    /// Turns that it had.
+    /// Number of its turns.
     pub turns: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Transfer: what earlier records are worth to a run.
+//! Transfer learning: use of earlier records of other workloads.
 
 use std::path::{Path, PathBuf};
 
@@ -13,10 +13,10 @@ use crate::error::{Error, ErrorKind, Setting, one_line};
 use crate::format::count;
 use crate::observer::{Note, Observer};
 
-/// A database, and which of its workloads to learn from.
+/// Source for transfer learning: a database, and optionally some of its workloads.
 #[derive(Debug, Clone)]
 pub struct Transfer {
-    /// The database.
+    /// Path of the database.
     pub path: PathBuf,
     /// Texts of the workloads; empty for all but the one that is tuned.
     workloads: Vec<String>,
@@ -27,21 +27,22 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Sets the option by which the user named it.
+    /// Sets the option that names it, for messages.
     #[must_use]
     pub fn called(self, option: &'static str) -> Transfer {
         Transfer { option: Some(option), ..self }
     }
 
-    /// Makes one that may have nothing to learn from, as the first of several that learn from each other.
+    /// Makes the source optional: it may have no usable records, as for the first of several tasks that learn
+    /// from each other.
     #[must_use]
     pub fn optional(self) -> Transfer {
         Transfer { is_optional: true, ..self }
     }
 
-    /// Reads `DB[,WORKLOAD…]`. Workloads hold commas themselves: a part `key=value` belongs to the workload
-    /// before it. A text that names a file as a whole is that file, since vLLM's tables have commas in their
-    /// names.
+    /// Parses `DB[,WORKLOAD…]`. Workloads contain commas themselves: a part `key=value` belongs to the
+    /// workload before it. If the whole text is the path of a file, it is that file, as the file names of
+    /// vLLM's tables contain commas.
     ///
     /// # Errors
     /// What is wrong with the text, in one line.
@@ -67,7 +68,7 @@ impl Transfer {
         Ok(Transfer { path, workloads, is_optional: false, option: None })
     }
 
-    /// The database, and what there are trials of in it.
+    /// Opens the database, and lists the tasks that it has trials of.
     ///
     /// # Errors
     /// Bad input where there is no database, or it has no trials of a workload that is named.
@@ -85,7 +86,7 @@ impl Transfer {
         Ok((store, keys))
     }
 
-    /// The file, where it is of another tuner and holds no workloads of ours.
+    /// Path of the file, if it is another tuner's and has no workloads of ours.
     ///
     /// # Errors
     /// If workloads are named.
@@ -102,9 +103,8 @@ impl Transfer {
         Ok(self.option.map_or(database.clone(), |option| database.called(option)))
     }
 
-    /// The earlier tasks, without the one at hand and records that cannot be true. Of which version of its
-    /// space a record is does not matter: its steps make a program, and its configuration is carried over
-    /// into a space as it is now.
+    /// Earlier tasks with plausible records, without the task at hand. Records of any version of a space
+    /// count: their steps make a program, and their configurations are mapped to the current space.
     ///
     /// # Errors
     /// As [`Transfer::open`].
@@ -128,7 +128,7 @@ impl Transfer {
         Ok(tasks)
     }
 
-    /// The name of the database, for messages.
+    /// Name of the database, for messages.
     pub fn name(&self) -> String {
         one_line(&self.path.display().to_string())
     }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-/// Length of a turn, as a rule: long enough that going from one task to another costs little beside it.
+/// Usual length of a turn, long enough to make the cost of switching tasks small.
 pub const TURN: Duration = Duration::from_secs(2);
 
 /// Weight of the gain of the last turns in the expected gain of a turn; the rest is by a time whose excess
@@ -22,7 +22,7 @@ const TURNS_FOR_A_RESULT: f64 = 3.0;
 const TRIALS_PER_TURN: f64 = 4.0;
 const BATCHES_PER_TURN: f64 = 2.0;
 
-/// Seconds that a trial of a task takes; `None` where that is not known.
+/// Seconds per trial of a task; `None` if unknown.
 #[derive(Debug, Clone, Copy)]
 pub struct TrialRate(Option<f64>);
 
@@ -33,18 +33,18 @@ impl TrialRate {
         TrialRate(Some(trial).filter(|trial| *trial > 0.0))
     }
 
-    /// Least length of a turn.
+    /// Minimum length of a turn.
     pub fn least_turn(self) -> Duration {
         Duration::from_secs_f64(TRIALS_PER_TURN * self.0.unwrap_or(0.0))
     }
 
-    /// The most candidates that are begun together in a turn of some length.
+    /// Maximum batch size in a turn of this length.
     pub fn most_at_a_time(self, turn: Duration) -> usize {
         self.0.map_or(usize::MAX, |trial| (turn.as_secs_f64() / trial / BATCHES_PER_TURN) as usize).max(1)
     }
 }
 
-/// Results of a task so far.
+/// History of a task's turns.
 #[derive(Debug, Clone)]
 pub struct History {
     weight: f64,
@@ -57,12 +57,12 @@ pub struct History {
 }
 
 impl History {
-    /// Makes a task that the whole runs `weight` times, and whose time is above `bound_ns`.
+    /// Makes the history of a task with this weight and lower bound on its time.
     pub fn new(weight: f64, bound_ns: f64) -> History {
         History { weight, bound_ns, bests: Vec::new(), seconds: 0.0, is_over: false }
     }
 
-    /// Adds a turn of `seconds`, after which this is the task's best.
+    /// Adds a turn of `seconds`, after which `best_ns` is the task's best.
     pub fn spend(&mut self, seconds: f64, best_ns: Option<f64>) {
         self.seconds += seconds;
         if let Some(ns) = best_ns.filter(|ns| self.best_ns().is_none_or(|best| *ns < best)) {
@@ -70,27 +70,27 @@ impl History {
         }
     }
 
-    /// Marks that nothing is left to be measured of it.
+    /// Marks the task as exhausted.
     pub fn end(&mut self) {
         self.is_over = true;
     }
 
-    /// The time of its best in nanoseconds.
+    /// Time of the task's best in nanoseconds, if any.
     pub fn best_ns(&self) -> Option<f64> {
         self.bests.last().map(|(_, ns)| *ns)
     }
 
-    /// Contribution to the whole, in nanoseconds.
+    /// Contribution to the weighted total, in nanoseconds; `None` without a result.
     pub fn share_ns(&self) -> Option<f64> {
         self.best_ns().map(|ns| self.weight * ns)
     }
 
-    /// Lower bound on the kernel's time, in nanoseconds.
+    /// Lower bound on the task's time, in nanoseconds.
     pub fn bound_ns(&self) -> f64 {
         self.bound_ns
     }
 
-    /// Whether it waits for its first turn.
+    /// Whether the task has had no turn yet.
     pub fn is_new(&self) -> bool {
         self.seconds == 0.0 && !self.is_over
     }
@@ -124,8 +124,8 @@ impl History {
     }
 }
 
-/// Chooses the task of the next turn; `None` if no turn is worth its time. Each task has a first turn before
-/// any has a second, larger tasks first as far as their size is known.
+/// Chooses the task of the next turn; `None` if no turn is expected to pay off. Each task has a first turn
+/// before any has a second, larger tasks first as far as their size is known.
 pub fn next(histories: &[&History]) -> Option<usize> {
     let new = histories.iter().enumerate().filter(|(_, history)| history.is_new());
     let least_ns = |history: &History| history.weight * history.bound_ns;

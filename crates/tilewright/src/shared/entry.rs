@@ -48,7 +48,7 @@ pub(super) const ENDING: &str = ".jsonl";
 /// Digits of a name.
 const DIGITS: usize = 16;
 
-/// Folder of a target.
+/// Folder name of a target.
 pub fn folder_of(target: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '@');
     let name: String = target.chars().map(|c| if plain(c) { c } else { '-' }).collect();
@@ -67,12 +67,12 @@ fn hash(text: &str) -> String {
     format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, step))
 }
 
-/// Winner of a template in an entry.
+/// Winner of one template, in an entry.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Entry {
-    /// Version of the template: a hash of the space that it declares for the workload.
+    /// Version of the template: a hash of its space for the workload.
     pub space: String,
-    /// Record of the winner's trial, and the result of its race.
+    /// Record of the winner's trial and of its race.
     pub line: RecordLine,
 }
 
@@ -90,7 +90,7 @@ struct Written<'a> {
 }
 
 impl Entry {
-    /// Entry of a record that won its race; none of another one.
+    /// Makes an entry of a record that won its race; `None` for any other record.
     ///
     /// # Cost
     /// The time of making the space.
@@ -99,12 +99,12 @@ impl Entry {
         Some(Entry { space: space_of(&line), line })
     }
 
-    /// Key of the entry that it belongs to.
+    /// Key of the entry that the winner belongs to.
     pub fn key(&self) -> EntryKey {
         EntryKey::of(&self.line)
     }
 
-    /// Median nanoseconds of the race.
+    /// Median of the race, in nanoseconds.
     pub fn median_ns(&self) -> f64 {
         self.line.winner.as_ref().map_or(f64::INFINITY, |winner| winner.median_ns)
     }

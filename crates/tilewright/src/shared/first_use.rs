@@ -1,5 +1,5 @@
-//! Check of a shared store's entry before its first use: its kernel is built and run in a worker, and the
-//! whole output is compared with the reference.
+//! Verification of a shared store's entry before its first use: its kernel is built and run in a worker, and
+//! the whole output is compared with the reference.
 
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;

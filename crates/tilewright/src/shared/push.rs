@@ -25,11 +25,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Counts of what was written to a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pushed {
-    /// Winners that were offered.
+    /// Number of winners offered.
     pub read: u64,
-    /// Winners that the store had none as good of.
+    /// Number of winners that were better than those in the store, and so were written.
     pub better: u64,
-    /// Winners that were refused.
+    /// Number of winners that were refused.
     pub refused: u64,
 }
 
@@ -44,8 +44,8 @@ impl Faults {
 }
 
 impl Database {
-    /// Winners of races that were held here, as entries of a store. Those of programs of the user's stay
-    /// here.
+    /// Winners of races on this machine, as entries of a store. Those of users' commands and kernels are left
+    /// out.
     ///
     /// # Errors
     /// If there is no database, or it cannot be read.
@@ -61,7 +61,7 @@ impl Database {
         Ok(winners)
     }
 
-    /// Imports the winners of a store, those of a machine by the name of its target, or all.
+    /// Imports the winners of a store, for a machine by the name of its target, or for all.
     ///
     /// # Errors
     /// If the store cannot be read, or the database cannot be written.
@@ -72,8 +72,8 @@ impl Database {
 }
 
 impl SharedStore {
-    /// Adds winners, each where the store has none as good of its template and version; makes the store where
-    /// the folder is empty or not there. What cannot be true is left out, with a note.
+    /// Writes winners to the store, each where it is better than the stored one of its template and version;
+    /// initialises a missing or empty folder as a store. Implausible winners are left out, with a note.
     ///
     /// # Errors
     /// Bad input where the store is a server's or cannot be written, the folder holds something else, or

@@ -1,4 +1,4 @@
-//! Places of shared stores: folders, and folders that HTTP servers give out.
+//! Locations of shared stores: folders, and folders served by HTTP.
 
 use std::fmt;
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! Checks of whole shared stores.
+//! Verification of whole shared stores.
 
 use std::fs;
 use std::path::Path;
@@ -17,22 +17,22 @@ use crate::error::Error;
 use crate::file::write_whole;
 use crate::import::LineValidator;
 
-/// Findings about a store.
+/// Result of verifying a store.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Verified {
-    /// Winners that were read.
+    /// Number of winners read.
     pub read: u64,
-    /// Winners that were built, run and compared with the reference.
+    /// Number of winners built, run and compared with the reference.
     pub run: u64,
-    /// Winners, or whole entries, that cannot be true, a line each.
+    /// Refused winners, or whole entries, one line each with the reason.
     pub refused: Vec<String>,
-    /// Whether these were removed.
+    /// Whether the refused ones were removed.
     pub is_mended: bool,
 }
 
 impl SharedStore {
-    /// Checks whether every winner can be true; with a command that starts workers, those of this machine are
-    /// built and run as well. Those that cannot be are removed if asked for.
+    /// Checks that every winner is plausible; given a command that starts workers, winners for this machine
+    /// are also built, run and compared with the reference. Refused ones are removed if `removes`.
     ///
     /// # Errors
     /// If the store cannot be read, or written where something is to be removed.

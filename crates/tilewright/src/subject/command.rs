@@ -1,4 +1,4 @@
-//! Tuning programs of others: a command with places for the values of parameters.
+//! Tuning of arbitrary programs: a command line with placeholders for parameter values.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::observer::{Note, Observer};
 use crate::referee::parse_metric;
 use crate::request::Settings;
 
-/// Prefix of commands' workloads in records, and name of their template.
+/// Prefix of commands in records, and name of their template.
 pub const COMMAND: &str = "command";
 
 /// Samples of a trial, and runs before them, where a command is timed and nothing else is asked for.
@@ -27,7 +27,7 @@ const WARMUPS_OF_TIMES: usize = 1;
 /// Longest that a build or a run may take, if nothing else is asked for.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Command that is to be tuned, with the values of its parameters.
+/// Command to be tuned, with parameters.
 ///
 /// In all of its texts `{name}` stands for the value of a parameter, `{*name}` for its words, and `{dir}` for
 /// the folder of its build.
@@ -50,19 +50,19 @@ pub struct Command {
     samples: Option<usize>,
 }
 
-/// Direction in which a metric is better.
+/// Direction of optimization of a metric.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
-    /// Less is better.
+    /// Lower is better.
     #[default]
     Minimize,
-    /// More is better.
+    /// Higher is better.
     Maximize,
 }
 
 impl Command {
-    /// Makes a command whose time by the clock is to be short.
+    /// Makes a command whose wall-clock time is minimised.
     pub fn new(command: impl Into<String>) -> Command {
         Command { command: command.into(), ..Command::default() }
     }
@@ -74,66 +74,65 @@ impl Command {
         self
     }
 
-    /// Adds a condition on the parameters, such as `tile * t <= 64`.
+    /// Adds a constraint on the parameters, such as `tile * t <= 64`.
     #[must_use]
     pub fn constraint(mut self, condition: impl Into<String>) -> Command {
         self.constraints.push(condition.into());
         self
     }
 
-    /// Sets the command that builds, once for each text that its placeholders give.
+    /// Sets the build command, run once for each distinct text of it.
     #[must_use]
     pub fn build(self, command: impl Into<String>) -> Command {
         Command { build: Some(command.into()), ..self }
     }
 
-    /// Sets the command that checks a run, by exit code 0; it reads the run's output.
+    /// Sets the command that checks a run: it reads the run's output, and exits with 0 if that is correct.
     #[must_use]
     pub fn check(self, command: impl Into<String>) -> Command {
         Command { check: Some(command.into()), ..self }
     }
 
-    /// Sets the command before each run.
+    /// Sets the command executed before each run.
     #[must_use]
     pub fn prepare(self, command: impl Into<String>) -> Command {
         Command { prepare: Some(command.into()), ..self }
     }
 
-    /// Sets the command after each run.
+    /// Sets the command executed after each run.
     #[must_use]
     pub fn cleanup(self, command: impl Into<String>) -> Command {
         Command { cleanup: Some(command.into()), ..self }
     }
 
-    /// Sets the metric to minimise: `wall`, `cpu`, or the number that a regular expression finds in the
-    /// output.
+    /// Sets the metric: `wall`, `cpu`, or a regular expression that extracts a number from the output.
     #[must_use]
     pub fn metric(self, metric: impl Into<String>) -> Command {
         Command { metric: Some(metric.into()), ..self }
     }
 
-    /// Adds a metric by a name of its own, of several that are to be good at once: two to four. The first one
-    /// leads, the Pareto set of all is the result.
+    /// Adds one of two to four named metrics for multi-objective tuning. The first one leads; the result is
+    /// the Pareto set of all.
     #[must_use]
     pub fn objective(mut self, name: impl Into<String>, metric: impl Into<String>, direction: Direction) -> Command {
         self.objectives.push((name.into(), metric.into(), direction));
         self
     }
 
-    /// Sets whether the metric is to be great instead.
+    /// Sets whether the metric is maximised, rather than minimised.
     #[must_use]
     pub fn maximize(self, maximize: bool) -> Command {
         Command { maximize, ..self }
     }
 
-    /// Sets whether all commands are started by a shell.
+    /// Sets whether commands are started by a shell, rather than split into words.
     #[must_use]
     pub fn shell(self, shell: bool) -> Command {
         Command { shell, ..self }
     }
 
-    /// Sets the samples of a trial; by default 3 of a time, after one run that warms up, and one of another
-    /// number.
+    /// Sets the number of samples per trial; by default 3 for a time, after a warm-up run, and 1 for any
+    /// other metric.
     #[must_use]
     pub fn samples(self, samples: impl Into<Option<usize>>) -> Command {
         Command { samples: samples.into(), ..self }
@@ -185,7 +184,8 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     })
 }
 
-/// Whether a text is letters, digits and _, no word of the expressions and not [`FOLDER`].
+/// Whether a text is a valid parameter name: letters, digits and `_`, neither a keyword of expressions nor
+/// [`FOLDER`].
 pub fn is_plain_name(name: &str) -> bool {
     let is_plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     is_plain && expression::is_name(name) && name != FOLDER
@@ -200,12 +200,12 @@ fn is_name_or_place(name: &str) -> bool {
         && (places.is_empty() || places.strip_suffix(']').is_some_and(|all| all.split(']').all(is_place)))
 }
 
-/// Error of a name that no parameter can have.
+/// Error for an invalid parameter name.
 pub fn refuse_name(name: &str, mend: &str) -> Error {
     Error::input(format!("{name:?} cannot be the name of a parameter ({mend})"))
 }
 
-/// Makes the space of parameters, each with its values, under conditions.
+/// Builds the space of parameters with their values, under constraints.
 ///
 /// # Errors
 /// If a parameter or a condition is none, or no configuration is left.
@@ -223,7 +223,7 @@ pub fn space_of(name: &str, parameters: &[(String, Vec<Datum>)], constraints: &[
 }
 
 impl Command {
-    /// Makes the space of its configurations.
+    /// Builds the space of configurations.
     ///
     /// # Errors
     /// If a parameter or a constraint is none, or no configuration is left.

@@ -1,4 +1,4 @@
-//! Files on which a user's program depends: records are kept by their content, too.
+//! Files on which a user's program depends; records are keyed by their content, too.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -26,8 +26,8 @@ const MOST_INCLUDED: usize = 1000;
 pub(super) struct Files(Vec<(PathBuf, u64)>);
 
 impl Files {
-    /// Files of commands: the programs that are started, scripts among their words, and whatever files a
-    /// build names. What a build makes, and what commands read and write besides, is not among them.
+    /// Files that commands depend on: the programs, scripts among their words, and files that a build command
+    /// names. Build products, and other files that commands read or write, are not included.
     pub fn of_commands(options: &CommandOptions) -> Files {
         let mut files = Files::default();
         for (what, template) in options.templates() {
@@ -56,8 +56,7 @@ impl Files {
         found.iter().for_each(|path| self.add(path));
     }
 
-    /// Adds a source in C, or in a language that includes files as C does, with the files that it includes in
-    /// quotes.
+    /// Adds a C-like source file, with the files that it includes in quotes.
     pub fn add_source(&mut self, path: &Path) {
         let mut left = vec![path.to_owned()];
         let mut n_read = 0;
@@ -83,12 +82,12 @@ impl Files {
         }
     }
 
-    /// Hashes of the files, whatever they are called.
+    /// Hashes of the files' contents, independent of their names.
     pub fn hashes(&self) -> Vec<u64> {
         self.0.iter().map(|(_, hash)| *hash).collect()
     }
 
-    /// Names of the files, in a line.
+    /// Names of the files, in one line.
     pub fn line(&self) -> String {
         if self.0.is_empty() {
             return "records are of these texts".to_owned();

@@ -1,4 +1,4 @@
-//! Tuning kernels of others: functions in C or C++, or kernels in OpenCL C or CUDA, with parameters as
+//! Tuning of users' kernels: functions in C or C++, or kernels in OpenCL C or CUDA, with parameters as
 //! macros.
 
 mod bench;
@@ -30,7 +30,7 @@ use crate::device_spec::{CPU, DeviceSpec, HOST};
 use crate::error::{Error, ErrorKind};
 use crate::request::Request;
 
-/// Prefix of kernels' workloads in records, and name of their template.
+/// Prefix of kernels in records, and name of their template.
 pub const KERNEL: &str = "kernel";
 
 /// The element types of buffers, as C and we write them.
@@ -53,12 +53,12 @@ const TYPES: &[(&str, DType)] = &[
 ];
 /// The most elements of a buffer.
 const MOST_ELEMENTS: i64 = 1 << 32;
-/// Option of a worker process that calls a user's kernel, or builds it for a GPU.
+/// Argument that makes a process a worker which calls a user's kernel.
 pub const CALL: &str = "--kernel";
-/// See [`CALL`].
+/// Argument that makes a process a worker which builds a user's kernel for a GPU.
 pub const BUILD: &str = "--kernel-build";
 
-/// Kernel in C, C++, OpenCL C or CUDA that is to be tuned, as a file describes it.
+/// Kernel to be tuned in C, C++, OpenCL C or CUDA, as a file describes it.
 ///
 /// ```standalone_crate
 /// use tilewright::{KernelFile, Request, Session};
@@ -119,7 +119,8 @@ struct KernelPort {
 }
 
 impl KernelFile {
-    /// Reads the description of a kernel, ours or a T1 file of Kernel Tuner's; `path` is where it is.
+    /// Parses the description of a kernel, in our format or Kernel Tuner's T1; `path` is the location of the
+    /// file.
     ///
     /// # Errors
     /// If the text describes none, or one that cannot be tuned here.
@@ -144,7 +145,7 @@ impl KernelFile {
         Ok(request)
     }
 
-    /// Whether it is for a GPU.
+    /// Whether the kernel runs on a GPU.
     pub fn is_for_gpu(&self) -> bool {
         self.language().is_ok_and(|language| language.api().is_some())
     }
@@ -229,7 +230,7 @@ impl KernelFile {
         Ok(())
     }
 
-    /// Makes the space of its configurations.
+    /// Builds the space of configurations.
     ///
     /// # Errors
     /// If a parameter or a constraint is none, or no configuration is left.

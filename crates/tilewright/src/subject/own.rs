@@ -1,4 +1,4 @@
-//! Programs of the user's as subjects of runs: candidates are command lines.
+//! Users' programs as subjects of runs: candidates are command lines.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -45,7 +45,7 @@ impl Describe for CommandLines {
 }
 
 impl<'a> OwnRun<'a> {
-    /// Makes the subject of the commands that measure a space, with its name in records.
+    /// Makes the subject of a space that commands measure, with its name in records.
     pub fn new(
         settings: &'a Settings,
         workload: String,
@@ -64,7 +64,7 @@ impl<'a> OwnRun<'a> {
         OwnRun { settings, key, space, steps, is_verified, _folder: None }
     }
 
-    /// Makes one whose candidates check their answers themselves, by what is in a folder.
+    /// Makes candidates verify their results themselves, by the content of a folder.
     pub fn that_checks(self, folder: Folder) -> Self {
         OwnRun { is_verified: true, _folder: Some(folder), ..self }
     }
@@ -122,12 +122,12 @@ impl Runnable for OwnRun<'_> {
     }
 }
 
-/// Whether records of this name are of a command, or of a kernel of the user's.
+/// Whether a name in records is of a user's command or kernel.
 pub fn is_own(workload: &str) -> bool {
     [COMMAND, KERNEL].iter().any(|kind| workload.strip_prefix(kind).is_some_and(|rest| rest.starts_with(':')))
 }
 
-/// Finds the best record of a command or a kernel of the user's on a machine; `None` if there is none.
+/// Best record of a user's command or kernel on a machine; `None` if there is none.
 ///
 /// # Errors
 /// If the database cannot be read.

@@ -1,4 +1,4 @@
-//! Workloads as subjects of runs: candidates are kernels, compiled and checked by a device.
+//! Workloads as subjects of runs: candidates are kernels that a device compiles and verifies.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,30 +26,30 @@ const START_S: f64 = 0.1;
 const START_NS_AN_ELEMENT: f64 = 8.0;
 const PART_OF_PEAK: f64 = 0.6;
 
-/// Place other than this machine where candidates are measured, such as a fleet.
+/// Remote measuring side, such as a fleet.
 #[derive(Clone, Copy)]
 pub struct Elsewhere<'a> {
-    /// The class of its machines, by which records know it.
+    /// Class of its machines, as named in records.
     pub class: &'a str,
-    /// The fewest candidates that keep it busy.
+    /// Minimum batch size that keeps it busy.
     pub least_batch: usize,
-    /// Measured peak, in 10⁹ operations a second, where it is known.
+    /// Measured peak in GFLOP/s, if known.
     pub peak_gflops: Option<f64>,
     /// Whether its machines are emulated.
     pub is_emulated: bool,
-    /// Starts what measures there.
+    /// Function that starts the measuring side.
     pub start: &'a Start<'a>,
 }
 
-/// Starts what measures.
+/// Function that starts a measuring side.
 pub type Start<'a> = dyn Fn() -> Result<Box<dyn Measure + 'a>, Error> + Sync + 'a;
 
-/// Makes the key of the trials of a task that are measured on machines of a class.
+/// Key of a task's trials that are measured on machines of a class.
 pub fn key_of_class(class: &str, key: TaskKey) -> TaskKey {
     TaskKey { target: format!("{}@{class}", key.target), ..key }
 }
 
-/// Makes the key of the trials of a task.
+/// Key of a task's trials.
 pub fn task_key(task: &Task, caches: Caches) -> TaskKey {
     TaskKey {
         workload: task.setting.workload.to_string(),
@@ -74,7 +74,7 @@ pub(crate) struct WorkloadRun<'a> {
 }
 
 impl<'a> WorkloadRun<'a> {
-    /// Makes the subject of a request, measured at a place unless here.
+    /// Makes the subject of a request, measured elsewhere or, by default, on this machine.
     ///
     /// # Errors
     /// As [`Request::task`].
@@ -117,7 +117,7 @@ impl<'a> WorkloadRun<'a> {
         self.settings
     }
 
-    /// Whether kernels run on the CPUs of this machine.
+    /// Whether kernels run on this machine's CPUs.
     pub fn is_of_these_cpus(&self) -> bool {
         self.place.is_none() && self.task.setting.target.gpu.is_none() && self.settings.runner.is_none()
     }

@@ -1,4 +1,4 @@
-//! Messages on runs that did not go as they should.
+//! Diagnostics of runs without a usable result.
 
 use tilewright_search::Ended;
 
@@ -8,13 +8,14 @@ use crate::format::{count, errors_text};
 use crate::run::together::TunedMany;
 
 impl Tuned {
-    /// Limit to raise, where most of the candidates came to it.
+    /// Limit to raise, if most of the candidates hit it.
     pub fn limit_to_raise(&self) -> Option<Setting> {
         let most = self.cut_off.iter().find(|(_, n)| 2 * **n > self.trials);
         most.and_then(|(class, _)| Setting::limit_of(*class))
     }
 
-    /// Reason why there is no best, where there should be one: the run has not been interrupted.
+    /// Error that explains why there is no best candidate, if there should be one; `None` for an interrupted
+    /// run.
     pub fn failure(&self) -> Option<Error> {
         let was_interrupted = matches!(self.ended, None | Some(Ended::Interrupted));
         if self.best.is_some() || was_interrupted || self.emulated && self.any_right {
@@ -41,7 +42,7 @@ impl Tuned {
 }
 
 impl TunedMany {
-    /// The first workload that lost records, or else that has no winner where it should have one; and why.
+    /// First workload that lost records, or that has no winner though it should have one, with its error.
     pub fn failure(&mut self) -> Option<(String, Error)> {
         let lost =
             self.workloads.iter_mut().find_map(|task| Some((task.tuned.workload.clone(), task.tuned.lost.take()?)));

@@ -1,5 +1,4 @@
-//! Bench of a kernel: what all candidates have in common, in a folder, and the commands that build and call
-//! them.
+//! Test bench of a kernel: the folder shared by all candidates, and the commands that build and call them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Description of a kernel as it stands in a file.
+//! File format of a kernel's description.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! Right answers of a kernel: from a function, a configuration, a command, files or one of our operators.
+//! Reference results of a kernel: from a function, a configuration, a command, files, or one of our
+//! operators.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! T1 descriptions, as of Kernel Tuner, of kernels in C, C++, OpenCL C and CUDA.
+//! T1 descriptions of Kernel Tuner, for kernels in C, C++, OpenCL C and CUDA.
 
 use std::path::PathBuf;
 
