@@ -2,13 +2,13 @@
 
 use crate::record::{RecordError, StoreError};
 
-/// Error of this crate, by the part that refuses.
+/// Error of this crate.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A record that cannot be read: the file's fault.
+    /// Invalid record in a file.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// A database that cannot be used.
+    /// Failure of the database.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

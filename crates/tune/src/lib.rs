@@ -1,9 +1,9 @@
-//! Templates, records, and the connection of both with searches.
+//! Templates, records, and transfer: the parts of tuning that know operators and schedules.
 //!
-//! A tour of this crate: a [`Template`] declares the [space](tilewright_search::Space) of a workload on a
-//! target; a [search](tilewright_search::Search) proposes configurations for that [`Task`]; each trial
-//! becomes a [`Record`] in a [`Store`]. Nothing here compiles or runs a kernel, opens a file or reads the
-//! environment.
+//! Begin with [`Template`], which declares the [space](tilewright_search::Space) of a workload on a target. A
+//! [search](tilewright_search::Search) proposes configurations of that [`Task`]; each trial becomes a
+//! [`Record`] in a [`Store`], an SQLite database. Nothing here compiles or runs a kernel, opens a file or
+//! reads the environment.
 #![forbid(unsafe_code)]
 
 mod error;

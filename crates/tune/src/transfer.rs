@@ -1,7 +1,7 @@
-//! Transfer: what trials of other workloads are worth to a new one.
+//! Transfer learning: use of other workloads' trials for a new one.
 //!
-//! Their programs teach a cost model, which then need not begin from nothing ([`experience`]); their best
-//! configurations, carried over into the new space, are good first candidates ([`warm_start`]).
+//! Their programs train a cost model, which then starts with knowledge ([`experience`]); their best
+//! configurations, mapped to the new space, are good first candidates ([`warm_start`]).
 
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
@@ -17,22 +17,22 @@ const MOST_GUESSES: usize = 16;
 /// Workloads that a warm start takes configurations from, at most.
 const MOST_TASKS: usize = 4;
 
-/// Trials of one space that was searched earlier.
+/// Task tuned earlier, with its trials.
 #[derive(Debug, Clone)]
 pub struct EarlierTask {
     /// Workload of the task.
     pub workload: Workload,
-    /// The template whose space it was.
+    /// Name of the template.
     pub template: String,
-    /// Threads of the kernels.
+    /// Number of threads.
     pub threads: u32,
-    /// The trials.
+    /// Records of its trials.
     pub records: Vec<Record>,
 }
 
-/// Returns what these tasks teach a cost model, by at most `most_programs` programs, of which each task gives
-/// its share. Programs are made of the recorded steps, so templates and spaces may have changed since.
-/// Records whose steps no longer apply are left out, and so are tasks of which nothing was measured.
+/// Training data for a cost model from these tasks: at most `most_programs` programs, shared among the tasks.
+/// Programs are rebuilt from the recorded steps, so templates and spaces may have changed since. Records
+/// whose steps no longer apply are left out, and so are tasks without a measured trial.
 ///
 /// # Cost
 /// Scheduling of each program.
@@ -58,8 +58,8 @@ pub fn experience(tasks: &[EarlierTask], most_programs: usize) -> Experience {
     experience
 }
 
-/// The best configurations of the nearest tasks of the same template, carried over into this task's space:
-/// first the best of each, the nearest first, then the second best.
+/// Best configurations of the most similar tasks of the same template, mapped to this task's space: first the
+/// best of each task, most similar first, then the second best of each.
 pub fn warm_start(task: &Task, earlier: &[EarlierTask]) -> Vec<Config> {
     let mut near: Vec<(f64, Vec<Config>)> = earlier
         .iter()

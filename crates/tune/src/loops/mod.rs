@@ -1,12 +1,12 @@
-//! Contexts of a program's loops, for features: the operations of each loop, and the elements that it
-//! touches.
+//! Loop contexts of a program, as features of a cost model: the operations and the buffer accesses of each
+//! loop.
 
 use tilewright_ir::expr::{BinaryOp, Expr};
 use tilewright_ir::{Atom, BufferId, Index, Loop, LoopId, LoopKind, Program, Stmt};
 use tilewright_search::features::{LoopContext, LoopContexts, Touch};
 
-/// Returns the contexts of all loops of a program's run part. They are taken of a scheduled program: lowering
-/// repeats unrolled loops in the code and splits others.
+/// Extracts the contexts of all loops in the `run` part of a program, which should be scheduled but not
+/// lowered, as lowering unrolls and splits loops.
 ///
 /// # Cost
 /// O(accesses · depth).

@@ -1,4 +1,4 @@
-//! Tuned problems as comma-separated values: one row for each problem with its best parameters.
+//! Tuned problems as CSV: one row for each problem with its best parameters.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::Hasher;
@@ -11,88 +11,88 @@ use super::specification::{KernelSpecification, ProblemError};
 /// Values of a column that messages name, at most.
 const MOST_NAMED: usize = 12;
 
-/// Reason why a model cannot be trained on a table. The fault of the file, or of the request.
+/// Reason why a table is not usable as training data; the file or the request is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingTableError {
-    /// The table has no such column.
+    /// Column that the table does not have.
     #[error("there is no column {column}; there are {known}")]
     NoColumn {
-        /// The name.
+        /// Name that was given.
         column: String,
-        /// The columns there are.
+        /// Names of the columns.
         known: String,
     },
-    /// A single column, of values that another separator divides.
+    /// Table with a single column, whose values contain another separator.
     #[error("the head is one column, as if {found} separated values: {head:?} (put commas between them)")]
     Separator {
-        /// Kind of separator.
+        /// Name of the separator.
         found: &'static str,
-        /// The head.
+        /// Header line.
         head: String,
     },
-    /// Two columns have this name.
+    /// Two columns of one name.
     #[error("column {column} occurs twice")]
     ColumnTwice {
         /// The name.
         column: String,
     },
-    /// A row with more or fewer values than there are columns.
+    /// Row with more or fewer values than the header.
     #[error("line {line}: {} in {}", count(*found, "value"), count(*expected, "column"))]
     Ragged {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
-        /// Number of values of the line.
+        /// Number of values in the line.
         found: usize,
-        /// Number of columns of the head.
+        /// Number of columns in the header.
         expected: usize,
     },
-    /// A row that is not text.
+    /// Row that is not UTF-8.
     #[error("line {line} is not UTF-8")]
     NoText {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
     },
-    /// A value that cannot be what its field describes.
+    /// Value that is invalid for its field.
     #[error("line {line}: {error}")]
     Field {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
         /// Reason.
         error: ProblemError,
     },
-    /// A value of a parameter that the specification does not list.
+    /// Value of a parameter that the specification does not list.
     #[error("line {line}: parameter {parameter} cannot be {value:?}; its values are {known}")]
     Parameter {
-        /// The line, from 1.
+        /// Line number, from 1.
         line: u64,
         /// The parameter.
         parameter: String,
         /// The value.
         value: String,
-        /// The values of the specification, as text.
+        /// Values in the specification, as text.
         known: String,
     },
-    /// A table with a head at most.
+    /// Table without rows.
     #[error("there are no rows")]
     Empty,
-    /// No row has the value asked for.
+    /// Filter that no row passes.
     #[error("no row has {column}={value}; its values are {known}")]
     NothingLeft {
         /// The column.
         column: String,
         /// The value.
         value: String,
-        /// Values there are.
+        /// Values in the column.
         known: String,
     },
-    /// A constraint that no row satisfies.
+    /// Constraint that no row satisfies.
     #[error("constraint {constraint} holds for none of the {} ({text})", count(*n_rows, "row"))]
     NeverHolds {
         /// The constraint.
         constraint: String,
         /// The predicate.
         text: String,
-        /// The rows.
+        /// Number of rows.
         n_rows: usize,
     },
 }
@@ -100,19 +100,19 @@ pub enum TrainingTableError {
 /// Separators of values in tables that are not comma-separated.
 const SEPARATORS: [(char, &str); 4] = [('\t', "tabs"), (';', "semicolons"), ('|', "bars"), (' ', "blanks")];
 
-/// A problem with its best parameters.
+/// Problem with its best parameters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TunedProblem {
-    /// Number of each field of the specification.
+    /// Value of each field of the specification, as a number.
     pub problem: Vec<i64>,
-    /// Index of each parameter's value.
+    /// Index of each parameter's best value.
     pub answer: Vec<u32>,
-    /// The value of the column by which rows are grouped, where one was asked for.
+    /// Value of the grouping column; empty without one.
     pub group: String,
 }
 
-/// Reads the rows that have these values in these columns. Columns that the specification does not name are
-/// passed over.
+/// Reads the rows that have the given values in the given columns. Columns that the specification does not
+/// name are ignored.
 ///
 /// # Errors
 /// [`TrainingTableError`], with the line that it is about.
@@ -210,7 +210,7 @@ fn check_constraints(kernel: &KernelSpecification, rows: &[TunedProblem]) -> Res
     Err(TrainingTableError::NeverHolds { constraint, text, n_rows: rows.len() })
 }
 
-/// A number that tells contents apart: FNV-1a, 64 bits.
+/// Hash of the contents: 64-bit FNV-1a.
 pub fn content_hash(bytes: &[u8]) -> u64 {
     let mut hash = FnvHasher::default();
     hash.write(bytes);

@@ -1,4 +1,4 @@
-//! Inputs of a model: the fields of a problem.
+//! Inputs of a prediction model: the fields of a problem.
 
 use serde_json::{Map, Value as Json, json};
 use tilewright_learn::sequence::{Example, Field, FieldKind, KernelParameter, Vocabulary};
@@ -6,34 +6,34 @@ use tilewright_learn::sequence::{Example, Field, FieldKind, KernelParameter, Voc
 use super::data::TunedProblem;
 use super::specification::{KernelSpecification, ProblemError, SpecificationError};
 
-/// Reason why a model cannot be queried. The fault of the file, or of the query.
+/// Reason why a model cannot be queried; its file or the query is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum InputsError {
-    /// Metadata other than those of a kernel's model.
+    /// Metadata that are not of a kernel's model.
     #[error("the model is of no kernel ({0} is missing)")]
     NoKernel(&'static str),
-    /// The specification in the model's file cannot be read.
+    /// Invalid specification in the model's file.
     #[error("the kernel specification in the model: {0}")]
     Specification(#[from] SpecificationError),
-    /// The model's vocabulary is not that of its specification.
+    /// Vocabulary that does not match the specification.
     #[error("the model and its kernel specification differ in {0}")]
     Differs(String),
-    /// A text that is not a problem of the kernel.
+    /// Invalid problem of the kernel.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// A field that had one value in all the model learnt from has another one.
+    /// Field that was constant in the training data, queried with another value.
     #[error("the model has learnt only from {field}={learnt}; it cannot answer for {field}={asked}")]
     Unseen {
         /// The field.
         field: String,
-        /// The value it had.
+        /// Value in the training data.
         learnt: String,
-        /// The value asked for.
+        /// Value in the query.
         asked: String,
     },
 }
 
-/// Fields of a kernel's problems that a model is given: those that vary in its training data.
+/// Fields of a kernel's problems that are inputs of a model: those that vary in its training data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputFields {
     /// The fields by place.
@@ -43,7 +43,7 @@ pub struct InputFields {
 }
 
 impl InputFields {
-    /// The fields that vary in these rows, or all if none does.
+    /// Selects the fields that vary in these rows; all if none does.
     pub fn of(kernel: &KernelSpecification, rows: &[&TunedProblem]) -> InputFields {
         let is_fixed = |at: usize| rows.iter().all(|row| row.problem[at] == rows[0].problem[at]);
         let fixed = (0..kernel.fields.len()).map(|at| is_fixed(at).then(|| rows.first()).flatten());
@@ -54,7 +54,7 @@ impl InputFields {
         InputFields { fields: (0..fixed.len()).filter(|&at| fixed[at].is_none()).collect(), fixed }
     }
 
-    /// The tokens of a model with these inputs.
+    /// Vocabulary of a model with these inputs.
     pub fn vocabulary(&self, kernel: &KernelSpecification) -> Vocabulary {
         let field = |&at: &usize| {
             let values = kernel.fields[at].values.as_ref().map(|values| values.to_vec());
@@ -69,24 +69,24 @@ impl InputFields {
         }
     }
 
-    /// Problem for the model: the fields that it reads.
+    /// Model inputs for a problem.
     pub fn problem(&self, problem: &[i64]) -> Vec<i64> {
         self.fields.iter().map(|&at| problem[at]).collect()
     }
 
-    /// Example for the model: a row's problem and answer.
+    /// Training example for a row: its problem and answer.
     pub fn example(&self, row: &TunedProblem) -> Example {
         Example { problem: self.problem(&row.problem), answer: row.answer.clone() }
     }
 
-    /// Metadata of the kernel in a model's file; [`InputFields::read`] reads them back.
+    /// Metadata of the kernel for a model's file; [`InputFields::read`] reads them back.
     pub fn describe(&self, kernel: &KernelSpecification) -> Json {
         let fixed = kernel.fields.iter().zip(&self.fixed);
         let fixed = fixed.filter_map(|(field, value)| Some((field.name.clone(), field.text((*value)?).into())));
         json!({"kernel": kernel.name, "specification": kernel.text, "fixed": fixed.collect::<Map<_, _>>()})
     }
 
-    /// The kernel and the inputs of a model with this vocabulary, from what its file says about it.
+    /// Kernel and inputs of a model with this vocabulary, from its file's metadata.
     ///
     /// # Errors
     /// [`InputsError`] if that does not fit together.
@@ -111,8 +111,7 @@ impl InputFields {
         Ok((kernel, inputs))
     }
 
-    /// The problem with these values of fields; a field that never varied in the training data may be left
-    /// out.
+    /// Problem from values of fields; a field that is constant in the training data may be omitted.
     ///
     /// # Errors
     /// Fields that are unknown, missing or have an impossible value, or one the model can say nothing about.

@@ -1,4 +1,5 @@
-//! Look-ahead: which values of a kernel's next parameter lead to some valid configuration of a problem.
+//! Look-ahead for constrained decoding: the values of the next parameter that can still lead to a valid
+//! configuration.
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -23,17 +24,11 @@ const WATCH_EVERY: u64 = 1 << 12;
 /// Observer of a search: receives the number of choices tried, and may break off.
 type ChoiceWatch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
-/// The constraints of a kernel for one problem, arranged so that each is checked as soon as all it reads is
-/// chosen.
+/// Constraints of a kernel for one problem, each checked as soon as all parameters that it reads are chosen.
 ///
 /// It is exact unless that would take too long or too much memory: then a value counts as possible until it
-/// is known not to be. A whole configuration is valid in any case, but a prefix may lead to none.
-/// [`LookAhead::is_exact`] tells.
-///
-/// # Cost
-/// A depth-first search for some valid completion of each prefix. What later constraints still depend on
-/// decides whether it has one, so prefixes that agree on that are searched once: of a sum that is limited,
-/// those with one partial sum.
+/// is known not to be. Complete configurations are valid in any case, but a prefix may lead to none.
+/// [`LookAhead::is_exact`] tells which.
 pub struct LookAhead<'a> {
     levels: Vec<ParameterLevel>,
     /// The values of all names: fields, parameters, definitions.
@@ -95,18 +90,19 @@ impl ParameterLevel {
 }
 
 impl<'a> LookAhead<'a> {
-    /// The look-ahead for a problem.
+    /// Look-ahead for a problem.
     pub fn new(kernel: &KernelSpecification, problem: &[i64]) -> LookAhead<'a> {
         LookAhead::with(kernel, problem, kernel.constraints.iter().map(|constraint| &constraint.code))
     }
 
-    /// Sets an observer that may stop the look-ahead. Stopped, it says yes to any prefix that is not decided.
+    /// Sets an observer that can stop the look-ahead. Once stopped, it accepts any prefix that is not
+    /// decided.
     pub fn watched(mut self, watch: impl FnMut(u64) -> ControlFlow<()> + 'a) -> LookAhead<'a> {
         self.effort.watch = Some(Box::new(watch));
         self
     }
 
-    /// Whether every answer so far was exact.
+    /// Whether all answers so far were exact.
     pub fn is_exact(&self) -> bool {
         self.effort.is_exact
     }
@@ -194,7 +190,7 @@ impl<'a> LookAhead<'a> {
         LookAhead { levels, slots, is_impossible, effort }
     }
 
-    /// Whether there is a valid configuration at all; `None` where that would take too long to know.
+    /// Whether any valid configuration exists; `None` where deciding that would take too long.
     pub fn is_satisfiable(&mut self) -> Option<bool> {
         if self.is_impossible {
             return Some(false);
@@ -271,9 +267,8 @@ impl Completions for LookAhead<'_> {
 }
 
 impl KernelSpecification {
-    /// The constraint to blame if no configuration is valid for a problem: the first that excludes
-    /// everything, alone or together with those before it. `None` if some configuration is valid, or if that
-    /// is not decided.
+    /// Constraint that makes a problem unsatisfiable: the first that excludes everything, alone or together
+    /// with those before it. `None` if some configuration is valid, or that is not decided.
     pub fn unsatisfiable(&self, problem: &[i64]) -> Option<&str> {
         let codes = || self.constraints.iter().map(|constraint| &constraint.code);
         let is_excluded = |from: usize, to: usize| {

@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 use super::data::TunedProblem;
 use super::specification::KernelSpecification;
 
-/// Quality of a model's answers, as means over problems.
+/// Quality of a model's predictions, as means over problems.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Score {
-    /// The share of parameters predicted right; of several answers to a problem the best one counts.
+    /// Share of parameters predicted correctly; the best of several predictions for a problem counts.
     pub average_accuracy: f64,
-    /// The share of problems one of whose answers is right as a whole.
+    /// Share of problems with a prediction that is correct in all parameters.
     pub perfect: f64,
-    /// Share as `perfect`, where an answer that means the same kernel as the right one counts as well.
+    /// Share like `perfect`, where an equivalent kernel counts as correct, too.
     pub perfect_equivalent: f64,
-    /// The share of answers that are valid.
+    /// Share of predictions that are valid configurations.
     pub valid: f64,
 }
 
-/// The score of some answers for each row.
+/// Scores the predictions for each row.
 pub fn score(kernel: &KernelSpecification, rows: &[&TunedProblem], answers: &[Vec<Vec<u32>>]) -> Score {
     let mut sum = Score::default();
     let (mut n_answers, mut n_valid) = (0usize, 0usize);

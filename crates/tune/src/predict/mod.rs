@@ -1,9 +1,9 @@
-//! Prediction of the parameters of untuned problems from tuned ones.
+//! Prediction of good parameters for untuned problems, learned from tuned ones.
 //!
-//! A [`KernelSpecification`] says what a kernel's problems and parameters are; [`read_rows`] reads tuned
-//! problems, which a sequence model learns from through [`InputFields`], and [`LookAhead`] keeps the model's
-//! answers to valid ones. The same is done with Tilewright's own records, whose spaces take the place of a
-//! specification: [`records`].
+//! A [`KernelSpecification`] defines a kernel's problems and parameters; [`read_rows`] reads tuned problems,
+//! from which a sequence model learns through [`InputFields`]; [`LookAhead`] restricts its predictions to
+//! valid configurations. For Tilewright's own records, where spaces take the place of specifications, see
+//! [`records`].
 
 mod data;
 mod inputs;

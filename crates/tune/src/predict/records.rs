@@ -1,8 +1,9 @@
-//! Learning from Tilewright's own records: workloads are problems, their best configurations answers.
+//! Prediction models trained on Tilewright's own records: workloads are problems, their best configurations
+//! answers.
 //!
-//! A configuration is written with tokens that mean the same for every size: numbers, texts and orders as
-//! they are, and of a factorization the inner factors, which are sizes of tiles; the outermost one follows
-//! from the size. A parameter that only other workloads of the template have is written as absent.
+//! A configuration is encoded in tokens that mean the same for every size: numbers, texts and permutations as
+//! they are, and the inner factors of a factorization, which are tile sizes; the outermost factor follows
+//! from the size. A parameter that only other workloads of the template have is encoded as absent.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,24 +23,24 @@ const ABSENT: &str = "-";
 /// Largest ratio to its workload's best time of a configuration that serves as an example.
 const NEAR_BEST: f64 = 1.05;
 
-/// Reason why records are no training data, or a model cannot be queried. The fault of the records or the
-/// model.
+/// Reason why records are no training data, or a model cannot be queried; the records or the model are at
+/// fault.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
-    /// Too few workloads to learn from some and validate with others.
+    /// Too few workloads for training and validation.
     #[error("records of {} of template {template}, of {least} at least", count(*n_workloads, "workload"))]
     TooFew {
         /// The template.
         template: String,
-        /// The workloads there are.
+        /// Number of workloads.
         n_workloads: usize,
-        /// Least number.
+        /// Required number.
         least: usize,
     },
-    /// Metadata other than those of a template's model.
+    /// Metadata that are not of a template's model.
     #[error("the model is of no template")]
     NoTemplate,
-    /// The model has not seen a parameter of the space.
+    /// Parameter of the space that the model was not trained on.
     #[error("the model knows the parameters {known}, and the space has {found}")]
     OtherParameters {
         /// Parameters of the model.
@@ -47,7 +48,7 @@ pub enum RecordsError {
         /// Parameters of the space.
         found: String,
     },
-    /// No legal configuration consists of values that the model knows.
+    /// Space without a legal configuration made of values that the model was trained on.
     #[error("no legal configuration consists of values that the model has seen")]
     NothingKnown,
 }
@@ -55,12 +56,12 @@ pub enum RecordsError {
 /// Workloads that are needed: with fewer there is nothing to validate with.
 const LEAST_WORKLOADS: usize = 2;
 
-/// Training data of a template's model, from records.
+/// Training data for a template's model, from records.
 #[derive(Debug, Clone)]
 pub struct Lessons {
-    /// The tokens.
+    /// Vocabulary of tokens.
     pub vocabulary: Vocabulary,
-    /// Each workload's examples.
+    /// Examples of each workload.
     pub examples: Vec<Vec<Example>>,
 }
 
@@ -117,7 +118,7 @@ impl Lessons {
     }
 }
 
-/// The configurations that a model's answers stand for in a space, the likeliest first.
+/// Predicts configurations of a space for a workload, by decreasing likelihood.
 ///
 /// # Errors
 /// [`RecordsError`] if the model does not fit the space.
@@ -136,12 +137,12 @@ pub fn predict(
     Ok(answers.into_iter().filter_map(config).collect())
 }
 
-/// Metadata of a template in a model's file; [`read_template`] reads them back.
+/// Metadata of a template for a model's file; [`read_template`] reads them back.
 pub fn describe_template(template: &str) -> Json {
     json!({"template": template})
 }
 
-/// The template of a model, from what its file says about it.
+/// Template of a model, from its file's metadata.
 ///
 /// # Errors
 /// [`RecordsError::NoTemplate`].
@@ -252,7 +253,7 @@ fn tokens_of_config(config: &Json) -> Option<BTreeMap<String, String>> {
     Some(of_values.collect::<Option<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// The legal configurations of a space as a model writes them.
+/// Constraint of a model's decoding to the legal configurations of a space.
 pub struct SpaceCompletions<'a> {
     space: &'a Space,
     /// Position of the first token, by parameter of the space.
@@ -266,7 +267,7 @@ pub struct SpaceCompletions<'a> {
 }
 
 impl SpaceCompletions<'_> {
-    /// The configurations of a space whose tokens are in a vocabulary.
+    /// Configurations of a space that consist of tokens in a vocabulary.
     ///
     /// # Errors
     /// If the vocabulary lacks a parameter of the space, or there is no such configuration.
@@ -328,7 +329,7 @@ impl SpaceCompletions<'_> {
         self.tokens.iter().enumerate().map(of_axis).collect()
     }
 
-    /// The configuration that an answer stands for.
+    /// Configuration that a decoded answer stands for; `None` if it is not legal.
     pub fn config(&self, answer: &[u32]) -> Option<Config> {
         let rank = |axis: usize| {
             let of_axis = |tokens: &Option<Vec<u32>>| {

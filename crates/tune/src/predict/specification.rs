@@ -8,47 +8,47 @@ use tilewright_search::expression::{
     Datum, Expression, ExpressionError, ResolvedExpression, Slash, ValueType, VariableNames, is_name,
 };
 
-/// Why a text specifies no kernel. The fault is the writer's.
+/// Reason why a text is not a kernel specification; its author is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecificationError {
-    /// The text is no TOML, or not of this form.
+    /// Text that is not TOML, or not of the expected structure.
     #[error("{}{reason}", .line.map_or(String::new(), |line| format!("line {line}: ")))]
     Form {
-        /// The line it is about, from 1, where there is one.
+        /// Line number of the error, from 1, if known.
         line: Option<usize>,
         /// Reason.
         reason: String,
     },
-    /// An empty list.
+    /// List that must not be empty.
     #[error("there are no {0}")]
     Empty(&'static str),
-    /// An invalid name in expressions.
+    /// Name that is invalid in expressions.
     #[error("{name:?} cannot be a name (give letters, digits and _, and no word of the expressions)")]
     Name {
         /// The name.
         name: String,
     },
-    /// Two things have one name.
+    /// Name that is used twice.
     #[error("{name} is declared twice")]
     Twice {
         /// The name.
         name: String,
     },
-    /// No values, one of them twice, or numbers and texts mixed.
+    /// Invalid list of values: empty, with a repeated value, or with numbers and texts mixed.
     #[error("the values of {name} must be distinct, at least one, and all numbers or all texts")]
     Values {
-        /// The field or the parameter.
+        /// Name of the field or the parameter.
         name: String,
     },
-    /// A text that is no expression, or does not fit.
+    /// Invalid expression.
     #[error("{place}, {error}")]
     Expression {
-        /// Owner of the expression.
+        /// Location of the expression.
         place: String,
         /// Reason.
         error: ExpressionError,
     },
-    /// A constraint whose expression is not a condition.
+    /// Constraint whose expression is not a condition.
     #[error("constraint {name} is {found}, not a condition")]
     NoCondition {
         /// The constraint.
@@ -58,30 +58,30 @@ pub enum SpecificationError {
     },
 }
 
-/// Reason why something is not a problem of a kernel. The fault is the user's.
+/// Reason why something is not a problem of a kernel; the user is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
-    /// A field that the kernel does not have, or that is computed.
+    /// Field that the kernel does not have, or that is computed.
     #[error("{kernel} has no field {name} to be given; there are {known}")]
     Unknown {
         /// The kernel.
         kernel: String,
         /// The name.
         name: String,
-        /// The fields that are given.
+        /// Names of the fields that must be given.
         known: String,
     },
-    /// A field without a value.
+    /// Missing field.
     #[error("field {name} is missing; {kernel} has {known}")]
     Missing {
         /// The kernel.
         kernel: String,
         /// The name.
         name: String,
-        /// The fields that are given.
+        /// Names of the fields that must be given.
         known: String,
     },
-    /// A value that its field cannot have.
+    /// Invalid value of a field.
     #[error("field {name} cannot be {value:?}; it is {expected}")]
     Value {
         /// The field.
@@ -91,7 +91,7 @@ pub enum ProblemError {
         /// Valid values.
         expected: String,
     },
-    /// A field whose expression has no value.
+    /// Computed field whose expression is undefined.
     #[error("field {name}, which is computed, has no value for this problem")]
     Undefined {
         /// The field.
@@ -99,18 +99,18 @@ pub enum ProblemError {
     },
 }
 
-/// A field of a problem.
+/// Field of a problem.
 #[derive(Debug, Clone)]
 pub struct FieldSpecification {
     /// Name of the field, and of a column of the data unless it is computed.
     pub name: String,
-    /// Values, where the field is a category.
+    /// Values of a categorical field; `None` for an integer field.
     pub values: Option<Arc<[String]>>,
     /// Expression over the fields before it, where the field is computed.
     expression: Option<ResolvedExpression>,
 }
 
-/// A parameter of a kernel.
+/// Parameter of a kernel.
 #[derive(Debug, Clone)]
 pub struct ParameterSpecification {
     /// Name of the parameter, and of a column of the data.
@@ -121,35 +121,34 @@ pub struct ParameterSpecification {
     pub(super) data: Vec<Datum>,
 }
 
-/// A predicate that valid configurations satisfy.
+/// Predicate that valid configurations satisfy.
 #[derive(Debug, Clone)]
 pub struct ConstraintSpecification {
-    /// The name by which a rejection cites it.
+    /// Name for error messages.
     pub name: String,
-    /// The predicate as it was written.
+    /// Predicate as text.
     pub text: String,
     pub(super) code: ResolvedExpression,
 }
 
-/// Specification of a kernel: the fields of its problems, its parameters with their legal values, and the
+/// Specification of a kernel: the fields of its problems, its parameters with their values, and the
 /// constraints on its configurations.
 ///
-/// Expressions read the fields, then the parameters, then the definitions before them; in this order they are
-/// the places of one list of values. Their language is that of [`tilewright_search::expression`], except that
-/// `/` rounds down.
+/// Expressions can read the fields, the parameters and earlier definitions, whose values are passed in one
+/// list in that order. They are those of [`tilewright_search::expression`], except that `/` rounds down.
 #[derive(Debug, Clone)]
 pub struct KernelSpecification {
     /// The kernel's name.
     pub name: String,
-    /// The fields of a problem.
+    /// Fields of a problem.
     pub fields: Vec<FieldSpecification>,
-    /// The parameters, in the order in which they are chosen.
+    /// Parameters, in the order in which a model predicts them.
     pub parameters: Vec<ParameterSpecification>,
     /// The constraints.
     pub constraints: Vec<ConstraintSpecification>,
-    /// Columns of the data whose rows belong together.
+    /// Columns of the data that can group rows, for splits by group.
     pub groups: Vec<String>,
-    /// The text that it was read from.
+    /// Source text.
     pub text: String,
     pub(super) definitions: Vec<ResolvedExpression>,
     equivalence: Vec<ResolvedExpression>,
@@ -209,7 +208,7 @@ struct NamedForm {
 }
 
 impl KernelSpecification {
-    /// Reads a specification.
+    /// Parses a specification.
     ///
     /// # Errors
     /// [`SpecificationError`].
@@ -277,7 +276,7 @@ impl KernelSpecification {
         Ok(KernelSpecification { name, fields, parameters, constraints, groups, text, definitions, equivalence })
     }
 
-    /// The names of the fields that are given, not computed, for messages.
+    /// Fields that are given rather than computed.
     pub fn given_fields(&self) -> impl Iterator<Item = &FieldSpecification> {
         self.fields.iter().filter(|field| field.expression.is_none())
     }
@@ -286,7 +285,7 @@ impl KernelSpecification {
         self.given_fields().map(|field| field.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// The problem with these values of fields, as one number for each field.
+    /// Makes a problem from values of fields: one number for each field.
     ///
     /// # Errors
     /// [`ProblemError`].
@@ -312,7 +311,7 @@ impl KernelSpecification {
         Ok(problem)
     }
 
-    /// Refuses a name that no given field has.
+    /// Checks that a name is that of a given field.
     ///
     /// # Errors
     /// [`ProblemError::Unknown`].
@@ -324,7 +323,7 @@ impl KernelSpecification {
         Err(ProblemError::Unknown { kernel, name, known })
     }
 
-    /// The constraints that a configuration, as indices of values, violates for a problem.
+    /// Constraints that a configuration, as indices of values, violates for a problem.
     pub fn violated(&self, problem: &[i64], answer: &[u32]) -> impl Iterator<Item = &ConstraintSpecification> {
         let slots = self.slots(problem, answer);
         self.constraints.iter().filter(move |constraint| !constraint.code.holds(&slots))
@@ -335,8 +334,7 @@ impl KernelSpecification {
         self.violated(problem, answer).next().is_none()
     }
 
-    /// Canonical form of a configuration: equal for two exactly where they mean the same kernel for a
-    /// problem.
+    /// Canonical form of a configuration: two are equal exactly if they mean the same kernel for a problem.
     pub fn canonical(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<Datum>> {
         if self.equivalence.is_empty() {
             return answer.iter().map(|&value| Some(i64::from(value).into())).collect();
@@ -357,7 +355,7 @@ impl KernelSpecification {
 }
 
 impl FieldSpecification {
-    /// The number that stands for a value of the field.
+    /// Parses a value of the field to its number.
     ///
     /// # Errors
     /// [`ProblemError::Value`].
@@ -389,7 +387,7 @@ impl FieldSpecification {
         }
     }
 
-    /// The text of a value of the field.
+    /// Formats a value of the field.
     pub fn text(&self, value: i64) -> String {
         match &self.values {
             Some(values) => usize::try_from(value).ok().and_then(|at| values.get(at)).map_or("?", |v| v).to_owned(),

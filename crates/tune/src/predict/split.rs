@@ -1,4 +1,4 @@
-//! Division of problems into those for training and those held out.
+//! Split of problems into training and held-out ones.
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -9,16 +9,16 @@ use super::data::{TunedProblem, content_hash};
 /// The share of rows that is held out.
 const HELD_OUT: f64 = 0.1;
 
-/// Division of rows into those to keep and those held out.
+/// Unit of a random split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HoldOut {
-    /// Each row by chance.
+    /// Single rows.
     Random,
-    /// Each group by chance, so that no group is on both sides: for a claim about unseen groups.
+    /// Whole groups, so that the held-out groups are unseen in training.
     ByGroup,
 }
 
-/// Divides rows into those to keep, nine in ten, and those held out, by their places.
+/// Splits rows into nine tenths for training and a tenth held out, both as indices.
 ///
 /// A hash of its name and the seed decides about a group, so that it is on the same side in every table.
 pub fn divide(rows: &[TunedProblem], split: HoldOut, seed: u64) -> (Vec<usize>, Vec<usize>) {

@@ -1,5 +1,5 @@
-//! Tables of a store for tuning on many machines: runs under way, whose results may wait elsewhere, and
-//! candidates that ran while machines vanished.
+//! Tables for tuning on a fleet: unfinished runs, whose results may wait on a server, and candidates during
+//! which machines vanished.
 
 use rusqlite::{OptionalExtension, params};
 
@@ -35,7 +35,7 @@ SELECT DISTINCT target FROM tasks
 WHERE workload = ?1 AND threads = ?3 AND substr(target, 1, length(?2) + 1) = ?2 || '@' ORDER BY id";
 
 impl Store {
-    /// Targets with records of a workload that are classes of machines of this one.
+    /// Names of machine classes that include this target, as far as the workload has records of them.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -45,7 +45,7 @@ impl Store {
         Ok(targets.collect::<Result<_, _>>()?)
     }
 
-    /// The runs of a task that have not come to their end.
+    /// Unfinished runs of a task.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -58,7 +58,7 @@ impl Store {
         Ok(runs.collect::<Result<_, _>>()?)
     }
 
-    /// A run of a task begins.
+    /// Records the start of a run.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -70,7 +70,7 @@ impl Store {
         Ok(())
     }
 
-    /// A run has come to its end: all its results are here.
+    /// Records the end of a run, all of whose results have arrived.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -79,8 +79,8 @@ impl Store {
         Ok(())
     }
 
-    /// A machine went away while this configuration was measured; how often that has happened, with this
-    /// time.
+    /// Counts a machine's disappearance during the measurement of this configuration; returns the number of
+    /// times.
     ///
     /// # Errors
     /// [`StoreError`].

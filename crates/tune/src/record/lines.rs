@@ -1,4 +1,4 @@
-//! Records as JSON lines: one record a line, unknown fields tolerated.
+//! Records as JSON lines; unknown fields are ignored.
 
 use std::io::{self, BufRead, Read};
 
@@ -9,21 +9,21 @@ use super::{Record, Winner};
 /// The longest line that is read, in bytes; far above any record.
 const LINE_LIMIT: u64 = 16 << 20;
 
-/// A line: an object with the fields of a record, and one more if its configuration won its space.
+/// Line of JSON: a record and, if its configuration won a race, the result of the race.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RecordLine {
     /// The trial.
     #[serde(flatten)]
     pub record: Record,
-    /// Result of the race, if the record won one.
+    /// Result of the race; `None` if the record won none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub winner: Option<Winner>,
 }
 
-/// Reason why a line is not a record. The file's fault.
+/// Reason why a line cannot be read as a record; the file is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The reader failed.
+    /// Error of the reader.
     #[error("line {line}: {source}")]
     Read {
         /// The line, counted from 1.
@@ -31,7 +31,7 @@ pub enum RecordError {
         /// Error of the system.
         source: io::Error,
     },
-    /// The line is no record.
+    /// Line that is not a record.
     #[error("line {line}: {problem}")]
     Malformed {
         /// The line, counted from 1.
@@ -42,7 +42,7 @@ pub enum RecordError {
 }
 
 impl RecordLine {
-    /// The line of JSON, without its end; it can be parsed again where a store gave record and winner.
+    /// Formats the line as JSON, without a line break.
     pub fn to_text(&self) -> String {
         serde_json::to_string(self).expect("invariant: a record consists of text, numbers and JSON")
     }
@@ -61,8 +61,7 @@ impl RecordLine {
     }
 }
 
-/// The records of a reader of JSON lines, each with the number of its line, counted from 1; blank lines are
-/// passed over.
+/// Reads records from JSON lines, each with its line number, from 1; blank lines are skipped.
 ///
 /// # Errors
 /// Each item that could not be read or is no record. Reading can go on behind a malformed line.

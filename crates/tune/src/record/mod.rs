@@ -1,4 +1,4 @@
-//! Records: trials with everything needed to repeat, compare and resume them.
+//! Records: trials with all that is needed to reproduce, compare and resume them.
 
 mod fleet;
 mod lines;
@@ -17,7 +17,7 @@ pub use store_error::StoreError;
 pub use validator::{PassedOver, RejectReason, Validator, least_ns};
 pub use winner::Winner;
 
-/// Key of the trials of one space on one machine.
+/// Key of a tuning task: the trials of one space on one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TaskKey {
     /// As in [`Record`].
@@ -33,55 +33,56 @@ pub struct TaskKey {
 /// Record of a trial. Workload, target, template, threads and configuration together identify it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// The operator with its sizes, for example `matmul:m=1024,n=1024,k=1024`.
+    /// Operator with its sizes, for example `matmul:m=1024,n=1024,k=1024`.
     pub workload: String,
-    /// The machine that ran it, as the target describes itself.
+    /// Name of the target that ran it.
     pub target: String,
-    /// The template that declares the space.
+    /// Template that declares the space.
     pub template: String,
-    /// Threads the kernel ran on.
+    /// Number of threads.
     pub threads: u32,
-    /// The configuration: an object from parameter to value.
+    /// Configuration: an object from parameter to value.
     pub config: Json,
     /// Outcome of the trial.
     pub outcome: Outcome,
     /// Seconds of building, running and verifying.
     pub seconds: Seconds,
-    /// The schedule steps that the configuration stood for, as text; empty if it could not be instantiated.
+    /// Schedule steps as text; empty if the configuration could not be instantiated.
     pub steps: String,
-    /// The search that proposed it, with its options.
+    /// Search that proposed it, with its options.
     pub search: String,
-    /// The seed of that search.
+    /// Seed of the search.
     pub seed: u64,
-    /// The trial's number in the workload's history.
+    /// Number in the workload's history.
     pub trial: u64,
-    /// The version of Tilewright that measured it.
+    /// Tilewright version that measured it.
     pub version: String,
-    /// The compiler that built it, with its version.
+    /// Compiler that built it, with its version.
     pub toolchain: String,
-    /// Time of the measurement, in seconds since 1970.
+    /// Unix time of the measurement, in seconds.
     pub unix_time: u64,
-    /// Time within its run; absent where an earlier version recorded it.
+    /// Time within its run; `None` in records of early versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunTime>,
-    /// The limit that it failed of; absent where it did not fail of one that can be raised, and in records of
-    /// versions that did not say.
+    /// Limit that caused the failure, which may be raised; `None` for other outcomes and in records of early
+    /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
-    /// Conditions of the measurement, as far as they are known.
+    /// Conditions of the measurement, as far as known.
     #[serde(flatten)]
     pub conditions: Conditions,
-    /// Whether it came by import, so that it need not have been measured on this machine. It does not travel.
+    /// Whether it was imported, so that it may have been measured on another machine. Exports do not contain
+    /// this.
     #[serde(skip)]
     pub is_imported: bool,
 }
 
-/// The place of a trial in the run that measured it.
+/// Time of a trial within the run that measured it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RunTime {
-    /// Start of the run, in milliseconds since 1970, which tells runs apart.
+    /// Unix time of the run's start in milliseconds, which identifies the run.
     pub start_unix_ms: u64,
-    /// Seconds from the start of the run until the trial was complete, by the wall clock.
+    /// Wall-clock seconds from the run's start to the trial's end.
     pub elapsed_s: f64,
 }
 
@@ -117,7 +118,7 @@ impl Record {
         }
     }
 
-    /// The record as a trial of `space`.
+    /// Converts the record to a trial of `space`.
     ///
     /// # Errors
     /// [`ConfigError`] if the configuration is not one of the space's, as after a change of the template.

@@ -1,4 +1,4 @@
-//! The store: records and winners in one SQLite file that several processes may share.
+//! Store: records and winners in an SQLite file that several processes may share.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, BufRead, Write};
@@ -148,17 +148,17 @@ INSERT OR REPLACE INTO winners
     last_trial)
 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, (SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1))";
 
-/// The best that is known of a workload on a target with some number of threads.
+/// Best known result of a workload on a target with some number of threads.
 #[derive(Debug, Clone, PartialEq)]
 pub enum BestRecord {
-    /// The winner of a run that was completed.
+    /// Winner of a completed run.
     Confirmed(Winner),
-    /// The fastest trial, where no run was completed.
+    /// Fastest trial, if no run was completed.
     Trial(Record),
 }
 
 impl BestRecord {
-    /// Median nanoseconds a run; infinite where a record was made up without one.
+    /// Median in nanoseconds per run; infinite for a record without a time.
     pub fn median_ns(&self) -> f64 {
         match self {
             BestRecord::Confirmed(winner) => winner.median_ns,
@@ -174,19 +174,19 @@ impl BestRecord {
     }
 }
 
-/// Function from a template to the validator of its records.
+/// Function from a template to the plausibility checks of its records.
 pub type Validators<'a> = &'a dyn Fn(&str) -> Validator;
 
 /// Counts of an import.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Imported {
-    /// Records read.
+    /// Number of records read.
     pub read: u64,
-    /// Records that were not there before.
+    /// Number of records that were new.
     pub new: u64,
-    /// Records that were refused.
+    /// Number of records refused.
     pub n_refused: u64,
-    /// The lines of the first of these, counted from 1, and why.
+    /// First refused lines: line number, from 1, and reason.
     pub refused: Vec<(u64, String)>,
 }
 
@@ -198,23 +198,23 @@ impl Imported {
 /// Counts of an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Exported {
-    /// Records written.
+    /// Number of records written.
     pub written: u64,
-    /// Rows that this version does not understand, which are not written.
+    /// Number of rows skipped, as this version cannot read them.
     pub left_out: u64,
 }
 
-/// Records and winners in a SQLite database.
+/// Records and winners in an SQLite database.
 ///
 /// Several processes may use one file: writes are short transactions that wait for each other, and a trial
-/// that another process has recorded already is passed over. What is inserted survives a kill of the process.
+/// that another process has already recorded is skipped. Inserted records survive a kill of the process.
 #[derive(Debug)]
 pub struct Store {
     pub(super) connection: Connection,
 }
 
 impl Store {
-    /// The store on this connection, whose schema is created where the database is empty.
+    /// Opens the store of this connection; creates the schema if the database is empty.
     ///
     /// # Errors
     /// [`StoreError::NotADatabase`], [`StoreError::Foreign`] and [`StoreError::NewerSchema`] if the file is
@@ -243,8 +243,9 @@ impl Store {
         Ok(Store { connection })
     }
 
-    /// Adds a batch of records in one transaction and says how many were new; the others are passed over. A
-    /// trial shorter than `least_ns`, which cannot be true, gives way to a new one of its configuration.
+    /// Inserts a batch of records in one transaction, and returns the number of new ones; the others are
+    /// skipped. A recorded trial shorter than `least_ns`, which is implausible, is replaced by a new one of
+    /// its configuration.
     ///
     /// # Errors
     /// [`StoreError`]; nothing of the batch is kept then.
@@ -258,8 +259,7 @@ impl Store {
         Ok(new)
     }
 
-    /// Tasks with trials, as far as this version understands them, in the order in which they were first
-    /// recorded.
+    /// Tasks with trials that this version can read, in the order in which they were first recorded.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -282,7 +282,7 @@ impl Store {
         Ok(keys)
     }
 
-    /// Names of workloads that records may be of, for all targets; `None` where they are more than `most`.
+    /// Names of workloads with records, for all targets; `None` if there are more than `most`.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -299,7 +299,7 @@ impl Store {
         Ok(Some(names))
     }
 
-    /// Text that changes with every new task, trial and winner.
+    /// Fingerprint that changes with every new task, trial and winner.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -307,8 +307,8 @@ impl Store {
         Ok(self.connection.query_row(STATE, [], |row| row.get(0))?)
     }
 
-    /// The trials of a workload that can be true, of one template or of all, in the order in which they were
-    /// recorded, and how many are passed over.
+    /// Plausible trials of a workload, of one template or of all, in the order in which they were recorded;
+    /// also counts skipped ones.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -350,10 +350,10 @@ impl Store {
         Ok((records, passed_over))
     }
 
-    /// Finds the best plausible record, of one template or over all, and the number of implausible ones that
-    /// were skipped for it: the winner of a completed run, or the fastest trial if no run was completed or a
-    /// later one has found something faster beyond the noise of single trials. Imported records count only if
-    /// no race was run here.
+    /// Best plausible record, of one template or of all, with counts of the implausible ones that were
+    /// skipped for it. This is the winner of a completed run; or the fastest trial, if no run was completed
+    /// or a later trial is faster beyond the noise of single trials. Imported records count only if no race
+    /// was run here.
     ///
     /// Clocks of other machines decide nothing: later is what was recorded later.
     ///
@@ -455,7 +455,7 @@ impl Store {
         Ok(Some((winner, last)))
     }
 
-    /// Whether this is the winner of a race that was run here, and nothing was recorded of its space since.
+    /// Whether this is the winner of a race run here, after which nothing was recorded for its space.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -474,7 +474,7 @@ impl Store {
         Ok(false)
     }
 
-    /// Forgets all trials of a space and its winner; how many trials there were.
+    /// Deletes all trials of a task and its winner; returns the number of trials.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -491,7 +491,7 @@ impl Store {
         Ok(n_trials as u64)
     }
 
-    /// Records the winner of a race that was run here, in the place of an earlier one of the same space.
+    /// Records the winner of a race run here, replacing an earlier one of the same space.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -503,8 +503,8 @@ impl Store {
         Ok(transaction.commit()?)
     }
 
-    /// Writes every trial as a JSON line, in the order in which they were recorded, winners with what their
-    /// races said.
+    /// Exports every trial as a JSON line, in the order in which they were recorded; winners with the result
+    /// of their races.
     ///
     /// # Errors
     /// [`StoreError`], of which [`StoreError::Write`] is the fault of `output`.
@@ -514,7 +514,7 @@ impl Store {
         Ok(exported)
     }
 
-    /// Gives each trial with what its race said, in the order in which they were recorded.
+    /// Calls `each` for every trial with its race's result, in the order in which they were recorded.
     ///
     /// # Errors
     /// [`StoreError`]; [`StoreError::Write`] with the error of `each`.
@@ -542,10 +542,9 @@ impl Store {
         Ok(exported)
     }
 
-    /// Adds the trials and winners of a reader of JSON lines, as `check` returns them, except those that it
-    /// refuses with a reason. With a line it returns the shortest plausible time: a trial that is there
-    /// already stays if it is no shorter. A winner stays if a race was run here; otherwise the last one
-    /// counts.
+    /// Imports trials and winners from JSON lines. `check` returns the record to import with its shortest
+    /// plausible time, or the reason to refuse it. An existing trial is kept unless it is shorter than that.
+    /// An existing winner is kept if its race was run here; otherwise the last one counts.
     ///
     /// # Errors
     /// [`Error::Record`] with the first line that is no record, [`Error::Store`]; nothing was added then.

@@ -11,45 +11,45 @@ pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Reason why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The file is something else.
+    /// File that is not a database.
     #[error("not a database")]
     NotADatabase,
-    /// The file is a database of another program.
+    /// Database of another program.
     #[error("a database of another program (application id {application_id:#x})")]
     Foreign {
-        /// The mark of that program; 0 where it sets none.
+        /// Application id of that program; 0 if it sets none.
         application_id: i32,
     },
-    /// A file that a later version wrote.
+    /// File written by a later version.
     #[error("schema version {found}; this version knows up to {known}")]
     NewerSchema {
-        /// The version of the file.
+        /// Schema version of the file.
         found: i32,
-        /// The latest version known.
+        /// Latest schema version known.
         known: i32,
     },
-    /// The file, its folder or the connection does not allow writing.
+    /// Location that cannot be written: the file, its folder or the connection.
     #[error("not writable")]
     ReadOnly,
-    /// No space is left.
+    /// Full disk.
     #[error("disk or database full")]
     Full,
-    /// Another process held the file for longer than we wait.
+    /// Timeout while another process held the file locked.
     #[error("locked by another process for {} s", .waited.as_secs())]
     Busy {
-        /// Time that was waited.
+        /// Time waited.
         waited: Duration,
     },
-    /// The file is damaged.
+    /// Damaged file.
     #[error("damaged: {0}")]
     Damaged(String),
-    /// The file is no longer where it was opened: what is written to it is lost.
+    /// File that is no longer at its path, so that writes would be lost.
     #[error("deleted, moved or replaced while it was in use: what was recorded since is not in it")]
     Gone,
-    /// The records could not be written out.
+    /// Failed output of records.
     #[error("cannot write: {0}")]
     Write(#[source] io::Error),
-    /// Any other failure of the database.
+    /// Other failure of SQLite.
     #[error("{0}")]
     Sqlite(#[source] rusqlite::Error),
 }

@@ -1,9 +1,9 @@
-//! Plausibility of records: those of configurations that the space has, and of kernels no faster than a
-//! machine can be.
+//! Plausibility checks of records: the configuration must be in the space, and the time no shorter than a
+//! machine can reach.
 //!
-//! Records come from other machines and versions, by import or with a database that was copied. An
-//! implausible one is skipped when the best is looked up, a search is resumed or a model learns; it stays in
-//! the database.
+//! Records may come from other machines and versions, by import or in a copied database. Implausible ones
+//! stay in the database, but are skipped when the best is looked up, a search is resumed or a model is
+//! trained.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,30 +24,30 @@ const MOST_UNITS: (f64, f64) = (4.0, 2.0);
 /// More threads than any machine has CPUs: no space is made for them.
 const MOST_THREADS: u32 = 4096;
 
-/// Reason why a record is passed over.
+/// Reason why a record is skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RejectReason {
-    /// A configuration that the space, as it is now, does not have.
+    /// Configuration that the current space does not have.
     OtherSpace,
-    /// A time shorter than a machine of its target can reach.
+    /// Time shorter than a machine of its target can reach.
     TooFast,
-    /// A row that this version does not understand.
+    /// Row that this version cannot read.
     Unreadable,
 }
 
-/// Numbers of records that were passed over, by reason.
+/// Numbers of skipped records by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct PassedOver {
-    /// Records of configurations that the space, as it is now, does not have.
+    /// Records of configurations that the current space does not have.
     pub other_space: u64,
     /// Records of times shorter than a machine of their target can reach.
     pub too_fast: u64,
-    /// Rows that this version does not understand.
+    /// Rows that this version cannot read.
     pub unreadable: u64,
 }
 
 impl PassedOver {
-    /// Counts another record.
+    /// Counts a further skipped record.
     pub fn count(&mut self, reason: RejectReason) {
         match reason {
             RejectReason::OtherSpace => self.other_space += 1,
@@ -56,7 +56,7 @@ impl PassedOver {
         }
     }
 
-    /// All of them.
+    /// Total of all reasons.
     pub fn total(&self) -> u64 {
         self.other_space + self.too_fast + self.unreadable
     }
@@ -84,7 +84,7 @@ impl fmt::Display for PassedOver {
     }
 }
 
-/// Bounds for the records of a space on a machine. By default all are plausible.
+/// Plausibility checks for the records of a space on a machine. By default all records are plausible.
 #[derive(Debug, Clone, Default)]
 pub struct Validator {
     space: KnownSpace,
@@ -104,7 +104,7 @@ enum KnownSpace {
 }
 
 impl Validator {
-    /// The validator of the records of a task.
+    /// Checks for the records of a task.
     pub fn of(task: &Task) -> Validator {
         let TemplateSetting { workload, target, n_threads } = &task.setting;
         Validator {
@@ -113,13 +113,13 @@ impl Validator {
         }
     }
 
-    /// Makes the validator of the records of a space, with nothing else known.
+    /// Checks for the records of a space, regardless of times.
     pub fn of_space(space: &Arc<Space>) -> Validator {
         Validator { space: KnownSpace::Space(space.clone()), least_ns: 0.0 }
     }
 
-    /// The validator of records of a workload that name this target, threads and template; `machine` is the
-    /// target where it is known, as this machine is, and the space with it, which is not enumerated.
+    /// Checks for records of a workload that name this target, threads and template. `machine` is the target,
+    /// if known, from which the space follows; it is not enumerated.
     pub fn new(workload: &Workload, target: &str, threads: u32, template: &str, machine: Option<Target>) -> Validator {
         let setting =
             machine.map(|target| TemplateSetting { workload: workload.clone(), target, n_threads: threads as usize });
@@ -132,12 +132,12 @@ impl Validator {
         Validator { space, least_ns: least_ns(workload, target, threads.into()) }
     }
 
-    /// The shortest time in nanoseconds that can be true, or 0 if none is known.
+    /// Shortest plausible time in nanoseconds; 0 if none is known.
     pub fn least_ns(&self) -> f64 {
         self.least_ns
     }
 
-    /// The space, where it is known; it need not be enumerated.
+    /// Space, if known; it need not be enumerated.
     pub fn space(&self) -> Option<&Arc<Space>> {
         match &self.space {
             KnownSpace::Space(space) => Some(space),
@@ -145,7 +145,7 @@ impl Validator {
         }
     }
 
-    /// Reason why this time of this configuration is implausible, if so.
+    /// Reason why this time of this configuration is implausible; `None` if it is plausible.
     pub fn reject_reason(&self, config: &Json, median_ns: Option<f64>) -> Option<RejectReason> {
         match &self.space {
             _ if median_ns.is_some_and(|ns| ns < self.least_ns) => Some(RejectReason::TooFast),
@@ -155,17 +155,17 @@ impl Validator {
         }
     }
 
-    /// Reason why this record is implausible, if so.
+    /// Reason why this record is implausible; `None` if it is plausible.
     pub fn reject_reason_of(&self, record: &Record) -> Option<RejectReason> {
         self.reject_reason(&record.config, record.outcome.timing().map(|timing| timing.median_ns))
     }
 }
 
-/// The shortest time in nanoseconds that a workload can take on a target, which records name, with these
-/// threads; 0 where it is the name of no CPU that is known.
+/// Lower bound on the time of a workload, in nanoseconds, on a target by its name in records; 0 for an
+/// unknown CPU.
 ///
-/// It hides no true time: it is that of the fewest operations any template makes do with, on more
-/// multiply-adds a cycle than a core has, at a clock that none has. Measured peaks are a half to a quarter of
+/// No real time is below it: it is the time of the fewest operations that any template needs, at more
+/// multiply-adds per cycle and a higher clock than any core has. Measured peaks are a quarter to a half of
 /// it.
 pub fn least_ns(workload: &Workload, target: &str, threads: f64) -> f64 {
     // Without the class of machines behind it.

@@ -1,12 +1,12 @@
-//! Winners: what a run confirmed at its end.
+//! Winners of final races.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
 use super::Record;
 
-/// The configuration that a run confirmed at its end by measuring the leading candidates against each other.
-/// As JSON it goes with the record of its trial, without what that says already.
+/// Winner of a run's final race. Its JSON accompanies the record of its trial, without repeating the fields
+/// of that.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Winner {
     /// Workload, as in [`Record`].
@@ -24,18 +24,18 @@ pub struct Winner {
     /// Configuration, as in [`Record`].
     #[serde(skip)]
     pub config: Json,
-    /// Median of the race's measurements, in nanoseconds.
+    /// Median over the rounds of the race, in nanoseconds.
     pub median_ns: f64,
-    /// Margin to the runner-up, as a share of the own median; `None` where there was no other candidate.
+    /// Margin over the runner-up, as a share of the winner's median; `None` for a single finalist.
     pub margin: Option<f64>,
-    /// Spread of the rounds of it and of the runner-up, relative to their medians, where it is known.
+    /// Relative spread of its rounds and of the runner-up's, the larger one, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<f64>,
-    /// The configuration of the runner-up.
+    /// Configuration of the runner-up; `None` for a single finalist.
     pub runner_up: Option<Json>,
-    /// Throughput at the median, in 10^9 floating-point operations a second.
+    /// Throughput at the median, in GFLOP/s.
     pub gflops: f64,
-    /// Whether its output was compared with the reference when it was measured again.
+    /// Whether its output was compared with the reference in the race.
     pub verified: bool,
     /// Version, as in [`Record`].
     pub version: String,

@@ -1,35 +1,35 @@
-//! Spaces in which the algorithm is a choice like any other.
+//! Spaces that include the choice of an algorithm as a parameter.
 
 use super::TemplateSetting;
 use tilewright_ir::Step;
 use tilewright_search::{Config, Constraint, Domain, Parameter, Space, SpaceError, Value};
 
-/// The parameter that says which algorithm it is.
+/// Name of the parameter that selects the algorithm.
 pub const CHOICE: &str = "algorithm";
 
-/// A way to compute something, given what the templates of an operator read off its workload.
+/// Algorithm for a problem, which is the operator's sizes as its templates need them.
 pub struct Algorithm<Problem> {
-    /// Name as a value of `algorithm`.
+    /// Value of the parameter `algorithm`.
     pub name: &'static str,
-    /// Whether it is one for this problem.
+    /// Whether the algorithm applies to a problem.
     pub applies: fn(&Problem) -> bool,
-    /// Parameters of the algorithm. Algorithms may share parameters.
+    /// Parameters of the algorithm, which several algorithms may share.
     pub parameters: fn(&TemplateSetting, &Problem) -> Vec<Parameter>,
-    /// Constraints between the parameters.
+    /// Constraints between its parameters.
     pub constraints: fn(&TemplateSetting, &Problem) -> Vec<Constraint>,
-    /// The schedule of a configuration.
+    /// Schedule of a configuration.
     pub steps: fn(&TemplateSetting, &Problem, &Space, &Config) -> Vec<Step>,
-    /// See [`super::Template::estimate`].
+    /// Estimated cost of a configuration; see [`super::Template::estimate`].
     pub estimate: fn(&TemplateSetting, &Problem, &Space, &Config) -> f64,
 }
 
-/// Whether several of these algorithms are ones for a problem.
+/// Whether more than one of these algorithms applies to a problem.
 pub fn is_choice<P>(problem: &P, algorithms: &[Algorithm<P>]) -> bool {
     algorithms.iter().filter(|a| (a.applies)(problem)).nth(1).is_some()
 }
 
-/// Makes the space of several algorithms: the parameters of all. Parameters that the chosen algorithm does
-/// not have keep their first value; the others keep to its values.
+/// Builds the joint space of several algorithms, with the parameters of all. Parameters that the selected
+/// algorithm does not use are fixed at their first value.
 pub fn space<P>(
     name: &str,
     s: &TemplateSetting,
@@ -40,7 +40,7 @@ pub fn space<P>(
     Space::declare(name, parameters, constraints)
 }
 
-/// Parameters and constraints of such a space.
+/// Parameters and constraints of the joint space.
 pub fn declarations<P>(
     s: &TemplateSetting,
     problem: &P,
@@ -83,17 +83,17 @@ pub fn declarations<P>(
     (parameters, constraints)
 }
 
-/// The schedule of a configuration of such a space.
+/// Schedule of a configuration of the joint space.
 pub fn steps<P>(s: &TemplateSetting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> Vec<Step> {
     (chosen(problem, all, space, config).steps)(s, problem, space, config)
 }
 
-/// Estimated cost of a run with the chosen algorithm.
+/// Estimated cost of a configuration of the joint space.
 pub fn estimate<P>(s: &TemplateSetting, problem: &P, all: &[Algorithm<P>], space: &Space, config: &Config) -> f64 {
     (chosen(problem, all, space, config).estimate)(s, problem, space, config)
 }
 
-/// The algorithm of a configuration.
+/// Algorithm that a configuration selects.
 pub fn chosen<'a, P>(problem: &P, all: &'a [Algorithm<P>], space: &Space, config: &Config) -> &'a Algorithm<P> {
     let applying: Vec<&Algorithm<P>> = all.iter().filter(|a| (a.applies)(problem)).collect();
     match applying[..] {
@@ -134,7 +134,7 @@ fn holds(domain: &Domain, value: &Value) -> bool {
     }
 }
 
-/// A parameter that is held to its first value, a number or an alternative, as where there is no choice.
+/// Parameter reduced to its first value, for a space without the choice.
 pub fn held(parameter: &Parameter) -> Parameter {
     match first(&parameter.domain) {
         Value::Int(value) => Parameter::ordinal(&parameter.name, [value]),

@@ -1,5 +1,5 @@
-//! Templates: what turns an operator, a target and a configuration into schedule steps, and
-//! declares the space.
+//! Templates: each declares a search space for an operator on a target, and turns a configuration into
+//! schedule steps.
 
 mod algorithm;
 mod conv;
@@ -19,23 +19,24 @@ use tilewright_search::{Config, Constraint, Describe, Domain, Parameter, Problem
 
 use crate::loops::loop_contexts;
 
-/// Everything about a template.
+/// Template, as a row of the table of templates.
 pub struct Template {
     /// Name on the command line and in records.
     pub name: &'static str,
     /// Description of the space, in one line.
     pub text: &'static str,
-    /// Whether it has configurations for a workload on a machine.
+    /// Whether it has configurations for a workload on a target.
     pub serves: fn(&TemplateSetting) -> bool,
-    /// The space for a task, declared, not enumerated.
+    /// Space of a task, declared but not enumerated.
     pub space: fn(&TemplateSetting) -> Result<Space, SpaceError>,
     /// The schedule of a configuration of that space.
     pub steps: fn(&TemplateSetting, &Space, &Config) -> Vec<Step>,
-    /// Cost of a run, in cycles of a core, by a model of registers and caches; ranks guesses.
+    /// Estimated cost of a run, in cycles of a core, by an analytical model; `None` without one. It ranks
+    /// initial guesses.
     pub estimate: Option<fn(&TemplateSetting, &Space, &Config) -> f64>,
 }
 
-/// All templates; the first one that serves a setting is its default.
+/// Table of templates; the first one that serves a setting is its default.
 pub const TEMPLATES: &[Template] = &[
     matmul::MATMUL,
     matmul::MATMUL_BLOCKED,
@@ -62,27 +63,27 @@ pub const TEMPLATES: &[Template] = &[
     gpu::DEPTHWISE_4_4_4,
 ];
 
-/// Smallest number of floating-point operations by which any template computes a workload, without products
-/// with padding and those that Winograd's algorithm saves.
+/// Smallest number of floating-point operations by which any template computes a workload, as by leaving out
+/// padding or by Winograd's algorithm.
 pub fn least_flops(workload: &Workload) -> f64 {
     workload.flops_inside() * conv::least_share(workload)
 }
 
-/// Setting of a template: workload, target and threads.
+/// Setting that a template is instantiated for.
 #[derive(Clone, Debug)]
 pub struct TemplateSetting {
     /// The operator and its sizes.
     pub workload: Workload,
-    /// The machine.
+    /// Target machine.
     pub target: Target,
-    /// Threads the kernel may use.
+    /// Number of threads that the kernel may use.
     pub n_threads: usize,
 }
 
-/// Task: a template for a setting, with its space.
+/// Tuning task: a template instantiated for a setting, with its space.
 #[derive(Clone)]
 pub struct Task {
-    /// The workload, the machine and the threads.
+    /// Workload, target and threads.
     pub setting: TemplateSetting,
     /// The template.
     pub template: &'static Template,
@@ -90,20 +91,20 @@ pub struct Task {
     pub space: Arc<Space>,
 }
 
-/// Reason why there is no task. The fault is the caller's, but for `Space`, which is the template's.
+/// Reason why there is no task. The caller is at fault, except for `Space`, where the template is.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// No template of that name serves the workload.
+    /// Name of no template that serves the workload.
     #[error("no template `{name}` for {workload}; there are {known}")]
     NoTemplate {
         /// The name given.
         name: String,
         /// The workload.
         workload: String,
-        /// The templates that serve it.
+        /// Names of the templates that serve it.
         known: String,
     },
-    /// The workload has sizes that runs say, and the target is a GPU.
+    /// Workload with open (dynamic) sizes on a GPU, which is not supported.
     #[error("{workload} has sizes that are ranges, which kernels for CPUs alone take; give numbers for {target}")]
     FamilyOnGpu {
         /// The workload.
@@ -111,19 +112,19 @@ pub enum TaskError {
         /// The target.
         target: String,
     },
-    /// The template has no configuration for so large a workload.
+    /// Workload too large for any configuration of the template.
     #[error("{workload} is too large for template {template}: {what}, as {error}")]
     TooLarge {
         /// The workload.
         workload: String,
         /// The template.
         template: &'static str,
-        /// Size that is too large, and one that would do.
+        /// Size that is too large, and one that would fit.
         what: String,
         /// Constraint that excludes everything.
         error: Box<SpaceError>,
     },
-    /// The template's space cannot be built.
+    /// Invalid space of the template.
     #[error(transparent)]
     Space(#[from] SpaceError),
 }
@@ -192,7 +193,7 @@ fn too_large(template: &Template, setting: &TemplateSetting, error: SpaceError) 
 }
 
 impl Task {
-    /// The task for a template by name, or for the operator's default.
+    /// Makes the task of a template by name, or of the workload's default template.
     ///
     /// # Errors
     /// [`TaskError`] if there is no such template for the operator, or its space cannot be built.
@@ -202,7 +203,7 @@ impl Task {
         Ok(task)
     }
 
-    /// The task as by [`Task::new`], whose space is not enumerated: enough for a configuration that is known.
+    /// Makes the task as [`Task::new`] does, without enumerating its space: enough for a known configuration.
     ///
     /// # Errors
     /// [`TaskError`] if there is no such template for the operator.
@@ -228,8 +229,8 @@ impl Task {
         Ok(Task { setting, template, space: Arc::new(space) })
     }
 
-    /// Makes the task without the constraints of a GPU's limits: configurations beyond them fail where they
-    /// are instantiated, as papers count them.
+    /// Task without the constraints of a GPU's limits: configurations beyond them fail when they are
+    /// instantiated, as papers count them.
     ///
     /// # Errors
     /// [`SpaceError`] if the space cannot be built without those constraints.
@@ -237,20 +238,20 @@ impl Task {
         Ok(Task { space: Arc::new(self.space.without(&gpu::LIMITS)?), ..self.clone() })
     }
 
-    /// The schedule of a configuration.
+    /// Schedule of a configuration.
     pub fn steps(&self, config: &Config) -> Vec<Step> {
         (self.template.steps)(&self.setting, &self.space, config)
     }
 
-    /// Schedule of a configuration as text, a step on each line.
+    /// Schedule of a configuration as text, one step per line.
     pub fn steps_text(&self, config: &Config) -> String {
         steps_text(&self.steps(config))
     }
 
-    /// Configurations to begin with: those that the template's model of the machine ranks first in a sample
-    /// of the space, from each of its algorithms alike, at growing distances, so that one flaw of the model
-    /// does not fill them all; the first of all comes first. Hopeless ones are left out. Empty without a
-    /// model.
+    /// Initial guesses: configurations that the template's analytical model ranks first in a sample of the
+    /// space. Each algorithm is represented, and they lie at growing distances from each other, so that a
+    /// single flaw of the model does not affect all of them; the best comes first, and those predicted to be
+    /// far slower are left out. Empty without a model.
     ///
     /// # Cost
     /// A few thousand evaluations of the model, and as much as making the space for each of its algorithms.
@@ -304,12 +305,12 @@ impl Task {
         guesses.into_iter().filter(|(cycles, _)| *cycles <= HOPELESS * best).map(|(_, config)| config).collect()
     }
 
-    /// The first of the [guesses](Task::guesses): what runs where nothing is measured.
+    /// First of the [guesses](Task::guesses): the configuration that runs where nothing is recorded.
     pub fn first_guess(&self, seed: u64) -> Option<Config> {
         self.guesses(seed).into_iter().next()
     }
 
-    /// Problem of the task for a search: its space, and the loop contexts of its programs.
+    /// Search problem of the task: its space, and the loop contexts of its programs.
     pub fn problem(&self) -> Problem {
         let (task, untransformed) = (self.clone(), self.setting.workload.program());
         let contexts = move |config: &Config| {
@@ -319,7 +320,7 @@ impl Task {
         Problem { space: self.space.clone(), contexts: Some(Arc::new(contexts)), experience: None }
     }
 
-    /// The program of a configuration, scheduled but not lowered.
+    /// Scheduled, unlowered program of a configuration.
     ///
     /// # Errors
     /// The position of the step that is illegal, and why: the template's fault.
@@ -349,17 +350,17 @@ mod step {
     use tilewright_ir::schedule::{LayoutAxis, Tail};
     use tilewright_ir::{DType, LoopKind, Step, TensorProduct};
 
-    /// Split whose last round is shorter where the factor does not divide.
+    /// Split with a shorter last round where the factor does not divide.
     pub fn split(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Shrink, target, factor, outer, inner)
     }
 
-    /// Split by a factor that divides.
+    /// Split by a factor that must divide.
     pub fn exact(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Exact, target, factor, outer, inner)
     }
 
-    /// Split with a guard: a condition leaves out what exceeds the loop in the last round.
+    /// Split with guards: a condition skips iterations beyond the extent in the last round.
     pub fn guard(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Guard, target, factor, outer, inner)
     }
@@ -410,7 +411,7 @@ mod step {
         Step::Stage { buffer, at, name, layout: layout.to_vec(), dtype, shared: false }
     }
 
-    /// A copy that the threads of a block share.
+    /// Staging in shared memory of a GPU block.
     pub fn shared(buffer: &str, at: &str, name: &str, layout: &[LayoutAxis]) -> Step {
         let (buffer, at, name) = (buffer.into(), Some(at.into()), name.into());
         Step::Stage { buffer, at, name, layout: layout.to_vec(), dtype: None, shared: true }

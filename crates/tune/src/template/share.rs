@@ -1,10 +1,10 @@
-//! Division of work among threads: by the result, by the sum, or not at all.
+//! Division of work among threads: by results, by the reduction, or not at all.
 //!
-//! Threads take tiles of a result where there are enough of them. Of a small result with a long sum each
-//! takes a part of the sum instead; the parts are added up in their order once all are done, so that results
-//! depend on the schedule alone. The smallest problems are done before another thread has begun: then all but
-//! one do nothing. Only where one of the two may be better is it a choice; other spaces have no such
-//! parameter, or hold it.
+//! Threads take tiles of a result if there are enough of them. For a small result with a long reduction, each
+//! takes a part of the reduction instead; the partial sums are added up in their order once all are done, so
+//! that results depend on the schedule alone. The smallest problems are done before another thread has
+//! started: then one thread does everything. Only where several of these may be best is there a parameter for
+//! it.
 
 use super::step::{layout, reorder, rfactor, split};
 use super::{TemplateSetting, ceil_div, constraint_over, none_of};
@@ -26,7 +26,7 @@ const MOST_RESULTS_EACH: i64 = 1 << 15;
 const LONG_SUM: i64 = 8;
 /// Number of results for each thread from which on no sum needs to be shared.
 const RESULTS_PER_THREAD: i64 = 4;
-/// Number of results from which on all threads add up their parts.
+/// Number of results from which on all threads take part in adding up partial sums.
 pub const MANY_RESULTS: i64 = 1 << 13;
 
 /// Bytes of a cache line on every supported machine.
@@ -37,23 +37,23 @@ const SUM_STEP: i64 = 64;
 /// Cycles that it takes to have other threads begin, and to wait for them.
 const START_CYCLES: f64 = 2000.0;
 
-/// Buffer of the partial results, and prefix of the names of their loops.
+/// Buffer of the partial sums, and prefix of the names of their loops.
 pub const PARTS: &str = "S";
-/// The loop over the parts of a sum, of the loops that add them up.
+/// Loop over the partial sums, in the stage that adds them up.
 pub const PART: &str = "part";
-/// Loop over the parts in the stage that computes them.
+/// Loop over the partial sums, in the stage that computes them.
 pub const EACH_PART: &str = "S.part";
-/// Rest of the sum's own loop, in a part.
+/// Remainder of the reduction loop, within a part.
 pub const IN_PART: &str = "in_part";
 
-/// Work that threads share.
+/// Dimension of the work that is shared among threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedWork {
     /// Tiles of the result.
     Result,
-    /// Parts of the sum that each element of the result is.
+    /// Parts of the reduction.
     Sum,
-    /// Nothing: one thread does all.
+    /// Nothing: one thread does everything.
     Nothing,
 }
 
@@ -62,7 +62,7 @@ impl SharedWork {
     const ALL: [(SharedWork, &'static str); 3] =
         [(SharedWork::Result, "result"), (SharedWork::Sum, "sum"), (SharedWork::Nothing, "nothing")];
 
-    /// Sharing of a configuration.
+    /// Sharing that a configuration selects.
     pub fn of(s: &TemplateSetting, space: &Space, config: &Config) -> SharedWork {
         if s.n_threads == 1 {
             return SharedWork::Nothing;
@@ -81,51 +81,52 @@ impl SharedWork {
         SharedWork::ALL.iter().find(|(share, _)| *share == self).expect("every value is listed").1
     }
 
-    /// A constraint on what happens where threads share this.
+    /// Restricts a constraint to configurations with this sharing.
     pub fn only(self, constraint: Constraint) -> Constraint {
         constraint.only_where(NAME, self.name())
     }
 
-    /// A constraint on what happens where they do not.
+    /// Restricts a constraint to configurations with another sharing.
     pub fn except(self, constraint: Constraint) -> Constraint {
         constraint.except_where(NAME, self.name())
     }
 
-    /// Constraint that a parameter, which only this sharing uses, keeps its first value otherwise.
+    /// Constraint that fixes a parameter, which only this sharing uses, at its first value elsewhere.
     pub fn owns(self, parameters: &[Parameter], name: &str, first: &str) -> Constraint {
         let text = format!("{name} == '{first}'");
         self.except(constraint_over(&format!("{name}_of_{}", self.name()), &[name], &text, parameters))
     }
 
-    /// Constraint that a parameter does not have this value with this sharing.
+    /// Constraint that excludes a value of a parameter with this sharing.
     pub fn excludes(self, parameters: &[Parameter], name: &str, value: &str) -> Constraint {
         let text = none_of(parameters, name, &[value]);
         self.only(constraint_over(&format!("{name}_without_{}", self.name()), &[name], &text, parameters))
     }
 }
 
-/// A problem as far as it matters for what to share.
+/// Sizes of a problem that matter for sharing work among threads.
 #[derive(Clone, Copy, Debug)]
 pub struct ShareableWork {
-    /// Products or images, each with factors of its own.
+    /// Number of products or images, each with operands of its own.
     pub results: i64,
     /// Rows of each result.
     pub rows: i64,
     /// Columns of the result.
     pub columns: i64,
-    /// Elements that each element of it sums.
+    /// Extent of the reduction.
     pub sum: i64,
-    /// Whether no sum is shared: these rows are the most of those that runs have, or results are of pairs.
+    /// Whether reductions must not be shared: for dynamic rows, of which these are the maximum, or for gated
+    /// results.
     pub has_whole_sums: bool,
 }
 
 impl ShareableWork {
-    /// Elements of all results.
+    /// Number of results.
     pub fn elements(&self) -> i64 {
         self.results.saturating_mul(self.rows).saturating_mul(self.columns)
     }
 
-    /// Whether sharing the sum among threads may be faster.
+    /// Whether sharing the reduction among threads may be faster.
     pub fn has_long_sum(&self, s: &TemplateSetting) -> bool {
         let n_threads = s.n_threads as i64;
         s.n_threads > 1
@@ -136,15 +137,15 @@ impl ShareableWork {
             && self.sum >= LONG_SUM * n_threads * self.rows.max(self.columns)
     }
 
-    /// Whether it is a choice what threads share.
+    /// Whether there is a choice of sharing.
     pub fn is_choice(&self, s: &TemplateSetting) -> bool {
         let is_small = self.elements().saturating_mul(self.sum) < FEWEST_TO_SHARE;
         s.n_threads > 1 && is_small || self.has_long_sum(s)
     }
 
-    /// The parameter, where there is a choice.
+    /// Parameter of the sharing; `None` where there is no choice.
     ///
-    /// `can_share_sum`: whether the algorithm at hand can share one that is long.
+    /// `can_share_sum` tells whether the algorithm can share a long reduction.
     pub fn parameter(&self, s: &TemplateSetting, can_share_sum: bool) -> Option<Parameter> {
         let is_there = |share: &SharedWork| *share != SharedWork::Sum || can_share_sum && self.has_long_sum(s);
         let values: Vec<&str> =
@@ -152,21 +153,22 @@ impl ShareableWork {
         self.is_choice(s).then(|| Parameter::categorical(NAME, &values).optional())
     }
 
-    /// The parameter of an algorithm that can share long sums, at every size: where there is no choice,
-    /// threads share the result.
+    /// Parameter of an algorithm that can share long reductions, with the same values at every size; where
+    /// there is no choice, threads share the result.
     pub fn parameter_at_any_size(&self, s: &TemplateSetting) -> Option<Parameter> {
         let held = || Parameter::categorical(NAME, &[SharedWork::Result.name()]).optional();
         (s.n_threads > 1).then(|| self.parameter(s, true).unwrap_or_else(held))
     }
 
-    /// A constraint on how threads share the result, which goes for configurations in which they do.
+    /// Restricts a constraint to configurations in which threads share the result.
     pub fn of_result(&self, s: &TemplateSetting, constraint: Constraint) -> Constraint {
         if self.is_choice(s) { SharedWork::Result.only(constraint) } else { constraint }
     }
 
-    /// Cycles of the busiest thread, of `cycles` in all.
+    /// Cycles of the busiest thread, given the total `cycles`.
     ///
-    /// `n_iterations`: of the loop that threads share; `n_tiles`: how often the sum of a tile is shared.
+    /// `n_iterations` is the extent of the shared loop, `n_tiles` the number of tiles whose reduction is
+    /// shared.
     pub fn of_busiest_thread(
         &self,
         s: &TemplateSetting,
@@ -185,12 +187,12 @@ impl ShareableWork {
     }
 }
 
-/// Elements of a part of a sum, of which there is at most one part for each thread.
+/// Extent of a part of a reduction, with at most one part per thread.
 pub fn part_of(s: &TemplateSetting, sum: i64, step: i64) -> i64 {
     ceil_div(ceil_div(sum, s.n_threads as i64), step) * step
 }
 
-/// Elements of a part of a product's sum; no part is shorter than [`SUM_STEP`].
+/// Extent of a part of a product's reduction, at least [`SUM_STEP`].
 pub fn part_of_product(s: &TemplateSetting, sum: i64) -> i64 {
     let least = part_of(s, sum, SUM_STEP);
     let last = |part: i64| sum - (ceil_div(sum, part) - 1) * part;
@@ -210,9 +212,9 @@ pub fn in_parts(stage: &str, result: &[&str], sum: &str, rest: &[&str], part: i6
     ]
 }
 
-/// Gives each part of the results cache lines of its own. `order`: dimensions of the partial results, in
-/// memory order; the one at `padded` has `extent` elements, each of `inside` elements of the dimensions
-/// inside.
+/// Pads the partial sums so that each part has cache lines of its own. `order` is the dimensions of the
+/// partial sums in memory order; the one at `padded` has `extent` elements, each of `inside` elements of the
+/// dimensions further inside.
 pub fn on_own_lines(s: &TemplateSetting, order: &[usize], padded: usize, extent: i64, inside: i64) -> Step {
     let per_line = LINE_BYTES / s.workload.dtype.bytes() as i64;
     let fills = (1..=per_line).find(|n| n * inside % per_line == 0).expect("a line's worth of them does");
@@ -225,8 +227,8 @@ pub fn on_own_lines(s: &TemplateSetting, order: &[usize], padded: usize, extent:
     layout(PARTS, &axes.collect::<Vec<_>>())
 }
 
-/// Cost of sharing, in cycles, beside the work that a thread is left with: parallel regions begin `n_begins`
-/// times, and the parts of `results` results are added up.
+/// Overhead of the sharing in cycles: `n_begins` parallel regions, and adding up the partial sums of
+/// `results` results.
 pub fn overhead(s: &TemplateSetting, share: SharedWork, n_begins: i64, results: i64) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype) as f64;
     match share {

@@ -1,4 +1,4 @@
-//! Transposed convolution as a matrix product of the weights with the input, whose columns are added up.
+//! Transposed convolution as a matrix product of weights and input, followed by col2im.
 
 use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::step::{

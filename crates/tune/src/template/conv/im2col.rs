@@ -1,4 +1,4 @@
-//! Convolution as a matrix product of the weights with patches of the input.
+//! Convolution as a matrix product of the weights with patches of the input (im2col).
 
 use super::super::model::{bandwidth, cuts, step_cycles, write_back};
 use super::super::share::{self, EACH_PART, PART, PARTS, SharedWork};

@@ -1,4 +1,4 @@
-//! Templates of convolutions: one that chooses among the algorithms, and one for each algorithm alone.
+//! Templates of convolutions: one that selects among the algorithms, and one for each algorithm.
 
 mod col2im;
 mod direct;
@@ -18,7 +18,7 @@ fn is_convolution(w: &Workload) -> bool {
     matches!(w.structure(), Structure::Window(_))
 }
 
-/// The least share of the products of the operator as written that any algorithm takes.
+/// Smallest share of the operator's multiplications that any algorithm performs.
 pub fn least_share(w: &Workload) -> f64 {
     if is_convolution(w) && ReductionSizes::of(w).has_winograd { winograd::least_share() } else { 1.0 }
 }
@@ -28,7 +28,7 @@ fn is_convolution_on_cpu(s: &TemplateSetting) -> bool {
     s.target.gpu.is_none() && is_convolution(&s.workload)
 }
 
-/// Every algorithm that applies, as a choice of the search.
+/// All convolution algorithms that apply, as a choice of the search.
 pub const CONV: Template = Template {
     name: "conv",
     text: "direct convolution, im2col, Winograd's algorithm or col2im, whichever is faster",
@@ -40,7 +40,7 @@ pub const CONV: Template = Template {
     }),
 };
 
-/// Direct convolution alone.
+/// Direct convolution.
 pub const CONV_DIRECT: Template = Template {
     name: "conv-direct",
     text: "direct convolution: register tile of channels and pixels, channels or pixels as lanes, blocked layouts",
@@ -50,7 +50,7 @@ pub const CONV_DIRECT: Template = Template {
     estimate: Some(|s, space, config| (direct::DIRECT.estimate)(s, &ReductionSizes::of(&s.workload), space, config)),
 };
 
-/// Winograd's algorithm alone.
+/// Winograd's algorithm.
 pub const CONV_WINOGRAD: Template = Template {
     name: "conv-winograd",
     text: "Winograd's F(2x2, 3x3) and F(4x4, 3x3): transforms and products of a block of tile rows",
@@ -62,7 +62,7 @@ pub const CONV_WINOGRAD: Template = Template {
     }),
 };
 
-/// The matrix product of weights and patches alone.
+/// Matrix product of weights and patches (im2col).
 pub const CONV_IM2COL: Template = Template {
     name: "conv-im2col",
     text: "im2col and a matrix product: patches all at once or by blocks, register tile of channels and pixels",
@@ -72,7 +72,7 @@ pub const CONV_IM2COL: Template = Template {
     estimate: Some(|s, space, config| (im2col::IM2COL.estimate)(s, &ReductionSizes::of(&s.workload), space, config)),
 };
 
-/// The product of a transposed convolution, whose columns are added up, alone.
+/// Matrix product followed by col2im, for a transposed convolution.
 pub const CONV_COL2IM: Template = Template {
     name: "conv-col2im",
     text: "transposed convolution without inserted zeros: product of weights and input, then col2im row by row",

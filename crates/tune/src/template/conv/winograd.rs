@@ -1,4 +1,4 @@
-//! Winograd's algorithm: fewer multiplications for 3×3 kernels, between transforms of tiles.
+//! Winograd's algorithm: 3×3 convolutions with fewer multiplications, by transforms of tiles.
 
 use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::share::SharedWork;
@@ -25,7 +25,7 @@ pub const WINOGRAD: Algorithm<ReductionSizes> =
 /// Rows of an output tile.
 const TILES: [i64; 2] = [2, 4];
 
-/// The least share of the products of a direct convolution that a tile takes: `(m + 2)²` for `m²` outputs of
+/// Smallest share of a direct convolution's multiplications that a tile needs: `(m + 2)²` for `m²` outputs of
 /// nine each.
 pub fn least_share() -> f64 {
     let share = |m: i64| ((m + 2) * (m + 2)) as f64 / (9 * m * m) as f64;

@@ -1,10 +1,11 @@
-//! Convolutions on GPUs, as products with a matrix of patches that exists in shared memory alone.
+//! Convolutions on GPUs as implicit GEMM: the matrix of patches exists in shared memory only.
 
 use super::super::{Template, TemplateSetting, algorithm};
 use super::matmul::SIMT;
 use tilewright_ir::op::Structure;
 
-/// The product of the weights with patches of the input, which are gathered as they are copied.
+/// Implicit GEMM: the product of the weights with patches of the input, which are gathered as they are copied
+/// to shared memory.
 ///
 /// # Source
 /// Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014), section 3: implicit GEMM. Ours is

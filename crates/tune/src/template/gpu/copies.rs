@@ -1,4 +1,4 @@
-//! Copies of factors into shared memory: through registers, or asynchronous where a GPU has those.
+//! Copies of operands to shared memory: through registers, or asynchronous where the GPU supports that.
 
 use super::super::TemplateSetting;
 use super::super::step::{exact, pipeline, stream, unroll};
@@ -7,8 +7,8 @@ use tilewright_ir::Step;
 use tilewright_ir::gpu::bulk::BARRIER_BYTES;
 use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
 
-/// Copies of a thread that are repeated in the code: the addresses of more of them would not leave other
-/// things enough registers.
+/// Maximum number of copies per thread that are unrolled: the addresses of more would take too many
+/// registers.
 pub const AT_A_TIME: i64 = 8;
 
 /// Bytes of the mbarriers of a pipeline stage: one that says when it is full, one that says when it is empty.
@@ -30,19 +30,20 @@ fn is_possible(s: &TemplateSetting) -> bool {
     s.target.has_async_copies() && s.workload.prologue().is_empty()
 }
 
-/// Pipeline stages of the factors: loaded ahead in registers, in two buffers of shared memory as well, or in
-/// this many buffers, `most` of them, by asynchronous copies.
+/// Number of pipeline stages of the operands. Through registers: 0 for none, 1 for loads a step ahead, 2 with
+/// double buffering in shared memory too. Asynchronous: the number of buffers, at most `most`.
 pub fn ahead(s: &TemplateSetting, most: i64) -> Parameter {
     Parameter::ordinal("ahead", 0..=if is_possible(s) { most } else { 2 })
 }
 
-/// Kind of copies to shared memory.
+/// Kind of copies to shared memory; `None` where there is no choice.
 pub fn way(s: &TemplateSetting) -> Option<Parameter> {
     is_possible(s).then(|| Parameter::categorical("copies", &["registers", "async"]).optional())
 }
 
-/// Constraints on both factors. `elements`: number of elements of a step in shared memory, as an expression,
-/// and bytes beside them, if any, as what is added; `unasked`: bytes of static shared memory of a block.
+/// Constraints on the copies of both operands. `elements` is the number of elements per step in shared
+/// memory, as an expression; `beside` an expression of further bytes to add, or empty; `unasked` the bytes of
+/// shared memory that a block has without opting in.
 pub fn constraints(
     s: &TemplateSetting,
     elements: &str,
@@ -77,26 +78,26 @@ fn lists(parameter: &Parameter, word: &str) -> bool {
     matches!(&parameter.domain, Domain::Categorical(words) if words.iter().any(|known| known == word))
 }
 
-/// Whether a thread makes copies that it does not load ahead, as a factor of an expression.
+/// Whether a thread's copies are not loaded ahead, as a factor of an expression.
 pub fn are_alone(parameters: &[Parameter]) -> &'static str {
     let has_async = parameters.iter().any(|p| p.name == "copies" && lists(p, "async"));
     if has_async { "(1 if copies == 'async' or ahead == 0 else 0)" } else { "(1 - min(ahead, 1))" }
 }
 
-/// Way in which factors get into shared memory in a configuration.
+/// Kind of copies of operands to shared memory, with its pipeline stages.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Copies {
-    /// Copies through registers, loaded where they are needed or this many steps ahead: one, or two with as
-    /// many buffers in shared memory.
+    /// Copies through registers: 0 for loads where they are needed, 1 for loads a step ahead, 2 with double
+    /// buffering in shared memory too.
     Registers(i64),
-    /// Asynchronous copies into this many pipeline stages.
+    /// Asynchronous copies (`cp.async`) with this many pipeline stages.
     Async(i64),
-    /// Asynchronous copies, as bulk copies of boxes by one thread where possible.
+    /// Asynchronous bulk copies of boxes by one thread (TMA), where possible, with this many pipeline stages.
     Bulk(i64),
 }
 
 impl Copies {
-    /// Copies of a configuration.
+    /// Copies that a configuration selects.
     pub fn of(space: &Space, config: &Config) -> Copies {
         let ahead = space.int(config, "ahead");
         let way = space.has("copies").then(|| space.text(config, "copies"));
@@ -113,7 +114,7 @@ impl Copies {
         n.max(1)
     }
 
-    /// Steps whose copies are under way while one is computed.
+    /// Number of steps whose copies are in flight while one is computed.
     pub fn in_flight(self) -> i64 {
         match self {
             Copies::Registers(ahead) => ahead.min(1),
@@ -121,12 +122,12 @@ impl Copies {
         }
     }
 
-    /// Elements of a thread, of `elements`, that pass through registers.
+    /// Number of a thread's `elements` that are held in registers for a later step.
     pub fn in_registers(self, elements: i64) -> i64 {
         if matches!(self, Copies::Registers(1..)) { elements } else { 0 }
     }
 
-    /// Steps for a factor's copies that pass through registers: loaded ahead, or some at a time.
+    /// Steps for an operand's copies through registers: software-pipelined, or unrolled a few at a time.
     pub fn through_registers(self, at: &str, name: &str, n_loads: i64) -> Vec<Step> {
         match self {
             Copies::Registers(ahead @ 1..) => {
@@ -140,9 +141,8 @@ impl Copies {
         }
     }
 
-    /// Steps for the copies of a loop's iterations that bypass registers, each with its loads of a thread.
-    /// `options`: whether their readers may still run in the next iteration, whether they begin behind all
-    /// else, whether a producer warp begins them, and whether it does so for a neighbouring block, too.
+    /// Steps for asynchronous copies in the iterations of a loop; `copies` has each buffer with its number of
+    /// loads per thread. `options` are those of [`Step::Stream`]: `held`, `last`, `by_producer`, `multicast`.
     pub fn stream(self, at: &str, copies: &[(&str, i64)], options: [bool; 4]) -> Vec<Step> {
         let (Copies::Async(stages) | Copies::Bulk(stages)) = self else { return Vec::new() };
         let names: Vec<&str> = copies.iter().map(|(name, _)| *name).collect();

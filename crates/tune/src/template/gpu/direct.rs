@@ -1,4 +1,4 @@
-//! Direct convolutions in tiles of channels, rows and columns.
+//! Direct convolutions on GPUs, in tiles of channels, rows and columns.
 
 use super::super::step::{accumulate, bind, compute_at, exact, fuse, inline, reorder, shared, unroll, vectorize};
 use super::parts::{BlockThreads, BlockTile, Copied, each_thread, spread};
@@ -6,18 +6,18 @@ use tilewright_ir::op::{Window, Workload};
 use tilewright_ir::schedule::LayoutAxis::{self, Whole};
 use tilewright_ir::{LoopKind, Step};
 
-/// The schedule of a direct convolution that divides all of its loops evenly.
+/// Parameters of a direct convolution's schedule, whose tiles divide all loops evenly.
 pub struct Direct {
-    /// Channels, rows and columns of a block's part of the output.
+    /// Tiles of channels, rows and columns of the output.
     pub tiles: [BlockTile; 3],
-    /// Steps of the inner loops over channels, where there is a loop over them, rows and columns of the
-    /// filter.
+    /// Extents of the inner reduction loops: input channels, where there is such a loop, filter rows and
+    /// filter columns.
     pub inner: [i64; 3],
-    /// Whether input and weights go through shared memory, by each step of the outer loops.
+    /// Whether input and weights are staged in shared memory, for each step of the outer reduction loops.
     pub is_shared: bool,
-    /// Operations that are repeated in the code at most.
+    /// Maximum number of operations in unrolled code.
     pub most_unrolled: i64,
-    /// Whether columns of a thread are lanes of vectors.
+    /// Whether a thread's columns are vectorized.
     pub lanes: bool,
 }
 
@@ -28,8 +28,7 @@ const AXES: [(&str, u8); 3] = [("k", 2), ("p", 1), ("q", 0)];
 const PAD_THREADS: i64 = 256;
 
 impl Direct {
-    /// The schedule for a convolution without groups, or for a depthwise one of as many channels of the
-    /// output as of the input.
+    /// Schedule for a convolution without groups, or for a depthwise one of as many output as input channels.
     pub fn steps(&self, w: &Workload, window: &Window) -> Vec<Step> {
         let has_pad = window.has_pad(w);
         let input = if has_pad { Window::PAD } else { Window::INPUT };

@@ -1,4 +1,4 @@
-//! Matrix products on GPUs.
+//! Matrix products on GPUs without tensor cores.
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::{Template, TemplateSetting, ceil_div};

@@ -34,8 +34,7 @@ pub use tensor::{GPU_CONV_MMA, GPU_MATMUL_MMA};
 pub use warpgroup::GPU_MATMUL_WGMMA;
 pub use winograd::GPU_WINOGRAD;
 
-/// Every algorithm for a product or a convolution that applies, as a choice of the search, where there are
-/// several.
+/// Algorithms for a product or a convolution on a GPU that apply, as a choice of the search.
 pub const GPU_ANY: Template = Template {
     name: "gpu-any",
     text: "GPU: implicit GEMM by threads or tensor cores, Winograd's algorithm, or sums shared by threads",
@@ -60,8 +59,8 @@ fn gpu(s: &TemplateSetting) -> Gpu {
     s.target.gpu.expect("templates for GPUs serve targets that are one")
 }
 
-/// Constraints on the threads of a block, in all and along the third axis. `along`: the threads along x, y
-/// and z, as expressions.
+/// Constraints on a block's threads, in total and along z. `along` are the numbers of threads along x, y and
+/// z, as expressions.
 pub fn threads(s: &TemplateSetting, along: &[&str], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let all = constraint("threads", &format!("{} <= {}", along.join(" * "), gpu.most_threads), parameters);
@@ -71,7 +70,7 @@ pub fn threads(s: &TemplateSetting, along: &[&str], parameters: &[Parameter]) ->
     [all].into_iter().chain(third).collect()
 }
 
-/// Constraint on the shared memory of a block. `elements`: numbers of elements there, as expressions.
+/// Constraint on a block's shared memory. `elements` are the numbers of elements in it, as expressions.
 pub fn shared_bytes(s: &TemplateSetting, elements: &[impl AsRef<str>], parameters: &[Parameter]) -> Constraint {
     let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).shared_bytes);
     let elements: Vec<&str> = elements.iter().map(AsRef::as_ref).collect();

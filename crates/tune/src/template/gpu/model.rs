@@ -1,5 +1,5 @@
-//! A rough model of a GPU, for templates to rank configurations by: how many blocks run at a time, what each
-//! multiplies and reads, and how long it waits.
+//! Analytical performance model of a GPU, by which templates rank configurations: occupancy, arithmetic,
+//! memory traffic and latencies.
 
 use super::super::nest::stages::LoopStage;
 use tilewright_ir::target::{Gpu, Target};
@@ -12,49 +12,49 @@ const BYTES: f64 = 20.0;
 const HOPPER_BYTES: f64 = 46.0;
 /// Cycles from asking for an element in memory to having it for all threads of a block.
 const LATENCY: f64 = 700.0;
-/// Cycles of a step in which all threads of a block wait for each other, a guess.
+/// Cycles of a barrier per step, an estimate.
 pub const BARRIER: f64 = 20.0;
 /// Cycles between two steps of a block that loads operands from shared memory into registers: the barrier,
-/// and the first loads behind it. Measured with products by threads on an H100.
+/// and the latency of the first loads after it. Measured with products on CUDA cores of an H100.
 pub const BETWEEN_STEPS: f64 = 250.0;
-/// Cycles that a further kernel takes to begin.
+/// Cycles to launch a further kernel.
 pub const START: f64 = 3000.0;
 /// Cycles that a block takes to begin and to end.
 const EACH: f64 = 300.0;
 
-/// Blocks of a kernel, as the cost model sees them: each goes through steps of a sum, of which it copies the
-/// operands while it computes earlier ones.
+/// Blocks of a kernel in the performance model. Each goes through reduction steps, and copies operands for
+/// later steps while it computes.
 pub struct Blocks {
     /// Number of blocks.
     pub n: i64,
-    /// Threads of each.
+    /// Number of threads per block.
     pub threads: i64,
-    /// 32-bit registers of a thread.
+    /// Number of 32-bit registers per thread.
     pub registers: i64,
-    /// Shared memory of each in bytes.
+    /// Shared memory per block in bytes.
     pub shared_bytes: i64,
-    /// Multiply-adds of each, in those of a unit's threads.
+    /// Multiply-adds per block, in units of a multiprocessor's multiply-adds per thread.
     pub fmas: f64,
-    /// Share of the unit's multiply-adds that the instructions besides them leave.
+    /// Efficiency: share of the multiprocessor's multiply-add rate that other instructions leave.
     pub efficiency: f64,
-    /// Bytes that it reads and writes in the device's memory.
+    /// Bytes per block read from and written to device memory.
     pub bytes: f64,
-    /// Steps of the sum.
+    /// Number of reduction steps.
     pub steps: f64,
-    /// Steps whose operands are on their way while one is computed.
+    /// Number of steps whose operands are in flight while one is computed.
     pub stages: i64,
-    /// Cycles of a step in which the block computes nothing, which only other blocks can use, in part.
+    /// Cycles per step in which the block computes nothing; only other blocks can use them, in part.
     pub exposed: f64,
-    /// Cycles in which it stores its results, after the last step of each sum.
+    /// Cycles for storing results, after the last step of each tile.
     pub stores: f64,
-    /// Cycles in which it does nothing else before its first step and behind its last one.
+    /// Cycles of latency before a block's first step and after its last one.
     pub begins: f64,
-    /// Threads that keep a unit's arithmetic busy.
+    /// Number of threads that saturate a multiprocessor's arithmetic.
     pub fill: i64,
 }
 
 impl Blocks {
-    /// Cycles until all of them are done.
+    /// Cycles until all blocks are done.
     pub fn cycles(&self, target: &Target, gpu: &Gpu) -> f64 {
         let units = i64::from(gpu.n_units).max(1);
         let by_registers = i64::from(gpu.registers_per_block) / (self.registers * self.threads).max(1);
@@ -83,23 +83,23 @@ const SHARED: f64 = 30.0;
 /// Bytes that a unit loads at once.
 const LINE: i64 = 128;
 
-/// Work of a kernel of stages.
+/// Work of a kernel that consists of stages, per thread.
 #[derive(Clone, Copy, Default)]
 pub struct StagesWork {
-    /// Lines of memory that a warp asks for.
+    /// Memory transactions: cache lines that a warp requests.
     pub lines: f64,
-    /// Operations of a thread.
+    /// Operations per thread.
     pub operations: f64,
-    /// Cycles that it waits.
+    /// Cycles of latency.
     pub waits: f64,
-    /// Bytes read from memory and written to it.
+    /// Bytes read from and written to memory.
     pub bytes: f64,
 }
 
 impl StagesWork {
-    /// Adds a stage, of which each thread does `n_each` iterations, `unroll` at a time. `x` and `y`: the
-    /// loops along which neighbouring threads lie and those a row of them apart, with their numbers of
-    /// threads. `is_near`: whether a buffer is in shared memory or in registers.
+    /// Adds a stage in which each thread executes `n_each` iterations, unrolled by `unroll`. `x` and `y` are
+    /// the loops along which neighbouring threads lie, and rows of threads, each with its number of threads.
+    /// `is_near` tells whether a buffer is in shared memory or registers.
     pub fn add(
         &mut self,
         gpu: &Gpu,
@@ -139,7 +139,7 @@ impl StagesWork {
         }
     }
 
-    /// Adds the waits of a block's threads for each other, and for `n_steps` steps of shared work.
+    /// Adds the barriers of a block, and `n_steps` steps of cooperative work.
     pub fn share(&mut self, n_steps: i64) {
         self.waits += SHARED * (n_steps + 2) as f64;
     }

@@ -1,4 +1,4 @@
-//! Any program of stages on a GPU: kernels of one stage, or of several that go by the same rows.
+//! Loop nests on GPUs: kernels of one stage, or of several that are fused by rows.
 
 use super::super::algorithm::Algorithm;
 use super::super::nest::stages::{LoopStage, StageGroup, groups, stages};
@@ -14,11 +14,10 @@ use tilewright_ir::op::Structure;
 use tilewright_ir::{Index, LoopKind, Program, Role, Step, Stmt};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
-/// Small stages are computed where they are read. Of the others each is a kernel, in which neighbouring
-/// threads compute neighbouring elements; or stages that go by the same rows are one, of which a block
-/// computes some rows. `along` threads of a block share the elements that a long sum combines, and its parts
-/// are added up in shared memory. Where there are few sums, `split` blocks share each, and a further kernel
-/// adds up what they have.
+/// Small stages are inlined. Each other stage is a kernel whose neighbouring threads compute neighbouring
+/// elements, or stages with common rows are fused to a kernel whose blocks compute some rows each. `along`
+/// threads of a block share a long reduction, whose partial results are combined in shared memory. For few
+/// results, `split` blocks share each reduction, and a further kernel combines their partial results.
 pub const GPU_NEST: Template = Template {
     name: "gpu-nest",
     text: "GPU: a kernel a stage or fused by rows, an element a thread, sums shared by threads and by blocks",

@@ -1,47 +1,47 @@
-//! Parts of schedules for GPUs: tiles of loops, copies that the threads of a block make together, blocks of
-//! loops that nothing divides.
+//! Building blocks of GPU schedules: tiles of loops, cooperative copies, and loops cut into partial blocks.
 
 use super::super::ceil_div;
 use super::super::step::{bind, exact, fuse, guard, layout, reorder, split, vectorize};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{LoopKind, Step};
 
-/// Division of a block's part of a loop, outermost first.
+/// Division of a block's tile of a loop, outermost first.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockTile {
-    /// Parts a stride apart of each thread: TVM's virtual threads.
+    /// Number of virtual threads (TVM's term): parts of a thread that lie a stride apart.
     pub strides: i64,
-    /// Threads.
+    /// Number of threads.
     pub threads: i64,
-    /// Elements next to each other of each thread.
+    /// Number of adjacent elements per part of a thread.
     pub elements: i64,
 }
 
 impl BlockTile {
-    /// Iterations of a block.
+    /// Extent of the block's tile.
     pub fn extent(&self) -> i64 {
         self.strides * self.stride()
     }
 
-    /// Iterations from one part of a thread to its next.
+    /// Distance between two parts of a thread, in iterations.
     pub fn stride(&self) -> i64 {
         self.threads * self.elements
     }
 
-    /// Elements of each thread.
+    /// Number of elements per thread.
     pub fn each(&self) -> i64 {
         self.strides * self.elements
     }
 
-    /// Divides a loop over a block's part into `name.v`, `name.t` and `name.e`.
+    /// Splits a loop over a block's tile into `name.v` (virtual threads), `name.t` (threads) and `name.e`
+    /// (elements).
     pub fn divide(&self, target: &str, name: &str) -> [Step; 2] {
         let [v, rest, t, e] = ["v", "r", "t", "e"].map(|part| format!("{name}.{part}"));
         [exact(target, self.stride(), &v, &rest), exact(&rest, self.elements, &t, &e)]
     }
 }
 
-/// Lays out a block's part of a result so that the elements of a thread have subscripts of their own, as
-/// [`BlockTile::divide`] divides the loops; dimensions without a tile stay as they are.
+/// Transforms the layout of a block's tile of a result so that a thread's elements have subscripts of their
+/// own, matching [`BlockTile::divide`]; dimensions without a tile are unchanged.
 pub fn spread(buffer: &str, tiles: &[Option<BlockTile>]) -> [Step; 2] {
     let (mut first, mut second) = (Vec::new(), Vec::new());
     for (d, tile) in tiles.iter().enumerate() {
@@ -60,35 +60,37 @@ pub fn spread(buffer: &str, tiles: &[Option<BlockTile>]) -> [Step; 2] {
     [layout(buffer, &first), layout(buffer, &second)]
 }
 
-/// Numbers of threads of a block along each axis, x first.
+/// Number of threads of a block along x, y and z.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockThreads(pub [i64; 3]);
 
 impl BlockThreads {
-    /// Number of threads of a block.
+    /// Total number of threads of a block.
     pub fn n(&self) -> i64 {
         self.0.iter().product()
     }
 }
 
-/// Copy into shared memory, and its division among threads.
+/// Cooperative copy to shared memory, divided among a block's threads.
 pub struct Copied<'a> {
     /// Name of the copy's buffer.
     pub name: &'a str,
-    /// Extents of its loops, by number.
+    /// Extents of the copy's loops, by loop number.
     pub extents: &'a [i64],
-    /// The loops in the order in which neighbours lie in memory, the last one next to each other.
+    /// Loops in memory order, the contiguous one last.
     pub order: &'a [usize],
-    /// Elements of a load.
+    /// Number of elements per load.
     pub vector: i64,
-    /// Whether each thread copies a run of neighbours rather than neighbouring threads copying neighbours.
+    /// Whether each thread copies a run of adjacent elements, rather than adjacent threads copying adjacent
+    /// elements.
     pub runs: bool,
-    /// Whether neighbours in shared memory lie along the last loop but one: a load is then of elements apart.
+    /// Whether elements adjacent in shared memory lie along the second to last loop, so that a load is of
+    /// strided elements.
     pub across: bool,
 }
 
 impl Copied<'_> {
-    /// Shares the copy among the threads of the block.
+    /// Divides the copy among the threads of the block.
     pub fn by(&self, threads: BlockThreads) -> Vec<Step> {
         let of = |part: &str| format!("{}.{part}", self.name);
         let mut loops: Vec<String> = self.order.iter().map(|d| of(&d.to_string())).collect();
@@ -167,20 +169,20 @@ impl Copied<'_> {
     }
 }
 
-/// A loop of a stage that is cut into blocks.
+/// Loop to be cut into blocks.
 pub struct Cut<'a> {
-    /// The loop.
+    /// Name of the loop.
     pub target: &'a str,
-    /// Iterations of a block.
+    /// Iterations per block.
     pub size: i64,
-    /// The loop over blocks.
+    /// Name of the loop over blocks.
     pub outer: &'a str,
-    /// The loop of a block, which is as long where less than a block is left.
+    /// Name of the loop within a block, whose extent does not shrink in the last, partial block.
     pub inner: &'a str,
 }
 
-/// Cuts loops of a perfect nest, `loops`, into whole blocks, and puts those over blocks outside, after the
-/// loops that are not cut.
+/// Cuts loops of the perfect nest `loops` into blocks, and moves the loops over blocks outwards, just inside
+/// the loops that are not cut.
 pub fn cut(loops: &[&str], cuts: &[Cut]) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut order: Vec<&str> = loops.to_vec();
@@ -203,9 +205,8 @@ pub fn cut(loops: &[&str], cuts: &[Cut]) -> Vec<Step> {
     steps
 }
 
-/// Has each thread compute one element of a nest of these loops, outermost first: they become one, of which
-/// each block takes `n_threads` iterations, the last one what is left. Gives the name of the thread's loop
-/// too.
+/// Maps each element of a nest of these loops, outermost first, to a thread: fuses them and splits the result
+/// into blocks of `n_threads`, the last one partial. Also returns the name of the thread loop.
 pub fn each_thread(name: &str, loops: &[&str], n_threads: i64) -> (Vec<Step>, String) {
     let mut steps = Vec::new();
     let mut all = loops[0].to_owned();

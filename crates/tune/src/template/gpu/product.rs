@@ -1,4 +1,5 @@
-//! Products of matrices in tiles: blocks of the result, factors in shared memory, accumulators in registers.
+//! Tiled matrix products on GPUs: tiles of the result per block, operands in shared memory, accumulators in
+//! registers.
 
 use super::super::ceil_div;
 use super::super::step::{
@@ -20,7 +21,7 @@ const SUM_THREADS: i64 = 256;
 /// Elements of a thread that are kept in registers; more are loops over memory.
 const MOST_UNROLLED: i64 = 256;
 
-/// A workload as `sum[b, i, j] = Σ_k A.x[b, i, k] · B.x[b, j, k]`, and what is made of the sums.
+/// Workload as a batched product `sum[b, i, j] = Σ_k A.x[b, i, k] · B.x[b, j, k]`, with its epilogue.
 pub struct GpuProduct {
     /// Steps that bring its program into this form.
     pub(super) steps: Vec<Step>,
@@ -28,33 +29,34 @@ pub struct GpuProduct {
     pub(super) loops: [&'static str; 4],
     /// The loops of the stage that comes last, in the same order.
     pub(super) last: [&'static str; 3],
-    /// Number of products, where there is a loop over them.
+    /// Batch size; `None` without a batch loop.
     pub batch: Option<i64>,
-    /// Rows of each.
+    /// Rows of each product.
     pub m: i64,
-    /// Columns.
+    /// Columns of each product.
     pub n: i64,
-    /// Elements that each element of a result sums.
+    /// Extent of the reduction.
     pub k: i64,
-    /// The factor of rows.
+    /// Operand A, of the rows.
     pub a: GpuFactor,
-    /// The factor of columns.
+    /// Operand B, of the columns.
     pub b: GpuFactor,
-    /// Neighbours of a row of the result that may be stored at once.
+    /// Number of adjacent elements of a result's row that can be stored at once.
     pub stores: i64,
-    /// Whether the rows of a product lie between those of others, so that no block may have too many.
+    /// Whether the rows of a product are interleaved with those of others, so that blocks must not overlap
+    /// into them.
     pub is_among_others: bool,
 }
 
-/// The fewest rows and columns of a block.
+/// Smallest number of rows and of columns of a block.
 pub const LEAST_BLOCK: i64 = 32;
 
-/// A factor of a product.
+/// Operand of a GPU product.
 #[derive(Clone, Copy)]
 pub struct GpuFactor {
-    /// Whether neighbours lie along the summed dimension rather than along rows or columns.
+    /// Whether the operand is contiguous along the reduction, rather than along rows or columns.
     pub along_k: bool,
-    /// Neighbours that may be loaded at once.
+    /// Number of adjacent elements that can be loaded at once.
     pub loads: i64,
 }
 
@@ -69,7 +71,7 @@ fn loaded(w: &Workload, n: i64) -> i64 {
 }
 
 impl GpuProduct {
-    /// Product of a workload; `None` if it is not one.
+    /// Product of a workload; `None` if it is none.
     pub fn of(w: &Workload) -> Option<GpuProduct> {
         match w.structure() {
             // Shared memory and tensor cores are for numbers of one type.
@@ -83,8 +85,8 @@ impl GpuProduct {
         }
     }
 
-    /// Transposed product of a workload, `sum[b, j, i]`, whose rows are the columns of the workload's result;
-    /// `None` if it is no contraction.
+    /// Transposed product `sum[b, j, i]` of a workload, whose rows are the columns of the result; `None` if
+    /// it is no contraction.
     pub fn transposed(w: &Workload) -> Option<GpuProduct> {
         match w.structure() {
             Structure::Contraction(c) if !w.has_integer_factors() => Some(GpuProduct::of_contraction(w, &c, true)),
@@ -141,9 +143,9 @@ impl GpuProduct {
         }
     }
 
-    /// Products of Winograd's algorithm with tiles of `tile` rows and columns of results: rows are channels
-    /// of the output, columns tiles of it, and there is a product for each element of a tile. Their factors
-    /// and their use are kernels before and after.
+    /// Batched product of Winograd's algorithm for tiles of `tile` × `tile` results: rows are output
+    /// channels, columns are tiles, and the batch is the elements of a transformed tile. The transforms are
+    /// kernels of their own.
     pub fn of_winograd(window: &Window, tile: i64) -> GpuProduct {
         let [th, tw] = window.axes.map(|axis| ceil_div(axis.output, tile));
         let steps = vec![
@@ -213,33 +215,33 @@ impl GpuProduct {
     }
 }
 
-/// Division of a product among the blocks of a device.
+/// Division of a product among blocks.
 pub struct Division {
-    /// Rows and columns of a block.
+    /// Rows and columns of a block's tile.
     pub tile: [i64; 2],
-    /// Products that a block computes at a time.
+    /// Number of batch elements that a block computes at a time.
     pub products: i64,
-    /// Depth of the tiles in shared memory: steps of the sum whose factors are there at a time.
+    /// Depth of the tiles in shared memory: number of reduction steps staged at a time.
     pub depth: i64,
-    /// Number of blocks that share a sum (split-k), each of which computes a part of it; a kernel of its own
-    /// adds up the parts, in their order.
+    /// Number of blocks that share a reduction (split-k); a kernel of its own adds up their partial sums in
+    /// order.
     pub split: i64,
 }
 
 impl Division {
-    /// Elements of the sum, padded to whole tiles.
+    /// Extent of the reduction, padded to whole tiles.
     pub fn padded_sum(&self, p: &GpuProduct) -> i64 {
         let whole = self.depth * self.split;
         ceil_div(p.k, whole) * whole
     }
 
-    /// The stage that a block computes.
+    /// Name of the stage that a block computes.
     pub fn stage(&self) -> &'static str {
         if self.split == 1 { SUM } else { PARTS }
     }
 
-    /// Divides the stage into blocks, `i.b` and `j.b`, inside of [`outer`](Division::outer) ones, and gives
-    /// the loops of a block over products, rows, columns and the sum.
+    /// Splits the stage into blocks, `i.b` and `j.b`, inside the [`outer`](Division::outer) ones; also
+    /// returns the names of a block's loops over batch, rows, columns and reduction.
     pub fn steps(&self, p: &GpuProduct) -> (Vec<Step>, [String; 4]) {
         let mut steps = p.steps.clone();
         let [b, i, j, k] = p.loops;
@@ -284,13 +286,13 @@ impl Division {
         (steps, ["P.b.t", "P.i.b", "P.j.b", &k].map(str::to_owned))
     }
 
-    /// The loops over blocks around those over blocks of rows and columns, outermost first.
+    /// Names of the block loops outside those over rows and columns, outermost first.
     pub fn outer(&self, p: &GpuProduct) -> Vec<String> {
         let parts = (self.split > 1).then_some("P.k.b");
         parts.into_iter().chain(p.batch.map(|_| "b.b")).map(str::to_owned).collect()
     }
 
-    /// Has a kernel of its own add up the parts, where blocks share sums.
+    /// Steps for the kernel that adds up the partial sums of split-k.
     pub fn sums_of_parts(&self, p: &GpuProduct) -> Vec<Step> {
         let first = usize::from(p.batch.is_none());
         let mut steps = vec![reorder(&[&p.loops[first..3], &["k.b"][..]].concat())];
@@ -301,64 +303,66 @@ impl Division {
     }
 }
 
-/// Reads of the factors by threads.
+/// Staging of operand fragments in a thread's registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Fragments {
-    /// Reads from shared memory by each multiplication.
+    /// None: each multiplication reads shared memory.
     None,
-    /// Registers for one step of the sum at a time.
+    /// Registers for one reduction step at a time.
     Step,
-    /// Registers for all steps of the innermost loop of the sum.
+    /// Registers for all steps of the innermost reduction loop.
     Inner,
 }
 
-/// The schedule of a product.
+/// Parameters of a tiled product's schedule.
 pub struct Tiling {
-    /// Rows of a block.
+    /// Tile of a block's rows.
     pub rows: BlockTile,
-    /// Columns of a block.
+    /// Tile of a block's columns.
     pub columns: BlockTile,
-    /// Threads next to each other, of those that share rows: a warp has more rows where they are fewer.
+    /// Number of adjacent threads that share rows: with fewer than a warp, a warp spans several rows of
+    /// threads.
     pub warp: i64,
-    /// Products that a block computes at a time.
+    /// Number of batch elements that a block computes at a time.
     pub products: i64,
-    /// Depth of the tiles in shared memory: steps of the sum whose factors are there at a time.
+    /// Depth of the tiles in shared memory: number of reduction steps staged at a time.
     pub depth: i64,
-    /// Steps of the innermost loop of the sum.
+    /// Number of steps of the innermost reduction loop.
     pub inner: i64,
-    /// Whether that is repeated in the code.
+    /// Whether the innermost reduction loop is unrolled.
     pub unrolled: bool,
-    /// Reads of the factors by threads.
+    /// Staging of operand fragments.
     pub fragments: Fragments,
-    /// Blocks that share a sum.
+    /// Number of blocks that share a reduction (split-k).
     pub split: i64,
-    /// Rasterization of the blocks.
+    /// Rasterization order of the blocks.
     pub order: Rasterization,
-    /// Elements of a load, of either factor.
+    /// Vector width in elements of the loads of A and of B.
     pub vectors: [i64; 2],
-    /// Copies of the factors into shared memory.
+    /// Copies of the operands to shared memory.
     pub copies: Copies,
-    /// Whether columns of a thread are lanes of vectors.
+    /// Whether a thread's columns are vectorized.
     pub lanes: bool,
-    /// Whether factors go through shared memory; if not, threads read them where they are, as they multiply.
+    /// Whether operands are staged in shared memory; else threads read them from global memory as they
+    /// multiply.
     pub shared: bool,
 }
 
-/// Rasterization: blocks that run next to each other.
+/// Rasterization: the order of blocks in the grid, which decides what neighbouring blocks share in cache.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Rasterization {
-    /// Blocks of the same rows.
+    /// Row by row: neighbours share rows.
     Rows,
-    /// Blocks of the same columns.
+    /// Column by column: neighbours share columns.
     Columns,
-    /// Groups of this many blocks of rows, columns by columns.
+    /// Groups of this many rows of blocks, each column by column.
     Groups(i64),
-    /// Groups of this many blocks of columns, rows by rows.
+    /// Groups of this many columns of blocks, each row by row.
     GroupsOfColumns(i64),
 }
 
 impl Tiling {
-    /// Threads of a block.
+    /// Shape of the thread block.
     pub fn threads(&self) -> BlockThreads {
         BlockThreads([self.warp, self.rows.threads, self.columns.threads / self.warp * self.products])
     }
@@ -369,7 +373,7 @@ impl Tiling {
         Division { tile, products: self.products, depth: self.depth, split: self.split }
     }
 
-    /// The schedule.
+    /// Steps of the schedule.
     pub fn steps(&self, p: &GpuProduct) -> Vec<Step> {
         let division = self.division();
         let (mut steps, [b, i, j, k]) = division.steps(p);
@@ -513,8 +517,8 @@ fn bind_threads(rows: &str, columns: &[&str], products: Option<&str>) -> Vec<Ste
     steps
 }
 
-/// Binds the loops over blocks, `i.b` and `j.b`, and those around them, outermost first, which share the
-/// third axis.
+/// Binds the block loops `i.b` and `j.b`, and the `outer` ones, outermost first, to grid axes; the outer ones
+/// share z.
 pub fn bind_blocks(order: Rasterization, outer: Vec<String>) -> Vec<Step> {
     let (mut steps, mut third) = (Vec::new(), outer);
     let [first, second] = match order {
@@ -537,8 +541,8 @@ pub fn bind_blocks(order: Rasterization, outer: Vec<String>) -> Vec<Step> {
     steps
 }
 
-/// Makes each block go through several blocks of [`bind_blocks`] one after the other, in the same order
-/// (persistent blocks).
+/// Makes blocks persistent: each of `n_units` blocks processes several tiles of [`bind_blocks`], in the same
+/// order.
 pub fn bind_units(order: Rasterization, outer: Vec<String>, n_units: i64) -> Vec<Step> {
     let (mut steps, mut all) = (Vec::new(), outer);
     let inner: &[&str] = match order {

@@ -1,5 +1,5 @@
-//! Stages of a nest row by row: a block of threads computes all that belongs to some rows, and what one stage
-//! gives the next stays in shared memory.
+//! Fused stages of a loop nest by rows: a block computes all stages for some rows, and intermediate results
+//! stay in shared memory.
 
 use super::super::nest::ScheduleBuilder;
 use super::super::nest::stages::{LoopStage, StageGroup};
@@ -21,16 +21,16 @@ const MOST_PRIVATE: i64 = 64;
 /// Division of rows among blocks.
 #[derive(Clone, Copy)]
 pub(super) struct RowDivision {
-    /// Rows of a block.
+    /// Number of rows per block.
     pub rows: i64,
-    /// Threads that share a row.
+    /// Number of threads that share a row.
     pub along: i64,
-    /// Whether those are neighbours, rather than threads of neighbouring rows.
+    /// Whether threads of one row are adjacent, rather than threads of neighbouring rows.
     pub along_first: bool,
 }
 
 impl RowDivision {
-    /// Divides a group's rows among blocks of `threads` threads.
+    /// Divides the rows of a group of stages among blocks of `threads` threads.
     pub fn new(stages: &[LoopStage], group: &StageGroup, threads: i64, along: i64) -> RowDivision {
         let last = group.rows.checked_sub(1).map_or(1, |at| stages[group.root].loops[at].extent);
         let rows = (threads / along).clamp(1, last);
@@ -45,7 +45,7 @@ impl RowDivision {
 }
 
 impl RowDivision {
-    /// Bytes that a block has in shared memory, about.
+    /// Approximate shared memory of a block, in bytes.
     pub fn shared_bytes(&self, program: &Program, stages: &[LoopStage], group: &StageGroup) -> i64 {
         let of = |at: usize| {
             let stage = &stages[at];
@@ -57,7 +57,7 @@ impl RowDivision {
         if self.along == 1 { 0 } else { members(group).map(of).sum::<i64>() * self.rows }
     }
 
-    /// Cycles of a kernel that computes a group with this division.
+    /// Estimated cycles of the kernel of a group with this division.
     pub fn cycles(
         &self,
         s: &TemplateSetting,

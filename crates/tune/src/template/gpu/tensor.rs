@@ -1,4 +1,4 @@
-//! Matrix products in tensor cores.
+//! Matrix products on tensor cores by warps (`mma.sync`).
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::step::{accumulate, bind, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};
@@ -31,7 +31,7 @@ pub const GPU_MATMUL_MMA: Template = Template {
     estimate: Some(|s, space, config| (MMA.estimate)(s, s, space, config)),
 };
 
-/// Tensor core product for convolutions: see [`super::GPU_CONV`].
+/// Implicit GEMM on tensor cores: see [`super::GPU_CONV`].
 pub const GPU_CONV_MMA: Template = Template {
     name: "gpu-conv-mma",
     text: "GPU: implicit GEMM, patches gathered into shared memory, tiled as gpu-matmul-mma",

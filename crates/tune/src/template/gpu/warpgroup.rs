@@ -1,4 +1,4 @@
-//! Matrix products that four warps compute together.
+//! Matrix products on tensor cores by warpgroups (`wgmma`).
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::step::{accumulate, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};

@@ -1,4 +1,4 @@
-//! Products of few rows or few columns as scalar products along the reduction.
+//! Matrix products with few rows or few columns, as dot products along the reduction.
 
 use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cuts, step_cycles};
@@ -23,7 +23,7 @@ pub const MATMUL_DOT: Template = Template {
     estimate: Some(|s, space, config| estimate(s, &MatmulProduct::of(s), space, config)),
 };
 
-/// Dot products as an algorithm.
+/// Dot product algorithm.
 pub const DOT: Algorithm<MatmulProduct> = Algorithm { name: "dot", applies, parameters, constraints, steps, estimate };
 
 /// Most rows and columns; beyond them packed panels win.
@@ -54,7 +54,7 @@ fn applies(p: &MatmulProduct) -> bool {
         && lies_along(p.b.is_k_last(), p.n)
 }
 
-/// Whether it applies to some number of rows.
+/// Whether the algorithm applies to a product for some, though not all, of its dynamic numbers of rows.
 pub fn applies_to_few_rows(p: &MatmulProduct) -> bool {
     multiplies_as_read(p) && p.pairs.is_none() && (p.b.is_k_last() || p.n == 1)
 }

@@ -19,7 +19,7 @@ pub use dot::MATMUL_DOT;
 pub use factorized::{GEMM_4_2_4, MATMUL_4_3_4};
 pub use packed::PACKED;
 
-/// Every algorithm that applies, as a choice of the search.
+/// Matrix product algorithms that apply, as a choice of the search.
 pub const MATMUL: Template = Template {
     name: "matmul",
     text: "cache blocks and packed panels, or dot products along the reduction, whichever is faster",

@@ -1,4 +1,4 @@
-//! Products with weights of few bits.
+//! Matrix products with block-quantized weights.
 
 use super::super::model::bandwidth;
 use super::super::step::{

@@ -1,6 +1,7 @@
-//! Template of nests: rows that threads share, vectors along the output or along the reduction.
+//! Template of loop nests on CPUs: rows shared among threads, vectors along the output or along the
+//! reduction.
 //!
-//! The first guess is to be good by itself: a model that nobody tunes runs it.
+//! Its first guess must be good by itself, as a model that nobody tunes runs it.
 
 mod schedule;
 pub mod stages;
@@ -16,7 +17,7 @@ use tilewright_search::{Config, Parameter, Space, SpaceError};
 
 pub use schedule::ScheduleBuilder;
 
-/// Any nest.
+/// Loop nests of any kind.
 pub const NEST: Template = Template {
     name: "nest",
     text: "stages fused by rows or apart, vectors along the output or the reduction, tiles for transpositions, threads",
@@ -26,7 +27,7 @@ pub const NEST: Template = Template {
     estimate: Some(estimate),
 };
 
-/// A workload's program with small stages computed where they are read, and the steps.
+/// Program of a workload with small stages inlined, and the steps that did it.
 pub fn inlined(s: &TemplateSetting) -> (Program, Vec<Step>) {
     ScheduleBuilder::inlined(s)
 }

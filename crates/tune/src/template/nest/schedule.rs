@@ -1,5 +1,5 @@
-//! Schedule of a configuration, step by step on the current program: steps that the program does not allow
-//! are left out.
+//! Schedule of a configuration, built step by step on the current program; steps that are illegal for it are
+//! skipped.
 
 use super::super::step::{
     accumulate, compute_at, fuse, inline, parallel, peel, reorder, rfactor, split, unroll, vectorize,
@@ -11,32 +11,32 @@ use tilewright_ir::schedule::apply;
 use tilewright_ir::{Index, Program, Step};
 use tilewright_search::{Config, Space};
 
-/// A configuration, where parameters that a space does not have are what they are by default.
+/// Choices of a configuration; parameters that a space does not have get defaults.
 pub struct Choices {
-    /// Vectors that a loop over lanes takes at a time.
+    /// Number of vectors that the lane loop processes per iteration.
     pub vectors: i64,
-    /// Iterations of a reduction that are unrolled.
+    /// Unroll factor of a reduction.
     pub unroll: i64,
-    /// Direction of lanes, where both are possible.
+    /// Direction of vector lanes, where both are possible.
     pub lanes: Option<LaneDirection>,
-    /// Elements of a tile across the lanes, where an input crosses the output.
+    /// Tile size across the lanes, where an input is transposed relative to the output.
     pub tile: i64,
-    /// Whether every stage is computed by itself.
+    /// Whether stages are computed separately, rather than fused by rows.
     pub apart: bool,
-    /// Whether conditions on lanes stay.
+    /// Whether conditions on lanes stay as selects, rather than being peeled off.
     pub selects: bool,
-    /// Whether all threads take part.
+    /// Whether all threads take part, however small the work.
     pub all_threads: bool,
-    /// Pieces that each thread takes.
+    /// Number of pieces of work per thread.
     pub pieces: i64,
 }
 
-/// Direction of lanes in a reduction.
+/// Direction of vector lanes in a reduction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum LaneDirection {
-    /// Each lane is another result.
+    /// Each lane computes another result.
     Across,
-    /// Lanes are parts of one result.
+    /// Lanes hold partial results of one result, which are combined at the end.
     Along,
 }
 
@@ -48,7 +48,7 @@ impl Default for Choices {
 }
 
 impl Choices {
-    /// Choices of a configuration.
+    /// Choices that a configuration makes.
     pub fn of(space: &Space, config: &Config) -> Choices {
         let int = |name: &str, default: i64| if space.has(name) { space.int(config, name) } else { default };
         let is = |name: &str, text: &str| space.has(name) && space.text(config, name) == text;
@@ -71,19 +71,19 @@ impl Choices {
     }
 }
 
-/// The loop of a stage along which the lanes of vectors lie.
+/// Loop of a stage that is vectorized.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum LaneLoop {
-    /// A loop over elements, by its number.
+    /// Loop over results, by index.
     Across(usize),
-    /// A loop over the reduction of an element.
+    /// Loop of the reduction, by index.
     Along(usize),
-    /// No lanes: there is but one element.
+    /// None, as there is a single element.
     None,
 }
 
 impl LaneLoop {
-    /// The loop.
+    /// Index of the loop, if any.
     pub fn at(self) -> Option<usize> {
         match self {
             LaneLoop::Across(at) | LaneLoop::Along(at) => Some(at),
@@ -91,13 +91,13 @@ impl LaneLoop {
         }
     }
 
-    /// Whether both ways are possible.
+    /// Whether both directions of lanes are possible.
     pub fn is_choice(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64) -> bool {
         let stage = &stages[at];
         across(stages, group, at).is_some() && along(stage, lanes).is_some()
     }
 
-    /// Lanes of a stage.
+    /// Loop of a stage that is vectorized with these choices.
     pub fn of(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64, choices: &Choices) -> LaneLoop {
         let stage = &stages[at];
         let chosen = choices.lanes.filter(|_| at == group.root);
@@ -115,11 +115,11 @@ impl LaneLoop {
     }
 }
 
-/// Most numbers that a configuration adds up one after the other: the relative error of a sum of positive
-/// numbers is then below 2⁻¹⁴ in f32, whatever the extent. Longer sums are sums of sums.
+/// Maximum number of sequential additions into one accumulator: the relative error of a sum of positive
+/// numbers is then below 2⁻¹⁴ in f32, whatever the extent. Longer sums are sums of partial sums.
 pub const MOST_ADDED: i64 = 1024;
 
-/// Numbers that a stage adds up one after the other.
+/// Number of sequential additions into one accumulator of a stage.
 pub fn n_added(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64, choices: &Choices) -> i64 {
     let stage = &stages[at];
     let n: i64 = stage.reduction().map(|r| stage.loops[r].extent).product();
@@ -168,7 +168,7 @@ fn cost(stage: &LoopStage, at: usize, lanes: i64) -> f64 {
     step * ceil_div(extent, lanes) as f64 / extent as f64
 }
 
-/// The loop of a group's last stage that an input is contiguous along, where that crosses its lanes.
+/// Loop of a group's last stage along which an input is contiguous, if that is not the lane loop.
 pub fn crossing(stages: &[LoopStage], group: &StageGroup, lanes: i64) -> Option<usize> {
     let stage = &stages[group.root];
     if stage.reduces {
@@ -187,8 +187,8 @@ pub fn crossing(stages: &[LoopStage], group: &StageGroup, lanes: i64) -> Option<
     stage.axes().find(crosses)
 }
 
-/// Numbers of the first and the last iterations that conditions tell from the others, in the loop of lanes of
-/// a group's last stage.
+/// Number of first and of last iterations of the lane loop that conditions treat differently, in a group's
+/// last stage.
 pub fn borders(stages: &[LoopStage], group: &StageGroup, lanes: i64) -> Option<[i64; 2]> {
     let stage = &stages[group.root];
     let LaneLoop::Across(lane) = LaneLoop::of(stages, group, group.root, lanes, &Choices::default()) else {
@@ -280,7 +280,7 @@ struct ScheduledLoops {
     shared: Option<String>,
 }
 
-/// A program with the steps that made it.
+/// Builder of a schedule: a program with the steps that made it.
 #[derive(Clone)]
 pub struct ScheduleBuilder {
     program: Program,
@@ -288,7 +288,7 @@ pub struct ScheduleBuilder {
 }
 
 impl ScheduleBuilder {
-    /// A workload's program with small stages computed where they are read, and the steps.
+    /// Program of a workload with small stages inlined, and the steps that did it.
     pub fn inlined(s: &TemplateSetting) -> (Program, Vec<Step>) {
         let mut builder = ScheduleBuilder { program: s.workload.program(), steps: Vec::new() };
         let mut refused: Vec<String> = Vec::new();
@@ -306,22 +306,22 @@ impl ScheduleBuilder {
         }
     }
 
-    /// Makes a builder that continues a program, with the steps that made it.
+    /// Continues a program, with the steps that made it.
     pub fn on(program: Program, steps: Vec<Step>) -> ScheduleBuilder {
         ScheduleBuilder { program, steps }
     }
 
-    /// The program as far as it is.
+    /// Current program.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// The steps that made the program.
+    /// Steps that made the program.
     pub fn finish(self) -> Vec<Step> {
         self.steps
     }
 
-    /// The schedule of a configuration.
+    /// Schedule of a configuration.
     pub fn scheduled(s: &TemplateSetting, choices: &Choices) -> Vec<Step> {
         let (program, steps) = ScheduleBuilder::inlined(s);
         let mut builder = ScheduleBuilder::on(program, steps);
@@ -334,7 +334,7 @@ impl ScheduleBuilder {
         builder.steps
     }
 
-    /// Carries out a step where that is legal.
+    /// Applies a step if it is legal; returns whether it was.
     pub fn attempt(&mut self, step: Step) -> bool {
         match apply(&self.program, &step) {
             Ok(program) => {

@@ -1,32 +1,31 @@
-//! Stages of a program, as templates need them: their loops, their reads, and the groups that are computed
-//! together.
+//! Stages of a program as templates need them: their loops and loads, and the groups that are fused.
 
 use tilewright_ir::expr::{BinaryOp, Cond, Expr, ReduceOp, Subscript, TreePart, UnaryOp};
 use tilewright_ir::{BufferId, DType, Index, LoopId, Program, Role, Stmt};
 
-/// Serial loops around one assignment.
+/// Stage: serial loops around one assignment.
 pub struct LoopStage {
     /// Buffer that the stage writes.
     pub buffer: BufferId,
-    /// The name of that.
+    /// Name of the buffer.
     pub name: String,
-    /// Outermost first.
+    /// Loops, outermost first.
     pub loops: Vec<StageLoop>,
-    /// Whether the stage combines values rather than storing them.
+    /// Whether the stage is a reduction.
     pub reduces: bool,
-    /// Whether it adds floating-point numbers up.
+    /// Whether it sums floating-point numbers.
     pub is_sum: bool,
     /// Reads of the stage.
     pub reads: Vec<StageLoad>,
-    /// Subscripts of the writes.
+    /// Subscripts of the written element.
     pub subscripts: Vec<Index>,
-    /// Conditions on loops within its value.
+    /// Conditions on loop variables within its value.
     pub conditions: Vec<[Index; 2]>,
-    /// Cycles that the operations on a vector of values take.
+    /// Cycles of the operations on a vector of values.
     pub cycles: f64,
 }
 
-/// A loop of a stage.
+/// Loop of a stage.
 pub struct StageLoop {
     /// Name in the program.
     pub name: String,
@@ -34,29 +33,29 @@ pub struct StageLoop {
     pub var: LoopId,
     /// Number of iterations.
     pub extent: i64,
-    /// Whether it is one over what each element combines.
+    /// Whether it is a reduction loop.
     pub reduced: bool,
-    /// Distance in elements between the writes of one iteration and of the next.
+    /// Stride of the written element in elements; `None` where it varies.
     pub stride: Option<i64>,
 }
 
-/// A load of a stage.
+/// Load of a stage.
 pub struct StageLoad {
     /// Buffer that is read.
     pub buffer: BufferId,
     /// Subscripts of the element.
     pub subscripts: Vec<Index>,
-    /// Elements from one iteration to the next, by loop; `None` where that varies.
+    /// Stride of each loop in elements; `None` where it varies.
     pub strides: Vec<Option<i64>>,
 }
 
 impl LoopStage {
-    /// The loops over elements, by their numbers.
+    /// Loops over results, by index.
     pub fn axes(&self) -> impl Iterator<Item = usize> {
         (0..self.loops.len()).filter(|at| !self.loops[*at].reduced)
     }
 
-    /// The loops over what each element combines, by their numbers.
+    /// Reduction loops, by index.
     pub fn reduction(&self) -> impl Iterator<Item = usize> {
         (0..self.loops.len()).filter(|at| self.loops[*at].reduced)
     }
@@ -76,7 +75,7 @@ impl LoopStage {
         (0..self.loops.len()).filter(|at| n_along(*at) > 0).max_by_key(|at| n_along(*at))
     }
 
-    /// Iterations of all loops.
+    /// Product of all extents.
     pub fn iterations(&self) -> f64 {
         self.loops.iter().map(|l| l.extent as f64).product()
     }
@@ -177,18 +176,18 @@ fn cycles_of(node: TreePart) -> f64 {
     }
 }
 
-/// The stages of an untransformed program.
+/// Stages of an untransformed program.
 pub fn stages(program: &Program) -> Vec<LoopStage> {
     program.body.iter().filter_map(|stmt| LoopStage::of(program, stmt)).collect()
 }
 
-/// The element type whose vectors lanes are counted by: the widest that occurs.
+/// Widest element type of the program, which determines the number of vector lanes.
 pub fn lane_type(program: &Program) -> DType {
     let widest = program.buffers.iter().map(|b| b.dtype).max_by_key(|dtype| dtype.bytes());
     widest.expect("a program has buffers")
 }
 
-/// Finds a temporary that is better computed where it is read: it is cheap, or read once.
+/// Finds a temporary worth inlining: its computation is cheap, or it is read once.
 pub fn to_inline(program: &Program, stages: &[LoopStage]) -> Option<String> {
     const CHEAP: f64 = 1.3;
     let found = stages.iter().find(|stage| {
@@ -206,7 +205,7 @@ pub fn to_inline(program: &Program, stages: &[LoopStage]) -> Option<String> {
     found.map(|stage| stage.name.clone())
 }
 
-/// Stages that are computed together: the last of them whole, the others for each of its rows.
+/// Group of stages that are fused: the last one completely, the others for each row of it.
 pub struct StageGroup {
     /// Index of the last stage.
     pub root: usize,
@@ -214,7 +213,8 @@ pub struct StageGroup {
     pub attached: Vec<usize>,
     /// Number of outermost loops of the last stage that make up a row; its other loops are inside.
     pub rows: usize,
-    /// Loop of the last stage that each loop follows, by stage and loop.
+    /// Loop of the last stage that corresponds to each loop, by stage and loop; `None` for a stage's own
+    /// loops.
     pub follows: Vec<Vec<Option<usize>>>,
 }
 
@@ -228,8 +228,8 @@ impl StageGroup {
 /// A stage with this many times fewer iterations than another is negligible beside it.
 const LITTLE: f64 = 8.0;
 
-/// Groups of a program, in order; each stage by itself if `apart`. `by_elements`: whether a stage reads in
-/// rows of its own is decided by the elements that it reads, not by the number of its reads.
+/// Groups stages of a program for fusion, in order; each stage by itself if `apart`. `by_elements` decides by
+/// the number of elements read, rather than of reads, whether a stage is computed per row.
 pub fn groups(program: &Program, stages: &[LoopStage], apart: bool, by_elements: bool) -> Vec<StageGroup> {
     let n = stages.len();
     let mut root_of: Vec<usize> = (0..n).collect();

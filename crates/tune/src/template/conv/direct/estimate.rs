@@ -1,4 +1,4 @@
-//! Estimated cycles of a configuration.
+//! Analytical cost model of direct convolution, in cycles.
 
 use super::super::super::TemplateSetting;
 use super::super::super::model::{bandwidth, cost_of_dot4, cuts, step_cycles, write_back};

@@ -9,8 +9,8 @@ use tilewright_ir::op::Window;
 /// Bytes of a vector that copies blocks of channels.
 const LINE_BYTES: i64 = 64;
 
-/// Copies the stage `pad` into blocks of channels, its borders apart, so that in the middle
-/// nothing is padding.
+/// Packs the padded input into blocks of channels, with the borders in separate loops, so that the interior
+/// needs no padding checks.
 pub fn pack_padded(s: &TemplateSetting, shape: &ReductionSizes, c_block: i64) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let mut steps = vec![
@@ -84,7 +84,7 @@ fn borders(shape: &ReductionSizes) -> [(&'static str, i64, bool, &'static str); 
     ]
 }
 
-/// Copies a row of pixels into a block of channels, a vector of pixels of several channels at a time.
+/// Packs a row of pixels into a block of channels, by vectors of pixels of several channels at a time.
 pub fn pack(column: &str, channel: &str, lanes: i64) -> Vec<Step> {
     // As many as there are pixels, which are transposed at once: more would be more code, not more speed.
     let [vectors, lane] = ["v", "l"].map(|end| format!("{column}.{end}"));
