@@ -1,4 +1,4 @@
-//! A whole model here and in other runtimes, interleaved in one run.
+//! Benchmarks of whole models: ours and other runtimes, measured in interleaved rounds.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -21,83 +21,82 @@ use crate::runner::Runner;
 /// Least extent of an implementation's runs in a round.
 const ROUND: RoundLength = RoundLength { time: Duration::from_millis(100), min_samples: 3 };
 
-/// Request to measure implementations of a model side by side.
+/// Request to benchmark implementations of a model side by side.
 pub struct ModelBenchRequest<'a> {
-    /// The model's file, which other runtimes read themselves.
+    /// Path of the model's file, which other runtimes read themselves.
     pub path: &'a Path,
-    /// The model with its dimensions bound.
+    /// Specialised graph of the model.
     pub graph: &'a Graph,
-    /// The model compiled by us, by the name of its row; `None` where it cannot run here. Ratios are to the
-    /// row [`OURS`].
+    /// Our compilations of the model, by the name of their row; `None` for one that cannot run here. Ratios
+    /// are relative to the row [`OURS`].
     pub ours: Vec<(&'static str, &'a Compiled)>,
-    /// Cache of a GPU's code.
+    /// Cache of GPU code.
     pub cache: &'a Cache,
-    /// All inputs of the file, those too that are constants in the graph.
+    /// Inputs of the file, including those that are constants in the graph.
     pub inputs: &'a [(Value, Tensor)],
-    /// Threads that all may use.
+    /// Number of threads that each implementation may use.
     pub threads: usize,
-    /// The other runtimes.
+    /// Other runtimes to measure.
     pub peers: Vec<&'static ModelPeerSpec>,
-    /// Folder in which the libraries of runtimes are looked for before the system's places.
+    /// Folder searched for the libraries of runtimes before the system's folders.
     pub peer_path: Option<PathBuf>,
-    /// Number of the GPU that all run on, where they do.
+    /// Index of the GPU that all run on; `None` for the CPU.
     pub gpu: Option<u32>,
-    /// Rounds; each runs every implementation once, in random order.
+    /// Number of rounds; each runs every implementation once, in random order.
     pub rounds: u32,
 }
 
 /// Result of a benchmark.
 #[derive(Debug)]
 pub struct ModelBench {
-    /// Operations of a run, as far as known.
+    /// Floating-point operations of a run, as far as known.
     pub flops: f64,
-    /// Source of the answer that others are compared with: the interpreter, or the first implementation that
-    /// gives one.
+    /// Source of the reference outputs: the interpreter, or the first implementation that yields outputs.
     pub reference: Option<&'static str>,
-    /// A row for each implementation that ran, the fastest first.
+    /// Rows, one per implementation that ran, fastest first.
     pub rows: Vec<ModelBenchRow>,
 }
 
 /// Result of an implementation. Its JSON is a row of what `tilewright bench --json` prints.
 #[derive(Debug, Clone, Serialize)]
 pub struct ModelBenchRow {
-    /// The model's file.
+    /// Path of the model's file.
     pub workload: String,
-    /// The implementation: the name of one of ours, or of a peer.
+    /// Name of the implementation: one of ours, or a peer.
     #[serde(rename = "impl")]
     pub implementation: &'static str,
-    /// Threads that it may use.
+    /// Number of threads.
     pub threads: usize,
-    /// Throughput at its median, in 10⁹ operations a second.
+    /// Median throughput, in GFLOP/s.
     pub gflops_median: f64,
-    /// Throughput in its best round.
+    /// Throughput of the best round, in GFLOP/s.
     pub gflops_best: f64,
-    /// The median over the rounds' medians, in milliseconds.
+    /// Median over the rounds' medians, in milliseconds.
     pub ms_median: f64,
-    /// Milliseconds of the best round.
+    /// Time of the best round, in milliseconds.
     pub ms_best: f64,
-    /// Throughput relative to ours, where ours ran.
+    /// Throughput divided by ours; `None` if ours did not run.
     pub ratio_to_ours: Option<f64>,
-    /// Spread of its rounds, relative to the median.
+    /// Relative spread of its rounds.
     pub spread: f64,
-    /// Rounds that it was measured in.
+    /// Number of rounds.
     pub rounds: u32,
-    /// Source of the answer that it was compared with.
+    /// Source of the reference outputs.
     pub reference: Option<&'static str>,
-    /// The least cosine of its outputs and the reference's; none where their shapes differ.
+    /// Smallest cosine similarity of an output with the reference's; `None` if their shapes differ.
     pub cosine: Option<f64>,
-    /// The largest ‖out − reference‖ / ‖reference‖ of its outputs.
+    /// Largest relative error of an output, ‖out − reference‖ / ‖reference‖.
     pub relative_error: Option<f64>,
-    /// The largest difference of two elements over the largest element of the reference.
+    /// Largest absolute difference of two elements, divided by the largest absolute element of the reference.
     pub max_error: Option<f64>,
-    /// The version of the library.
+    /// Version of the library.
     pub version: String,
     /// Description of the runtime's settings for the model.
     pub details: String,
 }
 
 impl ModelBench {
-    /// Formats the result as a table, for the model in this file, at this place.
+    /// Formats the result as a table for people.
     pub fn text(&self, path: &Path, place: &DeviceSpec) -> String {
         let mut cells =
             vec![["impl", "time", "best", "spread", "GFLOP/s", "ours/impl", "error"].map(str::to_owned).to_vec()];
@@ -122,7 +121,7 @@ impl ModelBench {
         text
     }
 
-    /// Our speedups over each other implementation; empty where ours did not run.
+    /// Our speedups over the other implementations; empty if ours did not run.
     pub fn ours_over_theirs(&self) -> Vec<(&'static str, f64)> {
         let others = self.rows.iter().filter(|row| row.implementation != OURS);
         others.filter_map(|row| Some((row.implementation, 1.0 / row.ratio_to_ours?))).collect()
@@ -156,7 +155,7 @@ impl ReadyImplementation {
     }
 }
 
-/// Measures a model. Runtimes that cannot run it are left out, with a line to `note`.
+/// Benchmarks a model. Runtimes that cannot run it are left out, with a message to `note`.
 ///
 /// # Errors
 /// If inputs do not fit, threads or memory do not suffice, or nobody runs it.

@@ -1,4 +1,4 @@
-//! Conditions of steps that a run needs for one of two graphs alone.
+//! Steps that only one branch of an `If` needs, and the conditions under which they run.
 
 use tilewright_runtime::host::SELECT;
 
@@ -6,7 +6,7 @@ use crate::fuse::{Fused, Step};
 use crate::net::{Kind, Node, ValueId};
 use crate::value_memory::Places;
 
-/// Truth, and the value that it has to have.
+/// Boolean value, and the truth value that it must have.
 pub type BranchCondition = (ValueId, bool);
 
 /// Conditions that all readers of a value have in common, the outermost first; `None` before any is known.
@@ -23,7 +23,8 @@ fn join(need: &mut Need, other: &[BranchCondition]) {
     }
 }
 
-/// Finds the conditions of each step without which nobody needs it, the outermost first.
+/// Finds the conditions under which the result of each step is used, outermost first; empty for unconditional
+/// steps.
 pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<BranchCondition>> {
     let mut needs: Vec<Need> = vec![None; fused.net.values.len()];
     let root = |id: ValueId| places.locate(id).root.0;

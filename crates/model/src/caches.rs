@@ -1,4 +1,4 @@
-//! State of the caches for the kernels of a run: constants that are there, or in main memory.
+//! Cache state for timing the kernels of a model: whether their constants are in cache or in main memory.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use crate::net::ValueId;
 /// Part of the last cache that a run may count on: others use it too.
 const PART_OF_L3: u64 = 2;
 
-/// State of the caches for each kernel of a run.
+/// Cache state for each kernel of a run.
 pub struct CachesOfKernels {
     /// By the text of the workload that represents the kernel's.
     known: HashMap<String, Caches>,
@@ -21,13 +21,13 @@ pub struct CachesOfKernels {
 }
 
 impl CachesOfKernels {
-    /// State for the kernel of a workload; for one that is not in the run, such as one in another layout,
-    /// that for kernels which run once.
+    /// Cache state for the kernel of a workload. One that is not in the run, such as a variant in another
+    /// layout, gets that of kernels which run once.
     pub fn of(&self, workload: &Workload) -> Caches {
         self.known.get(&workload.representative().to_string()).copied().unwrap_or(self.others)
     }
 
-    /// State for kernels that run once.
+    /// Cache state for kernels that run once.
     pub fn others(&self) -> Caches {
         self.others
     }
@@ -37,10 +37,10 @@ impl CachesOfKernels {
 type ConstantsUse = Vec<(ValueId, u64)>;
 
 impl Fused {
-    /// State of the caches for each kernel, by the bytes of constants that are read between two of its runs:
-    /// its own where all these fit in a core's second cache, or, from step to step of a sequence, in half of
-    /// the last one. What the caller does between two runs is unknown, and has that cache. Where the runs of
-    /// a kernel differ, most of them count.
+    /// Determines the cache state for each kernel by the bytes of constants that are read between two of its
+    /// runs. Its own constants are in cache if all these fit a core's second-level cache or, within a
+    /// sequence, half of the last-level one. Where occurrences of a kernel differ, the majority counts. What
+    /// the caller does between two runs is unknown, and assumed to evict the caches.
     pub fn caches(&self, target: &Target) -> CachesOfKernels {
         // Runs of few rows are the most.
         let mut all = self.forms().map(|form| form.own_caches(target));

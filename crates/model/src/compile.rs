@@ -1,4 +1,4 @@
-//! Compilation of fused steps to a plan with its code.
+//! Compilation of fused steps to an executable plan.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -26,10 +26,10 @@ use crate::net::{Kind, Net, Node, ValueId};
 use crate::open::{OpenError, are_counted};
 use crate::value_memory::{Places, ValuePart};
 
-/// Reason why a model has no code.
+/// Reason why a model cannot be compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
-    /// A kernel has none.
+    /// Kernel that cannot be compiled.
     #[error("{workload}: {why}")]
     Kernel {
         /// Workload of the kernel.
@@ -37,22 +37,22 @@ pub enum CompileError {
         /// Reason.
         why: String,
     },
-    /// No layouts of images were chosen.
+    /// Layouts of images that could not be chosen.
     #[error("layouts of images: {why}")]
     Layouts {
         /// Reason.
         why: String,
     },
-    /// A dimension cannot be open.
+    /// Dimension that cannot be open (dynamic).
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// A GPU's kernels have no open sizes.
+    /// Open (dynamic) dimension on a GPU, which is not supported.
     #[error("{name} cannot be open on a GPU (give a number)")]
     OpenOnGpu {
         /// Name of the dimension.
         name: String,
     },
-    /// A tensor is of a type that runs do not have.
+    /// Tensor of an element type that runs do not support.
     #[error("`{name}` has elements of type {dtype}, which models do not run with")]
     Dtype {
         /// The tensor.
@@ -60,26 +60,26 @@ pub enum CompileError {
         /// Type of the tensor.
         dtype: &'static str,
     },
-    /// The plan does not fit its kernels: a fault of this crate.
+    /// Inconsistent plan: a bug of this crate.
     #[error(transparent)]
     Plan(#[from] tilewright_runtime::PlanError),
 }
 
-/// A model that can run.
+/// Compiled model.
 pub struct Compiled {
     /// Executable model.
     pub model: AnyModel,
-    /// Fused model that it was made of.
+    /// Fused steps that it was compiled from.
     pub fused: Fused,
-    /// The memory for what is computed on the way.
+    /// Memory plan of intermediate results.
     pub memory: ArenaLayout,
-    /// Index in [`Fused::each`] of each step of the run; `None` for a copy.
+    /// Index in [`Fused::each`] of each executable step; `None` for a copy.
     pub origins: Vec<Option<usize>>,
-    /// Different kernels whose configurations are guessed, where they were looked up in records.
+    /// Number of distinct kernels with guessed configurations; 0 if no records were consulted.
     pub n_guessed: usize,
 }
 
-/// The program of a workload: scheduled, as well as is known.
+/// Function that schedules a workload's program as well as is known.
 pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 
 /// Options of compiling a model.
@@ -87,8 +87,8 @@ pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 pub struct CompileOptions<'a> {
     /// Cache of code and schedules.
     pub cache: &'a Cache,
-    /// Whether it is to be run and nothing else: weights that kernels have packed are given back, and
-    /// constants of [`Compiled::fused`] with them.
+    /// Whether the result is only run: then memory of packed weights is released, and constants of
+    /// [`Compiled::fused`] with it.
     pub for_runs: bool,
 }
 
@@ -99,8 +99,9 @@ impl Default for CompileOptions<'_> {
     }
 }
 
-/// Compiles fused steps for this machine's CPU or one of its GPUs, scheduled as is best for a target. That
-/// may be another CPU: then what runs here prepares constants for a library, and answers as that one does.
+/// Compiles fused steps for this machine's CPU or one of its GPUs, with schedules for a target. The target
+/// may be another CPU: then the compiled model prepares constants for a library, and computes the same
+/// results.
 ///
 /// # Errors
 /// If a kernel cannot be scheduled or compiled, or memory does not suffice for its constants.
@@ -108,7 +109,7 @@ pub fn compile(fused: Fused, target: &Target, schedule: Schedule) -> Result<Comp
     compile_as(fused, target, schedule, CompileOptions::default())
 }
 
-/// Compiles as [`compile`] does, with these options.
+/// Compiles as [`compile`] does, with options.
 ///
 /// # Errors
 /// As [`compile`].
@@ -157,18 +158,18 @@ pub fn compile_quickly(fused: Fused, target: &Target, schedule: Schedule) -> Res
 
 /// Scheduled program of a workload.
 pub(crate) struct Scheduled {
-    /// The program.
+    /// Scheduled program.
     pub program: Program,
-    /// Text that determines it, where there is one.
+    /// Cache key: a text that determines the program, if there is one.
     pub determined_by: Option<String>,
 }
 
 /// Programs of workloads.
 #[derive(Clone, Copy)]
 pub(crate) struct Scheduling<'a> {
-    /// The text that is expected to determine a workload's program, before that is made.
+    /// Cache key of a workload's program, before the program is made.
     pub determined: &'a dyn Fn(&Workload) -> Result<Option<String>, String>,
-    /// The program.
+    /// Scheduled program of a workload.
     pub scheduled: &'a dyn Fn(&Workload) -> Result<Scheduled, String>,
 }
 
@@ -351,8 +352,8 @@ fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, i64> {
     rooms
 }
 
-/// Lays out the memory of a run for intermediate results, each in a multiple of `line` bytes, with the owners
-/// of its parts.
+/// Plans the memory of intermediate results, each padded to a multiple of `line` bytes; also returns the
+/// value that owns each part.
 pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, ArenaLayout) {
     let mut blocks: Vec<(ValueId, Block)> = Vec::new();
     let mut at_of: HashMap<ValueId, usize> = HashMap::new();

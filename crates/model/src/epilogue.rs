@@ -1,4 +1,4 @@
-//! Maps as epilogues of a product or a convolution: operations on its result before it is stored.
+//! Conversion of elementwise maps to epilogues of products and convolutions.
 
 use std::f64::consts::FRAC_1_SQRT_2;
 
@@ -9,18 +9,18 @@ use tilewright_ir::{DType, Expr};
 use crate::net::Net;
 use crate::scalar::{cost, number, sigmoid};
 
-/// Operations of an epilogue, each with the input that is its operand.
+/// Operations of an epilogue, each with the index of the input that is its operand, if any.
 pub type Operations = Vec<(Epilogue, Option<usize>)>;
 
-/// Function that tells how an input is read as an operand along the result, and its type; `None` where it
+/// Function from an input to the kind and type of operand it is relative to the result; `None` where it
 /// cannot be one.
 pub type OperandReader<'a> = &'a dyn Fn(usize) -> Option<(Operand, DType)>;
 
-/// Function that tells the same of an input of a node, in a net that changes.
+/// Function like [`OperandReader`], for an input of a node in a net that changes meanwhile.
 pub type OperandsIn<'a> = &'a dyn Fn(&Net, usize) -> Option<(Operand, DType)>;
 
-/// The largest part of a map that can be an epilogue of its input `x`, and that part: all of it, or what the
-/// rest reads of `x`.
+/// Largest part of a map that can be an epilogue of its input `x`, as operations and as the part's
+/// expression: the whole map, or the subexpression through which the rest reads `x`.
 pub fn largest(value: &Expr, x: usize, operands: OperandReader) -> Option<(Operations, Expr)> {
     if let Some(found) = peel(value, x, operands) {
         return Some((found, value.clone()));
@@ -80,19 +80,19 @@ fn holds_outside(cond: &Cond, part: &Expr, x: usize) -> bool {
     }
 }
 
-/// The operations that make an expression of `x`, in order.
+/// Decomposes an expression of `x` into operations of an epilogue, in order; `None` if it has another form.
 pub fn peel(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
     let operations = peeled(e, x, operands, false)?;
     Some(without_identities(operations))
 }
 
-/// Operations as [`peel`] finds them, with those that quantize numbers on the way: a division by a scale, and
-/// [rounding](EpilogueFunction::Round). None is joined to another.
+/// Decomposes an expression as [`peel`] does, and recognises intermediate quantization: a division by a
+/// scale, and [rounding](EpilogueFunction::Round). Operations are not merged.
 pub fn peel_quantized(e: &Expr, x: usize, operands: OperandReader) -> Option<Operations> {
     peeled(e, x, operands, true)
 }
 
-/// Parts of a map that are 8-bit integers, largest first, outside of which it does not read `x`.
+/// Subexpressions of 8-bit integer type outside of which a map does not read `x`, largest first.
 pub fn byte_parts(value: &Expr, x: usize) -> Vec<&Expr> {
     let mut parts: Vec<&Expr> = Vec::new();
     subexpressions(value, &mut parts);
@@ -102,22 +102,22 @@ pub fn byte_parts(value: &Expr, x: usize) -> Vec<&Expr> {
     parts
 }
 
-/// Numbers that an expression quantizes.
+/// Quantization found in an expression.
 pub struct Quantized<'a> {
-    /// The numbers.
+    /// Expression that is quantized.
     pub of: &'a Expr,
-    /// Scale that they are divided by: a number, or an input; none where they are multiples already.
+    /// Scale that it is divided by, a number or an input; `None` without a division.
     pub scale: Option<&'a Expr>,
-    /// Zero point that is added to their whole multiples.
+    /// Zero point added after rounding.
     pub zero: f64,
 }
 
-/// Bounds of the integers of a type of 8 bits.
+/// Range of an 8-bit integer type.
 pub fn bounds_of(dtype: DType) -> [f64; 2] {
     if dtype == DType::U8 { [0.0, 255.0] } else { [-128.0, 127.0] }
 }
 
-/// Matches what quantizes numbers to integers of a type.
+/// Matches the quantization of an expression to an integer type.
 pub fn quantized(value: &Expr, dtype: DType) -> Option<Quantized<'_>> {
     let [low, high] = bounds_of(dtype);
     let Expr::Select(is, then, otherwise) = without_casts(value) else { return None };
@@ -293,7 +293,7 @@ fn gate<'a>(t: &'a Expr, g: &'a Expr, factor: f64) -> Option<(&'a Expr, Option<(
     }
 }
 
-/// An expression of f32 without casts to it around.
+/// Strips casts to f32 around an expression of f32.
 pub fn without_casts(e: &Expr) -> &Expr {
     match e {
         Expr::Cast(DType::F32, inner) => without_casts(inner),
@@ -356,7 +356,7 @@ fn leaky_relu<'a>(above: &'a Expr, below: &'a Expr) -> Option<(&'a Expr, f64)> {
     (**zero == Expr::Const(0.0) && is_same).then_some((t, slope))
 }
 
-/// Lines one behind the other become one, and those that change nothing none.
+/// Merges consecutive linear operations, and drops identities.
 pub fn without_identities(list: Operations) -> Operations {
     let mut kept: Operations = Vec::new();
     for (operation, slot) in list {

@@ -1,7 +1,7 @@
 //! Computation of f16 and bf16 graphs in f32.
 //!
-//! Kernels of models compute in f32. So constants of 16 bits, what the model takes and what
-//! operators give are widened to f32 once; what it gives is rounded, and so is what it casts by itself.
+//! Kernels of models compute in f32. So constants, inputs and results of 16 bits are widened to f32; outputs
+//! of the model, and casts to 16 bits within it, are rounded.
 
 use std::borrow::Cow;
 
@@ -12,14 +12,15 @@ fn is_half(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::Bf16)
 }
 
-/// Counts the nodes of a specialised graph that give f16 or bf16, without casts.
+/// Number of nodes of a specialised graph with f16 or bf16 results, casts excluded.
 pub fn count_halves(graph: &Graph) -> usize {
     let gives_half = |node: &Node| node.outputs.iter().flatten().any(|&id| is_half(graph.ty(id).dtype));
     graph.nodes().filter(|(_, node)| !matches!(node.op, Op::Cast(_)) && gives_half(node)).count()
 }
 
-/// Widens f16 and bf16 between the nodes of a graph to f32; with `rounds`, results are rounded to these
-/// behind each node, as the model has it. A node that computes something else with f32 stays as it is.
+/// Widens f16 and bf16 between the nodes of a graph to f32; with `rounds`, the result of each node is rounded
+/// to its 16-bit type, as the model prescribes. A node whose result would differ in more than rounding is
+/// kept as it is.
 pub fn widened(graph: &Graph, rounds: bool) -> Cow<'_, Graph> {
     if !graph.values().any(|(_, value)| value.ty.as_ref().is_some_and(|ty| is_half(ty.dtype))) {
         return Cow::Borrowed(graph);

@@ -6,8 +6,8 @@ use bytes::Bytes;
 use tilewright::{Error, file, one_line};
 use tilewright_graph::{Bindings, Declared, Dim, Graph, Model, SplitMix64, Tensor, Value, ValueId, bind_inputs, onnx};
 
-/// Reads an ONNX model. Its weights stay in the file and in those beside it, which are mapped: they must not
-/// become shorter as long as the model is there.
+/// Reads an ONNX model. Its file and external data files are memory-mapped, and must not be truncated while
+/// the model is in use.
 ///
 /// # Errors
 /// If a file cannot be read, or it is no model.
@@ -17,7 +17,7 @@ pub fn read_model(path: &Path) -> Result<Model, Error> {
     model.map_err(|error| Error::input(format!("{}: {}", path.display(), one_line(&error.to_string()))))
 }
 
-/// Maps files with weights, which lie beside a model.
+/// Opens external data files beside a model, by memory mapping.
 pub fn weights_beside(model: &Path) -> impl FnMut(&str) -> Result<Bytes, String> {
     let folder = model.parent().unwrap_or(Path::new("")).to_owned();
     move |name| {
@@ -26,17 +26,17 @@ pub fn weights_beside(model: &Path) -> impl FnMut(&str) -> Result<Bytes, String>
     }
 }
 
-/// Tensors that are given for a model, which fit it.
+/// Tensors given for a model, checked against its inputs.
 #[derive(Debug, Default)]
 pub struct Given {
-    /// Tensors for the model's inputs.
+    /// Tensors by the name of the input.
     pub inputs: Vec<(String, Tensor)>,
-    /// Shapes of inputs that nothing else says.
+    /// Shapes of inputs that only these tensors determine.
     pub shapes: Vec<(String, Vec<usize>)>,
 }
 
-/// Checks tensors against a model's inputs and their bindings. Tensors in the place of defaults become the
-/// model's.
+/// Checks tensors against a model's inputs and their bindings. Tensors for inputs with defaults replace the
+/// defaults in the graph.
 ///
 /// # Errors
 /// If there is no such input, or one has another type or shape.
@@ -112,7 +112,7 @@ fn matches_bound(name: &str, declared: &Declared, bindings: &Bindings, shape: &[
     Ok(bindings.bound(dims).is_ok())
 }
 
-/// Makes a tensor for each input of a model: a given one, a bound one, or random numbers of a seed (ones for
+/// Makes a tensor for each input of a model: the given one, the bound one, or random numbers (ones for
 /// integers).
 ///
 /// # Errors
@@ -140,7 +140,7 @@ pub fn all_inputs(
     Ok(inputs)
 }
 
-/// The sizes of inputs' named dimensions; one that names several sizes is left out.
+/// Sizes of inputs' symbolic dimensions; a name with several sizes is left out.
 pub fn named_dims(inputs: &[(Value, Tensor)]) -> Vec<(String, usize)> {
     let mut dims: Vec<(String, Option<usize>)> = Vec::new();
     for (value, tensor) in inputs {

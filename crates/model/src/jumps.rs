@@ -1,4 +1,4 @@
-//! Values whose last digit decides: what becomes of them is cut off or compared.
+//! Values at discontinuities: their rounding decides the result, as they are truncated or compared.
 
 use tilewright_graph::op::{Binary, Unary};
 use tilewright_graph::{Graph, Node, Op, ValueId};
@@ -31,7 +31,8 @@ fn use_of(graph: &Graph, node: &Node) -> ValueUse {
     }
 }
 
-/// Whether a value decides where another one jumps, by way of functions of elements and of moves.
+/// Whether a value reaches a discontinuous function, such as a comparison, through elementwise functions and
+/// moves alone.
 pub fn decides(graph: &Graph, id: ValueId) -> bool {
     let mut seen = vec![id];
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Layouts of images between kernels: plain, or with a block of channels next to each other.
+//! Choice of image layouts between kernels: plain, or blocks of channels innermost (NCHWc).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write};
@@ -10,12 +10,12 @@ use tilewright_ir::{DType, Role};
 use crate::fuse::{Fused, Kernel, Step, in_memory, nest};
 use crate::net::{Kind, Net, ValueId};
 
-/// Costs of workloads, in any unit.
+/// Costs of workloads, in any common unit.
 #[derive(Clone, Copy)]
 pub struct Costs<'a> {
     /// Expected cost of a workload; `None` where it has no kernel.
     pub expected: &'a dyn Fn(&Workload) -> Option<f64>,
-    /// Measured cost of a workload; `None` where it was not measured.
+    /// Measured cost of a workload; `None` if it was not measured.
     pub measured: &'a dyn Fn(&Workload) -> Option<f64>,
 }
 
@@ -28,9 +28,8 @@ const CONVERTED: f64 = 1.5;
 const MOST_STATES: usize = 1 << 10;
 
 impl Fused {
-    /// Chooses the layouts of images that are cheapest for all kernels together, with blocks of `block`
-    /// channels or without: neighbours agree, or the image between them is converted by a nest, whose cost is
-    /// counted.
+    /// Chooses the image layouts that minimise the total cost of all kernels, with blocks of `block` channels
+    /// or plain: neighbours agree, or the image between them is converted by a kernel whose cost counts.
     ///
     /// Inputs and outputs stay as they are, and so does what operators without code read and write. A kernel
     /// that changes from one layout to another between two that are open takes what was measured, else as
@@ -168,7 +167,7 @@ impl Fused {
         Ok(out)
     }
 
-    /// Number of kernels that only change a layout.
+    /// Number of kernels that only convert a layout.
     pub fn n_conversions(&self) -> usize {
         let is_nest = |kernel: &Kernel| matches!(kernel.workload.structure(), Structure::Nest(_));
         let is_one = |step: &&Step| matches!(step, Step::Kernel(k) if k.members.is_empty() && is_nest(k));

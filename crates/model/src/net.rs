@@ -1,4 +1,4 @@
-//! A model in few kinds of operations: what fusion and kernels work on.
+//! Model as a net of few kinds of operations, on which fusion works.
 
 use bytes::Bytes;
 use tilewright_graph::{DType, Op, Tensor, TensorType};
@@ -10,30 +10,30 @@ use tilewright_runtime::HostCall;
 use crate::import::NoCode;
 use crate::scalar::{number, whole};
 
-/// A value's place in [`Net::values`].
+/// Index of a value in its net.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ValueId(pub usize);
 
-/// A tensor of a net.
+/// Tensor of a net.
 #[derive(Debug, Clone)]
 pub struct Value {
-    /// The name that the model gives it; derived from that where it has none.
+    /// Name in the model, or one derived from it.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
-    /// Dimensions, the last one contiguous.
+    /// Shape, row-major.
     pub shape: Vec<i64>,
-    /// Elements, where they are known before the model runs.
+    /// Elements, where they are constant.
     pub constant: Option<Tensor>,
 }
 
 impl Value {
-    /// Elements.
+    /// Number of elements.
     pub fn n_elements(&self) -> i64 {
         self.shape.iter().product()
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn n_bytes(&self) -> u64 {
         self.n_elements() as u64 * self.dtype.size() as u64
     }
@@ -44,7 +44,7 @@ impl Value {
     }
 }
 
-/// The place `floor((factor · at + term) / divisor)` of each place `at`.
+/// Affine index map with division: the index `at` maps to `floor((factor · at + term) / divisor)`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Line {
     /// `factor` of the formula.
@@ -56,10 +56,10 @@ pub struct Line {
 }
 
 impl Line {
-    /// Every place itself.
+    /// Identity map.
     pub const SAME: Line = Line { factor: 1, term: 0, divisor: 1 };
 
-    /// Line through these places; `None` if they are not on a line.
+    /// Map of this form that takes `0, 1, …` to these indices; `None` if there is none.
     pub fn through(places: &[i64]) -> Option<Line> {
         const MOST: i64 = 16;
         let first = *places.first()?;
@@ -77,115 +77,114 @@ impl Line {
         None
     }
 
-    /// Position that an index maps to.
+    /// Index that `at` maps to.
     pub fn at(&self, at: i64) -> i64 {
         (self.factor * at + self.term).div_euclid(self.divisor)
     }
 }
 
-/// Windows over a tensor: of each dimension one, most of them of a single element.
+/// Sliding windows over a tensor, one extent per dimension, most of them 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Windows {
     /// Sizes of the windows.
     pub kernel: Vec<i64>,
     /// Strides of the windows.
     pub strides: Vec<i64>,
-    /// Distances within a window.
+    /// Dilations.
     pub dilations: Vec<i64>,
-    /// Elements ahead of the tensor at which the first window begins.
+    /// Padding before the tensor.
     pub before: Vec<i64>,
 }
 
-/// A convolution over rows and columns.
+/// Two-dimensional convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Convolution {
-    /// Number of groups of each image's channels, which do not mix.
+    /// Number of groups of channels, which are convolved separately.
     pub groups: i64,
-    /// Whether channels of the output that belong to different groups take turns; weights do not.
+    /// Whether the output's channels are interleaved across groups (a channel shuffle); weights are not.
     pub interleaved: bool,
-    /// Distances of windows; on the output where it is transposed.
+    /// Strides; of the output where the convolution is transposed.
     pub strides: [i64; 2],
-    /// Distances within a window.
+    /// Dilations of the filter.
     pub dilations: [i64; 2],
-    /// Borders ahead of rows and columns.
+    /// Padding before rows and columns.
     pub before: [i64; 2],
-    /// Borders behind them.
+    /// Padding after rows and columns.
     pub after: [i64; 2],
-    /// Scatter instead of gather; then weights are `[c, k, r, s]`.
+    /// Whether the convolution is transposed; weights are then `[c, k, r, s]`.
     pub transposed: bool,
 }
 
-/// Layout of a batch of products in memory, where it is as the heads of attention.
+/// Layout of a batched product whose operands lie like the heads of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsHeads {
-    /// Products.
+    /// Batch size.
     pub b: i64,
-    /// Heads of the first factor.
+    /// Heads of operand A.
     pub of_a: Heads,
-    /// Heads of the second factor.
+    /// Heads of operand B.
     pub of_b: Heads,
-    /// The result is `[m, b, n]`.
+    /// Whether the result is `[m, b, n]`.
     pub beside: bool,
 }
 
-/// Operation of a node.
+/// Kind of operation of a node.
 #[derive(Debug, Clone)]
 pub enum Kind {
-    /// Each element of the output of those at the same place of the inputs, which broadcast: `Load(i, [])`
-    /// is that of input `i`.
+    /// Elementwise map with broadcasting: `Load(i, [])` is the element of input `i`.
     Map(Expr),
-    /// A view of the elements in another shape.
+    /// Reshape, without moving elements.
     View,
-    /// Dimensions in another order.
+    /// Transpose: the input dimension of each output dimension.
     Transpose(Vec<usize>),
-    /// A part of each dimension: the first place and the step.
+    /// Strided slice: first index and step of each dimension.
     Slice(Vec<(i64, i64)>),
-    /// Tensors one behind the other along a dimension.
+    /// Concatenation along a dimension.
     Concat(usize),
-    /// Padding with a constant: positions added ahead of each dimension; they may be negative.
+    /// Padding with a constant: number of elements before each dimension, negative to crop.
     Pad(Vec<i64>, f64),
-    /// The element at a place of each dimension that depends on that dimension's place alone.
+    /// Separable gather: the input's index in each dimension is a function of the output's index in that
+    /// dimension.
     Pick(Vec<Line>),
-    /// Reduction along some dimensions, which stay with size 1.
+    /// Reduction along some dimensions, which are kept with size 1.
     Reduce(ReduceOp, Vec<usize>),
-    /// Reduction of each window; positions beyond the tensor are left out.
+    /// Reduction of each sliding window; elements in the padding are left out.
     Window(ReduceOp, Windows),
-    /// Input 0 convolved with input 1.
+    /// Convolution of input 0 with the weights, input 1.
     Conv(Convolution),
-    /// Products of matrices `[b, m, k]` and `[b, k, n]`; the second may be stored as `[b, n, k]`. Without
-    /// `b`, both are matrices.
+    /// Matrix product of `[b, m, k]` and `[b, k, n]`, or without a batch of `[m, k]` and `[k, n]`; operand B
+    /// may be stored transposed, `[b, n, k]`.
     Product {
-        /// The second factor's sums are its last dimension.
+        /// Whether operand B is stored transposed.
         turned: bool,
-        /// Layout of the products of a batch in the factors and the result, where it is not as above.
+        /// Layout of the batch, where it is not the one above.
         heads: Option<AsHeads>,
     },
-    /// Product of a matrix with packed weights, input 1, their scales, input 2, and zero points, input 3,
-    /// where these have them.
+    /// Matrix product with block-quantized weights: input 0 is A, 1 the packed weights, 2 their scales, 3
+    /// their zero points, if any.
     Packed(Packing),
-    /// Elements of input 0 at places of one of its dimensions that are the numbers in input 1; negative ones
-    /// count from the end, and what is then outside is the first or the last.
+    /// Gather from input 0 along `axis` by the integers of input 1. Negative indices count from the end; the
+    /// result is clamped to the dimension.
     Gather {
-        /// The dimension.
+        /// Dimension that the indices refer to.
         axis: usize,
-        /// Each number is for one element, in the output's shape; else the numbers' dimensions stand in the
-        /// output for that one.
+        /// Whether there is an index for each element of the output, as in ONNX's `GatherElements`; else the
+        /// indices' dimensions replace `axis`, as in `Gather`.
         by_element: bool,
     },
-    /// Elements put behind those that a state has along a dimension: the state is the node's output, as long
-    /// as it then is.
+    /// Append to a state along a dimension: the output is the whole state in its new length.
     Append(usize),
-    /// A net for each step of a sequence.
+    /// Net repeated for each time step of a sequence.
     Sequence(Box<Sequence>),
-    /// A net that repeats.
+    /// Loop over a net.
     Loop(Box<Repeat>),
-    /// A function in C.
+    /// Call of a generated C function.
     Call(Box<HostCall>),
-    /// An operator as the model has it, for which there is no code.
+    /// Operator without code, which the reference evaluates.
     Host(Box<Evaluated>),
 }
 
-/// Operator without code, which the reference evaluates.
+/// Operator without code.
 #[derive(Debug, Clone)]
 pub struct Evaluated {
     /// The operator.
@@ -194,102 +193,103 @@ pub struct Evaluated {
     pub reason: NoCode,
 }
 
-/// Packing of the weights of a product, as the workload `packed_matmul` has them.
+/// Packing of block-quantized weights, as of the workload `packed_matmul`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packing {
     /// Bits of a weight: 4 or 8.
     pub bits: i64,
-    /// Steps of the sum with a common scale.
+    /// Block size: reduction steps that share a scale.
     pub block: i64,
     /// Whether blocks have zero points, input 3.
     pub has_zeros: bool,
-    /// Whether the first factor is rounded to 8 bits.
+    /// Whether operand A is quantized to 8 bits dynamically.
     pub rounds: bool,
 }
 
-/// A net that runs once for each step of a sequence.
+/// Net that runs once for each time step of a sequence.
 #[derive(Debug, Clone)]
 pub struct Sequence {
-    /// Number of steps.
+    /// Number of time steps.
     pub n_steps: i64,
-    /// Net of a step; each of its outputs is an operation's result.
+    /// Net of a time step; each of its outputs is computed by a node.
     pub body: Net,
     /// Sources of its inputs.
     pub reads: Vec<Read>,
-    /// Destinations of its outputs: an output of the node, and the position in it.
+    /// Destinations of its outputs: index of the node's output, and the position in it.
     pub writes: Vec<(usize, Track)>,
-    /// Constants of the body that are those of the net around it.
+    /// Constants shared with the enclosing net: pairs of a value of the body and one of the enclosing net.
     pub constants: Vec<(ValueId, ValueId)>,
 }
 
-/// A net that repeats while a condition holds, as often as is said at most. The node's inputs are that number
-/// and the first condition, where they are there, what is carried from iteration to iteration, and what the
-/// net captures; its outputs what is carried in the end, and tensors of one row of each iteration.
+/// Loop: a net that repeats while a condition holds, up to a number of iterations. Inputs of the node: the
+/// number of iterations and the initial condition, each optional, the initial loop-carried values, and
+/// captured values. Outputs: the final loop-carried values, and tensors that collect a row from each
+/// iteration.
 #[derive(Debug, Clone)]
 pub struct Repeat {
-    /// Net of an iteration: its inputs are the number of the iteration, a condition that nobody reads, what
-    /// is carried, and what is captured; its outputs the next condition, what is carried on, and rows.
+    /// Net of an iteration. Inputs: the iteration number, an unused condition, the loop-carried values,
+    /// captured values. Outputs: the next condition, the updated loop-carried values, rows to collect.
     pub body: Net,
-    /// Number of carried values.
+    /// Number of loop-carried values.
     pub n_carried: usize,
-    /// Number of iterations, where it is known.
+    /// Number of iterations, if known.
     pub n: Option<i64>,
-    /// The operator.
+    /// Original operator.
     pub op: Op,
 }
 
-/// Source of an input of a step.
+/// Source of an input of a sequence's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Read {
-    /// A part of an input of the node.
+    /// Slice of an input of the node, by index.
     Part(usize, Track),
-    /// Result of the step before.
+    /// Output of the previous time step.
     Before {
-        /// Index among its outputs.
+        /// Index of the body's output.
         output: usize,
-        /// The node's input that it is at the first step.
+        /// Index of the node's input for the first time step.
         first: usize,
     },
 }
 
-/// Positions of the steps' parts in a tensor, in elements.
+/// Position of each time step's slice in a tensor, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Track {
-    /// The first step's.
+    /// Offset of the first time step.
     pub first: i64,
-    /// Distance from a step's to the next step's.
+    /// Distance between consecutive time steps.
     pub by: i64,
-    /// Number of steps after which the positions repeat.
+    /// Period: number of time steps after which the positions repeat.
     pub round: i64,
 }
 
 impl Track {
-    /// Offset of a step's part.
+    /// Offset of a time step.
     pub fn at(&self, step: i64) -> i64 {
         self.first + self.by * (step % self.round)
     }
 }
 
-/// An operation.
+/// Node of a net.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// Operation.
+    /// Kind of operation.
     pub kind: Kind,
-    /// Inputs; of a host operator, some may be left out.
+    /// Inputs; `None` for omitted inputs of a host operator.
     pub inputs: Vec<Option<ValueId>>,
     /// Outputs.
     pub outputs: Vec<ValueId>,
-    /// The model's nodes that it comes from, for people.
+    /// Names of the model's nodes that it comes from, for people.
     pub origin: String,
 }
 
 impl Node {
-    /// The only output.
+    /// Output of a node with a single one.
     pub fn output(&self) -> ValueId {
         self.outputs[0]
     }
 
-    /// The name of a host operator or of a function in C; empty of another node.
+    /// Name of a host operator or C function; empty for other kinds.
     pub fn operator(&self) -> String {
         match &self.kind {
             Kind::Call(call) => call.operator.name.to_owned(),
@@ -298,13 +298,13 @@ impl Node {
         }
     }
 
-    /// Input of a node whose inputs are all present.
+    /// Input of a node that has no omitted inputs.
     pub fn input(&self, at: usize) -> ValueId {
         self.inputs[at].expect("only host operators leave inputs out")
     }
 }
 
-/// A model in few kinds of operations, each reading only what stands before it.
+/// Dataflow graph of few kinds of operations, in topological order.
 #[derive(Debug, Clone, Default)]
 pub struct Net {
     /// Values of the net.
@@ -315,46 +315,46 @@ pub struct Net {
     pub inputs: Vec<ValueId>,
     /// Outputs of the net.
     pub outputs: Vec<ValueId>,
-    /// Memory that runs add to.
+    /// States that live between runs, such as key-value caches.
     pub states: Vec<State>,
-    /// Size of the dimension of which each run says a size, where there is one: one of many.
+    /// Representative size of the open (dynamic) dimension; `None` without one.
     pub open_size: Option<i64>,
-    /// Values that are known once runs have said the size of the open dimension, at this net's size.
+    /// Values that depend only on the size of the open dimension, with their elements at this net's size.
     pub varying: Vec<(ValueId, Tensor)>,
 }
 
-/// Memory that stays between runs, each of which adds to it along a dimension. An input and an output of the
-/// model become one.
+/// State that lives between runs, each of which appends to it along a dimension, such as a key-value cache.
+/// It replaces an input and an output of the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State {
-    /// Name of the model's input that has what was there before a run.
+    /// Name of the model's input for the state before a run.
     pub past: String,
-    /// Name of the model's output that has all that is there after a run.
+    /// Name of the model's output for the state after a run.
     pub present: String,
-    /// All that is there after a run.
+    /// State after a run.
     pub value: ValueId,
-    /// Dimension that becomes longer.
+    /// Dimension that grows.
     pub axis: usize,
 }
 
 impl Net {
-    /// A value.
+    /// Value of an index.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0]
     }
 
-    /// Dimensions of a value.
+    /// Shape of a value.
     pub fn shape(&self, id: ValueId) -> &[i64] {
         &self.values[id.0].shape
     }
 
-    /// Adds a value.
+    /// Adds a value without a producer.
     pub fn add_value(&mut self, name: &str, dtype: DType, shape: &[i64]) -> ValueId {
         self.values.push(Value { name: name.to_owned(), dtype, shape: shape.to_vec(), constant: None });
         ValueId(self.values.len() - 1)
     }
 
-    /// Adds a constant of f32 numbers.
+    /// Adds an f32 constant.
     pub fn add_constant(&mut self, name: &str, shape: &[i64], numbers: &[f32]) -> ValueId {
         let mut bytes = vec![0; 4 * numbers.len()];
         bytes.as_chunks_mut().0.iter_mut().zip(numbers).for_each(|(to, x)| *to = x.to_le_bytes());
@@ -364,31 +364,31 @@ impl Net {
         id
     }
 
-    /// Numbers of an f32 constant.
+    /// Elements of an f32 constant; `None` for other values.
     pub fn numbers(&self, id: ValueId) -> Option<Vec<f32>> {
         let tensor = self.value(id).constant.as_ref().filter(|tensor| tensor.dtype() == DType::F32)?;
         Some(tensor.bytes().as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect())
     }
 
-    /// The number of a constant of one element.
+    /// Element of a constant that has a single one; `None` for other values.
     pub fn scalar(&self, id: ValueId) -> Option<f64> {
         let tensor = self.value(id).constant.as_ref().filter(|tensor| tensor.n_elements() == 1)?;
         self.element_type(id).map(|_| tensor.floats()[0])
     }
 
-    /// The number that each element of a constant is.
+    /// Common value of all elements of a constant; `None` if they differ.
     pub fn uniform(&self, id: ValueId) -> Option<f64> {
         let numbers = self.value(id).constant.as_ref()?.floats();
         let first = *numbers.first()?;
         (self.element_type(id).is_some() && numbers.iter().all(|x| *x == first)).then_some(first)
     }
 
-    /// Gives the exact value as an expression.
+    /// Constant of a single element, or of equal ones, as an exact expression.
     pub fn literal(&self, id: ValueId) -> Option<Expr> {
         if self.value(id).n_elements() == 1 { self.literal_at(id, 0) } else { None }
     }
 
-    /// An element of a constant as an expression, exactly.
+    /// Element of a constant as an exact expression.
     pub fn literal_at(&self, id: ValueId, at: usize) -> Option<Expr> {
         let dtype = self.element_type(id)?;
         let tensor = self.value(id).constant.as_ref()?;
@@ -398,7 +398,7 @@ impl Net {
         })
     }
 
-    /// The type of a value's elements in code, where kernels of models have it.
+    /// Element type of a value in the IR; `None` if kernels of models do not support it.
     pub fn element_type(&self, id: ValueId) -> Option<tilewright_ir::DType> {
         // Integers of fewer than 8 bits have a byte each.
         let name = match self.value(id).dtype {
@@ -410,14 +410,14 @@ impl Net {
         found.map(|(dtype, _)| dtype)
     }
 
-    /// Whether results computed for a value's elements are of its type already: not those of integers that
-    /// are computed in longer ones, but booleans.
+    /// Whether results in the arithmetic of a value's type are of that type already: not for integers that
+    /// are computed in wider ones, but for booleans.
     pub fn stays(&self, id: ValueId) -> bool {
         self.element_type(id)
             .is_some_and(|dtype| dtype.is_float() || dtype.arithmetic() == dtype || dtype == tilewright_ir::DType::Bool)
     }
 
-    /// Number of reads of each value, the net's outputs and states included.
+    /// Number of uses of each value, including those by the net's outputs and states.
     pub fn n_uses(&self) -> Vec<usize> {
         let mut n_uses = vec![0; self.values.len()];
         let read = self.nodes.iter().flat_map(|node| node.inputs.iter().flatten());
@@ -426,7 +426,7 @@ impl Net {
         n_uses
     }
 
-    /// Lists the nodes that read each value, in order, one as often as it does.
+    /// Nodes that read each value, in order; a node that reads it twice is listed twice.
     pub fn readers(&self) -> Vec<Vec<usize>> {
         let mut readers = vec![Vec::new(); self.values.len()];
         for (at, node) in self.nodes.iter().enumerate() {
@@ -435,14 +435,14 @@ impl Net {
         readers
     }
 
-    /// Lists the nodes that read each value, in order, each once.
+    /// Nodes that read each value, in order, without repetition.
     pub fn users(&self) -> Vec<Vec<usize>> {
         let mut readers = self.readers();
         readers.iter_mut().for_each(Vec::dedup);
         readers
     }
 
-    /// The node that computes each value.
+    /// Node that computes each value; `None` for inputs and constants.
     pub fn producers(&self) -> Vec<Option<usize>> {
         let mut producers = vec![None; self.values.len()];
         for (at, node) in self.nodes.iter().enumerate() {
@@ -451,7 +451,7 @@ impl Net {
         producers
     }
 
-    /// Leaves out what no output needs.
+    /// Eliminates dead nodes: those that no output needs.
     pub fn prune(&mut self) {
         let mut is_needed = vec![false; self.values.len()];
         let kept = self.outputs.iter().chain(self.states.iter().map(|state| &state.value));
@@ -467,7 +467,7 @@ impl Net {
         self.nodes = kept;
     }
 
-    /// Puts nodes into an order in which each reads only what comes before it, as near to theirs as can be.
+    /// Sorts the nodes topologically, with as few moves as possible.
     ///
     /// # Panics
     /// If they go round in a circle.

@@ -35,7 +35,7 @@ const TYPES: [(DType, &str); 12] = [
     (DType::Bool, "b1"),
 ];
 
-/// Reads a `.npy` file.
+/// Parses a `.npy` file.
 ///
 /// # Errors
 /// If it is none, is cut off, or holds something other than numbers in row-major order.
@@ -49,7 +49,7 @@ pub fn read_npy(file: &Bytes) -> Result<Tensor, NpyError> {
     Ok(Tensor::new(TensorType::new(*dtype, array.shape), data).expect("as many bytes as the type takes"))
 }
 
-/// A tensor as a `.npy` file.
+/// Encodes a tensor as a `.npy` file.
 ///
 /// # Panics
 /// For elements of a type that NumPy does not have.
@@ -75,7 +75,7 @@ pub fn write_npy(tensor: &Tensor) -> Vec<u8> {
     file
 }
 
-/// Reads a `.npz` file: tensors by name.
+/// Parses a `.npz` file: tensors by name.
 ///
 /// # Errors
 /// If it is none, or one of its files is no `.npy` file.
@@ -98,7 +98,7 @@ pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
     Ok(tensors)
 }
 
-/// Reads a file of either kind: one tensor without a name, or several by name.
+/// Reads a file of either kind: one tensor without a name, or several with names.
 ///
 /// # Errors
 /// If it cannot be read, or is neither.
@@ -120,7 +120,7 @@ pub fn read_tensors(path: &Path) -> Result<Vec<(Option<String>, Tensor)>, tilewr
     })
 }
 
-/// The elements of a file for a kernel's buffer: a `.npy` file of its type, or nothing but elements.
+/// Bytes of a kernel's buffer from a file: a `.npy` file of the right type, or raw elements.
 ///
 /// # Errors
 /// If it has another type, or more or fewer bytes.
@@ -140,7 +140,8 @@ pub fn read_elements(file: Bytes, buffer: &Buffer) -> Result<Bytes, NpyError> {
     Ok(file)
 }
 
-/// Reads the constant inputs of a program from files given by name, as options give them.
+/// Reads the constant inputs of a program from files; `given` are pairs of a name and a path, from the option
+/// `option`.
 ///
 /// # Errors
 /// If one is not given or does not fit, or there is none of a name.
@@ -173,7 +174,7 @@ pub fn read_constants(
     }
 }
 
-/// Writes tensors into a folder, which is created if needed, each as a file of its name; returns the files.
+/// Writes each tensor to a file of its name in a folder, which is created if needed; returns the paths.
 ///
 /// # Errors
 /// If a file cannot be written.

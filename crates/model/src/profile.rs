@@ -17,21 +17,21 @@ use crate::rules::Trace;
 use crate::runner::{RunError, Runner};
 use crate::value_memory::Places;
 
-/// Outline of a model's run.
+/// Outline of a compiled model.
 pub struct Outline {
-    /// Number of kernels, of a sequence those of one of its steps.
+    /// Number of kernels; those of a sequence count for one time step.
     pub n_kernels: usize,
-    /// Kernels, each with how often it runs.
+    /// Distinct kernels, each with its number of calls per run.
     pub kernels: Vec<(Workload, usize)>,
-    /// Functions in C: the model's node, and the function's name.
+    /// Calls of C functions: name of the model's node, and of the function.
     pub calls: Vec<(String, String)>,
-    /// Operators without code.
+    /// Nodes without code.
     pub without_code: Vec<WithoutCode>,
-    /// Copies between tensors.
+    /// Number of copies between tensors.
     pub n_copies: usize,
-    /// Memory for intermediate results.
+    /// Memory plan of intermediate results.
     pub memory: ArenaLayout,
-    /// Passes that made the steps of the model's graph.
+    /// Passes that made the steps from the model's graph.
     pub trace: Trace,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for WithoutCode {
 }
 
 impl Fused {
-    /// Nodes without code, each with the reason.
+    /// Nodes without code, with the reasons.
     pub fn without_code(&self) -> impl Iterator<Item = WithoutCode> {
         self.all().filter_map(|(step, _)| {
             let Step::Host(node) = step else { return None };
@@ -66,7 +66,7 @@ impl Fused {
 }
 
 impl Outline {
-    /// Makes the outline of fused steps.
+    /// Outline of fused steps.
     pub fn of(fused: &Fused) -> Outline {
         let places = Places::new(fused);
         let (_, memory) = lay_out(fused, &places, 1);
@@ -86,7 +86,7 @@ impl Outline {
         }
     }
 
-    /// Formats the outline in lines.
+    /// Formats the outline for people.
     pub fn text(&self) -> String {
         let n_kernels = count(self.n_kernels as u64, "kernel");
         let n_copies = if self.n_copies == 1 { "1 copy".to_owned() } else { format!("{} copies", self.n_copies) };
@@ -109,27 +109,26 @@ impl Outline {
 /// A step of a run. Its JSON is an entry of `profile` of `tilewright run --profile --json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct ProfiledStep {
-    /// The model's nodes that it comes from.
+    /// Names of the model's nodes that it comes from.
     pub name: String,
-    /// `kernel`, `host` of an operator without code, `append` to a state, `loop` where one begins or ends, or
-    /// `copy`.
+    /// Kind: `kernel`, `host` for an operator without code, `append` to a state, `loop` for the start or end
+    /// of one, or `copy`.
     pub kind: &'static str,
-    /// The workload of a kernel, the operator of another node.
+    /// Workload of a kernel; operator of another step.
     pub workload: String,
     /// Label of the workload for people.
     #[serde(skip)]
     pub label: String,
-    /// Layout of the channels of an image that a kernel writes, where it is not that of the model: `c16`
-    /// where 16 are next to each other.
+    /// Channel layout of a kernel's output, unless plain: `c16` for blocks of 16 channels (NCHW16c).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// Number of its calls in a run: one for each step of a sequence, and for each iteration of a loop where
-    /// their number is known.
+    /// Number of executions per run: once for each time step of a sequence, and for each iteration of a loop
+    /// of known length.
     #[serde(skip_serializing_if = "is_one")]
     pub times: usize,
-    /// The median over runs, in microseconds, of all these times together; 0 where it was not measured.
+    /// Total time of all executions in a run, in microseconds, as the median over runs; 0 if not measured.
     pub us: f64,
-    /// Throughput of a kernel that has operations to count.
+    /// Throughput of a kernel in GFLOP/s, if its operations are counted.
     pub gflops: Option<f64>,
 }
 
@@ -186,7 +185,7 @@ impl Compiled {
         (rows, row_of_steps)
     }
 
-    /// Profiles the steps: the median of each over `n_runs` runs, on the inputs that are set.
+    /// Profiles the steps on the current inputs: the median time of each over `n_runs` runs.
     ///
     /// # Errors
     /// As [`Runner::run`].
@@ -232,7 +231,7 @@ fn chosen(rows: Vec<ProfiledStep>, numbers: &[usize]) -> Vec<ProfiledStep> {
     rows.into_iter().enumerate().filter(|(at, _)| numbers.contains(at)).map(|(_, row)| row).collect()
 }
 
-/// Steps as a table for people, the slowest first.
+/// Formats steps as a table for people, slowest first.
 pub fn profile_table(steps: &[ProfiledStep]) -> String {
     let total: f64 = steps.iter().map(|step| step.us).sum();
     let mut by_time: Vec<&ProfiledStep> = steps.iter().collect();

@@ -1,4 +1,4 @@
-//! Running a compiled model on host tensors.
+//! Execution of a compiled model on host tensors.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -12,10 +12,10 @@ use tilewright_search::Timing;
 
 use crate::compile::Compiled;
 
-/// Why a run fails.
+/// Reason why a run fails.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// An input that does not exist, or does not fit.
+    /// Input that does not exist, or has the wrong type or shape.
     #[error("input `{name}` {what}")]
     Input {
         /// The input.
@@ -23,18 +23,18 @@ pub enum RunError {
         /// Reason.
         what: String,
     },
-    /// Lack of memory or threads.
+    /// Failed allocation of memory or threads.
     #[error("no memory or threads for a run: {0}")]
     Memory(#[from] std::io::Error),
-    /// An operator without code refused.
+    /// Error of an operator without code.
     #[error(transparent)]
     Run(#[from] tilewright_runtime::RunError),
-    /// A GPU refused.
+    /// Error of a GPU.
     #[error(transparent)]
     Gpu(#[from] GpuError),
 }
 
-/// A model with memory and threads, or a GPU, to run it.
+/// Executable instance of a model: its memory, and threads or a GPU.
 pub struct Runner {
     context: RunContext,
     inputs: Vec<LargestPort>,
@@ -101,7 +101,7 @@ enum RunContext {
 }
 
 impl Runner {
-    /// Memory and threads for a model; where it is for a GPU, its code and its constants there.
+    /// Allocates the memory for a model and, for a GPU, loads its code and constants.
     ///
     /// # Errors
     /// If there are not enough, or the GPU refuses.
@@ -109,7 +109,7 @@ impl Runner {
         Runner::cached(compiled, threads, &NO_CACHE)
     }
 
-    /// Does as [`Runner::new`], with a GPU's code from a cache, which keeps what it has not.
+    /// Makes a runner as [`Runner::new`] does, with GPU code from a cache, to which missing code is added.
     ///
     /// # Errors
     /// As [`Runner::new`].
@@ -159,7 +159,7 @@ impl Runner {
         context.model().plan().rows.as_ref()
     }
 
-    /// Rows of the next run, where runs say so; see [`Context::rows`].
+    /// Number of rows of the next run, if it is open; see [`Context::rows`].
     pub fn rows(&self) -> Option<i64> {
         let RunContext::Cpu(context) = &self.context else { return None };
         context.rows()
@@ -199,7 +199,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Takes inputs by name, the past of states too; those that are not given stay as they are.
+    /// Sets an input by name, or the past of a state. Inputs that are not set keep their values.
     ///
     /// # Errors
     /// If there is none of a name, or it has another type.
@@ -260,8 +260,8 @@ impl Runner {
         past.into_iter().chain(own).chain(items).map(|(dim, n)| (dim.name.clone(), n)).collect()
     }
 
-    /// Takes tensors of a model's inputs, all but those that are constants here, and the sizes of its open
-    /// dimensions, of the past and of a run's rows that they have.
+    /// Sets all inputs of a model except those that are constants in the compiled model; the sizes of open
+    /// dimensions, of the past and of the rows are taken from the tensors.
     ///
     /// # Errors
     /// As [`Runner::set`] and [`Runner::set_dim`].
@@ -275,7 +275,7 @@ impl Runner {
         taken.into_iter().try_for_each(|(value, tensor)| self.set(&value.name, tensor))
     }
 
-    /// Median nanoseconds of `n_runs` runs.
+    /// Median of `n_runs` runs, in nanoseconds.
     ///
     /// # Errors
     /// As [`Runner::run`].
@@ -284,7 +284,7 @@ impl Runner {
         Ok(Timing::of_samples(&ns, false).median_ns)
     }
 
-    /// Runs on the inputs that were set; the nanoseconds it takes.
+    /// Runs the model on the current inputs; returns the time in nanoseconds.
     ///
     /// # Errors
     /// If an operator without code refuses.
@@ -305,7 +305,7 @@ impl Runner {
         Ok(start.elapsed().as_nanos() as u64)
     }
 
-    /// Runs the model as [`Runner::run`] does, adding to each step's entry the nanoseconds that it takes.
+    /// Runs the model as [`Runner::run`] does, and adds each step's time in nanoseconds to its entry.
     ///
     /// # Errors
     /// As [`Runner::run`].
@@ -325,7 +325,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Outputs of the last run, by name; behind them what states then have.
+    /// Outputs of the last run by name, followed by the present values of states.
     pub fn outputs(&self) -> Vec<(String, Tensor)> {
         let tensor = |port: &LargestPort| {
             Tensor::new(port.ty.clone(), Bytes::copy_from_slice(port.bytes())).expect("it has the type's bytes")

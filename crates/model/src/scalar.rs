@@ -1,4 +1,4 @@
-//! Functions of single elements, as expressions in which `Load(i, [])` is an element of input `i`.
+//! Scalar expressions of elementwise functions, in which `Load(i, [])` is the element of input `i`.
 
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_PI};
 
@@ -6,12 +6,12 @@ use tilewright_graph::op::{Binary, Unary};
 use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
 use tilewright_ir::{BufferId, DType, Expr};
 
-/// An element of an input.
+/// Element of an input.
 pub fn input(at: usize) -> Expr {
     Expr::Load(BufferId(at as u32), Vec::new())
 }
 
-/// A number.
+/// Floating-point literal.
 pub fn number(x: f64) -> Expr {
     Expr::Const(x)
 }
@@ -19,7 +19,7 @@ pub fn number(x: f64) -> Expr {
 /// Magnitude beyond which doubles skip integers.
 const MOST_EXACT: f64 = (1u64 << 53) as f64;
 
-/// An integer of a type: a literal, or the sum of two where no double is the number.
+/// Integer literal of a type; a sum of two where an f64 does not represent it.
 pub fn whole(dtype: DType, n: i128) -> Expr {
     if n.abs() < MOST_EXACT as i128 {
         return number(n as f64);
@@ -81,18 +81,18 @@ pub fn div(a: Expr, b: Expr) -> Expr {
     }
 }
 
-/// An n-th of a value: exactly, or as a product with the inverse, which may be less than an integer that
-/// the quotient is.
+/// Division by a constant: exact, or as a product with the inverse, whose result may round below an integer
+/// quotient.
 pub fn part(x: Expr, n: f64, is_exact: bool) -> Expr {
     if is_exact { Expr::binary(BinaryOp::Div, x, number(n)) } else { mul(x, number(1.0 / n)) }
 }
 
-/// Smaller of two values.
+/// Minimum of two values.
 pub fn min(a: Expr, b: Expr) -> Expr {
     bound(BinaryOp::Min, a, b, f64::INFINITY)
 }
 
-/// Larger of two values.
+/// Maximum of two values.
 pub fn max(a: Expr, b: Expr) -> Expr {
     bound(BinaryOp::Max, a, b, f64::NEG_INFINITY)
 }
@@ -106,17 +106,17 @@ fn bound(op: BinaryOp, a: Expr, b: Expr, none: f64) -> Expr {
     }
 }
 
-/// Between bounds.
+/// Clamp to bounds.
 pub fn clip(x: Expr, low: f64, high: f64) -> Expr {
     min(max(x, number(low)), number(high))
 }
 
-/// Between bounds, the lower one where it is NaN, as quantized numbers are.
+/// Clamp to bounds, NaN to the lower one, as in quantization.
 pub fn quantized(x: Expr, low: f64, high: f64) -> Expr {
     where_less(number(low), x.clone(), min(x, number(high)), number(low))
 }
 
-/// A function of one value.
+/// Unary function.
 pub fn of(op: UnaryOp, x: Expr) -> Expr {
     Expr::unary(op, x)
 }
@@ -127,27 +127,28 @@ pub fn sigmoid(x: Expr) -> Expr {
     Expr::binary(BinaryOp::Div, number(1.0), add(number(1.0), power))
 }
 
-/// The first where `a < b`, else the second.
+/// Selection: `then` if `a < b`, else `otherwise`.
 pub fn where_less(a: Expr, b: Expr, then: Expr, otherwise: Expr) -> Expr {
     Expr::Select(Box::new(Cond::Less(Box::new(a), Box::new(b))), Box::new(then), Box::new(otherwise))
 }
 
-/// The first where something holds, else the second.
+/// Selection by a condition.
 pub fn choose_if(is: Cond, then: Expr, otherwise: Expr) -> Expr {
     Expr::Select(Box::new(is), Box::new(then), Box::new(otherwise))
 }
 
-/// Whether `a < b`.
+/// Condition `a < b`.
 pub fn less(a: Expr, b: Expr) -> Cond {
     Cond::Less(Box::new(a), Box::new(b))
 }
 
-/// Whether a condition does not hold.
+/// Negated condition.
 pub fn not(cond: Cond) -> Cond {
     Cond::Not(Box::new(cond))
 }
 
-/// Whether `x` is the extreme that was found of it and others: the least one, or the largest.
+/// Condition that `x` equals the minimum or maximum, `extreme`, found among it and other values; for `ArgMin`
+/// and `ArgMax`.
 pub fn is_extreme(x: Expr, extreme: Expr, is_min: bool) -> Cond {
     let is_nan = |x: Expr| not(less(x.clone(), number(1.0))).and(not(less(number(0.0), x)));
     let (worse, better) = if is_min { (extreme.clone(), x.clone()) } else { (x.clone(), extreme.clone()) };
@@ -196,20 +197,20 @@ fn cosh(x: Expr) -> Expr {
     add(mul(half, root.clone()), div(number(0.5), mul(root.clone(), root)))
 }
 
-/// 1 where a value is neither zero nor NaN, else 0.
+/// Expression that is 1 for nonzero values except NaN, else 0.
 pub fn is_not_zero(x: Expr) -> Expr {
     let not = |cond: Cond| Cond::Not(Box::new(cond));
     let is_between = not(less(x.clone(), number(0.0))).and(not(less(number(0.0), x.clone())));
     truth(not(is_between.and(less(x, number(1.0)))))
 }
 
-/// Chooses the first where a boolean holds, else the second.
+/// Selection by a boolean value.
 pub fn choose(truth: Expr, a: Expr, b: Expr) -> Expr {
     let is = condition(&truth).unwrap_or_else(|| less(number(0.0), truth));
     Expr::Select(Box::new(is), Box::new(a), Box::new(b))
 }
 
-/// Condition under which a boolean expression holds, if it is made of conditions.
+/// Condition equivalent to a boolean expression, if it is built from conditions.
 pub fn condition(truth: &Expr) -> Option<Cond> {
     match truth {
         Expr::Cast(DType::Bool, x) => condition(x),
@@ -218,12 +219,12 @@ pub fn condition(truth: &Expr) -> Option<Cond> {
     }
 }
 
-/// Whether a function of integers gives integers as it is written for floating-point numbers.
+/// Whether a function's floating-point expression yields integers for integers.
 pub fn is_whole(f: Unary) -> bool {
     matches!(f, Unary::Identity | Unary::Abs | Unary::Neg | Unary::Relu | Unary::Sign | Unary::Not)
 }
 
-/// A function of the graph on two integers; `None` if no expression computes it.
+/// Binary function of the graph on integers; `None` if no expression computes it.
 pub fn binary_of_whole(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
     let not = |cond: Cond| Cond::Not(Box::new(cond));
     Some(match f {
@@ -251,12 +252,12 @@ fn power(base: Expr, exponent: &Expr) -> Option<Expr> {
     Some(power)
 }
 
-/// Power of an integer with a floating-point exponent, whose result is truncated.
+/// Integer raised to a floating-point exponent, with a truncated result.
 pub fn power_of_whole(base: Expr, exponent: Expr) -> Expr {
     Expr::cast(DType::F64, Expr::binary(BinaryOp::Pow, base, exponent))
 }
 
-/// A function of the graph of one element, where there is an expression for it.
+/// Expression of a unary function of the graph, if there is one.
 pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
     use Unary as U;
     let zero = || number(0.0);
@@ -330,7 +331,7 @@ fn number_of(x: &Expr) -> Expr {
     }
 }
 
-/// A function of the graph of two elements, where there is an expression for it.
+/// Expression of a binary function of the graph, if there is one.
 pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
     Some(match f {
         Binary::Add => add(a, b),
@@ -371,7 +372,7 @@ pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
     })
 }
 
-/// Cost of an expression in operations, of which slow ones count several times.
+/// Cost of an expression in operations; slow ones count several times.
 pub fn cost(e: &Expr) -> usize {
     match e {
         Expr::Const(_) | Expr::Load(..) | Expr::FromIndex(_) => 0,
@@ -387,19 +388,19 @@ pub fn cost(e: &Expr) -> usize {
     }
 }
 
-/// Inputs that an expression reads, each as often as it does.
+/// Inputs that an expression reads, with repetition.
 pub fn inputs(e: &Expr) -> Vec<usize> {
     let mut found = Vec::new();
     e.for_each_load(&mut |buffer, _| found.push(buffer.0 as usize));
     found
 }
 
-/// An expression with what each input becomes.
+/// Substitutes expressions for inputs.
 pub fn substitute(e: &Expr, by: &dyn Fn(usize) -> Expr) -> Expr {
     rebuilt(&e.map_loads(&mut |buffer, _| Some(by(buffer.0 as usize))))
 }
 
-/// An expression with every occurrence of another replaced.
+/// Replaces every occurrence of a subexpression.
 pub fn replaced(e: &Expr, old: &Expr, new: &Expr) -> Expr {
     if e == old {
         return new.clone();

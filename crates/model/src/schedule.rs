@@ -1,5 +1,5 @@
-//! Models compiled with the best configurations of their kernels that are known, in the layouts that are best
-//! for these.
+//! Compilation of models with the best known configurations of their kernels, in the image layouts that suit
+//! these best.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -14,16 +14,16 @@ use crate::compile::{CompileError, CompileOptions, Compiled, Scheduled, Scheduli
 use crate::fuse::Fused;
 use crate::layouts::{Costs, ImageLayouts};
 
-/// Purpose of the layouts of images.
+/// Purpose for which image layouts are chosen.
 #[derive(Clone, Copy)]
 pub enum LayoutPurpose<'a> {
-    /// A run with what is recorded, in layouts in which all of it is, where there are such; else what is not
-    /// recorded is taken to be slower than what is.
+    /// Run with recorded kernels: layouts in which all kernels are recorded are preferred; otherwise
+    /// unrecorded ones are assumed to be slower.
     Run(&'a Records),
-    /// A search: unrecorded kernels are taken to be as much faster or slower as the model of the machine
-    /// predicts.
+    /// Tuning: unrecorded kernels are assumed to be as fast as the analytical model predicts, relative to
+    /// recorded ones.
     Tune(&'a Records),
-    /// A run of guesses, whatever is recorded.
+    /// Run with guesses, ignoring records.
     Guess,
 }
 
@@ -69,8 +69,8 @@ impl<'a> Guesses<'a> {
     }
 }
 
-/// Fused steps with images in the layouts that are cheapest for all kernels together: plain, or with as many
-/// channels next to each other as a vector holds. On a GPU all are plain.
+/// Chooses the image layouts that minimise the cost of all kernels: plain, or blocks of as many channels as a
+/// vector has lanes. On a GPU all are plain.
 ///
 /// # Errors
 /// If records cannot be read.
@@ -190,7 +190,7 @@ fn best_ns(
     Ok(None)
 }
 
-/// Compiles fused steps with the best recorded kernels, and guesses the others.
+/// Compiles fused steps with the best recorded configurations, and with guesses where nothing is recorded.
 ///
 /// # Errors
 /// As [`compile`], and where records cannot be read.
@@ -227,7 +227,7 @@ pub fn compile_known(
     Ok(Compiled { n_guessed: guessed.into_inner().len(), ..compiled })
 }
 
-/// Compiles with a guess for every kernel, whatever is recorded: the model before it is tuned.
+/// Compiles fused steps with guesses only: the untuned model.
 ///
 /// # Errors
 /// As [`compile`].

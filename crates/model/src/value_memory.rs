@@ -1,43 +1,43 @@
-//! Memory of values: their own, or a part of another value's.
+//! Memory of values: their own, or a part of another value's (aliasing).
 
 use crate::fuse::{Fused, Step};
 use crate::net::ValueId;
 
-/// A part of another value's memory.
+/// Location of a value within another value's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValuePart {
     /// Value that owns the memory.
     pub root: ValueId,
-    /// Bytes from its beginning.
+    /// Offset in bytes.
     pub offset: usize,
 }
 
-/// A copy that a run has to make, since a value cannot be computed where it is needed.
+/// Copy that a run must make, as a value cannot be computed in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copy {
-    /// Step ahead of which it is made.
+    /// Index of the step before which it is made.
     pub before: usize,
-    /// The value.
+    /// Value to copy.
     pub from: ValueId,
     /// Value that owns the destination's memory.
     pub to: ValueId,
-    /// Offset of the destination in it, in bytes.
+    /// Offset of the destination in that memory, in bytes.
     pub offset: usize,
 }
 
-/// Memory of all values.
+/// Memory assignment of all values.
 #[derive(Debug, Clone)]
 pub struct Places {
     /// Value that each value is a part of.
     parents: Vec<Option<ValuePart>>,
-    /// Copies that have to be made.
+    /// Copies that must be made.
     pub copies: Vec<Copy>,
-    /// The output whose memory a value has, of those that have one.
+    /// Index of the output whose memory each value uses, if any.
     pub outputs: Vec<Option<usize>>,
 }
 
 impl Places {
-    /// Places values so that as little as can be is copied.
+    /// Assigns memory to values, with as few copies as possible.
     pub fn new(fused: &Fused) -> Places {
         let n = fused.net.values.len();
         let mut places = Places { parents: vec![None; n], copies: Vec::new(), outputs: vec![None; n] };
@@ -116,7 +116,7 @@ impl Places {
         places
     }
 
-    /// Memory of a value.
+    /// Location of a value's memory.
     pub fn locate(&self, id: ValueId) -> ValuePart {
         let mut at = ValuePart { root: id, offset: 0 };
         while let Some(parent) = self.parents[at.root.0] {

@@ -1,4 +1,5 @@
-//! Whole runs of a model before and after its kernels were tuned, and which configurations stay.
+//! End-to-end comparison of a model before and after its kernels were tuned, which decides which
+//! configurations stay.
 //!
 //! Kernels are measured one by one, in a state of the caches that is near to that of a run, and the sum of
 //! their times decides nothing here: two whole models are run in turns. Kernels that a run is plainly faster
@@ -41,7 +42,7 @@ const NOISE: f64 = 0.01;
 /// Largest difference of outputs, as part of the largest element, between two sets of right kernels.
 const SAME: f64 = 1e-2;
 
-/// A model with a configuration for each of its kernels.
+/// Model with a configuration for each of its kernels.
 pub struct ConfiguredModel {
     fused: Fused,
     target: Target,
@@ -50,23 +51,23 @@ pub struct ConfiguredModel {
     kernels: HashMap<String, Rc<Choice>>,
 }
 
-/// Whole runs before and after a model was tuned. Its JSON is `run` of `tilewright tune MODEL --json`.
+/// Run times of a model before and after tuning. Its JSON is `run` of `tilewright tune MODEL --json`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Whole {
-    /// Median milliseconds with the configurations that were the best known before: recorded, or guessed.
+    /// Median in milliseconds with the previously best configurations, recorded or guessed.
     pub ms_before: f64,
-    /// Median milliseconds with what this run of the tuner has found.
+    /// Median in milliseconds with all configurations that this tuning run found.
     pub ms_tuned: f64,
-    /// Median milliseconds with what is recorded as the best now.
+    /// Median in milliseconds with the configurations now recorded as best.
     pub ms: f64,
-    /// Workloads with another configuration than before.
+    /// Number of workloads whose configuration changed.
     pub n_changed: usize,
-    /// Workloads that have got back what they had before.
+    /// Workloads whose previous configuration was restored.
     pub put_back: Vec<String>,
 }
 
 impl Whole {
-    /// Prints the times as one line.
+    /// Formats the times as one line.
     pub fn text(&self) -> String {
         let (ms, before) = (duration(self.ms * 1e6), duration(self.ms_before * 1e6));
         let compared = match self.ms_before / self.ms {
@@ -102,7 +103,7 @@ fn recorded_as(workload: &Workload) -> String {
 }
 
 impl ConfiguredModel {
-    /// The best that is known of each kernel of a model: recorded, else guessed.
+    /// Configures each kernel of a model with the best record, else a guess.
     ///
     /// # Errors
     /// If records cannot be read, or a kernel has no configuration.
@@ -235,8 +236,8 @@ fn better_before(before: &Profile, after: &Profile) -> HashSet<String> {
     plain.map(|(text, _)| text.clone()).collect()
 }
 
-/// Runs a model as it was before it was tuned and as it is after, and puts kernels back that it is faster
-/// with: those that the profiles show, or all where it was faster before as a whole.
+/// Compares a model before and after tuning, and restores the previous configurations of those kernels with
+/// which it is faster: those that profiles show, or all if the model as a whole was faster before.
 ///
 /// # Errors
 /// If the model does not run here, or records cannot be written.

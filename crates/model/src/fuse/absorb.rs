@@ -1,4 +1,4 @@
-//! Maps around products and convolutions as their prologues and epilogues.
+//! Fusion of elementwise maps into products and convolutions, as prologues and epilogues.
 
 use tilewright_ir::op::{CONV2D, Epilogue, EpilogueFunction, Operand, Workload};
 use tilewright_ir::{DType, Expr};

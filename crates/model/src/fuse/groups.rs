@@ -1,4 +1,4 @@
-//! Operations that are computed together, as nests.
+//! Grouping of operations to be fused into loop nests.
 
 use super::{contiguous, is_flat};
 use crate::net::{Kind, Net, Node, ValueId};

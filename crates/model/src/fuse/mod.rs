@@ -1,5 +1,5 @@
-//! Fusion of a simplified net to kernels: products and convolutions with their epilogues, and nests of the
-//! rest.
+//! Operator fusion: a simplified net becomes kernels, which are products and convolutions with their
+//! epilogues, and loop nests of the rest.
 
 mod absorb;
 mod groups;
@@ -33,21 +33,21 @@ use crate::quantized::epilogue::opening;
 use crate::quantized::graph::{has_dots, in_bytes};
 use crate::rules::{Trace, simplify};
 
-/// Kernel of a fused graph: its workload, inputs and output.
+/// Kernel of a fused net: its workload, inputs and output.
 #[derive(Debug, Clone)]
 pub struct Kernel {
-    /// Workload, as it is tuned.
+    /// Workload for tuning and compilation.
     pub workload: Workload,
-    /// Inputs, in the order of the program's.
+    /// Inputs in argument order.
     pub inputs: Vec<ValueId>,
-    /// The only output.
+    /// Output.
     pub output: ValueId,
-    /// The model's nodes that it comes from, for people.
+    /// Names of the model's nodes that it was fused from, for people.
     pub origin: String,
     /// The nodes of the net that a nest computes, the last one's output being its own; none of others, and
     /// none where it only gives its input another layout.
     pub(crate) members: Vec<usize>,
-    /// Block of adjacent channels of its output.
+    /// Channel block of its output (NCHWc); 1 for the plain layout.
     pub block: i64,
     /// Block of adjacent channels of a nest's images, or of those that a conversion makes or takes; 1 where
     /// all lie plain.
@@ -89,79 +89,79 @@ impl Kernel {
     }
 }
 
-/// Step of a run.
+/// Step of a run, in the order of [`Fused::steps`].
 #[derive(Debug, Clone)]
 pub enum Step {
-    /// Runs a kernel.
+    /// Kernel call.
     Kernel(Kernel),
-    /// Runs the same for each step of a sequence.
+    /// Steps repeated for each time step of a sequence.
     Sequence(Steps),
-    /// Runs an operator without code.
+    /// Operator without code, evaluated by the reference.
     Host(Node),
-    /// Copies what is new behind what a state has along a dimension.
+    /// Copy of new elements to the end of a state along a dimension.
     Append {
         /// New elements.
         from: ValueId,
-        /// The state, as long as it then is.
+        /// State after the copy, in its new length.
         to: ValueId,
-        /// The dimension.
+        /// Dimension that grows.
         axis: usize,
     },
-    /// Copies a value to the memory of another one.
+    /// Copy of a value to the memory of another one.
     Set {
         /// Source.
         from: ValueId,
-        /// Destination, of as many bytes.
+        /// Destination, of equal size.
         to: ValueId,
     },
-    /// Begins a loop: the steps up to its end repeat while its truth holds.
+    /// Start of a loop: the steps up to its end repeat while its condition holds.
     While(RunLoop),
-    /// Ends the loop that began last.
+    /// End of the innermost open loop.
     Again(RunLoop),
-    /// No work: `part` is a view into `of`, `offset` elements in.
+    /// View: `part` is `of` from `offset` elements on. No work.
     Part {
-        /// The whole.
+        /// Value that is viewed.
         of: ValueId,
-        /// The part.
+        /// View.
         part: ValueId,
-        /// Elements ahead of it.
+        /// Offset in elements.
         offset: i64,
     },
-    /// No work where the parts are computed in place: a value is the concatenation of others.
+    /// Concatenation; no work for parts that are computed in place.
     Join {
-        /// The parts.
+        /// Parts.
         parts: Vec<ValueId>,
-        /// The whole.
+        /// Concatenated value.
         whole: ValueId,
     },
 }
 
-/// Sequence: steps of a run that repeat for each step of a sequence.
+/// Steps that repeat for each time step of a sequence.
 #[derive(Debug, Clone)]
 pub struct Steps {
-    /// Number of the sequence's steps.
+    /// Number of time steps.
     pub n_steps: i64,
-    /// Steps of an iteration: kernels, and parts of their results.
+    /// Steps of one iteration: kernels, and views of their results.
     pub steps: Vec<Step>,
-    /// Values that are somewhere else at each step.
+    /// Values whose memory differs from time step to time step.
     pub moving: Vec<Moving>,
 }
 
-/// A value that is another part of a tensor at each step of a sequence.
+/// Value that is another slice of a tensor in each time step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moving {
     /// The value.
     pub value: ValueId,
-    /// The tensor.
+    /// Tensor that contains the slices.
     pub of: ValueId,
-    /// Position in that tensor; of the step before where there is a first one.
+    /// Position of the slices; with `first`, that of the previous time step's slice.
     pub track: Track,
-    /// Value at the first step, where it comes from the step before.
+    /// Value in the first time step, if it otherwise comes from the previous one.
     pub first: Option<ValueId>,
 }
 
 impl Moving {
-    /// Tensor that it is a part of at a step, and its offset in elements.
+    /// Tensor that contains the value in a time step, and its offset in elements.
     pub fn at(&self, step: i64) -> (ValueId, i64) {
         match self.first {
             None => (self.of, self.track.at(step)),
@@ -171,10 +171,10 @@ impl Moving {
     }
 }
 
-/// Items of a run that have nothing to do with each other, such as those of a batch.
+/// Independent items of a run, such as those of a batch.
 #[derive(Debug, Clone)]
 pub struct Items {
-    /// Number of them.
+    /// Dimension that counts the items.
     pub dim: OpenDimension,
     /// Whether each input, and each output behind them, has something of each item.
     pub(crate) ports: Vec<bool>,
@@ -192,13 +192,13 @@ pub struct SizedNets {
 /// Fused net: the steps of a run, in order.
 #[derive(Debug, Clone)]
 pub struct Fused {
-    /// The values, and what the model takes and gives.
+    /// Values, inputs and outputs.
     pub net: Net,
-    /// Steps of a run.
+    /// Steps of the run.
     pub steps: Vec<Step>,
-    /// Dimension of which runs say a size; the net is then that of the largest.
+    /// Open (dynamic) dimension, if any; the net is then for its largest size.
     pub open: Option<OpenNet>,
-    /// Number of rows of which a run is made, where it says so: this net is that of the largest piece.
+    /// Open (dynamic) number of rows (new tokens) per run, if any; the net is then for the largest piece.
     pub rows: Option<OpenDimension>,
     /// Nets of smaller pieces, in falling order; or those of other sizes.
     pub pieces: Vec<Fused>,
@@ -206,15 +206,15 @@ pub struct Fused {
     pub sized: Option<SizedNets>,
     /// Dimension of each input, and of each output behind them, that has the rows.
     pub(crate) axes_of_rows: Vec<Option<usize>>,
-    /// Items of which runs have as many as each says, where they do: the net is that of one.
+    /// Independent items whose number each run gives, if any; the net is then for one item.
     pub items: Option<Items>,
-    /// Passes that made it of a graph.
+    /// Passes that made it from a graph.
     pub trace: Trace,
 }
 
 impl Fused {
-    /// The workloads, each once, in their order, with how often a run has them; one that
-    /// [represents](Workload::representative) several in the place of these.
+    /// Distinct workloads in their order, each with its number of calls per run. A
+    /// [representative](Workload::representative) stands for workloads that differ only in numbers.
     pub fn tasks(&self) -> Vec<(Workload, usize)> {
         let mut tasks: Vec<(Workload, usize)> = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();
@@ -234,8 +234,8 @@ impl Fused {
         tasks
     }
 
-    /// Steps, each with the number of times that a run has it; of a sequence, the steps of its body.
-    /// A step of a loop whose number of iterations is not known counts as if there were one.
+    /// Steps, each with its number of executions per run; those of a sequence one by one. A step of a loop
+    /// whose number of iterations is unknown counts once.
     pub fn each(&self) -> impl Iterator<Item = (&Step, usize)> {
         let (mut n, mut outer) = (1_usize, Vec::new());
         self.steps.iter().flat_map(move |step| {
@@ -257,8 +257,7 @@ impl Fused {
         })
     }
 
-    /// Tells of each of [all](Fused::all) steps whether it is in a loop whose number of iterations only a run
-    /// tells.
+    /// Whether each of [all](Fused::all) steps is in a loop with an unknown number of iterations.
     pub fn are_uncounted(&self) -> Vec<bool> {
         let (mut are, mut outer) = (Vec::new(), vec![false]);
         for step in self.forms().flat_map(|form| &form.steps) {
@@ -274,7 +273,7 @@ impl Fused {
         are
     }
 
-    /// The workload of each kernel, to change what is asked of it.
+    /// Workload of each kernel, mutable, for changing its options.
     pub fn workloads_mut(&mut self) -> impl Iterator<Item = &mut Workload> {
         let of_pieces = self.pieces.iter_mut().flat_map(|piece| &mut piece.steps);
         let each = self.steps.iter_mut().chain(of_pieces).flat_map(|step| match step {
@@ -289,8 +288,8 @@ impl Fused {
 }
 
 impl Fused {
-    /// Has products round their factors to bf16 where the target multiplies these faster than f32. Few
-    /// channels, as those of a network's input, are not worth it: pairs of them are rarely full.
+    /// Lets products round their operands to bf16 where the target multiplies these faster than f32.
+    /// Convolutions of few channels, as of a network's input, are excluded, as their pairs are rarely full.
     pub fn round_factors(&mut self, target: &Target) {
         const LEAST_CHANNELS: i64 = 8;
         let is_worth_it = |workload: &Workload| match workload.structure() {
@@ -303,9 +302,8 @@ impl Fused {
     }
 }
 
-/// Lowers a specialised graph to kernels for a target, which decides whether they multiply 8-bit integers.
-/// With `exact`, kernels round as the graph's operators are written, no more and no less: f16 and bf16 are
-/// then rounded to behind each operator.
+/// Lowers a specialised graph to kernels for a target, which decides whether 8-bit integers are multiplied as
+/// such. With `exact`, kernels round exactly as the graph's operators do: f16 and bf16 after each operator.
 ///
 /// # Errors
 /// As [`fuse`].
@@ -356,7 +354,7 @@ fn evaluate_loop(node: &mut Node) {
     }
 }
 
-/// Fuses a simplified net.
+/// Fuses a simplified net into steps.
 ///
 /// # Errors
 /// If an operation is larger than any memory.

@@ -1,4 +1,4 @@
-//! Programs of nests.
+//! Programs of fused loop nests.
 
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
 use tilewright_ir::op::{ProgramBuilder, SizeRange, StageSpec, Workload, WorkloadError};

@@ -1,4 +1,5 @@
-//! Products of one tensor, of which one gates the other, as one product of pairs of columns.
+//! Gated layers: two products of one tensor, one of which gates the other, as one product with a gating
+//! epilogue.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Steps of a loop: those of an iteration, between a beginning and an end.
+//! Steps of a loop: those of an iteration, between its start and end.
 
 use std::collections::HashMap;
 
@@ -10,16 +10,16 @@ use super::{Fused, Kernel, Moving, Step, Steps, fuse};
 use crate::net::{Kind, Net, Node, Repeat, ValueId};
 use crate::rules::{Trace, simplify};
 
-/// A loop of a run.
+/// Loop of a run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunLoop {
-    /// Truth without which no further iteration takes place.
+    /// Condition, checked before each iteration.
     pub truth: ValueId,
-    /// Values that each iteration leaves to the next one.
+    /// Loop-carried values.
     pub carried: Vec<ValueId>,
-    /// Tensors of which each iteration makes a row.
+    /// Tensors that collect a row from each iteration.
     pub collected: Vec<ValueId>,
-    /// Number of iterations, where it is known.
+    /// Number of iterations, if known.
     pub n: Option<i64>,
 }
 
@@ -151,7 +151,7 @@ fn renamed(step: Step, outer: &dyn Fn(ValueId) -> ValueId) -> Step {
 }
 
 impl RunLoop {
-    /// Values that a loop reads and writes besides its steps.
+    /// Values that a loop reads and writes apart from its steps.
     pub fn values(&self) -> impl Iterator<Item = ValueId> {
         self.carried.iter().chain(&self.collected).copied()
     }

@@ -1,4 +1,4 @@
-//! Workloads of products and convolutions.
+//! Workloads of fused products and convolutions.
 
 use tilewright_ir::DType;
 use tilewright_ir::op::{

@@ -1,4 +1,4 @@
-//! Attention and positions as operators of ONNX: products of matrices with maps around them.
+//! Import of `Attention` and `RotaryEmbedding`: matrix products with maps around them.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{Attention, CacheSizes, GroupQueryAttention, Inputs, Products, RotaryEmbedding};

@@ -1,4 +1,4 @@
-//! Functions in C, for operators that no kernel computes.
+//! Operators imported as calls of generated C functions, where no kernel computes them.
 
 use tilewright_graph::DType;
 use tilewright_runtime::host::{COUPLING, DET, HostCall, HostOperator, SELECT};

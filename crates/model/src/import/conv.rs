@@ -1,4 +1,4 @@
-//! Convolutions: of images as they are, others as products with the elements that windows see.
+//! Import of convolutions: those of images directly, others as products with patches (im2col).
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{Conv, ConvInteger, ConvShape, ConvTranspose};

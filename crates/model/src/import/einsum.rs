@@ -1,4 +1,4 @@
-//! Sums of products by indices.
+//! Import of `Einsum`.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{Einsum, Inputs};

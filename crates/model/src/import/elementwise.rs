@@ -1,4 +1,4 @@
-//! Functions of elements, conversions and selections, as maps or as functions in C.
+//! Import of elementwise functions, casts and selections, as maps or C functions.
 
 use tilewright_graph::op::{Binary, Clip, Trilu, Unary, Variadic};
 use tilewright_graph::{DType, Op, Tensor};

@@ -1,4 +1,4 @@
-//! Fourier transforms, as products with a matrix.
+//! Import of Fourier transforms, as products with the DFT matrix.
 
 use std::f64::consts::TAU;
 

@@ -1,4 +1,4 @@
-//! Operators that look elements up by index.
+//! Import of gather operators.
 
 use tilewright_graph::op::{Gather, GatherElements, OneHot, axis};
 use tilewright_graph::{DType, Tensor};

@@ -1,4 +1,4 @@
-//! Nodes on their way into a net, with what lowerings of all operators need.
+//! State of an import, with helpers for the lowerings of all operators.
 
 use tilewright_graph::op::Fact;
 use tilewright_graph::{DType, Graph, Node as GraphNode, Tensor};

@@ -1,7 +1,7 @@
-//! Import of a graph of many operators to a net of few kinds.
+//! Import of a graph of many operators to a net of few kinds of operations.
 //!
-//! [`NodeImport::lower`] has a line for each operator; the lowerings themselves lie in a file for each
-//! family. Where none takes a node as it is, the reason stays with it.
+//! [`NodeImport::lower`] dispatches on the operator; the lowerings lie in a file for each family. The reason
+//! why a node has no lowering is kept with it.
 
 mod attention;
 mod call;
@@ -40,9 +40,9 @@ pub(crate) use job::NodeImport;
 pub(crate) use no_code::Lowered;
 pub use no_code::NoCode;
 
-/// The net of a specialised graph. What has no code becomes a host operator.
+/// Imports a specialised graph. A node without code becomes a host operator.
 ///
-/// With `dots`, products of 8-bit integers of which one is known are such of integers.
+/// With `dots`, products of 8-bit integers with a constant operand stay integer products.
 pub fn import(graph: &Graph, dots: bool) -> Net {
     let mut net = Net { open_size: graph.open_size.map(|size| size as i64), ..Net::default() };
     for (_, value) in graph.values() {

@@ -1,4 +1,4 @@
-//! Operators that move elements: views, permutations, slices, joins and borders.
+//! Import of operators that move elements: views, transposes, slices, concatenations and padding.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{

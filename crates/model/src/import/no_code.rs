@@ -5,62 +5,62 @@ use tilewright_graph::{DType, OpError};
 /// Result of a lowering.
 pub(crate) type Lowered<T = ()> = Result<T, NoCode>;
 
-/// Reason why a node has no code: no lowering of its operator takes it as it is.
+/// Reason why a node has no code: no lowering of its operator supports it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoCode {
-    /// No lowering knows the operator.
+    /// Operator without a lowering.
     #[error("no lowering knows the operator")]
     Operator,
-    /// Elements of a value are of a type that lowerings of the operator do not take.
+    /// Unsupported element type of a value.
     #[error("`{value}` is {dtype}, and there is code for {takes}{}", cast_hint(*.dtype, .takes))]
     Type {
         /// Name of the value.
         value: String,
         /// Type of its elements.
         dtype: DType,
-        /// Types that there is code for.
+        /// Supported types.
         takes: &'static str,
     },
-    /// Two values that are to have elements of one type differ.
+    /// Two values whose element types differ but must be equal.
     #[error("`{}` is {}, but `{}` is {} (put a Cast ahead of one)", .0.0, .0.1, .1.0, .1.1)]
     Mixed((String, DType), (String, DType)),
-    /// A value has more or fewer dimensions than there is code for.
+    /// Unsupported rank of a value.
     #[error("`{value}` has {rank} dimensions, and there is code for {takes}")]
     Rank {
         /// Name of the value.
         value: String,
-        /// Number of its dimensions.
+        /// Rank of the value.
         rank: usize,
-        /// Operands that there is code for.
+        /// Supported operands.
         takes: &'static str,
     },
-    /// A shape or an attribute, in words, is one that there is no code for.
+    /// Unsupported shape or attribute, described in words.
     #[error("there is no code for {0}")]
     Form(&'static str),
-    /// A size is larger than there is code for.
+    /// Size above the supported limit.
     #[error("{what} are {size}, and there is code for up to {most}")]
     Size {
-        /// Things that are counted, in the plural.
+        /// Description of the things counted, in the plural.
         what: &'static str,
         /// Number of them.
         size: i64,
-        /// Largest number that there is code for.
+        /// Limit.
         most: i64,
     },
-    /// A value that decides on the code is known in a run alone.
+    /// Value that must be constant.
     #[error("`{0}` is known only when the model runs (make it a constant of the model)")]
     Unknown(String),
-    /// An input that the lowering needs is left out.
+    /// Missing input that the lowering needs, by index.
     #[error("its input {} is left out, and there is code only with it", .0 + 1)]
     Missing(usize),
-    /// A further output is read.
+    /// Further output that is used, by index.
     #[error("its output {} is read, and there is code for the first alone", .0 + 1)]
     Output(usize),
-    /// Nobody reads the output, or it has no elements.
+    /// Output that is unused or has no elements.
     #[error("its output has no elements, or nobody reads it")]
     Unread,
-    /// An operand without elements.
+    /// Operand without elements.
     #[error("`{0}` has no elements")]
     Empty(String),
     /// The operator refuses what is known of its inputs.

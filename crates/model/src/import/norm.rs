@@ -1,4 +1,4 @@
-//! Normalizations, as sums and maps.
+//! Import of normalisations, as reductions and maps.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{

@@ -1,4 +1,4 @@
-//! Pools of windows and of whole images.
+//! Import of pooling, over windows and over whole images.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{Geometry, GlobalPool, Pool, PoolKind};

@@ -1,4 +1,4 @@
-//! Products of matrices of all types.
+//! Import of matrix products of all types.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{Gemm, product_shape};

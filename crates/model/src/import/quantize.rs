@@ -1,4 +1,4 @@
-//! Conversions between numbers and integers with a scale, and products of such integers.
+//! Import of quantization, dequantization, and products of quantized tensors.
 
 use tilewright_graph::op::{ConvShape, QLinearConv, QuantizeLinear, Scaling, axis};
 use tilewright_graph::{DType, Op};

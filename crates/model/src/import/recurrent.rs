@@ -1,5 +1,5 @@
-//! Networks over steps: what their inputs add to all gates is one product for all steps; the first step has a
-//! form of its own, and all others are the steps of a sequence.
+//! Import of recurrent networks: the input's contribution to all gates is one product over all time steps;
+//! the first step is specialised, and the others are a [`Sequence`](crate::net::Sequence).
 
 use tilewright_graph::op::{Cell, Recurrent, RecurrentDirection};
 use tilewright_graph::{DType, Tensor};

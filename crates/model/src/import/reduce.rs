@@ -1,4 +1,4 @@
-//! Reductions, running sums, and positions of extremes.
+//! Import of reductions, cumulative sums, and `ArgMax`/`ArgMin`.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{ArgReduce, Cumulative, Inputs, Reduce, ReduceKind, TopK, axis};

@@ -1,4 +1,4 @@
-//! Loops: a net of an iteration.
+//! Import of loops, whose body is a net of its own.
 
 use tilewright_graph::op::Loop;
 

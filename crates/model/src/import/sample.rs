@@ -1,4 +1,4 @@
-//! Images in other sizes, and samples of images at coordinates.
+//! Import of resampling, and of sampling images at coordinates.
 
 use tilewright_graph::DType;
 use tilewright_graph::op::{

@@ -1,4 +1,4 @@
-//! Operators that write elements at places: functions in C behind maps that find the places.
+//! Import of scatter operators: maps that compute the indices, and C functions that write the elements.
 
 use tilewright_graph::op::{Col2Im, Inputs, MaxUnpool, Operation, Scatter, TensorScatter, axis};
 use tilewright_graph::{DType, Tensor};

@@ -1,4 +1,4 @@
-//! Shares of powers along a dimension, and losses that are made of them.
+//! Import of softmax, and of losses made of it.
 
 use tilewright_graph::op::{LossReduction, NegativeLogLikelihoodLoss, Softmax, SoftmaxKind};
 use tilewright_ir::Expr;

@@ -1,9 +1,10 @@
-//! Ensembles of decision trees as look-ups: one for each branch on the way, of all trees and rows together.
+//! Import of tree ensembles as gathers, one per level for all trees and rows together.
 //!
-//! All trees go down by one branch at a time. A branch goes right where its feature is above its threshold,
-//! and the right child stands behind the left one, so that no way depends on a jump. Where the trees are
-//! nearly full, each level is a table of its own, in which a node at `i` has its children at `2i` and `2i +
-//! 1`. Otherwise all nodes are in one table that says where the left child is; leaves lead to themselves.
+//! All trees descend by one level at a time. A row goes to the right child where its feature is above the
+//! threshold, and the right child follows the left one, so that no branch instruction is needed. Where the
+//! trees are nearly complete, each level is a table of its own, in which a node at `i` has its children at
+//! `2i` and `2i + 1`. Otherwise all nodes are in one table with the index of the left child; leaves refer to
+//! themselves.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! Convolutions over three dimensions, as such over rows and columns, and transposed ones as blocks.
+//! Import of three-dimensional convolutions, as two-dimensional ones, and of transposed ones as blocks.
 
 use tilewright_graph::op::{ConvShape, Geometry};
 

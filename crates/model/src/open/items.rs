@@ -1,7 +1,8 @@
-//! Batches of which each run says the number of items and their size.
+//! Batches of dynamic size whose items are independent and of dynamic size, too.
 //!
-//! The net is that of one item of any size, and runs take one item after the other. That items have nothing
-//! to do with each other is seen in nets of several: each node makes an item of that item's inputs alone.
+//! The net is that of one item of any size, and a run processes one item after the other. Independence is
+//! verified by lowering the model for several items: each node must compute an item from that item's inputs
+//! alone.
 
 use std::collections::HashMap;
 
@@ -18,8 +19,8 @@ use crate::net::{Kind, Line, Net, Node, ValueId};
 const FEWEST: i64 = 2;
 const MOST: i64 = 7;
 
-/// Makes a net of any number of `items`, each with the open dimension `dim`, of what `lower` makes of so many
-/// items of a size, of which the named dimension is open.
+/// Makes a net of any number of `items`, each with the open dimension `dim`. `lower` lowers the model for the
+/// given number of items and size, with the named dimension open.
 ///
 /// # Errors
 /// As [`open`](super::open()), and where an item depends on others.
@@ -48,8 +49,8 @@ fn has_items(whole: &mut Fused, items: &OpenDimension, ports: Vec<bool>) -> Resu
     Ok(())
 }
 
-/// Makes a net with an open dimension as [`open`](super::open()) does, or else one of an item, where the
-/// dimension is a batch whose items have nothing to do with each other.
+/// Makes a net with an open dimension, as [`open`](super::open()) does; if that fails, a net of one item,
+/// where the dimension is a batch of independent items.
 ///
 /// # Errors
 /// As [`open`](super::open()).

@@ -1,4 +1,4 @@
-//! Loops that run as far as a run says.
+//! Loops whose extent is the open dimension.
 
 use std::collections::HashMap;
 

@@ -1,9 +1,9 @@
-//! Models with a dimension of which each run says a size.
+//! Models with an open (dynamic) dimension, whose size each run gives.
 //!
-//! Nothing is inferred symbolically: the model is lowered at a few sizes, and the results are compared.
-//! Shapes that differ are numbers that depend on the size by a factor and a term; all else has to be the
-//! same. The net of the largest size is then the model's: tensors lie as if they were as large as they can
-//! be, and kernels go as far as a run says, over rows of the same kernels or within them.
+//! There is no symbolic inference: the model is lowered at a few sizes, and the results are compared. Numbers
+//! that differ, such as those of shapes, must be affine in the size; all else must be equal. The result is
+//! the net of the largest size: tensors have the layout for it, and kernels process as much as a run says, by
+//! the number of rows or within them.
 
 mod items;
 pub(crate) mod loops;
@@ -32,10 +32,10 @@ const WHOLE_VECTORS: i64 = 16;
 /// Open sizes of products and convolutions by their results, each with its name in the workload.
 type SizesOf = HashMap<ValueId, Vec<(&'static str, RunSize)>>;
 
-/// Reason why a dimension of a model cannot be open.
+/// Reason why a dimension cannot be open (dynamic).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OpenError {
-    /// Too few sizes.
+    /// Range with too few sizes to compare.
     #[error("{name}={least}..{most} has too few sizes to be open (give a number, or at least four sizes)")]
     Few {
         /// Name of the dimension.
@@ -45,30 +45,30 @@ pub enum OpenError {
         /// Largest size.
         most: i64,
     },
-    /// Tensors would have no elements.
+    /// Dimension whose smallest size leaves tensors empty.
     #[error("{name} begins at 0, which only the past of a language model may (begin at 1)")]
     Empty {
         /// Name of the dimension.
         name: String,
     },
-    /// Something of the model is another thing at another size.
+    /// Part of the model that differs between sizes in an unsupported way.
     #[error("`{node}` {what} between {name}={first} and {name}={second}: {name} cannot be open (give a number)")]
     Differs {
         /// Node of the model.
         node: String,
-        /// Difference.
+        /// Description of the difference.
         what: String,
         /// Name of the dimension.
         name: String,
-        /// A size.
+        /// First size compared.
         first: i64,
-        /// Another size.
+        /// Second size compared.
         second: i64,
     },
-    /// A node has no code for a size that runs say.
+    /// Node without code for a dynamic size.
     #[error("`{node}` {why}: {name} cannot be open (give a number)")]
     Node {
-        /// Node of the model, or input or output.
+        /// Name of the model's node, input or output.
         node: String,
         /// Reason.
         why: String,
@@ -77,10 +77,10 @@ pub enum OpenError {
     },
 }
 
-/// Dimension of a net of which runs say a size.
+/// Open (dynamic) dimension of a net.
 #[derive(Debug, Clone)]
 pub struct OpenNet {
-    /// The dimension.
+    /// Name and range of the dimension.
     pub dim: OpenDimension,
     /// Dimensions of each value that depend on it.
     pub(crate) axes: Vec<Vec<Option<RunSize>>>,
@@ -119,7 +119,7 @@ fn through([x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<RunSize> {
     (size.at(x1) == y1).then_some(size)
 }
 
-/// Makes a fused net with an open dimension of what `lower` makes of the model at a size.
+/// Makes a fused net with an open dimension; `lower` lowers the model at a size.
 ///
 /// # Errors
 /// As `lower`, and where the dimension cannot be open.

@@ -1,8 +1,8 @@
-//! Language models that take one token a run or several: a net for each number of these.
+//! Language models that process one token per run, or several (chunked prefill): a net for each chunk size.
 //!
-//! A prompt is taken by pieces, of the largest that there are, each with a net and steps of its own.
-//! Pieces share states, and weights where kernels read these in one layout: products that differ in nothing
-//! but their number of rows are one family.
+//! A prompt is processed in chunks, largest first, each with a net and steps of its own. Nets share states,
+//! and weights where kernels read them in one layout: products that differ only in their number of rows are
+//! one family.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
@@ -14,9 +14,9 @@ use crate::fuse::{Fused, Kernel, Open, Step};
 use crate::net::ValueId;
 use crate::open::OpenError;
 
-/// Makes one net of those of several numbers of rows, each behind the past: `dim` is that for the fewest
-/// rows, `name` that of the rows, `numbers` are in rising order, and `lower` makes the net of a number behind
-/// a past.
+/// Combines the nets for several numbers of rows (new tokens), each after a past of dynamic length: `dim` is
+/// the length for the fewest rows, `name` names the rows, `numbers` are ascending, and `lower` makes the net
+/// for a number of rows and a length.
 ///
 /// # Errors
 /// As [`open`](crate::open()), and where numbers of rows do not go together.
@@ -65,7 +65,7 @@ impl Fused {
         std::iter::once(self).chain(&self.pieces)
     }
 
-    /// Steps of all pieces, as [`Fused::each`] has them.
+    /// Steps of all pieces, as [`Fused::each`] returns them.
     pub fn all(&self) -> impl Iterator<Item = (&Step, usize)> {
         self.forms().flat_map(Fused::each)
     }

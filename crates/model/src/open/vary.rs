@@ -1,4 +1,4 @@
-//! Numbers in nodes that depend on the size, such as that by which a mean divides, and the place of the last
+//! Numbers within nodes that depend on the open size, such as the divisor of a mean, or the index of the last
 //! element.
 
 use tilewright_graph::{DType, Tensor};

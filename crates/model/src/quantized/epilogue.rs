@@ -1,5 +1,5 @@
-//! Epilogues of products of integers: sums become f32 and, where nothing else reads them, 8-bit integers
-//! again, before they are stored.
+//! Epilogues of integer products: accumulators are converted to f32 and, where all users are quantized, back
+//! to 8-bit integers before the store.
 
 use tilewright_graph::DType;
 use tilewright_ir::op::{Epilogue, EpilogueFunction, MATMUL, Operand, Workload};
@@ -10,7 +10,7 @@ use crate::epilogue::{
 };
 use crate::net::{Kind, Net, Node, ValueId};
 
-/// Types of a node's factors, where these are integers.
+/// Element types of a node's operands, if they are integers.
 pub fn types_of(net: &Net, node: &Node) -> Option<[ElementType; 2]> {
     matches!(node.kind, Kind::Product { .. } | Kind::Conv(_)).then_some(())?;
     match (net.value(node.input(0)).dtype, net.value(node.input(1)).dtype) {
@@ -20,7 +20,7 @@ pub fn types_of(net: &Net, node: &Node) -> Option<[ElementType; 2]> {
     }
 }
 
-/// A small workload of the types of an anchor, to ask what epilogues it may have.
+/// Small workload with the types of a node, to test which epilogues it supports.
 pub fn example(net: &Net, node: &Node) -> Workload {
     let sizes = [("m", 1), ("n", 1), ("k", 1)];
     Workload::of_factors(&MATMUL, types_of(net, node), &sizes).expect("there are products of these types")
@@ -34,7 +34,7 @@ fn operation(
     Some((Epilogue::new(function, numbers)?, operand.map(|id| id.0)))
 }
 
-/// Operations that a product of integers begins with: its further inputs.
+/// Operations that an integer product's epilogue begins with, from its further inputs.
 pub fn opening(net: &Net, node: &Node) -> Operations {
     if types_of(net, node).is_none() {
         return Vec::new();
@@ -50,7 +50,7 @@ pub fn opening(net: &Net, node: &Node) -> Operations {
     node.inputs.iter().flatten().skip(2).filter_map(of).collect()
 }
 
-/// Zero point that a convolution of integers is padded with, where that is not 0.
+/// Zero point that a convolution of integers is padded with, if not 0.
 pub fn padding(net: &Net, node: &Node) -> Option<ValueId> {
     types_of(net, node)?;
     let is_byte = |id: &ValueId| matches!(net.value(*id).dtype, DType::U8 | DType::I8);
@@ -63,8 +63,7 @@ fn is_closed(epilogue: &Operations) -> bool {
     epilogue.last().is_some_and(|(last, _)| is_quantizing(last.function()))
 }
 
-/// Whether what a product of integers gives may be quantized in its epilogue: numbers, or integers that they
-/// were quantized to, as numbers again.
+/// Whether an integer product's epilogue may quantize its result.
 pub fn may_close(net: &Net, anchor: &Node, epilogue: &Operations) -> bool {
     types_of(net, anchor).is_some() && (is_closed(epilogue) || net.value(anchor.output()).dtype == DType::F32)
 }
@@ -208,19 +207,19 @@ fn changed(net: &mut Net, id: ValueId, by: impl Fn(usize, f32) -> f32) -> Option
     Some(net.add_constant(&name, &shape, &numbers))
 }
 
-/// Value of a map that quantizes the output of an anchor.
+/// Map that quantizes the output of a node.
 #[derive(Clone, Copy)]
 pub struct QuantizedOutput<'a> {
-    /// The value.
+    /// Value of the map.
     pub value: &'a Expr,
-    /// Input of the map that is the anchor's output.
+    /// Index of the map's input that is the node's output.
     pub slot: usize,
-    /// Type that it is quantized to.
+    /// Integer type of the result.
     pub dtype: ElementType,
 }
 
-/// The operations of an anchor with those of a value that quantizes its output; `before` are its own. Numbers
-/// are divided by scales as early as they can be.
+/// Epilogue of a node followed by a quantization of its output; `before` is the node's present epilogue.
+/// Divisions by scales are moved as early as possible.
 pub fn closing(
     net: &mut Net,
     node: &Node,

@@ -1,4 +1,4 @@
-//! Quantized graphs with as much of them in integers as can be.
+//! Rewriting of quantized graphs to integer operators where possible.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,7 +15,7 @@ mod forms;
 
 use factors::Integers;
 
-/// Rewrites a graph in which `DequantizeLinear` reads constants, and which is specialised.
+/// Rewrites a specialised graph whose `DequantizeLinear` nodes read constants.
 ///
 /// These constants become floating-point numbers, and no more, unless the target multiplies 8-bit integers
 /// faster than f32. Then products and convolutions of factors that are such integers with a scale become such

@@ -1,5 +1,5 @@
-//! Models of 8-bit integers: what quantizers write around operators becomes products of integers, and what
-//! only moves elements moves bytes.
+//! Quantized models of 8-bit integers: products surrounded by quantization become integer products, and
+//! operators that only move elements move integers.
 //!
 //! [`graph::in_bytes`] rewrites a graph before it is imported; a product of two factors that stand for
 //! numbers is then `MatMulInteger` (a convolution `ConvInteger`), `Add` of a bias in integers, `Cast` and

@@ -1,4 +1,4 @@
-//! Import of operators whose weights have 2, 4 or 8 bits and a scale for each block.
+//! Import of operators with block-quantized weights of 2, 4 or 8 bits.
 
 use tilewright_graph::op::{GatherBlockQuantized, Inputs, MatMulNBits, Operation, PackedWeights};
 use tilewright_graph::{DType, Tensor, TensorType};

@@ -1,4 +1,4 @@
-//! Prices of convolutions of integers and of numbers.
+//! Cost comparison of integer and floating-point convolutions.
 
 use tilewright::Choice;
 use tilewright_graph::DType;
@@ -12,9 +12,9 @@ use crate::import::window_of;
 /// Cycles in which an element of the input becomes a number, and one of the result an integer again.
 const CONVERSIONS: [f64; 2] = [0.12, 0.35];
 
-/// Whether a guess for a convolution of integers of a type takes less time than one for numbers, by the model
-/// of the machine; one for numbers has them made of integers, and integers of its result. Products need not
-/// be asked: theirs take a quarter of the time.
+/// Whether an integer convolution is estimated to be faster than a floating-point one, by the analytical
+/// models of their first guesses. Conversions of the floating-point one's operands and result are counted.
+/// Products need not be compared: integer ones take a quarter of the time.
 pub fn convolution_pays(found: &ConvShape, dtype: DType, target: &Target) -> bool {
     pays(found, dtype, target).unwrap_or(false)
 }

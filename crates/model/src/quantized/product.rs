@@ -1,5 +1,5 @@
-//! Import of products of 8-bit integers, one known, as products whose sums become numbers where they are
-//! stored.
+//! Import of products of 8-bit integers with a constant operand, whose accumulators are converted in the
+//! epilogue.
 
 use tilewright_graph::op::{Binary, Cast, Conv};
 use tilewright_graph::{DType, Node as GraphNode, Op, Tensor, ValueId as GraphValueId};

@@ -1,23 +1,24 @@
-//! Known factors of 9 bits as sums of i8s.
+//! Constant operands of 9 bits as sums of i8 operands.
 
-/// Known factors as i8s: an input that has larger ones is read several times, each time with a part of them.
+/// Constant operand as i8: an input with a larger weight is read several times, each time with a part of the
+/// weight.
 #[derive(Debug, PartialEq)]
 pub struct SplitFactor {
-    /// The factors, `[groups, outputs, columns, inside]`.
+    /// Weights, `[groups, outputs, columns, inside]`.
     pub numbers: Vec<i128>,
-    /// The input that each column of each group reads, of `groups · inputs`.
+    /// Input that each column of each group reads, of `groups · inputs`.
     pub columns: Vec<usize>,
 }
 
 impl SplitFactor {
-    /// Whether each input is read once.
+    /// Whether each input is read once, so that nothing was split.
     pub fn is_plain(&self) -> bool {
         self.columns.iter().enumerate().all(|(at, input)| at == *input)
     }
 }
 
-/// Splits factors `[groups, outputs, inputs, inside]`. Where the number of inputs is a multiple of `block`,
-/// so is that of columns.
+/// Splits weights `[groups, outputs, inputs, inside]`. If the number of inputs is a multiple of `block`, so
+/// is the number of columns.
 pub fn split(numbers: &[i64], [groups, outputs, inputs, inside]: [usize; 4], block: usize) -> SplitFactor {
     let mut rest = numbers.to_vec();
     let at = |[group, output, input]: [usize; 3]| ((group * outputs + output) * inputs + input) * inside;

@@ -1,4 +1,4 @@
-//! Factors and terms by channel behind products and convolutions.
+//! Rules for per-channel scales and offsets after products and convolutions, which are folded into weights.
 
 use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;

@@ -1,4 +1,4 @@
-//! Products of a batch that read and write heads where they lie.
+//! Rules for batched products that read and write attention heads in place, without transposes.
 
 use tilewright_ir::op::Heads;
 

@@ -1,4 +1,5 @@
-//! Maps and slices that give their input as it is, and joins that give a part of a tensor.
+//! Rules that remove identities: maps and slices that return their input, concatenations that restore a
+//! tensor.
 
 use tilewright_ir::Expr;
 

@@ -1,4 +1,4 @@
-//! Maps of maps.
+//! Rules that compose maps.
 
 use tilewright_ir::Expr;
 

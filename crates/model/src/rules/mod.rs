@@ -77,7 +77,7 @@ const PASSES: &[RewritingStage] = &[
 /// thousand nodes takes less than ten.
 const MOST_ROUNDS: usize = 100;
 
-/// Returns the names of all rules, each once.
+/// Names of all rules, without repetition.
 pub fn rule_names() -> Vec<&'static str> {
     let mut names = vec![DROP_VIEWS.0];
     for pass in PASSES {
@@ -92,7 +92,7 @@ pub fn rule_names() -> Vec<&'static str> {
     names
 }
 
-/// Rewrites a net by all rules, and tells which of them changed it.
+/// Rewrites a net by all rules to a fixed point; returns which of them changed it.
 pub fn simplify(net: &mut Net) -> Trace {
     let mut trace = Trace::default();
     for pass in PASSES {

@@ -1,4 +1,4 @@
-//! Maps of values that are only moved.
+//! Rules that exchange maps with operators that only move elements.
 
 use super::{Links, comes_from_anchor, drop_unread};
 use crate::net::{Kind, Net, Node};

@@ -1,4 +1,4 @@
-//! Products whose second factor is transposed, and products of one tensor with several matrices.
+//! Rules for products with a transposed operand B, and for several products of one tensor.
 
 use tilewright_graph::DType;
 use tilewright_ir::Expr;

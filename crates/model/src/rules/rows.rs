@@ -1,4 +1,4 @@
-//! Products with one-hot rows as rows that are looked up.
+//! Rules that turn products with one-hot rows into gathers.
 
 use tilewright_ir::expr::Cond;
 use tilewright_ir::{BufferId, Expr};

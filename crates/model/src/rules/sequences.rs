@@ -1,4 +1,4 @@
-//! Products of the heads of several sequences.
+//! Rules for the attention heads of several sequences.
 
 use super::strided::{Strided, strided};
 use super::{Links, replace_each};

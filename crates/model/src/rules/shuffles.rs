@@ -1,4 +1,4 @@
-//! Shuffles of the channels of grouped convolutions.
+//! Rules for channel shuffles after grouped convolutions.
 
 use tilewright_graph::DType;
 

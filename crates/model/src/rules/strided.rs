@@ -1,4 +1,4 @@
-//! Values as parts of the memory of others, by strides.
+//! Rules that replace moves by strided views of other values' memory.
 
 use crate::net::{Kind, Net, ValueId};
 

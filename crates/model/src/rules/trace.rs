@@ -1,4 +1,4 @@
-//! Trace of the passes that make a run's steps of a graph.
+//! Trace of the passes that turn a graph into the steps of a run.
 
 use tilewright::format::{grouped, table};
 use tilewright_graph::Graph;
@@ -6,12 +6,12 @@ use tilewright_graph::Graph;
 use super::Rule;
 use crate::net::Net;
 
-/// Pass that changed something.
+/// Pass that changed the net.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Applied {
     /// Name of the rule, or of another pass.
     pub rule: &'static str,
-    /// Model's node whose body was rewritten; `None` for the model itself.
+    /// Node whose body was rewritten; `None` for the model itself.
     pub within: Option<String>,
     /// Number of places that changed; 1 for a pass over all nodes.
     pub n_changes: usize,
@@ -19,7 +19,7 @@ pub struct Applied {
     pub nodes: [usize; 2],
 }
 
-/// Passes that changed something, in order.
+/// Passes that changed the net, in order.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Trace(pub Vec<Applied>);
 
@@ -51,7 +51,7 @@ impl Trace {
         self.0.extend(body.0.into_iter().map(|applied| Applied { within: Some(node.to_owned()), ..applied }));
     }
 
-    /// Formats a line for each pass: its name, the number of changes, and of nodes before and after.
+    /// Formats one line per pass: its name, the number of changes, and of nodes before and after.
     pub fn text(&self) -> String {
         let row = |Applied { rule, within, n_changes, nodes: [before, after] }: &Applied| {
             let within = within.as_ref().map_or(String::new(), |node| format!(" in {node}"));

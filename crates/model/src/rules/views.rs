@@ -1,4 +1,4 @@
-//! Views: fewer of them, and behind maps rather than ahead.
+//! Rules for views: merged, and moved after maps.
 
 use super::{Links, comes_from_anchor, drop_unread};
 use crate::net::{Kind, Net, Node, ValueId};

@@ -1,4 +1,4 @@
-//! Operators of integers with a known factor, in the place of those of numbers.
+//! Integer operators with a constant operand, in place of floating-point ones.
 
 use tilewright_graph::op::{Cast, Conv, ConvInteger, ConvShape, Gather, MatMulInteger};
 use tilewright_graph::{DType, Op, Place, Tensor, ValueId};
@@ -18,7 +18,7 @@ const LARGEST: i64 = 255;
 /// Bound below which f32 holds each integer.
 const EXACT: i64 = 1 << 24;
 
-/// Operator of integers that takes the place of one of numbers, with its known factor.
+/// Integer operator in place of a floating-point one, with its constant operand.
 pub struct Integers {
     /// Product or convolution of integers, or a convolution of numbers whose sums are exact.
     op: Op,
@@ -28,16 +28,16 @@ pub struct Integers {
     reads: Option<Vec<usize>>,
     /// Sizes, of a convolution of integers.
     found: Option<ConvShape>,
-    /// Dimensions of a convolution before it was one over rows and columns.
+    /// Form of a convolution before it became two-dimensional.
     pub form: ConvolutionForm,
-    /// Channels of the result that each of the first factor's enters, where no other one enters these.
+    /// Output channels per input channel of a depthwise convolution; `None` for other ones.
     pub n_results: Option<usize>,
-    /// Shape of what there is one of for each column or channel of the result.
+    /// Shape of per-channel operands, such as scales, of the result.
     pub along: Vec<usize>,
 }
 
 impl Integers {
-    /// Whether kernels convolve integers of a type in less time than numbers.
+    /// Whether integer kernels are estimated to be faster than floating-point ones.
     pub fn pays(&self, dtype: DType, target: &Target) -> bool {
         self.found.as_ref().is_some_and(|found| convolution_pays(found, dtype, target))
     }
@@ -58,7 +58,7 @@ impl Quantizer<'_> {
         Some((0..numbers.len()).map(|at| numbers[place(at)] - zeros[output(at)]).collect())
     }
 
-    /// A known matrix as the second factor `[k, n]` of a product.
+    /// Constant matrix as operand B `[k, n]` of a product.
     pub fn matrix(&mut self, bytes: &QuantizedValue, turned: bool) -> Option<Integers> {
         let &[rows, columns] = self.constant_of(bytes.id)?.shape() else { return None };
         let (k, n) = if turned { (columns, rows) } else { (rows, columns) };
@@ -79,7 +79,7 @@ impl Quantizer<'_> {
         })
     }
 
-    /// Known filters of a convolution of an image of this shape.
+    /// Constant filters of a convolution of an image of this shape.
     pub fn filters(&mut self, bytes: &QuantizedValue, conv: &Conv, image: &[usize]) -> Option<Integers> {
         let shape = self.constant_of(bytes.id)?.shape().to_vec();
         (!shape.contains(&0) && (bytes.is_single() || bytes.axis == 0)).then_some(())?;
@@ -121,8 +121,8 @@ impl Quantizer<'_> {
         self.add_constant(name, tensor)
     }
 
-    /// Computes the sums of an operator of integers, of the first factor and its zero point; those of a
-    /// convolution are over rows and columns.
+    /// Adds the integer operator for operand A and its zero point, and returns its accumulators; those of a
+    /// convolution are two-dimensional.
     pub fn sums(
         &mut self,
         name: &str,

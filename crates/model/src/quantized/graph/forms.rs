@@ -1,27 +1,27 @@
-//! Convolutions of integers over one or three dimensions as such over rows and columns.
+//! Integer convolutions over one or three dimensions as two-dimensional ones.
 
 use tilewright_graph::op::{AutoPad, Concat, Conv, ConvShape, Expand, Gather, Reshape, Transpose, WindowAttributes};
 use tilewright_graph::{Place, Tensor, ValueId};
 
 use super::Quantizer;
 
-/// Number of dimensions that a convolution is over, with the sizes that tell how it becomes one over two.
+/// Dimensionality of a convolution, with what is needed to make it two-dimensional.
 pub enum ConvolutionForm {
-    /// A convolution over rows and columns, or a product.
+    /// Two-dimensional convolution, or a product.
     Rows,
-    /// A convolution over one dimension: a single row.
+    /// Convolution over one dimension: an image of a single row.
     Line,
-    /// A convolution over three dimensions: planes, with the channels of all planes that their windows see.
+    /// Three-dimensional convolution: planes whose channels include those of all planes in their windows.
     Volume(Box<ConvShape>),
 }
 
 impl ConvolutionForm {
-    /// Whether nothing is to be done.
+    /// Whether it is two-dimensional already.
     pub fn is_rows(&self) -> bool {
         matches!(self, ConvolutionForm::Rows)
     }
 
-    /// The form of a convolution of these sizes; none if it is over more dimensions, or over three of groups.
+    /// Form of a convolution of these sizes; `None` if it has more dimensions, or three and groups.
     pub fn of(found: &ConvShape) -> Option<ConvolutionForm> {
         match found.image.len() {
             1 => Some(ConvolutionForm::Line),
@@ -33,7 +33,7 @@ impl ConvolutionForm {
         }
     }
 
-    /// The convolution over rows and columns, with the shape of its image; `conv` is of the sizes `found`.
+    /// Two-dimensional convolution, with the shape of its image; `conv` is that of the sizes `found`.
     pub fn over_rows(&self, conv: &Conv, found: &ConvShape) -> (Conv, Vec<usize>) {
         let geometry = &found.geometry;
         let image = [&[found.n, found.c], &found.image[..]].concat();
@@ -58,8 +58,8 @@ impl ConvolutionForm {
         (Conv { window, groups: found.groups }, image)
     }
 
-    /// The shape of filters `[outputs, inputs, …]` over rows and columns, and where each of their elements is
-    /// among those given.
+    /// Shape of filters `[outputs, inputs, …]` in two dimensions, and the index in the original of each of
+    /// their elements.
     pub fn filters(&self, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
         let n = shape.iter().product::<usize>();
         match self {
@@ -83,7 +83,7 @@ fn with_row(shape: &[usize]) -> Vec<usize> {
 }
 
 impl Quantizer<'_> {
-    /// An image as a convolution over rows and columns reads it, padded along the depth with `zero`.
+    /// Image in the form that the two-dimensional convolution reads, padded along the depth with `zero`.
     pub fn read_as(
         &mut self,
         form: &ConvolutionForm,
@@ -148,7 +148,7 @@ impl Quantizer<'_> {
         self.reshaped(format!("{name}.seen"), place, taps, &shape)
     }
 
-    /// The result of a convolution over rows and columns in the shape of the one that it stands for.
+    /// Result of the two-dimensional convolution in the shape of the original one.
     pub fn written_from(&mut self, form: &ConvolutionForm, name: String, place: &Place, y: ValueId) -> Option<ValueId> {
         let mut shape = self.shape(y);
         match form {
