@@ -1,9 +1,8 @@
-//! Names of x86 CPUs as LLVM has them, by what CPUID says: records of a build without LLVM are then those of
-//! one with it.
+//! LLVM's names of x86 CPUs, by CPUID, so that a build without LLVM writes the same records as one with it.
 
 use std::arch::x86_64::__cpuid;
 
-/// The CPU's name and features; none of a CPU that is not known.
+/// LLVM's name and feature string of this CPU; `None` for an unknown one.
 pub fn host_cpu() -> Option<(String, String)> {
     let vendor = __cpuid(0);
     let vendor = [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).concat();

@@ -1,4 +1,4 @@
-//! Code for a machine other than this one, whose memory another program writes.
+//! Code for another machine, whose memory another program writes.
 
 use tilewright_ir::target::Arch;
 use tilewright_ir::{Part, Program, Target};
@@ -7,7 +7,7 @@ use crate::generate::{self, GenerateOptions, plan::ScratchLayout, unit::Units};
 use crate::loader::ObjectLayout;
 use crate::{CompileError, Emit, Generated, llvm};
 
-/// A compiled program that has no place yet.
+/// Compiled program that is not yet linked to an address.
 pub struct Object {
     bytes: Vec<u8>,
     arch: Arch,
@@ -15,17 +15,17 @@ pub struct Object {
     kept_bytes: Vec<u64>,
 }
 
-/// Address of code, and the addresses that it refers to.
+/// Addresses for linking: of the code, and of functions that it calls.
 pub struct LinkAddresses<'a> {
-    /// The address of its first byte.
+    /// Address of the image's first byte.
     pub at: u64,
-    /// Bytes of a page.
+    /// Page size in bytes.
     pub page_bytes: u64,
-    /// Addresses of functions of the C library, by name.
+    /// Address of a C library function, by name.
     pub function: &'a dyn Fn(&str) -> Option<u64>,
 }
 
-/// The bytes of a program at an address, whole pages.
+/// Program linked for an address, in whole pages.
 pub struct LinkedImage {
     /// The linked image, padded to whole pages.
     pub bytes: Vec<u8>,
@@ -50,7 +50,7 @@ impl Object {
         Ok(Object { bytes, arch: target.arch, scratch, kept_bytes })
     }
 
-    /// Bytes of scratch memory for a number of threads; to be aligned to [`crate::SCRATCH_ALIGN`].
+    /// Bytes of scratch memory for `n_threads` threads; it must be aligned to [`crate::SCRATCH_ALIGN`].
     pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
         self.scratch.bytes(n_threads)
     }
@@ -76,7 +76,7 @@ impl Object {
 }
 
 impl LinkedImage {
-    /// Offset of the function of a part; `None` where the program has no such function, as without `finish`.
+    /// Offset of the function of a part; `None` where the program has none, as without `finish`.
     pub fn entry(&self, part: Part) -> Option<u64> {
         let name = generate::symbol(part);
         self.functions.iter().find(|(known, _)| known == name).map(|(_, place)| *place as u64)

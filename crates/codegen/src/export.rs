@@ -1,4 +1,4 @@
-//! The interface of an exported object, and its C header.
+//! Interface of an exported object, and its C header.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -19,28 +19,28 @@ pub const CPU_UNSUPPORTED: i32 = 1;
 /// Result of exported functions, without effect, where a pointer is null or misaligned.
 pub const BAD_POINTER: i32 = 2;
 
-/// Result of exported functions, without effect, where an open size is none of its values.
+/// Result of exported functions, without effect, where an open (dynamic) size is out of its range.
 pub const BAD_SIZE: i32 = 3;
 
 /// Alignment of buffers and scratch memory, in bytes.
 pub const ALIGN: u64 = ARGUMENT_ALIGN;
 
-/// The function that a part becomes.
+/// Name of the exported function of a part.
 pub fn function_name(prefix: &str, part: Part) -> String {
     format!("{prefix}_{}", part.name())
 }
 
-/// The function that says whether the CPU will do.
+/// Name of the function that reports whether the CPU is supported.
 pub fn supported_name(prefix: &str) -> String {
     format!("{prefix}_supported")
 }
 
-/// The function by which TVM-FFI calls a part.
+/// Name of the function by which TVM-FFI calls a part.
 pub fn ffi_name(prefix: &str, part: Part) -> String {
     format!("__tvm_ffi_{}", function_name(prefix, part))
 }
 
-/// An element type as DLPack has it: a code, and the number of bits.
+/// DLPack's code of an element type, and its number of bits.
 pub fn dlpack(dtype: DType) -> (u8, u64) {
     let code = match dtype {
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
@@ -52,7 +52,7 @@ pub fn dlpack(dtype: DType) -> (u8, u64) {
     (code, 8 * dtype.bytes())
 }
 
-/// A buffer that a caller passes.
+/// Buffer that a caller passes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CallerBuffer {
     /// Name in the program.
@@ -63,11 +63,11 @@ pub struct CallerBuffer {
     pub shape: Vec<i64>,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// Relation to the caller.
+    /// Role in the program's interface.
     pub role: Role,
-    /// The parts that read it and do not write it.
+    /// Parts that only read it.
     pub read_by: Vec<Part>,
-    /// The parts that write it.
+    /// Parts that write it.
     pub written_by: Vec<Part>,
 }
 
@@ -79,20 +79,20 @@ impl CallerBuffer {
     }
 }
 
-/// Interface of an exported object, as a C program needs it.
+/// Interface of an exported object, for C programs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interface {
-    /// Prefix of its functions' names.
+    /// Prefix of its function names.
     pub prefix: String,
-    /// The threads that its parallel loops may use.
+    /// Maximum number of threads of its parallel loops.
     pub n_threads: usize,
     /// Buffers in the order of the call: the program's arguments, then its kept buffers.
     pub buffers: Vec<CallerBuffer>,
-    /// Sizes that each call of the body says, in the order in which they are passed.
+    /// Open (dynamic) sizes, in the order in which a call of the body passes them.
     pub sizes: Vec<OpenSize>,
-    /// Size of the scratch memory.
+    /// Size of the scratch memory in bytes.
     pub scratch_bytes: u64,
-    /// CPU features needed beyond those of the family's first CPU, by LLVM's names.
+    /// Required CPU features beyond the family's baseline, by LLVM's names.
     pub cpu_features: Vec<&'static str>,
     arch: Arch,
 }
@@ -101,7 +101,7 @@ impl Interface {
     /// Alignment of buffers and scratch memory, in bytes.
     pub const ALIGN: u64 = ALIGN;
 
-    /// The interface of a lowered program's object; the prefix is one of its own where none is given.
+    /// Interface of a lowered program's object; without `prefix`, a unique one is made.
     ///
     /// # Errors
     /// If a buffer is too large.
@@ -181,32 +181,32 @@ impl Interface {
         Some((interface, scratch, rest))
     }
 
-    /// Whether a text can begin the names of functions: whether it is a C identifier.
+    /// Whether a text is a C identifier, and so a valid prefix.
     pub fn is_prefix(text: &str) -> bool {
         text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
             && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
     }
 
-    /// The functions, all that can be seen of a hidden object.
+    /// Names of the functions, the only symbols that a hidden object exports.
     pub fn symbols(&self) -> Vec<String> {
         let parts = Part::ALL.iter().map(|(part, _)| function_name(&self.prefix, *part));
         [supported_name(&self.prefix)].into_iter().chain(parts).collect()
     }
 
-    /// The functions by which TVM-FFI calls an object that is not hidden: one for each part that has work,
-    /// where no size is open.
+    /// Names of the functions by which TVM-FFI calls an object that is not hidden: one for each non-empty
+    /// part, if there are no open sizes.
     pub fn ffi_symbols(&self) -> Vec<String> {
         let is_fixed = self.sizes.is_empty();
         let parts = Part::ALL.iter().map(|(part, _)| *part).filter(|part| is_fixed && self.has(*part));
         parts.map(|part| ffi_name(&self.prefix, part)).collect()
     }
 
-    /// Whether a part does anything.
+    /// Whether a part is non-empty.
     pub fn has(&self, part: Part) -> bool {
         self.buffers.iter().any(|b| b.written_by.contains(&part))
     }
 
-    /// Size of the kept buffers, each rounded up to [`Interface::ALIGN`].
+    /// Total size of the kept buffers in bytes, each padded to [`Interface::ALIGN`].
     pub fn kept_bytes(&self) -> u64 {
         let kept = self.buffers.iter().filter(|b| b.role == Role::Kept);
         kept.map(|b| b.size_bytes.next_multiple_of(ALIGN)).sum()

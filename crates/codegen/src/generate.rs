@@ -68,13 +68,13 @@ pub(super) enum Storage {
 /// `header`.
 pub(super) struct LoopLevel {
     pub header: BlockId,
-    /// Block that control comes from, and the loop's variable; `None` for the function.
+    /// Predecessor of the loop and the loop's variable; `None` for the function itself.
     pub entered: Option<(BlockId, LoopId)>,
-    /// Pointers that advance by a number of elements each iteration.
+    /// Pointers that advance by a constant number of elements per iteration (induction variables).
     pub steps: Vec<(Id, Type, i64)>,
     pub ints: Map<Index, Id>,
     pub pointers: Map<(BufferId, Index), Id>,
-    /// Pointers into matrices whose rows are swizzled.
+    /// Pointers into operands with swizzled rows.
     pub swizzled: Map<(BufferId, Index), Id>,
 }
 
@@ -83,12 +83,12 @@ pub(super) struct LoopLevel {
 pub(super) struct ComputedValues {
     pub loads: Map<BufferId, Map<LoadKey, Id>>,
     pub splats: Map<(Id, usize), Id>,
-    /// Factors of tensor cores by the values that they are.
+    /// Tensor core operands already converted, by their source values.
     pub parts: Map<Id, gpu::tensor::FactorParts>,
-    /// The register chunks updated in this step of a reduction.
+    /// Register chunks updated in the current reduction step.
     pub updated: BTreeSet<(BufferId, i64)>,
-    /// Pointers that back ends cannot compare with others, in a step of a reduction whose loads must not be
-    /// merged with the previous step's.
+    /// Pointers hidden from alias analysis, in a reduction step whose loads must not be merged with the
+    /// previous step's.
     pub fresh: Option<Map<Id, Id>>,
 }
 
@@ -99,48 +99,48 @@ pub(super) struct WrittenLanes {
     pub piece: VectorPiece,
     /// Mask of the active lanes; all where `None`.
     pub mask: Option<Id>,
-    /// Whether loads of lanes outside the mask may lie outside their buffer.
+    /// Whether masked-off lanes may be out of bounds.
     pub guarded: bool,
 }
 
 /// The state of the function being written.
 pub(super) struct FunctionBuilder {
-    /// Itself; none before the first.
+    /// Function being generated; `None` before the first.
     pub id: FunctionId,
-    /// The function itself, then the serial loops around the place being written.
+    /// Function, then the serial loops around the insertion point, outermost first.
     pub levels: Vec<LoopLevel>,
-    /// Loop variables with the level that computes them.
+    /// Loop variables, each with the level that computes it.
     pub vars: Map<LoopId, (Id, usize)>,
     pub known: KnownIndices,
     pub storage: Map<BufferId, Storage>,
     pub ranges: Ranges,
     pub seen: ComputedValues,
     pub lanes: Option<WrittenLanes>,
-    /// Stores to memory written since the block at hand began.
+    /// Number of stores to memory since the start of the current block.
     pub n_stores: usize,
-    /// Along x and y, the threads of a warp of a GPU that computes products of tiles.
+    /// Thread loops of a warp along x and y, in a kernel with tile products.
     pub warp: Option<[LoopId; 2]>,
-    /// Whether only some threads of a warp may be at the place being written.
+    /// Whether control flow at the insertion point may diverge within a warp.
     pub is_parted: bool,
-    /// Warpgroups of the block, which compute such products together.
+    /// Warpgroups of the block, in a kernel with warpgroup products.
     pub groups: Option<Groups>,
-    /// Matrices in swizzled shared memory that warpgroup products read.
+    /// Operands in swizzled shared memory of warpgroup products.
     pub matrices: Vec<BufferId>,
-    /// Matrices among them that are stored in two parts (3xTF32).
+    /// Operands among these that are stored in two parts (3xTF32).
     pub in_parts: Vec<BufferId>,
-    /// Whether warpgroup products stay pending while the next iteration begins more of them.
+    /// Whether warpgroup products stay pending while the next iteration issues more.
     pub goes_on: bool,
-    /// Whether threads begin asynchronous copies of their own (`cp.async`).
+    /// Whether threads issue asynchronous copies (`cp.async`).
     pub has_copies: bool,
-    /// State of bulk copies, where there are some.
+    /// State of bulk copies, in a kernel with such.
     pub tma: Option<gpu::bulk::TmaState>,
-    /// State of the thread's role, where a producer warp copies.
+    /// Role of the thread, in a kernel with a producer warp.
     pub pipeline_role: Option<gpu::producer_warp::PipelineRole>,
-    /// Boxes that warps store, where there are some.
+    /// Staging boxes of bulk stores, in a kernel with such.
     pub stores: Option<gpu::store::Stores>,
-    /// Steps of the dot products around the place being written.
+    /// Dot product steps around the insertion point.
     pub dot: Option<DotSteps>,
-    /// Whether it is a unit, which has no units inside.
+    /// Whether this is a unit, which contains no further units.
     pub is_unit: bool,
     /// Scratch memory and runtime; `None` inside a parallel loop.
     outside: Option<(Id, Id)>,
@@ -155,19 +155,19 @@ pub(super) struct Generator<'p> {
     /// Kept buffers that the part being written fills.
     filled: BTreeSet<BufferId>,
     pub f: FunctionBuilder,
-    /// The units of earlier programs.
+    /// Units of earlier programs.
     pub units: &'p Units,
-    /// Units that this program uses and defines.
+    /// Units that this program uses or defines.
     pub uses: ProgramUnits,
-    /// Hash of the target, which tells its units from those for other targets.
+    /// Hash of the target, part of the names of its units.
     pub target_hash: u64,
-    /// Prefix of the functions' names, where they are exported.
+    /// Prefix of function names, for exported ones.
     pub prefix: Option<&'p str>,
     arguments: ArgumentAlign,
     n_outlined: usize,
 }
 
-/// The function that a part becomes, unless it is exported.
+/// Symbol of a part's function, unless it is exported.
 pub fn symbol(part: Part) -> &'static str {
     match part {
         Part::Prepare => "tilewright_prepare",
@@ -185,15 +185,15 @@ pub(super) fn entry_parameters(sizes: &[(usize, &OpenSize)]) -> usize {
 /// Options of code generation.
 #[derive(Clone, Copy, Default)]
 pub struct GenerateOptions<'p> {
-    /// Prefix of the functions' names, where they are exported.
+    /// Prefix of function names, for exported ones.
     pub prefix: Option<&'p str>,
     /// Alignment of arguments.
     pub arguments: ArgumentAlign,
-    /// Whether exported functions are visible only inside a library.
+    /// Whether exported functions have hidden visibility, within a library only.
     pub is_hidden: bool,
 }
 
-/// Generates the parts of a program, and the units that it uses and that are not known; an empty `finish` has
+/// Generates the functions of a program's parts, with the units that are not yet known; an empty `finish` has
 /// no function.
 pub fn generate(
     program: &Program,

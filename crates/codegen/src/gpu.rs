@@ -1,4 +1,4 @@
-//! Programs for GPUs as the text or the object that a driver takes.
+//! Compilation of GPU programs to PTX or an object for the driver.
 
 use std::time::Instant;
 
@@ -9,12 +9,12 @@ use tilewright_ir::target::{Arch, GpuApi};
 use crate::generate::gpu;
 use crate::{CompileError, CompileTimes, Emit, llvm};
 
-/// The kernels of a program, compiled.
+/// Compiled kernels of a GPU program.
 #[derive(Clone, Debug)]
 pub struct GpuModule {
-    /// PTX as text for NVIDIA's GPUs; a relocatable ELF object for AMD's.
+    /// PTX text for NVIDIA's GPUs, a relocatable ELF object for AMD's.
     pub code: Vec<u8>,
-    /// Time of the compilation, by stage.
+    /// Time of the compilation by stage.
     pub times: CompileTimes,
 }
 
@@ -39,7 +39,7 @@ pub fn compile_gpu(program: &GpuProgram, target: &Target) -> Result<GpuModule, C
     Ok(GpuModule { code, times })
 }
 
-/// Compiles all kernels of a program for a GPU to text or an object, and says where the time went.
+/// Compiles all kernels of a program for a GPU to text or an object; also returns the time by stage.
 ///
 /// # Errors
 /// As for [`compile_gpu`].

@@ -1,4 +1,4 @@
-//! Machine code for lowered programs.
+//! Code generation: machine code, objects, PTX and OpenCL C of lowered programs.
 //!
 //! [`compile`] makes a [`CompiledKernel`] that this process can call; [`emit`] gives LLVM's text, assembly or
 //! a relocatable object for any target. Code comes from the libLLVM of the Rust toolchain; nothing needs to
@@ -64,16 +64,16 @@ pub use gpu::{GpuModule, compile_gpu, emit_gpu};
 pub use llvm::{host_cpu, llvm_version};
 pub use opencl::opencl_c;
 
-/// Reason why a program has no machine code.
+/// Reason why a program cannot be compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CompileError {
-    /// A GPU as the target of a program's loops instead of kernels: the request's fault.
+    /// Loop program with a GPU target, which takes kernels; the request is at fault.
     #[error("{target} is a GPU, and this is code for CPUs")]
     NotCpu {
         /// The target.
         target: String,
     },
-    /// A function without code for a target: the fault of whoever chose it.
+    /// Function without code for a target; whoever chose it is at fault.
     #[error("there is no code for the function `{name}` on {target}")]
     NoFunction {
         /// The function, by its name in the C library.
@@ -81,72 +81,72 @@ pub enum CompileError {
         /// The target.
         target: String,
     },
-    /// A temporary too large to have an address: the schedule's fault.
+    /// Temporary beyond the address space; the schedule is at fault.
     #[error("buffer `{buffer}` is too large")]
     TooLarge {
         /// The buffer.
         buffer: String,
     },
-    /// A temporary that no statement allocates: the fault of whoever built the program.
+    /// Temporary that no statement allocates; whoever built the program is at fault.
     #[error("temporary `{buffer}` is never allocated")]
     NeverAllocated {
         /// The buffer.
         buffer: String,
     },
-    /// The target is no GPU that LLVM has code for: the caller's fault.
+    /// Target that is no GPU supported by LLVM; the caller is at fault.
     #[error("{target} is no GPU that LLVM has code for")]
     NotGpu {
         /// The target.
         target: String,
     },
-    /// The target is not the machine of this process: the caller's fault.
+    /// Target that is not the machine of this process; the caller is at fault.
     #[error("code for {target} does not run on this machine")]
     NotHost {
         /// The target.
         target: String,
     },
-    /// The libLLVM linked is not the one the bindings are written for: the installation's fault.
+    /// Linked libLLVM of another version than the bindings; the installation is at fault.
     #[error("libLLVM is {found}, but LLVM {needed} is needed")]
     LlvmVersion {
         /// Version that was found.
         found: String,
-        /// The major version needed.
+        /// Required major version.
         needed: u32,
     },
-    /// The build is without the feature `llvm`: the request's fault.
+    /// Request that needs LLVM, in a build without the feature `llvm`.
     #[error("{what} needs LLVM, which this build is without (build with the feature `llvm`)")]
     NoLlvm {
-        /// Request that needs LLVM.
+        /// Description of the request.
         what: &'static str,
     },
-    /// LLVM refused.
+    /// Error of LLVM.
     #[error("LLVM: {0}")]
     Llvm(String),
-    /// A program without quick code for a target: nobody's fault.
+    /// Program or target that the fast back end does not support; an expected outcome.
     #[error("no quick code: {0}")]
     NotQuick(String),
-    /// Code refers to a function that this process does not offer it.
+    /// Undefined symbol: a function that this process does not provide.
     #[error("code refers to the unknown function `{name}`")]
     UnknownSymbol {
         /// The function.
         name: String,
     },
-    /// The object cannot be loaded.
+    /// Object that cannot be loaded.
     #[error("cannot load object: {0}")]
     Object(String),
-    /// The system gives no memory for code.
+    /// Failed allocation of executable memory.
     #[error("no memory for code: {0}")]
     NoMemory(String),
 }
 
-/// Output of [`emit`].
+/// Output format of [`emit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Emit {
-    /// Text in a form of our own, as generated, which needs no LLVM.
+    /// Our SSA form as text, which needs no LLVM.
     Ssa,
-    /// LLVM's text as generated.
+    /// LLVM IR before optimization.
     Llvm,
-    /// LLVM's text after the passes.
+    /// LLVM IR after optimization.
     LlvmOptimized,
     /// Assembly text.
     Asm,
@@ -154,21 +154,21 @@ pub enum Emit {
     Object,
 }
 
-/// Time of a compilation, by stage.
+/// Time of a compilation by stage, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CompileTimes {
-    /// Generation of the intermediate form, in nanoseconds.
+    /// Generation of SSA form.
     pub generate_ns: u64,
-    /// Making that LLVM's, and LLVM's passes over it; nothing where code is made quickly.
+    /// Conversion to LLVM IR, and LLVM's passes; 0 for the fast back end.
     pub passes_ns: u64,
-    /// Instruction selection, register allocation and the object.
+    /// Instruction selection, register allocation and encoding.
     pub machine_code_ns: u64,
-    /// Placing the object in executable memory.
+    /// Loading into executable memory.
     pub load_ns: u64,
 }
 
-/// Runs the iterations of a parallel loop: `body(env, iteration, thread)` for each iteration, returning when
-/// all are done.
+/// Parallel loop callback: calls `body(env, iteration, thread)` for each iteration, and returns when all are
+/// done.
 pub type ParallelFor = unsafe extern "C" fn(
     context: *mut c_void,
     body: unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64),
@@ -176,19 +176,19 @@ pub type ParallelFor = unsafe extern "C" fn(
     n_iterations: i64,
 );
 
-/// Callback, with its context, through which a kernel runs parallel loops. Compiled objects rely on this
+/// Callback with its context, by which a kernel runs parallel loops. Compiled objects rely on this memory
 /// layout.
 #[repr(C)]
 pub struct Runtime {
-    /// Passed through to `parallel_for`.
+    /// Context, passed to `parallel_for`.
     pub context: *mut c_void,
-    /// Runs all iterations of a loop; `thread` must be below the number of threads that the scratch memory is
-    /// for, and no two iterations of the same `thread` may run at the same time.
+    /// Runs all iterations of a loop. `thread` must be below the number of threads that the scratch memory is
+    /// sized for, and iterations with the same `thread` must not run concurrently.
     pub parallel_for: ParallelFor,
 }
 
 impl Runtime {
-    /// Runs iterations in order on thread 0.
+    /// Runtime that executes iterations in order on thread 0.
     pub fn serial() -> Runtime {
         unsafe extern "C" fn in_order(
             _: *mut c_void,
@@ -209,7 +209,7 @@ impl Runtime {
 type PartFunction =
     unsafe extern "C" fn(buffers: *const *mut u8, scratch: *mut u8, runtime: *const Runtime, sizes: *const i64);
 
-/// A program compiled into this process. Dropping it gives its memory back, but for what others share.
+/// Program compiled into this process. Dropping it releases its memory, except code shared with others.
 pub struct CompiledKernel {
     /// Code of other programs which it calls, then its own.
     _codes: Vec<Arc<loader::LoadedCode>>,
@@ -226,8 +226,7 @@ pub struct CompiledKernel {
     times: CompileTimes,
 }
 
-/// Compiles programs for this process one after the other. Code that several of them have in common is made
-/// once.
+/// Compiler of programs for this process. Code that several of them have in common is compiled once.
 pub struct Compiler {
     target: Target,
     arguments: ArgumentAlign,
@@ -237,7 +236,7 @@ pub struct Compiler {
 }
 
 impl Compiler {
-    /// Prefix in interfaces of kernels of this process.
+    /// Prefix of function names in the interfaces of this process's kernels.
     pub const PREFIX: &str = "kernel";
 
     /// Makes a compiler for a target.
@@ -245,7 +244,7 @@ impl Compiler {
         Compiler::for_arguments(target, ArgumentAlign::default())
     }
 
-    /// Makes a compiler of kernels whose arguments have this alignment.
+    /// Makes a compiler of kernels with this alignment of arguments.
     pub fn for_arguments(target: Target, arguments: ArgumentAlign) -> Compiler {
         Compiler { target, arguments, units: Units::default(), quick_units: Units::default() }
     }
@@ -294,7 +293,8 @@ impl Compiler {
         ))
     }
 
-    /// Compiles a lowered program in a tenth of the time, to code that is about as fast.
+    /// Compiles a lowered program with the fast back end: in a tenth of the time, to code of about equal
+    /// speed.
     ///
     /// # Errors
     /// [`CompileError::NotQuick`] if the target or something in the program is not served; as for
@@ -354,8 +354,8 @@ impl Compiler {
         GenerateOptions { arguments: self.arguments, ..GenerateOptions::default() }
     }
 
-    /// The object of a lowered program, which refers to no code of others: what [`Compiler::load`] makes a
-    /// kernel of, in any process of this build on such a machine.
+    /// Compiles a lowered program to a self-contained object, which [`Compiler::load`] loads in any process
+    /// of this build on such a machine.
     ///
     /// # Errors
     /// As [`Compiler::compile`]; a build without LLVM makes none.
@@ -388,8 +388,8 @@ impl Compiler {
         Ok([interface.uses_to_bytes(scratch), image.to_bytes()].concat())
     }
 
-    /// The kernel of what [`Compiler::quick_object`] has made of the same program, for the same target and
-    /// arguments, and its interface. The program need only be scheduled.
+    /// Loads code that [`Compiler::quick_object`] made of the same program, for the same target and argument
+    /// alignment; also returns its interface. The program need not be lowered.
     ///
     /// # Errors
     /// If it is no such code, or lacks the program's functions.
@@ -405,8 +405,8 @@ impl Compiler {
         Ok((self.loaded(program, code, scratch, start)?, interface))
     }
 
-    /// The kernel of an object that [`Compiler::object`] has made of the same program, for the same target
-    /// and arguments.
+    /// Loads an object that [`Compiler::object`] made of the same program, for the same target and argument
+    /// alignment.
     ///
     /// # Errors
     /// If it is no object, or lacks the program's functions.
@@ -439,7 +439,7 @@ impl Compiler {
         ))
     }
 
-    /// Takes over code from the object of another process's kernel; see [`CompiledKernel::take_object`].
+    /// Adds shared code from the object of another process's kernel; see [`CompiledKernel::take_object`].
     ///
     /// # Errors
     /// [`CompileError::Object`] and [`CompileError::UnknownSymbol`] where it is not such an object, or refers
@@ -482,8 +482,8 @@ pub fn emit(program: &Program, target: &Target, what: Emit) -> Result<Vec<u8>, C
     written(program, target, GenerateOptions::default(), what)
 }
 
-/// Compiles a lowered program to text or an object that C programs can call; see [`Interface`]. Its arguments
-/// are aligned to 64 bytes.
+/// Compiles a lowered program to text or an object with a checked C interface; see [`Interface`]. Arguments
+/// must be aligned to 64 bytes.
 ///
 /// # Errors
 /// See [`CompileError`].
@@ -494,8 +494,8 @@ pub fn export(program: &Program, target: &Target, prefix: &str, what: Emit) -> R
     written(program, target, GenerateOptions { prefix: Some(prefix), ..GenerateOptions::default() }, what)
 }
 
-/// Exports an object as [`export`] does, for a library that does not show its functions, with arguments that
-/// are aligned to their elements.
+/// Exports an object as [`export`] does, with hidden symbols for use within a library, and with arguments
+/// aligned to their elements only.
 ///
 /// # Errors
 /// See [`CompileError`].
@@ -507,8 +507,8 @@ pub fn export_hidden(program: &Program, target: &Target, prefix: &str) -> Result
     written(program, target, options, Emit::Object)
 }
 
-/// The machine code and the constants that [`Compiler::compile_quickly`] makes, for any target and the same
-/// in every process: functions of the C library are at address 0.
+/// Machine code and constants of the fast back end, for any target and reproducible in every process: C
+/// library functions are at address 0.
 ///
 /// # Errors
 /// As for [`Compiler::compile_quickly`].
@@ -566,7 +566,7 @@ impl QuickCode {
     }
 }
 
-/// The scratch memory that the code of a program needs.
+/// Layout of the scratch memory that a program's code needs.
 ///
 /// # Errors
 /// If a buffer is too large.
@@ -574,7 +574,7 @@ pub fn scratch_layout(program: &Program, target: &Target) -> Result<ScratchLayou
     Ok(plan::plan(program, target)?.scratch)
 }
 
-/// The machine family of this process, where code can be generated for it.
+/// Instruction set family of this process; `None` if code cannot be generated for it.
 pub fn host_arch() -> Option<Arch> {
     match std::env::consts::ARCH {
         "x86_64" => Some(Arch::X86_64),
@@ -664,7 +664,7 @@ impl CompiledKernel {
         }
     }
 
-    /// Bytes of scratch memory for a number of threads; to be aligned to [`SCRATCH_ALIGN`].
+    /// Bytes of scratch memory for `n_threads` threads; it must be aligned to [`SCRATCH_ALIGN`].
     pub fn scratch_bytes(&self, n_threads: usize) -> u64 {
         self.scratch.bytes(n_threads)
     }
@@ -679,12 +679,12 @@ impl CompiledKernel {
         self.arguments
     }
 
-    /// Takes the object that it was loaded from, where programs of other processes may want code in it.
+    /// Takes the object it was loaded from, if it contains code that programs of other processes may share.
     pub fn take_object(&mut self) -> Option<Vec<u8>> {
         self.object.take()
     }
 
-    /// Time of its compilation, by stage.
+    /// Time of its compilation by stage.
     pub fn times(&self) -> CompileTimes {
         self.times
     }
@@ -704,7 +704,7 @@ impl CompiledKernel {
         unsafe { self.run_at(&[], arguments, kept, scratch, runtime) }
     }
 
-    /// Runs the program's body at one value of each open size.
+    /// Runs the program's body with a value for each open (dynamic) size.
     ///
     /// # Safety
     /// As for [`CompiledKernel::run`].
@@ -738,8 +738,8 @@ impl CompiledKernel {
         unsafe { self.call(self.prepare, &[], arguments, kept, scratch, runtime) }
     }
 
-    /// Runs the program's `finish` part, which makes outputs of what [`CompiledKernel::run`] left in kept
-    /// buffers; does nothing where the program has none.
+    /// Runs the program's `finish` part, which computes outputs from kept buffers after
+    /// [`CompiledKernel::run`]; does nothing if there is none.
     ///
     /// # Safety
     /// As for [`CompiledKernel::run`], which must have run before.

@@ -1,4 +1,4 @@
-//! Code for any machine through LLVM.
+//! Compilation through LLVM.
 
 mod machine;
 mod module;
@@ -21,7 +21,7 @@ use module::LlvmModule;
 /// `default<O2>` takes 10 ms more.
 const PASSES: &str = "function(mem2reg)";
 
-/// Compiles a module to text or an object, and says where the time went.
+/// Compiles a module to text or an object; also returns the time by stage.
 pub fn compile(source: &ssa::Module, target: &Target, what: Emit) -> Result<(Vec<u8>, CompileTimes), CompileError> {
     machine::with_machine(target, |machine| {
         let mut times = CompileTimes::default();

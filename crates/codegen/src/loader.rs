@@ -1,4 +1,4 @@
-//! Puts a relocatable ELF object into executable memory.
+//! Loader of relocatable ELF objects into executable memory.
 //!
 //! Kernels refer to nothing but their own constants, code of other kernels and a fixed list of C functions,
 //! so the few relocations that LLVM makes for position-independent code suffice. Dropping the code gives the
@@ -14,7 +14,7 @@ use tilewright_ir::target::Arch;
 use crate::CompileError;
 use crate::x86::{Image, PAGE};
 
-/// Machine code that can be called.
+/// Loaded machine code.
 pub struct LoadedCode {
     memory: NonNull<u8>,
     len: usize,
@@ -56,8 +56,8 @@ unsafe extern "C" {
     fn sincos(x: f64, sin: *mut f64, cos: *mut f64);
 }
 
-/// Address of a function of the C library that code may call: functions of expressions, those that LLVM makes
-/// of loops that fill or copy, and that of a sine beside a cosine.
+/// Address of a C library function that code may call: functions of expressions, those that LLVM makes of
+/// copying loops, and combined sine and cosine.
 pub fn external(name: &str) -> Option<usize> {
     Some(match name {
         "expf" => expf as *const () as usize,
@@ -111,16 +111,16 @@ pub fn load(object: &[u8], arch: Arch, elsewhere: &dyn Fn(&str) -> Option<usize>
     Ok(code)
 }
 
-/// An object with the places of its sections in memory: code first, then stubs for functions elsewhere, then,
-/// from a page of its own, everything else.
+/// Memory layout of an object: code first, then stubs for external functions, then everything else from a
+/// page boundary on.
 pub struct ObjectLayout<'o> {
     elf: ElfFile64<'o>,
     /// Offset in the mapping of each section that has one.
     places: Vec<Option<usize>>,
     stubs: usize,
-    /// Bytes of code, whole pages.
+    /// Bytes of code, in whole pages.
     pub code_len: usize,
-    /// All bytes, whole pages.
+    /// Total bytes, in whole pages.
     pub len: usize,
 }
 
@@ -153,8 +153,8 @@ impl<'o> ObjectLayout<'o> {
         }
     }
 
-    /// Fills an image of its length, all zeros, that is to lie at an address; `address` says where functions
-    /// elsewhere are. The functions that others may call, with their places in it.
+    /// Links the object into a zeroed image that will lie at `base`, with the addresses of external functions
+    /// by `address`. Returns the exported functions with their offsets.
     pub fn fill(
         &self,
         image: &mut [u8],
@@ -211,7 +211,7 @@ impl<'o> ObjectLayout<'o> {
     }
 }
 
-/// Loads code of our own back end; `elsewhere` gives the addresses of functions in other code.
+/// Loads code of the fast back end; `elsewhere` returns the addresses of external functions.
 pub fn place(image: Image, elsewhere: &dyn Fn(&str) -> Option<usize>) -> Result<LoadedCode, CompileError> {
     let Image { mut bytes, code_len, symbols, outside } = image;
     for (name, at) in outside {
@@ -266,12 +266,12 @@ impl LoadedCode {
         Ok(())
     }
 
-    /// The names of its functions that others may call.
+    /// Names of the exported functions.
     pub fn symbols(&self) -> impl Iterator<Item = &str> {
         self.symbols.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The address of a function.
+    /// Address of a function by name.
     pub fn symbol(&self, name: &str) -> Option<*const u8> {
         let (_, place) = self.symbols.iter().find(|(n, _)| n == name)?;
         // SAFETY: symbols lie inside the mapping.

@@ -1,4 +1,4 @@
-//! Hash maps for trusted keys, which are fast and not hardened against collisions.
+//! Hash maps with a fast hash, for trusted keys: not hardened against collisions.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

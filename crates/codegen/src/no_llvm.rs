@@ -5,7 +5,7 @@ use tilewright_ir::Target;
 use crate::ssa::Module;
 use crate::{CompileError, CompileTimes, Emit};
 
-/// Refuses.
+/// Fails, as this build has no LLVM.
 pub fn compile(_: &Module, _: &Target, what: Emit) -> Result<(Vec<u8>, CompileTimes), CompileError> {
     let what = match what {
         Emit::Ssa => unreachable!("it is none of LLVM's"),

@@ -1,6 +1,6 @@
-//! Numbers of things, each kind a type of its own, so that none is taken for another.
+//! Typed indices, each kind a type of its own.
 
-/// Declares a kind of number.
+/// Declares a typed index.
 macro_rules! number {
     ($(#[$about:meta])* $name:ident) => {
         $(#[$about])*
@@ -8,12 +8,12 @@ macro_rules! number {
         pub struct $name(u32);
 
         impl $name {
-            /// The thing at a place.
+            /// Makes the index of this position.
             pub const fn new(at: usize) -> $name {
                 $name(at as u32)
             }
 
-            /// Index of the thing.
+            /// Position that it refers to.
             pub const fn at(self) -> usize {
                 self.0 as usize
             }

@@ -74,7 +74,7 @@ fn all_helpers() -> impl DoubleEndedIterator<Item = (String, String)> {
     others.chain(extrema.collect::<Vec<_>>())
 }
 
-/// OpenCL C of all kernels of a program, for a target.
+/// Generates OpenCL C of all kernels of a program.
 pub fn opencl_c(program: &GpuProgram, target: &Target) -> String {
     let names = CNames::of(&program.program);
     let parts = [&program.prepare, &program.body, &program.finish];

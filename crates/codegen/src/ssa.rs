@@ -1,7 +1,7 @@
-//! Functions in static single assignment form: what the generator writes, and every back end reads.
+//! Static single assignment form, which the generator writes and every back end reads.
 //!
-//! A module is one program. Its types know nothing of a machine but that addresses have 64 bits; what a back
-//! end has no word for it refuses. Instructions take scalars and vectors alike.
+//! A module is one program. Its types are machine-independent, except that addresses have 64 bits; a back end
+//! refuses operations that it does not support. Instructions take scalars and vectors alike.
 
 pub mod build;
 mod fold;
@@ -31,18 +31,18 @@ number! {
     BlockId
 }
 
-/// Kind of memory that an address leads to. Only GPUs tell them apart.
+/// Address space of a pointer. Only GPUs distinguish them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AddressSpace {
-    /// Any.
+    /// Generic address space.
     All,
-    /// A GPU's main memory.
+    /// Global memory of a GPU.
     Global,
-    /// The memory that the threads of a block share.
+    /// Shared memory of a GPU block.
     Shared,
 }
 
-/// A number that tells a GPU's threads apart.
+/// Coordinate of a GPU thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Coordinate {
     /// Index of the block on an axis, 0 to 2.
@@ -51,24 +51,24 @@ pub enum Coordinate {
     Thread(u8),
 }
 
-/// Kind of a lane.
+/// Element type of a scalar or vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LaneKind {
     /// Boolean.
     I1,
-    /// A byte, which is computed with as something longer.
+    /// 8-bit integer, for storage; arithmetic is done in wider types.
     I8,
-    /// A 16-bit integer, which is stored and shifted, and not computed with otherwise.
+    /// 16-bit integer, for storage, shifts and conversions only.
     I16,
     /// A 32-bit integer.
     I32,
     /// A 64-bit integer.
     I64,
-    /// An address.
+    /// Pointer.
     Pointer(AddressSpace),
-    /// A number of 16 bits, which is stored and not computed with.
+    /// IEEE half, for storage only.
     F16,
-    /// The first 16 bits of an f32 number, which are stored and not computed with.
+    /// bfloat16, for storage only.
     Bf16,
     /// An f32 number.
     F32,
@@ -99,7 +99,7 @@ impl LaneKind {
     }
 }
 
-/// A type: lanes of a kind; one lane is a scalar.
+/// Type: a scalar (one lane) or a vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Type {
     /// Kind of each lane.
@@ -111,7 +111,7 @@ pub struct Type {
 impl Type {
     /// Boolean.
     pub const I1: Type = Type::scalar(LaneKind::I1);
-    /// A byte.
+    /// 8-bit integer.
     pub const I8: Type = Type::scalar(LaneKind::I8);
     /// A 16-bit integer.
     pub const I16: Type = Type::scalar(LaneKind::I16);
@@ -119,15 +119,15 @@ impl Type {
     pub const I32: Type = Type::scalar(LaneKind::I32);
     /// A 64-bit integer.
     pub const I64: Type = Type::scalar(LaneKind::I64);
-    /// An address.
+    /// Pointer in the generic address space.
     pub const POINTER: Type = Type::scalar(LaneKind::Pointer(AddressSpace::All));
-    /// An address of a GPU's main memory.
+    /// Pointer to global memory of a GPU.
     pub const GLOBAL: Type = Type::scalar(LaneKind::Pointer(AddressSpace::Global));
-    /// An address of the memory that the threads of a block share.
+    /// Pointer to shared memory of a GPU block.
     pub const SHARED: Type = Type::scalar(LaneKind::Pointer(AddressSpace::Shared));
-    /// A number of 16 bits.
+    /// IEEE half.
     pub const F16: Type = Type::scalar(LaneKind::F16);
-    /// The first 16 bits of an f32 number.
+    /// bfloat16.
     pub const BF16: Type = Type::scalar(LaneKind::Bf16);
     /// An f32 number.
     pub const F32: Type = Type::scalar(LaneKind::F32);
@@ -143,43 +143,43 @@ impl Type {
         Type { kind: self.kind, lanes }
     }
 
-    /// The type of a lane.
+    /// Scalar type of a lane.
     pub fn element(self) -> Type {
         Type::scalar(self.kind)
     }
 
-    /// Bytes in memory.
+    /// Size in bytes.
     pub fn bytes(self) -> usize {
         self.kind.bytes() * self.lanes
     }
 }
 
-/// The bits of each lane of a constant.
+/// Bit pattern of each lane of a constant.
 pub type Bits = SmallVec<[u64; 2]>;
 
-/// A constant.
+/// Constant scalar or vector.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct VectorConstant {
-    /// The bits of each lane.
+    /// Bit pattern of each lane.
     pub bits: Bits,
-    /// The lanes that may be anything, a bit each; here they are zero.
+    /// Bit mask of undefined lanes, which are zero in `bits`.
     pub undefined: u64,
 }
 
 /// Definition of a value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Def {
-    /// The argument of a number.
+    /// Function parameter, by index.
     Argument(usize),
     /// A constant.
     Constant(VectorConstant),
-    /// Any bits.
+    /// Undefined value.
     Undefined,
-    /// The address of a function of the module.
+    /// Address of a function of the module.
     Function(FunctionId),
-    /// The address of a variable of the module, by number.
+    /// Address of a global variable of the module, by index.
     Global(usize),
-    /// An instruction.
+    /// Result of an instruction.
     Instruction,
 }
 
@@ -192,16 +192,16 @@ pub struct Value {
     pub def: Def,
 }
 
-/// Directions in which numbers are rounded to whole ones.
+/// Rounding mode to integral values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RoundingDirection {
-    /// To the nearest one, of two to the even one.
+    /// To nearest, ties to even.
     Nearest,
-    /// To the largest one that is not larger.
+    /// Towards minus infinity.
     Down,
-    /// To the smallest one that is not smaller.
+    /// Towards plus infinity.
     Up,
-    /// To the one that is nearer to zero.
+    /// Towards zero.
     Zero,
 }
 
@@ -221,39 +221,39 @@ pub enum Compare {
 /// Operation of an instruction.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum SsaOp {
-    /// Local variable that loads read and stores write; its address does not escape.
+    /// Local variable, accessed by loads and stores only; its address does not escape.
     Variable(Type),
-    /// Stack memory of this many bytes.
+    /// Stack allocation of this many bytes.
     Stack(usize),
-    /// Shared memory of this many bytes; a kernel has one such piece.
+    /// Shared memory of this many bytes; a kernel has one such allocation.
     SharedMemory(usize),
     /// Coordinate of the thread in the grid, as a 32-bit integer.
     Coordinate(Coordinate),
-    /// Barrier of the block's threads, which then see each other's writes.
+    /// Barrier of a GPU block, with memory visibility.
     Barrier,
-    /// Asynchronous copy from a GPU's global to shared memory, from the second operand's address to the first
-    /// one's; zeros replace the bytes beyond the third operand, where there is one.
+    /// Asynchronous copy from global to shared memory (`cp.async`): operands are destination, source and,
+    /// optionally, the number of bytes to copy, beyond which zeros are written.
     Copy {
-        /// Bytes that it writes.
+        /// Size of the copy in bytes.
         bytes: usize,
     },
-    /// Ends a group of the thread's asynchronous copies, and waits until at most this many of the latest
+    /// Commit and wait for asynchronous copies: ends a group, and waits until at most this many of the latest
     /// groups are pending.
     Wait(u8),
-    /// Reads memory or a variable.
+    /// Load from memory or of a variable.
     Load {
-        /// Whether nothing ever writes there.
+        /// Whether the memory is never written.
         invariant: bool,
     },
-    /// Writes a value to memory or a variable.
+    /// Store to memory or a variable.
     Store,
-    /// The address of element `index` from `base`, of elements of a type.
+    /// Address of element `index` from `base`, for elements of this type (`getelementptr`).
     Element(Type),
-    /// Integer arithmetic whose result is in range, as for the next two.
+    /// Integer arithmetic without overflow, as are the next two.
     Add,
     Sub,
     Mul,
-    /// Modulo 2 to the number of bits.
+    /// Integer arithmetic that wraps around.
     AddWrapping,
     SubWrapping,
     MulWrapping,
@@ -263,9 +263,9 @@ pub enum SsaOp {
     UnsignedDiv,
     UnsignedRem,
     ShiftLeft,
-    /// Shifts signs in.
+    /// Arithmetic right shift.
     ShiftSigned,
-    /// Shifts zeros in.
+    /// Logical right shift.
     ShiftUnsigned,
     And,
     Or,
@@ -281,143 +281,142 @@ pub enum SsaOp {
     FNeg,
     FAbs,
     Sqrt,
-    /// The integer next to a number, with its sign; NaN of NaN.
+    /// Rounding to an integral value, which keeps the sign; NaN of NaN.
     Round(RoundingDirection),
-    /// The first number with the sign of the second.
+    /// First operand with the sign of the second.
     CopySign,
-    /// The smaller one; NaN where one is NaN. Of zeros of both signs either one. Where both are variable, the
-    /// first takes longer; the builder puts one that comes from other lanes second.
+    /// Minimum; NaN where one is NaN. Of zeros of both signs, either one. The first operand has the longer
+    /// latency; the builder puts a value that depends on other lanes second.
     FMin,
     FMax,
-    /// `a · b + c`, rounded once.
+    /// Fused multiply-add: `a · b + c`, rounded once.
     Fma,
-    /// Dot product of four 8-bit integers of each 32-bit lane, added to a sum modulo 2^32. Operands are the
-    /// sums and both factors, all of 32-bit integers, 16, 8 or 4 of them.
+    /// Dot products of four 8-bit integers per 32-bit lane, accumulated modulo 2^32. Operands are the
+    /// accumulators and both factors, as 4, 8 or 16 lanes of 32-bit integers.
     Dot4 {
         /// Whether each factor is signed; [`Target::dot4_lanes`](tilewright_ir::Target::dot4_lanes) says what
         /// a machine has instructions for.
         signed: [bool; 2],
     },
-    /// Dot product of two signed 16-bit integers of each lane, as with [`SsaOp::Dot4`]; x86-64 alone has it.
+    /// Dot products of two signed 16-bit integers per lane, accumulated like [`SsaOp::Dot4`]; x86-64 only.
     Dot2,
-    /// Dot product of two bf16 numbers of each lane, added to an f32 sum: that of the upper halves first,
-    /// each addition rounded once, with numbers below the normal ones as zeros. Operands are the sums, and
-    /// both factors as 32-bit integers, 16, 8 or 4 of them;
-    /// [`Target::dot2_lanes`](tilewright_ir::Target::dot2_lanes) says which machines have it.
+    /// Dot products of two bf16 numbers per lane, accumulated in f32: the upper halves first, each addition
+    /// rounded once, denormals flushed to zero. Operands are the accumulators, and both factors as 4, 8 or 16
+    /// lanes of 32-bit integers; [`Target::dot2_lanes`](tilewright_ir::Target::dot2_lanes) says which
+    /// machines have it.
     DotOfHalves,
-    /// The nearest bf16 numbers of 16 or 8 lanes of f32, halves to even, as 16-bit integers; zeros for
-    /// numbers below the normal ones. Machines with [`SsaOp::DotOfHalves`] have it.
+    /// Conversion of 8 or 16 f32 lanes to bf16, to nearest even, as 16-bit integers; denormals are flushed to
+    /// zero. Machines with [`SsaOp::DotOfHalves`] have it.
     NearestBf16,
-    /// Bytes of two vectors of 64, picked by the low 7 bits of each byte of the first operand; all three are
-    /// 16 lanes of 32-bit integers. AVX-512 VBMI alone has it.
+    /// Byte permutation of two vectors of 64 bytes: each byte is selected by the low 7 bits of a byte of the
+    /// first operand. All operands are 16 lanes of 32-bit integers. AVX-512 VBMI only.
     PickBytes,
-    /// The number with the first 11 of its bits, rounded.
+    /// Rounding to TF32: 11 significant bits.
     Tf32,
     /// A warp's load of 2 or 4 tiles of 8 rows of 16 bytes each from shared memory (`ldmatrix`): the threads
     /// 8·n and after have the addresses of the rows of tile n, and a lane for each tile gives the thread
     /// 4·g + t the four bytes t of row g, or transposed the 16-bit numbers 2·t and 2·t + 1 of column g.
     LoadTiles {
-        /// Whether it gives columns.
+        /// Whether tiles are transposed.
         transposed: bool,
     },
-    /// Tile product of a warp: 16 × 8 by 8 × 8 f32 numbers, or twice as many steps of 16-bit numbers,
-    /// added to four sums of each thread. Operands are its four registers of rows, two of columns, the sums.
+    /// Tile product of a warp (`mma.sync`): 16 × 8 by 8 × 8 f32 numbers, or twice as many reduction steps of
+    /// 16-bit numbers. Operands are the thread's four registers of A, two of B, and its four accumulators.
     TileProduct(LaneKind),
     /// Makes the thread's writes to shared memory visible to the async proxy, which reads it for TMA and
     /// `wgmma`.
     ProxyFence,
-    /// Orders the thread's registers ahead of the warpgroup products that follow (`wgmma.fence`).
+    /// Fence that orders the thread's registers before the following warpgroup products (`wgmma.fence`).
     GroupFence,
-    /// Begins a warpgroup's product of 64 rows by twice as many columns as there are sums. Operands are the
-    /// descriptors of both factors in shared memory, in place of that of rows perhaps the four registers of
-    /// an f32 factor, then the sums of the thread, to which it adds. The result is pending until the thread
-    /// has waited for it.
+    /// Warpgroup product (`wgmma.mma_async`) of 64 rows by twice as many columns as a thread has
+    /// accumulators. Operands are the shared memory descriptors of A and B, or four registers in place of A's
+    /// for f32, then the accumulators. The result is pending until waited for.
     GroupProduct {
-        /// Kind of the factors: 8 steps in f32, 16 of 16-bit numbers.
+        /// Type of the operands: 8 reduction steps of f32, 16 of 16-bit numbers.
         factors: LaneKind,
-        /// Whether the factors of rows and of columns are MN-major.
+        /// Whether A and B are MN-major.
         across: [bool; 2],
-        /// Whether it overwrites the sums.
+        /// Whether it overwrites the accumulators, rather than adding to them.
         begins: bool,
     },
     /// Commits the pending products as a group (`wgmma.commit_group`).
     GroupEnd,
-    /// Waits until at most this many of the latest groups of products are pending (`wgmma.wait_group`). It
-    /// returns the sums, which nothing else may touch while a pending product changes them.
+    /// Waits until at most this many of the latest groups of products are pending (`wgmma.wait_group`), and
+    /// returns the accumulators, which must not be used while a pending product changes them.
     GroupWait(u8),
-    /// `a < b` of floating-point numbers, false for NaN.
+    /// Comparison `a < b` of floating-point numbers, false for NaN.
     FLess,
-    /// The second where the first holds, else the third.
+    /// Selection: the second operand if the first is true, else the third.
     Select,
-    /// The low bits of an integer.
+    /// Truncation of an integer to fewer bits.
     Truncate,
-    /// The nearest integer without sign of fewer bits, of one without sign.
+    /// Truncation of an unsigned integer to fewer bits, with saturation.
     TruncateSaturated,
-    /// A signed integer in more bits.
+    /// Sign extension.
     ExtendSigned,
-    /// An integer without sign in more bits.
+    /// Zero extension.
     ExtendUnsigned,
-    /// A signed integer as a number.
+    /// Conversion of a signed integer to floating point.
     ToReal,
-    /// Converts a floating-point number to a signed integer: truncated and saturated, NaN to zero.
+    /// Conversion of a floating-point number to a signed integer: truncated and saturated, NaN to zero.
     ToInteger,
-    /// A number as a signed integer, towards zero, where the type holds it; else it may be any integer.
+    /// Conversion of a floating-point number to a signed integer by truncation; undefined out of range.
     ToIntegerInRange,
-    /// f32 numbers in a vector register as 32-bit integers, the least one where no such integer is near or
-    /// the number is NaN, as on x86-64.
+    /// Conversion of f32 lanes to 32-bit integers; the smallest integer for NaN and out of range, as on
+    /// x86-64.
     ToIntegerOrLeast {
-        /// Whether it rounds to the nearest, of two to the even one, instead of towards zero.
+        /// Whether it rounds to nearest even, rather than towards zero.
         nearest: bool,
     },
-    /// A number in another width.
+    /// Conversion between floating-point types.
     Convert,
-    /// Reinterprets the bits as another type.
+    /// Reinterpretation of the bits as another type.
     Bitcast,
-    /// Hides the value's origin from back ends.
+    /// Identity that hides the value's origin from optimizations.
     Opaque,
-    /// An address as a number.
+    /// Conversion of a pointer to an integer.
     Address,
-    /// The scalar in every lane.
+    /// Broadcast of a scalar to every lane.
     Splat,
-    /// Lanes of two vectors side by side; negative where any will do.
+    /// Shuffle of the lanes of two concatenated vectors; a negative index is an undefined lane.
     Shuffle(Vec<i32>),
-    /// The vector with one lane replaced.
+    /// Insertion of a scalar as the lane of this index.
     Insert(usize),
-    /// Lane of a vector.
+    /// Extraction of the lane of this index.
     Extract(usize),
-    /// Reads the lanes in a mask from an address; the others are the third operand's.
+    /// Masked load; lanes outside the mask are those of the third operand.
     MaskedLoad,
-    /// Writes the lanes of a value in a mask to an address.
+    /// Masked store.
     MaskedStore,
-    /// Masked load, each lane from its own address.
+    /// Masked load with an address for each lane.
     Gather,
-    /// Masked store, each lane to its own address.
+    /// Masked store with an address for each lane.
     Scatter,
-    /// Brings an address near.
+    /// Prefetch of an address.
     Prefetch {
-        /// Whether a write follows.
+        /// Whether it prefetches for a write.
         for_write: bool,
     },
-    /// Calls the function that is the last operand.
+    /// Call of the function that is the last operand.
     Call,
-    /// A machine's own instructions.
+    /// Inline assembly.
     Assembly(Box<Assembly>),
-    /// A value for each of some blocks that control comes from.
+    /// Phi: a value for each of these predecessors.
     Phi(Vec<BlockId>),
-    /// Goes to a block.
+    /// Unconditional branch.
     Br(BlockId),
-    /// Goes to the first block where the condition holds, else to the second.
+    /// Conditional branch: to the first block if the condition is true, else to the second.
     CondBr(BlockId, BlockId),
-    /// Leaves the function, with the operand where it gives something.
+    /// Return, with the operand as the result if there is one.
     Return,
 }
 
-/// Instructions in a machine's own words.
+/// Inline assembly.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Assembly {
-    /// Text in AT&T syntax.
+    /// Template in AT&T syntax.
     pub text: String,
-    /// Operands, results and clobbers, as LLVM writes them.
+    /// Constraints and clobbers in LLVM's syntax.
     pub constraints: Cow<'static, str>,
 }
 
@@ -429,56 +428,56 @@ pub type InstOperands = SmallVec<[Id; 4]>;
 pub struct Instruction {
     /// Operation.
     pub op: SsaOp,
-    /// Operands of the operation.
+    /// Operands, in the order that the operation defines.
     pub operands: InstOperands,
-    /// Value that results; `None` for an instruction without one.
+    /// Result; `None` for an instruction without one.
     pub result: Option<Id>,
-    /// Alignment of the address that it accesses, in bytes; 0 where it accesses none.
+    /// Alignment of the accessed address in bytes; 0 if it accesses none.
     pub align: u32,
 }
 
-/// Visibility of a function.
+/// Linkage and visibility of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
-    /// Others may call it, by the C calling convention.
+    /// External, by the C calling convention.
     Exported,
-    /// Exported, and not replaceable by another object's function.
+    /// External, and not interposable by another object.
     Protected,
-    /// Protected, and not visible outside the library that it is linked into.
+    /// External within a library only.
     Hidden,
-    /// Visible in this module only.
+    /// Internal to the module.
     Internal,
-    /// Defined in another module.
+    /// Declaration of a function of another module.
     Outside,
-    /// Defined in another module, or nowhere: its address is null then.
+    /// Weak declaration: its address is null if no module defines it.
     Weak,
-    /// Defined in the C library, without side effects.
+    /// Declaration of a C library function without side effects.
     Library,
 }
 
-/// CPU that a function is compiled for.
+/// CPU whose instructions a function may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cpu {
     /// CPU of the target.
     Target,
-    /// The family's first, with what exported code asks for before it runs.
+    /// Baseline of the family, and the features that exported code checks for before it runs.
     Checked,
-    /// The family's first.
+    /// Baseline of the family.
     First,
 }
 
-/// A parameter of a function.
+/// Function parameter.
 #[derive(Clone, Copy, Debug)]
 pub struct FunctionParameter {
     /// Type of the parameter.
     pub ty: Type,
-    /// Properties of the memory that it points to.
+    /// Properties of the buffer that it points to.
     pub buffer: Option<UnaliasedMemory>,
-    /// Whether it is a tensor map of 128 bytes rather than an address.
+    /// Whether it is a tensor map (TMA descriptor) of 128 bytes by value, rather than a pointer.
     pub is_map: bool,
 }
 
-/// Memory that no other parameter leads to.
+/// Memory that no other parameter aliases.
 #[derive(Clone, Copy, Debug)]
 pub struct UnaliasedMemory {
     /// Size in bytes; 0 where that is unknown.
@@ -496,34 +495,34 @@ pub struct Function {
     pub name: String,
     /// Visibility.
     pub linkage: Linkage,
-    /// CPU that it is compiled for.
+    /// CPU whose instructions it may use.
     pub cpu: Cpu,
-    /// Threads of a block on each axis, for a GPU's kernel.
+    /// Block size of a GPU kernel.
     pub threads: Option<[i64; 3]>,
-    /// Neighbouring blocks along x of a GPU that form a cluster.
+    /// Number of neighbouring blocks along x in a cluster of a GPU.
     pub cluster: i64,
     /// Type of the result, if any.
     pub result: Option<Type>,
-    /// Parameters, the first values of the function.
+    /// Parameters, which are the function's first values.
     pub parameters: Vec<FunctionParameter>,
-    /// Values of the function.
+    /// Values, by index.
     pub values: Vec<Value>,
-    /// Basic blocks, the entry first; empty for a declaration.
+    /// Basic blocks, the entry first; none for a declaration.
     pub blocks: Vec<Vec<Instruction>>,
-    /// Names of values, for readers.
+    /// Names of values, for readable output.
     pub names: Vec<(Id, String)>,
 }
 
-/// A variable of a module.
+/// Global variable of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Global {
-    /// A 32-bit integer, by its name, that starts as 0.
+    /// 32-bit integer of this name, initially 0.
     Integer(String),
-    /// A constant text, with a zero behind it.
+    /// Constant text, zero-terminated.
     Text(String),
 }
 
-/// The functions of a program.
+/// Module: the functions of a program.
 #[derive(Clone, Debug, Default)]
 pub struct Module {
     /// Name of the module.
@@ -535,13 +534,13 @@ pub struct Module {
 }
 
 impl Function {
-    /// Whether it is declared only.
+    /// Whether it is only a declaration.
     pub fn is_outside(&self) -> bool {
         self.blocks.is_empty()
     }
 
-    /// Reachable blocks, in an order in which loops are contiguous and successors of a branch come later, so
-    /// that all values but those of phis are defined before they are used.
+    /// Reachable blocks in reverse postorder with contiguous loops, so that all values but those of phis are
+    /// defined before their uses.
     pub fn order(&self) -> Vec<BlockId> {
         let mut seen = vec![false; self.blocks.len()];
         let mut out = Vec::with_capacity(self.blocks.len());
@@ -575,7 +574,7 @@ impl Function {
         a.into_iter().chain(b)
     }
 
-    /// Makes addresses integers, as machines have them.
+    /// Lowers pointers to integers, for back ends without pointer types.
     pub fn pointers_as_integers(&mut self) {
         for value in &mut self.values {
             if let LaneKind::Pointer(_) = value.ty.kind {
@@ -584,8 +583,8 @@ impl Function {
         }
     }
 
-    /// Replaces vectors of booleans by vectors of integers, all bits set where they hold, as machines without
-    /// mask registers have them.
+    /// Lowers vectors of booleans to integer vectors of all ones or zeros, for machines without mask
+    /// registers.
     pub fn masks_as_integers(&mut self) {
         for value in &mut self.values {
             if value.ty.kind == LaneKind::I1 && value.ty.lanes > 1 {

@@ -1,9 +1,9 @@
-//! Machine code for x86-64 with AVX2 or AVX-512, fast to make: what a search runs.
+//! Fast back end for x86-64 with AVX2 or AVX-512, which searches use.
 //!
-//! LLVM takes 30 ms for a kernel, most of what a trial costs. Kernels are few shapes of code (loops,
-//! addresses that advance, register tiles of vectors), and the generator hoists, reuses and unrolls by
-//! itself; so a selection in one pass, a linear scan over exact live ranges and an encoder give code about as
-//! fast in a hundredth of the time.
+//! LLVM takes 30 ms for a kernel, most of the cost of a trial. Kernels consist of few patterns (loops,
+//! advancing addresses, register tiles of vectors), and the generator itself hoists, reuses and unrolls. So
+//! one pass of instruction selection, a linear scan over exact live ranges and an encoder yield code of about
+//! equal speed in a hundredth of the time.
 
 mod emit;
 mod encode;
@@ -25,22 +25,22 @@ use select::ConstantPool;
 /// Size of the pages in which code and constants are laid out, in bytes.
 pub const PAGE: usize = 4096;
 
-/// Code and constants of a module, before they have an address: the same in every process.
+/// Position-independent code and constants of a module, the same in every process.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Instructions, from a multiple of 4096 bytes on constants.
+    /// Code, followed by the constants from a multiple of 4096 bytes on.
     pub bytes: Vec<u8>,
     /// Offset of the constants.
     pub code_len: usize,
-    /// The exported functions, with their offsets.
+    /// Exported functions with their offsets.
     pub symbols: Vec<(String, usize)>,
-    /// Functions that are defined elsewhere, with the offsets of the eight bytes that their addresses go to.
+    /// External functions, each with the offset of the eight bytes to fill with its address.
     pub outside: Vec<(String, usize)>,
 }
 
 impl Image {
-    /// Writes the image down: offset of the constants, both lists of functions, and the bytes. A list is its
-    /// length and, of each, the offset, the length of the name, and the name.
+    /// Serializes the image: offset of the constants, both lists of functions, and the bytes. A list is its
+    /// length and, for each function, the offset, the length of the name, and the name.
     pub fn to_bytes(&self) -> Vec<u8> {
         let number = |n: usize| (n as u64).to_le_bytes();
         let mut out = number(self.code_len).to_vec();
@@ -55,7 +55,7 @@ impl Image {
         out
     }
 
-    /// Reads what [`Image::to_bytes`] has written; `None` of anything else that can be told from it.
+    /// Deserializes an image of [`Image::to_bytes`]; `None` if it is malformed.
     pub fn from_bytes(mut bytes: &[u8]) -> Option<Image> {
         let code_len = number(&mut bytes)?;
         let symbols = functions(&mut bytes)?;
@@ -97,16 +97,16 @@ struct CpuFeatures {
     has_avx512_dot: bool,
 }
 
-/// Whether this back end has code for a target. Targets of 512-bit vectors with 16 registers, AVX2 in two
-/// halves, it does not.
+/// Whether this back end supports a target. Not supported are 512-bit vectors with 16 registers (AVX2 in two
+/// halves).
 pub fn serves(target: &Target) -> bool {
     let n_registers = if target.vector_bits >= 512 { 32 } else { 16 };
     let has_vectors = target.vector_bits >= 256 && target.n_vector_registers >= n_registers;
     target.arch == Arch::X86_64 && target.has_fma && has_vectors
 }
 
-/// Compiles a module; `Err` names the operation without code, or a function that the module lacks and that is
-/// not `known` elsewhere.
+/// Compiles a module; `Err` names an unsupported operation, or an undefined function that is not `known`
+/// elsewhere.
 pub fn compile(mut module: Module, target: &Target, known: &dyn Fn(&str) -> bool) -> Result<Image, String> {
     let has_masks = target.vector_bits >= 512;
     let machine = CpuFeatures { has_masks, has_avx512_dot: target.feature("avx512vnni") == Some(true) };

@@ -1,4 +1,4 @@
-//! Integer expressions and addresses, each computed in the outermost loop where it can be.
+//! Integer expressions and addresses, hoisted to the outermost possible loop.
 
 use tilewright_ir::{Atom, BufferId, Index};
 

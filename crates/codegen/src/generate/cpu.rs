@@ -105,13 +105,13 @@ fn features_of(target: &Target) -> impl Iterator<Item = &'static Feature> {
     })
 }
 
-/// The features that code for a target uses beyond the family's first CPU, by LLVM's names.
+/// CPU features that code for a target uses beyond the family's baseline, by LLVM's names.
 pub fn features(target: &Target) -> Vec<&'static str> {
     features_of(target).map(|feature| feature.name).collect()
 }
 
-/// Instructions that leave 1 in `eax` where CPU and operating system have all features, else 2; they change
-/// `ebx`, `ecx` and `edx` too. None where every CPU of the family has them.
+/// Assembly that leaves 1 in `eax` if CPU and operating system support all features, else 2; it clobbers
+/// `ebx`, `ecx` and `edx`. `None` if every CPU of the family has them.
 pub fn check(target: &Target) -> Option<String> {
     let state = features_of(target).fold(0, |all, feature| all | feature.state);
     let mut text = String::new();

@@ -264,7 +264,7 @@ impl Generator<'_> {
     }
 }
 
-/// Steps of the dot products around the place being written.
+/// Dot product steps around the insertion point.
 #[derive(Clone)]
 pub struct DotSteps {
     var: LoopId,
@@ -296,7 +296,7 @@ impl DotSteps {
     }
 }
 
-/// Adds dot products of four 8-bit integers a lane to 32-bit sums, for any number of lanes.
+/// Accumulates dot products of four 8-bit integers per lane in 32-bit lanes, of any number.
 pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     let own = target.dot4_lanes(signed);
@@ -343,7 +343,7 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
     }
 }
 
-/// Adds dot products of two bf16 numbers a lane to f32 sums, for any number of lanes.
+/// Accumulates dot products of two bf16 numbers per lane in f32 lanes, of any number.
 pub fn dot2(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     let own = target.dot2_lanes();
@@ -374,7 +374,7 @@ fn pair_lanes(target: &Target) -> usize {
     }
 }
 
-/// Adds dot products of two 16-bit integers a lane to 32-bit sums, for any number of lanes.
+/// Accumulates dot products of two 16-bit integers per lane in 32-bit lanes, of any number.
 pub fn dot2_of_integers(m: &Builder, target: &Target, sums: Id, [a, b]: [Id; 2]) -> Id {
     let lanes = m.type_of(sums).lanes;
     let most = pair_lanes(target);

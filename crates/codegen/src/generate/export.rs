@@ -1,8 +1,7 @@
-//! The functions of an exported object: they check what they are given before any code of the kernel runs.
+//! Wrapper functions of an exported object, which check their arguments before any code of the kernel runs.
 //!
-//! The functions that the object exports are compiled for the family's first CPU, so that they can say that
-//! the CPU at hand lacks something. Nothing else can be seen from outside, and no other object can put a
-//! function of its own in the place of one of them.
+//! They are compiled for the family's baseline CPU, so that they can report a lack of CPU features. All other
+//! symbols are internal, and the exported ones cannot be interposed by another object.
 
 use tilewright_ir::{OpenSize, Part, Stmt};
 
@@ -13,7 +12,7 @@ use crate::ssa::{Assembly, Compare, Cpu, FunctionId, Id, Linkage, SsaOp, Type};
 /// Checks that the exported functions share.
 pub(super) struct ExportChecks<'p> {
     pub prefix: &'p str,
-    /// Linkage of the functions.
+    /// Linkage of the wrapper functions.
     pub linkage: Linkage,
     /// Says 1 where the CPU will do, else 2.
     cpu: FunctionId,

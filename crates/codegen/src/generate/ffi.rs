@@ -1,7 +1,7 @@
-//! The functions of an exported object by which TVM-FFI calls it, on DLPack's tensors.
+//! Wrapper functions of an exported object for TVM-FFI, with DLPack tensors as arguments.
 //!
-//! Arguments are the buffers in their order, and then the scratch memory where there is some. Nothing of
-//! TVM-FFI is linked: its function that takes errors is called where the process has it.
+//! Arguments are the buffers in their order, then the scratch memory, if there is some. TVM-FFI is not
+//! linked: its function for setting errors is called if the process has it.
 
 use std::collections::BTreeSet;
 

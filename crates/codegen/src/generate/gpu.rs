@@ -1,4 +1,4 @@
-//! Kernels of a GPU: each a function that every thread runs, with the coordinates of its block and its own.
+//! GPU kernels: each a function that every thread runs.
 
 pub mod bulk;
 mod copy;

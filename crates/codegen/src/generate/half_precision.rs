@@ -1,4 +1,4 @@
-//! Numbers of 16 bits as elements of memory, and as f32, which everything is computed in.
+//! f16 and bf16: 16-bit elements in memory, computed with in f32.
 //!
 //! GPUs convert them by instructions, and f16 most CPUs do. bf16, the upper half of an f32 number, is an
 //! integer of 16 bits on a CPU, moved and rounded as such: that is exact, and needs no function of a library.

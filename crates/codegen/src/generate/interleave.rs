@@ -1,4 +1,5 @@
-//! Neighbouring strided stores that fill all gaps between each other: transposing packs.
+//! Strided stores of neighbouring statements that together fill memory without gaps, as interleaved vector
+//! stores.
 //!
 //! In a vectorized loop over `k`, the stores `P[S·k + 0] = a`, …, `P[S·k + S−1] = z` are written as `S`
 //! vector stores of shuffled values instead of `S` stores a lane.

@@ -1,4 +1,4 @@
-//! Elementary functions of vectors, as inline code.
+//! Elementary functions on vectors, as inline code.
 //!
 //! Scalars call the C library, so a lane and a scalar may differ in the last bits. The largest errors found,
 //! in units in the last place against the C library in f64, are asserted in `tests/math.rs`: at

@@ -1,5 +1,4 @@
-//! Reads and writes of elements: scalars, vectors of neighbours, strided and scattered lanes, register
-//! chunks.
+//! Loads and stores: scalars, contiguous, strided and scattered lanes, register chunks.
 
 use tilewright_ir::expr::Subscript;
 use tilewright_ir::{Atom, BufferId, DType, Index, LoopId};
@@ -9,20 +8,20 @@ use super::plan::{self, Chunk, VectorPiece};
 use super::{ARGUMENT_ALIGN, Generator, Storage, WrittenLanes};
 use crate::ssa::{Id, Type};
 
-/// Bytes of the parts of a row that are swizzled where warpgroups multiply.
+/// Bytes of a swizzled chunk of a row, in operands of warpgroup products.
 pub const PART_BYTES: i64 = 16;
 
-/// Places of a vector's lanes in a buffer.
+/// Addresses of a vector's lanes in a buffer.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum LaneAddresses {
-    /// All lanes in one place.
+    /// All lanes at one address.
     Uniform(Index),
     /// Lane `i` at `base + stride·i`.
     Strided { base: Index, stride: i64 },
-    /// Lane `i` at `base + stride·i` where `i < at`, else at `then + stride·i`: the lanes go on in another
-    /// row.
+    /// Lane `i` at `base + stride·i` where `i < at`, else at `then + stride·i`, as where lanes continue in
+    /// another row.
     Broken { base: Index, stride: i64, at: Index, then: Box<Index>, all: Vec<Index> },
-    /// Each lane at a place of its own.
+    /// Each lane at its own address.
     Irregular(Vec<Index>),
 }
 

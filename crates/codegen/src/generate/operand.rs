@@ -10,7 +10,7 @@ pub(super) struct LaneOperand {
 }
 
 impl LaneOperand {
-    /// A value that is the same in all lanes.
+    /// Operand that is the same in all lanes.
     pub fn scalar(value: Id) -> LaneOperand {
         LaneOperand { value, lanes: 0 }
     }

@@ -1,4 +1,5 @@
-//! Decisions made before code is written: vector pieces, register chunks, the layout of the scratch memory.
+//! Decisions before code generation: how loops are vectorized, which temporaries are in registers, and the
+//! layout of scratch memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +13,7 @@ use tilewright_ir::{
 use crate::CompileError;
 use crate::map::Map;
 
-/// Scratch buffers start at multiples of this many bytes.
+/// Alignment of scratch buffers in bytes.
 pub const SCRATCH_ALIGN: u64 = 128;
 
 /// A register buffer that does not fit registers lives on the stack up to this size, else in the scratch
@@ -23,10 +24,10 @@ const MAX_STACK_BYTES: u64 = 16 << 10;
 /// operation.
 const MAX_LANES: i64 = 4096;
 
-/// Values of the loop variables that are known while code is repeated.
+/// Known values of loop variables, in code that is unrolled.
 pub type KnownIndices = Map<LoopId, i64>;
 
-/// The open sizes that a part of a program uses, with their positions among all.
+/// Open (dynamic) sizes that a part of a program uses, with their positions among all.
 pub fn used_sizes(program: &Program, part: Part) -> Vec<(usize, &OpenSize)> {
     if program.sizes.is_empty() {
         return Vec::new();
@@ -35,7 +36,7 @@ pub fn used_sizes(program: &Program, part: Part) -> Vec<(usize, &OpenSize)> {
     program.sizes.iter().enumerate().filter(|(_, size)| vars.contains(&size.var)).collect()
 }
 
-/// `index` with the known variables replaced.
+/// Substitutes known loop variables in `index`.
 pub fn resolve(index: &Index, known: &KnownIndices) -> Index {
     if known.is_empty() {
         return index.clone();
@@ -43,7 +44,7 @@ pub fn resolve(index: &Index, known: &KnownIndices) -> Index {
     index.with_values(&|v| known.get(&v).copied())
 }
 
-/// The position of an element in its buffer, in elements, with the known variables replaced.
+/// Offset of an element in its buffer, in elements, with known loop variables substituted.
 pub fn flat(program: &Program, buffer: BufferId, index: &[Index], known: &KnownIndices) -> Index {
     let (mut sum, mut stride) = (Index::from(0), 1i64);
     for (i, extent) in index.iter().zip(&program.buffer(buffer).shape).rev() {
@@ -53,39 +54,39 @@ pub fn flat(program: &Program, buffer: BufferId, index: &[Index], known: &KnownI
     sum
 }
 
-/// Lanes of a vectorized loop that are handled as one vector value.
+/// Consecutive lanes of a vectorized loop that form one vector value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VectorPiece {
-    /// The first lane.
+    /// First lane.
     pub first: i64,
     /// Number of lanes.
     pub n: usize,
-    /// Lanes of the vector type: more than `n` where the rest is masked off.
+    /// Lanes of the vector type; those beyond `n` are masked off.
     pub width: usize,
 }
 
-/// Execution of a vectorized loop.
+/// Vectorization of a loop.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Vectors {
-    /// Vectors of known lengths.
+    /// Vectors of constant lengths.
     Pieces(Vec<VectorPiece>),
-    /// Vectors whose lanes beyond the extent are masked off at run time.
+    /// Vectors masked at run time against the extent.
     Masked(Vec<VectorPiece>),
-    /// Scalars, lane by lane.
+    /// Scalar code, lane by lane.
     Serial,
 }
 
-/// Whether memory operations with a mask are as cheap as those without.
+/// Whether masked loads and stores cost as much as unmasked ones.
 pub fn has_masks(target: &Target) -> bool {
     target.arch == Arch::X86_64 && target.vector_bits >= 512
 }
 
-/// Whether a vector can be read or written in part by one instruction.
+/// Whether one instruction can load or store a part of a vector.
 pub fn has_masked_loads(target: &Target) -> bool {
     target.arch == Arch::X86_64 && target.vector_bits >= 256
 }
 
-/// The vector type for `n` lanes: masked to a power of two where that is cheap.
+/// Vector width for `n` lanes: a power of two with masking, where that is cheap.
 pub fn padded_width(target: &Target, n: usize) -> usize {
     if has_masks(target) { n.next_power_of_two() } else { n }
 }
@@ -154,7 +155,7 @@ fn is_vectorizable(program: &Program, stmt: &Stmt, lane: LoopId, element_bytes: 
     }
 }
 
-/// Elements of a register buffer that are one value.
+/// Elements of a register buffer that form one SSA value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
     /// The first element.
@@ -163,51 +164,50 @@ pub struct Chunk {
     pub n: usize,
 }
 
-/// Memory of a temporary.
+/// Storage of a temporary.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TemporaryMemory {
-    /// Registers, each with some neighbouring elements, sorted.
+    /// SSA values (registers), each of some neighbouring elements, sorted.
     Chunks(Vec<Chunk>),
-    /// Stack of the function that allocates it.
+    /// Stack frame of the function that allocates it.
     Stack,
-    /// Scratch memory, at an offset from its start or, for `per_thread`, from the start of the thread's
-    /// slice.
+    /// Scratch memory, at an offset from its start; with `per_thread`, from the start of the thread's slice.
     Scratch {
-        /// Bytes from the start.
+        /// Offset in bytes.
         offset: u64,
         /// Whether each thread has its own.
         per_thread: bool,
     },
 }
 
-/// Sizes of the scratch memory of a program.
+/// Layout of a program's scratch memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScratchLayout {
-    /// Bytes before the first thread's slice.
+    /// Bytes of the shared part, before the first thread's slice.
     pub shared_bytes: u64,
     /// Bytes of each thread's slice.
     pub per_thread_bytes: u64,
 }
 
 impl ScratchLayout {
-    /// Bytes needed for a number of threads.
+    /// Total bytes for `n_threads` threads.
     pub fn bytes(&self, n_threads: usize) -> u64 {
         self.shared_bytes + self.per_thread_bytes * n_threads as u64
     }
 }
 
-/// Memory of every temporary of a program.
+/// Storage of every temporary of a program.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryPlan {
-    /// Memory, by temporary.
+    /// Storage by temporary.
     pub places: Map<BufferId, TemporaryMemory>,
-    /// The scratch memory's sizes.
+    /// Layout of the scratch memory.
     pub scratch: ScratchLayout,
-    /// Copies in bf16 that only dot products of pairs read, to which numbers below the normal ones are zeros.
+    /// bf16 copies that only dot products of pairs read, which flush denormals to zero.
     pub pairs: BTreeSet<BufferId>,
 }
 
-/// Decides where the temporaries of a program live.
+/// Decides the storage of a program's temporaries.
 pub fn plan(program: &Program, target: &Target) -> Result<MemoryPlan, CompileError> {
     if let Arch::Gpu(_) = target.arch {
         return Err(CompileError::NotCpu { target: target.name() });
@@ -267,7 +267,7 @@ fn read_by_pairs(program: &Program, target: &Target) -> BTreeSet<BufferId> {
     pairs
 }
 
-/// Decides where the temporaries live that a thread of a GPU has for itself.
+/// Decides the storage of a GPU thread's private temporaries.
 pub fn kernel(program: &Program, body: &[Stmt], target: &Target) -> Result<MemoryPlan, CompileError> {
     let mut walk = PlanWalk::new(program, target);
     walk.block(body);
@@ -449,7 +449,7 @@ impl<'p> PlanWalk<'p> {
     }
 }
 
-/// The buffers that a block uses, and the loop variables from outside of it.
+/// Free variables of a block: the buffers that it uses, and the loop variables from outside.
 pub fn captures(block: &[Stmt]) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
     let (mut buffers, mut vars, mut own) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
     for stmt in block {
@@ -465,7 +465,7 @@ pub fn captures(block: &[Stmt]) -> (BTreeSet<BufferId>, BTreeSet<LoopId>) {
     (buffers, vars)
 }
 
-/// Adds the buffers that a block reads, writes, prefetches or allocates.
+/// Collects the buffers that a block reads, writes, prefetches or allocates.
 pub fn used_buffers(block: &[Stmt], buffers: &mut BTreeSet<BufferId>) {
     for stmt in block {
         stmt.walk(&mut |s| {
@@ -483,7 +483,7 @@ pub fn used_buffers(block: &[Stmt], buffers: &mut BTreeSet<BufferId>) {
     }
 }
 
-/// The buffers that a block writes.
+/// Buffers that a block writes.
 pub fn written_buffers(block: &[Stmt]) -> BTreeSet<BufferId> {
     let mut out = BTreeSet::new();
     for stmt in block {
@@ -496,7 +496,8 @@ pub fn written_buffers(block: &[Stmt]) -> BTreeSet<BufferId> {
     out
 }
 
-/// Whether every load of an expression stays inside its buffer whatever the conditions around it.
+/// Whether every load of an expression is in bounds regardless of conditions, so that it can be executed
+/// speculatively.
 pub fn is_safe(program: &Program, ranges: &Ranges, known: &KnownIndices, e: &Expr) -> bool {
     let mut safe = true;
     let mut check = |b: BufferId, index: &[Index], last: i64| {
@@ -529,7 +530,7 @@ pub fn is_uniform(cond: &Cond, lane: Option<LoopId>) -> bool {
     lane.is_none_or(|lane| !cond.uses(lane))
 }
 
-/// Whether a condition may hold for some threads of a warp alone, which are told apart by these variables.
+/// Whether a condition may diverge within a warp, whose thread variables these are.
 pub fn parts(cond: &Cond, warp: [LoopId; 2]) -> bool {
     let mut is_of_values = false;
     TreePart::Cond(cond).walk(&mut |node| is_of_values |= matches!(node, TreePart::Cond(Cond::Less(..))));

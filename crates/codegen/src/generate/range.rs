@@ -1,4 +1,4 @@
-//! Ranges of floating-point values that follow from how they are computed, such as those of a clip.
+//! Value range analysis of floating-point expressions, such as of a clip.
 //!
 //! Conversions to integers are one instruction where the value is known to be in range; elsewhere they have
 //! to say what becomes of NaN and of what no integer can hold.

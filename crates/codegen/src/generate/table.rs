@@ -1,4 +1,4 @@
-//! Look-ups in tables of bytes that registers hold: functions of 8-bit integers.
+//! Table look-ups in registers: functions of 8-bit integers.
 
 use tilewright_ir::expr::{Expr, Subscript};
 use tilewright_ir::{BufferId, DType, Index};

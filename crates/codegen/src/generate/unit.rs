@@ -33,16 +33,16 @@ const UNKNOWN_EXTENT: f64 = 8.0;
 /// Objects with units that are kept for programs to come, each in two mappings of whole pages.
 const MOST_CODES: usize = 256;
 
-/// Statements next to each other in a block.
+/// Consecutive statements of a block.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CodeSegment {
-    /// Statements that become a unit.
+    /// Statements outlined as a unit.
     Unit(Range<usize>),
-    /// Statements that are written in place; units may be inside.
+    /// Statements generated in place; they may contain units.
     Plain(Range<usize>),
 }
 
-/// Divides a block into units, as deep inside as their work allows, and the statements around them.
+/// Partitions a block into units, as deeply nested as their work allows, and the statements around them.
 pub fn segments(program: &Program, block: &[Stmt], ranges: &mut Ranges) -> Vec<CodeSegment> {
     let mut out = Vec::new();
     let mut start = 0;
@@ -112,7 +112,7 @@ fn has_enough_code(stmt: &Stmt) -> bool {
 /// Prefix of the names of units; a hash of everything about the unit follows.
 const PREFIX: &str = "unit.";
 
-/// The units that were used last, for one target.
+/// Cache of recently used units, for one target.
 #[derive(Default)]
 pub struct Units {
     /// Code of the units, by their functions' names.
@@ -121,18 +121,18 @@ pub struct Units {
     codes: VecDeque<Arc<LoadedCode>>,
 }
 
-/// Units of a program.
+/// Units that a program uses or defines.
 #[derive(Default)]
 pub struct ProgramUnits {
-    /// The code that it shares with earlier programs.
+    /// Code of earlier programs that it shares.
     pub shared: Vec<Arc<LoadedCode>>,
-    /// Functions that its own object defines.
+    /// Names of the units that its own object defines.
     pub made: BTreeSet<String>,
 }
 
 impl Units {
-    /// Remembers the units of an object, and that those which it shares with earlier ones are in use still.
-    /// Beyond [`MOST_CODES`] objects it forgets the one that was not used for longest.
+    /// Adds the units of an object, and marks those which it shares with earlier ones as used. Beyond
+    /// [`MOST_CODES`] objects, the least recently used one is dropped.
     pub fn keep(&mut self, code: &Arc<LoadedCode>, shared: &[Arc<LoadedCode>]) {
         for used in shared {
             if let Some(at) = self.codes.iter().position(|known| Arc::ptr_eq(known, used)) {
@@ -152,7 +152,7 @@ impl Units {
         }
     }
 
-    /// Address of the function of a name.
+    /// Address of a unit's function by name, if known.
     pub fn address(&self, symbol: &str) -> Option<usize> {
         self.known.get(symbol)?.symbol(symbol).map(|address| address as usize)
     }

@@ -26,7 +26,7 @@ fn triple(arch: Arch) -> &'static CStr {
     }
 }
 
-/// The CPU name and feature string of this machine, in LLVM's words; none in a build without LLVM.
+/// LLVM's name and feature string of this CPU; `None` in a build without LLVM.
 pub fn host_cpu() -> Option<(String, String)> {
     let take = |text: *mut libc::c_char| {
         // SAFETY: LLVM hands out a zero-terminated string that we own and give back.
@@ -40,7 +40,7 @@ pub fn host_cpu() -> Option<(String, String)> {
     Some(unsafe { (take(LLVMGetHostCPUName()), take(LLVMGetHostCPUFeatures())) })
 }
 
-/// The version of the LLVM linked, as `22.1.2`; none in a build without LLVM.
+/// Version of the linked LLVM, such as `22.1.2`; `None` in a build without LLVM.
 pub fn llvm_version() -> Option<String> {
     Some(text(version()))
 }
@@ -56,7 +56,7 @@ fn version() -> [u32; 3] {
     [major, minor, patch]
 }
 
-/// Output to produce from a module.
+/// Kind of output.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum FileType {
     /// Assembly text.
@@ -87,7 +87,7 @@ thread_local! {
 /// Most targets whose machines a thread keeps; beyond them it drops the oldest.
 const MAX_MACHINES: usize = 4;
 
-/// Calls `f` with a machine for the target.
+/// Calls `f` with a target machine for the target.
 pub fn with_machine<T>(
     target: &Target,
     f: impl FnOnce(LLVMTargetMachineRef) -> Result<T, CompileError>,
@@ -177,7 +177,7 @@ fn make(target: &Target) -> Result<TargetMachine, CompileError> {
     }
 }
 
-/// Tells a module what machine it is for.
+/// Sets a module's target triple and data layout.
 pub fn prepare_module(module: &LlvmModule, machine: LLVMTargetMachineRef, target: &Target) {
     // SAFETY: module and machine are alive; the layout is copied into the module.
     unsafe {

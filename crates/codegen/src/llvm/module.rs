@@ -5,7 +5,7 @@ use std::ffi::{CStr, CString};
 use llvm_sys::core::*;
 use llvm_sys::prelude::*;
 
-/// A context with one module.
+/// LLVM context with one module.
 pub struct LlvmModule {
     context: LLVMContextRef,
     module: LLVMModuleRef,
@@ -22,7 +22,7 @@ impl Drop for LlvmModule {
 }
 
 impl LlvmModule {
-    /// An empty module. Value names are kept only where somebody will read them.
+    /// Makes an empty module. Value names are kept only for readable output.
     pub fn new(name: &str, keep_names: bool) -> LlvmModule {
         let name = c_string(name);
         // SAFETY: the context is fresh, and the module is made in it.
@@ -33,17 +33,17 @@ impl LlvmModule {
         }
     }
 
-    /// The module for LLVM's functions.
+    /// Module for LLVM's C API.
     pub fn raw(&self) -> LLVMModuleRef {
         self.module
     }
 
-    /// The context for LLVM's functions.
+    /// Context for LLVM's C API.
     pub fn context(&self) -> LLVMContextRef {
         self.context
     }
 
-    /// The module as text.
+    /// Formats the module as LLVM IR.
     pub fn print(&self) -> String {
         // SAFETY: the module is alive, and LLVM hands out a zero-terminated string that we own and give back.
         unsafe {
@@ -74,7 +74,7 @@ impl LlvmModule {
     }
 }
 
-/// A C string; interior zero bytes, which no name here has, end it early.
+/// Makes a C string; an interior zero byte, which no name here has, truncates it.
 pub fn c_string(text: &str) -> CString {
     CString::new(text.split('\0').next().unwrap_or_default()).expect("cut at the first zero byte")
 }

@@ -45,7 +45,7 @@ macro_rules! llvm {
 
 mod half_precision;
 
-/// Writes the functions of a module of ours into one of LLVM's.
+/// Translates a module in SSA form to LLVM IR.
 pub fn print(source: &ssa::Module, target: &Target, into: &LlvmModule) {
     let (context, module) = (into.context(), into.raw());
     let builder = llvm!(LLVMCreateBuilderInContext(context));

@@ -1,6 +1,7 @@
-//! Writes functions down: one method an instruction, constants folded and kept once.
+//! Builder of functions: one method per instruction, with constant folding.
 //!
-//! A builder is shared, so that calls nest as expressions do; instructions come in the order of the calls.
+//! Methods take a shared reference, so that calls can be nested like expressions; instructions are emitted in
+//! the order of the calls.
 
 use std::cell::RefCell;
 
@@ -12,10 +13,10 @@ use super::{
 };
 use crate::map::Map;
 
-/// A module that is being written, and the place where the next instruction goes.
+/// Module under construction, with an insertion point.
 pub struct Builder(RefCell<State>);
 
-/// Position of the next instruction.
+/// Insertion point.
 #[derive(Clone, Copy)]
 pub struct Position {
     function: FunctionId,
@@ -100,7 +101,7 @@ impl State {
 }
 
 impl Builder {
-    /// An empty module.
+    /// Makes an empty module.
     pub fn new(name: &str) -> Builder {
         let module = Module { name: name.to_owned(), ..Module::default() };
         // Nowhere: a function comes first.
@@ -108,7 +109,7 @@ impl Builder {
         Builder(RefCell::new(State { module, drafts: Vec::new(), at }))
     }
 
-    /// The module.
+    /// Finishes the module.
     pub fn finish(self) -> Module {
         let State { mut module, drafts, .. } = self.0.into_inner();
         for (function, draft) in module.functions.iter_mut().zip(drafts) {
@@ -141,17 +142,17 @@ impl Builder {
         self.fixed(ty, Def::Constant(VectorConstant { bits, undefined: 0 }))
     }
 
-    /// An integer of a type.
+    /// Integer constant of a type.
     pub fn integer(&self, ty: Type, v: i64) -> Id {
         self.constant(ty, smallvec![v as u64 & ty.kind.mask()])
     }
 
-    /// A 64-bit integer.
+    /// 64-bit integer constant.
     pub fn int(&self, v: i64) -> Id {
         self.integer(Type::I64, v)
     }
 
-    /// A 32-bit integer.
+    /// 32-bit integer constant.
     pub fn int32(&self, v: i32) -> Id {
         self.integer(Type::I32, v.into())
     }
@@ -161,7 +162,7 @@ impl Builder {
         self.integer(Type::I1, v.into())
     }
 
-    /// Value of a constant boolean.
+    /// Value of a boolean constant; `None` if it is not constant.
     pub fn as_const_bool(&self, v: Id) -> Option<bool> {
         match self.0.borrow().get(v) {
             Value { ty: Type::I1, def: Def::Constant(c) } => Some(c.bits[0] != 0),
@@ -169,12 +170,12 @@ impl Builder {
         }
     }
 
-    /// A floating-point number.
+    /// Floating-point constant.
     pub fn real(&self, ty: Type, v: f64) -> Id {
         self.constant(ty, smallvec![fold::real_bits(ty.kind, v)])
     }
 
-    /// Any bits.
+    /// Undefined value.
     pub fn undefined(&self, ty: Type) -> Id {
         self.fixed(ty, Def::Undefined)
     }
@@ -184,7 +185,7 @@ impl Builder {
         self.constant(ty, smallvec![0; ty.lanes])
     }
 
-    /// A vector of integers.
+    /// Constant vector of integers.
     pub fn integers(&self, element: Type, lanes: impl ExactSizeIterator<Item = i64>) -> Id {
         let ty = element.vector(lanes.len());
         self.constant(ty, lanes.map(|v| v as u64 & ty.kind.mask()).collect())
@@ -232,46 +233,46 @@ impl Builder {
         (f.linkage, f.cpu) = (linkage, cpu);
     }
 
-    /// Says that a GPU's threads run a function, how many a block has, and how many neighbouring blocks along
-    /// x form a cluster.
+    /// Marks a function as a GPU kernel of this block size, and of clusters of this many neighbouring blocks
+    /// along x.
     pub fn kernel(&self, function: FunctionId, threads: [i64; 3], cluster: i64) {
         let f = &mut self.0.borrow_mut().module.functions[function.at()];
         (f.threads, f.cluster) = (Some(threads), cluster);
     }
 
-    /// A parameter of the function that is being written.
+    /// Parameter of the current function.
     pub fn parameter(&self, at: usize) -> Id {
         Id::new(at)
     }
 
-    /// Says what memory a parameter points to.
+    /// Sets the properties of the buffer that a parameter points to.
     pub fn buffer_parameter(&self, at: usize, buffer: UnaliasedMemory) {
         self.0.borrow_mut().function().parameters[at].buffer = Some(buffer);
     }
 
-    /// Marks a parameter as a tensor map.
+    /// Marks a parameter as a tensor map (TMA descriptor).
     pub fn map_parameter(&self, at: usize) {
         self.0.borrow_mut().function().parameters[at].is_map = true;
     }
 
-    /// Names a value for readers of the module's text.
+    /// Names a value for readable output.
     pub fn name(&self, v: Id, name: &str) {
         self.0.borrow_mut().function().names.push((v, name.to_owned()));
     }
 
-    /// The address of a function.
+    /// Address of a function.
     pub fn function_address(&self, function: FunctionId) -> Id {
         self.fixed(Type::POINTER, Def::Function(function))
     }
 
-    /// Adds a variable of this module's own, a 32-bit integer that starts as zero, and gives its number.
+    /// Adds a global 32-bit integer, initially zero, and returns its index.
     pub fn global(&self, name: &str) -> usize {
         let globals = &mut self.0.borrow_mut().module.globals;
         globals.push(Global::Integer(name.to_owned()));
         globals.len() - 1
     }
 
-    /// Finds the constant of a text, or adds it, and gives its number.
+    /// Finds or adds a constant text, and returns its index as a global.
     pub fn text(&self, text: &str) -> usize {
         let globals = &mut self.0.borrow_mut().module.globals;
         let known = globals.iter().position(|global| matches!(global, Global::Text(known) if known == text));
@@ -281,42 +282,41 @@ impl Builder {
         })
     }
 
-    /// The address of a variable.
+    /// Address of a global variable.
     pub fn global_address(&self, global: usize) -> Id {
         self.fixed(Type::POINTER, Def::Global(global))
     }
 
     // Blocks and positions.
 
-    /// Adds a block at the end of a function.
+    /// Appends a block to a function.
     pub fn block(&self, function: FunctionId) -> BlockId {
         let blocks = &mut self.0.borrow_mut().drafts[function.at()].blocks;
         blocks.push(DraftBlock::default());
         BlockId::new(blocks.len() - 1)
     }
 
-    /// The block that is being written.
+    /// Block of the insertion point.
     pub fn current_block(&self) -> BlockId {
         self.0.borrow().at.block
     }
 
-    /// Position of the next instruction.
+    /// Insertion point.
     pub fn position(&self) -> Position {
         self.0.borrow().at
     }
 
-    /// Goes back to where it was.
+    /// Restores an insertion point.
     pub fn go_back(&self, to: Position) {
         self.0.borrow_mut().at = to;
     }
 
-    /// Goes on at the end of a block.
+    /// Moves the insertion point to the end of a block.
     pub fn go_to(&self, function: FunctionId, block: BlockId) {
         self.go_back(Position { function, block, part: Part::Rest });
     }
 
-    /// Continues behind the phis of a block of the current function and the instructions hoisted there
-    /// before.
+    /// Moves the insertion point after the phis of a block, and after the instructions hoisted there before.
     pub fn go_to_hoisted(&self, block: BlockId) {
         let at = &mut self.0.borrow_mut().at;
         (at.block, at.part) = (block, Part::Hoisted);
@@ -345,12 +345,12 @@ impl Builder {
         }
     }
 
-    /// Goes to a block.
+    /// Emits an unconditional branch.
     pub fn br(&self, to: BlockId) {
         self.run(SsaOp::Br(to), smallvec![], 0);
     }
 
-    /// Goes to one of two blocks.
+    /// Emits a conditional branch.
     pub fn cond_br(&self, cond: Id, then: BlockId, otherwise: BlockId) {
         self.run(SsaOp::CondBr(then, otherwise), smallvec![cond], 0);
     }
@@ -365,7 +365,7 @@ impl Builder {
         self.run(SsaOp::Return, smallvec![v], 0);
     }
 
-    /// A value that depends on where control came to a block from.
+    /// Adds a phi to a block.
     pub fn phi(&self, block: BlockId, ty: Type) -> Id {
         let state = &mut *self.0.borrow_mut();
         let id = state.value(ty, Def::Instruction);
@@ -375,7 +375,7 @@ impl Builder {
         id
     }
 
-    /// Gives a phi its value on coming from a block.
+    /// Adds an incoming value to a phi.
     pub fn add_incoming(&self, phi: Id, value: Id, from: BlockId) {
         let state = &mut *self.0.borrow_mut();
         let (blocks, values) = state.draft().phis.get_mut(&phi).expect("it is a phi of this function");
@@ -385,17 +385,17 @@ impl Builder {
 
     // Memory.
 
-    /// A variable, which only loads and stores may refer to.
+    /// Allocates a local variable, accessed by loads and stores only.
     pub fn variable(&self, ty: Type, align: u32) -> Id {
         self.give(SsaOp::Variable(ty), smallvec![], Type::POINTER, align)
     }
 
-    /// Stack memory.
+    /// Allocates stack memory.
     pub fn stack(&self, bytes: u64, align: u32) -> Id {
         self.give(SsaOp::Stack(bytes as usize), smallvec![], Type::POINTER, align)
     }
 
-    /// Memory that the threads of a block share.
+    /// Allocates shared memory of a GPU block.
     pub fn shared_memory(&self, bytes: u64, align: u32) -> Id {
         self.give(SsaOp::SharedMemory(bytes as usize), smallvec![], Type::SHARED, align)
     }
@@ -406,13 +406,13 @@ impl Builder {
         self.extend(short, Type::I64, false)
     }
 
-    /// Waits for all threads of the block.
+    /// Emits a barrier of a GPU block.
     pub fn barrier(&self) {
         self.run(SsaOp::Barrier, smallvec![], 0);
     }
 
-    /// Begins an asynchronous copy of `bytes` bytes to shared memory; with `n`, of the first `n` of them, and
-    /// zeros in place of the others.
+    /// Emits an asynchronous copy of `bytes` bytes to shared memory; with `n`, only the first `n` bytes are
+    /// copied, and zeros written for the others.
     pub fn copy(&self, to: Id, from: Id, bytes: usize, n: Option<Id>) {
         self.run(SsaOp::Copy { bytes }, [to, from].into_iter().chain(n).collect(), bytes as u32);
     }
@@ -422,17 +422,17 @@ impl Builder {
         self.run(SsaOp::Wait(n), smallvec![], 0);
     }
 
-    /// A warp's load of tiles from memory that a block shares: one for each lane of the type.
+    /// Loads tiles from shared memory by a warp (`ldmatrix`), one for each lane of the type.
     pub fn load_tiles(&self, row: Id, transposed: bool, ty: Type) -> Id {
         self.give(SsaOp::LoadTiles { transposed }, smallvec![row], ty, 16)
     }
 
-    /// Reads memory; `invariant` says that it gives the same wherever it stands.
+    /// Loads from memory; `invariant` promises that the memory is never written.
     pub fn load(&self, ty: Type, from: Id, align: u32, invariant: bool) -> Id {
         self.give(SsaOp::Load { invariant }, smallvec![from], ty, align)
     }
 
-    /// Writes memory.
+    /// Stores to memory.
     pub fn store(&self, value: Id, to: Id, align: u32) {
         self.run(SsaOp::Store, smallvec![value, to], align);
     }
@@ -463,21 +463,21 @@ impl Builder {
         self.run(SsaOp::Scatter, smallvec![value, to, mask], align);
     }
 
-    /// Brings an address near.
+    /// Prefetches an address.
     pub fn prefetch(&self, pointer: Id, for_write: bool) {
         self.run(SsaOp::Prefetch { for_write }, smallvec![pointer], 0);
     }
 
     // Arithmetic.
 
-    /// An operation of two operands that gives their type.
+    /// Emits an operation of two operands of the result's type.
     pub fn binary(&self, op: SsaOp, a: Id, b: Id) -> Id {
         let is_late = matches!(op, SsaOp::FMin | SsaOp::FMax) && self.0.borrow_mut().draft().moved.contains_key(&a);
         let (a, b) = if is_late { (b, a) } else { (a, b) };
         self.compute(op, smallvec![a, b], self.type_of(a))
     }
 
-    /// An operation of one operand that gives its type.
+    /// Emits an operation of one operand of the result's type.
     pub fn unary(&self, op: SsaOp, x: Id) -> Id {
         self.compute(op, smallvec![x], self.type_of(x))
     }
@@ -527,12 +527,13 @@ impl Builder {
         self.compute(SsaOp::PickBytes, smallvec![indices, first, second], self.type_of(indices))
     }
 
-    /// The number with the first 11 of its bits, rounded.
+    /// Rounds to TF32: 11 significant bits.
     pub fn tf32(&self, x: Id) -> Id {
         self.compute(SsaOp::Tf32, smallvec![x], Type::F32)
     }
 
-    /// The sums of a thread after a warp's product of tiles. `operands`: its factors, and the sums before.
+    /// Emits a tile product of a warp (`mma.sync`), and returns the thread's accumulators. `operands` are its
+    /// registers of A and B, and the accumulators before.
     pub fn tile_product(&self, factors: LaneKind, operands: impl Iterator<Item = Id>) -> Id {
         self.compute(SsaOp::TileProduct(factors), operands.collect(), Type::F32.vector(4))
     }
@@ -542,14 +543,13 @@ impl Builder {
         self.run(SsaOp::ProxyFence, smallvec![], 0);
     }
 
-    /// Gives sums to the products of groups of warps that follow.
+    /// Emits a fence before warpgroup products, and returns the accumulators to be used by them.
     pub fn group_fence(&self, sums: &[Id]) -> Id {
         self.give(SsaOp::GroupFence, sums.into(), Type::F32.vector(sums.len()), 0)
     }
 
-    /// Begins a product of tiles that four warps compute together, of factors of rows and of columns that are
-    /// described so, or rows in four registers. `across`: whether the rows of 128 bytes of each lie across
-    /// the sum; `begins`: the sums are zero.
+    /// Emits a warpgroup product of A and B, given by descriptors, or A by four registers. `across` tells
+    /// whether each is MN-major; `begins` whether the accumulators are overwritten.
     pub fn group_product(
         &self,
         factors: LaneKind,
@@ -562,12 +562,12 @@ impl Builder {
         self.give(SsaOp::GroupProduct { factors, across, begins }, operands, Type::F32.vector(sums.len()), 0)
     }
 
-    /// Ends a set of such products.
+    /// Commits pending warpgroup products as a group.
     pub fn group_end(&self) {
         self.run(SsaOp::GroupEnd, smallvec![], 0);
     }
 
-    /// Waits until at most `n` groups of such products are pending, and returns all sums.
+    /// Waits until at most `n` groups of warpgroup products are pending, and returns the accumulators.
     pub fn group_wait(&self, n: u8, sums: &[Id]) -> Id {
         self.give(SsaOp::GroupWait(n), sums.into(), Type::F32.vector(sums.len()), 0)
     }
@@ -584,12 +584,12 @@ impl Builder {
         self.compute(SsaOp::FLess, smallvec![a, b], Type::I1.vector(lanes))
     }
 
-    /// `a` where the condition holds, else `b`.
+    /// Selects `a` if the condition is true, else `b`.
     pub fn select(&self, cond: Id, a: Id, b: Id) -> Id {
         self.compute(SsaOp::Select, smallvec![cond, a, b], self.type_of(a))
     }
 
-    /// Logical complement.
+    /// Logical negation.
     pub fn not(&self, x: Id) -> Id {
         let lanes = self.type_of(x).lanes;
         let all = self.splat(self.bool(true), lanes);
@@ -626,7 +626,7 @@ impl Builder {
         self.compute(if is_signed { SsaOp::ExtendSigned } else { SsaOp::ExtendUnsigned }, smallvec![x], ty)
     }
 
-    /// A pointer as a number.
+    /// Converts a pointer to an integer.
     pub fn address(&self, pointer: Id) -> Id {
         self.give(SsaOp::Address, smallvec![pointer], Type::I64, 0)
     }
@@ -649,20 +649,20 @@ impl Builder {
         self.compute(SsaOp::Convert, smallvec![x], ty)
     }
 
-    /// Hides the value's origin from back ends.
+    /// Hides the value's origin from optimizations.
     pub fn opaque(&self, x: Id) -> Id {
         self.give(SsaOp::Opaque, smallvec![x], self.type_of(x), 0)
     }
 
     // Vectors.
 
-    /// Lane of a vector.
+    /// Extracts a lane of a vector.
     pub fn extract(&self, v: Id, lane: usize) -> Id {
         let x = self.compute(SsaOp::Extract(lane), smallvec![v], self.type_of(v).element());
         self.moved_from(x, lane)
     }
 
-    /// The vector with one lane replaced.
+    /// Replaces a lane of a vector.
     pub fn insert(&self, v: Id, x: Id, lane: usize) -> Id {
         self.compute(SsaOp::Insert(lane), smallvec![v, x], self.type_of(v))
     }
@@ -684,7 +684,7 @@ impl Builder {
         x
     }
 
-    /// A scalar in every lane.
+    /// Broadcasts a scalar to `n` lanes.
     pub fn splat(&self, x: Id, n: usize) -> Id {
         if n == 1 {
             return x;
@@ -719,12 +719,12 @@ impl Builder {
         }
     }
 
-    /// Inline assembly with a result and unknown side effects.
+    /// Emits inline assembly with a result and side effects.
     pub fn assembly(&self, assembly: Assembly, operands: &[Id], result: Type) -> Id {
         self.give(SsaOp::Assembly(Box::new(assembly)), operands.into(), result, 0)
     }
 
-    /// Instructions of the machine's that give nothing.
+    /// Emits inline assembly without a result.
     pub fn assembly_effect(&self, assembly: Assembly, operands: &[Id]) {
         self.run(SsaOp::Assembly(Box::new(assembly)), operands.into(), 0);
     }

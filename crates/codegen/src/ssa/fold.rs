@@ -4,7 +4,7 @@ use tilewright_ir::DType;
 
 use super::{Compare, Def, LaneKind, SsaOp, Type, Value, VectorConstant};
 
-/// The bits of a number.
+/// Bit pattern of a floating-point number.
 pub fn real_bits(kind: LaneKind, v: f64) -> u64 {
     let half = |dtype: DType| {
         let mut bytes = [0; 2];

@@ -6,7 +6,7 @@ use super::{Def, Function, Id, InstOperands, SsaOp};
 use crate::map::{Map, Mixer};
 
 impl Function {
-    /// Eliminates common subexpressions within blocks, and drops choices that change nothing.
+    /// Eliminates common subexpressions within blocks, and selects of equal values.
     pub fn share(&mut self) {
         let Function { values, blocks, .. } = self;
         let mut same_as: Vec<Id> = (0..values.len()).map(Id::new).collect();

@@ -1,4 +1,4 @@
-//! Vectors longer than a machine's registers, as two of half their lanes.
+//! Splitting of vectors longer than a machine's registers into halves.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -9,8 +9,8 @@ use crate::map::Map;
 type Halves = [Id; 2];
 
 impl Function {
-    /// Splits vectors of up to twice `native` bytes; a function with an operation on such that is none of its
-    /// halves stays as it is. Addresses are integers by now.
+    /// Splits vectors of up to twice `native` bytes. A function with an operation that cannot be split is
+    /// left unchanged. Pointers must have been lowered to integers.
     pub fn split_long(&mut self, native: usize) {
         let is_long = |id: &Id| self.values[id.at()].ty.bytes() > native;
         if !self.blocks.iter().flatten().any(|inst| touches(inst, &is_long)) {

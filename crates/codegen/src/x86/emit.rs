@@ -1,4 +1,4 @@
-//! Emission of a function whose virtual registers have been allocated.
+//! Emission of a function after register allocation.
 //!
 //! Frames: the caller's frame pointer, the registers that a function must leave as they were, then, aligned
 //! to a cache line, arguments of calls, stack memory, and what found no register.
@@ -18,7 +18,7 @@ const ARGUMENTS: [u8; 6] = [RDI, RSI, RDX, RCX, 8, 9];
 /// Registers that a function leaves as they were.
 const CALLEE_SAVED: [u8; 5] = [RBX, 12, 13, 14, 15];
 
-/// Writes a function.
+/// Emits a function.
 pub fn emit(
     asm: &mut Assembler,
     f: &MachineFunction,

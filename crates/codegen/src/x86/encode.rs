@@ -1,4 +1,4 @@
-//! Instructions as bytes: the VEX and EVEX encodings of vector instructions, and the few others that kernels
+//! Encoder of instructions: VEX and EVEX encodings of vector instructions, and the few others that kernels
 //! need.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, chapter 2.
@@ -7,7 +7,7 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedMemory {
     pub base: EncodedBase,
-    /// Index register, and the logarithm of its scale.
+    /// Index register, and the base-2 logarithm of its scale.
     pub index: Option<(u8, u8)>,
     pub disp: i32,
 }
@@ -16,43 +16,43 @@ pub struct EncodedMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncodedBase {
     Register(u8),
-    /// The constants behind the code; [`EncodedMemory::disp`] counts from their first byte.
+    /// Constants after the code; [`EncodedMemory::disp`] is an offset into them.
     Pool,
 }
 
-/// The last operand: a register or memory.
+/// The r/m operand: a register or memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rm {
     Register(u8),
     Memory(EncodedMemory),
 }
 
-/// The encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is
-/// none, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the bit that mostly tells f64 from f32.
+/// Encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is
+/// none, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the W bit, which usually distinguishes f64 from f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opcode {
     pub map: u8,
     pub prefix: u8,
     pub opcode: u8,
     pub wide: bool,
-    /// Whether only EVEX has it.
+    /// Whether only an EVEX encoding exists.
     pub evex: bool,
     /// Size of the memory operand.
     pub memory: Unit,
 }
 
-/// Size of a vector instruction's memory operand.
+/// Size of a vector instruction's memory operand (EVEX tuple type).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// The width of the instruction.
+    /// Full vector width.
     Whole,
-    /// A lane.
+    /// Element of the vector.
     Lane,
     /// A number of bytes.
     Bytes(u8),
-    /// The width of the instruction divided by a number.
+    /// Vector width divided by this number.
     Part(u8),
-    /// Another width than the instruction's, which is why the operand comes in a register.
+    /// Size that differs from the instruction's, so that the operand must be in a register.
     Other,
 }
 
@@ -63,7 +63,7 @@ pub struct Extra {
     pub mask: u8,
     /// Whether lanes outside the mask become zero.
     pub zero: bool,
-    /// Whether the memory operand is one lane, for all.
+    /// Whether the memory operand is broadcast to all lanes.
     pub broadcast: bool,
 }
 
@@ -75,13 +75,13 @@ pub struct VectorOperands {
     pub rm: Rm,
     /// Bytes of the vector registers: 16, 32 or 64.
     pub width: u8,
-    /// Bytes of the memory operand, in units of which EVEX counts short displacements.
+    /// Bytes of the memory operand, the unit of EVEX's compressed displacements.
     pub unit: u8,
     pub extra: Extra,
     pub immediate: Option<u8>,
 }
 
-/// Conditions, by their numbers in opcodes.
+/// Condition codes, by their numbers in opcodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ConditionCode {
@@ -111,27 +111,27 @@ impl ConditionCode {
     }
 }
 
-/// A place in the code that jumps go to.
+/// Jump target in the code.
 pub type Label = usize;
 
-/// Target of a field, of four bytes for its distance from the end of the instruction.
+/// Target of a four-byte field, which holds the distance from the end of the instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldTarget {
     Label(Label),
     Function(usize),
     /// Offset in the constants.
     Pool(i32),
-    /// Function that another module defines; the field has eight bytes, for its address.
+    /// External function; the field has eight bytes, for its address.
     Outside(usize),
 }
 
-/// Code as it grows.
+/// Code under construction.
 #[derive(Default)]
 pub struct Assembler {
     pub code: Vec<u8>,
     /// Offset of each label.
     labels: Vec<Option<usize>>,
-    /// Fields to fill in: their offsets, the ends of their instructions, and their targets.
+    /// Fixups: offset of the field, end of its instruction, and target.
     pub fixups: Vec<(usize, usize, FieldTarget)>,
 }
 

@@ -1,4 +1,4 @@
-//! Instructions of the machine with virtual registers.
+//! Machine instructions with virtual registers.
 
 use super::encode::{ConditionCode, Opcode};
 use crate::number::number;
@@ -11,7 +11,7 @@ number! {
 /// No register.
 pub const NONE: Reg = Reg::new(u32::MAX as usize);
 
-/// Class of registers that a value can live in.
+/// Register class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     Integer,
@@ -25,7 +25,7 @@ pub struct Virtual {
     pub class: Class,
     /// Bytes of its contents.
     pub bytes: usize,
-    /// Offset of its contents in the pool, for constants: they need no stack slot.
+    /// Offset in the constant pool, for constants: they need no spill slot.
     pub pool: Option<i32>,
 }
 
@@ -33,9 +33,9 @@ pub struct Virtual {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
     Register(Reg),
-    /// The function's stack memory.
+    /// Stack frame.
     Stack,
-    /// The constants behind the code.
+    /// Constants after the code.
     Pool,
 }
 
@@ -43,7 +43,7 @@ pub enum Base {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryAddress {
     pub base: Base,
-    /// Index register, and the logarithm of its scale.
+    /// Index register, and the base-2 logarithm of its scale.
     pub index: Option<(Reg, u8)>,
     pub disp: i32,
 }
@@ -52,7 +52,7 @@ pub struct MemoryAddress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryOperand {
     pub memory: MemoryAddress,
-    /// Whether it is one lane, for all.
+    /// Whether it is broadcast to all lanes.
     pub broadcast: bool,
 }
 
@@ -283,22 +283,22 @@ impl Inst {
 /// Constraints of an instruction on the registers of its operands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Constraints {
-    /// The use that `d` shares its register with, if they can; where they cannot it is copied there first.
+    /// Use that is tied to `d`: it is assigned the same register, or copied there first.
     pub tied: Option<Reg>,
-    /// Whether all other uses are read after that copy, so that `d` must differ from them.
+    /// Whether the other uses are read after that copy, so that `d` must differ from them.
     pub reads_late: bool,
-    /// Whether parts of `d` are written before all is read, so that `d` must differ from all uses.
+    /// Whether `d` is early-clobbered: written before all uses are read.
     pub writes_early: bool,
     /// Registers that the instruction clobbers.
     pub lost: Lost,
 }
 
-/// Registers that an instruction writes besides its result.
+/// Clobbered registers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Lost {
     #[default]
     Nothing,
-    /// Registers of a quotient and a remainder, even before all operands are read.
+    /// Registers of quotient and remainder, even before all operands are read.
     Division,
     /// Caller-saved registers, after all operands are read.
     Call,
@@ -319,13 +319,13 @@ pub enum Callee {
 #[derive(Clone, Debug)]
 pub struct Call {
     pub callee: Callee,
-    /// Integers.
+    /// Integer arguments.
     pub arguments: Vec<Reg>,
     /// Numbers, two at most, in place of integers.
     pub reals: Vec<Reg>,
 }
 
-/// A function before its registers are allocated.
+/// Function before register allocation.
 #[derive(Default)]
 pub struct MachineFunction {
     pub virtuals: Vec<Virtual>,
@@ -333,7 +333,7 @@ pub struct MachineFunction {
     /// Basic blocks, in the order of the code.
     pub blocks: Vec<BasicBlock>,
     pub calls: Vec<Call>,
-    /// Bytes of stack memory that addresses refer to.
+    /// Bytes of the stack frame that addresses refer to.
     pub stack_bytes: usize,
 }
 
@@ -342,9 +342,9 @@ pub struct MachineFunction {
 pub struct BasicBlock {
     pub insts: Vec<Inst>,
     pub successors: Vec<usize>,
-    /// Number of loops around it.
+    /// Loop depth.
     pub depth: usize,
-    /// Whether an innermost loop begins here.
+    /// Whether it is the header of an innermost loop.
     pub is_inner_loop: bool,
     /// Copies at the end of the block for the edge to one of two successors.
     pub edge_copies: Vec<(Reg, usize)>,

@@ -17,17 +17,17 @@ const STEP: u32 = 4;
 /// A live segment: from a position up to another one.
 type LiveSegment = (u32, u32);
 
-/// Location of a virtual register.
+/// Location assigned to a virtual register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Location {
     Register(u8),
-    /// Memory, by number of the register that it shares its slot with.
+    /// Spill slot, by the number of the register that it is shared with.
     Memory(Reg),
     /// Never used.
     Nowhere,
 }
 
-/// The registers of a machine that are allocated.
+/// Allocatable registers of a machine.
 pub struct Registers {
     pub n_vectors: u8,
 }
@@ -36,7 +36,7 @@ pub struct Registers {
 const INTEGERS: [u8; 14] = [0, 1, 2, 6, 7, 8, 9, 10, 11, 3, 12, 13, 14, 15];
 /// The caller-saved ones.
 const N_CALLER_SAVED: usize = 9;
-/// Registers for what lives in memory.
+/// Scratch registers for spilled values.
 pub const INTEGER_SCRATCH: [u8; 2] = [10, 11];
 pub const MASK_SCRATCH: [u8; 2] = [6, 7];
 
@@ -123,7 +123,7 @@ fn merge(a: &[LiveSegment], b: &[LiveSegment]) -> Vec<LiveSegment> {
     out
 }
 
-/// Gives every virtual register of a function a place.
+/// Assigns a location to every virtual register of a function.
 pub fn allocate(f: &MachineFunction, registers: &Registers) -> Result<Vec<Location>, String> {
     let live = liveness(f)?;
     let mut leaders: Vec<Reg> = (0..f.virtuals.len()).map(Reg::new).collect();

@@ -20,7 +20,7 @@ use super::inst::{
 use super::opcodes::{AND, MASK_AND, widen};
 use crate::ssa::{self, BlockId, Def, Id, LaneKind, SsaOp as Ssa, Type};
 
-/// The constants of a module, each once.
+/// Constant pool of a module, without duplicates.
 #[derive(Default)]
 pub struct ConstantPool {
     pub bytes: Vec<u8>,
@@ -28,7 +28,7 @@ pub struct ConstantPool {
 }
 
 impl ConstantPool {
-    /// Offset of some bytes, aligned to their number.
+    /// Offset of these bytes in the pool, aligned to their number; they are added if new.
     pub fn place(&mut self, bytes: &[u8]) -> i32 {
         if let Some(at) = self.known.get(bytes) {
             return *at;
@@ -42,7 +42,7 @@ impl ConstantPool {
     }
 }
 
-/// Selects the instructions of a function; `outside` says which functions other modules define, by number.
+/// Selects the instructions of a function; `outside` tells by index which functions are external.
 pub fn select(
     f: &ssa::Function,
     machine: CpuFeatures,

@@ -21,7 +21,7 @@ use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 /// Nanoseconds that a wait for an mbarrier may take, which is thousands of times as long as a copy takes.
 const LONGEST_WAIT: i64 = 4_000_000_000;
 
-/// State of a kernel with bulk copies.
+/// Code generation state of a kernel with bulk copies.
 #[derive(Clone)]
 pub struct TmaState {
     /// Tensor maps, with the parameters that pass them.
@@ -52,7 +52,7 @@ impl TmaState {
     }
 }
 
-/// Part of a block in a cluster, whose producer warps copy for each other.
+/// Multicast state of a block in a cluster, whose producer warps copy for each other.
 #[derive(Clone)]
 pub struct Cluster {
     /// Rank of the block, of 32 bits.

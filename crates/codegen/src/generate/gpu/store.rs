@@ -25,7 +25,7 @@ const PART_BITS: i64 = PART_BYTES.trailing_zeros() as i64;
 /// Tiles of 8 × 8 numbers that a warp stores at a time.
 const TILES: usize = 4;
 
-/// Boxes that warps store.
+/// Staging boxes of a kernel's bulk stores.
 #[derive(Clone, Copy)]
 pub struct Stores {
     /// Address of the first warp's boxes.
@@ -37,7 +37,7 @@ pub struct Stores {
 }
 
 impl Stores {
-    /// Boxes from an address on.
+    /// Staging boxes at an address.
     pub fn new(boxes: Id) -> Stores {
         Stores { boxes, n: 0, are_some: false }
     }

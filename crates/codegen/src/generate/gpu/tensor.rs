@@ -24,7 +24,7 @@ use crate::ssa::{Id, SsaOp, Type};
 /// Bits of an f32 number that a tensor core does not look at.
 const LOST_BITS: u32 = 13;
 
-/// A factor as numbers that a tensor core multiplies.
+/// Operand converted to the numbers that a tensor core multiplies.
 #[derive(Clone, Copy)]
 pub struct FactorParts {
     /// High part, the first 11 bits.

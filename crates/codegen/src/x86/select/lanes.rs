@@ -1,4 +1,4 @@
-//! Lanes moved about: splats, shuffles, vectors made of scalars, scalars taken out of vectors.
+//! Lane operations: broadcasts, shuffles, insertion and extraction of scalars.
 
 use super::super::encode::Opcode;
 use super::super::inst::{Class, Inst, MachineOp, NONE, Reg};

@@ -1,4 +1,4 @@
-//! Values in vector registers and masks, and scalars of reals.
+//! Selection of vector and mask operations, and of floating-point scalars.
 
 use super::super::encode::Opcode;
 use super::super::inst::NONE;
