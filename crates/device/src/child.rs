@@ -1,4 +1,4 @@
-//! Child processes that read requests on standard input and answer on standard output, in lines of JSON.
+//! Child processes with a line protocol: JSON requests on standard input, JSON replies on standard output.
 
 use crate::limits::Allowed;
 use serde::Serialize;
@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
-/// A process that ends with this, and with the thread that started it.
+/// Child process, which ends when this is dropped, or with the thread that started it.
 #[derive(Debug)]
 pub struct ChildProcess {
     child: Child,
@@ -15,8 +15,8 @@ pub struct ChildProcess {
 }
 
 impl ChildProcess {
-    /// Starts a program. A thread of its own passes each answer to `heard`, and `None` at the end of the
-    /// stream or after an answer that does not parse; `heard` says whether to go on.
+    /// Starts a program. A thread passes each reply to `heard`, and `None` at the end of the stream or after
+    /// a reply that does not parse; `heard` returns whether to continue.
     ///
     /// # Errors
     /// If the system refuses the process, or the thread.
@@ -63,7 +63,7 @@ impl ChildProcess {
         self.child.id()
     }
 
-    /// Sends a line. A process that is gone is noticed when its answer is awaited.
+    /// Sends a message as a line. A dead process is noticed when its reply is awaited.
     ///
     /// # Panics
     /// If the message has no form in JSON.
@@ -73,12 +73,12 @@ impl ChildProcess {
         let _ = self.stdin.write_all(&line);
     }
 
-    /// Stops it until [`ChildProcess::go_on`]: its threads take no time of a core.
+    /// Suspends the process (`SIGSTOP`) until [`ChildProcess::go_on`].
     pub fn stop(&self) {
         self.signal(libc::SIGSTOP);
     }
 
-    /// Lets it run again.
+    /// Resumes the process (`SIGCONT`).
     pub fn go_on(&self) {
         self.signal(libc::SIGCONT);
     }
@@ -89,12 +89,12 @@ impl ChildProcess {
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
-    /// Kills the process without waiting for its end. This also ends a process that is stopped.
+    /// Kills the process, even a suspended one, without waiting for its end.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
     }
 
-    /// Ends it, if it has not ended by itself; how it did.
+    /// Ends the process, if it has not ended by itself, and returns its exit status.
     ///
     /// # Errors
     /// If the system does not say.

@@ -22,7 +22,7 @@ use driver::{DeviceOrdinal, DevicePointer, DriverFunctions, DriverHandle, Result
 
 pub use assemble::{AssembleError, PtxAssembler};
 
-/// Reason why something on a GPU failed.
+/// Reason why an operation on a GPU failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CudaError {
     /// Missing driver.
@@ -34,17 +34,17 @@ pub enum CudaError {
     /// Missing device.
     #[error("there is no CUDA device {number}: this machine has {n}")]
     NoDevice {
-        /// The device's number.
+        /// Index of the device.
         number: u32,
         /// Number of devices.
         n: u32,
     },
-    /// The driver refuses.
+    /// Error of the driver.
     #[error("{what}: {name} ({code})")]
     Driver {
-        /// Action that failed.
+        /// Operation that failed.
         what: &'static str,
-        /// Number of the error.
+        /// Error code.
         code: ResultCode,
         /// Name of the error.
         name: String,
@@ -58,13 +58,13 @@ const OUT_OF_MEMORY: ResultCode = 2;
 const OUT_OF_RESOURCES: ResultCode = 701;
 
 impl CudaError {
-    /// Whether the context is of no further use: all that it is asked for fails alike.
+    /// Whether the context is unusable from now on, as after an error of a kernel.
     pub fn is_final(&self) -> bool {
         // Sizes that cannot be launched harm nothing; what went wrong in a kernel stays wrong.
         matches!(self, CudaError::Driver { code: 700..800, .. }) && !self.is_of(OUT_OF_RESOURCES)
     }
 
-    /// Whether it is for want of memory.
+    /// Whether it is an out of memory error.
     pub fn lacks_memory(&self) -> bool {
         self.is_of(OUT_OF_MEMORY)
     }
@@ -110,15 +110,15 @@ mod attribute {
 /// A device that the driver knows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundDevice {
-    /// Number of the device.
+    /// Index of the device.
     pub number: u32,
-    /// Name that the vendor gives it.
+    /// Marketing name.
     pub name: String,
     /// Target to generate code for.
     pub target: Target,
 }
 
-/// The devices of this machine, with the newest version of CUDA that the driver knows, such as `12.9`.
+/// Devices of this machine, with the newest version of CUDA that the driver supports, such as `12.9`.
 ///
 /// # Errors
 /// If there is no driver, or it refuses.
@@ -188,7 +188,7 @@ pub fn device_of(target: &Target) -> Result<FoundDevice, CudaError> {
     device(target.gpu.map_or(0, |gpu| gpu.number))
 }
 
-/// The device of a number.
+/// Device of an index.
 ///
 /// # Errors
 /// As [`device_of`].
@@ -200,7 +200,7 @@ pub fn device(number: u32) -> Result<FoundDevice, CudaError> {
     }
 }
 
-/// A context with one stream. Threads may share it.
+/// Context with a stream, shared by clones across threads.
 #[derive(Clone)]
 pub struct CudaContext(Arc<Handles>);
 
@@ -230,7 +230,7 @@ impl Drop for Handles {
 }
 
 impl CudaContext {
-    /// Opens a context on the device of a number.
+    /// Opens a context on the device of an index.
     ///
     /// # Errors
     /// If there is no driver, no such device, or the driver refuses.
@@ -262,7 +262,7 @@ impl CudaContext {
         Ok(&self.0.f)
     }
 
-    /// Waits until all that was asked for is done.
+    /// Waits until all submitted work is done.
     ///
     /// # Errors
     /// If something of it failed.
@@ -271,8 +271,8 @@ impl CudaContext {
         call!(f, synchronize(self.0.stream), "running a kernel")
     }
 
-    /// Stream of the context, for libraries that launch their own kernels into it. They work in the context
-    /// of the calling thread, which this sets.
+    /// Stream of the context, for libraries that launch their own kernels into it. Also makes the context
+    /// current for the calling thread, which they need.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -282,10 +282,10 @@ impl CudaContext {
     }
 }
 
-/// Memory of a device between canaries.
+/// Device memory between canaries.
 pub type CudaMemory = GuardedMemory<Allocation>;
 
-/// Memory as the driver gives it.
+/// Allocation of the driver.
 pub struct Allocation {
     context: CudaContext,
     address: DevicePointer,
@@ -337,13 +337,13 @@ impl CudaMemory {
         GuardedMemory::inside(Allocation { context: context.clone(), address }, n_bytes)
     }
 
-    /// Address of the contents on the device.
+    /// Device address of the contents.
     pub fn address(&self) -> u64 {
         self.whole().address + CANARY_BYTES as u64
     }
 }
 
-/// Code on a device.
+/// Loaded module.
 pub struct CudaModule {
     context: CudaContext,
     module: DriverHandle,
@@ -355,7 +355,7 @@ unsafe impl Send for CudaModule {}
 unsafe impl Sync for CudaModule {}
 
 impl CudaModule {
-    /// The context that it is in.
+    /// Context that it is loaded in.
     pub fn context(&self) -> &CudaContext {
         &self.context
     }
@@ -382,7 +382,7 @@ impl CudaModule {
         Ok(CudaModule { context: context.clone(), module })
     }
 
-    /// Writes to the beginning of a variable of the code.
+    /// Writes to the beginning of a global variable of the module.
     ///
     /// # Errors
     /// If there is none of this name and at least so many bytes.
@@ -406,7 +406,7 @@ const MAP_BYTES: usize = 128;
 #[repr(C, align(64))]
 struct Encoded([u8; MAP_BYTES]);
 
-/// Encodes the tensor map of an array at `address` (`cuTensorMapEncodeTiled`).
+/// Encodes the tensor map (TMA descriptor) of an array at `address` (`cuTensorMapEncodeTiled`).
 ///
 /// # Errors
 /// If the driver is older than such instructions, or refuses.
@@ -432,7 +432,7 @@ pub fn encode_map(
     if code == 0 { Ok(encoded.0.to_vec()) } else { Err(refusal(f, code, WHAT)) }
 }
 
-/// A kernel of a program, with its arguments and the size of its grid.
+/// Kernel launch: a function with its arguments and launch configuration.
 pub struct CudaLaunch {
     code: Arc<CudaModule>,
     function: DriverHandle,
@@ -448,18 +448,18 @@ unsafe impl Send for CudaLaunch {}
 // SAFETY: as above.
 unsafe impl Sync for CudaLaunch {}
 
-/// Resources of a thread of a kernel.
+/// Resources per thread of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ThreadResources {
-    /// 32-bit registers.
+    /// Number of 32-bit registers.
     pub registers: u32,
-    /// Bytes in main memory for what does not fit them.
+    /// Bytes of local memory, for spilled registers and arrays.
     pub local_bytes: u32,
 }
 
 impl CudaLaunch {
-    /// Prepares the launch of a kernel by its name, with blocks, threads and arguments; a block has
-    /// `shared_bytes` of dynamic shared memory.
+    /// Prepares the launch of a kernel by name, with grid, block and arguments, and `shared_bytes` of dynamic
+    /// shared memory.
     ///
     /// # Errors
     /// If there is no such kernel, or a block cannot have so many bytes.
@@ -486,7 +486,7 @@ impl CudaLaunch {
         Ok(CudaLaunch { code: code.clone(), function, grid, block, shared_bytes, arguments })
     }
 
-    /// Asks for the resources of a thread.
+    /// Queries the resources per thread.
     ///
     /// # Errors
     /// If the driver does not say.
@@ -530,7 +530,7 @@ impl CudaLaunch {
     }
 }
 
-/// Runs kernels in order, `n_times` over; returns nanoseconds of the device from the beginning of the first
+/// Runs kernels in order, `n_times` over; returns the device time in nanoseconds from the start of the first
 /// to the end of the last.
 ///
 /// # Errors
@@ -540,8 +540,8 @@ pub fn run(context: &CudaContext, launches: &[CudaLaunch], n_times: u32) -> Resu
     record(context, n_times, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
 }
 
-/// Runs `n_times` the launches that `put` puts into the context's stream; returns nanoseconds of the device
-/// from the beginning of the first to the end of the last.
+/// Runs `n_times` the launches that `put` submits to the context's stream; returns the device time in
+/// nanoseconds from the start of the first to the end of the last.
 ///
 /// # Errors
 /// If `put` or the driver refuses, or something of it fails.
@@ -553,7 +553,7 @@ pub fn record<E: From<CudaError>>(
     Ok(CudaGraph::of(context, n_times, put)?.run()?)
 }
 
-/// CUDA graph: launches that the device carries out as one, repeatedly, without waiting for the host.
+/// CUDA graph: launches that are submitted as one, without a round trip to the host for each.
 pub struct CudaGraph {
     context: CudaContext,
     graph: DriverHandle,
@@ -566,7 +566,7 @@ unsafe impl Send for CudaGraph {}
 unsafe impl Sync for CudaGraph {}
 
 impl CudaGraph {
-    /// Records kernels in order. Their arguments must live as long as the graph is run.
+    /// Records kernels in order. Their arguments must live as long as the graph is used.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -601,7 +601,7 @@ impl CudaGraph {
         Ok(recorded)
     }
 
-    /// Runs it; nanoseconds of the device from the beginning of the first to the end of the last.
+    /// Launches the graph and waits; returns its device time in nanoseconds.
     ///
     /// # Errors
     /// If something of it fails.

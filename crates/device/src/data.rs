@@ -1,7 +1,7 @@
-//! Data of a workload: random inputs, and the outputs they must give.
+//! Test data of a workload: random inputs and reference outputs.
 //!
-//! Made once by the tuner, in a file without a name that all workers map: inputs cannot be overwritten by a
-//! candidate, and no worker computes the reference again.
+//! The tuner makes them once, in a memory file that all workers map: candidates cannot overwrite inputs, and
+//! no worker computes the reference again.
 
 use crate::host;
 use crate::limits;
@@ -22,33 +22,33 @@ const PAGE: u64 = 4096;
 
 /// Inputs and reference outputs.
 pub struct ReferenceData {
-    /// The file.
+    /// Memory file with the data.
     pub file: File,
-    /// Offset of each argument's data: an input's contents, or an output's reference, in `f64` as it is
+    /// Offset of each argument's data: an input's contents, or an output's reference in `f64`,
     /// [held](DType::held).
     pub offsets: Vec<u64>,
 }
 
-/// Reason why there is no data for a workload.
+/// Reason why there are no test data for a workload.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
-    /// The file could not be made or written.
+    /// Failure to create or write the file.
     #[error("cannot hold the workload's data in memory: {0}{advice}", advice = limits::advice(.0))]
     Io(#[from] io::Error),
-    /// The reference cannot be computed: the operator's fault.
+    /// Reference that cannot be computed; the operator is at fault.
     #[error("the reference cannot be computed: {0}")]
     Reference(Fault),
-    /// Random inputs whose results are no numbers, so that nothing can be compared.
+    /// Reference results without any number, which cannot be compared.
     #[error("on random inputs no element of the result is a number, so that no kernel can be verified")]
     NoNumber,
-    /// The watcher ended it.
+    /// Cancelled by the watcher.
     #[error("the reference was given up")]
     GivenUp,
 }
 
 impl ReferenceData {
-    /// Makes random inputs for an untransformed program, and its results for them in `f64`; `watch` is told
-    /// the progress and may end it.
+    /// Makes random inputs for an untransformed program, and its reference results in `f64`; `watch` receives
+    /// the progress, and may cancel.
     ///
     /// # Errors
     /// [`DataError`] if memory does not suffice or the program reads outside its buffers.
@@ -87,7 +87,7 @@ impl ReferenceData {
         Ok(ReferenceData { file, offsets })
     }
 
-    /// Memory that the data take, in bytes.
+    /// Size of the data in bytes.
     pub fn n_bytes(&self) -> u64 {
         self.file.metadata().map_or(0, |file| file.len())
     }
@@ -142,21 +142,21 @@ fn write(file: &File, start: u64, dtype: DType, values: &[f64]) -> io::Result<()
     Ok(())
 }
 
-/// An argument of a workload, in a process that runs on it.
+/// Argument of a workload, mapped into a process that runs it.
 pub enum BoundArgument {
     /// Read only.
     Input(Fenced),
-    /// An output, and the right result.
+    /// Output, with its reference.
     Output {
         /// Buffer for the result.
         buffer: Fenced,
-        /// Right result, in `f64` as it is [held](DType::held).
+        /// Reference in `f64`, [held](DType::held).
         reference: ReadOnly,
     },
 }
 
 impl BoundArgument {
-    /// All arguments of an untransformed program, from the [`ReferenceData`] that another process has made.
+    /// Maps all arguments of an untransformed program, from the [`ReferenceData`] of another process.
     ///
     /// # Errors
     /// If memory does not suffice.
@@ -177,8 +177,8 @@ impl BoundArgument {
 /// Elements that a thread compares, at least: fewer are compared sooner than a thread starts.
 const PART: usize = 1 << 18;
 
-/// Compares a whole result with the right one: ‖out − reference‖ / ‖reference‖. All CPUs that this thread may
-/// run on take part.
+/// Compares a whole result with the reference, on all CPUs that this thread may use; returns the relative
+/// error ‖out − reference‖ / ‖reference‖.
 ///
 /// # Errors
 /// If an element is further off than that.
@@ -244,7 +244,7 @@ fn compare_parts<T: Copy + Into<f64> + Sync>(
     }
 }
 
-/// A file in memory, inherited by child processes.
+/// Creates a memory file that child processes inherit.
 pub fn anonymous_file(name: &CStr) -> io::Result<File> {
     // SAFETY: the name is a C string; the result is a new descriptor or negative.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), 0) };

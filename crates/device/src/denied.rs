@@ -1,4 +1,4 @@
-//! For tests: threads to which the system denies a call, as in a strict container.
+//! Test support: threads to which the system denies a call, as in a strict container.
 
 use std::io;
 
@@ -11,8 +11,7 @@ pub enum SystemCall {
     ExecutableMemory,
 }
 
-/// Does some work on a thread of its own, to which a call is denied; `None` if the system has no such
-/// filters.
+/// Runs `work` on a thread to which a system call is denied; `None` if the system has no such filters.
 pub fn without<R: Send>(call: SystemCall, work: impl FnOnce() -> R + Send) -> Option<R> {
     std::thread::scope(|scope| scope.spawn(|| deny(call).ok().map(|()| work())).join().expect("no panic"))
 }

@@ -1,5 +1,5 @@
-//! Measuring candidates: all workers build them, and one after the other they are checked and timed. While a
-//! kernel runs, the other workers build what comes next, on other cores.
+//! Device for measuring candidates: workers build them in parallel, and they are verified and timed one at a
+//! time. While a kernel runs, the other workers build further candidates on other cores.
 
 mod backend;
 mod contest;
@@ -42,35 +42,36 @@ const SAMPLES_OF_TRIAL: u32 = 1;
 pub struct DeviceOptions {
     /// Command that starts a worker process.
     pub worker: WorkerCommand,
-    /// Worker processes that build side by side.
+    /// Number of worker processes, which build in parallel.
     pub n_workers: usize,
-    /// Threads a kernel may use.
+    /// Number of threads that a kernel may use.
     pub n_threads: usize,
-    /// CPUs to pin to while timing, one a thread.
+    /// CPUs that threads are pinned to while timing, one each.
     pub cpus: Vec<usize>,
     /// Seed of the random inputs.
     pub seed: u64,
-    /// Longest a build may take.
+    /// Timeout of a build.
     pub build_timeout: Duration,
-    /// Longest a candidate's runs may take together.
+    /// Timeout of a candidate's runs in total.
     pub run_timeout: Duration,
-    /// Whether candidates that are hopeless against the fastest run to the end, without pruning.
+    /// Whether slow candidates are timed completely, rather than pruned.
     pub to_the_end: bool,
-    /// Time to spend in a candidate's runs, once it is known to be right.
+    /// Minimum time of a candidate's timed runs.
     pub min_time: Duration,
     /// State of the caches before a run.
     pub caches: Caches,
-    /// Whether times are corrected to those of undisturbed cores. They must not be where kernels are compared
-    /// with something timed in another way.
+    /// Whether times are corrected for interference to those of undisturbed cores. They must not be when
+    /// kernels are compared with times measured in another way.
     pub at_best_pace: bool,
-    /// Memory that a worker may use beyond what it starts with, in bytes.
+    /// Memory limit of a worker, in bytes above its baseline.
     pub memory_bytes: u64,
-    /// The command that starts a [runner](crate::runner) where kernels run, if that is not this machine.
+    /// Command that starts a [runner](crate::runner) on a remote device; `None` for this machine.
     pub runner: Option<String>,
 }
 
 impl DeviceOptions {
-    /// Defaults for this machine: a worker a CPU, 10 s a build, 10 s a run, 10 ms of timing, half the memory.
+    /// Defaults for this machine: a worker per CPU, timeouts of 10 s for build and runs, 10 ms of timing,
+    /// half the memory.
     pub fn new(worker: WorkerCommand, n_threads: usize) -> DeviceOptions {
         DeviceOptions {
             worker,
@@ -92,7 +93,7 @@ impl DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// The limits under which candidates are built and run.
+    /// Resource limits of candidates.
     pub fn limits(&self) -> Limits {
         Limits {
             build_s: self.build_timeout.as_secs_f64(),
@@ -124,13 +125,13 @@ fn workers_within(bytes: u64, workload: &Workload) -> usize {
     usize::try_from(bytes / each).map_or(usize::MAX, |n| n.max(1))
 }
 
-/// Reason why nothing can be measured.
+/// Reason why a device cannot measure a workload.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
-    /// Missing data of the workload.
+    /// Missing test data of the workload.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// The worker processes do not start.
+    /// Failure to start worker processes.
     #[error("cannot run worker processes: {0}{advice}", advice = limits::advice(.0))]
     Workers(#[from] io::Error),
     /// Missing OpenCL device.
@@ -139,31 +140,31 @@ pub enum DeviceError {
     /// Missing CUDA device.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Kernels of this kind do not run here.
+    /// Target whose kernels nothing here runs.
     #[error("kernels for {target} cannot be run here (`show` prints their code)")]
     NothingRuns {
         /// The target's name.
         target: String,
     },
-    /// The workload's sizes are ranges, which runners do not take.
+    /// Workload with open (dynamic) sizes on a runner, which is not supported.
     #[error("{workload} has sizes that are ranges, which a runner does not take; give numbers")]
     Family {
         /// The workload.
         workload: String,
     },
-    /// The workload's buffers exceed this machine's memory.
+    /// Workload whose buffers exceed this machine's memory.
     #[error(
         "{workload} needs {needed_mib} MiB of memory, and this process may have {memory_mib}; give smaller sizes, or a larger limit"
     )]
     TooLarge {
         /// The workload.
         workload: String,
-        /// Memory needed.
+        /// Memory needed, in MiB.
         needed_mib: u64,
-        /// Memory that the machine has.
+        /// Memory of the machine, in MiB.
         memory_mib: u64,
     },
-    /// The workload's buffers exceed the address space that a process may have.
+    /// Workload whose buffers exceed the limit on a process's address space.
     #[error(
         "{workload} needs {needed_mib} MiB of address space, and a process may have {limit_mib} (`ulimit -v`); \
          give smaller sizes, or raise the limit"
@@ -171,9 +172,9 @@ pub enum DeviceError {
     TooMuchSpace {
         /// The workload.
         workload: String,
-        /// Memory needed.
+        /// Memory needed, in MiB.
         needed_mib: u64,
-        /// Limit of the memory.
+        /// Limit, in MiB.
         limit_mib: u64,
     },
 }
@@ -188,7 +189,7 @@ pub(crate) const BETWEEN_LOOKS: Duration = Duration::from_secs(5);
 /// Interval at which the scheduler acts, even where no worker answers.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The CPU, or another device, as a place to measure one workload.
+/// Device prepared for measuring one workload: the CPU, a GPU or a runner's.
 pub struct Device {
     workers: Workers,
     options: DeviceOptions,
@@ -208,7 +209,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// Whether this machine has the memory to measure a workload.
+    /// Checks that this machine has enough memory to measure a workload.
     ///
     /// # Errors
     /// [`DeviceError::TooLarge`] if it has not.
@@ -243,8 +244,8 @@ impl Device {
         Device::new_watched(workload, target, options, &|_| ControlFlow::Continue(()))
     }
 
-    /// Starts a device as [`Device::new`] does. `watch` is told the progress of the reference, by any thread,
-    /// and may end the start.
+    /// Starts a device as [`Device::new`] does. `watch` receives the progress of computing the reference,
+    /// from any thread, and may cancel.
     ///
     /// # Errors
     /// As [`Device::new`], and [`DataError::GivenUp`].
@@ -315,14 +316,14 @@ impl Device {
         })
     }
 
-    /// Ends the workers until [`Device::wake`]; data and compiled code are kept, and pending measurements are
-    /// given up.
+    /// Stops the workers until [`Device::wake`]. Data and compiled code are kept; pending measurements are
+    /// cancelled.
     pub fn rest(&mut self) {
         self.leave();
         self.workers.clear();
     }
 
-    /// Starts the workers again, if they are at rest.
+    /// Restarts the workers if they are stopped.
     ///
     /// # Errors
     /// [`DeviceError::Workers`] if they do not start.
@@ -339,17 +340,17 @@ impl Device {
         }
     }
 
-    /// Inputs and reference outputs of the workload.
+    /// Test data of the workload.
     pub fn data(&self) -> &ReferenceData {
         &self.data
     }
 
-    /// Submits sources that need not have a configuration, as [`Measure::submit`] does.
+    /// Submits sources that need not be configurations of a space, as [`Measure::submit`] does.
     pub fn submit_sources(&mut self, sources: &[ProgramSource]) -> Range<u64> {
         self.submit_all(sources.iter().map(|source| (source.clone(), None)))
     }
 
-    /// Measures sources, each as a trial is, and returns their outcomes in order.
+    /// Measures sources like trials, and returns their outcomes in order.
     ///
     /// # Errors
     /// If a worker cannot be started anew.

@@ -1,14 +1,14 @@
-//! Failures of requests to a device.
+//! Failures of requests to a device, as error classes.
 
 use tilewright_search::ErrorClass;
 
-/// Failure of a candidate: its class and a description.
+/// Failure of a candidate: its error class and a description.
 pub struct Failure {
     /// Class of the failure.
     pub class: ErrorClass,
     /// Description of the failure.
     pub message: String,
-    /// Whether that is for want of memory.
+    /// Whether the cause is a lack of memory.
     pub lacks_memory: bool,
 }
 

@@ -1,15 +1,15 @@
-//! Folders for what others write while a device measures.
+//! Temporary folders for files that drivers and programs write.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A temporary folder of this process, removed with its contents.
+/// Temporary folder of this process, removed with its contents when dropped.
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes a folder named `prefix` and the process id. Folders of processes that were killed are removed.
+    /// Creates a folder named by `prefix` and the process id, and removes those of killed processes.
     ///
     /// # Errors
     /// If the system refuses it.

@@ -1,4 +1,4 @@
-//! GPUs by whatever driver: memory, code, launches, and what runs them; plans of whole models.
+//! GPUs by any driver: memory, code, launches, and plans of whole models.
 
 mod cuda;
 mod opencl;
@@ -21,24 +21,24 @@ pub use plan::{GpuContext, GpuError, missing_sources};
 
 /// Driver of a device: a context that runs kernels, shared by threads.
 pub trait Driver: Clone + Send + Sync + 'static {
-    /// Memory as the driver gives it.
+    /// Allocation of device memory.
     type Whole: DeviceMemory<Error = Self::Error> + Send + Sync + 'static;
-    /// Kernels, as the device takes them.
+    /// Loaded kernels.
     type Code: Send + 'static;
-    /// A kernel with its arguments and its grid.
+    /// Kernel launch: a kernel with its arguments and launch configuration.
     type Launch: Send + Sync + 'static;
-    /// Launches that the device carries out as one, where it has such.
+    /// Recorded sequence of launches, such as a CUDA graph, where the driver supports that.
     type Recorded: Send + Sync + 'static;
     /// Error of the driver.
     type Error: std::error::Error + 'static;
 
-    /// Alignment, in bytes, of a part of memory that is passed as an argument.
+    /// Required alignment, in bytes, of a part of memory that is passed as an argument.
     fn alignment(&self) -> Result<u64, Self::Error>;
-    /// Memory of so many bytes, of which nothing is known.
+    /// Allocates `n_bytes` undefined bytes.
     fn memory(&self, n_bytes: u64) -> Result<GuardedMemory<Self::Whole>, Self::Error>;
-    /// Builds the kernels of a program, or loads what is kept of an earlier build.
+    /// Compiles the kernels of a program, or loads them from cached code.
     fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Self::Code, Failure>;
-    /// A kernel on its arguments.
+    /// Prepares the launch of a kernel.
     fn launch(
         code: &Self::Code,
         kernel: &GpuKernel,
@@ -46,46 +46,46 @@ pub trait Driver: Clone + Send + Sync + 'static {
         target: &Target,
         arguments: Vec<GuardedSpan<GuardedMemory<Self::Whole>>>,
     ) -> Result<Self::Launch, Failure>;
-    /// The kernels that another process built of a source of the user's.
+    /// Loads the kernels that another process compiled from a user's source.
     fn load(&self, code: &[u8]) -> Result<Self::Code, Failure>;
-    /// Code of a text in PTX, for a driver that takes such; `None` for others.
+    /// Loads code in PTX; `None` for drivers that do not take it.
     fn load_ptx(&self, _: &str, _: &Target) -> Option<Result<Self::Code, Failure>> {
         None
     }
-    /// Writes to a variable of the code, where the driver knows of such.
+    /// Writes to a global variable of the code, where the driver supports that.
     fn write_variable(_: &Self::Code, name: &str, _: &[u8]) -> Result<(), Failure> {
         Err((ErrorClass::Unknown, format!("{name} is a variable of the source, and this driver has none")).into())
     }
-    /// A kernel of the user's.
+    /// Prepares the launch of a user's kernel.
     fn launch_own(
         code: &Self::Code,
         shape: &LaunchShape,
         gpu: &Gpu,
         arguments: Vec<KernelArgument<GuardedMemory<Self::Whole>>>,
     ) -> Result<Self::Launch, Failure>;
-    /// Has the driver make a kernel's code ready, as some do only when it is launched.
+    /// Makes the driver finish compiling a kernel, as some do only at the first launch.
     fn warm_up(_: &Self::Launch) -> Result<(), Self::Error> {
         Ok(())
     }
-    /// Runs kernels one after the other, so many times; nanoseconds of the device.
+    /// Runs kernels in order, `n_times` over; returns the device time in nanoseconds.
     fn run(&self, launches: &[Self::Launch], n_times: u32) -> Result<f64, Self::Error>;
-    /// Makes ready what is run often.
+    /// Records a sequence of launches for repeated runs.
     fn record(&self, launches: &[Self::Launch]) -> Result<Self::Recorded, Self::Error>;
-    /// Runs launches that are recorded, once.
+    /// Runs a recorded sequence once.
     fn run_recorded(&self, launches: &[Self::Launch], recorded: &Self::Recorded) -> Result<(), Self::Error>;
-    /// Waits until all that was asked for is done.
+    /// Waits until all submitted work is done.
     fn finish(&self) -> Result<(), Self::Error>;
-    /// Whether it is for want of memory.
+    /// Whether an error is due to a lack of memory.
     fn lacks_memory(error: &Self::Error) -> bool;
-    /// Whether the device may give no right answer any more after a failed run.
+    /// Whether the device cannot be trusted any more after an error.
     fn is_lost(&self, error: &Self::Error) -> bool;
 }
 
-/// Machine code that outlives the process, under texts that determine it.
+/// Persistent cache of GPU machine code, keyed by texts that determine it.
 pub trait KeptCode: Sync {
-    /// Finds the code that is kept under these texts.
+    /// Finds cached code.
     fn find(&self, determined_by: &[&dyn Display]) -> Option<Vec<u8>>;
-    /// Keeps code under these texts, where that is possible.
+    /// Stores code, if possible.
     fn keep(&self, determined_by: &[&dyn Display], code: &[u8]);
 }
 
@@ -98,35 +98,35 @@ impl KeptCode for () {
     fn keep(&self, _: &[&dyn Display], _: &[u8]) {}
 }
 
-/// Memory of a driver's device between canaries.
+/// Device memory between canaries.
 pub type DriverMemory<D> = GuardedMemory<<D as Driver>::Whole>;
 
-/// Name of a kernel and the size of a launch.
+/// Launch configuration of a kernel.
 pub struct LaunchShape {
-    /// Name in the code.
+    /// Name of the kernel in the code.
     pub name: String,
-    /// Blocks along each axis.
+    /// Number of blocks along x, y and z.
     pub grid: [i64; 3],
-    /// Threads of a block along each axis.
+    /// Number of threads per block along x, y and z.
     pub block: [i64; 3],
-    /// Bytes that the threads of a block share, as far as they are known before it is built.
+    /// Shared memory per block in bytes, as far as known before compilation.
     pub shared_bytes: u64,
 }
 
 impl LaunchShape {
-    /// Makes the shape of a generated kernel on a target.
+    /// Launch configuration of a generated kernel on a target.
     pub fn of(kernel: &GpuKernel, program: &GpuProgram, target: &Target) -> LaunchShape {
         let Abi { grid, block, shared_bytes, .. } = Abi::of(program, kernel, target);
         LaunchShape { name: kernel.name.clone(), grid, block, shared_bytes }
     }
 
-    /// Threads of a block.
+    /// Number of threads per block.
     pub fn n_threads(&self) -> i64 {
         self.block.iter().fold(1, |n, along| n.saturating_mul(*along))
     }
 }
 
-/// Whether a device can run a kernel, as far as its sizes say.
+/// Checks that a device can run a kernel of this launch configuration.
 pub fn fits(kernel: &LaunchShape, gpu: &Gpu) -> Result<(), String> {
     let within = |what: &str, sizes: [i64; 3], most: [u32; 3]| {
         let over = sizes.into_iter().zip(most).zip(["x", "y", "z"]).find(|((n, most), _)| *n > i64::from(*most));
@@ -160,13 +160,13 @@ pub(crate) fn keep_compiled_in(folder: Option<&Path>) {
     }
 }
 
-/// The fault of code.
+/// Failure that is the fault of the code.
 pub fn of_compiler<D: Driver>(error: D::Error) -> Failure {
     let lacks_memory = D::lacks_memory(&error);
     Failure { class: ErrorClass::CompileErrorDevice, message: error.to_string(), lacks_memory }
 }
 
-/// The fault of a run.
+/// Failure that is the fault of a run.
 pub fn of_device<D: Driver>(error: D::Error) -> Failure {
     let lacks_memory = D::lacks_memory(&error);
     Failure { class: ErrorClass::RuntimeError, message: error.to_string(), lacks_memory }

@@ -1,42 +1,42 @@
-//! Memory of devices between canaries, which show whether something was written around it.
+//! Device memory between canaries, which reveal out-of-bounds writes.
 
 use std::sync::Arc;
 
 use crate::memory::{CANARY, CANARY_BYTES};
 
-/// Memory as a device's driver has it: places count bytes from its beginning.
+/// Device memory of a driver; offsets are in bytes.
 pub trait DeviceMemory {
     /// Error of the driver.
     type Error;
 
-    /// Sets so many bytes from a place on, once what was asked for before is done.
+    /// Fills a range with a byte, after previously submitted work is done.
     ///
     /// # Errors
     /// If the driver refuses.
     fn fill(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), Self::Error>;
 
-    /// Copies what begins at a place, once what was asked for before is done.
+    /// Copies a range to the host, after previously submitted work is done.
     ///
     /// # Errors
     /// If the driver refuses, or a kernel before it failed.
     fn read(&self, at: usize, to: &mut [u8]) -> Result<(), Self::Error>;
 
-    /// Sets what begins at a place, once what was asked for before is done.
+    /// Copies a range from the host, after previously submitted work is done.
     ///
     /// # Errors
     /// If the driver refuses, or a kernel before it failed.
     fn write(&self, at: usize, from: &[u8]) -> Result<(), Self::Error>;
 }
 
-/// Memory of a device between canaries.
+/// Device memory between canaries.
 pub struct GuardedMemory<W> {
     whole: W,
     n_bytes: usize,
 }
 
-/// Bytes of memory next to each other, as a kernel takes them.
+/// Range of device memory, as an argument of a kernel.
 pub struct GuardedSpan<M> {
-    /// The memory.
+    /// Memory that contains it.
     pub memory: Arc<M>,
     /// Offset in the memory, in bytes.
     pub at: u64,
@@ -51,19 +51,19 @@ impl<M> Clone for GuardedSpan<M> {
 }
 
 impl<M> GuardedSpan<M> {
-    /// Span of the first `n_bytes` bytes of memory.
+    /// Range of the first `n_bytes` bytes of memory.
     pub fn whole(memory: Arc<M>, n_bytes: u64) -> GuardedSpan<M> {
         GuardedSpan { memory, at: 0, n_bytes }
     }
 }
 
-/// An argument of a kernel on a device.
+/// Argument of a kernel on a device.
 pub enum KernelArgument<M> {
-    /// The address of memory.
+    /// Pointer to memory.
     Memory(GuardedSpan<M>),
-    /// A value of at most eight bytes, or a tensor map of CUDA.
+    /// Value of at most eight bytes, or a tensor map of CUDA.
     Value(Vec<u8>),
-    /// Shared (local) memory of a block, in bytes, which only OpenCL passes as an argument.
+    /// Shared (local) memory of a block, in bytes; only OpenCL passes it as an argument.
     Shared(usize),
 }
 
@@ -96,7 +96,7 @@ impl<W: DeviceMemory> GuardedMemory<W> {
         self.n_bytes as u64
     }
 
-    /// Sets every byte, after earlier work on the device is done.
+    /// Fills the memory with a byte, after previously submitted work is done.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -109,7 +109,7 @@ impl<W: DeviceMemory> GuardedMemory<W> {
         self.whole.fill(CANARY_BYTES + self.n_bytes, CANARY_BYTES, CANARY)
     }
 
-    /// Whether nothing was written around it; mends what surrounds it.
+    /// Whether the canaries are intact; restores them.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -125,7 +125,7 @@ impl<W: DeviceMemory> GuardedMemory<W> {
         Ok(true)
     }
 
-    /// Copies contents from the byte `at` on, after earlier work on the device is done.
+    /// Copies a range from byte `at` on to the host, after previously submitted work is done.
     ///
     /// # Errors
     /// If the driver refuses, or a kernel before it failed.
@@ -136,7 +136,7 @@ impl<W: DeviceMemory> GuardedMemory<W> {
         self.whole.read(self.place(at, to.len()), to)
     }
 
-    /// Sets contents from the byte `at` on, after earlier work on the device is done.
+    /// Copies a range from byte `at` on from the host, after previously submitted work is done.
     ///
     /// # Errors
     /// If the driver refuses, or a kernel before it failed.

@@ -9,10 +9,9 @@ use tilewright_ir::target::Arch;
 pub use tilewright_runtime::{pin, pin_thread};
 use tilewright_search::Conditions;
 
-/// The machine this process runs on, as a target.
+/// Target of this machine's CPU.
 ///
-/// Caches are read from the operating system, once; where it does not say, sizes typical of the width are
-/// assumed.
+/// Cache sizes are those of the operating system, read once, or typical ones where it does not report them.
 pub fn target() -> Target {
     static TARGET: LazyLock<Target> = LazyLock::new(found);
     TARGET.clone()
@@ -56,7 +55,7 @@ fn generic() -> (&'static str, Arch) {
     ("aarch64", Arch::Aarch64)
 }
 
-/// The CPU's marketing name.
+/// Marketing name of the CPU.
 pub fn cpu_name() -> String {
     let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = |key: &str| {
@@ -86,7 +85,7 @@ fn data_caches() -> Vec<(u32, u64)> {
     caches
 }
 
-/// Empties the system's cache of files, after what is to be written was written.
+/// Drops the system's file cache, after flushing it.
 ///
 /// # Errors
 /// If the system does not permit it to this process; few have the right.
@@ -106,8 +105,8 @@ pub fn drop_file_cache() -> std::io::Result<()> {
     }
 }
 
-/// Memory in bytes that this process may use: the physical memory, or a lower limit of its control groups;
-/// `None` where the system does not tell.
+/// Memory that this process may use, in bytes: the physical memory, or a lower limit of its control groups;
+/// `None` if unknown.
 pub fn memory_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find(|l| l.starts_with("MemTotal:"))?;
@@ -115,8 +114,8 @@ pub fn memory_bytes() -> Option<u64> {
     Allowed::here().memory_bytes.into_iter().chain([physical]).min()
 }
 
-/// Conditions while a CPU is measured: its frequency, and the temperature of the warmest zone, as far as the
-/// kernel tells.
+/// Conditions of a CPU measurement, as far as the kernel reports them: the CPU's frequency, and the
+/// temperature of the warmest thermal zone.
 pub fn conditions(cpu: usize) -> Conditions {
     conditions_in(Path::new("/"), cpu)
 }
@@ -143,14 +142,14 @@ fn conditions_in(root: &Path, cpu: usize) -> Conditions {
     }
 }
 
-/// Threads that can run at the same time: the CPUs that this process may use, or fewer where a quota of their
-/// time is lower; at least one.
+/// Number of threads that can run at the same time: the CPUs that this process may use, or fewer by a control
+/// group's quota; at least one.
 pub fn most_threads() -> usize {
     let cpus = allowed_cpus().len().max(1);
     Allowed::here().cpus.map_or(cpus, |quota| cpus.min(quota as usize)).max(1)
 }
 
-/// The CPUs this thread may run on.
+/// CPUs that this thread may run on.
 pub fn allowed_cpus() -> Vec<usize> {
     // SAFETY: the set is plain data, and its size is passed with it.
     unsafe {
@@ -162,7 +161,7 @@ pub fn allowed_cpus() -> Vec<usize> {
     }
 }
 
-/// Does some work on a CPU, where one is given, and then restores the calling thread's CPUs.
+/// Runs `work` pinned to a CPU, if one is given, and restores the calling thread's affinity.
 pub fn pinned<R>(cpu: Option<usize>, work: impl FnOnce() -> R) -> R {
     let Some(cpu) = cpu else { return work() };
     let before = allowed_cpus();
@@ -172,7 +171,9 @@ pub fn pinned<R>(cpu: Option<usize>, work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// The CPUs on which work with `threads` threads is measured: the last of those this process may use.
+/// CPUs for measuring work of `threads` threads: the last of those that this process may use. No two share a
+/// core if avoidable; the first CPU, which gets most interrupts, is taken last. On hybrid CPUs, slow cores
+/// are avoided. Empty if affinity cannot be set.
 ///
 /// No two share a core as long as there are cores left; the first CPU gets most interrupts, so it comes last.
 /// Where cores are of several kinds, slow ones are left out as long as there are enough fast ones. Empty
@@ -205,7 +206,7 @@ fn fastest_cpus(allowed: &[usize], threads: usize, speed: impl Fn(usize) -> Opti
     if fast.len() >= threads.max(1) { fast } else { allowed.to_vec() }
 }
 
-/// The CPUs of a list on which work disturbs these ones least: those on other cores, where there are some.
+/// CPUs of a list on which work disturbs the `timed` ones least: those on other cores, if any.
 pub fn cpus_beside(all: &[usize], timed: &[usize]) -> Vec<usize> {
     apart(all, timed, siblings)
 }

@@ -1,8 +1,7 @@
-//! Pace of the cores: how fast they run at the moment, relative to what they can do.
+//! Interference: how much other load slows the cores down at the moment.
 //!
-//! On a shared machine others slow the cores down for milliseconds or for seconds at a time: a hardware
-//! thread on the same core takes two fifths of its speed. A kernel that is timed just then is no slower for
-//! it.
+//! On a shared machine, other load slows cores down for milliseconds to seconds: a hardware thread on the
+//! same core takes two fifths of its speed. Times measured meanwhile are corrected for it.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -31,7 +30,7 @@ const UNDISTURBED: usize = 20;
 /// Looks after which the cores' best time is computed anew.
 const RENEWAL: usize = 128;
 
-/// The pace of the cores that a pool's threads run on.
+/// Interference meter of the cores that a pool's threads run on.
 pub struct Interference {
     work: PaceWork,
     /// Nanoseconds of the last looks, in a ring.
@@ -49,7 +48,7 @@ struct PaceWork {
 }
 
 impl Interference {
-    /// Finds out how fast the cores can be.
+    /// Calibrates the meter to the best speed of the cores.
     pub fn new(pool: &mut ThreadPool) -> Interference {
         let numbers = (0..N_NUMBERS).map(|i| 1.0 + i as f32 / N_NUMBERS as f32).collect();
         let work = PaceWork { numbers, times: (0..pool.n_threads()).map(|_| AtomicU64::new(0)).collect() };
@@ -67,7 +66,7 @@ impl Interference {
         pace
     }
 
-    /// Factor by which the cores are slower now than at their best.
+    /// Current slowdown of the cores relative to their best speed, 1 or more.
     pub fn now(&mut self, pool: &mut ThreadPool) -> f64 {
         let n_threads = self.work.times.len();
         let env = std::ptr::from_ref(&self.work).cast_mut().cast();
@@ -113,10 +112,10 @@ unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
     work.times[iteration as usize].store(fastest, Ordering::Relaxed);
 }
 
-/// Variation of the times of a workload's kernels, learnt from samples of the same kernel.
+/// Model of how a workload's kernel times vary with interference, learned from samples of the same kernel.
 ///
-/// They grow with the pace, `log time = … + sensitivity · log pace`: what waits for memory hardly does, what
-/// computes does in full. What is left is noise.
+/// Times grow with the slowdown, `log time = … + sensitivity · log slowdown`: little for kernels bound by
+/// memory latency, in full for compute-bound ones. The rest is noise.
 pub struct Variation {
     /// Sums of products of deviations from a kernel's means, of logarithms.
     pace_time: f64,
@@ -156,7 +155,7 @@ fn log_pace_meanwhile(ns: f64, pace: f64) -> f64 {
 }
 
 impl Variation {
-    /// Takes over samples of one kernel: nanoseconds and pace.
+    /// Learns from samples of one kernel: pairs of nanoseconds and slowdown.
     pub fn learn(&mut self, samples: &[(f64, f64)]) {
         let n = samples.len() as f64;
         let logarithms = || samples.iter().map(|&(ns, pace)| (ns.ln(), log_pace_meanwhile(ns, pace)));
@@ -175,7 +174,7 @@ impl Variation {
         (self.pace_time / self.pace_pace).clamp(0.0, MOST_SENSITIVITY)
     }
 
-    /// Time that a run would take on undisturbed cores.
+    /// Time corrected to undisturbed cores.
     pub fn undisturbed_ns(&self, ns: f64, pace: f64) -> f64 {
         ns / (self.sensitivity() * log_pace_meanwhile(ns, pace)).exp()
     }

@@ -30,27 +30,27 @@ use crate::timing::sample_round;
 use gpu::Drivers;
 pub use gpu::GpuJob;
 
-/// The function of a shared object that calls the kernel: it takes the addresses of all arguments.
+/// Name of the shared object's function that calls the kernel; it takes the addresses of all arguments.
 pub const ENTRY: &str = "tilewright_call";
 
 /// A kernel that looks so many times as slow as the leading one is not timed further.
 const HOPELESS: f64 = 1.5;
 
-/// Job of a process that runs a kernel: arguments, data and limits.
+/// Job of a process that runs a user's kernel: arguments, data and limits.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct KernelJob {
     /// Arguments of the kernel.
     pub arguments: Vec<ProcessArgument>,
-    /// File of the buffers' contents and right results.
+    /// File with the buffers' contents and reference results.
     pub data: PathBuf,
-    /// Largest error allowed of an element, relative to its size and to that of the largest one.
+    /// Maximum error of an element, relative to its magnitude and to that of the largest element.
     pub tolerance: f64,
-    /// Nanoseconds to spend in timed runs.
+    /// Minimum time of the timed runs, in nanoseconds.
     pub min_time_ns: f64,
-    /// Threads that the kernel may use, which its time is that of.
+    /// Number of threads that the kernel may use.
     pub n_threads: usize,
-    /// Whether the answer is written instead of compared and timed: at the end of the output, as `f64`, one
-    /// buffer after the other.
+    /// Whether the result is output instead of compared and timed: at the end of standard output, as `f64`,
+    /// one buffer after the other.
     pub is_reference: bool,
     /// Source and launch, for a kernel on a GPU.
     pub gpu: Option<GpuJob>,
@@ -64,44 +64,44 @@ impl KernelJob {
     }
 }
 
-/// An argument of a kernel.
+/// Argument of a kernel.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum ProcessArgument {
-    /// A value, by its bytes.
+    /// Value, as bytes.
     Value(Vec<u8>),
     /// Shared memory of a block: an expression of the parameters, in bytes.
     Shared(String),
-    /// The address of a buffer.
+    /// Pointer to a buffer.
     Buffer {
         /// Name of the buffer.
         name: String,
-        /// The type of its elements, by name.
+        /// Name of the element type.
         dtype: String,
         /// Number of elements.
         n: u64,
-        /// Offset in the data of the contents before a run; `None` for a buffer that is only written, which
-        /// begins with garbage.
+        /// Offset in the data of its contents before a run; `None` for a buffer that is only written, which
+        /// is filled with garbage.
         contents_at: Option<u64>,
-        /// Offset in the data of the right result, as `f64`; `None` for a buffer that is only read.
+        /// Offset in the data of its reference, as `f64`; `None` for a buffer that is only read.
         answer_at: Option<u64>,
         /// Whether the kernel writes it.
         is_output: bool,
-        /// Whether it is a variable of a source in CUDA rather than an argument.
+        /// Whether it is a global variable of a CUDA source, rather than an argument.
         is_variable: bool,
     },
 }
 
-/// Result of a kernel, as its process prints it in the last line of its output.
+/// Result of a kernel, printed by its process as the last line of output.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum ProcessResult {
-    /// Right, with its times.
+    /// Correct result, with its times.
     Timed {
-        /// Nanoseconds a run.
+        /// Samples in nanoseconds per run.
         samples_ns: Vec<f64>,
-        /// The largest relative error of an output as a whole.
+        /// Largest relative error of an output.
         relative_error: f64,
     },
-    /// Wrong, or not callable.
+    /// Wrong result, or failure to call the kernel.
     Failed {
         /// Class of the failure.
         class: ClassName,
@@ -111,27 +111,27 @@ pub enum ProcessResult {
 }
 
 impl ProcessResult {
-    /// Finds the answer in a process's output, to which its kernel may have written, too.
+    /// Finds the result in a process's output, to which its kernel may have written, too.
     pub fn last_of(output: &[u8]) -> Option<ProcessResult> {
         let text = String::from_utf8_lossy(output);
         text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
     }
 }
 
-/// Result of a piece of work, as a process that stays prints it in a line at the end of its output.
+/// Result of a job, printed by a persistent process as the last line of its output.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkResult {
-    /// Wait status that a process which did only this work ended with, or would have.
+    /// Wait status that a process ended with, or would have, if it did only this job.
     pub status: i32,
-    /// Whether earlier work may have caused a failure.
+    /// Whether a failure may be caused by an earlier job.
     pub is_doubtful: bool,
-    /// Whether the process takes more.
+    /// Whether the process takes further jobs.
     pub stays: bool,
 }
 
 impl WorkResult {
-    /// Finds the result at the end of a process's output, and the offset of its line.
+    /// Finds the result at the end of a process's output, with the offset of its line.
     pub fn at_end_of(output: &[u8]) -> Option<(WorkResult, usize)> {
         let text = output.strip_suffix(b"\n")?;
         let at = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
@@ -164,23 +164,23 @@ fn unknown(what: &str) -> impl Fn(io::Error) -> ClassifiedError {
     move |error| (ErrorClass::Unknown, format!("{what}: {error}"))
 }
 
-/// Calls the kernel of a shared object, or of a GPU's code, as a job says, and prints a [`ProcessResult`];
-/// returns whether the kernel did right. Further words are, for a GPU, the parameters as `name=value`, and
-/// the nanoseconds that the leading ones take, where there are any.
+/// Calls the kernel of a shared object, or of a GPU's code, for a job, and prints a [`ProcessResult`];
+/// returns whether the kernel was correct. For a GPU, further words are the parameters as `name=value`, and
+/// the best candidate's time in nanoseconds, if any.
 pub fn serve(job: &Path, library: &Path, more: &[String]) -> bool {
     say(KernelJob::read(job).and_then(|read| call(&read, &mut Drivers::of(job), library, more)))
 }
 
-/// Builds the kernel of a job into a file, by `write`, and prints errors; returns whether that went well. The
+/// Compiles the kernel of a job into a file, by `write`, and prints errors; returns whether it succeeded. The
 /// words are the parameters, as `name=value`.
 pub fn build(job: &Path, into: &Path, words: &[String], write: WriteFile) -> bool {
     let built = |read: KernelJob| gpu::build(&read, &mut Drivers::of(job), into, words, write);
     say(KernelJob::read(job).and_then(built).map(|()| None))
 }
 
-/// Serves pieces of work until standard input ends: calls kernels as [`serve`] does or, given `write`, builds
-/// them. Each line of standard input has the words of a piece of work, and each answer is a [`WorkResult`].
-/// The caller has no other thread.
+/// Performs jobs until standard input ends: calls kernels as [`serve`] does or, given `write`, compiles them.
+/// Each input line has the words of a job, and each reply is a [`WorkResult`]. The process must have no other
+/// thread.
 pub fn stay(job: &Path, write: Option<WriteFile>) -> bool {
     let read = match KernelJob::read(job) {
         Ok(read) => read,

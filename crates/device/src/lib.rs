@@ -1,7 +1,8 @@
-//! Workers, timing and verification: the part of the tuner that touches the machine.
+//! Measurement of candidates on real machines: worker processes, timing, verification, GPUs and remote
+//! runners. It is the only part of the tuner that touches the machine.
 //!
-//! Entry points: [`Device`] measures candidates in worker processes, [`worker::serve`] is such a process,
-//! [`host::target`] describes this machine, [`peak::gflops`] measures its peak speed.
+//! Begin with [`Device`], which measures candidates of one workload in worker processes; [`worker::serve`] is
+//! such a process. [`host::target`] describes this machine, and [`peak::gflops`] measures its peak speed.
 
 mod child;
 pub mod command;

@@ -1,4 +1,4 @@
-//! Limits that the system sets to this process: quotas and limits of its control groups, and its own limits.
+//! Resource limits of this process: of its control groups, and its own (`ulimit`).
 
 use std::ffi::OsStr;
 use std::fs;
@@ -8,33 +8,33 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-/// The resources that a process may use; `None` for no limit, or an unknown one.
+/// Resource limits; `None` for unlimited or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct Allowed {
-    /// CPUs' worth of time, by the quota of a control group.
+    /// CPU quota of the control group, in CPUs.
     pub cpus: Option<f64>,
-    /// Bytes of memory, by a control group.
+    /// Memory limit of the control group, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Processes and threads, by a control group.
+    /// Limit of the control group on processes and threads.
     pub tasks: Option<u64>,
-    /// Bytes of address space (`ulimit -v`).
+    /// Address space in bytes (`ulimit -v`).
     pub address_space_bytes: Option<u64>,
-    /// Bytes of data (`ulimit -d`).
+    /// Data segment in bytes (`ulimit -d`).
     pub data_bytes: Option<u64>,
-    /// Bytes of the stack (`ulimit -s`).
+    /// Stack in bytes (`ulimit -s`).
     pub stack_bytes: Option<u64>,
-    /// Bytes of a file (`ulimit -f`).
+    /// File size in bytes (`ulimit -f`).
     pub file_bytes: Option<u64>,
-    /// Open files (`ulimit -n`).
+    /// Number of open files (`ulimit -n`).
     pub open_files: Option<u64>,
-    /// Processes and threads of the user (`ulimit -u`).
+    /// Number of the user's processes and threads (`ulimit -u`).
     pub user_tasks: Option<u64>,
-    /// Seconds of CPU time of a process (`ulimit -t`).
+    /// CPU time in seconds (`ulimit -t`).
     pub cpu_seconds: Option<u64>,
 }
 
 impl Allowed {
-    /// Warns of limits that distort the times of `threads` threads, or end runs.
+    /// Warnings about limits that distort the times of `threads` threads, or end runs.
     pub fn warnings(&self, threads: usize) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(cpus) = self.cpus.filter(|&cpus| cpus < threads as f64) {
@@ -111,15 +111,15 @@ fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     Some(limit.rlim_cur).filter(|&most| is_known && most != libc::RLIM_INFINITY)
 }
 
-/// Bytes of address space that this process has taken.
+/// Size of this process's address space, in bytes.
 pub fn address_space_bytes() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").ok();
     pages.and_then(|text| text.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 4096
 }
 
-/// Prepares a process for limits that it may exceed: a write beyond the largest file is an error, and a
-/// signal for want of CPU time or memory prints a line and ends the process with exit code 1. Workers only
-/// need the former, which they inherit.
+/// Prepares a process for exceeding limits: a write beyond the maximum file size becomes an error, and
+/// signals for lack of CPU time or memory print a line and exit with code 1. Workers need only the former,
+/// and inherit it.
 pub fn meet() {
     extern "C" fn end(signal: libc::c_int) {
         let line: &[u8] = match signal {
@@ -224,7 +224,7 @@ fn unescaped(text: &str) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(&bytes))
 }
 
-/// Advice on a refusal of the system, in brackets; empty where there is none.
+/// Advice on an error of the system, in parentheses; empty if there is none.
 pub fn advice(refusal: &io::Error) -> String {
     let what = match refusal.raw_os_error() {
         Some(libc::EFBIG) => "files may not be larger: raise `ulimit -f`",

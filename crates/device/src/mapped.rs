@@ -47,7 +47,7 @@ impl Drop for Mapped {
     }
 }
 
-/// Maps the bytes of a file. A process that touches bytes that were truncated meanwhile ends by `SIGBUS`; see
+/// Memory-maps a file. A process that touches bytes truncated meanwhile is killed by `SIGBUS`; see
 /// [`tell_of_shrinking`].
 ///
 /// # Errors
@@ -64,7 +64,7 @@ pub fn map(file: &File) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(Mapped { pointer, len }))
 }
 
-/// Releases the memory of all mappings. Later reads come from the file, or the system's cache of it.
+/// Releases the resident memory of all mappings. Later reads come from the file, or the system's cache.
 pub fn let_go() {
     for &(start, len) in mappings().iter() {
         // SAFETY: the lock keeps the mapping there; its pages are the file's, so that nothing is lost.
@@ -72,7 +72,7 @@ pub fn let_go() {
     }
 }
 
-/// Has this process say so, and exit as on bad input, when it touches a mapping beyond the end of its file.
+/// Installs a `SIGBUS` handler that reports a truncated mapped file, and exits as on bad input.
 pub fn tell_of_shrinking() {
     /// `BUS_ADRERR`: the address has no memory behind it.
     const NO_MEMORY_THERE: i32 = 2;

@@ -1,4 +1,4 @@
-//! Memory that kernels run on: page-aligned, fenced, and read-only where they must not write.
+//! Memory for kernels: page-aligned, fenced, and read-only where they must not write.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
@@ -12,7 +12,7 @@ const PAGE: usize = 4096;
 /// Bytes of a large page, which lies at a multiple of them.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// A writable buffer between canaries and inaccessible pages: a stray write either faults or is found.
+/// Writable buffer between canaries and inaccessible pages: an out-of-bounds write either faults or is found.
 pub struct Fenced {
     map: Mapping,
     n_bytes: usize,
@@ -90,8 +90,8 @@ fn anonymous(len: usize, align: usize) -> std::io::Result<Mapping> {
 }
 
 impl Fenced {
-    /// A read-only copy of a part of a file. Unlike the file's own pages, its are large where the system has
-    /// such, as those of other buffers are.
+    /// Copies a part of a file to a read-only buffer, which unlike the file's own pages has huge pages where
+    /// the system supports them.
     ///
     /// # Errors
     /// If memory does not suffice or the file cannot be read.
@@ -104,7 +104,7 @@ impl Fenced {
         Ok(copy)
     }
 
-    /// Allocates `n_bytes` zeroed bytes, aligned to 4096, and to huge pages where they fill some.
+    /// Allocates `n_bytes` zeroed bytes, aligned to 4096 bytes, or to huge pages if large enough.
     ///
     /// # Errors
     /// If memory, or the limit on it, does not suffice.
@@ -127,7 +127,7 @@ impl Fenced {
         Ok(fenced)
     }
 
-    /// Resizes the buffer, with canaries right behind; its contents are lost where it has to grow. It must be
+    /// Resizes the buffer, and moves the canaries. The contents are lost if it must grow. It must be
     /// writable.
     ///
     /// # Errors
@@ -144,12 +144,12 @@ impl Fenced {
         Ok(())
     }
 
-    /// The size that it can have without new memory.
+    /// Maximum size without reallocation, in bytes.
     pub fn capacity(&self) -> u64 {
         (self.map.len - 2 * PAGE - 2 * CANARY_BYTES) as u64
     }
 
-    /// The first byte.
+    /// Address of the first byte.
     pub fn pointer(&self) -> *mut u8 {
         // SAFETY: the offset lies in the mapping.
         unsafe { self.map.base.as_ptr().add(PAGE + CANARY_BYTES) }
@@ -160,7 +160,7 @@ impl Fenced {
         self.n_bytes as u64
     }
 
-    /// Makes a write into the contents fault from now on.
+    /// Write-protects the contents: a write faults.
     ///
     /// # Errors
     /// If the system refuses.
@@ -168,7 +168,7 @@ impl Fenced {
         self.protect(libc::PROT_READ)
     }
 
-    /// Makes the contents writable again.
+    /// Removes the write protection.
     ///
     /// # Errors
     /// If the system refuses.
@@ -185,7 +185,7 @@ impl Fenced {
         }
     }
 
-    /// The contents as numbers.
+    /// Contents as numbers.
     ///
     /// # Panics
     /// If the size is not a multiple of the element's.
@@ -195,13 +195,13 @@ impl Fenced {
         unsafe { std::slice::from_raw_parts(self.pointer().cast(), self.n_bytes / size_of::<T>()) }
     }
 
-    /// Sets every byte.
+    /// Fills the buffer with a byte.
     pub fn fill(&mut self, byte: u8) {
         // SAFETY: the range is this buffer's, which is borrowed mutably.
         unsafe { std::ptr::write_bytes(self.pointer(), byte, self.n_bytes) };
     }
 
-    /// The contents, to change.
+    /// Contents, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the memory is initialised and this buffer's, which is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.n_bytes) }
@@ -213,7 +213,7 @@ impl Fenced {
         unsafe { [(self.pointer().sub(CANARY_BYTES), CANARY_BYTES), (self.pointer().add(self.n_bytes), after)] }
     }
 
-    /// Makes the buffer intact again, so that the next kernel is not blamed for what this one did.
+    /// Restores the canaries, so that the next kernel is not blamed for earlier writes.
     pub fn set_canaries(&self) {
         for (at, n) in self.canaries() {
             // SAFETY: the range is accessible and belongs to no buffer's contents.
@@ -221,7 +221,7 @@ impl Fenced {
         }
     }
 
-    /// Whether nothing was written just before or after the buffer.
+    /// Whether the canaries are intact.
     pub fn is_intact(&self) -> bool {
         self.canaries().into_iter().all(|(at, n)| {
             // SAFETY: the range is accessible and initialised.
@@ -230,13 +230,13 @@ impl Fenced {
     }
 }
 
-/// Large pages that no buffer needs any more. Memory that was touched before need not be found by the system,
-/// and by the host of a virtual machine, again.
+/// Free list of huge pages that were touched before, so that neither the system nor the host of a virtual
+/// machine must provide them again.
 #[derive(Default)]
 pub struct Pages(Vec<Mapping>);
 
 impl Pages {
-    /// Adds the pages of a writable buffer.
+    /// Adds the pages of a writable buffer to the free list.
     pub fn add(&mut self, buffer: Fenced) {
         let is_aligned = (buffer.pointer() as usize).is_multiple_of(LARGE_PAGE);
         let n_pages = if is_aligned { buffer.capacity() as usize / LARGE_PAGE } else { 0 };
@@ -248,8 +248,8 @@ impl Pages {
         }
     }
 
-    /// Takes a buffer of `n_bytes` undefined bytes from these pages, as far as they go. All of it has been
-    /// touched, so that no kernel pays for page faults.
+    /// Allocates a buffer of `n_bytes` undefined bytes, from the free list as far as it goes. All of it has
+    /// been touched, so that no kernel pays for page faults.
     ///
     /// # Errors
     /// If memory, or the limit on it, does not suffice.
@@ -274,7 +274,7 @@ impl Pages {
     }
 }
 
-/// Types of numbers of which any bit pattern is valid.
+/// Number type of which any bit pattern is valid.
 pub trait Plain: Copy {}
 impl Plain for u8 {}
 impl Plain for i32 {}
@@ -283,12 +283,12 @@ impl Plain for f64 {}
 impl Plain for F16 {}
 impl Plain for Bf16 {}
 
-/// The bits of a binary16.
+/// Bits of a binary16.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct F16(pub u16);
 
-/// The upper half of the bits of a binary32.
+/// Bits of a bfloat16: the upper half of a binary32.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Bf16(pub u16);
@@ -313,7 +313,7 @@ impl From<Bf16> for f64 {
     }
 }
 
-/// A part of a file mapped read-only: a kernel that writes to it faults.
+/// Part of a file, mapped read-only: a write faults.
 pub struct ReadOnly {
     map: Mapping,
     n_bytes: usize,
@@ -330,12 +330,12 @@ impl ReadOnly {
         Ok(ReadOnly { map, n_bytes })
     }
 
-    /// The first byte; writing through it faults.
+    /// Address of the first byte; writing through it faults.
     pub fn pointer(&self) -> *mut u8 {
         self.map.base.as_ptr()
     }
 
-    /// The contents as numbers.
+    /// Contents as numbers.
     pub fn as_slice<T: Plain>(&self) -> &[T] {
         // SAFETY: the mapping is at least this long, page-aligned, and any bits are a valid `Plain`.
         unsafe { std::slice::from_raw_parts(self.pointer().cast(), self.n_bytes / size_of::<T>()) }

@@ -1,4 +1,4 @@
-//! Objects that workers make for each other: what one has compiled, the others need not compile again.
+//! Exchange of compiled objects among workers, so that shared code is compiled once.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -10,15 +10,14 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Bytes before each object: its length, then the process that made it.
 const HEADER_BYTES: u64 = 8;
 
-/// A file in memory that only grows: objects one after the other, each complete or, while it is being
-/// written, the last.
+/// Append-only memory file of objects; only the last may be incomplete, while it is being written.
 pub struct Objects {
     file: File,
     /// Offset of the next object to read.
     at: u64,
 }
 
-/// Lets writes of several processes to a file follow one another.
+/// Sets a file to append mode, so that writes of several processes do not interleave.
 ///
 /// # Errors
 /// If the system refuses.
@@ -31,12 +30,12 @@ pub fn make_appending(file: &File) -> io::Result<()> {
 }
 
 impl Objects {
-    /// Reads the objects of a file that is appended to.
+    /// Opens the objects in a shared file.
     pub fn new(file: File) -> Objects {
         Objects { file, at: 0 }
     }
 
-    /// Adds an object.
+    /// Appends an object.
     ///
     /// # Errors
     /// If there is no memory for it.
@@ -52,7 +51,7 @@ impl Objects {
         self.file.write_all(&record)
     }
 
-    /// Reads the next object that another process has added, if there is one yet.
+    /// Reads the next object appended by another process, if any.
     ///
     /// # Errors
     /// If the file cannot be read.

@@ -25,9 +25,9 @@ use tilewright_ir::target::{Arch, GpuApi};
 use crate::guarded::{DeviceMemory, GuardedMemory, KernelArgument, with_canaries};
 use crate::memory::CANARY_BYTES;
 
-/// The package of Debian and Ubuntu that brings the loader.
+/// Debian package of the OpenCL loader.
 pub const LOADER_PACKAGE: &str = "ocl-icd-libopencl1";
-/// The one that makes a device of a CPU.
+/// Debian package of an OpenCL driver for CPUs.
 pub const CPU_PACKAGE: &str = "pocl-opencl-icd";
 
 /// Widths of warps, which only extensions of their vendors tell.
@@ -46,23 +46,23 @@ pub enum OpenClError {
          apt install {CPU_PACKAGE}"
     )]
     NoDevices,
-    /// A number beyond the devices.
+    /// Index beyond the number of devices.
     #[error("there is no OpenCL device {number}; there are {known}")]
     NoSuchDevice {
-        /// The number asked for.
+        /// Index that was given.
         number: usize,
         /// Devices that exist.
         known: String,
     },
-    /// A call failed.
+    /// Failed call.
     #[error("OpenCL: {what}: {name} ({code})", name = cl3::error_codes::error_text(*.code))]
     Call {
-        /// Action that failed.
+        /// Operation that failed.
         what: &'static str,
-        /// The error's number.
+        /// Error code.
         code: i32,
     },
-    /// A kernel has others.
+    /// Mismatched number of arguments of a kernel.
     #[error("the kernel takes {takes} arguments, of which {given} are given")]
     Arguments {
         /// Number of arguments that it takes.
@@ -70,7 +70,7 @@ pub enum OpenClError {
         /// Number of arguments given.
         given: usize,
     },
-    /// A program was not built.
+    /// Failed build of a program.
     #[error("the OpenCL compiler refuses the code: {log}")]
     Build {
         /// Log of the compiler.
@@ -79,7 +79,7 @@ pub enum OpenClError {
 }
 
 impl OpenClError {
-    /// Whether it is for want of memory.
+    /// Whether it is an out of memory error.
     pub fn lacks_memory(&self) -> bool {
         use cl3::error_codes::{CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES};
         let memory = [CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES];
@@ -91,16 +91,16 @@ fn failed(what: &'static str) -> impl Fn(cl_int) -> OpenClError {
     move |code| OpenClError::Call { what, code }
 }
 
-/// An OpenCL device of this machine.
+/// OpenCL device of this machine.
 #[derive(Debug, Clone)]
 pub struct OpenClDevice {
-    /// Name that the device gives itself.
+    /// Name reported by the device.
     pub name: String,
-    /// The platform that it belongs to, with its version.
+    /// Platform with its version.
     pub platform: String,
     /// Target of the device.
     pub target: Target,
-    /// Whether it is this machine's CPU: what builds takes its cores away.
+    /// Whether it is this machine's CPU, so that its kernels and compilers compete for cores.
     pub is_cpu: bool,
     id: DeviceId,
 }
@@ -114,7 +114,7 @@ unsafe impl Send for DeviceId {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceId {}
 
-/// All devices of all platforms, in the order in which they have numbers.
+/// Devices of all platforms, in index order.
 ///
 /// # Errors
 /// If there is no loader, or no device.
@@ -139,7 +139,7 @@ pub fn devices() -> Result<Vec<OpenClDevice>, OpenClError> {
     if found.is_empty() { Err(OpenClError::NoDevices) } else { Ok(found) }
 }
 
-/// Finds the device of a number.
+/// Device of an index.
 ///
 /// # Errors
 /// As [`devices`], and where there are fewer.
@@ -160,7 +160,7 @@ pub fn device_of(target: &Target) -> Result<OpenClDevice, OpenClError> {
 }
 
 impl OpenClDevice {
-    /// Device and driver in words that tell two apart whose machine code differs.
+    /// Description of device and driver that identifies their machine code.
     ///
     /// # Errors
     /// If the driver does not say.
@@ -228,7 +228,7 @@ fn target_word(name: &str) -> String {
     if word.is_empty() { "unnamed".to_owned() } else { word }
 }
 
-/// A context with one queue. Threads may share it.
+/// Context with a queue, shared by clones across threads.
 #[derive(Clone)]
 pub struct OpenClContext(Arc<OpenClHandles>);
 
@@ -273,7 +273,7 @@ impl OpenClContext {
         Ok(OpenClContext(Arc::new(OpenClHandles { device, context, queue })))
     }
 
-    /// Alignment of parts of memory, in bytes.
+    /// Required alignment of sub-buffers, in bytes.
     ///
     /// # Errors
     /// If the driver does not say.
@@ -282,7 +282,7 @@ impl OpenClContext {
         Ok(u64::from(bits.map_err(failed("asking a device what it is"))?.to_uint() / 8).max(ARGUMENT_ALIGN))
     }
 
-    /// The queue, as libraries take it.
+    /// Queue handle, for libraries.
     pub fn queue(&self) -> *mut c_void {
         self.0.queue
     }
@@ -294,7 +294,7 @@ impl OpenClContext {
         event.map_err(failed("a marker"))
     }
 
-    /// Waits until all that was asked for is done.
+    /// Waits until all submitted work is done.
     ///
     /// # Errors
     /// If something of it failed.
@@ -303,10 +303,10 @@ impl OpenClContext {
     }
 }
 
-/// Memory of a device between canaries.
+/// Device memory between canaries.
 pub type OpenClMemory = GuardedMemory<Buffers>;
 
-/// Memory as the driver gives it, and the part of it that lies between canaries.
+/// Buffer with its canaries, and the sub-buffer between them.
 pub struct Buffers {
     context: OpenClContext,
     whole: cl_mem,
@@ -383,7 +383,7 @@ impl OpenClMemory {
         GuardedMemory::inside(Buffers { context: context.clone(), whole, inner }, n_bytes)
     }
 
-    /// Handle of the memory between the canaries, for libraries.
+    /// Handle of the sub-buffer between the canaries, for libraries.
     pub fn handle(&self) -> *mut c_void {
         self.whole().inner
     }
@@ -403,7 +403,7 @@ fn release(event: cl_event) {
     let _ = unsafe { event_api::release_event(event) };
 }
 
-/// A built program.
+/// Compiled program.
 pub struct OpenClProgram {
     context: OpenClContext,
     program: cl_program,
@@ -422,7 +422,7 @@ impl Drop for OpenClProgram {
 }
 
 impl OpenClProgram {
-    /// Builds OpenCL C with options for its compiler.
+    /// Compiles OpenCL C with options.
     ///
     /// # Errors
     /// [`OpenClError::Build`] if the compiler refuses it.
@@ -431,7 +431,7 @@ impl OpenClProgram {
         OpenClProgram { context: context.clone(), program: program.map_err(failed("a program"))? }.built(options)
     }
 
-    /// Loads the result of [`OpenClProgram::binary`] in another process, for the same device.
+    /// Loads a binary of [`OpenClProgram::binary`], perhaps of another process, for the same device.
     ///
     /// # Errors
     /// If the driver refuses it.
@@ -453,7 +453,7 @@ impl OpenClProgram {
         }
     }
 
-    /// Code in the driver's own form.
+    /// Binary of the program in the driver's form.
     ///
     /// # Errors
     /// If the driver has none.
@@ -474,7 +474,7 @@ impl OpenClProgram {
     }
 }
 
-/// A kernel of a program, with its arguments and the size of its grid.
+/// Kernel launch: a kernel with its arguments and launch configuration.
 pub struct OpenClLaunch {
     code: Arc<OpenClProgram>,
     kernel: cl_kernel,
@@ -504,7 +504,7 @@ impl Drop for OpenClLaunch {
 }
 
 impl OpenClLaunch {
-    /// Prepares the launch of a kernel by its name, with work-groups, work-items and arguments.
+    /// Prepares the launch of a kernel by name, with work-groups, work-items and arguments.
     ///
     /// # Errors
     /// If there is no such kernel, or its arguments are others.
@@ -553,8 +553,7 @@ impl OpenClLaunch {
         n.map(|n| n.to_uint()).map_err(failed("asking about a kernel"))
     }
 
-    /// The most threads of a group with which the device can run this kernel, and the local memory of a group
-    /// in bytes.
+    /// Limits of this kernel on the device: maximum work-group size, and local memory of a group in bytes.
     ///
     /// # Errors
     /// If the driver does not say.
@@ -567,7 +566,7 @@ impl OpenClLaunch {
         Ok((threads, asked(kernel_api::CL_KERNEL_LOCAL_MEM_SIZE)?.to_ulong()))
     }
 
-    /// Has the driver prepare the code, as some do only when a kernel runs: runs one work-group.
+    /// Runs one work-group, so that the driver compiles the code, as some do only at the first launch.
     ///
     /// # Errors
     /// If that fails.
@@ -601,8 +600,8 @@ fn kernel_of(code: &OpenClProgram, name: &CStr) -> Result<cl_kernel, OpenClError
     kernel_api::create_kernel(code.program, name).map_err(failed("a kernel"))
 }
 
-/// Runs kernels in order, `n_times` over; returns nanoseconds of the device from the beginning of the first
-/// to the end of the last, by the clock of the host where the device has none.
+/// Runs kernels in order, `n_times` over; returns the time in nanoseconds from the start of the first to the
+/// end of the last, by the device's clock or, without profiling, the host's.
 ///
 /// # Errors
 /// If one of them fails.
@@ -619,9 +618,8 @@ pub fn run(context: &OpenClContext, launches: &[OpenClLaunch], n_times: u32) -> 
     Ok(events.span_ns(event_api::CL_PROFILING_COMMAND_START)?.unwrap_or(took_ns))
 }
 
-/// Runs `n_times` the commands that `put` puts into the context's queue; returns nanoseconds of the device,
-/// or of the host's clock where the device has none. The commands run once before, so that the device does
-/// not wait for the host to submit the first.
+/// Runs `n_times` the commands that `put` submits to the queue; returns the time in nanoseconds, by the
+/// device's clock or, without profiling, the host's. The commands run once before, as a warm-up.
 ///
 /// # Errors
 /// If `put` or the driver refuses, or something of it fails.
@@ -673,7 +671,7 @@ impl Drop for Events {
     }
 }
 
-/// Whether a target is one of an OpenCL device.
+/// Whether a target is an OpenCL device.
 pub fn is_opencl(target: &Target) -> bool {
     target.arch == Arch::Gpu(GpuApi::OpenCl)
 }

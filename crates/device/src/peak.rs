@@ -1,4 +1,4 @@
-//! The most a CPU can do: independent multiply-adds on registers.
+//! Peak throughput of a CPU, measured by independent multiply-adds on registers.
 
 use crate::host;
 use std::time::{Duration, Instant};
@@ -8,16 +8,16 @@ use tilewright_ir::op::Workload;
 use tilewright_ir::{Buffer, Cond, DType, Index, Loop, LoopKind, Program, Role, Scope, Stmt, Target, TensorProduct};
 use tilewright_runtime::ThreadPool;
 
-/// Reason why the peak is unknown.
+/// Reason why the peak could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum PeakError {
     /// Failure to generate code.
     #[error(transparent)]
     Compile(#[from] CompileError),
-    /// The system refuses threads.
+    /// Failure to start threads.
     #[error("no {n_threads} threads: {refused}")]
     Threads {
-        /// Threads asked for.
+        /// Number of threads asked for.
         n_threads: usize,
         /// Error of the system.
         refused: std::io::Error,
@@ -31,10 +31,10 @@ pub enum PeakKind {
     F32,
     /// Multiply-adds in f64.
     F64,
-    /// Dot products of four 8-bit integers, the first ones unsigned, added to 32-bit sums; of pairs of 16-bit
-    /// integers where the machine takes them so.
+    /// Dot products of four 8-bit integers, the first ones unsigned, with 32-bit accumulators; of pairs of
+    /// 16-bit integers on machines that widen.
     Dot4,
-    /// Dot products of two bf16 numbers, added to f32 sums.
+    /// Dot products of two bf16 numbers with f32 accumulators.
     Dot2,
 }
 
@@ -43,8 +43,8 @@ impl PeakKind {
     pub const ALL: [(PeakKind, &'static str); 4] =
         [(PeakKind::F32, "f32"), (PeakKind::F64, "f64"), (PeakKind::Dot4, "dot4"), (PeakKind::Dot2, "dot2")];
 
-    /// The arithmetic of a workload on a target. Nothing that is computed of integers but their products is
-    /// faster than f32; f16, and bf16 where products of it are no faster, are computed as such.
+    /// Arithmetic that bounds a workload on a target. Of integers only products are faster than f32; f16, and
+    /// bf16 unless its products are faster, are computed in f32.
     pub fn of(workload: &Workload, target: &Target) -> PeakKind {
         match workload.dtype {
             _ if workload.multiplies_bytes() => PeakKind::Dot4,
@@ -54,7 +54,7 @@ impl PeakKind {
         }
     }
 
-    /// The name in reports.
+    /// Name in reports.
     pub fn name(self) -> &'static str {
         PeakKind::ALL.iter().find(|(kind, _)| *kind == self).expect("every kind is listed").1
     }
@@ -97,8 +97,8 @@ impl PeakKind {
 /// Times that each vector register is added to in one run.
 const ROUNDS: i64 = 100_000;
 
-/// Measures the peak of `n_threads` threads, in GFLOP/s, of integers in 10⁹ operations a second: the fastest
-/// of some hundred runs of sums of vectors in registers, with enough independent chains to hide the latency.
+/// Measures the peak of `n_threads` threads in GFLOP/s (for integers in 10⁹ operations per second): the best
+/// of some hundred runs of multiply-adds on registers, with enough independent chains to hide the latency.
 ///
 /// # Errors
 /// If the target is not one that this process can run, code generation fails or the system refuses

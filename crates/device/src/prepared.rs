@@ -1,4 +1,4 @@
-//! Buffers made by `prepare` parts, kept for all candidates that ask for the same.
+//! Cache of buffers made by `prepare` parts, shared by all candidates with the same part.
 
 use crate::memory::Fenced;
 use std::collections::{BTreeSet, HashMap};
@@ -6,9 +6,7 @@ use std::sync::Arc;
 use tilewright_ir::text::stmt_to_string;
 use tilewright_ir::{BufferId, Program, Role, Stmt};
 
-/// The contents of kept buffers as one `prepare` part leaves them: constant weights in the layout that a
-/// schedule chose, say. Most candidates of a search share theirs with others, and both the code and its run
-/// cost as much as a kernel's.
+/// Kept buffers as a `prepare` part leaves them, such as packed constant weights.
 ///
 /// The buffers are read-only, so that no candidate can spoil them for the next one.
 pub struct PreparedBuffers {
@@ -17,7 +15,7 @@ pub struct PreparedBuffers {
 }
 
 impl PreparedBuffers {
-    /// Takes buffers that a `prepare` part has filled.
+    /// Makes buffers filled by a `prepare` part read-only.
     ///
     /// # Errors
     /// If they cannot be made read-only.
@@ -39,7 +37,7 @@ impl PreparedBuffers {
     }
 }
 
-/// Complete description of a `prepare` part.
+/// Key of a `prepare` part: its complete description.
 #[derive(Clone, PartialEq)]
 pub struct Recipe {
     /// Statements, and the declarations of the buffers that they touch.
@@ -49,8 +47,8 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// The recipe of a program's `prepare` part; `None` if that does nothing, or fills buffers that the body
-    /// writes too.
+    /// Key of a program's `prepare` part; `None` if that is empty, or fills buffers that the body also
+    /// writes.
     pub fn of(program: &Program) -> Option<Recipe> {
         let (written, in_body) = (written(&program.prepare), written(&program.body));
         if written.is_empty() || !written.is_disjoint(&in_body) {
@@ -63,7 +61,7 @@ impl Recipe {
         Some(Recipe { text, fills })
     }
 
-    /// Whether it fills the buffer of a name.
+    /// Whether the part fills the buffer of a name.
     pub fn fills(&self, name: &str) -> bool {
         self.fills.iter().any(|n| n == name)
     }
@@ -76,7 +74,7 @@ fn written(block: &[Stmt]) -> BTreeSet<BufferId> {
     found
 }
 
-/// The buffers that statements read or write.
+/// Buffers that statements read or write.
 pub fn touched(block: &[Stmt]) -> BTreeSet<BufferId> {
     let mut found = BTreeSet::new();
     visit(block, &mut |s| s.for_each_own_buffer(&mut |buffer| found.extend([buffer])));
@@ -87,7 +85,7 @@ fn visit(block: &[Stmt], f: &mut dyn FnMut(&Stmt)) {
     block.iter().for_each(|s| s.walk(&mut |s| f(s)));
 }
 
-/// The prepared buffers that were asked for last.
+/// Cache of prepared buffers, the most recently used ones.
 pub struct PreparedCache {
     /// Most recently used last.
     entries: Vec<(Recipe, Arc<PreparedBuffers>)>,
@@ -95,12 +93,12 @@ pub struct PreparedCache {
 }
 
 impl PreparedCache {
-    /// A cache that evicts unused buffers beyond `limit_bytes`.
+    /// Makes a cache that evicts unused buffers beyond `limit_bytes`.
     pub fn new(limit_bytes: u64) -> PreparedCache {
         PreparedCache { entries: Vec::new(), limit_bytes }
     }
 
-    /// Buffers that a recipe has made.
+    /// Finds prepared buffers.
     pub fn get(&mut self, recipe: &Recipe) -> Option<Arc<PreparedBuffers>> {
         let at = self.entries.iter().position(|(r, _)| r == recipe)?;
         let entry = self.entries.remove(at);
@@ -108,12 +106,12 @@ impl PreparedCache {
         self.entries.last().map(|(_, prepared)| Arc::clone(prepared))
     }
 
-    /// Stores a prepared result.
+    /// Adds prepared buffers.
     pub fn insert(&mut self, recipe: Recipe, prepared: Arc<PreparedBuffers>) {
         self.entries.push((recipe, prepared));
     }
 
-    /// Evicts unused entries until `n_bytes` more fit the limit, and returns their buffers, writable.
+    /// Evicts unused entries until `n_bytes` more fit the limit, and returns their buffers, made writable.
     pub fn forget_for(&mut self, n_bytes: u64) -> Vec<Fenced> {
         let mut held: u64 = self.entries.iter().map(|(_, p)| p.n_bytes()).sum::<u64>().saturating_add(n_bytes);
         let goes = |(_, prepared): &mut (Recipe, Arc<PreparedBuffers>)| {

@@ -1,48 +1,49 @@
-//! Messages between the tuner and its workers: one JSON document a line, over the worker's standard streams.
+//! Protocol between the tuner and its workers: one JSON document per line, over the worker's standard
+//! streams.
 
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use tilewright_search::{Conditions, ErrorClass};
 
-/// Thread of a worker. Each serves one request at a time.
+/// Thread of a worker, which serves one request at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WorkerThread {
-    /// The thread that builds.
+    /// Builder thread.
     Build,
-    /// The one that runs kernels.
+    /// Tester thread, which runs kernels.
     Test,
 }
 
 /// Request to a worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum WorkerRequest {
-    /// Build a program and keep it under a number.
+    /// Builds a program, and keeps it under a number.
     Build {
         /// The number.
         id: u64,
         /// Source of the program.
         source: ProgramSource,
-        /// Whether code that is made quickly will do.
+        /// Whether to use the fast back end.
         quickly: bool,
     },
-    /// Run a kept program for the first time and check its answer. [`Reply::Prepared`] comes before the
-    /// answer, and [`Reply::Timed`] after it if the answer says so.
+    /// Runs a kept program for the first time, and verifies its result. [`Reply::Prepared`] precedes the
+    /// reply, and [`Reply::Timed`] follows it if `is_timed`.
     Check {
-        /// The number that the program is kept under.
+        /// Number of the program.
         id: u64,
-        /// Plan of the timing; `None` where the program is only checked.
+        /// Timing plan; `None` to verify only.
         plan: Option<TimingPlan>,
     },
-    /// Time a kept program that has been checked.
+    /// Times a kept, verified program.
     Run {
-        /// The number that the program is kept under.
+        /// Number of the program.
         id: u64,
-        /// Plan of the timing.
+        /// Timing plan.
         plan: TimingPlan,
     },
-    /// Forget a kept program.
+    /// Drops a kept program.
     Drop {
-        /// The number that the program is kept under.
+        /// Number of the program.
         id: u64,
     },
 }
@@ -61,40 +62,40 @@ impl WorkerRequest {
 /// Source of a program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProgramSource {
-    /// Schedule steps, one a line, for the workload the worker was started for.
+    /// Schedule steps, one per line, for the workload that the worker was started for.
     Steps(String),
-    /// A lowered program in the text format, compiled as it is. Its arguments must be the workload's.
+    /// Lowered program in the text format. Its arguments must be the workload's.
     Lowered(String),
 }
 
-/// State of the caches before a timed run.
+/// Cache state before a timed run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Caches {
-    /// Warm, as the run before left them.
+    /// Warm: as the previous run left the caches.
     #[default]
     Warm,
-    /// Warm, but without constants and buffers made of them: as in a model whose weights do not stay in the
-    /// caches from one run to the next, while a kernel's inputs were just written by the kernel before.
+    /// Warm, except for constants and buffers made of them: as in a model whose weights do not stay in cache
+    /// from run to run, while a kernel's inputs were just written by the previous kernel.
     ColdConstants,
     /// Cold.
     Cold,
 }
 
-/// Plan by which a kernel is timed.
+/// Plan for timing a kernel.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub struct TimingPlan {
-    /// Least time spent in samples, in nanoseconds.
+    /// Minimum time of all samples, in nanoseconds.
     pub min_time_ns: f64,
-    /// Least number of samples.
+    /// Minimum number of samples.
     pub min_samples: u32,
-    /// The first run counts as timed, because no other kernel runs meanwhile, if with the comparison of its
-    /// answer it takes no longer than this.
+    /// Threshold for counting the first run as timed: as no other kernel runs meanwhile, if run and
+    /// comparison take at most this many nanoseconds.
     pub alone_ns: f64,
-    /// Median of a kernel that leads so far: one that is clearly slower is not sampled further.
+    /// Median of the best candidate, if any: a clearly slower kernel is pruned.
     pub leading_ns: Option<f64>,
-    /// State of the caches before a run.
+    /// Cache state before a run.
     pub caches: Caches,
-    /// Whether times are what undisturbed cores would take, not what these took.
+    /// Whether times are corrected for interference.
     pub at_best_pace: bool,
 }
 
@@ -103,73 +104,74 @@ pub struct TimingPlan {
 pub enum Reply {
     /// The worker is ready.
     Ready,
-    /// The worker cannot get ready, and ends.
+    /// Failure of the worker to start; it exits.
     NotReady {
         /// Reason.
         reason: String,
     },
-    /// The process is about to end by a crash of this thread.
+    /// Crash of this thread; the process is about to end.
     Crashed,
-    /// The program is built.
+    /// Successful build.
     Built {
-        /// The number that the program is kept under.
+        /// Number of the program.
         id: u64,
-        /// Seconds it took.
+        /// Duration in seconds.
         seconds: f64,
     },
-    /// The buffers of the program are ready, and its first run begins.
+    /// Start of the first run, after the program's buffers are ready.
     Prepared {
-        /// The number that the program is kept under.
+        /// Number of the program.
         id: u64,
     },
-    /// The first run is over, and its answer is compared by this process, which may take longer than the run.
+    /// End of the first run; its result is now compared, which may take longer than the run.
     Ran {
-        /// The number that the program is kept under.
+        /// Number of the program.
         id: u64,
     },
-    /// The program ran and was right.
+    /// Correct result.
     Checked {
-        /// The number that the program is kept under.
+        /// Number of the program.
         id: u64,
-        /// Seconds it took.
+        /// Duration in seconds.
         seconds: f64,
-        /// Seconds of the run and the comparison alone.
+        /// Seconds of run and comparison alone.
         run_seconds: f64,
-        /// The largest relative error of an output as a whole.
+        /// Largest relative error of an output.
         relative_error: f64,
-        /// Whether it is timed at once, as it was alone or is hopeless: [`Reply::Timed`] is next.
+        /// Whether [`Reply::Timed`] follows at once, as the first run counts as timed or the kernel is
+        /// pruned.
         is_timed: bool,
     },
-    /// Times of the program.
+    /// Times of a program.
     Timed {
-        /// The number that the program is kept under.
+        /// Number of the program.
         id: u64,
-        /// Nanoseconds a run, one for each sample.
+        /// Samples in nanoseconds per run.
         samples_ns: Vec<f64>,
         /// Whether sampling ended early.
         stopped_early: bool,
         /// Seconds spent in runs.
         seconds: f64,
-        /// Conditions of the device, where it is another machine.
+        /// Conditions of the device, if it is another machine.
         conditions: Conditions,
     },
-    /// The request failed.
+    /// Failed request.
     Failed {
-        /// The program's number.
+        /// Number of the program.
         id: u64,
         /// Class of the failure.
         class: ClassName,
         /// Description of the failure.
         message: String,
-        /// Whether that is for want of memory.
+        /// Whether the cause is a lack of memory.
         lacks_memory: bool,
-        /// Seconds it took.
+        /// Duration in seconds.
         seconds: f64,
     },
 }
 
 impl Reply {
-    /// The number of the program that it is about.
+    /// Number of the program that it is about; `None` for replies about the worker.
     pub fn id(&self) -> Option<u64> {
         match self {
             Reply::Ready | Reply::NotReady { .. } | Reply::Crashed => None,
@@ -183,7 +185,7 @@ impl Reply {
     }
 }
 
-/// An error class by its stable name.
+/// Error class by its stable name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct ClassName(pub ErrorClass);
@@ -201,38 +203,38 @@ impl TryFrom<String> for ClassName {
     }
 }
 
-/// Assignment of a worker: its first line of input.
+/// Assignment of a worker, its first line of input.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkerAssignment {
-    /// The workload's text.
+    /// Workload as text.
     pub workload: String,
-    /// The text of the target to generate code for.
+    /// Target as text.
     pub target: String,
-    /// Threads a kernel may use.
+    /// Number of threads that a kernel may use.
     pub n_threads: usize,
-    /// CPUs to pin to while timing, one a thread.
+    /// CPUs that threads are pinned to while timing, one each.
     pub cpus: Vec<usize>,
-    /// File descriptor, inherited, of the data: inputs and reference outputs.
+    /// Inherited file descriptor of the test data.
     pub data_fd: i32,
     /// Offset of each argument's data: an input's contents, or an output's reference as `f64`.
     pub data_offsets: Vec<u64>,
-    /// Descriptor of the file of objects that the workers share.
+    /// Inherited file descriptor of the objects that workers share.
     pub objects_fd: i32,
-    /// Address space the worker may use beyond what it has at its start, in bytes.
+    /// Memory limit: address space beyond that at the start, in bytes.
     pub memory_bytes: u64,
-    /// Folder in which drivers of devices may cache compiled code.
+    /// Folder in which GPU drivers may cache code.
     #[serde(default)]
     pub drivers_folder: Option<PathBuf>,
-    /// The runner on which kernels run, where that is not this machine.
+    /// Runner on which kernels run; `None` for this machine.
     #[serde(default)]
     pub runner: Option<RunnerOf>,
 }
 
-/// A runner of kernels elsewhere.
+/// Runner of a remote device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunnerOf {
-    /// The command that starts it.
+    /// Command that starts it.
     pub command: String,
-    /// Seconds that the runs of a candidate may take together.
+    /// Timeout of a candidate's runs in total, in seconds.
     pub run_timeout_s: f64,
 }

@@ -1,5 +1,5 @@
-//! Runners: devices without a compiler, on which a program in C, the [`SOURCE`], runs kernels. A command of
-//! the user's starts it, such as `ssh pi ./tw-run`, and it takes frames on its standard input.
+//! Runners: remote devices without a compiler, on which a C program, the [`SOURCE`], runs kernels. It is
+//! started by a command of the user, such as `ssh pi ./tw-run`, and served with frames on its standard input.
 
 use crate::child::describe;
 use crate::command::{CommandTemplate, TemplateError};
@@ -14,7 +14,7 @@ use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GENERIC};
 use tilewright_search::Conditions;
 
-/// The program's source, which any C compiler makes it of.
+/// C source of the runner, which any C compiler can build.
 pub const SOURCE: &str = include_str!("runner/tw-run.c");
 
 /// The version of what is said.
@@ -57,25 +57,25 @@ pub enum RunnerError {
     /// A process that ended or never started.
     #[error("the runner is gone: {0}")]
     Gone(String),
-    /// Timeout.
+    /// Timeout of a reply.
     #[error("the runner did not answer within {} s", .0.as_secs_f64())]
     Silent(Duration),
-    /// The kernel was ended by a signal.
+    /// Kernel killed by a signal.
     #[error("{}", describe(ExitStatus::from_raw(*.0)))]
     Signal(i32),
-    /// The kernel did not come to an end.
+    /// Kernel that did not end in time.
     #[error("its runs did not come to an end in time")]
     Late,
-    /// The kernel wrote around its buffers.
+    /// Kernel that wrote outside its buffers.
     #[error("it wrote outside its buffers")]
     Fence,
     /// Lack of memory, or a request beyond the limit.
     #[error("the device has no memory for it, or not that much may be used")]
     NoMemory,
-    /// Refusal of the runner.
+    /// Refusal by the runner.
     #[error("the runner refuses: {0}")]
     Refused(String),
-    /// A program that is not a runner, or of another version.
+    /// Program that is not a runner, or one of another version.
     #[error("the command starts no runner of this version: {0} (compile what `tilewright runner` writes)")]
     NotThis(String),
 }
@@ -87,20 +87,20 @@ impl RunnerError {
     }
 }
 
-/// Device of a runner, as the runner reports it.
+/// Greeting of a runner: its device.
 #[derive(Debug, Clone)]
 pub struct Hello {
-    /// The device as a target: the CPU by its name where that is known.
+    /// Target of the device, with the CPU's name where known.
     pub target: Target,
-    /// Features of the CPU beyond what every one of its family has, as LLVM names them.
+    /// CPU features beyond the family's baseline, by LLVM's names.
     pub features: Vec<String>,
-    /// The CPU in the system's words.
+    /// CPU as described by its system.
     pub cpu: String,
-    /// CPUs that it may use.
+    /// Number of CPUs that it may use.
     pub cores: usize,
-    /// Memory of the machine.
+    /// Memory of the machine in bytes.
     pub memory_bytes: u64,
-    /// Whether it is emulated: its times mean nothing.
+    /// Whether it is emulated, so that its times are meaningless.
     pub is_emulated: bool,
     pub(crate) page_bytes: u64,
     pub(crate) code_at: u64,
@@ -144,7 +144,7 @@ impl Hello {
         })
     }
 
-    /// Reason why code for a target does not run there, if so.
+    /// Reason why code for a target does not run there; `None` if it does.
     pub fn obstacle(&self, target: &Target) -> Option<String> {
         if target.arch != self.target.arch {
             return Some(format!("it is {}, and not {}", self.target.arch.name(), target.arch.name()));
@@ -246,12 +246,12 @@ impl RunnerProcess {
         Ok(runner)
     }
 
-    /// Device of the runner.
+    /// Greeting of the runner.
     pub fn hello(&self) -> &Hello {
         &self.hello
     }
 
-    /// Asks for something, and gives what comes with the answer.
+    /// Sends a request, and returns the payload of the reply.
     ///
     /// # Errors
     /// [`RunnerError`]; where that [is the end](RunnerError::is_end), it has to be started anew.
@@ -323,7 +323,7 @@ fn end_with_this(command: &mut Command) {
     }
 }
 
-/// Asks the runner that a command starts for its device.
+/// Starts a runner, and returns its greeting.
 ///
 /// # Errors
 /// [`RunnerError`] if it does not start, or is none.

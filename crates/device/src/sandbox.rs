@@ -146,14 +146,14 @@ const OPENING: &[libc::c_long] = &[
     libc::SYS_open,
 ];
 
-/// Strictness of the filters.
+/// Strictness of the system call filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// Strict for generated code: calls that are not allowed are refused.
+    /// For generated code: forbidden calls fail.
     Own,
-    /// Strict for others' code that is not loaded yet: hostile calls end the process.
+    /// For users' code before it is loaded: dangerous calls kill the process.
     Loading,
-    /// Strict once loaded: it may no longer open files.
+    /// For users' code once loaded: opening files is forbidden, too.
     Loaded,
 }
 
@@ -162,7 +162,7 @@ fn is_wanted() -> bool {
     std::env::var_os(VARIABLE).is_none_or(|value| value != "off")
 }
 
-/// Names the mechanisms of this machine that confine processes.
+/// Names of this machine's sandboxing mechanisms.
 pub fn name() -> &'static str {
     let has_landlock = std::fs::read_to_string("/sys/kernel/security/lsm").is_ok_and(|all| all.contains("landlock"));
     match (is_wanted(), has_landlock, std::path::Path::new("/proc/sys/kernel/seccomp").exists()) {
@@ -173,7 +173,8 @@ pub fn name() -> &'static str {
     }
 }
 
-/// Keeps this thread, and those that it starts, from writing files, running programs, and reaching others.
+/// Forbids this thread, and those that it starts, to write files, execute programs, connect or send signals,
+/// by Landlock.
 ///
 /// # Errors
 /// If the system refuses; one without Landlock does nothing.
@@ -191,7 +192,7 @@ pub fn forbid_files() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Keeps all threads of this process from other calls than they need.
+/// Forbids all threads of this process the system calls that they do not need, by seccomp filters.
 ///
 /// # Errors
 /// If the system has no such filters.

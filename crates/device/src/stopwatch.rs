@@ -6,22 +6,21 @@ use std::time::{Duration, Instant};
 const MOSTLY: f64 = 0.8;
 /// The system's count of a thread's time is off now and then, but by less than a part in a hundred of this.
 const LONG_NS: f64 = 50e6;
-/// Most repetitions of work that lost a core meanwhile.
+/// Maximum number of repetitions of work that lost its core.
 pub const MOST_TRIES: u32 = 3;
 
-/// Times `work`, in nanoseconds, which uses `n_threads` threads including the calling one; at least 1.
+/// Times `work`, which uses `n_threads` threads including the calling one, in nanoseconds, at least 1.
 ///
-/// On one thread the time is what the thread had a core for: it stands still while another process, or
-/// another machine on the same host, has the core. On several it is time on the wall: while one of them
-/// stands still the others do its work. Where the calling thread, which never waits, lost its core for long,
-/// neither is exact: the work is repeated until it was not, at most so many times, and the least disturbed
-/// time counts.
+/// On one thread the time is that in which the thread had a core: the clock stands still while another
+/// process, or another virtual machine, has it. On several threads it is wall-clock time, as the others
+/// continue while one stands still. If the calling thread lost its core for long, neither is exact: the work
+/// is repeated, up to `most_tries` times, and the least disturbed time counts.
 pub fn time_ns(n_threads: usize, most_tries: u32, work: impl FnMut()) -> f64 {
     time(n_threads, most_tries, work).0
 }
 
-/// Times `work` as [`time_ns`] does, and tells whether the time is that of the work alone, as far as the
-/// calling thread can tell.
+/// Times `work` as [`time_ns`] does, and returns whether the time was undisturbed, as far as the calling
+/// thread can tell.
 pub fn time(n_threads: usize, most_tries: u32, mut work: impl FnMut()) -> (f64, bool) {
     let (mut time_ns, mut most_share) = (1.0, -1.0);
     for _ in 0..most_tries {
@@ -46,7 +45,7 @@ fn thread_ns() -> Option<u64> {
     time_of(libc::CLOCK_THREAD_CPUTIME_ID).map(|time| time.as_nanos() as u64)
 }
 
-/// The time of a clock of the system; `None` if it has no such clock.
+/// Current time of a system clock; `None` if the system lacks it.
 pub fn time_of(clock: libc::clockid_t) -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the call writes a `timespec`.

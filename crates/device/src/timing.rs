@@ -1,10 +1,10 @@
-//! Timing of kernels that have been found right.
+//! Timing of verified kernels.
 //!
-//! A kernel without hope against the leading time is pruned: after the run that checked it
+//! A kernel that is clearly slower than the best one is pruned: after the run that verified it
 //! ([`HOPELESS_CHECKED`], [`HOPELESS_CHECKED_LONG`] and, where nothing else ran meanwhile,
-//! [`HOPELESS_FIRST`], [`HOPELESS_VERY_LONG`]) or while it is sampled ([`HOPELESS_WARM`]). Only runs longer
-//! than [`LONG_NS`] tell that early, and from them the time is taken off that cold caches
-//! ([`COLD_NS_A_BYTE`]) and waiting for a core ([`WAIT_NS`]) may have cost.
+//! [`HOPELESS_FIRST`], [`HOPELESS_VERY_LONG`]), or while it is sampled ([`HOPELESS_WARM`]). Only runs longer
+//! than [`LONG_NS`] are pruned that early, and allowances are made for cold caches ([`COLD_NS_A_BYTE`]) and
+//! for waiting for a core ([`WAIT_NS`]).
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::interference::Variation;
 use crate::protocol::{Caches, TimingPlan};
 use crate::stopwatch::{MOST_TRIES, time_ns};
 
-/// Least extent of a candidate's runs in a round of a race.
+/// Minimum length of a candidate's runs in a round of a race.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundLength {
-    /// Time of the runs together.
+    /// Total time of the runs.
     pub time: Duration,
-    /// Samples of a long kernel, after a run that warms up; that may itself be the sample where one will do.
+    /// Number of samples of a long kernel, after a warm-up run; with 1, the warm-up run itself counts.
     pub min_samples: u32,
 }
 
@@ -51,8 +51,8 @@ const ENOUGH_NS: f64 = 0.5e6;
 const COLD_AT_MOST: f64 = 0.1;
 /// Multiple of the time to spend beyond which a warm-up run, or the samples so far, suffice.
 const WARM_ENOUGH: f64 = 10.0;
-/// Most time for emptying all caches, as a multiple of the time to spend; emptying them of constants may take
-/// that time once.
+/// Maximum time for flushing all caches, as a multiple of the time of the samples; for flushing constants
+/// alone, the maximum is once that time.
 pub const MOST_FLUSHING: u32 = 10;
 /// Least number of cold samples: a single one may be disturbed.
 const FEW_COLD: usize = 3;
@@ -63,28 +63,28 @@ const MOST_SAMPLES: usize = 1000;
 
 /// Samples of a kernel's run time.
 pub struct Samples {
-    /// Nanoseconds a run.
+    /// Samples in nanoseconds per run.
     pub ns: Vec<f64>,
     /// Whether sampling ended early.
     pub stopped_early: bool,
 }
 
-/// The run in which a kernel was checked.
+/// First run of a kernel, which verified it.
 #[derive(Debug, Clone, Copy)]
 pub struct First {
-    /// Nanoseconds of the run.
+    /// Time of the run in nanoseconds.
     pub ns: f64,
-    /// The pace meanwhile: how many times as long as undisturbed the cores took.
+    /// Slowdown of the cores by interference meanwhile, 1 or more.
     pub pace: f64,
-    /// Nanoseconds with the comparison of its answer.
+    /// Time including the comparison of the result, in nanoseconds.
     pub checked_ns: f64,
 }
 
 impl First {
-    /// Of a kernel that was not run before.
+    /// First run of a kernel that was not run before.
     pub const UNKNOWN: First = First { ns: f64::INFINITY, pace: 1.0, checked_ns: f64::INFINITY };
 
-    /// Whether no other kernel ran meanwhile, nor has since.
+    /// Whether it counts as timed: no other kernel ran meanwhile, nor has since.
     pub fn is_alone(&self, plan: &TimingPlan) -> bool {
         self.checked_ns <= plan.alone_ns
     }
@@ -95,12 +95,12 @@ impl First {
     }
 }
 
-/// Demands of a kernel on the machine.
+/// Size of a kernel: threads and memory.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelDemands {
-    /// Threads that it runs on.
+    /// Number of threads.
     pub n_threads: usize,
-    /// Bytes of the buffers that it touches.
+    /// Bytes of the buffers that it accesses.
     pub n_bytes: u64,
 }
 
@@ -111,15 +111,15 @@ impl KernelDemands {
     }
 }
 
-/// A kernel to time, which has been run before, when it was checked.
+/// Verified kernel to be timed.
 pub struct TimedKernel<'a> {
-    /// Runs the kernel as often as told, in a row, and returns the nanoseconds.
+    /// Runs the kernel as many times as asked, in a row, and returns the nanoseconds.
     pub run: &'a mut dyn FnMut(u32) -> f64,
-    /// Demands of the kernel.
+    /// Size of the kernel.
     pub size: KernelDemands,
-    /// Empties the caches and returns the nanoseconds, which do not count as the kernel's.
+    /// Flushes the caches, and returns the nanoseconds that it took, which do not count as the kernel's.
     pub flush: &'a mut dyn FnMut() -> f64,
-    /// Tells how many times as long as they can the cores take at the moment.
+    /// Returns the current slowdown of the cores by interference.
     pub pace: &'a mut dyn FnMut() -> f64,
 }
 
@@ -139,7 +139,7 @@ fn hopeless_first(ns: f64) -> f64 {
     if ns > VERY_LONG_NS { HOPELESS_VERY_LONG } else { HOPELESS_FIRST }
 }
 
-/// Samples of a kernel that the run in which it was checked already prunes.
+/// Samples of a kernel that its first run already prunes; `None` if it is to be timed.
 pub fn at_first(plan: &TimingPlan, variation: &Variation, first: First, size: KernelDemands) -> Option<Samples> {
     let (ns, pace) = first.timed(plan);
     let ns = variation.undisturbed_ns(ns, pace);
@@ -152,8 +152,8 @@ pub fn at_first(plan: &TimingPlan, variation: &Variation, first: First, size: Ke
     is_first_hopeless(plan, variation, ns, factor, not_its_ns).then(|| Samples { ns: vec![ns], stopped_early: true })
 }
 
-/// State of the caches before runs, where `n_bytes` bytes would have to be emptied: a few constants do not
-/// make it worth timing each run by itself.
+/// Cache state to establish before runs, if `n_bytes` bytes would have to be flushed: few constants are not
+/// worth timing each run by itself.
 pub fn emptied(caches: Caches, n_bytes: u64) -> Caches {
     match caches {
         Caches::ColdConstants if n_bytes <= FEW_BYTES => Caches::Warm,
@@ -163,8 +163,8 @@ pub fn emptied(caches: Caches, n_bytes: u64) -> Caches {
 
 /// Samples a kernel's time.
 ///
-/// If caches are not to be warm, each sample is one run after they were emptied. Samples are corrected to
-/// undisturbed cores by the pace that `variation` has learnt and goes on to learn.
+/// Unless caches are to be warm, each sample is a single run after flushing them. Samples are corrected for
+/// interference by `variation`, which learns from them.
 pub fn sample(plan: &TimingPlan, variation: &mut Variation, first: First, subject: TimedKernel) -> Samples {
     let TimedKernel { run, size, flush, pace } = subject;
     if let Some(samples) = at_first(plan, variation, first, size) {
@@ -217,8 +217,8 @@ pub fn sample(plan: &TimingPlan, variation: &mut Variation, first: First, subjec
     Samples { ns, stopped_early }
 }
 
-/// Samples a kernel's time at each of `n` sizes by `sample`, and gives geometric means over them: of the
-/// least samples of each, and so on up to the largest.
+/// Samples a kernel's time at each of `n` sizes by `sample`, and returns geometric means over the sizes: of
+/// the smallest samples, and so on up to the largest.
 pub fn of_all(plan: &TimingPlan, n: usize, mut sample: impl FnMut(&TimingPlan, usize) -> Samples) -> Samples {
     // What leads is known by its mean alone.
     let each = TimingPlan { min_time_ns: plan.min_time_ns / n as f64, leading_ns: None, ..*plan };
@@ -232,14 +232,14 @@ pub fn of_all(plan: &TimingPlan, n: usize, mut sample: impl FnMut(&TimingPlan, u
     Samples { ns: (0..n_samples).map(mean).collect(), stopped_early: false }
 }
 
-/// Times `run` as a kernel is timed in a round of a race, without correction by the pace: samples in
-/// nanoseconds a run. `run` uses `n_threads` threads and touches `n_bytes` bytes.
+/// Times `run` as in a round of a race, without correction for interference; returns samples in nanoseconds
+/// per run. `run` uses `n_threads` threads and accesses `n_bytes` bytes.
 pub fn sample_round(round: RoundLength, n_threads: usize, n_bytes: u64, mut run: impl FnMut()) -> Vec<f64> {
     let mut timed = |n_runs: u32| time_ns(n_threads, MOST_TRIES, || (0..n_runs).for_each(|_| run()));
     sample_round_by(&mut timed, round, n_threads, n_bytes)
 }
 
-/// Times a run by another clock, such as a device's own: `timed` runs it as often as told, in a row, and
+/// Times by another clock, such as a GPU's: `timed` runs the kernel as many times as asked, in a row, and
 /// returns the nanoseconds.
 pub fn sample_round_by(
     timed: &mut dyn FnMut(u32) -> f64,

@@ -1,7 +1,7 @@
-//! The worker process: builds and runs candidates, in a thread for each, one request after the other.
+//! Worker process, which builds and runs candidates in two threads, each serving one request at a time.
 //!
-//! Whatever a candidate does, it does it here: a crash ends this process and nothing else, and the tuner
-//! kills it when it does not answer in time.
+//! Candidates run in this process only: a crash ends it and nothing else, and the tuner kills it when it does
+//! not reply in time.
 
 mod builder;
 mod gpu;
@@ -75,7 +75,8 @@ trait Test {
 /// The two threads of a worker.
 type WorkerThreads = (Box<dyn Build>, Box<dyn Test + Send>);
 
-/// Serves requests from standard input until it ends. The calling thread, which must be the main one, builds.
+/// Serves requests from standard input until it ends. The calling thread, which must be the main one, is the
+/// builder.
 ///
 /// # Errors
 /// If the assignment or a request cannot be understood, or a stream fails: the worker is of no use then.

@@ -1,4 +1,4 @@
-//! The tuner's end of its worker processes.
+//! Tuner's side of its worker processes.
 
 use crate::child::{ChildProcess, describe};
 use crate::host;
@@ -11,10 +11,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tilewright_search::pause;
 
-/// Command that starts a worker: a program whose standard streams are served by [`crate::worker::serve`].
+/// Command that starts a worker: a program whose standard streams [`crate::worker::serve`] serves.
 #[derive(Debug, Clone)]
 pub struct WorkerCommand {
-    /// The program.
+    /// Program to start.
     pub program: std::path::PathBuf,
     /// The arguments of the program.
     pub arguments: Vec<String>,
@@ -40,20 +40,20 @@ const MOST_RESTARTS: u32 = 3;
 /// Pause before a restart.
 const BEFORE_RESTART: Duration = Duration::from_millis(200);
 
-/// Answer of a worker's thread.
+/// Event of a worker's thread.
 pub enum WorkerEvent {
     /// Reply to the request.
     Reply(Reply),
-    /// End of its process, which is being restarted.
+    /// Death of its process, which is being restarted.
     Died(ExitStatus),
     /// Timeout; its process has been killed and is being restarted.
     TimedOut,
 }
 
-/// Whether each thread of each worker is idle, by the lane's number.
+/// Whether each thread of each worker is idle, by worker and [`WorkerThread`].
 pub type IdleThreads = Vec<[bool; 2]>;
 
-/// A fixed number of worker processes, each of which builds one program and tests another at a time.
+/// Pool of worker processes, each of which builds one program and tests another at a time.
 pub struct Workers {
     command: WorkerCommand,
     assignment: WorkerAssignment,
@@ -162,7 +162,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Ends all workers.
+    /// Stops all workers.
     pub fn clear(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.process.kill());
         self.slots.clear();
@@ -175,7 +175,7 @@ impl Workers {
         self.slots.len()
     }
 
-    /// Whether a thread of a worker is ready and waits for a request.
+    /// Whether a thread of a worker is ready and idle.
     pub fn is_idle(&self, at: usize, lane: WorkerThread) -> bool {
         self.slots[at].deadlines[lane as usize].is_none()
     }
@@ -185,34 +185,34 @@ impl Workers {
         self.slots.iter().map(|slot| slot.deadlines.map(|deadline| deadline.is_none())).collect()
     }
 
-    /// Whether all of them are.
+    /// Whether all threads of all workers are idle.
     pub fn are_idle(&self) -> bool {
         self.idle().iter().flatten().all(|&is_idle| is_idle)
     }
 
-    /// Sends a request that will be answered within `timeout`, counted while its thread has the cores, or be
-    /// its last.
+    /// Sends a request with a timeout for the reply, counted while its thread has the cores; on expiry the
+    /// worker is killed.
     pub fn ask(&mut self, at: usize, request: &WorkerRequest, timeout: Duration) {
         self.tell(at, request);
         self.go_on(at, request.lane(), timeout);
     }
 
-    /// Extends the timeout of a thread that is not done.
+    /// Extends the timeout of a thread's request.
     pub fn go_on(&mut self, at: usize, lane: WorkerThread, timeout: Duration) {
         self.slots[at].begin(lane, timeout);
     }
 
-    /// Sends a request that is not answered, or not before others are.
+    /// Sends a request without a reply, or without a timeout.
     pub fn tell(&mut self, at: usize, request: &WorkerRequest) {
         self.slots[at].process.tell(request);
     }
 
-    /// Restricts where a worker builds from now on to these CPUs.
+    /// Pins a worker's builder to these CPUs from now on.
     pub fn pin(&self, at: usize, cpus: &[usize]) {
         host::pin(self.slots[at].process.id().cast_signed(), cpus);
     }
 
-    /// Ends what a worker is doing, and starts it anew; its threads are idle once it is ready.
+    /// Kills a worker and restarts it; its threads are idle once it is ready.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -222,7 +222,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Starts all workers anew.
+    /// Restarts all workers.
     ///
     /// # Errors
     /// If one cannot be started.
@@ -243,8 +243,8 @@ impl Workers {
         Ok(())
     }
 
-    /// Waits for the next answer from any worker, until some moment of [`pause::now`] at most, or until one
-    /// that was started anew is ready.
+    /// Waits for the next event of any worker, at most until a time of [`pause::now`], or until a restarted
+    /// worker is ready.
     ///
     /// # Errors
     /// If a worker that died cannot be started anew.
@@ -353,7 +353,7 @@ fn is_for_the_moment(refusal: &io::Error) -> bool {
 const FAULTS: [i32; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
 
-/// Whether a process was ended from outside: by a limit of the system, or by a user.
+/// Whether a process was killed from outside: by a limit of the system, or by a user.
 pub fn is_from_outside(status: ExitStatus) -> bool {
     status.signal().is_some_and(|signal| !FAULTS.contains(&signal))
 }

@@ -1,5 +1,6 @@
-//! Keeper: a process between the tuner and a user's program. Any process that the program starts, however it
-//! detaches itself, becomes a child of the keeper when its parent ends, and ends with the program.
+//! Keeper: a supervising process between the tuner and a user's program. Descendants of the program that
+//! outlive their parents, even daemons, become children of the keeper (a subreaper), and end with the
+//! program.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -9,10 +10,10 @@ use std::time::Duration;
 const MOST_TRIES: u32 = 5_000;
 static TRY: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
-/// Makes this process, between fork and exec, the keeper of a new one in which the call returns, in a process
-/// group of its own. When the program ends, the keeper writes the time to `told`, ends its remaining
-/// processes, and exits as the program did. It ends the program on SIGTERM and when the thread that started
-/// it ends.
+/// Makes this process, between fork and exec, the keeper of a new one, in which the call returns and which
+/// has its own process group. When the program ends, the keeper writes the time to `told`, kills its
+/// remaining descendants, and exits with the program's status. It ends the program on SIGTERM, and when the
+/// thread that started it ends.
 ///
 /// # Errors
 /// If the system allows no further process.
@@ -44,7 +45,7 @@ pub unsafe fn stand_between(told: RawFd) -> io::Result<()> {
     }
 }
 
-/// Nanoseconds of the clock by which programs are timed.
+/// Current time in nanoseconds, of the clock by which programs are timed.
 pub fn now_ns() -> u64 {
     // SAFETY: the structure is plain data that the call writes.
     let now = unsafe {
@@ -55,7 +56,7 @@ pub fn now_ns() -> u64 {
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32).as_nanos() as u64
 }
 
-/// Writes what time it is, eight bytes of [`now_ns`].
+/// Writes the current time to a descriptor, as eight bytes of [`now_ns`].
 ///
 /// # Safety
 /// As [`stand_between`].

@@ -6,21 +6,21 @@ use tilewright_search::{ErrorClass, OtherCosts, Timing};
 use super::program_run::ProgramRun;
 use crate::kernel::ProcessResult;
 
-/// Metric of a command. Searches minimise: of a number to be maximised they see the reciprocal.
+/// Metric of a command. Searches minimise: they get the reciprocal of a metric that is maximised.
 #[derive(Debug, Clone)]
 pub enum Metric {
-    /// The time it takes, by the clock.
+    /// Wall-clock time.
     Wall,
-    /// The CPU time of all its processes.
+    /// CPU time of all its processes.
     Cpu,
-    /// A number that it writes, the last one that fits.
+    /// Number in the output: the last match of a regular expression.
     Output {
-        /// The expression, of which the first group that takes part is the number, or all of it.
+        /// Regular expression; the number is its first participating group, or the whole match.
         pattern: Regex,
-        /// Whether more is better.
+        /// Whether it is maximised.
         maximize: bool,
     },
-    /// Times of a kernel that one of our workers runs.
+    /// Time of a kernel that one of our workers runs.
     Kernel,
 }
 
@@ -35,7 +35,7 @@ impl PartialEq for Metric {
     }
 }
 
-/// Metric by the name that its user gave it; without a name where it is the only one.
+/// Metric with the name given by the user; empty for a single metric.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedMetric {
     /// The name.
@@ -44,8 +44,7 @@ pub struct NamedMetric {
     pub metric: Metric,
 }
 
-/// Metrics that a command is to do well by at once: one, or several with names. The first leads: it is what
-/// records call the time.
+/// Objectives of a command: one metric, or several named ones. The first leads: it is recorded as the time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Objectives(Vec<NamedMetric>);
 
@@ -59,7 +58,7 @@ impl From<Metric> for Objectives {
 const OBJECTIVE: &str = "objective";
 
 impl Objectives {
-    /// Several metrics at once.
+    /// Several objectives.
     ///
     /// # Errors
     /// In words, if they are fewer than two or more than are searched at once, or a name is none or stands
@@ -81,22 +80,22 @@ impl Objectives {
         Ok(Objectives(all))
     }
 
-    /// All of them, the leading one first.
+    /// Metrics, the leading one first.
     pub fn all(&self) -> &[NamedMetric] {
         &self.0
     }
 
-    /// The metric of the first.
+    /// Leading metric.
     pub fn leading(&self) -> &Metric {
         &self.0[0].metric
     }
 
-    /// Whether there are several.
+    /// Whether there are several metrics.
     pub fn is_several(&self) -> bool {
         self.0.len() > 1
     }
 
-    /// The number that each came to, as [`Metric::value`] gives it, with its name.
+    /// Value of each metric, as by [`Metric::value`], with its name.
     pub fn values<'a>(&'a self, timing: &'a Timing) -> impl Iterator<Item = (&'a str, f64)> {
         let named = self.0.iter().zip(timing.costs());
         named.map(|(NamedMetric { name, metric }, cost)| (name.as_str(), metric.value(cost)))
@@ -110,7 +109,7 @@ impl Objectives {
         }
     }
 
-    /// The objectives among the lines that are recorded of a candidate.
+    /// Objectives among the recorded lines of a candidate, if any.
     pub fn of_steps(steps: &str) -> Option<Objectives> {
         if let Some(metric) = steps.lines().find_map(Metric::of_line) {
             return Some(metric.into());
@@ -138,13 +137,13 @@ impl Objectives {
     }
 }
 
-/// Reason why a text is not a metric. The fault is the writer's.
+/// Reason why a text is not a metric; its author is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricError {
-    /// An invalid regular expression.
+    /// Invalid regular expression.
     #[error("{0}")]
     Pattern(regex_lite::Error),
-    /// Maximising a time, which is always minimised.
+    /// Request to maximise a time.
     #[error("a time is made small, so --maximize does not go with it")]
     MaximizeTime,
 }
@@ -155,7 +154,7 @@ const UNIT: f64 = 1e9;
 const PIECE: usize = 1 << 20;
 
 impl Metric {
-    /// `wall`, `cpu`, or a regular expression.
+    /// Parses `wall`, `cpu`, or a regular expression.
     ///
     /// # Errors
     /// [`MetricError`].
@@ -199,7 +198,7 @@ impl Metric {
         !matches!(self, Metric::Output { .. })
     }
 
-    /// The number that the command said, for what searches see; milliseconds of a time.
+    /// Value of the metric from a search's cost; milliseconds for a time.
     pub fn value(&self, median_ns: f64) -> f64 {
         match self {
             Metric::Output { maximize: true, .. } => UNIT / median_ns,

@@ -33,7 +33,7 @@ use process::{Helper, MOST_OUTPUT, ProcessSetting};
 use program_run::{ProgramEnd, ProgramRun};
 pub use template::{CommandTemplate, Invocation, TemplateError};
 
-/// The name of the place for the folder of a build.
+/// Name of the placeholder for the build folder.
 pub const FOLDER: &str = "dir";
 
 /// Timeout of a run, as a multiple of the leading time.
@@ -49,42 +49,41 @@ const MOST_ROUNDS: u64 = 12;
 /// Samples of a trial beyond which there is no need for more.
 const MOST_SAMPLES: usize = 100;
 
-/// Treatment of each configuration: commands, metric and limits.
+/// Options of measuring commands: command lines, metrics and limits.
 #[derive(Debug, Clone)]
 pub struct CommandOptions {
     /// Command that is measured.
     pub run: CommandTemplate,
     /// Command that builds a configuration, in the folder `{dir}`.
     pub build: Option<CommandTemplate>,
-    /// Command that checks a run: it reads the run's output and ends with exit code 0 if that is right.
+    /// Command that verifies a run: it reads the run's output, and exits with 0 if that is correct.
     pub check: Option<CommandTemplate>,
-    /// Command before each run.
+    /// Command executed before each run.
     pub prepare: Option<CommandTemplate>,
-    /// Command after each run.
+    /// Command executed after each run.
     pub cleanup: Option<CommandTemplate>,
     /// Metrics of a run.
     pub objectives: Objectives,
-    /// Samples of a trial, at least.
+    /// Minimum number of samples of a trial.
     pub n_samples: usize,
-    /// Runs before the first sample.
+    /// Number of warm-up runs before the first sample.
     pub n_warmups: usize,
-    /// Time to spend in the samples of a trial.
+    /// Minimum time of a trial's samples.
     pub min_time: Duration,
-    /// Longest that a build may take.
+    /// Timeout of a build.
     pub build_timeout: Duration,
-    /// Longest that a run may take.
+    /// Timeout of a run.
     pub run_timeout: Duration,
-    /// Whether hopeless runs are not ended early.
+    /// Whether slow candidates are timed completely, rather than pruned.
     pub to_the_end: bool,
-    /// Bytes of data that each process may have.
+    /// Memory limit of each process, in bytes of data.
     pub memory_bytes: u64,
-    /// CPUs on which runs are timed.
+    /// CPUs that runs are pinned to.
     pub cpus: Vec<usize>,
 }
 
 impl CommandOptions {
-    /// Options of a command that is measured by the clock: one sample, 60 s for a build and for a run, one
-    /// CPU, half the memory.
+    /// Options for a wall-clock metric: one sample, timeouts of 60 s, one CPU, half the memory.
     pub fn new(run: CommandTemplate) -> CommandOptions {
         CommandOptions {
             run,
@@ -104,7 +103,7 @@ impl CommandOptions {
         }
     }
 
-    /// The limits under which candidates are built and run.
+    /// Resource limits of candidates.
     pub fn limits(&self) -> Limits {
         Limits {
             build_s: self.build_timeout.as_secs_f64(),
@@ -113,14 +112,14 @@ impl CommandOptions {
         }
     }
 
-    /// Describes a configuration as it is recorded, a line for each command; `{dir}` stays.
+    /// Description of a configuration as it is recorded, one line per command, with `{dir}` unexpanded.
     pub fn steps(&self, space: &Space, config: &Config) -> String {
         let value = |name: &str| if name == FOLDER { format!("{{{FOLDER}}}") } else { text_of(space, config, name) };
         let line = |(what, template): (&str, &CommandTemplate)| format!("{what} {}\n", template.with(&value));
         self.templates().map(line).chain([self.objectives.lines()]).collect()
     }
 
-    /// The commands for a configuration with their names, in order.
+    /// Command lines with their names, in order.
     pub fn templates(&self) -> impl Iterator<Item = (&'static str, &CommandTemplate)> {
         let (build, prepare) = (self.build.as_ref(), self.prepare.as_ref());
         let (check, cleanup) = (self.check.as_ref(), self.cleanup.as_ref());
@@ -183,8 +182,8 @@ pub fn run_to_end(
     if run.is_success() { Ok(run.output) } else { Err(said.unwrap_or_else(|| run.complaint(what))) }
 }
 
-/// Runs a command once, as itself, on these CPUs (where empty, any), and returns the sample that the metric
-/// gives; `None` where it was given up as all was over.
+/// Runs a command once with inherited streams, on these CPUs (any if empty), and returns the metric's value;
+/// `None` if cancelled by `is_over`.
 ///
 /// # Errors
 /// In words, where it fails; `what` names it there.
@@ -268,14 +267,14 @@ struct WaitingCandidate {
     build_s: f64,
 }
 
-/// Commands, as something that measures.
+/// Measuring side whose candidates are commands.
 pub struct Commands {
     shared: Arc<CommandsShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Commands {
-    /// Makes a measure of commands for the configurations of a space, with a folder for builds.
+    /// Makes a measuring side for the configurations of a space, with a folder for builds.
     ///
     /// # Errors
     /// If the system refuses the folder, or a thread.

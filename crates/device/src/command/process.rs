@@ -1,4 +1,4 @@
-//! Programs of others: each under a keeper of its own, on chosen CPUs, with limits of time and memory.
+//! Users' programs as processes: each under a keeper, pinned to CPUs, with time and memory limits.
 
 use crate::command::keeper::{now_ns, stand_between, tell_time};
 use crate::command::metric::Metric;
@@ -12,30 +12,30 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// Most bytes kept of a candidate's output, from its end.
+/// Maximum bytes kept of a candidate's output: its end.
 pub const MOST_OUTPUT: usize = 16 << 20;
 /// Interval of the checks whether a run is to be given up.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Settings with which a program is run.
+/// Settings of a program's run.
 pub struct ProcessSetting<'a> {
-    /// CPUs that it may use; where empty, all.
+    /// CPUs that it is pinned to; any if empty.
     pub cpus: &'a [usize],
-    /// Bytes of data that each of its processes may have.
+    /// Memory limit of each of its processes, in bytes of data.
     pub memory_bytes: u64,
-    /// Longest that it may take.
+    /// Timeout.
     pub timeout: Duration,
-    /// Standard input, if there is any.
+    /// Contents of its standard input, if any.
     pub input: Option<&'a [u8]>,
-    /// Most bytes kept of its output, from the end.
+    /// Maximum bytes kept of its output: the end.
     pub most_output: usize,
-    /// Metrics whose patterns are looked for in output that is not kept.
+    /// Metrics whose patterns are matched in output that is not kept.
     pub metrics: Vec<&'a Metric>,
-    /// Whether it is to be given up.
+    /// Whether to cancel the run.
     pub is_over: &'a dyn Fn() -> bool,
 }
 
-/// Runs a program to its end, and ends processes that it leaves behind.
+/// Runs a program to its end, and kills processes that it leaves behind.
 pub fn run(invocation: &Invocation, setting: &ProcessSetting) -> ProgramRun {
     let started = setting.input.map(input_file).transpose();
     let started = started.map(|file| file.map_or_else(Stdio::null, Stdio::from));
@@ -160,26 +160,26 @@ impl Drop for Process {
     }
 }
 
-/// A process of ours that stays, and takes one piece of work after the other: it reads words, a line of JSON
-/// each time, and says [`WorkResult`].
+/// Worker process of ours that performs one job after the other: it reads each as words in a line of JSON,
+/// and replies with a [`WorkResult`].
 pub struct Helper {
     process: Process,
     requests: ChildStdin,
     n_taken: u64,
 }
 
-/// Result of a piece of work that a [`Helper`] did.
+/// Result of a job of a [`Helper`].
 pub struct HelperResult {
-    /// Run of the piece of work, as of a process of its own.
+    /// Result as of a process that performed only this job.
     pub run: ProgramRun,
-    /// Whether an earlier piece of work may have caused a failure.
+    /// Whether a failure may be caused by an earlier job.
     pub is_doubtful: bool,
-    /// The process, where it can take more.
+    /// Process, if it can take further jobs.
     pub helper: Option<Helper>,
 }
 
 impl Helper {
-    /// Starts one by these words.
+    /// Starts a helper by these words.
     ///
     /// # Errors
     /// If the system does not.
@@ -189,7 +189,7 @@ impl Helper {
         Ok(Helper { process, requests, n_taken: 0 })
     }
 
-    /// Does the piece of work that these words describe.
+    /// Performs the job that these words describe.
     pub fn take(mut self, words: &[String], setting: &ProcessSetting) -> HelperResult {
         self.process.start_ns = now_ns();
         self.process.pipes.iter_mut().for_each(|pipe| {

@@ -6,16 +6,16 @@ use std::process::ExitStatus;
 
 use crate::child::describe;
 
-/// End of a run.
+/// Reason for the end of a run.
 #[derive(Debug)]
 pub enum ProgramEnd {
-    /// Exit of its own, or by a signal.
+    /// Exit, or death by a signal.
     Ended(ExitStatus),
     /// Timeout.
     TimedOut,
-    /// Cancelled.
+    /// Cancellation.
     GivenUp,
-    /// The system did not start this program.
+    /// Failure to start the program.
     NotStarted(String, io::Error),
 }
 
@@ -24,21 +24,20 @@ pub enum ProgramEnd {
 pub struct ProgramRun {
     /// End of the run.
     pub end: ProgramEnd,
-    /// Seconds by the clock, from when the system is asked to begin the program.
+    /// Wall-clock seconds, from the request to start the program.
     pub wall_s: f64,
-    /// Seconds of CPU time, of all its processes that were waited for.
+    /// Seconds of CPU time of all its processes that were waited for.
     pub cpu_s: f64,
-    /// End of the standard output.
+    /// End of its standard output.
     pub output: Vec<u8>,
-    /// End of the standard error.
+    /// End of its standard error.
     pub errors: Vec<u8>,
-    /// Matches of the metrics in earlier output than is kept, in the order of the two pipes; none where all
-    /// is kept.
+    /// Last matches of the metrics in output that was dropped, for both streams; empty if all was kept.
     pub found_before: [Vec<Option<String>>; 2],
 }
 
 impl ProgramRun {
-    /// A run of these words that the system did not start.
+    /// Result for a program that could not be started.
     pub fn not_started(words: &[String], error: io::Error) -> ProgramRun {
         ProgramRun {
             end: ProgramEnd::NotStarted(words[0].clone(), error),
@@ -50,7 +49,7 @@ impl ProgramRun {
         }
     }
 
-    /// Describes a failure: how the process ended, and the last line that it wrote.
+    /// Describes a failure: the exit status, and the last line of output.
     pub fn complaint(&self, program: &str) -> String {
         let how = match &self.end {
             ProgramEnd::Ended(status) => match status.code() {
@@ -78,7 +77,7 @@ impl ProgramRun {
         last.map_or(how.clone(), |last| format!("{how}: {last}"))
     }
 
-    /// Whether it ended by itself and said that all is well.
+    /// Whether it exited with 0.
     pub fn is_success(&self) -> bool {
         matches!(&self.end, ProgramEnd::Ended(status) if status.success())
     }

@@ -1,51 +1,51 @@
-//! Commands with places for the values of parameters.
+//! Command templates: command lines with placeholders for parameter values.
 
 use std::fmt;
 
-/// Reason why a text is not a command. The fault is the writer's.
+/// Reason why a text is not a command template; its author is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// An empty command.
+    /// Empty command.
     #[error("the command is empty")]
     Empty,
-    /// A quotation that does not end.
+    /// Unterminated quotation.
     #[error("position {position}: the quotation does not end")]
     Quote {
-        /// The character where it begins, from 1.
+        /// Position of its first character, from 1.
         position: usize,
     },
-    /// A brace that belongs to nothing.
+    /// Unmatched brace.
     #[error("position {position}: a brace that is no place for a value (write {{{{ or }}}} for one that stays)")]
     Brace {
-        /// The character, from 1.
+        /// Position of the character, from 1.
         position: usize,
     },
-    /// A placeholder of an unknown name.
+    /// Placeholder with an unknown name.
     #[error("position {position}: {{{name}}} is no parameter; there are {known} (write {{{{ for a brace that stays)")]
     Unknown {
-        /// The character, from 1.
+        /// Position of the character, from 1.
         position: usize,
         /// The name.
         name: String,
-        /// Names that exist.
+        /// Names that are known.
         known: String,
     },
-    /// A placeholder for words inside a word.
+    /// Placeholder `{*name}`, for words, within a word.
     #[error(
         "position {position}: {{*{name}}} is the words of a value, and stands alone (write {{{name}}} for a part of one)"
     )]
     Beside {
-        /// The character, from 1.
+        /// Position of the character, from 1.
         position: usize,
         /// The name.
         name: String,
     },
-    /// Syntax that only a shell understands.
+    /// Shell syntax in a command that is started without a shell.
     #[error(
         "position {position}: `{found}` is for a shell, and this is started without one (add --shell, or quote it)"
     )]
     Shell {
-        /// The character, from 1.
+        /// Position of the character, from 1.
         position: usize,
         /// The symbol.
         found: char,
@@ -61,8 +61,7 @@ enum WordPart {
     Words(String),
 }
 
-/// A command with places for values, such as `./app --tile {tile}`. With `{*flags}` each word of the value is
-/// one of the command.
+/// Command template, such as `./app --tile {tile}`. `{*flags}` expands to the words of the value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandTemplate {
     words: Vec<Vec<WordPart>>,
@@ -76,21 +75,21 @@ pub struct CommandTemplate {
 pub struct Invocation {
     /// The program and its arguments.
     pub words: Vec<String>,
-    /// Further variables of the environment.
+    /// Additional environment variables.
     pub variables: Vec<(String, String)>,
-    /// Number of the words that start a worker process of ours which stays, and takes the other words as
-    /// pieces of work; `None` where a process ends with its work.
+    /// Number of the words that start a persistent worker process of ours, which takes the other words as
+    /// jobs; `None` for a process per run.
     pub stays_after: Option<usize>,
 }
 
 impl Invocation {
-    /// Makes an invocation of these words.
+    /// Makes an invocation without additional variables.
     pub fn new(words: Vec<String>) -> Invocation {
         Invocation { words, variables: Vec::new(), stays_after: None }
     }
 
-    /// Reads a command without places for values, in which braces are as good as other characters; as `sh -c`
-    /// takes it where `shell` is set, and otherwise as [`CommandTemplate::words`] does.
+    /// Parses a command without placeholders, in which braces are ordinary characters: for `sh -c` if
+    /// `shell`, else as [`CommandTemplate::words`] does.
     ///
     /// # Errors
     /// [`TemplateError`].
@@ -126,8 +125,8 @@ fn quoted(word: &str) -> String {
 const SHELL_SYMBOLS: &str = "|&;<>$`*?#~()";
 
 impl CommandTemplate {
-    /// Reads a command that is started without a shell: words with blanks between them, quoted as in a shell.
-    /// A value never becomes more than a part of one word, but where its place is `{*name}`.
+    /// Parses a template for a command that is started without a shell: words separated by blanks, quoted as
+    /// in a shell. A value becomes a part of one word, unless its placeholder is `{*name}`.
     ///
     /// # Errors
     /// [`TemplateError`].
@@ -183,7 +182,8 @@ impl CommandTemplate {
         }
     }
 
-    /// Reads a command for `sh -c`. Values are variables of its environment, so that none is read as code.
+    /// Parses a template for `sh -c`. Values are passed in environment variables, so that none is interpreted
+    /// as code.
     ///
     /// # Errors
     /// [`TemplateError`].
@@ -251,19 +251,18 @@ impl CommandTemplate {
         Ok(CommandTemplate { words, environment: Some(used), stays_after: None })
     }
 
-    /// Marks the process that the first `n_words` words start as one that stays: see
+    /// Marks the first `n_words` words as those that start a persistent worker: see
     /// [`Invocation::stays_after`].
     pub fn staying_after(self, n_words: usize) -> CommandTemplate {
         CommandTemplate { stays_after: Some(n_words), ..self }
     }
 
-    /// A word as it stands in the text of a command that is started without a shell.
+    /// Quotes a word for a template that is started without a shell.
     pub fn quoted(word: &str) -> String {
         quoted(word).replace('{', "{{").replace('}', "}}")
     }
 
-    /// The words that are the same whatever the values are, in their places; of a shell's script what looks
-    /// like a word.
+    /// Words without placeholders, `None` for the others; of a shell script, those that look like words.
     pub fn constant_words(&self) -> Vec<Option<String>> {
         let constant = |word: &Vec<WordPart>| {
             let texts = word.iter().map(|part| match part {
@@ -283,19 +282,19 @@ impl CommandTemplate {
         words.map(|word| Some(word.to_owned()).filter(|word| !word.contains('$'))).collect()
     }
 
-    /// The variable in which a shell finds a value: that of `sizes[0]` ends with `sizes_0`.
+    /// Environment variable with a value for a shell, such as one that ends with `sizes_0` for `sizes[0]`.
     pub fn variable(name: &str) -> String {
         format!("TILEWRIGHT_{}", name.replace('[', "_").replace(']', ""))
     }
 
-    /// Whether it has a place for this value.
+    /// Whether the template has a placeholder for this value.
     pub fn reads(&self, name: &str) -> bool {
         let is_part =
             |part: &WordPart| matches!(part, WordPart::Value(known) | WordPart::Words(known) if known == name);
         self.words.iter().flatten().any(is_part) || self.environment.iter().flatten().any(|known| known == name)
     }
 
-    /// The command with these values.
+    /// Expands the template with these values.
     pub fn with(&self, value: &dyn Fn(&str) -> String) -> Invocation {
         let text = |part: &WordPart| match part {
             WordPart::Text(text) => text.clone(),

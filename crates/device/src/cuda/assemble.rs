@@ -11,25 +11,25 @@ use thiserror::Error;
 
 use crate::data::anonymous_file;
 
-/// Assembler of PTX. Trials, races and comparisons use the same one: code of two assemblers may differ in
-/// speed.
+/// Assembler of PTX. Trials, races and comparisons must use the same one, as code of different assemblers may
+/// differ in speed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PtxAssembler {
-    /// NVIDIA's assembler, a program.
+    /// NVIDIA's program `ptxas`.
     Ptxas {
         /// Path of the program.
         path: PathBuf,
         /// Version, such as `12.9.86`.
         version: String,
     },
-    /// The driver, when code is loaded.
+    /// Driver, which assembles when code is loaded.
     Driver,
 }
 
-/// Reason why PTX has no machine code.
+/// Reason why PTX could not be assembled.
 #[derive(Debug, Error)]
 pub enum AssembleError {
-    /// Refusal of the assembler, as for a block of more shared memory than there is.
+    /// Refused by the assembler, as for a block with too much shared memory.
     #[error("{0}")]
     Refused(String),
     /// Timeout.
@@ -47,8 +47,8 @@ const FOLDER: &str = "/usr/local/cuda/bin";
 const MOST_SECONDS: libc::rlim_t = 5;
 
 impl PtxAssembler {
-    /// Finds a `ptxas`, on the path or in CUDA's folder, that knows a GPU such as `sm_90a`, which old and new
-    /// versions may not; else the driver.
+    /// Finds a `ptxas` on the path or in CUDA's folder that supports a GPU such as `sm_90a`; the driver if
+    /// there is none.
     pub fn find(gpu: &str) -> PtxAssembler {
         let programs = std::env::var_os("PATH").unwrap_or_default();
         let folders = std::env::split_paths(&programs).chain([PathBuf::from(FOLDER)]);
@@ -79,7 +79,7 @@ impl PtxAssembler {
     }
 
     /// Assembles PTX for the driver to load: to machine code, or to the PTX itself where the driver
-    /// assembles. An assembler that hangs ends with the calling thread.
+    /// assembles. A hanging assembler is killed with the calling thread.
     ///
     /// # Errors
     /// If the code is refused.

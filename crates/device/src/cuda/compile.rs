@@ -1,4 +1,4 @@
-//! Machine code of CUDA's C++, by NVIDIA's compilers, which are found where they are installed.
+//! Compilation of CUDA C++ by NVIDIA's compilers, which are found where they are installed.
 
 use std::env;
 use std::ffi::{CString, c_char, c_int};
@@ -14,7 +14,7 @@ use thiserror::Error;
 
 use super::driver::{DriverHandle, ResultCode};
 
-/// The name that asks for NVIDIA's library for compiling at run time.
+/// Name that selects NVIDIA's run-time compilation library.
 pub const NVRTC: &str = "nvrtc";
 
 /// Folders that hold an installation of CUDA, by variables of the environment and as it is installed.
@@ -24,18 +24,18 @@ const FOLDER: &str = "/usr/local/cuda";
 /// Compiler of CUDA C++.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CudaCompiler {
-    /// The program `nvcc`.
+    /// Compiler `nvcc`.
     Nvcc(PathBuf),
-    /// The library for compiling at run time.
+    /// Library NVRTC for run-time compilation.
     Nvrtc {
         /// Path of the library.
         library: PathBuf,
-        /// Folders of CUDA's headers beside it.
+        /// Folders of its CUDA headers.
         headers: Vec<PathBuf>,
     },
 }
 
-/// Reason why CUDA C++ has no machine code.
+/// Reason why CUDA C++ could not be compiled.
 #[derive(Debug, Error)]
 pub enum CudaCompileError {
     /// Missing compiler.
@@ -44,7 +44,7 @@ pub enum CudaCompileError {
          `pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-runtime-cu12`"
     )]
     NoCompiler,
-    /// The compiler refuses the source.
+    /// Refused by the compiler.
     #[error("{0}")]
     Refused(String),
     /// Failure to run or load the compiler.
@@ -52,25 +52,25 @@ pub enum CudaCompileError {
     Io(#[from] io::Error),
 }
 
-/// Function that writes a whole file.
+/// Function that writes a file atomically.
 pub type WriteFile<'a> = &'a dyn Fn(&Path, &[u8]) -> io::Result<()>;
 
-/// A source, and how it is compiled.
+/// Source with its compiler options.
 #[derive(Clone, Copy, Debug)]
 pub struct CudaSource<'a> {
-    /// Source text.
+    /// Text of the source.
     pub text: &'a str,
     /// Path of the source; includes are relative to its folder.
     pub path: &'a Path,
-    /// Options of the compiler.
+    /// Compiler options.
     pub flags: &'a [String],
-    /// GPU, such as `sm_90a`; for a virtual one, such as `compute_90`, the result is PTX.
+    /// GPU architecture, such as `sm_90a`; for a virtual one, such as `compute_90`, the output is PTX.
     pub gpu: &'a str,
 }
 
 impl CudaCompiler {
-    /// Finds the compiler of a name: [`NVRTC`] or a program. Without a name, finds an installed one, `nvcc`
-    /// first.
+    /// Finds a compiler by name: [`NVRTC`] or a program. Without a name, finds an installed one, preferring
+    /// `nvcc`.
     ///
     /// # Errors
     /// If nothing is installed.
@@ -83,7 +83,7 @@ impl CudaCompiler {
         found.ok_or(CudaCompileError::NoCompiler)
     }
 
-    /// Compiles a source; `into` is a file beside which others may be written, by `write`.
+    /// Compiles a source; `into` is a path beside which further files may be written, by `write`.
     ///
     /// # Errors
     /// If the compiler refuses it, or cannot be run.
@@ -283,7 +283,7 @@ fn by_library(library: &Path, headers: &[PathBuf], unit: &CudaSource) -> Result<
 type OutputFunctions = unsafe extern "C" fn(DriverHandle, *mut usize) -> ResultCode;
 type Contents = unsafe extern "C" fn(DriverHandle, *mut c_char) -> ResultCode;
 
-/// Finds the name of a kernel in machine code or PTX: its own, or its mangled form.
+/// Finds the symbol of a kernel in machine code or PTX: its name, or the mangled form.
 ///
 /// # Errors
 /// If there is none, or more than one, in words.

@@ -1,4 +1,4 @@
-//! The functions of NVIDIA's driver that we call, found when a device is opened.
+//! Functions of NVIDIA's driver that are used, loaded when a device is first opened.
 
 use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -8,19 +8,19 @@ use libloading::Library;
 /// Result code of a driver function; 0 on success.
 pub type ResultCode = c_int;
 
-/// A context, module, function, stream, event or graph.
+/// Handle of a context, module, function, stream, event or graph.
 pub type DriverHandle = *mut c_void;
 
-/// A device's number in the driver.
+/// Ordinal of a device.
 pub type DeviceOrdinal = c_int;
 
-/// An address in a device's memory.
+/// Address in device memory.
 pub type DevicePointer = u64;
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident = $symbol:literal ($($argument:ty),* $(,)?);)*
      $(? $late:ident = $late_symbol:literal ($($late_argument:ty),* $(,)?);)*) => {
-        /// Functions of the driver by what they do.
+        /// Function pointers of the driver.
         #[derive(Clone, Copy)]
         pub struct DriverFunctions {
             $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument),*) -> ResultCode,)*
@@ -121,7 +121,7 @@ impl DriverFunctions {
         Err(why)
     }
 
-    /// The driver's name of an answer.
+    /// Name of a result code.
     pub fn name_of(&self, code: ResultCode) -> String {
         let mut name = std::ptr::null();
         // SAFETY: writes a pointer to a string that lives as long as the driver.

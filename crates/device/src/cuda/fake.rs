@@ -1,5 +1,5 @@
-//! A driver for tests, which has one device: an emulator of PTX. Each thread has one of its own, until it
-//! enters a context of another one's.
+//! Fake driver for tests, whose single device emulates PTX. Each thread has its own, unless it enters the
+//! context of another thread's.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -51,12 +51,12 @@ fn current<R>(f: impl FnOnce(&mut FakeDriver) -> R) -> R {
     CURRENT.with_borrow(|state| f(&mut lock(state)))
 }
 
-/// Pieces of memory that are allocated.
+/// Number of live allocations.
 pub fn n_allocated() -> usize {
     current(|state| state.n_allocated)
 }
 
-/// Kernels that have run.
+/// Number of kernels that have run.
 pub fn n_launches() -> usize {
     current(|state| state.n_launches)
 }
@@ -374,7 +374,7 @@ unsafe extern "C" fn encode_map(
     give(to.cast::<[u64; 16]>(), map.words())
 }
 
-/// The functions of the driver.
+/// Function pointers of the fake driver.
 pub fn functions() -> DriverFunctions {
     DriverFunctions {
         init,

@@ -1,4 +1,4 @@
-//! Hardware that runs candidates, and what a device does differently for each.
+//! Kinds of hardware that run candidates, and what a device does differently for each.
 
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
@@ -8,8 +8,8 @@ use crate::{cuda, host, opencl};
 
 /// Most runners of a device.
 const MOST_RUNNERS: usize = 4;
-/// Most workers whose kernels run on cores of this machine, or on a small GPU: each has a context there,
-/// which takes some hundred megabytes.
+/// Maximum number of workers whose kernels run on an OpenCL CPU or a GPU: each has a context there, which
+/// takes some hundred megabytes.
 pub const MOST_WORKERS: usize = 8;
 /// Least units of a GPU that is no small one.
 const LARGE_GPU: u32 = 64;
@@ -28,7 +28,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Finds the hardware for a target.
+    /// Determines the hardware for a target.
     ///
     /// # Errors
     /// If this machine has no such device, or nothing runs kernels for it.
@@ -46,7 +46,7 @@ impl Backend {
         })
     }
 
-    /// Options without what means nothing for this hardware.
+    /// Adapts options to the hardware: those without meaning for it are reset.
     pub fn adapt(self, target: &Target, options: DeviceOptions) -> DeviceOptions {
         let most = match self {
             // Each has a runner of its own, with all that it runs on.
@@ -65,7 +65,7 @@ impl Backend {
         }
     }
 
-    /// Whether a GPU's driver is at work, which may leave files behind.
+    /// Whether a GPU driver is involved, which may write files.
     pub fn has_driver(self) -> bool {
         match self {
             Backend::OpenClCpu | Backend::Gpu => true,
@@ -73,8 +73,7 @@ impl Backend {
         }
     }
 
-    /// Whether a kernel that is timed leaves cores of this machine to others; `cpus` are those that it is
-    /// pinned to.
+    /// Whether timing a kernel leaves cores of this machine free; `cpus` are those that it is pinned to.
     pub fn leaves_cores(self, cpus: &[usize]) -> bool {
         match self {
             Backend::Cpu => !cpus.is_empty() && !host::cpus_beside(&host::allowed_cpus(), cpus).is_empty(),

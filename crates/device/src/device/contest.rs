@@ -1,5 +1,5 @@
-//! Race of many candidates: the slower half leaves after some rounds, so that possible winners have most
-//! rounds.
+//! Race of many candidates by successive halving: the slower half is eliminated after some rounds, so that
+//! likely winners get most rounds.
 //!
 //! Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time
 //! to luck. What counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a

@@ -1,4 +1,4 @@
-//! Candidates timed against each other, round by round.
+//! Rounds of a race: candidates timed against each other, interleaved.
 
 use super::scheduler::{Goal, MOST_RETRIES, VerifiedKernel};
 use super::{Device, LOOK};
@@ -13,7 +13,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use std::io;
 use tilewright_search::{ErrorClass, Measured, Outcome, Timing, pause, quantile};
 
-/// A candidate in a race.
+/// Candidate in a race.
 #[derive(Debug)]
 pub struct Racer {
     source: ProgramSource,
@@ -23,22 +23,22 @@ pub struct Racer {
 }
 
 impl Racer {
-    /// ‖out − reference‖ / ‖reference‖ of its answer; `None` if it was not right.
+    /// Relative error of its result, ‖out − reference‖ / ‖reference‖; `None` if it was not correct.
     pub fn relative_error(&self) -> Option<f64> {
         self.kept.map(|kept| kept.relative_error)
     }
 
-    /// Whether it has no rounds although it did not fail.
+    /// Whether it has no rounds, without having failed.
     pub fn is_without_rounds(&self) -> bool {
         self.failure.is_none() && self.medians_ns.is_empty()
     }
 
-    /// Median nanoseconds a run, one for each round; empty if it failed.
+    /// Median of each round, in nanoseconds per run; empty if it failed.
     pub fn medians_ns(&self) -> &[f64] {
         if self.failure.is_none() { &self.medians_ns } else { &[] }
     }
 
-    /// The first quartile of its rounds, in nanoseconds a run; infinite where it has none, or failed.
+    /// First quartile of its rounds, in nanoseconds per run; infinite without rounds, or after a failure.
     pub fn quartile_ns(&self) -> f64 {
         let mut rounds = self.medians_ns().to_vec();
         rounds.sort_by(f64::total_cmp);
@@ -47,7 +47,7 @@ impl Racer {
 }
 
 impl Device {
-    /// Times candidates against each other, in `sittings` sittings of `rounds` rounds each.
+    /// Races candidates in `sittings` sessions of `rounds` rounds each, every session in new processes.
     ///
     /// # Errors
     /// If a worker cannot be started anew.
@@ -70,8 +70,8 @@ impl Device {
         Ok(racers)
     }
 
-    /// Builds and checks candidates for [`Device::race_rounds`] and [`Device::race_round`]; those that are
-    /// not ready when all is over have no rounds.
+    /// Builds and verifies candidates for [`Device::race_rounds`] and [`Device::race_round`]; those not ready
+    /// when `over` becomes true have no rounds.
     ///
     /// # Errors
     /// If a worker cannot be started anew.
@@ -83,7 +83,7 @@ impl Device {
         self.join_race(sources, over)
     }
 
-    /// Builds and checks further candidates for a race that has begun, as [`Device::start_race`] does.
+    /// Builds and verifies further candidates for a race in progress, as [`Device::start_race`] does.
     ///
     /// # Errors
     /// If a worker cannot be started anew.
@@ -97,7 +97,7 @@ impl Device {
         Ok(sources.iter().zip(self.keep_all(sources, over)?).map(racer).collect())
     }
 
-    /// Moves a race to new processes (a new sitting). The pages that a process gets decide which of its data
+    /// Moves a race to new processes (a new session). The pages that a process gets determine which data
     /// share cache sets, and so change a kernel's time by a per cent or two: more rounds in one process do
     /// not average that out, more processes do.
     ///
@@ -156,8 +156,8 @@ impl Device {
         Ok(results)
     }
 
-    /// Rounds that each run every candidate once in a new order, so that a change of the machine's speed hits
-    /// all alike; until all is over, or one round at least is done and that is enough.
+    /// Runs rounds, each with every candidate once in random order, so that changes of the machine's speed
+    /// affect all alike. Ends early when `over`, or after at least one round when `is_enough`.
     ///
     /// # Errors
     /// If a worker cannot be started anew.
@@ -188,7 +188,7 @@ impl Device {
         Ok(())
     }
 
-    /// Times a candidate for a round, and keeps the median.
+    /// Times a candidate for a round, and records the median.
     ///
     /// # Errors
     /// If a worker cannot be started anew.
@@ -240,7 +240,7 @@ impl Device {
         Err(io::Error::other("this process was stopped again and again"))
     }
 
-    /// Forgets a candidate and sums up its rounds.
+    /// Removes a candidate from the race, and summarises its rounds.
     pub fn end_race(&mut self, racer: Racer) -> Outcome {
         if let Some(kept) = racer.kept {
             self.workers.tell(kept.kernel.worker, &WorkerRequest::Drop { id: kept.kernel.id });

@@ -41,15 +41,15 @@ const MOST_QUEUED: usize = 4;
 /// Settings that stay the same while candidates are measured.
 #[derive(Debug, Clone)]
 pub(super) struct Policy {
-    /// Worker processes.
+    /// Number of worker processes.
     pub n_workers: usize,
-    /// Whether workers can build on other cores than those on which a kernel is timed.
+    /// Whether workers can build on other cores while a kernel is timed.
     pub has_cores_left: bool,
-    /// Extent of the timing of a trial.
+    /// Length of a trial's timing.
     pub round: RoundLength,
     pub build_timeout: Duration,
     pub run_timeout: Duration,
-    /// Whether none is given up for being slow.
+    /// Whether slow candidates are timed completely, rather than pruned.
     pub to_the_end: bool,
     pub caches: Caches,
     pub at_best_pace: bool,
@@ -144,7 +144,7 @@ pub(super) struct VerifiedKernel {
     pub kernel: WorkerKernel,
     /// Whether no other kernel has run since its first run began.
     pub is_alone: bool,
-    /// ‖out − reference‖ / ‖reference‖ of its answer.
+    /// Relative error of its result, ‖out − reference‖ / ‖reference‖.
     pub relative_error: f64,
 }
 
@@ -224,7 +224,7 @@ pub(super) struct Scheduler {
 }
 
 impl Scheduler {
-    /// A scheduler without candidates.
+    /// Makes a scheduler without candidates.
     pub fn new(policy: Policy) -> Scheduler {
         Scheduler {
             idle: vec![[false; 2]; policy.n_workers],
@@ -241,8 +241,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes on sources, with how long the runs of each may take whatever others do, where that is given;
-    /// their numbers.
+    /// Adds sources, each with a timeout of its runs that overrides the default, if any; returns their
+    /// numbers.
     pub fn submit(&mut self, sources: impl IntoIterator<Item = (ProgramSource, Option<Duration>)>) -> Range<u64> {
         let first = self.n_submitted;
         for (source, patience) in sources {
@@ -267,12 +267,12 @@ impl Scheduler {
         self.policy.has_cores_left
     }
 
-    /// Sets the purpose of measuring from now on.
+    /// Sets the goal of measuring from now on.
     pub fn aim(&mut self, goal: Goal) {
         self.goal = goal;
     }
 
-    /// Sets the median of the leading candidate.
+    /// Sets the median of the best candidate, against which others are pruned.
     pub fn lead(&mut self, leading_ns: Option<f64>) {
         self.leading_ns = leading_ns;
     }
@@ -282,7 +282,7 @@ impl Scheduler {
         self.candidates.is_empty()
     }
 
-    /// Takes out a candidate that has come to its end.
+    /// Takes a finished candidate, if any.
     pub fn take_done(&mut self) -> Option<(u64, Measured)> {
         let place = self.candidates.iter().position(|c| matches!(c.state, CandidateState::Done(_)))?;
         let Submission { number, state: CandidateState::Done(measured), .. } = self.candidates.remove(place) else {
@@ -294,12 +294,12 @@ impl Scheduler {
         Some((number, measured))
     }
 
-    /// Whether each was found right, or has come to its end.
+    /// Whether each candidate is verified or finished.
     pub fn is_settled(&self) -> bool {
         self.candidates.iter().all(|c| matches!(c.state, CandidateState::Checked(_) | CandidateState::Done(_)))
     }
 
-    /// Takes out the candidates that were found right or are done.
+    /// Takes the candidates that are verified or finished.
     pub fn take_settled(&mut self) -> Vec<(u64, Result<VerifiedKernel, Measured>)> {
         let is_settled = |c: &mut Submission| matches!(c.state, CandidateState::Checked(_) | CandidateState::Done(_));
         let settled = self.candidates.extract_if(.., is_settled).map(|c| match c.state {
@@ -310,7 +310,7 @@ impl Scheduler {
         settled.collect()
     }
 
-    /// Drops candidates that no worker tests or is about to test.
+    /// Drops candidates that no worker is testing or about to test.
     pub fn wind_down(&mut self) -> Vec<WorkerCommands> {
         let is_untested = |c: &mut Submission| {
             matches!(c.state, CandidateState::Waiting | CandidateState::Building(_) | CandidateState::Built(_))
@@ -320,7 +320,7 @@ impl Scheduler {
         std::mem::take(&mut self.commands)
     }
 
-    /// Cancels the candidates from this number on, including those in test.
+    /// Cancels the candidates from this number on, those in test included.
     pub fn cancel(&mut self, from: u64) -> Vec<WorkerCommands> {
         let cancelled: Vec<Submission> = self.candidates.extract_if(.., |c| c.number >= from).collect();
         let mut given_up = Vec::new();
@@ -341,7 +341,7 @@ impl Scheduler {
         std::mem::take(&mut self.commands)
     }
 
-    /// Gives up hopeless candidates, and assigns work to idle threads.
+    /// Prunes slow candidates, and assigns work to idle threads; returns the commands to send.
     pub fn act(&mut self, now: Instant, idle: IdleThreads) -> Vec<WorkerCommands> {
         self.idle = idle;
         self.give_up_hopeless();
@@ -359,7 +359,7 @@ impl Scheduler {
         std::mem::take(&mut self.commands)
     }
 
-    /// Earliest time at which it may act without hearing from workers.
+    /// Next time at which it must act without a reply from a worker.
     pub fn wakes(&self, now: Instant) -> Option<Instant> {
         let slow = self.slow_run();
         let becomes_slow = self.candidates.iter().filter_map(|c| match c.state {
@@ -369,7 +369,7 @@ impl Scheduler {
         becomes_slow.filter(|&at| at > now).min()
     }
 
-    /// Handles an answer of a worker's thread.
+    /// Handles a reply of a worker's thread; returns the commands to send.
     ///
     /// # Errors
     /// If workers were ended from outside with the same candidate too often.
@@ -419,14 +419,13 @@ impl Scheduler {
         Ok(std::mem::take(&mut self.commands))
     }
 
-    /// Marks the candidates in test when this process was stopped: their workers may have been stopped with
-    /// it.
+    /// Marks the candidates in test as disturbed, after this process and perhaps its workers were suspended.
     pub fn was_paused(&mut self) {
         let may_run = |c: &&mut Submission| c.state.is_in_test() || matches!(c.state, CandidateState::Queued { .. });
         self.candidates.iter_mut().filter(may_run).for_each(|c| c.is_disturbed = true);
     }
 
-    /// Plan by which a kept kernel is timed in a round, and the timeout for it.
+    /// Timing plan of a verified kernel in a round, with the timeout.
     pub fn round(&self, round: RoundLength, is_alone: bool) -> (TimingPlan, Duration) {
         let plan = self.plan(round, None, if is_alone { f64::MAX } else { 0.0 });
         (plan, self.policy.run_timeout + self.flushing(round))
@@ -764,8 +763,8 @@ impl Scheduler {
         next
     }
 
-    /// Outcome of a candidate by its worker's last answer, with the limit that it exceeded, if any; adds to
-    /// `took` the seconds that it was at work.
+    /// Outcome of a candidate from its worker's last reply, with the limit that it exceeded, if any; adds its
+    /// working time to `took`, in seconds.
     pub fn outcome(&self, answer: WorkerEvent, timeout: Duration, took: &mut f64) -> (Outcome, Option<Limit>) {
         let (class, message, limit) = match answer {
             WorkerEvent::Reply(Reply::Timed { samples_ns, stopped_early, seconds, .. }) => {

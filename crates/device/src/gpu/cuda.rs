@@ -14,7 +14,7 @@ use tilewright_ir::gpu::{Abi, GpuKernel, GpuProgram};
 use tilewright_ir::target::Gpu;
 use tilewright_search::ErrorClass;
 
-/// A context of one of NVIDIA's GPUs, and what assembles code for it.
+/// Context on a GPU of NVIDIA, with the assembler of its code.
 #[derive(Clone)]
 pub struct Cuda {
     context: CudaContext,

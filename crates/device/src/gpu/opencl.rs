@@ -12,7 +12,7 @@ use tilewright_ir::gpu::{GpuKernel, GpuProgram};
 use tilewright_ir::target::Gpu;
 use tilewright_search::ErrorClass;
 
-/// A context of an OpenCL device.
+/// Context on an OpenCL device.
 #[derive(Clone)]
 pub struct OpenCl {
     context: OpenClContext,
@@ -32,9 +32,9 @@ impl OpenCl {
         Ok(OpenCl { context, is_cpu, maker: device.maker()? })
     }
 
-    /// Compiles a source to the driver's own form, which another process [loads](Driver::load). For a CPU
-    /// that is the source with its options, as machine code is made when the work-group size is known; there
-    /// the driver's cache on disk serves other processes.
+    /// Compiles a source to the driver's binary form, which another process can [load](Driver::load). For a
+    /// CPU this is the source with its options, as its driver compiles when the work-group size is known, and
+    /// has an on-disk cache of its own.
     ///
     /// # Errors
     /// If the compiler refuses it.
@@ -47,7 +47,7 @@ impl OpenCl {
         code.binary().map_err(of_compiler::<OpenCl>)
     }
 
-    /// Loads the code of a source that is kept, or builds and keeps it.
+    /// Loads cached code of a source, or compiles and caches it.
     ///
     /// # Errors
     /// If the compiler refuses it.

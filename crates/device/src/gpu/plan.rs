@@ -1,4 +1,4 @@
-//! Plans on GPUs: constants and intermediate tensors stay on the device, and kernels run in order.
+//! Execution of plans on GPUs: constants and intermediate tensors stay on the device.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -13,18 +13,18 @@ use tilewright_runtime::{Aligned, Constant, Host, PlanStep, TensorSlice, Work, o
 
 use super::{Cuda, Driver, DriverMemory, GuardedSpan, KeptCode, LaunchShape, OpenCl, fits};
 
-/// Reason why a plan does not run on a GPU.
+/// Reason why a plan cannot run on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GpuError {
     /// A device that is missing or fails.
     #[error("{target}: {why}")]
     Device {
-        /// The device as a target.
+        /// Target of the device.
         target: String,
         /// Message of the driver.
         why: String,
     },
-    /// A step that cannot be prepared or carried out.
+    /// Step that cannot be prepared or executed.
     #[error("step `{step}`: {why}")]
     Step {
         /// The step.
@@ -34,7 +34,7 @@ pub enum GpuError {
     },
 }
 
-/// A model on a device: code, constants and memory for a run.
+/// Model loaded on a device, with its code, constants and memory.
 pub struct GpuContext(LoadedStep);
 
 enum LoadedStep {
@@ -43,7 +43,7 @@ enum LoadedStep {
 }
 
 impl GpuContext {
-    /// Builds the kernels, unless they are kept from an earlier time, and takes the constants to the device.
+    /// Compiles the kernels, or loads them from the cache, and copies the constants to the device.
     ///
     /// # Errors
     /// If there is no such device, it has not the memory, or it refuses a kernel.
@@ -63,8 +63,7 @@ impl GpuContext {
         Ok(GpuContext(loaded))
     }
 
-    /// Runs the model: takes inputs to the device, and brings outputs from there, both in the model's order
-    /// and of its sizes.
+    /// Runs the model: copies inputs to the device and outputs back, both in the model's order.
     ///
     /// # Errors
     /// If the device or a step in this process fails.
@@ -75,8 +74,7 @@ impl GpuContext {
         }
     }
 
-    /// Runs the model as [`GpuContext::run`] does, but step by step, and adds the nanoseconds of each step to
-    /// its entry.
+    /// Runs the model step by step, and adds the nanoseconds of each step to its entry.
     ///
     /// # Errors
     /// As for [`GpuContext::run`].
@@ -93,7 +91,7 @@ impl GpuContext {
     }
 }
 
-/// OpenCL C of those programs of a model whose code is not kept; empty for other devices.
+/// OpenCL sources of a model's programs whose code is not cached; empty for other devices.
 ///
 /// # Errors
 /// If there is no such device.

@@ -1,4 +1,4 @@
-//! Kernels of others for GPUs: they are built by one process and run by another.
+//! Users' kernels for GPUs, compiled by one process and run by another.
 
 use std::cell::RefCell;
 use std::fs;
@@ -23,28 +23,28 @@ use crate::interference::Variation;
 use crate::protocol::{Caches, TimingPlan};
 use crate::timing::{self, First, KernelDemands, TimedKernel};
 
-/// A kernel for a GPU as its source has it. Sizes are expressions of the parameters, constants and lists.
+/// Kernel for a GPU in a source file. Sizes are expressions of the parameters, constants and lists.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct GpuJob {
-    /// The device, as a target.
+    /// Target of the device.
     pub target: String,
-    /// Compiler of the source, for CUDA C++; OpenCL C is compiled by the driver.
+    /// Compiler for CUDA C++; `None` for OpenCL C, which the driver compiles.
     pub compiler: Option<CudaCompiler>,
     /// Path of the source.
     pub source: PathBuf,
     /// Name of the function.
     pub function: String,
-    /// Options of the compiler.
+    /// Compiler options.
     pub flags: Vec<String>,
-    /// Names that are macros beside the parameters.
+    /// Names defined as macros in addition to the parameters.
     pub constants: Vec<(String, i64)>,
-    /// Further names that sizes may read, each with a list.
+    /// Lists that expressions of sizes may read, by name.
     pub lists: Vec<(String, Vec<i64>)>,
-    /// Blocks along each axis.
+    /// Number of blocks along x, y and z.
     pub grid: [String; 3],
-    /// Threads of a block along each axis.
+    /// Number of threads per block along x, y and z.
     pub block: [String; 3],
-    /// Dynamic shared memory of a block, in bytes, where there is any: an expression.
+    /// Dynamic shared memory of a block in bytes, an expression; `None` for none.
     pub shared_bytes: Option<String>,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn parameters(words: &[String]) -> Vec<(String, String)> {
 }
 
 impl GpuJob {
-    /// Checks that all sizes, and further ones of shared memory, are expressions of known names.
+    /// Checks that all sizes, and the further ones in `shared`, are valid expressions.
     ///
     /// # Errors
     /// Which one is not, and why.
@@ -206,13 +206,13 @@ fn folder_of(path: &Path) -> &Path {
 
 /// A run of what was built.
 pub(super) struct GpuRun<'a> {
-    /// All about the kernel.
+    /// Job with arguments and data.
     pub job: &'a KernelJob,
-    /// The part of it that is about the GPU.
+    /// GPU part of the job.
     pub gpu: &'a GpuJob,
     /// Values of the parameters.
     pub parameters: &'a [(String, String)],
-    /// Time of the leading candidate, where there is one.
+    /// Time of the best candidate in nanoseconds, if any, for pruning.
     pub leading_ns: Option<f64>,
 }
 
@@ -222,7 +222,7 @@ fn by_device<D: Driver>(error: D::Error) -> ClassifiedError {
 }
 
 impl GpuRun<'_> {
-    /// Carries the run out, as [`super::serve`] does.
+    /// Runs the job, as [`super::serve`] does.
     pub fn carry_out(
         &self,
         drivers: &mut Drivers,

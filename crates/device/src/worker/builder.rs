@@ -1,4 +1,4 @@
-//! The thread of a worker that builds.
+//! Builder thread of a worker.
 
 use super::store::{Built, KernelStore, NumberedKernels};
 use super::{Build, Failure};
@@ -15,7 +15,7 @@ use tilewright_ir::schedule::{apply_all, parse_steps};
 use tilewright_ir::{Buffer, Program, Role, Step, Stmt, Target, lower, text, verify};
 use tilewright_search::ErrorClass;
 
-/// A program that no machine should fail at.
+/// Trivial program for testing whether a worker works at all.
 pub const PROBE: &str = "program \"probe\"
 buffer X: f32[16] global output
 loops i
@@ -36,7 +36,7 @@ impl CpuBuilder {
         CpuBuilder { workload, untuned, compiler: Compiler::new(target), objects, store }
     }
 
-    /// Makes a tiny kernel in the way that candidates are made.
+    /// Builds the trivial program in the way that candidates are built.
     ///
     /// # Errors
     /// What keeps the machine from it, and how to mend that.
@@ -106,7 +106,7 @@ impl Build for CpuBuilder {
     }
 }
 
-/// Builds a kernel or forgets one, as asked, and gives the last reply, if any.
+/// Builds or drops a kernel as requested; returns the final reply, if any.
 pub fn answer<B>(
     request: WorkerRequest,
     kernels: &NumberedKernels<B>,

@@ -1,5 +1,5 @@
-//! Threads of a worker whose kernels run on a GPU, by any driver. They share a context: data stays on the
-//! device from kernel to kernel, and the driver compiles while a kernel runs.
+//! Worker threads for a GPU, by any driver. They share a context: data stays on the device between kernels,
+//! and the driver compiles while a kernel runs.
 
 mod comparison;
 
@@ -59,7 +59,7 @@ pub fn on_opencl(
     Ok(threads)
 }
 
-/// Makes the threads of a worker on a GPU of NVIDIA's.
+/// Makes the threads of a worker on a GPU of NVIDIA.
 ///
 /// # Errors
 /// If there is no such device, or it has not the memory.

@@ -1,5 +1,4 @@
-//! Threads of a worker whose kernels run on a device without a compiler: they are built here, and a runner
-//! runs them there.
+//! Worker threads for a remote device without a compiler: kernels are built here, and sent to a runner.
 
 use super::builder::{answer, scheduled};
 use super::store::NumberedKernels;
@@ -37,7 +36,7 @@ const BEFORE_START: Duration = Duration::from_millis(200);
 /// The exit code of a worker that has no runner any more.
 const NO_RUNNER: i32 = 71;
 
-/// The threads for an assignment.
+/// Makes the threads for an assignment.
 ///
 /// # Errors
 /// If the runner does not start, or the device has not the memory.

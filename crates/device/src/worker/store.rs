@@ -1,4 +1,4 @@
-//! State that the threads of a worker share: kernels, and the results of their `prepare` parts.
+//! State shared by the threads of a worker: kernels, and results of their `prepare` parts.
 
 use super::Failure;
 use crate::prepared::{PreparedBuffers, PreparedCache, Recipe};
@@ -9,26 +9,26 @@ use tilewright_codegen::CompiledKernel;
 use tilewright_ir::reference::Tolerance;
 use tilewright_search::ErrorClass;
 
-/// A kernel with its properties.
+/// Built kernel with its properties.
 pub struct Built {
     pub kernel: CompiledKernel,
-    /// Largest error allowed of its results against the reference.
+    /// Tolerance of its results against the reference.
     pub tolerance: Tolerance,
-    /// Whether its body has a loop that threads share.
+    /// Whether its body has a parallel loop.
     pub is_parallel: bool,
-    /// Bytes of what its body touches, but for temporaries.
+    /// Bytes that its body accesses, except temporaries.
     pub n_bytes: u64,
     /// Names of the kept buffers.
     pub kept: Vec<String>,
-    /// Description of its `prepare` part, where the result can be shared.
+    /// Key of its `prepare` part, if the result can be shared.
     pub recipe: Option<Recipe>,
     /// Result of its `prepare` part.
     pub prepared: OnceLock<Arc<PreparedBuffers>>,
-    /// The run in which it was checked.
+    /// First run, which verified it.
     pub first: OnceLock<First>,
 }
 
-/// Kernels by number.
+/// Built kernels by number.
 pub struct NumberedKernels<B>(Mutex<HashMap<u64, Arc<B>>>);
 
 impl<B> Default for NumberedKernels<B> {
@@ -50,7 +50,7 @@ impl<B> NumberedKernels<B> {
         drop(built);
     }
 
-    /// Finds a kernel by its number.
+    /// Finds a kernel by number.
     ///
     /// # Errors
     /// If there is none.
@@ -61,7 +61,7 @@ impl<B> NumberedKernels<B> {
 }
 
 pub struct KernelStore {
-    /// The kernels.
+    /// Built kernels.
     pub kernels: NumberedKernels<Built>,
     prepared: Mutex<PreparedCache>,
 }
@@ -72,7 +72,7 @@ impl KernelStore {
         KernelStore { kernels: NumberedKernels::default(), prepared: Mutex::new(prepared) }
     }
 
-    /// Cache of results of `prepare` parts.
+    /// Cache of `prepare` results.
     pub fn prepared(&self) -> MutexGuard<'_, PreparedCache> {
         lock(&self.prepared)
     }

@@ -1,5 +1,4 @@
-//! The thread of a worker that tests: it runs kernels, compares their answers with the reference, and times
-//! them.
+//! Tester thread of a worker: runs kernels, compares their results with the reference, and times them.
 
 use super::store::{Built, KernelStore};
 use super::{Failure, Test, checked, compare, intact};
@@ -51,7 +50,7 @@ pub struct CpuTester {
     store: Arc<KernelStore>,
 }
 
-/// Sizes that a kernel is run at.
+/// Sizes of a family's member that a kernel is run at.
 pub struct MemberSizes {
     /// Values of the open sizes.
     sizes: Vec<i64>,
@@ -60,7 +59,7 @@ pub struct MemberSizes {
 }
 
 impl MemberSizes {
-    /// Makes the members that stand for a workload.
+    /// Representative members of a workload.
     pub fn all(workload: &Workload) -> Vec<MemberSizes> {
         let member = |sizes: Vec<i64>| {
             let program = workload.at(&sizes).expect("invariant: anchors are sizes").program();
@@ -153,7 +152,8 @@ struct Pointers {
 }
 
 impl CpuTester {
-    /// Makes a tester that times a workload on these CPUs, at all its members, with these arguments.
+    /// Makes a tester that times a workload on these CPUs, at all its representative members, with these
+    /// arguments.
     ///
     /// # Errors
     /// If memory does not suffice.

@@ -29,7 +29,7 @@ const TRIED: f64 = 1.0 / 64.0;
 /// Largest difference of two ways to sum the squares of the reference, as a share.
 const ROUNDING: f64 = 1e-9;
 
-/// Reference of an output in a device's memory, with the kernel that compares.
+/// Reference of an output in device memory, with the comparison kernel.
 pub struct Comparison<D: Driver> {
     driver: D,
     target: Target,
@@ -43,9 +43,9 @@ pub struct Comparison<D: Driver> {
 }
 
 impl<D: Driver> Comparison<D> {
-    /// Makes ready to compare an output of this type with its reference, and tries the kernel on answers of
-    /// which it is known how right they are; the output is written to. `None` where the device has no kernel
-    /// or no memory for that, finds what it should not, or where the reference has what is no number.
+    /// Prepares the comparison of an output with its reference, and tests the kernel on results of known
+    /// error; the output is overwritten. `None` if the device lacks the kernel or the memory, fails the test,
+    /// or the reference contains NaN or infinity.
     pub fn new(
         driver: &D,
         target: &Target,
@@ -85,7 +85,8 @@ impl<D: Driver> Comparison<D> {
         Ok(is_true.then_some(squares))
     }
 
-    /// ‖out − reference‖ / ‖reference‖ of a result that is plainly right; `None` where the host has to look.
+    /// Relative error ‖out − reference‖ / ‖reference‖ of a clearly correct result; `None` if the host must
+    /// compare.
     ///
     /// # Errors
     /// If the device fails.
