@@ -1,15 +1,15 @@
-//! Layout of memory blocks with limited lifetimes in an arena.
+//! Memory planning: layout of blocks with limited lifetimes in an arena.
 
 use crate::memory::ALIGN;
 
-/// Memory that lives from one step to another, both included.
+/// Block of memory that is live from one step to another, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Size of the block.
+    /// Size in bytes.
     pub bytes: usize,
-    /// The step that writes it first.
+    /// First step that writes it.
     pub first: usize,
-    /// The last step that uses it.
+    /// Last step that uses it.
     pub last: usize,
 }
 
@@ -19,15 +19,14 @@ impl Block {
     }
 }
 
-/// An arena's layout.
+/// Layout of an arena.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArenaLayout {
-    /// Offset of each block, a multiple of 64.
+    /// Offset of each block in bytes, a multiple of 64.
     pub offsets: Vec<usize>,
-    /// The arena's size.
+    /// Size of the arena in bytes.
     pub total: usize,
-    /// The largest sum of the sizes, in whole lines, of blocks that live at the same time: no layout is
-    /// smaller.
+    /// Lower bound of the size: the largest sum of blocks live at the same time, each padded to cache lines.
     pub bound: usize,
 }
 
@@ -36,10 +35,10 @@ const COMPARISONS: usize = 20_000_000;
 /// Most orders that are tried.
 const ORDERS: usize = 200;
 
-/// Lays blocks out so that no two that live at the same time overlap: one after the other, each in the
-/// smallest gap that it fits, else above those it lives with. Orders are tried until one needs no more than
-/// the lower bound: by size; by breadth (the size of what lives together, largest first); then those in which
-/// the blocks that end last come earlier.
+/// Lays blocks out so that no two that are live at the same time overlap: each goes into the smallest gap
+/// that fits, or above the blocks it overlaps in time. Several orders are tried until one meets the lower
+/// bound: by size; by breadth (the total size live at the same time, largest first); then those orders with
+/// the blocks that end last moved forward.
 ///
 /// # Cost
 /// Quadratic in the number of blocks for each order, of which there are fewer where blocks are many.

@@ -1,4 +1,4 @@
-//! Calling a kernel with memory and threads of its own.
+//! Kernel calls with memory and threads of their own.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tilewright_codegen::CompiledKernel;
 use crate::memory::Aligned;
 use crate::pool::ThreadPool;
 
-/// A kernel with its argument buffers, kept buffers, scratch memory and threads.
+/// Kernel with its argument buffers, kept buffers, scratch memory and threads.
 pub struct KernelCall {
     kernel: CompiledKernel,
     arguments: Vec<Aligned>,
@@ -18,7 +18,7 @@ pub struct KernelCall {
 }
 
 impl KernelCall {
-    /// Makes a call of a kernel, whose arguments have these sizes in bytes.
+    /// Allocates the buffers of a kernel with arguments of these sizes in bytes.
     ///
     /// # Errors
     /// If memory or threads do not suffice.
@@ -30,17 +30,17 @@ impl KernelCall {
         Ok(KernelCall { kernel, arguments, kept, scratch, pool: ThreadPool::new(n_threads, &[])?, is_prepared: false })
     }
 
-    /// Bytes of an argument.
+    /// Bytes of an argument, mutable.
     pub fn argument_mut(&mut self, at: usize) -> &mut [u8] {
         self.arguments[at].bytes_mut()
     }
 
-    /// Whether the kernel's `prepare` part has run on the constant arguments.
+    /// Whether the kernel's `prepare` part has run on the current constant arguments.
     pub fn is_prepared(&self) -> bool {
         self.is_prepared
     }
 
-    /// Makes the next run prepare the constant arguments anew.
+    /// Makes the next run prepare the constant arguments again.
     pub fn forget_prepared(&mut self) {
         self.is_prepared = false;
     }

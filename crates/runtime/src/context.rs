@@ -1,4 +1,4 @@
-//! Running a model.
+//! Execution of models.
 
 use std::io;
 use std::ops::Range;
@@ -17,35 +17,35 @@ use crate::pool::SharedPool;
 /// Reason why a run failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum RunError {
-    /// Another number of inputs or outputs than the model has.
+    /// Wrong number of inputs or outputs.
     #[error("the model has {expected} {what}, {given} were passed")]
     Count {
-        /// Inputs or outputs.
+        /// Kind: inputs or outputs.
         what: &'static str,
         /// Number of the model's tensors.
         expected: usize,
         /// Number of tensors passed.
         given: usize,
     },
-    /// An input or output of another size.
+    /// Wrong size of an input or output.
     #[error("`{tensor}` has {expected} bytes, {given} were passed")]
     Size {
         /// Name of the tensor.
         tensor: String,
-        /// Size of the tensor.
+        /// Size of the tensor in bytes.
         expected: usize,
-        /// Size that was passed.
+        /// Size that was passed, in bytes.
         given: usize,
     },
-    /// An input or output that does not begin at an element.
+    /// Insufficient alignment of an input or output.
     #[error("`{tensor}` is to be aligned to {align} bytes")]
     Unaligned {
         /// Name of the tensor.
         tensor: String,
-        /// Alignment that its address needs.
+        /// Required alignment in bytes.
         align: usize,
     },
-    /// The model has no open dimension of this name.
+    /// Unknown open (dynamic) dimension.
     #[error("the model has no open dimension `{name}`{}", open.as_ref().map_or(String::new(), |dim| format!(" (there is {dim})")))]
     NoDim {
         /// Name that was given.
@@ -53,7 +53,7 @@ pub enum RunError {
         /// Name of the model's open dimension, if it has one.
         open: Option<String>,
     },
-    /// A size that the open dimension does not have.
+    /// Size outside the range of the open dimension.
     #[error("{name}={size} is none of the model's sizes (there are {least}..{most} in steps of {step})")]
     BadSize {
         /// Name of the dimension.
@@ -64,28 +64,28 @@ pub enum RunError {
         least: i64,
         /// Largest size.
         most: i64,
-        /// Distance of neighbouring sizes.
+        /// Step between neighbouring sizes.
         step: i64,
     },
-    /// States have no room for what a run adds to them.
+    /// Full state: a run would exceed the capacity of the open dimension.
     #[error("{name}={size} is all that states have room for (rewind, or compile for more)")]
     Full {
         /// Name of the dimension.
         name: String,
-        /// Size of the dimension.
+        /// Capacity of the dimension.
         size: i64,
     },
-    /// The model has no state of this number, or memory for it is too small.
+    /// Unknown state, or memory too small for it.
     #[error("state {state} cannot be in {n_bytes} bytes (there are {n_states} states, which say their sizes)")]
     State {
-        /// Number of the state.
+        /// Index of the state.
         state: usize,
-        /// Size of the memory.
+        /// Size of the memory in bytes.
         n_bytes: usize,
         /// Number of states.
         n_states: usize,
     },
-    /// A step in this process failed.
+    /// Failed step in a function of this process.
     #[error("step `{step}`: {why}")]
     Host {
         /// The step.
@@ -105,7 +105,7 @@ struct Passed {
     offset: usize,
 }
 
-/// Execution context of a model: memory of its own, and threads that it may share.
+/// Execution context of a model: memory of its own, and a thread pool that it may share.
 pub struct Context {
     model: Arc<Model>,
     threads: SharedPool,
@@ -153,7 +153,7 @@ impl Context {
         Context::for_loops_of(model, threads, threads.n_threads())
     }
 
-    /// Allocates the memory to run a model on so many threads of somebody else ([`Context::run_on`]).
+    /// Allocates the memory to run a model on `n_threads` threads of the caller ([`Context::run_on`]).
     ///
     /// # Errors
     /// If there is not enough.
@@ -235,8 +235,8 @@ impl Context {
         Ok(context)
     }
 
-    /// Sets the size of the model's open dimension for the runs that follow, without allocating memory; until
-    /// then it is the largest, or the smallest where states have it.
+    /// Sets the size of the model's open dimension for the following runs, without allocating memory.
+    /// Initially it is the largest, or the smallest where states have the dimension.
     ///
     /// # Errors
     /// If the model has no such dimension, or that no such size; then all stays as it was.
@@ -280,17 +280,17 @@ impl Context {
         Ok(())
     }
 
-    /// Size of the model's open dimension in the next run, where it has one.
+    /// Size of the model's open dimension in the next run, if it has one.
     pub fn size(&self) -> Option<i64> {
         self.model.plan().dim.as_ref().map(|_| self.size)
     }
 
-    /// Rows of the next run, where runs say so: the fewest until [`Context::set_dim`] says another number.
+    /// Number of rows of the next run, if it is open: the smallest, unless set by [`Context::set_dim`].
     pub fn rows(&self) -> Option<i64> {
         self.model.plan().rows.as_ref().map(|_| self.n_rows)
     }
 
-    /// Items of the next run, where runs say so: the most until [`Context::set_dim`] says another number.
+    /// Number of items of the next run, if it is open: the largest, unless set by [`Context::set_dim`].
     pub fn items(&self) -> Option<i64> {
         self.model.plan().items.as_ref().map(|_| self.n_items)
     }
@@ -305,18 +305,18 @@ impl Context {
         self.rows().unwrap_or(self.size)
     }
 
-    /// Size by which the next run makes states longer.
+    /// Number of elements that the next run appends to states.
     pub fn appends(&self) -> i64 {
         self.rows().unwrap_or(self.model.plan().appends)
     }
 
-    /// Length of what states have, to which a run adds; 0 of a model without.
+    /// Current length of the states, to which runs append; 0 for a model without states.
     pub fn past(&self) -> i64 {
         if self.model.plan().appends > 0 { self.size } else { 0 }
     }
 
-    /// Forgets what states have beyond a length, that of the past in the next run, such as 0 for another text
-    /// or less than there is for one that goes on from there in another way.
+    /// Truncates states to a length, which becomes that of the past in the next run: 0 for a new sequence, or
+    /// less than the current length to continue from there in another way.
     ///
     /// # Errors
     /// If the model has no states, or they are not so long; then all stays as it was.
@@ -331,7 +331,7 @@ impl Context {
         Ok(())
     }
 
-    /// Has runs keep a state in other memory, such as that of another text; returns the memory that had it.
+    /// Replaces the memory of a state, for example by that of another sequence; returns the previous memory.
     ///
     /// # Errors
     /// If there is no such state, or the memory is too small; then all stays as it was.
@@ -348,12 +348,12 @@ impl Context {
         Ok(std::mem::replace(&mut self.states[state], memory))
     }
 
-    /// Memory of a state, laid out for the largest size.
+    /// Memory of a state, in the layout of the largest size.
     pub fn state(&self, state: usize) -> Option<&[u8]> {
         Some(self.states.get(state)?.bytes())
     }
 
-    /// Memory of a state to write to, laid out as that of [`Context::state`].
+    /// Memory of a state, mutable, in the layout of [`Context::state`].
     pub fn state_mut(&mut self, state: usize) -> Option<&mut [u8]> {
         Some(self.states.get_mut(state)?.bytes_mut())
     }
@@ -377,8 +377,8 @@ impl Context {
         &self.model
     }
 
-    /// Runs the model: makes outputs of inputs, both in its order, row-major and packed. It allocates
-    /// nothing, but for what functions of this process do.
+    /// Runs the model: computes outputs from inputs, both in its order, row-major and packed. It allocates
+    /// nothing, except in functions of this process.
     ///
     /// # Errors
     /// If numbers or sizes are not the model's, an address is not aligned to its elements (to 64 bytes
@@ -387,7 +387,7 @@ impl Context {
         self.pieces(&self.threads.runtime(), inputs, outputs, None)
     }
 
-    /// Runs the model as [`Context::run`] does, its parallel loops on threads of somebody else.
+    /// Runs the model as [`Context::run`] does, with parallel loops on threads of the caller.
     ///
     /// # Errors
     /// As for [`Context::run`].
@@ -404,7 +404,7 @@ impl Context {
         self.pieces(runtime, inputs, outputs, None)
     }
 
-    /// Runs the model as [`Context::run`] does, adding to each step's entry the nanoseconds that it takes.
+    /// Runs the model as [`Context::run`] does, and adds the nanoseconds of each step to its entry.
     ///
     /// # Errors
     /// As for [`Context::run`].

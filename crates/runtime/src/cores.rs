@@ -1,10 +1,10 @@
-//! Work of the same kind, shared by all cores.
+//! Data parallelism over all cores.
 
 use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Maps items in parallel, in order, with a thread on each core; `own` makes the state of a thread.
+/// Maps items in parallel and in order, with a thread per core; `own` makes the state of a thread.
 pub fn on_all_cores<T: Send, R: Send, O>(
     items: Vec<T>,
     own: impl Fn() -> O + Sync,

@@ -1,4 +1,4 @@
-//! Plans on GPUs, as data: which kernels are launched on what, in which order.
+//! GPU plans as data: which kernels are launched on what, in which order.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -13,21 +13,22 @@ use tilewright_ir::{Buffer, BufferId, DType, Part, Role, Target};
 use crate::kernel_plan::plan_of_kernel;
 use crate::plan::{Place, Plan, TensorSlice, Work};
 
-/// Alignment, in bytes, that suffices for parts of memory on every known GPU; tensors in the arena have it.
+/// Alignment in bytes that suffices for parts of memory on every known GPU, and that tensors in the arena
+/// have.
 pub const GPU_LINE: usize = 512;
 
-/// A plan with its kernels for a GPU. As many contexts as there is memory for may run it.
+/// Plan with its kernels for a GPU. Several contexts may run it, if memory suffices.
 pub struct GpuModel {
     /// Plan of a run.
     pub plan: Plan,
-    /// The kernels, by their numbers in the plan.
+    /// Kernels, by their index in the plan.
     pub kernels: Vec<GpuProgram>,
-    /// The device.
+    /// Target device.
     pub target: Target,
 }
 
 impl GpuModel {
-    /// A program alone; its plan is as [`crate::Code::plan`] makes it.
+    /// Model of a single program, with a plan as [`crate::Code::plan`] makes it.
     pub fn of_program(program: GpuProgram, target: &Target, constant: &dyn Fn(&str) -> Option<Bytes>) -> GpuModel {
         let uses = Part::ALL.map(|(part, _)| (part, accesses(program.part(part), &program)));
         let argument = |(id, b): (BufferId, &Buffer)| {
@@ -54,25 +55,25 @@ impl GpuModel {
     }
 }
 
-/// A piece of a device's memory.
+/// Allocation of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Home {
-    /// Memory of the caller's input of this number.
+    /// Caller's input of this index.
     Input(usize),
-    /// Memory of the caller's output of this number.
+    /// Caller's output of this index.
     Output(usize),
-    /// The plan's arena.
+    /// Arena of the plan.
     Arena,
     /// Scratch memory, which each step reuses.
     Scratch,
-    /// Memory of a constant of the plan.
+    /// Constant of the plan.
     Constant(usize),
 }
 
-/// Bytes next to each other in a piece of memory, as a kernel takes them.
+/// Range of an allocation, as an argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
-    /// The piece.
+    /// Allocation that contains it.
     pub home: Home,
     /// Offset in that memory, in bytes.
     pub at: u64,
@@ -80,20 +81,20 @@ pub struct Span {
     pub n_bytes: u64,
 }
 
-/// A kernel on its arguments.
+/// Kernel launch with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// The step of the plan that it belongs to.
+    /// Index of the plan's step that it belongs to.
     pub step: usize,
-    /// Number of its program, for [`Launches::program`].
+    /// Index of its program, for [`Launches::program`].
     pub program: usize,
-    /// Index among all kernels of the program.
+    /// Index of the kernel among all of the program.
     pub kernel: usize,
     /// Arguments, in the order of [`GpuKernel::arguments`].
     pub arguments: Vec<Span>,
 }
 
-/// Launches of a plan.
+/// Launches of a whole plan.
 pub struct Launches<'m> {
     model: &'m GpuModel,
     /// Alignment of arguments, in bytes.
@@ -104,12 +105,11 @@ pub struct Launches<'m> {
     /// Numbers of copy kernels, by their text; they follow those of the model's kernels.
     numbers: HashMap<String, usize>,
     copies: Vec<GpuProgram>,
-    /// Launches that prepare constants, once.
+    /// Launches that prepare constants, run once.
     pub preparations: Vec<Launch>,
-    /// Launches of a run, without the functions of this process.
+    /// Launches of a run, in order; steps in functions of this process have none.
     pub launches: Vec<Launch>,
-    /// Range of these launches for each step of the plan; empty, at its position, for a function of this
-    /// process.
+    /// Range of launches for each step of the plan; empty, at its position, for a function of this process.
     pub steps: Vec<Range<usize>>,
 }
 
@@ -131,7 +131,7 @@ impl Own {
 }
 
 impl<'m> Launches<'m> {
-    /// Makes the launches of a model on a device that needs arguments aligned to `align` bytes.
+    /// Makes the launches of a model on a device that requires arguments aligned to `align` bytes.
     pub fn new(model: &'m GpuModel, align: u64) -> Launches<'m> {
         let mut all = Launches {
             model,
@@ -161,19 +161,19 @@ impl<'m> Launches<'m> {
         all
     }
 
-    /// A program: one of the model's kernels, or one that copies.
+    /// Program of an index: one of the model's kernels, or a generated copy.
     pub fn program(&self, number: usize) -> &GpuProgram {
         let n = self.model.kernels.len();
         if number < n { &self.model.kernels[number] } else { &self.copies[number - n] }
     }
 
-    /// The kernel that is launched.
+    /// Kernel of a launch.
     pub fn kernel_of(&self, launch: &Launch) -> &GpuKernel {
         let kernel = self.program(launch.program).kernels().nth(launch.kernel);
         kernel.expect("invariant: a launch is of a kernel of its program")
     }
 
-    /// Bytes of a piece of memory.
+    /// Size of an allocation in bytes.
     pub fn memory_bytes(&self, home: Home) -> u64 {
         let plan = &self.model.plan;
         let of_port = |place: Place| {
@@ -189,7 +189,7 @@ impl<'m> Launches<'m> {
         }
     }
 
-    /// Location of a slice.
+    /// Location of a slice in device memory.
     pub fn span(&self, slice: &TensorSlice) -> Span {
         let (home, start) = match self.model.plan.tensors[slice.tensor].place {
             Place::Input(at) => (Home::Input(at), 0),

@@ -1,4 +1,4 @@
-//! Host operators: what no kernel computes, as functions in C, which runs call and libraries contain.
+//! Host operators: C functions for what no kernel computes, which runs call and libraries contain.
 //!
 //! Each is a file of `host/` and a row of [`HostOperator`]s. The file says which buffers and parameters its
 //! function takes; `host/host.h` says what all have in common.
@@ -9,17 +9,17 @@ use std::fmt;
 use tilewright_codegen::Runtime;
 use tilewright_ir::DType;
 
-/// The text that the text of every host operator relies on.
+/// C header that the sources of all host operators include.
 pub const HOST_HEADER: &str = include_str!("../host/host.h");
 
 type HostCode = unsafe extern "C" fn(*const *mut c_void, *mut c_void, *const Runtime, *const i64) -> c_int;
 
-/// An operator as a function in C.
+/// Operator implemented as a C function.
 #[derive(Clone, Copy)]
 pub struct HostOperator {
-    /// Name of the operator; its function is `net_host_` with this name.
+    /// Name of the operator; the function is `net_host_` followed by it.
     pub name: &'static str,
-    /// The text of the function.
+    /// C source.
     pub source: &'static str,
     function: HostCode,
 }
@@ -63,19 +63,19 @@ operators! {
     UNARY: "unary", net_host_unary, "A function of each element that kernels do not have.";
 }
 
-/// A call of a host operator, but for its buffers.
+/// Call of a host operator, apart from its buffers.
 #[derive(Clone, Debug)]
 pub struct HostCall {
     /// The operator.
     pub operator: HostOperator,
     /// Parameters, in the function's order.
     pub parameters: Vec<i64>,
-    /// The memory that it uses for itself.
+    /// Scratch memory in bytes.
     pub scratch_bytes: usize,
 }
 
 impl HostCall {
-    /// The number of an element type among parameters, as `host/host.h` lists them.
+    /// Code of an element type among the parameters, as in `host/host.h`.
     pub fn type_number(dtype: DType) -> i64 {
         match dtype {
             DType::F32 => 0,

@@ -1,4 +1,4 @@
-//! Plans of kernels alone.
+//! Plans of single kernels.
 
 use bytes::Bytes;
 use tilewright_codegen::CallerBuffer;

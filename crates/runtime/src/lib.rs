@@ -1,8 +1,9 @@
-//! Runtime of compiled kernels, without any search: a thread pool, aligned memory, kernel calls, and plans of
-//! many kernels.
+//! Runtime of compiled kernels and models, independent of any search: a thread pool, aligned memory, kernel
+//! calls, and plans of many kernels.
 //!
-//! A [`Plan`] lists the steps of a run, [`Model::new`] prepares it with its kernels, and a [`Context`] runs
-//! it. Contexts share a model and may share [`SharedPool`]; each has its own memory.
+//! A [`Plan`] lists the steps of a run, [`Model::new`] prepares it with its kernels and constants, and a
+//! [`Context`] runs it; begin with these three. Contexts share a model and may share a [`SharedPool`]; each
+//! has its own memory.
 
 mod arena;
 mod call;

@@ -1,4 +1,4 @@
-//! Memory as kernels take it.
+//! Aligned memory for kernels.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
@@ -10,8 +10,7 @@ pub(crate) const ALIGN: usize = 64;
 /// Bytes of a large page; the common size on x86-64 and Arm.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Zeroed memory, aligned to 64 bytes, and to large pages where it fills some: kernels go through more of it
-/// than small ones let a core find without a walk through tables.
+/// Zeroed memory, aligned to 64 bytes and, if large, backed by huge pages to save TLB misses.
 pub struct Aligned {
     pointer: NonNull<u8>,
     n_bytes: usize,
@@ -23,7 +22,7 @@ unsafe impl Send for Aligned {}
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
-    /// Allocates `n_bytes` zeroed bytes whose pages are mapped already, so that the first write takes no page
+    /// Allocates `n_bytes` zeroed bytes and touches their pages, so that the first write causes no page
     /// faults.
     ///
     /// # Errors
@@ -35,7 +34,7 @@ impl Aligned {
         Ok(memory)
     }
 
-    /// Allocates `n_bytes` zeroed bytes, whose pages the system maps at the first write.
+    /// Allocates `n_bytes` zeroed bytes, whose pages are mapped at the first write.
     ///
     /// # Errors
     /// If memory does not suffice, as far as the system knows yet.
@@ -50,7 +49,7 @@ impl Aligned {
         Ok(Aligned { pointer, n_bytes })
     }
 
-    /// Address of the memory; whoever writes there ensures that nobody else uses it meanwhile.
+    /// Address of the memory; whoever writes there must ensure exclusive use.
     pub fn pointer(&self) -> *mut u8 {
         self.pointer.as_ptr()
     }

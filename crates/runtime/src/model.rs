@@ -1,4 +1,4 @@
-//! A plan with its kernels and constants, ready to run.
+//! Models: a plan with its kernels and constants, ready to run.
 
 use std::collections::HashSet;
 use std::io;
@@ -18,44 +18,44 @@ use crate::plan::{
     Constant, Member, Members, OpenDimension, Place, Plan, PlanStep, PlanTensor, RunSize, TensorSlice, Work,
 };
 
-/// Reason why a plan cannot run: the fault of whoever made it.
+/// Reason why a plan is invalid; whoever made it is at fault.
 #[derive(Debug, Error)]
 pub enum PlanError {
-    /// A reference to something that does not exist.
+    /// Reference to something that does not exist.
     #[error("step `{step}` names {what} {index}, which is not there")]
     Missing {
         /// The step.
         step: String,
         /// Kind of the missing thing.
         what: &'static str,
-        /// Number of the missing thing.
+        /// Index of the missing thing.
         index: usize,
     },
-    /// A kernel has another number of buffers.
+    /// Wrong number of a kernel's buffers.
     #[error("step `{step}` passes {given} {what}, its kernel takes {expected}")]
     Count {
         /// The step.
         step: String,
-        /// Kind of the slices.
+        /// Kind of the buffers.
         what: &'static str,
         /// Number that the kernel takes.
         expected: usize,
         /// Number passed.
         given: usize,
     },
-    /// A part of a tensor whose size differs from the argument's.
+    /// Slice whose size differs from the argument's.
     #[error("step `{step}` passes {given} bytes of `{tensor}` where {expected} are taken")]
     Size {
         /// The step.
         step: String,
         /// The tensor.
         tensor: String,
-        /// Size that the kernel takes.
+        /// Size that the kernel takes, in bytes.
         expected: u64,
-        /// Size that is passed.
+        /// Size that is passed, in bytes.
         given: usize,
     },
-    /// A slice goes beyond its tensor, or a tensor beyond its constant.
+    /// Slice beyond its tensor, or tensor beyond its constant.
     #[error("step `{step}` goes beyond the end of `{tensor}`")]
     Outside {
         /// The step.
@@ -63,14 +63,14 @@ pub enum PlanError {
         /// The tensor.
         tensor: String,
     },
-    /// A slice without the alignment that the kernel assumes.
+    /// Slice without the alignment that the kernel requires.
     #[error("step `{step}` passes a part of `{tensor}` that is not aligned to {align} bytes")]
     Unaligned {
         /// The step.
         step: String,
         /// The tensor.
         tensor: String,
-        /// Alignment that the kernel needs.
+        /// Required alignment in bytes.
         align: usize,
     },
     /// A write to read-only memory.
@@ -88,10 +88,10 @@ pub enum PlanError {
         step: String,
         /// Slice that is written.
         written: String,
-        /// The other tensor.
+        /// Name of the other tensor.
         other: String,
     },
-    /// A kept buffer that is not made of constants alone, or is not a whole constant.
+    /// Kept buffer that is not made of constants only, or is not a whole constant.
     #[error("step `{step}` prepares constants with `{tensor}`, which is none")]
     NotConstant {
         /// The step.
@@ -99,7 +99,7 @@ pub enum PlanError {
         /// The tensor.
         tensor: String,
     },
-    /// Inputs or outputs have gaps in their numbers, or views of one differ in size.
+    /// Inputs or outputs with gaps in their indices, or with views that differ in size.
     #[error("`{tensor}` is input or output {index}, but one before it is missing or of another size")]
     Interface {
         /// The tensor.
@@ -107,18 +107,18 @@ pub enum PlanError {
         /// Number of the input or output.
         index: usize,
     },
-    /// An open size of a kernel that is not one of its values at some size of the model's dimension.
+    /// Open (dynamic) size of a kernel that is out of range at some size of the model's dimension.
     #[error("step `{step}` does not give its kernel a value of each of its open sizes")]
     OpenSize {
         /// The step.
         step: String,
     },
-    /// Memory does not suffice.
+    /// Insufficient memory.
     #[error("no memory for constants: {0}")]
     Memory(#[from] io::Error),
 }
 
-/// A kernel with the program that it was made of.
+/// Compiled kernel with the program it was compiled from.
 pub struct Code {
     source: KernelSource,
     kernel: CompiledKernel,
@@ -140,7 +140,7 @@ enum KernelSource {
 }
 
 impl Code {
-    /// Compiles a lowered program. Plans that pass parts of tensors need a compiler for
+    /// Compiles a lowered program. Plans that pass slices of tensors need a compiler for
     /// [`ArgumentAlign::Elements`].
     ///
     /// # Errors
@@ -150,7 +150,7 @@ impl Code {
         Code::new(compiler, program, kernel)
     }
 
-    /// Loads an object which [`Compiler::object`] has made of the program, here or earlier.
+    /// Loads an object of the program, made by [`Compiler::object`] here or in another process.
     ///
     /// # Errors
     /// As [`Compiler::load`] says.
@@ -159,9 +159,8 @@ impl Code {
         Code::new(compiler, program, kernel)
     }
 
-    /// Loads what [`Compiler::quick_object`] has made of a scheduled program when it was lowered, here or
-    /// earlier. The program is given without its statements and by its text, as it is printed, which is not
-    /// parsed until [`Code::program`] is asked for.
+    /// Loads code of the program, made by [`Compiler::quick_object`] here or in another process. The program
+    /// is given as its tables and as its text, which is not parsed until [`Code::program`] is called.
     ///
     /// # Errors
     /// As [`Compiler::load_quick`] says.
@@ -203,19 +202,18 @@ impl Code {
         &program.name
     }
 
-    /// The kernel.
+    /// Compiled kernel.
     pub fn kernel(&self) -> &CompiledKernel {
         &self.kernel
     }
 
-    /// Buffers of the kernel, arguments first, and the parts that use them.
+    /// Interface of the kernel: its buffers, arguments first, and the parts that use them.
     pub fn interface(&self) -> &Interface {
         &self.interface
     }
 
-    /// Makes the plan that runs this kernel alone: its inputs and outputs are the program's, without the
-    /// given constants. Kept buffers are prepared once where they are made of constants alone, else in each
-    /// run.
+    /// Plan that runs this kernel alone: its inputs and outputs are the program's, except those given as
+    /// constants. Kept buffers made of constants only are prepared once, others in each run.
     pub fn plan(&self, constant: &dyn Fn(&str) -> Option<Bytes>) -> Plan {
         let has = |part: Part| self.interface.has(part);
         plan_of_kernel(self.name(), &self.interface.buffers, &has, ALIGN, constant)
@@ -230,31 +228,31 @@ impl Code {
     }
 }
 
-/// Memory that addresses count from.
+/// Memory that addresses are relative to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BaseMemory {
-    /// The caller's input of this number.
+    /// Caller's input of this index.
     Input(usize),
-    /// The caller's output of this number.
+    /// Caller's output of this index.
     Output(usize),
-    /// The context's arena.
+    /// Arena of the context.
     Arena,
-    /// The model's constants.
+    /// Constants of the model.
     Constants,
-    /// The context's state of this number.
+    /// Context's state of this index.
     State(usize),
 }
 
-/// A place in memory.
+/// Address: an offset in some memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// The memory.
+    /// Memory that it is relative to.
     pub base: BaseMemory,
-    /// Bytes from its beginning.
+    /// Offset in bytes.
     pub offset: usize,
 }
 
-/// A plan with its kernels, whose constants are prepared. Many contexts may run it at the same time.
+/// Plan with its kernels and prepared constants. Many contexts may run it at the same time.
 pub struct Model {
     plan: Plan,
     codes: Vec<Code>,
@@ -281,33 +279,30 @@ enum PreparationBuffer {
     Data(Bytes),
 }
 
-/// An input or output as callers pass it.
+/// Input or output as callers pass it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// The tensor that describes it.
+    /// Index of its tensor in the plan.
     pub tensor: usize,
-    /// Size of the tensor.
+    /// Size in bytes.
     pub n_bytes: usize,
-    /// Alignment that its address needs, in bytes.
+    /// Required alignment in bytes.
     pub align: usize,
 }
 
 impl Model {
-    /// Checks a plan, lays its constants out in one block and prepares those that kernels keep. Given data
-    /// that no run needs is not in the block.
+    /// Validates a plan, lays its constants out in one block, and prepares those that kernels keep. Constants
+    /// that no run needs are not in the block.
     ///
-    /// A kernel may write the very slice that it reads where it reads each element before it writes it and
-    /// never again; other overlaps are refused.
-    ///
-    /// # Errors
-    /// If the plan does not fit itself or its kernels, or memory does not suffice.
+    /// A kernel may write the very slice that it reads, if it reads each element before writing it and never
+    /// again; other overlaps are refused.
     pub fn new(plan: Plan, codes: Vec<Code>) -> Result<Model, PlanError> {
         Model::made(plan, codes, false)
     }
 
-    /// Makes a model as [`Model::new`] does, for runs alone, and not for a library: given data becomes
-    /// [`Constant::Forgotten`] as soon as it, or what kernels prepare of it, is in the block, so that the two
-    /// are never in memory as a whole.
+    /// Makes a model as [`Model::new`] does, for runs only and not for a library: constants become
+    /// [`Constant::Forgotten`] once they, or what kernels prepare of them, are in the block, so that they are
+    /// not in memory twice.
     ///
     /// # Errors
     /// As [`Model::new`].
@@ -340,22 +335,22 @@ impl Model {
         Ok(model)
     }
 
-    /// The plan.
+    /// Plan of the model.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// The kernels, by their numbers in the plan.
+    /// Kernels, by their index in the plan.
     pub fn codes(&self) -> &[Code] {
         &self.codes
     }
 
-    /// All constants, as runs need them.
+    /// Block of all constants that runs need.
     pub fn constants(&self) -> &[u8] {
         self.constants.bytes()
     }
 
-    /// Address of a slice; `None` where it is of a constant that no run needs.
+    /// Address of a slice; `None` for a constant that no run needs.
     pub fn address(&self, slice: &TensorSlice) -> Option<Address> {
         let (base, offset) = match self.plan.tensors[slice.tensor].place {
             Place::Input(at) => (BaseMemory::Input(at), 0),
@@ -367,17 +362,17 @@ impl Model {
         Some(Address { base, offset: offset + slice.offset })
     }
 
-    /// Whether a run's parts of a step use one of its kernel's buffers.
+    /// Whether the given parts of a kernel use one of its buffers.
     pub fn is_used(&self, kernel: usize, buffer: usize, parts: &[Part]) -> bool {
         is_used(&self.codes[kernel], buffer, parts)
     }
 
-    /// The inputs in their order.
+    /// Inputs in their order.
     pub fn inputs(&self) -> &[Port] {
         &self.inputs
     }
 
-    /// The outputs in their order.
+    /// Outputs in their order.
     pub fn outputs(&self) -> &[Port] {
         &self.outputs
     }
@@ -441,8 +436,8 @@ impl Model {
         })
     }
 
-    /// Indices of the steps whose kernels prepare constants: of steps that share these, as they name the same
-    /// constants, the first one.
+    /// Indices of the steps whose kernels prepare constants; of steps that share the same constants, the
+    /// first.
     pub fn preparations(&self) -> Vec<usize> {
         let mut is_made = HashSet::new();
         let mut found = Vec::new();
@@ -505,12 +500,12 @@ impl Model {
         Ok(())
     }
 
-    /// Offset of a constant in [`Model::constants`]; `None` where no run needs it.
+    /// Offset of a constant in [`Model::constants`]; `None` if no run needs it.
     pub fn constant_offset(&self, constant: usize) -> Option<usize> {
         self.constant_offsets[constant]
     }
 
-    /// The constant that a slice is of.
+    /// Constant that a slice belongs to, if any.
     pub fn constant_of(&self, slice: &TensorSlice) -> Option<usize> {
         match self.plan.tensors[slice.tensor].place {
             Place::Constant(at) => Some(at),
@@ -519,17 +514,17 @@ impl Model {
     }
 }
 
-/// A plan with its kernels, for what runs them.
+/// Model for any kind of device.
 #[derive(Clone)]
 pub enum AnyModel {
-    /// This machine's CPU.
+    /// Model for this machine's CPU.
     Cpu(Arc<Model>),
-    /// A GPU.
+    /// Model for a GPU.
     Gpu(Arc<GpuModel>),
 }
 
 impl AnyModel {
-    /// The plan.
+    /// Plan of the model.
     pub fn plan(&self) -> &Plan {
         match self {
             AnyModel::Cpu(model) => model.plan(),

@@ -1,11 +1,11 @@
 //! Pinning of threads to CPUs.
 
-/// Restricts the calling thread to these CPUs.
+/// Pins the calling thread to these CPUs.
 pub fn pin_thread(cpus: &[usize]) {
     pin(0, cpus);
 }
 
-/// Restricts the main thread of a process to these CPUs; 0 is the calling thread.
+/// Pins the main thread of a process to these CPUs; 0 is the calling thread.
 pub fn pin(process: libc::pid_t, cpus: &[usize]) {
     // SAFETY: the set is plain data, and its size is passed with it.
     unsafe {

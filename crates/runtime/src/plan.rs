@@ -1,5 +1,5 @@
-//! Plan of a model's run: tensors, their memory, and steps in order. Plain data, made by a compiler of
-//! models.
+//! Plan of a model's run: tensors, their memory, and steps in order. It is plain data, made by the model
+//! compiler.
 
 use std::fmt;
 use std::ops::Range;
@@ -10,22 +10,22 @@ use tilewright_ir::{DType, Part};
 
 use crate::host::HostCall;
 
-/// Dimension of which each run of a model says a size.
+/// Open (dynamic) dimension, whose size each run gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenDimension {
     /// Name, as the model has it.
     pub name: String,
     /// Smallest size.
     pub least: i64,
-    /// Largest size; memory is there for it.
+    /// Largest size, for which memory is allocated.
     pub most: i64,
-    /// Distance of neighbouring sizes.
+    /// Step between neighbouring sizes.
     pub step: i64,
 }
 
 impl OpenDimension {
-    /// Sizes that stand for all: both ends, and between them some in about equal ratios; `n` at most, which
-    /// is two or more.
+    /// Representative sizes: both ends, and some between them in about equal ratios; at most `n`, which is
+    /// two or more.
     pub fn spread(&self, n: usize) -> Vec<i64> {
         // None is as few as one.
         let first = self.least.max(1) as f64;
@@ -40,47 +40,46 @@ impl OpenDimension {
         values
     }
 
-    /// Whether a size is one of the dimension's.
+    /// Whether a size is in the range.
     pub fn has(&self, size: i64) -> bool {
         (self.least..=self.most).contains(&size) && (size - self.least) % self.step == 0
     }
 }
 
-/// Number that depends on a model's open dimension: `factor · size + term`, rounded up to a multiple.
+/// Number that depends on the open dimension: `factor · size + term`, rounded up to a multiple of `multiple`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RunSize {
     /// Multiple of the dimension's size.
     pub factor: i64,
     /// Addend.
     pub term: i64,
-    /// Multiples of this alone are taken; 1 for any number.
+    /// Multiple to round up to; 1 for none.
     pub multiple: i64,
 }
 
 impl RunSize {
-    /// The number at a size of the dimension.
+    /// Number at a size of the dimension.
     pub fn at(&self, size: i64) -> i64 {
         let exact = self.factor * size + self.term;
         (exact + self.multiple - 1).div_euclid(self.multiple) * self.multiple
     }
 }
 
-/// A tensor of a run, or another view of the memory of one.
+/// Tensor of a run, or another view of one's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanTensor {
-    /// Name for people; for inputs and outputs that of the interface.
+    /// Name for people; of inputs and outputs, that of the interface.
     pub name: String,
     /// The type of its elements.
     pub dtype: DType,
-    /// Dimensions as they lie in memory, the last one contiguous.
+    /// Dimensions in memory, row-major.
     pub shape: Vec<usize>,
     /// Memory of the tensor.
     pub place: Place,
-    /// Dimension that is as long as each run says, at most as in the shape: its first one longer than 1. A
-    /// run uses the beginning of the memory.
+    /// Open dimension: its index, the first one longer than 1, and its size in a run, at most as in the
+    /// shape. A run uses the beginning of the memory.
     pub open: Option<(usize, RunSize)>,
-    /// Whether an input or output has this for each item of a run, one behind the other: the first dimension,
-    /// here 1, is as long as there are items.
+    /// Whether an input or output has an element of its first dimension, here 1, for each item of a run.
     pub in_items: bool,
 }
 
@@ -90,7 +89,7 @@ impl PlanTensor {
         self.shape.iter().product::<usize>() * self.dtype.bytes() as usize
     }
 
-    /// Dimensions in a run at a size of the model's open dimension.
+    /// Shape in a run at a size of the model's open dimension.
     pub fn shape_at(&self, size: i64) -> Vec<usize> {
         let mut shape = self.shape.clone();
         if let Some((axis, open)) = self.open {
@@ -107,7 +106,7 @@ impl PlanTensor {
         }
     }
 
-    /// Dimensions of a run of so many items, at a size of the model's open dimension.
+    /// Shape in a run of `n_items` items, at a size of the model's open dimension.
     pub fn shape_of(&self, size: i64, n_items: i64) -> Vec<usize> {
         let mut shape = self.shape_at(size);
         if self.in_items {
@@ -116,7 +115,7 @@ impl PlanTensor {
         shape
     }
 
-    /// Bytes of a run of so many items, at a size of the model's open dimension. Allocates nothing.
+    /// Bytes in a run of `n_items` items, at a size of the model's open dimension. Allocates nothing.
     pub fn n_bytes_of(&self, size: i64, n_items: i64) -> usize {
         self.n_bytes_at(size) * if self.in_items { n_items as usize } else { 1 }
     }
@@ -125,26 +124,26 @@ impl PlanTensor {
 /// Memory of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// The caller's input of this number.
+    /// Caller's input of this index.
     Input(usize),
-    /// The caller's output of this number.
+    /// Caller's output of this index.
     Output(usize),
-    /// The arena, at this offset; see [`crate::plan_memory`].
+    /// Arena, at this offset in bytes; see [`crate::plan_memory`].
     Arena(usize),
-    /// The constant of this index in [`Plan::constants`].
+    /// Constant of this index in [`Plan::constants`].
     Constant(usize),
-    /// The state of this number, which stays between runs of a context.
+    /// State of this index, which persists between runs of a context.
     State(usize),
 }
 
-/// Constant of all runs.
+/// Constant of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Constant {
     /// Given data.
     Data(Bytes),
-    /// Data that the `prepare` part of a kernel makes once, of this size in bytes.
+    /// Buffer of this many bytes that the `prepare` part of a kernel fills once.
     Prepared(usize),
-    /// Given data that was dropped once it had served, of this size in bytes.
+    /// Data of this many bytes that was released after use.
     Forgotten(usize),
 }
 
@@ -158,10 +157,10 @@ impl Constant {
     }
 }
 
-/// Bytes of a tensor next to each other: all of it, or a part that a step reads or writes.
+/// Contiguous part of a tensor, or all of it, that a step reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TensorSlice {
-    /// The tensor, an index into [`Plan::tensors`].
+    /// Index of the tensor in [`Plan::tensors`].
     pub tensor: usize,
     /// Offset in the tensor, in bytes.
     pub offset: usize,
@@ -169,21 +168,21 @@ pub struct TensorSlice {
     pub n_bytes: usize,
 }
 
-/// Function of an operator without a kernel: computes outputs from inputs, whose sizes are those of the
+/// Function for an operator without a kernel: computes outputs from inputs, whose sizes are those of the
 /// step's slices.
 pub type HostFunction = dyn Fn(&[&[u8]], &mut [&mut [u8]]) -> Result<(), String> + Send + Sync;
 
-/// Function that a step without a kernel calls.
+/// Implementation of a step without a kernel.
 #[derive(Clone)]
 pub enum Host {
-    /// A function in C, which libraries contain.
+    /// C function, which libraries contain.
     Call(HostCall),
-    /// A function of this process; a plan with such a step cannot be shipped.
+    /// Function of this process; a plan with such a step cannot be shipped.
     Function(Arc<HostFunction>),
 }
 
 impl Host {
-    /// Scratch memory that it uses.
+    /// Scratch memory in bytes.
     pub fn scratch_bytes(&self) -> usize {
         match self {
             Host::Call(call) => call.scratch_bytes,
@@ -195,41 +194,41 @@ impl Host {
 /// Work of a step.
 #[derive(Clone)]
 pub enum Work {
-    /// Runs a kernel.
+    /// Kernel call.
     Kernel {
-        /// The kernel: an index into the table beside the plan.
+        /// Index of the kernel in the table beside the plan.
         kernel: usize,
         /// Arguments, in the kernel's order.
         arguments: Vec<TensorSlice>,
-        /// Kept buffers, in the kernel's order: constants to be prepared, or memory that other steps share.
+        /// Kept buffers, in the kernel's order: prepared constants, or memory shared with other steps.
         kept: Vec<TensorSlice>,
-        /// The parts that each run carries out, as a rule the body alone.
+        /// Parts of the kernel to execute in each run, usually the body alone.
         parts: Vec<Part>,
-        /// Whether its parallel loops run on all threads, or on the caller's alone.
+        /// Whether its parallel loops use all threads, rather than the caller's only.
         all_threads: bool,
-        /// The kernel's open sizes, in its order.
+        /// Values of the kernel's open sizes, in its order.
         sizes: Vec<RunSize>,
     },
-    /// Copies.
+    /// Copy of a slice.
     Copy {
         /// Source.
         from: TensorSlice,
         /// Destination, of the same size.
         to: TensorSlice,
-        /// Number of rows, where that depends on the run, and bytes of a row: so much of the beginning is
+        /// Number of rows, if it depends on the run, and bytes per row: only that much from the beginning is
         /// copied.
         rows: Option<(RunSize, usize)>,
     },
-    /// Copies rows of a tensor to rows of another one that lie in other distances.
+    /// Copy of rows between tensors with different strides.
     Move {
-        /// Tensor that has the rows.
+        /// Source tensor.
         from: TensorSlice,
-        /// Tensor that gets them.
+        /// Destination tensor.
         to: TensorSlice,
-        /// Rows, in both.
+        /// Geometry of the rows in both.
         rows: CopiedRows,
     },
-    /// Calls a host function.
+    /// Call of a host function.
     Host {
         /// Slices that the function reads.
         inputs: Vec<TensorSlice>,
@@ -238,30 +237,30 @@ pub enum Work {
         /// The function.
         run: Host,
     },
-    /// Begins a loop: the steps behind it repeat up to its end, where that jumps back.
+    /// Start of a loop: the following steps up to the end repeat while the condition holds.
     While {
-        /// Truth of one byte without which a run goes on behind the end.
+        /// Condition: a boolean of one byte.
         truth: TensorSlice,
-        /// Index of the step that ends it.
+        /// Index of the step that ends the loop.
         end: usize,
     },
-    /// Ends a loop.
+    /// End of a loop.
     Again {
-        /// Index of the step that begins it.
+        /// Index of the step that starts the loop.
         to: usize,
     },
 }
 
-/// Rows that are copied; what a run says of them is in bytes.
+/// Geometry of copied rows; sizes that depend on the run are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopiedRows {
     /// Number of rows.
     pub n: usize,
-    /// Bytes from one row to the next, in the source and in the destination.
+    /// Row strides in bytes, of the source and of the destination.
     pub pitches: [usize; 2],
-    /// Bytes ahead of the first row, in the source and in the destination.
+    /// Offset of the first row in bytes, in the source and in the destination.
     pub offsets: [RunSize; 2],
-    /// Bytes of a row.
+    /// Bytes per row.
     pub n_bytes: RunSize,
 }
 
@@ -294,29 +293,30 @@ pub struct PlanStep {
     pub name: String,
     /// Work of the step.
     pub work: Work,
-    /// Condition without which nobody needs what it does, an index into [`Plan::guards`].
+    /// Index in [`Plan::guards`] of the condition under which the step is executed; `None` for always.
     pub guard: Option<usize>,
 }
 
-/// Condition of steps that are left out of a run where it does not hold.
+/// Guard: a condition under which steps are executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepCondition {
-    /// Truth of one byte, which an earlier step of the run may compute.
+    /// Boolean of one byte, which an earlier step of the run may compute.
     pub truth: TensorSlice,
-    /// Value that the truth has to have.
+    /// Required value.
     pub holds: bool,
-    /// Another guard that has to hold too, an index that is smaller than this one's.
+    /// Index of an enclosing guard, which must hold too; it is smaller than this one's.
     pub outer: Option<usize>,
 }
 
-/// Steps that add a number of rows to the states: a run of more is one such piece after the other.
+/// Piece: steps that process a fixed number of rows, such as a chunk of a prompt. A run of more rows consists
+/// of several pieces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Number of rows.
     pub n: i64,
-    /// Largest size of the open dimension from which it goes on.
+    /// Largest size of the open dimension at which it can start.
     pub most: i64,
-    /// Steps of the plan.
+    /// Range of the plan's steps.
     pub steps: Range<usize>,
 }
 
@@ -350,27 +350,27 @@ impl Members {
 /// Plan of a run, without the kernels.
 #[derive(Clone, Default)]
 pub struct Plan {
-    /// The tensors. The first one of each input and output says its name, type and shape.
+    /// Tensors. The first one of each input and output defines its name, type and shape.
     pub tensors: Vec<PlanTensor>,
     /// Constants of all runs.
     pub constants: Vec<Constant>,
     /// Steps, in the order in which they run.
     pub steps: Vec<PlanStep>,
-    /// Conditions of steps.
+    /// Guards of steps.
     pub guards: Vec<StepCondition>,
-    /// Dimension of which runs say a size, if any.
+    /// Open (dynamic) dimension, if any.
     pub dim: Option<OpenDimension>,
-    /// Size by which a run makes the dimension longer: that of what its states have; 0 where there are none.
-    /// Of several pieces, the smallest's.
+    /// Number of elements by which a run extends the states along the open dimension; 0 without states. With
+    /// several pieces, that of the smallest.
     pub appends: i64,
-    /// Number of rows of which a run is made, where each says it. Inputs and outputs are as long as that, and
-    /// not as the dimension.
+    /// Open number of rows (such as new tokens) of a run, if any. Inputs and outputs then have this length,
+    /// rather than the dimension's.
     pub rows: Option<OpenDimension>,
-    /// Items of which runs have as many as each says, such as those of a batch: all steps run for one after
+    /// Open number of independent items of a run, such as a batch, if any: all steps run for one item after
     /// the other.
     pub items: Option<OpenDimension>,
-    /// Pieces of which runs are made, the largest first, all of them multiples of the smallest; empty where
-    /// each run has all steps.
+    /// Pieces that runs consist of, largest first, all multiples of the smallest; empty if each run executes
+    /// all steps.
     pub pieces: Vec<Piece>,
     /// Members of which each run carries out one, where each size has steps of its own. Tensors of inputs and
     /// outputs are those of the largest sizes.
@@ -378,7 +378,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Adds a tensor and says its number.
+    /// Adds a tensor, and returns its index.
     pub fn tensor(&mut self, name: impl Into<String>, dtype: DType, shape: &[usize], place: Place) -> usize {
         self.tensors.push(PlanTensor {
             name: name.into(),
@@ -391,29 +391,29 @@ impl Plan {
         self.tensors.len() - 1
     }
 
-    /// The piece that a run of so many rows begins with: none where it has all steps.
+    /// Piece that a run of `n` rows starts with; `None` if it executes all steps.
     pub fn piece(&self, n: i64) -> Option<&Piece> {
         self.pieces.iter().find(|piece| piece.n <= n)
     }
 
-    /// Largest length of the states' dimension, at capacity.
+    /// Capacity of the states: the largest length of their open dimension.
     pub fn capacity(&self) -> i64 {
         self.dim.as_ref().map_or(0, |dim| dim.most) + self.appends
     }
 
-    /// The open dimension as the steps from an index on have it.
+    /// Open dimension as it applies to steps from this index on.
     pub fn dim_of(&self, step: usize) -> Option<OpenDimension> {
         let dim = self.dim.clone()?;
         let piece = self.pieces.iter().find(|piece| piece.steps.contains(&step));
         Some(OpenDimension { most: piece.map_or(dim.most, |piece| piece.most), ..dim })
     }
 
-    /// All of a tensor.
+    /// Slice of a whole tensor.
     pub fn whole(&self, tensor: usize) -> TensorSlice {
         TensorSlice { tensor, offset: 0, n_bytes: self.tensors[tensor].n_bytes() }
     }
 
-    /// Tensors of the inputs or of the outputs, in order; `place` makes the place of each number.
+    /// Tensors of the inputs or outputs, in order; `place` is the constructor of their place.
     pub fn ports(&self, place: fn(usize) -> Place) -> Vec<usize> {
         (0..).map_while(|at| self.tensors.iter().position(|tensor| tensor.place == place(at))).collect()
     }
@@ -424,7 +424,7 @@ impl Plan {
         (0..).map_while(of)
     }
 
-    /// Size of the arena.
+    /// Size of the arena in bytes.
     pub fn arena_bytes(&self) -> usize {
         let ends = self.tensors.iter().filter_map(|tensor| match tensor.place {
             Place::Arena(offset) => Some(offset + tensor.n_bytes()),

@@ -166,7 +166,8 @@ impl PoolState {
     }
 }
 
-/// Threads for parallel loops; the calling thread is one of them. A child of `fork` has that one alone.
+/// Thread pool for parallel loops; the calling thread is one of its threads. In a child of `fork` only that
+/// one is left.
 pub struct ThreadPool {
     shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
@@ -206,7 +207,7 @@ impl Out {
 }
 
 impl ThreadPool {
-    /// A pool of `n_threads`, the caller included. Thread `i` is pinned to `cpus[i]` where there is one.
+    /// Makes a pool of `n_threads`, the caller included. Thread `i` is pinned to `cpus[i]`, if given.
     ///
     /// # Errors
     /// If the system refuses a thread.
@@ -298,7 +299,7 @@ impl ThreadPool {
         }
     }
 
-    /// The pool as generated code calls it.
+    /// Pool as the callback that generated code uses.
     pub fn runtime(&mut self) -> Runtime {
         unsafe extern "C" fn parallel_for(context: *mut c_void, body: LoopBody, env: *mut c_void, n_iterations: i64) {
             // SAFETY: the context is the pool that made the runtime, borrowed mutably for as long as kernels
@@ -340,7 +341,7 @@ impl Drop for ThreadPool {
     }
 }
 
-/// A pool that several contexts share. A parallel loop that finds it busy runs on its caller alone, so that
+/// Pool shared by several contexts. A parallel loop that finds it busy runs on its caller alone, so that
 /// nobody waits.
 #[derive(Clone)]
 pub struct SharedPool {
@@ -349,7 +350,7 @@ pub struct SharedPool {
 }
 
 impl SharedPool {
-    /// Starts threads, the caller included in `n_threads`, which sleep soon after they have nothing to do.
+    /// Starts `n_threads − 1` threads, which sleep when idle; the caller is the other one.
     ///
     /// # Errors
     /// If the system refuses a thread.

@@ -1,4 +1,4 @@
-//! Iterations of a parallel loop, divided among threads that take over each other's.
+//! Work stealing: iterations of a parallel loop, divided among threads that take over each other's.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 /// Body of a parallel loop.
 pub type LoopBody = unsafe extern "C" fn(env: *mut c_void, iteration: i64, thread: i64);
 
-/// Iterations of one thread; on cache lines that others touch only once they are out of work.
+/// Iterations of one thread, on cache lines that other threads access only when they are out of work.
 #[repr(align(128))]
 #[derive(Default)]
 pub struct Share {
@@ -14,7 +14,7 @@ pub struct Share {
     end: AtomicI64,
 }
 
-/// Divides the iterations of a loop, while nobody works on them.
+/// Divides the iterations of a loop among threads; none of them may be working.
 pub fn divide(shares: &[Share], n_iterations: i64) {
     let n = shares.len() as i64;
     for (share, at) in shares.iter().zip(0..) {
@@ -23,7 +23,7 @@ pub fn divide(shares: &[Share], n_iterations: i64) {
     }
 }
 
-/// Carries out iterations until all are taken, those of this thread first. Returns the number of them.
+/// Executes iterations until all are taken, those of this thread first; returns the number of them.
 ///
 /// # Safety
 /// `body` may be called with `env` for every iteration, from the threads that work at the same time.
