@@ -1,4 +1,4 @@
-//! Devices of a fleet: their descriptions, and the list of those present.
+//! Devices of a fleet: their descriptions, and the list of those online.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::jetstream::last_of_each;
 use crate::nats::Client;
 use crate::protocol::{DEVICES, Finding, VERSION};
 
-/// Description of a device, as it announces itself.
+/// Description of a device, announced by itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceDescription {
-    /// The version of the protocol that it speaks.
+    /// Protocol version.
     pub protocol: String,
     /// Name of the device.
     pub device: String,
-    /// Class of tasks that it takes.
+    /// Class of the device, which selects its tasks.
     pub class: String,
-    /// The text of its target.
+    /// Target as text.
     #[serde(default)]
     pub target: String,
-    /// The version of its program, and its compiler.
+    /// Version of its program.
     #[serde(default)]
     pub version: String,
     /// Compiler of its kernels.
@@ -33,34 +33,34 @@ pub struct DeviceDescription {
     /// Memory in bytes.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// Measured peak of a core in f32, in 10⁹ operations a second.
+    /// Measured f32 peak of a core, in GFLOP/s.
     #[serde(default)]
     pub peak_gflops: Option<f64>,
-    /// Times of the kernels that all devices measure (anchors), in nanoseconds.
+    /// Times of the anchors, kernels that all devices measure, in nanoseconds.
     #[serde(default)]
     pub anchors_ns: Vec<f64>,
-    /// The frequency that its first core has, in megahertz, and its temperature in degrees Celsius.
+    /// Current frequency of its first core, in MHz.
     #[serde(default)]
     pub frequency_mhz: Option<f64>,
-    /// The temperature of its warmest zone.
+    /// Temperature of its warmest zone, in degrees Celsius.
     #[serde(default)]
     pub temperature_c: Option<f64>,
-    /// Whether its times mean nothing, as those of an emulator.
+    /// Whether it is emulated, so that its times are meaningless.
     #[serde(default)]
     pub is_emulated: bool,
-    /// Sandbox of its candidates.
+    /// Sandboxing mechanisms for its candidates.
     #[serde(default)]
     pub sandbox: String,
-    /// Current work.
+    /// Current work, in words.
     #[serde(default)]
     pub doing: Option<String>,
-    /// Candidates that it has measured.
+    /// Number of candidates measured so far.
     #[serde(default)]
     pub n_trials: u64,
 }
 
 impl DeviceDescription {
-    /// Makes a description that has the names only.
+    /// Makes a description with names only.
     pub fn named(device: &str, class: &str) -> DeviceDescription {
         DeviceDescription {
             protocol: VERSION.to_owned(),
@@ -82,7 +82,7 @@ impl DeviceDescription {
         }
     }
 
-    /// Takes over how it was when it measured something, where that is known.
+    /// Updates frequency and temperature from a result, if known.
     pub fn heed(&mut self, finding: &Finding) {
         if let Finding::Trial { conditions, .. } = finding {
             self.frequency_mhz = conditions.frequency_mhz.or(self.frequency_mhz);
@@ -90,13 +90,13 @@ impl DeviceDescription {
         }
     }
 
-    /// Reason why it cannot be used, if any.
+    /// Reason why it cannot be used; `None` if it can.
     pub fn obstacle(&self) -> Option<String> {
         (self.protocol != VERSION).then(|| format!("not usable: speaks {}", self.protocol))
     }
 }
 
-/// Lists the devices present, by name.
+/// Lists the devices online, sorted by name.
 ///
 /// # Errors
 /// If the server does not answer.
@@ -105,7 +105,7 @@ pub fn all(client: &mut Client) -> Result<Vec<DeviceDescription>, Error> {
     Ok(said.iter().filter_map(|json| serde_json::from_slice(json).ok()).collect())
 }
 
-/// Lists the devices that can be used.
+/// Lists the usable devices.
 ///
 /// # Errors
 /// As [`all`].
@@ -115,7 +115,7 @@ pub fn listed(client: &mut Client) -> Result<Vec<DeviceDescription>, Error> {
     Ok(devices)
 }
 
-/// A table of devices, for people.
+/// Formats devices as a table for people.
 pub fn rows(devices: &[DeviceDescription]) -> Vec<Vec<String>> {
     let head = ["device", "class", "machine", "cores", "GFLOP/s a core", "MHz", "°C", "trials", "at"];
     let head = head.map(str::to_owned).to_vec();
@@ -139,7 +139,7 @@ pub fn rows(devices: &[DeviceDescription]) -> Vec<Vec<String>> {
     std::iter::once(head).chain(devices.iter().map(row)).collect()
 }
 
-/// Waits, up to `at_most`, until there is a device of a class; returns all of the class.
+/// Waits, up to `at_most`, until a device of a class is online; returns all of the class.
 ///
 /// # Errors
 /// [`Error::Nobody`] if there is none, and as [`all`].

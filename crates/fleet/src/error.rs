@@ -1,11 +1,11 @@
-//! Errors between machines.
+//! Errors of a fleet.
 
 use std::io;
 
-/// Reason why a fleet cannot do something.
+/// Reason why a fleet operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An invalid address of a server.
+    /// Invalid address of a server.
     #[error(
         "`{given}` is no address of a NATS server: {why} (give nats://127.0.0.1:4222, or tls://HOST:4222; commas between several)"
     )]
@@ -15,7 +15,7 @@ pub enum Error {
         /// Reason.
         why: &'static str,
     },
-    /// A failed connection.
+    /// Failed connection.
     #[error("the NATS server {address} cannot be reached: {source} (start nats-server, or give another address)")]
     Unreachable {
         /// Address of the server.
@@ -23,13 +23,13 @@ pub enum Error {
         /// Reason.
         source: io::Error,
     },
-    /// An answer that is not a NATS server's.
+    /// Reply that is not a NATS server's.
     #[error("what answers at {address} is no NATS server (give the address of one)")]
     NoServer {
         /// Address of the server.
         address: String,
     },
-    /// An unencrypted connection to another machine.
+    /// Unencrypted connection to another machine, which is refused.
     #[error(
         "{address} is another machine, and the connection is not encrypted (make keys by `tilewright fleet keys`, and give tls://… with --key)"
     )]
@@ -37,13 +37,13 @@ pub enum Error {
         /// Address of the server.
         address: String,
     },
-    /// The server wants encryption.
+    /// Server that requires encryption.
     #[error("the NATS server {address} takes encrypted connections only (give tls://… with --key)")]
     TlsRequired {
         /// Address of the server.
         address: String,
     },
-    /// The server has no encryption.
+    /// Server without encryption, where it is required.
     #[error(
         "the NATS server at {address} does not encrypt (start it with the configuration of `tilewright fleet keys`)"
     )]
@@ -51,7 +51,7 @@ pub enum Error {
         /// Address of the server.
         address: String,
     },
-    /// The encryption failed.
+    /// Failed TLS handshake.
     #[error("no encrypted connection to {address}: {why}{}", clock(.why))]
     Tls {
         /// Address of the server.
@@ -59,35 +59,35 @@ pub enum Error {
         /// Reason.
         why: String,
     },
-    /// The server does not take us.
+    /// Refused authentication.
     #[error("the NATS server {address} refuses: {why} (give a key that it knows with --key)")]
     Refused {
         /// Address of the server.
         address: String,
-        /// Reason, in the server's words.
+        /// Message of the server.
         why: String,
     },
-    /// The key does not allow something.
+    /// Operation that the key does not permit.
     #[error("the key does not allow that: {why}")]
     Denied {
-        /// Reason, in the server's words.
+        /// Message of the server.
         why: String,
     },
-    /// The server takes no message of this size.
+    /// Message beyond the server's size limit.
     #[error("a message of {n_bytes} bytes, and the NATS server takes {most} at most (raise its max_payload)")]
     TooLarge {
-        /// Bytes of the message.
+        /// Size of the message in bytes.
         n_bytes: usize,
-        /// Most bytes that the server takes.
+        /// Limit in bytes.
         most: usize,
     },
-    /// The connection has ended.
+    /// Lost connection.
     #[error("the connection has ended: {why}")]
     Lost {
         /// Reason.
         why: String,
     },
-    /// An invalid key file.
+    /// Invalid key file.
     #[error("{name}: {why} (give a file that `tilewright fleet keys` made)")]
     Key {
         /// The file.
@@ -95,21 +95,21 @@ pub enum Error {
         /// Reason.
         why: String,
     },
-    /// The server has no streams, or refuses one.
+    /// Server without JetStream, or one that refuses a stream.
     #[error("the NATS server keeps no messages: {why} (start it with -js)")]
     NoStreams {
         /// Reason.
         why: String,
     },
-    /// An invalid name.
+    /// Invalid name.
     #[error("`{given}` is no name of a {what} (give up to 40 small letters, digits, `-` and `_`, and not `any`)")]
     Name {
         /// Text that was given.
         given: String,
-        /// Kind of thing that is named.
+        /// Kind of name.
         what: &'static str,
     },
-    /// A class without devices.
+    /// Class without online devices.
     #[error(
         "no device of class `{class}` is there{others} (start one: tilewright serve --fleet {address} --class {class})"
     )]
@@ -118,10 +118,10 @@ pub enum Error {
         class: String,
         /// Address of the server.
         address: String,
-        /// Other devices or classes.
+        /// Other devices or classes that are online.
         others: String,
     },
-    /// An answer that is not understood.
+    /// Malformed reply.
     #[error("{0}")]
     Odd(String),
 }

@@ -34,19 +34,19 @@ const ANCHOR_TIME: Duration = Duration::from_secs(5);
 /// The name of the file in the user's data folder that this machine's name as a device is in.
 const NAME: &str = "device";
 
-/// Machine that a device of a fleet measures on.
+/// Hardware that a device of a fleet measures on.
 #[derive(Clone, Copy, Debug)]
 pub enum Measures<'a> {
     /// CPUs of this machine.
     Cpus,
-    /// GPU of this machine, by its name: `cuda`, `opencl:1`.
+    /// GPU of this machine, by its name, such as `cuda` or `opencl:1`.
     Gpu(&'a str),
-    /// Machine where a command starts a runner.
+    /// Remote device whose runner a command starts.
     Runner(&'a str),
 }
 
-/// Serves tasks on this machine, or on one where a command starts a runner, until `stop` is raised. The
-/// device's name is that of its key, or one kept in the user's data folder.
+/// Serves tasks on this machine or a runner's until `stop` is raised. The device's name is that of its key,
+/// or a generated one that is kept in the user's data folder.
 ///
 /// # Errors
 /// If the server cannot be reached, a name is none, this machine serves already, or there is no such GPU or
@@ -272,7 +272,7 @@ fn toolchain() -> String {
     tilewright::toolchain()
 }
 
-/// A name for machines that are like this one.
+/// Class name for machines like this one.
 pub fn class_here() -> String {
     let what = format!("{} {} {}", host::target(), host::allowed_cpus().len(), toolchain());
     // FNV-1a: the same on every machine and in every version.

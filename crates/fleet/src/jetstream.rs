@@ -1,4 +1,4 @@
-//! Streams of messages that a server keeps, as far as a fleet needs them.
+//! JetStream: streams and consumers on the server, as far as a fleet uses them.
 //!
 //! # Source
 //! <https://docs.nats.io/reference/reference-protocols/nats_api_reference>: requests in JSON, as servers from
@@ -13,9 +13,9 @@ use crate::error::Error;
 use crate::nats::{Client, ReceivedMessage};
 use crate::protocol::{DEVICES, RESULTS, TASKS, VERSION, class_consumer, device_consumer, device_subject};
 
-/// Timeout for the server's answers.
+/// Timeout of the server's replies.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Time without news after which a device counts as absent.
+/// Time without news after which a device counts as offline.
 pub const DEVICE_AGE: Duration = Duration::from_secs(30);
 /// Tasks are kept for so long, and results for so long.
 const TASK_AGE: Duration = Duration::from_secs(3600);
@@ -54,7 +54,7 @@ fn must(client: &mut Client, subject: &str, payload: &Json) -> Result<Json, Erro
     ask(client, subject, payload)?.map_err(|(_, why)| Error::NoStreams { why })
 }
 
-/// Makes the streams unless they exist.
+/// Creates the streams unless they exist.
 ///
 /// # Errors
 /// If the server keeps no messages.
@@ -89,7 +89,7 @@ fn make_consumer(client: &mut Client, stream: &str, name: &str, config: &Json) -
     must(client, &format!("$JS.API.CONSUMER.DURABLE.CREATE.{stream}.{name}"), &request).map(|_| ())
 }
 
-/// Sees to it that devices of a class can take tasks, which they lose after a lease that is not renewed.
+/// Creates the consumer of a class's tasks; a device loses a task whose lease it does not renew.
 ///
 /// # Errors
 /// As [`make_streams`].
@@ -101,7 +101,7 @@ pub fn make_class(client: &mut Client, class: &str, lease: Duration) -> Result<(
     make_consumer(client, TASKS, &class_consumer(class), &config)
 }
 
-/// Makes the consumer of a device's tasks.
+/// Creates the consumer of a device's own tasks.
 ///
 /// # Errors
 /// As [`make_streams`].
@@ -113,7 +113,7 @@ pub fn make_device(client: &mut Client, class: &str, device: &str, lease: Durati
     make_consumer(client, TASKS, &device_consumer(device), &config)
 }
 
-/// Makes the consumer of a run's results. A result that is not acknowledged in time is delivered again.
+/// Creates the consumer of a run's results. An unacknowledged result is delivered again.
 ///
 /// # Errors
 /// As [`make_streams`].
@@ -144,7 +144,8 @@ pub fn purge_tasks(client: &mut Client, run: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Number of a run's tasks on the server, those under way included; `None` where it has no stream of tasks.
+/// Number of a run's tasks on the server, unacknowledged ones included; `None` if there is no stream of
+/// tasks.
 ///
 /// # Errors
 /// If the connection ends.
@@ -159,8 +160,8 @@ pub fn n_tasks(client: &mut Client, run: &str) -> Result<Option<u64>, Error> {
     })
 }
 
-/// Number of messages that a consumer has not taken or not acknowledged; `None` where the server does not
-/// know it.
+/// Number of messages that a consumer has not received or not acknowledged; `None` if the consumer does not
+/// exist.
 ///
 /// # Errors
 /// If the connection ends.
@@ -170,7 +171,7 @@ pub fn n_left(client: &mut Client, stream: &str, consumer: &str) -> Result<Optio
     Ok(info.map(|info| number(&info, "num_pending") + number(&info, "num_ack_pending")))
 }
 
-/// Reads the last message of each subject of a stream.
+/// Last message of each subject of a stream.
 ///
 /// # Errors
 /// If the connection ends or the server does not answer.
@@ -192,7 +193,7 @@ pub fn last_of_each(client: &mut Client, stream: &str) -> Result<Vec<Vec<u8>>, E
     Ok(found)
 }
 
-/// Asks for `n` messages, which come to an inbox, or a status of the server in their place.
+/// Requests `n` messages, which are delivered to an inbox, or a status in their place.
 pub fn pull(client: &Client, stream: &str, consumer: &str, n: u64, inbox: &str, expires: Option<Duration>) {
     let request = match expires {
         Some(expires) => json!({"batch": n, "expires": ns(expires)}),
@@ -202,7 +203,8 @@ pub fn pull(client: &Client, stream: &str, consumer: &str, n: u64, inbox: &str, 
     client.link().publish(&subject, Some(inbox), None, request.to_string().as_bytes());
 }
 
-/// Stores a message in a stream, and returns whether it is stored; a message of a known id is.
+/// Publishes a message to a stream, and returns whether it is stored; a duplicate of a known id counts as
+/// stored.
 ///
 /// # Errors
 /// If the connection ends.
@@ -211,13 +213,13 @@ pub fn keep(client: &mut Client, subject: &str, id: Option<&str>, payload: &[u8]
     Ok(answer.is_some_and(|answer| is_kept(&answer)))
 }
 
-/// Whether an answer says that a message is kept.
+/// Whether a reply confirms that a message is stored.
 pub fn is_kept(answer: &ReceivedMessage) -> bool {
     let json = serde_json::from_slice::<Json>(&answer.payload).unwrap_or_default();
     answer.status.is_none() && json.get("error").is_none() && json.get("seq").is_some()
 }
 
-/// Number of deliveries of a message, by the subject of its acknowledgement.
+/// Number of deliveries of a message, from its acknowledgement subject.
 pub fn n_deliveries(ack: &str) -> u64 {
     let words: Vec<&str> = ack.split('.').collect();
     // $JS.ACK.STREAM.CONSUMER.DELIVERED.SEQUENCE.SEQUENCE.TIME.PENDING, or with domain and account before the

@@ -1,4 +1,4 @@
-//! Keys: who may do what in a fleet, and the certificates by which machines know the server.
+//! Keys: permissions of the machines of a fleet, and certificates by which they verify the server.
 
 use std::path::Path;
 
@@ -13,25 +13,25 @@ use crate::protocol::{TASKS, VERSION, check_name, class_consumer, device_consume
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FleetRole {
-    /// Asks for measurements.
+    /// Tuner, which requests measurements.
     Tuner,
-    /// Measures candidates.
+    /// Device, which measures candidates.
     Device,
 }
 
-/// Contents of a key file: all that a machine needs for its connection.
+/// Contents of a key file: everything that a machine needs for its connection.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Credentials {
-    /// Name of the machine; a device's permissions contain it.
+    /// Name of the machine; a device's permissions depend on it.
     pub name: String,
     /// Role of the machine.
     pub role: FleetRole,
-    /// The class of a device.
+    /// Class of a device; `None` for a tuner.
     #[serde(default)]
     pub class: Option<String>,
     /// The secret.
     seed: String,
-    /// The certificate that vouches for the server's.
+    /// Certificate of the authority that signed the server's.
     pub authority: String,
 }
 
@@ -52,7 +52,7 @@ impl Credentials {
         Ok(Credentials::parse(&path.display().to_string(), &bytes)?)
     }
 
-    /// Parses the contents of a key file of this name.
+    /// Parses the contents of a key file; `name` is its name in messages.
     ///
     /// # Errors
     /// [`Error::Key`] if it is none.
@@ -64,7 +64,7 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// The key.
+    /// Key pair.
     ///
     /// # Errors
     /// [`Error::Key`] if the seed is none.
@@ -110,31 +110,31 @@ impl Credentials {
     }
 }
 
-/// Request for a fleet's keys.
+/// Options for making a fleet's keys.
 #[derive(Debug, Clone)]
 pub struct KeysRequest {
-    /// Names and addresses under which the server is reached.
+    /// Names and addresses of the server.
     pub hosts: Vec<String>,
-    /// Folder in which the server's files will be, for its configuration.
+    /// Folder of the server's files on the server, for its configuration.
     pub folder: String,
-    /// The class of the devices.
+    /// Class of the devices.
     pub class: String,
-    /// The devices' names.
+    /// Names of the devices.
     pub devices: Vec<String>,
 }
 
-/// A file that is made.
+/// Generated file.
 #[derive(Debug, Clone)]
 pub struct KeyFile {
     /// Name of the file.
     pub name: String,
     /// Contents of the file.
     pub text: String,
-    /// User of the file.
+    /// Description of its user.
     pub what: &'static str,
 }
 
-/// Makes a server's configuration with its certificate, and a key file for the tuner and each device.
+/// Generates a server's configuration with its certificate, and a key file for the tuner and for each device.
 ///
 /// # Errors
 /// If a name is none.
@@ -183,7 +183,7 @@ pub fn make_keys(request: &KeysRequest) -> Result<Vec<KeyFile>, Error> {
     Ok(made)
 }
 
-/// Makes a folder with all keys, which only its owner may read; returns the paths, and the user of each.
+/// Writes all keys to a folder that only its owner can read; returns the paths, each with the file's user.
 ///
 /// # Errors
 /// As [`make_keys`], and where there are files already or they cannot be written.

@@ -32,25 +32,25 @@ use here::class_here;
 use keys::{Credentials, FleetRole};
 use nats::Client;
 
-/// Time for which a device keeps a task without a sign of life.
+/// Default lease of a task: time without a sign of life after which another device may take it.
 pub const LEASE: Duration = Duration::from_secs(10);
 
-/// A server, and the devices of a class that are reached by it.
+/// Server of a fleet, and a class of its devices.
 #[derive(Debug, Clone)]
 pub struct Fleet {
-    /// Address of the server, or of the servers of a cluster.
+    /// Address of the server, or addresses of a cluster's servers.
     pub servers: Servers,
-    /// Credentials, where the server asks for them.
+    /// Credentials, if the server requires them.
     pub credentials: Option<Credentials>,
-    /// The class.
+    /// Class of the devices.
     pub class: String,
-    /// Time for which a device keeps a task without a sign of life.
+    /// Lease of a task: time without a sign of life after which another device may take it.
     pub lease: Duration,
 }
 
 impl Fleet {
-    /// Connects to the devices of a class at a server. Without a class it is that of the key, or of machines
-    /// like this one.
+    /// Opens a fleet at a server address. Without a class it is that of the key, or of machines like this
+    /// one.
     ///
     /// # Errors
     /// If an address, the key or the class is none.
@@ -86,7 +86,7 @@ impl Fleet {
         Client::connect(&self.servers, credentials, name)
     }
 
-    /// Lists the devices present, of all classes, by name.
+    /// Lists the devices online, of all classes, sorted by name.
     ///
     /// # Errors
     /// If the server cannot be reached or does not answer.

@@ -1,4 +1,4 @@
-//! A client of NATS: one connection, on which messages are sent by any thread and received by one.
+//! NATS client: one connection, on which any thread can send and one receives.
 //!
 //! # Source
 //! <https://docs.nats.io/reference/reference-protocols/nats-protocol>. It is a protocol of lines; what we use
@@ -46,7 +46,7 @@ const OF_MESSAGE: usize = 128;
 const FIRST_TRY: Duration = Duration::from_millis(100);
 const MOST_BETWEEN_TRIES: Duration = Duration::from_secs(5);
 
-/// Retries of a connection with exponential backoff and jitter.
+/// Schedule of reconnections with exponential backoff and jitter.
 #[derive(Debug)]
 pub struct Retry {
     n_failed: u32,
@@ -54,17 +54,17 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Makes a schedule whose first try is at once.
+    /// Makes a schedule whose first attempt is immediate.
     pub fn at_once() -> Retry {
         Retry { n_failed: 0, at: Instant::now() }
     }
 
-    /// Time left until the next try.
+    /// Time until the next attempt.
     pub fn left(&self) -> Duration {
         self.at.saturating_duration_since(Instant::now())
     }
 
-    /// Schedules the next try after a failure.
+    /// Schedules the next attempt after a failure.
     pub fn failed(&mut self) {
         let most = FIRST_TRY.saturating_mul(1 << self.n_failed.min(16)).min(MOST_BETWEEN_TRIES);
         let [byte] = random();
@@ -74,14 +74,14 @@ impl Retry {
     }
 }
 
-/// A message that has come.
+/// Received message.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ReceivedMessage {
     /// Subject of the message.
     pub subject: String,
     /// Subject for a reply.
     pub reply: Option<String>,
-    /// Status of the server in place of a reply: 503 where nobody listens.
+    /// Status in place of a reply, such as 503 for no responders.
     pub status: Option<u16>,
     /// Contents of the message.
     pub payload: Vec<u8>,
@@ -90,11 +90,11 @@ pub struct ReceivedMessage {
 /// Event of a connection.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ConnectionEvent {
-    /// A message.
+    /// Received message.
     Message(ReceivedMessage),
-    /// The server refuses something, in its words.
+    /// Error of the server, in its words.
     Refused(String),
-    /// The connection has ended, and why.
+    /// End of the connection, with the reason.
     Lost(String),
 }
 
@@ -109,7 +109,7 @@ impl ConnectionEvent {
     }
 }
 
-/// The side of a connection that sends, for any thread.
+/// Sending side of a connection, shared by threads.
 #[derive(Clone)]
 pub struct Link(Arc<Inner>);
 
@@ -139,14 +139,13 @@ impl Link {
         }
     }
 
-    /// The largest message that the server takes, in bytes.
+    /// Maximum payload that the server accepts, in bytes.
     pub fn max_payload(&self) -> usize {
         self.0.max_payload.load(Ordering::Relaxed)
     }
 
-    /// Sends a message, and says whether the server takes one of this size: a larger one would end the
-    /// connection, and is not sent. One that cannot be sent is lost with the connection, which says so by an
-    /// event.
+    /// Sends a message; returns false without sending it if it exceeds the server's limit, which would end
+    /// the connection. A message that cannot be sent is lost with the connection, whose end is an event.
     pub fn publish(&self, subject: &str, reply: Option<&str>, id: Option<&str>, payload: &[u8]) -> bool {
         let head = id.map_or(String::new(), |id| format!("NATS/1.0\r\nNats-Msg-Id: {id}\r\n\r\n"));
         let total = head.len() + payload.len();
@@ -179,7 +178,7 @@ fn flush(tls: &mut ClientConnection, mut socket: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A connection.
+/// Connection to a server.
 pub struct Client {
     link: Link,
     events: Receiver<ConnectionEvent>,
@@ -193,7 +192,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to the first server that accepts. Replies come to an inbox below this name.
+    /// Connects to the first server that accepts. Replies are received on inboxes with this prefix.
     ///
     /// # Errors
     /// If none can be reached, or all refuse: what the first of those says that refuse.
@@ -277,7 +276,7 @@ impl Client {
         Ok(client)
     }
 
-    /// The side that sends.
+    /// Sending side.
     pub fn link(&self) -> &Link {
         &self.link
     }
@@ -288,12 +287,12 @@ impl Client {
         self.link.send_or_end(format!("SUB {subject} {}\r\n", self.n_subscriptions).as_bytes());
     }
 
-    /// A subject to which an answer can come, that ends with this name.
+    /// Makes an inbox subject for replies that ends with this name.
     pub fn inbox(&self, name: &str) -> String {
         format!("{}.{name}", self.inbox)
     }
 
-    /// Name that an inbox's subject was given.
+    /// Name given to an inbox's subject; `None` for other subjects.
     pub fn name_of<'a>(&self, subject: &'a str) -> Option<&'a str> {
         subject.strip_prefix(&self.inbox)?.strip_prefix('.')
     }
@@ -313,7 +312,8 @@ impl Client {
         }
     }
 
-    /// Sends a request and waits for the reply; `None` where it does not come in time. Other events are kept.
+    /// Sends a request and waits for the reply; `None` on timeout. Other events are kept for
+    /// [`Client::next`].
     ///
     /// # Errors
     /// [`Error::Lost`] if the connection ends, [`Error::Denied`] where this may not be asked, and
@@ -327,7 +327,7 @@ impl Client {
         self.request_as(subject, None, payload, at_most)
     }
 
-    /// Sends a request that the server recognises by an id when it is repeated.
+    /// Sends a request with a message id, by which the server recognises duplicates.
     ///
     /// # Errors
     /// As [`Client::request`].

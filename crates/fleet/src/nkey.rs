@@ -32,7 +32,7 @@ impl NKey {
         NKey { pair, seed }
     }
 
-    /// The one of a seed's text; none where the text is no seed of a user.
+    /// Parses the text of a user's seed; `None` if it is none.
     pub fn parse(text: &str) -> Option<NKey> {
         let bytes = BASE32_NOPAD.decode(text.trim().as_bytes()).ok()?;
         let (bytes, sum) = bytes.split_last_chunk::<2>()?;
@@ -41,17 +41,17 @@ impl NKey {
         (is_user && crc16(bytes) == u16::from_le_bytes(*sum)).then_some(NKey::of_seed(seed.try_into().ok()?))
     }
 
-    /// The seed's text: a secret.
+    /// Seed as text, which is secret.
     pub fn seed(&self) -> String {
         with_sum(&[&[SEED | USER >> 5, USER << 3], &self.seed[..]].concat())
     }
 
-    /// The public key's text.
+    /// Public key as text.
     pub fn public(&self) -> String {
         with_sum(&[&[USER], self.pair.public_key().as_ref()].concat())
     }
 
-    /// The signature of something, as text.
+    /// Signature of a text, as text.
     pub fn sign(&self, what: &str) -> String {
         BASE64URL_NOPAD.encode(self.pair.sign(what.as_bytes()).as_ref())
     }

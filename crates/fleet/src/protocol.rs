@@ -1,8 +1,8 @@
 //! Protocol between a tuner and the devices of a fleet: subjects, and messages in JSON.
 //!
-//! A task is some candidates of one assignment, in the order in which they are to be measured; what becomes
-//! of each is a result of its own. Candidates travel as the text of their schedules, so that what runs does
-//! not depend on the version of a template.
+//! A task consists of candidates of one assignment, in the order of measurement; each has a result of its
+//! own. Candidates are sent as the text of their schedules, so that devices do not depend on the version of a
+//! template.
 
 use std::time::Duration;
 
@@ -12,21 +12,21 @@ use tilewright_search::{Candidate, Conditions, Config, Limit, Measured, Outcome,
 
 use crate::error::Error;
 
-/// The version of all of this, in every subject.
+/// Protocol version, part of every subject.
 pub const VERSION: &str = "v1";
 /// Stream of tasks.
 pub const TASKS: &str = "TW_TASKS";
 /// Stream of results.
 pub const RESULTS: &str = "TW_RESULTS";
-/// The bucket of devices, and its stream.
+/// Key-value bucket of device descriptions, and its stream.
 pub const DEVICES: &str = "KV_TW_DEVICES";
-/// Name in a subject that stands for any device of a class.
+/// Part of a subject that stands for any device of a class.
 pub const ANY: &str = "any";
 
 /// The bytes of a failure's message that are sent.
 const MOST_OF_MESSAGE: usize = 16 << 10;
 
-/// Checks that something may be a part of a subject.
+/// Checks that a name is a valid part of a subject.
 ///
 /// # Errors
 /// [`Error::Name`] if it may not.
@@ -36,7 +36,7 @@ pub fn check_name(what: &'static str, name: &str) -> Result<(), Error> {
     if is_name { Ok(()) } else { Err(Error::Name { given: name.chars().take(60).collect(), what }) }
 }
 
-/// Tasks of a run, for a device of a class or [`ANY`].
+/// Subject of a run's tasks for a device of a class, or for [`ANY`].
 pub fn task_subject(class: &str, device: &str, run: &str) -> String {
     format!("tw.{VERSION}.task.{class}.{device}.{run}")
 }
@@ -46,32 +46,32 @@ pub fn result_subject(run: &str, device: &str) -> String {
     format!("tw.{VERSION}.result.{run}.{device}")
 }
 
-/// A device is at a task of a run.
+/// Subject for reports that a device works on a run's task.
 pub fn started_subject(run: &str) -> String {
     format!("tw.{VERSION}.started.{run}")
 }
 
-/// Subject on which devices ask what is still wanted of a run's task.
+/// Subject for devices' queries for the remaining part of a run's task.
 pub fn rest_subject(run: &str) -> String {
     format!("tw.{VERSION}.rest.{run}")
 }
 
-/// Tasks of a run are not wanted any more.
+/// Subject for cancelling tasks of a run.
 pub fn cancel_subject(run: &str) -> String {
     format!("tw.{VERSION}.cancel.{run}")
 }
 
-/// Key of a device's description.
+/// Subject (key) of a device's description.
 pub fn device_subject(device: &str) -> String {
     format!("$KV.TW_DEVICES.{device}")
 }
 
-/// Consumer of tasks for any device of a class.
+/// Name of the consumer of tasks for any device of a class.
 pub fn class_consumer(class: &str) -> String {
     format!("class-{class}")
 }
 
-/// Consumer of tasks for a device.
+/// Name of the consumer of tasks for a device.
 pub fn device_consumer(device: &str) -> String {
     format!("device-{device}")
 }
@@ -79,34 +79,34 @@ pub fn device_consumer(device: &str) -> String {
 /// Workload of candidates, and the settings for building, running and timing them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
-    /// The workload's text.
+    /// Workload as text.
     pub workload: String,
-    /// The text of the target that schedules are for.
+    /// Target of the schedules, as text.
     pub target: String,
-    /// Threads a kernel may use.
+    /// Number of threads that a kernel may use.
     pub threads: usize,
     /// Seed of the random inputs.
     pub seed: u64,
-    /// State of the caches before a run.
+    /// Cache state before a run.
     pub caches: Caches,
-    /// Whether hopeless candidates are run and timed to the end too.
+    /// Whether slow candidates are timed completely, rather than pruned.
     pub to_the_end: bool,
-    /// Time to spend in the runs of a candidate, in seconds; by default the device's.
+    /// Minimum time of a candidate's timed runs in seconds; `None` for the device's default.
     pub min_time_s: Option<f64>,
-    /// Longest that a build may take.
+    /// Timeout of a build, in seconds.
     pub build_timeout_s: Option<f64>,
-    /// Longest that the runs of a candidate may take.
+    /// Timeout of a candidate's runs, in seconds.
     pub run_timeout_s: Option<f64>,
 }
 
-/// A candidate under way.
+/// Candidate sent to a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Sent {
     /// Schedule of the candidate.
     pub steps: String,
-    /// Configuration, which the result repeats so that it can be recorded without the task.
+    /// Configuration, repeated in the result so that it can be recorded without the task.
     pub config: String,
-    /// Timeout of its runs, whatever other candidates take.
+    /// Timeout of its runs in seconds that overrides the default, if any.
     pub patience_s: Option<f64>,
 }
 
@@ -121,30 +121,30 @@ impl Sent {
 /// Task of a device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceTask {
-    /// Run of the task.
+    /// Name of the run.
     pub run: String,
     /// Number of the task in its run.
     pub number: u64,
     /// Workload and settings.
     pub assignment: Assignment,
-    /// The candidates, each with its place in the task.
+    /// Candidates, each with its index in the task.
     pub candidates: Vec<Sent>,
-    /// The median of one that leads, in nanoseconds.
+    /// Median of the best candidate in nanoseconds, for pruning.
     pub leading_ns: Option<f64>,
-    /// The limits of a race, where the candidates are timed against each other.
+    /// Limits of a race; `None` for single measurements.
     pub race: Option<RaceTimes>,
-    /// Time for which the device has the task, in seconds; a device at work renews it.
+    /// Lease of the task in seconds, which a working device renews.
     pub lease_s: f64,
 }
 
 /// Limits of a race.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct RaceTimes {
-    /// All rounds, in seconds.
+    /// Time for all rounds, in seconds.
     pub rounds_s: f64,
-    /// The race as a whole.
+    /// Time for the race as a whole, in seconds.
     pub total_s: f64,
-    /// Time of the fastest kernel, in nanoseconds.
+    /// Expected time of the fastest kernel, in nanoseconds.
     pub best_ns: f64,
 }
 
@@ -168,18 +168,18 @@ impl From<RaceTimes> for RaceLimits {
 /// Result of a candidate or of a race.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Done {
-    /// The task.
+    /// Number of the task.
     pub task: u64,
     /// Index of the candidate in its task.
     pub index: usize,
-    /// Device that measured.
+    /// Name of the device that measured it.
     pub device: String,
     /// Result.
     pub what: Finding,
 }
 
 impl Done {
-    /// Id of the result: the server stores a duplicate once.
+    /// Message id of the result, by which the server drops duplicates.
     pub fn id(&self, run: &str) -> String {
         format!("{run}.{}.{}", self.task, self.index)
     }
@@ -194,9 +194,9 @@ pub enum Finding {
         config: String,
         /// Outcome of the candidate.
         outcome: Outcome,
-        /// Seconds of building, checking and timing.
+        /// Seconds spent on the candidate, by activity.
         seconds: Seconds,
-        /// Limit that it exceeded, which another run may raise.
+        /// Limit that caused the failure, if any; under a higher one it may succeed.
         limit: Option<Limit>,
         /// Conditions of the measurement.
         #[serde(default)]
@@ -204,12 +204,12 @@ pub enum Finding {
     },
     /// Result of a race.
     Race(Vec<Finalist>),
-    /// Reason why nothing can be measured there.
+    /// Reason why the device cannot measure anything.
     Broken(String),
 }
 
 impl Finding {
-    /// Makes the result of a candidate on a device of this name.
+    /// Result of a candidate on a device of this name.
     pub fn of(sent: &Sent, device: &str, measured: Measured) -> Finding {
         let Measured { mut outcome, seconds, limit, conditions } = measured;
         if let Outcome::Failed { message, .. } = &mut outcome {
@@ -221,7 +221,7 @@ impl Finding {
     }
 }
 
-/// A candidate after a race. One that failed has no quartile, which is infinite then.
+/// Finalist of a race. For one that failed the quartile is absent, which means infinite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finalist {
     at: usize,
@@ -242,22 +242,22 @@ impl From<Finalist> for Standing {
     }
 }
 
-/// Message that a device works on a task: sent when it begins, whenever it renews its lease, and when it
-/// gives the task back.
+/// Report that a device works on a task, sent when it starts, when it renews its lease, and when it returns
+/// the task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
-    /// The task.
+    /// Number of the task.
     pub task: u64,
-    /// The candidate, where the device has one at a time.
+    /// Index of the current candidate, where they are measured one at a time.
     pub index: Option<usize>,
-    /// Name of the device; `None` where it gives the task back.
+    /// Name of the device; `None` when it returns the task.
     pub device: Option<String>,
 }
 
-/// Question of a device what is still wanted of a task.
+/// Query of a device for the remaining part of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ask {
-    /// The task; `None` to ask whether the tuner is there.
+    /// Number of the task; `None` to ask whether the tuner is online.
     pub task: Option<u64>,
     /// Name of the device.
     pub device: String,
@@ -268,20 +268,20 @@ pub struct Ask {
 /// Remaining part of a task.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct RemainingTask {
-    /// The candidates' places.
+    /// Indices of the candidates that are still wanted.
     pub wanted: Vec<usize>,
-    /// Whether one of them may take the machine along: they are to be measured one after the other.
+    /// Whether one of them may crash the machine, so that they are to be measured one at a time.
     pub is_dangerous: bool,
-    /// Whether this device is to leave the run to others.
+    /// Whether this device is excluded from the run.
     pub is_aside: bool,
 }
 
-/// Message that tasks are cancelled.
+/// Cancellation of tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cancel {
-    /// All from this number on, including those under way.
+    /// Tasks from this number on, running ones included.
     From(u64),
-    /// All that are not under way.
+    /// Tasks that are not running.
     WindDown,
 }
 

@@ -110,16 +110,16 @@ struct DeviceRace {
     standings: Option<Vec<Standing>>,
 }
 
-/// Interface to a run's records beyond this process.
+/// Callbacks for a run's records and messages.
 pub struct RunRecords<'a> {
-    /// Records the configuration of a candidate that ran while a machine vanished, and returns how often that
-    /// was.
+    /// Records that a machine vanished while it measured this configuration, and returns how often that
+    /// happened.
     pub strike: Box<dyn FnMut(&str) -> u64 + Send + 'a>,
     /// Receives messages for the user.
     pub tell: Box<dyn Fn(String) + Send + 'a>,
 }
 
-/// The devices of a class, as something that measures candidates of one assignment.
+/// Measuring side for one assignment on the devices of a class.
 pub struct Remote<'a> {
     fleet: Fleet,
     assignment: Assignment,
@@ -204,14 +204,14 @@ impl<'a> Remote<'a> {
         Ok(remote)
     }
 
-    /// Leaves out the devices of these names.
+    /// Excludes the devices of these names.
     #[must_use]
     pub fn without(mut self, aside: impl IntoIterator<Item = String>) -> Remote<'a> {
         self.aside.extend(aside);
         self
     }
 
-    /// Results that had come before, and were passed over.
+    /// Number of duplicate results that were ignored.
     pub fn n_duplicates(&self) -> u64 {
         self.n_duplicates
     }
@@ -736,7 +736,7 @@ const NOISE: f64 = 0.03;
 /// Largest relative difference between devices of a class that is tolerated.
 const MOST_STRAY: f64 = 0.05;
 
-/// Devices whose anchors take longer or shorter than those of others of the class, with the factor.
+/// Outliers: devices whose anchors are slower or faster than those of others of the class, with the factor.
 pub fn strays(devices: &[DeviceDescription]) -> Vec<(String, f64)> {
     let n_anchors = devices.iter().map(|device| device.anchors_ns.len()).min().unwrap_or(0);
     if n_anchors == 0 || devices.len() < 2 {
@@ -757,7 +757,7 @@ pub fn strays(devices: &[DeviceDescription]) -> Vec<(String, f64)> {
     ratios.filter(|(_, ratio)| (ratio - 1.0).abs() > MOST_STRAY).collect()
 }
 
-/// A message as JSON.
+/// Serializes a message as JSON.
 pub fn to_json<T: Serialize>(message: &T) -> Vec<u8> {
     serde_json::to_vec(message).expect("invariant: messages have a form in JSON")
 }

@@ -1,4 +1,4 @@
-//! A device of a fleet: takes tasks from the server, has them measured here, and says what came of them.
+//! Device of a fleet: takes tasks from the server, measures them, and sends results.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,14 +44,14 @@ const REST: Duration = Duration::from_millis(50);
 const LOOK: Duration = Duration::from_millis(20);
 const RENEWALS: u32 = 3;
 
-/// Starts something that measures the candidates of an assignment.
+/// Function that starts a measuring side for an assignment.
 pub type StartMeasuring<'a> = dyn FnMut(&Assignment) -> Result<Box<dyn Measure>, BoxError> + 'a;
 
-/// Interface to this device's measurements.
+/// Callbacks for the device's measurements.
 pub struct Here<'a> {
-    /// Starts something that measures the candidates of an assignment.
+    /// Starts a measuring side for an assignment.
     pub start: &'a mut StartMeasuring<'a>,
-    /// Updates the description of the device; told whether the device is idle.
+    /// Updates the description of the device; the flag tells whether it is idle.
     pub renew: &'a mut (dyn FnMut(&mut DeviceDescription, bool) + 'a),
 }
 

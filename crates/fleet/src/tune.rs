@@ -51,9 +51,9 @@ pub fn tune(
 pub type Each = (usize, Result<Tuned, tilewright::Error>);
 
 /// Tunes several workloads on the devices of a class, as many at a time as there are devices, since each
-/// search does better with smaller batches. Where the budget is in trials rather than time, one more is
-/// searched, so that no device is idle while a search waits for its last results. Returns the results in
-/// order, without those that were not begun.
+/// search does better with smaller batches. With a budget in trials, one more runs, so that no device is idle
+/// while a search waits for its last results. Returns the results in order, without workloads that were not
+/// started.
 ///
 /// # Errors
 /// As [`tune`], where none could be begun.
@@ -91,8 +91,8 @@ pub fn tune_many(
     Ok(done)
 }
 
-/// Gives requests that the devices of a class work on side by side equal parts of the time that they share,
-/// as those of a model do.
+/// Divides `time` equally among requests that the devices of a class process in parallel, such as those of a
+/// model.
 pub fn in_equal_parts(requests: Vec<Request>, time: Duration) -> Vec<Request> {
     let n_requests = u32::try_from(requests.len()).unwrap_or(u32::MAX).max(1);
     requests.into_iter().map(|request| request.time(time / n_requests)).collect()

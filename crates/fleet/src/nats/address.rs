@@ -72,13 +72,13 @@ impl fmt::Display for ServerAddress {
     }
 }
 
-/// Servers in the order in which they are tried; any of them will do.
+/// Servers in the order in which they are tried; any of them suffices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Servers(pub(super) Vec<ServerAddress>);
 
 impl Servers {
-    /// Parses `nats://HOST:PORT`, or `tls://HOST:PORT` for an encrypted connection, with commas between
-    /// several.
+    /// Parses `nats://HOST:PORT`, or `tls://HOST:PORT` for an encrypted connection, or several separated by
+    /// commas.
     ///
     /// # Errors
     /// [`Error::Address`] if it names none.

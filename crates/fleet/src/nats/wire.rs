@@ -1,4 +1,4 @@
-//! Wire format of a server's messages: lines, some of them with a payload behind.
+//! NATS wire format: lines, some of them followed by a payload.
 
 use serde::Deserialize;
 
@@ -11,10 +11,10 @@ const MOST_BYTES: usize = 64 << 20;
 /// Room that is kept for what comes next.
 const ROOM: usize = 256 << 10;
 
-/// Facts about a server, sent at the beginning and when they change.
+/// `INFO`: facts about a server, sent at the beginning and when they change.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct ServerInfo {
-    /// Challenge to be signed.
+    /// Nonce to be signed by the client.
     #[serde(default)]
     pub nonce: Option<String>,
     /// Whether connections must be encrypted.
@@ -23,10 +23,10 @@ pub struct ServerInfo {
     /// Whether connections may be encrypted.
     #[serde(default)]
     pub tls_available: bool,
-    /// The largest payload that it takes, in bytes.
+    /// Maximum payload in bytes.
     #[serde(default = "usual_payload")]
     pub max_payload: usize,
-    /// Whether it is about to end, and wants its clients to go elsewhere ("lame duck mode").
+    /// Whether the server is shutting down and wants its clients to reconnect elsewhere (lame duck mode).
     #[serde(default)]
     pub ldm: bool,
 }
@@ -64,12 +64,12 @@ pub struct WireParser {
 }
 
 impl WireParser {
-    /// More has come.
+    /// Appends received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Whether all that has come is understood.
+    /// Whether all received bytes have been parsed.
     pub fn is_empty(&self) -> bool {
         self.at == self.bytes.len()
     }
