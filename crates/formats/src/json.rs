@@ -10,7 +10,7 @@ use serde_json::{Number, Value as Json};
 
 use crate::read::FormatError;
 
-/// The most bytes of an unpacked file; far above any recorded space.
+/// Maximum size of a decompressed file in bytes, far above any recorded space.
 pub const MOST_BYTES: u64 = 1 << 30;
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];

@@ -24,7 +24,7 @@ pub use records::{Collection, is_foreign, records};
 pub use results::{ConfigResult, ParameterValues, Results, TunerTask, carried_over};
 pub use table::{ProblemTable, TableError, table};
 
-/// The name of a file without what says its format.
+/// Name of a file without the extensions that denote its format.
 pub fn name_of(path: &Path) -> String {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let name = name.strip_suffix(".gz").unwrap_or(&name);

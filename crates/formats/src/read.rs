@@ -16,27 +16,27 @@ const LINE_LIMIT: u64 = 16 << 20;
 /// The most tasks that a message names.
 const MOST_NAMED: usize = 4;
 
-/// Reason why a file cannot be used. The fault of the file, or of the request.
+/// Reason why a file cannot be used; the file or the request is at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
-    /// An invalid description of the space.
+    /// Invalid description of the space.
     #[error("the description: {0} (without a description, parameters have the values that occur)")]
     Description(#[source] Box<FormatError>),
-    /// The compressed data is damaged.
+    /// Damaged compressed data.
     #[error("cannot be unpacked: {0}")]
     Packed(#[source] std::io::Error),
-    /// A file beyond the limit.
+    /// File beyond the size limit.
     #[error("longer than {limit} bytes when unpacked")]
     TooLong {
-        /// The most bytes that are read.
+        /// Maximum size in bytes.
         limit: u64,
     },
-    /// Malformed JSON, or JSON that lacks members of its format.
+    /// Invalid JSON, or JSON that lacks members of its format.
     #[error("line {line}, column {column}: {problem}")]
     Json {
-        /// The line, counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// The column, counted from 1.
+        /// Column number, from 1.
         column: usize,
         /// Reason, in one line.
         problem: String,
@@ -44,7 +44,7 @@ pub enum FormatError {
     /// An unknown format.
     #[error("{found}; there are {}", names_of_formats(|format| format.has_results()))]
     Format {
-        /// Kind of file, as far as that can be told.
+        /// Kind of file, as far as known.
         found: &'static str,
     },
     /// A format without results.
@@ -52,10 +52,10 @@ pub enum FormatError {
     NoResults {
         /// Kind of file.
         found: &'static str,
-        /// Use of such a file.
+        /// Hint: how such a file can be used.
         mend: &'static str,
     },
-    /// A wrong entry.
+    /// Invalid entry.
     #[error("{place}: {problem}")]
     Entry {
         /// Position of the entry.
@@ -66,19 +66,19 @@ pub enum FormatError {
     /// Too many rows.
     #[error("more than {limit} rows, of so many parameters")]
     TooMany {
-        /// The most rows that are read.
+        /// Maximum number of rows.
         limit: usize,
     },
     /// Too many tasks.
     #[error("more than {limit} tasks")]
     TooManyTasks {
-        /// The most tasks that are read.
+        /// Maximum number of tasks.
         limit: usize,
     },
-    /// The parameters make no space.
+    /// Parameters that are no valid space.
     #[error(transparent)]
     Space(#[from] SpaceError),
-    /// No rows, or none with a known outcome.
+    /// File without rows, or without any known outcome.
     #[error("{}{reasons}", match n_rows { 0 => "there are no rows".into(), n => format!("none of its {n} rows can be read") })]
     NoRows {
         /// Number of rows.
@@ -86,31 +86,31 @@ pub enum FormatError {
         /// Reasons, as far as they are known.
         reasons: String,
     },
-    /// No valid configuration.
+    /// Results without a successful configuration.
     #[error("none of its {n_rows} configurations was measured successfully{reasons}")]
     NothingValid {
         /// Number of configurations.
         n_rows: usize,
-        /// Oddities that may explain it.
+        /// Notes that may explain it.
         reasons: String,
     },
-    /// Winners without times, where times are wanted.
+    /// Winners without times, where times are needed.
     #[error("these are winners without times (`tune --transfer` begins with them, `predict train` learns from them)")]
     NoTimes,
-    /// Several tasks, where a single one is wanted.
+    /// Several tasks, where one must be selected.
     #[error("results of {n_tasks} tasks: {tasks} (choose one with --task, by its number or a part of its text)")]
     Tasks {
         /// Number of tasks.
         n_tasks: usize,
-        /// The first of them.
+        /// First few tasks.
         tasks: String,
     },
-    /// An unknown task.
+    /// Task that does not exist.
     #[error("no task {asked:?}; there are {tasks}")]
     NoTask {
         /// Task that was asked for.
         asked: String,
-        /// The first of those there are.
+        /// First few existing tasks.
         tasks: String,
     },
 }
@@ -118,16 +118,16 @@ pub enum FormatError {
 /// Contents of a file.
 #[derive(Debug, Clone)]
 pub struct Recorded {
-    /// The format that it has.
+    /// Format of the file.
     pub format: &'static Format,
     /// Results, by task.
     pub results: Vec<Results>,
-    /// Oddities of the file, each in a line.
+    /// Notes on irregularities of the file, one per line.
     pub notes: Vec<String>,
 }
 
 impl Recorded {
-    /// The best configurations of all tasks but one, for [`carried_over`](crate::carried_over).
+    /// Best configurations of all other tasks, for [`carried_over`](crate::carried_over).
     ///
     /// # Errors
     /// As [`Results::best_config`].
@@ -136,8 +136,8 @@ impl Recorded {
         others.filter_map(|results| results.best_config().transpose()).collect()
     }
 
-    /// Finds the results of a task by its number, counted from 1, by its text or by a part that only it has;
-    /// without a choice the only ones.
+    /// Selects the results of a task by its number, from 1, its text, or a part that only it contains;
+    /// without a selection the only ones.
     ///
     /// # Errors
     /// If there are several, or none of that kind.
@@ -223,7 +223,7 @@ pub fn read(
     Ok(Recorded { format, results, notes })
 }
 
-/// The format of a file, by what stands in it; its beginning may be enough.
+/// Detects the format of a file by its content; the beginning may suffice.
 ///
 /// # Errors
 /// If it has none of ours.

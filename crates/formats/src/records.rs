@@ -1,4 +1,4 @@
-//! Results as records of ours, which a database keeps.
+//! Conversion of results to Tilewright's own records.
 
 use tilewright_search::Conditions;
 use tilewright_tune::record::{Record, RecordLine};
@@ -50,7 +50,7 @@ fn without_controls(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Whether a record of this workload is of another tuner's task.
+/// Whether a record's workload is another tuner's task.
 pub fn is_foreign(workload: &str) -> bool {
     split(workload).is_some()
 }
@@ -67,7 +67,7 @@ pub(crate) fn foreign_task(record: &Record) -> Option<TunerTask> {
     TunerTask::parse(text, if record.target == UNKNOWN { "" } else { &record.target })
 }
 
-/// Records as results, by task, in the order in which tasks first occur.
+/// Collector of records, which groups them as results by task, in order of first occurrence.
 #[derive(Default)]
 pub struct Collection {
     sheets: Sheets,
@@ -84,7 +84,7 @@ impl Collection {
         add(&mut self.sheets, format!("record {}", self.n_records), record)
     }
 
-    /// Results that were added.
+    /// Results of the records added.
     pub fn results(self) -> Vec<Results> {
         self.sheets.results().0
     }

@@ -1,4 +1,4 @@
-//! Results of a tuner for a kernel: parameters, and the outcomes of configurations.
+//! Results of a tuner for a kernel: parameters, and outcomes of configurations.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -14,16 +14,16 @@ use crate::read::FormatError;
 /// Task of a tuner: a kernel for a problem on a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct TunerTask {
-    /// The kernel, as its tuner calls it; of our own records the template.
+    /// Name of the kernel, as its tuner calls it; for our own records the template.
     pub kernel: String,
-    /// Device, as its tuner calls it; empty where it is unknown.
+    /// Name of the device, as its tuner calls it; empty if unknown.
     pub device: String,
-    /// Problem of the kernel: names, and values as JSON.
+    /// Problem of the kernel: names of fields, and values as JSON.
     pub problem: Vec<(String, String)>,
 }
 
 impl TunerTask {
-    /// The value of a field of the problem.
+    /// Value of a field of the problem; `None` if it has no such field.
     pub fn field(&self, name: &str) -> Option<Json> {
         let (_, text) = self.problem.iter().find(|(known, _)| known == name)?;
         serde_json::from_str(text).ok()
@@ -45,7 +45,7 @@ impl TunerTask {
         self
     }
 
-    /// The kernel and its problem, in one line that [`TunerTask::parse`] reads.
+    /// Kernel and problem in one line, which [`TunerTask::parse`] reads.
     pub fn text(&self) -> String {
         let mut text = quoted(&self.kernel);
         for (name, value) in &self.problem {
@@ -119,7 +119,7 @@ fn unquoted(text: &str) -> Option<String> {
     if text.starts_with('"') { serde_json::from_str(text).ok() } else { Some(text.to_owned()) }
 }
 
-/// A parameter with its values.
+/// Parameter with its values.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterValues {
     /// Name of the parameter.
@@ -133,12 +133,12 @@ pub struct ParameterValues {
 pub struct ConfigResult {
     /// Index of each parameter's value.
     pub places: Box<[u32]>,
-    /// Outcome, of several measurements the median of those that succeeded; none of a winner whose time
-    /// nobody recorded.
+    /// Outcome; of several measurements, the median of those that succeeded. `None` for a winner without a
+    /// recorded time.
     pub outcome: Option<Outcome>,
-    /// Seconds of building, running and checking, as far as they are known.
+    /// Seconds of building, running and verifying, as far as known.
     pub seconds: Seconds,
-    /// Time of the measurement, in seconds since 1970; 0 where that is unknown.
+    /// Unix time of the measurement in seconds; 0 if unknown.
     pub unix_time: u64,
 }
 
@@ -156,23 +156,23 @@ pub struct Results {
     pub task: TunerTask,
     /// The parameters.
     pub parameters: Vec<ParameterValues>,
-    /// A row for each configuration, in the order in which they were first recorded.
+    /// Rows, one per configuration, in order of first occurrence.
     pub rows: Vec<ConfigResult>,
-    /// Rows of the file, those of repeated and unreadable configurations included.
+    /// Number of rows in the file, repeated and unreadable ones included.
     pub n_rows: u64,
-    /// Oddities of the results, each in a line.
+    /// Notes on irregularities of the results, one per line.
     pub notes: Vec<String>,
 }
 
 impl Results {
-    /// The configuration of a row: an object from parameter to value.
+    /// Configuration of a row: a JSON object from parameter to value.
     pub fn config(&self, row: &ConfigResult) -> Json {
         let values = self.parameters.iter().zip(&row.places);
         let values = values.map(|(parameter, &at)| (parameter.name.clone(), parameter.values[at as usize].clone()));
         Json::Object(values.collect::<Map<_, _>>())
     }
 
-    /// The row that is known as the winner, else the fastest; `None` where every one failed.
+    /// Best row: the one marked as the winner, else the fastest; `None` if every one failed.
     pub fn best(&self) -> Option<&ConfigResult> {
         let winner = self.rows.iter().find(|row| row.outcome.is_none());
         let time_ns = |row: &ConfigResult| row.outcome.as_ref().map_or(f64::INFINITY, Outcome::cost);
@@ -180,7 +180,7 @@ impl Results {
         winner.or_else(|| fastest().filter(|row| time_ns(row).is_finite()))
     }
 
-    /// Whether there is a time or a failure for each row, not only the news that it won.
+    /// Whether rows have a time or a failure, rather than the fact alone that they won.
     pub fn has_outcomes(&self) -> bool {
         self.rows.iter().all(|row| row.outcome.is_some())
     }
@@ -279,8 +279,8 @@ impl Results {
     }
 }
 
-/// The best configurations of other results with the same parameters, carried over into a space, the nearest
-/// legal ones; each once.
+/// Best configurations of other results with the same parameters, mapped to the nearest legal ones of a
+/// space, without repetition.
 pub fn carried_over(into: &Space, others: &[Json]) -> Vec<Config> {
     let mut found: Vec<Config> = Vec::new();
     for other in others {

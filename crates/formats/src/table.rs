@@ -1,4 +1,4 @@
-//! Results as a table to learn from: a row for each task with its best configuration.
+//! Results as training data: a table with a row for each task and its best configuration.
 
 use std::collections::BTreeSet;
 
@@ -7,20 +7,20 @@ use serde_json::Value as Json;
 use crate::outcome::brief;
 use crate::results::Results;
 
-/// Reason why results make no table. The fault of the results or of the request.
+/// Reason why results make no table; the results or the request are at fault.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
-    /// No results that match the request.
+    /// Filter that no result passes.
     #[error("no task has {name}={value}; there are {known}")]
     NothingLeft {
         /// The column.
         name: String,
         /// The value.
         value: String,
-        /// Columns and values there are.
+        /// Existing columns and values.
         known: String,
     },
-    /// Tasks have other parameters than the first one.
+    /// Task with other parameters than the first one.
     #[error(
         "{task} has parameters {found}, and {first} has {expected} (choose with --where kernel=NAME, or give files of one kernel)"
     )]
@@ -34,7 +34,7 @@ pub enum TableError {
         /// Parameters of the first task.
         expected: String,
     },
-    /// No task with a measured configuration.
+    /// Results without a successful configuration.
     #[error("no task has a configuration that was measured successfully")]
     Empty,
 }
@@ -42,9 +42,9 @@ pub enum TableError {
 /// Table of tuned problems, with the specification of their kernel.
 #[derive(Debug, Clone)]
 pub struct ProblemTable {
-    /// The specification of the kernel, as TOML: fields that differ, parameters with the values that occur.
+    /// Specification of the kernel in TOML: the fields that vary, and parameters with the values that occur.
     pub specification: String,
-    /// The rows as comma-separated values.
+    /// Rows as CSV.
     pub rows: String,
     /// Number of rows.
     pub n_rows: usize,
@@ -53,7 +53,7 @@ pub struct ProblemTable {
 /// The most columns and values that a message names.
 const MOST_NAMED: usize = 12;
 
-/// The table of these tasks: of those with these values in these columns, which are `kernel`, `device` and
+/// Makes the table of those tasks that have these values in these columns, which are `kernel`, `device` and
 /// the fields of problems.
 ///
 /// # Errors

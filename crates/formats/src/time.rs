@@ -1,4 +1,4 @@
-//! Times of day, as other tuners write them.
+//! Timestamps in the forms of other tuners.
 
 /// Days from 1970-01-01 to the first of March of a year, and back; of the proleptic Gregorian calendar.
 ///

@@ -39,9 +39,9 @@ const MOST_TIMES: usize = 1 << 16;
 pub struct Format {
     /// Name, as options and messages have it.
     pub name: &'static str,
-    /// Description of its files.
+    /// Description of the files.
     pub what: &'static str,
-    /// Contents that are read, or other use of the files.
+    /// Contents that are read, or another use of the files.
     pub read_for: &'static str,
     /// Names of members that tell it, [`Format::A_LIST`] or [`Format::A_NUMBER`].
     pub(crate) signs: &'static [&'static str],
@@ -77,7 +77,7 @@ impl Format {
     /// The sign of files whose members are called by numbers.
     pub(crate) const A_NUMBER: &'static str = "0";
 
-    /// Whether it is written.
+    /// Whether the format can be written.
     pub fn is_written(&self) -> bool {
         self.writer.is_some()
     }
@@ -87,7 +87,7 @@ impl Format {
         matches!(self.writer, Some(Writer::Winner(_) | Writer::Winners(_)))
     }
 
-    /// Whether files of it have results.
+    /// Whether files of the format contain results.
     pub fn has_results(&self) -> bool {
         self.name != "t1"
     }
@@ -99,7 +99,7 @@ impl fmt::Debug for Format {
     }
 }
 
-/// The formats. Where a file has the signs of two, the earlier one is meant.
+/// Table of formats. A file that matches two has the earlier one.
 pub static FORMATS: &[Format] = &[
     Format {
         name: "kernel-tuner",
@@ -223,7 +223,7 @@ pub static FORMATS: &[Format] = &[
     },
 ];
 
-/// The format of this name.
+/// Format by name.
 pub fn named(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }
@@ -236,23 +236,23 @@ pub(crate) fn names_of_formats(is_meant: impl Fn(&Format) -> bool) -> String {
 /// Reason why results cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// The format is only read.
+    /// Format that is only read.
     #[error("{name} is not written; there are {}", names_of_formats(Format::is_written))]
     NotWritten {
         /// Name of the format.
         name: &'static str,
     },
-    /// Several tasks, in a format with a single one in a file.
+    /// Several tasks, in a format with one task per file.
     #[error("{name} has one task in a file, and these are {n_tasks}: {tasks} (choose one with --task)")]
     Tasks {
         /// The name of the format.
         name: &'static str,
         /// Number of tasks.
         n_tasks: usize,
-        /// The first of them.
+        /// First few tasks.
         tasks: String,
     },
-    /// Winners without times, in a format of times.
+    /// Winners without times, in a format that needs times.
     #[error(
         "{name} has times, and these are winners without any; there are {}",
         names_of_formats(Format::holds_winners)
@@ -261,23 +261,23 @@ pub enum WriteError {
         /// The name of the format.
         name: &'static str,
     },
-    /// Tasks without a number of rows, or several of one, in a format that tells its tasks by it.
+    /// Tasks without a number of rows, or several with one number, in a format that identifies tasks by it.
     #[error("{name} has one configuration for each number of rows M, and {problem} (choose one with --task)")]
     Key {
         /// The name of the format.
         name: &'static str,
-        /// Task in question, and what is wrong with it.
+        /// Description of the task and of the problem.
         problem: String,
     },
     /// No results.
     #[error("there are no results to write")]
     Nothing,
-    /// The output fails.
+    /// Failed output.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Writes results in a format, after a check that the format can hold them.
+/// Writes results in a format, after checking that the format can represent them.
 ///
 /// # Errors
 /// [`WriteError`].
@@ -291,7 +291,7 @@ pub fn write(format: &Format, results: &[Results], out: &mut dyn Write) -> Resul
     }
 }
 
-/// Checks that these results can be written in a format.
+/// Checks that a format can represent these results.
 ///
 /// # Errors
 /// [`WriteError`].
@@ -333,9 +333,9 @@ fn keyed(name: &'static str, results: &[Results]) -> Result<Vec<(u64, Json)>, Wr
     Ok(found.into_iter().collect())
 }
 
-/// Writes everything recorded of a space as T4 results, in its order, packed by gzip if asked for. `about`
-/// goes into their metadata. [`read`](crate::read()) gives the medians back, and of failures the class as far
-/// as T4 has one.
+/// Writes a recorded space as T4 results, in index order, compressed by gzip if `is_packed`. `about` is added
+/// to the metadata. [`read`](crate::read()) restores the medians, and the error classes as far as T4 has
+/// them.
 ///
 /// # Errors
 /// If `output` fails.

@@ -1,4 +1,4 @@
-//! Records of ours, as JSON lines.
+//! Tilewright's own records, as JSON lines.
 
 use std::io::{self, BufReader, Write};
 

@@ -1,4 +1,4 @@
-//! T1, the description of a space that belongs to T4 results.
+//! T1, the description of a search space that accompanies T4 results.
 
 use serde_json::Value as Json;
 use tilewright_search::expression::{self, Datum, Expression, ExpressionError, ValueType, VariableNames};
@@ -25,7 +25,7 @@ pub struct SpaceDescription {
 }
 
 impl SpaceDescription {
-    /// Reads a T1 file, packed by gzip or not.
+    /// Parses a T1 file, perhaps compressed by gzip.
     ///
     /// # Errors
     /// [`FormatError`], in one line, with the place.

@@ -1,4 +1,4 @@
-//! T4, the results format of the autotuning community's benchmark suite.
+//! T4, the result format of the autotuning community's benchmark suite.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
