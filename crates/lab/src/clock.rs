@@ -1,6 +1,6 @@
-//! Date and time, and their text.
+//! Formatting of dates and times.
 
-/// A moment, given in seconds since 1970, as date and time in UTC.
+/// Formats a Unix time in seconds as date and time in UTC.
 pub fn utc(unix_time: u64) -> String {
     // Days of a calendar whose years begin in March, so that leap days come last: 146,097 days in 400 years.
     let days = unix_time / 86_400 + 719_468;

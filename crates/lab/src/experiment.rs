@@ -43,29 +43,29 @@ pub use table::{
     Transferred, TrialCount,
 };
 
-/// Request for an experiment, or a part of it.
+/// Request to run an experiment, or a part of it.
 #[derive(Clone)]
 pub struct ExperimentRequest {
     /// The experiment.
     pub experiment: &'static Experiment,
-    /// Problems to keep to, by name; all where empty.
+    /// Problems to run, by name; empty for all.
     pub problems: Vec<String>,
-    /// Arms to keep to, by name; all where empty.
+    /// Arms to run, by name; empty for all.
     pub arms: Vec<String>,
-    /// Multiple of the usual length of each run.
+    /// Factor of the experiment's budget of each run.
     pub budget: f64,
-    /// Runs of each arm on each problem, if not the experiment's.
+    /// Number of repetitions of each arm on each problem; `None` for the experiment's.
     pub repeats: Option<u64>,
-    /// Folder of data and plots, if not `experiments` and the experiment's name.
+    /// Folder for data and plots; `None` for `experiments/` and the experiment's name.
     pub folder: Option<PathBuf>,
-    /// Seed of the first of the repeats.
+    /// Seed of the first repetition.
     pub seed: u64,
     /// Machine that kernels run on.
     pub hardware: Hardware,
 }
 
 impl ExperimentRequest {
-    /// All of an experiment, as it says.
+    /// Request for a whole experiment with its defaults.
     pub fn new(experiment: &'static Experiment) -> ExperimentRequest {
         let (problems, arms) = (Vec::new(), Vec::new());
         let hardware = Hardware::cpus(1);
@@ -79,16 +79,16 @@ pub struct ExperimentResult {
     pub data: Json,
     /// Folder of the experiment.
     pub folder: PathBuf,
-    /// The runs that it is about.
+    /// Number of runs requested.
     pub n_runs: usize,
-    /// Number of complete runs.
+    /// Number of those that are complete.
     pub n_complete: usize,
 }
 
 impl ExperimentPlan {
-    /// Runs what is not complete, races the results, and writes data, plots and tables, with the results of
-    /// other machines in the folders `beside` them. Stopped, it leaves what is complete, and the next call
-    /// continues from there.
+    /// Executes incomplete runs, races the results, and writes data, plots and tables, with results of other
+    /// machines in the folders `beside`. When stopped it leaves what is complete, and the next call continues
+    /// from there.
     ///
     /// # Errors
     /// Bad input where the folder holds something else, or one beside it does not belong to it; failure where
@@ -139,13 +139,13 @@ impl ExperimentPlan {
 pub struct ExperimentListing {
     /// Name on the command line.
     pub name: &'static str,
-    /// Paper that it repeats.
+    /// Paper that it reproduces.
     pub paper: &'static str,
-    /// Figure or table that it repeats; empty where none.
+    /// Figure or table that it reproduces; empty if none.
     pub figure: &'static str,
-    /// Things that it compares.
+    /// Subject of the comparison.
     pub compares: &'static str,
-    /// Differences from the paper, on CPUs; empty where there are none.
+    /// Deviations from the paper; empty if none.
     pub differs: String,
     /// Cost in words.
     pub cost: String,
@@ -160,8 +160,8 @@ impl fmt::Display for ExperimentListing {
     }
 }
 
-/// All experiments: those of [`EXPERIMENTS`], those of [`operators`] and whole [`networks`] beside libraries,
-/// that of [`sequence`] models, and [`pictures`].
+/// Lists all experiments: those of [`EXPERIMENTS`], [`operators`] and whole [`networks`] beside libraries,
+/// [`sequence`] models, and [`pictures`].
 ///
 /// # Errors
 /// If a space does not exist on this machine.
@@ -208,9 +208,9 @@ pub fn list() -> Result<Vec<ExperimentListing>, Error> {
 pub struct Cost {
     /// Number of runs.
     pub n_runs: u64,
-    /// Trials of all runs, where runs are limited by trials.
+    /// Total number of trials, for runs limited by trials.
     pub n_trials: Option<u64>,
-    /// The most seconds that they take.
+    /// Maximum duration in seconds.
     pub most_seconds: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Runs reconstructed from records: the results of each, after how many trials and seconds.
+//! Runs reconstructed from records: their results over trials and time.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const PAUSE_S: u64 = 600;
 /// numbers.
 const MOST_S: f64 = 1e12;
 
-/// The trials of one search with one seed on one space, those of resumed runs included.
+/// Run: the trials of one search with one seed on one space, those of resumed sessions included.
 #[derive(Debug, Clone)]
 pub struct SearchRun {
     /// The template of the space.
@@ -31,24 +31,24 @@ pub struct SearchRun {
 /// A trial of a run.
 #[derive(Debug, Clone)]
 pub struct TrialPoint {
-    /// Seconds of the run until it was complete, without pauses between a run and its resumption.
+    /// Seconds of the run until its end, without pauses between sessions.
     pub elapsed_s: f64,
-    /// Median time of the kernel, or the class of its failure.
+    /// Median time of the kernel in nanoseconds, or the error class.
     pub result: Result<f64, ErrorClass>,
     /// Seconds spent on the trial.
     pub seconds: Seconds,
 }
 
-/// A value that only improves: the best from each position on, until the end.
+/// Monotonic step curve: a best-so-far value from each position on.
 #[derive(Debug, Clone, Default)]
 pub struct Curve {
-    /// Positions and values where it changes.
+    /// Positions and values at each step.
     pub points: Vec<(f64, f64)>,
-    /// The last position.
+    /// End of the last step.
     pub end: f64,
 }
 
-/// The runs that made these records of one space, in the order in which they began.
+/// Reconstructs the runs from records of one space, in order of their starts.
 pub fn runs(records: &[Record]) -> Vec<SearchRun> {
     let mut runs: Vec<(SearchRun, SessionTime)> = Vec::new();
     for record in records {
@@ -97,7 +97,7 @@ impl SessionTime {
 }
 
 impl SearchRun {
-    /// Seconds of its sessions.
+    /// Duration of all its sessions, in seconds.
     pub fn seconds(&self) -> f64 {
         self.trials.last().map_or(0.0, |trial| trial.elapsed_s)
     }
@@ -110,7 +110,7 @@ impl SearchRun {
         })
     }
 
-    /// Nanoseconds of the best trial.
+    /// Nanoseconds of the best trial; `None` if all failed.
     pub fn best_ns(&self) -> Option<f64> {
         self.trials[self.best_of_first(self.trials.len())?].result.ok()
     }
@@ -122,13 +122,13 @@ impl SearchRun {
         timed.min_by(|(_, a), (_, b)| a.total_cmp(b)).map(|(at, _)| at)
     }
 
-    /// The first trial that was at least so fast: its number, from 1 on, and when it was complete.
+    /// First trial at least this fast: its number, from 1, and its end in seconds.
     pub fn reached(&self, ns: f64) -> Option<(u64, f64)> {
         let at = self.trials.iter().position(|trial| trial.result.is_ok_and(|own| own <= ns))?;
         Some((at as u64 + 1, self.trials[at].elapsed_s))
     }
 
-    /// The best so far against a position of each trial, counted from 1 on; values are made of nanoseconds.
+    /// Best-so-far curve: `position` maps a trial's number, from 1, and the trial; `value` maps nanoseconds.
     pub fn best_so_far(&self, position: impl Fn(u64, &TrialPoint) -> f64, value: impl Fn(f64) -> f64) -> Curve {
         let mut curve = Curve::default();
         let mut best_ns = f64::INFINITY;
@@ -146,7 +146,7 @@ impl SearchRun {
 }
 
 impl Curve {
-    /// The values of another curve over its own, as long as both go on.
+    /// Quotient of another curve and this one, where both are defined.
     pub fn ratio(&self, other: &Curve) -> Curve {
         let end = self.end.min(other.end);
         let mut positions: Vec<f64> = self.points.iter().chain(&other.points).map(|point| point.0).collect();
@@ -165,22 +165,22 @@ impl Curve {
 /// Most points of a curve that is drawn.
 const MOST_POINTS: usize = 400;
 
-/// The median of some curves.
+/// Median curve of several curves, with a band.
 #[derive(Debug, Clone, Default)]
 pub struct MedianCurve {
-    /// Positions and values where it changes, or a choice of them where they are many.
+    /// Positions and values at each step, thinned out if they are many.
     pub points: Vec<(f64, f64)>,
-    /// The quartiles at each point; empty of a single curve.
+    /// Band at each point, the quartiles; empty for a single curve.
     pub band: Vec<(f64, f64)>,
 }
 
-/// The median of some curves within their quartiles; a single one without. It begins where half of them have
-/// a value and goes on as long as half of them do, and those that have ended keep their last value.
+/// Median of several curves with their quartiles as the band. It is defined while at least half of the curves
+/// are; curves that have ended keep their last value.
 pub fn median_curve(curves: &[Curve]) -> MedianCurve {
     centre_curve(curves, |values| Quartiles::of(values).map(|q| (q.median, (q.first, q.third))))
 }
 
-/// The mean of some curves within a standard deviation, where [`median_curve`] has a median.
+/// Mean of several curves with a standard deviation as the band, where [`median_curve`] is defined.
 pub fn mean_curve(curves: &[Curve]) -> MedianCurve {
     centre_curve(curves, |values| {
         let MeanStd { mean, std } = MeanStd::of(values)?;

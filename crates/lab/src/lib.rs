@@ -25,24 +25,24 @@ use tilewright_device::{Device, DeviceOptions};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
 
-/// Caller of the lab: raises `stop` to end the work early and in order, and is told of the progress.
+/// Caller's callbacks: a stop flag that ends the work early but orderly, and a receiver of progress.
 #[derive(Clone, Copy)]
 pub struct Caller<'a> {
-    /// Whether to stop.
+    /// Stop flag.
     pub stop: &'a AtomicBool,
-    /// Receives news, from any thread.
+    /// Receives events, from any thread.
     pub tell: &'a (dyn Fn(LabEvent) + Sync),
 }
 
-/// News of the lab's work.
+/// Event of the lab's work.
 #[non_exhaustive]
 pub enum LabEvent<'a> {
-    /// A line.
+    /// Message for the user.
     Message(String),
-    /// A device starts for a workload, without a search, or a run of a search with a seed: notes follow until
+    /// Start of a device for a workload or, with a search, of a run with a seed: notes follow until
     /// [`LabEvent::Done`].
     Begin(&'a Workload, Option<&'a str>, u64),
-    /// Workloads that are tuned together: notes follow until [`LabEvent::Done`].
+    /// Start of tuning workloads together: notes follow until [`LabEvent::Done`].
     Together(&'a [Workload]),
     /// Note on the progress.
     Note(Note<'a>),
@@ -77,7 +77,7 @@ impl Caller<'_> {
         done
     }
 
-    /// A device for a workload; none where `stop` is raised before it is ready.
+    /// Starts a device for a workload; `None` if stopped before it is ready.
     ///
     /// # Errors
     /// If memory does not suffice or workers do not start.

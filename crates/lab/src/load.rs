@@ -1,4 +1,4 @@
-//! Load of the machine by other programs: measurements beside them are of little worth.
+//! Load of the machine by other programs, which distorts measurements.
 
 use std::time::{Duration, Instant};
 
@@ -9,8 +9,8 @@ const TOO_MANY: f64 = 0.25;
 /// Ticks of `/proc/stat` in a second, on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Watches the machine for a moment and gives a warning if other programs keep it busy. This one must be
-/// idle.
+/// Samples the machine's load for a moment, and returns a warning if other programs keep it busy. This
+/// process must be idle.
 pub fn warning() -> Option<String> {
     let read = || busy_ticks(&std::fs::read_to_string("/proc/stat").ok()?);
     let (start, before) = (Instant::now(), read()?);

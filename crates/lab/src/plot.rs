@@ -1,6 +1,7 @@
-//! Plots as SVG: curves with bands, points, bars and boxes on linear, logarithmic and categorical axes.
+//! Plots as SVG: step curves with bands, points, bars and box plots on linear, logarithmic and categorical
+//! axes.
 //!
-//! Text and axes have the colour of the text around them, so that a plot fits a light and a dark page alike.
+//! Text and axes inherit the colour of the surrounding text, so that a plot fits light and dark pages alike.
 
 use std::fmt::Write;
 
@@ -31,7 +32,7 @@ const COLOURS: [&str; 14] = [
     "#8cb23d", "#d14f8f", "#3d8fd1", "#7a6ad1",
 ];
 
-/// A colour that says nothing.
+/// Neutral colour.
 pub const NEUTRAL: &str = "#808890";
 
 /// A plot.
@@ -47,7 +48,7 @@ pub struct Plot {
     pub layers: Vec<Layer>,
 }
 
-/// An axis. Its range follows from what is shown.
+/// Axis of a plot. Its range is derived from the data.
 #[derive(Debug, Clone)]
 pub struct PlotAxis {
     /// Quantity and unit.
@@ -59,15 +60,15 @@ pub struct PlotAxis {
 /// Scale of an axis: the mapping of values to distances.
 #[derive(Debug, Clone)]
 pub enum Scale {
-    /// Evenly, from zero.
+    /// Linear, from zero.
     FromZero,
     /// Logarithmic; only positive values are shown.
     Log,
-    /// Value `i` is the middle of the place of the `i`-th name.
+    /// Categorical: value `i` is the centre of the `i`-th category.
     Categories(Vec<String>),
 }
 
-/// Marks of one colour with their entry in the legend.
+/// Layer of a plot: marks of one colour, with an entry in the legend.
 #[derive(Debug, Clone)]
 pub struct Layer {
     /// Name in the legend; layers of the same name share an entry, an empty name has none.
@@ -81,13 +82,13 @@ pub struct Layer {
 /// Marks of a layer.
 #[derive(Debug, Clone)]
 pub enum Marks {
-    /// A curve that keeps its value until the next point, within a band.
+    /// Step curve with a band.
     Steps(MedianCurve),
-    /// A dot for each point.
+    /// Points.
     Points(Vec<(f64, f64)>),
-    /// A rectangle for each bar.
+    /// Bars.
     Bars(Vec<Bar>),
-    /// A box between the outer quartiles with its median, whiskers to the extremes, and a dot for each value.
+    /// Box plots: quartiles and median, whiskers to the extremes, and a point for each value.
     Boxes(Vec<Boxed>),
 }
 
@@ -102,7 +103,7 @@ pub struct Bar {
     pub text: String,
 }
 
-/// The values of a box, at least one.
+/// Box of a box plot, of at least one value.
 #[derive(Debug, Clone)]
 pub struct Boxed {
     /// The middle of the box.
@@ -113,8 +114,8 @@ pub struct Boxed {
     pub values: Vec<f64>,
 }
 
-/// Assigns a colour to each label, different ones as long as there are. A search with options has the
-/// search's colour, unless another label has it already.
+/// Assigns a colour to each label, distinct as long as colours last. A search with options gets the search's
+/// colour, unless another label has it.
 pub fn colours(labels: &[String]) -> Vec<&'static str> {
     let mut taken: Vec<&'static str> = Vec::new();
     for label in labels {
@@ -127,7 +128,7 @@ pub fn colours(labels: &[String]) -> Vec<&'static str> {
     taken
 }
 
-/// Text as it is written in XML and HTML, in attributes as well.
+/// Escapes text for XML and HTML, attributes included.
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -145,7 +146,7 @@ pub fn escape(text: &str) -> String {
     out
 }
 
-/// Plots beside and below each other in one picture, as a file of its own.
+/// Arranges plots in a grid, as one SVG file.
 pub fn sheet(plots: &[Plot], n_columns: usize) -> String {
     let n_columns = n_columns.clamp(1, plots.len().max(1));
     let (width, height) = (WIDTH * n_columns as f64, HEIGHT * plots.len().div_ceil(n_columns) as f64);
@@ -243,7 +244,7 @@ impl Marks {
 }
 
 impl Plot {
-    /// The plot as an element of a page.
+    /// Formats the plot as an SVG element.
     pub fn svg(&self) -> String {
         format!(
             "<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">{}</svg>",

@@ -1,4 +1,4 @@
-//! Models that write a kernel's parameters down without a search: training, asking and comparing them.
+//! Models that predict a kernel's parameters without a search: training, querying and comparing them.
 
 pub mod baselines;
 pub mod evaluate;
@@ -39,15 +39,15 @@ const LINE_EVERY: Duration = Duration::from_secs(2);
 /// The longest table that is unpacked.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// The split that holds out random rows.
+/// Name of the split that holds out random rows.
 pub const RANDOM: &str = "random";
 
-/// Choice of rows of a table, and their division.
+/// Selection of a table's rows, and their split.
 #[derive(Debug, Clone)]
 pub struct RowSelection {
     /// Values that rows must have in these columns.
     pub filters: Vec<(String, String)>,
-    /// Division of the rows: [`RANDOM`], or the column by whose groups rows are held out.
+    /// Name of the split: [`RANDOM`], or the column whose groups are held out as a whole.
     pub split: String,
 }
 
@@ -55,14 +55,14 @@ pub struct RowSelection {
 pub struct TunedTable {
     /// The kernel.
     pub kernel: KernelSpecification,
-    /// The problems with their best configurations.
+    /// Problems with their best configurations.
     pub rows: Vec<TunedProblem>,
-    /// Number of rows that violate constraints of the kernel.
+    /// Number of rows that violate the kernel's constraints.
     pub n_invalid: usize,
     split: HoldOut,
     /// Oddities of the files that it was read from.
     notes: Vec<String>,
-    /// Description and origin, for files of models.
+    /// Description and origin of the table, for models' files.
     pub about: Json,
 }
 
@@ -105,7 +105,7 @@ impl TunedTable {
         Ok(TunedTable { kernel, rows, n_invalid, split, notes, about })
     }
 
-    /// Oddities of the table.
+    /// Warnings about irregularities of the table.
     pub fn warnings(&self) -> impl Iterator<Item = String> + '_ {
         self.notes.iter().cloned().chain(self.violations())
     }
@@ -199,7 +199,7 @@ fn description_of(weights: &Path) -> PathBuf {
     with_suffix(weights, ".json")
 }
 
-/// A model, and what its file says about it.
+/// Loads a model with the metadata in its file.
 ///
 /// # Errors
 /// Bad input where the file holds none.
@@ -216,7 +216,7 @@ pub fn load_model(path: &Path) -> Result<(SequenceModel, Json), Error> {
     })
 }
 
-/// The places of a model's two files.
+/// Destinations of a model's two files.
 pub struct ModelPlaces {
     name: String,
     /// Destination of the weights.
@@ -260,7 +260,7 @@ impl ModelPlaces {
     }
 }
 
-/// Parses names of architectures, separated by commas; `all` stands for all.
+/// Parses architecture names, separated by commas; `all` stands for all.
 ///
 /// # Errors
 /// Bad input where there is none of a name.
@@ -355,21 +355,21 @@ fn teach(
     Ok((model, last.expect("invariant: every training tells its epochs")))
 }
 
-/// The score of a model with one width of the beam.
+/// Score of a model with some beam width.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct BeamScore {
-    /// The width.
+    /// Beam width.
     #[serde(rename = "k")]
     pub width: usize,
-    /// Whether answers are kept to valid ones.
+    /// Whether decoding is constrained to valid answers.
     #[serde(rename = "constrained")]
     pub is_constrained: bool,
     /// Quality of the answers.
     #[serde(flatten)]
     pub score: Score,
-    /// Median time of the answers to one problem, constraints included, in milliseconds.
+    /// Median time of a query in milliseconds, constraints included.
     pub median_ms: f64,
-    /// The longest.
+    /// Longest time of a query in milliseconds.
     pub longest_ms: f64,
 }
 
@@ -416,10 +416,10 @@ fn beam_scores(
     Ok(runs.into_iter().zip(found).map(score_of).collect())
 }
 
-/// Warning where look-ahead was given up.
+/// Warning that look-ahead was not exact.
 pub const NOT_EXACT: &str = "look-ahead is not exact: constraints tie too many parameters together; answers are valid, but likelier ones may be lost";
 
-/// Reports the progress of a long look-ahead, and ends it where the program is to stop.
+/// Observer that reports the progress of a long look-ahead, and stops it when the program is to stop.
 pub fn watch_look_ahead(caller: Caller<'_>) -> impl FnMut(u64) -> ControlFlow<()> {
     let start = Instant::now();
     let mut told = start;
@@ -437,7 +437,8 @@ fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1e3
 }
 
-/// A model's configurations for a task of its template, the likeliest first, with log probabilities.
+/// Configurations that a model predicts for a task of its template, by decreasing likelihood, with log
+/// probabilities.
 ///
 /// # Errors
 /// Bad input where the model is of other parameters.
@@ -454,7 +455,7 @@ pub fn ask_template(
         .map_err(|error| Error::input(format!("template {}: {error}", task.template.name)))
 }
 
-/// The likeliest configurations for a task, by a model in a file.
+/// Configurations that a model in a file predicts for a task, by decreasing likelihood.
 ///
 /// # Errors
 /// Bad input where the file holds no model of the task's template.

@@ -1,4 +1,4 @@
-//! Recording a space: what becomes of every configuration of it, of a sample, or of listed ones.
+//! Recording of a space: the outcomes of all configurations, of a sample, or of listed ones.
 
 mod listed;
 
@@ -29,30 +29,30 @@ const SEARCH: &str = "random";
 const N_FIRST: usize = 16;
 /// The longest that is begun unasked, in seconds.
 const LONGEST_S: f64 = 3600.0;
-/// Configurations that are recorded at most.
+/// Maximum number of configurations to record.
 pub const MOST: u64 = 10_000_000;
 
-/// Configurations of a space that are recorded.
+/// Extent of a recording.
 #[derive(Clone, Copy)]
 pub enum Extent<'a> {
     /// All of them.
     All,
-    /// A random sample of so many, or all where the space has fewer.
+    /// Random sample of this size, or all if the space is smaller.
     Sample(u64),
-    /// These, in this order, each once.
+    /// Listed configurations, in this order, without repetition.
     Listed(&'a [Config]),
 }
 
 /// Request to record a space.
 #[derive(Clone, Copy)]
 pub struct RecordingRequest<'a> {
-    /// The task whose space it is.
+    /// Task whose space is recorded.
     pub task: &'a Task,
-    /// The configurations.
+    /// Configurations to record.
     pub extent: Extent<'a>,
     /// Seed of the sample and of the random inputs.
     pub seed: u64,
-    /// Longest that the runs of a configuration may take, if not as long as in other runs.
+    /// Timeout of a configuration's runs; `None` for the default.
     pub run_timeout: Option<Duration>,
 }
 
@@ -61,9 +61,9 @@ pub struct RecordingRequest<'a> {
 pub struct ListedConfig {
     /// The configuration.
     pub config: Config,
-    /// Outcome; `None` where the run was interrupted before it.
+    /// Outcome; `None` if interrupted before it was measured.
     pub outcome: Option<Outcome>,
-    /// Throughput, where it was measured.
+    /// Throughput in GFLOP/s, if measured.
     pub gflops: Option<f64>,
 }
 
@@ -110,28 +110,28 @@ impl ListedConfig {
     }
 }
 
-/// A space, as far as it is recorded.
+/// Result of a recording.
 #[derive(Debug)]
 pub struct RecordedPart {
     /// Key of the trials.
     pub key: TaskKey,
     /// Recorded configurations.
     pub space: RecordedSpace,
-    /// Configurations of the whole space.
+    /// Number of configurations in the whole space.
     pub size: u128,
-    /// Configurations that were asked for.
+    /// Number of configurations requested.
     pub n_asked: usize,
-    /// Listed configurations with their outcomes, in order; `None` where none were listed.
+    /// Listed configurations with their outcomes, in order; `None` unless configurations were listed.
     pub listed: Option<Vec<ListedConfig>>,
-    /// Trials of this run.
+    /// Number of new trials.
     pub n_new: usize,
-    /// Failures by class.
+    /// Number of failures by class.
     pub errors: BTreeMap<ErrorClass, u64>,
-    /// Throughput of the best.
+    /// Throughput of the best in GFLOP/s.
     pub best_gflops: Option<f64>,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// The seed.
+    /// Seed of the sample and of the random inputs.
     pub seed: u64,
 }
 
@@ -160,7 +160,7 @@ impl RecordedPart {
         })
     }
 
-    /// Summary in lines.
+    /// Formats a summary, in several lines.
     pub fn summary(&self) -> String {
         let n_missing = self.n_asked - self.space.len();
         let lines = self.listed.iter().flatten().map(|listed| listed.line(self.space.space()) + "\n");
@@ -182,7 +182,7 @@ impl RecordedPart {
         text
     }
 
-    /// Writes it as T4 results, packed by gzip or not.
+    /// Writes the recording as T4 results, compressed by gzip if `is_packed`.
     ///
     /// # Errors
     /// Those of the writer.
@@ -212,8 +212,8 @@ struct RecordingRun<'a> {
     trials: Vec<Trial>,
 }
 
-/// Measures a space into a database that was opened for writing; recorded trials count, whoever measured
-/// them. Stopped, it leaves what there is, and the next call continues from there.
+/// Records a space in a database; recorded trials, whoever measured them, are reused. When stopped it leaves
+/// what is complete, and the next call continues from there.
 ///
 /// # Errors
 /// Bad input if the space is too large; failure if workers do not start or records cannot be written.

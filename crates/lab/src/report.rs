@@ -1,4 +1,4 @@
-//! Report of a database of records, alone or of a model: facts, and a self-contained page.
+//! Report on a database of records, or on a model: facts, and a self-contained HTML page.
 
 mod facts;
 mod layout;

@@ -1,25 +1,25 @@
-//! Summaries of a few numbers.
+//! Descriptive statistics.
 
 use serde::Serialize;
 use tilewright_search::quantile;
 
-/// Extremes, quartiles and median, as [`quantile`] gives them.
+/// Five-number summary, with quartiles by [`quantile`].
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Quartiles {
-    /// The smallest value.
+    /// Minimum.
     pub least: f64,
-    /// A quarter is below.
+    /// First quartile.
     pub first: f64,
-    /// Half are below.
+    /// Median.
     pub median: f64,
-    /// A quarter is above.
+    /// Third quartile.
     pub third: f64,
-    /// The largest value.
+    /// Maximum.
     pub most: f64,
 }
 
 impl Quartiles {
-    /// The summary of some values; `None` of an empty list.
+    /// Summary of values; `None` for an empty list.
     pub fn of(values: &[f64]) -> Option<Quartiles> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -31,7 +31,7 @@ impl Quartiles {
     }
 }
 
-/// Mean, and standard deviation of one value.
+/// Mean and sample standard deviation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct MeanStd {
     /// The mean.
@@ -41,7 +41,7 @@ pub struct MeanStd {
 }
 
 impl MeanStd {
-    /// The summary of some values; `None` of an empty list. A single value deviates by nothing.
+    /// Statistics of values; `None` for an empty list. A single value has a standard deviation of 0.
     pub fn of(values: &[f64]) -> Option<MeanStd> {
         let mean = values.iter().sum::<f64>() / values.len() as f64;
         let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
@@ -50,12 +50,12 @@ impl MeanStd {
     }
 }
 
-/// The median; `None` of nothing.
+/// Median; `None` for an empty list.
 pub fn median(values: &[f64]) -> Option<f64> {
     Quartiles::of(values).map(|q| q.median)
 }
 
-/// The geometric mean of positive values; `None` of nothing.
+/// Geometric mean of positive values; `None` for an empty list.
 pub fn geometric_mean(values: &[f64]) -> Option<f64> {
     let sum: f64 = values.iter().map(|v| v.ln()).sum();
     (!values.is_empty()).then(|| (sum / values.len() as f64).exp())

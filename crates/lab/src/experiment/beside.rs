@@ -1,4 +1,4 @@
-//! Experiments that tune each of their problems once and measure the result beside other implementations.
+//! Experiments that tune each problem once, and compare the result with other implementations.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,20 +16,20 @@ use super::folder::RUNS;
 use super::hardware::Hardware;
 use crate::{Caller, OrFailed, load};
 
-/// Request for such an experiment, or a part of it.
+/// Request to run such an experiment, or a part of it.
 #[derive(Clone)]
 pub struct BesideRequest {
-    /// Problems to keep to; all where empty.
+    /// Problems to run; empty for all.
     pub problems: Vec<String>,
     /// Tuning time of each problem.
     pub time: Duration,
-    /// Folder of data and plots, if not `experiments` and the name.
+    /// Folder for data and plots; `None` for `experiments/` and the name.
     pub folder: Option<PathBuf>,
-    /// Seed of searches, and of weights.
+    /// Seed of searches and of random weights.
     pub seed: u64,
     /// Machine that all run on.
     pub hardware: Hardware,
-    /// Folder in which others' libraries are looked for before the system's places.
+    /// Folder searched for peers' libraries before the system's folders.
     pub peer_path: Option<PathBuf>,
 }
 

@@ -1,7 +1,8 @@
-//! The end of an experiment: what its runs found, at their ends and earlier, is timed side by side.
+//! Final comparison of an experiment: the kernels that runs found, at their ends and at earlier moments, are
+//! timed side by side.
 //!
-//! On a machine that others share, one minute may be half as fast as the next. Runs that took place one after
-//! the other cannot be compared by what they measured themselves.
+//! On a shared machine, one minute may be half as fast as the next, so that the times of consecutive runs
+//! cannot be compared.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -35,8 +36,8 @@ const ROUND: RoundLength = RoundLength { time: Duration::from_millis(15), min_sa
 /// Nanoseconds of kernels by their schedules, as text; none of one that fails.
 type Times = BTreeMap<String, Option<f64>>;
 
-/// Replaces a run's fastest trial at each moment before its end by the winner of a race of the leaders by
-/// then: the result of the run, had it ended there. An interrupt leaves runs unsettled.
+/// Replaces a run's fastest trial at each earlier moment by the winner of a race of its best candidates until
+/// then: the result of the run, had it ended there. Runs that are interrupted remain unsettled.
 ///
 /// # Errors
 /// If workers do not start or a file cannot be read or written.
@@ -108,8 +109,8 @@ impl Heats {
     }
 }
 
-/// Times the kernels that runs found on each problem, unless the same were timed before, and replaces the
-/// runs' own times. After an interrupt the problems that are left have no times.
+/// Times the kernels that runs found on each problem side by side, unless that was done before, and replaces
+/// the runs' own times. After an interrupt, the remaining problems have no times.
 ///
 /// # Errors
 /// If workers do not start or a file cannot be written.

@@ -1,4 +1,4 @@
-//! The file of an experiment's numbers: `data.json`, or the same packed by gzip.
+//! Data file of an experiment: `data.json`, perhaps compressed by gzip.
 
 use std::fs;
 use std::io::{self, Read, Write};

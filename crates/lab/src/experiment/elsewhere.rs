@@ -1,4 +1,4 @@
-//! Results of the same experiment on other machines.
+//! Results of an experiment on other machines, which are compared as shares of the best time known on each.
 //!
 //! Nanoseconds of two machines do not compare; each run's share of the best known on its machine does.
 
@@ -77,7 +77,7 @@ pub fn here(plan: &ExperimentPlan, finished: &[Finished]) -> MachineResults {
     }
 }
 
-/// Checks that no run counts twice: in two folders, or in one of them and, as far as is known, in the plan's.
+/// Checks that no run counts twice: in two folders, or in one of them and in the plan's.
 ///
 /// # Errors
 /// Bad input where one does.

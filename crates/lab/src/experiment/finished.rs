@@ -13,48 +13,47 @@ use super::planned::Planned;
 use super::table::ComparedMoment;
 use crate::history::{Curve, SearchRun, runs};
 
-/// A run that is complete.
+/// Complete run.
 pub struct Finished<'a> {
     pub planned: &'a Planned,
     pub workload: Workload,
-    /// Configurations of the space.
+    /// Number of configurations in the space.
     pub space_size: f64,
     pub summary: RunSummary,
-    /// Trials of the run; `None` if its records are gone and only `data.json` has it.
+    /// Trials of the run; `None` if only `data.json` has the run, as its records are gone.
     pub run: Option<SearchRun>,
 }
 
-/// The part of a run that tables and curves need. `data.json` keeps it, so that an experiment goes on without
-/// the records of earlier runs.
+/// Summary of a run for tables and curves, kept in `data.json` so that an experiment can continue without the
+/// records of earlier runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunSummary {
-    /// Command that repeats the run.
+    /// Command that reproduces the run.
     pub command: String,
-    /// Date and time of the start.
+    /// Date and time of its start.
     pub started: String,
-    /// The build that made it; empty where an earlier one did not say.
+    /// Build that ran it; empty if unknown.
     #[serde(default)]
     pub version: String,
-    /// Number of its trials.
+    /// Number of trials.
     pub trials: u64,
-    /// Seconds until the last of them was complete.
+    /// Seconds until the end of its last trial.
     pub elapsed_s: f64,
-    /// Seconds of the whole run, with its start and the race at its end.
+    /// Duration of the run in seconds, with start-up and final race.
     pub seconds: f64,
-    /// Seconds in which it thought.
+    /// Seconds of the search itself.
     pub search_seconds: f64,
     /// Trials by their outcome.
     pub outcomes: BTreeMap<String, TrialGroup>,
-    /// Each trial that was faster than all before: its number from 1 on, seconds until it ended, its
-    /// nanoseconds.
+    /// Improvements: number of the trial, from 1, seconds until it ended, and its nanoseconds.
     pub improvements: Vec<(u64, f64, f64)>,
-    /// Best at each of the plan's moments, the end last; `None` if no trial was valid.
+    /// Best kernel at each of the plan's moments, the end last; `None` if no trial was valid.
     pub found: Vec<Option<BestFound>>,
-    /// Whether `found` is final: the races that an experiment asks for at moments before the end were held.
+    /// Whether `found` is final, as the races for earlier moments were held.
     pub is_settled: bool,
 }
 
-/// Trials that ended the same way.
+/// Trials with the same outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrialGroup {
     /// Number of trials.
@@ -63,14 +62,14 @@ pub struct TrialGroup {
     pub seconds: Seconds,
 }
 
-/// The best kernel that a run knew.
+/// Best kernel of a run at some moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BestFound {
-    /// The trials that it had made by then.
+    /// Number of trials until then.
     pub trials: u64,
-    /// The schedule that makes it, as text.
+    /// Schedule of the kernel, as text.
     pub steps: String,
-    /// Nanoseconds a run; `None` until it is timed beside the kernels of other runs.
+    /// Nanoseconds per run; `None` until it is timed beside the kernels of other runs.
     pub ns: Option<f64>,
 }
 
@@ -107,7 +106,7 @@ impl RunSummary {
         }
     }
 
-    /// Whether its results are final, and timed beside those of other runs where the experiment does so.
+    /// Whether its results are final and, if the experiment does so, timed beside those of other runs.
     pub fn is_timed(&self) -> bool {
         self.is_settled && self.found.iter().flatten().all(|found| found.ns.is_some())
     }
@@ -120,14 +119,14 @@ impl RunSummary {
         })
     }
 
-    /// The best so far against a position made of a trial's number, from 1 on, and the seconds until it was
-    /// complete; values are made of nanoseconds.
+    /// Best-so-far curve: `position` maps a trial's number, from 1, and its end in seconds; `value` maps
+    /// nanoseconds.
     pub fn best_so_far(&self, position: impl Fn(u64, f64) -> f64, value: impl Fn(f64) -> f64) -> Curve {
         let points = self.improvements.iter().map(|&(n, elapsed_s, ns)| (position(n, elapsed_s), value(ns)));
         Curve { points: points.collect(), end: position(self.trials, self.elapsed_s) }
     }
 
-    /// The number of the first trial that was at least so fast.
+    /// Number of the first trial at least this fast.
     pub fn reached(&self, ns: f64) -> Option<u64> {
         Some(self.improvements.iter().find(|(_, _, own)| *own <= ns)?.0)
     }
@@ -138,17 +137,17 @@ impl Finished<'_> {
         gflops(&self.workload, ns)
     }
 
-    /// Whether its time was spent before its trials.
+    /// Whether its time was up before all its trials were made.
     pub fn is_cut_short(&self) -> bool {
         self.planned.n_trials.is_some_and(|n_trials| self.summary.trials < n_trials)
     }
 
-    /// Nanoseconds of the best kernel that it knew at one of the plan's moments.
+    /// Nanoseconds of the best kernel at one of the plan's moments.
     pub fn ns_at(&self, moment: usize) -> Option<f64> {
         self.summary.found[moment].as_ref()?.ns
     }
 
-    /// Nanoseconds of the kernel that it came to.
+    /// Nanoseconds of the final kernel.
     pub fn best_ns(&self) -> Option<f64> {
         self.ns_at(self.summary.found.len().checked_sub(1)?)
     }
@@ -159,7 +158,7 @@ pub fn n_complete(finished: &[Finished]) -> usize {
     finished.iter().filter(|f| f.summary.is_timed()).count()
 }
 
-/// The trials of the one run that these records are of.
+/// Trials of the only run in these records; `None` if there are several.
 pub fn only_run(records: &[Record]) -> Option<SearchRun> {
     runs(records).into_iter().next()
 }

@@ -1,4 +1,4 @@
-//! Folder of an experiment: its owner, and earlier contents.
+//! Folder of an experiment: ownership, and earlier contents.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -10,19 +10,19 @@ use tilewright::file::{open_lock, write_whole};
 
 use super::data;
 
-/// The folder of the runs within that of the experiment.
+/// Folder of the runs, within that of the experiment.
 pub const RUNS: &str = "runs";
 
-/// The file of all trials.
+/// File with all trials.
 pub const TRIALS: &str = "trials.csv";
-/// The page.
+/// File with the page.
 pub const PAGE: &str = "README.md";
-/// Files that an experiment writes into its folder, besides plots.
+/// Files that an experiment writes besides plots.
 pub const FILES: [&str; 4] = [data::PLAIN, data::PACKED, TRIALS, PAGE];
 
-/// Makes the folder of an experiment, or checks that it holds a part of the one that `own` identifies.
-/// Returns a lock, which keeps other processes out until it is closed, and the contents of `data.json`, null
-/// without one.
+/// Creates the folder of an experiment, or checks that it contains a part of the one identified by `own`.
+/// Returns a lock that excludes other processes until it is closed, and the contents of `data.json`, null if
+/// there are none.
 ///
 /// # Errors
 /// Bad input where it holds something else, another process is at work in it, or it cannot be written to.

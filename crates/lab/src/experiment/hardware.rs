@@ -10,11 +10,11 @@ use tilewright_ir::Target;
 pub struct Hardware {
     /// Device as options name it: [`CPU`], or a GPU such as `opencl:1`.
     device: String,
-    /// Threads of the CPU that a kernel may use; 1 of a GPU.
+    /// Number of CPU threads that a kernel may use; 1 for a GPU.
     pub threads: usize,
-    /// Target of its code.
+    /// Target of code generation.
     pub target: Target,
-    /// Name that the maker gives the CPU or the GPU.
+    /// Marketing name of the CPU or GPU.
     pub name: String,
 }
 
@@ -24,7 +24,7 @@ impl Hardware {
         Hardware { device: CPU.to_owned(), threads, target: host::target(), name: host::cpu_name() }
     }
 
-    /// Finds a device by its name, or CPUs with so many threads.
+    /// Hardware by the name of a device, and a number of threads for the CPU.
     ///
     /// # Errors
     /// Bad input where there is no such device, or it has no such threads.
@@ -34,12 +34,12 @@ impl Hardware {
         Ok(Hardware { device: device.to_owned(), threads, target, name })
     }
 
-    /// Whether it is a GPU, or another device that is programmed like one.
+    /// Whether it is programmed like a GPU.
     pub fn is_gpu(&self) -> bool {
         self.target.gpu.is_some()
     }
 
-    /// Option and value that name it on a command line.
+    /// Command line option and value that select it.
     pub fn option(&self) -> [String; 2] {
         match self.device == CPU {
             true => ["--threads".to_owned(), self.threads.to_string()],
@@ -47,12 +47,12 @@ impl Hardware {
         }
     }
 
-    /// Threads of a CPU or the device, in words.
+    /// Number of threads, or the device, in words.
     pub fn extent(&self) -> String {
         if self.is_gpu() { self.device.clone() } else { count(self.threads as u64, "thread") }
     }
 
-    /// Differences from a paper: those that a CPU brings, where it is one, and the others.
+    /// Deviations from a paper: `on_cpus`, if it is a CPU, and `others`.
     pub fn differences(&self, on_cpus: &str, others: &str) -> String {
         let on_cpus = if self.is_gpu() { "" } else { on_cpus };
         [on_cpus, others].into_iter().filter(|text| !text.is_empty()).collect::<Vec<_>>().join("; ")

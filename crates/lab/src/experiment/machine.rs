@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::finished::RunSummary;
 
-/// Machine of a `data.json`, with its runs.
+/// Results of one machine, from its `data.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct MachineResults {
     pub cpu: String,
@@ -29,8 +29,8 @@ impl MachineResults {
         self.runs.len()
     }
 
-    /// The share of the best known on this machine that each run of an arm on a problem had at one of the
-    /// plan's moments; 0 if it had found nothing.
+    /// Share of the best known time on this machine that each run of an arm on a problem reached at one of
+    /// the plan's moments; 0 if it had found nothing.
     pub fn shares(&self, problem: &str, arm: &str, moment: usize) -> Vec<f64> {
         let of_problem = || self.runs.iter().filter(|run| run.problem == problem);
         let found = of_problem().flat_map(|run| &run.summary.found).flatten();

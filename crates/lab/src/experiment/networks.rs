@@ -1,4 +1,4 @@
-//! The experiment of whole networks: before and after tuning, beside other runtimes, interleaved.
+//! Experiment on whole networks: before and after tuning, compared with other runtimes.
 
 use std::fmt::Write;
 use std::fs;
@@ -35,17 +35,17 @@ use crate::{Caller, LabEvent, OrFailed};
 
 /// Name on the command line.
 pub const NAME: &str = "autotvm-end-to-end";
-/// Paper that it repeats.
+/// Paper that it reproduces.
 pub const PAPER: &str = "AutoTVM";
-/// Figure that it repeats.
+/// Figure that it reproduces.
 pub const FIGURE: &str = "figure 11";
-/// Things that it compares, in one line.
+/// Subject of the comparison, in one line.
 pub const COMPARES: &str = "five networks untuned and tuned, beside other runtimes";
-/// Differences from the paper, in one line.
+/// Deviations from the paper, in one line.
 pub const DIFFERS: &str = "seeded weights; the runtimes that `bench` knows in the place of MXNet and TensorFlow Lite";
-/// Deviations that a CPU brings, in one line.
+/// Deviations due to running on a CPU, in one line.
 pub const ON_CPUS: &str = "a CPU";
-/// Default tuning time of a network.
+/// Default tuning time per network.
 pub const TIME: Duration = Duration::from_secs(40);
 
 /// Rounds of a comparison; each runs every implementation once, in random order.
@@ -97,14 +97,14 @@ struct MeasuredNetwork {
     version: String,
 }
 
-/// Cost with this much time for each of its networks.
+/// Cost with this much time per network.
 pub fn cost(time: Duration) -> Cost {
     let n_runs = NETWORKS.len() as u64;
     Cost { n_runs, n_trials: None, most_seconds: n_runs as f64 * (time.as_secs_f64() + BENCH_SECONDS) }
 }
 
-/// Tunes and measures the networks that its folder has no results of, and writes data, plots and a page of
-/// all that it has. Stopped, it leaves what is complete; the same goes on from there.
+/// Tunes and measures the networks without results in the folder, and writes data, plots and a page. When
+/// stopped it leaves what is complete; the next call continues from there.
 ///
 /// # Errors
 /// Bad input where there is no such network or the folder holds something else; failure where workers do not

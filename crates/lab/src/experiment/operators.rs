@@ -1,4 +1,4 @@
-//! The experiment of operators beside libraries: each tuned, then measured interleaved with its rivals.
+//! Experiment on operators: each is tuned, then compared with libraries in interleaved rounds.
 
 use std::fmt::Write;
 use std::fs;
@@ -24,20 +24,20 @@ use crate::plot::{Bar, Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 use crate::stats::geometric_mean;
 use crate::{Caller, LabEvent, OrFailed};
 
-/// The name on the command line.
+/// Name on the command line.
 pub const NAME: &str = "autotvm-operators";
-/// Paper that it is of.
+/// Paper that it reproduces.
 pub const PAPER: &str = "AutoTVM";
-/// Figure that it repeats.
+/// Figure that it reproduces.
 pub const FIGURE: &str = "figure 10";
-/// Comparison, in one line.
+/// Subject of the comparison, in one line.
 pub const COMPARES: &str = "C1 to C12 and 1024³, each tuned, beside other libraries";
 /// Deviations from the paper, in one line.
 pub const DIFFERS: &str = "the libraries that `bench` knows in the place of TensorComprehensions, TensorFlow Lite and the ARM \
                            Compute Library; no depthwise layers";
-/// Deviations that a CPU brings, in one line.
+/// Deviations due to running on a CPU, in one line.
 pub const ON_CPUS: &str = "a CPU; oneDNN and OpenBLAS in the place of cuDNN";
-/// Time for which an operator is tuned by default.
+/// Default tuning time per operator.
 pub const TIME: Duration = Duration::from_secs(60);
 
 /// Rounds of a comparison; each runs every implementation once, in random order.
@@ -76,8 +76,8 @@ pub fn cost() -> Cost {
     Cost { n_runs, n_trials: None, most_seconds: n_runs as f64 * (TIME.as_secs_f64() + BESIDE_SECONDS) }
 }
 
-/// Tunes and measures the operators that its folder has no results of, and writes data, a plot and a page of
-/// all that it has. Stopped, it leaves what is complete; the same goes on from there.
+/// Tunes and measures the operators without results in the folder, and writes data, a plot and a page. When
+/// stopped it leaves what is complete; the next call continues from there.
 ///
 /// # Errors
 /// Bad input where there is no such problem or the folder holds something else; failure where workers do not

@@ -1,5 +1,5 @@
-//! Pictures of the papers that take no measurement: what searches visit of a small map, and how far mutations
-//! go.
+//! Illustrations of the papers that need no measurement: the points that searches visit in a small space, and
+//! the distances of mutations.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,13 @@ use super::{ExperimentResult, data};
 use crate::OrFailed;
 use crate::plot::{Bar, Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 
-/// An experiment that is computed within a second.
+/// Illustration, computed within a second.
 pub struct Picture {
-    /// The name on the command line.
+    /// Name on the command line.
     pub name: &'static str,
-    /// Paper that it is of.
+    /// Paper that it reproduces.
     pub paper: &'static str,
-    /// Figure that it repeats.
+    /// Figure that it reproduces.
     pub figure: &'static str,
     /// Subject, in one line.
     pub compares: &'static str,
@@ -44,7 +44,7 @@ struct ComputedPicture {
     table: Vec<Vec<String>>,
 }
 
-/// All of them.
+/// Table of illustrations.
 pub const PICTURES: &[Picture] = &[
     Picture {
         name: "gemm-map",
@@ -77,12 +77,12 @@ const SHADES: [&str; 5] = ["#eef2f7", "#d0dcea", "#a9c0da", "#7d9fc6", "#4e79a7"
 const VISITS: [&str; 4] = ["#f6d55c", "#f28e2b", "#e15759", "#7a1f2b"];
 
 impl Picture {
-    /// The picture of this name.
+    /// Illustration by name; `None` for an unknown one.
     pub fn named(name: &str) -> Option<&'static Picture> {
         PICTURES.iter().find(|picture| picture.name == name)
     }
 
-    /// Computes it from a seed and writes data, plots and a page.
+    /// Computes the illustration from a seed, and writes data, plots and a page.
     ///
     /// # Errors
     /// Bad input where the folder holds something else; failure where files cannot be written.

@@ -1,4 +1,4 @@
-//! An experiment with its sizes: which runs of `tune` it is, where their files are, and which are done.
+//! Plan of an experiment: its runs, their files, and which are complete.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -26,7 +26,7 @@ use crate::clock::utc;
 use crate::history::SearchRun;
 use crate::{Caller, LabEvent, OrFailed};
 
-/// An experiment with its sizes.
+/// Plan of an experiment, with all sizes fixed.
 pub struct ExperimentPlan {
     pub(super) experiment: &'static Experiment,
     pub(super) problems: Vec<SpaceProblem>,
@@ -127,7 +127,7 @@ fn database_of(problem: &str, arm: &str, seed: u64) -> String {
 }
 
 impl ExperimentPlan {
-    /// Plans an experiment. Its threads are those of this machine.
+    /// Plans an experiment for this machine.
     ///
     /// # Errors
     /// Bad input where there is no such problem or arm, or a search or a space does not exist.
@@ -195,7 +195,7 @@ impl ExperimentPlan {
         })
     }
 
-    /// All runs, including those of sources.
+    /// All runs, including those of transfer sources.
     pub fn runs(&self) -> &[Planned] {
         &self.runs
     }

@@ -1,4 +1,4 @@
-//! Runs of `tune` that an experiment plans.
+//! Tuning runs that an experiment plans.
 
 use std::path::Path;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::folder::RUNS;
 use super::hardware::Hardware;
 use super::table::{Arm, SpaceProblem};
 
-/// A run of `tune`.
+/// Planned tuning run.
 pub struct Planned {
     pub(super) arm: Arm,
     pub(super) problem: SpaceProblem,
@@ -40,13 +40,13 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// The name of its files, which no other run has.
+    /// Unique stem of its file names.
     pub fn stem(&self) -> &str {
         &self.stem
     }
 
-    /// The arguments of `tune` that mean the same as [`Planned::request`], without the database. Paths of
-    /// sources are relative to the experiment's folder, which may be moved.
+    /// Arguments of `tune` equivalent to [`Planned::request`], without the database. Paths of sources are
+    /// relative to the experiment's folder, which may be moved.
     pub fn words(&self) -> Vec<String> {
         let mut words = vec![self.problem.workload.to_owned()];
         let mut option =
@@ -70,7 +70,7 @@ impl Planned {
         words
     }
 
-    /// Makes the request of the run; sources lie in this folder.
+    /// Request of the run; sources are in `folder`.
     ///
     /// # Errors
     /// Bad input where the workload does not exist.

@@ -38,7 +38,7 @@ const NOTHING: &str = "–";
 /// Columns of `trials.csv`.
 const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops,build_s,run_s,verify_s\n";
 
-/// Writes everything and gives what `data.json` holds.
+/// Writes all result files, and returns the contents of `data.json`.
 ///
 /// # Errors
 /// If a file cannot be written.
@@ -749,7 +749,7 @@ fn head(arms: &[Arm]) -> Vec<String> {
     std::iter::once("problem").chain(arms.iter().map(|arm| arm.label)).map(str::to_owned).collect()
 }
 
-/// Rows as a table of Markdown, the first one its head.
+/// Formats rows as a Markdown table; the first one is the header.
 pub fn markdown(rows: &[Vec<String>]) -> String {
     let line = |row: &Vec<String>| format!("| {} |\n", row.join(" | "));
     let rule = |row: &Vec<String>| format!("|{}\n", "---|".repeat(row.len()));

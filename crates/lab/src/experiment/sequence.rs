@@ -1,4 +1,4 @@
-//! The experiment of models that predict a kernel's parameters: MIOpen's tuned problems, held out in part.
+//! Experiment on models that predict a kernel's parameters, trained on MIOpen's tuned problems.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -27,20 +27,20 @@ use crate::{Caller, OrFailed};
 
 /// Name on the command line.
 pub const NAME: &str = "sequence-models";
-/// Paper that it is of.
+/// Paper that it reproduces.
 pub const PAPER: &str = "Sequence models";
-/// Figures and tables that it repeats.
+/// Figures and tables that it reproduces.
 pub const FIGURE: &str = "tables II to IV, figures 8 to 11";
-/// Comparison, in one line.
+/// Subject of the comparison, in one line.
 pub const COMPARES: &str =
     "networks, a chain of forests and five classifiers on eight tables of MIOpen's tuned problems, a tenth held out";
 /// Deviations from the paper, in one line.
 pub const DIFFERS: &str = "the rows of MIOpen of February 2019 for gfx900, whose numbers come nearest to the paper's and are not the same; \
                            numbers are seen by size and divisors, not as tokens; the paper names no number of filters of the convolutions \
                            (64 of width 3); epochs end ten after the best; beside the networks a chain of forests";
-/// The folder of the tables, within the repository.
+/// Folder of the tables, within the repository.
 pub const DATA: &str = "kernels/miopen";
-/// Repetitions.
+/// Default number of repetitions.
 pub const REPEATS: u64 = 5;
 
 /// The GPU whose rows are used.
@@ -51,20 +51,20 @@ const CLASSIFIERS: &str = "classifiers";
 /// passes over 2,777 rows (Zen 3, 2026-11-21).
 const PASS_SECONDS: f64 = 0.0025;
 
-/// Part of the experiment that is asked for.
+/// Request to run the experiment, or a part of it.
 #[derive(Clone)]
 pub struct SequenceRequest {
-    /// The tables to keep to, such as `ConvAsm1x1U.fp32`; all where there are none.
+    /// Tables to run, such as `ConvAsm1x1U.fp32`; empty for all.
     pub tables: Vec<String>,
-    /// The models to keep to, `classifiers` for all of these; all where there are none.
+    /// Models to run, with `classifiers` for all classifiers; empty for all.
     pub arms: Vec<String>,
-    /// Factor of the most passes that a training makes.
+    /// Factor of the maximum number of epochs.
     pub budget: f64,
-    /// Repetitions, each with its own rows held out.
+    /// Number of repetitions, each with other held-out rows.
     pub repeats: u64,
-    /// The folder with tables and specifications.
+    /// Folder with tables and specifications.
     pub data: PathBuf,
-    /// Folder for data and plots, if not `experiments` and the name.
+    /// Folder for data and plots; `None` for `experiments/` and the name.
     pub folder: Option<PathBuf>,
     /// Seed of the first repetition.
     pub seed: u64,
@@ -101,7 +101,7 @@ pub fn cost() -> Cost {
 }
 
 impl SequenceRequest {
-    /// All of it, as it is by default.
+    /// Request for the whole experiment with its defaults.
     pub fn new() -> SequenceRequest {
         SequenceRequest {
             tables: Vec::new(),
@@ -163,8 +163,8 @@ impl Default for SequenceRequest {
     }
 }
 
-/// Trains and scores what is not yet, and writes data, plots and tables. Stopped, it leaves what is complete;
-/// the same goes on from there.
+/// Trains and scores what is incomplete, and writes data, plots and tables. When stopped it leaves what is
+/// complete; the next call continues from there.
 ///
 /// # Errors
 /// Bad input where there is no such table or model, the tables are not there, or the folder holds something

@@ -1,4 +1,4 @@
-//! The experiments, as a table.
+//! Table of the experiments.
 
 use std::fmt;
 
@@ -7,58 +7,58 @@ use tilewright_search::SEARCHES;
 use crate::history::SearchRun;
 use tilewright::format::count;
 
-/// An experiment: every arm on every problem, repeated with different seeds.
+/// Experiment: every arm on every problem, repeated with different seeds.
 pub struct Experiment {
     /// Name on the command line.
     pub name: &'static str,
-    /// Paper that it repeats.
+    /// Paper that it reproduces.
     pub paper: &'static str,
-    /// Figure or table that it repeats.
+    /// Figure or table that it reproduces.
     pub figure: &'static str,
-    /// Things that it compares, in one line.
+    /// Subject of the comparison, in one line.
     pub compares: &'static str,
-    /// Differences from the paper, in one line; empty where there are none.
+    /// Deviations from the paper, in one line; empty if none.
     pub differs: &'static str,
-    /// Differences that come of running on a CPU, in one line; empty where there are none.
+    /// Deviations due to running on a CPU, in one line; empty if none.
     pub on_cpus: &'static str,
     /// Problems that are tuned.
     pub problems: &'static [SpaceProblem],
-    /// Problems that are tuned first, with as many trials each, as sources of transfer for arms.
+    /// Problems that are tuned first, as sources of transfer learning for arms.
     pub sources: &'static [SpaceProblem],
     /// Arms that are compared.
     pub arms: Arms,
     /// Length of each run at a budget of 1.
     pub length: Length,
-    /// Runs of each arm on each problem.
+    /// Number of repetitions of each arm on each problem.
     pub repeats: u64,
-    /// Whether runs begin with the configurations that the template's model of the machine ranks first.
+    /// Whether runs begin with initial guesses of the template's analytical model.
     pub with_guesses: bool,
-    /// Whether each run ends with a race of its leaders. A trial alone is measured for a few milliseconds, so
-    /// that the fastest of many owes something to luck, the more the more there are. What all runs found is
-    /// timed side by side afterwards: from one run to the next the machine may have become slower.
+    /// Whether each run ends with a race of its best candidates. A single trial takes a few milliseconds, so
+    /// that the fastest of many is partly due to luck. The kernels that all runs found are timed side by side
+    /// afterwards, as the machine's speed may change from run to run.
     pub is_raced: bool,
-    /// Whether hopeless candidates are run to the end, as where the whole space counts and not its best.
+    /// Whether slow candidates are timed completely, rather than pruned, as where the whole space matters.
     pub to_the_end: bool,
-    /// Whether what a GPU's limits rule out is in the space, and fails.
+    /// Whether the space includes configurations beyond a GPU's limits, which fail.
     pub beyond_limits: bool,
     /// Quantity that is plotted.
     pub measure: PlottedQuantity,
-    /// Summary of several runs, in tables and curves.
+    /// Statistic of several runs, in tables and curves.
     pub centre: Centre,
-    /// Moments, besides the end, at which results are compared, in order, at a budget of 1.
+    /// Moments besides the end at which results are compared, in order, at a budget of 1.
     pub moments: &'static [ComparedMoment],
     /// Plots that are drawn.
     pub views: &'static [ResultView],
 }
 
-/// A workload and the template whose space is searched, the default one if none is named.
+/// Workload and template whose space is searched.
 #[derive(Debug, Clone, Copy)]
 pub struct SpaceProblem {
     /// Name in plots and tables.
     pub label: &'static str,
-    /// The workload as on the command line.
+    /// Workload as on the command line.
     pub workload: &'static str,
-    /// The template.
+    /// Template; `None` for the default one.
     pub template: Option<&'static str>,
 }
 
@@ -66,7 +66,7 @@ pub struct SpaceProblem {
 pub enum Arms {
     /// An explicit list.
     Listed(&'static [Arm]),
-    /// Every search with its defaults.
+    /// All searches with their defaults.
     EverySearch,
 }
 
@@ -75,40 +75,40 @@ pub enum Arms {
 pub struct Arm {
     /// Name in plots and tables.
     pub label: &'static str,
-    /// The search with its options.
+    /// Search with its options.
     pub search: &'static str,
-    /// Transfer from earlier trials.
+    /// Kind of transfer learning.
     pub transfer: Transferred,
 }
 
-/// Kind of transfer from earlier trials.
+/// Kind of transfer learning from earlier trials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transferred {
     /// No transfer.
     Nothing,
-    /// Model fitted to those of the sources.
+    /// Cost model pretrained on the trials of the sources.
     Model,
-    /// Model fitted to them, and their best configurations as first candidates.
+    /// Pretrained cost model, and the sources' best configurations as first candidates.
     ModelAndStart,
-    /// Model fitted to the arm's own trials of the problem before.
+    /// Cost model pretrained on the arm's own trials of the previous problem.
     Previous,
 }
 
-/// How long a run is: until its trials or its seconds are spent, whichever comes first.
+/// Length of a run: it ends at its trials or its seconds, whichever comes first.
 #[derive(Debug, Clone, Copy)]
 pub struct Length {
     /// Number of trials.
     pub trials: TrialCount,
-    /// Seconds of a run; where trials are what counts, a limit that few runs reach.
+    /// Maximum seconds of a run.
     pub seconds: f64,
 }
 
 /// Moment at which runs are compared.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ComparedMoment {
-    /// Seconds of each run.
+    /// Seconds after the start of each run.
     Seconds(f64),
-    /// Trials of each run.
+    /// Number of trials of each run.
     Trials(u64),
     /// End of the runs.
     End,
@@ -119,22 +119,22 @@ pub enum ComparedMoment {
 pub enum TrialCount {
     /// A fixed number.
     Count(u64),
-    /// A share of the space's configurations.
+    /// Share of the space's size.
     ShareOfSpace(f64),
-    /// Any number that the time allows.
+    /// Unlimited: as many as fit the time.
     Any,
 }
 
 /// Quantity that is plotted of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PlottedQuantity {
-    /// GFLOP/s.
+    /// Throughput in GFLOP/s.
     Throughput,
-    /// Milliseconds.
+    /// Time in milliseconds.
     Cost,
 }
 
-/// Summary of several runs.
+/// Statistic of several runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Centre {
     /// Median, with the quartiles.
@@ -143,33 +143,34 @@ pub enum Centre {
     Mean,
 }
 
-/// A picture.
+/// Plot of results.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum ResultView {
-    /// The best so far against trials.
+    /// Best so far over the number of trials.
     Trials,
-    /// The best so far against seconds.
+    /// Best so far over time in seconds.
     Time,
-    /// The best so far against the share of the space that was tried.
+    /// Best so far over the share of the space that was tried.
     Share,
-    /// The best so far as a share of the best known against seconds, over all problems.
+    /// Best so far relative to the best known, over time in seconds, across all problems.
     Relative,
-    /// Speed of the best so far over that of an arm, by its name, against seconds, over all problems.
+    /// Speed-up of the best so far over that of the arm of this name, over time in seconds, across all
+    /// problems.
     SpeedUpOver(&'static str),
-    /// The best of each run, as boxes.
+    /// Final results, as box plots.
     Boxes,
-    /// Trials until 95 % of the best known, as boxes.
+    /// Number of trials until 95 % of the best known, as box plots.
     NearBest,
     /// Histogram of throughput.
     Histogram,
-    /// Trials and time by error class.
+    /// Numbers of trials and time by error class.
     Outcomes,
     /// Seconds by activity.
     Seconds,
 }
 
 impl ComparedMoment {
-    /// Scales the moment to another budget.
+    /// Moment scaled to another budget.
     pub fn scaled(self, budget: f64) -> ComparedMoment {
         match self {
             ComparedMoment::Seconds(seconds) => ComparedMoment::Seconds(seconds * budget),
@@ -178,7 +179,7 @@ impl ComparedMoment {
         }
     }
 
-    /// The trials that a run had made by then.
+    /// Number of trials that a run had made by this moment.
     pub fn n_trials(self, run: &SearchRun) -> usize {
         match self {
             ComparedMoment::Seconds(seconds) => run.trials.partition_point(|trial| trial.elapsed_s <= seconds),

@@ -1,4 +1,4 @@
-//! Classical classifiers, beside which sequence models are shown: each parameter is predicted alone.
+//! Classical classifiers as baselines of sequence models: each parameter is predicted independently.
 //!
 //! # Source
 //! The methods of table II in "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", with
@@ -17,19 +17,19 @@ const SMOOTHING: f64 = 1e-9;
 /// A classifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Baseline {
-    /// A tree by Gini impurity, grown until leaves are pure.
+    /// Decision tree with Gini impurity, grown until leaves are pure.
     DecisionTree,
     /// Gaussian naive Bayes.
     NaiveBayes,
-    /// A majority of the nearest rows.
+    /// k-nearest neighbours.
     Neighbours,
-    /// Support vector machines with a Gaussian kernel, one for each pair of classes.
+    /// Support vector machines with a Gaussian kernel, one-vs-one.
     SupportVectors,
-    /// A hundred trees on resampled rows and features.
+    /// Random forest of a hundred trees.
     RandomForest,
 }
 
-/// A classifier's name.
+/// Row of the table of classifiers.
 #[derive(Debug)]
 pub struct BaselineRow {
     /// The classifier.
@@ -38,7 +38,7 @@ pub struct BaselineRow {
     pub name: &'static str,
 }
 
-/// Every classifier.
+/// Table of classifiers.
 pub const BASELINES: &[BaselineRow] = &[
     BaselineRow { baseline: Baseline::DecisionTree, name: "decision-tree" },
     BaselineRow { baseline: Baseline::NaiveBayes, name: "naive-bayes" },
@@ -47,7 +47,7 @@ pub const BASELINES: &[BaselineRow] = &[
     BaselineRow { baseline: Baseline::RandomForest, name: "random-forest" },
 ];
 
-/// Trains a classifier on rows of features, and predicts the classes of other rows.
+/// Trains a classifier, and predicts the classes of other rows.
 ///
 /// # Panics
 /// If there are no rows, or not as many classes.

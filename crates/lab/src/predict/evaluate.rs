@@ -1,4 +1,4 @@
-//! Models on problems that are held out, as the paper's tables have them.
+//! Evaluation of models on held-out problems, as in the paper's tables.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,20 +20,20 @@ use super::{BeamScore, Lesson, ModelPlaces, TunedTable, beam_scores, load_model,
 pub use crate::stats::MeanStd;
 use crate::{Caller, OrFailed};
 
-/// Models to compare on a table, and the settings.
+/// Models to evaluate on a table, and the settings.
 #[derive(Debug, Clone)]
 pub struct EvaluationRequest {
     /// The models.
     pub architectures: Vec<Architecture>,
-    /// Repetitions, each with its own rows held out and its own randomness.
+    /// Number of repetitions, each with other held-out rows and another seed.
     pub n_seeds: u64,
-    /// Training options of the models; the seed is that of the first repetition.
+    /// Training options; the seed is that of the first repetition.
     pub training: Training,
-    /// Widths of the beam.
+    /// Beam widths.
     pub widths: Vec<usize>,
-    /// Whether classical classifiers are compared as well.
+    /// Whether classical classifiers are evaluated as well.
     pub baselines: bool,
-    /// Folder of finished models and scores, which are not computed again.
+    /// Folder of trained models and scores, which are reused.
     pub folder: PathBuf,
 }
 
@@ -42,75 +42,75 @@ pub struct EvaluationRequest {
 pub struct Evaluation {
     /// The kernel.
     pub kernel: String,
-    /// Rows of the table.
+    /// Number of rows in the table.
     pub rows: usize,
     /// Description and origin of the table.
     pub data: Json,
-    /// Repetitions.
+    /// Number of repetitions.
     pub seeds: u64,
-    /// Results of each model.
+    /// Result of each model.
     pub models: Vec<EvaluatedModel>,
-    /// Results of each classifier.
+    /// Result of each classifier.
     pub baselines: Vec<BaselineFacts>,
-    /// The paper's figures, where it has some on such data.
+    /// Figures of the paper for such data, if it has some.
     #[serde(skip)]
     pub paper: Option<&'static PaperRow>,
 }
 
-/// A model over its repetitions.
+/// Result of a model over all repetitions.
 #[derive(Debug, Serialize)]
 pub struct EvaluatedModel {
     /// Name of the model.
     pub model: &'static str,
-    /// Trainings of the model.
+    /// Training of each repetition.
     pub repetitions: Vec<TrainingResult>,
-    /// Scores by width of the beam, without constraints and with them.
+    /// Scores by beam width, unconstrained and constrained.
     pub beams: Vec<BeamFacts>,
 }
 
-/// A training.
+/// Training of one repetition.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TrainingResult {
     /// The seed of the repetition.
     pub seed: u64,
-    /// Passes that it made.
+    /// Number of epochs.
     pub epochs: u64,
-    /// The pass after which it was best.
+    /// Epoch with the lowest validation loss.
     pub best_epoch: u64,
-    /// Fit after each pass.
+    /// Fit after each epoch.
     pub curve: Vec<Epoch>,
-    /// How long the model's file takes to read.
+    /// Time to load the model's file, in milliseconds.
     pub load_ms: f64,
 }
 
-/// The scores of a model with one width of the beam.
+/// Scores of a model with some beam width.
 #[derive(Debug, Serialize)]
 pub struct BeamFacts {
     /// The scores.
     #[serde(flatten)]
     pub scores: Scores,
-    /// The width.
+    /// Beam width.
     #[serde(rename = "k")]
     pub width: usize,
-    /// Whether answers are kept to valid ones.
+    /// Whether decoding is constrained to valid answers.
     #[serde(rename = "constrained")]
     pub is_constrained: bool,
-    /// Time of the answers to a problem, in milliseconds.
+    /// Time of a query.
     pub query_ms: QueryTime,
-    /// The paper's figures for the same.
+    /// Figures of the paper for this case.
     pub paper: Option<PaperFigures>,
 }
 
-/// Time of the answers to a problem, in milliseconds.
+/// Time of a query, in milliseconds.
 #[derive(Debug, Serialize)]
 pub struct QueryTime {
-    /// The median, as the mean over the repetitions.
+    /// Median, as the mean over the repetitions.
     pub median: f64,
     /// Longest time.
     pub longest: f64,
 }
 
-/// A classifier over its repetitions.
+/// Result of a classifier over all repetitions.
 #[derive(Debug, Serialize)]
 pub struct BaselineFacts {
     /// The scores.
@@ -118,32 +118,32 @@ pub struct BaselineFacts {
     pub scores: Scores,
     /// Name of the classifier.
     pub baseline: &'static str,
-    /// The paper's figures for the same.
+    /// Figures of the paper for this case.
     pub paper: Option<PaperFigures>,
 }
 
-/// Figures of the paper, as parts of 1.
+/// Figures of the paper, as fractions of 1.
 #[derive(Debug, Serialize)]
 pub struct PaperFigures {
     /// Average accuracy.
     pub average_accuracy: f64,
-    /// Perfect prediction, where the paper has it.
+    /// Share of problems predicted perfectly, if the paper has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub perfect: Option<f64>,
 }
 
-/// Scores over repetitions.
+/// Scores over all repetitions.
 #[derive(Debug, Serialize)]
 pub struct Scores {
-    /// The share of parameters predicted right.
+    /// Share of parameters predicted correctly.
     pub average_accuracy: MeanStd,
-    /// Share of problems with an answer that is right as a whole.
+    /// Share of problems with an answer that is correct in all parameters.
     pub perfect: MeanStd,
-    /// Share as `perfect`, where an answer that means the same kernel as the right one counts as well.
+    /// Share like `perfect`, where an equivalent kernel counts as correct, too.
     pub perfect_equivalent: MeanStd,
-    /// The share of answers that are valid.
+    /// Share of answers that are valid.
     pub valid: MeanStd,
-    /// The score of each repetition.
+    /// Score of each repetition.
     pub repetitions: Vec<Score>,
 }
 

@@ -1,4 +1,4 @@
-//! The paper's figures, beside which ours are shown.
+//! Figures of the paper, for comparison with ours.
 //!
 //! # Source
 //! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", tables II, III and IV. Its data
@@ -7,16 +7,16 @@
 /// Average accuracy and perfect prediction, in per cent.
 pub type Figures = (f64, f64);
 
-/// The baselines of table II, by the names they have here.
+/// Baselines of table II, by our names.
 pub const BASELINES: [&str; 5] = ["decision-tree", "naive-bayes", "k-nn", "svc", "random-forest"];
-/// The models of table III, by the names they have here.
+/// Models of table III, by our names.
 pub const MODELS: [&str; 5] = ["enc-dec", "attn", "attn-2", "hybrid", "hybrid-2"];
-/// The model of table IV.
+/// Model of table IV.
 pub const BEAM_MODEL: &str = "hybrid-2";
-/// The widths of the beam in table IV.
+/// Beam widths of table IV.
 pub const WIDTHS: [usize; 4] = [10, 30, 50, 100];
 
-/// The figures of a kernel with one data type.
+/// Figures of a kernel with one data type.
 #[derive(Debug)]
 pub struct PaperRow {
     /// The kernel.
@@ -35,7 +35,7 @@ pub struct PaperRow {
     pub constrained: Option<[Figures; 4]>,
 }
 
-/// Every kernel and data type of the paper.
+/// Rows of the paper's tables.
 #[rustfmt::skip]
 pub const PAPER: &[PaperRow] = &[
     PaperRow {
@@ -97,17 +97,17 @@ pub const PAPER: &[PaperRow] = &[
 ];
 
 impl PaperRow {
-    /// The row of a kernel and a data type.
+    /// Row of a kernel and a data type, if the paper has it.
     pub fn of(kernel: &str, data_type: &str) -> Option<&'static PaperRow> {
         PAPER.iter().find(|row| row.kernel == kernel && row.data_type == data_type)
     }
 
-    /// Average accuracy of a baseline (table II).
+    /// Average accuracy of a baseline (table II), if any.
     pub fn baseline(&self, name: &str) -> Option<f64> {
         BASELINES.iter().position(|known| *known == name).map(|at| self.baselines[at])
     }
 
-    /// Figures of a model with some width of the beam (tables III and IV).
+    /// Figures of a model with some beam width (tables III and IV), if any.
     pub fn model(&self, name: &str, width: usize, is_constrained: bool) -> Option<Figures> {
         if width == 1 && !is_constrained {
             return MODELS.iter().position(|known| *known == name).map(|at| self.models[at]);

@@ -1,4 +1,4 @@
-//! The likeliest parameters of one problem.
+//! Queries of a model for one problem.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ use crate::Caller;
 
 /// Answers of a model.
 pub struct Answers {
-    /// The kernel or the template that it is a model of.
+    /// Kernel or template that the model was trained for.
     pub kernel: String,
-    /// Whether no likelier answer can have been lost.
+    /// Whether look-ahead was exact, so that no likelier answer was lost.
     pub is_exact: bool,
-    /// The likeliest first; all of them are valid.
+    /// Valid answers, by decreasing likelihood.
     pub candidates: Vec<RankedAnswer>,
 }
 
@@ -36,15 +36,15 @@ impl Answers {
     }
 }
 
-/// An answer.
+/// Answer with its probability.
 pub struct RankedAnswer {
     /// Values by parameter.
     pub parameters: Map<String, Json>,
-    /// Probability, by the model, that it is the best.
+    /// Probability that the model assigns.
     pub probability: f64,
 }
 
-/// A model of a kernel, in a file, asked for a problem's fields.
+/// Queries a kernel's model for a problem, given its fields.
 ///
 /// # Errors
 /// Bad input where the fields are not the kernel's or nothing is valid for them; failure where nothing valid
@@ -86,7 +86,7 @@ pub fn ask_kernel(
     Ok(Answers { kernel: kernel.name, is_exact, candidates })
 }
 
-/// A model of a template asked for a workload.
+/// Queries a template's model for a workload.
 ///
 /// # Errors
 /// Bad input where the template does not serve it, or the model is of other parameters.

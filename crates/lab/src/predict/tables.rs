@@ -1,4 +1,4 @@
-//! An evaluation in words: tables beside the paper's.
+//! Tables of an evaluation, compared with the paper's.
 
 use tilewright::format::{count, table};
 
@@ -6,7 +6,7 @@ use super::evaluate::{BaselineFacts, BeamFacts, EvaluatedModel, Evaluation, Mean
 use super::paper::BEAM_MODEL;
 
 impl Evaluation {
-    /// The scores as tables, beside the paper's; `split` says how rows are held out.
+    /// Formats the scores as tables, compared with the paper's; `split` describes how rows are held out.
     pub fn text(&self, split: &str) -> String {
         let Evaluation { models, baselines, paper, .. } = self;
         let cell = |MeanStd { mean, std }: MeanStd| format!("{:.2} ± {:.2}", 100.0 * mean, 100.0 * std);

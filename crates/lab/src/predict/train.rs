@@ -1,4 +1,4 @@
-//! A model from tuned problems.
+//! Training of a model from tuned problems or records.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,7 +20,7 @@ const WIDTHS: [usize; 2] = [1, 10];
 
 /// Training of a model: its options and destination.
 pub struct Learning {
-    /// The kind of model.
+    /// Architecture of the model.
     pub architecture: Architecture,
     /// Training options.
     pub training: Training,
@@ -32,18 +32,18 @@ pub struct Learning {
 
 /// Result of training on a table.
 pub struct OfTable {
-    /// Rows that the model has learnt.
+    /// Number of training rows.
     pub n_learnt: usize,
-    /// Rows that were held out to judge it by.
+    /// Number of validation rows.
     pub n_validation: usize,
-    /// Scores on them, with answers kept to valid ones.
+    /// Scores on the validation rows, with decoding constrained to valid answers.
     pub scores: Vec<BeamScore>,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl OfTable {
-    /// Summary of the training and its scores, in lines.
+    /// Formats the training and its scores, in several lines.
     pub fn summary(&self) -> String {
         let mut text = format!("learnt {} in {:.1} s\n", count(self.n_learnt as u64, "row"), self.seconds);
         for at in &self.scores {
@@ -61,17 +61,18 @@ impl OfTable {
 
 /// Result of training on records.
 pub struct OfRecords {
-    /// Workloads with records.
+    /// Number of workloads with records.
     pub n_workloads: usize,
-    /// Best configurations of these workloads, as examples.
+    /// Number of examples: best configurations of these workloads.
     pub n_examples: usize,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 impl Learning {
-    /// Begins a training whose model goes to this path, which must be none of the inputs. With `resume` it
-    /// continues an interrupted training from its saved state; no state is saved if the path is not a file's.
+    /// Prepares a training whose model is written to `output`, which must not be one of the inputs. With
+    /// `resume` it continues an interrupted training from its checkpoint; none is kept if the output is not a
+    /// regular file.
     ///
     /// # Errors
     /// Bad input when the model cannot be written, or when saved state exists without `resume` or lacks with
@@ -113,7 +114,7 @@ impl Learning {
         about["version"] = BUILD.into();
     }
 
-    /// Learns a table and writes the model.
+    /// Trains on a table, and writes the model.
     ///
     /// # Errors
     /// Bad input where there are too few rows; failure where it is stopped, or the model cannot be written.
@@ -162,7 +163,7 @@ impl Learning {
         Ok(OfTable { n_learnt: lesson.train.len(), n_validation: validation.len(), scores, seconds })
     }
 
-    /// Learns the records of a template's tasks and writes the model.
+    /// Trains on the records of a template's tasks, and writes the model.
     ///
     /// # Errors
     /// Bad input where there are no records to learn from; failure where it is stopped, or the model cannot
@@ -213,7 +214,7 @@ impl Learning {
     }
 }
 
-/// Scores by width, as files of models and `predict train --json` have them.
+/// Scores by beam width as JSON, for models' files and `predict train --json`.
 pub fn scores_json(scores: &[BeamScore]) -> Json {
     let of_width = |at: &BeamScore| {
         let mut json = serde_json::to_value(at.score).expect("invariant: a score is numbers by name");

@@ -1,4 +1,4 @@
-//! Decision trees for classes, and forests of them.
+//! Classification trees and random forests.
 
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
@@ -135,14 +135,14 @@ impl ClassExamples<'_> {
     }
 }
 
-/// Class that is counted most often, the least of those.
+/// Most frequent class; of several, the smallest.
 pub fn most(counts: &[u64]) -> usize {
     let most = counts.iter().max().expect("invariant: there are classes");
     counts.iter().position(|n| n == most).expect("invariant: it is one of them")
 }
 
-/// Random forest: trees on resampled rows, each node of which looks at √columns columns; the majority
-/// decides.
+/// Random forest: trees on bootstrap samples, with √columns random columns at each node; predicts by majority
+/// vote.
 ///
 /// # Source
 /// Breiman, "Random Forests" (2001).

@@ -1,4 +1,4 @@
-//! Configurations that somebody wrote down: JSON objects one after the other, or a list of them.
+//! Lists of configurations: a sequence or a list of JSON objects.
 
 use std::collections::HashSet;
 

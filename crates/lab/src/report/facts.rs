@@ -1,4 +1,4 @@
-//! Facts of the report, as numbers.
+//! Facts of the report on records.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,31 +19,31 @@ const N_PROMISING: usize = 5;
 /// The share of the best throughput that counts as having found it.
 const NEAR_BEST: f64 = 0.95;
 
-/// A workload on a machine with some number of threads.
+/// Subject of the report: a workload on a machine with some number of threads.
 #[derive(Debug, Serialize)]
 pub struct ReportSubject {
     /// The workload.
     pub workload: String,
-    /// The machine, as records name it.
+    /// Name of the target, as in records.
     pub target: String,
-    /// Threads that kernels may use.
+    /// Number of threads.
     pub threads: u32,
-    /// Trials recorded, failures included.
+    /// Number of recorded trials, failures included.
     pub trials: u64,
-    /// Records beside them that cannot be true.
+    /// Numbers of skipped records, which are implausible or unreadable.
     pub passed_over: PassedOver,
-    /// The best configuration; none where nothing was right.
+    /// Best configuration; `None` if nothing was correct.
     pub best: Option<BestConfig>,
     /// Facts by search and template.
     pub searches: Vec<SearchFacts>,
-    /// Trials by their outcome, successes included, with the seconds spent on them.
+    /// Numbers of trials by outcome, successes included, with the seconds spent on them.
     pub outcomes: Vec<OutcomeFacts>,
     /// Facts by template, in the order in which they were first searched.
     pub templates: Vec<TemplateFacts>,
     /// Trade-offs of a command with several metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pareto: Option<ParetoFacts>,
-    /// Every trial, in the order of recording.
+    /// Points of all trials, in the order of recording.
     #[serde(skip)]
     pub points: Vec<Point>,
 }
@@ -55,7 +55,7 @@ pub struct ParetoFacts {
     pub metrics: Vec<String>,
     /// The Pareto set.
     pub set: Vec<ParetoPoint>,
-    /// Numbers of every trial that has all, in the order of the metrics.
+    /// Values of every trial that has all metrics, in their order.
     #[serde(skip)]
     pub values: Vec<Vec<f64>>,
 }
@@ -63,23 +63,23 @@ pub struct ParetoFacts {
 /// The best configuration.
 #[derive(Debug, Serialize)]
 pub struct BestConfig {
-    /// Throughput in 10⁹ floating-point operations a second.
+    /// Throughput in GFLOP/s.
     pub gflops: f64,
     /// Median in milliseconds.
     pub ms_median: f64,
-    /// The template it belongs to.
+    /// Template of the configuration.
     pub template: String,
     /// Parameters of the configuration.
     pub config: Json,
-    /// Whether it won the race at the end of a run.
+    /// Whether it won the final race of a run.
     pub confirmed: bool,
-    /// Margin to the runner-up, as a share of the median, where it won a race.
+    /// Margin over the runner-up as a share of the median, if it won a race.
     pub margin: Option<f64>,
-    /// The search that proposed it.
+    /// Search that proposed it.
     pub search: String,
     /// The seed of that search.
     pub seed: u64,
-    /// Schedule, a step on each line.
+    /// Schedule, one step per line.
     pub steps: String,
 }
 
@@ -92,15 +92,15 @@ pub struct SearchFacts {
     pub template: String,
     /// Number of runs.
     pub runs: u64,
-    /// Trials of all runs.
+    /// Number of trials of all runs.
     pub trials: u64,
     /// Number of trials that failed.
     pub failed: u64,
-    /// Wall clock of its runs, summed up.
+    /// Total duration of its runs, in seconds.
     pub seconds: f64,
-    /// Over its runs, the best throughput of each; `None` if no run had a valid trial.
+    /// Quartiles over its runs of the best throughput; `None` if no run had a valid trial.
     pub best_gflops: Option<Quartiles>,
-    /// Trials and seconds after which its runs come near the best known of the workload.
+    /// Trials and seconds until its runs come close to the best known result.
     pub near_best: NearBest,
     /// Seconds spent on its trials.
     pub seconds_in: Seconds,
@@ -109,68 +109,68 @@ pub struct SearchFacts {
     pub members: Vec<SearchRun>,
 }
 
-/// Trials and seconds after which runs reach 95 % of the best known of the workload.
+/// Trials and seconds until runs reach 95 % of the best known throughput of the workload.
 #[derive(Debug, Serialize)]
 pub struct NearBest {
-    /// Runs that do.
+    /// Number of runs that reach it.
     pub runs: u64,
-    /// Trials until then, the median over them.
+    /// Median number of trials until then.
     pub trials: Option<f64>,
-    /// Seconds until then, the median over them.
+    /// Median seconds until then.
     pub seconds: Option<f64>,
 }
 
-/// Trials that ended in one way.
+/// Trials with the same outcome.
 #[derive(Debug, Serialize)]
 pub struct OutcomeFacts {
-    /// The error class, or `no_error`.
+    /// Error class, or `no_error`.
     pub class: &'static str,
     /// Number of trials.
     pub trials: u64,
     /// Seconds spent on them.
     pub seconds_in: Seconds,
-    /// The first message of the class.
+    /// Message of the first failure.
     pub example: Option<String>,
 }
 
-/// Facts that a model learns from the trials of a template.
+/// Facts about a template that models learn from its trials.
 #[derive(Debug, Serialize)]
 pub struct TemplateFacts {
     /// The template.
     pub template: String,
     /// Number of trials.
     pub trials: u64,
-    /// The share of the variance of log time that the model explains on trials held out.
+    /// Coefficient of determination (R²) of log time on held-out trials.
     pub r_squared: Option<f64>,
-    /// Drop of that share where a parameter is shuffled (permutation importance), largest first.
+    /// Permutation importance of each parameter, largest first: the drop of R² when it is shuffled.
     pub importance: Vec<(String, f64)>,
-    /// Share of the best time that as many trials again are expected to gain.
+    /// Expected improvement by as many further trials, as a share of the best time.
     pub expected_gain: Option<f64>,
-    /// Factor by which a Gaussian process's spread was widened for its intervals to hold what they should.
+    /// Calibration factor of the Gaussian process's standard deviation.
     pub widened: Option<f64>,
-    /// Configurations that were not measured, likeliest to be the fastest first.
+    /// Unmeasured configurations, by decreasing probability of improvement.
     pub promising: Vec<PromiseFacts>,
 }
 
-/// Prediction for a configuration that was not measured.
+/// Prediction for an unmeasured configuration.
 #[derive(Debug, Serialize)]
 pub struct PromiseFacts {
     /// Parameters of the configuration.
     pub config: Json,
     /// Predicted median in milliseconds.
     pub ms_median: f64,
-    /// Ends of the interval that holds four times of five, in milliseconds.
+    /// Ends of the 80 % prediction interval, in milliseconds.
     pub ms_interval: [f64; 2],
-    /// Probability that it is faster than the best trial.
+    /// Probability of improvement over the best trial.
     pub chance: f64,
 }
 
-/// A trial as a point of the space's picture.
+/// Trial as a point of the scatter plot.
 #[derive(Debug)]
 pub struct Point {
-    /// Throughput; `None` where it failed.
+    /// Throughput in GFLOP/s; `None` if it failed.
     pub gflops: Option<f64>,
-    /// The algorithm among several, or the search.
+    /// Category: the algorithm if the space has several, else the search.
     pub kind: String,
 }
 
@@ -189,9 +189,9 @@ impl SearchFacts {
 pub struct Facts {
     /// Subjects, in the order in which they were first tuned.
     pub subjects: Vec<ReportSubject>,
-    /// Records of workloads that cannot be true.
+    /// Numbers of skipped records.
     pub passed_over: PassedOver,
-    /// Other things that are passed over, in a line each.
+    /// Notes on other skipped things, one per line.
     pub notes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Graphs in layers: every edge goes down, few edges cross, and what belongs together stands near.
+//! Layered graph drawing: all edges point down, with few crossings, and connected nodes are close.
 //!
 //! The method is Sugiyama's (1981): layers by the longest path, an order within layers by barycentres of
 //! neighbours, and places by least squares. An edge over several layers has a place in each; the edges of one
@@ -11,25 +11,25 @@ const GAP_OF_EDGES: f64 = 12.0;
 /// Passes over all layers, to order them and to place what is in them.
 const SWEEPS: usize = 24;
 
-/// Places of nodes, and how edges go from one to the other.
+/// Layout of a graph.
 #[derive(Debug)]
 pub struct GraphLayout {
-    /// The layer of each node, the uppermost first.
+    /// Layer of each node, the uppermost first.
     pub layers: Vec<usize>,
-    /// The middle of each node, from the left end of the whole on.
+    /// Horizontal centre of each node.
     pub middles: Vec<f64>,
-    /// Pieces of edges from one layer to the next: each is drawn once, however many edges share it.
+    /// Segments of edges from one layer to the next; a segment shared by several edges is drawn once.
     pub pieces: Vec<EdgePiece>,
-    /// The width of the whole.
+    /// Total width.
     pub width: f64,
-    /// Layers.
+    /// Number of layers.
     pub n_layers: usize,
 }
 
-/// A piece of an edge.
+/// Segment of an edge.
 #[derive(Debug)]
 pub struct EdgePiece {
-    /// The node that the edge comes from.
+    /// Node that the edge starts from.
     pub source: usize,
     /// End in the layer above.
     pub from: EdgeEnd,
@@ -37,14 +37,14 @@ pub struct EdgePiece {
     pub to: EdgeEnd,
 }
 
-/// An end of a piece of an edge.
+/// End of a segment.
 #[derive(Debug, Clone, Copy)]
 pub struct EdgeEnd {
-    /// The layer.
+    /// Index of the layer.
     pub layer: usize,
-    /// Position of its middle.
+    /// Horizontal position.
     pub at: f64,
-    /// The node; `None` where the edge passes by others.
+    /// Node at this end; `None` where the edge passes through the layer.
     pub node: Option<usize>,
 }
 
@@ -57,7 +57,7 @@ struct LayerItem {
     below: Vec<usize>,
 }
 
-/// Lays out nodes of these widths. Every edge goes from a node to a later one.
+/// Lays out nodes of these widths. Every edge must go to a later node.
 ///
 /// # Panics
 /// If an edge goes to an earlier node.

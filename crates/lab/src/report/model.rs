@@ -1,4 +1,4 @@
-//! Report of a model: the steps of a run, their times, and the effect of tuning.
+//! Facts of the report on a model: the steps of a run, their times, and the effect of tuning.
 
 use std::collections::HashMap;
 
@@ -20,17 +20,17 @@ const PAUSE_S: f64 = 60.0;
 pub struct ModelSubject<'a> {
     /// Name of the model.
     pub name: &'a str,
-    /// Compiled model, with the kernels of a run.
+    /// Compiled model.
     pub compiled: &'a Compiled,
-    /// A tensor for each of its inputs.
+    /// Tensor for each of its inputs.
     pub inputs: &'a [(Value, Tensor)],
     /// The machine.
     pub target: &'a Target,
-    /// Threads that kernels may use.
+    /// Number of threads that kernels may use.
     pub threads: usize,
     /// Database of its kernels' records.
     pub database: &'a Database,
-    /// Runs to take medians of.
+    /// Number of runs for medians.
     pub n_runs: usize,
 }
 
@@ -43,28 +43,27 @@ pub struct ModelFacts {
     pub db: String,
     /// The processor.
     pub cpu: String,
-    /// The machine, as records name it.
+    /// Name of the target, as in records.
     pub target: String,
-    /// Threads that kernels may use.
+    /// Number of threads that kernels may use.
     pub threads: usize,
-    /// The median of a whole run, in milliseconds.
+    /// Median of a whole run, in milliseconds.
     pub ms_median: f64,
-    /// The sum of its steps' medians, in milliseconds.
+    /// Sum of the steps' medians, in milliseconds.
     pub ms_steps: f64,
-    /// The measured peak of a CPU's threads in f32, where it is known.
+    /// Measured f32 peak of the threads in GFLOP/s, if known.
     pub peak_gflops: Option<f64>,
-    /// Bytes of the arena, which holds intermediate tensors.
+    /// Size of the arena for intermediate tensors, in bytes.
     pub arena_bytes: usize,
     /// Steps of a run, in order.
     pub steps: Vec<StepFacts>,
-    /// Different kernels, in the order of their first run.
+    /// Distinct kernels, in the order of their first call.
     pub tasks: Vec<TaskFacts>,
-    /// Nodes of the picture: inputs, steps, joins of tensors and outputs, each behind the nodes that it
-    /// needs.
+    /// Nodes of the graph in topological order: inputs, steps, concatenations and outputs.
     pub nodes: Vec<GraphNode>,
-    /// Tensors that go from one node to another.
+    /// Tensors as edges between nodes.
     pub edges: Vec<GraphEdge>,
-    /// Time of the search by kernel.
+    /// Progress of the search, by kernel.
     pub search: SearchTime,
 }
 
@@ -74,13 +73,13 @@ pub struct StepFacts {
     /// Profile of the step.
     #[serde(flatten)]
     pub step: ProfiledStep,
-    /// Share of the sum of all steps.
+    /// Share of the total time of all steps.
     pub share: f64,
-    /// Index of its kernel among the tasks.
+    /// Index of its kernel among the tasks, if it is one.
     pub task: Option<usize>,
 }
 
-/// A kernel, which a run may have several times.
+/// Distinct kernel of a model.
 #[derive(Debug, Serialize)]
 pub struct TaskFacts {
     /// The workload.
@@ -88,31 +87,31 @@ pub struct TaskFacts {
     /// Label of the workload for people.
     #[serde(skip)]
     pub label: String,
-    /// Number of its calls in a run.
+    /// Number of its calls per run.
     pub times: usize,
-    /// The template of the configuration that runs.
+    /// Template of its configuration.
     pub template: String,
     /// Configuration that runs.
     pub config: Json,
     /// Whether it is recorded, rather than guessed.
     pub is_recorded: bool,
-    /// Milliseconds of the first valid trial.
+    /// Median of the first valid trial, in milliseconds.
     pub ms_before: Option<f64>,
-    /// Milliseconds of the best, as it was measured.
+    /// Median of the best, in milliseconds.
     pub ms_after: Option<f64>,
-    /// Throughput of the best.
+    /// Throughput of the best, in GFLOP/s.
     pub gflops: Option<f64>,
-    /// Trials recorded.
+    /// Number of recorded trials.
     pub trials: u64,
     /// Number of trials that failed.
     pub failed: u64,
-    /// Turns that the search gave it: stretches without a trial of another kernel.
+    /// Number of its turns in the search: periods without a trial of another kernel.
     pub turns: u64,
-    /// Seconds of them.
+    /// Total duration of its turns, in seconds.
     pub seconds: f64,
 }
 
-/// A node of the picture.
+/// Node of the graph.
 #[derive(Debug, Serialize)]
 pub struct GraphNode {
     /// Kind: `input`, `step`, `join` (a concatenation of tensors) or `output`.
@@ -121,16 +120,16 @@ pub struct GraphNode {
     pub name: String,
     /// Type of its output.
     pub ty: String,
-    /// The place of a step among the steps.
+    /// Index among the steps, if it is one.
     pub step: Option<usize>,
 }
 
-/// A tensor that goes from one node to another.
+/// Tensor as an edge between two nodes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GraphEdge {
-    /// Node that computes the tensor.
+    /// Index of the node that computes it.
     pub from: usize,
-    /// Node that reads the tensor.
+    /// Index of the node that reads it.
     pub to: usize,
     /// Name in the model.
     pub tensor: String,
@@ -138,18 +137,18 @@ pub struct GraphEdge {
     pub ty: String,
 }
 
-/// Time of a search, by turns.
+/// Progress of a search, by turns.
 #[derive(Debug, Default, Serialize)]
 pub struct SearchTime {
     /// Seconds of the search, without pauses.
     pub seconds: f64,
     /// Turns, in order.
     pub turns: Vec<TurnFacts>,
-    /// Seconds, and milliseconds of all kernels of a run together, wherever they changed.
+    /// Points where it changed: seconds, and total milliseconds of all kernels of a run.
     pub curve: Vec<(f64, f64)>,
 }
 
-/// A stretch of the search that one kernel had.
+/// Turn of a kernel in the search.
 #[derive(Debug, Serialize)]
 pub struct TurnFacts {
     /// Index of the task.
@@ -158,11 +157,11 @@ pub struct TurnFacts {
     pub from: f64,
     /// End, in seconds of the search.
     pub to: f64,
-    /// Trials of the turn.
+    /// Number of trials in the turn.
     pub trials: u64,
 }
 
-/// Runs a model and collects the facts about it.
+/// Runs a model, and collects the facts of its report.
 ///
 /// # Errors
 /// If it cannot run, or its records cannot be read.

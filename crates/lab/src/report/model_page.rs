@@ -1,4 +1,4 @@
-//! The page on a model: its graph as a picture, its profile, its kernels, and where the search's time went.
+//! Page about a model: its graph, profile, kernels, and the progress of the search.
 
 use std::fmt::Write;
 
@@ -29,7 +29,7 @@ const TURNS: f64 = 1060.0;
 const ROW: f64 = 18.0;
 const NAMES: f64 = 390.0;
 
-/// The page on a model.
+/// Formats the page about a model.
 pub fn model_page(facts: &ModelFacts) -> String {
     let n_kernels = facts.steps.iter().filter(|step| step.step.kind == "kernel").count();
     let line = format!(

@@ -1,4 +1,4 @@
-//! The page: tables and plots in one file, without scripts and without anything from elsewhere.
+//! Page about records: tables and plots in one HTML file, without scripts or external resources.
 
 use tilewright::format::{count, digits, duration, grouped, percent};
 use tilewright::version::BUILD;
@@ -49,7 +49,7 @@ code{display:block;white-space:normal;overflow-wrap:anywhere;min-width:16rem;tex
 /// Colour of a Pareto set among all trials.
 const PARETO: &str = "#e15759";
 
-/// The page on these subjects.
+/// Formats the page about these subjects.
 pub fn page(database: &str, subjects: &[ReportSubject]) -> String {
     let n_trials: u64 = subjects.iter().map(|subject| subject.trials).sum();
     let (trials, workloads) = (count(n_trials, "trial"), count(subjects.len() as u64, "workload"));
@@ -60,7 +60,7 @@ pub fn page(database: &str, subjects: &[ReportSubject]) -> String {
     document("Tilewright report", &format!("{trials} of {workloads} in {database}"), &body)
 }
 
-/// A page with a title, a line below it and a body of HTML.
+/// Formats an HTML document with a title, a subtitle and a body.
 pub fn document(title: &str, line: &str, body: &str) -> String {
     let (title, made) = (escape(title), utc(since_1970().as_secs()));
     format!(
@@ -72,8 +72,8 @@ pub fn document(title: &str, line: &str, body: &str) -> String {
     )
 }
 
-/// Makes a table in a box that scrolls where the window is narrow. Columns whose head begins with `<` are
-/// text, and so is the first one; cells are HTML already.
+/// Formats a table that scrolls horizontally in narrow windows. The first column, and those whose header
+/// begins with `<`, are text; cells are HTML.
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let text = |at: usize| head.get(at).is_some_and(|h| h.starts_with('<'));
     let class = |at: usize| if text(at) { " class=\"text\"" } else { "" };
