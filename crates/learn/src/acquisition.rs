@@ -1,22 +1,22 @@
-//! Acquisition functions: how much a candidate with an uncertain prediction is worth measuring.
+//! Acquisition functions, which score uncertain predictions.
 
 use std::f64::consts::{PI, SQRT_2};
 
-/// Acquisition function: combines a mean and a spread into one score. Larger predictions and larger scores
-/// are better.
+/// Acquisition function: combines a predictive mean and standard deviation into a score. Larger predictions
+/// and larger scores are better.
 ///
 /// # Source
 /// AutoTVM, section 3.3, which names mean, expected improvement and upper confidence bound, and finds no gain
 /// over the mean; Kushner, "A New Method of Locating the Maximum Point" (1964), for the probability.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Acquisition {
-    /// The mean alone.
+    /// Predictive mean alone.
     Mean,
-    /// The expected improvement over the best known value, of a normal distribution.
+    /// Expected improvement over the best known value, for a normal distribution.
     ExpectedImprovement,
-    /// Probability that it is better than the best known value, of a normal distribution.
+    /// Probability of improvement over the best known value, for a normal distribution.
     ProbabilityOfImprovement,
-    /// Mean plus a multiple of the standard deviation (UCB).
+    /// Upper confidence bound (UCB): the mean plus a multiple of the standard deviation.
     UpperConfidenceBound {
         /// Number of standard deviations.
         kappa: f64,

@@ -1,9 +1,9 @@
-//! Choosing a batch that is good and varied.
+//! Selection of batches with high scores and high diversity.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashSet};
 
-/// The worth of a batch: `Σ score + alpha · Σ_j |distinct values of component j|`.
+/// Objective of a batch: `Σ score + alpha · Σ_j |distinct values of component j|`.
 ///
 /// # Source
 /// AutoTVM, equation 3, with scores (larger is better) in the place of negated costs.

@@ -1,4 +1,4 @@
-//! Bootstrapped trees: predictions with a spread.
+//! Bootstrap ensembles: predictions with a standard deviation.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -7,17 +7,17 @@ use crate::gbt::{Gbt, GbtOptions};
 use crate::matrix::{Examples, Matrix};
 use crate::{Acquisition, LearnError};
 
-/// A prediction with its uncertainty.
+/// Prediction with its uncertainty.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Prediction {
-    /// The mean over the models.
+    /// Mean over the models.
     pub mean: f32,
-    /// The standard deviation over the models.
+    /// Standard deviation over the models.
     pub standard_deviation: f32,
 }
 
 impl Prediction {
-    /// The score under an acquisition function, where `best` is the largest value known.
+    /// Score by an acquisition function; `best` is the largest known value.
     pub fn score(self, acquisition: Acquisition, best: f32) -> f64 {
         acquisition.score(self.mean.into(), self.standard_deviation.into(), best.into())
     }
@@ -66,7 +66,7 @@ impl Ensemble {
         Ok(Ensemble { models: models.collect::<Result<_, _>>()? })
     }
 
-    /// The predictions for these rows.
+    /// Predicts these rows.
     ///
     /// # Panics
     /// If the rows have not as many columns as the examples had.

@@ -1,29 +1,29 @@
 //! The crate's error.
 
-/// Errors of this crate. The fault is the caller's.
+/// Error of this crate; the caller is at fault.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LearnError {
-    /// Numbers that belong to rows are more or fewer than the rows.
+    /// Per-row values whose number differs from the number of rows.
     #[error("{n_rows} rows of features, but {found} {what}")]
     Length {
-        /// Name of the numbers.
+        /// Name of the values.
         what: &'static str,
         /// The rows.
         n_rows: usize,
-        /// Number of numbers.
+        /// Number of values.
         found: usize,
     },
-    /// A number that a model should learn or build on is not one.
+    /// Value that is not finite.
     #[error("the {what} of row {row} is {value}, not a finite number")]
     NotFinite {
-        /// Name of the number.
+        /// Name of the value.
         what: &'static str,
-        /// The row.
+        /// Index of the row.
         row: usize,
         /// The number.
         value: f32,
     },
-    /// An option out of its range.
+    /// Option out of its range.
     #[error("{option} cannot be {value}; it is {expected}")]
     BadOption {
         /// The option.

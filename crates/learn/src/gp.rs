@@ -1,11 +1,10 @@
-//! Gaussian processes: predictions with a spread, from few examples.
+//! Gaussian process regression: predictions with a standard deviation, from few examples.
 
 use crate::matrix::Matrix;
 use crate::simd::{exp, wide};
 
-/// The correlation of two rows: the Matérn function with ν = 5/2 of their distance, which is `√Σ (rate · (x −
-/// z))²` over the columns. Each group of columns has its own rate, so that the ones that matter can be told
-/// from the others.
+/// Matérn kernel with ν = 5/2 and automatic relevance determination: a correlation of the distance `√Σ (rate
+/// · (x − z))²` over the columns, with a rate (inverse length scale) for each group of columns.
 ///
 /// # Source
 /// Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), sections 4.2 and 5.4.
@@ -27,7 +26,8 @@ const LOG_NOISE_RANGE: [f64; 2] = [-9.0, 0.0];
 const PRIOR_LOG_RATE_SPREAD: f64 = 1.0;
 
 impl Matern {
-    /// Makes the prior kernel for columns between 0 and 1, whose groups are numbered from 0.
+    /// Makes the kernel with prior length scales, for columns between 0 and 1, whose groups are numbered from
+    /// 0.
     ///
     /// Columns that belong together, such as those of one category, are a group.
     pub fn new(groups: Vec<usize>) -> Matern {
@@ -36,8 +36,9 @@ impl Matern {
         Matern { groups, log_rates, log_noise: PRIOR_LOG_NOISE }
     }
 
-    /// Maximizes the likelihood of these examples, by trying a larger and a smaller value for each parameter
-    /// in turn. Called again as examples come in; each call continues from the last.
+    /// Maximizes the marginal likelihood of these examples by coordinate search: a larger and a smaller value
+    /// is tried for each parameter in turn. Called again as examples come in, it continues from the last
+    /// values.
     ///
     /// # Panics
     /// If the rows have not as many values as there are columns, or the targets are not one for each row.
@@ -111,7 +112,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     rest + sums.iter().sum::<f64>()
 }
 
-/// A Gaussian process with mean 0, which learns row by row.
+/// Gaussian process with mean 0, which is updated row by row.
 ///
 /// What it takes to predict a row depends on the known rows, not on their targets. So [`Candidates`] keep it,
 /// and are updated by one step for each row that becomes known; and targets may come later than their rows.
@@ -152,7 +153,7 @@ fn sum_up(sums: &mut CandidateLanes, values: &[CandidateLanes], numbers: &[f64],
     *sums = [a, b, c, d];
 }
 
-/// Candidates of a process: rows whose targets are to be predicted.
+/// Rows whose targets are to be predicted, with cached intermediate results.
 #[derive(Debug, Clone)]
 pub struct Candidates {
     blocks: Vec<CandidateBlock>,
@@ -170,7 +171,7 @@ struct CandidateBlock {
     explained: CandidateLanes,
 }
 
-/// Targets of the known rows as a process takes them, with the most likely variance of the signal.
+/// Targets of the known rows in solved form, with the maximum likelihood estimate of the signal variance.
 #[derive(Debug, Clone)]
 pub struct Solved {
     weights: Vec<f64>,
@@ -178,7 +179,7 @@ pub struct Solved {
 }
 
 impl GaussianProcess {
-    /// A process that knows no rows.
+    /// Process without known rows.
     pub fn new(kernel: Matern) -> GaussianProcess {
         let rates = kernel.groups.iter().map(|&group| kernel.log_rates[group].exp()).collect();
         GaussianProcess { kernel, rates, rows: Vec::new(), factor: Vec::new() }
@@ -199,7 +200,7 @@ impl GaussianProcess {
         self.factor.is_empty()
     }
 
-    /// Adds known rows.
+    /// Appends known rows.
     ///
     /// # Panics
     /// If a row has not as many values as there are columns.
@@ -249,7 +250,7 @@ impl GaussianProcess {
         Candidates { blocks }
     }
 
-    /// Adds the row of an updated candidate to the known rows.
+    /// Appends the row of an updated candidate to the known rows.
     ///
     /// # Panics
     /// If there is no candidate at this position, or it is not updated.
@@ -267,7 +268,7 @@ impl GaussianProcess {
         self.rows.push(block.columns.iter().map(of).collect());
     }
 
-    /// Makes candidates ready to be predicted again, given the rows that became known since.
+    /// Updates candidates for the rows that became known since, which predictions require.
     ///
     /// # Panics
     /// If they are candidates of another process with other columns.
@@ -305,8 +306,8 @@ impl GaussianProcess {
         }
     }
 
-    /// Prepares targets, one for each known row in order. A target that is missing is taken to be what the
-    /// rows before predict, so that it lowers the spread around its row and changes no mean.
+    /// Solves for targets, one for each known row in order. A missing target is replaced by the prediction of
+    /// the rows before it, so that it reduces the variance around its row and changes no mean.
     ///
     /// # Panics
     /// If there is not one target for each known row.
@@ -368,8 +369,8 @@ impl GaussianProcess {
         means
     }
 
-    /// The means of updated candidates' predictions, in order. Rows that became known after the targets were
-    /// solved count as missing.
+    /// Predictive means of updated candidates, in order. Rows that became known after the targets were solved
+    /// count as missing.
     pub fn means(&self, candidates: &Candidates, targets: &Solved) -> Vec<f64> {
         let of_block = |block: &CandidateBlock| {
             let mut means = ZEROS;
@@ -384,7 +385,7 @@ impl GaussianProcess {
         candidates.blocks.iter().flat_map(of_block).collect()
     }
 
-    /// The standard deviations of updated candidates' predictions, in order, noise aside.
+    /// Predictive standard deviations of updated candidates, in order, without noise.
     pub fn standard_deviations<'c>(
         &self,
         candidates: &'c Candidates,

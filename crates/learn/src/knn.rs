@@ -2,7 +2,7 @@
 
 use crate::matrix::Matrix;
 
-/// A weighted k-nearest-neighbour regressor under the Canberra distance.
+/// Weighted k-nearest-neighbour regression with the Canberra distance.
 ///
 /// The prediction is `Σ w_i y_i / Σ w_i` over the `k` nearest known rows, with `w_i = 1 / d(x, x_i)` and
 /// `d(x, z) = Σ |x_l − z_l| / (|x_l| + |z_l|)`, where 0/0 is 0. A known row is predicted as its own target,
@@ -20,7 +20,7 @@ pub struct Knn {
 }
 
 impl Knn {
-    /// A regressor that knows nothing yet, and predicts 0.
+    /// Regressor without known rows, which predicts 0.
     ///
     /// # Panics
     /// If `k` is 0.
@@ -29,7 +29,7 @@ impl Knn {
         Knn { k, columns: vec![Vec::new(); n_columns], targets: Vec::new() }
     }
 
-    /// Adds a known row.
+    /// Appends a known row.
     ///
     /// # Panics
     /// If the row has not as many values as there are columns.
@@ -39,7 +39,7 @@ impl Knn {
         self.targets.push(target);
     }
 
-    /// Forgets all but the latest `n` rows.
+    /// Drops all but the latest `n` rows.
     pub fn keep_latest(&mut self, n: usize) {
         let n_forgotten = self.len().saturating_sub(n);
         self.columns.iter_mut().for_each(|column| drop(column.drain(..n_forgotten)));
@@ -56,7 +56,7 @@ impl Knn {
         self.targets.is_empty()
     }
 
-    /// The predictions for these rows.
+    /// Predicts these rows.
     ///
     /// # Panics
     /// If the rows have not as many values as there are columns.

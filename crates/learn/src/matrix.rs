@@ -2,7 +2,7 @@
 
 use crate::LearnError;
 
-/// Rows of features, `[n_rows, n_columns]`, row-major. NaN stands for a missing value.
+/// Feature matrix `[n_rows, n_columns]`, row-major. NaN is a missing value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matrix {
     data: Vec<f32>,
@@ -11,12 +11,12 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// A matrix without rows.
+    /// Makes a matrix without rows.
     pub fn new(n_columns: usize) -> Matrix {
         Matrix { data: Vec::new(), n_rows: 0, n_columns }
     }
 
-    /// The matrix of these rows.
+    /// Makes a matrix of these rows.
     ///
     /// # Panics
     /// If a row has not `n_columns` values.
@@ -46,7 +46,7 @@ impl Matrix {
         self.n_columns
     }
 
-    /// A row.
+    /// Row of an index.
     pub fn row(&self, at: usize) -> &[f32] {
         &self.data[at * self.n_columns..][..self.n_columns]
     }
@@ -57,22 +57,22 @@ impl Matrix {
     }
 }
 
-/// Rows of features with their targets.
+/// Training examples: features with targets.
 #[derive(Debug, Clone, Copy)]
 pub struct Examples<'a> {
     /// The features.
     pub features: &'a Matrix,
     /// Target of each row; finite.
     pub targets: &'a [f32],
-    /// Prediction of another model for each row, which the new model corrects; empty where there is none.
+    /// Prediction of a base model for each row, which the new model corrects; empty for none.
     pub base: &'a [f32],
-    /// The group of each row; rows of different groups are not ranked against each other. Empty where there
-    /// is one.
+    /// Group of each row; rows of different groups are not ranked against each other. Empty for a single
+    /// group.
     pub groups: &'a [u32],
 }
 
 impl<'a> Examples<'a> {
-    /// Rows of one group, with nothing to build on.
+    /// Examples of a single group, without a base model.
     pub fn new(features: &'a Matrix, targets: &'a [f32]) -> Examples<'a> {
         Examples { features, targets, base: &[], groups: &[] }
     }
@@ -86,7 +86,8 @@ impl<'a> Examples<'a> {
         Examples { base, ..self }
     }
 
-    /// Sets groups, such as workloads, whose targets do not compare: rows are ranked within their group only.
+    /// Sets groups, such as workloads, whose targets are not comparable: rows are ranked within their group
+    /// only.
     pub fn in_groups(self, groups: &'a [u32]) -> Examples<'a> {
         Examples { groups, ..self }
     }

@@ -1,4 +1,4 @@
-//! Measures of the quality of predictions.
+//! Metrics of prediction quality.
 
 /// The coefficient of determination: 1 for perfect predictions, 0 for those as good as the mean of the
 /// targets.
@@ -38,7 +38,7 @@ pub fn kendall_tau(predictions: &[f32], targets: &[f32]) -> f64 {
     if scale > 0.0 { concordance / scale } else { 0.0 }
 }
 
-/// The share of the truly largest `k` found among the `k` predicted largest, averaged over `k` from 1 to `n`.
+/// Recall of the truly largest `k` values among the `k` predicted largest, averaged over `k` from 1 to `n`.
 ///
 /// With fewer than `n` targets, all of them are taken; without any it is 1.
 ///

@@ -1,4 +1,4 @@
-//! Columns sorted into bins, so that a split is looked for among few thresholds.
+//! Histogram binning of columns, so that splits are searched among few thresholds.
 
 use crate::matrix::Matrix;
 

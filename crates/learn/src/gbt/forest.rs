@@ -1,4 +1,4 @@
-//! Random forest: trees of classes on bootstrap samples.
+//! Random forest of classification trees on bootstrap samples.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -26,7 +26,7 @@ pub struct Forest {
     trees: Vec<Tree>,
 }
 
-/// Leaves of a forest that rows fall into.
+/// Leaves of a forest for predicted rows.
 #[derive(Debug, Clone)]
 pub struct Leaves {
     n_trees: usize,
@@ -41,7 +41,7 @@ impl Leaves {
         &self.probabilities
     }
 
-    /// Share of the trees in which two rows fall into the same leaf.
+    /// Proximity of two rows: the share of trees in which both fall into the same leaf.
     ///
     /// # Panics
     /// If there is no such row.
@@ -53,7 +53,7 @@ impl Leaves {
 }
 
 impl Forest {
-    /// Fits `n_trees` trees to rows, each of which is positive or not and has a weight.
+    /// Fits `n_trees` trees to rows with binary labels and weights.
     ///
     /// # Errors
     /// [`LearnError`] if there is no row or no tree, a weight is not finite, or classes or weights are not

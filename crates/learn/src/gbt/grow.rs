@@ -1,4 +1,4 @@
-//! Growing one tree on the derivatives of a loss.
+//! Growing of one tree on the gradients and Hessians of a loss.
 
 use std::ops::Range;
 

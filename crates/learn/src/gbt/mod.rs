@@ -29,32 +29,32 @@ use tree::Tree;
 pub struct GbtOptions {
     /// Objective that is minimized.
     pub objective: Objective,
-    /// The number of trees, at most.
+    /// Maximum number of trees.
     pub n_trees: usize,
-    /// Splits between the root and a leaf of a tree, 1 to 12.
+    /// Maximum depth of a tree, 1 to 12.
     pub max_depth: usize,
-    /// Leaves of a tree, at least 2; those that gain most are split first.
+    /// Maximum number of leaves of a tree, at least 2; the splits of largest gain come first.
     pub max_leaves: usize,
-    /// The share of a tree's prediction that is added.
+    /// Learning rate: the factor of a tree's prediction.
     pub learning_rate: f32,
-    /// The least sum of second derivatives in a leaf; for squared errors, the least number of rows.
+    /// Minimum sum of second derivatives in a leaf; for squared errors, the minimum number of rows.
     pub min_child_weight: f32,
-    /// L2 regularization of the leaves' values.
+    /// L2 regularization of leaf values.
     pub lambda: f32,
-    /// The least gain of a split.
+    /// Minimum gain of a split.
     pub gamma: f32,
-    /// The share of the rows that each tree is fitted on, above 0.
+    /// Fraction of the rows that each tree is fitted on, above 0.
     pub row_fraction: f32,
-    /// The share of the columns that each tree may split on, above 0.
+    /// Fraction of the columns that each tree may split on, above 0.
     pub column_fraction: f32,
-    /// Bins that the values of a column are sorted into, 2 to 255.
+    /// Maximum number of bins per column, 2 to 255.
     pub max_bins: usize,
-    /// Whether to stop before all trees are grown.
+    /// Early stopping, if any.
     pub early_stop: Option<EarlyStop>,
 }
 
-/// Stops when the average recall on the examples themselves has not risen for some trees; trees after the
-/// best one are dropped.
+/// Early stopping when the average recall on the training examples has not risen for some trees; trees after
+/// the best one are dropped.
 ///
 /// # Source
 /// AutoTVM's public implementation: 20 trees, and the number of candidates that are measured at a time.
@@ -62,7 +62,7 @@ pub struct GbtOptions {
 pub struct EarlyStop {
     /// Number of trees to wait for.
     pub patience: usize,
-    /// The number of leading rows that count; see [`average_recall`].
+    /// Number of top rows that count; see [`average_recall`].
     pub plan_size: usize,
 }
 
@@ -123,7 +123,7 @@ const MOST_WEIGHT: f32 = 4.0;
 /// Rows that all trees predict before the next ones.
 const BLOCK_ROWS: usize = 64;
 
-/// Boosted trees: a sum of regression trees, each fitted to what the earlier ones leave.
+/// Gradient-boosted trees: a sum of regression trees, each fitted to the residuals of the earlier ones.
 ///
 /// # Source
 /// Second-order boosting as in Chen and Guestrin, "XGBoost" (2016), on histograms of binned columns; a
@@ -189,8 +189,8 @@ impl Gbt {
         Ok(model)
     }
 
-    /// Weight of the base predictions that fits the targets best under the objective, regularized towards 1
-    /// as leaves are towards 0, and never negative.
+    /// Optimal weight of the base predictions under the objective, regularized towards 1 as leaf values are
+    /// towards 0, and never negative.
     ///
     /// # Errors
     /// As [`Gbt::fit`].
@@ -226,7 +226,7 @@ impl Gbt {
         Ok(weight)
     }
 
-    /// The predictions for these rows; to be added to the base predictions where the examples had some.
+    /// Predicts these rows; with base predictions, the correction to be added to them.
     ///
     /// # Panics
     /// If the rows have not as many columns as the examples had.

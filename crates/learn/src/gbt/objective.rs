@@ -4,12 +4,12 @@ use rand::{Rng, RngExt};
 
 use crate::matrix::Examples;
 
-/// Objective of boosting.
+/// Loss function of boosting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Objective {
     /// Half the squared errors.
     SquaredError,
-    /// The logistic loss of pairs: `log(1 + exp(−(f_i − f_j)))` for each pair of a group where target `i` is
+    /// Pairwise logistic loss: `log(1 + exp(−(f_i − f_j)))` for each pair of a group in which target `i` is
     /// the larger.
     ///
     /// Predictions have no scale of their own; only their order means something.

@@ -1,4 +1,4 @@
-//! A policy and a value function, for walks through a space.
+//! Advantage actor-critic, for walks through a space.
 
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -10,13 +10,13 @@ use crate::tape::{Dense, LayerBuilder, NumberRows, Parameters, Tape, Var, forth,
 /// Training options of an actor and its critic.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ActorCriticOptions {
-    /// The width of the two hidden layers of each network.
+    /// Width of the two hidden layers of each network.
     pub n_hidden: usize,
     /// Learning rate of Adam.
     pub learning_rate: f64,
-    /// Discount of the next state's value, 0 to 1.
+    /// Discount factor, 0 to 1.
     pub discount: f32,
-    /// The weight of the policy's entropy, which keeps it from settling too soon.
+    /// Weight of the entropy bonus, which prevents premature convergence of the policy.
     pub entropy: f32,
 }
 
@@ -39,7 +39,7 @@ pub struct Transition {
     pub next_state: Vec<f32>,
 }
 
-/// Advantage actor-critic: an actor that chooses actions, and a critic that values states.
+/// Advantage actor-critic: a policy network that chooses actions, and a value network for states.
 ///
 /// # Source
 /// Section 3.4 of the paper on GEMM tiling as a Markov decision process; Mnih et al., "Asynchronous methods
@@ -87,7 +87,7 @@ impl Trained<Perceptron> {
 }
 
 impl ActorCritic {
-    /// An actor and a critic that know nothing yet.
+    /// Makes untrained networks.
     ///
     /// # Panics
     /// Without features or actions.
@@ -109,7 +109,7 @@ impl ActorCritic {
         }
     }
 
-    /// The probability of each action in each of these states.
+    /// Action probabilities in each of these states.
     ///
     /// # Panics
     /// If a state has not as many features as there are.
@@ -122,7 +122,7 @@ impl ActorCritic {
         scores.values.chunks_exact_mut(self.n_actions).map(policy).collect()
     }
 
-    /// Values of these states.
+    /// Value of each of these states.
     ///
     /// # Panics
     /// If a state has not as many features as there are.
@@ -130,7 +130,7 @@ impl ActorCritic {
         self.critic.outputs(self.states(states)).values
     }
 
-    /// Takes a training step with actor and critic.
+    /// Takes a training step of both networks.
     ///
     /// # Panics
     /// If a state has not as many features as there are, or an action is none.

@@ -1,4 +1,4 @@
-//! A recurrent policy that makes one choice after the other.
+//! Recurrent policy that makes one choice after the other.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -13,13 +13,13 @@ const FORBIDDEN: f32 = -1e9;
 /// Training options of a controller.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ControllerOptions {
-    /// The width of the LSTM's state, and of the embedding of a choice.
+    /// Width of the LSTM's state, and of the embedding of a choice.
     pub n_hidden: usize,
     /// Learning rate of Adam.
     pub learning_rate: f64,
-    /// The weight of the policy's entropy, which keeps it from settling too soon.
+    /// Weight of the entropy bonus, which prevents premature convergence of the policy.
     pub entropy: f32,
-    /// The share of the baseline that stays when the rewards of a batch join it, 0 to 1.
+    /// Decay of the moving-average baseline, 0 to 1.
     pub baseline_decay: f32,
 }
 
@@ -29,8 +29,8 @@ impl Default for ControllerOptions {
     }
 }
 
-/// A policy over sequences of choices: an LSTM reads each choice that was made and gives the probabilities of
-/// the next one.
+/// Recurrent policy over sequences of choices: an LSTM that reads each choice made and predicts the
+/// probabilities of the next one.
 ///
 /// It learns by REINFORCE with a moving average of the rewards as the baseline.
 ///
@@ -82,7 +82,7 @@ impl ControllerLayers {
 }
 
 impl Controller {
-    /// Makes an untrained controller, for sequences with `n_choices` alternatives at each place.
+    /// Makes an untrained policy, for sequences with `n_choices` alternatives at each position.
     ///
     /// # Panics
     /// If a place has no alternative.
@@ -101,8 +101,8 @@ impl Controller {
         }
     }
 
-    /// Draws sequences. `allows` tells the alternatives after the choices made so far; at least one is
-    /// allowed.
+    /// Samples sequences. `allows` tells whether an alternative is allowed after the choices made so far; at
+    /// least one must be.
     ///
     /// # Cost
     /// About 0.1 ms for each place.

@@ -1,4 +1,4 @@
-//! A cost model that reads trees of loops.
+//! Tree-structured GRU, a cost model of loop trees.
 
 use rand::SeedableRng;
 use rand::seq::index;
@@ -12,7 +12,7 @@ use crate::tape::{Dense, LayerBuilder, NumberRows, Parameters, Tape, Term, Var, 
 /// Trees that are predicted at once.
 const BLOCK_TREES: usize = 128;
 
-/// A tree, or several beside each other, with a row of features for each node.
+/// Trees, or a forest, with a row of features for each node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TreeRows {
     parents: Vec<Option<usize>>,
@@ -20,7 +20,7 @@ pub struct TreeRows {
 }
 
 impl TreeRows {
-    /// The tree whose nodes have these parents.
+    /// Makes a tree from the parent of each node.
     ///
     /// # Panics
     /// If a parent does not come before its children, or there is not one row for each node.
@@ -31,42 +31,42 @@ impl TreeRows {
         TreeRows { parents, rows }
     }
 
-    /// A tree in which each node is the parent of the next: a sequence.
+    /// Makes a chain, in which each node is the parent of the next.
     pub fn chain(rows: Matrix) -> TreeRows {
         TreeRows::new((0..rows.n_rows()).map(|node: usize| node.checked_sub(1)).collect(), rows)
     }
 }
 
-/// Reduction of the states of a tree's nodes ahead of the prediction.
+/// Pooling of the nodes' states for the prediction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Readout {
-    /// The sum over the roots.
+    /// Sum over the roots.
     Roots,
-    /// Sum over all nodes of their contributions to this many memory slots: `outᵢ = softmax(Wᵀh)ᵢ · h`.
+    /// Soft assignment of all nodes' states to this many memory slots: `outᵢ = softmax(Wᵀh)ᵢ · h`.
     Slots(usize),
 }
 
-/// Objective of a [`TreeGru`].
+/// Loss function of a [`TreeGru`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TreeObjective {
-    /// The mean of `log(1 + exp(−sign(yᵢ − yⱼ)(fᵢ − fⱼ)))` over all pairs of a batch.
+    /// Pairwise ranking loss: the mean of `log(1 + exp(−sign(yᵢ − yⱼ)(fᵢ − fⱼ)))` over all pairs of a batch.
     Rank,
-    /// The mean squared error.
+    /// Mean squared error.
     Regression,
 }
 
 /// Size and training options of a [`TreeGru`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct TreeGruOptions {
-    /// The width of the embedding of a node's features.
+    /// Width of the embedding of a node's features.
     pub n_embedding: usize,
-    /// The width of the GRU's state.
+    /// Width of the GRU's state.
     pub n_hidden: usize,
-    /// Reduction of the nodes' states.
+    /// Pooling of the nodes' states.
     pub readout: Readout,
-    /// Objective that is minimized.
+    /// Loss function.
     pub objective: TreeObjective,
-    /// Trees in a step of learning.
+    /// Batch size in trees.
     pub batch: usize,
     /// Learning rate of Adam.
     pub learning_rate: f64,
@@ -85,8 +85,8 @@ impl Default for TreeGruOptions {
     }
 }
 
-/// A recursive network over trees: a GRU takes a node's embedded features as its input and the sum of the
-/// children's states as its state, and what the nodes' states add up to is predicted from by a linear layer.
+/// Tree-structured GRU: a node's input is its embedded features, its state the sum of the children's states;
+/// a linear layer predicts from the pooled states.
 ///
 /// # Source
 /// AutoTVM, sections 3.1 and 4, figures 3c and 3d. Loops are known by their features alone, in both readouts;
@@ -139,7 +139,7 @@ impl TreeGru {
         }
     }
 
-    /// Continues training for `n_steps` steps on random batches of these trees and their targets.
+    /// Takes `n_steps` further training steps on random batches of these trees.
     ///
     /// # Panics
     /// If there is not one target for each tree, or a row has not as many features as there are.

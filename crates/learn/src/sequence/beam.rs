@@ -1,20 +1,20 @@
-//! Beam search over answers.
+//! Beam search over sequence outputs.
 
 use std::cmp::Ordering;
 
-/// Valid completions of a prefix, for a problem.
+/// Constraint on decoding: the valid completions of a prefix, for a problem.
 pub trait Completions {
-    /// Tells, for each value of the parameter after this prefix, whether some valid whole answer begins so.
-    /// Answers have to be exact: with a yes too many a search may end with no answer.
+    /// Whether some valid answer begins with this prefix and each value of the next parameter. It must be
+    /// exact: with a false positive, a search may end without an answer.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool>;
 }
 
-/// An answer of a model.
+/// Decoded answer of a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LikelyAnswer {
     /// Index of each parameter's value.
     pub values: Vec<u32>,
-    /// The natural logarithm of the probability that the model gives it.
+    /// Natural logarithm of the probability that the model assigns.
     pub log_probability: f64,
 }
 

@@ -1,15 +1,15 @@
-//! The module's error.
+//! Errors of sequence models.
 
 use std::fmt;
 
-/// Files of models and trainings.
+/// Kind of file of a model or training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileKind {
-    /// A model's numbers.
+    /// Weights of a model.
     Weights,
-    /// All else about a model.
+    /// Description of a model.
     Description,
-    /// The state of a training.
+    /// Checkpoint of a training.
     Checkpoint,
 }
 
@@ -26,27 +26,27 @@ impl fmt::Display for FileKind {
 /// Reason why a model cannot be trained, saved or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum SequenceError {
-    /// No examples to train on, or none to validate on.
+    /// Missing examples for training or validation.
     #[error("there are no {what} examples")]
     Empty {
         /// Name of the examples.
         what: &'static str,
     },
-    /// An example that does not fit the vocabulary.
+    /// Example that does not fit the vocabulary.
     #[error("{what} example {index}: {found} {things}, but the vocabulary has {expected}")]
     Mismatch {
         /// Name of the examples.
         what: &'static str,
         /// Index of the example, from 0.
         index: usize,
-        /// Name of the counted things.
+        /// Name of the things counted.
         things: &'static str,
         /// Number found.
         found: usize,
         /// Number expected.
         expected: usize,
     },
-    /// An answer holds a value that its parameter does not have.
+    /// Answer with a value index that its parameter does not have.
     #[error("{what} example {index}: {parameter} has {expected} values, so there is no value {found}")]
     NoSuchValue {
         /// Name of the examples.
@@ -55,18 +55,18 @@ pub enum SequenceError {
         index: usize,
         /// The parameter.
         parameter: String,
-        /// The index found.
+        /// Index found.
         found: u32,
         /// Number of values of the parameter.
         expected: usize,
     },
-    /// A vocabulary that no model can be made for.
+    /// Vocabulary that no model can be made for.
     #[error("the vocabulary has {what}")]
     BadVocabulary {
         /// Reason.
         what: String,
     },
-    /// An option out of its range.
+    /// Option out of its range.
     #[error("{option} cannot be {value}; it is {expected}")]
     BadOption {
         /// The option.
@@ -76,24 +76,24 @@ pub enum SequenceError {
         /// Valid values.
         expected: &'static str,
     },
-    /// The caller's progress function broke training off.
+    /// Training stopped by the progress callback.
     #[error("training was stopped after {epochs} epochs")]
     Stopped {
-        /// The epochs that were done.
+        /// Number of completed epochs.
         epochs: usize,
     },
-    /// The caller could not keep a checkpoint.
+    /// Failure to store a checkpoint.
     #[error("the checkpoint cannot be kept: {0}")]
     Unkept(#[source] std::io::Error),
-    /// Bytes are not what they should be: truncated, or something else.
+    /// File that is truncated, or of another kind.
     #[error("not {kept}: {reason}")]
     Foreign {
-        /// Kind of file expected.
+        /// Expected kind of file.
         kept: FileKind,
-        /// Evidence that the file is another.
+        /// Evidence for that.
         reason: String,
     },
-    /// A checkpoint belongs to another training.
+    /// Checkpoint of another training.
     #[error("a checkpoint of another training: other examples, options or architecture; remove it to begin anew")]
     OtherTraining,
 }

@@ -1,8 +1,8 @@
-//! Models that write the parameters of a kernel down, one after the other, from the sizes of a problem.
+//! Sequence models that predict the parameters of a kernel, one after the other, from the sizes of a problem.
 //!
-//! A [`Vocabulary`] says what a problem and an answer consist of; [`train`] learns a [`SequenceModel`] of an
-//! [`Architecture`] from [`Example`]s, and [`SequenceModel::answers`] gives the likeliest answers for a
-//! problem that nobody has tuned, where [`Completions`] keep to those that are valid.
+//! A [`Vocabulary`] defines the fields of problems and the parameters of answers; [`train`] fits a
+//! [`SequenceModel`] of an [`Architecture`] to [`Example`]s, and [`SequenceModel::answers`] decodes the most
+//! likely answers for a new problem, restricted by [`Completions`] to valid ones.
 //!
 //! # Source
 //! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", for all architectures but
@@ -29,10 +29,10 @@ use network::SequenceNetwork;
 /// Answers that a chain compares where one is asked for.
 const N_COMPARED: usize = 30;
 
-/// The tokens of both sides.
+/// Vocabulary of problems and answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Vocabulary {
-    /// Fields that describe a problem.
+    /// Fields of a problem.
     pub fields: Vec<Field>,
     /// Parameters of an answer, in the order in which a model predicts them.
     pub parameters: Vec<KernelParameter>,
@@ -43,7 +43,7 @@ pub struct Vocabulary {
 pub struct Field {
     /// Name of the field.
     pub name: String,
-    /// Kind of the values.
+    /// Kind of its values.
     pub kind: FieldKind,
 }
 
@@ -51,11 +51,11 @@ pub struct Field {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FieldKind {
-    /// Sizes and counts: numbers near each other, or with common divisors, mean similar things.
+    /// Integer, such as a size or count; close numbers, and those with common divisors, are similar.
     Integer,
-    /// Names.
+    /// Category.
     Categorical {
-        /// The names that were seen; an example holds the index of one, or -1 for any other.
+        /// Categories in the training data; an example holds the index of one, or -1 for any other.
         values: Vec<String>,
     },
 }
@@ -69,10 +69,10 @@ pub struct KernelParameter {
     pub values: Vec<String>,
 }
 
-/// A problem and its best parameters.
+/// Training example: a problem with its best parameters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Example {
-    /// Number of each field, or the index of its name (-1 for a name that the vocabulary lacks).
+    /// Value of each field: the number, or the index of the category (-1 for an unknown one).
     pub problem: Vec<i64>,
     /// Index of each parameter's value.
     pub answer: Vec<u32>,
@@ -107,12 +107,12 @@ pub struct ArchitectureRow {
     pub what: &'static str,
     /// Source of the architecture.
     pub source: &'static str,
-    /// Whether training ends when the validation loss no longer falls; where not, nothing is lost by learning
-    /// from the validation examples too.
+    /// Whether training stops when the validation loss no longer falls. Otherwise the validation examples can
+    /// be trained on, too.
     pub stops_early: bool,
 }
 
-/// Every architecture.
+/// Table of architectures.
 pub const ARCHITECTURES: &[ArchitectureRow] = &[
     ArchitectureRow {
         architecture: Architecture::Chain,
@@ -159,12 +159,12 @@ pub const ARCHITECTURES: &[ArchitectureRow] = &[
 ];
 
 impl Architecture {
-    /// Row of the table.
+    /// Row of the architecture in [`ARCHITECTURES`].
     pub fn row(self) -> &'static ArchitectureRow {
         ARCHITECTURES.iter().find(|row| row.architecture == self).expect("invariant: every architecture has a row")
     }
 
-    /// The architecture of this name.
+    /// Architecture by name; `None` for an unknown one.
     pub fn named(name: &str) -> Option<Architecture> {
         ARCHITECTURES.iter().find(|row| row.name == name).map(|row| row.architecture)
     }
@@ -184,34 +184,34 @@ impl TryFrom<String> for Architecture {
     }
 }
 
-/// Encoding of a problem's numbers as inputs of a model.
+/// Encoding of a problem's numbers as network inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Encoding {
-    /// Size, divisibility and products, so that a number that was never seen still means something.
+    /// Magnitude, divisibility and products, which generalise to unseen numbers.
     Numeric,
-    /// The paper's: a token for each number seen in training; all others are alike.
+    /// Token (one-hot) for each number in the training data, as in the paper; all others share one.
     OneHot,
 }
 
 /// Training options of a model. Defaults are the paper's where it gives any, except the encoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Training {
-    /// The largest number of passes over the examples.
+    /// Maximum number of epochs.
     pub epochs: usize,
-    /// Examples in a mini-batch.
+    /// Batch size.
     pub batch: usize,
-    /// Epochs without a lower validation loss after which training ends.
+    /// Patience: epochs without a lower validation loss after which training stops.
     pub patience: usize,
     /// Learning rate of Adam.
     pub learning_rate: f64,
-    /// The share of an LSTM's inputs, and of its recurrent state, that is left out in training.
+    /// Dropout rate of an LSTM's inputs and recurrent state.
     pub dropout: f64,
     /// Encoding of the numbers of problems.
     pub encoding: Encoding,
-    /// Width of LSTM states; the decoder of the attention models has twice as many.
+    /// Width of LSTM states; the decoders of attention models have twice as many.
     pub n_hidden: usize,
-    /// Trees in each forest.
+    /// Number of trees in each forest.
     pub n_trees: usize,
     /// Seed of all randomness.
     pub seed: u64,
@@ -233,33 +233,34 @@ impl Default for Training {
     }
 }
 
-/// Progress of a training. An epoch of a network is a pass over the examples; an epoch of a chain is a
-/// parameter learnt.
+/// Progress of a training. For a network, an epoch is a pass over the examples; for a chain, it is a
+/// parameter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainingProgress {
-    /// Epochs done, those before an interruption included.
+    /// Completed epochs, those before an interruption included.
     pub epochs: Vec<Epoch>,
-    /// The largest number of epochs.
+    /// Maximum number of epochs.
     pub n_epochs: usize,
-    /// The epoch with the lowest validation loss so far, counted from 1.
+    /// Epoch with the lowest validation loss so far, from 1.
     pub best_epoch: usize,
 }
 
 /// Fit of a model after an epoch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Epoch {
-    /// On the training examples; of a network in the course of the epoch and with dropout.
+    /// Fit to the training examples; for a network, averaged over the epoch and with dropout.
     pub train: Fit,
-    /// On the validation examples, without dropout.
+    /// Fit to the validation examples, without dropout.
     pub validation: Fit,
 }
 
-/// Fit of a model to examples. Of each parameter's value it is asked with those before it as they should be.
+/// Fit of a model to examples, with teacher forcing: each value is predicted given the correct values before
+/// it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fit {
-    /// Mean over the examples of minus the logarithm of the answer's probability.
+    /// Cross-entropy loss: the mean over examples of the answer's negative log-likelihood.
     pub loss: f64,
-    /// Share of the values for which the likeliest is right, of 1.
+    /// Accuracy: share of values whose most likely prediction is correct.
     pub accuracy: f64,
 }
 
@@ -277,7 +278,7 @@ enum LearntWeights {
     Network(Box<SequenceNetwork>),
 }
 
-/// A model as it is kept: what its two files hold.
+/// Serialized model: the contents of its two files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFiles {
     /// Weights, as safetensors.
@@ -286,11 +287,11 @@ pub struct ModelFiles {
     pub description: Vec<u8>,
 }
 
-/// Checkpoint, from which the training of a network resumes after it was killed.
+/// Checkpointing, with which an interrupted training of a network can resume.
 pub struct Checkpoint<'a> {
-    /// Last checkpoint, from which training resumes.
+    /// Last checkpoint to resume from, if any.
     pub kept: Option<Vec<u8>>,
-    /// Keeps the state after each epoch, in the place of the one before.
+    /// Stores a checkpoint after each epoch, replacing the previous one.
     pub keep: &'a mut dyn FnMut(&[u8]) -> io::Result<()>,
 }
 
@@ -299,9 +300,9 @@ pub struct Checkpoint<'a> {
 pub struct TrainingData<'a> {
     /// Fields and parameters of the examples.
     pub vocabulary: &'a Vocabulary,
-    /// Examples that it learns from.
+    /// Training examples.
     pub train: &'a [Example],
-    /// Examples that decide when to stop.
+    /// Validation examples, for early stopping.
     pub validation: &'a [Example],
 }
 
@@ -404,7 +405,7 @@ impl SequenceModel {
         }
     }
 
-    /// The tokens that it was trained with.
+    /// Vocabulary that it was trained with.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
@@ -417,12 +418,12 @@ impl SequenceModel {
         }
     }
 
-    /// Saves the model. `about` is metadata of the caller's, which [`SequenceModel::load`] returns.
+    /// Serializes the model. `about` is metadata of the caller, which [`SequenceModel::load`] returns.
     pub fn save(&self, about: &serde_json::Value) -> ModelFiles {
         file::save(self, about)
     }
 
-    /// Loads a model that [`SequenceModel::save`] saved, with the caller's metadata.
+    /// Deserializes a model of [`SequenceModel::save`], with the caller's metadata.
     ///
     /// # Errors
     /// [`SequenceError::Foreign`] if they are not a model's.

@@ -1,4 +1,4 @@
-//! Steps down a gradient.
+//! Adam optimizer.
 
 use super::Parameters;
 use crate::simd::wide;

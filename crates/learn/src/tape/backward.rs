@@ -1,4 +1,4 @@
-//! Backpropagation: from the gradients of some values back to those of the weights.
+//! Backpropagation through a tape.
 
 use super::product::{PanelFactor, add_product};
 use super::{

@@ -1,4 +1,4 @@
-//! Gradients against finite differences.
+//! Tests of gradients against finite differences.
 
 use super::Parameters;
 

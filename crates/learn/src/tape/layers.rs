@@ -1,4 +1,4 @@
-//! Weights and the layers that they make up.
+//! Trainable weights, and the layers built from them.
 
 use std::sync::OnceLock;
 

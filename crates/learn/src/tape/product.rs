@@ -1,4 +1,4 @@
-//! Products of matrices.
+//! Matrix products.
 //!
 //! # Source
 //! Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008). The left factor is read

@@ -1,4 +1,4 @@
-//! Inputs of networks: a step for each field of a problem.
+//! Network inputs: a time step for each field of a problem.
 
 use serde::{Deserialize, Serialize};
 
