@@ -1,13 +1,13 @@
-//! Archives of objects, as linkers read them.
+//! Static libraries: `ar` archives of objects.
 
 use std::fmt::Write;
 
-/// An object of an archive.
+/// Member of an archive: an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArchiveMember {
-    /// Name with the ending.
+    /// File name with its extension.
     pub name: String,
-    /// Symbols that others may refer to.
+    /// Symbols that it defines for others.
     pub symbols: Vec<String>,
     /// The object.
     pub bytes: Vec<u8>,
@@ -16,7 +16,7 @@ pub struct ArchiveMember {
 const MAGIC: &[u8] = b"!<arch>\n";
 const HEADER_BYTES: usize = 60;
 
-/// An archive in GNU's form, with an index. The same members give the same bytes.
+/// Makes an archive in GNU format with a symbol index. Equal members give equal bytes.
 pub fn archive(members: &[&ArchiveMember]) -> Vec<u8> {
     let mut names = String::new();
     let name_offsets: Vec<usize> = members

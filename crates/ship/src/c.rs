@@ -12,7 +12,7 @@ use tilewright_runtime::PlanTensor;
 use crate::{Library, named, of_kind};
 pub use tables::tables;
 
-/// The functions of a library, behind its name; the last one is of libraries for GPUs alone.
+/// Functions of a library, after its name; the last one is only in libraries for GPUs.
 pub const FUNCTIONS: [&str; 12] = [
     "abi",
     "build",
@@ -28,13 +28,13 @@ pub const FUNCTIONS: [&str; 12] = [
     "enqueue",
 ];
 
-/// The further functions of a library of a model with an open dimension.
+/// Further functions of a library whose model has an open (dynamic) dimension.
 pub const FUNCTIONS_OF_DIMS: [&str; 4] = ["dims", "dim", "set_dim", "shape"];
 
-/// The further functions of a library of a model with states.
+/// Further functions of a library whose model has states.
 pub const FUNCTIONS_OF_STATES: [&str; 5] = ["states", "state", "bind_state", "past", "rewind"];
 
-/// The function by which TVM-FFI calls a library.
+/// Name of the function by which TVM-FFI calls a library.
 pub fn ffi_function(name: &str) -> String {
     format!("__tvm_ffi_{name}")
 }
@@ -44,7 +44,7 @@ pub fn kernel_prefix(name: &str, kernel: usize) -> String {
     format!("{name}_k{kernel}")
 }
 
-/// The name of the constants.
+/// Symbol of the constants.
 pub fn constants_name(name: &str) -> String {
     format!("{name}_constants")
 }
@@ -63,7 +63,7 @@ fn comment(origin: &[String], more: &[String]) -> String {
     if out.is_empty() { out } else { out + " */" }
 }
 
-/// The header.
+/// Formats the C header.
 pub fn header(library: &Library) -> String {
     let n = &library.name;
     let libraries = if library.is_for_gpu { "-ldl" } else { "-lm -lpthread" };
@@ -74,7 +74,7 @@ pub fn header(library: &Library) -> String {
     named(&text, &library.name)
 }
 
-/// Source of a library, made of a template and the tables that it reads.
+/// Formats the C source of a library, from a template and the tables that it includes.
 pub fn source(name: &str, origin: &[String], template: &str, tables: &str, has_ffi: bool) -> String {
     let text = template
         .replace("net.h", &format!("{name}.h"))
@@ -85,7 +85,7 @@ pub fn source(name: &str, origin: &[String], template: &str, tables: &str, has_f
     named(&(text + &ffi), name)
 }
 
-/// A text as C has it.
+/// Formats a text as a C string literal.
 pub fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for byte in text.bytes() {
@@ -131,7 +131,7 @@ pub fn interface(
     Ok(out + include_str!("../templates/interface.c"))
 }
 
-/// Declarations of the library's data, of `n_bytes` bytes.
+/// Formats the declarations of the library's data of `n_bytes` bytes.
 pub fn data(n_bytes: usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     writeln!(out, "#define NET_CONSTANT_BYTES ((size_t){n_bytes}u)")?;

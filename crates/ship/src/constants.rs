@@ -1,4 +1,4 @@
-//! Places of a library's constants: in its file, or in memory that its first context fills.
+//! Placement of a library's constants: in its file, or in memory that its first context fills.
 
 use crate::narrow::{NarrowForm, Narrowed, narrowed};
 use tilewright_ir::{DType, Part};
@@ -14,14 +14,14 @@ const LARGE_PERCENT: usize = 125;
 /// When a library makes what its kernels keep of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// Buffers that would be larger than the weights are made with the first context; the rest ahead.
+    /// At the first context, for buffers larger than the weights; when the library is built, for the rest.
     Small,
-    /// All ahead.
+    /// When the library is built, for all.
     Ready,
 }
 
 impl Weights {
-    /// Each with its name and what it is.
+    /// Choices with their names and descriptions.
     pub const ALL: [(Weights, &str, &str); 2] = [
         (
             Weights::Small,
@@ -32,30 +32,30 @@ impl Weights {
     ];
 }
 
-/// Place of a constant.
+/// Location of a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConstantHome {
-    /// Offset in the file's constants.
+    /// Offset in the constants of the file.
     File(usize),
     /// Offset in the memory that the first context fills.
     Made(usize),
 }
 
-/// The constants of a library.
+/// Constants of a library.
 pub struct Constants {
     /// Place of each constant of the plan; `None` where nothing needs it.
     homes: Vec<Option<ConstantHome>>,
-    /// Constants in the file, until they are in its object.
+    /// Constants in the file; empty once they are in its object.
     pub bytes: Vec<u8>,
-    /// How many bytes these are.
+    /// Size of the constants in the file, in bytes.
     pub n_bytes: usize,
-    /// The size of those that the first context makes.
+    /// Size of the constants that the first context makes, in bytes.
     pub made_bytes: usize,
-    /// The first bytes of these, which runs read; the rest serves to make them.
+    /// Bytes at their beginning that runs read; the rest is only needed to make them.
     pub kept_bytes: usize,
-    /// Constants in the file that the first context widens to f32 before it makes others.
+    /// Constants of the file that the first context widens to f32, to make others of them.
     pub widened: Vec<Widened>,
-    /// The steps of the plan whose kernels make them.
+    /// Indices of the plan's steps whose kernels make constants.
     pub makers: Vec<usize>,
 }
 
@@ -66,14 +66,14 @@ pub struct Widened {
     pub from: usize,
     /// Start within the memory that the first context fills, in bytes.
     pub to: usize,
-    /// Elements.
+    /// Number of elements.
     pub n: usize,
     /// Form of its elements in the file.
     pub form: NarrowForm,
 }
 
 impl Constants {
-    /// Lays the constants of a model out.
+    /// Places the constants of a model.
     pub fn new(model: &Model, weights: Weights) -> Constants {
         let constants = &model.plan().constants;
         let is_small = weights == Weights::Small;
@@ -145,8 +145,8 @@ impl Constants {
         start
     }
 
-    /// Place of a slice of a constant; `None` where the slice is of another tensor, or nothing needs the
-    /// constant.
+    /// Location of a slice of a constant; `None` if the slice is of another tensor, or the constant is not
+    /// needed.
     pub fn home(&self, model: &Model, slice: &TensorSlice) -> Option<ConstantHome> {
         let home = self.homes[model.constant_of(slice)?]?;
         Some(match home {

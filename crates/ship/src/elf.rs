@@ -1,4 +1,4 @@
-//! An object that holds data: what no compiler is needed for.
+//! ELF objects with data, written without a compiler.
 
 use object::elf::{SHF_ALLOC, SHT_PROGBITS, SectionFlags};
 use object::write::{Object, StandardSegment, Symbol, SymbolSection};
@@ -16,8 +16,8 @@ const LARGE_PAGES: usize = 8;
 /// refers to by less stays within its reach.
 const SHF_X86_64_LARGE: SectionFlags = SectionFlags(0x1000_0000);
 
-/// Relocatable object with read-only data under a hidden symbol, which the library it is linked into does not
-/// export.
+/// Makes a relocatable object with read-only data under a hidden symbol, which the library that it is linked
+/// into does not export.
 pub fn data_object(arch: Arch, symbol: &str, data: &[u8]) -> Vec<u8> {
     let (architecture, section, flags) = match arch {
         Arch::X86_64 => (Architecture::X86_64, ".lrodata", SHF_X86_64_LARGE),

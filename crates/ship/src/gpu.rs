@@ -1,4 +1,4 @@
-//! The source of libraries for GPUs: kernels as text, and tables of the launches.
+//! Libraries for GPUs: kernels as text for the driver, and tables of their launches.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt::Write;
@@ -17,13 +17,13 @@ use crate::{Assemble, ShipError, tensors, tensors_json};
 /// Alignment of the contents of a library's data object, in bytes.
 const ALIGN: usize = 64;
 
-/// Parts of a library for a GPU.
+/// Contents of a library for a GPU.
 pub struct GpuLibraryParts {
-    /// All about it, for programs.
+    /// Metadata of the build, as JSON.
     pub build: Json,
-    /// Source in C.
+    /// C source.
     pub source: String,
-    /// Constants and machine code, as they lie in memory.
+    /// Constants and machine code, in their memory layout.
     pub data: Vec<u8>,
 }
 

@@ -34,22 +34,22 @@ const MOST_CONSTANT_BYTES: usize = (4 << 30) - (64 << 20);
 /// Reason why a model cannot be shipped.
 #[derive(Debug, Error)]
 pub enum ShipError {
-    /// The name is no C identifier.
+    /// Name that is not a C identifier.
     #[error("`{0}` is no C identifier (give letters, digits and underscores, no digit first)")]
     Name(String),
-    /// A step is a function of this process.
+    /// Step in a function of this process, which cannot be shipped.
     #[error("step `{0}` has no kernel, so that it runs in this process only")]
     Host(String),
-    /// The constants do not fit one object.
+    /// Constants too large for one object; their size in bytes.
     #[error("{0} bytes of constants are too many for a library, which takes {MOST_CONSTANT_BYTES}")]
     TooLarge(usize),
-    /// A device for which there are no libraries.
+    /// Device that libraries cannot be made for.
     #[error("libraries are for CPUs, for OpenCL and for NVIDIA's GPUs, not for {0}")]
     Device(String),
-    /// The assembler refuses a kernel.
+    /// Kernel refused by the assembler.
     #[error("{0}")]
     Assemble(String),
-    /// A kernel has no object.
+    /// Kernel that cannot be compiled.
     #[error(transparent)]
     Compile(#[from] CompileError),
 }
@@ -69,7 +69,7 @@ impl File {
     }
 }
 
-/// Library of a model, complete but for the work of a C compiler.
+/// Library of a model, complete except for the work of a C compiler.
 pub struct Library {
     name: String,
     /// The machine that calls it.
@@ -101,7 +101,8 @@ pub struct Library {
     members: Vec<ArchiveMember>,
 }
 
-/// Makes machine code of PTX, for a GPU of the kind that it is for; none where only the driver does.
+/// Assembler of PTX to machine code, for GPUs of the target's kind; returns `None` where only the driver
+/// assembles.
 pub type Assemble<'a> = &'a (dyn Fn(&[u8]) -> Result<Option<Vec<u8>>, String> + Sync);
 
 /// Objects of a model's kernels, with the parts that a library calls.
@@ -235,9 +236,8 @@ impl Library {
         Ok(build)
     }
 
-    /// The library of a model that was compiled for a GPU, to be called on machines like this one. It has the
-    /// kernels as text that the driver builds and, where `assemble` makes such, machine code for GPUs of the
-    /// target's kind.
+    /// Makes the library of a model compiled for a GPU, for machines with such a GPU. It contains the kernels
+    /// as text that the driver compiles and, where `assemble` supports it, as machine code.
     ///
     /// # Errors
     /// As for [`Library::new`], and where the device is neither OpenCL's nor NVIDIA's, or refuses a kernel.
@@ -249,22 +249,22 @@ impl Library {
         Ok(Library { is_for_gpu: true, build, source, members, ..Library::of_plan(name, origin, arch, &model.plan) })
     }
 
-    /// Prefix of the names of all its functions.
+    /// Prefix of its function names.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The kind of machine that it is for.
+    /// Instruction set family, or kind of GPU.
     pub fn arch(&self) -> Arch {
         self.arch
     }
 
-    /// All about it, for programs.
+    /// Metadata of the build, as JSON.
     pub fn build(&self) -> &Json {
         &self.build
     }
 
-    /// The library for C programs: `NAME.h`, `NAME.c`, `NAME_kernels.a` and `NAME.json`.
+    /// Files for C programs: `NAME.h`, `NAME.c`, `NAME_kernels.a` and `NAME.json`.
     pub fn c_files(&self) -> Vec<File> {
         let name = &self.name;
         let members: Vec<&ArchiveMember> = self.members.iter().collect();
@@ -324,12 +324,12 @@ impl Library {
         all
     }
 
-    /// The header and the metadata, which go beside a shared library.
+    /// Files that accompany a shared library: the header and the metadata.
     pub fn shared_files(&self) -> Vec<File> {
         vec![File::new(format!("{}.h", self.name), c::header(self)), self.build_file()]
     }
 
-    /// The library as a crate, with the object that a C compiler made of the source.
+    /// Files of a Rust crate, with the object that a C compiler made of the source.
     pub fn crate_files(&self, object: Vec<u8>) -> Vec<File> {
         let runtime = ArchiveMember { name: format!("{}.o", self.name), symbols: self.symbols(), bytes: object };
         let members: Vec<&ArchiveMember> = std::iter::once(&runtime).chain(&self.members).collect();
@@ -339,7 +339,7 @@ impl Library {
         files
     }
 
-    /// The library as a Python wheel, with the shared library that a C compiler made.
+    /// Python wheel, with the shared library that a C compiler made.
     pub fn wheel(&self, shared: Vec<u8>) -> File {
         python::wheel(self, shared)
     }

@@ -1,4 +1,4 @@
-//! The library as a Python wheel.
+//! Libraries as Python wheels.
 
 use std::fmt::Write;
 
@@ -7,8 +7,8 @@ use crate::{File, Library, named, of_kind};
 
 const VERSION: &str = "0.1.0";
 
-/// The wheel. It holds a shared library that needs glibc 2.17 at most, which is what its name promises, and
-/// runs on every Python 3: there is nothing in it that depends on one.
+/// Makes the wheel. Its shared library needs glibc 2.17 at most, as its name promises, and it runs on every
+/// Python 3, as it does not use the C API of one.
 pub fn wheel(library: &Library, shared: Vec<u8>) -> File {
     let name = &library.name;
     let tag = format!("py3-none-manylinux2014_{}", library.arch().name());

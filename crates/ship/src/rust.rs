@@ -1,4 +1,4 @@
-//! The library as a crate.
+//! Libraries as Rust crates.
 
 use tilewright_ir::DType;
 use tilewright_runtime::{OpenDimension, PlanTensor, RunSize};
@@ -13,7 +13,7 @@ pub fn is_reserved(name: &str) -> bool {
     RESERVED.split_whitespace().any(|word| word == name)
 }
 
-/// The crate but for its archive.
+/// Files of the crate, without its archive.
 pub fn files(library: &Library) -> Vec<File> {
     let name = &library.name;
     let manifest = format!(

@@ -1,9 +1,9 @@
-//! Zip files, the form of wheels, and the hashes that wheels list.
+//! ZIP files for wheels, and the hashes that wheels list.
 
 use data_encoding::BASE64URL_NOPAD;
 use flate2::Crc;
 
-/// A zip file of named files, stored as they are. The same files give the same bytes.
+/// Makes a ZIP file of uncompressed files. Equal files give equal bytes.
 pub fn zip<'f>(files: impl Iterator<Item = (&'f str, &'f [u8])>) -> Vec<u8> {
     let (mut out, mut directory, mut n_files) = (Vec::new(), Vec::new(), 0u16);
     for (name, bytes) in files {
@@ -40,7 +40,7 @@ pub fn zip<'f>(files: impl Iterator<Item = (&'f str, &'f [u8])>) -> Vec<u8> {
     out
 }
 
-/// SHA-256 as wheels write it: in base 64 for URLs, without padding.
+/// SHA-256 in the form of wheels: base64url without padding.
 pub fn wheel_hash(bytes: &[u8]) -> String {
     BASE64URL_NOPAD.encode(&sha256(bytes))
 }

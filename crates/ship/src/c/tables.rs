@@ -1,4 +1,4 @@
-//! Tables that the template of libraries for CPUs reads.
+//! Tables for the template of CPU libraries.
 
 use std::fmt::{self, Write};
 
