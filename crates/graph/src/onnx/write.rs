@@ -7,7 +7,7 @@ use crate::{DType, Dim, Tensor};
 /// runtimes of many years read this one.
 const IR_VERSION: i64 = 8;
 
-/// ONNX model under construction, to be written by [`write`].
+/// ONNX model under construction, to be written by [`write()`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelFile {
     /// The graph's name.
