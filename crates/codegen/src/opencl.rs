@@ -81,7 +81,9 @@ pub fn opencl_c(program: &GpuProgram, target: &Target) -> String {
     let kernels: Vec<String> =
         parts.into_iter().flatten().map(|kernel| print(program, kernel, target, &names)).collect();
     let body = kernels.join("\n");
-    let mut out = String::new();
+    // Compilers may otherwise round a product and what is added to it at once, also where the product has to
+    // be rounded by itself; `fma` stands where it need not.
+    let mut out = "#pragma OPENCL FP_CONTRACT OFF\n\n".to_owned();
     if ["double", "double2", "double4", "double8", "double16"].iter().any(|word| has_word(&body, word)) {
         out += "#pragma OPENCL EXTENSION cl_khr_fp64 : enable\n\n";
     }

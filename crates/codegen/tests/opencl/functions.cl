@@ -11,6 +11,8 @@ run {
   }
 }
 */
+#pragma OPENCL FP_CONTRACT OFF
+
 float min_float(float a, float b) { return (a < b) | isnan(a) ? a : b; }
 
 float max_float(float a, float b) { return (a > b) | isnan(a) ? a : b; }

@@ -15,6 +15,8 @@ run {
   }
 }
 */
+#pragma OPENCL FP_CONTRACT OFF
+
 ushort bf16_bits(float x) {
     uint bits = as_uint(x);
     return isnan(x) ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

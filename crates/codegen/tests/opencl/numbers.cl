@@ -14,6 +14,8 @@ run {
   }
 }
 */
+#pragma OPENCL FP_CONTRACT OFF
+
 #pragma OPENCL EXTENSION cl_khr_fp64 : enable
 
 long place_of(long n, long extent) { return clamp(n < 0 ? n + extent : n, 0L, extent - 1L); }

@@ -21,6 +21,8 @@ bind jo block.x
 bind ii thread.y
 bind ji thread.x
 */
+#pragma OPENCL FP_CONTRACT OFF
+
 __attribute__((reqd_work_group_size(16, 16, 1)))
 kernel void run_0(global const float *restrict A, global const float *restrict B, global float *restrict C) {
     local float A_s[128] __attribute__((aligned(128)));

@@ -21,6 +21,8 @@ run {
   }
 }
 */
+#pragma OPENCL FP_CONTRACT OFF
+
 __attribute__((reqd_work_group_size(8, 1, 1)))
 kernel void run_0(global const float *restrict x, global float *restrict y) {
     const int i = get_group_id(0);

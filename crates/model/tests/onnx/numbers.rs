@@ -290,6 +290,21 @@ fn a_device_keeps_nan_and_infinities() {
     }
 }
 
+/// A softmax subtracts the largest of rounded products: where a device rounds the product and the difference
+/// at once, powers of large numbers are infinite and their quotients NaN.
+#[test]
+fn softmax_of_large_scaled_numbers_is_finite_on_a_device() {
+    let Some((target, _one)) = device() else { return };
+    let graph = graph_of("x[4 64]", "y[4 64]", "scale = number[0.1]\ns = Mul(x, scale)\ny = Softmax[axis=-1](s)");
+    let x: Vec<f64> = (0..256).map(|at| f64::from((at * 37 % 101) as f32 * 6.7e8)).collect();
+    let x = Tensor::from_floats(DType::F32, vec![4, 64], &x);
+    let special = specialise(&graph, &Bindings::default());
+    for row in run(&special.graph, &x, &target)[0].floats().chunks(64) {
+        let sum: f64 = row.iter().sum();
+        assert!((sum - 1.0).abs() < 1e-5, "the powers of a row add up to {sum}: {row:?}");
+    }
+}
+
 /// NaN passes operators that are computed as the results of a product or a convolution are stored.
 #[test]
 fn nan_passes_behind_products_and_convolutions() {
