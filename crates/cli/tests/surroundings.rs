@@ -167,9 +167,11 @@ fn a_pause_is_not_a_candidates_time() {
     let mut device = device(DeviceOptions { run_timeout: Duration::from_millis(1200), ..device_options(1) });
     let me = std::process::id();
     let mut pauser = after_a_moment(&format!("kill -STOP {me} $workers; sleep 5.5; kill -CONT {me} $workers"));
-    let measured = measure(&mut device, slow(200_000_000)).unwrap();
-    assert!(measured.outcome.timing().is_some(), "{measured:?}");
-    pauser.wait().unwrap();
+    // A fast machine is done with one before the pause begins.
+    while pauser.try_wait().unwrap().is_none() {
+        let measured = measure(&mut device, slow(200_000_000)).unwrap();
+        assert!(measured.outcome.timing().is_some(), "{measured:?}");
+    }
     assert!(pause::total() > Duration::from_secs(4), "{:?}", pause::total());
 }
 
