@@ -136,6 +136,8 @@ pub(super) struct FunctionBuilder {
     pub tma: Option<gpu::bulk::TmaState>,
     /// Role of the thread, in a kernel with a producer warp.
     pub pipeline_role: Option<gpu::producer_warp::PipelineRole>,
+    /// Index of the thread's warp in the block, in a kernel whose consumer teams take turns.
+    pub warp_of_block: Option<Id>,
     /// Staging boxes of bulk stores, in a kernel with such.
     pub stores: Option<gpu::store::Stores>,
     /// Dot product steps around the insertion point.
@@ -240,6 +242,7 @@ impl FunctionBuilder {
             has_copies: true,
             tma: None,
             pipeline_role: None,
+            warp_of_block: None,
             stores: None,
             dot: None,
             is_unit: false,
@@ -482,6 +485,9 @@ impl Generator<'_> {
     }
 
     fn statements(&mut self, block: &[Stmt]) -> Result<(), CompileError> {
+        if self.block_in_turn(block)? {
+            return Ok(());
+        }
         let mut at = 0;
         while at < block.len() {
             if self.f.n_stores >= MOST_STORES && self.target.gpu.is_none() {
@@ -663,6 +669,7 @@ impl Generator<'_> {
             (LoopKind::Tensor(how), _) if self.target.has_tf32() && !how.is_of_groups() => self.tile_product(l, how),
             (LoopKind::Serial | LoopKind::Vectorized, Some(1)) => self.iteration(l, 0),
             (LoopKind::Parallel, _) if self.f.outside.is_some() => self.parallel_loop(l, &extent),
+            (LoopKind::Turns, _) if self.takes_turns() => self.loop_in_turns(l, &extent),
             (LoopKind::Vectorized, _) => match plan::vectors(self.program, self.target, l, &extent, &self.f.ranges) {
                 Vectors::Pieces(pieces) => self.vector_loop(l, &extent, &pieces, false),
                 Vectors::Masked(pieces) => self.vector_loop(l, &extent, &pieces, true),
@@ -675,7 +682,8 @@ impl Generator<'_> {
                 | LoopKind::Parallel
                 | LoopKind::Block(_)
                 | LoopKind::Thread(_)
-                | LoopKind::Tensor(_),
+                | LoopKind::Tensor(_)
+                | LoopKind::Turns,
                 _,
             ) => self.serial_loop(l, &extent),
         }
@@ -692,6 +700,16 @@ impl Generator<'_> {
     }
 
     pub(super) fn serial_loop(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
+        self.loop_around(l, extent, |g| g.block(&l.body))
+    }
+
+    /// Writes a loop around what is written of an iteration.
+    pub(super) fn loop_around(
+        &mut self,
+        l: &Loop,
+        extent: &Index,
+        write: impl FnOnce(&mut Self) -> Result<(), CompileError>,
+    ) -> Result<(), CompileError> {
         let n = self.int(extent);
         let zero = self.m.int(0);
         let preheader = self.m.current_block();
@@ -710,7 +728,7 @@ impl Generator<'_> {
         self.forget_stores();
         self.f.vars.insert(l.var, (var, self.f.levels.len() - 1));
         self.f.ranges.push(l.var, extent.clone());
-        self.scoped(&plan::written_buffers(&l.body), |g| g.block(&l.body))?;
+        self.scoped(&plan::written_buffers(&l.body), write)?;
         self.f.ranges.pop();
         self.f.vars.remove(&l.var);
         let level = self.f.levels.pop().expect("the loop's own level");

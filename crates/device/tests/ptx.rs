@@ -24,6 +24,8 @@ mod instructions;
 mod producer;
 #[path = "ptx/stores.rs"]
 mod stores;
+#[path = "ptx/teams.rs"]
+mod teams;
 
 use std::collections::BTreeMap;
 use std::path::Path;

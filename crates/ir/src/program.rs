@@ -149,6 +149,9 @@ pub enum LoopKind {
     /// CPU's dot product for [`TensorProduct::Dot4`] and [`TensorProduct::Dot2`]; or for
     /// [`TensorProduct::Tma`] the parts of a box that a warp stores.
     Tensor(TensorProduct),
+    /// Sequential, or spread over the consumer teams of a kernel with a producer warp, which take iterations
+    /// in turns (ping-pong): see [`producer_warp`](crate::gpu::producer_warp).
+    Turns,
 }
 
 /// Kind of tensor instruction: a tensor core product with f32 accumulators, a CPU's dot product, or a bulk
@@ -201,7 +204,7 @@ impl TensorProduct {
 
 impl LoopKind {
     /// Every kind with its keyword in the text format.
-    pub const ALL: [(LoopKind, &'static str); 18] = [
+    pub const ALL: [(LoopKind, &'static str); 19] = [
         (LoopKind::Serial, "for"),
         (LoopKind::Parallel, "parallel"),
         (LoopKind::Vectorized, "vectorized"),
@@ -220,6 +223,7 @@ impl LoopKind {
         (LoopKind::Tensor(TensorProduct::Dot4), "dot4"),
         (LoopKind::Tensor(TensorProduct::Dot2), "dot2"),
         (LoopKind::Tensor(TensorProduct::Tma), "tma"),
+        (LoopKind::Turns, "turns"),
     ];
 
     /// Keyword in the text format.

@@ -491,7 +491,7 @@ impl<'a> Checker<'a> {
                 products::check(self.program, l, how, &self.known.ranges)
                     .map_err(|why| VerifyError::TileProduct { var: name(), why })?;
             }
-            LoopKind::Serial | LoopKind::Parallel | LoopKind::Unrolled => {}
+            LoopKind::Serial | LoopKind::Parallel | LoopKind::Unrolled | LoopKind::Turns => {}
         }
         self.known.most[l.var.0 as usize] = self.known.magnitude(&l.extent).max(1);
         self.known.ranges.push(l.var, l.extent.clone());
@@ -501,7 +501,9 @@ impl<'a> Checker<'a> {
         self.known.ranges.pop();
         match l.kind {
             LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => Ok(()),
-            LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => self.races(l),
+            LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) | LoopKind::Turns => {
+                self.races(l)
+            }
         }
     }
 

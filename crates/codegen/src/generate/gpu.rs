@@ -44,7 +44,7 @@ pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileErro
 
 impl Generator<'_> {
     fn kernel(&mut self, gpu: &GpuProgram, kernel: &GpuKernel) -> Result<(), CompileError> {
-        let Abi { buffers, maps, block, has_producer_warp, shared_rings, shared_bytes, .. } =
+        let Abi { buffers, maps, block, n_teams, has_producer_warp, shared_rings, shared_bytes, .. } =
             Abi::of(gpu, kernel, self.target);
         let mut types = vec![Type::GLOBAL; buffers.len()];
         let n_buffers = types.len();
@@ -86,6 +86,9 @@ impl Generator<'_> {
         }
         self.f.warp = gpu::tensor::warp(&kernel.threads);
         self.f.groups = Groups::of(&kernel.threads);
+        if n_teams > 1 {
+            self.number_in_team(kernel);
+        }
         if let (Some(barriers), false) = (barriers, maps.is_empty()) {
             let is_copied = |b: &BufferId| self.program.buffer(*b).scope == Scope::Async;
             self.f.has_copies = kernel.shared.iter().any(is_copied);

@@ -17,8 +17,11 @@ pub struct Abi {
     pub maps: Vec<TensorMap>,
     /// Grid size: number of blocks along x, y and z.
     pub grid: [i64; 3],
-    /// Block size: number of threads along x, y and z, those of the producer warp included.
+    /// Block size: number of threads along x, y and z, those of all consumer teams and of the producer warp
+    /// included.
     pub block: [i64; 3],
+    /// Number of consumer teams, one behind the other along z: 1 unless there is a producer warp.
+    pub n_teams: i64,
     /// Whether the last layer of threads along z is the producer warp, which is not part of the program.
     pub has_producer_warp: bool,
     /// Buffers that the producer warps of a cluster multicast, each half of every box. Where there are some,
@@ -36,6 +39,7 @@ impl Abi {
     pub fn of(program: &GpuProgram, kernel: &GpuKernel, target: &Target) -> Abi {
         let has_tma = target.has_wgmma();
         let has_producer_warp = has_tma && has_producer_warp(program, kernel);
+        let n_teams = if has_producer_warp { producer_warp::n_teams(kernel) } else { 1 };
         let shared_rings = if has_producer_warp { cluster::shared_rings(program, kernel) } else { Vec::new() };
         let are_counted = has_tma && (has_producer_warp || bulk::waits_in_one_loop(kernel));
         let [x, y, z] = kernel.block();
@@ -49,7 +53,8 @@ impl Abi {
             buffers: kernel.arguments(program),
             maps,
             grid: kernel.grid(),
-            block: [x, y, z + if has_producer_warp { producer_warp::WARPS } else { 0 }],
+            block: [x, y, n_teams * z + if has_producer_warp { producer_warp::WARPS } else { 0 }],
+            n_teams,
             has_producer_warp,
             shared_rings,
             shared_bytes,

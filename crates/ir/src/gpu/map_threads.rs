@@ -196,7 +196,8 @@ impl Mapper {
                     | LoopKind::Parallel
                     | LoopKind::Vectorized
                     | LoopKind::Unrolled
-                    | LoopKind::Tensor(_) => {}
+                    | LoopKind::Tensor(_)
+                    | LoopKind::Turns => {}
                 }
             }
             let mut result = Ok(());

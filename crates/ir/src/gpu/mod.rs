@@ -180,11 +180,13 @@ impl GpuKernel {
     }
 
     /// Shared memory of a block in bytes: its buffers in order, the staging [boxes](store) of bulk stores,
-    /// then the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage and as many again
-    /// for the consumers of stages that a producer warp fills.
+    /// then the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage, as many again for
+    /// the consumers of stages that a producer warp fills, and one for each consumer team where these take
+    /// turns.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_produced());
-        let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 };
+        let n_teams = producer_warp::n_teams(self) as u64;
+        let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 } + if n_teams > 1 { n_teams } else { 0 };
         let barriers = (n_barriers * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
         let sizes = self.shared_sizes(&of.program).map(|(_, bytes)| bytes.unwrap_or(u64::MAX));
         let all = sizes.fold(0, u64::saturating_add);

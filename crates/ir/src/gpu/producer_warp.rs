@@ -15,6 +15,16 @@
 //!
 //! Nothing waits for all threads of the block then, and copies run ahead by as many stages as there are. The
 //! code generator moves the copies to the producer warp; elsewhere `fed` means the same as `bulk`.
+//!
+//! Where a kernel is a loop of the kind `turns`, it has [`TEAMS`] consumer teams of as many threads as the
+//! program has, which take iterations in turns (ping-pong). The producer warp copies for all of them in the
+//! order of the program, so that a team multiplies while another one stores:
+//!
+//! ```text
+//! producer  copy tile 0   copy tile 1       copy tile 2       copy tile 3
+//! team 0                  multiply tile 0   store tile 0      multiply tile 2
+//! team 1                                    multiply tile 1   store tile 1
+//! ```
 
 use super::bulk::{self, BoxCopy};
 use super::warpgroup::{self, Groups};
@@ -27,6 +37,16 @@ use crate::program::{BufferId, LoopId, LoopKind, Program, Stmt};
 pub const WARPS: i64 = 1;
 /// Threads of the producer warps.
 pub const THREADS: i64 = tensor::WARP[0] * tensor::WARP[1];
+/// Consumer teams that take iterations in turns, where a kernel has several.
+pub const TEAMS: i64 = 2;
+
+/// Consumer teams of a kernel with a producer warp.
+pub fn n_teams(kernel: &GpuKernel) -> i64 {
+    match kernel.body.as_slice() {
+        [Stmt::For(l)] if l.kind == LoopKind::Turns => TEAMS,
+        _ => 1,
+    }
+}
 
 /// Whether a producer warp can make the copies of a kernel:
 /// - All its shared memory is of the scopes `fed` and `multicast`, filled by bulk copies and read by
@@ -86,7 +106,8 @@ pub fn products(program: &Program, block: &[Stmt]) -> Option<(usize, Index)> {
     Some((block.iter().take_while(|stmt| place_of(stmt).as_ref() == Some(&place)).count(), place))
 }
 
-fn is_product(stmt: &Stmt) -> bool {
+/// Whether a statement is a warpgroup product.
+pub fn is_product(stmt: &Stmt) -> bool {
     matches!(stmt, Stmt::For(l) if matches!(l.kind, LoopKind::Tensor(how) if how.is_of_groups()))
 }
 

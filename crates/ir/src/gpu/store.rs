@@ -24,7 +24,7 @@
 use super::bulk::TensorMap;
 use super::tensor::{self, WARP};
 use super::warpgroup::{COLUMNS, ROW_BYTES, ROWS, SWIZZLED_BYTES, WARPS};
-use super::{GpuKernel, GpuProgram};
+use super::{GpuKernel, GpuProgram, producer_warp};
 use crate::dtype::DType;
 use crate::expr::Expr;
 use crate::index::{Index, Ranges};
@@ -164,7 +164,7 @@ fn is_store(stmt: &Stmt) -> Option<&Loop> {
 pub fn staged_bytes(kernel: &GpuKernel) -> u64 {
     let mut stores = false;
     kernel.body.iter().for_each(|stmt| stmt.walk(&mut |s| stores |= is_store(s).is_some()));
-    let n_warps = kernel.block()[2] as u64;
+    let n_warps = (producer_warp::n_teams(kernel) * kernel.block()[2]) as u64;
     if stores { n_warps * (SLOTS * BOX_BYTES) as u64 } else { 0 }
 }
 

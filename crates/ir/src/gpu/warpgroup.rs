@@ -123,6 +123,11 @@ impl Groups {
     pub fn warp(&self) -> LoopId {
         self.axes[2]
     }
+
+    /// Warps of a block.
+    pub fn n_warps(&self) -> i64 {
+        self.n_warps
+    }
 }
 
 impl GroupProduct {

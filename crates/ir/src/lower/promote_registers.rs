@@ -102,7 +102,7 @@ impl AccessWalk<'_> {
             match l.kind {
                 LoopKind::Vectorized => self.lanes = Some((l.var, l.extent.as_const())),
                 LoopKind::Parallel | LoopKind::Block(_) | LoopKind::Thread(_) => self.n_concurrent += 1,
-                LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => {}
+                LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) | LoopKind::Turns => {}
             }
         }
         stmt.blocks().for_each(|b| self.block(b));

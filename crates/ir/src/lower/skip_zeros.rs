@@ -73,7 +73,9 @@ fn guard_loop(l: Loop) -> Guarded {
             shared(&body).into_iter().filter(|c| !c.uses(l.var)).collect()
         }
         // Whether to start threads is not for a condition of one element to say.
-        LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => Vec::new(),
+        LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) | LoopKind::Turns => {
+            Vec::new()
+        }
     };
     body.iter_mut().for_each(|g| g.conds.retain(|c| !conds.contains(c)));
     Guarded { conds, stmt: Stmt::For(Loop { body: close(body), ..l }) }

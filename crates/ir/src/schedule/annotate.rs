@@ -40,7 +40,7 @@ pub fn parallel(program: &mut Program, target: &str) -> Result<(), Illegal> {
 
 /// Applies [`Step::Bind`](super::Step::Bind).
 pub fn bind(program: &mut Program, target: &str, axis: LoopKind) -> Result<(), Illegal> {
-    if !matches!(axis, LoopKind::Block(0..=2) | LoopKind::Thread(0..=2)) {
+    if !matches!(axis, LoopKind::Block(0..=2) | LoopKind::Thread(0..=2) | LoopKind::Turns) {
         return Err(Illegal::Body { target: target.to_owned(), why: format!("`{}` is not a GPU axis", axis.name()) });
     }
     require_none_on_path(program, target, axis)?;

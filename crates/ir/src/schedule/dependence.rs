@@ -62,7 +62,11 @@ fn still_independent(
         if let Stmt::For(l) = s {
             let in_any_order = match l.kind {
                 LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => false,
-                LoopKind::Parallel | LoopKind::Vectorized | LoopKind::Block(_) | LoopKind::Thread(_) => true,
+                LoopKind::Parallel
+                | LoopKind::Vectorized
+                | LoopKind::Block(_)
+                | LoopKind::Thread(_)
+                | LoopKind::Turns => true,
             };
             let is_near = |var: LoopId| {
                 ranges.loops().iter().any(|(v, _)| *v == var) || count_in(std::slice::from_ref(s), var) > 0

@@ -176,7 +176,8 @@ pub enum Step {
         /// The loop.
         target: String,
     },
-    /// Maps the loop to a GPU block or thread axis.
+    /// Maps the loop to a GPU block or thread axis, or to consumer teams that take its iterations in
+    /// [turns](LoopKind::Turns).
     ///
     /// ```text
     /// for i in 64 { C[i] = A[i] }   →   block.x i in 64 { C[i] = A[i] }
@@ -186,7 +187,7 @@ pub enum Step {
     Bind {
         /// The loop.
         target: String,
-        /// [`LoopKind::Block`] or [`LoopKind::Thread`].
+        /// [`LoopKind::Block`], [`LoopKind::Thread`] or [`LoopKind::Turns`].
         axis: LoopKind,
     },
     /// Has the threads of a warp compute a loop's products together in a tensor core: eight steps of a sum,

@@ -26,7 +26,7 @@ pub const FORMS: [(&str, &str); 22] = [
     ("vectorize", "vectorize LOOP"),
     ("unroll", "unroll LOOP"),
     ("parallel", "parallel LOOP"),
-    ("bind", "bind LOOP block.x|block.y|block.z|thread.x|thread.y|thread.z"),
+    ("bind", "bind LOOP block.x|block.y|block.z|thread.x|thread.y|thread.z|turns"),
     ("tensorize", "tensorize LOOP tf32|tf32x3|wgmma|wgmmax3|halves|dot4|dot2"),
     ("stage", "stage BUFFER [at LOOP] -> NAME AXIS... [as TYPE] [shared], AXIS being 0, 0/48 or 0%48 for dimension 0"),
     ("accumulate", "accumulate BUFFER at LOOP -> NAME"),
@@ -173,7 +173,7 @@ fn parse_words(words: &[&str]) -> Option<Step> {
             target: s(target),
             axis: LoopKind::ALL
                 .iter()
-                .find(|(k, n)| n == axis && matches!(k, LoopKind::Block(_) | LoopKind::Thread(_)))?
+                .find(|(k, n)| n == axis && matches!(k, LoopKind::Block(_) | LoopKind::Thread(_) | LoopKind::Turns))?
                 .0,
         },
         ["tensorize", target, how] => Step::Tensorize {

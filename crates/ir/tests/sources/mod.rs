@@ -505,7 +505,9 @@ pub fn reversed(program: &Program) -> Program {
                 let back = |s: &Stmt| s.substitute(l.var, &l.extent.offset(-1).sub(&l.var.into()));
                 let with = |body| Stmt::For(tilewright_ir::Loop { body, ..l.clone() });
                 match l.kind {
-                    LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) => vec![with(block(&l.body))],
+                    LoopKind::Serial | LoopKind::Unrolled | LoopKind::Tensor(_) | LoopKind::Turns => {
+                        vec![with(block(&l.body))]
+                    }
                     LoopKind::Vectorized => l.body.iter().map(|s| with(vec![back(s)])).collect(),
                     LoopKind::Parallel | LoopKind::Block(_) | LoopKind::Thread(_) => {
                         vec![with(block(&l.body).iter().map(back).collect())]

@@ -12,6 +12,7 @@ use std::borrow::Cow;
 
 use tilewright_ir::expr::Cond;
 use tilewright_ir::gpu::bulk::{BARRIER_BYTES, BoxCopy, TensorMap};
+use tilewright_ir::gpu::producer_warp::TEAMS;
 use tilewright_ir::gpu::{GpuKernel, cluster};
 use tilewright_ir::{BufferId, Loop};
 
@@ -79,7 +80,10 @@ impl Generator<'_> {
     ) {
         let threads = kernel.threads.iter().flatten().filter(|(_, extent)| *extent > 1);
         let is_first = threads.fold(Cond::True, |all, (var, _)| all.and(Cond::Eq((*var).into(), 0.into())));
-        let is_first = self.cond(&is_first);
+        let mut is_first = self.cond(&is_first);
+        if let Some(warp) = self.f.warp_of_block {
+            is_first = self.m.binary(SsaOp::And, is_first, self.m.compare(Compare::Equal, warp, self.m.int(0)));
+        }
         let n_waits = self.hoisted(0, |g| g.m.variable(Type::I32, 4));
         self.m.store(self.m.int32(0), n_waits, 4);
         let block = kernel.blocks[0].filter(|_| !shared.is_empty());
@@ -87,12 +91,15 @@ impl Generator<'_> {
             let number = self.short_int(&block.into());
             Cluster { rank: self.m.binary(SsaOp::And, number, self.m.int32(cluster::BLOCKS as i32 - 1)), shared }
         });
+        let n_team = n_readers.filter(|_| self.f.warp_of_block.is_some());
         let n_readers = n_readers.map(|n| if cluster.is_some() { cluster::BLOCKS * n } else { n });
         let is_in_cluster = cluster.is_some();
         self.f.tma = Some(TmaState { maps, barriers, n, n_waits, is_first, cluster });
         self.only_if(is_first, |g| {
             let of_readers = n_readers.into_iter().flat_map(|arrivals| (n..2 * n).map(move |at| (at, arrivals)));
-            for (at, arrivals) in (0..n).map(|at| (at, 1)).chain(of_readers) {
+            let of_teams = 2 * n..2 * n + TEAMS as i32;
+            let of_teams = n_team.into_iter().flat_map(|arrivals| of_teams.clone().map(move |at| (at, arrivals)));
+            for (at, arrivals) in (0..n).map(|at| (at, 1)).chain(of_readers).chain(of_teams) {
                 let barrier = g.barrier_at(g.m.int32(at));
                 g.effect(&format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), "r,~{memory}", &[barrier]);
             }

@@ -6,21 +6,34 @@
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, section 9.7.13.15, "mbarrier"; the structure
 //! is that of CUTLASS's pipelines of producers and consumers. Ours has one producer warp, not four: so
-//! consumer warps have enough registers without reallocation (`setmaxnreg`).
+//! consumer warps have enough registers without reallocation (`setmaxnreg`). Teams that take tiles in turns
+//! are those of its ping-pong kernels. Each follows the phases of the stages that the other one reads,
+//! without waiting for them. A wait knows only whether a phase is odd, so it must not come two phases early:
+//! an mbarrier for each team tells it when the other one has multiplied its tile.
 
 use tilewright_ir::expr::Cond;
 use tilewright_ir::gpu::{GpuKernel, cluster, producer_warp};
-use tilewright_ir::{Index, LoopId, Stmt};
+use tilewright_ir::{Index, Loop, LoopId, LoopKind, Stmt};
 
 use crate::CompileError;
 use crate::generate::{Generator, plan};
 use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 
+/// Work of a thread at the pipeline stages.
+#[derive(Clone, Copy, PartialEq)]
+enum StageWork {
+    /// Copies to them.
+    Copies,
+    /// Products of what is in them.
+    Multiplies,
+    /// None: another team multiplies.
+    Passes,
+}
+
 /// Role of a thread in a warp-specialized kernel.
 #[derive(Clone, Copy)]
 pub struct PipelineRole {
-    /// Whether it copies rather than multiplies.
-    copies: bool,
+    work: StageWork,
     /// Variable with the mbarrier phases, a bit for each pipeline stage.
     turns: Id,
     /// Variable with the stage of pending products, or less than zero.
@@ -29,6 +42,21 @@ pub struct PipelineRole {
     tells: Id,
     /// Address of the mbarriers of the block that it says so to.
     told: Id,
+    /// Team of the thread, where several take turns.
+    team: Option<Team>,
+}
+
+/// A consumer team that takes turns with others.
+#[derive(Clone, Copy)]
+struct Team {
+    /// Number of the thread's team, of 32 bits.
+    number: Id,
+    /// Whether the thread speaks for its warp.
+    leads: Id,
+    /// Variable with the parity of the team's next turn.
+    turn: Id,
+    /// Whether it is the team's turn at the place being written.
+    has_turn: bool,
 }
 
 impl Generator<'_> {
@@ -48,13 +76,16 @@ impl Generator<'_> {
             told = self.m.assembly(Assembly { text, constraints: "=r,r,r".into() }, &[told, rank], Type::I32);
         }
         let [turns, going_on] = [0; 2].map(|_| self.hoisted(0, |g| g.m.variable(Type::I32, 4)));
-        let last = self.m.int(kernel.block()[2] - 1);
-        let is_producer = self.m.compare(Compare::Greater, self.f.vars[&z].0, last);
+        let last = self.m.int(producer_warp::n_teams(kernel) * kernel.block()[2] - 1);
+        let warp = self.f.warp_of_block.unwrap_or(self.f.vars[&z].0);
+        let is_producer = self.m.compare(Compare::Greater, warp, last);
         let [producer, others, end] = [0; 3].map(|_| self.m.block(self.f.id));
         self.m.cond_br(is_producer, producer, others);
-        for (block, copies) in [(producer, true), (others, false)] {
+        for (block, work) in [(producer, StageWork::Copies), (others, StageWork::Multiplies)] {
+            let copies = work == StageWork::Copies;
             self.go_to_end(block);
-            self.f.pipeline_role = Some(PipelineRole { copies, turns, going_on, tells, told });
+            let team = if copies { None } else { self.team(is_first) };
+            self.f.pipeline_role = Some(PipelineRole { work, turns, going_on, tells, told, team });
             // Who copies has the first turn before anybody has read.
             self.m.store(self.m.int32(if copies { -1 } else { 0 }), turns, 4);
             self.m.store(self.m.int32(-1), going_on, 4);
@@ -86,7 +117,7 @@ impl Generator<'_> {
     /// none where that is written as elsewhere.
     pub(in crate::generate) fn turn(&mut self, block: &[Stmt]) -> Result<usize, CompileError> {
         let Some(fed) = self.f.pipeline_role else { return Ok(0) };
-        if fed.copies {
+        if fed.work == StageWork::Copies {
             let found = producer_warp::copies(self.program, block, &self.f.matrices, &self.f.ranges);
             let Some((n, place)) = found else { return Ok(usize::from(!self.has_copies(&block[0]))) };
             let place = self.short_int(&place);
@@ -100,11 +131,16 @@ impl Generator<'_> {
             self.arrive(full);
             return Ok(n);
         }
+        let passes = fed.work == StageWork::Passes;
         let Some((n, place)) = producer_warp::products(self.program, block) else {
             let is_others = matches!(block[0], Stmt::Wait(_) | Stmt::Barrier) || self.are_copies(&block[0]);
-            return Ok(usize::from(is_others));
+            return Ok(usize::from(is_others || passes && !has_products(&block[0])));
         };
         let place = self.short_int(&place);
+        if passes {
+            self.next_phase(place);
+            return Ok(n);
+        }
         let full = self.barrier_at(place);
         self.wait_for_turn(place, full);
         let mut at = 0;
@@ -140,9 +176,98 @@ impl Generator<'_> {
         self.effect(&text, "r,b,~{memory}", &[empty, cond]);
     }
 
-    /// Whether what is written is for a warp that does nothing but copy.
-    pub(in crate::generate) fn only_copies(&self) -> bool {
-        self.f.pipeline_role.is_some_and(|fed| fed.copies)
+    /// Whether what is written is for threads that multiply: for all, unless warps have roles.
+    pub(in crate::generate) fn multiplies(&self) -> bool {
+        self.f.pipeline_role.is_none_or(|fed| fed.work == StageWork::Multiplies)
+    }
+
+    /// Whether what is written is for one of several consumer teams.
+    pub(in crate::generate) fn takes_turns(&self) -> bool {
+        self.f.pipeline_role.is_some_and(|fed| fed.team.is_some())
+    }
+
+    /// The thread's team, where several take turns. `leads`: whether the thread speaks for its warp.
+    fn team(&mut self, leads: Id) -> Option<Team> {
+        let warp = self.f.warp_of_block?;
+        let n_warps = self.f.groups.expect("warps form groups").n_warps();
+        let number = self.hoisted(0, |g| g.m.binary(SsaOp::UnsignedDiv, warp, g.m.int(n_warps)));
+        let number = self.m.truncate(number, Type::I32);
+        let turn = self.hoisted(0, |g| g.m.variable(Type::I32, 4));
+        // The first team has the first turn before the other one has had any.
+        self.m.store(self.m.binary(SsaOp::Xor, number, self.m.int32(1)), turn, 4);
+        Some(Team { number, leads, turn, has_turn: false })
+    }
+
+    /// Writes a block whose products a team computes when it has its turn: the statements from the first to
+    /// the last that have some. Returns whether it is one; a block is none whose products all stand in the
+    /// loop over turns or in a condition.
+    pub(in crate::generate) fn block_in_turn(&mut self, block: &[Stmt]) -> Result<bool, CompileError> {
+        let Some(role @ PipelineRole { work: StageWork::Multiplies, team: Some(team), .. }) = self.f.pipeline_role
+        else {
+            return Ok(false);
+        };
+        let first = block.iter().position(has_products);
+        let (Some(first), Some(last)) = (first, block.iter().rposition(has_products)) else { return Ok(false) };
+        let is_around = |stmt: &Stmt| match stmt {
+            Stmt::For(l) => l.kind == LoopKind::Turns,
+            Stmt::If { .. } => true,
+            _ => false,
+        };
+        if team.has_turn || first == last && is_around(&block[first]) {
+            return Ok(false);
+        }
+        self.block(&block[..first])?;
+        let phase = self.m.load(Type::I32, team.turn, 4, false);
+        self.m.store(self.m.binary(SsaOp::Xor, phase, self.m.int32(1)), team.turn, 4);
+        let own = self.turn_of(team.number);
+        self.wait_for_phase(own, phase);
+        self.f.pipeline_role = Some(PipelineRole { team: Some(Team { has_turn: true, ..team }), ..role });
+        self.block(&block[first..=last])?;
+        self.f.pipeline_role = Some(role);
+        let next = self.turn_of(self.m.binary(SsaOp::Xor, team.number, self.m.int32(1)));
+        self.effect("@$1 mbarrier.arrive.shared::cta.b64 _, [$0];", "r,b,~{memory}", &[next, team.leads]);
+        self.block(&block[last + 1..])?;
+        Ok(true)
+    }
+
+    /// The address of the barrier that gives a team its turn: these follow those of all places.
+    fn turn_of(&self, team: Id) -> Id {
+        let n = self.m.int32(2 * self.tma_state().n);
+        self.barrier_at(self.m.binary(SsaOp::AddWrapping, n, team))
+    }
+
+    /// Has the index of a thread along z be that in its team of the kernel's own threads.
+    pub(in crate::generate) fn number_in_team(&mut self, kernel: &GpuKernel) {
+        let (z, n_warps) = kernel.threads[2].expect("invariant: warps lie along z");
+        let warp = self.f.vars[&z].0;
+        let own = self.hoisted(0, |g| g.m.binary(SsaOp::UnsignedRem, warp, g.m.int(n_warps)));
+        self.f.vars.insert(z, (own, 0));
+        self.f.warp_of_block = Some(warp);
+    }
+
+    /// Writes a loop whose iterations consumer teams take in turns. A team follows the phases of the stages
+    /// that others read.
+    pub(in crate::generate) fn loop_in_turns(&mut self, l: &Loop, extent: &Index) -> Result<(), CompileError> {
+        let role = self.f.pipeline_role.expect("consumers have a role");
+        let team = role.team.expect("there are several teams").number;
+        let written = plan::written_buffers(&l.body);
+        self.loop_around(l, extent, |g| {
+            let next = g.short_int(&Index::from(l.var).modulo(producer_warp::TEAMS));
+            let is_own = g.m.compare(Compare::Equal, next, team);
+            let [own, others, join] = [0; 3].map(|_| g.m.block(g.f.id));
+            g.m.cond_br(is_own, own, others);
+            for (block, work) in [(own, StageWork::Multiplies), (others, StageWork::Passes)] {
+                g.go_to_end(block);
+                g.forget_stores();
+                g.f.pipeline_role = Some(PipelineRole { work, ..role });
+                g.scoped(&written, |g| g.block(&l.body))?;
+                g.forget_stores();
+                g.m.br(join);
+            }
+            g.f.pipeline_role = Some(role);
+            g.go_to_end(join);
+            Ok(())
+        })
     }
 
     /// Whether a statement has copies for a warp that does nothing else.
@@ -164,12 +289,19 @@ impl Generator<'_> {
 
     /// Waits for the thread's next turn with a place.
     fn wait_for_turn(&mut self, place: Id, barrier: Id) {
+        let before = self.next_phase(place);
+        let m = &self.m;
+        let phase = m.binary(SsaOp::And, m.binary(SsaOp::ShiftUnsigned, before, place), m.int32(1));
+        self.wait_for_phase(barrier, phase);
+    }
+
+    /// Goes on to a place's next phase; gives the phases of all places before.
+    fn next_phase(&self, place: Id) -> Id {
         let turns = self.f.pipeline_role.expect("the thread has turns").turns;
         let m = &self.m;
         let before = m.load(Type::I32, turns, 4, false);
         m.store(m.binary(SsaOp::Xor, before, m.binary(SsaOp::ShiftLeft, m.int32(1), place)), turns, 4);
-        let phase = m.binary(SsaOp::And, m.binary(SsaOp::ShiftUnsigned, before, place), m.int32(1));
-        self.wait_for_phase(barrier, phase);
+        before
     }
 
     /// A number of 32 bits.
@@ -177,4 +309,11 @@ impl Generator<'_> {
         let value = self.int(&self.resolved(index));
         self.m.truncate(value, Type::I32)
     }
+}
+
+/// Whether a statement has products of warpgroups.
+fn has_products(stmt: &Stmt) -> bool {
+    let mut has = false;
+    stmt.walk(&mut |s| has |= producer_warp::is_product(s));
+    has
 }

@@ -67,7 +67,10 @@ impl Generator<'_> {
                 self.warp_barrier();
             }
         }
-        let number = self.short_int(&groups.warp().into());
+        let number = match self.f.warp_of_block {
+            Some(warp) => self.m.truncate(warp, Type::I32),
+            None => self.short_int(&groups.warp().into()),
+        };
         let m = &self.m;
         let own = m.binary(SsaOp::MulWrapping, number, m.int32((SLOTS * BOX_BYTES) as i32));
         let first = m.binary(SsaOp::AddWrapping, self.short(stores.boxes), own);

@@ -161,7 +161,7 @@ impl Generator<'_> {
         let is_product =
             |stmt: &&Stmt| matches!(stmt, Stmt::For(Loop { kind: LoopKind::Tensor(TensorProduct::Wgmma), .. }));
         let n = body.iter().take_while(is_product).count();
-        if n == 0 || self.f.tma.is_none() || self.only_copies() {
+        if n == 0 || self.f.tma.is_none() || !self.multiplies() {
             return false;
         }
         // The next iteration loads registers anew that products may still read.

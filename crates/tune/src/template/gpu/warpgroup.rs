@@ -1,7 +1,7 @@
 //! Matrix products on tensor cores by warpgroups (`wgmma`).
 
 use super::super::algorithm::{self, Algorithm};
-use super::super::step::{accumulate, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};
+use super::super::step::{accumulate, bind, exact, fuse, inline, reorder, shared, tensorize, unroll, vectorize};
 use super::super::{Template, TemplateSetting, ceil_div};
 use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, split_k, sums_of_parts};
@@ -12,9 +12,9 @@ use super::tensor::{bind_warps, division, stores};
 use super::{constraint, gpu};
 use tilewright_ir::gpu::tensor::{self, WARP};
 use tilewright_ir::gpu::warpgroup::{COLUMNS, MOST_COLUMNS, ROW_BYTES, ROWS, WARPS};
-use tilewright_ir::gpu::{cluster, producer_warp, store};
+use tilewright_ir::gpu::{bulk, cluster, producer_warp, store};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
-use tilewright_ir::{DType, Step, TensorProduct};
+use tilewright_ir::{DType, LoopKind, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
 /// Tiles of groups of four warps in tensor cores, which read both factors from shared memory.
@@ -83,7 +83,7 @@ const OTHER_REGISTERS: i64 = 40;
 /// Registers besides sums where boxes are copied: ptxas wants 26, of multiples of 8.
 const BOX_REGISTERS: i64 = 32;
 
-/// Cycles of a tile that bulk stores are said to take beyond those of the way that was measured: first
+/// Cycles of a tile that what has run on no card is said to take beyond the way that was measured: first
 /// guesses take that one, searches what is faster.
 const UNPROVEN: f64 = 1.0;
 
@@ -173,7 +173,8 @@ fn parameters(s: &TemplateSetting, p: &GpuProduct) -> Vec<Parameter> {
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
     let of_boxes = ["in_flight", "producer", "persistent"].map(|name| Parameter::ordinal(name, [0, 1]).optional());
     let cluster = Parameter::ordinal("cluster", [1, cluster::BLOCKS]).optional();
-    let of_boxes = of_boxes.into_iter().chain([cluster]).filter(|_| are_boxes(s, p));
+    let teams = Parameter::ordinal("teams", [1, producer_warp::TEAMS]).optional();
+    let of_boxes = of_boxes.into_iter().chain([cluster, teams]).filter(|_| are_boxes(s, p));
     let ways = [("exchanged", may_exchange(s, p)), ("bulk", may_store_boxes(s, p))];
     let ways: Vec<&str> =
         ["direct"].into_iter().chain(ways.iter().filter(|(_, may)| *may).map(|(way, _)| *way)).collect();
@@ -231,6 +232,11 @@ fn cluster(space: &Space, config: &Config) -> i64 {
     if space.has("cluster") { space.int(config, "cluster") } else { 1 }
 }
 
+/// Teams of warpgroups that take tiles in turns.
+fn teams(space: &Space, config: &Config) -> i64 {
+    if space.has("teams") { space.int(config, "teams") } else { 1 }
+}
+
 /// Whether threads exchange what they have of a row before they store it.
 fn exchanges(space: &Space, config: &Config) -> bool {
     space.has("store") && space.text(config, "store") == "exchanged"
@@ -276,7 +282,7 @@ fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Pa
     let (gpu, dtype) = (gpu(s), s.workload.dtype);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let with_producer = |n: i64| match are_boxes(s, p) {
-        true => format!("({threads} + {n} * producer)"),
+        true => format!("({threads} * teams + {n} * producer)"),
         false => threads.to_owned(),
     };
     let launched = with_producer(producer_warp::THREADS);
@@ -312,14 +318,18 @@ fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Pa
         in_registers(s, &registers, &with_producer(WARPS * i64::from(gpu.warp_size)), parameters),
         say("unrolled", &format!("{tiles} * block_k * block_n // groups_n <= 16384")),
     ];
-    let boxes = match may_store_boxes(s, p) {
+    let of_boxes = match may_store_boxes(s, p) {
         true => {
-            format!(" + ({} * groups_m * groups_n if store == 'bulk' else 0)", WARPS * store::SLOTS * store::BOX_BYTES)
+            let bytes = WARPS * store::SLOTS * store::BOX_BYTES;
+            format!(" + ({bytes} * groups_m * groups_n * teams if store == 'bulk' else 0)")
         }
         false => String::new(),
     };
+    let of_teams =
+        if are_boxes(s, p) { format!(" + {} * (teams - 1)", 2 * bulk::BARRIER_BYTES) } else { String::new() };
+    let beside = of_boxes + &of_teams;
     let elements = format!("(block_m + block_n) * block_k * {twice}");
-    constraints.extend(copies::constraints(s, &elements, &boxes, gpu.most_shared_bytes, parameters));
+    constraints.extend(copies::constraints(s, &elements, &beside, gpu.most_shared_bytes, parameters));
     constraints
 }
 
@@ -405,6 +415,7 @@ fn of_boxes(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Ve
         say("in_flight", most_in_flight),
         say("producer", &format!("producer == 0 or copies == 'bulk' and {reaches}")),
         say("persistent", &format!("persistent == 0 or producer == 1 and {several}")),
+        say("teams", "teams == 1 or persistent == 1"),
         say("columns", "copies == 'bulk' or 256 % block_n == 0"),
         say("cluster", &format!("cluster == 1 or producer == 1 and {pairs}")),
     ]
@@ -548,6 +559,7 @@ fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) ->
         true => bind_units(order, outer, n_persistent(s, space, config)),
         false => bind_blocks(order, outer),
     });
+    steps.extend((teams(space, config) > 1).then(|| bind("round", LoopKind::Turns)));
 
     // What is made of the sums.
     if division.split > 1 {
@@ -634,13 +646,15 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
     // An instruction reads 64 rows of one factor and all of its columns of the other.
     let columns = (bn / groups_n).min(MOST_COLUMNS) as f64;
     let read = (ROWS as f64 + columns) * 32.0 / SHARED_BYTES;
-    // Bulk stores have run on no card: they count as the way that has, and a little more.
-    let unproven = if stores_boxes(space, config) { UNPROVEN } else { 0.0 };
-    let is_measured = exchanges(space, config) || unproven > 0.0 && dtype.is_half();
-    let boxes = if unproven > 0.0 { store::SLOTS * store::BOX_BYTES * threads / i64::from(gpu.warp_size) } else { 0 };
+    // Bulk stores and teams have run on no card: they count as the way that has, and a little more.
+    let (are_boxes, teams) = (stores_boxes(space, config), teams(space, config));
+    let unproven = UNPROVEN * (i64::from(are_boxes) + teams - 1) as f64;
+    let is_measured = exchanges(space, config) || are_boxes && dtype.is_half();
+    let n_warps = threads * teams / i64::from(gpu.warp_size);
+    let boxes = if are_boxes { store::SLOTS * store::BOX_BYTES * n_warps } else { 0 };
     let blocks = Blocks {
         n: ceil_div(n_tiles, rounds),
-        threads: threads + if has_producer { producer_warp::THREADS } else { 0 },
+        threads: threads * teams + if has_producer { producer_warp::THREADS } else { 0 },
         registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
         shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth + boxes,
         fmas: (rounds * bm * bn * padded) as f64 / faster,
