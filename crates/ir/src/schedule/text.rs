@@ -18,7 +18,7 @@ pub struct StepParseError {
 }
 
 /// Syntax of every step, by its first word.
-pub const FORMS: [(&str, &str); 22] = [
+pub const FORMS: &[(&str, &str)] = &[
     ("split", "split LOOP FACTOR -> OUTER INNER [shrink|guard]"),
     ("fuse", "fuse OUTER INNER -> LOOP"),
     ("reorder", "reorder LOOP LOOP..."),
@@ -143,7 +143,7 @@ fn expected(name: &str) -> String {
     if let Some((_, form)) = FORMS.iter().find(|(n, _)| *n == name) {
         return (*form).to_owned();
     }
-    FORMS.map(|(n, _)| n).join("|")
+    FORMS.iter().map(|(n, _)| *n).collect::<Vec<_>>().join("|")
 }
 
 fn parse_words(words: &[&str]) -> Option<Step> {
