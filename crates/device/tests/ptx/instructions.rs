@@ -178,23 +178,26 @@ fn a_warp_that_copies_is_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fed-ptx");
     std::fs::create_dir_all(&folder).unwrap();
-    for (text, sizes, in_flight, persistent, cluster, n_boxes, most_registers) in [
-        ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, 0, 1, 2, 224),
-        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 1, 1, 1, 1 + 4, 224),
-        ("dense:m=4096,n=4096,k=4096,dtype=f16", "256,128,64,4", 0, 1, 1, 2, 120),
-        ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", "64,256,64,1", 0, 0, 1, 1 + 4, 255),
-        ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, 1, 2, 2, 224),
-        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 1, 1, 2, 1 + 4, 224),
+    for (text, sizes, in_flight, [persistent, cluster, teams], n_boxes, most_registers) in [
+        ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, [0, 1, 1], 2, 224),
+        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 1, [1, 1, 1], 1 + 4, 224),
+        ("dense:m=4096,n=4096,k=4096,dtype=f16", "256,128,64,4", 0, [1, 1, 1], 2, 120),
+        ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", "64,256,64,1", 0, [0, 1, 1], 1 + 4, 255),
+        ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, [1, 2, 1], 2, 224),
+        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 1, [1, 2, 1], 1 + 4, 224),
         // Threads load the factor of rows.
-        ("matmul:m=4096,n=4096,k=4096,tf32=1", "128,192,32,2", 0, 1, 1, 1 + 4, 168),
-        ("matmul:m=4096,n=4096,k=4096,tf32=1", "128,128,32,1", 0, 1, 1, 1 + 4, 224),
+        ("matmul:m=4096,n=4096,k=4096,tf32=1", "128,192,32,2", 0, [1, 1, 1], 1 + 4, 168),
+        ("matmul:m=4096,n=4096,k=4096,tf32=1", "128,128,32,1", 0, [1, 1, 1], 1 + 4, 224),
+        // Two teams take tiles in turns.
+        ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "64,256,64,1", 1, [1, 1, 2], 1 + 4, 168),
     ] {
         let [block_m, block_n, block_k, groups] =
             sizes.split(',').collect::<Vec<_>>().try_into().expect("four numbers");
         let config = format!(
             r#"{{"block_m":{block_m},"block_n":{block_n},"block_k":{block_k},"groups_m":{groups},"groups_n":1,
                 "vector_a":1,"vector_b":1,"order":"rows","ahead":4,"copies":"bulk","in_flight":{in_flight},
-                "producer":1,"persistent":{persistent},"cluster":{cluster}}}"#
+                "producer":1,"persistent":{persistent},"cluster":{cluster},
+                "teams":{teams}}}"#
         );
         let is_of_clusters_of_halves = cluster > 1 && text.contains("dtype");
         let config_text = if is_of_clusters_of_halves {
@@ -218,7 +221,8 @@ fn a_warp_that_copies_is_used_as_expected() {
         };
         let [products, boxes] = [("HGMMA", 4), ("UTMALDG", n_boxes)].map(of);
         println!(
-            "{text} in_flight={in_flight} persistent={persistent} cluster={cluster}: {made:?}, {} and {} instructions",
+            "{text} in_flight={in_flight} persistent={persistent} cluster={cluster} teams={teams}: {made:?}, {} and {} \
+             instructions",
             products.len(),
             boxes.len()
         );
