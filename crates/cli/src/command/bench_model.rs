@@ -36,7 +36,8 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let peers: Vec<_> = peers.into_iter().filter(|spec| spec.is_of_its_own(threads)).collect();
     let mut model = file.read()?;
     if let Some(dims) = file.open_dims(&model.graph)? {
-        return run_open(args, path, (&file, &model), dims, &target, &peers, as_json);
+        let open = OpenModel { path, file: &file, model: &model, target: &target };
+        return open.run(args, dims, &peers, as_json);
     }
     let given = args.inputs.given(&model.graph)?;
     file.refuse_defaults(&model.graph, &given)?;
@@ -82,78 +83,87 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
 /// Sizes of an open dimension that a model is measured at.
 const N_SIZES: usize = 8;
 
-/// Measures a model with an open dimension at several sizes, each beside runtimes that know it ahead.
-fn run_open(
-    args: &BenchArgs,
-    path: &Path,
-    (file, model): (&ModelArgs, &Model),
-    (dim, items): (OpenDimension, Option<OpenDimension>),
-    target: &Target,
-    peers: &[&'static ModelPeerSpec],
-    as_json: bool,
-) -> anyhow::Result<()> {
-    if !args.inputs.is_empty() {
-        return Err(bad_input("--input is for a model of one size (give --dim a number, or leave it out)"));
-    }
-    bench_args::prepare(args)?;
-    let database = args.records.database()?;
-    let records = database.records()?;
-    let fused = file.lowered(model, args.rounding, target)?;
-    let compiled = args.cache.with(|cache| {
-        let making = CompileOptions { cache, for_runs: true };
-        file.compiled(
-            fused,
-            args.rounding,
-            &args.machine,
-            target,
-            KnownKernels { database: &database, records: &records },
-            making,
-        )
-    })?;
-    let pieces = file.pieces()?;
-    let numbers = pieces.iter().flat_map(|(name, numbers)| numbers.iter().map(move |n| Some((name.as_str(), *n))));
-    let numbers: Vec<Option<(&str, i64)>> = if pieces.is_none() { vec![None] } else { numbers.collect() };
-    let mut sizes = Vec::new();
-    for tokens in numbers {
-        let dim = file.dim_behind(dim.clone(), tokens)?;
-        sizes.extend(dim.spread(N_SIZES).into_iter().map(|size| (tokens, size)));
-    }
-    let (mut rows, mut text) = (Vec::new(), String::new());
-    // Of a batch the most items, so that each size is there for all of them.
-    let whole = items.as_ref().map_or_else(|| file.clone(), |items| file.at(items, items.most));
-    let of_items = items.as_ref().map_or(String::new(), |items| format!("{}={}, ", items.name, items.most));
-    for (tokens, size) in sizes {
-        let own = whole.with_tokens(tokens).at(&dim, size);
-        let (inputs, special) = (own.inputs(model, &[])?, own.supported(model)?);
-        let request = ModelBenchRequest {
-            path,
-            graph: &special.graph,
-            ours: vec![(OURS, &compiled)],
-            cache: &NO_CACHE,
-            inputs: &inputs,
-            threads: args.machine.threads,
-            peers: peers.to_vec(),
-            peer_path: args.peer_path.clone(),
-            gpu: None,
-            rounds: args.rounds,
-        };
-        let measured = bench_model(&request, &message)?;
-        let taken = tokens.map_or(String::new(), |(name, n)| format!("{name}={n} "));
-        let head = one_line(&format!("{taken}{of_items}{}={size}", dim.name));
-        text += &format!("{head}\n{}", measured.text(path, &args.machine.place()));
-        for row in &measured.rows {
-            let mut row = json!(row);
-            row["size"] = json!(size);
-            if let Some((_, n)) = tokens {
-                row["tokens"] = json!(n);
-            }
-            if let Some(items) = &items {
-                row["items"] = json!(items.most);
-            }
-            rows.push(row);
+/// Model with an open dimension.
+struct OpenModel<'a> {
+    path: &'a Path,
+    file: &'a ModelArgs,
+    model: &'a Model,
+    target: &'a Target,
+}
+
+impl OpenModel<'_> {
+    /// Measures it at several sizes, each beside runtimes that know it ahead.
+    fn run(
+        &self,
+        args: &BenchArgs,
+        (dim, items): (OpenDimension, Option<OpenDimension>),
+        peers: &[&'static ModelPeerSpec],
+        as_json: bool,
+    ) -> anyhow::Result<()> {
+        let OpenModel { path, file, model, target } = *self;
+        if !args.inputs.is_empty() {
+            return Err(bad_input("--input is for a model of one size (give --dim a number, or leave it out)"));
         }
+        bench_args::prepare(args)?;
+        let database = args.records.database()?;
+        let records = database.records()?;
+        let fused = file.lowered(model, args.rounding, target)?;
+        let compiled = args.cache.with(|cache| {
+            let making = CompileOptions { cache, for_runs: true };
+            file.compiled(
+                fused,
+                args.rounding,
+                &args.machine,
+                target,
+                KnownKernels { database: &database, records: &records },
+                making,
+            )
+        })?;
+        let pieces = file.pieces()?;
+        let numbers = pieces.iter().flat_map(|(name, numbers)| numbers.iter().map(move |n| Some((name.as_str(), *n))));
+        let numbers: Vec<Option<(&str, i64)>> = if pieces.is_none() { vec![None] } else { numbers.collect() };
+        let mut sizes = Vec::new();
+        for tokens in numbers {
+            let dim = file.dim_behind(dim.clone(), tokens)?;
+            sizes.extend(dim.spread(N_SIZES).into_iter().map(|size| (tokens, size)));
+        }
+        let (mut rows, mut text) = (Vec::new(), String::new());
+        // Of a batch the most items, so that each size is there for all of them.
+        let whole = items.as_ref().map_or_else(|| file.clone(), |items| file.at(items, items.most));
+        let of_items = items.as_ref().map_or(String::new(), |items| format!("{}={}, ", items.name, items.most));
+        for (tokens, size) in sizes {
+            let own = whole.with_tokens(tokens).at(&dim, size);
+            let (inputs, special) = (own.inputs(model, &[])?, own.supported(model)?);
+            let request = ModelBenchRequest {
+                path,
+                graph: &special.graph,
+                ours: vec![(OURS, &compiled)],
+                cache: &NO_CACHE,
+                inputs: &inputs,
+                threads: args.machine.threads,
+                peers: peers.to_vec(),
+                peer_path: args.peer_path.clone(),
+                gpu: None,
+                rounds: args.rounds,
+            };
+            let measured = bench_model(&request, &message)?;
+            let taken = tokens.map_or(String::new(), |(name, n)| format!("{name}={n} "));
+            let head = one_line(&format!("{taken}{of_items}{}={size}", dim.name));
+            text += &format!("{head}\n{}", measured.text(path, &args.machine.place()));
+            for row in &measured.rows {
+                let mut row = json!(row);
+                row["size"] = json!(size);
+                if let Some((_, n)) = tokens {
+                    row["tokens"] = json!(n);
+                }
+                if let Some(items) = &items {
+                    row["items"] = json!(items.most);
+                }
+                rows.push(row);
+            }
+        }
+        write_result(as_json, &json!({"dim": dim.name, "rows": rows}), &text)
     }
-    write_result(as_json, &json!({"dim": dim.name, "rows": rows}), &text)
 }
 
 /// Takes the model in a list of workloads, if it is one; `done` names the action, for the error.

@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use tilewright_graph::{DynamicPart, Model, Tensor};
 use tilewright_model::npy::write_tensors;
-use tilewright_model::{CompileOptions, Runner, profile_table};
+use tilewright_model::{CompileOptions, Compiled, ProfiledStep, Runner, profile_table};
 use tilewright_runtime::{OpenDimension, SharedPool};
 
 use super::model::{InputArgs, KnownKernels, ModelArgs};
@@ -202,57 +202,92 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         outputs = runner.outputs();
         medians_ns.push(runner.median_ns(args.runs)?);
     }
-    let part = part.map(|part| DynamicRun::new(&part, &mut outputs)).transpose()?;
+    let dynamic = part.map(|part| DynamicRun::new(&part, &mut outputs)).transpose()?;
     let files = args.output.as_deref().map(|folder| write_tensors(folder, &outputs)).transpose()?;
-    let median_ns = *medians_ns.last().expect("there is a run");
     let steps = if args.profile { compiled.profile(&mut runner, args.runs)? } else { compiled.steps() };
+    let done = RunsOfModel { sizes, medians_ns, outputs, files, dynamic, steps };
+    write_result(as_json, &done.json(args, &compiled), &done.text(args))
+}
 
-    let listed = outputs.iter().enumerate().map(|(at, (name, tensor))| {
-        let file = files.as_ref().map(|files| files[at].display().to_string());
-        json!({"name": name, "dtype": tensor.dtype().name(), "shape": tensor.shape(), "file": file})
-    });
-    let n_steps = |kind: &str| steps.iter().filter(|step| step.kind == kind).count();
-    let mut json = json!({
-        "model": args.model.name(),
-        "threads": args.machine.threads,
-        "device": args.machine.device,
-        "outputs": listed.collect::<Vec<_>>(),
-        "ms_median": median_ns / 1e6,
-        "kernels": n_steps("kernel"),
-        "copies": n_steps("copy"),
-        "host_operators": n_steps("host"),
-        "arena_bytes": compiled.memory.total,
-        "arena_bound_bytes": compiled.memory.bound,
-        "untuned_kernels": compiled.n_guessed,
-    });
-    let mut text = String::new();
-    for (at, (name, tensor)) in outputs.iter().enumerate() {
-        // Where a file could not be called so, it is told how.
-        let file = files.as_ref().map(|files| files[at].display().to_string());
-        let file = file.filter(|file| !file.ends_with(&format!("/{name}.npy")));
-        text +=
-            &format!("{}  {}{}\n", one_line(name), tensor.ty(), file.map_or(String::new(), |f| format!("  in {f}")));
+/// Runs of a model, one for each of its sizes, with the last one's outputs.
+struct RunsOfModel {
+    /// Sizes of the open dimensions in each run; none where none is open.
+    sizes: Vec<Vec<(OpenDimension, i64)>>,
+    /// Median time of each size; of the model alone where no dimension is open.
+    medians_ns: Vec<f64>,
+    outputs: Vec<(String, Tensor)>,
+    /// Files of the outputs, if they are written.
+    files: Option<Vec<PathBuf>>,
+    dynamic: Option<DynamicRun>,
+    steps: Vec<ProfiledStep>,
+}
+
+impl RunsOfModel {
+    fn file(&self, output: usize) -> Option<String> {
+        self.files.as_ref().map(|files| files[output].display().to_string())
     }
-    for (own, ns) in sizes.iter().zip(&medians_ns) {
-        let own: Vec<String> = own.iter().map(|(dim, size)| format!("{}={size}", one_line(&dim.name))).collect();
-        text += &format!("{}: {} a run with {}\n", own.join(", "), duration(*ns), args.machine.place());
+
+    fn median_ns(&self) -> f64 {
+        *self.medians_ns.last().expect("there is a run")
     }
-    if sizes.is_empty() {
-        text += &format!("{} a run with {}\n", duration(median_ns), args.machine.place());
-    } else {
-        let each = sizes.iter().zip(&medians_ns);
-        json["sizes"] = each.map(|(own, ns)| sizes_json(own, *ns)).collect();
+
+    fn json(&self, args: &RunArgs, compiled: &Compiled) -> serde_json::Value {
+        let listed = self.outputs.iter().enumerate().map(|(at, (name, tensor))| {
+            json!({"name": name, "dtype": tensor.dtype().name(), "shape": tensor.shape(), "file": self.file(at)})
+        });
+        let n_steps = |kind: &str| self.steps.iter().filter(|step| step.kind == kind).count();
+        let mut json = json!({
+            "model": args.model.name(),
+            "threads": args.machine.threads,
+            "device": args.machine.device,
+            "outputs": listed.collect::<Vec<_>>(),
+            "ms_median": self.median_ns() / 1e6,
+            "kernels": n_steps("kernel"),
+            "copies": n_steps("copy"),
+            "host_operators": n_steps("host"),
+            "arena_bytes": compiled.memory.total,
+            "arena_bound_bytes": compiled.memory.bound,
+            "untuned_kernels": compiled.n_guessed,
+        });
+        if !self.sizes.is_empty() {
+            let each = self.sizes.iter().zip(&self.medians_ns);
+            json["sizes"] = each.map(|(own, ns)| sizes_json(own, *ns)).collect();
+        }
+        if let Some(DynamicRun { n_nodes, first, ns }) = &self.dynamic {
+            json["dynamic_part"] = json!({"nodes": n_nodes, "first": first, "ms": ns / 1e6});
+        }
+        if args.profile {
+            json["profile"] = json!(self.steps);
+        }
+        json
     }
-    if let Some(DynamicRun { n_nodes, first, ns }) = &part {
-        json["dynamic_part"] = json!({"nodes": n_nodes, "first": first, "ms": ns / 1e6});
-        let (time, first) = (duration(*ns), one_line(first));
-        text += &format!("and {time} for {n_nodes} nodes from {first} on, evaluated as shapes depend on the data\n");
+
+    fn text(&self, args: &RunArgs) -> String {
+        let mut text = String::new();
+        for (at, (name, tensor)) in self.outputs.iter().enumerate() {
+            // Where a file could not be called so, it is told how.
+            let file = self.file(at).filter(|file| !file.ends_with(&format!("/{name}.npy")));
+            let file = file.map_or(String::new(), |f| format!("  in {f}"));
+            text += &format!("{}  {}{file}\n", one_line(name), tensor.ty());
+        }
+        let place = args.machine.place();
+        for (own, ns) in self.sizes.iter().zip(&self.medians_ns) {
+            let own: Vec<String> = own.iter().map(|(dim, size)| format!("{}={size}", one_line(&dim.name))).collect();
+            text += &format!("{}: {} a run with {place}\n", own.join(", "), duration(*ns));
+        }
+        if self.sizes.is_empty() {
+            text += &format!("{} a run with {place}\n", duration(self.median_ns()));
+        }
+        if let Some(DynamicRun { n_nodes, first, ns }) = &self.dynamic {
+            let (time, first) = (duration(*ns), one_line(first));
+            text +=
+                &format!("and {time} for {n_nodes} nodes from {first} on, evaluated as shapes depend on the data\n");
+        }
+        if args.profile {
+            text += &format!("\n{}", profile_table(&self.steps));
+        }
+        text
     }
-    if args.profile {
-        json["profile"] = json!(steps);
-        text += &format!("\n{}", profile_table(&steps));
-    }
-    write_result(as_json, &json, &text)
 }
 
 /// Evaluation of a part whose shapes depend on the data.

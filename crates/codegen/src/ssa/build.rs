@@ -553,7 +553,8 @@ impl Builder {
     pub fn group_product(
         &self,
         factors: LaneKind,
-        (rows, columns): (&[Id], Id),
+        rows: &[Id],
+        columns: Id,
         across: [bool; 2],
         sums: &[Id],
         begins: bool,

@@ -75,7 +75,7 @@ impl Generator<'_> {
                 let across = [rows_across, columns.across.is_some()];
                 let columns = self.description(columns, are_rest[1]);
                 let begins = !std::mem::replace(&mut is_begun[*at], true);
-                let more = self.m.group_product(kind, (&rows, columns), across, &sums[*at], begins);
+                let more = self.m.group_product(kind, &rows, columns, across, &sums[*at], begins);
                 sums[*at] = (0..sums[*at].len()).map(|lane| self.m.extract(more, lane)).collect();
             }
         }
