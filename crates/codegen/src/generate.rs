@@ -835,29 +835,8 @@ impl Generator<'_> {
         }
         let after = self.m.current_block();
 
-        // The entry: unpacks and calls the body.
-        self.m.define(entry, Linkage::Internal, self.cpu());
-        self.m.go_to(entry, self.m.block(entry));
-        let [env, iteration, thread] = [0, 1, 2].map(|i| self.m.parameter(i));
-        let mut arguments = Vec::new();
-        for (at, (ty, _)) in captured.iter().enumerate() {
-            let slot = self.m.element(i64, env, self.m.int(at as i64));
-            arguments.push(self.m.load(*ty, slot, 8, false));
-        }
-        let scratch = arguments.pop().expect("the scratch memory is the last capture");
-        let layout = self.plan.scratch;
-        let slice = self.m.mul(thread, self.m.int(layout.per_thread_bytes as i64));
-        let i8_slice = self.m.element(Type::I8, scratch, slice);
-        let own_pointers: Vec<Id> =
-            own.iter().map(|(_, offset)| self.bytes_from(i8_slice, (layout.shared_bytes + offset) as i64)).collect();
-        let mut types: Vec<Type> = captured[..captured.len() - 1].iter().map(|(ty, _)| *ty).collect();
-        types.extend(own_pointers.iter().map(|_| ptr));
-        types.push(i64);
-        arguments.extend(own_pointers);
-        arguments.push(iteration);
-        let body = self.m.function(&name, Linkage::Internal, None, &types);
-        self.m.call(body, &arguments);
-        self.m.ret();
+        let types: Vec<Type> = captured.iter().map(|(ty, _)| *ty).collect();
+        let body = self.entry_of_loop(entry, &name, &types, &own);
 
         // The body.
         let ranges = self.f.ranges.clone();
@@ -885,6 +864,41 @@ impl Generator<'_> {
         self.f = outer;
         self.go_to_end(after);
         Ok(())
+    }
+
+    /// Writes the entry of a parallel loop, which reads what is captured and calls the body: the function
+    /// that it returns. Types of what is captured end with that of the scratch memory; `own` are buffers of a
+    /// thread, by their offsets there.
+    fn entry_of_loop(
+        &mut self,
+        entry: FunctionId,
+        name: &str,
+        captured: &[Type],
+        own: &[(BufferId, u64)],
+    ) -> FunctionId {
+        self.m.define(entry, Linkage::Internal, self.cpu());
+        self.m.go_to(entry, self.m.block(entry));
+        let [env, iteration, thread] = [0, 1, 2].map(|i| self.m.parameter(i));
+        let mut arguments = Vec::new();
+        for (at, ty) in captured.iter().enumerate() {
+            let slot = self.m.element(Type::I64, env, self.m.int(at as i64));
+            arguments.push(self.m.load(*ty, slot, 8, false));
+        }
+        let scratch = arguments.pop().expect("the scratch memory is the last capture");
+        let layout = self.plan.scratch;
+        let slice = self.m.mul(thread, self.m.int(layout.per_thread_bytes as i64));
+        let i8_slice = self.m.element(Type::I8, scratch, slice);
+        let own_pointers: Vec<Id> =
+            own.iter().map(|(_, offset)| self.bytes_from(i8_slice, (layout.shared_bytes + offset) as i64)).collect();
+        let mut types = captured[..captured.len() - 1].to_vec();
+        types.extend(own_pointers.iter().map(|_| Type::POINTER));
+        types.push(Type::I64);
+        arguments.extend(own_pointers);
+        arguments.push(iteration);
+        let body = self.m.function(name, Linkage::Internal, None, &types);
+        self.m.call(body, &arguments);
+        self.m.ret();
+        body
     }
 
     /// The type of a buffer's elements.

@@ -1,6 +1,6 @@
 //! Matrix product with block-quantized weights of 4 or 8 bits, which have a scale per block of the reduction.
 
-use super::builder::ElementOps;
+use super::builder::{ElementOps, ProgramBuilder};
 use super::{NamedAxes, Operator, OperatorSize, StageSpec, Structure, Workload, WorkloadError};
 use crate::dot::STEPS;
 use crate::dtype::DType;
@@ -131,6 +131,44 @@ impl Packed {
         if w.is_plain() { "C" } else { "acc" }
     }
 
+    /// Adds stages of A as it is multiplied, of the scale of each block of a row, and of its sum less the
+    /// middle of the weights.
+    fn rounded_rows(&self, p: &mut ProgramBuilder, a: BufferId) -> [BufferId; 3] {
+        let &Packed { m, k, block, .. } = self;
+        let n_blocks = k / block;
+        let load_a = |at: &[Index]| Expr::Load(a, vec![at[0].clone(), at[1].scale(block).add(&at[2])]);
+        let blocks = |i: &'static str, kb: &'static str| [(i, m), (kb, n_blocks)];
+        fn spec<'a>(name: &'a str, axes: NamedAxes<'a>) -> StageSpec<'a> {
+            StageSpec { name, axes, reduce: None, role: Role::Temporary }
+        }
+        let axes = blocks("mi", "mb");
+        let reduce = Some((ReduceOp::Max, &[("mk", block)][..]));
+        let most = StageSpec { name: Packed::MOST, axes: &axes, reduce, role: Role::Temporary };
+        let most = p.stage(most, |at| Expr::unary(UnaryOp::Abs, load_a(at)));
+        let [of_scale, of_inverse] = [blocks("si", "sb"), blocks("vi", "vb")];
+        let scale = p.stage(spec("a.scale", &of_scale), |at| {
+            single(Expr::binary(BinaryOp::Div, load(most, at), Expr::Const(127.0)))
+        });
+        let inverse = p.stage(spec("a.inverse", &of_inverse), |at| {
+            let least = Expr::Const(f64::from(f32::MIN_POSITIVE));
+            let is_none = Cond::Less(Box::new(load(scale, at)), Box::new(least));
+            let inverse = Expr::binary(BinaryOp::Div, Expr::Const(1.0), load(scale, at));
+            single(Expr::Select(Box::new(is_none), Box::new(Expr::Const(0.0)), Box::new(single(inverse))))
+        });
+        p.set_dtype(DType::I8);
+        let axes = [("qi", m), ("qb", n_blocks), ("qk", block)];
+        let rounded = p.stage(spec(Packed::ROUNDED, &axes), |at| {
+            let multiple = single(mul(load_a(at), load(inverse, &at[..2])));
+            Expr::cast(DType::I8, single(Expr::unary(UnaryOp::Round, multiple)))
+        });
+        p.set_dtype(DType::F32);
+        let (axes, reduce) = (blocks("zi", "zb"), Some((ReduceOp::Sum, &[("zk", block)][..])));
+        let sums = StageSpec { name: Packed::ROW_SUM, axes: &axes, reduce, role: Role::Temporary };
+        let by = if self.has_zeros { -1.0 } else { -self.middle() };
+        let sums = p.stage(sums, |at| mul(single(load(rounded, at)), Expr::Const(by)));
+        [rounded, scale, sums]
+    }
+
     pub(super) fn program(&self, w: &Workload) -> Program {
         let &Packed { m, n, k, block, .. } = self;
         let (n_blocks, each) = (k / block, self.weights_per_byte());
@@ -145,41 +183,8 @@ impl Packed {
         let n_results = n / w.sums_per_element();
         let operands = ElementOps::new(&mut p, w, n_results, &[m, n_results]);
         let of_a = |at: &[Index]| vec![at[0].clone(), at[1].scale(block).add(&at[2])];
-        let blocks = |i: &'static str, kb: &'static str| [(i, m), (kb, n_blocks)];
 
-        // A as it is multiplied, and the scale of its blocks.
-        let mut of_rows = None;
-        if self.rounds {
-            fn spec<'a>(name: &'a str, axes: NamedAxes<'a>) -> StageSpec<'a> {
-                StageSpec { name, axes, reduce: None, role: Role::Temporary }
-            }
-            let axes = blocks("mi", "mb");
-            let reduce = Some((ReduceOp::Max, &[("mk", block)][..]));
-            let most = StageSpec { name: Packed::MOST, axes: &axes, reduce, role: Role::Temporary };
-            let most = p.stage(most, |at| Expr::unary(UnaryOp::Abs, Expr::Load(a, of_a(at))));
-            let [of_scale, of_inverse] = [blocks("si", "sb"), blocks("vi", "vb")];
-            let scale = p.stage(spec("a.scale", &of_scale), |at| {
-                single(Expr::binary(BinaryOp::Div, load(most, at), Expr::Const(127.0)))
-            });
-            let inverse = p.stage(spec("a.inverse", &of_inverse), |at| {
-                let least = Expr::Const(f64::from(f32::MIN_POSITIVE));
-                let is_none = Cond::Less(Box::new(load(scale, at)), Box::new(least));
-                let inverse = Expr::binary(BinaryOp::Div, Expr::Const(1.0), load(scale, at));
-                single(Expr::Select(Box::new(is_none), Box::new(Expr::Const(0.0)), Box::new(single(inverse))))
-            });
-            p.set_dtype(DType::I8);
-            let axes = [("qi", m), ("qb", n_blocks), ("qk", block)];
-            let rounded = p.stage(spec(Packed::ROUNDED, &axes), |at| {
-                let multiple = single(mul(Expr::Load(a, of_a(at)), load(inverse, &at[..2])));
-                Expr::cast(DType::I8, single(Expr::unary(UnaryOp::Round, multiple)))
-            });
-            p.set_dtype(DType::F32);
-            let (axes, reduce) = (blocks("zi", "zb"), Some((ReduceOp::Sum, &[("zk", block)][..])));
-            let sums = StageSpec { name: Packed::ROW_SUM, axes: &axes, reduce, role: Role::Temporary };
-            let by = if self.has_zeros { -1.0 } else { -self.middle() };
-            let sums = p.stage(sums, |at| mul(single(load(rounded, at)), Expr::Const(by)));
-            of_rows = Some((rounded, scale, sums));
-        }
+        let of_rows = self.rounds.then(|| self.rounded_rows(&mut p, a));
 
         // The sum of each block.
         let [pi, pj, pb, po, ph, pk] = Packed::LOOPS;
@@ -198,7 +203,7 @@ impl Packed {
                 _ => Expr::binary(BinaryOp::Nibble, byte, Expr::FromIndex(h)),
             };
             match of_rows {
-                Some((rounded, ..)) => mul(Expr::Load(rounded, vec![i, kb, inside]), weight),
+                Some([rounded, ..]) => mul(Expr::Load(rounded, vec![i, kb, inside]), weight),
                 None => {
                     let zero = zeros.map_or(Expr::Const(self.middle()), |zeros| load(zeros, &[kb.clone(), j]));
                     let weight = Expr::binary(BinaryOp::Sub, Expr::cast(DType::I32, weight), zero);
@@ -216,7 +221,7 @@ impl Packed {
         let sum = p.stage(StageSpec { name: self.sum(w), axes: &axes, reduce, role }, |at| {
             let of_column = [at[2].clone(), at[1].clone()];
             let scale = load(scales, &of_column);
-            let Some((_, of_row, row_sum)) = of_rows else { return mul(load(part, at), scale) };
+            let Some([_, of_row, row_sum]) = of_rows else { return mul(load(part, at), scale) };
             let of_block = [at[0].clone(), at[2].clone()];
             let row_sum = load(row_sum, &of_block);
             let row_sum = zeros.map_or(row_sum.clone(), |zeros| mul(row_sum, load(zeros, &of_column)));

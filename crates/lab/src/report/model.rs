@@ -9,7 +9,7 @@ use tilewright_device::{Caches, host, peak};
 use tilewright_graph::{Tensor, Value};
 use tilewright_ir::Target;
 use tilewright_ir::op::Workload;
-use tilewright_model::{Compiled, Kernel, Places, ProfiledStep, Runner, Step, ValueId};
+use tilewright_model::{Compiled, Kernel, Places, ProfiledStep, Runner, Step, Steps, ValueId};
 use tilewright_runtime::SharedPool;
 use tilewright_tune::{Record, Store, StoreError};
 
@@ -362,31 +362,7 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
                 picture.kernel(kernel, n_steps);
                 n_steps += 1;
             }
-            Step::Sequence(sequence) => {
-                // As its first step is; what comes from the step before is not drawn.
-                let maker = |picture: &RunPicture, of: &ValueId| picture.makers.get(of).copied();
-                for moving in &sequence.moving {
-                    let from = maker(&picture, &moving.first.unwrap_or(moving.of));
-                    picture.makers.extend(from.map(|node| (moving.value, node)));
-                }
-                for step in &sequence.steps {
-                    match step {
-                        Step::Kernel(kernel) => {
-                            picture.kernel(kernel, n_steps);
-                            n_steps += 1;
-                        }
-                        Step::Part { of, part, .. } => {
-                            let from = maker(&picture, of);
-                            picture.makers.extend(from.map(|node| (*part, node)));
-                        }
-                        _ => {}
-                    }
-                }
-                for moving in sequence.moving.iter().filter(|moving| moving.first.is_none()) {
-                    let from = maker(&picture, &moving.value);
-                    picture.makers.extend(from.map(|node| (moving.of, node)));
-                }
-            }
+            Step::Sequence(sequence) => picture.sequence(sequence, &mut n_steps),
             Step::Host(operator) => {
                 let node = picture.add("step", &operator.origin, operator.outputs.first().copied(), Some(n_steps));
                 operator.inputs.iter().flatten().for_each(|id| picture.connect(*id, node));
@@ -400,25 +376,10 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
                 picture.makers.insert(*to, node);
                 n_steps += 1;
             }
-            Step::Part { of, part, .. } => {
-                let maker = picture.makers.get(of).copied();
-                picture.makers.extend(maker.map(|node| (*part, node)));
-            }
+            Step::Part { of, part, .. } => picture.is_made_as(*part, *of),
             Step::Join { parts, whole } => {
                 let node = picture.add("join", &net.value(*whole).name, Some(*whole), None);
-                // What another one has put together already comes from there.
-                let begun = joins.iter().filter(|(of, _)| of.len() > 1 && parts.starts_with(of));
-                let begun = begun.max_by_key(|(of, _)| of.len()).copied();
-                if let Some((_, from)) = begun {
-                    let GraphNode { name, ty, .. } = &picture.nodes[from];
-                    picture.edges.push(GraphEdge { from, to: node, tensor: name.clone(), ty: ty.clone() });
-                }
-                for part in &parts[begun.map_or(0, |(of, _)| of.len())..] {
-                    match copied.get(&(at, *part)) {
-                        Some(copy) => picture.edge(*part, *copy, node),
-                        None => picture.connect(*part, node),
-                    }
-                }
+                picture.join(parts, node, &joins, |part| copied.get(&(at, part)).copied());
                 joins.push((parts, node));
                 picture.makers.insert(*whole, node);
             }
@@ -446,6 +407,54 @@ impl RunPicture<'_> {
         let node = self.add("step", &kernel.origin, Some(kernel.output), Some(step));
         kernel.inputs.iter().for_each(|id| self.connect(*id, node));
         self.makers.insert(kernel.output, node);
+    }
+
+    /// Draws steps that are repeated as the first time; what comes from the time before is not drawn.
+    fn sequence(&mut self, sequence: &Steps, n_steps: &mut usize) {
+        for moving in &sequence.moving {
+            self.is_made_as(moving.value, moving.first.unwrap_or(moving.of));
+        }
+        for step in &sequence.steps {
+            match step {
+                Step::Kernel(kernel) => {
+                    self.kernel(kernel, *n_steps);
+                    *n_steps += 1;
+                }
+                Step::Part { of, part, .. } => self.is_made_as(*part, *of),
+                _ => {}
+            }
+        }
+        for moving in sequence.moving.iter().filter(|moving| moving.first.is_none()) {
+            self.is_made_as(moving.of, moving.value);
+        }
+    }
+
+    /// Connects the parts that a node joins. Those with which an earlier join begins come from there.
+    fn join(
+        &mut self,
+        parts: &[ValueId],
+        node: usize,
+        joins: &[(&[ValueId], usize)],
+        copied: impl Fn(ValueId) -> Option<usize>,
+    ) {
+        let begun = joins.iter().filter(|(of, _)| of.len() > 1 && parts.starts_with(of));
+        let begun = begun.max_by_key(|(of, _)| of.len()).copied();
+        if let Some((_, from)) = begun {
+            let GraphNode { name, ty, .. } = &self.nodes[from];
+            self.edges.push(GraphEdge { from, to: node, tensor: name.clone(), ty: ty.clone() });
+        }
+        for part in &parts[begun.map_or(0, |(of, _)| of.len())..] {
+            match copied(*part) {
+                Some(copy) => self.edge(*part, copy, node),
+                None => self.connect(*part, node),
+            }
+        }
+    }
+
+    /// Records that a value comes out of the node that another one comes out of.
+    fn is_made_as(&mut self, value: ValueId, other: ValueId) {
+        let maker = self.makers.get(&other).copied();
+        self.makers.extend(maker.map(|node| (value, node)));
     }
 
     /// A value goes from where it comes out to a node; a constant comes from nowhere.

@@ -499,12 +499,11 @@ fn n_persistent(s: &TemplateSetting, space: &Space, config: &Config) -> i64 {
 
 fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> Vec<Step> {
     let dtype = s.workload.dtype;
-    let row = row(dtype);
     let int = |name: &str| space.int(config, name);
     let [groups_m, groups_n] = ["groups_m", "groups_n"].map(int);
     let copies = Copies::of(space, config);
     let division = division(space, config);
-    let ([bm, bn], depth) = (division.tile, division.depth);
+    let ([_, bn], depth) = (division.tile, division.depth);
     let (mut steps, [b, i, j, k]) = division.steps(p);
 
     // Tiles of groups of warps and their threads.
@@ -517,9 +516,52 @@ fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) ->
     steps.extend(joined);
     steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
-    // Factors in shared memory, in rows along the sum or, where they lie so, across it.
-    let threads = BlockThreads([WARP[0], WARP[1], WARPS * groups_m * groups_n]);
-    let (mut copied_by, mut boxes) = (Vec::new(), Vec::new());
+    let shared = copied_factors(s, p, space, config);
+    steps.extend(shared.steps);
+    let copied_by: Vec<(&str, i64)> = shared.copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
+    // While tensor cores multiply, threads begin copies.
+    let options = [goes_on(space, config), true, has_producer(space, config), cluster(space, config) > 1];
+    steps.extend(copies.stream("k.o", &copied_by, options));
+    steps.extend(shared.boxes.iter().map(|boxes| unroll(boxes)));
+    steps.extend(bind_warps(""));
+    steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));
+    steps.push(tensorize("k.i", precision(space, config)));
+    let (order, outer) = (order(space, config), division.outer(p));
+    steps.extend(match is_persistent(space, config) {
+        true => bind_units(order, outer, n_persistent(s, space, config)),
+        false => bind_blocks(order, outer),
+    });
+    steps.extend((teams(space, config) > 1).then(|| bind("round", LoopKind::Turns)));
+
+    // What is made of the sums.
+    if division.split > 1 {
+        steps.extend(division.sums_of_parts(p));
+        return steps;
+    }
+    steps.extend(stored(s, p, space, config));
+    steps
+}
+
+/// Steps that copy factors to shared memory.
+struct CopiedFactors {
+    steps: Vec<Step>,
+    /// Buffer of each factor, and the loads of a thread for it; as many as there are for boxes.
+    copied_by: Vec<(String, i64)>,
+    /// Loops over the boxes of factors that TMA copies.
+    boxes: Vec<String>,
+}
+
+/// Copies factors to shared memory, in rows along the sum or, where they lie so, across it.
+fn copied_factors(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> CopiedFactors {
+    let dtype = s.workload.dtype;
+    let row = row(dtype);
+    let int = |name: &str| space.int(config, name);
+    let copies = Copies::of(space, config);
+    let division = division(space, config);
+    let ([bm, bn], depth) = (division.tile, division.depth);
+    let is_loaded = loads_rows(s, p, copies);
+    let threads = BlockThreads([WARP[0], WARP[1], WARPS * int("groups_m") * int("groups_n")]);
+    let (mut steps, mut copied_by, mut boxes) = (Vec::new(), Vec::new(), Vec::new());
     for (name, factor, size, vector) in [("A", &p.a, bm, int("vector_a")), ("B", &p.b, bn, int("vector_b"))] {
         let [x, shared_name] = ["x", "s"].map(|part| format!("{name}.{part}"));
         let at = usize::from(p.batch.is_some());
@@ -546,29 +588,18 @@ fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) ->
         steps.extend(copies.through_registers("k.o", &shared_name, n_loads));
         copied_by.push((shared_name, n_loads));
     }
-    let copied_by: Vec<(&str, i64)> = copied_by.iter().map(|(name, n)| (name.as_str(), *n)).collect();
-    // While tensor cores multiply, threads begin copies.
-    let options = [goes_on(space, config), true, has_producer(space, config), cluster(space, config) > 1];
-    steps.extend(copies.stream("k.o", &copied_by, options));
-    steps.extend(boxes.iter().map(|boxes| unroll(boxes)));
-    steps.extend(bind_warps(""));
-    steps.extend(["j.e", "i.h", "j.m", "i.m", "k.n"].map(unroll));
-    steps.push(tensorize("k.i", precision(space, config)));
-    let (order, outer) = (order(space, config), division.outer(p));
-    steps.extend(match is_persistent(space, config) {
-        true => bind_units(order, outer, n_persistent(s, space, config)),
-        false => bind_blocks(order, outer),
-    });
-    steps.extend((teams(space, config) > 1).then(|| bind("round", LoopKind::Turns)));
+    CopiedFactors { steps, copied_by, boxes }
+}
 
-    // What is made of the sums.
-    if division.split > 1 {
-        steps.extend(division.sums_of_parts(p));
-        return steps;
-    }
+/// Steps of what is made of the sums, and of how it is stored.
+fn stored(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> Vec<Step> {
+    let dtype = s.workload.dtype;
+    let [groups_m, groups_n] = ["groups_m", "groups_n"].map(|name| space.int(config, name));
+    let [bm, bn] = division(space, config).tile;
+    let is_loaded = loads_rows(s, p, Copies::of(space, config));
     let last = ["oi.b", "oj.b"];
     let Divided { steps: divided, of_threads, joined } = divide("o", last, groups_m, bn / groups_n, is_loaded);
-    steps.extend(divided);
+    let mut steps = divided;
     // Parts of a row that are stored one after the other are exchanged.
     let are_boxes = stores_boxes(space, config);
     let order: &[&str] = match (are_boxes, exchanges(space, config)) {
