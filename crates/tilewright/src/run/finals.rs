@@ -36,7 +36,7 @@ const SHORTEST_RACE: Duration = Duration::from_secs(1);
 const LONGEST_RACE: Duration = Duration::from_secs(60);
 /// Longest that the untuned kernel may take with its build and its check, after a long search and after the
 /// shortest.
-const UNTUNED_LIMIT: Duration = Duration::from_secs(4);
+const UNTUNED_LIMIT: Duration = Duration::from_secs(3);
 const SHORTEST_UNTUNED_LIMIT: Duration = Duration::from_millis(100);
 /// Part of that time in which a run of it is to end.
 const PART_FOR_UNTUNED_RUN: f64 = 0.75;
@@ -541,9 +541,9 @@ mod tests {
             let EndLimits { rounds, race, untuned } = EndLimits::of(seconds.map(Duration::from_secs_f64));
             assert_eq!([rounds, race, untuned].map(|limit| limit.as_secs_f64()), expected, "{seconds:?}");
         };
-        check(None, [5.0, 60.0, 4.0]);
-        check(Some(60.0), [5.0, 60.0, 4.0]);
-        check(Some(10.0), [2.5, 10.0, 4.0]);
+        check(None, [5.0, 60.0, 3.0]);
+        check(Some(60.0), [5.0, 60.0, 3.0]);
+        check(Some(10.0), [2.5, 10.0, 3.0]);
         check(Some(1.0), [0.25, 1.0, 0.5]);
         check(Some(0.004), [0.001, 1.0, 0.1]);
         // Whoever asks for a number of trials is promised the most, and waits in proportion to what they
@@ -556,7 +556,7 @@ mod tests {
         };
         assert_eq!(after(None, 0.8), [0.5, 1.0]);
         assert_eq!(after(None, 4.0), [1.0, 2.0]);
-        assert_eq!(after(None, 1e6), [5.0, 4.0]);
+        assert_eq!(after(None, 1e6), [5.0, 3.0]);
         assert_eq!(after(Some(1.0), 9.0), [0.25, 0.5]);
         let interrupted = EndLimits::of(None).of_interrupted();
         assert_eq!((interrupted.rounds, interrupted.race), (TIME_INTERRUPTED, 2 * TIME_INTERRUPTED));
