@@ -14,6 +14,8 @@ pub struct Matern {
     groups: Vec<usize>,
     /// The logarithm of each group's rate, an inverse length.
     log_rates: Vec<f64>,
+    /// Prior standard deviation of each of these logarithms.
+    spreads: Vec<f64>,
     /// The logarithm of the variance of the noise over that of the signal.
     log_noise: f64,
 }
@@ -22,18 +24,26 @@ pub struct Matern {
 const PRIOR_LOG_NOISE: f64 = -6.0;
 const PRIOR_LOG_NOISE_SPREAD: f64 = 2.0;
 const LOG_NOISE_RANGE: [f64; 2] = [-9.0, 0.0];
-/// Rates are known to a factor of e.
-const PRIOR_LOG_RATE_SPREAD: f64 = 1.0;
 
 impl Matern {
     /// Makes the kernel with prior length scales, for columns between 0 and 1, whose groups are numbered from
-    /// 0.
+    /// 0. Rates are known to a factor of e.
     ///
     /// Columns that belong together, such as those of one category, are a group.
     pub fn new(groups: Vec<usize>) -> Matern {
         let n_groups = groups.iter().max().map_or(0, |&last| last + 1);
         let log_rates = vec![prior_log_rate(n_groups); n_groups];
-        Matern { groups, log_rates, log_noise: PRIOR_LOG_NOISE }
+        Matern { groups, log_rates, spreads: vec![1.0; n_groups], log_noise: PRIOR_LOG_NOISE }
+    }
+
+    /// Sets the prior standard deviation of the logarithm of each group's rate.
+    ///
+    /// # Panics
+    /// If they are not one for each group.
+    #[must_use]
+    pub fn with_spreads(self, spreads: Vec<f64>) -> Matern {
+        assert_eq!(spreads.len(), self.log_rates.len(), "invariant: a spread for each group");
+        Matern { spreads, ..self }
     }
 
     /// Maximizes the marginal likelihood of these examples by coordinate search: a larger and a smaller value
@@ -78,7 +88,8 @@ impl Matern {
 
     fn log_prior(&self) -> f64 {
         let prior = prior_log_rate(self.log_rates.len());
-        let rates: f64 = self.log_rates.iter().map(|r| ((r - prior) / PRIOR_LOG_RATE_SPREAD).powi(2)).sum();
+        let rates = self.log_rates.iter().zip(&self.spreads);
+        let rates: f64 = rates.map(|(rate, spread)| ((rate - prior) / spread).powi(2)).sum();
         -0.5 * (rates + ((self.log_noise - PRIOR_LOG_NOISE) / PRIOR_LOG_NOISE_SPREAD).powi(2))
     }
 }

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_learn::{Acquisition, GaussianProcess, Matern, Matrix};
+use tilewright_learn::{Acquisition, GaussianProcess, Matrix};
 
 use crate::features::ProcessFeatures;
+use crate::importance::LEAST_TRIALS;
 use crate::search::chosen;
 use crate::space::{Config, Space};
 use crate::trial::{Trial, quantile};
 
-/// Valid trials below which a model says nothing, and those that it learns from, at most.
-const LEAST_TRIALS: usize = 40;
+/// Valid trials that it learns from, at most.
 const MOST_TRIALS: usize = 200;
 /// Ratio of these to those that are held out, by which its spread is judged.
 const HELD_OUT: usize = 4;
@@ -70,7 +70,7 @@ pub fn belief(space: &Arc<Space>, trials: &[Trial], n: usize, seed: u64) -> Opti
     let mut known: Vec<&Trial> = chosen(&fitness, MOST_TRIALS, seed).into_iter().map(|at| valid[at]).collect();
     known.shuffle(&mut rng);
     let model = BeliefModel::new(space, &known)?;
-    let (n_held_out, mut kernel) = (known.len() / HELD_OUT, Matern::new(model.features.groups().to_vec()));
+    let (n_held_out, mut kernel) = (known.len() / HELD_OUT, model.features.kernel());
     let rows: Vec<Vec<f32>> = known.iter().map(|trial| model.features.of(&trial.config)).collect();
     let (held_out, fitted) = rows.split_at(n_held_out);
     let (of_held_out, of_fitted) = model.targets.split_at(n_held_out);

@@ -11,8 +11,8 @@ use crate::features::UnitFeatures;
 use crate::space::Space;
 use crate::trial::Trial;
 
-/// Valid trials below which a model says nothing.
-const LEAST_TRIALS: usize = 40;
+/// Valid trials below which [`importance`] and [`belief`](crate::belief()) fit no model.
+pub const LEAST_TRIALS: usize = 40;
 /// Valid trials that are looked at, at most.
 const MOST_TRIALS: usize = 4000;
 /// Ratio of all trials to those that are held out, by which the model is judged.

@@ -62,7 +62,7 @@ mod tune_loop;
 pub use belief::{Belief, Promise, belief};
 pub use error::Error;
 pub use flat_outcome::FlatOutcome;
-pub use importance::{Importance, importance};
+pub use importance::{Importance, LEAST_TRIALS, importance};
 pub use measure::{
     BoxError, Candidate, Conditions, Describe, Measure, Measured, MeasuringTraits, Next, Queue, RaceLimits, Seconds,
     Standing, Subject,

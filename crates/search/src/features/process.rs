@@ -2,8 +2,16 @@
 
 use std::sync::Arc;
 
+use tilewright_learn::Matern;
+
 use super::{Alignments, UnitFeatures};
 use crate::space::{Config, Domain, Space};
+
+/// Prior standard deviation of the logarithm of an ordinal's rate, or of an alignment's. Whoever lists values
+/// takes them to differ alike, so that ordinals matter more alike than what has no list.
+const LISTED_SPREAD: f64 = 0.6;
+/// Prior standard deviation of the logarithm of the rate of a factor, a category or an order.
+const OTHER_SPREAD: f64 = 1.3;
 
 /// Encoder of the configurations of one space for a Gaussian process, with groups of features that share a
 /// length scale.
@@ -11,22 +19,30 @@ use crate::space::{Config, Domain, Space};
 pub struct ProcessFeatures {
     unit: UnitFeatures,
     alignments: Alignments,
-    /// Group of each feature.
+    /// Group of each feature: the columns of a parameter form one group, except that each factor of a split
+    /// (the extent of another loop) and each alignment is a group of its own.
     groups: Vec<usize>,
+    /// Prior standard deviation of the logarithm of each group's rate.
+    spreads: Vec<f64>,
 }
 
 impl ProcessFeatures {
     /// Encoder for a space.
     pub fn new(space: &Arc<Space>) -> ProcessFeatures {
         let (unit, alignments) = (UnitFeatures::new(space), Alignments::new(space));
-        let (mut groups, mut n_groups) = (Vec::new(), 0);
+        let (mut groups, mut spreads) = (Vec::new(), Vec::new());
         for columns in unit.parameters().chunk_by(|a, b| a == b) {
-            let is_split = matches!(space.domain(columns[0]), Domain::Factorization { .. });
-            groups.extend((0..columns.len()).map(|at| if is_split { n_groups + at } else { n_groups }));
-            n_groups += if is_split { columns.len() } else { 1 };
+            let (n_groups, spread) = match space.domain(columns[0]) {
+                Domain::Factorization { .. } => (columns.len(), OTHER_SPREAD),
+                Domain::Ordinal(_) => (1, LISTED_SPREAD),
+                Domain::Categorical(_) | Domain::Permutation(_) => (1, OTHER_SPREAD),
+            };
+            groups.extend((0..columns.len()).map(|at| spreads.len() + at.min(n_groups - 1)));
+            spreads.extend(std::iter::repeat_n(spread, n_groups));
         }
-        groups.extend(n_groups..n_groups + alignments.n_features());
-        ProcessFeatures { unit, alignments, groups }
+        groups.extend(spreads.len()..spreads.len() + alignments.n_features());
+        spreads.extend(std::iter::repeat_n(LISTED_SPREAD, alignments.n_features()));
+        ProcessFeatures { unit, alignments, groups, spreads }
     }
 
     /// Coordinates in the unit cube, which are the first features.
@@ -34,10 +50,9 @@ impl ProcessFeatures {
         &self.unit
     }
 
-    /// Group of each feature: the columns of a parameter form one group, except that each factor of a split
-    /// (the extent of another loop) and each alignment is a group of its own.
-    pub fn groups(&self) -> &[usize] {
-        &self.groups
+    /// Kernel with prior length scales.
+    pub fn kernel(&self) -> Matern {
+        Matern::new(self.groups.clone()).with_spreads(self.spreads.clone())
     }
 
     /// Length of a feature vector.
@@ -70,7 +85,10 @@ mod tests {
         ];
         let space = Arc::new(Space::new("test", parameters, vec![]).unwrap());
         let features = ProcessFeatures::new(&space);
-        assert_eq!(features.groups(), [0, 1, 1, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9]);
+        assert_eq!(features.groups, [0, 1, 1, 1, 2, 3, 4, 5, 5, 6, 7, 8, 9]);
+        let (listed, other) = (LISTED_SPREAD, OTHER_SPREAD);
+        let spreads = [listed, other, other, other, other, other, other, other, listed, listed];
+        assert_eq!(features.spreads, spreads);
         let row = features.of(&space.config_at(0));
         assert_eq!((row.len(), features.n_features()), (13, 13));
         assert_eq!(features.unit().n_features(), 12);

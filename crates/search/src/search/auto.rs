@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use rand::seq::{SliceRandom, index};
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
-use tilewright_learn::{Acquisition, Candidates, GaussianProcess, Matern, Matrix, Solved};
+use tilewright_learn::{Acquisition, Candidates, GaussianProcess, Matrix, Solved};
 
 use super::lfbo::neighbour;
 use super::seen::Seen;
@@ -51,7 +51,7 @@ pub(super) const ROW: SearchRow = SearchRow {
         Ok(Box::new(Auto {
             seen: Seen::new(space),
             rng: Xoshiro256PlusPlus::seed_from_u64(seed),
-            process: GaussianProcess::new(Matern::new(features.groups().to_vec())),
+            process: GaussianProcess::new(features.kernel()),
             features,
             known: Vec::new(),
             places: HashMap::new(),
