@@ -117,6 +117,42 @@ fn beliefs_are_of_what_was_not_measured() {
     assert!(html.contains("What is not known yet of command") && html.contains("left aside"));
 }
 
+/// A command's records by a metric that is no time, made small or great.
+#[test]
+fn a_page_shows_a_metric_as_it_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let page_of = |name: &str, steps: &str, cost_of: fn(f64) -> f64| {
+        let record = |trial: u64| {
+            let value = cost_of(200.0 - trial as f64);
+            let record = json!({
+                "workload": "command:app#0123", "target": "here", "template": "command", "threads": 1,
+                "config": {"tile": trial}, "outcome": {"class": "no_error", "median_ns": value},
+                "seconds": {"build": 0.0, "run": 0.1, "verify": 0.0}, "steps": steps, "search": "random",
+                "seed": 1, "trial": trial, "version": "0", "toolchain": "none", "unix_time": 1_800_000_000u64 + trial,
+                "run": {"start_unix_ms": 1_800_000_000_000u64, "elapsed_s": trial as f64},
+            });
+            format!("{record}\n")
+        };
+        let [file, db, page] = ["lines", "db", "html"].map(|end| folder.path().join(format!("{name}.{end}")));
+        std::fs::write(&file, (0..64).map(record).collect::<String>()).unwrap();
+        run_json(&["import", text(&file), "--db", text(&db)]);
+        assert!(run(&["report", "--db", text(&db), "-o", text(&page)]).status.success());
+        let html = std::fs::read_to_string(&page).unwrap();
+        check_balanced(&html);
+        for foreign in ["runs/s", "GFLOP/s", " ns<", " ns,", " ns."] {
+            assert!(!html.contains(foreign), "{name}: {foreign}");
+        }
+        html
+    };
+    let small = page_of("small", "run app 1\nminimize score=([0-9.]+)\n", |value| value);
+    assert!(small.contains("Best: <b>metric 137.0</b>") && small.contains("best metric"), "{small}");
+    // What is made great is recorded as its reciprocal.
+    let great = page_of("great", "run app 1\nmaximize score=([0-9.]+)\n", |value| 1e9 / value);
+    assert!(great.contains("Best: <b>metric 200.0</b>"), "{great}");
+    let both = "objective latency minimize l=([0-9.]+)\nobjective size minimize s=([0-9.]+)\n";
+    assert!(page_of("both", both, |value| value).contains("Best: <b>latency 137.0</b>"));
+}
+
 /// Whether every element is closed in order.
 fn check_balanced(html: &str) {
     let mut open: Vec<&str> = Vec::new();

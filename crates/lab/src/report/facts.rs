@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value as Json;
 use tilewright::{ParetoPoint, is_own, validators};
-use tilewright_device::command::Objectives;
+use tilewright_device::command::{NamedMetric, Objectives};
 use tilewright_ir::op::Workload;
 use tilewright_search::{ErrorClass, Outcome, Parameter, Seconds, Space, belief, expected_gain, importance};
 use tilewright_tune::{PassedOver, Record, Store, StoreError, TaskKey, Validator};
@@ -43,6 +43,9 @@ pub struct ReportSubject {
     /// Trade-offs of a command with several metrics.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pareto: Option<ParetoFacts>,
+    /// Leading metric of a command, unless it is a time.
+    #[serde(skip)]
+    pub metric: Option<NamedMetric>,
     /// Points of all trials, in the order of recording.
     #[serde(skip)]
     pub points: Vec<Point>,
@@ -100,6 +103,9 @@ pub struct SearchFacts {
     pub seconds: f64,
     /// Quartiles over its runs of the best throughput; `None` if no run had a valid trial.
     pub best_gflops: Option<Quartiles>,
+    /// Costs in nanoseconds of the best trial of each run.
+    #[serde(skip)]
+    pub best_ns: Vec<f64>,
     /// Trials and seconds until its runs come close to the best known result.
     pub near_best: NearBest,
     /// Seconds spent on its trials.
@@ -168,10 +174,31 @@ pub struct PromiseFacts {
 /// Trial as a point of the scatter plot.
 #[derive(Debug)]
 pub struct Point {
-    /// Throughput in GFLOP/s; `None` if it failed.
-    pub gflops: Option<f64>,
+    /// Cost in nanoseconds; `None` if it failed.
+    pub cost_ns: Option<f64>,
     /// Category: the algorithm if the space has several, else the search.
     pub kind: String,
+}
+
+impl ReportSubject {
+    /// Quantity by which trials are judged, from their cost in nanoseconds: the metric of a command, else the
+    /// throughput.
+    pub fn quantity(&self, cost_ns: f64) -> f64 {
+        match &self.metric {
+            Some(objective) => objective.metric.value(cost_ns),
+            None => flops_of(&self.workload) / cost_ns,
+        }
+    }
+
+    /// Unit or name of that quantity.
+    pub fn unit(&self) -> &str {
+        match &self.metric {
+            Some(objective) if objective.name.is_empty() => "metric",
+            Some(objective) => &objective.name,
+            None if is_own(&self.workload) => "runs/s",
+            None => "GFLOP/s",
+        }
+    }
 }
 
 impl SearchFacts {
@@ -280,11 +307,18 @@ fn subject(
         outcomes: outcomes(&records),
         templates: templates.iter().map(|name| template_facts(name, &validators(name), &records)).collect(),
         pareto: pareto_facts(&records),
-        points: records.iter().map(|record| point(record, flops)).collect(),
+        metric: metric_of(&records),
+        points: records.iter().map(point).collect(),
         workload: key.workload.clone(),
         target: key.target.clone(),
         threads: key.threads,
     }))
+}
+
+/// Finds the leading metric of a command, where it is not a time.
+fn metric_of(records: &[Record]) -> Option<NamedMetric> {
+    let objectives = records.iter().find_map(|record| Objectives::of_steps(&record.steps))?;
+    objectives.all().first().filter(|objective| !objective.metric.is_time()).cloned()
 }
 
 /// Collects the trade-offs between several metrics, as the records name them.
@@ -316,7 +350,8 @@ fn best_facts(best: tilewright::Best, flops: f64, records: &[Record]) -> BestCon
 
 fn search_facts(members: Vec<SearchRun>, flops: f64, fastest_ns: Option<f64>) -> SearchFacts {
     let trials = || members.iter().flat_map(|run| &run.trials);
-    let bests: Vec<f64> = members.iter().filter_map(SearchRun::best_ns).map(|ns| flops / ns).collect();
+    let best_ns: Vec<f64> = members.iter().filter_map(SearchRun::best_ns).collect();
+    let bests: Vec<f64> = best_ns.iter().map(|ns| flops / ns).collect();
     let near: Vec<(u64, f64)> = match fastest_ns {
         Some(fastest) => members.iter().filter_map(|run| run.reached(fastest / NEAR_BEST)).collect(),
         None => Vec::new(),
@@ -329,6 +364,7 @@ fn search_facts(members: Vec<SearchRun>, flops: f64, fastest_ns: Option<f64>) ->
         failed: trials().filter(|trial| trial.result.is_err()).count() as u64,
         seconds: members.iter().map(SearchRun::seconds).sum(),
         best_gflops: Quartiles::of(&bests),
+        best_ns,
         near_best: NearBest {
             runs: near.len() as u64,
             trials: median(&near.iter().map(|(n, _)| *n as f64).collect::<Vec<_>>()),
@@ -416,10 +452,10 @@ fn space_of(name: &str, records: &[&Record]) -> Option<Arc<Space>> {
     Space::new(name, parameters, vec![]).ok().map(Arc::new)
 }
 
-fn point(record: &Record, flops: f64) -> Point {
+fn point(record: &Record) -> Point {
     let algorithm = record.config.get("algorithm").and_then(Json::as_str);
     Point {
-        gflops: record.outcome.timing().map(|timing| flops / timing.median_ns),
+        cost_ns: record.outcome.timing().map(|timing| timing.median_ns),
         kind: algorithm.unwrap_or(&record.search).to_owned(),
     }
 }

@@ -3,12 +3,13 @@
 use tilewright::format::{count, digits, duration, grouped, percent};
 use tilewright::version::BUILD;
 use tilewright::{ParetoPoint, one_line, since_1970};
-use tilewright_search::Seconds;
+use tilewright_search::{LEAST_TRIALS, Seconds};
 
-use super::facts::{BestConfig, OutcomeFacts, ParetoFacts, PromiseFacts, ReportSubject, TemplateFacts, flops_of};
+use super::facts::{BestConfig, OutcomeFacts, ParetoFacts, PromiseFacts, ReportSubject, TemplateFacts};
 use crate::clock::utc;
 use crate::history::{Curve, SearchRun, TrialPoint, median_curve};
 use crate::plot::{Bar, Layer, Marks, NEUTRAL, Plot, PlotAxis, Scale, colours, escape};
+use crate::stats::Quartiles;
 
 const STYLE: &str = "
 :root{color-scheme:light dark;--line:#8884;--soft:#8881}
@@ -93,17 +94,17 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 }
 
 fn overview(subjects: &[ReportSubject]) -> String {
-    let head = ["workload", "GFLOP/s", "time", "<search", "<template", "trials", "failed", "threads", "<target"];
+    let head = ["workload", "best", "time", "<search", "<template", "trials", "failed", "threads", "<target"];
     let row = |(at, subject): (usize, &ReportSubject)| {
         let best = subject.best.as_ref();
-        let text = |of: fn(&BestConfig) -> String| best.map_or("none".to_owned(), of);
+        let text = |of: &dyn Fn(&BestConfig) -> String| best.map_or("none".to_owned(), of);
         let failed: u64 = subject.searches.iter().map(|s| s.failed).sum();
         vec![
             format!("<a href=\"#w{at}\">{}</a>", escape(&subject.workload)),
-            text(|best| digits(best.gflops)),
-            text(|best| duration(best.ms_median * 1e6)),
-            text(|best| escape(&best.search)),
-            text(|best| escape(&best.template)),
+            text(&|best| in_units(subject, best.ms_median * 1e6)),
+            text(&|best| if subject.metric.is_some() { String::new() } else { duration(best.ms_median * 1e6) }),
+            text(&|best| escape(&best.search)),
+            text(&|best| escape(&best.template)),
             grouped(subject.trials),
             grouped(failed),
             subject.threads.to_string(),
@@ -121,10 +122,9 @@ fn section(at: usize, subject: &ReportSubject) -> String {
     }
     if let Some(best) = &subject.best {
         out += &format!(
-            "<p>Best: <b>{} {}</b>, {}{}.</p>\n",
-            digits(best.gflops),
-            unit_of(subject),
-            duration(best.ms_median * 1e6),
+            "<p>Best: <b>{}</b>{}{}.</p>\n",
+            in_units(subject, best.ms_median * 1e6),
+            if subject.metric.is_some() { String::new() } else { format!(", {}", duration(best.ms_median * 1e6)) },
             match (best.confirmed, best.margin) {
                 (true, Some(margin)) => format!(", in a race with the other leaders ahead by {}", percent(margin)),
                 (true, None) => ", measured again at the end of its run".to_owned(),
@@ -146,7 +146,7 @@ fn section(at: usize, subject: &ReportSubject) -> String {
     out += "<p class=\"note\">Candidates are built side by side, so building may sum up to more than the clock shows.</p>\n";
     for template in &subject.templates {
         out += &importance(template);
-        out += &outlook(template, tilewright::is_own(&subject.workload));
+        out += &outlook(template, subject);
     }
     subject.best.iter().for_each(|best| out += &configuration(best));
     out
@@ -177,9 +177,10 @@ fn pareto(facts: &ParetoFacts) -> String {
     )
 }
 
-/// The unit of a subject's throughput.
-fn unit_of(subject: &ReportSubject) -> &'static str {
-    if tilewright::is_own(&subject.workload) { "runs/s" } else { "GFLOP/s" }
+/// The quantity of a subject for a cost, with its unit, or after its name.
+fn in_units(subject: &ReportSubject, cost_ns: f64) -> String {
+    let (quantity, unit) = (digits(subject.quantity(cost_ns)), subject.unit());
+    if subject.metric.is_some() { format!("{} {quantity}", escape(unit)) } else { format!("{quantity} {unit}") }
 }
 
 /// Quantity on the horizontal axis of a curve of the best.
@@ -191,13 +192,12 @@ enum Against {
 
 fn best_so_far(subject: &ReportSubject, against: Against) -> Plot {
     let labels: Vec<String> = subject.searches.iter().map(|search| search.label(subject)).collect();
-    let flops = flops_of(&subject.workload);
     let curve = |run: &SearchRun| -> Curve {
         let position = |n: u64, trial: &TrialPoint| match against {
             Against::Trials => n as f64,
             Against::Seconds => trial.elapsed_s,
         };
-        run.best_so_far(position, |ns| flops / ns)
+        run.best_so_far(position, |ns| subject.quantity(ns))
     };
     let layers = subject.searches.iter().zip(&labels).zip(colours(&labels)).map(|((search, label), colour)| Layer {
         label: label.clone(),
@@ -211,7 +211,7 @@ fn best_so_far(subject: &ReportSubject, against: Against) -> Plot {
     Plot {
         title: title.into(),
         x: PlotAxis { label: unit.into(), scale: Scale::Log },
-        y: PlotAxis { label: unit_of(subject).into(), scale: Scale::FromZero },
+        y: PlotAxis { label: subject.unit().into(), scale: Scale::FromZero },
         layers: layers.collect(),
     }
 }
@@ -225,18 +225,19 @@ fn space(subject: &ReportSubject) -> Plot {
     }
     let numbered = || subject.points.iter().enumerate().map(|(at, point)| (at as f64 + 1.0, point));
     let mut layers = Vec::new();
-    let failed: Vec<_> = numbered().filter(|(_, p)| p.gflops.is_none()).map(|(n, _)| (n, 0.0)).collect();
+    let failed: Vec<_> = numbered().filter(|(_, p)| p.cost_ns.is_none()).map(|(n, _)| (n, 0.0)).collect();
     if !failed.is_empty() {
         layers.push(Layer { label: "failed".into(), colour: NEUTRAL, marks: Marks::Points(failed) });
     }
     for (kind, colour) in kinds.iter().zip(colours(&kinds)) {
-        let own = numbered().filter(|(_, point)| point.kind == *kind).filter_map(|(n, point)| Some((n, point.gflops?)));
+        let own = numbered().filter(|(_, point)| point.kind == *kind);
+        let own = own.filter_map(|(n, point)| Some((n, subject.quantity(point.cost_ns?))));
         layers.push(Layer { label: kind.clone(), colour, marks: Marks::Points(own.collect()) });
     }
     Plot {
         title: "Every trial".into(),
         x: PlotAxis { label: "trials in the order of recording".into(), scale: Scale::FromZero },
-        y: PlotAxis { label: unit_of(subject).into(), scale: Scale::FromZero },
+        y: PlotAxis { label: subject.unit().into(), scale: Scale::FromZero },
         layers,
     }
 }
@@ -273,7 +274,7 @@ fn time(subject: &ReportSubject) -> Plot {
 }
 
 fn searches(subject: &ReportSubject) -> String {
-    let of_best = format!("best {}", unit_of(subject));
+    let of_best = format!("best {}", subject.unit());
     let head = [
         "search",
         "<template",
@@ -288,7 +289,8 @@ fn searches(subject: &ReportSubject) -> String {
         "trials/s",
     ];
     let rows = subject.searches.iter().map(|search| {
-        let best = search.best_gflops.map_or("none".to_owned(), |q| match search.runs {
+        let bests: Vec<f64> = search.best_ns.iter().map(|ns| subject.quantity(*ns)).collect();
+        let best = Quartiles::of(&bests).map_or("none".to_owned(), |q| match search.runs {
             1 => digits(q.median),
             _ => format!("{} ({}–{})", digits(q.median), digits(q.first), digits(q.third)),
         });
@@ -328,7 +330,8 @@ fn importance(facts: &TemplateFacts) -> String {
     let name = escape(&facts.template);
     let mut out = format!("<h3>What matters in {name}</h3>\n");
     let Some(r_squared) = facts.r_squared else {
-        return out + "<p class=\"note\">Too few valid trials, or a space that this machine does not know.</p>\n";
+        let why = format!("Fewer than {LEAST_TRIALS} valid trials, or a space that this machine does not know.");
+        return out + &format!("<p class=\"note\">{why}</p>\n");
     };
     out += &format!(
         "<p class=\"note\">Permutation importance: boosted trees learn the logarithm of the time from three quarters of the \
@@ -351,35 +354,40 @@ fn importance(facts: &TemplateFacts) -> String {
     )
 }
 
-/// Expectations of further trials; `is_own` of a command or a kernel, whose conditions no record has.
-fn outlook(facts: &TemplateFacts, is_own: bool) -> String {
+/// Expectations of further trials; no record has the conditions of a command or a kernel.
+fn outlook(facts: &TemplateFacts, subject: &ReportSubject) -> String {
     let mut out = format!("<h3>What is not known yet of {}</h3>\n", escape(&facts.template));
     out += &match facts.expected_gain {
         Some(gain) => format!(
             "<p>As many trials again are expected to gain <b>{}</b>, by the gaps between the fastest of the later half.</p>\n",
             percent(gain)
         ),
-        None => "<p class=\"note\">Too few valid trials to expect anything of more.</p>\n".to_owned(),
+        None => "<p class=\"note\">Too few trials to expect anything of more.</p>\n".to_owned(),
     };
     let Some(widened) = facts.widened.filter(|_| !facts.promising.is_empty()) else { return out };
+    let is_own = tilewright::is_own(&subject.workload);
     let aside = if is_own { " Conditions of the command are not on record, and left aside." } else { "" };
     out += &format!(
         "<p class=\"note\">Beliefs of a Gaussian process, as the search auto has, about what was not measured; its spread is \
          multiplied by {}, so that four of five trials that were held out are within their intervals.{aside}</p>\n",
         digits(widened)
     );
+    let shown = |ms: f64| match subject.metric {
+        Some(_) => digits(subject.quantity(ms * 1e6)),
+        None => duration(ms * 1e6),
+    };
     let row = |promise: &PromiseFacts| {
-        let [low, high] = promise.ms_interval.map(|ms| duration(ms * 1e6));
+        let mut interval = promise.ms_interval;
+        if subject.quantity(interval[0]) > subject.quantity(interval[1]) && subject.metric.is_some() {
+            interval.reverse();
+        }
+        let [low, high] = interval.map(&shown);
         let parameters = promise.config.as_object().into_iter().flatten();
         let config: Vec<String> = parameters.map(|(name, value)| format!("{name}={value}")).collect();
-        vec![
-            escape(&config.join(" ")),
-            duration(promise.ms_median * 1e6),
-            format!("{low} to {high}"),
-            percent(promise.chance),
-        ]
+        vec![escape(&config.join(" ")), shown(promise.ms_median), format!("{low} to {high}"), percent(promise.chance)]
     };
-    let head = ["<not measured", "time", "four of five", "faster than the best"];
+    let quantity = if subject.metric.is_some() { subject.unit() } else { "time" };
+    let head = ["<not measured", quantity, "four of five", "better than the best"];
     out + &table(&head, &facts.promising.iter().map(row).collect::<Vec<_>>())
 }
 
