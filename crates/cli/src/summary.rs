@@ -9,6 +9,9 @@ use tilewright_tune::TaskKey;
 
 use crate::error::option;
 
+/// Characters of the message of a failed candidate, at most.
+const MOST_EXAMPLE: usize = 300;
+
 /// Reason why a fastest trial was not raced.
 fn why_not_raced(best: &Best, may_race: bool) -> &'static str {
     match (best.is_imported, may_race) {
@@ -109,9 +112,7 @@ pub fn own(tuned: &Tuned, show: &dyn Fn(f64) -> String, may_race: bool) -> Strin
             text
         }
     };
-    if !tuned.errors.is_empty() {
-        text += &format!("errors   {}\n", errors_text(&tuned.errors));
-    }
+    text += &errors(tuned);
     let of = &tuned.seconds_in;
     text += &format!(
         "search   {} ({} trials/s): proposals {:.1} s, build {:.1} s on all threads, run {:.1} s, check {:.1} s\n",
@@ -186,12 +187,18 @@ fn raced(tuned: &Tuned, workload: &Workload, best: &Best, race: &Race) -> String
     text + &format!("config   {}\n", best.config)
 }
 
+/// Returns a line on failed candidates, with the message of one; nothing where there are none.
+fn errors(tuned: &Tuned) -> String {
+    if tuned.errors.is_empty() {
+        return String::new();
+    }
+    let example: String = one_line(&tuned.example_text()).chars().take(MOST_EXAMPLE).collect();
+    format!("errors   {}{example}\n", errors_text(&tuned.errors))
+}
+
 /// Returns the last lines of each result: failures, the time by phase, and the database.
 fn ending(tuned: &Tuned) -> String {
-    let errors = match tuned.errors.is_empty() {
-        true => String::new(),
-        false => format!("errors   {}\n", errors_text(&tuned.errors)),
-    };
+    let errors = errors(tuned);
     let of = &tuned.seconds_in;
     let WallSeconds { start, search, race, untuned, end, total } = tuned.wall_seconds;
     let mut text = format!(

@@ -109,6 +109,11 @@ fn what_goes_wrong_costs_one_trial_and_says_why() {
     let tuned = run_json(&tune(&db, &app, &[&more[..], &checked].concat()));
     assert_eq!((&tuned["trials"], &tuned["best"]["value"]), (&json!(9), &json!(5.0)), "{tuned}");
     assert!(start.elapsed() < Duration::from_secs(60));
+    // Whoever reads the result alone learns of one failure why.
+    let again = common::run(&tune(&db, &app, &[&more[..], &checked].concat()));
+    let said = String::from_utf8_lossy(&again.stdout);
+    let line = said.lines().find(|line| line.starts_with("errors   ")).unwrap_or_else(|| panic!("{said}"));
+    assert!(line.contains("; for example ") && line.len() < 500, "{line}");
     let errors = errors(&db);
     check_error(&errors, "crash", "runtime_error", "SIGSEGV");
     check_error(&errors, "fail", "runtime_error", "exit code 3: out of luck");
@@ -789,6 +794,8 @@ fn metrics_that_do_not_go_together_are_refused() {
     check_refused(&with(&["--metric", "a (.*)", "--metric", "b=b (.*)"]), "of several metrics each is NAME=METRIC");
     check_refused(&with(&["--metric", "a=a (.*)", "--metric", "a=b (.*)"]), "the metric a is given twice");
     check_refused(&with(&["--metric", "a=(", "--metric", "b=b"]), "--metric");
+    check_refused(&with(&["--metric", "a=a (.*)", "--metric", "b="]), "an empty expression finds no number (give wall");
+    check_refused(&with(&["--metric", ""]), "an empty expression finds no number");
     check_refused(&with(&[&two[..], &["--maximize"]].concat()), "--maximize= names none of the metrics");
     check_refused(&with(&[&two[..], &["--maximize=c"]].concat()), "give --maximize=a or --maximize=b");
     check_refused(&with(&["--metric", "a (.*)", "--maximize=a"]), "there is one metric");
@@ -805,5 +812,6 @@ fn metrics_that_do_not_go_together_are_refused() {
         assert!(output.status.code() == Some(1) && said.contains(expected), "{said}");
     };
     check("b=b (.*)", "b: the metric is \"nan\", which is no number above 0");
+    check("b=a \\d+", "b: the metric is \"a 1\", which is no number above 0 (put the part of the expression");
     check("c=c (.*)", "c: no metric: nothing that it wrote fits `c (.*)`");
 }

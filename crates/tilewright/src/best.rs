@@ -58,12 +58,16 @@ impl ParetoPoint {
     /// Formats a set as a table, with a column for each metric; empty where the set is.
     pub fn table(set: &[ParetoPoint]) -> String {
         let Some(first) = set.first() else { return String::new() };
-        let head = first.values.keys().cloned().chain(["configuration".to_owned()]).collect();
-        let row = |point: &ParetoPoint| {
+        let configs: Vec<String> = set.iter().map(|point| point.config.to_string()).collect();
+        let width = configs.iter().map(|config| config.chars().count()).max().unwrap_or(0);
+        let last = |text: &str| format!("{text:<width$}");
+        let head = first.values.keys().cloned().chain([last("configuration")]).collect();
+        let row = |(point, config): (&ParetoPoint, &String)| {
             let values = point.values.values().map(|value| value.as_f64().map_or(String::new(), digits));
-            values.chain([point.config.to_string()]).collect()
+            values.chain([last(config)]).collect()
         };
-        table(&std::iter::once(head).chain(set.iter().map(row)).collect::<Vec<Vec<String>>>())
+        let rows = set.iter().zip(&configs).map(row);
+        table(&std::iter::once(head).chain(rows).collect::<Vec<Vec<String>>>())
     }
 }
 

@@ -143,6 +143,9 @@ pub enum MetricError {
     /// Invalid regular expression.
     #[error("{0}")]
     Pattern(regex_lite::Error),
+    /// Empty expression.
+    #[error("an empty expression finds no number")]
+    Empty,
     /// Request to maximise a time.
     #[error("a time is made small, so --maximize does not go with it")]
     MaximizeTime,
@@ -161,6 +164,7 @@ impl Metric {
     pub fn parse(text: &str, maximize: bool) -> Result<Metric, MetricError> {
         match text {
             "wall" | "cpu" if maximize => Err(MetricError::MaximizeTime),
+            "" => Err(MetricError::Empty),
             "wall" => Ok(Metric::Wall),
             "cpu" => Ok(Metric::Cpu),
             pattern => RegexBuilder::new(pattern)
@@ -270,6 +274,10 @@ impl Metric {
                 match found.trim().parse::<f64>() {
                     Ok(value) if positive(value) && *maximize => Ok(vec![UNIT / value]),
                     Ok(value) if positive(value) => Ok(vec![value]),
+                    Err(_) if found.contains(|c: char| c.is_ascii_digit()) => {
+                        let mend = "(put the part of the expression that is the number in parentheses)";
+                        unknown(format!("the metric is {found:?}, which is no number above 0 {mend}"))
+                    }
                     _ => unknown(format!("the metric is {found:?}, which is no number above 0")),
                 }
             }

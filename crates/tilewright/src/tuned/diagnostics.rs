@@ -30,14 +30,20 @@ impl Tuned {
             let text = "the leading candidates failed when they were measured again";
             return Some(Error::of(ErrorKind::LeadersFailed(limits), text));
         }
-        let example = self.example.as_ref().map(|(class, message)| format!("; for example {class}: {message}"));
         let text = format!(
             "none of {} gave a right answer ({}){}",
             count(self.trials, "candidate"),
             errors_text(&self.errors),
-            example.unwrap_or_default()
+            self.example_text()
         );
         Some(Error::of(ErrorKind::NoneRight(self.limit_to_raise()), text))
+    }
+}
+
+impl Tuned {
+    /// The failure of one candidate, as the end of a sentence on all of them; empty where none failed.
+    pub fn example_text(&self) -> String {
+        self.example.as_ref().map_or(String::new(), |(class, message)| format!("; for example {class}: {message}"))
     }
 }
 
