@@ -218,6 +218,59 @@ fn a_folder_of_something_else_stays_as_it_is() {
     }
 }
 
+/// A part of each experiment that has no test of its own: the smallest in which everything of it is written.
+const PARTS: [&[&str]; 14] = [
+    &["gemm-fraction", "--arm", "gbfs", "--budget", "0.002"],
+    &["gemm-sizes", "--problem", "512³", "--arm", "gbfs", "--budget", "0.004"],
+    &["gemm-time", "--arm", "gbfs", "--budget", "0.003"],
+    &["autotvm-models", "--problem", "C12", "--arm", "gbt", "--arm", "random", "--budget", "0.004"],
+    &["autotvm-objective", "--problem", "C12", "--budget", "0.004"],
+    &["autotvm-diversity", "--problem", "C12", "--budget", "0.004"],
+    &["autotvm-uncertainty", "--problem", "C12", "--budget", "0.004"],
+    &["autotvm-transfer", "--problem", "C9", "--budget", "0.004"],
+    &["autotvm-invariance", "--problem", "C7", "--arm", "loop", "--arm", "loop, transfer", "--budget", "0.004"],
+    &["opevo-operators", "--problem", "C1", "--arm", "opevo", "--arm", "random", "--budget", "0.005"],
+    &["nose-layers", "--problem", "C10", "--budget", "0.01"],
+    &["nose-iterations", "--problem", "C10", "--arm", "nose", "--arm", "genetic", "--budget", "0.001"],
+    &["searches", "--problem", "C12", "--arm", "random", "--budget", "0.01"],
+    &["trials-to-95", "--problem", "C12", "--arm", "random", "--budget", "0.002"],
+];
+
+#[test]
+fn every_experiment_runs_and_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    for part in PARTS {
+        let output = folder.path().join(part[0]);
+        let arguments = [&["experiment"], part, &["--repeats", "1", "-o", text(&output)]].concat();
+        let data = run_json(&arguments);
+        let runs = data["runs"].as_array().unwrap();
+        assert!(data["complete"] == true && !runs.is_empty(), "{part:?}: {data}");
+        assert!(runs.iter().all(|run| run["trials"].as_u64() > Some(0)), "{part:?}: {runs:?}");
+        let page = std::fs::read_to_string(output.join("README.md")).unwrap();
+        let pictures: Vec<&str> = page.split(['(', ')']).filter(|name| name.ends_with(".svg")).collect();
+        assert!(!pictures.is_empty(), "{part:?}: {page}");
+        for picture in pictures {
+            let svg = std::fs::read_to_string(output.join(picture)).unwrap();
+            let is_whole = svg.starts_with("<svg ") && svg.trim_end().ends_with("</svg>") && !svg.contains("NaN");
+            assert!(is_whole, "{part:?}, {picture}: {svg}");
+        }
+        let rows = std::fs::read_to_string(output.join("trials.csv")).unwrap().lines().count() as u64;
+        let n_trials: u64 = runs.iter().filter_map(|run| run["trials"].as_u64()).sum();
+        assert!(rows > n_trials, "{part:?}: {rows} rows of {n_trials} trials");
+        // What is complete is not run again.
+        let before = databases(&output);
+        assert_eq!((run_json(&arguments)["runs"].clone(), databases(&output)), (data["runs"].clone(), before));
+    }
+
+    // The others have tests of their own here.
+    let own = ["nose-errors", "autotvm-operators", "autotvm-end-to-end", "sequence-models", "gemm-map", "opevo-walk"];
+    let list = run_json(&["experiment"]);
+    for experiment in list["experiments"].as_array().unwrap() {
+        let name = experiment["name"].as_str().unwrap();
+        assert!(own.contains(&name) || PARTS.iter().any(|part| part[0] == name), "no test runs {name}");
+    }
+}
+
 #[test]
 fn experiments_are_listed() {
     let list = run_json(&["experiment"]);
