@@ -87,6 +87,7 @@ macro_rules! functions {
                 ///
                 /// # Safety
                 /// As ONNX Runtime's documentation says: pointers lead to what they are named after.
+                #[allow(clippy::too_many_arguments, reason = "ONNX Runtime's functions take so many")]
                 pub unsafe fn $method(&self, $($arg: $ty),*) $(-> $ret)? {
                     type Function = unsafe extern "C" fn($($ty),*) $(-> $ret)?;
                     // SAFETY: the table has a function of this type there.
