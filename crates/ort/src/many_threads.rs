@@ -203,7 +203,7 @@ fn session(folder: &Path, change: impl FnOnce(&mut ProviderOptions)) -> Arc<Sess
 
 /// Compiles the part that a draft is, which keeps none of its weights.
 fn part(session: &Arc<SessionState>, draft: SessionGraph) -> PartOfModel {
-    let Claim { parts, graph, .. } = claim(&draft, Claims::All);
+    let Claim { parts, graph, .. } = claim(&draft, Claims::All, 1);
     let [nodes] = <[_; 1]>::try_from(parts).expect("one part");
     let weights = draft.values[1].constant.as_ref().expect("weights").bytes().clone();
     let part = PartOfModel::new(session, &draft, nodes, session.known().with_graph(graph)).expect("a part");

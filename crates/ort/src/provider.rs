@@ -204,7 +204,7 @@ impl Drop for NewAttributes<'_> {
 
 /// Parts of a graph that are to run here, each with its nodes.
 fn chosen(session: &Arc<SessionState>, draft: &SessionGraph) -> Vec<(Vec<NodeAt>, Result<PartOfModel, String>)> {
-    let mut claim = claim(draft, session.options.claim);
+    let mut claim = claim(draft, session.options.claim, session.threads);
     for why in &claim.left {
         session.log.note(|| format!("left to ONNX Runtime: {why}"));
     }

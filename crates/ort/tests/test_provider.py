@@ -169,8 +169,11 @@ class Provider(unittest.TestCase):
             session(model([("Relu", ["x"], ["y"], {})], [("x", [4])], [("y", [4])]), log="all", claim="fast")
         self.assertEqual(claimed(lines), [])
 
-    def test_recurrences_of_integers_are_left(self):
-        from onnxruntime.quantization import quantize_dynamic
+    def test_long_steps_of_recurrences_of_integers_are_left_to_several_threads(self):
+        try:
+            from onnxruntime.quantization import quantize_dynamic
+        except ImportError as why:
+            self.skipTest(str(why))
 
         nodes = [
             ("LSTM", ["x", "w", "r"], ["", "h"], {"hidden_size": 64}),
@@ -184,10 +187,12 @@ class Provider(unittest.TestCase):
             onnx.save(network, at / "lstm.onnx")
             quantize_dynamic(at / "lstm.onnx", at / "quantized.onnx", op_types_to_quantize=["LSTM"])
             file = str(at / "quantized.onnx")
-            self.check(file, {"x": random(20, 40, 64)}, [2], claim="fast")
-            with log_of() as lines:
-                session(file, log="all", claim="all")
-            self.assertEqual(claimed(lines), [len(onnx.load(file).graph.node)])
+            whole = [len(onnx.load(file).graph.node)]
+            for options, parts in ((dict(threads=2), [2]), (dict(threads=1), whole), (dict(threads=2, claim="all"), whole)):
+                with log_of() as lines:
+                    session(file, log="all", **{"claim": "fast", **options})
+                self.assertEqual(claimed(lines), parts, options)
+            self.compare(session(file), session(file, ours=False), {"x": random(20, 40, 64)})
 
     def test_sizes_may_be_free(self):
         network = products("rows")
