@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tilewright::{Answer, CPU, Cache, Database, DeviceSpec, HOST, Records, SharedStore};
-use tilewright_graph::{DType, Graph, Tensor, TensorType, specialise};
+use tilewright_graph::{DType, Dim, Graph, Tensor, TensorType, specialise};
 use tilewright_ir::Target;
-use tilewright_model::{CompileOptions, Fused, OpenError, compile_known, lower, open};
+use tilewright_model::{CompileOptions, Fused, OpenError, compile_known, lower, open, open_items};
 use tilewright_runtime::shares::Share;
-use tilewright_runtime::{Aligned, AnyModel, Context, Model, Port};
+use tilewright_runtime::{Aligned, AnyModel, Context, Model, OpenDimension, Port};
 
 use crate::api::{self, KernelContext, OrtApi, got};
 use crate::boundary::caught;
@@ -105,7 +105,7 @@ impl SessionState {
         ports: &Ports,
         shapes: &[InputShape],
     ) -> Result<Fused, String> {
-        self.fused(&specialised(draft, nodes, ports, shapes)?)
+        self.fused(&specialised(draft, nodes, ports, shapes, None)?)
     }
 
     /// Lowers a specialised graph.
@@ -116,6 +116,33 @@ impl SessionState {
             fused.round_factors(&self.target);
         }
         Ok(fused)
+    }
+
+    /// Lowers a part for inputs of these sizes.
+    fn fused_for(
+        &self,
+        draft: &SessionGraph,
+        nodes: &[NodeAt],
+        ports: &Ports,
+        sizes: &Sizes,
+        names: &DimensionNames,
+        known: &PartKnowledge,
+    ) -> Result<Fused, NoCodeOfPart> {
+        let lowered = |shapes: &[InputShape], varying: &OpenDimension| {
+            let graph = specialised(draft, nodes, ports, shapes, Some((names, &varying.name)));
+            graph.and_then(|graph| self.fused(&graph)).map_err(NoCodeOfPart)
+        };
+        match &sizes.open[..] {
+            [dim] => open(dim, |size| lowered(&names.with(&sizes.shapes, &dim.name, size as usize), dim)),
+            [dim, items] => open_items(items, dim, |[n, size], varying| {
+                let shapes = names.with(&sizes.shapes, &items.name, n as usize);
+                lowered(&names.with(&shapes, &dim.name, size as usize), varying)
+            }),
+            _ => match known.take_graph() {
+                Some(graph) => self.fused(&graph).map_err(NoCodeOfPart),
+                None => self.lower(draft, nodes, ports, &sizes.shapes).map_err(NoCodeOfPart),
+            },
+        }
     }
 
     /// Compiles a part for inputs of these sizes.
@@ -130,28 +157,20 @@ impl SessionState {
     ) -> Result<CompiledPart, String> {
         let start = Instant::now();
         let at = |value: ValueIndex| ports.inputs.iter().position(|&input| input == value);
-        let fused = || match &sizes.open {
-            None => match known.take_graph() {
-                Some(graph) => self.fused(&graph),
-                None => self.lower(draft, nodes, ports, &sizes.shapes),
-            },
-            Some(dim) => {
-                let lowered = |size| {
-                    let shapes = names.with(&sizes.shapes, &dim.name, size as usize);
-                    self.lower(draft, nodes, ports, &shapes).map_err(NoRange)
-                };
-                open(dim, lowered).map_err(|NoRange(why)| why)
-            }
-        };
         let making = CompileOptions { cache: known.cache.as_ref().unwrap_or(&self.cache), for_runs: true };
-        let with = |records: &Records| {
+        // An error of the part itself, or one that records may be to blame for.
+        let with = |records: &Records| -> Result<Result<(ModelOfPart, bool), String>, String> {
             let key = self.key(draft, nodes, ports, sizes, known, records);
             if let Some(made) = key.as_ref().and_then(PartKey::find) {
                 // It holds constants of ONNX Runtime, which go when the session has started.
                 drop(known.take_graph());
-                return Ok((made, true));
+                return Ok(Ok((made, true)));
             }
-            let compiled = compile_known(fused()?, &self.target, self.threads, records, making);
+            let fused = match self.fused_for(draft, nodes, ports, sizes, names, known) {
+                Ok(fused) => fused,
+                Err(NoCodeOfPart(why)) => return Ok(Err(why)),
+            };
+            let compiled = compile_known(fused, &self.target, self.threads, records, making);
             *known.answers() = records.answers();
             let compiled = compiled.map_err(|error| error.to_string())?;
             let AnyModel::Cpu(model) = &compiled.model else { return Err("the target is no CPU".to_owned()) };
@@ -166,7 +185,7 @@ impl SessionState {
             if let Some(key) = key {
                 key.keep(&made);
             }
-            Ok((made, false))
+            Ok(Ok((made, false)))
         };
         let answers = known.answers().clone();
         let recorded = self.database.as_ref().map(|database| {
@@ -181,7 +200,7 @@ impl SessionState {
         let recorded = recorded.and_then(|compiled| {
             compiled.map_err(|why| self.log.problem(&format!("records are not used: {why}"))).ok()
         });
-        let (made, is_shared) = recorded.map_or_else(|| with(&Records::default().knowing(&answers)), Ok)?;
+        let (made, is_shared) = recorded.map_or_else(|| with(&Records::default().knowing(&answers)), Ok)??;
         if let Some(line) = making.cache.take_damage() {
             self.log.problem(&line);
         }
@@ -216,14 +235,32 @@ impl SessionState {
     }
 }
 
-/// Graph of a part for inputs of these shapes, specialised.
-fn specialised(draft: &SessionGraph, nodes: &[NodeAt], ports: &Ports, shapes: &[InputShape]) -> Result<Graph, String> {
+/// Graph of a part for inputs of these shapes, specialised; what depends on the varying dimension, where
+/// there is one, is not folded.
+fn specialised(
+    draft: &SessionGraph,
+    nodes: &[NodeAt],
+    ports: &Ports,
+    shapes: &[InputShape],
+    varying: Option<(&DimensionNames, &str)>,
+) -> Result<Graph, String> {
     let at = |value: ValueIndex| ports.inputs.iter().position(|&input| input == value);
     let graph = draft.graph(nodes, ports, &|value| Some(shapes[at(value)?].clone()));
-    let graph = graph.map_err(|refused| match refused {
+    let mut graph = graph.map_err(|refused| match refused {
         NoSessionGraph::Node(_, why) | NoSessionGraph::Other(why) => why,
     })?;
-    let special = specialise(&graph, &for_runs());
+    let mut bindings = for_runs();
+    if let Some((names, dim)) = varying {
+        for (input, axis) in names.places(dim) {
+            let id = graph.inputs[input];
+            if let Some(dims) = graph.value_mut(id).declared.as_mut().and_then(|declared| declared.dims.as_mut()) {
+                dims[axis] = Dim::Named(dim.into());
+            }
+        }
+        bindings.open = Some(dim.to_owned());
+        bindings.dims = names.size_of(shapes, dim).map(|size| (dim.to_owned(), size)).into_iter().collect();
+    }
+    let special = specialise(&graph, &bindings);
     special.problems.first().map_or(Ok(special.graph), |problem| Err(problem.to_string()))
 }
 
@@ -247,12 +284,12 @@ fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Reason why a part has no code for a range of sizes.
-struct NoRange(String);
+/// Reason why a part has no code for sizes, whatever the records.
+struct NoCodeOfPart(String);
 
-impl From<OpenError> for NoRange {
-    fn from(error: OpenError) -> NoRange {
-        NoRange(error.to_string())
+impl From<OpenError> for NoCodeOfPart {
+    fn from(error: OpenError) -> NoCodeOfPart {
+        NoCodeOfPart(error.to_string())
     }
 }
 
@@ -281,13 +318,17 @@ impl CompiledPart {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Types of the part's outputs in a run at a size of the open dimension.
-    fn outputs_at(&self, size: Option<i64>) -> Vec<TensorType> {
+    /// Types of the part's outputs in a run at sizes of the open dimensions.
+    fn outputs_at(&self, of_run: &[i64]) -> Vec<TensorType> {
         let ModelOfPart { model, outputs, .. } = &self.made;
         let mut outputs = outputs.clone();
         for (ty, port) in outputs.iter_mut().zip(model.outputs()) {
-            if let (Some(size), Some((axis, open))) = (size, model.plan().tensors[port.tensor].open) {
+            let tensor = &model.plan().tensors[port.tensor];
+            if let (Some(&size), Some((axis, open))) = (of_run.first(), tensor.open) {
                 ty.shape[axis] = open.at(size) as usize;
+            }
+            if let (Some(&n_items), true) = (of_run.last(), tensor.in_items) {
+                ty.shape[0] = n_items as usize;
             }
         }
         outputs
@@ -358,7 +399,7 @@ impl PartOfModel {
         let names = DimensionNames(ports.inputs.iter().map(|&value| draft.dim_names(value)).collect());
         let code = match shapes {
             Some(shapes) => {
-                let sizes = Sizes { shapes, open: None };
+                let sizes = Sizes { shapes, open: Vec::new() };
                 session.tune(draft, &nodes, &ports, &sizes.shapes);
                 PartCode::Fixed(Box::new(session.compile(draft, &nodes, &ports, &sizes, &names, &known)?))
             }
@@ -441,14 +482,14 @@ impl PartOfModel {
                     }
                 }
                 // SAFETY: promised by the caller.
-                unsafe { self.run_compiled(compiled, None, positions, &inputs, run) }
+                unsafe { self.run_compiled(compiled, &[], positions, &inputs, run) }
             }
             PartCode::Free(codes) => {
                 // SAFETY: promised by the caller.
                 let found = unsafe { self.compiled_for(codes, &shapes, positions, run)? };
                 let Some(Ok(compiled)) = found.pending.get() else { unreachable!("it was waited for") };
                 // SAFETY: promised by the caller.
-                unsafe { self.run_compiled(compiled, found.size, positions, &inputs, run) }
+                unsafe { self.run_compiled(compiled, &found.of_run, positions, &inputs, run) }
             }
         }
     }
@@ -515,21 +556,21 @@ impl PartOfModel {
         Ok(draft)
     }
 
-    /// Runs code on inputs of its sizes, of which the open dimension, where it has one, is given.
+    /// Runs code on inputs of its sizes, of which those of the open dimensions are given.
     ///
     /// # Safety
     /// As [`PartOfModel::run`].
     unsafe fn run_compiled(
         &self,
         compiled: &CompiledPart,
-        size: Option<i64>,
+        of_run: &[i64],
         positions: &Positions,
         inputs: &[&[u8]],
         run: *mut KernelContext,
     ) -> Result<(), String> {
         let api = &self.session.api;
         let mut outputs: Vec<&mut [u8]> = Vec::with_capacity(compiled.made.outputs.len());
-        for (&at, ty) in positions.outputs.iter().zip(compiled.outputs_at(size)) {
+        for (&at, ty) in positions.outputs.iter().zip(compiled.outputs_at(of_run)) {
             // SAFETY: promised by the caller.
             outputs.push(unsafe { asked(api, run, at, &ty)? });
         }
@@ -541,7 +582,8 @@ impl PartOfModel {
             Some(memory) => memory,
             None => RunMemory::new(&compiled.made.model, self.session.threads)?,
         };
-        if let (Some(size), Some(dim)) = (size, &compiled.made.model.plan().dim) {
+        let plan = compiled.made.model.plan();
+        for (dim, &size) in [&plan.dim, &plan.items].into_iter().flatten().zip(of_run) {
             memory.context.set_dim(&dim.name, size).map_err(|error| error.to_string())?;
         }
         let loops = Loops { api, run, shares: &memory.shares };

@@ -2,15 +2,19 @@
 //!
 //! Code for the sizes of the first run is for these alone. Where a run brings sizes that differ from known
 //! ones in a single named dimension, the code that is made is for every size of it up to some largest one,
-//! and runs say theirs. What cannot be made so is made for each size.
+//! and runs say theirs. A dimension behind a batch, such as tokens of several texts, is open together with
+//! the batch, whose items run one after the other. What cannot be made so is made for each size.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tilewright_runtime::OpenDimension;
 
-/// Number of sizes, or ranges of sizes, for which a part stays compiled.
-const MOST_CODES: usize = 8;
+/// Number of sizes, or ranges of sizes, for which a part stays compiled as long as none is met again that it
+/// is no more compiled for.
+const FEWEST_KEPT: usize = 8;
+/// Number of them where such sizes come back, and of those that are remembered.
+const MOST_KEPT: usize = 64;
 /// Sizes that a range ends at are multiples of this, so that vectors are whole.
 const WHOLE_VECTORS: usize = 16;
 /// Number of ranges of a dimension without code after which no other one is tried.
@@ -22,20 +26,19 @@ pub type InputShape = Vec<usize>;
 /// Shapes of a part's inputs that code is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Shapes of the inputs; those at the largest size of the open dimension.
+    /// Shapes of the inputs; those at the largest sizes of the open dimensions.
     pub shapes: Vec<InputShape>,
-    /// Dimension of which each run says a size.
-    pub open: Option<OpenDimension>,
+    /// Dimensions of which each run says a size: none, one, or one behind a batch and the batch.
+    pub open: Vec<OpenDimension>,
 }
 
 impl std::fmt::Display for Sizes {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
         let shapes: Vec<String> = self.shapes.iter().map(|shape| format!("{shape:?}")).collect();
         write!(f, "{}", shapes.join(", "))?;
-        if let Some(OpenDimension { name, least, most, .. }) = &self.open {
-            write!(f, " and {name}={least}..{most}")?;
-        }
-        Ok(())
+        self.open
+            .iter()
+            .try_for_each(|OpenDimension { name, least, most, .. }| write!(f, " and {name}={least}..{most}"))
     }
 }
 
@@ -45,14 +48,14 @@ pub struct DimensionNames(pub Vec<Vec<Option<String>>>);
 
 impl DimensionNames {
     /// Size of a dimension in shapes; `None` where there is none, or several.
-    fn size_of(&self, shapes: &[InputShape], dim: &str) -> Option<usize> {
+    pub fn size_of(&self, shapes: &[InputShape], dim: &str) -> Option<usize> {
         let mut sizes = self.places(dim).map(|(input, axis)| shapes.get(input)?.get(axis).copied());
         let first = sizes.next()??;
         sizes.all(|size| size == Some(first)).then_some(first)
     }
 
     /// Inputs and axes that have the name.
-    fn places(&self, dim: &str) -> impl Iterator<Item = (usize, usize)> {
+    pub fn places(&self, dim: &str) -> impl Iterator<Item = (usize, usize)> {
         let all = self.0.iter().enumerate();
         let all = all.flat_map(|(input, axes)| axes.iter().enumerate().map(move |(axis, name)| (input, axis, name)));
         all.filter(move |(_, _, name)| name.as_deref() == Some(dim)).map(|(input, axis, _)| (input, axis))
@@ -65,26 +68,55 @@ impl DimensionNames {
         shapes
     }
 
-    /// The named dimension in which alone shapes differ, with the larger of its two sizes.
-    fn difference(&self, known: &[InputShape], shapes: &[InputShape]) -> Option<(&str, usize)> {
-        let pairs = known.iter().zip(shapes).enumerate();
-        let mut axes = pairs.flat_map(|(input, (a, b))| (0..a.len().max(b.len())).map(move |axis| (input, axis)));
-        let differs = |&(input, axis): &(usize, usize)| known[input].get(axis) != shapes[input].get(axis);
-        let (input, axis) = axes.find(differs)?;
-        let dim = self.0.get(input)?.get(axis)?.as_deref()?;
-        let sizes = [self.size_of(known, dim)?, self.size_of(shapes, dim)?];
-        let is_all = sizes.iter().all(|&size| size > 0) && self.with(known, dim, sizes[1]) == shapes;
-        is_all.then_some((dim, sizes[0].max(sizes[1])))
+    /// Shapes with other sizes of dimensions.
+    fn with_all(&self, shapes: &[InputShape], dims: &[(&str, usize)]) -> Vec<InputShape> {
+        dims.iter().fold(shapes.to_vec(), |shapes, (dim, size)| self.with(&shapes, dim, *size))
     }
 
-    /// The size that runs of code for these sizes say, which is that of no dimension where none is open;
-    /// `None` where shapes are none of its.
-    fn fit(&self, sizes: &Sizes, shapes: &[InputShape]) -> Option<Option<i64>> {
-        let Some(dim) = &sizes.open else { return (sizes.shapes == shapes).then_some(None) };
-        let size = self.size_of(shapes, &dim.name)?;
-        let is_known = dim.has(size as i64) && self.with(shapes, &dim.name, dim.most as usize) == sizes.shapes;
-        is_known.then_some(Some(size as i64))
+    /// The named dimensions in which alone shapes differ, each with the larger of its two sizes.
+    fn differences(&self, known: &[InputShape], shapes: &[InputShape]) -> Option<Vec<(&str, usize)>> {
+        let (mut dims, mut same) = (Vec::new(), known.to_vec());
+        while let Some((input, axis)) = first_difference(&same, shapes) {
+            let dim = self.0.get(input)?.get(axis)?.as_deref()?;
+            let sizes = [self.size_of(known, dim)?, self.size_of(shapes, dim)?];
+            let is_new = dims.iter().all(|(other, _)| *other != dim) && sizes.iter().all(|&size| size > 0);
+            is_new.then(|| dims.push((dim, sizes[0].max(sizes[1]))))?;
+            same = self.with(&same, dim, sizes[1]);
+        }
+        Some(dims)
     }
+
+    /// The dimension that lies ahead of another one in all its places, if a single one does and has no other
+    /// place than the first of an input.
+    fn batch_of(&self, dim: &str) -> Option<&str> {
+        let mut ahead = self.places(dim).map(|(input, axis)| match axis {
+            1 => self.0[input][0].as_deref(),
+            _ => None,
+        });
+        let batch = ahead.next()??;
+        let is_it = ahead.all(|other| other == Some(batch)) && self.places(batch).all(|(_, axis)| axis == 0);
+        is_it.then_some(batch)
+    }
+
+    /// Sizes that runs of code for these sizes say, of each open dimension; `None` where shapes are none of
+    /// its.
+    fn fit(&self, sizes: &Sizes, shapes: &[InputShape]) -> Option<Vec<i64>> {
+        let size = |dim: &OpenDimension| Some(self.size_of(shapes, &dim.name)? as i64).filter(|&size| dim.has(size));
+        let of_run = sizes.open.iter().map(size).collect::<Option<Vec<i64>>>()?;
+        (self.with_all(shapes, &most_of(&sizes.open)) == sizes.shapes).then_some(of_run)
+    }
+}
+
+/// Dimensions with their largest sizes.
+fn most_of(open: &[OpenDimension]) -> Vec<(&str, usize)> {
+    open.iter().map(|dim| (dim.name.as_str(), dim.most as usize)).collect()
+}
+
+/// The first input and axis at which shapes differ.
+fn first_difference(known: &[InputShape], shapes: &[InputShape]) -> Option<(usize, usize)> {
+    let pairs = known.iter().zip(shapes).enumerate();
+    let mut axes = pairs.flat_map(|(input, (a, b))| (0..a.len().max(b.len())).map(move |axis| (input, axis)));
+    axes.find(|&(input, axis)| known[input].get(axis) != shapes[input].get(axis))
 }
 
 /// Code that one run makes, and that others for the same sizes wait for.
@@ -99,8 +131,12 @@ pub struct Codes<T> {
 struct CodesState<T> {
     /// Code that was in use last is at the end.
     codes: Vec<(Sizes, Pending<T>)>,
-    /// Largest sizes of the ranges of a dimension for which no code could be made.
-    refused: HashMap<String, Vec<usize>>,
+    /// Sizes whose code gave way, the last ones at the end.
+    dropped: Vec<Sizes>,
+    /// Number of sizes that are kept.
+    n_kept: usize,
+    /// Largest sizes of the ranges of dimensions for which no code could be made.
+    refused: HashMap<Vec<String>, Vec<usize>>,
 }
 
 /// Code for a run.
@@ -109,14 +145,15 @@ pub struct CodeForRun<T> {
     pub pending: Pending<T>,
     /// Sizes that it is for.
     pub sizes: Sizes,
-    /// Size of the open dimension in the run.
-    pub size: Option<i64>,
+    /// Sizes of the open dimensions in the run.
+    pub of_run: Vec<i64>,
 }
 
 impl<T> Codes<T> {
     /// No code yet, for inputs with these names of dimensions.
     pub fn new(names: DimensionNames) -> Codes<T> {
-        Codes { names, state: Mutex::new(CodesState { codes: Vec::new(), refused: HashMap::new() }) }
+        let (codes, dropped, refused) = (Vec::new(), Vec::new(), HashMap::new());
+        Codes { names, state: Mutex::new(CodesState { codes, dropped, n_kept: FEWEST_KEPT, refused }) }
     }
 
     /// Names of the inputs' dimensions.
@@ -134,42 +171,77 @@ impl<T> Codes<T> {
         let mut state = self.state();
         let fit = |sizes: &Sizes| self.names.fit(sizes, shapes);
         // What is for these shapes alone is the faster one.
-        let exact = state.codes.iter().position(|(sizes, _)| sizes.open.is_none() && sizes.shapes == shapes);
+        let exact = state.codes.iter().position(|(sizes, _)| sizes.open.is_empty() && sizes.shapes == shapes);
         if let Some(at) = exact.or_else(|| state.codes.iter().rposition(|(sizes, _)| fit(sizes).is_some())) {
             let (sizes, pending) = state.codes.remove(at);
             state.codes.push((sizes.clone(), Arc::clone(&pending)));
-            return (CodeForRun { pending, size: fit(&sizes).flatten(), sizes }, None);
+            return (CodeForRun { pending, of_run: fit(&sizes).unwrap_or_default(), sizes }, None);
         }
         let sizes = self.wanted(&state, shapes);
-        let size = fit(&sizes).flatten();
-        let dropped = (state.codes.len() >= MOST_CODES).then(|| state.codes.remove(0).0);
+        let of_run = fit(&sizes).unwrap_or_default();
+        // A caller who takes turns with more sizes than are kept would have all of them made again and again.
+        if let Some(at) = state.dropped.iter().position(|dropped| *dropped == sizes) {
+            state.dropped.remove(at);
+            state.n_kept = (state.n_kept + 1).min(MOST_KEPT);
+        }
+        let dropped = (state.codes.len() >= state.n_kept).then(|| state.codes.remove(0).0);
+        state.dropped.extend(dropped.clone());
+        if state.dropped.len() > MOST_KEPT {
+            state.dropped.remove(0);
+        }
         let pending = Pending::default();
         state.codes.push((sizes.clone(), Arc::clone(&pending)));
-        (CodeForRun { pending, sizes, size }, dropped)
+        (CodeForRun { pending, sizes, of_run }, dropped)
     }
 
     /// Sizes that code for shapes is to be for.
     fn wanted(&self, state: &CodesState<T>, shapes: &[InputShape]) -> Sizes {
-        let differing = state.codes.iter().rev().find_map(|(known, _)| {
-            let (dim, larger) = self.names.difference(&known.shapes, shapes)?;
-            let is_its = known.open.as_ref().is_none_or(|open| open.name == dim);
-            is_its.then_some((dim, larger))
-        });
-        let range = differing.and_then(|(dim, largest)| {
-            let refused = state.refused.get(dim).map_or(&[][..], Vec::as_slice);
+        let range = state.codes.iter().rev().find_map(|(known, _)| self.range(known, shapes));
+        let open = range.and_then(|dims| {
+            let refused = state.refused.get(&names_of(dims.iter().map(|(name, _)| *name)));
+            let refused = refused.map_or(&[][..], Vec::as_slice);
             if refused.len() >= MOST_REFUSALS {
                 return None;
             }
-            let powers = largest.next_power_of_two().max(WHOLE_VECTORS);
-            let ends = [powers, largest.next_multiple_of(WHOLE_VECTORS)];
+            let power = |size: usize| size.next_power_of_two().max(WHOLE_VECTORS);
+            let &(_, largest) = dims.first()?;
+            let ends = [power(largest), largest.next_multiple_of(WHOLE_VECTORS)];
             let most = ends.into_iter().find(|most| !refused.contains(most))?;
-            Some(OpenDimension { name: dim.to_owned(), least: 1, most: most as i64, step: 1 })
+            let ends = std::iter::once(most).chain(dims[1..].iter().map(|&(_, size)| power(size)));
+            let dim = |((name, _), most): (&(&str, usize), usize)| OpenDimension {
+                name: (*name).to_owned(),
+                least: 1,
+                most: most as i64,
+                step: 1,
+            };
+            Some(dims.iter().zip(ends).map(dim).collect::<Vec<_>>())
         });
-        let shapes = match &range {
-            Some(dim) => self.names.with(shapes, &dim.name, dim.most as usize),
-            None => shapes.to_vec(),
-        };
-        Sizes { shapes, open: range }
+        let open = open.unwrap_or_default();
+        Sizes { shapes: self.names.with_all(shapes, &most_of(&open)), open }
+    }
+
+    /// Dimensions that are to be open for shapes beside known ones, with the largest sizes met: the batch
+    /// comes last.
+    fn range<'a>(&'a self, known: &'a Sizes, shapes: &[InputShape]) -> Option<Vec<(&'a str, usize)>> {
+        let mut dims = self.names.differences(&known.shapes, shapes)?;
+        for (name, most) in most_of(&known.open) {
+            if dims.iter().all(|(dim, _)| *dim != name) {
+                dims.push((name, most));
+            }
+        }
+        if let &[(dim, _)] = &dims[..]
+            && let Some(batch) = self.names.batch_of(dim)
+            && let Some(n) = self.names.size_of(shapes, batch).filter(|&n| n > 1)
+        {
+            dims.push((batch, n));
+        }
+        if let &[(first, _), (second, _)] = &dims[..]
+            && self.names.batch_of(first) != Some(second)
+        {
+            dims.reverse();
+            (self.names.batch_of(second) == Some(first)).then_some(())?;
+        }
+        (1..=2).contains(&dims.len()).then_some(dims)
     }
 
     /// Forgets code that could not be made; whether it was for a range, so that code for the shapes of the
@@ -178,23 +250,30 @@ impl<T> Codes<T> {
         let mut state = self.state();
         let n_before = state.codes.len();
         state.codes.retain(|(_, pending)| !Arc::ptr_eq(pending, &found.pending));
-        let Some(dim) = &found.sizes.open else { return false };
+        let Some(dim) = found.sizes.open.first() else { return false };
         // Of the runs that waited for it the first one says so.
         if state.codes.len() < n_before {
-            state.refused.entry(dim.name.clone()).or_default().push(dim.most as usize);
+            let names = names_of(found.sizes.open.iter().map(|dim| dim.name.as_str()));
+            state.refused.entry(names).or_default().push(dim.most as usize);
         }
         true
     }
 
     /// Forgets ranges that are within one for which there is code now.
     pub fn supersede(&self, found: &CodeForRun<T>) {
-        let Some(dim) = &found.sizes.open else { return };
+        let open = &found.sizes.open;
         let is_within = |sizes: &Sizes| {
-            let is_its = sizes.open.as_ref().is_some_and(|other| other.name == dim.name && other.most < dim.most);
-            is_its && self.names.with(&sizes.shapes, &dim.name, dim.most as usize) == found.sizes.shapes
+            let is_its = |dim: &OpenDimension| open.iter().any(|own| own.name == dim.name && own.most >= dim.most);
+            let is_other = *sizes != found.sizes && !sizes.open.is_empty();
+            let is_part = is_other && sizes.open.iter().all(is_its);
+            is_part && self.names.with_all(&sizes.shapes, &most_of(open)) == found.sizes.shapes
         };
         self.state().codes.retain(|(sizes, _)| !is_within(sizes));
     }
+}
+
+fn names_of<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
+    names.map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -216,15 +295,15 @@ mod tests {
     impl Met {
         /// Runs shapes, which makes code where there is none, and compares what code ran, and its open size.
         #[track_caller]
-        fn check(&self, shapes: &[&[usize]], expected: (&str, Option<i64>)) {
+        fn check(&self, shapes: &[&[usize]], expected: (&str, &[i64])) {
             let shapes: Vec<InputShape> = shapes.iter().map(|shape| shape.to_vec()).collect();
             loop {
                 let (found, _) = self.codes.find(&shapes);
-                let has_code = found.sizes.open.as_ref().is_none_or(|dim| (self.ranges)(dim.most));
+                let has_code = found.sizes.open.first().is_none_or(|dim| (self.ranges)(dim.most));
                 let make = || if has_code { Ok(found.sizes.to_string()) } else { Err("no range".to_owned()) };
                 if let Ok(code) = found.pending.get_or_init(make) {
                     self.codes.supersede(&found);
-                    assert_eq!((code.as_str(), found.size), expected);
+                    assert_eq!((code.as_str(), &found.of_run[..]), expected);
                     return;
                 }
                 assert!(self.codes.refuse(&found), "{}", found.sizes);
@@ -239,45 +318,83 @@ mod tests {
     #[test]
     fn a_second_size_makes_a_range() {
         let met = met(&[&["batch", "tokens", ""], &["batch", "tokens"]], |_| true);
-        met.check(&[&[1, 7, 64], &[1, 7]], ("[1, 7, 64], [1, 7]", None));
-        met.check(&[&[1, 9, 64], &[1, 9]], ("[1, 16, 64], [1, 16] and tokens=1..16", Some(9)));
-        met.check(&[&[1, 3, 64], &[1, 3]], ("[1, 16, 64], [1, 16] and tokens=1..16", Some(3)));
+        met.check(&[&[1, 7, 64], &[1, 7]], ("[1, 7, 64], [1, 7]", &[]));
+        met.check(&[&[1, 9, 64], &[1, 9]], ("[1, 16, 64], [1, 16] and tokens=1..16", &[9]));
+        met.check(&[&[1, 3, 64], &[1, 3]], ("[1, 16, 64], [1, 16] and tokens=1..16", &[3]));
         // The first one keeps its own.
-        met.check(&[&[1, 7, 64], &[1, 7]], ("[1, 7, 64], [1, 7]", None));
+        met.check(&[&[1, 7, 64], &[1, 7]], ("[1, 7, 64], [1, 7]", &[]));
         // A longer range takes the place of the shorter.
-        met.check(&[&[1, 33, 64], &[1, 33]], ("[1, 64, 64], [1, 64] and tokens=1..64", Some(33)));
+        met.check(&[&[1, 33, 64], &[1, 33]], ("[1, 64, 64], [1, 64] and tokens=1..64", &[33]));
         assert_eq!(met.n_codes(), 2);
-        // Two dimensions that differ are sizes of their own, and begin ranges of their own.
-        met.check(&[&[2, 8, 64], &[2, 8]], ("[2, 8, 64], [2, 8]", None));
-        met.check(&[&[2, 9, 64], &[2, 9]], ("[2, 16, 64], [2, 16] and tokens=1..16", Some(9)));
-        assert_eq!(met.n_codes(), 4);
+        // A batch of several is open as well.
+        met.check(&[&[2, 8, 64], &[2, 8]], ("[16, 64, 64], [16, 64] and tokens=1..64 and batch=1..16", &[8, 2]));
+        met.check(&[&[5, 9, 64], &[5, 9]], ("[16, 64, 64], [16, 64] and tokens=1..64 and batch=1..16", &[9, 5]));
+        met.check(&[&[1, 9, 64], &[1, 9]], ("[16, 64, 64], [16, 64] and tokens=1..64 and batch=1..16", &[9, 1]));
+        assert_eq!(met.n_codes(), 2);
+    }
+
+    #[test]
+    fn tokens_of_several_texts_are_open_with_the_batch() {
+        let names: &[&[&str]] = &[&["batch", "tokens"], &["batch"], &["tokens"]];
+        let texts = met(&names[..2], |_| true);
+        texts.check(&[&[8, 100], &[8]], ("[8, 100], [8]", &[]));
+        texts.check(&[&[8, 103], &[8]], ("[16, 128], [16] and tokens=1..128 and batch=1..16", &[103, 8]));
+        texts.check(&[&[4, 60], &[4]], ("[16, 128], [16] and tokens=1..128 and batch=1..16", &[60, 4]));
+        texts.check(&[&[20, 60], &[20]], ("[32, 128], [32] and tokens=1..128 and batch=1..32", &[60, 20]));
+        assert_eq!(texts.n_codes(), 2);
+        // Of images no dimension lies behind the batch alone; of tokens at the front no batch is known.
+        let images = met(&[&["batch", "", "height", "width"]], |_| true);
+        images.check(&[&[2, 3, 64, 64]], ("[2, 3, 64, 64]", &[]));
+        images.check(&[&[3, 3, 64, 96]], ("[3, 3, 64, 96]", &[]));
+        let both = met(names, |_| true);
+        both.check(&[&[2, 7], &[2], &[7]], ("[2, 7], [2], [7]", &[]));
+        both.check(&[&[3, 9], &[3], &[9]], ("[3, 9], [3], [9]", &[]));
+        // Where no range has code, sizes have.
+        let none = met(&names[..1], |_| false);
+        for size in 30..50 {
+            none.check(&[&[2, size]], (&format!("[2, {size}]"), &[]));
+        }
+        assert_eq!(none.codes.state().refused[&names_of(["tokens", "batch"].into_iter())].len(), MOST_REFUSALS);
     }
 
     #[test]
     fn what_no_name_says_is_made_for_each_size() {
         let met = met(&[&["batch", ""], &["", "tokens"]], |_| true);
-        met.check(&[&[1, 7], &[1, 7]], ("[1, 7], [1, 7]", None));
-        met.check(&[&[1, 8], &[1, 7]], ("[1, 8], [1, 7]", None));
-        met.check(&[&[1, 8], &[1, 9]], ("[1, 8], [1, 16] and tokens=1..16", Some(9)));
+        met.check(&[&[1, 7], &[1, 7]], ("[1, 7], [1, 7]", &[]));
+        met.check(&[&[1, 8], &[1, 7]], ("[1, 8], [1, 7]", &[]));
+        met.check(&[&[1, 8], &[1, 9]], ("[1, 8], [1, 16] and tokens=1..16", &[9]));
         // Inputs that disagree about a name, and sizes of zero.
-        met.check(&[&[0, 8], &[1, 9]], ("[0, 8], [1, 9]", None));
+        met.check(&[&[0, 8], &[1, 9]], ("[0, 8], [1, 9]", &[]));
     }
 
     #[test]
     fn ranges_without_code_are_tried_a_few_times() {
         // As where positions end at 40.
         let positions = met(&[&["tokens"]], |most| most <= 40);
-        positions.check(&[&[30]], ("[30]", None));
-        positions.check(&[&[31]], ("[32] and tokens=1..32", Some(31)));
-        positions.check(&[&[39]], ("[39]", None));
-        positions.check(&[&[38]], ("[38]", None));
-        assert_eq!(positions.codes.state().refused["tokens"], [64, 48]);
+        positions.check(&[&[30]], ("[30]", &[]));
+        positions.check(&[&[31]], ("[32] and tokens=1..32", &[31]));
+        positions.check(&[&[39]], ("[39]", &[]));
+        positions.check(&[&[38]], ("[38]", &[]));
+        assert_eq!(positions.codes.state().refused[&["tokens".to_owned()][..]], [64, 48]);
         let none = met(&[&["tokens"]], |_| false);
-        none.check(&[&[30]], ("[30]", None));
+        none.check(&[&[30]], ("[30]", &[]));
         for size in (100..400).step_by(20) {
-            none.check(&[&[size]], (&format!("[{size}]"), None));
+            none.check(&[&[size]], (&format!("[{size}]"), &[]));
         }
-        assert_eq!(none.codes.state().refused["tokens"].len(), MOST_REFUSALS);
-        assert_eq!(none.n_codes(), MOST_CODES);
+        assert_eq!(none.codes.state().refused[&["tokens".to_owned()][..]].len(), MOST_REFUSALS);
+        assert_eq!(none.n_codes(), FEWEST_KEPT);
+    }
+
+    #[test]
+    fn sizes_that_come_back_are_kept() {
+        let met = met(&[&[""]], |_| true);
+        let round = || (1..13).for_each(|size| met.check(&[&[size]], (&format!("[{size}]"), &[])));
+        round();
+        assert_eq!(met.n_codes(), FEWEST_KEPT);
+        (0..3).for_each(|_| round());
+        assert_eq!(met.n_codes(), 12);
+        // Sizes that are new keep no more of them.
+        (20..100).for_each(|size| met.check(&[&[size]], (&format!("[{size}]"), &[])));
+        assert_eq!(met.n_codes(), 12);
     }
 }
