@@ -235,9 +235,9 @@ impl Tensor {
         decode!(self, i128)
     }
 
-    /// Elements converted to `i64`; larger unsigned ones wrap around.
+    /// Elements converted to `i64`; larger unsigned ones wrap around, floating-point numbers saturate.
     pub fn i64s(&self) -> Vec<i64> {
-        self.integers().iter().map(|&x| x as i64).collect()
+        decode!(self, i64)
     }
 
     /// Converts f16 and bf16 to f32; other types are returned as they are.

@@ -162,6 +162,15 @@ fn element_places(data: &[usize], indices: &Tensor, axis: usize) -> Result<Vec<u
     }
     let own = strides(data);
     let along = places(indices, data[axis])?;
+    if (0..data.len()).all(|d| d == axis || shape[d] == data[d]) {
+        let (_, n, inner) = around(shape, axis);
+        let slices = along.chunks(inner.max(1)).enumerate();
+        let slice = |(at, slice): (usize, &[usize])| {
+            let outer = at / n * data[axis];
+            slice.iter().enumerate().map(|(i, along)| (outer + along) * inner + i).collect::<Vec<usize>>()
+        };
+        return Ok(slices.flat_map(slice).collect());
+    }
     let place = |(at, along): (usize, usize)| {
         let mut rest = at;
         let mut to = along * own[axis];

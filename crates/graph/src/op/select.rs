@@ -1,6 +1,7 @@
 //! Operators that select elements by value.
 
 use std::cmp::Ordering;
+use std::ops::Range;
 
 use super::util::{around, axis, pick, product, size, strides};
 use super::{Inputs, Operation, Operator, row};
@@ -78,7 +79,12 @@ impl Operation for NonZero {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let x = inputs.tensor(0)?;
         let own = strides(x.shape());
-        let found: Vec<usize> = x.floats().iter().enumerate().filter(|(_, x)| **x != 0.0).map(|(at, _)| at).collect();
+        let found: Vec<usize> = if x.dtype().is_float() {
+            x.floats().iter().enumerate().filter(|(_, x)| **x != 0.0).map(|(at, _)| at).collect()
+        } else {
+            let elements = x.bytes().chunks_exact(x.dtype().size()).enumerate();
+            elements.filter(|(_, element)| element.iter().any(|byte| *byte != 0)).map(|(at, _)| at).collect()
+        };
         let mut numbers = Vec::with_capacity(found.len() * own.len());
         for (d, &stride) in own.iter().enumerate() {
             numbers.extend(found.iter().map(|at| (at / stride % x.shape()[d]) as i128));
@@ -213,6 +219,64 @@ fn overlap(a: [f64; 4], b: [f64; 4]) -> f64 {
     if all > 0.0 { both / all } else { 0.0 }
 }
 
+/// Boxes of an image, with an index by their left edges. Detectors move the boxes of each class to a place of
+/// their own, so that few of them can overlap a given one.
+struct Boxes {
+    corners: Vec<[f64; 4]>,
+    /// Box at each position, in the order of left edges.
+    by_left: Vec<usize>,
+    /// Left edge at each position.
+    lefts: Vec<f64>,
+    /// Rightmost edge of the boxes up to each position.
+    rights: Vec<f64>,
+}
+
+impl Boxes {
+    fn new(corners: Vec<[f64; 4]>) -> Boxes {
+        let mut by_left: Vec<usize> = (0..corners.len()).collect();
+        by_left.sort_by(|&a, &b| corners[a][1].total_cmp(&corners[b][1]));
+        let rightmost = |right: &mut f64, &at: &usize| {
+            *right = right.max(corners[at][3]);
+            Some(*right)
+        };
+        let rights = by_left.iter().scan(f64::NEG_INFINITY, rightmost).collect();
+        let lefts = by_left.iter().map(|&at| corners[at][1]).collect();
+        Boxes { corners, by_left, lefts, rights }
+    }
+
+    /// Positions of all boxes that may have an area in common with this one.
+    fn near(&self, at: usize) -> Range<usize> {
+        let [_, left, _, right] = self.corners[at];
+        let first = self.rights.partition_point(|&other| other <= left);
+        let end = self.lefts.partition_point(|&other| other < right);
+        first..end.max(first)
+    }
+
+    /// The first boxes in this order, `most` at most, of which no two overlap by more than `most_overlap`.
+    fn select(&self, order: &[usize], most: usize, most_overlap: f64) -> Vec<usize> {
+        let overlaps = |a: usize, b: usize| overlap(self.corners[a], self.corners[b]) > most_overlap;
+        let is_sparse = most_overlap >= 0.0 && self.corners.as_flattened().iter().all(|x| !x.is_nan());
+        let mut kept: Vec<usize> = Vec::new();
+        let mut is_kept = vec![false; self.corners.len()];
+        for &at in order {
+            if kept.len() == most {
+                break;
+            }
+            let near = if is_sparse { self.near(at) } else { 0..self.corners.len() };
+            let is_suppressed = if near.len() < kept.len() {
+                self.by_left[near].iter().any(|&other| is_kept[other] && overlaps(at, other))
+            } else {
+                kept.iter().any(|&other| overlaps(at, other))
+            };
+            if !is_suppressed {
+                is_kept[at] = true;
+                kept.push(at);
+            }
+        }
+        kept
+    }
+}
+
 impl Operation for NonMaxSuppression {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         check_known(inputs)?;
@@ -232,27 +296,59 @@ impl Operation for NonMaxSuppression {
         let (boxes, scores) = (inputs.tensor(0)?.floats(), inputs.tensor(1)?.floats());
         let mut found = Vec::new();
         for batch in 0..n {
-            let corners: Vec<[f64; 4]> =
-                (0..n_boxes).map(|at| self.corners(&boxes[(batch * n_boxes + at) * 4..])).collect();
+            let corners = (0..n_boxes).map(|at| self.corners(&boxes[(batch * n_boxes + at) * 4..])).collect();
+            let of_image = Boxes::new(corners);
             for class in 0..n_classes {
                 let score = |at: usize| scores[(batch * n_classes + class) * n_boxes + at];
                 let mut order: Vec<usize> =
                     (0..n_boxes).filter(|&at| least_score.is_none_or(|least| score(at) > least)).collect();
                 order.sort_by(|&a, &b| order_of(score(b), score(a)));
-                let mut kept: Vec<usize> = Vec::new();
-                for at in order {
-                    if kept.len() == most {
-                        break;
-                    }
-                    if kept.iter().all(|&other| overlap(corners[at], corners[other]) <= most_overlap) {
-                        kept.push(at);
-                    }
-                }
-                for at in kept {
+                for at in of_image.select(&order, most, most_overlap) {
                     found.extend([batch as i128, class as i128, at as i128]);
                 }
             }
         }
         Ok(vec![Tensor::from_integers(DType::I64, [found.len() / 3, 3], &found)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Boxes, overlap};
+    use crate::random::SplitMix64;
+
+    /// Boxes selected by the definition: each is compared with all that are kept.
+    fn defined(corners: &[[f64; 4]], order: &[usize], most: usize, most_overlap: f64) -> Vec<usize> {
+        let mut kept: Vec<usize> = Vec::new();
+        for &at in order {
+            let fits = kept.iter().all(|&other| overlap(corners[at], corners[other]) <= most_overlap);
+            if fits && kept.len() < most {
+                kept.push(at);
+            }
+        }
+        kept
+    }
+
+    #[test]
+    fn boxes_near_by_are_compared() {
+        let mut random = SplitMix64::new(1);
+        for (spread, size, n) in [(0.0, 9.0, 200), (40.0, 9.0, 400), (1e4, 3.0, 300)] {
+            let mut corners: Vec<[f64; 4]> = Vec::new();
+            for at in 0..n {
+                // Classes have places of their own, corners may be the same.
+                let class = f64::from(at % 20) * spread;
+                let [top, left] = [0; 2].map(|_| (class + random.between(0.0, 9.0)).round());
+                let [height, width] = [0; 2].map(|_| random.between(0.0, size).round());
+                corners.push([top, left, top + height, left + width]);
+            }
+            for extra in [[f64::NAN; 4], [0.0, f64::NEG_INFINITY, 5.0, f64::INFINITY]] {
+                let order: Vec<usize> = (0..corners.len()).collect();
+                for (most, most_overlap) in [(n as usize, 0.0), (n as usize, 0.5), (7, 0.3), (n as usize, -1.0)] {
+                    let found = Boxes::new(corners.clone()).select(&order, most, most_overlap);
+                    assert_eq!(found, defined(&corners, &order, most, most_overlap), "{spread} {most_overlap}");
+                }
+                corners.insert(3, extra);
+            }
+        }
     }
 }
