@@ -82,20 +82,32 @@ fn what_depends_on_counts_of_the_data_is_evaluated_behind_the_kernels() {
         field(1, &node("Neg", &["x"], "opposite")),
         field(1, &node("NonZero", &["opposite"], "places")),
         field(1, &node("Transpose", &["places"], "rows")),
-        field(11, &tensor("x", &["3"])),
+        field(1, &node("GatherND", &["opposite", "rows"], "all")),
+        field(1, &node("Tanh", &["all"], "bounded")),
+        field(11, &tensor("x", &["100", "90", "10"])),
         field(12, &field(1, b"rows")),
-        field(12, &tensor("opposite", &["3"])),
+        field(12, &tensor("opposite", &["100", "90", "10"])),
+        field(12, &field(1, b"bounded")),
     ];
     let folder = tempfile::tempdir().unwrap();
     let (path, db) = (folder.path().join("places.onnx"), folder.path().join("records.db"));
     std::fs::write(&path, [number(1, 8), field(7, &graph.concat()), field(8, &number(2, 17))].concat()).unwrap();
     let (path, db) = (text(&path), text(&db));
-    let found = run_json(&["run", path, "--db", db, "--runs", "1"]);
+    let folder_of_outputs = folder.path().join("outputs");
+    let found = run_json(&["run", path, "--db", db, "--runs", "1", "-o", text(&folder_of_outputs)]);
     let shape = |at: usize| (found["outputs"][at]["name"].clone(), found["outputs"][at]["shape"].clone());
     // What is not given is random, and never zero.
-    assert_eq!(shape(0), ("rows".into(), serde_json::json!([3, 1])));
-    assert_eq!(shape(1), ("opposite".into(), serde_json::json!([3])));
-    assert_eq!((&found["kernels"], &found["dynamic_part"]["nodes"]), (&1.into(), &2.into()));
+    assert_eq!(shape(0), ("rows".into(), serde_json::json!([90_000, 3])));
+    assert_eq!(shape(1), ("opposite".into(), serde_json::json!([100, 90, 10])));
+    let part = &found["dynamic_part"];
+    assert_eq!((&found["kernels"], &part["nodes"], &part["kernels"]), (&1.into(), &4.into(), &1.into()));
+    let [opposite, bounded] = ["opposite", "bounded"].map(|name| {
+        let bytes = std::fs::read(folder_of_outputs.join(format!("{name}.npy"))).unwrap();
+        // Elements stand behind the header.
+        bytes[bytes.len() - 4 * 90_000..].as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<f32>>()
+    });
+    let is_close = |(x, y): (&f32, &f32)| (x.tanh() - y).abs() < 1e-5;
+    assert!(opposite.iter().zip(&bounded).all(is_close));
     run_json(&["tune", path, "--db", db, "--trials", "2"]);
     let out = folder.path().join("library");
     let refused = ["compile", path, "--as", "c", "-o", text(&out), "--db", db];

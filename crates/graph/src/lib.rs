@@ -22,7 +22,7 @@ mod tensor;
 pub use agreement::Agreement;
 pub use dtype::DType;
 pub use error::{OpError, Place, Problem, ReadError, Reason, Refused, Unbound, problems_text, refused};
-pub use evaluate::{EvaluateError, evaluate};
+pub use evaluate::{EvaluateError, NodeEvaluator, evaluate};
 pub use graph::{Declared, Dim, Graph, Model, Node, NodeId, Value, ValueId};
 pub use op::{OPERATORS, Op};
 pub use random::SplitMix64;

@@ -9,6 +9,11 @@ use tilewright_graph::{
     Bindings, DType, Graph, Tensor, TensorType, evaluate, onnx, problems_text, refused, specialise, summarise,
 };
 
+/// An integer, as a tensor without dimensions.
+fn scalar(name: &str, x: i128) -> Vec<u8> {
+    tensor(name, &Tensor::from_integers(DType::I64, [], &[x]))
+}
+
 fn read(file: &Bytes) -> Result<Graph, String> {
     onnx::read(file, &mut no_files).map(|model| model.graph).map_err(|e| e.to_string())
 }
@@ -266,6 +271,25 @@ fn shapes_of_the_data_divide_a_model() {
     // Beside another problem there is no use of that.
     let graph = read(&model(17, nodes("Frob").concat())).unwrap();
     assert!(specialise(&graph, &Bindings::default()).dynamic.is_none());
+}
+
+/// The data may say a number as well as a shape.
+#[test]
+fn lengths_of_the_data_divide_a_model() {
+    let nodes = [
+        node("ReduceMax", &["x"], &["most"], &[("keepdims", Attr::Int(0))]),
+        node("Cast", &["most"], &["n"], &[("to", Attr::Int(7))]),
+        node("Range", &["zero", "n", "one"], &["y"], &[]),
+        [("zero", 0), ("one", 1)].map(|(name, x)| field(5, scalar(name, x))).concat(),
+        field(11, declared("x", DType::F32, &[3])),
+        field(12, field(1, "y")),
+    ];
+    let graph = read(&model(17, nodes.concat())).unwrap();
+    let special = specialise(&graph, &Bindings::default());
+    let x = Tensor::from_floats(DType::F32, [3], &[1.0, 4.0, 2.0]);
+    let part = special.dynamic.unwrap();
+    let found = part.evaluate(&evaluate(&part.ahead, &[("x", x)]).unwrap()).unwrap();
+    assert_eq!((part.n_nodes(), &found[0].1), (1, &Tensor::vector(&[0, 1, 2, 3])));
 }
 
 /// Unknown operators are reported before their attributes are read.

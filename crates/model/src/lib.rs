@@ -39,6 +39,7 @@ pub mod bench;
 mod branches;
 mod caches;
 mod compile;
+mod dynamic;
 mod epilogue;
 mod fuse;
 mod half_precision;
@@ -60,6 +61,7 @@ mod whole;
 
 pub use caches::CachesOfKernels;
 pub use compile::{CompileError, CompileOptions, Compiled, Schedule, compile, compile_as, compile_quickly, lay_out};
+pub use dynamic::{PartOptions, PartRunner};
 pub use fuse::{Fused, Items, Kernel, Moving, RunLoop, SizedNets, Step, Steps, fuse, lower};
 pub use half_precision::count_halves;
 pub use import::{NoCode, import};

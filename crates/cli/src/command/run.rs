@@ -5,10 +5,12 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
+use tilewright::format::count;
 use tilewright_graph::{DynamicPart, Model, Tensor};
 use tilewright_model::npy::write_tensors;
-use tilewright_model::{CompileOptions, Compiled, ProfiledStep, Runner, profile_table};
+use tilewright_model::{CompileOptions, Compiled, PartOptions, PartRunner, ProfiledStep, Runner, profile_table};
 use tilewright_runtime::{OpenDimension, SharedPool};
+use tilewright_search::Timing;
 
 use super::model::{InputArgs, KnownKernels, ModelArgs};
 use super::store::StoreArgs;
@@ -173,6 +175,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     drop(model);
     let database = args.database.database()?;
     let records = args.store.records(&database)?;
+    let pool = SharedPool::new(args.machine.threads)?;
     let (compiled, mut runner) = args.cache.with(|cache| {
         let making = CompileOptions { cache, for_runs: true };
         let compiled = file.compiled(
@@ -184,7 +187,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
             making,
         )?;
         cache.fill(&compiled.model, &worker_command()?);
-        let runner = Runner::cached(&compiled, &SharedPool::new(args.machine.threads)?, cache)?;
+        let runner = Runner::cached(&compiled, &pool, cache)?;
         Ok((compiled, runner))
     })?;
     let mut medians_ns = Vec::with_capacity(inputs.len());
@@ -202,7 +205,15 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
         outputs = runner.outputs();
         medians_ns.push(runner.median_ns(args.runs)?);
     }
-    let dynamic = part.map(|part| DynamicRun::new(&part, &mut outputs)).transpose()?;
+    let dynamic = part.map(|part| {
+        args.cache.with(|cache| {
+            let making = CompileOptions { cache, for_runs: true };
+            let (threads, records) = (args.machine.threads, &records);
+            let options = PartOptions { target: &target, pool: &pool, threads, records, making };
+            DynamicRun::new(&part, &mut outputs, args.runs, options)
+        })
+    });
+    let dynamic = dynamic.transpose()?;
     let files = args.output.as_deref().map(|folder| write_tensors(folder, &outputs)).transpose()?;
     let steps = if args.profile { compiled.profile(&mut runner, args.runs)? } else { compiled.steps() };
     let done = RunsOfModel { sizes, medians_ns, outputs, files, dynamic, steps };
@@ -253,8 +264,8 @@ impl RunsOfModel {
             let each = self.sizes.iter().zip(&self.medians_ns);
             json["sizes"] = each.map(|(own, ns)| sizes_json(own, *ns)).collect();
         }
-        if let Some(DynamicRun { n_nodes, first, ns }) = &self.dynamic {
-            json["dynamic_part"] = json!({"nodes": n_nodes, "first": first, "ms": ns / 1e6});
+        if let Some(dynamic) = &self.dynamic {
+            json["dynamic_part"] = dynamic.json();
         }
         if args.profile {
             json["profile"] = json!(self.steps);
@@ -278,11 +289,7 @@ impl RunsOfModel {
         if self.sizes.is_empty() {
             text += &format!("{} a run with {place}\n", duration(self.median_ns()));
         }
-        if let Some(DynamicRun { n_nodes, first, ns }) = &self.dynamic {
-            let (time, first) = (duration(*ns), one_line(first));
-            text +=
-                &format!("and {time} for {n_nodes} nodes from {first} on, evaluated as shapes depend on the data\n");
-        }
+        text += &self.dynamic.as_ref().map_or(String::new(), DynamicRun::text);
         if args.profile {
             text += &format!("\n{}", profile_table(&self.steps));
         }
@@ -290,22 +297,54 @@ impl RunsOfModel {
     }
 }
 
-/// Evaluation of a part whose shapes depend on the data.
+/// Runs of a part whose shapes depend on the data.
 struct DynamicRun {
     n_nodes: usize,
+    /// Number of nodes that were kernels.
+    n_kernels: usize,
     /// Name of its first node.
     first: String,
+    /// Median of its times.
     ns: f64,
 }
 
 impl DynamicRun {
-    /// Evaluates a part, and puts the model's outputs in the place of those of the graph ahead of it.
-    fn new(part: &DynamicPart, outputs: &mut Vec<(String, Tensor)>) -> anyhow::Result<DynamicRun> {
+    /// Runs a part, and puts the model's outputs in the place of those of the graph ahead of it.
+    fn new(
+        part: &DynamicPart,
+        outputs: &mut Vec<(String, Tensor)>,
+        n_runs: usize,
+        options: PartOptions<'_>,
+    ) -> anyhow::Result<DynamicRun> {
         let ahead: Vec<Tensor> = std::mem::take(outputs).into_iter().map(|(_, tensor)| tensor).collect();
-        let start = Instant::now();
-        *outputs = part.evaluate(&ahead).map_err(|error| anyhow::anyhow!("{}", one_line(&error.to_string())))?;
+        let mut runner = PartRunner::new(part, options);
+        let mut run = || runner.run(&ahead).map_err(|error| anyhow::anyhow!("{}", one_line(&error.to_string())));
+        // The first run meets the shapes.
+        *outputs = run()?;
+        let mut samples_ns = Vec::with_capacity(n_runs);
+        for _ in 0..n_runs.max(1) {
+            let start = Instant::now();
+            run()?;
+            samples_ns.push(start.elapsed().as_nanos() as f64);
+        }
         let first = part.first().map_or(String::new(), |place| place.node.clone());
-        Ok(DynamicRun { n_nodes: part.n_nodes(), first, ns: start.elapsed().as_nanos() as f64 })
+        let ns = Timing::of_samples(&samples_ns, false).median_ns;
+        Ok(DynamicRun { n_nodes: part.n_nodes(), n_kernels: runner.n_kernels(), first, ns })
+    }
+
+    fn text(&self) -> String {
+        let DynamicRun { n_nodes, n_kernels, first, ns } = self;
+        let kernels = match n_kernels {
+            0 => "evaluated".to_owned(),
+            _ => format!("{} and the others evaluated", count(*n_kernels as u64, "kernel")),
+        };
+        let (time, first) = (duration(*ns), one_line(first));
+        format!("and {time} for {n_nodes} nodes from {first} on, whose shapes depend on the data: {kernels}\n")
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let DynamicRun { n_nodes, n_kernels, first, ns } = self;
+        json!({"nodes": n_nodes, "kernels": n_kernels, "first": first, "ms": ns / 1e6})
     }
 }
 

@@ -4,8 +4,9 @@
 use std::collections::HashMap;
 
 use super::{Specialiser, pruned};
-use crate::evaluate::{EvaluateError, run};
-use crate::{Graph, Node, Op, OpError, Place, Problem, Reason, Tensor, Value, ValueId};
+use crate::evaluate::{EvaluateError, NodeEvaluator, run_with};
+use crate::op::Inputs;
+use crate::{Graph, Node, NodeId, Op, OpError, Place, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
 /// Nodes whose shapes are known only when they run, and the graph ahead of them, whose shapes are known.
 #[derive(Debug, Clone)]
@@ -50,7 +51,20 @@ impl DynamicPart {
     /// # Errors
     /// If an operator refuses.
     pub fn evaluate(&self, ahead: &[Tensor]) -> Result<Vec<(String, Tensor)>, EvaluateError> {
-        let computed = run(&self.graph, self.reads.iter().map(|&at| ahead[at].clone()).collect())?;
+        self.evaluate_with(ahead, &mut |_, _| None)
+    }
+
+    /// Evaluates the part as [`DynamicPart::evaluate`] does, but the nodes that `other` takes.
+    ///
+    /// # Errors
+    /// If an operator refuses.
+    pub fn evaluate_with(
+        &self,
+        ahead: &[Tensor],
+        other: &mut NodeEvaluator<'_>,
+    ) -> Result<Vec<(String, Tensor)>, EvaluateError> {
+        let inputs = self.reads.iter().map(|&at| ahead[at].clone()).collect();
+        let computed = run_with(&self.graph, inputs, other)?;
         let output = |(name, source): &(String, Source)| {
             let tensor = match *source {
                 Source::Ahead(at) => &ahead[at],
@@ -60,18 +74,95 @@ impl DynamicPart {
         };
         Ok(self.outputs.iter().map(output).collect())
     }
+
+    /// A node of the part by itself, with the types that its inputs have in a run, as a specialised graph.
+    /// Its inputs are named by their places; those that are constants of the part are constants. `None` for a
+    /// node whose kernels would hardly be faster than the reference.
+    pub fn heavy_node(&self, id: NodeId, inputs: Inputs<'_>) -> Option<Graph> {
+        let node = self.graph.node(id);
+        if !is_arithmetic(&node.op) {
+            return None;
+        }
+        let types = node.op.operation().infer(inputs).ok()?;
+        let of_inputs = inputs.0.iter().flatten().map(|fact| fact.ty);
+        if of_inputs.chain(&types).map(TensorType::n_elements).sum::<usize>() < HEAVY_ELEMENTS {
+            return None;
+        }
+        let mut alone = Graph::default();
+        let mut given = vec![None; node.inputs.len()];
+        for (at, (input, fact)) in node.inputs.iter().zip(inputs.0).enumerate() {
+            let (Some(input), Some(fact)) = (input, fact) else { continue };
+            let constant = self.graph.value(*input).constant.clone();
+            let is_constant = constant.is_some();
+            let (name, ty) = (at.to_string(), Some(fact.ty.clone()));
+            let new = alone.add_value(Value { name, ty, constant, ..Value::default() });
+            if !is_constant {
+                alone.inputs.push(new);
+            }
+            given[at] = Some(new);
+        }
+        let outputs = node.outputs.iter().zip(types).enumerate().map(|(at, (output, ty))| {
+            output.map(|_| alone.add_value(Value { name: format!("to {at}"), ty: Some(ty), ..Value::default() }))
+        });
+        let outputs: Vec<Option<ValueId>> = outputs.collect();
+        // What it does not name has no place among its outputs.
+        alone.outputs = outputs.iter().copied().collect::<Option<_>>()?;
+        alone.add_node(Node { op: node.op.clone(), place: node.place.clone(), inputs: given, outputs });
+        Some(alone)
+    }
 }
 
-/// Whether an operator refuses because the data says what shape its output has.
-fn is_of_data(problem: &Problem) -> bool {
-    matches!(problem.reason, Reason::Op(OpError::ShapeOfData))
+/// Number of elements of a node's tensors from which on a kernel is faster than the reference, after some
+/// runs: 64K take the reference a millisecond.
+const HEAVY_ELEMENTS: usize = 1 << 16;
+
+/// Whether an operator computes more than it moves.
+fn is_arithmetic(op: &Op) -> bool {
+    use Op as O;
+    matches!(
+        op,
+        O::Attention(_)
+            | O::BatchNormalization(_)
+            | O::Conv(_)
+            | O::ConvTranspose(_)
+            | O::Einsum(_)
+            | O::Gemm(_)
+            | O::GridSample(_)
+            | O::GroupNormalization(_)
+            | O::InstanceNormalization(_)
+            | O::LayerNormalization(_)
+            | O::MatMul(_)
+            | O::Recurrent(_)
+            | O::Resize(_)
+            | O::RoiAlign(_)
+            | O::Softmax(_)
+            | O::Unary(_)
+    )
 }
+
+/// Number of elements of an input that a user may bind to a constant, at most: those of a shape.
+const MOST_BOUND: usize = 8;
 
 impl Specialiser {
+    /// Whether an operator refuses because the data says what shape its output has: no input that it is
+    /// computed from is as small as a size.
+    fn is_of_data(&self, problem: &Problem) -> bool {
+        let is_data = |name: &String| {
+            let mut inputs = self.graph.inputs.iter().map(|&id| self.graph.value(id));
+            let ty = inputs.find(|value| value.name == *name).and_then(|value| value.ty.as_ref());
+            ty.is_some_and(|ty| ty.dtype.is_float() || ty.n_elements() > MOST_BOUND)
+        };
+        match &problem.reason {
+            Reason::Op(error) => *error == OpError::ShapeOfData,
+            Reason::NeedsInput { inputs, .. } => inputs.iter().any(is_data),
+            _ => false,
+        }
+    }
+
     /// Divides a graph at the nodes whose shapes depend on the data, if nothing else is wrong with it; `map`
     /// says which of its values are in the specialised graph.
     pub(super) fn dynamic_part(&self, old: &Graph, map: &[Option<ValueId>]) -> Option<DynamicPart> {
-        if self.problems.is_empty() || !self.problems.iter().all(is_of_data) {
+        if self.problems.is_empty() || !self.problems.iter().all(|problem| self.is_of_data(problem)) {
             return None;
         }
         let (ahead, part) = (self.graph.clone(), Graph::default());
