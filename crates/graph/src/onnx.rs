@@ -1,6 +1,7 @@
 //! ONNX models: reading one from a file's bytes as a [`Model`], and writing models that are built here.
 
 mod data;
+mod deform;
 mod draft;
 mod functions;
 mod fused;
@@ -92,9 +93,17 @@ fn is_known(domain: &str, name: &str) -> bool {
 
 /// The row of an operator that becomes nodes of others.
 fn drafted_row(domain: &str, name: &str) -> Option<&'static draft::Row> {
-    let tables: [(&str, &[draft::Row]); 3] =
-        [(ml::DOMAIN, ml::ROWS), (quantized::DOMAIN, quantized::ROWS), (fused::DOMAIN, fused::ROWS)];
-    tables.into_iter().filter(|(own, _)| *own == domain).flat_map(|(_, rows)| rows).find(|row| row.name == name)
+    let tables: [(&str, &[draft::Row]); 4] = [
+        ("", deform::ROWS),
+        (ml::DOMAIN, ml::ROWS),
+        (quantized::DOMAIN, quantized::ROWS),
+        (fused::DOMAIN, fused::ROWS),
+    ];
+    tables
+        .into_iter()
+        .filter(|(own, _)| *own == plain_domain(domain))
+        .flat_map(|(_, rows)| rows)
+        .find(|row| row.name == name)
 }
 
 /// ONNX's own domain has two names.
