@@ -1,9 +1,11 @@
 //! Evaluation of a graph, operator by operator.
 
+use std::collections::HashMap;
+
 use crate::error::invalid;
-use crate::op::{Fact, Inputs};
+use crate::op::{Elements, Fact, Inputs, Item, Unary};
 use crate::tensor::shape_text;
-use crate::{Graph, Node, NodeId, Op, OpError, Problem, Reason, Tensor, TensorType};
+use crate::{Graph, Node, NodeId, Op, OpError, Problem, Reason, Tensor, TensorType, ValueId};
 
 /// The largest dimension and the most bytes of a tensor; beyond, sizes could overflow.
 const LARGEST_DIM: usize = 1 << 31;
@@ -93,8 +95,13 @@ pub(crate) fn run_with(
     for (id, tensor) in graph.inputs.iter().zip(inputs) {
         tensors[id.0 as usize] = Some(tensor);
     }
+    let mut sequences: HashMap<ValueId, Vec<Tensor>> = HashMap::new();
     for (id, node) in graph.nodes() {
-        let outputs = run_node(node, &tensors, &mut |inputs| other(id, inputs))
+        let done = match run_sequence(node, &tensors, &mut sequences) {
+            Some(done) => done,
+            None => run_node(node, &tensors, &mut |inputs| other(id, inputs)),
+        };
+        let outputs = done
             .map_err(|reason| Problem { place: Some(node.place.clone()), reason: Reason::Op(reason) })
             .map_err(|problem| EvaluateError::Node(Box::new(problem)))?;
         for (output, tensor) in node.outputs.iter().zip(outputs) {
@@ -114,6 +121,60 @@ pub(crate) fn run_with(
         name: graph.value(*id).name.clone(),
         what: "is an output that nothing computes".to_owned(),
     })
+}
+
+/// Runs a node that reads or makes a sequence: its tensors, if it makes any.
+fn run_sequence(
+    node: &Node,
+    tensors: &[Option<Tensor>],
+    sequences: &mut HashMap<ValueId, Vec<Tensor>>,
+) -> Option<Result<Vec<Tensor>, OpError>> {
+    let item = |id: &ValueId| match sequences.get(id) {
+        Some(many) => Some(Item::Many(many.clone())),
+        None => tensors[id.0 as usize].clone().map(Item::One),
+    };
+    let inputs: Vec<Option<Item<Tensor>>> = node.inputs.iter().map(|id| id.as_ref().and_then(item)).collect();
+    let done = match &node.op {
+        Op::Sequence(op) => op.of(&inputs, &mut Known),
+        Op::Unary(Unary::Identity) => match inputs.into_iter().next() {
+            Some(Some(many @ Item::Many(_))) => Ok(many),
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some(done.map(|item| match (item, node.outputs.first()) {
+        (Item::One(tensor), _) => vec![tensor],
+        (Item::Many(many), Some(Some(id))) => {
+            sequences.insert(*id, many);
+            Vec::new()
+        }
+        (Item::Many(_), _) => Vec::new(),
+    }))
+}
+
+/// Tensors that are all known.
+struct Known;
+
+impl Elements for Known {
+    type Element = Tensor;
+
+    fn ty(&self, of: &Tensor) -> Result<TensorType, OpError> {
+        Ok(of.ty().clone())
+    }
+
+    fn known(&self, of: &Tensor) -> Option<Tensor> {
+        Some(of.clone())
+    }
+
+    fn constant(&mut self, tensor: Tensor) -> Tensor {
+        tensor
+    }
+
+    fn computed(&mut self, op: Op, inputs: &[Tensor]) -> Result<Tensor, OpError> {
+        let facts: Vec<_> = inputs.iter().map(|x| Some(Fact { ty: x.ty(), value: Some(x) })).collect();
+        check_types(&op.operation().infer(Inputs(&facts))?, 1)?;
+        Ok(op.operation().evaluate(Inputs(&facts))?.remove(0))
+    }
 }
 
 fn run_node(

@@ -57,6 +57,8 @@ pub struct Value {
     pub varies: bool,
     /// String table of a string tensor: its elements are integers that index this list.
     pub texts: Option<Texts>,
+    /// Tensors of a sequence, which nothing but operators on sequences reads; no type has such a value.
+    pub parts: Option<Vec<ValueId>>,
     /// Node that computes the value, with the index of its output; `None` for inputs and constants.
     pub producer: Option<(NodeId, usize)>,
     /// Nodes that read the value; a node that reads it twice is listed twice.

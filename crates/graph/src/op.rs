@@ -28,6 +28,7 @@ mod repeat;
 mod resize;
 mod sample;
 mod select;
+mod sequence;
 mod shape;
 mod signal;
 mod trees;
@@ -63,6 +64,8 @@ pub use repeat::*;
 pub use resize::*;
 pub use sample::*;
 pub use select::*;
+pub use sequence::Sequence;
+pub(crate) use sequence::{Elements, Item, no_tensor};
 pub use shape::*;
 pub use signal::*;
 pub use trees::*;
@@ -120,6 +123,7 @@ pub const OPERATORS: &[&[Operator]] = &[
     resize::ROWS,
     sample::ROWS,
     select::ROWS,
+    sequence::ROWS,
     shape::ROWS,
     signal::ROWS,
 ];
@@ -329,6 +333,7 @@ ops! {
     ScatterNd: "Slices replaced by index tuples.",
     Scan: "A graph for each place of a dimension.",
     Select: "One of two tensors, by a truth.",
+    Sequence: "Tensors in a sequence.",
     Shape: "The dimensions of a tensor.",
     Size: "The number of elements.",
     Slice: "A part of each dimension.",

@@ -3,15 +3,16 @@
 mod dynamic;
 mod loops;
 mod mask;
+mod sequences;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 pub use self::dynamic::DynamicPart;
 use self::mask::{MASK, with_cache};
-use crate::error::{Unbound, invalid};
+use crate::error::{Unbound, invalid, unsupported};
 use crate::evaluate::check_types;
-use crate::op::{Fact, If, Inputs, Op, Select, Texts};
+use crate::op::{Fact, If, Inputs, Op, Select, Texts, no_tensor};
 use crate::tensor::shape_text;
 use crate::{DType, Dim, Graph, Node, NodeId, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
@@ -149,7 +150,14 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     let dynamic = job.dynamic_part(graph, &map);
     for &id in &graph.outputs {
         if let Some(new) = job.mapped(graph, &mut map, id) {
-            let new = job.named_output(new, &graph.value(id).name);
+            let name = &graph.value(id).name;
+            if job.graph.value(new).parts.is_some() {
+                job.refuse(Reason::Op(unsupported!(
+                    "output `{name}` is a sequence of tensors (let each be an output)"
+                )));
+                continue;
+            }
+            let new = job.named_output(new, name);
             job.graph.outputs.push(new);
         }
     }
@@ -216,7 +224,7 @@ pub(crate) fn infer_graph(graph: &Graph, inputs: &[Option<Fact<'_>>]) -> Result<
     let mut types = Vec::with_capacity(graph.outputs.len());
     for &id in &graph.outputs {
         match job.mapped(graph, &mut map, id) {
-            Some(new) => types.push(job.graph.ty(new).clone()),
+            Some(new) => types.push(job.graph.value(new).ty.clone().ok_or_else(no_tensor)?),
             None => {
                 let problem = job.problems.into_iter().next();
                 return Err(problem.map_or_else(|| invalid!("a graph has no output"), within));
@@ -319,7 +327,7 @@ impl Specialiser {
         let given_shape = bindings.shapes.iter().rfind(|(n, _)| *n == name).map(|(_, shape)| shape);
         let given_value = bindings.values.iter().rfind(|(n, _)| *n == name).map(|(_, text)| text);
         let Some(declared) = &value.declared else {
-            self.refuse(Reason::Op(crate::error::unsupported!(
+            self.refuse(Reason::Op(unsupported!(
                 "input `{name}` is no tensor of a supported type (leave it out of the model)"
             )));
             return None;
@@ -444,7 +452,9 @@ impl Specialiser {
     ) -> Result<(), Box<Problem>> {
         let about = |reason: Reason| Box::new(Problem { place: Some(node.place.clone()), reason });
         let refuse = |error: OpError| about(Reason::Op(error));
-        if self.replaced(old, node, inputs, map).map_err(about)? {
+        if self.replaced(old, node, inputs, map).map_err(about)?
+            || self.sequence(old, node, inputs, map).map_err(|error| about(self.reason(error, inputs)))?
+        {
             return Ok(());
         }
         let graph = &self.graph;
@@ -455,12 +465,7 @@ impl Specialiser {
         let texts = node.op.texts(&texts).map_err(refuse)?;
         let types = match operation.infer(given) {
             Ok(types) => types,
-            Err(error @ OpError::NeedsValue(at)) => {
-                let from = inputs.get(at).copied().flatten().map_or(Vec::new(), |id| sources(graph, id));
-                let reason = Reason::NeedsInput { error, inputs: from };
-                return Err(about(reason));
-            }
-            Err(error) => return Err(refuse(error)),
+            Err(error) => return Err(about(self.reason(error, inputs))),
         };
         check_types(&types, node.outputs.len()).map_err(refuse)?;
         let n_bytes: usize = types.iter().map(|ty| ty.checked_bytes().expect("it was checked")).sum();
@@ -490,6 +495,14 @@ impl Specialiser {
             self.graph.add_node(Node { op, place, inputs: inputs.to_vec(), outputs });
         }
         Ok(())
+    }
+
+    /// Reason for which a node is refused; where a value is needed, with the model's inputs that it is
+    /// computed from.
+    fn reason(&self, error: OpError, inputs: &[Option<ValueId>]) -> Reason {
+        let OpError::NeedsValue(at) = error else { return Reason::Op(error) };
+        let from = inputs.get(at).copied().flatten().map_or(Vec::new(), |id| sources(&self.graph, id));
+        Reason::NeedsInput { error, inputs: from }
     }
 
     /// Puts a graph in the place of the node that has it, given the graph's inputs: the graph's outputs.

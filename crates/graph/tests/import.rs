@@ -292,6 +292,48 @@ fn lengths_of_the_data_divide_a_model() {
     assert_eq!((part.n_nodes(), &found[0].1), (1, &Tensor::vector(&[0, 1, 2, 3])));
 }
 
+/// Sequences are gone once a graph is specialised, those that iterations of a loop extend as well.
+#[test]
+fn loops_that_fill_sequences_are_unrolled() {
+    let body = [
+        node("SequenceInsert", &["before", "x"], &["after"], &[]),
+        node("Identity", &["holds"], &["goes_on"], &[]),
+        field(11, declared("at", DType::I64, &[])),
+        field(11, declared("holds", DType::Bool, &[])),
+        field(11, field(1, "before")),
+        ["goes_on", "after"].map(|name| field(12, field(1, name))).concat(),
+    ];
+    let nodes = |last: &[u8]| {
+        [
+            node("SequenceEmpty", &[], &["none"], &[]),
+            node("Loop", &["n", "", "none"], &["all"], &[("body", Attr::Graph(body.concat()))]),
+            field(5, scalar("n", 3)),
+            field(5, scalar("second", -2)),
+            last.to_vec(),
+            field(11, declared("x", DType::F32, &[2])),
+            field(12, field(1, "y")),
+        ]
+        .concat()
+    };
+    let x = Tensor::from_floats(DType::F32, [2], &[1.0, 4.0]);
+    let cases = [
+        (node("ConcatFromSequence", &["all"], &["y"], &[("axis", Attr::Int(0))]), vec![1.0, 4.0, 1.0, 4.0, 1.0, 4.0]),
+        (node("SequenceAt", &["all", "second"], &["y"], &[]), vec![1.0, 4.0]),
+        (node("SequenceLength", &["all"], &["y"], &[]), vec![3.0]),
+    ];
+    for (last, wanted) in cases {
+        let special = specialise(&read(&model(17, nodes(&last))).unwrap(), &Bindings::default());
+        assert_eq!(special.problems, []);
+        let given = special.graph.inputs.iter().map(|_| ("x", x.clone())).collect::<Vec<_>>();
+        assert_eq!(evaluate(&special.graph, &given).unwrap()[0].floats(), wanted);
+    }
+    let problems = |last: &[u8]| specialise(&read(&model(17, nodes(last))).unwrap(), &Bindings::default()).problems;
+    let found = problems(&node("Identity", &["all"], &["y"], &[]));
+    assert_eq!(found[0].to_string(), "output `y` is a sequence of tensors (let each be an output)");
+    let found = problems(&node("Relu", &["all"], &["y"], &[]));
+    assert!(found[0].to_string().ends_with("a sequence of tensors is supported only in operators on sequences"));
+}
+
 /// Unknown operators are reported before their attributes are read.
 #[test]
 fn unknown_operators_are_told_before_their_attributes_are_read() {

@@ -237,14 +237,16 @@ impl Divider<'_> {
         self.ahead.outputs.len() - 1
     }
 
-    /// The value of the part that stands for one of the old graph; none where it has texts.
+    /// The value of the part that stands for one of the old graph; none where it has texts
+    /// or is a sequence.
     fn value(&mut self, id: ValueId) -> Option<ValueId> {
         if let Some(&new) = self.moved.get(&id) {
             return Some(new);
         }
         let (old, ahead) = (self.old.value(id), self.map[id.0 as usize]);
         let constant = ahead.map_or(&old.constant, |new| &self.ahead.value(new).constant).clone();
-        if old.texts.is_some() || ahead.is_some_and(|new| self.ahead.value(new).texts.is_some()) {
+        let is_tensor = |value: &Value| value.texts.is_none() && value.parts.is_none();
+        if !is_tensor(old) || !ahead.is_none_or(|new| is_tensor(self.ahead.value(new))) {
             return None;
         }
         let ty = constant.as_ref().map(|constant| constant.ty().clone());

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use super::{Specialiser, pruned, sources, within};
 use crate::error::{invalid, unsupported};
 use crate::evaluate::check_types;
-use crate::op::{Body, Fact, Inputs, Loop, Operation, stacking};
+use crate::op::{Body, Fact, Inputs, Loop, Operation, no_tensor, stacking};
 use crate::{DType, Graph, Node, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
 /// Iterations that are unrolled in any case.
@@ -52,7 +52,12 @@ impl Specialiser {
         let texts: Vec<_> = inputs.iter().map(|id| self.graph.value((*id)?).texts.as_ref()).collect();
         node.op.texts(&texts)?;
         let (most, begins) = (op.most(given)?, op.begins(given)?);
-        let fixed = self.fixed(op, &facts);
+        let is_sequence = |id: &ValueId| self.graph.value(*id).parts.is_some();
+        // The sequences of an iteration are not those of the next.
+        let fixed = match inputs.iter().flatten().any(is_sequence) {
+            true => Err(no_tensor()),
+            false => self.fixed(op, &facts),
+        };
         if let Err(error @ OpError::Invalid(_)) = fixed {
             return Err(error.into());
         }
@@ -105,7 +110,7 @@ impl Specialiser {
         Ok(self.kept(old, op, node, inputs, fixed, n)?)
     }
 
-    fn constant(&mut self, tensor: Tensor) -> ValueId {
+    pub(super) fn constant(&mut self, tensor: Tensor) -> ValueId {
         let ty = Some(tensor.ty().clone());
         self.graph.add_value(Value { ty, constant: Some(tensor), ..Value::default() })
     }
@@ -178,6 +183,7 @@ impl Specialiser {
         job.walk(body, &mut map);
         for &id in &body.outputs {
             match job.mapped(body, &mut map, id) {
+                Some(new) if job.graph.value(new).parts.is_some() => return Err(no_tensor()),
                 Some(new) => job.graph.outputs.push(new),
                 None => {
                     let problem = job.problems.into_iter().next();
@@ -235,8 +241,12 @@ impl Specialiser {
                 );
             }
             for (at, (before, after)) in carried.iter().zip(&outputs[1..]).enumerate() {
-                let ty = |id: &Option<ValueId>| self.graph.ty(id.expect("it is there"));
-                check_carried(op, at, ty(before), ty(after))?;
+                let ty = |id: &Option<ValueId>| self.graph.value(id.expect("it is there")).ty.as_ref();
+                match (ty(before), ty(after)) {
+                    (Some(before), Some(after)) => check_carried(op, at, before, after)?,
+                    (None, None) => {}
+                    _ => return Err(no_tensor().into()),
+                }
             }
             carried.copy_from_slice(&outputs[1..=op.n_carried]);
             rows.iter_mut().zip(&outputs[1 + op.n_carried..]).for_each(|(rows, row)| rows.push(*row));
