@@ -115,6 +115,23 @@ fn what_depends_on_counts_of_the_data_is_evaluated_behind_the_kernels() {
 }
 
 #[test]
+fn attention_to_nothing_is_zero() {
+    let graph = [
+        field(1, &node("Attention", &["q", "k", "v"], "y")),
+        field(11, &tensor("q", &["1", "2", "3", "4"])),
+        field(11, &tensor("k", &["1", "2", "0", "4"])),
+        field(11, &tensor("v", &["1", "2", "0", "4"])),
+        field(12, &tensor("y", &["1", "2", "3", "4"])),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let (path, out) = (folder.path().join("nothing.onnx"), folder.path().join("out"));
+    std::fs::write(&path, [number(1, 8), field(7, &graph.concat()), field(8, &number(2, 23))].concat()).unwrap();
+    run_json(&["run", text(&path), "--runs", "1", "-o", text(&out)]);
+    let bytes = std::fs::read(out.join("y.npy")).unwrap();
+    assert_eq!(bytes[bytes.len() - 4 * 24..], [0; 4 * 24]);
+}
+
+#[test]
 fn few_sizes_of_an_image_have_code_of_their_own() {
     let image = |name: &str, height: &str, width: &str| tensor(name, &["1", "1", height, width]);
     let graph = [

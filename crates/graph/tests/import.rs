@@ -334,6 +334,21 @@ fn loops_that_fill_sequences_are_unrolled() {
     assert!(found[0].to_string().ends_with("a sequence of tensors is supported only in operators on sequences"));
 }
 
+/// Of no elements there is no last one to begin at.
+#[test]
+fn a_slice_from_the_end_of_nothing_is_empty() {
+    let numbers = |name: &str, x: i64| field(5, tensor(name, &Tensor::vector(&[x])));
+    let nodes = [
+        node("Slice", &["x", "start", "end", "axis", "step"], &["y"], &[]),
+        [("start", -1), ("end", -99), ("axis", 0), ("step", -1)].map(|(name, x)| numbers(name, x)).concat(),
+        field(11, declared("x", DType::F32, &[0, 4])),
+        field(12, field(1, "y")),
+    ];
+    let graph = read(&model(17, nodes.concat())).unwrap();
+    let x = Tensor::from_floats(DType::F32, [0, 4], &[]);
+    assert_eq!(evaluate(&graph, &[("x", x.clone())]).unwrap(), [x]);
+}
+
 /// Unknown operators are reported before their attributes are read.
 #[test]
 fn unknown_operators_are_told_before_their_attributes_are_read() {

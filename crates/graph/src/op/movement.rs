@@ -342,7 +342,9 @@ impl Slice {
         let mut parts: Vec<(usize, i64, usize)> = shape.iter().map(|&n| (0, 1, n)).collect();
         for (((&start, &end), &step), &axis) in starts.iter().zip(&ends).zip(&steps).zip(&axes) {
             let n = shape[axis] as i64;
-            let place = |at: i64, low, high| (if at < 0 { at.saturating_add(n) } else { at }).clamp(low, high);
+            // Of no elements there is no last one.
+            let place =
+                |at: i64, low: i64, high: i64| (if at < 0 { at.saturating_add(n) } else { at }).max(low).min(high);
             let (start, span) = if step > 0 {
                 let start = place(start, 0, n);
                 (start, place(end, 0, n) - start)

@@ -237,7 +237,7 @@ struct CellStep<'a> {
 
 impl CellStep<'_> {
     fn act(&self, at: usize, x: f64) -> f64 {
-        self.activations[at].of_float(self.clip.map_or(x, |bound| x.clamp(-bound, bound)))
+        self.activations[at].of_float(self.clip.map_or(x, |bound| x.max(-bound).min(bound)))
     }
 
     fn of_x(&self, row: usize) -> f64 {

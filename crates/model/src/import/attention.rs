@@ -141,6 +141,10 @@ impl NodeImport<'_> {
     /// Scaled dot-product attention.
     pub(super) fn attention(&mut self, op: &Attention) -> Lowered {
         let [q, k, v] = [self.input(0)?, self.input(1)?, self.input(2)?];
+        // Nothing to attend to: sums of nothing.
+        if self.is_empty(k) && self.try_input(4).is_none_or(|past| self.is_empty(past)) {
+            return Err(NoCode::Empty(self.net.value(k).name.clone()));
+        }
         let is_apart = self.shape(0)?.len() == 4;
         let [q, k, v] = [self.heads(q, op.n_q_heads)?, self.heads(k, op.n_kv_heads)?, self.heads(v, op.n_kv_heads)?];
         let [mask, past_k, past_v, valid] = [3, 4, 5, 6].map(|at| self.try_input(at));
