@@ -4,6 +4,7 @@ use crate::dtype::DType;
 use crate::expr::{Cond, Expr, ReduceOp, TreePart};
 pub use crate::ids::{BufferId, LoopId};
 use crate::index::{Index, Ranges};
+use crate::op::SizeRange;
 
 /// Memory space of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -408,6 +409,15 @@ impl Program {
     pub fn add_buffer(&mut self, buffer: Buffer) -> BufferId {
         self.buffers.push(buffer);
         BufferId(self.buffers.len() as u32 - 1)
+    }
+
+    /// Adds an open (dynamic) size, and returns its value.
+    pub fn open_size(&mut self, name: &str, range: SizeRange) -> Index {
+        let SizeRange { least, most, step } = range;
+        let var = self.add_loop(format!("{name}.steps"));
+        let size = OpenSize { name: name.to_owned(), var, least, step, n_values: (most - least) / step + 1 };
+        self.sizes.push(size.clone());
+        size.index()
     }
 
     /// Adds a loop variable. The name must be new.

@@ -1,4 +1,4 @@
-//! Schedules of products whose number of rows runs say.
+//! Schedules of products and convolutions whose number of rows runs say.
 
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -12,7 +12,7 @@ use tilewright_ir::verify::verify;
 use tilewright_ir::{LoopKind, Program, Role, Stmt, Target};
 use tilewright_tune::{Task, TaskError, TemplateSetting};
 
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 22] = [
     "dense:m=1..19,n=37,k=21,const=w,epilogue=bias+relu",
     "dense:m=1..40,n=16,k=9,const=w",
     "dense:m=3..27/4,n=33,k=40",
@@ -26,6 +26,15 @@ const FAMILIES: [&str; 13] = [
     "heads_matmul:b=2,m=1..9,n=1..21,k=8,tb=1,ha=1,hb=1,epilogue=linear(0.5;0)",
     "batch_matmul:b=2,m=1..11,n=17,k=1..23",
     "heads_matmul:b=2,m=5,n=8,k=1..19,hb=1,hc=1",
+    "conv2d:c=5,h=1..9,w=11,k=9,r=3,s=3,pad=1,const=w+bias,epilogue=bias+add+relu",
+    "conv2d:c=16,h=4..12/4,w=6,k=20,r=1,s=1,const=w,in=c16",
+    "conv2d:c=16,h=2..12/2,w=10,k=16,r=3,s=3,stride=2,pad=1,const=w,in=c16,out=c16",
+    "conv2d:c=3,h=4..12/2,w=20,k=12,r=2,s=2,pad_bottom=1,pad_right=1,const=w",
+    "conv2d:c=8,h=3..9/3,w=9,k=8,r=5,s=3,groups=2,stride_h=3,pad_top=2,dilation_w=2,pad_left=1",
+    "depthwise_conv2d:c=16,h=1..10,w=9,r=7,s=7,pad=3,const=w+bias,in=c16,out=c16,epilogue=bias",
+    "depthwise_conv2d:c=6,h=3..13/2,w=18,r=3,s=3,stride_w=2,pad=1",
+    "conv2d_transpose:c=6,h=1..9,w=8,k=5,r=2,s=2,stride=2,const=w",
+    "conv2d_transpose:c=16,h=2..8/2,w=5,k=16,r=3,s=3,stride=2,pad=1,out_pad=1,const=w,in=c16,out=c16,epilogue=relu",
 ];
 
 /// Families of open columns that dot products along the reduction compute too.
@@ -42,7 +51,12 @@ fn task(text: &str, target: &str, n_threads: usize, template: Option<&str>) -> T
 
 /// Rows that an argument has at a size: those of the member's buffer of the same name, in order.
 fn inside(program: &Program, member: &Program, at: usize) -> Vec<bool> {
-    let shapes = [program, member].map(|p| p.arguments().nth(at).unwrap().1.shape.clone());
+    let mut shapes = [program, member].map(|p| p.arguments().nth(at).unwrap().1.shape.clone());
+    // Rows that a member has as a single one.
+    let [whole, part] = &mut shapes;
+    if whole.len() >= 4 && part[2] == 1 {
+        (part[2], part[3]) = (part[3] / whole[3], whole[3]);
+    }
     let n: i64 = shapes[0].iter().product();
     let is_inside = |mut element: i64| {
         shapes[0].iter().zip(&shapes[1]).rev().all(|(whole, part)| {
@@ -179,7 +193,7 @@ fn what_is_no_family_is_refused() {
     check("dense:m=1..9/0,n=3,k=4", "`m=1..9/0` is not accepted");
     check("dense:m=-9223372036854775808..9223372036854775807,n=3,k=4", "is not accepted");
     check("batch_matmul:b=1..4,m=4,n=3,k=4", "`b=1..4` is not accepted; expected a number; only m, n, k of products");
-    check("conv2d:n=1..4,c=3,h=8,w=8,k=4,r=3,s=3", "only m, n, k of products may be ranges");
+    check("conv2d:n=1..4,c=3,h=8,w=8,k=4,r=3,s=3", "only m, n, k of products, and h of convolutions");
     check("dense:m=4,n=3..8,k=4,const=w", "`const=w` is not accepted");
     check("matmul:m=1..9,n=8,k=8,const=a", "`const=a` is not accepted");
     for text in ["dense:m=1..512,n=768,k=768,const=w", "dense:m=32..512/32,n=7,k=8"] {

@@ -1,6 +1,6 @@
 //! Builder of an operator's untransformed program, one loop nest per stage.
 
-use super::{Contraction, Epilogue, Operand, Packed, Workload};
+use super::{Contraction, Epilogue, Operand, Packed, SizeRange, Workload};
 use crate::dtype::DType;
 use crate::expr::{Cond, Expr, ReduceOp};
 use crate::index::Index;
@@ -41,6 +41,11 @@ impl ProgramBuilder {
     /// Sets the element type of tensors added from here on.
     pub fn set_dtype(&mut self, dtype: DType) {
         self.dtype = dtype;
+    }
+
+    /// Adds an open (dynamic) size, and returns its value.
+    pub fn open_size(&mut self, name: &str, range: SizeRange) -> Index {
+        self.program.open_size(name, range)
     }
 
     /// Adds an input.

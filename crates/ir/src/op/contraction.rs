@@ -1,10 +1,10 @@
 //! Untransformed programs of matrix products.
 
 use super::builder::ElementOps;
-use super::{Contraction, Factor, Heads, SizeRange, StageSpec, Workload};
+use super::{Contraction, Factor, Heads, StageSpec, Workload};
 use crate::expr::{BinaryOp, Expr, ReduceOp};
 use crate::index::Index;
-use crate::program::{LoopId, OpenSize, Program, Role, Stmt};
+use crate::program::{LoopId, Program, Role, Stmt};
 
 impl Contraction {
     /// The output as one stage, or as two where there is an epilogue.
@@ -57,14 +57,12 @@ impl Contraction {
 
 /// Has loops run as far as each run says, where the size that they go over is open.
 fn open_loops(mut program: Program, w: &Workload) -> Program {
-    for (name, SizeRange { least, most, step }) in w.open_sizes() {
+    for (name, range) in w.open_sizes() {
         let at = Contraction::OPEN.iter().position(|open| *open == name).expect("other sizes are numbers");
         let names = [Some(Contraction::LOOPS[at + 1]), Contraction::FINISH.get(at + 1).copied()];
         let loops: Vec<LoopId> = names.into_iter().flatten().filter_map(|name| program.find_loop(name)).collect();
-        let var = program.add_loop(format!("{name}.steps"));
-        let size = OpenSize { name: name.to_owned(), var, least, step, n_values: (most - least) / step + 1 };
-        run_to(&mut program.body, &loops, &size.index());
-        program.sizes.push(size);
+        let extent = program.open_size(name, range);
+        run_to(&mut program.body, &loops, &extent);
     }
     program
 }

@@ -64,5 +64,6 @@ fn structure(w: &Workload) -> Structure {
     let axes = WindowAxis::forward(w);
     let interleaved = w.size("interleave") == 1;
     let zero_point = w.size(Window::ZERO) == 1;
-    Structure::Window(Window { n, c, k, groups, interleaved, depthwise: false, transposed: false, axes, zero_point })
+    let (depthwise, transposed, open_rows) = (false, false, Window::has_open_rows(w));
+    Structure::Window(Window { n, c, k, groups, interleaved, depthwise, transposed, axes, zero_point, open_rows })
 }

@@ -52,5 +52,6 @@ fn structure(w: &Workload) -> Structure {
         transposed: true,
         axes,
         zero_point,
+        open_rows: Window::has_open_rows(w),
     })
 }

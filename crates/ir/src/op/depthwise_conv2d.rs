@@ -50,5 +50,6 @@ fn structure(w: &Workload) -> Structure {
         transposed: false,
         axes,
         zero_point,
+        open_rows: Window::has_open_rows(w),
     })
 }

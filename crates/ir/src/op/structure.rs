@@ -210,6 +210,8 @@ pub struct Window {
     /// Whether integers are padded with their zero point, the input [`ZERO`](Window::ZERO), rather than with
     /// zeros.
     pub zero_point: bool,
+    /// Whether the number of rows is open (dynamic), so that axes have the most of them.
+    pub open_rows: bool,
 }
 
 /// Spatial axis of a [`Window`].
@@ -262,6 +264,8 @@ impl Window {
     pub const KEPT_INPUT: &'static str = "X.in";
     /// Name of the result in the layout that the template chooses.
     pub const KEPT_OUTPUT: &'static str = "Y.out";
+    /// Size that may be open (dynamic): rows of the input, a step of which is one of strides.
+    pub const OPEN: &'static str = "h";
 
     /// Input channels that each output channel reduces over; `None` where there is no loop over them
     /// (depthwise).
@@ -298,14 +302,14 @@ impl Window {
     /// have their vectors along rows.
     pub(super) fn is_column(&self) -> bool {
         let [rows, columns] = &self.axes;
-        columns.is_single() && !rows.is_single()
+        columns.is_single() && !rows.is_single() && !self.open_rows
     }
 
     /// Axes as the program has them: those of a pointwise convolution are flattened to a single row of
-    /// pixels, so that schedules can split it regardless of row boundaries.
+    /// pixels, so that schedules can split it regardless of row boundaries, unless rows are open (dynamic).
     pub fn program_axes(&self) -> [WindowAxis; 2] {
         let is_pointwise = |axis: &WindowAxis| axis.filter == 1 && axis.stride == 1 && axis.output == axis.input;
-        if self.depthwise || self.is_padded() || !self.axes.iter().all(is_pointwise) {
+        if self.open_rows || self.depthwise || self.is_padded() || !self.axes.iter().all(is_pointwise) {
             return self.axes;
         }
         let row = |n| WindowAxis { input: n, filter: 1, stride: 1, dilation: 1, before: 0, after: 0, output: n };

@@ -1,7 +1,8 @@
 //! Untransformed programs of convolutions.
 
 use super::builder::ElementOps;
-use super::{Epilogue, Layout, Operand, StageSpec, Window, WindowAxis, Workload, WorkloadError};
+use super::contraction::run_to;
+use super::{Epilogue, Layout, Operand, SizeRange, StageSpec, Window, WindowAxis, Workload, WorkloadError};
 use crate::dtype::DType;
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
 use crate::index::Index;
@@ -146,8 +147,11 @@ impl PaddedAxis {
     }
 
     /// The element of the input at a place of the padded one, and where there is one.
-    fn unpad(&self, at: &Index) -> (Index, Cond) {
-        unpad(at, self.before, self.spread, self.padded, self.input)
+    ///
+    /// The input ends at `end`, which for open (dynamic) rows is less than it has room for.
+    fn unpad(&self, at: &Index, end: &Index) -> (Index, Cond) {
+        let is_behind = (self.padded - 1 - self.before).div_euclid(self.spread) >= self.input;
+        unpad(at, self.before, self.spread, is_behind.then_some(end))
     }
 
     /// The place in the padded input that a tap meets for an output.
@@ -170,18 +174,17 @@ impl PaddedAxis {
     }
 }
 
-/// The element of an input at a place of the padded one, and where there is one: the first of `input`
-/// elements lies at `before` of `padded` places, each next one `spread` further on.
-pub(crate) fn unpad(at: &Index, before: i64, spread: i64, padded: i64, input: i64) -> (Index, Cond) {
+/// The element of an input at a place of the padded one, and where there is one: the first element lies at
+/// `before`, each next one `spread` further on, and there are `end` of them, if places go beyond the last.
+pub(crate) fn unpad(at: &Index, before: i64, spread: i64, end: Option<&Index>) -> (Index, Cond) {
     let moved = at.offset(-before);
     let element = moved.floor_div(spread);
-    let (first, last) = (-before, padded - 1 - before);
     let mut inside = Cond::True;
-    if first < 0 {
+    if before > 0 {
         inside = inside.and(Cond::Lt(Index::from(-1), element.clone()));
     }
-    if last.div_euclid(spread) >= input {
-        inside = inside.and(Cond::Lt(element.clone(), input.into()));
+    if let Some(end) = end {
+        inside = inside.and(Cond::Lt(element.clone(), end.clone()));
     }
     if spread > 1 {
         inside = inside.and(Cond::Eq(moved.modulo(spread), 0.into()));
@@ -196,6 +199,18 @@ fn n_within(n: i64, step: i64, offset: i64, end: i64) -> i64 {
 }
 
 impl Window {
+    /// Whether a workload's number of rows is open (dynamic).
+    pub(super) fn has_open_rows(w: &Workload) -> bool {
+        w.open_sizes().any(|(name, _)| name == Window::OPEN)
+    }
+
+    /// Whether rows of the result are a number for each of the input, and one more or less: strides are
+    /// divisors of the step.
+    pub(super) fn may_open(&self, range: SizeRange) -> bool {
+        let [rows, _] = self.axes;
+        self.transposed || range.step % rows.stride == 0
+    }
+
     /// Share of the counted products that meet an element of the input.
     pub(super) fn share_inside(&self) -> f64 {
         self.axes.iter().map(|axis| PaddedAxis::of(axis, self.transposed).share_inside(self.transposed)).product()
@@ -222,8 +237,10 @@ impl Window {
     pub(super) fn program(&self, w: &Workload) -> Program {
         let &Window { n, c, k, .. } = self;
         let [rows, columns] = self.program_axes().map(|axis| PaddedAxis::of(&axis, self.transposed));
-        let blocked = w.layout() == Layout::Blocked;
         let mut p = w.builder();
+        let open = self.open_rows.then(|| p.open_size(Window::OPEN, w.range(Window::OPEN)));
+        let end_of_rows = open.clone().unwrap_or_else(|| rows.input.into());
+        let blocked = w.layout() == Layout::Blocked;
         let shape = [n, k, rows.output, columns.output];
         let [of_input, of_weights] = w.factors();
         p.set_dtype(of_input);
@@ -246,7 +263,8 @@ impl Window {
             let axes = [("pn", n), ("pc", c), ("ph", rows.padded), ("pw", columns.padded)];
             let spec = StageSpec { name: Window::PAD, axes: &axes, reduce: None, role: Role::Temporary };
             input = p.stage(spec, |v| {
-                let ((row, row_inside), (column, column_inside)) = (rows.unpad(&v[2]), columns.unpad(&v[3]));
+                let ((row, row_inside), (column, column_inside)) =
+                    (rows.unpad(&v[2], &end_of_rows), columns.unpad(&v[3], &columns.input.into()));
                 let element = Expr::Load(input, vec![v[0].clone(), v[1].clone(), row, column]);
                 let element = ahead.apply(element, v, 1);
                 let outside = zero.map_or(Expr::Const(0.0), |zero| Expr::Load(zero, vec![0.into()]));
@@ -285,6 +303,9 @@ impl Window {
             p.copy(Part::Finish, out, Window::OUTPUT, &["yn", "yk", "yp", "yq"], Role::Output);
         }
         let mut program = p.finish();
+        if let Some(size) = open {
+            self.open_rows_of(&mut program, &size);
+        }
         let [of_input, of_output] = w.layout().channels();
         let operands = Epilogue::operands(w.epilogue()).into_iter().filter(|(.., kind)| *kind == Operand::Element);
         let outputs = operands.map(|(_, name, _)| name).chain([Window::OUTPUT.to_owned()]);
@@ -295,6 +316,23 @@ impl Window {
             }
         }
         program
+    }
+
+    /// Has loops over rows run as far as each run says.
+    fn open_rows_of(&self, program: &mut Program, size: &Index) {
+        let [axis, _] = self.axes;
+        let [padded, output] = if self.transposed {
+            let output = size.scale(axis.stride).offset(axis.output - axis.input * axis.stride);
+            [output.offset(axis.reach() - 1), output]
+        } else {
+            let padded = size.offset(axis.before + axis.after);
+            let output = padded.offset(-axis.reach()).floor_div(axis.stride).offset(1);
+            [padded, output]
+        };
+        for (names, extent) in [(&["ph"][..], padded), (&["p", "op"], output)] {
+            let loops: Vec<_> = names.iter().filter_map(|name| program.find_loop(name)).collect();
+            run_to(&mut program.body, &loops, &extent);
+        }
     }
 
     /// Layout NCHWc: blocks of `channels` adjacent channels innermost.

@@ -713,11 +713,11 @@ impl Workload {
     }
 
     /// Whether a smaller member's results are a part of the largest member's: so for open rows and columns of
-    /// products, not for an open reduction. Other families can be run but not tuned, as a kernel is checked
-    /// against the largest member.
+    /// products, not for an open reduction or rows of images, below which zeros may be read. Other families
+    /// can be run but not tuned, as a kernel is checked against the largest member.
     pub fn has_members_of_one_answer(&self) -> bool {
         self.nest.as_ref().is_none_or(|nest| nest.sizes().next().is_none())
-            && self.open_sizes().all(|(name, _)| name != "k")
+            && self.open_sizes().all(|(name, _)| name != "k" && name != Window::OPEN)
     }
 
     /// Representative values of the open (dynamic) sizes, at which a family is measured; several sizes grow
@@ -753,14 +753,23 @@ impl Workload {
 
     /// Refuses open sizes but for those of products, whose buffers then have room for the most of them.
     fn require_closed(&self) -> Result<(), WorkloadError> {
-        let is_product = matches!(self.structure(), Structure::Contraction(_));
-        let refused = self.open_sizes().find(|(name, _)| !is_product || !Contraction::OPEN.contains(name));
+        let structure = self.structure();
+        let may_be = |(name, range): &(&str, SizeRange)| match &structure {
+            Structure::Contraction(_) => Contraction::OPEN.contains(name),
+            Structure::Window(window) => *name == Window::OPEN && window.may_open(*range),
+            Structure::Packed(_) | Structure::Nest(_) => false,
+        };
+        let refused = self.open_sizes().find(|size| !may_be(size));
         match refused {
             None => Ok(()),
             Some((name, range)) => Err(WorkloadError::Value {
                 key: name.to_owned(),
                 value: range.to_string(),
-                expected: format!("a number; only {} of products may be ranges", Contraction::OPEN.join(", ")),
+                expected: format!(
+                    "a number; only {} of products, and {} of convolutions in steps of their stride, may be ranges",
+                    Contraction::OPEN.join(", "),
+                    Window::OPEN
+                ),
             }),
         }
     }

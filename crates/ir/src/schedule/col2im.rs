@@ -254,7 +254,9 @@ fn spread(program: &Program, padded: BufferId) -> Option<(BufferId, [Spread; 2])
     let mut expected = Cond::True;
     for (d, Spread { before, stride }) in spreads.iter().enumerate() {
         let from = program.buffer(*input).shape[2 + d];
-        let (element, inside) = unpad(&vars[2 + d].into(), *before, *stride, shape[2 + d], from);
+        let end = Index::from(from);
+        let is_behind = (shape[2 + d] - 1 - before).div_euclid(*stride) >= from;
+        let (element, inside) = unpad(&vars[2 + d].into(), *before, *stride, is_behind.then_some(&end));
         if element != at[2 + d] {
             return None;
         }

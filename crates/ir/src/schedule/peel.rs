@@ -27,22 +27,23 @@ pub fn peel(program: &mut Program, target: &str, n: i64, last: bool, suffix: &st
     let own = renamed[0].1;
     edit_loops(program, var, &mut |names, l, ranges| {
         require_serial(names, &l)?;
-        let Some(extent) = l.extent.as_const() else {
-            let why = "only a loop of constant extent can be peeled".to_owned();
+        // As few as an open (dynamic) one has at least.
+        let Some(least) = ranges.lower(&l.extent) else {
+            let why = "only a loop with a known least extent can be peeled".to_owned();
             return Err(Illegal::Body { target: target.to_owned(), why });
         };
-        if !(1..extent).contains(&n) {
+        if !(1..least).contains(&n) {
             let (target, what) = (target.to_owned(), "number of peeled iterations");
-            return Err(Illegal::OutOfRange { target, what, least: 1, most: extent - 1, value: n });
+            return Err(Illegal::OutOfRange { target, what, least: 1, most: least - 1, value: n });
         }
-        let rest = extent - n;
-        let (peeled_at, rest_at) = if last { (rest, 0) } else { (0, n) };
+        let rest = l.extent.offset(-n);
+        let (peeled_at, rest_at) = if last { (rest.clone(), 0) } else { (0.into(), n) };
         let mut peeled = Loop { var: own, extent: n.into(), ..l.clone() };
         rename(&mut peeled.body, &renamed);
-        let index = |old, new: LoopId| if old == var { Index::from(new).offset(peeled_at) } else { new.into() };
+        let index = |old, new: LoopId| if old == var { Index::from(new).add(&peeled_at) } else { new.into() };
         let by: Vec<(LoopId, Index)> = renamed.iter().map(|&(old, new)| (old, index(old, new))).collect();
         substitute(&mut peeled.body, &by);
-        let mut rest = Loop { extent: rest.into(), ..l };
+        let mut rest = Loop { extent: rest, ..l };
         substitute(&mut rest.body, &[(var, Index::from(var).offset(rest_at))]);
         let mut both = vec![Stmt::For(rest)];
         both.insert(if last { 1 } else { 0 }, Stmt::For(peeled));

@@ -25,7 +25,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// computed; adding up columns is what Caffe's deconvolution does.
 pub const COL2IM: Algorithm<ReductionSizes> = Algorithm {
     name: "col2im",
-    applies: |shape| shape.inserts_zeros && !shape.is_agreed,
+    applies: |shape| shape.inserts_zeros && !shape.is_agreed && !shape.open_rows,
     parameters,
     constraints,
     steps,

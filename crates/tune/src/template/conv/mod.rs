@@ -116,6 +116,8 @@ struct ReductionSizes {
     interleaved: bool,
     /// Whether it is a transposed convolution's.
     transposed: bool,
+    /// Whether runs say how many rows there are, so that these are computed one by one.
+    open_rows: bool,
     /// Dimensions of the weights: that of output channels and that of the channels summed over.
     weight_axes: [usize; 2],
     /// Rows and columns, as the operator has them.
@@ -133,7 +135,7 @@ struct ReductionSizes {
 impl ReductionSizes {
     fn of(w: &Workload) -> ReductionSizes {
         let Structure::Window(window) = w.structure() else { panic!("{w} is no convolution") };
-        let Window { n, k, groups, interleaved, depthwise, transposed, axes, zero_point, .. } = window;
+        let Window { n, k, groups, interleaved, depthwise, transposed, axes, zero_point, open_rows, .. } = window;
         let [p, q] = window.program_axes().map(|axis| axis.output);
         let [r, s] = axes.map(|axis| axis.filter);
         ReductionSizes {
@@ -158,9 +160,13 @@ impl ReductionSizes {
             weight_axes: window.weight_axes(),
             axes,
             // Its step knows images of four dimensions, as the padded one is.
-            has_winograd: !w.exact && w.has_winograd() && (w.layout().channels()[0] == 1 || window.has_pad(w)),
+            has_winograd: !open_rows
+                && !w.exact
+                && w.has_winograd()
+                && (w.layout().channels()[0] == 1 || window.has_pad(w)),
             is_agreed: matches!(w.layout(), Layout::Channels { .. }),
             transposed,
+            open_rows,
         }
     }
 

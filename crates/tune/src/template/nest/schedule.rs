@@ -371,10 +371,21 @@ impl ScheduleBuilder {
         }
     }
 
-    /// Has a stage add up sums over parts of its outermost loop, so that at most [`MOST_ADDED`] of its
-    /// `n_added` numbers are added one after the other.
+    /// Has a stage add up sums over parts of its outermost loop that can be cut, so that at most
+    /// [`MOST_ADDED`] of its `n_added` numbers are added one after the other.
     fn cut_sum(&mut self, stage: &LoopStage, n_added: i64, along: LaneLoop, lanes: i64) -> bool {
-        let Some(r) = stage.reduction().find(|r| stage.loops[*r].extent > 1) else { return false };
+        let long = stage.reduction().filter(|r| stage.loops[*r].extent > 1);
+        for r in long {
+            let before = self.clone();
+            if self.cut_loop(stage, r, n_added, along, lanes) {
+                return true;
+            }
+            *self = before;
+        }
+        false
+    }
+
+    fn cut_loop(&mut self, stage: &LoopStage, r: usize, n_added: i64, along: LaneLoop, lanes: i64) -> bool {
         let extent = stage.loops[r].extent;
         let mut n_each = (MOST_ADDED as f64 * extent as f64 / n_added as f64).max(1.0) as i64;
         if along == LaneLoop::Along(r) {

@@ -115,7 +115,7 @@ fn skips_padding(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
 
 fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let registers = i64::from(s.target.n_vector_registers);
-    let ReductionSizes { k, p, q, c, padded, has_prologue, .. } = *shape;
+    let ReductionSizes { k, p, q, c, padded, has_prologue, open_rows, .. } = *shape;
     let [takes_blocks, gives_blocks] = in_blocks(s);
     let agreed = s.workload.layout().channels()[0];
     let (fours, rows) = (dot(s, shape).is_some(), in_rows(s, shape));
@@ -137,7 +137,7 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let mut parameters = vec![
         Parameter::categorical("lanes", if fours || rows { &["k"] } else { &["k", "q"] }),
         Parameter::ordinal("k_tile", 1..=k.min(registers / 2)),
-        Parameter::ordinal("p_tile", 1..=p.min(4)),
+        Parameter::ordinal("p_tile", 1..=if open_rows { 1 } else { p.min(4) }),
         Parameter::ordinal("q_tile", 1..=q.min(registers - 2)),
         Parameter::permutation("order", &["k", "p", "q"]),
         Parameter::ordinal("c_block", channel_blocks),
