@@ -17,11 +17,11 @@ use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu, repeat
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
     self as runtime, AnyModel, ArenaLayout, Block, Constant, CopiedRows, GpuModel, Member, Members, Model, Piece,
-    Place, Plan, RunSize, StepCondition, TensorSlice, Work, on_all_cores, plan_memory,
+    Place, Plan, PlanTensor, RunSize, StepCondition, TensorSlice, Work, on_all_cores, plan_memory,
 };
 
 use crate::branches::{BranchCondition, conditions};
-use crate::fuse::{Fused, Kernel, Step, Steps};
+use crate::fuse::{Fused, Kernel, SizedNets, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::open::{OpenError, are_counted};
 use crate::value_memory::{Places, ValuePart};
@@ -361,7 +361,8 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
     let mut touch = |id: ValueId, step: usize| {
         let root = places.locate(id).root;
         let is_state = net.states.iter().any(|state| state.value == root);
-        let is_passed = net.inputs.contains(&root) || places.outputs[root.0].is_some() || is_state;
+        let is_input = net.inputs.contains(&root) && fused.open_behind(root).is_none();
+        let is_passed = is_input || places.outputs[root.0].is_some() || is_state;
         if is_passed || net.value(root).constant.is_some() {
             return;
         }
@@ -377,6 +378,7 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
     };
     // What varies with the size is put there before all else.
     fused.numbers().for_each(|(id, _)| touch(id, 0));
+    net.inputs.iter().for_each(|id| touch(*id, 0));
     for (at, step) in fused.steps.iter().enumerate() {
         match step {
             Step::Kernel(kernel) => kernel.inputs.iter().chain([&kernel.output]).for_each(|id| touch(*id, at)),
@@ -451,6 +453,8 @@ struct PlanBuilder<'a> {
     given: Vec<usize>,
     /// Values at the present step of a sequence: the value that each stands for, and its offset in bytes.
     moving: HashMap<ValueId, (ValueId, usize)>,
+    /// Inputs that a run unpacks, with the tensors that callers pass.
+    packed: Vec<(ValueId, usize)>,
 }
 
 /// Kernels of a plan.
@@ -505,17 +509,7 @@ fn planned(
     }
     let PlanBuilder { mut plan, origins, .. } = job;
     if let Some(sized) = &fused.sized {
-        let of_ports = [plan.ports(Place::Input), plan.ports(Place::Output)].concat();
-        let places: Vec<Place> = of_ports.iter().map(|tensor| plan.tensors[*tensor].place).collect();
-        let member = |((_, steps, tensors), sizes): (&PlannedForm, &Vec<i64>)| {
-            let port = |place: &Place| {
-                let own = tensors.clone().find(|tensor| plan.tensors[*tensor].place == *place);
-                own.expect("invariant: each net has all inputs and outputs")
-            };
-            Member { sizes: sizes.clone(), steps: steps.clone(), ports: places.iter().map(port).collect() }
-        };
-        let each = made.iter().zip(&sized.sizes).map(member).collect();
-        plan.members = Some(Members { dims: sized.dims.clone(), each });
+        plan.members = Some(members(&mut plan, sized, &made));
         return Ok((plan, origins, memory));
     }
     for (form, steps, _) in made {
@@ -530,11 +524,48 @@ fn planned(
         let most = fused.n_rows();
         let of = |axis: &usize| {
             let factor = plan.tensors[tensor].shape[*axis] as i64 / most;
-            (*axis, RunSize { factor, term: 0, multiple: 1 })
+            (*axis, RunSize { factor, term: 0, multiple: 1, divisor: 1 })
         };
         plan.tensors[tensor].open = axis.as_ref().map(of);
     }
     Ok((plan, origins, memory))
+}
+
+/// Members of a plan whose nets are planned: one for each combination of sizes. Those that differ in a
+/// dimension that a net is for any size of have the same steps.
+fn members(plan: &mut Plan, sized: &SizedNets, made: &[PlannedForm]) -> Members {
+    let of_ports = [plan.ports(Place::Input), plan.ports(Place::Output)].concat();
+    let places: Vec<Place> = of_ports.iter().map(|tensor| plan.tensors[*tensor].place).collect();
+    let mut each = Vec::new();
+    for ((form, steps, tensors), sizes) in made.iter().zip(&sized.sizes) {
+        let port = |place: &Place| {
+            let own = tensors.clone().find(|tensor| plan.tensors[*tensor].place == *place);
+            own.expect("invariant: each net has all inputs and outputs")
+        };
+        let ports: Vec<usize> = places.iter().map(port).collect();
+        each.push(Member { sizes: sizes.clone(), steps: steps.clone(), ports: ports.clone() });
+        let Some(dim) = form.open.as_ref().map(|open| &open.dim) else { continue };
+        let opened = sized.dims.iter().position(|own| own == dim).expect("invariant: it is one of the model's");
+        for size in (dim.least..dim.most).rev().filter(|size| dim.has(*size)) {
+            let mut sizes = sizes.clone();
+            sizes[opened] = size;
+            let mut at_size = |port: &usize| {
+                let of_most = &plan.tensors[*port];
+                let own = PlanTensor { shape: of_most.shape_at(size), open: None, ..of_most.clone() };
+                plan.tensors.push(own);
+                plan.tensors.len() - 1
+            };
+            let ports = ports.iter().map(&mut at_size).collect();
+            each.push(Member { sizes, steps: steps.clone(), ports });
+        }
+    }
+    // Members have the shapes of their sizes.
+    for tensor in &mut plan.tensors {
+        if matches!(tensor.place, Place::Input(_) | Place::Output(_)) {
+            tensor.open = None;
+        }
+    }
+    Members { dims: sized.dims.clone(), each }
 }
 
 /// The type of a run for a type of a graph.
@@ -564,16 +595,17 @@ impl<'a> PlanBuilder<'a> {
             guard: None,
             rooms: rooms(fused, places),
             given: Vec::new(),
+            packed: Vec::new(),
             moving: HashMap::new(),
         }
     }
 
     /// Goes on with the steps of another piece, of the same constants and states.
     fn piece(self, fused: &'a Fused, places: &'a Places) -> PlanBuilder<'a> {
-        let (tensors, guard, moving, memory) = Default::default();
+        let (tensors, guard, moving, memory, packed) = Default::default();
         let given = (0..self.plan.constants.len()).collect();
         let rooms = rooms(fused, places);
-        PlanBuilder { fused, places, tensors, guard, moving, memory, rooms, given, ..self }
+        PlanBuilder { fused, places, tensors, guard, moving, memory, packed, rooms, given, ..self }
     }
 
     /// Plans all steps, which are numbered from `first` on among those that origins tell.
@@ -582,6 +614,7 @@ impl<'a> PlanBuilder<'a> {
         self.states()?;
         self.arena()?;
         self.numbers()?;
+        self.unpack_inputs()?;
         let mut copies = self.places.copies.iter().peekable();
         let conditions = conditions(self.fused, self.places);
         let (mut origin, mut begun) = (first, Vec::new());
@@ -643,9 +676,41 @@ impl<'a> PlanBuilder<'a> {
             self.plan.tensors[to].open = self.open_axis(copy.from);
             let rows = self.open_rows(copy.from, from.n_bytes);
             let to = self.plan.whole(to);
-            self.copy(from, to, rows);
+            match self.fused.open_behind(copy.from) {
+                Some(_) => self.move_rows(copy.from, from, to, false),
+                None => self.copy(from, to, rows),
+            }
         }
         Ok(self)
+    }
+
+    /// Brings inputs whose open dimension lies behind others to where there is room for the largest size.
+    fn unpack_inputs(&mut self) -> Result<(), CompileError> {
+        for (id, tensor) in std::mem::take(&mut self.packed) {
+            let (from, to) = (self.plan.whole(tensor), self.slice(id)?);
+            self.move_rows(id, from, to, true);
+        }
+        Ok(())
+    }
+
+    /// Moves the elements of a value with an open dimension behind others between memory in which they are
+    /// packed and memory that has room for the largest size: one move for each element of those others.
+    fn move_rows(&mut self, id: ValueId, from: TensorSlice, to: TensorSlice, is_from_packed: bool) {
+        let Some((axis, size)) = self.fused.open_behind(id) else { return };
+        let value = self.fused.net.value(id);
+        let n = value.shape[..axis].iter().product::<i64>();
+        let inner = value.shape[axis + 1..].iter().product::<i64>() * value.dtype.size() as i64;
+        let times = |by: i64| RunSize { factor: size.factor * by, term: size.term * by, ..size };
+        let name = value.name.clone();
+        for at in 0..n {
+            let of_room = RunSize { factor: 0, term: at * value.shape[axis] * inner, divisor: 1, multiple: 1 };
+            let mut offsets = [times(at * inner), of_room];
+            if !is_from_packed {
+                offsets.reverse();
+            }
+            let rows = CopiedRows { n: 1, pitches: [0; 2], offsets, n_bytes: times(inner) };
+            self.push(&name, Work::Move { from, to, rows }, None);
+        }
     }
 
     /// Finds or adds the guard that has all of some conditions hold, given the outermost first.
@@ -677,7 +742,11 @@ impl<'a> PlanBuilder<'a> {
     /// The tensors that the caller passes.
     fn ports(&mut self) -> Result<(), CompileError> {
         for (at, &id) in self.fused.net.inputs.iter().enumerate() {
-            self.tensor(id, Place::Input(at))?;
+            let tensor = self.tensor(id, Place::Input(at))?;
+            if self.fused.open_behind(id).is_some() {
+                self.packed.push((id, tensor));
+                self.tensors.remove(&id);
+            }
         }
         for (at, place) in self.places.outputs.iter().enumerate() {
             if let Some(output) = place {
@@ -706,7 +775,7 @@ impl<'a> PlanBuilder<'a> {
     /// size.
     fn numbers(&mut self) -> Result<(), CompileError> {
         let Some(dim) = self.fused.open.as_ref().map(|open| open.dim.clone()) else { return Ok(()) };
-        let of = |size: i64| RunSize { factor: size, term: -size * dim.least, multiple: 1 };
+        let of = |size: i64| RunSize { factor: size, term: -size * dim.least, multiple: 1, divisor: 1 };
         for (id, sizes) in self.fused.numbers() {
             let to = self.slice(id)?;
             let value = self.fused.net.value(id);
@@ -733,7 +802,7 @@ impl<'a> PlanBuilder<'a> {
             let place = Place::Constant(self.plan.constants.len() - 1);
             let tensor = self.plan.tensor(format!("{}.table", value.name), dtype, &shape, place);
             let (from, row) = (self.plan.whole(tensor), (sizes.len() * n_bytes) as i64);
-            let none = RunSize { factor: 0, term: 0, multiple: 1 };
+            let none = RunSize { factor: 0, term: 0, multiple: 1, divisor: 1 };
             let rows = CopiedRows {
                 n: 1,
                 pitches: [0; 2],
@@ -751,16 +820,16 @@ impl<'a> PlanBuilder<'a> {
         let (new, all) = (net.shape(from).to_vec(), net.shape(to).to_vec());
         let of_value = |id: ValueId, n: i64| {
             let open = self.fused.open.as_ref().and_then(|open| open.axes.get(id.0)?.get(axis).copied().flatten());
-            open.unwrap_or(RunSize { factor: 0, term: n, multiple: 1 })
+            open.unwrap_or(RunSize { factor: 0, term: n, multiple: 1, divisor: 1 })
         };
         let (of_new, of_all) = (of_value(from, new[axis]), of_value(to, all[axis]));
         let row = new[axis + 1..].iter().product::<i64>() * net.value(from).dtype.size() as i64;
-        let times = |size: RunSize| RunSize { factor: size.factor * row, term: size.term * row, multiple: 1 };
-        let before = RunSize { factor: of_all.factor - of_new.factor, term: of_all.term - of_new.term, multiple: 1 };
+        let times = |size: RunSize| RunSize { factor: size.factor * row, term: size.term * row, ..size };
+        let before = RunSize { factor: of_all.factor - of_new.factor, term: of_all.term - of_new.term, ..of_all };
         let rows = CopiedRows {
             n: new[..axis].iter().product::<i64>() as usize,
             pitches: [new[axis] * row, all[axis] * row].map(|n| n as usize),
-            offsets: [RunSize { factor: 0, term: 0, multiple: 1 }, times(before)],
+            offsets: [RunSize { factor: 0, term: 0, multiple: 1, divisor: 1 }, times(before)],
             n_bytes: times(of_new),
         };
         let name = net.value(to).name.clone();

@@ -4,11 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::{self, Write};
 
 use tilewright_ir::expr::Expr;
-use tilewright_ir::op::{Layout, ProgramBuilder, StageSpec, Structure, Workload, WorkloadError};
+use tilewright_ir::op::{Layout, ProgramBuilder, SizeRange, StageSpec, Structure, Workload, WorkloadError};
 use tilewright_ir::{DType, Role};
+use tilewright_runtime::RunSize;
 
 use crate::fuse::{Fused, Kernel, Step, in_memory, nest};
 use crate::net::{Kind, Net, ValueId};
+use crate::open::loops::{OpenLoop, OpenSizes};
 
 /// Costs of workloads, in any common unit.
 #[derive(Clone, Copy)]
@@ -435,18 +437,19 @@ fn conversion(net: &mut Net, from: ValueId, block: i64, to_blocks: bool) -> Resu
     };
     let output = net.add_value(&format!("{}.{layout}", value.name), value.dtype, &value.shape);
     let dtype = net.element_type(from).expect("images are of types that have code");
-    let workload = conversion_of(dtype, &value.shape, block, to_blocks)?;
+    let workload = conversion_of(dtype, &value.shape, block, to_blocks, None)?;
     let in_blocks = block;
     let block = if to_blocks { block } else { 1 };
     Ok(Kernel { workload, inputs: vec![from], output, origin, members: Vec::new(), block, in_blocks, open: None })
 }
 
-/// The workload of a conversion.
+/// The workload of a conversion, of as many rows as runs say where these are open.
 pub(crate) fn conversion_of(
     dtype: DType,
     shape: &[i64],
     block: i64,
     to_blocks: bool,
+    rows: Option<(RunSize, SizeRange)>,
 ) -> Result<Workload, WorkloadError> {
     let blocked = in_memory(shape, block);
     let [n, blocks, h, w, c] = blocked[..] else { unreachable!("an image has four dimensions") };
@@ -462,7 +465,12 @@ pub(crate) fn conversion_of(
     program.stage(StageSpec { name: "Y", axes: &axes, reduce: None, role: Role::Output }, |at| {
         Expr::Load(x, order.iter().map(|&d| at[d].clone()).collect())
     });
-    Workload::nest(program.finish())
+    let ends = rows.map(|(size, range)| {
+        let name = if to_blocks { names[2] } else { names[3] };
+        OpenLoop { name: name.to_owned(), size, range, multiple: 1 }
+    });
+    let (program, _) = OpenSizes::default().with_loops(program.finish(), ends.into_iter().collect());
+    Workload::nest(program)
 }
 
 /// Costs of kernels and conversions.
@@ -517,7 +525,7 @@ impl<'a> Prices<'a> {
             return Ok(*known);
         }
         let dtype = self.net.element_type(id).expect("images are of types that have code");
-        let workload = conversion_of(dtype, self.net.shape(id), self.images.block, to_blocks)?;
+        let workload = conversion_of(dtype, self.net.shape(id), self.images.block, to_blocks, None)?;
         let cost = CONVERTED * self.of(&workload).unwrap_or(f64::INFINITY);
         self.of_conversions.insert((id, to_blocks), cost);
         Ok(cost)

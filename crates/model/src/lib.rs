@@ -69,7 +69,8 @@ pub use inputs::{Given, all_inputs, feed, named_dims, read_model, weights_beside
 pub use layouts::Costs;
 pub use net::{AsHeads, Convolution, Evaluated, Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId, Windows};
 pub use open::{
-    MOST_NETS, OpenError, OpenNet, n_combinations, open, open_items, open_or_repeat, open_pieces, open_sized,
+    MOST_NETS, OpenError, OpenNet, n_combinations, open, open_beside, open_items, open_or_repeat, open_pieces,
+    open_sized,
 };
 pub use profile::{Outline, ProfiledStep, WithoutCode, profile_table};
 pub use rules::{Applied, Trace, rule_names, simplify};

@@ -72,7 +72,8 @@ impl Places {
         for (at, &id) in fused.net.outputs.iter().enumerate() {
             let ValuePart { root, offset } = places.locate(id);
             let is_all = offset == 0 && fused.net.value(root).n_bytes() == fused.net.value(id).n_bytes();
-            if is_all && is_computed[root.0] && places.outputs[root.0].is_none() {
+            let is_packed = fused.open_behind(id).is_none();
+            if is_all && is_packed && is_computed[root.0] && places.outputs[root.0].is_none() {
                 places.outputs[root.0] = Some(at);
             } else {
                 places.copies.push(Copy { before: fused.steps.len(), from: id, to: id, offset: at });

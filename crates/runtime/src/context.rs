@@ -252,8 +252,12 @@ impl Context {
                 let OpenDimension { name, least, most, step } = members.dims[at].clone();
                 return Err(RunError::BadSize { name, size, least, most, step });
             };
+            let opened = members.opened(plan).map(|dim| members.each[member].sizes[dim]);
             self.member = member;
             self.steps = members.each[member].steps.clone();
+            if let Some(size) = opened {
+                self.at(size);
+            }
             return Ok(());
         }
         let is_it = |dim: &Option<OpenDimension>| dim.as_ref().is_some_and(|dim| dim.name == name);

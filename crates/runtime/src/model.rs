@@ -589,7 +589,7 @@ impl ComputedRows {
 /// runs.
 fn rows_of(code: &Code, sizes: &[RunSize]) -> Option<ComputedRows> {
     match (&code.interface.sizes[..], sizes) {
-        ([open], &[RunSize { factor: 0, term, multiple: 1 }]) if open.name == "m" => {
+        ([open], &[RunSize { factor: 0, term, multiple: 1, divisor: 1 }]) if open.name == "m" => {
             Some(ComputedRows { n: term, most: open.most() })
         }
         _ => None,
@@ -736,7 +736,8 @@ impl PlanChecker<'_> {
         let n_sizes = |dim: &OpenDimension| ((dim.most - dim.least) / dim.step + 1) as usize;
         let is_whole = !dims.is_empty() && dims.iter().map(n_sizes).product::<usize>() == each.len();
         let is_whole = is_whole && each[0].ports == ports;
-        let is_alone = plan.dim.is_none() && plan.items.is_none() && plan.states().next().is_none();
+        let is_of_members = plan.dim.is_none() || plan.members.as_ref().is_some_and(|all| all.opened(plan).is_some());
+        let is_alone = is_of_members && plan.items.is_none() && plan.states().next().is_none();
         (is_whole && is_alone).then_some(()).ok_or_else(|| wrong(each.len()))
     }
 

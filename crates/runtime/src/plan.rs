@@ -46,13 +46,16 @@ impl OpenDimension {
     }
 }
 
-/// Number that depends on the open dimension: `factor · size + term`, rounded up to a multiple of `multiple`.
+/// Number that depends on the open dimension: `(factor · size + term) / divisor`, rounded up to a multiple of
+/// `multiple`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RunSize {
     /// Multiple of the dimension's size.
     pub factor: i64,
     /// Addend.
     pub term: i64,
+    /// Divisor of the sum, without a rest at sizes of the dimension; 1 for none.
+    pub divisor: i64,
     /// Multiple to round up to; 1 for none.
     pub multiple: i64,
 }
@@ -60,7 +63,7 @@ pub struct RunSize {
 impl RunSize {
     /// Number at a size of the dimension.
     pub fn at(&self, size: i64) -> i64 {
-        let exact = self.factor * size + self.term;
+        let exact = (self.factor * size + self.term).div_euclid(self.divisor);
         (exact + self.multiple - 1).div_euclid(self.multiple) * self.multiple
     }
 }
@@ -76,8 +79,8 @@ pub struct PlanTensor {
     pub shape: Vec<usize>,
     /// Memory of the tensor.
     pub place: Place,
-    /// Open dimension: its index, the first one longer than 1, and its size in a run, at most as in the
-    /// shape. A run uses the beginning of the memory.
+    /// Open dimension: its index and its size in a run, at most as in the shape. A run uses the beginning of
+    /// the memory, in which callers have their inputs and outputs packed.
     pub open: Option<(usize, RunSize)>,
     /// Whether an input or output has an element of its first dimension, here 1, for each item of a run.
     pub in_items: bool,
@@ -341,6 +344,12 @@ pub struct Members {
 }
 
 impl Members {
+    /// Index of the dimension that steps are for any size of: members that differ in it alone have the same
+    /// steps.
+    pub fn opened(&self, plan: &Plan) -> Option<usize> {
+        self.dims.iter().position(|dim| Some(dim) == plan.dim.as_ref())
+    }
+
     /// Index of the member of these sizes.
     pub fn at(&self, sizes: impl Fn(usize) -> i64) -> Option<usize> {
         self.each.iter().position(|member| member.sizes.iter().enumerate().all(|(dim, size)| *size == sizes(dim)))

@@ -89,6 +89,8 @@ pub struct Library {
     sized: Option<Members>,
     /// Shapes of the inputs and, behind them, of the outputs at each of these.
     member_shapes: Vec<Vec<Vec<usize>>>,
+    /// Whether steps depend on a size, that of a dimension of its own or of one that has members.
+    has_open_steps: bool,
     /// Tensors that stay between runs.
     states: Vec<PlanTensor>,
     /// Origin of the library, in lines.
@@ -181,10 +183,11 @@ impl Library {
             n_threads: 1,
             inputs,
             outputs,
-            dim: plan.dim.clone(),
+            dim: plan.dim.clone().filter(|_| plan.members.is_none()),
             rows: plan.rows.clone(),
             items: plan.items.clone(),
             sized: plan.members.clone(),
+            has_open_steps: plan.dim.is_some(),
             member_shapes: each.map(|member| member.ports.iter().map(shape).collect()).collect(),
             states: plan.states().cloned().collect(),
             origin: origin.to_vec(),
@@ -350,7 +353,7 @@ impl Library {
 
     /// The kind that templates have lines for.
     fn kind(&self) -> LibraryKind {
-        let (is_open, has_states, has_rows) = (self.dim.is_some(), !self.states.is_empty(), self.rows.is_some());
+        let (is_open, has_states, has_rows) = (self.has_open_steps, !self.states.is_empty(), self.rows.is_some());
         LibraryKind {
             is_for_gpu: self.is_for_gpu,
             is_open,
@@ -498,6 +501,8 @@ fn of_kind(template: &'static str, kind: LibraryKind) -> String {
         ("@CPU@", !is_for_gpu),
         ("@DIM@", is_open),
         ("@NODIM@", !is_open),
+        ("@RANGED@", is_open && !has_members),
+        ("@OPENED@", is_open && has_members),
         ("@DIMS@", is_open || has_members),
         ("@FIXED@", !is_open && !has_members),
         ("@MEMBER@", has_members),
@@ -511,9 +516,9 @@ fn of_kind(template: &'static str, kind: LibraryKind) -> String {
         ("@PARTS@", has_rows || is_pair),
         ("@COUNTED@", has_rows || has_items),
         ("@WHOLE@", !has_rows && !has_items),
-        ("@ONEDIM@", is_open && !has_rows && !is_pair),
+        ("@ONEDIM@", is_open && !has_members && !has_rows && !is_pair),
         ("@ALONE@", has_states && !has_rows),
-        ("@RANGE@", is_open && !has_states),
+        ("@RANGE@", is_open && !has_members && !has_states),
         ("@SIZED@", (is_open || has_members) && !has_states),
     ];
     let own = |line: &'static str| match kinds.iter().find(|(mark, _)| line.starts_with(mark)) {

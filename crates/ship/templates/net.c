@@ -85,11 +85,11 @@ typedef struct net_step {
     uint32_t guard;
 } net_step;
 
-@DIM@/* factor * size + term, rounded up to a multiple. */
+@DIM@/* (factor * size + term) / divisor, rounded up to a multiple. */
 @DIM@typedef struct net_size {
-@DIM@    int64_t factor, term, multiple;
+@DIM@    int64_t factor, term, divisor, multiple;
 @DIM@} net_size;
-@DIM@
+@RANGED@
 @ROWS@/* Steps that add a number of rows to states: a run of more is one piece after the other. */
 @ROWS@typedef struct net_piece {
 @ROWS@    int64_t n;
@@ -506,15 +506,15 @@ static int net_make(net_context *context) {
 }
 
 @DIM@static int64_t net_at(const net_size *of, int64_t size) {
-@DIM@    int64_t exact = of->factor * size + of->term;
+@DIM@    int64_t exact = (of->factor * size + of->term) / of->divisor;
 @DIM@    return (exact + of->multiple - 1) / of->multiple * of->multiple;
 @DIM@}
-@DIM@
+@RANGED@
 @DIM@static void net_take_size(net_context *context, int64_t size) {
 @DIM@    context->size = size;
 @DIM@    for (size_t i = 0; i != NET_SIZES; i++) context->sizes[i] = net_at(&net_sizes[i], size);
 @DIM@}
-@DIM@
+@RANGED@
 @STATE@static void net_place_state(net_context *context, size_t i, void *memory) {
 @STATE@    context->states[i] = memory ? memory : context->own_states + net_state_places[i];
 @STATE@    for (size_t at = 0; at != NET_ADDRESSES; at++) {
@@ -557,33 +557,33 @@ static int net_make(net_context *context) {
 @PAIR@NET_API const net_dimension *net_dim(size_t i) {
 @PAIR@    return i == 0 ? &net_the_dimension : i == 1 ? &net_of_items : NULL;
 @PAIR@}
-@DIM@
-@DIM@NET_API int net_set_dim(net_context *context, size_t i, int64_t size) {
-@DIM@    const net_dimension *dim = net_dim(i);
-@DIM@    if (!context) return NET_BAD_ARGUMENT;
-@DIM@    if (!dim || size < dim->least || size > dim->most || (size - dim->least) % dim->step) return NET_BAD_SIZE;
-@DIM@    if (!net_begin_use(&context->owner)) return NET_BUSY;
+@RANGED@
+@RANGED@NET_API int net_set_dim(net_context *context, size_t i, int64_t size) {
+@RANGED@    const net_dimension *dim = net_dim(i);
+@RANGED@    if (!context) return NET_BAD_ARGUMENT;
+@RANGED@    if (!dim || size < dim->least || size > dim->most || (size - dim->least) % dim->step) return NET_BAD_SIZE;
+@RANGED@    if (!net_begin_use(&context->owner)) return NET_BUSY;
 @ROWS@    if (i == 1) context->n_rows = size;
 @PAIR@    if (i == 1) context->n_items = size;
 @PARTS@    else net_take_size(context, size);
 @ONEDIM@    net_take_size(context, size);
 @SOLE@    context->n_items = size;
-@DIM@    net_end_use(&context->owner);
-@DIM@    return NET_OK;
-@DIM@}
-@DIM@
-@DIM@NET_API int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape) {
-@DIM@    const net_tensor *tensor = is_output ? net_output(i) : net_input(i);
-@DIM@    if (!context || !tensor || !shape) return NET_BAD_ARGUMENT;
-@DIM@    const net_size *open = is_output ? &net_output_sizes[i] : &net_input_sizes[i];
-@DIM@    for (int32_t at = 0; at < tensor->rank; at++)
+@RANGED@    net_end_use(&context->owner);
+@RANGED@    return NET_OK;
+@RANGED@}
+@RANGED@
+@RANGED@NET_API int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape) {
+@RANGED@    const net_tensor *tensor = is_output ? net_output(i) : net_input(i);
+@RANGED@    if (!context || !tensor || !shape) return NET_BAD_ARGUMENT;
+@RANGED@    const net_size *open = is_output ? &net_output_sizes[i] : &net_input_sizes[i];
+@RANGED@    for (int32_t at = 0; at < tensor->rank; at++)
 @ROWS@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->n_rows) : tensor->shape[at];
 @ONEDIM@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
 @PAIR@        shape[at] = tensor->shape[at] < 0 ? net_at(open, context->size) : tensor->shape[at];
 @ITEMS@    if (is_output ? net_output_items[i] : net_input_items[i]) shape[0] = context->n_items;
-@DIM@    return NET_OK;
-@DIM@}
-@DIM@
+@RANGED@    return NET_OK;
+@RANGED@}
+@RANGED@
 @MEMBER@NET_API size_t net_dims(void) { return NET_DIMENSIONS; }
 @MEMBER@NET_API const net_dimension *net_dim(size_t i) { return i < NET_DIMENSIONS ? &net_all_dimensions[i] : NULL; }
 @MEMBER@
@@ -599,6 +599,7 @@ static int net_make(net_context *context) {
 @MEMBER@            dim++;
 @MEMBER@        if (dim != NET_DIMENSIONS) continue;
 @MEMBER@        context->member = &net_members[at];
+@OPENED@        net_take_size(context, net_members[at].sizes[NET_OPENED]);
 @MEMBER@        code = NET_OK;
 @MEMBER@    }
 @MEMBER@    net_end_use(&context->owner);
@@ -662,6 +663,7 @@ NET_API int net_create(const net_options *given, net_context **out) {
     context->process = getpid();
 @RANGE@    net_take_size(context, net_the_dimension.most);
 @MEMBER@    context->member = net_members;
+@OPENED@    net_take_size(context, net_members->sizes[NET_OPENED]);
 @STATE@    net_take_size(context, net_the_dimension.least);
 @ROWS@    context->n_rows = net_of_rows.least;
 @ITEMS@    context->n_items = net_of_items.most;

@@ -98,29 +98,29 @@ def _output(tensor):
     return ctypes.addressof(held), held, value
 
 
-@DIM@def _size(inputs):
-@DIM@    """The size of the open dimension that arrays have; the largest where none of them has it."""
-@DIM@    dim = build["dims"][@SIZE_AT@]
-@DIM@    found = None
-@DIM@    for tensor, value in zip(build["inputs"], inputs):
-@DIM@        if "open" not in tensor:
-@DIM@            continue
-@DIM@        axis, factor, term = (tensor["open"][key] for key in ("axis", "factor", "term"))
-@DIM@        shape = getattr(value, "shape", None)
-@DIM@        if shape is None and numpy is not None:
-@DIM@            shape = numpy.shape(value)
-@DIM@        if shape is None or len(shape) != len(tensor["shape"]):
-@DIM@            raise Error(f"`{tensor['name']}` takes an array of {len(tensor['shape'])} dimensions")
-@DIM@        size, rest = divmod(shape[axis] - term, factor)
-@DIM@        if rest or found not in (None, size):
-@DIM@            raise Error(f"`{tensor['name']}` has another {dim['name']} than the inputs before it")
-@DIM@        found = size
-@DIM@    size = dim["most"] if found is None else found
-@DIM@    if not dim["least"] <= size <= dim["most"] or (size - dim["least"]) % dim["step"]:
-@DIM@        raise Error(f"{dim['name']}={size} is none of {dim['least']} to {dim['most']} in steps of {dim['step']}")
-@DIM@    return size
-@DIM@
-@DIM@
+@RANGED@def _size(inputs):
+@RANGED@    """The size of the open dimension that arrays have; the largest where none of them has it."""
+@RANGED@    dim = build["dims"][@SIZE_AT@]
+@RANGED@    found = None
+@RANGED@    for tensor, value in zip(build["inputs"], inputs):
+@RANGED@        if "open" not in tensor:
+@RANGED@            continue
+@RANGED@        axis, factor, term = (tensor["open"][key] for key in ("axis", "factor", "term"))
+@RANGED@        shape = getattr(value, "shape", None)
+@RANGED@        if shape is None and numpy is not None:
+@RANGED@            shape = numpy.shape(value)
+@RANGED@        if shape is None or len(shape) != len(tensor["shape"]):
+@RANGED@            raise Error(f"`{tensor['name']}` takes an array of {len(tensor['shape'])} dimensions")
+@RANGED@        size, rest = divmod(shape[axis] - term, factor)
+@RANGED@        if rest or found not in (None, size):
+@RANGED@            raise Error(f"`{tensor['name']}` has another {dim['name']} than the inputs before it")
+@RANGED@        found = size
+@RANGED@    size = dim["most"] if found is None else found
+@RANGED@    if not dim["least"] <= size <= dim["most"] or (size - dim["least"]) % dim["step"]:
+@RANGED@        raise Error(f"{dim['name']}={size} is none of {dim['least']} to {dim['most']} in steps of {dim['step']}")
+@RANGED@    return size
+@RANGED@
+@RANGED@
 @ITEMS@def _items(inputs):
 @ITEMS@    """The number of items that arrays have."""
 @ITEMS@    dim = build["dims"][-1]
@@ -139,17 +139,17 @@ def _output(tensor):
 @ITEMS@    return {**tensor, "shape": shape, "bytes": tensor["bytes"] // tensor["shape"][0] * n_items}
 @ITEMS@
 @ITEMS@
-@DIM@def _at(tensor, size):
-@DIM@    """A tensor at a size of the open dimension."""
-@DIM@    if "open" not in tensor:
-@DIM@        return tensor
-@DIM@    axis, factor, term = (tensor["open"][key] for key in ("axis", "factor", "term"))
-@DIM@    shape = list(tensor["shape"])
-@DIM@    n_bytes = tensor["bytes"] // max(shape[axis], 1)
-@DIM@    shape[axis] = factor * size + term
-@DIM@    return {**tensor, "shape": shape, "bytes": n_bytes * shape[axis]}
-@DIM@
-@DIM@
+@RANGED@def _at(tensor, size):
+@RANGED@    """A tensor at a size of the open dimension."""
+@RANGED@    if "open" not in tensor:
+@RANGED@        return tensor
+@RANGED@    axis, factor, term = (tensor["open"][key] for key in ("axis", "factor", "term"))
+@RANGED@    shape = list(tensor["shape"])
+@RANGED@    n_bytes = tensor["bytes"] // max(shape[axis], 1)
+@RANGED@    shape[axis] = factor * size + term
+@RANGED@    return {**tensor, "shape": shape, "bytes": n_bytes * shape[axis]}
+@RANGED@
+@RANGED@
 @MEMBER@def _member(inputs):
 @MEMBER@    """The sizes that arrays have, with the shapes of inputs and outputs; what has no shape fits any."""
 @MEMBER@    shapes = [list(getattr(value, "shape", ()) if numpy is None else numpy.shape(value)) for value in inputs]
@@ -218,9 +218,9 @@ class Context:
 @MEMBER@        member = _member(inputs)
 @MEMBER@        given = [_input(tensor, value) for tensor, value in zip(_of(member, "inputs"), inputs)]
 @MEMBER@        made = [_output(tensor) for tensor in _of(member, "outputs")]
-@DIM@        at_size = lambda tensor: @AT_SIZE@
-@DIM@        given = [_input(at_size(tensor), value) for tensor, value in zip(build["inputs"], inputs)]
-@DIM@        made = [_output(at_size(tensor)) for tensor in build["outputs"]]
+@RANGED@        at_size = lambda tensor: @AT_SIZE@
+@RANGED@        given = [_input(at_size(tensor), value) for tensor, value in zip(build["inputs"], inputs)]
+@RANGED@        made = [_output(at_size(tensor)) for tensor in build["outputs"]]
         addresses = lambda all: _addresses([entry[0] for entry in all])
         with self._lock:
 @RANGE@            _check(_library.net_set_dim(self._context, 0, size))

@@ -14,7 +14,7 @@ use tilewright_ir::Target;
 use tilewright_model::npy::read_tensors;
 use tilewright_model::{
     CompileError, CompileOptions, Compiled, Fused, Given, MOST_NETS, OpenError, all_inputs, compile_known, feed,
-    n_combinations, open_items, open_or_repeat, open_pieces, open_sized, read_model,
+    n_combinations, open_beside, open_items, open_or_repeat, open_pieces, open_sized, read_model,
 };
 use tilewright_runtime::OpenDimension;
 
@@ -533,26 +533,54 @@ impl ModelArgs {
         let Some((dim, items)) = self.open_dims(&model.graph)? else {
             return self.fused(&self.supported(model)?.graph, rounding, target);
         };
-        let refused = match self.opened(model, (&dim, items.as_ref()), rounding, target) {
-            Ok(made) => return Ok(made),
-            Err(refused) if self.pieces()?.is_some() => return Err(refused),
-            Err(refused) => refused,
-        };
+        let opened = self.opened(model, (&dim, items.as_ref()), rounding, target);
+        if self.pieces()?.is_some() {
+            return opened;
+        }
         let dims: Vec<OpenDimension> = items.into_iter().chain([dim]).collect();
         let n = n_combinations(&dims);
-        if n > MOST_NETS {
-            let hint = "where there are as few, each gets code of its own";
-            return Err(bad_input(format!("{refused}; {n} sizes are more than {MOST_NETS}: {hint}")));
+        let refused = match opened {
+            Ok(made) if !made.has_open_rows() || n > MOST_NETS => return Ok(made),
+            // Rows of any number have fewer algorithms than a number of them.
+            Ok(made) => return Ok(self.sized(model, &dims, None, rounding, target).unwrap_or(made)),
+            Err(refused) => refused,
+        };
+        if n <= MOST_NETS {
+            return self.sized(model, &dims, None, rounding, target).map_err(|_| refused);
         }
-        let sized = open_sized::<anyhow::Error>(&dims, |sizes| {
+        let few = |opened: &usize| n / n_combinations(&dims[*opened..=*opened]) <= MOST_NETS;
+        let mut made =
+            (0..dims.len()).filter(few).map(|opened| self.sized(model, &dims, Some(opened), rounding, target));
+        made.find_map(Result::ok).ok_or_else(|| {
+            let hint = "where there are as few, each gets code of its own";
+            bad_input(format!("{refused}; {n} sizes are more than {MOST_NETS}: {hint}"))
+        })
+    }
+
+    /// Fuses a model with a net for each combination of sizes; with `opened`, of the sizes of the other
+    /// dimensions, for any size of this one.
+    fn sized(
+        &self,
+        model: &Model,
+        dims: &[OpenDimension],
+        opened: Option<usize>,
+        rounding: KernelRounding,
+        target: &Target,
+    ) -> anyhow::Result<Fused> {
+        let lower = |sizes: &[i64]| {
             let file = dims.iter().zip(sizes).fold(self.clone(), |file, (dim, size)| file.at(dim, *size));
             let file = ModelArgs { bindings: BindingArgs { open: None, ..file.bindings }, ..file };
             file.fused(&file.supported(model)?.graph, rounding, target)
-        });
-        let Ok(sized) = sized else { return Err(refused) };
-        let names: Vec<&str> = dims.iter().map(|dim| dim.name.as_str()).collect();
+        };
+        let made = match opened {
+            None => open_sized::<anyhow::Error>(dims, lower)?,
+            Some(opened) => open_beside::<anyhow::Error>(dims, opened, lower)?,
+        };
+        let of_nets: Vec<OpenDimension> =
+            dims.iter().enumerate().filter(|(at, _)| Some(*at) != opened).map(|(_, dim)| dim.clone()).collect();
+        let (n, names) = (n_combinations(&of_nets), of_nets.iter().map(|dim| dim.name.as_str()).collect::<Vec<_>>());
         message(&one_line(&format!("each of {n} sizes of {} gets code of its own", names.join(" and "))));
-        Ok(sized)
+        Ok(made)
     }
 
     /// Fuses a model with a net for all sizes of its open dimensions, a batch behind the other one.

@@ -185,7 +185,7 @@ pub struct Items {
 pub struct SizedNets {
     /// The dimensions.
     pub dims: Vec<OpenDimension>,
-    /// Sizes of each net, in the order of the nets.
+    /// Sizes of each net, in the order of the nets; the largest of a dimension that it is for any size of.
     pub(crate) sizes: Vec<Vec<i64>>,
 }
 

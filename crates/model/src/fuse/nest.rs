@@ -1,5 +1,7 @@
 //! Programs of fused loop nests.
 
+use std::collections::HashMap;
+
 use tilewright_ir::expr::{Cond, ReduceOp, Subscript};
 use tilewright_ir::op::{ProgramBuilder, SizeRange, StageSpec, Workload, WorkloadError};
 use tilewright_ir::{BufferId, DType, Expr, Index, Role};
@@ -7,7 +9,7 @@ use tilewright_runtime::RunSize;
 
 use super::{Kernel, in_memory};
 use crate::net::{Kind, Net, Node, ValueId, Windows};
-use crate::open::loops::{OpenLoop, at_once, with_open_loops};
+use crate::open::loops::{OpenLoop, OpenSizes, at_once};
 use crate::rules::joined;
 use crate::scalar::{self, cost};
 
@@ -28,6 +30,8 @@ struct NestBuilder<'a> {
     open: &'a dyn Fn(ValueId, usize) -> Option<(RunSize, SizeRange)>,
     /// Loops along such dimensions.
     ends: Vec<OpenLoop>,
+    /// Ends of such dimensions of values beyond which windows and borders reach.
+    borders: HashMap<(ValueId, usize), Index>,
 }
 
 /// Makes a nest; `block_of` tells the block of adjacent channels of each image.
@@ -66,9 +70,17 @@ pub(crate) fn open_nest(
     let buffers = inputs.iter().enumerate().map(of_input).collect();
     let all = || nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
     let is_of_one_type = all().all(|id| dtype_of(*id) == dtype_of(root.output())) && net.stays(root.output());
-    let ends = Vec::new();
-    let mut builder =
-        NestBuilder { net, program: Some(program), producers, buffers, is_of_one_type, block_of, open, ends };
+    let (mut sizes, mut borders) = (OpenSizes::default(), HashMap::new());
+    for node in nodes.iter().filter(|node| matches!(node.kind, Kind::Window(..) | Kind::Pad(..))) {
+        let from = node.input(0);
+        for d in 0..net.shape(from).len() {
+            if let Some((size, range)) = open(from, d) {
+                borders.insert((from, d), sizes.value(size, |name| program.open_size(name, range)));
+            }
+        }
+    }
+    let (ends, program) = (Vec::new(), Some(program));
+    let mut builder = NestBuilder { net, program, producers, buffers, is_of_one_type, block_of, open, ends, borders };
     for (at, node) in nodes.iter().enumerate() {
         let is_root = at + 1 == nodes.len();
         if is_root || is_staged(net, node, &nodes) {
@@ -77,7 +89,7 @@ pub(crate) fn open_nest(
     }
     let origin = nodes.iter().map(|node| node.origin.clone()).reduce(|a, b| joined(&a, &b)).unwrap_or_default();
     let program = builder.program.expect("it is there between stages").finish();
-    let (program, sizes) = with_open_loops(program, builder.ends);
+    let (program, sizes) = sizes.with_loops(program, builder.ends);
     let workload = Workload::nest(program)?;
     let (output, members, block) = (root.output(), members.to_vec(), block_of(root.output()));
     Ok((Kernel { workload, inputs, output, origin, members, block, in_blocks: 1, open: None }, sizes))
@@ -182,6 +194,11 @@ impl NestBuilder<'_> {
         self.buffers.push((node.output(), buffer));
     }
 
+    /// Number of elements of a value along a dimension.
+    fn end_of(&self, id: ValueId, d: usize) -> Index {
+        self.borders.get(&(id, d)).cloned().unwrap_or_else(|| self.net.shape(id)[d].into())
+    }
+
     /// Term of a window for one of its positions.
     fn tap(
         &self,
@@ -205,7 +222,7 @@ impl NestBuilder<'_> {
                 inside = inside.and(Cond::Lt(Index::from(-1), place.clone()));
             }
             if (extents[d] - 1) * stride + (windows.kernel[d] - 1) * dilation - before >= shape[d] {
-                inside = inside.and(Cond::Lt(place.clone(), Index::from(shape[d])));
+                inside = inside.and(Cond::Lt(place.clone(), self.end_of(node.input(0), d)));
             }
             at.push(place);
         }
@@ -298,7 +315,7 @@ impl NestBuilder<'_> {
                 inside = inside.and(Cond::Lt(Index::from(-1), from[d].clone()));
             }
             if out[d] - before[d] > shape[d] {
-                inside = inside.and(Cond::Lt(from[d].clone(), Index::from(shape[d])));
+                inside = inside.and(Cond::Lt(from[d].clone(), self.end_of(node.input(0), d)));
             }
         }
         let value = self.element(node.input(0), &from);

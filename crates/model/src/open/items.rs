@@ -49,7 +49,8 @@ fn has_items(whole: &mut Fused, items: &OpenDimension, ports: Vec<bool>) -> Resu
     Ok(())
 }
 
-/// Makes a net with an open dimension, as [`open`](super::open()) does; if that fails, a net of one item,
+/// Makes a net with an open dimension, as [`open`](super::open()) does, with a member for each
+/// size where shapes of inputs or outputs are parts of it; if that fails, a net of one item,
 /// where the dimension is a batch of independent items.
 ///
 /// # Errors
@@ -60,6 +61,7 @@ pub fn open_or_repeat<E: From<OpenError>>(
 ) -> Result<Fused, E> {
     let refused = match super::open(dim, &mut lower) {
         Ok(made) => match made.clone().open_kernels() {
+            Ok(_) if made.has_divided_ports() => return Ok(super::sized::whole(made)),
             Ok(_) => return Ok(made),
             Err(error) => error.into(),
         },

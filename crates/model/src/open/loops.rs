@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tilewright_ir::expr::Cond;
 use tilewright_ir::op::SizeRange;
-use tilewright_ir::{Expr, Index, LoopId, OpenSize, Program, Stmt};
+use tilewright_ir::{Expr, Index, LoopId, Program, Stmt};
 use tilewright_runtime::RunSize;
 
 /// A loop that runs as far as a run says.
@@ -28,49 +28,57 @@ pub(crate) fn at_once(range: SizeRange) -> i64 {
     halved.into_iter().find(|n| range.most % n == 0).unwrap_or(1)
 }
 
-/// Has loops of a program run as far as runs say; the sizes, in the program's order.
-pub(crate) fn with_open_loops(mut program: Program, ends: Vec<OpenLoop>) -> (Program, Vec<RunSize>) {
-    /// Extents of loops, and where what they combine ends.
-    type Ends = HashMap<LoopId, (Index, Option<Index>)>;
-    fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond) {
-        for stmt in block {
-            let mut inside = inside.clone();
-            if let Stmt::For(l) = stmt
-                && let Some((extent, end)) = ends.get(&l.var)
-            {
-                l.extent = extent.clone();
-                inside = end.iter().fold(inside, |inside, end| inside.and(Cond::Lt(l.var.into(), end.clone())));
-            }
-            if let (Stmt::Update { op, value, .. }, true) = (&mut *stmt, inside != Cond::True) {
-                let own = std::mem::replace(value, Expr::Const(0.0));
-                *value = Expr::Select(Box::new(inside.clone()), Box::new(own), Box::new(Expr::Const(op.identity())));
-            }
-            stmt.blocks_mut().for_each(|inner| run_to(inner, ends, &inside));
+/// Open (dynamic) sizes of a program under construction, in its order, with their values.
+#[derive(Default)]
+pub(crate) struct OpenSizes(Vec<(RunSize, Index)>);
+
+impl OpenSizes {
+    /// Value of a size, which `add` adds to the program under the given name where it does not have it.
+    pub(crate) fn value(&mut self, size: RunSize, add: impl FnOnce(&str) -> Index) -> Index {
+        if let Some((_, value)) = self.0.iter().find(|(known, _)| *known == size) {
+            return value.clone();
         }
+        let value = add(&format!("s{}", self.0.len()));
+        self.0.push((size, value.clone()));
+        value
     }
-    let mut sizes: Vec<RunSize> = Vec::new();
-    let mut extent = |program: &mut Program, size: RunSize, SizeRange { least, most, step }: SizeRange| {
-        let at = sizes.iter().position(|known| *known == size).unwrap_or_else(|| {
-            let name = format!("s{}", sizes.len());
-            let var = program.add_loop(format!("{name}.steps"));
-            program.sizes.push(OpenSize { name, var, least, step, n_values: (most - least) / step + 1 });
-            sizes.push(size);
-            sizes.len() - 1
-        });
-        program.sizes[at].index()
-    };
-    let mut found = Ends::new();
-    for OpenLoop { name, size, range, multiple } in ends {
-        let Some(var) = program.find_loop(&name) else { continue };
-        let end = extent(&mut program, size, range);
-        if multiple == 1 {
-            found.insert(var, (end, None));
-            continue;
+
+    /// Has loops of the program run as far as runs say; its sizes.
+    pub(crate) fn with_loops(mut self, mut program: Program, ends: Vec<OpenLoop>) -> (Program, Vec<RunSize>) {
+        let mut found = Ends::new();
+        for OpenLoop { name, size, range, multiple } in ends {
+            let Some(var) = program.find_loop(&name) else { continue };
+            let mut extent = |size: RunSize, range: SizeRange| self.value(size, |name| program.open_size(name, range));
+            let end = extent(size, range);
+            if multiple == 1 {
+                found.insert(var, (end, None));
+                continue;
+            }
+            let least = (range.least + multiple - 1) / multiple * multiple;
+            let whole = extent(RunSize { multiple, ..size }, SizeRange { least, step: multiple, ..range });
+            found.insert(var, (whole, Some(end)));
         }
-        let least = (range.least + multiple - 1) / multiple * multiple;
-        let whole = extent(&mut program, RunSize { multiple, ..size }, SizeRange { least, step: multiple, ..range });
-        found.insert(var, (whole, Some(end)));
+        run_to(&mut program.body, &found, &Cond::True);
+        (program, self.0.into_iter().map(|(size, _)| size).collect())
     }
-    run_to(&mut program.body, &found, &Cond::True);
-    (program, sizes)
+}
+
+/// Extents of loops, and where what they combine ends.
+type Ends = HashMap<LoopId, (Index, Option<Index>)>;
+
+fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond) {
+    for stmt in block {
+        let mut inside = inside.clone();
+        if let Stmt::For(l) = stmt
+            && let Some((extent, end)) = ends.get(&l.var)
+        {
+            l.extent = extent.clone();
+            inside = end.iter().fold(inside, |inside, end| inside.and(Cond::Lt(l.var.into(), end.clone())));
+        }
+        if let (Stmt::Update { op, value, .. }, true) = (&mut *stmt, inside != Cond::True) {
+            let own = std::mem::replace(value, Expr::Const(0.0));
+            *value = Expr::Select(Box::new(inside.clone()), Box::new(own), Box::new(Expr::Const(op.identity())));
+        }
+        stmt.blocks_mut().for_each(|inner| run_to(inner, ends, &inside));
+    }
 }

@@ -14,16 +14,16 @@ mod vary;
 use std::collections::{HashMap, HashSet};
 
 use tilewright_graph::Tensor;
-use tilewright_ir::op::{Contraction, SizeRange, Structure, WorkloadError};
+use tilewright_ir::op::{Contraction, SizeRange, Structure, Window, WorkloadError};
 use tilewright_runtime::{OpenDimension, RunSize};
 
 use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
-use crate::net::{AsHeads, Kind, Line, Net, Node, State, ValueId};
+use crate::net::{AsHeads, Kind, Net, Node, State, ValueId};
 
 pub use self::items::{open_items, open_or_repeat};
 pub use self::pieces::open_pieces;
-pub use self::sized::{MOST_NETS, n_combinations, open_sized};
+pub use self::sized::{MOST_NETS, n_combinations, open_beside, open_sized};
 
 /// Multiple of columns that products of open columns compute: whole vectors on every machine. What is beyond
 /// the size of a run lies in memory that nothing else reads.
@@ -95,7 +95,8 @@ const MOST_NUMBERS: usize = 64;
 
 /// Whether numbers count on from a first one, which is as much larger as the size is.
 pub(crate) fn are_counted(sizes: &[RunSize]) -> bool {
-    sizes.iter().all(|size| size.factor == 1) && sizes.windows(2).all(|pair| pair[1].term == pair[0].term + 1)
+    sizes.iter().all(|size| (size.factor, size.divisor) == (1, 1))
+        && sizes.windows(2).all(|pair| pair[1].term == pair[0].term + 1)
 }
 
 /// Values of a dimension's size at which a model is lowered besides the largest: odd ones in its upper half,
@@ -112,11 +113,20 @@ fn probes(dim: &OpenDimension) -> Option<[i64; 2]> {
     Some([first, pick(0.8, Some(first))?])
 }
 
-/// Number through two points, where it has a whole factor.
-fn through([x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<RunSize> {
-    let factor = (y1 - y0) / (x1 - x0);
-    let size = RunSize { factor, term: y0 - factor * x0, multiple: 1 };
-    (size.at(x1) == y1).then_some(size)
+/// Number through two points, where it is whole at all sizes of the dimension.
+fn through(dim: &OpenDimension, [x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<RunSize> {
+    let (rise, run) = (y1 - y0, (x1 - x0).abs());
+    let rise = if x1 < x0 { -rise } else { rise };
+    let common = common_divisor(rise.abs(), run).max(1);
+    let (factor, divisor) = (rise / common, run / common);
+    let size = RunSize { factor, term: y0 * divisor - factor * x0, divisor, multiple: 1 };
+    let is_whole = dim.step * factor % divisor == 0 && (dim.least * factor + size.term) % divisor == 0;
+    is_whole.then_some(size)
+}
+
+/// Greatest common divisor.
+fn common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// Makes a fused net with an open dimension; `lower` lowers the model at a size.
@@ -236,7 +246,7 @@ impl SizeComparison<'_> {
                 return Err(fail("has another number of dimensions"));
             }
             let fit = |axis: usize| {
-                let size = through(self.at, of_probes.map(|value| value.shape[axis])).filter(|size| {
+                let size = through(self.dim, self.at, of_probes.map(|value| value.shape[axis])).filter(|size| {
                     size.at(self.dim.most) == whole.shape[axis] && size.at(self.dim.least) >= self.dim.least.min(1)
                 });
                 let size = size.ok_or_else(|| fail("has a size without a factor and a term"))?;
@@ -283,8 +293,9 @@ impl SizeComparison<'_> {
             let [Some(first), Some(second), Some(most)] = [first, second, whole].map(whole_numbers) else {
                 return Err(fail());
             };
-            let size =
-                |at: usize| through(self.at, [first[at], second[at]]).filter(|size| size.at(self.dim.most) == most[at]);
+            let size = |at: usize| {
+                through(self.dim, self.at, [first[at], second[at]]).filter(|size| size.at(self.dim.most) == most[at])
+            };
             let sizes = (0..most.len()).map(size).collect::<Option<Vec<_>>>();
             let sizes = sizes.filter(|sizes| sizes.len() <= MOST_NUMBERS || are_counted(sizes)).ok_or_else(fail)?;
             numbers.push((*id, sizes));
@@ -319,7 +330,7 @@ impl SizeComparison<'_> {
             for size in kernel.workload.operator().sizes {
                 let most = kernel.workload.size(size.name);
                 let of_probes = changed.each_ref().map(|workload| workload.size(size.name));
-                let found = through(self.at, of_probes).filter(|found| found.at(self.dim.most) == most);
+                let found = through(self.dim, self.at, of_probes).filter(|found| found.at(self.dim.most) == most);
                 let found = found.ok_or_else(fail)?;
                 if found.factor != 0 {
                     open.push((size.name, found));
@@ -375,6 +386,21 @@ fn is_in_rows(shape: &[i64], axes: &[Option<RunSize>]) -> bool {
     }
 }
 
+/// Most copies of an input or output with the open dimension behind others, between memory in which it is
+/// packed, the caller's, and that of a run, which has room for the largest size.
+const MOST_MOVES: i64 = 64;
+
+/// Number of elements of the dimensions ahead of the only open one; 1 where nothing is open, and none where
+/// several dimensions are.
+fn outer_of_open(shape: &[i64], axes: &[Option<RunSize>]) -> Option<i64> {
+    let mut open = (0..axes.len()).filter(|axis| axes[*axis].is_some());
+    match (open.next(), open.next()) {
+        (None, _) => Some(1),
+        (Some(axis), None) => Some(shape[..axis].iter().product()),
+        (Some(_), Some(_)) => None,
+    }
+}
+
 /// Checks what no kernel does: ports, views, parts and joins.
 fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
     let (net, axes) = (&fused.net, |id: ValueId| &open.axes[id.0][..]);
@@ -382,7 +408,8 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
         Err(OpenError::Node { node: node.to_owned(), why: why.to_owned(), name: open.dim.name.clone() })
     };
     for &id in net.inputs.iter().chain(&net.outputs) {
-        if !is_in_rows(net.shape(id), axes(id)) {
+        let n_ahead = outer_of_open(net.shape(id), axes(id));
+        if n_ahead.is_none_or(|n| n > MOST_MOVES) {
             return refuse(&net.value(id).name, "has the open dimension behind another one");
         }
     }
@@ -397,7 +424,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
             let of = |(axis, size): (usize, &Option<RunSize>)| {
                 let size = (*size)?;
                 let [outer, inner] = [&shape[..axis], &shape[axis + 1..]].map(|part| part.iter().product::<i64>());
-                Some((outer, size.factor * inner, size.term * inner))
+                Some((outer, size.factor * inner, size.term * inner, size.divisor))
             };
             axes(id).iter().enumerate().filter_map(of).collect::<Vec<_>>()
         };
@@ -418,16 +445,19 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
             }
             Kind::Pad(..) | Kind::Window(..) | Kind::Pick(_) => {
                 let (from, to) = (node.input(0), node.output());
-                let is_kept = |axis: usize| match &node.kind {
-                    Kind::Pad(before, _) => before[axis] == 0 && net.shape(from)[axis] == net.shape(to)[axis],
-                    Kind::Window(_, w) => (w.kernel[axis], w.strides[axis], w.before[axis]) == (1, 1, 0),
-                    Kind::Pick(lines) => lines[axis] == Line::SAME,
-                    _ => true,
+                // What is read for an element is as far from it at any size.
+                let is_kept = |axis: usize| {
+                    let (Some(own), Some(result)) = (axes(from)[axis], axes(to)[axis]) else { return false };
+                    let [factor, divisor] = match &node.kind {
+                        Kind::Window(_, w) => [1, w.strides[axis]],
+                        Kind::Pick(lines) => [lines[axis].divisor, lines[axis].factor],
+                        _ => [1, 1],
+                    };
+                    own.factor * result.divisor * factor == result.factor * own.divisor * divisor
                 };
-                if (0..axes(to).len())
-                    .any(|axis| (axes(to)[axis].is_some() || axes(from)[axis].is_some()) && !is_kept(axis))
-                {
-                    return refuse(&node.origin, "pads, cuts or resizes the open dimension");
+                let is_open = |axis: &usize| axes(to)[*axis].is_some() || axes(from)[*axis].is_some();
+                if (0..axes(to).len()).filter(is_open).any(|axis| !is_kept(axis)) {
+                    return refuse(&node.origin, "cuts or resizes the open dimension");
                 }
             }
             Kind::Append(axis) => {
@@ -451,7 +481,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
 
 /// Range of a number.
 fn range_of(dim: &OpenDimension, size: RunSize) -> SizeRange {
-    let step = if size.multiple == 1 { size.factor * dim.step } else { size.multiple };
+    let step = if size.multiple == 1 { size.factor * dim.step / size.divisor } else { size.multiple };
     SizeRange { least: size.at(dim.least), most: size.at(dim.most), step }
 }
 
@@ -468,6 +498,29 @@ impl Fused {
             })
         };
         numbers.iter().filter(move |(id, _)| is_read(*id)).map(|(id, sizes)| (*id, &sizes[..]))
+    }
+
+    /// The open dimension of a value, where others lie ahead of it: its index and its size in a run. Its rows
+    /// are then not one behind the other, as the caller has them.
+    pub(crate) fn open_behind(&self, id: ValueId) -> Option<(usize, RunSize)> {
+        let axes = self.open.as_ref()?.axes.get(id.0)?;
+        let (axis, size) = axes.iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))?;
+        (!is_in_rows(self.net.shape(id), axes)).then_some((axis, size))
+    }
+
+    /// Whether a dimension of an input or output is a part of the open size: a multiple of it divided by more
+    /// than 1.
+    pub(crate) fn has_divided_ports(&self) -> bool {
+        let Some(open) = &self.open else { return false };
+        let mut ports = self.net.inputs.iter().chain(&self.net.outputs);
+        ports.any(|id| open.axes[id.0].iter().flatten().any(|size| size.divisor > 1))
+    }
+
+    /// Whether convolutions process as many rows of an image as a run says, which fewer algorithms can than a
+    /// number of them.
+    pub fn has_open_rows(&self) -> bool {
+        let sizes = |open: &OpenNet| open.sizes.values().flatten().any(|(name, _)| *name == Window::OPEN);
+        self.open.as_ref().is_some_and(sizes)
     }
 
     /// Size by which a run makes states longer: that by which the length is beyond the dimension's size.
@@ -557,22 +610,37 @@ impl Fused {
                 });
                 let (ranges, sizes): (Vec<(&str, SizeRange)>, Vec<RunSize>) = open_sizes.unzip();
                 let workload = kernel.workload.with_ranges(&ranges)?;
-                Ok(Kernel { workload, open: Some(Box::new(Open { sizes, each: None, room: 1 })), ..kernel.clone() })
+                Ok(sized(Kernel { workload, ..kernel.clone() }, sizes))
             }
-            Structure::Window(_) => {
-                let &[("n", size)] = &open.sizes[&kernel.output][..] else {
-                    let names: Vec<&str> = open.sizes[&kernel.output].iter().map(|(name, _)| *name).collect();
-                    return Err(refuse(format!("is a convolution whose sizes {} would be open", names.join(", "))));
-                };
-                let workload = kernel.workload.with_size("n", 1).expect("one image is a convolution's");
-                Ok(each(Kernel { workload, ..kernel.clone() }, size, open))
-            }
+            Structure::Window(_) => match open.sizes[&kernel.output][..] {
+                [("n", size)] => {
+                    let workload = kernel.workload.with_size("n", 1).expect("one image is a convolution's");
+                    Ok(each(Kernel { workload, ..kernel.clone() }, size, open))
+                }
+                [(Window::OPEN, size)] => {
+                    let workload = kernel.workload.with_ranges(&[(Window::OPEN, range_of(&open.dim, size))])?;
+                    Ok(sized(Kernel { workload, ..kernel.clone() }, vec![size]))
+                }
+                ref sizes => {
+                    let names: Vec<&str> = sizes.iter().map(|(name, _)| *name).collect();
+                    Err(refuse(format!("is a convolution whose sizes {} would be open", names.join(", "))))
+                }
+            },
             Structure::Nest(_) if kernel.members.is_empty() => {
                 let (from, to_blocks) = (kernel.inputs[0], kernel.block > 1);
                 let dtype = self.net.element_type(from).expect("images are of types that have code");
-                let size = open.axes[from.0][0].ok_or_else(|| refuse("is an image of any size".to_owned()))?;
-                let workload = conversion_of(dtype, rows.shape(from), kernel.in_blocks, to_blocks)?;
-                Ok(each(Kernel { workload, ..kernel.clone() }, size, open))
+                let (workload, size) = match open.axes[from.0][..] {
+                    [Some(size), ..] => {
+                        let workload = conversion_of(dtype, rows.shape(from), kernel.in_blocks, to_blocks, None)?;
+                        return Ok(each(Kernel { workload, ..kernel.clone() }, size, open));
+                    }
+                    [_, _, Some(size), _] => {
+                        let range = Some((size, range_of(&open.dim, size)));
+                        (conversion_of(dtype, self.net.shape(from), kernel.in_blocks, to_blocks, range)?, size)
+                    }
+                    _ => return Err(refuse("is an image of any size".to_owned())),
+                };
+                Ok(sized(Kernel { workload, ..kernel.clone() }, vec![size]))
             }
             Structure::Nest(_) => self.open_nest(kernel, open, rows),
             Structure::Packed(_) => Err(refuse("has packed weights, whose kernels know their rows".to_owned())),
@@ -582,7 +650,7 @@ impl Fused {
     /// A product of an open batch as the product of one item, so many times, where all operands are items one
     /// behind the other.
     fn open_batch(&self, kernel: &Kernel, size: RunSize, open: &OpenNet) -> Option<Kernel> {
-        let items = RunSize { factor: 1, term: 0, multiple: 1 };
+        let items = RunSize { factor: 1, term: 0, multiple: 1, divisor: 1 };
         let is_by_items = |id: &ValueId| is_in_rows(self.net.shape(*id), &open.axes[id.0]);
         let fits = size.term == 0 && kernel.inputs.iter().chain([&kernel.output]).all(is_by_items);
         let workload = fits.then(|| kernel.workload.with_size("b", size.factor))??;
@@ -608,7 +676,7 @@ impl Fused {
             Some((size, range_of(&open.dim, size)))
         };
         let (made, sizes) = open_nest(&self.net, &kernel.members, &|id| of(&self.net, id), &range)?;
-        Ok(Kernel { open: Some(Box::new(Open { sizes, each: None, room: 1 })), ..same(made) })
+        Ok(sized(same(made), sizes))
     }
 
     /// The number of rows that a nest computes one by one, where it does so.
@@ -667,6 +735,11 @@ impl Fused {
     }
 }
 
+/// A kernel with its open sizes.
+fn sized(kernel: Kernel, sizes: Vec<RunSize>) -> Kernel {
+    Kernel { open: Some(Box::new(Open { sizes, each: None, room: 1 })), ..kernel }
+}
+
 /// A kernel of one row, so many times.
 fn each(kernel: Kernel, size: RunSize, open: &OpenNet) -> Kernel {
     let along = kernel.inputs.iter().chain([&kernel.output]).map(|id| open.axes[id.0].iter().any(Option::is_some));
@@ -717,11 +790,15 @@ mod tests {
 
     #[test]
     fn numbers_are_a_factor_and_a_term() {
-        assert_eq!(through([7, 13], [21, 39]), Some(RunSize { factor: 3, term: 0, multiple: 1 }));
-        assert_eq!(through([7, 13], [6, 12]), Some(RunSize { factor: 1, term: -1, multiple: 1 }));
-        assert_eq!(through([7, 13], [49, 169]), Some(RunSize { factor: 20, term: -91, multiple: 1 }));
+        let tokens = dim(1, 512, 1);
+        let through = |xs, ys| super::through(&tokens, xs, ys);
+        assert_eq!(through([7, 13], [21, 39]), Some(RunSize { factor: 3, term: 0, multiple: 1, divisor: 1 }));
+        assert_eq!(through([7, 13], [6, 12]), Some(RunSize { factor: 1, term: -1, multiple: 1, divisor: 1 }));
+        assert_eq!(through([7, 13], [49, 169]), Some(RunSize { factor: 20, term: -91, multiple: 1, divisor: 1 }));
         assert_eq!(through([7, 13], [4, 7]), None);
-        let rounded = RunSize { factor: 1, term: 0, multiple: 16 };
+        let rows = RunSize { factor: 1, term: 96, divisor: 32, multiple: 1 };
+        assert_eq!(super::through(&dim(320, 1280, 32), [896, 1088], [31, 37]), Some(rows));
+        let rounded = RunSize { factor: 1, term: 0, multiple: 16, divisor: 1 };
         assert_eq!([1, 16, 17].map(|n| rounded.at(n)), [16, 16, 32]);
     }
 }

@@ -131,7 +131,7 @@ impl Fused {
             let step = rows[&text].iter().fold(0, |step, m| gcd(step, m - least));
             if let Ok(family) = workload.with_ranges(&[("m", SizeRange { least, most, step })]) {
                 kernel.workload = family;
-                let sizes = vec![RunSize { factor: 0, term: m, multiple: 1 }];
+                let sizes = vec![RunSize { factor: 0, term: m, multiple: 1, divisor: 1 }];
                 kernel.open = Some(Box::new(Open { sizes, each: None, room: most / m }));
             }
         };

@@ -40,12 +40,54 @@ pub fn open_sized<E: From<OpenError>>(
     dims: &[OpenDimension],
     mut lower: impl FnMut(&[i64]) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
+    of_nets(dims, combinations(dims), |sizes| lower(sizes))
+}
+
+/// Makes a net as [`open_sized`] does, of nets that are for any size of the dimension `opened`: there is one
+/// for each combination of the sizes of the others.
+///
+/// # Errors
+/// As there, and where a net cannot be open.
+///
+/// # Panics
+/// If there is no such dimension.
+pub fn open_beside<E: From<OpenError>>(
+    dims: &[OpenDimension],
+    opened: usize,
+    mut lower: impl FnMut(&[i64]) -> Result<Fused, E>,
+) -> Result<Fused, E> {
+    let dim = &dims[opened];
+    let mut sizes = combinations(dims);
+    sizes.retain(|sizes| sizes[opened] == dim.most);
+    of_nets(dims, sizes, |sizes| {
+        let made = super::open(dim, |size| {
+            let mut sizes = sizes.to_vec();
+            sizes[opened] = size;
+            lower(&sizes)
+        })?;
+        made.clone().open_kernels()?;
+        Ok(made)
+    })
+}
+
+/// A net that is for any size of a dimension, with a member for each.
+pub(super) fn whole(mut fused: Fused) -> Fused {
+    let dim = &fused.open.as_ref().expect("invariant: it has a dimension").dim;
+    fused.sized = Some(SizedNets { dims: vec![dim.clone()], sizes: vec![vec![dim.most]] });
+    fused
+}
+
+/// Makes a net of those that `lower` makes of a model at the given sizes, the largest first.
+fn of_nets<E: From<OpenError>>(
+    dims: &[OpenDimension],
+    sizes: Vec<Vec<i64>>,
+    mut lower: impl FnMut(&[i64]) -> Result<Fused, E>,
+) -> Result<Fused, E> {
     let name = dims.first().expect("a dimension is open").name.clone();
     let refuse = |node: &str, why: &str| {
         let (node, why, name) = (node.to_owned(), why.to_owned(), name.clone());
         E::from(OpenError::Node { node, why, name })
     };
-    let sizes = combinations(dims);
     let mut known = KnownConstants::default();
     let mut nets = Vec::with_capacity(sizes.len());
     for own in &sizes {

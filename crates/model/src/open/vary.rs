@@ -123,7 +123,7 @@ fn form_of(dim: &OpenDimension, at: [i64; 2], number: AtSizes) -> Option<(AtSize
     let is_linear = |number: &AtSizes| {
         let [first, second, most] = number.map(|x| x as i64);
         let is_whole = number.iter().all(|x| x.fract() == 0.0 && x.abs() < 1e9);
-        is_whole && through(at, [first, second]).is_some_and(|size: RunSize| size.at(dim.most) == most)
+        is_whole && through(dim, at, [first, second]).is_some_and(|size: RunSize| size.at(dim.most) == most)
     };
     let inverse = number.map(|x| (1.0 / x).round());
     let is_inverse = number.iter().zip(inverse).all(|(x, n)| 1.0 / n == *x);

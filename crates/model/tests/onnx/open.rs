@@ -388,10 +388,22 @@ fn what_needs_a_number_is_named() {
     };
     let n = dim("n", 1, 16, 1);
     // As many nodes as rows.
-    refused(&n, ["x[n 4]", "y[4 n]"], "y = Transpose(x)", &["`y`", "behind another one"]);
-    refused(&n, ["x[2 n 4]", "y[2 n 4]"], "y = Relu(x)", &["`x`", "behind another one"]);
+    refused(&n, ["x[n 65]", "y[65 n]"], "y = Transpose(x)", &["`y`", "behind another one"]);
+    refused(&n, ["x[65 n 4]", "y[65 n 4]"], "y = Relu(x)", &["`x`", "behind another one"]);
     refused(&n, ["x[n 4]", "y[m 4]"], "y = Concat[axis=0](x, x)", &["joins tensors along the open dimension"]);
     refused(&dim("n", 1, 2, 1), ["x[n 4]", "y[n 4]"], "y = Relu(x)", &["n=1..2 has too few sizes"]);
+}
+
+#[test]
+fn dimensions_behind_others_are_packed_for_callers() {
+    let words = dim("behind", 1, 16, 1);
+    for (ports, statements) in
+        [(["x[behind 4]", "y[4 behind]"], "y = Transpose(x)"), (["x[2 behind 4]", "y[2 behind 4]"], "y = Relu(x)")]
+    {
+        check(&words, ports, statements);
+        check_library(&words, ports, statements);
+    }
+    check(&words, ["x[2 behind 4]", "y[2 behind 4], z[2 behind 4]"], "y = Relu(x)\n z = Identity(x)");
 }
 
 /// Heads of queries, keys and values, for `HEADS` in statements.

@@ -1,9 +1,14 @@
 //! Models with a net for each combination of sizes: at each the answers of the model of those sizes, whatever
 //! ran before.
 
+use std::collections::HashSet;
+use std::ops::Range;
+
 use tilewright_device::host;
 use tilewright_graph::{Bindings, Graph, Tensor, evaluate, specialise};
-use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open_sized};
+use tilewright_model::{
+    Compiled, Fused, OpenError, Runner, compile_guessed, lower, open_beside, open_or_repeat, open_sized,
+};
 use tilewright_runtime::{Constant, Context, OpenDimension, RunError, SharedPool};
 
 use crate::blocks::graph_of;
@@ -21,10 +26,34 @@ fn sized(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
     open_sized(dims, |sizes| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap()))
 }
 
+/// A net that is for any height, with one for each width if it has any.
+fn opened(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
+    let lowered = |sizes: &[i64]| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap());
+    match dims {
+        [dim] => open_or_repeat(dim, |size| lowered(&[size])),
+        _ => open_beside(dims, 0, lowered),
+    }
+}
+
 /// Checks a model at each combination of sizes, up and down, some behind runs at the largest that leave NaN.
 fn check(dims: &[OpenDimension], ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
-    let fused = sized(&graph, dims).unwrap_or_else(|error| panic!("{error}"));
+    check_made(&graph, sized(&graph, dims), dims);
+}
+
+/// Checks a model, of which heights have steps in common, as [`check`] does.
+fn check_opened(dims: &[OpenDimension], ports: [&str; 2], statements: &str) {
+    let graph = graph_of(ports[0], ports[1], statements);
+    let made = opened(&graph, dims);
+    let compiled = check_made(&graph, made, dims);
+    let members = compiled.model.plan().members.clone().unwrap();
+    let n_widths = dims[1..].iter().map(|dim| (dim.most - dim.least) / dim.step + 1).product::<i64>();
+    let steps: HashSet<Range<usize>> = members.each.iter().map(|member| member.steps.clone()).collect();
+    assert_eq!(steps.len() as i64, n_widths, "heights have the same steps");
+}
+
+fn check_made(graph: &Graph, made: Result<Fused, OpenError>, dims: &[OpenDimension]) -> Compiled {
+    let fused = made.unwrap_or_else(|error| panic!("{error}"));
     let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
     let model = compiled.model.cpu().unwrap();
     let members = model.plan().members.as_ref().unwrap();
@@ -32,7 +61,7 @@ fn check(dims: &[OpenDimension], ports: [&str; 2], statements: &str) {
     let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     let most: Vec<i64> = dims.iter().map(|dim| dim.most).collect();
     assert_eq!(context.member().unwrap().sizes, most, "the largest is the first");
-    let largest = at(&graph, dims, &most);
+    let largest = at(graph, dims, &most);
     let all = members.each.iter().map(|member| &member.sizes);
     for (seed, sizes) in all.clone().rev().chain(all).enumerate() {
         let set = |context: &mut Context, sizes: &[i64]| {
@@ -43,7 +72,7 @@ fn check(dims: &[OpenDimension], ports: [&str; 2], statements: &str) {
             run(&mut context, &largest, &inputs(&largest, 1, Some(f64::NAN)));
         }
         set(&mut context, sizes);
-        let own = at(&graph, dims, sizes);
+        let own = at(graph, dims, sizes);
         let given = inputs(&own, seed as u64, None);
         let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
         let wanted = evaluate(&own, &named).unwrap();
@@ -66,6 +95,7 @@ fn check(dims: &[OpenDimension], ports: [&str; 2], statements: &str) {
     }
     assert!(matches!(context.set_dim("other", 1), Err(RunError::NoDim { .. })));
     assert_eq!(context.member().cloned(), before);
+    compiled
 }
 
 /// A net that reads lines of text: strided convolutions, one for each channel, a gate over the whole image,
@@ -137,6 +167,68 @@ fn lengths_of_frames() {
         d = Add(a, c)
         y = ReduceMean[axes=2, keepdims=0](d)";
     check(&[dim("length", 16, 40, 3)], ["x[1 3 length]", "y[1 8], d[1 8 n]"], statements);
+}
+
+/// A net that finds text: features of four scales, brought to one size, with gates over the whole image.
+const DETECTOR: &str = "
+    w1 = weights[24 3 3 3]
+    c1 = weights[24]
+    w2 = weights[16 24 2 2]
+    w3 = weights[32 16 1 1]
+    c3 = weights[32]
+    w4 = weights[32 1 7 7]
+    w5 = weights[32 32 3 3]
+    w6 = weights[8 32 1 1]
+    w7 = weights[32 8 1 1]
+    w8 = weights[5 32 3 3]
+    wt = weights[5 4 2 2]
+    wu = weights[4 1 2 2]
+    first = numbers[2]
+    last = numbers[4]
+    a0 = Conv[pads=1 1 1 1, strides=2 2](x, w1, c1)
+    a = Relu(a0)
+    b0 = Conv[auto_pad=SAME_UPPER](a, w2)
+    b = Relu(b0)
+    m = MaxPool[kernel_shape=2 2, auto_pad=SAME_UPPER](b)
+    d0 = Conv(m, w3, c3)
+    d = HardSwish(d0)
+    e0 = Conv[pads=3 3 3 3, group=32](d, w4)
+    e1 = Add(e0, d)
+    s0 = ReduceMean[axes=2 3](e1)
+    s1 = Conv(s0, w6)
+    s2 = Relu(s1)
+    s3 = Conv(s2, w7)
+    s = HardSigmoid(s3)
+    e = Mul(e1, s)
+    f0 = Conv[pads=1 1 1 1, strides=2 2](e, w5)
+    f = Relu(f0)
+    all = Shape(e)
+    image = Slice(all, first, last)
+    channels = Shape[start=0, end=2](f)
+    sizes = Concat[axis=0](channels, image)
+    u = Resize[mode=nearest, coordinate_transformation_mode=asymmetric, nearest_mode=floor](f, , , sizes)
+    j = Add(u, e)
+    h0 = Conv[pads=1 1 1 1](j, w8)
+    p = AveragePool[kernel_shape=3 3, pads=1 1 1 1, count_include_pad=1](h0)
+    z = ConvTranspose[strides=2 2](p, wt)
+    z1 = Relu(z)
+    y = Sigmoid(z1)";
+
+#[test]
+fn heights_have_steps_in_common() {
+    let ports = ["x[1 3 height width]", "y[1 1 height width], e[1 32 h w]"];
+    check_opened(&[dim("height", 8, 56, 8), dim("width", 16, 32, 16)], ports, DETECTOR);
+    let ports = ["x[1 3 height 24]", "y[1 1 height 24], e[1 32 h 12]"];
+    check_opened(&[dim("height", 8, 136, 8)], ports, DETECTOR);
+}
+
+#[test]
+fn libraries_of_heights_have_the_bits_of_runs() {
+    let graph = graph_of("x[1 3 height width]", "y[1 1 height width]", DETECTOR);
+    let dims = [dim("height", 8, 56, 8), dim("width", 16, 32, 16)];
+    let runs = [[8, 16], [56, 32], [24, 32], [24, 16], [56, 16], [8, 32]];
+    let runs = runs.map(|[height, width]| vec![("height", height), ("width", width)]);
+    check_library_of(&graph, opened(&graph, &dims).unwrap(), &runs);
 }
 
 #[test]

@@ -140,15 +140,15 @@ impl<'m> CTables<'m> {
             Work::Kernel { .. } => self.add_kernel(step, guard),
             Work::Copy { from, to, rows } => {
                 let first = self.add_addresses([(from, true), (to, true)].into_iter(), &step.name)?;
-                self.open_sizes.extend(rows.map(|(rows, _)| rows));
-                let size = self.of_size(rows.map_or(0, |_| self.open_sizes.len()));
+                let size = rows.map_or(0, |(rows, _)| self.first_size(&[rows]) + 1);
+                let size = self.of_size(size);
                 let n_bytes = rows.map_or(from.n_bytes, |(_, row)| row);
                 self.add_row(format_args!("NULL, NULL, NULL, {first}, 0, {n_bytes}, {size}{guard}"))
             }
             Work::Move { from, to, rows } => {
                 let first = self.add_addresses([(from, true), (to, true)].into_iter(), &step.name)?;
-                let (size, name) = (self.open_sizes.len(), format!("net_rows_{}", self.n_steps));
-                self.open_sizes.extend([rows.offsets[0], rows.offsets[1], rows.n_bytes]);
+                let name = format!("net_rows_{}", self.n_steps);
+                let size = self.first_size(&[rows.offsets[0], rows.offsets[1], rows.n_bytes]);
                 let [from, to] = rows.pitches;
                 writeln!(self.all_rows, "static const int64_t {name}[] = {{{}, {from}, {to}}};", rows.n)?;
                 self.add_row(format_args!("NULL, NULL, {name}, {first}, 0, 0, {size}, {guard}"))
@@ -182,8 +182,8 @@ impl<'m> CTables<'m> {
     fn add_kernel(&mut self, step: &PlanStep, guard: usize) -> TableWritten {
         let Work::Kernel { kernel, arguments, kept, parts, all_threads, sizes } = &step.work else { return Ok(()) };
         self.kernels.push(*kernel);
-        let size = self.of_size(self.open_sizes.len());
-        self.open_sizes.extend(sizes);
+        let size = self.first_size(sizes);
+        let size = self.of_size(size);
         let model = self.model;
         let used = |(slice, at)| (slice, model.is_used(*kernel, at, parts));
         let first = self.add_addresses(arguments.iter().chain(kept).zip(0..).map(used), &step.name)?;
@@ -192,6 +192,15 @@ impl<'m> CTables<'m> {
             self.add_row(format_args!("{function}, NULL, NULL, {first}, {all_threads}, 0, {size}{guard}"))?;
         }
         Ok(())
+    }
+
+    /// Number of the first of some sizes, which are added where they do not follow each other yet.
+    fn first_size(&mut self, sizes: &[RunSize]) -> usize {
+        let known = self.open_sizes.windows(sizes.len().max(1)).position(|known| known == sizes);
+        known.unwrap_or_else(|| {
+            self.open_sizes.extend(sizes);
+            self.open_sizes.len() - sizes.len()
+        })
     }
 
     /// Adds the step that makes something of constants once.
@@ -271,24 +280,27 @@ impl<'m> CTables<'m> {
 
     /// Writes the open dimension, and what depends on it.
     fn size_tables(&self, dim: &OpenDimension, out: &mut String) -> TableWritten {
-        writeln!(out, "static const net_dimension net_the_dimension = {};", dimension(dim))?;
+        if self.model.plan().members.is_none() {
+            writeln!(out, "static const net_dimension net_the_dimension = {};", dimension(dim))?;
+        }
         writeln!(out, "#define NET_SIZES {}u", self.open_sizes.len())?;
         let [inputs, outputs] = crate::tensors(self.model.plan());
         let of =
             |tensors: Vec<PlanTensor>| tensors.into_iter().map(|tensor| tensor.open.map(|(_, size)| size)).collect();
-        let tables: [(&str, Vec<Option<RunSize>>); 3] = [
-            ("net_sizes", self.open_sizes.iter().copied().map(Some).collect()),
-            ("net_input_sizes", of(inputs)),
-            ("net_output_sizes", of(outputs)),
-        ];
+        let mut tables: Vec<(&str, Vec<Option<RunSize>>)> =
+            vec![("net_sizes", self.open_sizes.iter().copied().map(Some).collect())];
+        if self.model.plan().members.is_none() {
+            tables.extend([("net_input_sizes", of(inputs)), ("net_output_sizes", of(outputs))]);
+        }
         for (table, sizes) in tables {
             writeln!(out, "static const net_size {table}[] = {{")?;
             for size in sizes {
-                let [factor, term, multiple] =
-                    size.map_or([0, 0, 1], |RunSize { factor, term, multiple }| [factor, term, multiple]).map(literal);
-                writeln!(out, "    {{{factor}, {term}, {multiple}}},")?;
+                let none = RunSize { factor: 0, term: 0, divisor: 1, multiple: 1 };
+                let RunSize { factor, term, divisor, multiple } = size.unwrap_or(none);
+                let numbers = [factor, term, divisor, multiple].map(literal);
+                writeln!(out, "    {{{}}},", numbers.join(", "))?;
             }
-            writeln!(out, "    {{0, 0, 1}}\n}};")?;
+            writeln!(out, "    {{0, 0, 1, 1}}\n}};")?;
         }
         writeln!(out)?;
         self.item_tables(out)
@@ -358,6 +370,9 @@ fn members(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fm
     let Some(Members { dims, each }) = &plan.members else { return Ok(out) };
     let list = |numbers: &mut dyn Iterator<Item = i64>| numbers.map(literal).collect::<Vec<_>>().join(", ");
     writeln!(out, "#define NET_DIMENSIONS {}u", dims.len())?;
+    if let Some(opened) = dims.iter().position(|dim| Some(dim) == plan.dim.as_ref()) {
+        writeln!(out, "/* The dimension that steps are for any size of. */\n#define NET_OPENED {opened}u")?;
+    }
     writeln!(out, "static const net_dimension net_all_dimensions[NET_DIMENSIONS] = {{")?;
     for dim in dims {
         writeln!(out, "    {},", dimension(dim))?;
