@@ -156,7 +156,11 @@ fn few_sizes_of_an_image_have_code_of_their_own() {
     assert_eq!((build["dims"][1]["name"].as_str(), build["members"].as_array().unwrap().len()), (Some("width"), 9));
     let refused = |more: &[&str], expected: &str| check_refused(&[&["run", model], more].concat(), expected);
     refused(&[&sizes[..], &["--at", "width=5"]].concat(), "--at 5: width is one of 4..8 in steps of 2");
-    refused(&["--dim", "height=4..200", "--dim", "width=4"], "197 sizes are more than 128");
+    refused(&["--dim", "height=4", "--dim", "width=4..200"], "197 sizes are more than 128");
+    // Of more, each width has code for any height.
+    let output = run(&["run", model, "--runs", "1", "--dim", "height=4..200", "--dim", "width=4..8/2"]);
+    let said = stderr(&output);
+    assert!(output.status.success() && said.contains("each of 3 sizes of width gets code of its own\n"), "{said}");
     refused(&["--dim", "height=1..6", "--dim", "width=4"], "height=1");
 }
 
