@@ -21,7 +21,7 @@ use tilewright_search::{Config, Outcome};
 use tilewright_tune::{TEMPLATES, Task, TaskError, Template, TemplateSetting};
 
 /// Shapes that nothing divides, and the number of threads.
-const CASES: [(&str, usize); 42] = [
+const CASES: [(&str, usize); 43] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
     ("matmul:m=257,n=1,k=3", 1),
@@ -58,6 +58,7 @@ const CASES: [(&str, usize); 42] = [
     ("dense:m=37,n=70,k=40,const=w,dtype=u8i8,epilogue=init+dequant+quant_u8", 1),
     ("matmul:m=19,n=33,k=64,dtype=i8i8,epilogue=dequant+relu+quant_i8", 2),
     ("matmul:m=5,n=47,k=63,dtype=u8i8,epilogue=dequant+bias+gelu", 1),
+    ("dense:m=37,n=35,k=29,const=w,dtype=u8i7", 1),
     ("batch_matmul:b=2,m=17,n=40,k=33,ta=1,tb=1,dtype=i8i8", 2),
     // Of these, threads may share the sum.
     ("matmul:m=8,n=9,k=1031,const=b,epilogue=relu", 2),
@@ -353,7 +354,8 @@ fn convolution(rng: &mut Xoshiro256PlusPlus, is_of_kind: fn(&Workload) -> bool) 
         let of_integers = &["", "init", "init+dequant+quant_u8", "dequant+add+relu+quant_i8", "init+dequant+bias"][..];
         let epilogues = if is_integer { of_integers } else { plain };
         if is_integer {
-            text += if rng.random_bool(0.5) { ",dtype=u8i8" } else { ",dtype=i8i8" };
+            let types = [",dtype=u8i8", ",dtype=i8i8", ",dtype=u8i7"];
+            text += types.choose(rng).expect("some");
             // Refused where nothing is padded, and then left out. Padding of zeros may be skipped.
             let padded = format!("{text},x_zero=1");
             text = if rng.random_bool(0.5) && Workload::parse(&padded).is_ok() { padded } else { text };

@@ -175,7 +175,7 @@ fn findings(program: &GpuProgram, folder: &Path) -> String {
                 DType::I32 => "int",
                 DType::U32 => "uint",
                 DType::U16 | DType::F16 | DType::Bf16 => "ushort",
-                DType::I8 | DType::U8 | DType::Bool => "char",
+                DType::I8 | DType::I7 | DType::U8 | DType::Bool => "char",
             };
             simulation += &format!("<size={} {ty} fill=1>\n", buffer.size_bytes().unwrap());
         }

@@ -43,7 +43,7 @@ pub fn ffi_name(prefix: &str, part: Part) -> String {
 /// DLPack's code of an element type, and its number of bits.
 pub fn dlpack(dtype: DType) -> (u8, u64) {
     let code = match dtype {
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
+        DType::I8 | DType::I7 | DType::I16 | DType::I32 | DType::I64 => 0,
         DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
         DType::F32 | DType::F64 | DType::F16 => 2,
         DType::Bf16 => 4,
@@ -235,7 +235,7 @@ impl Interface {
                 DType::F64 => "double",
                 DType::F16 => "_Float16",
                 DType::Bf16 => "__bf16",
-                DType::I8 => "int8_t",
+                DType::I8 | DType::I7 => "int8_t",
                 DType::U8 => "uint8_t",
                 DType::I16 => "int16_t",
                 DType::U16 => "uint16_t",

@@ -904,7 +904,7 @@ impl Generator<'_> {
     /// The type of a buffer's elements.
     pub(super) fn element_type(&self, buffer: BufferId) -> Type {
         match self.program.buffer(buffer).dtype {
-            DType::I8 | DType::U8 | DType::Bool => Type::I8,
+            DType::I8 | DType::I7 | DType::U8 | DType::Bool => Type::I8,
             DType::I16 | DType::U16 => Type::I16,
             DType::U32 => Type::I32,
             dtype => self.value_type(dtype),

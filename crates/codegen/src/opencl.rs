@@ -189,7 +189,7 @@ fn storage(dtype: DType, is_pointer: bool) -> &'static str {
         DType::F64 => "double",
         DType::F16 if is_pointer => "half",
         DType::F16 | DType::Bf16 => "ushort",
-        DType::I8 => "char",
+        DType::I8 | DType::I7 => "char",
         DType::U8 | DType::Bool => "uchar",
         DType::I16 => "short",
         DType::U16 => "ushort",
@@ -503,7 +503,7 @@ impl OpenClPrinter<'_> {
                 let rounded = match to {
                     DType::F16 => format!("round_half({text})"),
                     DType::Bf16 => format!("round_bf16({text})"),
-                    DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::U32 => {
+                    DType::I8 | DType::I7 | DType::U8 | DType::I16 | DType::U16 | DType::U32 => {
                         format!("convert_{ty}({})", self.narrowed(&text, *to, is_vector))
                     }
                     DType::Bool => format!("(int)({text} != 0)"),
@@ -616,7 +616,8 @@ impl OpenClPrinter<'_> {
     /// The low bits of an integer as one of a type that is stored only.
     fn narrowed(&self, text: &str, to: DType, is_vector: bool) -> String {
         let width = self.lanes.filter(|_| is_vector).map_or(String::new(), |(_, width)| width.to_string());
-        format!("convert_{}{width}({text})", storage(to, false))
+        let low_bits = format!("convert_{}{width}({text})", storage(to, false));
+        if to == DType::I7 { format!("clamp({low_bits}, (char)-64, (char)64)") } else { low_bits }
     }
 
     fn store(&mut self, b: BufferId, index: &[Index], value: CValue) {
@@ -627,7 +628,7 @@ impl OpenClPrinter<'_> {
                 match dtype {
                     DType::F16 => format!("vstore_half_rte({text}, {place}, {});", self.halves(b, false)),
                     DType::Bf16 => format!("{name}[{place}] = bf16_bits({text});"),
-                    DType::I8 | DType::U8 | DType::I16 | DType::U16 | DType::U32 => {
+                    DType::I8 | DType::I7 | DType::U8 | DType::I16 | DType::U16 | DType::U32 => {
                         format!("{name}[{place}] = {};", self.narrowed(&text, dtype, false))
                     }
                     DType::Bool => format!("{name}[{place}] = {text} != 0;"),

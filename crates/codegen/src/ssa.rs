@@ -300,6 +300,10 @@ pub enum SsaOp {
     },
     /// Dot products of two signed 16-bit integers per lane, accumulated like [`SsaOp::Dot4`]; x86-64 only.
     Dot2,
+    /// Dot products of four 8-bit integers per lane, an unsigned and a signed factor, accumulated like
+    /// [`SsaOp::Dot4`], where the sum of the first two products and that of the last two fit 16 bits; x86-64
+    /// only.
+    Dot4BySums,
     /// Dot products of two bf16 numbers per lane, accumulated in f32: the upper halves first, each addition
     /// rounded once, denormals flushed to zero. Operands are the accumulators, and both factors as 4, 8 or 16
     /// lanes of 32-bit integers; [`Target::dot2_lanes`](tilewright_ir::Target::dot2_lanes) says which

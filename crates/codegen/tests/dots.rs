@@ -42,6 +42,7 @@ fn product([m, n, k]: [i64; 3], factors: [DType; 2], lanes: i64, is_packed: bool
 fn values(bytes: &[u8], dtype: DType) -> Vec<i64> {
     match dtype {
         DType::I8 => bytes.iter().map(|x| i64::from(*x as i8)).collect(),
+        DType::I7 => bytes.iter().map(|x| i64::from((*x as i8).clamp(-64, 64))).collect(),
         DType::I16 => bytes.as_chunks().0.iter().map(|x| i64::from(i16::from_le_bytes(*x))).collect(),
         _ => bytes.iter().map(|x| i64::from(*x)).collect(),
     }
@@ -79,14 +80,21 @@ fn check(size: [i64; 3], lanes: i64, factors: [DType; 2]) {
                     a.fill([255, 128][usize::from(round) - 4]);
                     b.fill([127, 128][usize::from(round) - 4]);
                 }
-                let arguments = [a.clone(), b.clone(), vec![0xa5; 4 * m * n]];
+                let (of_a, of_b) = (values(&a, factors[0]), values(&b, factors[1]));
+                // Buffers hold numbers of their types.
+                for (bytes, (dtype, values)) in
+                    [&mut a, &mut b].into_iter().zip(factors.into_iter().zip([&of_a, &of_b]))
+                {
+                    let numbers: Vec<f64> = values.iter().map(|x| *x as f64).collect();
+                    dtype.write(&numbers, bytes);
+                }
+                let arguments = [a, b, vec![0xa5; 4 * m * n]];
                 let got = run_bytes(program, &kernel, &arguments, &Runtime::serial(), 1).pop().unwrap();
                 let (got, rest) = got.as_chunks::<4>();
                 assert!(rest.is_empty());
-                let (a, b) = (values(&a, factors[0]), values(&b, factors[1]));
                 for (at, got) in got.iter().enumerate() {
                     let (i, j) = (at / n, at % n);
-                    let expected = (0..k).map(|k_at| a[i * k + k_at] * b[k_at * n + j]).sum::<i64>() as i32;
+                    let expected = (0..k).map(|k_at| of_a[i * k + k_at] * of_b[k_at * n + j]).sum::<i64>() as i32;
                     let got = i32::from_le_bytes(*got);
                     assert_eq!(got, expected, "{size:?} {factors:?} on {target}, round {round}: [{i}, {j}]");
                 }
@@ -97,13 +105,29 @@ fn check(size: [i64; 3], lanes: i64, factors: [DType; 2]) {
 
 #[test]
 fn products_of_integers_are_exact_on_every_machine() {
-    let types = [DType::U8, DType::I8];
+    let types = [DType::U8, DType::I8, DType::I7];
     for (size, lanes) in [([2, 16, 8], 16), ([3, 37, 10], 16), ([1, 5, 3], 8), ([2, 9, 1], 4), ([2, 20, 31], 8)] {
         for factors in types.iter().flat_map(|a| types.map(|b| [*a, b])) {
             check(size, lanes, factors);
         }
         check(size, lanes, [DType::I16; 2]);
     }
+}
+
+/// Machines without dot products of bytes multiply weights of 7 bits as bytes.
+#[test]
+fn weights_of_7_bits_are_not_widened() {
+    let count = |name: &str, of_weights: DType, word: &str| {
+        let program = product([3, 16, 32], [DType::U8, of_weights], 16, true);
+        let target = Target::named(name).unwrap();
+        String::from_utf8(emit(&program, &target, Emit::Asm).unwrap()).unwrap().matches(word).count()
+    };
+    for name in ["x86-64-v3", "x86-64-v4"] {
+        assert!(count(name, DType::I7, "vpmaddubsw") > 0 && count(name, DType::I8, "vpmaddubsw") == 0, "{name}");
+        let [short, long] = [DType::I7, DType::I8].map(|of_weights| count(name, of_weights, "vpmaddwd"));
+        assert!(2 * short <= long, "{name}: {short} of {long} products of 16-bit integers");
+    }
+    assert_eq!(count("x86-64", DType::I7, "pmaddubsw"), 0);
 }
 
 /// Kernels that decide how many steps a dot product has compute all of them by its instruction.

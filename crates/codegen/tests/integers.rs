@@ -38,6 +38,7 @@ impl Random {
 fn cut(dtype: DType, x: i128) -> i128 {
     match dtype {
         DType::I8 => (x as i8).into(),
+        DType::I7 => (x as i8).clamp(-64, 64).into(),
         DType::U8 => (x as u8).into(),
         DType::I16 => (x as i16).into(),
         DType::U16 => (x as u16).into(),
@@ -306,7 +307,7 @@ fn reductions_wrap_around_and_start_from_the_ends() {
             let x: Vec<i128> = (0..m * k).map(|_| random.integer(dtype)).collect();
             let column = |l: i64| (0..k).map(|s| x[(s * m + l) as usize]).collect::<Vec<_>>();
             let of = |values: Vec<i128>| match op {
-                ReduceOp::Sum => cut(dtype, values.iter().sum()),
+                ReduceOp::Sum => values.iter().fold(0, |all: i128, x| cut(dtype, all + x)),
                 ReduceOp::Product => values.iter().fold(1, |all: i128, x| cut(dtype, all.wrapping_mul(*x))),
                 ReduceOp::Max => *values.iter().max().unwrap(),
                 ReduceOp::Min => *values.iter().min().unwrap(),

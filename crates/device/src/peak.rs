@@ -31,8 +31,8 @@ pub enum PeakKind {
     F32,
     /// Multiply-adds in f64.
     F64,
-    /// Dot products of four 8-bit integers, the first ones unsigned, with 32-bit accumulators; of pairs of
-    /// 16-bit integers on machines that widen.
+    /// Dot products of four 8-bit integers, the first ones unsigned, with 32-bit accumulators; on
+    /// machines that widen of weights of 7 bits, or of pairs of 16-bit integers.
     Dot4,
     /// Dot products of two bf16 numbers with f32 accumulators.
     Dot2,
@@ -77,7 +77,7 @@ impl PeakKind {
     fn products(self, target: &Target) -> Option<TensorProduct> {
         match self {
             PeakKind::F32 | PeakKind::F64 => None,
-            PeakKind::Dot4 if target.widens_bytes() => Some(TensorProduct::Dot2),
+            PeakKind::Dot4 if target.widens_bytes() && !target.adds_pairs_of_bytes() => Some(TensorProduct::Dot2),
             PeakKind::Dot4 => Some(TensorProduct::Dot4),
             PeakKind::Dot2 => Some(TensorProduct::Dot2),
         }
@@ -87,6 +87,7 @@ impl PeakKind {
     fn factors(self, target: &Target) -> [DType; 2] {
         match self {
             PeakKind::F32 | PeakKind::F64 => [self.dtype(); 2],
+            PeakKind::Dot4 if target.adds_pairs_of_bytes() => [DType::U8, DType::I7],
             PeakKind::Dot4 if target.widens_bytes() => [DType::I16; 2],
             PeakKind::Dot4 => [DType::U8, DType::I8],
             PeakKind::Dot2 => [DType::Bf16; 2],

@@ -43,7 +43,7 @@ struct DotKind {
 
 const FOURS: DotKind = DotKind {
     steps: STEPS,
-    factors: &[DType::I8, DType::U8],
+    factors: &[DType::I8, DType::I7, DType::U8],
     sums: DType::I32,
     too_many_steps: "a dot product takes 4 steps of a sum at a time",
     no_product: "only sums of products of two 8-bit integers each, or of halves of them, begun before, may stand in it",

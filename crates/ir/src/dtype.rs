@@ -21,6 +21,9 @@ pub enum DType {
     Bf16,
     /// Signed, 8 bits.
     I8,
+    /// A byte from −64 to 64, as weights of 7 bits are: the sum of two of its products with unsigned bytes
+    /// fits 16 bits.
+    I7,
     /// Unsigned, 8 bits.
     U8,
     /// Signed, 16 bits.
@@ -108,8 +111,15 @@ const NATURAL: DTypeRow = DTypeRow {
     ..INTEGER
 };
 
+/// Largest magnitude of [`DType::I7`].
+const MOST_OF_7_BITS: i8 = 64;
+
+fn within_7_bits(x: i8) -> i8 {
+    x.clamp(-MOST_OF_7_BITS, MOST_OF_7_BITS)
+}
+
 /// All element types. The root mean square of integers from 1 to `n` is `√((n + 1)·(2n + 1) / 6)`.
-const ROWS: [DTypeRow; 13] = [
+const ROWS: [DTypeRow; 14] = [
     FLOAT,
     DTypeRow {
         dtype: DType::F64,
@@ -153,6 +163,17 @@ const ROWS: [DTypeRow; 13] = [
         decode: |bits| f64::from(bits as i8),
         random: |bits| random_whole(bits, 127),
         random_size: RandomSize { rms: 73.76, most: 127.0, is_symmetric: true },
+        ..INTEGER
+    },
+    DTypeRow {
+        dtype: DType::I7,
+        name: "i7",
+        bytes: 1,
+        round: |x| f64::from(within_7_bits(x as i8)),
+        encode: |x| u64::from(within_7_bits(x as i8) as u8),
+        decode: |bits| f64::from(within_7_bits(bits as i8)),
+        random: |bits| random_whole(bits, MOST_OF_7_BITS as u64),
+        random_size: RandomSize { rms: 37.38, most: 64.0, is_symmetric: true },
         ..INTEGER
     },
     DTypeRow {
@@ -341,10 +362,13 @@ impl DType {
         matches!(self, DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Bool)
     }
 
-    /// Wraps an integer to the type by its low bits; for `bool`, whether it is nonzero.
+    /// Wraps an integer to the type by its low bits; for `bool`, whether it is nonzero; for `i7`, the nearest
+    /// value to what they are as `i8`.
     pub fn wrap(self, x: i128) -> i128 {
-        if self == DType::Bool {
-            return i128::from(x != 0);
+        match self {
+            DType::Bool => return i128::from(x != 0),
+            DType::I7 => return within_7_bits(x as i8).into(),
+            _ => {}
         }
         let beyond = 128 - 8 * self.bytes() as u32;
         if self.is_unsigned() { ((x << beyond).cast_unsigned() >> beyond).cast_signed() } else { x << beyond >> beyond }
@@ -492,6 +516,9 @@ mod tests {
         is(DType::U64, -1, u64::MAX.into());
         is(DType::I64, (1 << 62) + 1, (1 << 62) + 1);
         is(DType::Bool, 256, 1);
+        is(DType::I7, 127, 64);
+        is(DType::I7, 200, -56);
+        is(DType::I7, 128, -64);
         assert_eq!(DType::I64.literal(f64::INFINITY), i64::MAX.into());
         assert_eq!(DType::U64.literal(f64::NEG_INFINITY), 0);
         assert_eq!(DType::U64.literal(-5.0), i128::from(u64::MAX) - 4);
@@ -523,6 +550,7 @@ mod tests {
         is(DType::I8, -3.9, -3.0);
         is(DType::I8, 300.0, 127.0);
         is(DType::U8, -3.0, 0.0);
+        is(DType::I7, -100.0, -64.0);
         is(DType::I32, f64::NAN, 0.0);
         is(DType::I64, 2.5, 2.0);
         is(DType::Bool, -0.5, 1.0);

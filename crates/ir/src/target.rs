@@ -480,6 +480,12 @@ impl Target {
         self.arch == Arch::X86_64 && has_none()
     }
 
+    /// Whether bytes and weights of 7 bits are best multiplied as they are (`vpmaddubsw`), where others are
+    /// widened: their sums of two products fit 16 bits.
+    pub fn adds_pairs_of_bytes(&self) -> bool {
+        self.widens_bytes() && self.vector_bits >= 256
+    }
+
     /// Number of f32 accumulators to which one instruction adds dot products of two bf16 numbers each
     /// (`vdpbf16ps`); 0 without such.
     pub fn dot2_lanes(&self) -> usize {

@@ -228,7 +228,7 @@ fn data_type(dtype: DType) -> Option<c_int> {
         DType::F32 => Some(DNNL_F32),
         DType::Bf16 => Some(DNNL_BF16),
         DType::I32 => Some(DNNL_S32),
-        DType::I8 => Some(DNNL_S8),
+        DType::I8 | DType::I7 => Some(DNNL_S8),
         DType::U8 => Some(DNNL_U8),
         _ => None,
     }

@@ -82,7 +82,7 @@ impl HostCall {
             DType::F64 => 1,
             DType::F16 => 2,
             DType::Bf16 => 3,
-            DType::I8 => 4,
+            DType::I8 | DType::I7 => 4,
             DType::U8 => 5,
             DType::I32 => 6,
             DType::I64 => 7,

@@ -159,7 +159,7 @@ fn rust_type(dtype: DType) -> &'static str {
         DType::F32 => "f32",
         DType::F64 => "f64",
         DType::F16 | DType::Bf16 | DType::U16 => "u16",
-        DType::I8 => "i8",
+        DType::I8 | DType::I7 => "i8",
         DType::U8 | DType::Bool => "u8",
         DType::I16 => "i16",
         DType::I32 => "i32",

@@ -4,7 +4,8 @@
 //! highest bits of one of them: with `a' = a + 128`, which has no sign, `Σ a·b = Σ a'·b − 128·Σ b`, and
 //! likewise for unsigned factors with `b' = b − 128`. The second sum is that of a vector alone, which all
 //! rows share. Without such instructions, signed 16-bit products (`vpmaddwd`) of the even and of the odd
-//! bytes are exact. All this is modulo 2^32, as the sums are.
+//! bytes are exact; where weights have at most 7 bits, so are sums of two products in 16 bits (`vpmaddubsw`),
+//! which take half as many instructions. All this is modulo 2^32, as the sums are.
 //!
 //! Pairs of bf16 numbers x86-64 multiplies by `vdpbf16ps`. Without that, two multiply-adds in f32 of the
 //! upper and of the lower halves of the lanes, which are bf16 numbers as they stand, do the same, except that
@@ -110,12 +111,23 @@ impl Generator<'_> {
         let old = self.load(buffer, index);
         let lanes = a.lanes.max(b.lanes).max(old.lanes);
         let [sums, a, b] = [old, a, b].map(|x| self.widen(x, lanes));
+        let signed = dtypes.map(|dtype| !dtype.is_unsigned());
         let value = match group {
             2 if dtypes[0] == DType::I16 => dot2_of_integers(&self.m, self.target, sums, [a, b]),
             2 => dot2(&self.m, self.target, sums, [a, b]),
-            _ => dot4(&self.m, self.target, dtypes.map(|dtype| dtype == DType::I8), sums, [a, b]),
+            _ if self.fit_16_bits(&factors) => dot4_by_sums(&self.m, self.target, signed, sums, [a, b]),
+            _ => dot4(&self.m, self.target, signed, sums, [a, b]),
         };
         self.write(buffer, index, LaneOperand { value, lanes });
+    }
+
+    /// Whether sums of two products of these factors, of which one has a sign, fit 16 bits: of bytes and
+    /// weights of 7 bits, and of bytes and half bytes.
+    fn fit_16_bits(&self, factors: &[(BufferId, &[Index], Option<&Index>); 2]) -> bool {
+        let [a, b] = [0, 1].map(|at| (self.program.buffer(factors[at].0).dtype, factors[at].2.is_some()));
+        [(a, b), (b, a)].into_iter().any(|((unsigned, is_half), (signed, _))| {
+            unsigned.is_unsigned() && (signed == DType::I7 || is_half && signed == DType::I8)
+        })
     }
 
     /// The upper or lower four bits of each byte.
@@ -341,6 +353,20 @@ pub fn dot4(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [
             m.dot4([false, true], sums, a, m.binary(SsaOp::Xor, b, turn))
         }
     }
+}
+
+/// Accumulates dot products of four 8-bit integers per lane, an unsigned and a signed factor, whose sums of
+/// two products fit 16 bits.
+fn dot4_by_sums(m: &Builder, target: &Target, signed: [bool; 2], sums: Id, [a, b]: [Id; 2]) -> Id {
+    let lanes = m.type_of(sums).lanes;
+    if !target.adds_pairs_of_bytes() || lanes < LEAST_LANES {
+        return dot4(m, target, signed, sums, [a, b]);
+    }
+    if lanes > pair_lanes(target) {
+        return in_halves(m, sums, [a, b], |sums, factors| dot4_by_sums(m, target, signed, sums, factors));
+    }
+    let (unsigned, signed) = if signed[0] { (b, a) } else { (a, b) };
+    m.dot4_by_sums(sums, unsigned, signed)
 }
 
 /// Accumulates dot products of two bf16 numbers per lane in f32 lanes, of any number.

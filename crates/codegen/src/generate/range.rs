@@ -66,6 +66,7 @@ fn range_where(e: &Expr, larger: Option<(&Expr, f64)>) -> Option<[f64; 2]> {
             Some([a[0].min(b[0]), a[1].max(b[1])])
         }
         Expr::Cast(DType::F32 | DType::F64, x) => of(x),
+        Expr::Cast(DType::I7, _) => Some([-64.0, 64.0]),
         Expr::Cast(to @ (DType::I8 | DType::U8 | DType::I16 | DType::U16), _) => {
             let (bits, is_unsigned) = (8 * to.bytes() as i32, to.is_unsigned());
             let n = 2f64.powi(bits);

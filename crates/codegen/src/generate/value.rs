@@ -210,7 +210,7 @@ impl Generator<'_> {
         }
         let ty = self.arithmetic_type(of).vector(x.lanes.max(1));
         let value = match of {
-            DType::I8 | DType::I16 => self.m.extend(x.value, ty, true),
+            DType::I8 | DType::I7 | DType::I16 => self.m.extend(x.value, ty, true),
             DType::U8 | DType::U16 | DType::U32 | DType::Bool => self.m.extend(x.value, ty, false),
             DType::F16 | DType::Bf16 => self.widened_half(x.value, of),
             _ => x.value,
@@ -221,7 +221,7 @@ impl Generator<'_> {
     /// A value in the arithmetic of a buffer's type as an element of it.
     fn as_element(&mut self, buffer: BufferId, x: LaneOperand) -> LaneOperand {
         let dtype = self.program.buffer(buffer).dtype;
-        let x = if dtype == DType::Bool { self.rounded_to(x, dtype) } else { x };
+        let x = if matches!(dtype, DType::Bool | DType::I7) { self.rounded_to(x, dtype) } else { x };
         let element = self.element_type(buffer);
         if self.m.type_of(x.value).kind == element.kind {
             return x;
@@ -245,6 +245,10 @@ impl Generator<'_> {
         };
         let value = match dtype {
             DType::I8 | DType::U8 => low_bits(self, Type::I8),
+            DType::I7 => {
+                let [low, high] = [-64, 64].map(|bound| number(self, bound));
+                self.clamped(low_bits(self, Type::I8), low, high)
+            }
             DType::I16 | DType::U16 => low_bits(self, Type::I16),
             DType::U32 => low_bits(self, Type::I32),
             DType::Bool => {

@@ -514,6 +514,7 @@ impl LlvmPrinter<'_> {
             }
             SsaOp::Dot4 { signed } => self.dot4(*signed, x, result.map_or(0, |ty| ty.lanes)),
             SsaOp::Dot2 => self.dot2(x, result.map_or(0, |ty| ty.lanes)),
+            SsaOp::Dot4BySums => self.dot4_by_sums(&x, result.map_or(0, |ty| ty.lanes)),
             SsaOp::DotOfHalves => {
                 let bits = 32 * result.map_or(0, |ty| ty.lanes);
                 self.of_bits(&format!("llvm.x86.avx512bf16.dpbf16ps.{bits}"), Vec::new(), x)
@@ -678,6 +679,19 @@ impl LlvmPrinter<'_> {
         };
         let products = self.of_bits(&format!("llvm.x86.{name}"), Vec::new(), x[1..].to_vec());
         llvm!(LLVMBuildAdd(self.builder, x[0], products, UNNAMED))
+    }
+
+    /// Sums with dot products of four 8-bit integers a lane, through sums of two in 16 bits, on x86-64.
+    fn dot4_by_sums(&self, x: &[LLVMValueRef], lanes: usize) -> LLVMValueRef {
+        let name = match lanes {
+            16 => "avx512.pmaddubs.w.512",
+            8 => "avx2.pmadd.ub.sw",
+            _ => "ssse3.pmadd.ub.sw.128",
+        };
+        let pairs = self.of_bits(&format!("llvm.x86.{name}"), Vec::new(), x[1..].to_vec());
+        let mut ones = vec![self.scalar(LaneKind::I16, 1); 2 * lanes];
+        let ones = llvm!(LLVMConstVector(ones.as_mut_ptr(), ones.len() as u32));
+        self.dot2(vec![x[0], pairs, ones], lanes)
     }
 
     /// f32 numbers as 32-bit integers, on x86-64.

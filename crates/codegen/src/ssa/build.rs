@@ -512,6 +512,12 @@ impl Builder {
         self.compute(SsaOp::Dot2, smallvec![sums, a, b], self.type_of(sums))
     }
 
+    /// Dot products of four 8-bit integers a lane, whose sums of two products fit 16 bits, added to sums: see
+    /// [`SsaOp::Dot4BySums`].
+    pub fn dot4_by_sums(&self, sums: Id, unsigned: Id, signed: Id) -> Id {
+        self.compute(SsaOp::Dot4BySums, smallvec![sums, unsigned, signed], self.type_of(sums))
+    }
+
     /// Dot products of two bf16 numbers a lane, added to sums: see [`SsaOp::DotOfHalves`].
     pub fn dot_of_halves(&self, sums: Id, a: Id, b: Id) -> Id {
         self.compute(SsaOp::DotOfHalves, smallvec![sums, a, b], self.type_of(sums))

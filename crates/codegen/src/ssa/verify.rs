@@ -181,7 +181,7 @@ fn arithmetic_fits(op: &SsaOp, x: &[Type], to: Option<Type>) -> bool {
             };
             is_real(to) && x.len() == n && x.iter().all(|ty| *ty == to)
         }
-        (SsaOp::Dot4 { .. } | SsaOp::Dot2, [sums, a, b], Some(to)) => {
+        (SsaOp::Dot4 { .. } | SsaOp::Dot2 | SsaOp::Dot4BySums, [sums, a, b], Some(to)) => {
             to.kind == LaneKind::I32 && matches!(to.lanes, 4 | 8 | 16) && [sums, a, b].iter().all(|ty| **ty == to)
         }
         (SsaOp::DotOfHalves, [sums, a, b], Some(to)) => {

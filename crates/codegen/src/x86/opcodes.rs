@@ -195,6 +195,9 @@ pub const fn extremum(is_max: bool, wide: bool) -> Opcode {
 /// Pairs of 16-bit integers multiplied and added: `vpmaddwd`
 pub const MULTIPLY_PAIRS: Opcode = opcode(1, 1, 0xf5, false);
 
+/// Pairs of bytes, the unsigned ones first, multiplied and added in 16 bits, with saturation: `vpmaddubsw`
+pub const MULTIPLY_BYTES: Opcode = opcode(2, 1, 0x04, false);
+
 /// Dot products of four bytes a lane, the unsigned ones first: `vpdpbusd`, by AVX-512 or AVX-VNNI.
 pub const fn dot(evex: bool) -> Opcode {
     Opcode { evex, ..opcode(2, 1, 0x50, false) }

@@ -275,7 +275,8 @@ type Types = (DType, Option<[DType; 2]>);
 
 /// Types of the factors of products of integers, with their names in a workload's text; sums are 32-bit
 /// integers.
-const INTEGER_FACTORS: [([DType; 2], &str); 2] = [([DType::U8, DType::I8], "u8i8"), ([DType::I8, DType::I8], "i8i8")];
+const INTEGER_FACTORS: [([DType; 2], &str); 3] =
+    [([DType::U8, DType::I8], "u8i8"), ([DType::I8, DType::I8], "i8i8"), ([DType::U8, DType::I7], "u8i7")];
 
 /// All types by their names.
 fn types() -> Vec<(Types, &'static str)> {
@@ -645,6 +646,12 @@ impl Workload {
     /// Whether operands are integers.
     pub fn has_integer_factors(&self) -> bool {
         self.factors.is_some()
+    }
+
+    /// Product like this one of unsigned bytes, with weights of 7 bits instead of 8.
+    pub fn with_7_bit_weights(&self) -> Option<Workload> {
+        let factors = Some([DType::U8, DType::I7]);
+        (self.factors == Some([DType::U8, DType::I8])).then(|| Workload { factors, ..self.clone() })
     }
 
     /// Whether the operands are 8-bit integers, which CPUs multiply at four times the rate of f32.

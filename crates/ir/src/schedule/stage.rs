@@ -38,7 +38,7 @@ pub fn stage(
     let dtype = dtype.unwrap_or(own);
     // Nothing is computed in halves or 8-bit integers, so that their numbers in longer ones are as good.
     let is_longer = match own {
-        DType::U8 | DType::I8 => matches!(dtype, DType::I16 | DType::I32),
+        DType::U8 | DType::I8 | DType::I7 => matches!(dtype, DType::I16 | DType::I32),
         own => own.is_half() && dtype == own.arithmetic(),
     };
     let cast = (dtype != own && !is_longer).then_some(dtype);

@@ -31,6 +31,7 @@ use crate::net::{Evaluated, Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::open::OpenNet;
 use crate::quantized::epilogue::opening;
 use crate::quantized::graph::{has_dots, in_bytes};
+use crate::quantized::has_7_bits;
 use crate::rules::{Trace, simplify};
 
 /// Kernel of a fused net: its workload, inputs and output.
@@ -276,15 +277,20 @@ impl Fused {
     /// Workload of each kernel, mutable, for changing its options.
     pub fn workloads_mut(&mut self) -> impl Iterator<Item = &mut Workload> {
         let of_pieces = self.pieces.iter_mut().flat_map(|piece| &mut piece.steps);
-        let each = self.steps.iter_mut().chain(of_pieces).flat_map(|step| match step {
-            Step::Sequence(sequence) => sequence.steps.iter_mut().collect(),
-            step => vec![step],
-        });
-        each.filter_map(|step| match step {
-            Step::Kernel(kernel) => Some(&mut kernel.workload),
-            _ => None,
-        })
+        kernels_mut(self.steps.iter_mut().chain(of_pieces)).map(|kernel| &mut kernel.workload)
     }
+}
+
+/// Kernels among steps and in sequences of them.
+fn kernels_mut<'a>(steps: impl IntoIterator<Item = &'a mut Step>) -> impl Iterator<Item = &'a mut Kernel> {
+    let each = steps.into_iter().flat_map(|step| match step {
+        Step::Sequence(sequence) => sequence.steps.iter_mut().collect(),
+        step => vec![step],
+    });
+    each.filter_map(|step| match step {
+        Step::Kernel(kernel) => Some(kernel),
+        _ => None,
+    })
 }
 
 impl Fused {
@@ -299,6 +305,23 @@ impl Fused {
         if target.prefers_dot2() {
             self.workloads_mut().for_each(|workload| workload.bf16 = is_worth_it(workload));
         }
+    }
+}
+
+impl Fused {
+    /// Declares weights of 7 bits as such. Sums of two of their products with bytes fit 16 bits, which
+    /// machines without dot products of bytes multiply faster.
+    fn narrow_weights(&mut self) {
+        let Fused { net, steps, .. } = self;
+        let narrow = |kernel: &mut Kernel| {
+            let tensor = kernel.inputs.get(1).and_then(|id| net.value(*id).constant.as_ref());
+            if let Some(narrow) = kernel.workload.with_7_bit_weights()
+                && tensor.is_some_and(has_7_bits)
+            {
+                kernel.workload = narrow;
+            }
+        };
+        kernels_mut(steps).for_each(narrow);
     }
 }
 
@@ -328,6 +351,9 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     trace.0.append(&mut fused.trace.0);
     fused.trace = trace;
     fused.workloads_mut().for_each(|workload| workload.exact |= exact);
+    if target.adds_pairs_of_bytes() {
+        fused.narrow_weights();
+    }
     Ok(fused)
 }
 

@@ -464,7 +464,7 @@ impl Quantizer<'_> {
         let (x, w) = (self.input_bytes(node, 0)?, self.input_bytes(node, 1)?);
         let shape = self.shape(x.id);
         let integers = self.filters(&w, conv, &shape)?;
-        integers.pays(self.new.ty(x.id).dtype, self.target).then_some(())?;
+        self.pays(&integers, self.new.ty(x.id).dtype).then_some(())?;
         self.of_numbers(node, [&x, &w], integers)
     }
 

@@ -12,3 +12,28 @@ mod packed;
 mod price;
 mod product;
 mod split;
+
+/// Whether all elements of 8-bit weights are from −64 to 64. Sums of two of their products with bytes then
+/// fit 16 bits.
+pub fn has_7_bits(weights: &tilewright_graph::Tensor) -> bool {
+    weights.bytes().iter().all(|x| (-64..=64).contains(&x.cast_signed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tilewright_graph::{DType, Tensor};
+
+    use super::has_7_bits;
+
+    #[test]
+    fn seven_bits_end_at_64() {
+        let check = |weights: &[i128], expected: bool| {
+            let tensor = Tensor::from_integers(DType::I8, [weights.len()], weights);
+            assert_eq!(has_7_bits(&tensor), expected, "{weights:?}");
+        };
+        check(&[-64, 0, 64], true);
+        check(&[65], false);
+        check(&[-65], false);
+        check(&[-128], false);
+    }
+}

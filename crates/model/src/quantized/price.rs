@@ -1,7 +1,6 @@
 //! Cost comparison of integer and floating-point convolutions.
 
 use tilewright::Choice;
-use tilewright_graph::DType;
 use tilewright_graph::op::ConvShape;
 use tilewright_ir::op::{Epilogue, EpilogueFunction, Layout};
 use tilewright_ir::{DType as ElementType, Target};
@@ -12,14 +11,14 @@ use crate::import::window_of;
 /// Cycles in which an element of the input becomes a number, and one of the result an integer again.
 const CONVERSIONS: [f64; 2] = [0.12, 0.35];
 
-/// Whether an integer convolution is estimated to be faster than a floating-point one, by the analytical
-/// models of their first guesses. Conversions of the floating-point one's operands and result are counted.
-/// Products need not be compared: integer ones take a quarter of the time.
-pub fn convolution_pays(found: &ConvShape, dtype: DType, target: &Target) -> bool {
-    pays(found, dtype, target).unwrap_or(false)
+/// Whether an integer convolution of factors of these types is estimated to be faster than a floating-point
+/// one, by the analytical models of their first guesses. Conversions of the floating-point one's operands
+/// and result are counted. Products need not be compared: integer ones take a quarter of the time.
+pub fn convolution_pays(found: &ConvShape, factors: [ElementType; 2], target: &Target) -> bool {
+    pays(found, factors, target).unwrap_or(false)
 }
 
-fn pays(found: &ConvShape, dtype: DType, target: &Target) -> Option<bool> {
+fn pays(found: &ConvShape, factors: [ElementType; 2], target: &Target) -> Option<bool> {
     let conv = window_of(found, false)?;
     let whole = |list: Vec<usize>| list.into_iter().map(|n| n as i64).collect::<Vec<_>>();
     let x = whole([&[found.n, found.c][..], &found.image].concat());
@@ -34,9 +33,8 @@ fn pays(found: &ConvShape, dtype: DType, target: &Target) -> Option<bool> {
         let workload = workload.with_layout(Layout::of_channels(channels)).ok()?;
         Choice::guess(&workload, target, 1, None).ok()?.estimate()
     };
-    let image = if dtype == DType::U8 { ElementType::U8 } else { ElementType::I8 };
     let closed = [EpilogueFunction::Init, EpilogueFunction::Dequant, EpilogueFunction::QuantU8];
-    let of_integers = cycles(Some([image, ElementType::I8]), &closed)?;
+    let of_integers = cycles(Some(factors), &closed)?;
     let n_elements = [found.n * found.c * found.image.iter().product::<usize>(), found.out().iter().product()];
     let conversions: f64 = n_elements.iter().zip(CONVERSIONS).map(|(n, cycles)| *n as f64 * cycles).sum();
     Some(of_integers < cycles(None, &[EpilogueFunction::Bias])? + conversions)

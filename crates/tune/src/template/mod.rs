@@ -14,7 +14,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use std::sync::Arc;
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{Illegal, apply_all, steps_text};
-use tilewright_ir::{Program, Step, Target};
+use tilewright_ir::{DType, Program, Step, Target};
 use tilewright_search::{Config, Constraint, Describe, Domain, Parameter, Problem, Space, SpaceError, Subject};
 
 use crate::loops::loop_contexts;
@@ -78,6 +78,15 @@ pub struct TemplateSetting {
     pub target: Target,
     /// Number of threads that the kernel may use.
     pub n_threads: usize,
+}
+
+impl TemplateSetting {
+    /// Whether copies of 8-bit factors are 16-bit integers: where the machine has no dot products of bytes,
+    /// unless sums of two products with weights of 7 bits fit 16 bits.
+    pub(crate) fn widens_bytes(&self) -> bool {
+        let stay = self.target.adds_pairs_of_bytes() && self.workload.factors().contains(&DType::I7);
+        self.workload.has_integer_factors() && self.target.widens_bytes() && !stay
+    }
 }
 
 /// Tuning task: a template instantiated for a setting, with its space.

@@ -18,9 +18,13 @@ pub fn step_cycles(s: &TemplateSetting, vectors: i64, broadcast: i64) -> f64 {
 }
 
 /// Cost of a dot product of four 8-bit integers, in multiply-adds. Without such an instruction, integers are
-/// widened and multiplied in pairs.
+/// widened and multiplied in pairs; with weights of 7 bits there is no widening.
 pub fn cost_of_dot4(s: &TemplateSetting) -> f64 {
-    if s.target.widens_bytes() { 2.5 } else { 1.0 }
+    match s.target.widens_bytes() {
+        true if s.widens_bytes() => 2.5,
+        true => 2.0,
+        false => 1.0,
+    }
 }
 
 /// Tiles that cover an extent: number and size of the full ones, and of the remainder.

@@ -180,6 +180,26 @@ impl Selector<'_> {
                 let products = self.emit_new(MachineOp::Binary(MULTIPLY_PAIRS), Class::Vector, &[a, b], w);
                 self.emit(Inst::new(MachineOp::Binary(add_integers(false)), d, &[sums, products], w));
             }
+            Ssa::Dot4BySums => {
+                let (sums, unsigned) = (self.reg(operand(0))?, self.reg(operand(1))?);
+                // Memory is not broadcast to lanes of fewer than 32 bits.
+                let signed = self.folded_operand(operand(2)).filter(|signed| !signed.broadcast);
+                let pairs = match signed {
+                    Some(signed) => {
+                        let d = self.virtual_register(Class::Vector, w);
+                        let op = MachineOp::Binary(MULTIPLY_BYTES);
+                        self.emit(Inst { operand: Some(signed), ..Inst::new(op, d, &[unsigned], w) });
+                        d
+                    }
+                    None => {
+                        let signed = self.reg(operand(2))?;
+                        self.emit_new(MachineOp::Binary(MULTIPLY_BYTES), Class::Vector, &[unsigned, signed], w)
+                    }
+                };
+                let ones = self.splat_constant(0x1_0001, ty);
+                let products = self.emit_new(MachineOp::Binary(MULTIPLY_PAIRS), Class::Vector, &[pairs, ones], w);
+                self.emit(Inst::new(MachineOp::Binary(add_integers(false)), d, &[sums, products], w));
+            }
             Ssa::NearestBf16 => {
                 let x = self.reg(operand(0))?;
                 self.emit(Inst::new(MachineOp::Unary(NEAREST_BF16), d, &[x], width(self.ty(operand(0)))));

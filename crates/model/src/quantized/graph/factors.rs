@@ -2,8 +2,9 @@
 
 use tilewright_graph::op::{Cast, Conv, ConvInteger, ConvShape, Gather, MatMulInteger};
 use tilewright_graph::{DType, Op, Place, Tensor, ValueId};
-use tilewright_ir::{DType as ElementType, Target};
+use tilewright_ir::DType as ElementType;
 
+use super::super::has_7_bits;
 use super::super::price::convolution_pays;
 use super::super::split::split;
 use super::forms::ConvolutionForm;
@@ -36,14 +37,19 @@ pub struct Integers {
     pub along: Vec<usize>,
 }
 
-impl Integers {
-    /// Whether integer kernels are estimated to be faster than floating-point ones.
-    pub fn pays(&self, dtype: DType, target: &Target) -> bool {
-        self.found.as_ref().is_some_and(|found| convolution_pays(found, dtype, target))
-    }
-}
-
 impl Quantizer<'_> {
+    /// Whether integer kernels for a first factor of a type are estimated to be faster than floating-point
+    /// ones.
+    pub fn pays(&self, integers: &Integers, image: DType) -> bool {
+        let image = if image == DType::U8 { ElementType::U8 } else { ElementType::I8 };
+        let is_short = self.constant_of(integers.weights).is_some_and(has_7_bits);
+        let weights = match is_short && image == ElementType::U8 && self.target.adds_pairs_of_bytes() {
+            true => ElementType::I7,
+            false => ElementType::I8,
+        };
+        integers.found.as_ref().is_some_and(|found| convolution_pays(found, [image, weights], self.target))
+    }
+
     /// Elements of a known factor of bytes, each less the zero point of its output: `place` is that of an
     /// element in the known tensor, and `output` its output, of `n`.
     fn centred(

@@ -149,7 +149,7 @@ impl MatmulProduct {
         let factor_bytes = w.factors()[0].bytes() as i64;
         let (has_epilogue, pairs) = (!w.is_plain(), w.pairs());
         // Few rows read what is packed once, and longer integers take longer to read.
-        let widens = w.has_integer_factors() && s.target.widens_bytes() && m >= FEW_ROWS;
+        let widens = s.widens_bytes() && m >= FEW_ROWS;
         let dot = match w.factors() {
             _ if widens => Some(TensorProduct::Dot2),
             _ if w.has_integer_factors() => Some(TensorProduct::Dot4),

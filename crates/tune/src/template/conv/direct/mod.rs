@@ -64,7 +64,7 @@ fn steps_at_once(s: &TemplateSetting, shape: &ReductionSizes) -> i64 {
 fn copied(s: &TemplateSetting, shape: &ReductionSizes) -> Option<DType> {
     match shape.c {
         _ if shape.rounds => Some(DType::Bf16),
-        Some(_) if shape.has_integers && s.target.widens_bytes() => Some(DType::I16),
+        Some(_) if s.widens_bytes() => Some(DType::I16),
         _ => None,
     }
 }
