@@ -206,9 +206,11 @@ impl Operation for DequantizeLinear {
 }
 
 /// Numbers as whole multiples of a scale, plus a zero point, between 0 and 255, both of the numbers' range.
+/// The scale is NaN where one of them is.
 pub(super) fn by_range(numbers: &[f64]) -> (Vec<f64>, f64, f64) {
     let (low, high) = numbers.iter().fold((0.0_f64, 0.0_f64), |(low, high), &x| (low.min(x), high.max(x)));
-    let scale = f64::from(((high - low) / 255.0) as f32);
+    let is_nan = numbers.iter().any(|x| x.is_nan());
+    let scale = if is_nan { f64::NAN } else { f64::from(((high - low) / 255.0) as f32) };
     let scale = if scale == 0.0 { 1.0 } else { scale };
     let zero = saturated(f64::from((-low / scale) as f32), DType::U8);
     let level = |x: &f64| saturated(f64::from((*x / scale) as f32).round_ties_even() + zero, DType::U8);

@@ -120,7 +120,8 @@ impl NodeImport<'_> {
             .map(|extreme| self.step("extreme", Kind::Reduce(extreme, vec![0]), &[list], &one));
         let width = sub(max(input(1), number(0.0)), min(input(0), number(0.0)));
         let width = Expr::binary(BinaryOp::Div, width, number(255.0));
-        let scale = where_less(number(0.0), width.clone(), width, number(1.0));
+        // NaN stays NaN, so that all results are.
+        let scale = where_less(number(0.0), width.clone(), width.clone(), add(width, number(1.0)));
         let scale = self.step("scale", Kind::Map(scale), &[low, high], &one);
         let zero = Expr::binary(BinaryOp::Div, of(UnaryOp::Neg, min(input(0), number(0.0))), input(1));
         let zero = self.step("zero", Kind::Map(clip(of(UnaryOp::Round, zero), 0.0, 255.0)), &[low, scale], &one);

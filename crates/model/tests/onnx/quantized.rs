@@ -3,7 +3,7 @@
 use tilewright_device::host;
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
-use tilewright_graph::{Bindings, DType, Dim, Tensor, onnx, specialise};
+use tilewright_graph::{Bindings, DType, Dim, Tensor, evaluate, onnx, specialise};
 use tilewright_ir::Target;
 use tilewright_model::Runner;
 use tilewright_runtime::SharedPool;
@@ -62,6 +62,49 @@ fn columns_of_weights_have_zero_points_of_their_own() {
         |at: usize| -> i128 { (0..K).map(|k| (x[at / N * K + k] - zero) * (w[k * N + at % N] - zeros[at % N])).sum() };
     let expected: Vec<f64> = (0..M * N).map(|at| sum(at) as f64).collect();
     assert_eq!(runner.outputs()[0].1.floats(), expected);
+}
+
+/// No number says what range a NaN lies in: all that is made of numbers rounded by their range is NaN, as in
+/// NumPy, and never zero.
+#[test]
+fn nan_is_not_lost_where_numbers_are_quantized_by_their_range() {
+    let several = |op: &str, inputs: &str, outputs: &str| NodeFile {
+        outputs: outputs.split(' ').map(str::to_owned).collect(),
+        ..node(op, inputs, "")
+    };
+    let weights = Tensor::from_integers(DType::I8, [K, N], &integers(K * N, -125));
+    let model = ModelFile {
+        name: "by_range".to_owned(),
+        opset: 17,
+        inputs: vec![GraphPort { dtype: DType::F32, ..port("x", K) }],
+        outputs: vec![GraphPort { dtype: DType::F32, ..port("y", N) }],
+        weights: vec![("w".to_owned(), weights)],
+        nodes: vec![
+            several("DynamicQuantizeLinear", "x", "q s z"),
+            node("MatMulInteger", "q w z", "sums"),
+            NodeFile { attributes: vec![("to".to_owned(), Attribute::Int(1))], ..node("Cast", "sums", "f") },
+            node("Mul", "f s", "y"),
+        ],
+        ..ModelFile::default()
+    };
+    let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+    let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    for at in [0, 1, 17, M * K - 1] {
+        let mut numbers: Vec<f64> = (0..M * K).map(|at| (at % 23) as f64 / 7.0 - 1.0).collect();
+        let finite = Tensor::from_floats(DType::F32, [M, K], &numbers);
+        numbers[at] = f64::NAN;
+        let x = Tensor::from_floats(DType::F32, [M, K], &numbers);
+        let evaluated = evaluate(&graph, &[("x", x.clone())]).unwrap().remove(0).floats();
+        runner.set("x", &x).unwrap();
+        runner.run().unwrap();
+        for outputs in [&evaluated, &runner.outputs()[0].1.floats()] {
+            assert!(outputs.iter().all(|y| y.is_nan()), "NaN at {at}: {outputs:?}");
+        }
+        runner.set("x", &finite).unwrap();
+        runner.run().unwrap();
+        assert!(runner.outputs()[0].1.floats().iter().all(|y| y.is_finite()), "none of {at} is left");
+    }
 }
 
 /// Models of one to three layers of quantized products, and what integers say of them.
