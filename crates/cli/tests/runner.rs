@@ -101,10 +101,10 @@ fn a_runner_is_asked_once_what_it_is_for_all_kernels_of_a_model() {
     let told = fs::read_dir(folder.path()).unwrap().flatten();
     let told = told.filter(|file| file.file_name().to_string_lossy().starts_with("told."));
     let sizes: Vec<u64> = told.map(|file| file.metadata().unwrap().len()).collect();
-    // The others go on with a limit of memory and buffers.
+    // The others go on with a limit of memory and buffers, but for one that begins as the time is over.
     const HELLO: u64 = 16;
-    assert!(sizes.len() > 2, "{sizes:?}");
-    assert_eq!(sizes.iter().filter(|size| **size <= HELLO).count(), 1, "{sizes:?}");
+    assert!(sizes.len() > 4, "{sizes:?}");
+    assert!((1..=2).contains(&sizes.iter().filter(|size| **size <= HELLO).count()), "{sizes:?}");
 }
 
 /// A runner that is given the first bytes of its input only: it ends in the middle of a frame, or between
