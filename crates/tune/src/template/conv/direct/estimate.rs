@@ -55,12 +55,6 @@ fn inside(axis: &WindowAxis) -> f64 {
     n as f64 / (axis.output * axis.filter) as f64
 }
 
-/// Distances of the rows and columns that are the input's: between those of a transposed convolution are
-/// zeros.
-fn apart(shape: &ReductionSizes) -> [i64; 2] {
-    if shape.transposed { shape.axes.map(|axis| axis.stride) } else { [1, 1] }
-}
-
 /// Facts of a configuration that its cycles depend on.
 struct CycleFacts<'a> {
     s: &'a TemplateSetting,
@@ -88,8 +82,9 @@ struct CycleFacts<'a> {
     gathers: bool,
     /// Cycles of loading a vector of pixels whose elements lie apart.
     apart: f64,
-    /// Columns between two that a tap of the filter meets.
-    columns_apart: i64,
+    /// Distances of the rows, and of the columns, that a tap of the filter meets: strides of a transposed
+    /// convolution in code that leaves out zeros, else 1.
+    met_apart: [i64; 2],
     /// Share of the steps of a sum that code computes.
     met: f64,
 }
@@ -102,13 +97,13 @@ impl<'a> CycleFacts<'a> {
         let (by_channels, is_packed) = (text("lanes") == "k", text("input") == "packed");
         let channels = shape.c.map_or(shape.k_group, |c| c) as f64;
         let ReductionSizes { p, q, stride, .. } = *shape;
-        // Code leaves out taps that meet zeros between rows, and unrolled code those between columns where
-        // all tiles begin alike.
-        let skips_zeros = shape.transposed && by_channels && !is_packed;
-        let apart = apart(shape);
-        let has_same_taps = int("q_tile") % apart[1] == 0 || int("q_tile") >= q;
-        let is_known = skips_zeros && text("unroll_s") == "true" && has_same_taps;
-        let inputs = shape.axes.iter().map(|axis| axis.input as f64).product::<f64>();
+        // Unrolled code leaves out the taps of a transposed convolution that meet zeros where all tiles begin
+        // with the same ones.
+        let strides = shape.axes.map(|axis| axis.stride);
+        let begins_alike = int("q_tile") % strides[1] == 0 || int("q_tile") >= q;
+        let is_known = shape.transposed && by_channels && !is_packed && text("unroll_s") == "true" && begins_alike;
+        let inputs = shape.axes.iter().map(|axis| axis.input).product::<i64>();
+        let read = if is_known { inputs } else { p * stride[0] * q * stride[1] };
         let has_neighbours = is_packed && int("c_block") % lanes == 0;
         CycleFacts {
             s,
@@ -125,7 +120,7 @@ impl<'a> CycleFacts<'a> {
             pads_by_tile: pads_by_tile(s, shape, space, config),
             rows: in_rows(s, shape),
             channels,
-            image: channels * bytes * if shape.transposed { inputs } else { (p * stride[0] * q * stride[1]) as f64 },
+            image: channels * read as f64 * bytes,
             gathers: shape.c.is_none() && by_channels && !has_neighbours && !in_blocks(s)[0],
             // Lanes that are pixels load what lies strides apart, or zeros in between.
             apart: match (by_channels, shape.transposed) {
@@ -133,9 +128,9 @@ impl<'a> CycleFacts<'a> {
                 (false, false) if stride[1] > 1 && !is_packed => APART,
                 _ => 0.0,
             },
-            columns_apart: if is_known { apart[1] } else { 1 },
-            met: match skips_zeros {
-                true => 1.0 / apart[0] as f64,
+            met_apart: if is_known { strides } else { [1, 1] },
+            met: match is_known {
+                true => 1.0 / strides[0] as f64,
                 false if !is_packed && skips_padding(s, shape) => shape.axes.iter().map(inside).product(),
                 false => 1.0,
             },
@@ -146,7 +141,7 @@ impl<'a> CycleFacts<'a> {
     fn computing(&self, [kt, pt, qt]: [i64; 3]) -> f64 {
         let ReductionSizes { c, r, s: columns, stride, .. } = *self.shape;
         let (vectors, broadcast) = match self.by_channels {
-            true => (ceil_div(kt, self.lanes), pt * ceil_div(qt, self.columns_apart)),
+            true => (ceil_div(kt, self.lanes), pt * ceil_div(qt, self.met_apart[1])),
             false => (pt * ceil_div(qt, self.lanes), kt),
         };
         if self.rows {
@@ -172,11 +167,11 @@ impl<'a> CycleFacts<'a> {
         let steps = c.unwrap_or(1) as f64 * taps;
         let (row, weights) = (self.image / p as f64, k_group as f64 * steps * self.bytes);
         let (inner, outer) = (self.order[2].as_str(), self.order[0].as_str());
-        let slice = kt as f64 * steps * self.bytes * if self.shape.transposed { self.met } else { 1.0 };
+        let slice = kt as f64 * steps * self.bytes * if self.met_apart[0] > 1 { self.met } else { 1.0 };
         // Where channels do not mix, a tile reads its own alone.
         let channels = if c.is_none() { kt as f64 } else { self.channels };
-        let apart = apart(self.shape);
-        let along = |n: i64, axis: usize, taps: i64| ceil_div((n - 1) * stride[axis] + taps, apart[axis]) as f64;
+        let along =
+            |n: i64, axis: usize, taps: i64| ceil_div((n - 1) * stride[axis] + taps, self.met_apart[axis]) as f64;
         let patch = along(pt, 0, r) * along(qt, 1, columns) * channels * self.bytes;
         // Weights stay where tiles of the image are the innermost loop; else all come by again and again.
         let weights_from = if inner == "k" { weights + patch } else { slice + patch };
