@@ -218,6 +218,8 @@ fn require_right(of: (&Workload, &Task, &Config), kernels: &GpuProgram, code: &s
 
 /// Kernel that is right in every order of threads, of which mutants are made.
 struct Original {
+    /// Workload and configuration.
+    name: String,
     kernels: GpuProgram,
     code: String,
     given: Vec<Vec<f64>>,
@@ -227,6 +229,7 @@ struct Original {
 impl Original {
     /// Makes the kernel of a configuration, on a GPU of three units.
     fn of(text: &str, config: &str) -> Original {
+        let name = format!("{text} {config}");
         let task = groups_task(text, 3);
         let workload = &task.setting.workload;
         let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
@@ -235,6 +238,21 @@ impl Original {
         ORDERS.iter().for_each(|order| require_right((workload, &task, &config), &kernels, &code, *order));
         let given = arguments(&workload.program());
         let right = emulator::run(&kernels, &code, &given, Order::Ascending).unwrap();
-        Original { kernels, code, given, right }
+        Original { name, kernels, code, given, right }
+    }
+
+    /// Asserts that a mutant is another code, and wrong in one of these orders of threads.
+    #[track_caller]
+    fn require_found(&self, what: &str, mutant: &str, orders: &[Order]) {
+        let Original { name, kernels, code, given, right } = self;
+        assert!(!mutant.lines().map(str::trim).eq(code.lines().map(str::trim)), "{what}\n{code}");
+        let is_found = |order: &Order| match emulator::run(kernels, mutant, given, *order) {
+            Ok(got) => got != *right,
+            Err(why) => {
+                println!("{what}: {}", why.lines().next().unwrap_or_default());
+                true
+            }
+        };
+        assert!(orders.iter().any(is_found), "{what} goes unnoticed: {name}\n{mutant}");
     }
 }

@@ -49,7 +49,8 @@ fn faults_in_clusters_are_found() {
             r#"{{"block_m":128,"block_n":64,"groups_n":1,"vector_a":1,"vector_b":1,"copies":"bulk","producer":1,
             "cluster":2,{rest}}}"#
         );
-        let Original { kernels, code, given, right } = Original::of(text, &config);
+        let original = Original::of(text, &config);
+        let Original { kernels, code, .. } = &original;
 
         let lines: Vec<&str> = code.lines().map(str::trim).collect();
         let changed = |change: &dyn Fn(&str) -> Option<String>| -> String {
@@ -109,13 +110,7 @@ fn faults_in_clusters_are_found() {
                 code.replacen(rank, &last_operand(rank, "0"), 1)
             }),
         ] {
-            assert_ne!(mutant.lines().map(str::trim).collect::<Vec<_>>(), lines, "{what}\n{code}");
-            let run = |order: &Order| emulator::run(&kernels, &mutant, &given, *order);
-            let wrong: Vec<_> = ORDERS.iter().map(run).filter(|got| got.as_ref() != Ok(&right)).collect();
-            assert!(!wrong.is_empty(), "{what} goes unnoticed: {text} {rest}\n{mutant}");
-            if let Err(why) = &wrong[0] {
-                println!("{what}: {} orders, {}", wrong.len(), why.lines().next().unwrap_or_default());
-            }
+            original.require_found(what, &mutant, &ORDERS);
             *found.entry(what).or_insert(0) += 1;
         }
     }

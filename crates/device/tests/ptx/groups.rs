@@ -187,7 +187,7 @@ fn threads_load_rows_that_lie_across_the_sum() {
     for text in ["matmul:m=64,n=256,k=96,tf32=1", "batch_matmul:b=2,m=128,n=64,k=96,ta=1,tb=1,tf32=1"] {
         let config = r#"{"block_m":128,"block_n":64,"block_k":32,"groups_m":2,"groups_n":1,"vector_a":1,
             "vector_b":1,"order":"rows","precision":"tf32","ahead":2,"copies":"bulk","producer":1}"#;
-        let Original { kernels, code, given, right } = Original::of(text, config);
+        let Original { kernels, code, given, right, .. } = Original::of(text, config);
         let traffic = emulator::traffic(&kernels, &code, &given).unwrap();
         println!("{text}: {traffic:?}");
         assert!(traffic.iter().all(|(_, count)| count.taken == count.least), "{text}: {traffic:?}");

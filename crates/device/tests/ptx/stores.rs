@@ -50,18 +50,9 @@ fn faults_in_stores_are_found() {
             r#"{{"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","ahead":2,"copies":"bulk","producer":1,
             "store":"bulk",{rest}}}"#
         );
-        let Original { kernels, code, given, right } = Original::of(text, &config);
-        for (what, mutant) in faults_in_stores(&code, rest.contains("persistent")) {
-            let trimmed = |code: &str| code.lines().map(str::trim).collect::<String>();
-            assert_ne!(trimmed(&mutant), trimmed(&code), "{what}");
-            let is_found = |order: &Order| match emulator::run(&kernels, &mutant, &given, *order) {
-                Ok(got) => got != right,
-                Err(why) => {
-                    println!("{what}: {}", why.lines().next().unwrap_or_default());
-                    true
-                }
-            };
-            assert!(ORDERS.iter().any(is_found), "{what} goes unnoticed: {text} {rest}\n{mutant}");
+        let original = Original::of(text, &config);
+        for (what, mutant) in faults_in_stores(&original.code, rest.contains("persistent")) {
+            original.require_found(what, &mutant, &ORDERS);
             *found.entry(what).or_insert(0) += 1;
         }
     }

@@ -52,18 +52,9 @@ fn faults_in_teams_are_found() {
             r#"{{"groups_n":1,"vector_a":1,"vector_b":1,"order":"rows","copies":"bulk","producer":1,
             "persistent":1,"teams":2,{rest}}}"#
         );
-        let Original { kernels, code, given, right } = Original::of(text, &config);
-        for (what, mutant) in faults_in_teams(&code, kernels.body[0].block()[2]) {
-            let trimmed = |code: &str| code.lines().map(str::trim).collect::<String>();
-            assert_ne!(trimmed(&mutant), trimmed(&code), "{what}\n{code}");
-            let is_found = |order: &Order| match emulator::run(&kernels, &mutant, &given, *order) {
-                Ok(got) => got != right,
-                Err(why) => {
-                    println!("{what}: {}", why.lines().next().unwrap_or_default());
-                    true
-                }
-            };
-            assert!(ORDERS.iter().any(is_found), "{what} goes unnoticed: {text} {rest}\n{mutant}");
+        let original = Original::of(text, &config);
+        for (what, mutant) in faults_in_teams(&original.code, original.kernels.body[0].block()[2]) {
+            original.require_found(what, &mutant, &ORDERS);
             *found.entry(what).or_insert(0) += 1;
         }
     }

@@ -76,7 +76,7 @@ impl DynamicPart {
     }
 
     /// A node of the part by itself, with the types that its inputs have in a run, as a specialised graph.
-    /// Its inputs are named by their places; those that are constants of the part are constants. `None` for a
+    /// Inputs are named by their places; those that are constants of the part are constants. `None` for a
     /// node whose kernels would hardly be faster than the reference.
     pub fn heavy_node(&self, id: NodeId, inputs: Inputs<'_>) -> Option<Graph> {
         let node = self.graph.node(id);

@@ -16,7 +16,7 @@
 //! Nothing waits for all threads of the block then, and copies run ahead by as many stages as there are. The
 //! code generator moves the copies to the producer warp; elsewhere `fed` means the same as `bulk`.
 //!
-//! Where a kernel is a loop of the kind `turns`, it has [`TEAMS`] consumer teams of as many threads as the
+//! Kernels that are a loop of the kind `turns` have [`TEAMS`] consumer teams of as many threads as the
 //! program has, which take iterations in turns (ping-pong). The producer warp copies for all of them in the
 //! order of the program, so that a team multiplies while another one stores:
 //!
