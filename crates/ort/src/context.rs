@@ -23,7 +23,7 @@ use tilewright::file::{self, write_into_folder};
 use tilewright_graph::Declared;
 use tilewright_graph::onnx::{self, GraphPort, ModelFile, NodeFile};
 
-use crate::draft::{DraftNode, DraftValue, NodeAt, Ports, SessionGraph, ValueIndex};
+use crate::draft::{DraftNode, DraftValue, NodeAt, PartDraft, SessionGraph, ValueIndex};
 
 /// Operator of the nodes.
 pub const OPERATOR: &str = "EPContext";
@@ -169,7 +169,8 @@ fn sum(bytes: &[u8]) -> u64 {
 }
 
 /// A part as a model without weights, whose constants are inputs after its own.
-pub fn outline(draft: &SessionGraph, nodes: &[NodeAt], ports: &Ports) -> ModelFile {
+pub fn outline(part: &PartDraft) -> ModelFile {
+    let PartDraft { graph: draft, nodes, ports } = part;
     let port = |&value: &ValueIndex| {
         let DraftValue { name, declared, .. } = &draft.values[value];
         let declared = declared.as_ref().expect("invariant: ports of parts are tensors");
@@ -280,7 +281,7 @@ mod tests {
 
     fn context() -> PartContext {
         let (draft, nodes) = draft();
-        let model = outline(&draft, &nodes, &draft.ports(&nodes));
+        let model = outline(&PartDraft::new(draft, nodes));
         let answer = Answer {
             workload: "matmul:m=1,n=8,k=8".to_owned(),
             target: "x86_64/a/512".to_owned(),
@@ -299,11 +300,12 @@ mod tests {
         assert_eq!((&read.model, &read.answers, &read.entries), (&written.model, &written.answers, &written.entries));
         assert_eq!(read.notes, [""; 0]);
         let part = draft_of(&read.model, &session).unwrap();
-        let ports = part.ports(&[0, 1]);
-        let names = |values: &[ValueIndex]| values.iter().map(|&v| part.values[v].name.clone()).collect::<Vec<_>>();
+        let part = PartDraft::new(part, vec![0, 1]);
+        let PartDraft { graph, ports, .. } = &part;
+        let names = |values: &[ValueIndex]| values.iter().map(|&v| graph.values[v].name.clone()).collect::<Vec<_>>();
         assert_eq!([&ports.inputs, &ports.constants, &ports.outputs].map(|v| names(v)), [["x"], ["w"], ["y"]]);
-        assert_eq!(part.dim_names(ports.inputs[0]), [Some("rows".to_owned()), None]);
-        assert_eq!(outline(&part, &[0, 1], &ports), read.model);
+        assert_eq!(graph.dim_names(ports.inputs[0]), [Some("rows".to_owned()), None]);
+        assert_eq!(outline(&part), read.model);
     }
 
     #[test]

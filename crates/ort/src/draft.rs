@@ -6,6 +6,8 @@ use tilewright_graph::onnx::{self, GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
 use tilewright_graph::{Declared, Dim, Graph, Place, ReadError, Tensor, TensorType};
 
+use crate::sizes::{DimensionNames, InputShape};
+
 /// A value's index in [`SessionGraph::values`].
 pub type ValueIndex = usize;
 /// A node's index in [`SessionGraph::nodes`].
@@ -92,6 +94,49 @@ pub fn value_at(name: &str) -> Option<ValueIndex> {
 /// The node that a place is of.
 pub fn node_of(place: &Place) -> Option<NodeAt> {
     node_at(&place.node)
+}
+
+/// Part of a session's graph.
+#[derive(Clone, Debug)]
+pub struct PartDraft {
+    /// Graph that the part is of.
+    pub graph: SessionGraph,
+    /// Nodes of the part, in the order of the graph's.
+    pub nodes: Vec<NodeAt>,
+    /// Interface of the part.
+    pub ports: Ports,
+}
+
+impl PartDraft {
+    /// Part that these nodes of a graph are.
+    pub fn new(graph: SessionGraph, nodes: Vec<NodeAt>) -> PartDraft {
+        PartDraft { ports: graph.ports(&nodes), graph, nodes }
+    }
+
+    /// Position of a value among the inputs.
+    pub fn input_at(&self, value: ValueIndex) -> Option<usize> {
+        self.ports.inputs.iter().position(|&input| input == value)
+    }
+
+    /// Shapes of the inputs where all their dimensions are known.
+    pub fn fixed_shapes(&self) -> Option<Vec<InputShape>> {
+        self.ports.inputs.iter().map(|&value| self.graph.fixed_shape(value)).collect()
+    }
+
+    /// Names of the inputs' dimensions.
+    pub fn dimension_names(&self) -> DimensionNames {
+        DimensionNames(self.ports.inputs.iter().map(|&value| self.graph.dim_names(value)).collect())
+    }
+
+    /// Constants that the part reads, where they are known.
+    pub fn constants(&self) -> impl Iterator<Item = &Tensor> {
+        self.ports.constants.iter().filter_map(|&value| self.graph.values[value].constant.as_ref())
+    }
+
+    /// Forgets the elements of all constants.
+    pub fn forget_constants(&mut self) {
+        self.graph.values.iter_mut().for_each(|value| value.constant = None);
+    }
 }
 
 impl SessionGraph {

@@ -15,7 +15,7 @@ use crate::api::{self, KernelContext, OrtApi, got};
 use crate::boundary::caught;
 use crate::claim::for_runs;
 use crate::context::{PartContext, Wish, outline};
-use crate::draft::{NoSessionGraph, NodeAt, Ports, SessionGraph, ValueIndex, value_at};
+use crate::draft::{NoSessionGraph, NodeAt, PartDraft, SessionGraph, ValueIndex, value_at};
 use crate::graph;
 use crate::log::Log;
 use crate::options::ProviderOptions;
@@ -98,14 +98,8 @@ impl SessionState {
     }
 
     /// Lowers a part for inputs of these shapes.
-    pub fn lower(
-        &self,
-        draft: &SessionGraph,
-        nodes: &[NodeAt],
-        ports: &Ports,
-        shapes: &[InputShape],
-    ) -> Result<Fused, String> {
-        self.fused(&specialised(draft, nodes, ports, shapes, None)?)
+    pub fn lower(&self, part: &PartDraft, shapes: &[InputShape]) -> Result<Fused, String> {
+        self.fused(&specialised(part, shapes, None)?)
     }
 
     /// Lowers a specialised graph.
@@ -119,17 +113,10 @@ impl SessionState {
     }
 
     /// Lowers a part for inputs of these sizes.
-    fn fused_for(
-        &self,
-        draft: &SessionGraph,
-        nodes: &[NodeAt],
-        ports: &Ports,
-        sizes: &Sizes,
-        names: &DimensionNames,
-        known: &PartKnowledge,
-    ) -> Result<Fused, NoCodeOfPart> {
+    fn fused_for(&self, part: &PartDraft, sizes: &Sizes, known: &PartKnowledge) -> Result<Fused, NoCodeOfPart> {
+        let names = part.dimension_names();
         let lowered = |shapes: &[InputShape], varying: &OpenDimension| {
-            let graph = specialised(draft, nodes, ports, shapes, Some((names, &varying.name)));
+            let graph = specialised(part, shapes, Some((&names, &varying.name)));
             graph.and_then(|graph| self.fused(&graph)).map_err(NoCodeOfPart)
         };
         match &sizes.open[..] {
@@ -140,33 +127,24 @@ impl SessionState {
             }),
             _ => match known.take_graph() {
                 Some(graph) => self.fused(&graph).map_err(NoCodeOfPart),
-                None => self.lower(draft, nodes, ports, &sizes.shapes).map_err(NoCodeOfPart),
+                None => self.lower(part, &sizes.shapes).map_err(NoCodeOfPart),
             },
         }
     }
 
     /// Compiles a part for inputs of these sizes.
-    fn compile(
-        &self,
-        draft: &SessionGraph,
-        nodes: &[NodeAt],
-        ports: &Ports,
-        sizes: &Sizes,
-        names: &DimensionNames,
-        known: &PartKnowledge,
-    ) -> Result<CompiledPart, String> {
+    fn compile(&self, part: &PartDraft, sizes: &Sizes, known: &PartKnowledge) -> Result<CompiledPart, String> {
         let start = Instant::now();
-        let at = |value: ValueIndex| ports.inputs.iter().position(|&input| input == value);
         let making = CompileOptions { cache: known.cache.as_ref().unwrap_or(&self.cache), for_runs: true };
         // An error of the part itself, or one that records may be to blame for.
         let with = |records: &Records| -> Result<Result<(ModelOfPart, bool), String>, String> {
-            let key = self.key(draft, nodes, ports, sizes, known, records);
+            let key = self.key(part, sizes, known, records);
             if let Some(made) = key.as_ref().and_then(PartKey::find) {
                 // It holds constants of ONNX Runtime, which go when the session has started.
                 drop(known.take_graph());
                 return Ok(Ok((made, true)));
             }
-            let fused = match self.fused_for(draft, nodes, ports, sizes, names, known) {
+            let fused = match self.fused_for(part, sizes, known) {
                 Ok(fused) => fused,
                 Err(NoCodeOfPart(why)) => return Ok(Err(why)),
             };
@@ -175,10 +153,11 @@ impl SessionState {
             let compiled = compiled.map_err(|error| error.to_string())?;
             let AnyModel::Cpu(model) = &compiled.model else { return Err("the target is no CPU".to_owned()) };
             let net = &compiled.fused.net;
+            let at = |value| part.input_at(value);
             let place = |id| value_at(&net.value(id).name).and_then(at).ok_or("an input is none of the part's");
             let inputs = net.inputs.iter().map(|&id| place(id)).collect::<Result<Vec<usize>, _>>()?;
             let outputs: Vec<TensorType> = net.outputs.iter().map(|&id| net.value(id).ty()).collect();
-            if outputs.len() != ports.outputs.len() {
+            if outputs.len() != part.ports.outputs.len() {
                 return Err("it has other outputs than the part".to_owned());
             }
             let made = ModelOfPart { model: Arc::clone(model), inputs, outputs, n_guessed: compiled.n_guessed };
@@ -205,7 +184,7 @@ impl SessionState {
             self.log.problem(&line);
         }
         self.log.note(|| {
-            let (n, took, guessed) = (nodes.len(), start.elapsed().as_millis(), made.n_guessed);
+            let (n, took, guessed) = (part.nodes.len(), start.elapsed().as_millis(), made.n_guessed);
             let how = if is_shared { "shared with another session" } else { "compiled" };
             format!("{n} nodes {how} for {sizes} in {took} ms, {guessed} kernels untuned")
         });
@@ -214,15 +193,7 @@ impl SessionState {
 
     /// Key of a part that sessions may share. There is none where the part goes with a model or came with
     /// one, nor where a shared store of records may change its answers unseen.
-    fn key(
-        &self,
-        draft: &SessionGraph,
-        nodes: &[NodeAt],
-        ports: &Ports,
-        sizes: &Sizes,
-        known: &PartKnowledge,
-        records: &Records,
-    ) -> Option<PartKey> {
+    fn key(&self, part: &PartDraft, sizes: &Sizes, known: &PartKnowledge, records: &Records) -> Option<PartKey> {
         if self.wish.is_some() || known.cache.is_some() || !known.answers().is_empty() {
             return None;
         }
@@ -230,22 +201,19 @@ impl SessionState {
         let database = self.database.as_ref().map(|database| &database.path);
         let ProviderOptions { exact, bf16, .. } = self.options;
         let settings = format!("{sizes:?} {:?} {} {exact} {bf16} {database:?} {state}", self.target, self.threads);
-        let constants = ports.constants.iter().filter_map(|&value| draft.values[value].constant.as_ref());
-        Some(PartKey::new(&outline(draft, nodes, ports), settings, constants))
+        Some(PartKey::new(&outline(part), settings, part.constants()))
     }
 }
 
 /// Graph of a part for inputs of these shapes, specialised; what depends on the varying dimension, where
 /// there is one, is not folded.
 fn specialised(
-    draft: &SessionGraph,
-    nodes: &[NodeAt],
-    ports: &Ports,
+    part: &PartDraft,
     shapes: &[InputShape],
     varying: Option<(&DimensionNames, &str)>,
 ) -> Result<Graph, String> {
-    let at = |value: ValueIndex| ports.inputs.iter().position(|&input| input == value);
-    let graph = draft.graph(nodes, ports, &|value| Some(shapes[at(value)?].clone()));
+    let shape = |value: ValueIndex| Some(shapes[part.input_at(value)?].clone());
+    let graph = part.graph.graph(&part.nodes, &part.ports, &shape);
     let mut graph = graph.map_err(|refused| match refused {
         NoSessionGraph::Node(_, why) | NoSessionGraph::Other(why) => why,
     })?;
@@ -375,9 +343,7 @@ pub struct Positions {
 /// Part of a model that runs here.
 pub struct PartOfModel {
     session: Arc<SessionState>,
-    draft: SessionGraph,
-    nodes: Vec<NodeAt>,
-    ports: Ports,
+    draft: PartDraft,
     code: PartCode,
     known: PartKnowledge,
 }
@@ -394,26 +360,23 @@ impl PartOfModel {
         nodes: Vec<NodeAt>,
         known: PartKnowledge,
     ) -> Result<PartOfModel, String> {
-        let ports = draft.ports(&nodes);
-        let shapes: Option<Vec<InputShape>> = ports.inputs.iter().map(|&value| draft.fixed_shape(value)).collect();
-        let names = DimensionNames(ports.inputs.iter().map(|&value| draft.dim_names(value)).collect());
-        let code = match shapes {
+        let mut draft = PartDraft::new(draft.clone(), nodes);
+        let code = match draft.fixed_shapes() {
             Some(shapes) => {
                 let sizes = Sizes { shapes, open: Vec::new() };
-                session.tune(draft, &nodes, &ports, &sizes.shapes);
-                PartCode::Fixed(Box::new(session.compile(draft, &nodes, &ports, &sizes, &names, &known)?))
+                session.tune(&draft, &sizes.shapes);
+                PartCode::Fixed(Box::new(session.compile(&draft, &sizes, &known)?))
             }
-            None => PartCode::Free(Codes::new(names)),
+            None => PartCode::Free(Codes::new(draft.dimension_names())),
         };
-        let mut draft = draft.clone();
-        draft.values.iter_mut().for_each(|value| value.constant = None);
-        Ok(PartOfModel { session: Arc::clone(session), draft, nodes, ports, code, known })
+        draft.forget_constants();
+        Ok(PartOfModel { session: Arc::clone(session), draft, code, known })
     }
 
     /// Context of the part, which is to go with a model.
     pub fn context(&self) -> PartContext {
         PartContext {
-            model: outline(&self.draft, &self.nodes, &self.ports),
+            model: outline(&self.draft),
             answers: self.known.answers().clone(),
             entries: self.known.cache.as_ref().map_or(Vec::new(), Cache::entries),
             notes: Vec::new(),
@@ -439,15 +402,15 @@ impl PartOfModel {
     /// # Errors
     /// If one is not there.
     pub fn positions(&self, inputs: &[String], outputs: &[String]) -> Result<Positions, String> {
-        let name = |value: &ValueIndex| &self.draft.values[*value].name;
+        let name = |value: &ValueIndex| &self.draft.graph.values[*value].name;
         let find = |list: &[String], value: &ValueIndex| list.iter().position(|other| other == name(value));
         let must = |list: &[String], value: &ValueIndex| {
             find(list, value).ok_or_else(|| format!("`{}` is not passed to the part", name(value)))
         };
         Ok(Positions {
-            inputs: self.ports.inputs.iter().map(|value| must(inputs, value)).collect::<Result<_, _>>()?,
-            constants: self.ports.constants.iter().map(|value| find(inputs, value)).collect(),
-            outputs: self.ports.outputs.iter().map(|value| must(outputs, value)).collect::<Result<_, _>>()?,
+            inputs: self.draft.ports.inputs.iter().map(|value| must(inputs, value)).collect::<Result<_, _>>()?,
+            constants: self.draft.ports.constants.iter().map(|value| find(inputs, value)).collect(),
+            outputs: self.draft.ports.outputs.iter().map(|value| must(outputs, value)).collect::<Result<_, _>>()?,
         })
     }
 
@@ -463,21 +426,21 @@ impl PartOfModel {
         let api = &self.session.api;
         let mut shapes = Vec::with_capacity(positions.inputs.len());
         let mut inputs = Vec::with_capacity(positions.inputs.len());
-        for (&at, &value) in positions.inputs.iter().zip(&self.ports.inputs) {
+        for (&at, &value) in positions.inputs.iter().zip(&self.draft.ports.inputs) {
             // SAFETY: promised by the caller.
             let (dtype, shape, bytes) = unsafe { passed(api, run, at)? };
-            let declared = self.draft.values[value].declared.as_ref();
+            let declared = self.draft.graph.values[value].declared.as_ref();
             if declared.is_none_or(|declared| declared.dtype != dtype) {
-                return Err(format!("`{}` has elements of type {dtype}", self.draft.values[value].name));
+                return Err(format!("`{}` has elements of type {dtype}", self.draft.graph.values[value].name));
             }
             shapes.push(shape);
             inputs.push(bytes);
         }
         match &self.code {
             PartCode::Fixed(compiled) => {
-                for ((shape, &value), bytes) in shapes.iter().zip(&self.ports.inputs).zip(&inputs) {
-                    if self.draft.fixed_shape(value).as_ref() != Some(shape) {
-                        let name = &self.draft.values[value].name;
+                for ((shape, &value), bytes) in shapes.iter().zip(&self.draft.ports.inputs).zip(&inputs) {
+                    if self.draft.graph.fixed_shape(value).as_ref() != Some(shape) {
+                        let name = &self.draft.graph.values[value].name;
                         return Err(format!("`{name}` has the shape {shape:?} of {} bytes", bytes.len()));
                     }
                 }
@@ -520,9 +483,7 @@ impl PartOfModel {
                 is_made_here = true;
                 // SAFETY: promised by the caller.
                 let draft = unsafe { self.with_constants(positions, run)? };
-                caught(|| {
-                    self.session.compile(&draft, &self.nodes, &self.ports, &found.sizes, codes.names(), &self.known)
-                })
+                caught(|| self.session.compile(&draft, &found.sizes, &self.known))
             };
             let outcome = found.pending.get_or_init(make).as_ref().map(|_| ()).map_err(String::clone);
             let Err(why) = outcome else {
@@ -544,14 +505,14 @@ impl PartOfModel {
     ///
     /// # Safety
     /// As [`PartOfModel::run`].
-    unsafe fn with_constants(&self, positions: &Positions, run: *mut KernelContext) -> Result<SessionGraph, String> {
+    unsafe fn with_constants(&self, positions: &Positions, run: *mut KernelContext) -> Result<PartDraft, String> {
         let mut draft = self.draft.clone();
-        for (&at, &value) in positions.constants.iter().zip(&self.ports.constants) {
-            let missing = || format!("constant `{}` is not passed to the part", draft.values[value].name);
+        for (&at, &value) in positions.constants.iter().zip(&self.draft.ports.constants) {
+            let missing = || format!("constant `{}` is not passed to the part", draft.graph.values[value].name);
             // SAFETY: promised by the caller.
             let (dtype, shape, bytes) = unsafe { passed(&self.session.api, run, at.ok_or_else(missing)?)? };
             let tensor = Tensor::new(TensorType::new(dtype, shape), Bytes::copy_from_slice(bytes));
-            draft.values[value].constant = Some(tensor.ok_or("a constant has another size than its type")?);
+            draft.graph.values[value].constant = Some(tensor.ok_or("a constant has another size than its type")?);
         }
         Ok(draft)
     }

@@ -156,11 +156,6 @@ impl<T> Codes<T> {
         Codes { names, state: Mutex::new(CodesState { codes, dropped, n_kept: FEWEST_KEPT, refused }) }
     }
 
-    /// Names of the inputs' dimensions.
-    pub fn names(&self) -> &DimensionNames {
-        &self.names
-    }
-
     fn state(&self) -> MutexGuard<'_, CodesState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -13,19 +13,19 @@ use std::time::{Duration, Instant};
 use tilewright::{Request, Session as Tuning, worker_of_library};
 use tilewright_model::{LayoutPurpose, laid_out};
 
-use crate::draft::{NodeAt, Ports, SessionGraph};
+use crate::draft::PartDraft;
 use crate::part::SessionState;
 use crate::sizes::InputShape;
 
 impl SessionState {
     /// Tunes the kernels of a part for inputs of these shapes that have no records, for as long as the
     /// options say; what goes wrong is one line in the log.
-    pub fn tune(&self, draft: &SessionGraph, nodes: &[NodeAt], ports: &Ports, shapes: &[InputShape]) {
+    pub fn tune(&self, part: &PartDraft, shapes: &[InputShape]) {
         if self.options.tune_seconds == 0.0 {
             return;
         }
         let start = Instant::now();
-        match self.try_to_tune(draft, nodes, ports, shapes) {
+        match self.try_to_tune(part, shapes) {
             Ok(0) => {}
             Ok(n) => self.log.note(|| format!("{n} kernels tuned in {:.1} s", start.elapsed().as_secs_f64())),
             Err(why) => self.log.problem(&format!("kernels are not tuned: {why}")),
@@ -33,20 +33,14 @@ impl SessionState {
     }
 
     /// Tunes as [`SessionState::tune`] says; the number of kernels that had no records.
-    fn try_to_tune(
-        &self,
-        draft: &SessionGraph,
-        nodes: &[NodeAt],
-        ports: &Ports,
-        shapes: &[InputShape],
-    ) -> Result<usize, String> {
+    fn try_to_tune(&self, part: &PartDraft, shapes: &[InputShape]) -> Result<usize, String> {
         let in_words = |error: &dyn std::fmt::Display| error.to_string();
         let left = self.time_to_tune();
         if left.is_zero() {
             return Ok(0);
         }
         let database = self.database.as_ref().ok_or("there are no records")?;
-        let fused = self.lower(draft, nodes, ports, shapes)?;
+        let fused = self.lower(part, shapes)?;
         let records = database.records().map_err(|error| in_words(&error))?;
         let fused = laid_out(fused, &self.target, self.threads, LayoutPurpose::Tune(&records));
         let fused = fused.map_err(|error| in_words(&error))?;
