@@ -48,6 +48,7 @@ mod inputs;
 mod jumps;
 mod layouts;
 mod net;
+mod no_code;
 pub mod npy;
 mod open;
 mod profile;
@@ -64,10 +65,11 @@ pub use compile::{CompileError, CompileOptions, Compiled, Schedule, compile, com
 pub use dynamic::{PartOptions, PartRunner};
 pub use fuse::{Fused, Items, Kernel, Moving, RunLoop, SizedNets, Step, Steps, fuse, lower};
 pub use half_precision::count_halves;
-pub use import::{NoCode, import};
+pub use import::import;
 pub use inputs::{Given, all_inputs, feed, named_dims, read_model, weights_beside};
 pub use layouts::Costs;
 pub use net::{AsHeads, Convolution, Evaluated, Kind, Line, Net, Node, Read, Sequence, Track, Value, ValueId, Windows};
+pub use no_code::NoCode;
 pub use open::{
     MOST_NETS, OpenError, OpenNet, n_combinations, open, open_beside, open_items, open_or_repeat, open_pieces,
     open_sized,

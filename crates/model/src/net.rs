@@ -7,7 +7,7 @@ use tilewright_ir::expr::ReduceOp;
 use tilewright_ir::op::Heads;
 use tilewright_runtime::HostCall;
 
-use crate::import::NoCode;
+use crate::no_code::NoCode;
 use crate::scalar::{number, whole};
 
 /// Index of a value in its net.

@@ -11,8 +11,8 @@ use tilewright_search::Timing;
 
 use crate::compile::{Compiled, lay_out};
 use crate::fuse::{Fused, Step};
-use crate::import::NoCode;
 use crate::net::{Kind, Node};
+use crate::no_code::NoCode;
 use crate::rules::Trace;
 use crate::runner::{RunError, Runner};
 use crate::value_memory::Places;

@@ -6,8 +6,8 @@
 use std::collections::HashMap;
 
 use super::encode::{
-    Assembler, ConditionCode, EncodedBase, EncodedMemory, Extra, Label, Opcode, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP,
-    Rm, Unit, VectorOperands,
+    Assembler, ConditionCode, EncodedBase, EncodedMemory, Extra, Label, RAX, RBP, RBX, RCX, RDI, RDX, RSI, RSP, Rm,
+    VectorOperands,
 };
 use super::inst::{self, Callee, Class, Inst, MachineFunction, MachineOp, MemoryAddress, NONE, Reg, Virtual};
 use super::opcodes::*;

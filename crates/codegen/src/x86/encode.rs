@@ -3,6 +3,8 @@
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2, chapter 2.
 
+use super::opcodes::Opcode;
+
 /// A memory operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodedMemory {
@@ -25,35 +27,6 @@ pub enum EncodedBase {
 pub enum Rm {
     Register(u8),
     Memory(EncodedMemory),
-}
-
-/// Encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is
-/// none, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the W bit, which usually distinguishes f64 from f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Opcode {
-    pub map: u8,
-    pub prefix: u8,
-    pub opcode: u8,
-    pub wide: bool,
-    /// Whether only an EVEX encoding exists.
-    pub evex: bool,
-    /// Size of the memory operand.
-    pub memory: Unit,
-}
-
-/// Size of a vector instruction's memory operand (EVEX tuple type).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
-    /// Full vector width.
-    Whole,
-    /// Element of the vector.
-    Lane,
-    /// A number of bytes.
-    Bytes(u8),
-    /// Vector width divided by this number.
-    Part(u8),
-    /// Size that differs from the instruction's, so that the operand must be in a register.
-    Other,
 }
 
 /// Fields that EVEX adds to an instruction.

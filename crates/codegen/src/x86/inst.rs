@@ -1,6 +1,7 @@
 //! Machine instructions with virtual registers.
 
-use super::encode::{ConditionCode, Opcode};
+use super::encode::ConditionCode;
+use super::opcodes::Opcode;
 use crate::number::number;
 
 number! {

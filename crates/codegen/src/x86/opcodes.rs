@@ -1,8 +1,36 @@
 //! The vector instructions in use: of each its encoding and what its memory operand holds, by Intel's names
 //! in the comments. What its registers are asked for is [`super::inst::Inst::constraints`]'s to say.
 
-use super::encode::{Opcode, Unit};
 use crate::ssa::{LaneKind, Type};
+
+/// Encoding of a vector instruction: opcode map (1 is `0F`, 2 `0F 38`, 3 `0F 3A`), mandatory prefix (0 is
+/// none, 1 `66`, 2 `F3`, 3 `F2`), opcode, and the W bit, which usually distinguishes f64 from f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opcode {
+    pub map: u8,
+    pub prefix: u8,
+    pub opcode: u8,
+    pub wide: bool,
+    /// Whether only an EVEX encoding exists.
+    pub evex: bool,
+    /// Size of the memory operand.
+    pub memory: Unit,
+}
+
+/// Size of a vector instruction's memory operand (EVEX tuple type).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unit {
+    /// Full vector width.
+    Whole,
+    /// Element of the vector.
+    Lane,
+    /// A number of bytes.
+    Bytes(u8),
+    /// Vector width divided by this number.
+    Part(u8),
+    /// Size that differs from the instruction's, so that the operand must be in a register.
+    Other,
+}
 
 pub const fn opcode(map: u8, prefix: u8, opcode: u8, wide: bool) -> Opcode {
     Opcode { map, prefix, opcode, wide, evex: false, memory: Unit::Whole }

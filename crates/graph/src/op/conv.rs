@@ -1,7 +1,6 @@
 //! Convolutions.
 
-use super::matmul::{add_product, centred};
-use super::quantize::check_zero;
+use super::matmul::{add_product, centred, check_zero};
 use super::util::{product, size, strides};
 use super::window::advance;
 use super::{AutoPad, Geometry, Import, Inputs, Operation, Operator, WindowAttributes, row};

@@ -1,6 +1,5 @@
 //! Matrix products.
 
-use super::quantize::check_zero;
 use super::util::{broadcast, broadcast_strides, for_each, product, strides};
 use super::{Inputs, Operation, Operator, row};
 use crate::error::invalid;
@@ -181,6 +180,25 @@ impl Operation for MatMul {
         }
         let numbers = batched_product(&shape, &a.floats(), &b.floats());
         Ok(vec![Tensor::from_floats(a.dtype(), shape.out, &numbers)])
+    }
+}
+
+/// Refuses a zero point of another type than what it is subtracted from, and another number of them than
+/// there are places for: one, or `n`.
+pub(super) fn check_zero(inputs: Inputs<'_>, at: usize, dtype: DType, n: Option<usize>) -> Result<(), OpError> {
+    let Some(zero) = inputs.optional(at) else { return Ok(()) };
+    if zero.dtype() != dtype {
+        let (own, at) = (zero.dtype(), at + 1);
+        return Err(invalid!(
+            "its zero point, input {at}, is {own} where the integers are {dtype} (make both one type)"
+        ));
+    }
+    let n_zeros = product(zero.shape());
+    match n {
+        Some(n) if n_zeros != 1 && n_zeros != n => {
+            Err(invalid!("its input {} has {n_zeros} zero points where there are places for 1 or {n}", at + 1))
+        }
+        _ => Ok(()),
     }
 }
 

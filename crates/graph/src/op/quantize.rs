@@ -1,7 +1,7 @@
 //! Linear quantization, and products and convolutions of quantized tensors.
 
 use super::conv::{ConvShape, add_bias, convolve};
-use super::matmul::{batched_product, centred, product_shape};
+use super::matmul::{batched_product, centred, check_zero, product_shape};
 use super::util::{axis, product, size, strides};
 use super::{Conv, Import, Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
@@ -113,25 +113,6 @@ fn check_scales(inputs: Inputs<'_>, at: usize) -> Result<(), OpError> {
             "its input {} has a scale of {scale}, and scales are positive numbers (quantize it again)",
             at + 1
         )),
-    }
-}
-
-/// Refuses a zero point of another type than what it is subtracted from, and another number of them than
-/// there are places for: one, or `n`.
-pub(super) fn check_zero(inputs: Inputs<'_>, at: usize, dtype: DType, n: Option<usize>) -> Result<(), OpError> {
-    let Some(zero) = inputs.optional(at) else { return Ok(()) };
-    if zero.dtype() != dtype {
-        let (own, at) = (zero.dtype(), at + 1);
-        return Err(invalid!(
-            "its zero point, input {at}, is {own} where the integers are {dtype} (make both one type)"
-        ));
-    }
-    let n_zeros = product(zero.shape());
-    match n {
-        Some(n) if n_zeros != 1 && n_zeros != n => {
-            Err(invalid!("its input {} has {n_zeros} zero points where there are places for 1 or {n}", at + 1))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -7,8 +7,8 @@ use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 
 use super::job::NodeImport;
 use super::movement::turning;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Node, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, choose_if, input, less, mul, number, of, sub};
 
 impl NodeImport<'_> {

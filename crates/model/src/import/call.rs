@@ -4,8 +4,8 @@ use tilewright_graph::DType;
 use tilewright_runtime::host::{COUPLING, DET, HostCall, HostOperator, SELECT};
 
 use super::job::NodeImport;
-use super::no_code::Lowered;
 use crate::net::{Kind, ValueId};
+use crate::no_code::Lowered;
 
 impl NodeImport<'_> {
     /// The number of a value's element type among parameters of host operators, where runs have that type.

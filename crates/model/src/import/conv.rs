@@ -4,8 +4,8 @@ use tilewright_graph::DType;
 use tilewright_graph::op::{Conv, ConvInteger, ConvShape, ConvTranspose};
 
 use super::job::{NodeImport, ints};
-use super::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::net::{Convolution, Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::scalar::{add, input};
 
 /// Elements of a window that are gathered into one tensor, at most.

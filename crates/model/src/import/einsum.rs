@@ -5,9 +5,9 @@ use tilewright_graph::op::{Einsum, Inputs};
 use tilewright_ir::expr::ReduceOp;
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use super::reduce::MOST_COUNTED;
 use crate::net::{Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{input, mul};
 
 /// Places of entries in a list that has them all.

@@ -7,8 +7,8 @@ use tilewright_ir::expr::BinaryOp;
 use tilewright_runtime::host::{BINARY, COPY, UNARY};
 
 use super::job::{NodeImport, REALS};
-use super::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::net::{Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::scalar::{self, add, choose_if, clip, input, less, max, min, number, sub};
 
 const CASTS: &str = "f16, bf16, f32, f64, booleans and integers";

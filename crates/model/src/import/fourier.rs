@@ -7,8 +7,8 @@ use tilewright_graph::op::{Dft, Stft, axis};
 use tilewright_runtime::host::MEL;
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{input, mul};
 
 /// Elements of a matrix that a Fourier transform multiplies by, at most.

@@ -5,8 +5,8 @@ use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, choose_if, input, less, max, min, mul, not, number, where_less};
 
 impl NodeImport<'_> {

@@ -4,9 +4,9 @@ use tilewright_graph::op::Fact;
 use tilewright_graph::{DType, Graph, Node as GraphNode, Tensor};
 use tilewright_ir::Expr;
 
-use super::no_code::{Lowered, NoCode, need};
 use crate::jumps::decides;
 use crate::net::{Kind, Net, Node, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::input;
 
 /// A node of the graph on its way into the net.

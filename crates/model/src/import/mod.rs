@@ -12,7 +12,6 @@ mod fourier;
 mod gather;
 mod job;
 mod movement;
-mod no_code;
 mod norm;
 mod pool;
 mod product;
@@ -30,15 +29,13 @@ use bytes::Bytes;
 use tilewright_graph::op::{Coordinates, Fact, Inputs, Scatter, Unary};
 use tilewright_graph::{DType, Graph, Node as GraphNode, Op, Tensor, TensorType};
 
-use self::no_code::Otherwise;
 use crate::net::{Evaluated, Kind, Net, Node, State, ValueId};
+use crate::no_code::{Lowered, NoCode, Otherwise};
 use crate::scalar;
 
 pub(crate) use conv::window_of;
 pub(crate) use gather::from_start;
 pub(crate) use job::NodeImport;
-pub(crate) use no_code::Lowered;
-pub use no_code::NoCode;
 
 /// Imports a specialised graph. A node without code becomes a host operator.
 ///

@@ -9,8 +9,8 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::BinaryOp;
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Line, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{choose_if, input, less, number, sub, where_less};
 
 impl NodeImport<'_> {

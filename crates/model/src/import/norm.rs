@@ -9,8 +9,8 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, need};
 use crate::net::{Kind, ValueId, Windows};
+use crate::no_code::{Lowered, need};
 use crate::scalar::{add, choose_if, div, input, less, mul, not, number, of, sub};
 
 impl NodeImport<'_> {

@@ -7,8 +7,8 @@ use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 use tilewright_runtime::host::MAX_POOL;
 
 use super::job::{NodeImport, ints};
-use super::no_code::{Lowered, need};
 use crate::net::{Kind, ValueId, Windows};
+use crate::no_code::{Lowered, need};
 use crate::scalar::{self, input, mul, number, of};
 
 impl NodeImport<'_> {

@@ -6,8 +6,8 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::ReduceOp;
 
 use super::job::{NodeImport, ints};
-use super::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::net::{Convolution, Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::scalar::{add, input, mul, number};
 
 impl NodeImport<'_> {

@@ -6,8 +6,8 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, clip, input, max, min, mul, number, of, quantized, sub, where_less};
 
 /// Levels of numbers in their range, as [`NodeImport::levels_by_range`] gives them.

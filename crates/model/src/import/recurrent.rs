@@ -6,9 +6,9 @@ use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use super::quantize::{IntegerFactor, Levels};
 use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, choose, clip, input, mul, number, sub, where_less};
 
 /// Steps of all directions, at most; of more there is no code.

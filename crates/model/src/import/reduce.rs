@@ -7,8 +7,8 @@ use tilewright_ir::expr::{BinaryOp, Cond, ReduceOp, UnaryOp};
 use tilewright_runtime::host::{CUMULATIVE, TOP_K};
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId, Windows};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, choose_if, input, is_extreme, less, mul, not, number, of, part, sub};
 
 /// Single precision counts so far.

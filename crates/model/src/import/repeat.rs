@@ -4,8 +4,8 @@ use tilewright_graph::op::Loop;
 
 use super::import;
 use super::job::NodeImport;
-use super::no_code::Lowered;
 use crate::net::{Kind, Node, Repeat, ValueId};
+use crate::no_code::Lowered;
 
 impl NodeImport<'_> {
     /// Imports a loop, whose graph becomes a net.

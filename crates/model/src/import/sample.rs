@@ -9,8 +9,8 @@ use tilewright_ir::expr::{BinaryOp, Cond, UnaryOp};
 use tilewright_runtime::host::{CROP, ROI_ALIGN};
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, Line, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, choose, choose_if, input, less, max, min, mul, number, of, sub};
 
 /// Pixels that each pixel of a resized image is made of along a dimension, at most.

@@ -8,8 +8,8 @@ use tilewright_runtime::host::SCATTER;
 
 use super::gather::from_start;
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, choose_if, input, less, mul, number, sub, where_less};
 
 impl NodeImport<'_> {

@@ -5,9 +5,9 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
 use super::job::NodeImport;
-use super::no_code::Lowered;
 use super::reduce::is_number;
 use crate::net::{Kind, ValueId};
+use crate::no_code::Lowered;
 use crate::scalar::{choose_if, div, input, is_extreme, less, mul, not, number, of, sub};
 
 impl NodeImport<'_> {

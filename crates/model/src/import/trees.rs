@@ -14,8 +14,8 @@ use tilewright_ir::Expr;
 use tilewright_ir::expr::ReduceOp;
 
 use super::job::NodeImport;
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, input, mul, number, where_less};
 
 /// Branches on a way, at most: each is a stage of the nest.

@@ -4,8 +4,8 @@ use tilewright_graph::op::{ConvShape, Geometry};
 
 use super::conv::window_of;
 use super::job::{NodeImport, ints};
-use super::no_code::{Lowered, NoCode, need};
 use crate::net::{Convolution, Kind, ValueId};
+use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, input};
 
 impl NodeImport<'_> {

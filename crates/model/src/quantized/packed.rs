@@ -5,8 +5,9 @@ use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::Expr;
 use tilewright_ir::expr::{BinaryOp, ReduceOp, UnaryOp};
 
-use crate::import::{Lowered, NodeImport, from_start};
+use crate::import::{NodeImport, from_start};
 use crate::net::{Kind, Packing, ValueId};
+use crate::no_code::Lowered;
 use crate::scalar::{add, input, mul, number, of, sub, where_less};
 
 /// With fewer rows, a product takes as long as its weights take to be read.

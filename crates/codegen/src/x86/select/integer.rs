@@ -1,8 +1,8 @@
 //! Integers, addresses and booleans.
 
-use super::super::encode::{ConditionCode, Opcode};
+use super::super::encode::ConditionCode;
 use super::super::inst::{Base, Class, Inst, MachineOp, MemoryAddress, NONE, Reg};
-use super::super::opcodes::{AND, COMPARE, ORDERED, SHIFT_LEFT, SHIFT_RIGHT, SHIFT_SIGNED, packed, shift_by};
+use super::super::opcodes::{AND, COMPARE, ORDERED, Opcode, SHIFT_LEFT, SHIFT_RIGHT, SHIFT_SIGNED, packed, shift_by};
 use super::{Selector, width};
 use crate::ssa::{self, Compare, Id, LaneKind, SsaOp as Ssa, Type};
 

@@ -1,6 +1,5 @@
 //! Integers in the lanes of vectors: arithmetic, comparisons, widths, dot products.
 
-use super::super::encode::Opcode;
 use super::super::inst::{Class, Inst, MachineOp, Reg};
 use super::super::opcodes::*;
 use super::{Selector, width};

@@ -1,6 +1,5 @@
 //! Lane operations: broadcasts, shuffles, insertion and extraction of scalars.
 
-use super::super::encode::Opcode;
 use super::super::inst::{Class, Inst, MachineOp, NONE, Reg};
 use super::super::opcodes::*;
 use super::{Selector, class_of, width};

@@ -1,6 +1,5 @@
 //! Selection of vector and mask operations, and of floating-point scalars.
 
-use super::super::encode::Opcode;
 use super::super::inst::NONE;
 use super::super::inst::{Class, Inst, MachineOp, Reg};
 use super::super::opcodes::*;
