@@ -306,16 +306,21 @@ impl Window {
         if let Some(size) = open {
             self.open_rows_of(&mut program, &size);
         }
+        Window::lay_out_channels(&mut program, w);
+        program
+    }
+
+    /// Lays images out in the blocks of channels that a workload says.
+    fn lay_out_channels(program: &mut Program, w: &Workload) {
         let [of_input, of_output] = w.layout().channels();
         let operands = Epilogue::operands(w.epilogue()).into_iter().filter(|(.., kind)| *kind == Operand::Element);
         let outputs = operands.map(|(_, name, _)| name).chain([Window::OUTPUT.to_owned()]);
         for (name, block) in [(Window::INPUT.to_owned(), of_input)].into_iter().chain(outputs.map(|y| (y, of_output))) {
             if block > 1 {
                 let id = program.find_buffer(&name).expect("it is an argument");
-                lay_out(&mut program, id, &Window::channels_last(block));
+                lay_out(program, id, &Window::channels_last(block));
             }
         }
-        program
     }
 
     /// Has loops over rows run as far as each run says.

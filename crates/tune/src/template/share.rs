@@ -9,6 +9,7 @@
 use super::step::{layout, reorder, rfactor, split};
 use super::{TemplateSetting, ceil_div, constraint_over, none_of};
 use tilewright_ir::Step;
+use tilewright_ir::schedule::LINE_BYTES;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space, Value};
 
@@ -29,8 +30,6 @@ const RESULTS_PER_THREAD: i64 = 4;
 /// Number of results from which on all threads take part in adding up partial sums.
 pub const MANY_RESULTS: i64 = 1 << 13;
 
-/// Bytes of a cache line on every supported machine.
-const LINE_BYTES: i64 = 64;
 /// Elements of a sum that a thread takes at a time: vectors of any machine, several steps of any unrolling.
 const SUM_STEP: i64 = 64;
 

@@ -7,7 +7,7 @@ use tilewright_ir::Step;
 use tilewright_ir::op::Window;
 
 /// Bytes of a vector that copies blocks of channels.
-const LINE_BYTES: i64 = 64;
+const VECTOR_BYTES: i64 = 64;
 
 /// Packs the padded input into blocks of channels, with the borders in separate loops, so that the interior
 /// needs no padding checks.
@@ -69,7 +69,7 @@ pub(super) fn has_whole_blocks(s: &TemplateSetting, shape: &ReductionSizes, c_bl
 /// Copies the blocks of a row of pixels as one run of elements.
 pub(super) fn copy_blocks(s: &TemplateSetting, column: &str, channel: &str, name: &str) -> [Step; 3] {
     let [run, vectors, lane] = ["run", "v", "l"].map(|end| format!("p.{name}.{end}"));
-    let n = LINE_BYTES / s.workload.factors()[0].bytes() as i64;
+    let n = VECTOR_BYTES / s.workload.factors()[0].bytes() as i64;
     [fuse(column, channel, &run), split(&run, n, &vectors, &lane), vectorize(&lane)]
 }
 

@@ -4,12 +4,8 @@ use super::super::super::share::SharedWork;
 use super::super::super::{TemplateSetting, constraint_over as over, has_value, none_of};
 use super::super::{FEW_ROWS, MatmulProduct};
 use super::{PACK_A, most_tile, n_blocks, parallel_loops};
+use tilewright_ir::schedule::{LINE_BYTES, MOST_PREFETCHED_LINES};
 use tilewright_search::{Constraint, Parameter, Value};
-
-/// Bytes of a cache line on every supported machine.
-const LINE_BYTES: i64 = 64;
-/// More lines than this take longer to ask for than a tile takes to compute.
-const MOST_LINES: i64 = 128;
 
 /// Constraints on the tile, on blocks in caches, on copies, on sums and on threads.
 pub(super) fn constraints(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Constraint> {
@@ -107,7 +103,9 @@ fn of_copies(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -
         false => format!("{} * ceil_div(mr * {bytes}, {LINE_BYTES})", depth(p)),
     };
     let prefetch = match has_value(parameters, "pack_a", "none") {
-        true => format!("not prefetch_a or pack_a == 'none' and inner == 'ir-jr' and {lines} <= {MOST_LINES}"),
+        true => {
+            format!("not prefetch_a or pack_a == 'none' and inner == 'ir-jr' and {lines} <= {MOST_PREFETCHED_LINES}")
+        }
         false => "not prefetch_a".into(),
     };
     // Rows of A are interleaved only where a tile has more than one.
