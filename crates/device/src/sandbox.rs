@@ -149,11 +149,11 @@ const OPENING: &[libc::c_long] = &[
 /// Strictness of the system call filters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strictness {
-    /// For generated code: forbidden calls fail.
+    /// Filter for generated code: forbidden calls fail.
     Own,
-    /// For users' code before it is loaded: dangerous calls kill the process.
+    /// Filter for users' code before it is loaded: dangerous calls kill the process.
     Loading,
-    /// For users' code once loaded: opening files is forbidden, too.
+    /// Filter for users' code once loaded: opening files is forbidden, too.
     Loaded,
 }
 

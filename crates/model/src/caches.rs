@@ -14,7 +14,7 @@ const PART_OF_L3: u64 = 2;
 
 /// Cache state for each kernel of a run.
 pub struct CachesOfKernels {
-    /// By the text of the workload that represents the kernel's.
+    /// States by the text of the workload that represents the kernel's.
     known: HashMap<String, Caches>,
     /// State for a kernel that runs once.
     others: Caches,

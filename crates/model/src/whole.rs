@@ -47,7 +47,7 @@ pub struct ConfiguredModel {
     fused: Fused,
     target: Target,
     threads: usize,
-    /// By the text of the workload.
+    /// Choices by the text of the workload.
     kernels: HashMap<String, Rc<Choice>>,
 }
 
@@ -90,11 +90,11 @@ impl Whole {
 #[derive(Clone, Copy, Default)]
 struct Spent {
     us: f64,
-    /// How often it has it.
+    /// Number of times that the run has the kernel.
     times: usize,
 }
 
-/// By the text of the workload.
+/// Times of a run by the text of the workload.
 type Profile = BTreeMap<String, Spent>;
 
 /// A kernel's workload as records have it.
@@ -141,7 +141,7 @@ impl ConfiguredModel {
         changed.map(|(_, choice)| recorded_as(&choice.task.setting.workload)).collect()
     }
 
-    /// These with the configurations of others for some workloads.
+    /// Model with the configurations of another one for some workloads.
     fn with(&self, others: &ConfiguredModel, workloads: &HashSet<String>) -> ConfiguredModel {
         let chosen = |(text, choice): (&String, &Rc<Choice>)| {
             let other =

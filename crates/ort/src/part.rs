@@ -324,19 +324,19 @@ impl CompiledPart {
 
 /// Code of a part.
 enum PartCode {
-    /// For the only shapes that its inputs can have.
+    /// Code for the only shapes that the inputs can have.
     Fixed(Box<CompiledPart>),
-    /// For the sizes that were met last.
+    /// Code for the sizes that were met last.
     Free(Codes<CompiledPart>),
 }
 
 /// Positions of a part's values among those of the node that stands for it.
 pub struct Positions {
-    /// Of the inputs.
+    /// Positions of the inputs.
     pub inputs: Vec<usize>,
-    /// Of the constants; of those that ONNX Runtime does not pass there are none.
+    /// Positions of the constants; `None` for those that ONNX Runtime does not pass.
     pub constants: Vec<Option<usize>>,
-    /// Of the outputs.
+    /// Positions of the outputs.
     pub outputs: Vec<usize>,
 }
 

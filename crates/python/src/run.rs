@@ -17,7 +17,7 @@ use tilewright_search::{Outcome, Space};
 
 use crate::value;
 
-/// How worker processes are started: a program and its arguments.
+/// Command that starts worker processes: a program and its arguments.
 pub struct Worker;
 
 impl Worker {

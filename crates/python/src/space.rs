@@ -28,7 +28,7 @@ const MOST_NAMED: usize = 12;
 #[pyclass(frozen, module = "tilewright")]
 pub struct Space {
     pub space: Arc<core::Space>,
-    /// By parameter; none where values are those of one of our templates.
+    /// Values by parameter; `None` where they are those of one of our templates.
     listed: Option<Vec<Listed>>,
 }
 

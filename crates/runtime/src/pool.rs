@@ -181,9 +181,9 @@ pub struct ThreadPool {
 /// Time for which workers are left out.
 #[derive(Default)]
 struct Out {
-    /// When they are let in again, where they are out.
+    /// Time at which they are let in again, where they are out.
     until: Option<Instant>,
-    /// When that was the last time, and how long they were out then.
+    /// Last such time, and the time for which they were out then.
     last: Option<(Instant, Duration)>,
     /// Times the loss.
     per_loss: u32,

@@ -201,7 +201,7 @@ pub(crate) fn run(
     history
 }
 
-/// As [`run`], twice with one seed.
+/// Runs a search twice with one seed, as [`run`] does.
 fn run_twice(make: Maker, space: &Arc<Space>, landscape: Landscape, seed: u64, batch: usize, budget: usize) -> usize {
     let [trials, again] = [0; 2].map(|_| run(make, space, landscape, seed, batch, budget));
     assert_eq!(trials, again, "one seed gives different proposals");

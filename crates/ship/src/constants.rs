@@ -11,12 +11,12 @@ const ALIGN: usize = 64;
 /// up, Winograd's transformations multiply.
 const LARGE_PERCENT: usize = 125;
 
-/// When a library makes what its kernels keep of weights.
+/// Time at which a library makes what its kernels keep of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
-    /// At the first context, for buffers larger than the weights; when the library is built, for the rest.
+    /// First context for buffers larger than the weights, build of the library for the rest.
     Small,
-    /// When the library is built, for all.
+    /// Build of the library for all buffers.
     Ready,
 }
 

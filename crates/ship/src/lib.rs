@@ -476,7 +476,7 @@ struct LibraryKind {
 /// Dimension of the items of runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ItemsOf {
-    /// There are none.
+    /// No items.
     Nothing,
     /// The open dimension itself.
     OpenDimension,

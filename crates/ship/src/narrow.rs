@@ -9,11 +9,11 @@ const MOST: f32 = 255.0;
 /// Form of the elements of a narrowed constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NarrowForm {
-    /// As f16.
+    /// f16.
     F16,
-    /// As bf16.
+    /// bf16.
     Bf16,
-    /// As u8, each plus the least integer of its scale, times that scale.
+    /// u8, each plus the least integer of its scale, times that scale.
     Levels {
         /// Number of scales.
         n_scales: usize,

@@ -57,7 +57,7 @@ fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
     Ok(tilewright::file::read(path, wanted)?)
 }
 
-/// How kernels round on the way to their results.
+/// Rounding of values that kernels compute on the way to their results.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct KernelRounding {
     /// Keep out algorithms that round more than the operators as written, such as Winograd's; the same as

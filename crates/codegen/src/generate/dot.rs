@@ -280,9 +280,9 @@ impl Generator<'_> {
 #[derive(Clone)]
 pub struct DotSteps {
     var: LoopId,
-    /// How many are read.
+    /// Number of steps that are read.
     n: i64,
-    /// How many a run has of them, where it decides that.
+    /// Number of steps that a run has, where the run decides that.
     given: Option<LeastSteps>,
 }
 

@@ -48,7 +48,7 @@ fn clip_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     (is_narrow(to) && low == 0.0 && high > 0.0).then(|| (*from, x.without_cast(*from), high))
 }
 
-/// As [`clip_within`], of a number of which the cast makes 0 by a condition where it is NaN.
+/// Number kept within bounds, as [`clip_within`] has it, where a condition makes 0 of NaN, not the cast.
 fn chosen_within(x: &Expr, to: DType) -> Option<(DType, &Expr, f64)> {
     let Expr::Cast(from @ (DType::F32 | DType::F64), x) = x else { return None };
     let Expr::Select(cond, inside, otherwise) = x.without_cast(*from) else { return None };

@@ -138,7 +138,7 @@ impl BoundArgument {
 /// Run whose answer was right.
 struct CheckedRun {
     ns: f64,
-    /// How many times as long as undisturbed the cores took.
+    /// Time that the cores took over what they take undisturbed.
     pace: f64,
     /// Whether it lost no core meanwhile.
     is_whole: bool,

@@ -72,7 +72,7 @@ const SCALING: Scaling = Scaling { axis: 1, block: 0, dtype: None };
 /// ONNX Runtime's optimizer may.
 enum ImageOrder {
     ChannelsFirst,
-    /// With this number of dimensions in all.
+    /// Channels behind rows and columns, in an image of this many dimensions.
     ChannelsLast(i64),
 }
 

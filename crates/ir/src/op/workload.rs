@@ -110,7 +110,7 @@ impl SizeRange {
     }
 }
 
-/// As in a workload's text.
+/// Writes a range as a workload's text has it.
 impl fmt::Display for SizeRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -1057,7 +1057,7 @@ impl Workload {
         (members.map(|member| member.structure().flops().ln()).sum::<f64>() / anchors.len() as f64).exp()
     }
 
-    /// Floating-point operations without the products with padding.
+    /// Floating-point operations, but for products with padding.
     pub fn flops_inside(&self) -> f64 {
         self.flops() * self.structure().share_inside()
     }

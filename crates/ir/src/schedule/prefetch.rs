@@ -65,8 +65,8 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
     })
 }
 
-/// How far apart prefetches are in each dimension: a cache line in the last one. Of elements of 8 and 16
-/// bits, the dimensions in front of one that is touched whole are part of its lines.
+/// Distance of prefetches in each dimension: a cache line in the last one. For elements of 8 and 16 bits,
+/// the dimensions in front of one that is touched whole are part of its lines.
 fn steps_of_lines(buffer: &Buffer, per_line: i64, touched: &[i64]) -> Vec<i64> {
     let mut steps = vec![1; touched.len()];
     let mut left = per_line;

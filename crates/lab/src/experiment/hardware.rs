@@ -19,7 +19,7 @@ pub struct Hardware {
 }
 
 impl Hardware {
-    /// This machine's CPUs.
+    /// CPUs of this machine.
     pub fn cpus(threads: usize) -> Hardware {
         Hardware { device: CPU.to_owned(), threads, target: host::target(), name: host::cpu_name() }
     }

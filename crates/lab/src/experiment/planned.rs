@@ -103,7 +103,7 @@ impl Planned {
         self.teacher.as_ref().map(|database| format!("{RUNS}/{database}"))
     }
 
-    /// How a user repeats it.
+    /// Command by which a user repeats the run.
     pub(super) fn command(&self) -> String {
         let words: Vec<String> = self.words().iter().map(|word| shell_quoted(word)).collect();
         format!("tilewright tune {}", words.join(" "))

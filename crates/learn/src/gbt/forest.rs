@@ -154,7 +154,7 @@ mod tests {
         assert!(n_right >= 396, "{n_right} of 400");
     }
 
-    /// Of equal rows the heavier class wins, by its share of the weight.
+    /// The heavier class of equal rows wins, by its share of the weight.
     #[test]
     fn weights_count() {
         let rows = Matrix::from_rows(1, [[1.0]; 200]);

@@ -404,7 +404,7 @@ struct Attended {
     heads: [ValueId; 3],
     /// Keys and values of the past.
     past: [Option<ValueId>; 2],
-    /// How many of these there are, where it is not all.
+    /// Number of these that count, where not all do.
     n_past: Option<i64>,
     mask: Option<ValueId>,
     /// Number of keys of each sequence that are no padding.

@@ -10,7 +10,7 @@ use crate::net::{Kind, Packing, ValueId};
 use crate::no_code::Lowered;
 use crate::scalar::{add, input, mul, number, of, sub, where_less};
 
-/// With fewer rows, a product takes as long as its weights take to be read.
+/// Rows of a product; with fewer, it takes as long as its weights take to be read.
 const STREAMED_ROWS: i64 = 8;
 
 impl NodeImport<'_> {

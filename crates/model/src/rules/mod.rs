@@ -126,7 +126,7 @@ pub(crate) const MOST_COST: usize = 400;
 
 /// Producers and readers of a net's values, counted once and updated as nodes change.
 struct Links {
-    /// How often each value is read, the net's outputs included.
+    /// Number of reads of each value, the net's outputs included.
     n_uses: Vec<usize>,
     /// The node that computes each value.
     producers: Vec<Option<usize>>,

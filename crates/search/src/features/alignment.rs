@@ -8,7 +8,7 @@ use crate::space::{Config, Domain, Space};
 /// Neither the rank nor the distance of the values expresses that.
 #[derive(Debug, Clone)]
 pub struct Alignments {
-    /// By feature: its parameter and, by rank, how aligned the value is.
+    /// Parameter of each feature and, by rank, the alignment of its values.
     columns: Vec<(usize, Vec<f32>)>,
 }
 

@@ -13,7 +13,7 @@ const N_PAIRS: usize = 2;
 pub const N_RELATION_FEATURES: usize = N_BUFFERS * N_PAIRS * N_THRESHOLDS;
 
 impl LoopContexts {
-    /// For each buffer of the innermost loop, the largest touch count: at little reuse, and at few runs.
+    /// Largest touch counts of each buffer of the innermost loop: at little reuse, and at few runs.
     ///
     /// [`N_RELATION_FEATURES`] numbers: over the loops `k` of the longest chain, the largest touch count (on
     /// a logarithmic scale; 0 without one) with a reuse ratio, then with a top-down product, below each

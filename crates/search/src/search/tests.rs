@@ -60,7 +60,7 @@ fn guided_searches_beat_random_on_a_smooth_landscape() {
     }
 }
 
-/// With fewer runs, since these think for milliseconds a trial.
+/// Takes fewer runs, since these think for milliseconds a trial.
 #[test]
 fn neural_searches_beat_random_on_a_smooth_landscape() {
     for text in ["na2c", "rnn_controller", "tree_gru:steps=20,updates=5"] {

@@ -20,7 +20,7 @@ pub use winner::Winner;
 /// Key of a tuning task: the trials of one space on one machine.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TaskKey {
-    /// As in [`Record`].
+    /// Workload, as in [`Record`].
     pub workload: String,
     /// Target, as in [`Record`].
     pub target: String,

@@ -102,7 +102,7 @@ struct TrainingState {
     at: Position,
 }
 
-/// How far a training is.
+/// Progress of a training.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Position {
     epochs: Vec<Epoch>,
@@ -239,7 +239,7 @@ impl Sum {
         self.n_values += 1;
     }
 
-    /// Of so many examples.
+    /// Mean loss and accuracy over so many examples.
     fn fit(&self, n_examples: usize) -> Fit {
         Fit { loss: self.loss / n_examples as f64, accuracy: self.n_right as f64 / self.n_values as f64 }
     }
