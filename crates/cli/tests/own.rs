@@ -674,6 +674,28 @@ fn what_was_imported_is_not_this_machines() {
     assert_eq!((&raced["best"]["imported"], &raced["best"]["confirmed"]), (&json!(false), &json!(true)), "{raced}");
 }
 
+/// The documentation promises the contents whatever the reference is.
+#[test]
+fn a_kernel_adds_to_what_its_buffer_is_filled_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let loops = "for (int i = 0; i < 8; i += T) for (int u = i; u < i + T; u++) for (int k = 0; k < 8; k++) \
+                 for (int j = 0; j < 8; j++) c[8 * u + j] += a[8 * u + k] * b[8 * k + j];";
+    fs::write(path("k.c"), format!("void f(const float *a, const float *b, float *c) {{ {loops} }}\n")).unwrap();
+    let buffer = |name: &str, more: &str| format!("{{ name = '{name}', type = 'float', size = 64, {more} }}");
+    let arguments =
+        [buffer("a", "fill = 'index'"), buffer("b", "role = 'in'"), buffer("c", "role = 'inout', fill = 0")];
+    let references = ["workload = 'matmul:m=8,n=8,k=8'", "function = 'f'", "configuration = { T = 2 }"];
+    for (at, reference) in references.iter().enumerate() {
+        let head = "name = 'k'\nsource = 'k.c'\nfunction = 'f'\nparameters = [{ name = 'T', values = [1, 2] }]\n";
+        let form = format!("{head}arguments = [{}]\nreference = {{ {reference} }}\n", arguments.join(", "));
+        fs::write(path("k.toml"), form).unwrap();
+        let db = path(&format!("{at}.db"));
+        let tuned = run_json(&["tune", "--kernel", text(&path("k.toml")), "--db", text(&db), "--trials", "2"]);
+        assert_eq!((&tuned["errors"], &tuned["verified"]), (&json!({}), &json!(true)), "{reference}: {tuned}");
+    }
+}
+
 #[test]
 fn what_a_parameter_cannot_be_is_told() {
     let folder = tempfile::tempdir().unwrap();

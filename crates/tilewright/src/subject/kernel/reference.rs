@@ -2,6 +2,7 @@
 //! operators.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -126,69 +127,62 @@ impl BenchFolder<'_> {
     pub(super) fn answers(&self, space: &Space) -> Result<(Numbers, Numbers), Error> {
         let form = &self.request.form;
         let reference = &form.reference;
-        let mut contents = self.contents();
-        if let Some(workload) = &reference.workload {
-            return self.of_workload(workload);
-        }
-        if let Some(function) = &reference.function {
+        let contents = self.contents();
+        let answers = if let Some(workload) = &reference.workload {
+            self.of_workload(workload, &contents)?
+        } else if let Some(function) = &reference.function {
             let parameters = self.parameters(space, None)?;
-            let answers = self.computed(reference.source.as_deref(), function, &parameters, &contents)?;
-            return Ok((contents, answers));
-        }
-        if let Some(configuration) = &reference.configuration {
+            self.computed(reference.source.as_deref(), function, &parameters, &contents)?
+        } else if let Some(configuration) = &reference.configuration {
             let parameters = self.parameters(space, Some(configuration))?;
-            let answers = self.computed(None, &form.function, &parameters, &contents)?;
-            return Ok((contents, answers));
-        }
-        let as_bytes = |port: &KernelPort, values: &[f64]| {
-            let mut bytes = vec![0; values.len() * port.dtype.bytes() as usize];
-            port.dtype.write(values, &mut bytes);
-            bytes
-        };
-        if let Some(command) = &reference.command {
-            for (port, contents) in self.ports.iter().zip(&mut contents).filter(|(port, _)| port.n.is_some()) {
-                self.write(&format!("{}.bin", port.name), &as_bytes(port, contents))?;
-            }
-            let template = CommandTemplate::words(command, &[FOLDER]);
-            let template = template.map_err(|error| Error::input(format!("the reference's command: {error}")))?;
-            let words = template.with(&|_| self.folder.path().to_string_lossy().into_owned()).words;
-            self.run("the reference's command", words, REFERENCE_TIMEOUT)?;
-            let answer = |port: &KernelPort| {
-                let name = format!("{}.bin", port.name);
-                let bytes = fs::read(self.folder.path().join(&name));
-                let bytes = bytes.map_err(|error| Error::input(format!("the reference's {name}: {error}")))?;
-                let values = port.dtype.read_held(&bytes);
-                let n = port.n.unwrap_or(0) as usize;
-                let reason = || Error::input(format!("the reference's {name} has {} elements, not {n}", values.len()));
-                if values.len() == n { Ok(values) } else { Err(reason()) }
-            };
-            let answers = self.outputs().map(answer).collect::<Result<_, Error>>()?;
-            return Ok((contents, answers));
-        }
-        if let Some(files) = &reference.files {
+            self.computed(None, &form.function, &parameters, &contents)?
+        } else if let Some(command) = &reference.command {
+            self.of_command(command, &contents)?
+        } else if let Some(files) = &reference.files {
             let answer = |port: &KernelPort| {
                 let missing = || Error::input(format!("the reference has no file of {}", port.name));
                 let path = self.request.path(files.get(&port.name).ok_or_else(missing)?);
                 let bytes = crate::file::read(&path, "the reference")?;
-                let refuse = |why: String| Error::input(format!("{}: {why}", path.display()));
-                elements(&bytes, port).map_err(refuse)
+                elements(&bytes, port).map_err(|why| Error::input(format!("{}: {why}", path.display())))
             };
-            let answers = self.outputs().map(answer).collect::<Result<_, Error>>()?;
-            return Ok((contents, answers));
-        }
-        Err(Error::input(
-            "the reference says nothing (give it a function, a configuration, a command, files or a workload)",
-        ))
+            self.outputs().map(answer).collect::<Result<_, Error>>()?
+        } else {
+            let mend = "give it a function, a configuration, a command, files or a workload";
+            return Err(Error::input(format!("the reference says nothing ({mend})")));
+        };
+        Ok((contents, answers))
     }
 
-    /// Contents and answers of one of our operators: buffers are its arguments, in their order.
-    pub(super) fn of_workload(&self, text: &str) -> Result<(Numbers, Numbers), Error> {
+    /// Answers of a command, which reads and writes files of elements.
+    fn of_command(&self, command: &str, contents: &[Vec<f64>]) -> Result<Numbers, Error> {
+        for (port, contents) in self.ports.iter().zip(contents).filter(|(port, _)| port.n.is_some()) {
+            let mut bytes = vec![0; contents.len() * port.dtype.bytes() as usize];
+            port.dtype.write(contents, &mut bytes);
+            self.write(&format!("{}.bin", port.name), &bytes)?;
+        }
+        let template = CommandTemplate::words(command, &[FOLDER]);
+        let template = template.map_err(|error| Error::input(format!("the reference's command: {error}")))?;
+        let words = template.with(&|_| self.folder.path().to_string_lossy().into_owned()).words;
+        self.run("the reference's command", words, REFERENCE_TIMEOUT)?;
+        let answer = |port: &KernelPort| {
+            let name = format!("{}.bin", port.name);
+            let refuse = |why: &dyn Display| Error::input(format!("the reference's {name}: {why}"));
+            let bytes = fs::read(self.folder.path().join(&name)).map_err(|error| refuse(&error))?;
+            let (values, n) = (port.dtype.read_held(&bytes), port.n.unwrap_or(0) as usize);
+            let found = values.len();
+            if found == n { Ok(values) } else { Err(refuse(&format!("it has {found} elements, not {n}"))) }
+        };
+        self.outputs().map(answer).collect()
+    }
+
+    /// Answers of one of our operators: buffers are its arguments, in their order.
+    fn of_workload(&self, text: &str, contents: &[Vec<f64>]) -> Result<Numbers, Error> {
         let workload = Workload::parse(text).map_err(|error| Error::input(format!("the reference: {error}")))?;
         let program = workload.program();
         let theirs: Vec<_> = program.arguments().map(|(_, buffer)| buffer).collect();
-        let ours: Vec<&KernelPort> = self.ports.iter().filter(|port| port.n.is_some()).collect();
-        let fits = theirs.len() == ours.len()
-            && theirs.iter().zip(&ours).all(|(buffer, port)| {
+        let ours = || self.ports.iter().zip(contents).filter(|(port, _)| port.n.is_some());
+        let fits = theirs.len() == ours().count()
+            && theirs.iter().zip(ours()).all(|(buffer, (port, _))| {
                 (buffer.n_elements(), buffer.dtype, buffer.role == Role::Output)
                     == (port.n, port.dtype, port.role != RoleForm::In)
             });
@@ -200,22 +194,10 @@ impl BenchFolder<'_> {
             let list = list.collect::<Vec<_>>().join(", ");
             return Err(Error::input(format!("the buffers are not those of {text}, which has {list}")));
         }
-        let seed = self.settings.seed;
-        let contents: Vec<Vec<f64>> = self
-            .ports
-            .iter()
-            .zip(0u64..)
-            .map(|(port, at)| match (port.n, port.role) {
-                (Some(n), RoleForm::In) => random_elements(port.dtype, seed.wrapping_add(at), n as usize).collect(),
-                _ => Vec::new(),
-            })
-            .collect();
-        let inputs = self.ports.iter().zip(&contents).filter(|(port, _)| port.n.is_some() && port.role == RoleForm::In);
-        let held = |port: &KernelPort, values: &[f64]| values.iter().map(|x| port.dtype.held(*x)).collect::<Vec<_>>();
-        let inputs: Vec<Vec<f64>> = inputs.map(|(port, contents)| held(port, contents)).collect();
-        let answers = evaluate_watched(&program, inputs, host::most_threads(), &|_| ControlFlow::Continue(()))
-            .map_err(|error| Error::failed("the reference").because(error))?;
-        Ok((contents, answers))
+        let held = |(port, contents): (&KernelPort, &Vec<f64>)| contents.iter().map(|x| port.dtype.held(*x)).collect();
+        let inputs: Numbers = ours().filter(|(port, _)| port.role == RoleForm::In).map(held).collect();
+        evaluate_watched(&program, inputs, host::most_threads(), &|_| ControlFlow::Continue(()))
+            .map_err(|error| Error::failed("the reference").because(error))
     }
 }
 
