@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicBool;
 use flate2::{Compression, write::GzEncoder};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use tilewright_formats::{FormatError, write_space};
+use tilewright_formats::{FORMATS, FormatError, write_space};
 use tilewright_search::{
     Budget, Config, ErrorClass, Event, HeadStart, OtherCosts, Outcome, Parameter, RecordedSpace, Replay, ReplayPlan,
     SEARCHES, Space, Timing, Trial, Tuning, build,
@@ -278,6 +278,12 @@ const FOREIGN: &[(&str, usize, usize, &[&str])] = &[
     ("t4-kt-failures", 24, 18, &[]),
 ];
 
+/// The names of the formats that can be replayed, as messages list them.
+fn formats_with_results() -> String {
+    let names = FORMATS.iter().filter(|format| format.has_results()).map(|format| format.name);
+    format!("there are {}", names.collect::<Vec<_>>().join(", "))
+}
+
 fn foreign(name: &str) -> Vec<u8> {
     let path =
         PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/corpus/foreign").join(format!("{name}.json"));
@@ -295,8 +301,7 @@ fn files_of_other_tuners_are_read_and_what_is_odd_is_told() {
     }
     let all_failed = "none of its 24 configurations was measured successfully";
     refused(&foreign("kt-all-failed"), all_failed);
-    let formats =
-        "there are kernel-tuner, clblast, t4, ktt, autotvm, ansor, metaschedule, triton, vllm, helion, records";
+    let formats = formats_with_results();
     let no_json = "no JSON (tables and specifications of kernels are for `predict`)";
     refused(b"a,b\n1,2\n", &format!("{no_json}; {formats}"));
     refused(
@@ -402,8 +407,7 @@ fn files_that_end_anywhere_are_read_up_to_there() {
 #[test]
 fn bad_files_are_refused_with_the_place() {
     let refused_rows = |rows: Json, expected: &str| refused(t4(rows).to_string().as_bytes(), expected);
-    let formats =
-        "there are kernel-tuner, clblast, t4, ktt, autotvm, ansor, metaschedule, triton, vllm, helion, records";
+    let formats = formats_with_results();
     refused(b"", &format!("an empty file; {formats}"));
     refused(b" \n", &format!("an empty file; {formats}"));
     refused(b"{}", &format!("JSON of an unknown kind; {formats}"));
