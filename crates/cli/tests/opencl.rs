@@ -419,3 +419,46 @@ fn rows_of_a_gpu_are_measured_one_by_one() {
     }
     assert!(!said.contains("== a\n") && rest.is_empty(), "{said}");
 }
+
+/// The sets of rows for a card that is at hand for fifteen minutes run as they are, with tiny sizes: a row
+/// says what it found, and what is for other devices is passed over.
+#[test]
+fn sets_of_rows_run_on_a_device() {
+    if device().is_none() {
+        return;
+    }
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches/gpu");
+    let run = |settings: &[(&str, &str)]| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new("bash");
+        command.arg(&script).args(["opencl", "1"]).env("TILEWRIGHT", common::TILEWRIGHT);
+        command.env("POCL_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/pocl")).env("COPY_BITS", "12");
+        command.env("FOLDER", folder.path()).envs(settings.iter().copied());
+        let output = command.output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    // A kernel that never ends costs one trial; a sample says what it recorded, however little.
+    let tiny = "matmul:m=16,n=16,k=16";
+    let sampled = format!("{tiny}+gpu-matmul");
+    let (status, said) = run(&[("SET", "second"), ("RATE", tiny), ("BEYOND", &sampled), ("MOST", "2")]);
+    assert_eq!(status, Some(0), "{said}");
+    for part in [
+        "part 1 to 1 of 1, 480 s",
+        "== hang@\nwinner ",
+        "3 run_timeout",
+        "six trials, of which half never end",
+        "== rate@matmul:m=16,n=16,k=16\n",
+        "== profile@",
+        "== beyond@matmul:m=16,n=16,k=16+gpu-matmul\n",
+        " recorded, ",
+    ] {
+        assert!(said.contains(part), "no `{part}` in {said}");
+    }
+    let (status, said) = run(&[("SET", "first"), ("SIZES", "16 16"), ("PART", "1"), ("LIMIT", "120")]);
+    assert_eq!(status, Some(0), "{said}");
+    for part in ["== unproven@matmul:m=16,n=16,k=16,dtype=bf16\n\n", "== sample@dense:", "ceiling: bf16 "] {
+        assert!(said.contains(part), "no `{part}` in {said}");
+    }
+    let (status, said) = run(&[("SET", "nothing")]);
+    assert_eq!((status, said.as_str()), (Some(2), ""));
+}
