@@ -1,6 +1,6 @@
 //! Facts of the report on records.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -8,7 +8,9 @@ use serde_json::Value as Json;
 use tilewright::{ParetoPoint, is_own, validators};
 use tilewright_device::command::{NamedMetric, Objectives};
 use tilewright_ir::op::Workload;
-use tilewright_search::{ErrorClass, Outcome, Parameter, Seconds, Space, belief, expected_gain, importance};
+use tilewright_search::{
+    ErrorClass, LEAST_TRIALS, Outcome, Parameter, Seconds, Space, belief, expected_gain, importance,
+};
 use tilewright_tune::{PassedOver, Record, Store, StoreError, TaskKey, Validator};
 
 use crate::history::{SearchRun, runs};
@@ -150,6 +152,8 @@ pub struct TemplateFacts {
     pub r_squared: Option<f64>,
     /// Permutation importance of each parameter, largest first: the drop of R² when it is shuffled.
     pub importance: Vec<(String, f64)>,
+    /// Reason why there is no importance, if there is none.
+    pub not_known: Option<String>,
     /// Expected improvement by as many further trials, as a share of the best time.
     pub expected_gain: Option<f64>,
     /// Calibration factor of the Gaussian process's standard deviation.
@@ -405,6 +409,7 @@ fn template_facts(name: &str, validator: &Validator, records: &[Record]) -> Temp
         trials: own.len() as u64,
         r_squared: None,
         importance: Vec::new(),
+        not_known: None,
         expected_gain: expected_gain(&costs, costs.len() as f64),
         widened: None,
         promising: Vec::new(),
@@ -412,12 +417,21 @@ fn template_facts(name: &str, validator: &Validator, records: &[Record]) -> Temp
     // A template that this version does not have, or another machine's, says nothing of its parameters.
     let recorded = own.first().filter(|record| is_own(&record.workload)).and_then(|_| space_of(name, &own));
     let known = validator.space().filter(|space| space.enumerate().is_ok());
-    let Some(space) = known.or(recorded.as_ref()) else { return facts };
+    let Some(space) = known.or(recorded.as_ref()) else {
+        facts.not_known = Some("This machine does not know the space.".to_owned());
+        return facts;
+    };
     let trials: Vec<_> = own.iter().filter_map(|record| record.trial(space).ok()).collect();
     if let Some(found) = importance(space, &trials, 0) {
         facts.r_squared = Some(found.r_squared);
         facts.importance = space.names().map(str::to_owned).zip(found.by_parameter).collect();
         facts.importance.sort_by(|a, b| b.1.total_cmp(&a.1));
+    } else {
+        let n_valid = trials.iter().filter(|trial| trial.outcome.timing().is_some()).count();
+        facts.not_known = Some(match n_valid < LEAST_TRIALS {
+            true => format!("{n_valid} of the {LEAST_TRIALS} valid trials that a model takes."),
+            false => "All valid trials are equal.".to_owned(),
+        });
     }
     if let Some(found) = belief(space, &trials, N_PROMISING, 0) {
         facts.widened = Some(found.widened);
@@ -433,18 +447,19 @@ fn template_facts(name: &str, validator: &Validator, records: &[Record]) -> Temp
 }
 
 /// Makes a space of the values that records of a command or a kernel have, all conditions aside; `None` where
-/// they are neither numbers nor texts.
+/// they are neither numbers nor texts. Where a text joined a list of numbers, they are words.
 fn space_of(name: &str, records: &[&Record]) -> Option<Arc<Space>> {
     let names = records.first()?.config.as_object()?.keys();
     let parameter = |name: &String| {
-        let mut values: Vec<&Json> = records.iter().filter_map(|record| record.config.get(name)).collect();
-        values.sort_by_key(|value| (value.as_i64(), value.as_str().map(str::to_owned)));
-        values.dedup();
-        let whole: Option<Vec<i64>> = values.iter().map(|value| value.as_i64()).collect();
-        let texts: Option<Vec<&str>> = values.iter().map(|value| value.as_str()).collect();
-        match (whole, texts) {
+        let values = || records.iter().filter_map(|record| record.config.get(name));
+        let whole: Option<BTreeSet<i64>> = values().map(Json::as_i64).collect();
+        let word = |value: &Json| value.as_str().map(str::to_owned).or_else(|| Some(value.as_i64()?.to_string()));
+        let words: Option<BTreeSet<String>> = values().map(word).collect();
+        match (whole, words) {
             (Some(whole), _) => Some(Parameter::ordinal(name, whole)),
-            (None, Some(texts)) => Some(Parameter::categorical(name, &texts)),
+            (None, Some(words)) => {
+                Some(Parameter::categorical(name, &words.iter().map(String::as_str).collect::<Vec<_>>()))
+            }
             (None, None) => None,
         }
     };

@@ -3,7 +3,7 @@
 use tilewright::format::{count, digits, duration, grouped, percent};
 use tilewright::version::BUILD;
 use tilewright::{ParetoPoint, one_line, since_1970};
-use tilewright_search::{LEAST_TRIALS, Seconds};
+use tilewright_search::Seconds;
 
 use super::facts::{BestConfig, OutcomeFacts, ParetoFacts, PromiseFacts, ReportSubject, TemplateFacts};
 use crate::clock::utc;
@@ -158,7 +158,12 @@ fn pareto(facts: &ParetoFacts) -> String {
     let plot = |at: usize| {
         let all = facts.values.iter().map(|values| (values[0], values[at])).collect();
         let set = facts.set.iter().filter_map(|point| Some((number(point, 0)?, number(point, at)?))).collect();
-        let axis = |at: usize| PlotAxis { label: facts.metrics[at].clone(), scale: Scale::Log };
+        // A metric of 0 has no place on a logarithmic axis.
+        let scale = |at: usize| match facts.values.iter().any(|values| values[at] == 0.0) {
+            true => Scale::FromZero,
+            false => Scale::Log,
+        };
+        let axis = |at: usize| PlotAxis { label: facts.metrics[at].clone(), scale: scale(at) };
         let layer = |label: &str, colour, points| Layer { label: label.into(), colour, marks: Marks::Points(points) };
         let layers = vec![layer("trials", NEUTRAL, all), layer("Pareto set", PARETO, set)];
         let title = format!("{} against {}", facts.metrics[at], facts.metrics[0]);
@@ -330,8 +335,7 @@ fn importance(facts: &TemplateFacts) -> String {
     let name = escape(&facts.template);
     let mut out = format!("<h3>What matters in {name}</h3>\n");
     let Some(r_squared) = facts.r_squared else {
-        let why = format!("Fewer than {LEAST_TRIALS} valid trials, or a space that this machine does not know.");
-        return out + &format!("<p class=\"note\">{why}</p>\n");
+        return out + &format!("<p class=\"note\">{}</p>\n", facts.not_known.as_deref().unwrap_or_default());
     };
     out += &format!(
         "<p class=\"note\">Permutation importance: boosted trees learn the logarithm of the time from three quarters of the \

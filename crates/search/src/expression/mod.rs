@@ -130,7 +130,7 @@ pub enum Undefined {
     #[error("an operator of what it does not take")]
     Kind,
     /// List that exceeds the limit of items of one evaluation.
-    #[error("more than {MOST_ITEMS} values")]
+    #[error("more than {MOST_ITEMS} values, those in between included")]
     TooMany,
     /// Undefined name.
     #[error("a name without a value")]

@@ -107,8 +107,8 @@ fn what_is_no_list_is_refused_with_its_position() {
     assert!(
         list("arange(3)").unwrap_err().to_string().starts_with("position 1: unknown function arange; there are min")
     );
-    check("range(10**18)", "position 1: it has no value: more than 1048576 values");
-    check("[0] * 9999999999", "position 5: it has no value: more than 1048576 values");
+    check("range(10**18)", "position 1: it has no value: more than 1048576 values, those in between included");
+    check("[0] * 9999999999", "position 5: it has no value: more than 1048576 values, those in between included");
     check("[10 ** 99]", "position 1: it has no value: the number is too large");
     check("[1 // 0]", "position 1: it has no value: a division by zero");
     check("[x for x in 3]", "position 13: for takes a list, found a number");

@@ -148,8 +148,16 @@ impl CountedParameter {
                 let factors: Vec<u64> = json.as_array()?.iter().map(Json::as_u64).collect::<Option<_>>()?;
                 (factors.len() == *parts).then(|| self.primes.rank(&factors))?
             }
-            Domain::Ordinal(values) => position(values, &json.as_i64()?),
-            Domain::Categorical(values) => position(values, json.as_str()?),
+            // Numbers and the words that they are written as are the same: a list of numbers becomes one of
+            // words when a text joins it.
+            Domain::Ordinal(values) => {
+                let of_word = |word: &str| word.parse::<i64>().ok().filter(|number| number.to_string() == word);
+                position(values, &json.as_i64().or_else(|| of_word(json.as_str()?))?)
+            }
+            Domain::Categorical(values) => match json {
+                Json::Number(number) => position(values, number.to_string().as_str()),
+                _ => position(values, json.as_str()?),
+            },
             Domain::Permutation(names) => {
                 let order = json.as_array()?.iter().map(|name| position(names, name.as_str()?).map(|i| i as usize));
                 let order: Vec<usize> = order.collect::<Option<_>>()?;

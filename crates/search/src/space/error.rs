@@ -40,7 +40,7 @@ pub enum SpaceError {
         parameter: String,
     },
     /// Constraints that no configuration satisfies.
-    #[error("no configuration satisfies {constraint} ({text}){}", if earlier.is_empty() { String::new() } else { format!(" together with {}", earlier.join(", ")) })]
+    #[error("no configuration satisfies {}{}", predicate(constraint, text), if earlier.is_empty() { String::new() } else { format!(" together with {}", earlier.join(", ")) })]
     NothingLegal {
         /// Name of the constraint that excludes everything.
         constraint: String,
@@ -99,7 +99,7 @@ pub enum ConfigError {
         allowed: String,
     },
     /// Feasible values that together violate a constraint.
-    #[error("constraint {constraint} ({text}) does not hold for {}", assignments(values))]
+    #[error("constraint {} does not hold for {}", predicate(constraint, text), assignments(values))]
     Violated {
         /// The constraint.
         constraint: String,
@@ -108,6 +108,11 @@ pub enum ConfigError {
         /// Parameters that it reads, with their values.
         values: Vec<(String, Value)>,
     },
+}
+
+/// Name of a constraint with its predicate, unless that is its name.
+fn predicate(constraint: &str, text: &str) -> String {
+    if constraint == text { text.to_owned() } else { format!("{constraint} ({text})") }
 }
 
 fn assignments(values: &[(String, Value)]) -> String {
