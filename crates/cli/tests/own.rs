@@ -120,7 +120,7 @@ fn what_goes_wrong_costs_one_trial_and_says_why() {
     check_error(&errors, "hang", "run_timeout", "had not ended after 0.3");
     check_error(&errors, "wrong", "wrong_answer", "--check ended with exit code 1");
     check_error(&errors, "silent", "unknown", "no metric");
-    check_error(&errors, "odd", "unknown", "\"zero\", which is no number above 0");
+    check_error(&errors, "odd", "unknown", "\"zero\", which is no finite number");
     check_error(&errors, "bad", "compile_error_host", "app.c: error: no such thing");
     check_error(&errors, "good", "no_error", "");
     // Nothing of what hung is left.
@@ -833,7 +833,47 @@ fn metrics_that_do_not_go_together_are_refused() {
         let said = common::stderr(&output);
         assert!(output.status.code() == Some(1) && said.contains(expected), "{said}");
     };
-    check("b=b (.*)", "b: the metric is \"nan\", which is no number above 0");
-    check("b=a \\d+", "b: the metric is \"a 1\", which is no number above 0 (put the part of the expression");
+    check("b=b (.*)", "b: the metric is \"nan\", which is no finite number");
+    check("b=a \\d+", "b: the metric is \"a 1\", which is no number (put the part of the expression");
     check("c=c (.*)", "c: no metric: nothing that it wrote fits `c (.*)`");
+}
+
+/// Errors of 0 are the best that there is, and a rate of 0 is the worst.
+#[test]
+fn a_metric_may_be_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("r.db");
+    let app = "sh -c 'echo errors $(( $1 * $1 )) && echo rate $1' sh {x}";
+    let least = ["-p", "x=0..5", "--metric", "errors (.*)", "--trials", "6"];
+    let tuned = run_json(&tune(&db, app, &least));
+    assert_eq!((&tuned["best"]["config"], &tuned["best"]["value"]), (&json!({"x": 0}), &json!(0.0)), "{tuned}");
+    let most = ["-p", "x=0..5", "--metric", "rate (.*)", "--maximize", "--trials", "6"];
+    let tuned = run_json(&tune(&db, app, &most));
+    assert_eq!((&tuned["best"]["value"], &tuned["errors"]), (&json!(5.0), &json!({})), "{tuned}");
+    let both = ["--metric", "errors=errors (.*)", "--metric", "rate=rate (.*)", "--maximize=rate"];
+    let tuned = run_json(&tune(&db, app, &[&["-p", "x=0..5", "--trials", "6"], &both[..]].concat()));
+    let expected: Vec<[f64; 2]> = (0..6).map(f64::from).map(|x| [x * x, x]).collect();
+    assert_eq!(pairs(&tuned["best"], ["errors", "rate"]), expected);
+    let raced =
+        ["tune", "--db", text(&db), "--command", app, "-p", "x=0..5", "--metric", "errors (.*)", "--trials", "6"];
+    let said = common::run(&raced);
+    let said = String::from_utf8_lossy(&said.stdout);
+    assert!(said.contains("more than 1,000,000 % ahead of the runner-up"), "{said}");
+}
+
+/// A list of numbers becomes one of texts when a text joins it; what was measured of the numbers stays.
+#[test]
+fn records_stay_valid_when_a_text_joins_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("r.db");
+    let first = ["-p", "x=1..9", "-p", "y=1..9", "--metric", "m ([0-9]*)", "--trials", "40"];
+    run_json(&tune(&db, "echo m 5{x}{y}", &first));
+    let more = ["-p", "x=1,2,3,4,5,6,7,8,9,0auto", "-p", "y=1..9", "--metric", "m ([0-9]*)", "--trials", "45"];
+    let tuned = run_json(&tune(&db, "echo m 5{x}{y}", &more));
+    assert_eq!((&tuned["trials"], &tuned["new_trials"]), (&json!(45), &json!(5)), "{tuned}");
+    let page = folder.path().join("page.html");
+    let report = ["report", "--db", text(&db), "-o", text(&page)];
+    let report = run_json(&report);
+    let importance = &report["workloads"][0]["templates"][0]["importance"];
+    assert_eq!(importance.as_array().map(Vec::len), Some(2), "{report}");
 }

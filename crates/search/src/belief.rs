@@ -10,6 +10,7 @@ use tilewright_learn::{Acquisition, GaussianProcess, Matrix};
 
 use crate::features::ProcessFeatures;
 use crate::importance::LEAST_TRIALS;
+use crate::log_costs::LogCosts;
 use crate::search::chosen;
 use crate::space::{Config, Space};
 use crate::trial::{Trial, quantile};
@@ -119,7 +120,8 @@ struct BeliefModel {
 impl BeliefModel {
     /// Makes the model's targets; `None` where all times are equal, of which nothing is learnt.
     fn new(space: &Arc<Space>, known: &[&Trial]) -> Option<BeliefModel> {
-        let logs: Vec<f64> = known.iter().map(|trial| -trial.outcome.cost().ln()).collect();
+        let scale = LogCosts::new(known.iter().map(|trial| trial.outcome.cost()));
+        let logs: Vec<f64> = known.iter().map(|trial| -scale.log(trial.outcome.cost())).collect();
         let mut sorted = logs.clone();
         sorted.sort_by(f64::total_cmp);
         let most = sorted[sorted.len() - 1];

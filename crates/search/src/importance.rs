@@ -8,6 +8,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_learn::{Examples, Gbt, GbtOptions, Matrix, Objective, metrics};
 
 use crate::features::UnitFeatures;
+use crate::log_costs::LogCosts;
 use crate::space::Space;
 use crate::trial::Trial;
 
@@ -31,7 +32,7 @@ pub struct Importance {
 }
 
 /// Computes the permutation importance of each parameter for the logarithm of the time; `None` for too few
-/// valid trials.
+/// valid trials, or equal ones.
 ///
 /// Boosted trees are fitted on three quarters of the trials. A parameter that constraints tie to others
 /// shares its importance with them. Trials of a search are no uniform sample: what it settled early looks
@@ -46,7 +47,8 @@ pub struct Importance {
 pub fn importance(space: &Arc<Space>, trials: &[Trial], seed: u64) -> Option<Importance> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let mut valid: Vec<&Trial> = trials.iter().filter(|trial| trial.outcome.timing().is_some()).collect();
-    if valid.len() < LEAST_TRIALS {
+    let is_first = |trial: &&Trial| trial.outcome.cost() == valid[0].outcome.cost();
+    if valid.len() < LEAST_TRIALS || valid.iter().all(is_first) {
         return None;
     }
     valid.shuffle(&mut rng);
@@ -54,7 +56,8 @@ pub fn importance(space: &Arc<Space>, trials: &[Trial], seed: u64) -> Option<Imp
     let features = UnitFeatures::new(space);
     let (held_out, fitted) = valid.split_at(valid.len() / HELD_OUT);
     let rows = |trials: &[&Trial]| trials.iter().map(|trial| features.of(&trial.config)).collect::<Vec<_>>();
-    let log_times = |trials: &[&Trial]| trials.iter().map(|t| t.outcome.cost().log2() as f32).collect::<Vec<_>>();
+    let scale = LogCosts::new(valid.iter().map(|trial| trial.outcome.cost()));
+    let log_times = |trials: &[&Trial]| trials.iter().map(|t| scale.log(t.outcome.cost()) as f32).collect::<Vec<_>>();
     let matrix = |rows: &[Vec<f32>]| Matrix::from_rows(features.n_features(), rows);
 
     let options = GbtOptions { objective: Objective::SquaredError, ..GbtOptions::default() };
@@ -111,5 +114,7 @@ mod tests {
         let failed = Outcome::Failed { class: ErrorClass::WrongAnswer, message: String::new() };
         let failures = trials.iter().map(|t| Trial { outcome: failed.clone(), ..t.clone() });
         assert_eq!(importance(&space, &failures.chain(trials[..39].to_vec()).collect::<Vec<_>>(), 1), None);
+        let equal = trials.iter().map(|t| Trial { outcome: trials[0].outcome.clone(), ..t.clone() });
+        assert_eq!(importance(&space, &equal.collect::<Vec<_>>(), 1), None);
     }
 }

@@ -48,6 +48,7 @@ pub mod expression;
 pub mod features;
 mod flat_outcome;
 mod importance;
+mod log_costs;
 mod measure;
 mod objectives;
 mod other_costs;

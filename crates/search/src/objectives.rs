@@ -1,5 +1,6 @@
 //! Multi-objective search: Pareto sets and scalarisation.
 
+use crate::log_costs::LogCosts;
 use crate::other_costs::OtherCosts;
 use crate::trial::Timing;
 
@@ -53,6 +54,8 @@ const SUM_SHARE: f64 = 0.05;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chebyshev {
     weights: Vec<f64>,
+    /// Scale of the costs of each objective.
+    scales: Vec<LogCosts>,
     /// Logarithms of the least cost by objective, and of the greatest in the Pareto set over it.
     least: Vec<f64>,
     spans: Vec<f64>,
@@ -64,11 +67,14 @@ impl Chebyshev {
     pub fn new<'a>(weights: &[f64], timings: impl Iterator<Item = &'a Timing> + Clone) -> Option<Chebyshev> {
         let set = pareto_set(timings.clone().map(Some));
         let all: Vec<&Timing> = timings.collect();
-        let logs: Vec<Vec<f64>> = set.iter().map(|&at| all[at].costs().map(f64::ln).collect()).collect();
         let n = weights.len();
-        if logs.first()?.len() != n {
+        if set.first().is_none_or(|&at| all[at].costs().count() != n) {
             return None;
         }
+        let of = |objective: usize| all.iter().filter_map(move |timing| timing.costs().nth(objective));
+        let scales: Vec<LogCosts> = (0..n).map(|objective| LogCosts::new(of(objective))).collect();
+        let log = |at: usize| all[at].costs().zip(&scales).map(|(cost, scale)| scale.log(cost)).collect();
+        let logs: Vec<Vec<f64>> = set.into_iter().map(log).collect();
         let end = |of: fn(f64, f64) -> f64, objective: usize| {
             logs.iter().map(|logs| logs[objective]).reduce(of).expect("invariant: the set is not empty")
         };
@@ -76,7 +82,7 @@ impl Chebyshev {
         // Where all of the set agree, there is no scale: a factor of e is as much as any.
         let span = |objective: usize| end(f64::max, objective) - least[objective];
         let spans = (0..n).map(|objective| Some(span(objective)).filter(|span| *span > 0.0).unwrap_or(1.0)).collect();
-        Some(Chebyshev { weights: weights.to_vec(), least, spans })
+        Some(Chebyshev { weights: weights.to_vec(), scales, least, spans })
     }
 
     /// Scalar cost of a timing, at least 0 and lower is better. Infinite if it has fewer objectives.
@@ -85,8 +91,9 @@ impl Chebyshev {
         if costs.len() != self.weights.len() {
             return f64::INFINITY;
         }
-        let parts = costs.iter().zip(&self.least).zip(&self.spans).zip(&self.weights);
-        let parts = parts.map(|(((cost, least), span), weight)| weight * (cost.ln() - least) / span);
+        let logs = costs.iter().zip(&self.scales).map(|(cost, scale)| scale.log(*cost));
+        let parts = logs.zip(&self.least).zip(&self.spans).zip(&self.weights);
+        let parts = parts.map(|(((log, least), span), weight)| weight * (log - least) / span);
         let (most, sum) = parts.fold((0.0, 0.0), |(most, sum), part| (f64::max(most, part), sum + part));
         most + SUM_SHARE * sum
     }
@@ -142,5 +149,17 @@ mod tests {
         assert!(by.cost(&pair[0]) >= by.cost(&pair[1]));
         assert_eq!(by.cost(&timing(&[1.0])), f64::INFINITY);
         assert_eq!(Chebyshev::new(&[0.5, 0.5], [timing(&[1.0])].iter()), None);
+    }
+
+    /// Costs of errors, of which some have none, beside a time.
+    #[test]
+    fn a_metric_of_0_leaves_the_others_a_scale() {
+        let none = Timing::LEAST_COST;
+        let all = [timing(&[none, 9.0]), timing(&[1.0, 4.0]), timing(&[2.0, 3.0]), timing(&[16.0, 1.0])];
+        let by = Chebyshev::new(&[1.0, 0.0], all.iter()).unwrap();
+        // Between 1/2 in the place of 0 and 16 there are five doublings.
+        for (timing, expected) in all.iter().zip([0.0, 0.2, 0.4, 1.0]) {
+            assert!((by.cost(timing) - (1.0 + SUM_SHARE) * expected).abs() < 1e-12, "{timing:?}");
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! Expected improvement of a search by further trials.
 
+use crate::log_costs::LogCosts;
+use crate::trial::Timing;
+
 /// Trials below which nothing is said of further ones.
 const LEAST_TRIALS: usize = 60;
 /// Trials of the smallest samples whose fastest is looked at, on average.
@@ -25,9 +28,14 @@ pub fn expected_gain(costs: &[f64], n_more: f64) -> Option<f64> {
     if costs.len() < LEAST_TRIALS {
         return None;
     }
+    // Nothing is below a metric of 0.
+    if costs.iter().any(|&cost| cost <= Timing::LEAST_COST) {
+        return Some(0.0);
+    }
     let recent = &costs[costs.len() / 2..];
-    let slowest = recent.iter().copied().filter(|cost| cost.is_finite()).reduce(f64::max)?.ln();
-    let mut logs: Vec<f64> = recent.iter().map(|cost| cost.ln().min(slowest)).collect();
+    let scale = LogCosts::new(recent.iter().copied());
+    let slowest = scale.log(recent.iter().copied().filter(|cost| cost.is_finite()).reduce(f64::max)?);
+    let mut logs: Vec<f64> = recent.iter().map(|cost| scale.log(*cost).min(slowest)).collect();
     logs.sort_by(f64::total_cmp);
     let n = logs.len() as f64;
     let growth = 1.0 + n_more.max(0.0) / n;

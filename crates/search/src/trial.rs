@@ -140,6 +140,11 @@ pub struct Timing {
 }
 
 impl Timing {
+    /// Least cost, which stands for a metric that is 0 and minimised.
+    pub const LEAST_COST: f64 = 1e-150;
+    /// Greatest cost, which stands for a metric that is 0 and maximised.
+    pub const GREATEST_COST: f64 = 1e150;
+
     /// Statistics of samples in nanoseconds per run, with quartiles by [`quantile`].
     ///
     /// # Panics
@@ -151,7 +156,7 @@ impl Timing {
         Timing {
             median_ns,
             min_ns: sorted[0],
-            spread: (quantile(&sorted, 0.75) - quantile(&sorted, 0.25)) / median_ns,
+            spread: ((quantile(&sorted, 0.75) - quantile(&sorted, 0.25)) / median_ns).min(f64::MAX),
             n_samples: sorted.len() as u32,
             stopped_early,
             others: OtherCosts::default(),

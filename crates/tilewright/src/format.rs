@@ -70,9 +70,13 @@ pub fn count(n: impl Into<u128>, thing: &str) -> String {
     format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
 }
 
-/// Formats a fraction as per cent.
+/// Formats a fraction as per cent; one so large that its digits say nothing, such as the lead of a metric of
+/// 0, by a bound.
 pub fn percent(part: f64) -> String {
-    format!("{:.1} %", 100.0 * part)
+    match part > 1e4 {
+        true => "more than 1,000,000 %".to_owned(),
+        false => format!("{:.1} %", 100.0 * part),
+    }
 }
 
 /// Formats failure counts by class, in words.

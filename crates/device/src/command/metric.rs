@@ -205,6 +205,8 @@ impl Metric {
     /// Value of the metric from a search's cost; milliseconds for a time.
     pub fn value(&self, median_ns: f64) -> f64 {
         match self {
+            Metric::Output { maximize: true, .. } if median_ns >= Timing::GREATEST_COST => 0.0,
+            Metric::Output { maximize: false, .. } if median_ns <= Timing::LEAST_COST => 0.0,
             Metric::Output { maximize: true, .. } => UNIT / median_ns,
             Metric::Output { .. } => median_ns,
             Metric::Wall | Metric::Cpu | Metric::Kernel => median_ns / 1e6,
@@ -272,13 +274,24 @@ impl Metric {
                     return unknown(format!("no metric: nothing that it wrote fits `{}`", pattern.as_str()));
                 };
                 match found.trim().parse::<f64>() {
-                    Ok(value) if positive(value) && *maximize => Ok(vec![UNIT / value]),
-                    Ok(value) if positive(value) => Ok(vec![value]),
+                    Ok(value) if value >= 0.0 && value.is_finite() => {
+                        // A cost is above 0 and finite: 0 is kept as its limit.
+                        let cost = match maximize {
+                            true => (UNIT / value).min(Timing::GREATEST_COST),
+                            false => value.max(Timing::LEAST_COST),
+                        };
+                        Ok(vec![cost])
+                    }
                     Err(_) if found.contains(|c: char| c.is_ascii_digit()) => {
                         let mend = "(put the part of the expression that is the number in parentheses)";
-                        unknown(format!("the metric is {found:?}, which is no number above 0 {mend}"))
+                        unknown(format!("the metric is {found:?}, which is no number {mend}"))
                     }
-                    _ => unknown(format!("the metric is {found:?}, which is no number above 0")),
+                    Ok(value) if value < 0.0 && value.is_finite() => {
+                        let mend =
+                            "(searches compare ratios: print a number that is 0 or above, such as a constant more)";
+                        unknown(format!("the metric is {found:?}, which is below 0 {mend}"))
+                    }
+                    _ => unknown(format!("the metric is {found:?}, which is no finite number")),
                 }
             }
         }

@@ -11,6 +11,7 @@ use super::lfbo::neighbour;
 use super::seen::Seen;
 use super::{Problem, Search, SearchRow};
 use crate::features::ProcessFeatures;
+use crate::log_costs::LogCosts;
 use crate::objectives::Chebyshev;
 use crate::space::Config;
 use crate::trial::{Timing, Trial};
@@ -106,8 +107,8 @@ struct Auto {
 struct SeenConfig {
     config: Config,
     features: Vec<f32>,
-    /// The logarithm of its throughput, minus infinity for a failure; `None` until it is observed.
-    log_throughput: Option<f64>,
+    /// Cost, infinite for a failure; `None` until it is observed.
+    cost: Option<f64>,
     /// Timing by several objectives, where there are any.
     several: Option<Timing>,
 }
@@ -142,20 +143,21 @@ struct ModelQuestion {
 }
 
 impl Auto {
-    fn learn_of(&mut self, config: &Config, log_throughput: Option<f64>) {
+    fn learn_of(&mut self, config: &Config, cost: Option<f64>) {
         let place = self.places.get(config).copied().unwrap_or_else(|| {
             let features = self.features.of(config);
             self.places.insert(config.clone(), self.known.len());
-            self.known.push(SeenConfig { config: config.clone(), features, log_throughput: None, several: None });
+            self.known.push(SeenConfig { config: config.clone(), features, cost: None, several: None });
             self.known.len() - 1
         });
-        self.known[place].log_throughput = log_throughput;
+        self.known[place].cost = cost;
     }
 
     /// Logarithms of throughput, by known configuration; of several objectives what random weights make of
     /// them, so that a call differs from the next.
     fn throughputs(&mut self) -> Vec<Option<f64>> {
-        let plain = |known: &SeenConfig| known.log_throughput;
+        let scale = LogCosts::new(self.known.iter().filter_map(|known| known.cost));
+        let plain = |known: &SeenConfig| known.cost.map(|cost| -scale.log(cost));
         if self.n_objectives == 1 {
             return self.known.iter().map(plain).collect();
         }
@@ -168,7 +170,7 @@ impl Auto {
         let scalar = |known: &SeenConfig| match &known.several {
             Some(timing) => Some(-by.cost(timing)),
             // Whatever lacks objectives, failures above all, is no answer to the question.
-            None => known.log_throughput.map(|_| f64::NEG_INFINITY),
+            None => known.cost.map(|_| f64::NEG_INFINITY),
         };
         self.known.iter().map(scalar).collect()
     }
@@ -428,7 +430,7 @@ impl Search for Auto {
             if let Some(&(group, at)) = self.pool.places.get(&trial.config) {
                 self.pool.offers[group].is_fresh[at] = false;
             }
-            self.learn_of(&trial.config, Some(-trial.outcome.cost().ln()));
+            self.learn_of(&trial.config, Some(trial.outcome.cost()));
             let several = trial.outcome.timing().filter(|timing| !timing.others.is_empty());
             if let Some(timing) = several {
                 self.n_objectives = self.n_objectives.max(timing.costs().count());
