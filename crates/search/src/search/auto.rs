@@ -19,7 +19,7 @@ use crate::trial::{Timing, Trial};
 /// Configurations that are spread over the space before the model has a say.
 const N_START: usize = 6;
 /// Random configurations of which the one that is most remote from those known is taken to spread them.
-const N_DRAWS: usize = 200;
+const N_DRAWS: usize = 1000;
 /// The model's parameters are fitted again when it knows so many times as many trials.
 const GROWTH: f64 = 1.07;
 /// Trials that the parameters are fitted on, at most: the time goes with their third power.
