@@ -17,13 +17,13 @@ use tilewright_ir::{DType, Part, Program, Role, Target, lower, lower_gpu, repeat
 use tilewright_runtime::gpu::GPU_LINE;
 use tilewright_runtime::{
     self as runtime, AnyModel, ArenaLayout, Block, Constant, CopiedRows, GpuModel, Member, Members, Model, Piece,
-    Place, Plan, PlanTensor, RunSize, StepCondition, TensorSlice, Work, on_all_cores, plan_memory,
+    Place, Plan, PlanTensor, RunSize, StepCondition, TensorSlice, Together, Work, on_all_cores, plan_memory,
 };
 
 use crate::branches::{BranchCondition, conditions};
 use crate::fuse::{Fused, Kernel, SizedNets, Step, Steps};
 use crate::net::{Kind, Net, Node, ValueId};
-use crate::open::{OpenError, are_counted};
+use crate::open::{Groups, OpenError, are_counted};
 use crate::value_memory::{Places, ValuePart};
 
 /// Reason why a model cannot be compiled.
@@ -264,6 +264,13 @@ fn compiled(
     for_runs: bool,
 ) -> Result<Compiled, CompileError> {
     let places: Vec<Places> = fused.forms().map(Places::new).collect();
+    if for_runs {
+        // Libraries run items one by one.
+        let groups = fused.groups(&places[0]);
+        if let Some(items) = &mut fused.items {
+            items.groups = groups;
+        }
+    }
     let kernels = Kernels::of(&fused);
     if target.gpu.is_some() {
         let lowered = |at: usize| {
@@ -368,13 +375,17 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
         }
         let at = *at_of.entry(root).or_insert_with(|| {
             let room = rooms.get(&root).copied().unwrap_or(1) as usize;
-            let bytes = (net.value(root).n_bytes() as usize * room).next_multiple_of(line);
-            let block = Block { bytes, first: step, last: step };
+            let n_bytes = fused.bytes_of_group(root).unwrap_or(net.value(root).n_bytes() as usize * room);
+            let block = Block { bytes: n_bytes.next_multiple_of(line), first: step, last: step };
             blocks.push((root, block));
             blocks.len() - 1
         });
-        blocks[at].1.first = blocks[at].1.first.min(step);
-        blocks[at].1.last = blocks[at].1.last.max(step);
+        // What each item has a place for is there as long as any item has its turn.
+        let groups = fused.items.as_ref().and_then(|items| items.groups.as_ref());
+        let groups = groups.filter(|groups| groups.values.contains_key(&root));
+        let [first, last] = groups.map_or([step; 2], |groups| groups.turn_of(step));
+        blocks[at].1.first = blocks[at].1.first.min(first);
+        blocks[at].1.last = blocks[at].1.last.max(last);
     };
     // What varies with the size is put there before all else.
     fused.numbers().for_each(|(id, _)| touch(id, 0));
@@ -492,6 +503,7 @@ fn planned(
         for (tensor, in_items) in ports.into_iter().zip(&items.ports) {
             job.plan.tensors[tensor].in_items = *in_items;
         }
+        job.plan.together = items.groups.as_ref().map(|groups| job.together(groups));
     }
     if fused.rows.is_none() && fused.sized.is_none() {
         return Ok((job.plan, job.origins, job.memory));
@@ -713,6 +725,18 @@ impl<'a> PlanBuilder<'a> {
         }
     }
 
+    /// Steps and tensors of groups of items.
+    fn together(&self, groups: &Groups) -> Together {
+        let of_step = |origin: &Option<usize>| origin.is_some_and(|at| groups.steps[at]);
+        let place = |(id, pitch): (&ValueId, &RunSize)| {
+            let tensor = *self.tensors.get(id)?;
+            matches!(self.plan.tensors[tensor].place, Place::Arena(_)).then_some((tensor, *pitch))
+        };
+        let mut tensors: Vec<(usize, RunSize)> = groups.values.iter().filter_map(place).collect();
+        tensors.sort_unstable_by_key(|(tensor, _)| *tensor);
+        Together { most: groups.most, steps: self.origins.iter().map(of_step).collect(), tensors }
+    }
+
     /// Finds or adds the guard that has all of some conditions hold, given the outermost first.
     fn guard_of(&mut self, conditions: &[BranchCondition]) -> Result<Option<usize>, CompileError> {
         let mut outer = None;
@@ -855,12 +879,15 @@ impl<'a> PlanBuilder<'a> {
         let dtype = dtype_of(&self.fused.net, id)?;
         let value = self.fused.net.value(id);
         let mut shape = value.ty().shape;
-        if matches!(place, Place::Arena(_))
-            && let Some(room) = self.rooms.get(&id)
-        {
-            // Rows that this piece does not have lie behind its own.
-            let n: usize = shape.iter().product();
-            shape = vec![*room as usize, n];
+        if matches!(place, Place::Arena(_)) {
+            if let Some(room) = self.rooms.get(&id) {
+                // Rows that this piece does not have lie behind its own.
+                let n: usize = shape.iter().product();
+                shape = vec![*room as usize, n];
+            }
+            if let Some(n_bytes) = self.fused.bytes_of_group(id) {
+                shape = vec![n_bytes / dtype.bytes() as usize];
+            }
         }
         let tensor = self.plan.tensor(value.name.clone(), dtype, &shape, place);
         if matches!(place, Place::Input(_)) {

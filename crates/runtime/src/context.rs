@@ -11,7 +11,7 @@ use tilewright_codegen::{ARGUMENT_ALIGN, Runtime};
 
 use crate::memory::Aligned;
 use crate::model::{BaseMemory, Model, Port};
-use crate::plan::{CopiedRows, Host, Member, OpenDimension, RunSize, StepCondition, TensorSlice, Work};
+use crate::plan::{CopiedRows, Host, Member, OpenDimension, Plan, RunSize, StepCondition, TensorSlice, Together, Work};
 use crate::pool::SharedPool;
 
 /// Reason why a run failed.
@@ -98,23 +98,34 @@ pub enum RunError {
 /// Iterations of all loops of a run, at most: a condition that never ends its loop fails the run.
 const MOST_ITERATIONS: u64 = 1 << 24;
 
-/// An address in a step's list that depends on what a run is passed.
+/// An address in a step's list that depends on what a run is passed, or on the item whose turn it is.
 struct Passed {
     at: usize,
     base: BaseMemory,
     offset: usize,
+    /// Bytes of an item of a group, where the arena has a place for each.
+    pitch: Option<RunSize>,
+}
+
+/// Steps that run for a group of items at once, or for each item.
+struct Turn {
+    steps: Range<usize>,
+    is_together: bool,
+    /// Addresses of the steps among those that are passed.
+    passed: Range<usize>,
 }
 
 /// Execution context of a model: memory of its own, and a thread pool that it may share.
 pub struct Context {
     model: Arc<Model>,
     threads: SharedPool,
-    /// Holds what `pointers` lead to.
-    _arena: Aligned,
+    arena: Aligned,
     scratch: Aligned,
     /// Addresses of all slices, step by step.
     pointers: Vec<*mut u8>,
     passed: Vec<Passed>,
+    /// Turns of a run whose items are processed in groups; else there are none.
+    turns: Arc<[Turn]>,
     /// Addresses of the guards' booleans, the last ones of `pointers`, begin here.
     first_truth: usize,
     /// Memory of each state.
@@ -169,10 +180,19 @@ impl Context {
         let states = model.plan().states().map(|tensor| Aligned::untouched(tensor.n_bytes() as u64));
         let states = states.collect::<io::Result<Vec<_>>>()?;
         let mut of_states = Vec::new();
+        let together = model.plan().together.as_ref();
         let mut add = |slice: &TensorSlice| {
             let pointer = model.address(slice).map_or(std::ptr::null_mut(), |address| match address.base {
-                // SAFETY: the model has checked that slices are within what they are of.
-                BaseMemory::Arena => unsafe { arena.pointer().add(address.offset) },
+                BaseMemory::Arena => {
+                    let pitch =
+                        together.and_then(|together| together.tensors.iter().find(|(of, _)| *of == slice.tensor));
+                    if let Some((_, pitch)) = pitch {
+                        let (at, offset) = (pointers.len(), address.offset);
+                        passed.push(Passed { at, base: BaseMemory::Arena, offset, pitch: Some(*pitch) });
+                    }
+                    // SAFETY: the model has checked that slices are within what they are of.
+                    unsafe { arena.pointer().add(address.offset) }
+                }
                 // SAFETY: as above.
                 BaseMemory::Constants => unsafe { model.constants().as_ptr().cast_mut().add(address.offset) },
                 BaseMemory::State(state) => {
@@ -181,7 +201,7 @@ impl Context {
                     unsafe { states[state].pointer().add(address.offset) }
                 }
                 base @ (BaseMemory::Input(_) | BaseMemory::Output(_)) => {
-                    passed.push(Passed { at: pointers.len(), base, offset: address.offset });
+                    passed.push(Passed { at: pointers.len(), base, offset: address.offset, pitch: None });
                     std::ptr::null_mut()
                 }
             });
@@ -199,10 +219,11 @@ impl Context {
         }
         model.plan().guards.iter().for_each(|guard| add(&guard.truth));
         let first_truth = pointers.len() - model.plan().guards.len();
+        let turns = turns_of(model.plan(), &starts, &passed, first_truth);
         let (reads, writes) = (Vec::with_capacity(most_reads), Vec::with_capacity(most_writes));
         let (model, threads) = (Arc::clone(model), threads.clone());
         let sizes = vec![0; n_sizes];
-        let (size, _arena) = (0, arena);
+        let size = 0;
         let n_rows = model.plan().rows.as_ref().map_or(0, |rows| rows.least);
         let n_items = model.plan().items.as_ref().map_or(1, |items| items.most);
         let members = model.plan().members.as_ref();
@@ -210,10 +231,11 @@ impl Context {
         let mut context = Context {
             model,
             threads,
-            _arena,
+            arena,
             scratch,
             pointers,
             passed,
+            turns,
             first_truth,
             states,
             of_states,
@@ -365,7 +387,12 @@ impl Context {
     /// Takes the sizes of steps at a size of the open dimension.
     fn at(&mut self, size: i64) {
         self.size = size;
-        for at in self.steps.clone() {
+        self.sizes_at(self.steps.clone(), size);
+    }
+
+    /// Takes the sizes of these steps.
+    fn sizes_at(&mut self, steps: Range<usize>, size: i64) {
+        for at in steps {
             let step = &self.model.plan().steps[at];
             let own = &mut self.sizes[self.starts[at][1]..];
             match &step.work {
@@ -425,7 +452,7 @@ impl Context {
         self.pieces(&self.threads.runtime(), inputs, outputs, Some(step_ns))
     }
 
-    /// Carries out the pieces of a run one after the other, or all steps for each item where there are none.
+    /// Carries out the pieces of a run one after the other, or all steps for the items where there are none.
     fn pieces(
         &mut self,
         on_all: &Runtime,
@@ -435,9 +462,14 @@ impl Context {
     ) -> Result<(), RunError> {
         self.check(inputs, outputs)?;
         if self.model.plan().pieces.is_empty() {
-            for item in 0..self.n_items {
-                self.pass(item, inputs, outputs);
-                self.steps(on_all, step_ns.as_deref_mut())?;
+            match self.turns.is_empty() {
+                true => {
+                    for item in 0..self.n_items {
+                        self.pass(0..self.passed.len(), [item, 0], inputs, outputs);
+                        self.steps(self.steps.clone(), on_all, step_ns.as_deref_mut())?;
+                    }
+                }
+                false => self.groups(on_all, inputs, outputs, step_ns)?,
             }
             let appends = self.model.plan().appends;
             if appends > 0 {
@@ -450,8 +482,8 @@ impl Context {
             let (n, steps) = (piece.n, piece.steps.clone());
             self.steps = steps;
             self.at(first + done);
-            self.pass(done, inputs, outputs);
-            if let Err(error) = self.steps(on_all, step_ns.as_deref_mut()) {
+            self.pass(0..self.passed.len(), [done, 0], inputs, outputs);
+            if let Err(error) = self.steps(self.steps.clone(), on_all, step_ns.as_deref_mut()) {
                 // What was added is forgotten.
                 self.size = first;
                 return Err(error);
@@ -459,6 +491,36 @@ impl Context {
             done += n;
         }
         self.size = first + done;
+        Ok(())
+    }
+
+    /// Carries out the steps for groups of items.
+    fn groups(
+        &mut self,
+        on_all: &Runtime,
+        inputs: &[&[u8]],
+        outputs: &mut [&mut [u8]],
+        mut step_ns: Option<&mut [u64]>,
+    ) -> Result<(), RunError> {
+        let (model, turns) = (Arc::clone(&self.model), Arc::clone(&self.turns));
+        let (Some(together), Some(dim)) = (&model.plan().together, &model.plan().dim) else {
+            unreachable!("the model has checked that groups have rows")
+        };
+        let most = together.n_items(dim, self.size);
+        let mut first = 0;
+        while first < self.n_items {
+            let n = most.min(self.n_items - first);
+            for Turn { steps, is_together, passed } in turns.iter() {
+                if *is_together {
+                    self.sizes_at(steps.clone(), n * self.size);
+                }
+                for item in 0..if *is_together { 1 } else { n } {
+                    self.pass(passed.clone(), [first + item, item], inputs, outputs);
+                    self.steps(steps.clone(), on_all, step_ns.as_deref_mut())?;
+                }
+            }
+            first += n;
+        }
         Ok(())
     }
 
@@ -494,8 +556,8 @@ impl Context {
         Ok(())
     }
 
-    /// Has steps find what is passed, from a row or an item on.
-    fn pass(&mut self, at: i64, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
+    /// Has steps find what is passed, from a row or an item on, and what is an item's of a group.
+    fn pass(&mut self, places: Range<usize>, [at, in_group]: [i64; 2], inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
         let plan = self.model.plan();
         let before = |port: &Port| {
             let tensor = &plan.tensors[port.tensor];
@@ -505,7 +567,7 @@ impl Context {
                 () => tensor.n_bytes_at(at),
             }
         };
-        for Passed { at: place, base, offset } in &self.passed {
+        for Passed { at: place, base, offset, pitch } in &self.passed[places] {
             let (start, n_bytes, before) = match base {
                 BaseMemory::Input(input) => {
                     let given = inputs[*input];
@@ -515,9 +577,11 @@ impl Context {
                     let before = before(&self.model.outputs()[*output]);
                     (outputs[*output].as_mut_ptr(), outputs[*output].len(), before)
                 }
-                BaseMemory::Arena | BaseMemory::Constants | BaseMemory::State(_) => {
-                    unreachable!("these are there from the beginning")
+                BaseMemory::Arena => {
+                    let pitch = pitch.map_or(0, |pitch| pitch.at(self.size));
+                    (self.arena.pointer(), self.arena.bytes().len(), (pitch * in_group) as usize)
                 }
+                BaseMemory::Constants | BaseMemory::State(_) => unreachable!("these are there from the beginning"),
             };
             // A slice of nothing may be anywhere, and elements of nothing are aligned.
             let start = if n_bytes == 0 { std::ptr::without_provenance_mut(ARGUMENT_ALIGN as usize) } else { start };
@@ -539,10 +603,15 @@ impl Context {
         true
     }
 
-    fn steps(&mut self, on_all: &Runtime, mut step_ns: Option<&mut [u64]>) -> Result<(), RunError> {
+    fn steps(
+        &mut self,
+        steps: Range<usize>,
+        on_all: &Runtime,
+        mut step_ns: Option<&mut [u64]>,
+    ) -> Result<(), RunError> {
         let on_one = Runtime::serial();
-        let (mut next, mut n_again) = (self.steps.start, 0);
-        while next < self.steps.end {
+        let (mut next, mut n_again) = (steps.start, 0);
+        while next < steps.end {
             let (at, step) = (next, &self.model.plan().steps[next]);
             next += 1;
             let start = step_ns.is_some().then(Instant::now);
@@ -626,6 +695,17 @@ impl Context {
         }
         Ok(())
     }
+}
+
+/// Turns of a run in groups of items: addresses of steps begin at `starts` and end at `end`.
+fn turns_of(plan: &Plan, starts: &[[usize; 2]], passed: &[Passed], end: usize) -> Arc<[Turn]> {
+    let turn = |(steps, is_together): (Range<usize>, bool)| {
+        let place = |step: usize| starts.get(step).map_or(end, |[first, _]| *first);
+        let rank = |step: usize| passed.partition_point(|passed| passed.at < place(step));
+        let passed = rank(steps.start)..rank(steps.end);
+        Turn { steps, is_together, passed }
+    };
+    plan.together.iter().flat_map(Together::turns).map(turn).collect()
 }
 
 /// Number of sizes of a move.

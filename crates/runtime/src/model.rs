@@ -318,6 +318,7 @@ impl Model {
         checker.loops()?;
         checker.pieces()?;
         checker.members()?;
+        checker.together()?;
         let mut end = 0;
         let needed = needed_constants(&plan, &codes);
         let offsets = plan.constants.iter().enumerate().map(|(at, constant)| {
@@ -739,6 +740,40 @@ impl PlanChecker<'_> {
         let is_of_members = plan.dim.is_none() || plan.members.as_ref().is_some_and(|all| all.opened(plan).is_some());
         let is_alone = is_of_members && plan.items.is_none() && plan.states().next().is_none();
         (is_whole && is_alone).then_some(()).ok_or_else(|| wrong(each.len()))
+    }
+
+    /// Checks that steps for several items are kernels of as many rows as these have, and that there is room
+    /// for each item of a group.
+    fn together(&self) -> Result<(), PlanError> {
+        let Plan { together, dim, items, steps, tensors, .. } = self.plan;
+        let Some(together) = together else { return Ok(()) };
+        let is_multiple = |size: &RunSize| (size.term, size.divisor, size.multiple) == (0, 1, 1);
+        let fits_step = |(step, together): (&PlanStep, &bool)| match &step.work {
+            Work::Kernel { sizes, .. } => step.guard.is_none() && (!together || sizes.iter().all(is_multiple)),
+            Work::Copy { .. } | Work::Move { .. } => step.guard.is_none() && !together,
+            Work::Host { .. } | Work::While { .. } | Work::Again { .. } => false,
+        };
+        let has_room = |(tensor, pitch): &(usize, RunSize)| {
+            let tensor = tensors.get(*tensor).filter(|tensor| matches!(tensor.place, Place::Arena(_)));
+            let dtype_bytes = tensor.map_or(1, |tensor| tensor.dtype.bytes() as i64);
+            let is_aligned = [pitch.factor, pitch.term].iter().all(|n| *n >= 0 && n % dtype_bytes == 0);
+            let n_bytes = |dim: &OpenDimension| match pitch.factor {
+                0 => pitch.term * together.most,
+                _ => pitch.at(dim.most),
+            };
+            is_aligned && tensor.zip(dim.as_ref()).is_some_and(|(tensor, dim)| tensor.n_bytes() as i64 >= n_bytes(dim))
+        };
+        let fits = items.is_some()
+            && dim.as_ref().is_some_and(|dim| dim.step == 1 && dim.least >= 1)
+            && together.most >= 1
+            && together.steps.len() == steps.len()
+            && steps.iter().zip(&together.steps).all(fits_step)
+            && together.tensors.iter().all(has_room);
+        fits.then_some(()).ok_or_else(|| PlanError::Missing {
+            step: "groups".to_owned(),
+            what: "place of an item",
+            index: 0,
+        })
     }
 
     /// Checks that loops begin and end in turn, one within another.

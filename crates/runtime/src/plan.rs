@@ -356,6 +356,38 @@ impl Members {
     }
 }
 
+/// Steps that process several items of a run at once, such as products by weights, which are then read once
+/// for all of them. The other steps run for one item after the other.
+///
+/// A group has as many items as have together no more rows than the largest item.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Together {
+    /// Most items of a group.
+    pub most: i64,
+    /// Whether each step processes all items of a group: a kernel whose sizes are multiples of the run's.
+    pub steps: Vec<bool>,
+    /// Tensors that have a place for each item of a group, one behind the other, and the bytes of an item at
+    /// a size of the open dimension.
+    pub tensors: Vec<(usize, RunSize)>,
+}
+
+impl Together {
+    /// Number of items in a group at a size of the open dimension.
+    pub fn n_items(&self, dim: &OpenDimension, size: i64) -> i64 {
+        (dim.most / size.max(1)).clamp(1, self.most)
+    }
+
+    /// Ranges of steps that run for a whole group or for one item after the other, in order.
+    pub fn turns(&self) -> impl Iterator<Item = (Range<usize>, bool)> {
+        let mut first = 0;
+        self.steps.chunk_by(|a, b| a == b).map(move |turn| {
+            let steps = first..first + turn.len();
+            first = steps.end;
+            (steps, turn[0])
+        })
+    }
+}
+
 /// Plan of a run, without the kernels.
 #[derive(Clone, Default)]
 pub struct Plan {
@@ -378,6 +410,8 @@ pub struct Plan {
     /// Open number of independent items of a run, such as a batch, if any: all steps run for one item after
     /// the other.
     pub items: Option<OpenDimension>,
+    /// Steps that process several items at once, if any.
+    pub together: Option<Together>,
     /// Pieces that runs consist of, largest first, all multiples of the smallest; empty if each run executes
     /// all steps.
     pub pieces: Vec<Piece>,

@@ -29,7 +29,7 @@ use crate::half_precision::widened;
 use crate::import::import;
 use crate::net::{Evaluated, Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::no_code::NoCode;
-use crate::open::OpenNet;
+use crate::open::{Groups, OpenNet};
 use crate::quantized::epilogue::opening;
 use crate::quantized::graph::{has_dots, in_bytes};
 use crate::quantized::has_7_bits;
@@ -180,6 +180,8 @@ pub struct Items {
     pub dim: OpenDimension,
     /// Whether each input, and each output behind them, has something of each item.
     pub(crate) ports: Vec<bool>,
+    /// Groups of items that steps process together, if any.
+    pub(crate) groups: Option<Groups>,
 }
 
 /// Open dimensions of a model that has a net for each combination of their sizes.

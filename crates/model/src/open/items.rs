@@ -45,7 +45,7 @@ fn has_items(whole: &mut Fused, items: &OpenDimension, ports: Vec<bool>) -> Resu
         let (node, name) = (whole.net.value(*id).name.clone(), items.name.clone());
         return Err(OpenError::Node { node, why: "has another form for a single item".to_owned(), name });
     }
-    whole.items = Some(Items { dim: items.clone(), ports });
+    whole.items = Some(Items { dim: items.clone(), ports, groups: None });
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 //! the net of the largest size: tensors have the layout for it, and kernels process as much as a run says, by
 //! the number of rows or within them.
 
+mod groups;
 mod items;
 pub(crate) mod loops;
 mod pieces;
@@ -21,6 +22,7 @@ use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
 use crate::net::{AsHeads, Kind, Net, Node, State, ValueId};
 
+pub(crate) use self::groups::Groups;
 pub use self::items::{open_items, open_or_repeat};
 pub use self::pieces::open_pieces;
 pub use self::sized::{MOST_NETS, n_combinations, open_beside, open_sized};

@@ -1,10 +1,14 @@
 //! Models with a dimension of which runs say a size: at each size the answers of the model of that size,
 //! whatever ran before and lies beyond.
 
+use tilewright::Records;
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, SplitMix64, Tensor, evaluate, specialise};
-use tilewright_model::{Fused, OpenError, Runner, compile_guessed, lower, open, open_items, open_or_repeat};
+use tilewright_model::{
+    CompileOptions, Compiled, Fused, OpenError, Runner, compile_guessed, compile_known, lower, open, open_items,
+    open_or_repeat,
+};
 use tilewright_runtime::{Aligned, Context, OpenDimension, RunError, SharedPool};
 
 use crate::blocks::graph_of;
@@ -135,15 +139,26 @@ fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     assert_eq!(context.size(), before);
 }
 
-/// Checks a model of any number of items of any size, each after runs of the most of the largest size.
+/// Checks a model of any number of items of any size, each after runs of the most of the largest size, as a
+/// library runs it and as it runs here, where steps may process several items.
 fn check_items(items: &OpenDimension, dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     let fused = opened_items(&graph, items, dim).unwrap_or_else(|error| panic!("{error}"));
-    let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+    let compiled = compile_guessed(fused.clone(), &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
+    check_compiled_items(items, dim, &graph, &compiled);
+    check_compiled_items(items, dim, &graph, &for_runs(fused));
+}
+
+fn for_runs(fused: Fused) -> Compiled {
+    let making = CompileOptions { for_runs: true, ..CompileOptions::default() };
+    compile_known(fused, &host::target(), 1, &Records::default(), making).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn check_compiled_items(items: &OpenDimension, dim: &OpenDimension, graph: &Graph, compiled: &Compiled) {
     let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
-    let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+    let mut runner = Runner::new(compiled, &SharedPool::new(1).unwrap()).unwrap();
     assert_eq!((context.items(), context.size()), (Some(items.most), Some(dim.most)));
-    let own = |n: i64, size: i64| at_sizes(&graph, &[(&items.name, n), (&dim.name, size)], &dim.name);
+    let own = |n: i64, size: i64| at_sizes(graph, &[(&items.name, n), (&dim.name, size)], &dim.name);
     let sizes: Vec<i64> = (dim.least..=dim.most).filter(|size| dim.has(*size)).collect();
     let largest = own(items.most, dim.most);
     for (seed, &size) in sizes.iter().chain(sizes.iter().rev()).enumerate() {
@@ -510,6 +525,59 @@ fn a_batch_of_texts_takes_any_number_of_both() {
     let graph = graph_of(ports[0], ports[1], statements);
     let runs = [(1, 1), (24, 5), (7, 2), (24, 1), (3, 5)].map(|(size, n)| vec![("words", size), ("n", n)]);
     check_library_of(&graph, opened_items(&graph, &items, &words).unwrap(), &runs);
+}
+
+/// Two layers of attention, both with a bias that is computed once for each text.
+fn layers_with_a_mask() -> String {
+    let layer = |x: &str, y: &str| {
+        "
+        p_Y = MatMul(X, w1)
+        q0_Y, k0_Y, v0_Y = Split[axis=-1](p_Y)
+        q1_Y = Reshape(q0_Y, of_heads)
+        q_Y = Transpose[perm=0 2 1 3](q1_Y)
+        k1_Y = Reshape(k0_Y, of_heads)
+        k_Y = Transpose[perm=0 2 3 1](k1_Y)
+        v1_Y = Reshape(v0_Y, of_heads)
+        v_Y = Transpose[perm=0 2 1 3](v1_Y)
+        s0_Y = MatMul(q_Y, k_Y)
+        s1_Y = Add(s0_Y, bias)
+        s_Y = Softmax[axis=-1](s1_Y)
+        a0_Y = MatMul(s_Y, v_Y)
+        a1_Y = Transpose[perm=0 2 1 3](a0_Y)
+        a2_Y = Reshape(a1_Y, of_rows)
+        a3_Y = MatMul(a2_Y, w2)
+        r_Y = Add(a3_Y, X)
+        Y = LayerNormalization[axis=-1](r_Y, g, b)"
+            .replace('X', x)
+            .replace('Y', y)
+    };
+    let given = "
+        w1 = weights[16 48]
+        w2 = weights[16 16]
+        g = weights[16]
+        b = weights[16]
+        factor = number[-3]
+        of_heads = numbers[0 -1 2 8]
+        of_rows = numbers[0 -1 16]
+        inner = numbers[1 2]
+        m = Unsqueeze(mask, inner)
+        bias = Mul(m, factor)";
+    given.to_owned() + &layer("x", "h") + &layer("h", "y")
+}
+
+#[test]
+fn products_by_weights_process_several_texts() {
+    let statements = &layers_with_a_mask();
+    let (items, words) = (dim("n", 1, 19, 1), dim("words", 1, 24, 1));
+    let ports = ["x[n words 16], mask[n words]", "y[n words 16]"];
+    check_items(&items, &words, ports, statements);
+    let compiled = for_runs(opened_items(&graph_of(ports[0], ports[1], statements), &items, &words).unwrap());
+    let plan = compiled.model.cpu().unwrap().plan();
+    let together = plan.together.as_ref().unwrap();
+    // Products by weights, maps and norms process a group; both attentions run for one text after the other.
+    let of_group: Vec<bool> = together.turns().map(|(_, is_together)| is_together).collect();
+    assert_eq!(of_group, [true, false, true, false, true]);
+    assert_eq!([24, 13, 12, 5, 1].map(|size| together.n_items(&words, size)), [1, 1, 2, 4, 16]);
 }
 
 #[test]

@@ -1,0 +1,180 @@
+//! Items of a run that steps process together.
+//!
+//! A net of one item whose rows are open computes rows of several items as well where rows have nothing to do
+//! with each other, as in a product by weights: these are then read once for a group of items. What looks at
+//! all rows of an item, such as attention, runs for one item after the other.
+
+use std::collections::{HashMap, HashSet};
+
+use tilewright_ir::op::Structure;
+use tilewright_runtime::RunSize;
+
+use super::{WHOLE_VECTORS, is_in_rows};
+use crate::branches::conditions;
+use crate::fuse::{Fused, Kernel, Step};
+use crate::net::ValueId;
+use crate::value_memory::Places;
+
+/// Most items of a group. What one part of a run leaves to a later one for each item has room for so many.
+const MOST: i64 = 16;
+
+/// Multiple of bytes between items of which each has memory for the largest size.
+const LINE: usize = 64;
+
+/// Groups of items: which steps process all items of one, and what lies there for each item.
+#[derive(Debug, Clone)]
+pub(crate) struct Groups {
+    /// Most items of a group.
+    pub(crate) most: i64,
+    /// Whether each step of the net processes all items of a group; behind them stand copies to outputs.
+    pub(crate) steps: Vec<bool>,
+    /// Values that own memory with a place for each item, and the bytes of an item at a size.
+    pub(crate) values: HashMap<ValueId, RunSize>,
+}
+
+impl Groups {
+    /// Bytes of the memory of a value, where it has a place for each item; `most` is the largest size.
+    pub(crate) fn n_bytes(&self, root: ValueId, most: i64) -> Option<usize> {
+        let pitch = self.values.get(&root)?;
+        // Products of open columns read whole vectors of rows, the last ones behind those of the last item.
+        let n = if pitch.factor > 0 { pitch.at(most + WHOLE_VECTORS - 1) } else { pitch.term * self.most };
+        Some(n as usize)
+    }
+
+    /// First and last of the steps around one that run for an item before it is the next one's turn; the
+    /// step alone if it processes all items.
+    pub(crate) fn turn_of(&self, step: usize) -> [usize; 2] {
+        if self.steps[step] {
+            return [step; 2];
+        }
+        let n_before = self.steps[..step].iter().rev().take_while(|together| !**together).count();
+        let n_behind = self.steps[step + 1..].iter().take_while(|together| !**together).count();
+        [step - n_before, step + n_behind]
+    }
+}
+
+fn is_plain(size: &RunSize) -> bool {
+    size.factor > 0 && (size.term, size.divisor, size.multiple) == (0, 1, 1)
+}
+
+impl Fused {
+    /// Finds the steps of a net of any number of items that process several of them; `None` where there are
+    /// none, or steps whose number depends on a run.
+    pub(crate) fn groups(&self, places: &Places) -> Option<Groups> {
+        let open = self.open.as_ref().filter(|open| open.dim.step == 1 && open.dim.least >= 1)?;
+        let items = self.items.as_ref().filter(|items| items.dim != open.dim)?;
+        let is_known = |step: &Step| matches!(step, Step::Kernel(_) | Step::Part { .. } | Step::Join { .. });
+        let is_straight = self.steps.iter().all(is_known) && conditions(self, places).iter().all(Vec::is_empty);
+        if !is_straight || !self.net.states.is_empty() || !self.pieces.is_empty() {
+            return None;
+        }
+        let copied: HashSet<usize> = places.copies.iter().map(|copy| copy.before).collect();
+        let unpacked = self.without_items(&items.ports, places);
+        let packed =
+            |id: ValueId| self.bytes_of_item(id, places).filter(|_| !unpacked.contains(&places.locate(id).root));
+        let is_of_rows = |kernel: &Kernel| {
+            let is_constant = |id: &ValueId| {
+                let is_open = open.axes[id.0].iter().any(Option::is_some);
+                !is_open && self.net.value(places.locate(*id).root).constant.is_some()
+            };
+            self.is_by_rows(kernel)
+                && packed(kernel.output).is_some()
+                && kernel.inputs.iter().all(|id| is_constant(id) || packed(*id).is_some())
+        };
+        let mut steps: Vec<bool> = Vec::with_capacity(self.steps.len());
+        for (at, step) in self.steps.iter().enumerate() {
+            steps.push(match step {
+                Step::Kernel(kernel) => !copied.contains(&at) && is_of_rows(kernel),
+                // It is no work.
+                _ => !copied.contains(&at) && steps.last().copied().unwrap_or(false),
+            });
+        }
+        let is_product = |(step, together): (&Step, &bool)| match step {
+            Step::Kernel(kernel) => *together && matches!(kernel.workload.structure(), Structure::Contraction(_)),
+            _ => false,
+        };
+        if !self.steps.iter().zip(&steps).any(is_product) {
+            return None;
+        }
+        steps.push(false);
+        let mut groups = Groups { most: MOST, steps, values: HashMap::new() };
+        let mut turns: HashMap<ValueId, HashSet<[usize; 2]>> = HashMap::new();
+        let mut touch = |id: ValueId, turn: [usize; 2]| {
+            turns.entry(places.locate(id).root).or_default().insert(turn);
+        };
+        // What is there before the first step is made for each item.
+        let before = if groups.steps[0] { [usize::MAX; 2] } else { groups.turn_of(0) };
+        self.numbers().map(|(id, _)| id).chain(self.net.inputs.iter().copied()).for_each(|id| touch(id, before));
+        for copy in &places.copies {
+            touch(copy.from, groups.turn_of(copy.before));
+            if copy.before < self.steps.len() {
+                touch(copy.to, groups.turn_of(copy.before));
+            }
+        }
+        for (at, step) in self.steps.iter().enumerate() {
+            let Step::Kernel(kernel) = step else { continue };
+            for id in kernel.inputs.iter().chain([&kernel.output]) {
+                touch(*id, groups.turn_of(at));
+                if groups.steps[at]
+                    && let Some(pitch) = packed(*id)
+                {
+                    groups.values.insert(places.locate(*id).root, pitch);
+                }
+            }
+        }
+        for (root, turns) in turns {
+            let value = self.net.value(root);
+            if turns.len() > 1 && value.constant.is_none() && !groups.values.contains_key(&root) {
+                let n_bytes = (value.n_bytes() as usize).next_multiple_of(LINE);
+                let pitch = RunSize { factor: 0, term: n_bytes as i64, divisor: 1, multiple: 1 };
+                groups.values.insert(root, pitch);
+            }
+        }
+        Some(groups)
+    }
+
+    /// Bytes of the memory of a value that has a place for each item of a group.
+    pub(crate) fn bytes_of_group(&self, root: ValueId) -> Option<usize> {
+        let groups = self.items.as_ref()?.groups.as_ref()?;
+        groups.n_bytes(root, self.open.as_ref()?.dim.most)
+    }
+
+    /// Whether a kernel computes rows of which each depends on the same row of its open inputs alone.
+    fn is_by_rows(&self, kernel: &Kernel) -> bool {
+        let (Some(own), Some(open)) = (&kernel.open, &self.open) else { return false };
+        match (&own.each, &own.sizes[..]) {
+            (Some((size, ..)), []) => is_plain(size),
+            (None, [size]) => {
+                let is_product = matches!(kernel.workload.structure(), Structure::Contraction(_));
+                let sizes = open.sizes.get(&kernel.output);
+                is_product && is_plain(size) && sizes.is_some_and(|sizes| matches!(sizes[..], [("m", _)]))
+            }
+            _ => false,
+        }
+    }
+
+    /// Values in whose memory items do not lie one behind the other: what they share, numbers of a size, and
+    /// what is written otherwise than by a kernel of as many rows as a run has.
+    fn without_items(&self, in_items: &[bool], places: &Places) -> HashSet<ValueId> {
+        let shared = self.net.inputs.iter().zip(in_items).filter(|(_, in_items)| !**in_items).map(|(id, _)| *id);
+        let numbers = self.numbers().map(|(id, _)| id);
+        let within = places.copies.iter().filter(|copy| copy.before < self.steps.len()).map(|copy| copy.to);
+        let beyond = self.steps.iter().filter_map(|step| match step {
+            Step::Kernel(kernel) => kernel.sizes().iter().any(|size| size.multiple > 1).then_some(kernel.output),
+            _ => None,
+        });
+        shared.chain(numbers).chain(within).chain(beyond).map(|id| places.locate(id).root).collect()
+    }
+
+    /// Bytes of an item in the memory of a value of its own, where its rows lie one behind the other.
+    fn bytes_of_item(&self, id: ValueId, places: &Places) -> Option<RunSize> {
+        let (net, open) = (&self.net, self.open.as_ref()?);
+        let own = places.locate(id);
+        let value = net.value(own.root);
+        let (axis, size) = open.axes[id.0].iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))?;
+        let is_all = own.offset == 0 && net.value(id).n_bytes() == value.n_bytes() && value.constant.is_none();
+        let row = value.n_bytes() as i64 / net.shape(id)[axis].max(1);
+        let fits = is_all && is_plain(&size) && is_in_rows(net.shape(id), &open.axes[id.0]);
+        fits.then_some(RunSize { factor: row * size.factor, ..size })
+    }
+}
