@@ -19,6 +19,11 @@ const MOST_KEPT: usize = 64;
 const WHOLE_VECTORS: usize = 16;
 /// Number of ranges of a dimension without code after which no other one is tried.
 const MOST_REFUSALS: usize = 3;
+/// Least size that a range ends at behind a batch: items are processed together as long as they have no more
+/// rows than the largest one.
+const LEAST_ROWS: usize = 128;
+/// Least number of items that a range of batches ends at, which costs nothing.
+const LEAST_ITEMS: usize = 256;
 
 /// Shape of an input.
 pub type InputShape = Vec<usize>;
@@ -200,9 +205,10 @@ impl<T> Codes<T> {
             }
             let power = |size: usize| size.next_power_of_two().max(WHOLE_VECTORS);
             let &(_, largest) = dims.first()?;
-            let ends = [power(largest), largest.next_multiple_of(WHOLE_VECTORS)];
+            let least = if dims.len() > 1 { LEAST_ROWS } else { 1 };
+            let ends = [power(largest).max(least), power(largest), largest.next_multiple_of(WHOLE_VECTORS)];
             let most = ends.into_iter().find(|most| !refused.contains(most))?;
-            let ends = std::iter::once(most).chain(dims[1..].iter().map(|&(_, size)| power(size)));
+            let ends = std::iter::once(most).chain(dims[1..].iter().map(|&(_, size)| power(size).max(LEAST_ITEMS)));
             let dim = |((name, _), most): (&(&str, usize), usize)| OpenDimension {
                 name: (*name).to_owned(),
                 least: 1,
@@ -322,9 +328,9 @@ mod tests {
         met.check(&[&[1, 33, 64], &[1, 33]], ("[1, 64, 64], [1, 64] and tokens=1..64", &[33]));
         assert_eq!(met.n_codes(), 2);
         // A batch of several is open as well.
-        met.check(&[&[2, 8, 64], &[2, 8]], ("[16, 64, 64], [16, 64] and tokens=1..64 and batch=1..16", &[8, 2]));
-        met.check(&[&[5, 9, 64], &[5, 9]], ("[16, 64, 64], [16, 64] and tokens=1..64 and batch=1..16", &[9, 5]));
-        met.check(&[&[1, 9, 64], &[1, 9]], ("[16, 64, 64], [16, 64] and tokens=1..64 and batch=1..16", &[9, 1]));
+        met.check(&[&[2, 8, 64], &[2, 8]], ("[256, 128, 64], [256, 128] and tokens=1..128 and batch=1..256", &[8, 2]));
+        met.check(&[&[5, 9, 64], &[5, 9]], ("[256, 128, 64], [256, 128] and tokens=1..128 and batch=1..256", &[9, 5]));
+        met.check(&[&[1, 9, 64], &[1, 9]], ("[256, 128, 64], [256, 128] and tokens=1..128 and batch=1..256", &[9, 1]));
         assert_eq!(met.n_codes(), 2);
     }
 
@@ -333,9 +339,9 @@ mod tests {
         let names: &[&[&str]] = &[&["batch", "tokens"], &["batch"], &["tokens"]];
         let texts = met(&names[..2], |_| true);
         texts.check(&[&[8, 100], &[8]], ("[8, 100], [8]", &[]));
-        texts.check(&[&[8, 103], &[8]], ("[16, 128], [16] and tokens=1..128 and batch=1..16", &[103, 8]));
-        texts.check(&[&[4, 60], &[4]], ("[16, 128], [16] and tokens=1..128 and batch=1..16", &[60, 4]));
-        texts.check(&[&[20, 60], &[20]], ("[32, 128], [32] and tokens=1..128 and batch=1..32", &[60, 20]));
+        texts.check(&[&[8, 103], &[8]], ("[256, 128], [256] and tokens=1..128 and batch=1..256", &[103, 8]));
+        texts.check(&[&[4, 60], &[4]], ("[256, 128], [256] and tokens=1..128 and batch=1..256", &[60, 4]));
+        texts.check(&[&[20, 60], &[20]], ("[256, 128], [256] and tokens=1..128 and batch=1..256", &[60, 20]));
         assert_eq!(texts.n_codes(), 2);
         // Of images no dimension lies behind the batch alone; of tokens at the front no batch is known.
         let images = met(&[&["batch", "", "height", "width"]], |_| true);

@@ -251,10 +251,10 @@ class Provider(unittest.TestCase):
         network = model(nodes, [("x", shape)], [("y", shape)], [("v", random(64, 64) / 8)])
         ours, theirs = session(network, log="all"), session(network, ours=False)
         with log_of() as lines:
-            for texts, tokens in ((8, 100), (8, 103), (4, 60), (1, 1), (16, 128), (3, 100), (8, 100)):
+            for texts, tokens in ((8, 100), (8, 103), (4, 60), (1, 1), (16, 128), (3, 100), (8, 100), (9, 5), (40, 3)):
                 self.compare(ours, theirs, {"x": random(texts, tokens, 64)})
         made = [line.split(" in ")[0] for line in lines]
-        sizes = ["[8, 100, 64]", "[16, 128, 64] and tokens=1..128 and batch=1..16"]
+        sizes = ["[8, 100, 64]", "[256, 128, 64] and tokens=1..128 and batch=1..256"]
         self.assertEqual(made, [f"5 nodes compiled for {each}" for each in sizes])
 
     def test_sizes_that_code_has_to_know_are_compiled_one_by_one(self):
