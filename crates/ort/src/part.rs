@@ -1,6 +1,6 @@
 //! Parts of a model, compiled and run.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -40,6 +40,8 @@ pub struct SessionState {
     /// End of the time in which kernels are tuned, from the beginning of that on.
     tuned_until: OnceLock<Instant>,
     cache: Cache,
+    /// Whether the log says that the cache cannot be written.
+    said_unkept: Once,
     /// Database of records, where there is one.
     pub database: Option<Database>,
 }
@@ -73,7 +75,8 @@ impl SessionState {
         let shared = SharedStore::of_user(options.store.as_deref());
         let shared = shared.map_err(|why| log.problem(&why.to_string())).unwrap_or_default();
         let database = database.map(|database| database.before(shared));
-        Ok(SessionState { api, log, options, target, threads, wish, tuned_until: OnceLock::new(), cache, database })
+        let (tuned_until, said_unkept) = (OnceLock::new(), Once::new());
+        Ok(SessionState { api, log, options, target, threads, wish, tuned_until, cache, said_unkept, database })
     }
 
     /// Time that is left to tune kernels.
@@ -182,6 +185,9 @@ impl SessionState {
         let (made, is_shared) = recorded.map_or_else(|| with(&Records::default().knowing(&answers)), Ok)??;
         if let Some(line) = making.cache.take_damage() {
             self.log.problem(&line);
+        }
+        if let Some(line) = making.cache.refusal() {
+            self.said_unkept.call_once(|| self.log.problem(&line));
         }
         self.log.note(|| {
             let (n, took, guessed) = (part.nodes.len(), start.elapsed().as_millis(), made.n_guessed);

@@ -346,6 +346,17 @@ class Provider(unittest.TestCase):
         self.assertIn("all is left to ONNX Runtime", lines[0])
         self.compare(ours, session(products(4), ours=False), {"x": random(4, 64)})
 
+    def test_a_cache_that_cannot_be_written_is_one_line(self):
+        network = products("rows")
+        with folder() as place:
+            ours = session(network, cache=str(place / "cache"))
+            shutil.rmtree(place / "cache")
+            with log_of() as lines:
+                for rows in (4, 9, 300):
+                    self.compare(ours, session(network, ours=False), {"x": random(rows, 64)})
+            self.assertEqual(len(lines), 1, lines)
+            self.assertIn(f"compiled kernels could not be kept in {place}/cache: No such file", lines[0])
+
     def test_what_is_damaged_in_the_cache_is_made_anew(self):
         network, x = residual_network(1), random(1, 16, 32, 32)
         expected = session(network, ours=False).run(None, {"x": x})[0]
