@@ -155,29 +155,7 @@ fn seconds(time: Option<f64>) -> PyResult<Option<Duration>> {
     time.map(duration).transpose()
 }
 
-/// Starts a run for a workload.
-#[pyfunction]
-#[pyo3(signature = (workload, *, worker, db, search, trials, time, seed, threads, template, race))]
-#[allow(clippy::too_many_arguments, reason = "they have names in Python")]
-pub fn start_workload(
-    workload: &str,
-    worker: Vec<String>,
-    db: Option<PathBuf>,
-    search: String,
-    trials: Option<u64>,
-    time: Option<f64>,
-    seed: u64,
-    threads: usize,
-    template: Option<String>,
-    race: bool,
-) -> PyResult<Running> {
-    let request = Request::parse(workload).map_err(value::error)?;
-    let request = template.into_iter().fold(request, Request::template);
-    let request = request.search(search).trials(trials).time(seconds(time)?).seed(seed).threads(threads).race(race);
-    Running::start(request, db, worker)
-}
-
-/// Names of the settings of a request for a command, besides the fields of the command.
+/// Names of the settings of a request.
 const SETTINGS: [&str; 10] =
     ["search", "trials", "time", "seed", "threads", "race", "to_the_end", "timeout", "build_timeout", "memory_bytes"];
 
@@ -200,34 +178,51 @@ fn set(request: Request, name: &str, given: Json) -> PyResult<Request> {
     })
 }
 
-/// Starts a run for a command, by the fields of its request.
+/// Sets all that are given.
+fn with_settings(request: Request, given: Map<String, Json>) -> PyResult<Request> {
+    given.into_iter().try_fold(request, |request, (name, given)| set(request, &name, given))
+}
+
+/// Entries of a dict with texts as keys.
+fn entries(dict: &Bound<PyAny>) -> PyResult<Map<String, Json>> {
+    let Json::Object(entries) = value::json(dict)? else { return Err(value::refuse("a request is a dict")) };
+    Ok(entries)
+}
+
+/// Starts a run for a workload, with settings by name.
+#[pyfunction]
+#[pyo3(signature = (workload, settings, *, template, worker, db))]
+pub fn start_workload(
+    workload: &str,
+    settings: &Bound<PyAny>,
+    template: Option<String>,
+    worker: Vec<String>,
+    db: Option<PathBuf>,
+) -> PyResult<Running> {
+    let request = Request::parse(workload).map_err(value::error)?;
+    let request = template.into_iter().fold(request, Request::template);
+    Running::start(with_settings(request, entries(settings)?)?, db, worker)
+}
+
+/// Starts a run for a command, by the fields of its request and settings beside them.
 #[pyfunction]
 #[pyo3(signature = (request, *, worker, db))]
 pub fn start_command(request: &Bound<PyAny>, worker: Vec<String>, db: Option<PathBuf>) -> PyResult<Running> {
-    let Json::Object(all) = value::json(request)? else { return Err(value::refuse("a request is a dict")) };
     let (settings, command): (Map<String, Json>, Map<String, Json>) =
-        all.into_iter().partition(|(name, _)| SETTINGS.contains(&name.as_str()));
+        entries(request)?.into_iter().partition(|(name, _)| SETTINGS.contains(&name.as_str()));
     let command: Command = serde_json::from_value(Json::Object(command)).map_err(value::refuse)?;
-    let of_settings = |request, (name, given): (String, Json)| set(request, &name, given);
-    Running::start(settings.into_iter().try_fold(Request::new(command), of_settings)?, db, worker)
+    Running::start(with_settings(Request::new(command), settings)?, db, worker)
 }
 
-/// Starts a run for a kernel of the user's, which a file describes.
+/// Starts a run for a kernel of the user's that a file describes, with settings by name.
 #[pyfunction]
-#[pyo3(signature = (file, *, worker, db, search, trials, time, seed, threads, race))]
-#[allow(clippy::too_many_arguments, reason = "they have names in Python")]
+#[pyo3(signature = (file, settings, *, worker, db))]
 pub fn start_kernel(
     file: PathBuf,
+    settings: &Bound<PyAny>,
     worker: Vec<String>,
     db: Option<PathBuf>,
-    search: String,
-    trials: Option<u64>,
-    time: Option<f64>,
-    seed: u64,
-    threads: usize,
-    race: bool,
 ) -> PyResult<Running> {
     let request = Request::new(KernelFile::read(&file).map_err(value::error)?);
-    let request = request.search(search).trials(trials).time(seconds(time)?).seed(seed).threads(threads).race(race);
-    Running::start(request, db, worker)
+    Running::start(with_settings(request, entries(settings)?)?, db, worker)
 }

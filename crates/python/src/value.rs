@@ -47,7 +47,10 @@ pub fn json(value: &Bound<PyAny>) -> PyResult<Json> {
     if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
         return value.try_iter()?.map(|item| json(&item?)).collect::<PyResult<Vec<_>>>().map(Json::Array);
     }
-    Ok(datum(value)?.to_json())
+    match value.extract::<u64>() {
+        Ok(large) if large > i64::MAX as u64 => Ok(large.into()),
+        _ => Ok(datum(value)?.to_json()),
+    }
 }
 
 /// Converts JSON to Python's values.

@@ -274,6 +274,20 @@ class Workloads(unittest.TestCase):
             self.assertAlmostEqual(kernel.time, run.best.time)
             self.check_product(kernel)
 
+    def test_settings_are_taken_whole_or_refused(self):
+        for settings, words in [
+            ({"trials": -1}, "trials: "),
+            ({"seed": 1.5}, "seed: "),
+            ({"threads": "two"}, "threads: "),
+            ({"time": 0}, "time takes a number of seconds above 0"),
+        ]:
+            with self.assertRaisesRegex(ValueError, words):
+                tw.tune("matmul-256", **settings)
+        with tempfile.TemporaryDirectory() as folder:
+            db = os.path.join(folder, "records.db")
+            run = tw.tune("matmul:m=8,n=8,k=8", trials=2, seed=2**64 - 1, race=False, db=db).wait(progress=False)
+            self.assertEqual((run.summary["seed"], run.summary["trials"]), (2**64 - 1, 2))
+
     @unittest.skipIf(numpy is None, "there is no NumPy to call kernels with")
     def test_guesses_and_constants_are_called_too(self):
         with tempfile.TemporaryDirectory() as folder:

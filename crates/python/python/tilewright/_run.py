@@ -204,10 +204,8 @@ def tune(
         return _FunctionRun(what, function, trials, time, search, seed, catch)
     if function is not None:
         raise TypeError("a workload is measured by Tilewright: tune(workload) takes no function")
-    running = _tilewright.start_workload(
-        what, worker=_worker(), db=db, search=search, trials=trials, time=time, seed=seed, threads=threads,
-        template=template, race=race,
-    )
+    settings = dict(search=search, trials=trials, time=time, seed=seed, threads=threads, race=race)
+    running = _tilewright.start_workload(what, settings, template=template, worker=_worker(), db=db)
     return _RecordedRun(what, running, trials)
 
 
@@ -263,9 +261,8 @@ def tune_kernel(
     db: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Tunes a kernel in C, C++, OpenCL C or CUDA that a file describes, as `tilewright tune --kernel` does."""
-    running = _tilewright.start_kernel(
-        file, worker=_worker(), db=db, search=search, trials=trials, time=time, seed=seed, threads=threads, race=race
-    )
+    settings = dict(search=search, trials=trials, time=time, seed=seed, threads=threads, race=race)
+    running = _tilewright.start_kernel(file, settings, worker=_worker(), db=db)
     return _RecordedRun(os.fspath(file), running, trials)
 
 

@@ -134,28 +134,9 @@ def searches() -> list[dict[str, Any]]: ...
 def open_recorded(file: _Path, *, task: str | None = None, description: _Path | None = None) -> Recorded: ...
 def serve(arguments: Sequence[str]) -> bool: ...
 def start_workload(
-    workload: str,
-    *,
-    worker: Sequence[str],
-    db: _Path | None,
-    search: str,
-    trials: int | None,
-    time: float | None,
-    seed: int,
-    threads: int,
-    template: str | None,
-    race: bool,
+    workload: str, settings: Mapping[str, Any], *, template: str | None, worker: Sequence[str], db: _Path | None
 ) -> Running: ...
 def start_command(request: Mapping[str, Any], *, worker: Sequence[str], db: _Path | None) -> Running: ...
 def start_kernel(
-    file: _Path,
-    *,
-    worker: Sequence[str],
-    db: _Path | None,
-    search: str,
-    trials: int | None,
-    time: float | None,
-    seed: int,
-    threads: int,
-    race: bool,
+    file: _Path, settings: Mapping[str, Any], *, worker: Sequence[str], db: _Path | None
 ) -> Running: ...
