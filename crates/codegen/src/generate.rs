@@ -30,7 +30,7 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use tilewright_ir::gpu::SHARED_ALIGN;
-use tilewright_ir::gpu::warpgroup::Groups;
+use tilewright_ir::gpu::warpgroup::{Groups, Matrices};
 use tilewright_ir::index::Ranges;
 use tilewright_ir::target::Target;
 use tilewright_ir::{
@@ -125,9 +125,7 @@ pub(super) struct FunctionBuilder {
     /// Warpgroups of the block, in a kernel with warpgroup products.
     pub groups: Option<Groups>,
     /// Operands in swizzled shared memory of warpgroup products.
-    pub matrices: Vec<BufferId>,
-    /// Operands among these that are stored in two parts (3xTF32).
-    pub in_parts: Vec<BufferId>,
+    pub matrices: Matrices,
     /// Whether warpgroup products stay pending while the next iteration issues more.
     pub goes_on: bool,
     /// Whether threads issue asynchronous copies (`cp.async`).
@@ -236,8 +234,7 @@ impl FunctionBuilder {
             warp: None,
             is_parted: false,
             groups: None,
-            matrices: Vec::new(),
-            in_parts: Vec::new(),
+            matrices: Matrices::default(),
             goes_on: false,
             has_copies: true,
             tma: None,
@@ -554,7 +551,7 @@ impl Generator<'_> {
         if self.target.gpu.is_none() {
             return;
         }
-        if self.f.matrices.iter().any(|b| !self.is_for_boxes(*b)) {
+        if self.f.matrices.all.iter().any(|b| !self.is_for_boxes(*b)) {
             self.m.proxy_fence();
         }
         self.m.barrier();

@@ -14,6 +14,8 @@ mod random;
 
 #[path = "ptx/clusters.rs"]
 mod clusters;
+#[path = "ptx/converters.rs"]
+mod converters;
 #[path = "ptx/fragments.rs"]
 mod fragments;
 #[path = "ptx/groups.rs"]

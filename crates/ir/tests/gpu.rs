@@ -412,7 +412,7 @@ fn stores_of_a_warp_are_boxes() {
         });
     });
     assert_eq!(found.len(), 1);
-    assert_eq!((&found[0].extents[..], found[0].is_stored), (&[1, 16, 32][..], true));
+    assert_eq!((&found[0].extents[..], found[0].rounded), (&[1, 16, 32][..], false));
     // Numbers are stored as they are.
     assert_eq!(found[0].described(&gpu.program).kind, 2);
     assert!(of("bf16", 8, 64, place).is_ok());

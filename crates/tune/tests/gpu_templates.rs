@@ -276,6 +276,10 @@ fn first_guesses_for_an_h100_take_tensor_cores() {
     // TMA copies both factors, whichever way they lie.
     let across = guess(4096, ",tf32=1");
     assert_eq!((&across["copies"], &across["producer"]), (&"bulk".into(), &1.into()), "{across}");
+    // Converter warps have run on no card.
+    let in_parts = guess_for_an_h100("dense:m=4096,n=4096,k=4096", None);
+    let of = |name: &str| in_parts[name].as_str().unwrap_or_default();
+    assert_eq!((of("algorithm"), of("precision"), of("copies")), ("wgmma", "tf32x3", "registers"), "{in_parts}");
     let exact = guess(4096, ",exact=1");
     let of = |name: &str| &exact[name];
     assert_eq!((of("copies"), of("ahead"), of("thread_m")), (&"registers".into(), &2.into(), &8.into()), "{exact}");

@@ -126,7 +126,7 @@ impl Generator<'_> {
 
     /// The address of an element whose position does not depend on the lane.
     pub(super) fn pointer(&mut self, buffer: BufferId, flat: &Index) -> Id {
-        if self.f.matrices.contains(&buffer) {
+        if self.f.matrices.all.contains(&buffer) {
             return self.swizzled_pointer(buffer, flat);
         }
         self.plain_pointer(buffer, flat)

@@ -9,7 +9,7 @@ pub mod tensor;
 pub mod warpgroup;
 
 use tilewright_ir::gpu::bulk::TensorMap;
-use tilewright_ir::gpu::warpgroup::{Groups, SWIZZLED_BYTES};
+use tilewright_ir::gpu::warpgroup::{Groups, Matrices, SWIZZLED_BYTES};
 use tilewright_ir::gpu::{self, Abi, BufferUse, GpuKernel, GpuProgram, SHARED_ALIGN, cluster};
 use tilewright_ir::target::Target;
 use tilewright_ir::{BufferId, Index, Scope};
@@ -44,7 +44,7 @@ pub fn generate(gpu: &GpuProgram, target: &Target) -> Result<Module, CompileErro
 
 impl Generator<'_> {
     fn kernel(&mut self, gpu: &GpuProgram, kernel: &GpuKernel) -> Result<(), CompileError> {
-        let Abi { buffers, maps, block, n_teams, has_producer_warp, shared_rings, shared_bytes, .. } =
+        let Abi { buffers, maps, block, n_teams, has_producer_warp, n_converters, shared_rings, shared_bytes, .. } =
             Abi::of(gpu, kernel, self.target);
         let mut types = vec![Type::GLOBAL; buffers.len()];
         let n_buffers = types.len();
@@ -67,8 +67,7 @@ impl Generator<'_> {
             }
         }
         if self.target.has_wgmma() {
-            self.f.matrices = gpu::warpgroup::matrices(&gpu.program, kernel);
-            self.f.in_parts = gpu::warpgroup::in_parts(&gpu.program, kernel);
+            self.f.matrices = Matrices::of(&gpu.program, kernel);
         }
         let [boxes, barriers] = self.shared_memory(gpu, kernel, shared_bytes)?;
         let blocks = kernel.blocks.into_iter().zip([0, 1, 2].map(Coordinate::Block));
@@ -93,7 +92,9 @@ impl Generator<'_> {
             let is_copied = |b: &BufferId| self.program.buffer(*b).scope == Scope::Async;
             self.f.has_copies = kernel.shared.iter().any(is_copied);
             let n_readers = has_producer_warp.then(|| kernel.block()[2]);
-            self.begin_boxes(kernel, maps, barriers, kernel.n_places(gpu) as i32, n_readers, shared_rings);
+            let n_converters = (n_converters > 0).then(|| n_converters * gpu::producer_warp::THREADS);
+            let arrivals = [Some(1), n_readers, n_converters].into_iter().flatten().collect();
+            self.begin_boxes(kernel, maps, barriers, kernel.n_places(gpu) as i32, arrivals, shared_rings);
         }
         if has_producer_warp {
             self.f.stores = boxes.map(Stores::new);
@@ -125,7 +126,7 @@ impl Generator<'_> {
         let starts = [(start, boxes), (start.saturating_add(boxes), kernel.n_places(gpu))];
         let mut rest = [None; 2];
         if all_bytes > 0 {
-            let align = if self.f.matrices.is_empty() { SHARED_ALIGN as u32 } else { SWIZZLED_BYTES as u32 };
+            let align = if self.f.matrices.all.is_empty() { SHARED_ALIGN as u32 } else { SWIZZLED_BYTES as u32 };
             let base = self.hoisted(0, |g| g.m.shared_memory(all_bytes, align));
             for (buffer, offset) in offsets {
                 let pointer = self.hoisted(0, |g| g.bytes_from(base, offset as i64));

@@ -33,7 +33,7 @@ impl Generator<'_> {
         let dtype = self.program.buffer(*buffer).dtype;
         let is_moved = is_factor(dtype) || self.is_upper_half(dtype);
         let is_computed_so = matches!(dtype, DType::F32 | DType::F64);
-        if lanes.mask.is_some() || self.in_registers(*buffer) || self.f.in_parts.contains(buffer) {
+        if lanes.mask.is_some() || self.in_registers(*buffer) || self.f.matrices.in_parts.contains(buffer) {
             return Ok(0);
         }
         if !is_computed_so && !is_moved {

@@ -98,7 +98,7 @@ impl Generator<'_> {
         let bytes = self.program.buffer(buffer).dtype.bytes();
         let known = if bits == 0 { ARGUMENT_ALIGN } else { bytes << bits.trailing_zeros().min(8) };
         // Within a row of a matrix its parts change places.
-        let most = if self.f.matrices.contains(&buffer) { PART_BYTES as u64 } else { u64::MAX };
+        let most = if self.f.matrices.all.contains(&buffer) { PART_BYTES as u64 } else { u64::MAX };
         known.min(self.buffer_align(buffer)).min(most) as u32
     }
 
@@ -308,9 +308,9 @@ impl Generator<'_> {
     pub(super) fn write(&mut self, buffer: BufferId, index: &[Index], value: LaneOperand) {
         let access = self.access(buffer, index);
         self.f.seen.loads.remove(&buffer);
-        if !self.f.in_parts.contains(&buffer) {
+        if !self.f.matrices.in_parts.contains(&buffer) {
             // Tensor cores that read shared memory cut factors of more bits than they take.
-            let is_cut = self.f.matrices.contains(&buffer) && self.program.buffer(buffer).dtype == DType::F32;
+            let is_cut = self.f.matrices.all.contains(&buffer) && self.program.buffer(buffer).dtype == DType::F32;
             let value = if is_cut { LaneOperand { value: self.rounded_to_tf32(value.value), ..value } } else { value };
             return self.write_at(buffer, access, value);
         }
@@ -466,7 +466,7 @@ impl Generator<'_> {
 
     /// The address of each lane.
     fn lane_pointers(&mut self, buffer: BufferId, access: &LaneAddresses, piece: VectorPiece) -> Id {
-        assert!(!self.f.matrices.contains(&buffer), "lanes do not scatter over a matrix");
+        assert!(!self.f.matrices.all.contains(&buffer), "lanes do not scatter over a matrix");
         let element = self.element_type(buffer);
         let width = piece.width;
         // Machines have instructions for short distances from one address.

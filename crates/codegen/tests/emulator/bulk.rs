@@ -2,7 +2,7 @@
 
 use super::arithmetic::tf32;
 use super::cluster::{self, Sent};
-use super::{Block, Memory, Operand, Space, Stop, Thread};
+use super::{Block, FENCED, Memory, Operand, Space, Stop, Thread};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tilewright_ir::Program;
@@ -27,6 +27,8 @@ struct Barrier {
     left: u64,
     /// Threads that have arrived in this phase.
     arrived: Vec<u32>,
+    /// Writes that these had fenced, with the thread of each: positions and bytes.
+    written: Vec<(u32, usize, usize)>,
     /// Bytes that are to come.
     bytes: i64,
     /// Phases that are over.
@@ -54,6 +56,8 @@ pub struct Coming {
 pub struct Boxes {
     barriers: BTreeMap<usize, Barrier>,
     coming: Vec<Coming>,
+    /// Barrier and number of the phase behind which others see what was written to 16 bytes.
+    pub released: BTreeMap<usize, (usize, u64)>,
     n_changes: u64,
     n_seen: u64,
 }
@@ -212,7 +216,10 @@ impl Block<'_> {
             }
             Arrive | ArriveThere => {
                 let who = cluster::BLOCK * self.rank() + me;
-                self.boxes.barrier(at)?.arrive(who)?;
+                let barrier = self.boxes.barrier(at)?;
+                barrier.written.extend(std::mem::take(&mut t.unreleased).into_iter().map(|(to, n)| (me, to, n)));
+                barrier.arrive(who)?;
+                self.release(at);
             }
             Try => {
                 let parity = self.value(t, &x[2]);
@@ -224,6 +231,9 @@ impl Block<'_> {
                     self.land(at)?;
                 }
                 let is_there = is_over(self)?;
+                if let (true, Some(barrier)) = (is_there, self.boxes.barriers.get(&at)) {
+                    t.seen.insert(at, barrier.phase);
+                }
                 Self::set(t, &x[0], is_there.into());
                 if !is_there {
                     t.stop = Some(Stop::Again);
@@ -231,6 +241,18 @@ impl Block<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Has what threads wrote before they arrived at a barrier be there for those that wait for the phase
+    /// that is over.
+    fn release(&mut self, at: usize) {
+        let barrier = self.boxes.barriers.get_mut(&at).filter(|barrier| barrier.arrived.is_empty());
+        let Some(Barrier { written, phase, .. }) = barrier else { return };
+        for (who, to, n) in std::mem::take(written) {
+            let is_own = |writer: &&mut u32| **writer == who | FENCED;
+            self.writers[to..to + n].iter_mut().filter(is_own).for_each(|writer| *writer = 0);
+            self.boxes.released.extend((to / 16..(to + n).div_ceil(16)).map(|unit| (unit, (at, *phase))));
+        }
     }
 
     /// Takes what another block of the cluster does to this one.
@@ -276,12 +298,14 @@ impl Block<'_> {
                 self.shared[to..to + bytes.len()].copy_from_slice(&bytes);
                 // What comes by itself is seen by what reads by itself.
                 self.writers[to..to + bytes.len()].fill(0);
+                self.boxes.released.remove(&(to / 16));
                 n += bytes.len() as i64;
             }
             let barrier = self.boxes.barrier(barrier)?;
             barrier.bytes -= n;
             barrier.end();
         }
+        self.release(barrier);
         Ok(())
     }
 

@@ -56,7 +56,7 @@ pub fn run(mut blocks: Vec<Block<'_>>, memory: &mut Memory, order: Order) -> Res
     let threads: Vec<usize> = match order {
         Order::Ascending => (0..n_threads).collect(),
         Order::Descending => (0..n_threads).rev().collect(),
-        Order::Strided(step) => (0..n_threads).map(|i| i * step % n_threads).collect(),
+        Order::Strided(step) => (0..step).flat_map(|first| (first..n_threads).step_by(step)).collect(),
     };
     let mut ranks: Vec<usize> = (0..blocks.len()).collect();
     if matches!(order, Order::Descending) {

@@ -439,7 +439,7 @@ fn run_in(
 pub enum Order {
     Ascending,
     Descending,
-    /// Each step so far from the one before, a number without a divisor in common with that of threads.
+    /// Each step so far from the one before, then those in between.
     Strided(usize),
 }
 
@@ -471,6 +471,10 @@ struct Thread {
     copies: VecDeque<Vec<(usize, Vec<u8>)>>,
     /// Writes to shared memory since the thread's last fence: positions and bytes.
     unfenced: Vec<(usize, usize)>,
+    /// Writes that it fenced since its last arrival at an mbarrier.
+    unreleased: Vec<(usize, usize)>,
+    /// Phases that were over when it waited for mbarriers, by position.
+    seen: BTreeMap<usize, u64>,
     /// Step of the last access to each register, and of the last fence for products.
     touched: Vec<u64>,
     fenced: Option<u64>,
@@ -573,6 +577,8 @@ impl<'m> Block<'m> {
             stop: None,
             copies: VecDeque::from([Vec::new()]),
             unfenced: Vec::new(),
+            unreleased: Vec::new(),
+            seen: BTreeMap::new(),
             touched: vec![0; entry.n_registers],
             fenced: None,
             n_arrivals: 0,
@@ -677,6 +683,8 @@ impl Block<'_> {
                 return Ok(());
             }
             Self::together(threads)?;
+            threads.iter_mut().for_each(|t| t.unreleased.clear());
+            self.boxes.released.clear();
             for (to, n) in std::mem::take(&mut self.fenced) {
                 self.writers[to..to + n].iter_mut().filter(|who| **who & FENCED != 0).for_each(|who| *who = 0);
             }
@@ -984,6 +992,7 @@ impl Block<'_> {
                 for (to, n) in std::mem::take(&mut t.unfenced) {
                     self.writers[to..to + n].iter_mut().filter(|who| **who == me).for_each(|who| *who |= FENCED);
                     self.fenced.push((to, n));
+                    t.unreleased.push((to, n));
                 }
             }
             Code::Load(space, ty) => {
@@ -991,6 +1000,10 @@ impl Block<'_> {
                 let (each, address) = (ty.bits as usize / 8, self.address(t, &x[1])?);
                 if *space == Space::Shared {
                     self.note(t, address, each * to.len());
+                    let position = self.position(address)?;
+                    if self.boxes.are_coming(position, each * to.len()) {
+                        return Err(format!("what comes to {position} is still on its way"));
+                    }
                 }
                 let bytes = self.bytes(t, *space, address, each * to.len())?.to_vec();
                 for (operand, bytes) in to.iter().zip(bytes.chunks(each)) {

@@ -272,6 +272,12 @@ impl Block<'_> {
             }
             let mut places = matrix.places();
             places.sort_unstable();
+            for place in &places {
+                let Some((barrier, phase)) = self.boxes.released.get(&(place / 16)) else { continue };
+                if threads.iter().any(|t| t.seen.get(barrier) < Some(phase)) {
+                    return Err(format!("not all have waited for who wrote to {place}"));
+                }
+            }
             Ok(Held::Shared(matrix, places, self.read(matrix)))
         };
         let rows = match rows {

@@ -246,6 +246,57 @@ fn a_warp_that_copies_is_used_as_expected() {
     }
 }
 
+/// Converter warps load and store 16 bytes at a time and wait for no others, and consumers have three
+/// products of parts for each 8 steps, nothing of the conversion, and the registers that are left of 12
+/// warps.
+#[test]
+fn warps_that_convert_are_used_as_expected() {
+    let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("converted-ptx");
+    std::fs::create_dir_all(&folder).unwrap();
+    for ([block_m, block_n, groups], ahead, [persistent, cluster], store) in [
+        ([128, 128, 2], 3, [0, 1], "direct"),
+        ([128, 128, 2], 3, [1, 1], "direct"),
+        ([128, 128, 2], 2, [1, 2], "bulk"),
+        ([64, 128, 1], 4, [1, 1], "direct"),
+        ([128, 96, 2], 3, [1, 1], "direct"),
+    ] {
+        let task = groups_task("dense:m=4096,n=4096,k=4096", UNITS);
+        let config = format!(
+            r#"{{"block_m":{block_m},"block_n":{block_n},"block_k":32,"groups_m":{groups},"groups_n":1,"vector_a":1,
+            "vector_b":1,"order":"rows","ahead":{ahead},"copies":"bulk","producer":1,"persistent":{persistent},
+            "cluster":{cluster},"store":"{store}"}}"#
+        );
+        let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
+        assert!(task.space.violated(&config).is_none(), "{block_m} {block_n}: {:?}", task.space.violated(&config));
+        let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();
+        let cubin = folder.join("converted.cubin");
+        let code = ptx(&kernels, &task).unwrap();
+        let made = nvidia::assemble(&ptxas, code.as_bytes(), "sm_90a", &cubin);
+        let made = made.unwrap_or_else(|why| panic!("{why}\n{code}"))["run_0"];
+        let n = |opcodes: &[String], word: &str| opcodes.iter().filter(|op| op.starts_with(word)).count();
+        let all = nvidia::loops(&nvidia::disassembled(&nvdisasm, &cubin));
+        let of = |word: &str| {
+            let found = all.iter().filter(|opcodes| n(opcodes, word) >= 2).min_by_key(|all| all.len());
+            found.unwrap_or_else(|| panic!("no {word} in {all:#?}"))
+        };
+        let [products, converted, boxes] = ["HGMMA", "LDS", "UTMALDG"].map(of);
+        println!(
+            "{block_m} {block_n} persistent={persistent} cluster={cluster} {store}: {made:?}, {}, {} and {} instructions",
+            products.len(),
+            converted.len(),
+            boxes.len()
+        );
+        assert_eq!((made.spilled_bytes, made.local_bytes), (0, 0), "{made:?}");
+        assert!(made.registers <= 168, "{made:?}");
+        let words = ["HGMMA", "UTMALDG", "LDS.128", "STS.128", "BAR"];
+        let n_chunks = (block_m + block_n) * 128 / 1024;
+        assert_eq!(words.map(|word| n(products, word)), [3 * 4 * block_m / 64 / groups, 0, 0, 0, 0], "{products:?}");
+        assert_eq!(words.map(|word| n(converted, word)), [0, 0, n_chunks, n_chunks, 0], "{converted:?}");
+        assert_eq!(words.map(|word| n(boxes, word)), [0, 2, 0, 0, 0], "{boxes:?}");
+    }
+}
+
 /// A warp stores a box by four instructions for tiles of halves, or eight for pairs of f32, and one of TMA's;
 /// nothing else is stored, and nothing spills.
 #[test]

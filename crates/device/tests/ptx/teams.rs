@@ -22,7 +22,9 @@ fn teams_take_tiles_in_turns() {
         let json = task.space.config_to_json(config);
         let kernel = &kernels.body[0];
         let abi = Abi::of(kernels, kernel, &task.setting.target);
-        assert_eq!((abi.n_teams, abi.block[2]), (2, 2 * kernel.block()[2] + 1), "{workload} {json}\n{kernels}");
+        let n_beside = producer_warp::WARPS + abi.n_converters;
+        let expected = (2, 2 * kernel.block()[2] + n_beside);
+        assert_eq!((abi.n_teams, abi.block[2]), expected, "{workload} {json}\n{kernels}");
         assert!(code.contains(&format!(".reqntid 4, 8, {}", abi.block[2])), "{workload} {json}\n{code}");
         let orders = if n_configs().is_some() { &ORDERS[..] } else { &ORDERS[n % 3..][..1] };
         orders.iter().for_each(|order| require_right((workload, task, config), kernels, code, *order));

@@ -2,6 +2,7 @@
 
 use super::bulk::{self, TensorMap};
 use super::producer_warp::{self, has_producer_warp};
+use super::warpgroup::Matrices;
 use super::{BufferUse, GpuKernel, GpuProgram, cluster, store};
 use crate::program::BufferId;
 use crate::target::Target;
@@ -17,13 +18,16 @@ pub struct Abi {
     pub maps: Vec<TensorMap>,
     /// Grid size: number of blocks along x, y and z.
     pub grid: [i64; 3],
-    /// Block size: number of threads along x, y and z, those of all consumer teams and of the producer warp
-    /// included.
+    /// Block size: number of threads along x, y and z, those of all consumer teams, of the producer warp and
+    /// of converter warps included.
     pub block: [i64; 3],
     /// Number of consumer teams, one behind the other along z: 1 unless there is a producer warp.
     pub n_teams: i64,
-    /// Whether the last layer of threads along z is the producer warp, which is not part of the program.
+    /// Whether the layer of threads along z behind those of all teams is the producer warp, which is not part
+    /// of the program.
     pub has_producer_warp: bool,
+    /// Number of converter warps, the layers of threads behind the producer warp.
+    pub n_converters: i64,
     /// Buffers that the producer warps of a cluster multicast, each half of every box. Where there are some,
     /// the kernel's code asks for clusters of [`cluster::BLOCKS`] blocks along x; a plain launch makes them.
     pub shared_rings: Vec<BufferId>,
@@ -40,8 +44,11 @@ impl Abi {
         let has_tma = target.has_wgmma();
         let has_producer_warp = has_tma && has_producer_warp(program, kernel);
         let n_teams = if has_producer_warp { producer_warp::n_teams(kernel) } else { 1 };
+        let in_parts = !Matrices::of(&program.program, kernel).in_parts.is_empty();
+        let n_converters = if has_producer_warp && in_parts { producer_warp::CONVERTERS } else { 0 };
         let shared_rings = if has_producer_warp { cluster::shared_rings(program, kernel) } else { Vec::new() };
-        let are_counted = has_tma && (has_producer_warp || bulk::waits_in_one_loop(kernel));
+        // Without converter warps threads make both parts of what they copy.
+        let are_counted = has_tma && (has_producer_warp || !in_parts && bulk::waits_in_one_loop(kernel));
         let [x, y, z] = kernel.block();
         let shared_bytes = kernel.shared_bytes(program);
         let is_unasked = target.gpu.is_some_and(|gpu| shared_bytes <= gpu.shared_bytes);
@@ -53,9 +60,10 @@ impl Abi {
             buffers: kernel.arguments(program),
             maps,
             grid: kernel.grid(),
-            block: [x, y, n_teams * z + if has_producer_warp { producer_warp::WARPS } else { 0 }],
+            block: [x, y, n_teams * z + if has_producer_warp { producer_warp::WARPS } else { 0 } + n_converters],
             n_teams,
             has_producer_warp,
+            n_converters,
             shared_rings,
             shared_bytes,
             dynamic_shared_bytes: if is_unasked { 0 } else { shared_bytes },

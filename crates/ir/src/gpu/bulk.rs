@@ -12,7 +12,7 @@
 //! NVIDIA's GPUs from sm_90 on copy such a box in one instruction (`cp.async.bulk.tensor`), which takes a
 //! description of the array from the host, the tensor map: a [`TensorMap`].
 
-use super::warpgroup::{ROW_BYTES, SWIZZLED_BYTES, matrices};
+use super::warpgroup::{Matrices, ROW_BYTES, SWIZZLED_BYTES};
 use super::{GpuKernel, GpuProgram};
 use crate::dtype::DType;
 use crate::expr::{Cond, Expr};
@@ -41,15 +41,15 @@ pub struct TensorMap {
     pub extents: Vec<i64>,
     /// Whether the box's rows of 128 bytes are swizzled in shared memory.
     pub swizzled: bool,
-    /// Whether the box is stored from shared to global memory, rather than loaded.
-    pub is_stored: bool,
+    /// Whether the copy rounds f32 to TF32.
+    pub rounded: bool,
 }
 
 /// Arguments of CUDA's `cuTensorMapEncodeTiled` for a [`TensorMap`], innermost dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorMapFields {
-    /// `CUtensorMapDataType`: TFLOAT32 for f32 operands of warpgroup products, else the unsigned integer of
-    /// the element's width. Elements outside the array read as zeros.
+    /// `CUtensorMapDataType`: TFLOAT32 for f32 that the copy rounds, else the unsigned integer of the
+    /// element's width. Elements outside the array read as zeros.
     pub kind: u32,
     /// Elements of the array along each dimension.
     pub extents: Vec<u64>,
@@ -64,8 +64,7 @@ impl TensorMap {
     pub fn described(&self, program: &Program) -> TensorMapFields {
         let array = program.buffer(self.array);
         let kind = match array.dtype.bytes() {
-            // Tensor cores cut what they read from shared memory, so that TMA rounds it.
-            4 if self.swizzled && !self.is_stored && array.dtype == DType::F32 => TFLOAT32,
+            4 if self.rounded => TFLOAT32,
             1 => 0,
             2 => 1,
             4 => 2,
@@ -103,9 +102,9 @@ pub struct Half {
 }
 
 impl BoxCopy {
-    /// Recognises a loop nest that copies a box; `None` for any other nest. `swizzled` lists the buffers in
+    /// Recognises a loop nest that copies a box; `None` for any other nest. `matrices` are the buffers in
     /// shared memory whose rows of 128 bytes are swizzled.
-    pub fn of(program: &Program, nest: &Loop, swizzled: &[BufferId], ranges: &Ranges) -> Option<BoxCopy> {
+    pub fn of(program: &Program, nest: &Loop, matrices: &Matrices, ranges: &Ranges) -> Option<BoxCopy> {
         let (mut loops, mut l) = (Vec::new(), nest);
         let (to, index, value) = loop {
             if l.kind != LoopKind::Serial {
@@ -158,7 +157,7 @@ impl BoxCopy {
             weight *= n;
         }
         let row = extents.last().map_or(0, |n| n * bytes);
-        let swizzled = swizzled.contains(&to);
+        let swizzled = matrices.all.contains(&to);
         if row % LEAST_BYTES != 0 || swizzled && row != ROW_BYTES {
             return None;
         }
@@ -175,7 +174,9 @@ impl BoxCopy {
             let zero = |i: &Index| loops.iter().fold(i.clone(), |i, (var, _)| i.substitute(*var, &0.into()));
             index.iter().map(|i| ranges.simplify(&zero(i))).collect::<Vec<_>>()
         };
-        let map = TensorMap { array, extents, swizzled, is_stored: false };
+        // Tensor cores cut what they read from shared memory. Of numbers in two parts that is the first one.
+        let rounded = swizzled && a.dtype == DType::F32 && !matrices.in_parts.contains(&to);
+        let map = TensorMap { array, extents, swizzled, rounded };
         Some(BoxCopy { to, first: first(index), place: first(at), map })
     }
 
@@ -249,9 +250,9 @@ pub(super) fn all_maps(gpu: &GpuProgram, kernel: &GpuKernel, shared: &[BufferId]
         return Vec::new();
     }
     let mut ranges = kernel.ranges();
-    let swizzled = matrices(&gpu.program, kernel);
+    let matrices = Matrices::of(&gpu.program, kernel);
     let mut found = Vec::new();
-    if gather(&gpu.program, &kernel.body, (&swizzled, shared), &mut ranges, &mut found) { found } else { Vec::new() }
+    if gather(&gpu.program, &kernel.body, (&matrices, shared), &mut ranges, &mut found) { found } else { Vec::new() }
 }
 
 fn is_ring(program: &Program, buffer: BufferId) -> bool {
@@ -262,13 +263,13 @@ fn is_ring(program: &Program, buffer: BufferId) -> bool {
 fn gather(
     program: &Program,
     block: &[Stmt],
-    (swizzled, shared): (&[BufferId], &[BufferId]),
+    (matrices, shared): (&Matrices, &[BufferId]),
     ranges: &mut Ranges,
     out: &mut Vec<TensorMap>,
 ) -> bool {
     block.iter().all(|stmt| {
         if let Stmt::For(l) = stmt
-            && let Some(copy) = BoxCopy::of(program, l, swizzled, ranges)
+            && let Some(copy) = BoxCopy::of(program, l, matrices, ranges)
         {
             let half = shared.contains(&copy.to).then(|| copy.half(program)).flatten();
             let map = half.map_or(copy.map, |half| half.first.map);
@@ -278,7 +279,7 @@ fn gather(
             return true;
         }
         let mut are = stmt.own_write().is_none_or(|(buffer, _)| !is_ring(program, buffer));
-        stmt.each_block(ranges, |block, ranges| are = are && gather(program, block, (swizzled, shared), ranges, out));
+        stmt.each_block(ranges, |block, ranges| are = are && gather(program, block, (matrices, shared), ranges, out));
         are
     })
 }

@@ -15,7 +15,8 @@
 //! means the same as `fed`.
 
 use super::bulk::BoxCopy;
-use super::{GpuKernel, GpuProgram, producer_warp, warpgroup};
+use super::warpgroup::Matrices;
+use super::{GpuKernel, GpuProgram, producer_warp};
 use crate::expr::Cond;
 use crate::index::{Atom, Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt, TensorProduct};
@@ -38,7 +39,7 @@ pub fn shared_rings(gpu: &GpuProgram, kernel: &GpuKernel) -> Vec<BufferId> {
     let mut ranges = kernel.ranges();
     ranges.push(cluster, (n / BLOCKS).into());
     ranges.push(rank, BLOCKS.into());
-    let matrices = warpgroup::matrices(program, kernel);
+    let matrices = Matrices::of(program, kernel);
     let mut pair = BlockPair { program, matrices, block, cluster, rank, shared: kernel.shared.clone() };
     if pair.are_alike(&kernel.body, &mut ranges) { pair.shared } else { Vec::new() }
 }
@@ -47,7 +48,7 @@ pub fn shared_rings(gpu: &GpuProgram, kernel: &GpuKernel) -> Vec<BufferId> {
 struct BlockPair<'p> {
     program: &'p Program,
     /// Buffers that warpgroups multiply.
-    matrices: Vec<BufferId>,
+    matrices: Matrices,
     /// Number of a block along x: that of its cluster, times [`BLOCKS`], and its rank there.
     block: LoopId,
     cluster: LoopId,

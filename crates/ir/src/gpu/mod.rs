@@ -44,6 +44,7 @@ use crate::index::{Index, Ranges};
 use crate::program::{BufferId, LoopId, LoopKind, Part, Program, Role, Scope, Stmt};
 use crate::text::{loop_name, stmt_to_string};
 use std::fmt;
+use warpgroup::Matrices;
 
 /// Program as a sequence of GPU kernels.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -181,12 +182,17 @@ impl GpuKernel {
 
     /// Shared memory of a block in bytes: its buffers in order, the staging [boxes](store) of bulk stores,
     /// then the mbarriers of bulk copies, [`bulk::BARRIER_BYTES`] for each pipeline stage, as many again for
-    /// the consumers of stages that a producer warp fills, and one for each consumer team where these take
-    /// turns.
+    /// the consumers of stages that a producer warp fills, again for converter warps, and one for each
+    /// consumer team where these take turns.
     pub fn shared_bytes(&self, of: &GpuProgram) -> u64 {
         let is_fed = self.shared.iter().any(|b| of.program.buffer(*b).scope.is_produced());
         let n_teams = producer_warp::n_teams(self) as u64;
-        let n_barriers = self.n_places(of) * if is_fed { 2 } else { 1 } + if n_teams > 1 { n_teams } else { 0 };
+        let n_of_stage = match (is_fed, Matrices::of(&of.program, self).in_parts.is_empty()) {
+            (false, _) => 1,
+            (true, true) => 2,
+            (true, false) => 3,
+        };
+        let n_barriers = self.n_places(of) * n_of_stage + if n_teams > 1 { n_teams } else { 0 };
         let barriers = (n_barriers * bulk::BARRIER_BYTES).next_multiple_of(SHARED_ALIGN);
         let sizes = self.shared_sizes(&of.program).map(|(_, bytes)| bytes.unwrap_or(u64::MAX));
         let all = sizes.fold(0, u64::saturating_add);
@@ -198,9 +204,9 @@ impl GpuKernel {
     }
 
     /// Buffers in shared memory, in order, each with its bytes padded to a multiple of [`SHARED_ALIGN`];
-    /// twice as many where each number is stored in [two parts](warpgroup::in_parts). `None` on overflow.
+    /// twice as many where each number is stored in [two parts](Matrices::in_parts). `None` on overflow.
     pub fn shared_sizes<'k>(&'k self, program: &'k Program) -> impl Iterator<Item = (BufferId, Option<u64>)> + 'k {
-        let in_parts = warpgroup::in_parts(program, self);
+        let Matrices { in_parts, .. } = Matrices::of(program, self);
         self.shared.iter().map(move |b| {
             let bytes = program.buffer(*b).size_bytes().and_then(|bytes| bytes.checked_next_multiple_of(SHARED_ALIGN));
             (*b, bytes.and_then(|bytes| bytes.checked_mul(if in_parts.contains(b) { 2 } else { 1 })))

@@ -25,13 +25,22 @@
 //! team 0                  multiply tile 0   store tile 0      multiply tile 2
 //! team 1                                    multiply tile 1   store tile 1
 //! ```
+//!
+//! Of the operands of `wgmmax3` the producer copies the f32 numbers as they are, which tensor cores cut to
+//! the first part. [`CONVERTERS`] converter warps make the second part, in which stages take one turn more:
+//!
+//! ```text
+//! wait until place is full
+//! write what tensor cores cut off
+//! tell that it is converted
+//! ```
 
 use super::bulk::{self, BoxCopy};
-use super::warpgroup::{self, Groups};
+use super::warpgroup::{self, Groups, Matrices};
 use super::{BufferUse, GpuKernel, GpuProgram, tensor};
 use crate::expr::Cond;
 use crate::index::{Index, Ranges};
-use crate::program::{BufferId, LoopId, LoopKind, Program, Stmt};
+use crate::program::{LoopId, LoopKind, Program, Stmt};
 
 /// Number of producer warps, which follow the kernel's own warps along z.
 pub const WARPS: i64 = 1;
@@ -39,6 +48,11 @@ pub const WARPS: i64 = 1;
 pub const THREADS: i64 = tensor::WARP[0] * tensor::WARP[1];
 /// Consumer teams that take iterations in turns, where a kernel has several.
 pub const TEAMS: i64 = 2;
+/// Number of converter warps, which follow the producer warp. With it they have the registers of four warps,
+/// as the producer warp has alone.
+pub const CONVERTERS: i64 = 2;
+/// Threads of the converter warps: 16 bytes each are eight rows of a matrix.
+pub const CONVERTER_THREADS: i64 = CONVERTERS * THREADS;
 
 /// Consumer teams of a kernel with a producer warp.
 pub fn n_teams(kernel: &GpuKernel) -> i64 {
@@ -67,7 +81,7 @@ pub fn has_producer_warp(gpu: &GpuProgram, kernel: &GpuKernel) -> bool {
     }
     let mut ranges = kernel.ranges();
     let threads: Vec<LoopId> = kernel.threads.iter().flatten().map(|(var, _)| *var).collect();
-    let matrices = warpgroup::matrices(program, kernel);
+    let matrices = Matrices::of(program, kernel);
     let Some(uses) = uses(program, &kernel.body, (&matrices, &threads), &mut ranges) else { return false };
     let values = threads.iter().map(|var| (*var, 0)).collect();
     let mut turns = CopyTrace { values, copied: Vec::new(), n_read: 0 };
@@ -76,7 +90,7 @@ pub fn has_producer_warp(gpu: &GpuProgram, kernel: &GpuKernel) -> bool {
 
 /// Copies into one pipeline stage at the beginning of a block of statements: the number of statements, and
 /// the stage.
-pub fn copies(program: &Program, block: &[Stmt], matrices: &[BufferId], ranges: &Ranges) -> Option<(usize, Index)> {
+pub fn copies(program: &Program, block: &[Stmt], matrices: &Matrices, ranges: &Ranges) -> Option<(usize, Index)> {
     let place_of = |stmt: &Stmt| match stmt {
         Stmt::For(l) => BoxCopy::of(program, l, matrices, ranges).map(|copy| copy.first[0].clone()),
         _ => None,
@@ -134,7 +148,7 @@ impl StageUse<'_> {
 fn uses<'k>(
     program: &Program,
     block: &'k [Stmt],
-    of: (&[BufferId], &[LoopId]),
+    of: (&Matrices, &[LoopId]),
     ranges: &mut Ranges,
 ) -> Option<Vec<StageUse<'k>>> {
     let (matrices, threads) = of;

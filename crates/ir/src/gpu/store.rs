@@ -147,7 +147,7 @@ impl BoxStore {
         if extents[..place.len() - 1].iter().filter(|n| **n == BOX_ROWS).count() != 1 {
             return Err("the threads of a warp do not store 16 rows");
         }
-        Ok(BoxStore { place, map: TensorMap { array, extents, swizzled: true, is_stored: true }, rows })
+        Ok(BoxStore { place, map: TensorMap { array, extents, swizzled: true, rounded: false }, rows })
     }
 }
 

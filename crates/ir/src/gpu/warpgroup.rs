@@ -206,7 +206,7 @@ impl GroupProduct {
             let strides = program.buffer(buffer).strides();
             index.iter().zip(&strides).fold(Index::from(0), |sum, (i, stride)| sum.add(&i.scale(*stride)))
         };
-        let in_parts = in_parts(program, kernel);
+        let Matrices { in_parts, .. } = Matrices::of(program, kernel);
         for buffer in self.factors(program, groups, ranges, &position)?.buffers() {
             let is_whole = |bytes: u64| bytes.is_multiple_of(SWIZZLED_BYTES as u64);
             let before = kernel.shared_sizes(program).take_while(|(b, _)| *b != buffer);
@@ -214,8 +214,9 @@ impl GroupProduct {
                 return Err("what is in shared memory before a matrix has no multiple of 1,024 bytes");
             }
             let b = program.buffer(buffer);
-            if in_parts.contains(&buffer) && (b.scope != Scope::Shared || !is_whole(b.size_bytes().unwrap_or(0))) {
-                return Err("both parts of factors pass through registers, into multiples of 1,024 bytes");
+            let has_parts = b.scope == Scope::Shared || b.scope.is_produced();
+            if in_parts.contains(&buffer) && !(has_parts && is_whole(b.size_bytes().unwrap_or(0))) {
+                return Err("factors in two parts pass through registers or are fed, into multiples of 1,024 bytes");
             }
         }
         if kernel.body.iter().any(|stmt| reads_outside(stmt, &in_parts)) {
@@ -343,15 +344,23 @@ impl Lines<'_> {
     }
 }
 
-/// Buffers that the kernel's warpgroup products read from shared memory.
-pub fn matrices(program: &Program, kernel: &GpuKernel) -> Vec<BufferId> {
-    factors(program, kernel, &TensorProduct::is_of_groups)
+/// Buffers in shared memory that a kernel's warpgroup products read.
+#[derive(Clone, Debug, Default)]
+pub struct Matrices {
+    /// All of them.
+    pub all: Vec<BufferId>,
+    /// Operands of 3xTF32 products, which hold each number in two parts: all high parts, then all low parts.
+    pub in_parts: Vec<BufferId>,
 }
 
-/// Shared buffers of 3xTF32 operands, which hold each number in two parts: all high parts, then all low
-/// parts.
-pub fn in_parts(program: &Program, kernel: &GpuKernel) -> Vec<BufferId> {
-    factors(program, kernel, &|how| how == TensorProduct::Wgmmax3)
+impl Matrices {
+    /// Finds the operands in shared memory of a kernel.
+    pub fn of(program: &Program, kernel: &GpuKernel) -> Matrices {
+        Matrices {
+            all: factors(program, kernel, &TensorProduct::is_of_groups),
+            in_parts: factors(program, kernel, &|how| how == TensorProduct::Wgmmax3),
+        }
+    }
 }
 
 /// Shared buffers that tensor cores read directly in products of the kinds that `is` accepts.

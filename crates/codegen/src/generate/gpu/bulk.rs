@@ -31,6 +31,8 @@ pub struct TmaState {
     barriers: Id,
     /// Number of pipeline stages.
     pub(in crate::generate) n: i32,
+    /// Number of mbarriers of each stage.
+    pub(in crate::generate) n_of_stage: i32,
     /// The variable that counts how often the thread has waited.
     n_waits: Id,
     /// Whether the thread is the one that begins copies.
@@ -67,7 +69,8 @@ const ALL_BLOCKS: u32 = (1 << cluster::BLOCKS) - 1;
 
 impl Generator<'_> {
     /// Makes ready what copies of boxes need, with the barriers of `n` pipeline stages from this address on.
-    /// `n_readers`: the warps of a block that say when they have read a place, where they do; `shared`: the
+    /// `arrivals`: those that end a phase of each barrier of a stage: of the copies, of the warps of a team
+    /// that have read it and of the threads that have converted it, where there are such; `shared`: the
     /// buffers that blocks of a cluster fill for each other.
     pub(in crate::generate) fn begin_boxes(
         &mut self,
@@ -75,7 +78,7 @@ impl Generator<'_> {
         maps: Vec<(TensorMap, Id)>,
         barriers: Id,
         n: i32,
-        n_readers: Option<i64>,
+        mut arrivals: Vec<i64>,
         shared: Vec<BufferId>,
     ) {
         let threads = kernel.threads.iter().flatten().filter(|(_, extent)| *extent > 1);
@@ -91,15 +94,17 @@ impl Generator<'_> {
             let number = self.short_int(&block.into());
             Cluster { rank: self.m.binary(SsaOp::And, number, self.m.int32(cluster::BLOCKS as i32 - 1)), shared }
         });
-        let n_team = n_readers.filter(|_| self.f.warp_of_block.is_some());
-        let n_readers = n_readers.map(|n| if cluster.is_some() { cluster::BLOCKS * n } else { n });
+        let n_team = arrivals.get(1).copied().filter(|_| self.f.warp_of_block.is_some());
         let is_in_cluster = cluster.is_some();
-        self.f.tma = Some(TmaState { maps, barriers, n, n_waits, is_first, cluster });
+        if let (Some(n_readers), true) = (arrivals.get_mut(1), is_in_cluster) {
+            *n_readers *= cluster::BLOCKS;
+        }
+        self.f.tma =
+            Some(TmaState { maps, barriers, n, n_of_stage: arrivals.len() as i32, n_waits, is_first, cluster });
         self.only_if(is_first, |g| {
-            let of_readers = n_readers.into_iter().flat_map(|arrivals| (n..2 * n).map(move |at| (at, arrivals)));
-            let of_teams = 2 * n..2 * n + TEAMS as i32;
-            let of_teams = n_team.into_iter().flat_map(|arrivals| of_teams.clone().map(move |at| (at, arrivals)));
-            for (at, arrivals) in (0..n).map(|at| (at, 1)).chain(of_readers).chain(of_teams) {
+            let of_stages = arrivals.into_iter().flat_map(|of_stage| std::iter::repeat_n(of_stage, n as usize));
+            let of_teams = n_team.into_iter().flat_map(|of_team| std::iter::repeat_n(of_team, TEAMS as usize));
+            for (at, arrivals) in (0..).zip(of_stages.chain(of_teams)) {
                 let barrier = g.barrier_at(g.m.int32(at));
                 g.effect(&format!("mbarrier.init.shared::cta.b64 [$0], {arrivals};"), "r,~{memory}", &[barrier]);
             }

@@ -28,10 +28,10 @@ impl Generator<'_> {
     /// what conditions leave out.
     pub(in crate::generate) fn copy(&mut self, buffer: BufferId, index: &[Index], value: &Expr) -> bool {
         let b = self.program.buffer(buffer);
-        if !b.scope.is_on_its_way() || !self.target.has_async_copies() {
+        let in_parts = self.f.matrices.in_parts.contains(&buffer);
+        if !b.scope.is_on_its_way() || !self.target.has_async_copies() || in_parts {
             return false;
         }
-        assert!(!self.f.in_parts.contains(&buffer), "both parts of a number pass through registers");
         assert!(!self.is_for_boxes(buffer), "what boxes fill nothing else does");
         let (dtype, each) = (b.dtype, b.dtype.bytes() as usize);
         let Some((from, at, conditions)) = element(value.without_cast(dtype)) else { return false };

@@ -71,7 +71,7 @@ impl Generator<'_> {
     fn may_exchange(&self) -> bool {
         self.target.has_wgmma()
             && self.f.groups.is_some()
-            && !self.f.matrices.is_empty()
+            && !self.f.matrices.all.is_empty()
             && !self.f.is_parted
             && self.f.lanes.is_none()
     }

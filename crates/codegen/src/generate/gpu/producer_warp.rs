@@ -2,7 +2,9 @@
 //!
 //! Each pipeline stage has two mbarriers in shared memory: the full one completes a phase when the copies'
 //! bytes have arrived, the empty one when each consumer warp has arrived behind its products. A thread waits
-//! for the parity of the phase, of which it keeps a bit for each stage. All stages are empty at first.
+//! for the parity of the phase, of which it keeps a bit for each stage. All stages are empty at first. A
+//! stage of f32 in two parts has a third one, which completes a phase when each thread of the converter warps
+//! has written its second parts and arrived: consumers wait for it too.
 //!
 //! Source: NVIDIA, "Parallel Thread Execution ISA", version 8.7, section 9.7.13.15, "mbarrier"; the structure
 //! is that of CUTLASS's pipelines of producers and consumers. Ours has one producer warp, not four: so
@@ -12,10 +14,12 @@
 //! an mbarrier for each team tells it when the other one has multiplied its tile.
 
 use tilewright_ir::expr::Cond;
+use tilewright_ir::gpu::tensor::WARP;
 use tilewright_ir::gpu::{GpuKernel, cluster, producer_warp};
-use tilewright_ir::{Index, Loop, LoopId, LoopKind, Stmt};
+use tilewright_ir::{BufferId, Index, Loop, LoopId, LoopKind, Stmt};
 
 use crate::CompileError;
+use crate::generate::memory::PART_BYTES;
 use crate::generate::{Generator, plan};
 use crate::ssa::{Assembly, Compare, Id, SsaOp, Type};
 
@@ -26,9 +30,16 @@ enum StageWork {
     Copies,
     /// Products of what is in them.
     Multiplies,
+    /// Second parts of what is in them.
+    Converts,
     /// None: another team multiplies.
     Passes,
 }
+
+/// Bytes that the threads of converter warps load together.
+const CONVERTED_BYTES: i64 = producer_warp::CONVERTER_THREADS * PART_BYTES;
+/// Loads of a converter thread ahead of its stores: their latencies overlap, and it has registers for them.
+const LOADS_AHEAD: usize = 8;
 
 /// Role of a thread in a warp-specialized kernel.
 #[derive(Clone, Copy)]
@@ -60,7 +71,8 @@ struct Team {
 }
 
 impl Generator<'_> {
-    /// Writes the body of a kernel twice, for the warp that copies and for the others.
+    /// Writes the body of a kernel for each role: for the warp that copies, for warps that convert, where
+    /// there are some, and for the others.
     pub(in crate::generate) fn warp_specialized_kernel(&mut self, kernel: &GpuKernel) -> Result<(), CompileError> {
         let threads: Vec<LoopId> = kernel.threads.iter().flatten().map(|(var, _)| *var).collect();
         let [x, y, z] = threads[..] else { unreachable!("warps lie along the third axis") };
@@ -78,13 +90,24 @@ impl Generator<'_> {
         let [turns, going_on] = [0; 2].map(|_| self.hoisted(0, |g| g.m.variable(Type::I32, 4)));
         let last = self.m.int(producer_warp::n_teams(kernel) * kernel.block()[2] - 1);
         let warp = self.f.warp_of_block.unwrap_or(self.f.vars[&z].0);
-        let is_producer = self.m.compare(Compare::Greater, warp, last);
+        let is_beside = self.m.compare(Compare::Greater, warp, last);
         let [producer, others, end] = [0; 3].map(|_| self.m.block(self.f.id));
-        self.m.cond_br(is_producer, producer, others);
-        for (block, work) in [(producer, StageWork::Copies), (others, StageWork::Multiplies)] {
+        let mut roles = vec![(producer, StageWork::Copies), (others, StageWork::Multiplies)];
+        if self.has_converters() {
+            let [beside, converters] = [0; 2].map(|_| self.m.block(self.f.id));
+            self.m.cond_br(is_beside, beside, others);
+            self.go_to_end(beside);
+            let first = self.m.add(last, self.m.int(producer_warp::WARPS));
+            let converts = self.m.compare(Compare::Greater, warp, first);
+            self.m.cond_br(converts, converters, producer);
+            roles.push((converters, StageWork::Converts));
+        } else {
+            self.m.cond_br(is_beside, producer, others);
+        }
+        for (block, work) in roles {
             let copies = work == StageWork::Copies;
             self.go_to_end(block);
-            let team = if copies { None } else { self.team(is_first) };
+            let team = if work == StageWork::Multiplies { self.team(is_first) } else { None };
             self.f.pipeline_role = Some(PipelineRole { work, turns, going_on, tells, told, team });
             // Who copies has the first turn before anybody has read.
             self.m.store(self.m.int32(if copies { -1 } else { 0 }), turns, 4);
@@ -131,18 +154,26 @@ impl Generator<'_> {
             self.arrive(full);
             return Ok(n);
         }
-        let passes = fed.work == StageWork::Passes;
+        let passes = matches!(fed.work, StageWork::Passes | StageWork::Converts);
         let Some((n, place)) = producer_warp::products(self.program, block) else {
             let is_others = matches!(block[0], Stmt::Wait(_) | Stmt::Barrier) || self.are_copies(&block[0]);
             return Ok(usize::from(is_others || passes && !has_products(&block[0])));
         };
         let place = self.short_int(&place);
-        if passes {
+        if fed.work == StageWork::Passes {
             self.next_phase(place);
             return Ok(n);
         }
         let full = self.barrier_at(place);
-        self.wait_for_turn(place, full);
+        let phase = self.wait_for_turn(place, full);
+        if fed.work == StageWork::Converts {
+            self.second_parts(place);
+            return Ok(n);
+        }
+        if self.has_converters() {
+            let converted = self.converted(place);
+            self.wait_for_phase(converted, phase);
+        }
         let mut at = 0;
         while at < n {
             at += self.group_products(&block[at..n])?;
@@ -174,6 +205,60 @@ impl Generator<'_> {
         let window = if self.tma_state().cluster.is_some() { "cluster" } else { "cta" };
         let text = format!("@$1 mbarrier.arrive.shared::{window}.b64 _, [$0];");
         self.effect(&text, "r,b,~{memory}", &[empty, cond]);
+    }
+
+    /// Whether warps convert what is in the stages.
+    fn has_converters(&self) -> bool {
+        !self.f.matrices.in_parts.is_empty()
+    }
+
+    /// The address of the barrier that says when a stage has been converted: these follow those that say when
+    /// it is empty.
+    fn converted(&self, place: Id) -> Id {
+        let first = self.m.int32(2 * self.tma_state().n);
+        self.barrier_at(self.m.binary(SsaOp::AddWrapping, first, place))
+    }
+
+    /// Writes the second parts of the numbers in a stage, which tensor cores cut off the first ones, and says
+    /// so. Both have the same place in rows that are swizzled alike.
+    fn second_parts(&mut self, place: Id) {
+        let stages = self.m.extend(place, Type::I64, true);
+        for buffer in self.f.matrices.in_parts.clone() {
+            let b = self.program.buffer(buffer);
+            let all = b.size_bytes().expect("it fits shared memory") as i64;
+            let stage = all / b.shape[0];
+            let own = self.converter_chunk(buffer);
+            let own = self.m.element(Type::I8, own, self.m.mul(stages, self.m.int(stage)));
+            let offsets: Vec<i64> = (0..stage / CONVERTED_BYTES).map(|n| n * CONVERTED_BYTES).collect();
+            let (ty, align) = (Type::F32.vector(PART_BYTES as usize / 4), PART_BYTES as u32);
+            for offsets in offsets.chunks(LOADS_AHEAD) {
+                let load = |offset: &i64| self.m.load(ty, self.bytes_from(own, *offset), align, false);
+                let loaded: Vec<Id> = offsets.iter().map(load).collect();
+                for (offset, numbers) in offsets.iter().zip(loaded) {
+                    let rest = self.cut_off(numbers);
+                    self.m.store(rest, self.bytes_from(own, all + offset), align);
+                }
+            }
+        }
+        self.m.proxy_fence();
+        let converted = self.converted(place);
+        self.arrive(converted);
+    }
+
+    /// The address of the first 16 bytes of a ring that a converter thread converts.
+    fn converter_chunk(&mut self, buffer: BufferId) -> Id {
+        let [x, y] = self.f.warp.expect("threads were mapped to warps").map(|var| self.f.vars[&var].0);
+        let groups = self.f.groups.expect("threads were mapped to groups of warps");
+        let warp = self.f.warp_of_block.unwrap_or(self.f.vars[&groups.warp()].0);
+        let first = self.plain_pointer(buffer, &Index::from(0));
+        self.hoisted(0, |g| {
+            let m = &g.m;
+            let of_warp = m.add(m.mul(y, m.int(WARP[0])), x);
+            // Of neighbouring warps each has another remainder.
+            let warp = m.binary(SsaOp::UnsignedRem, warp, m.int(producer_warp::CONVERTERS));
+            let number = m.add(m.mul(warp, m.int(producer_warp::THREADS)), of_warp);
+            m.element(Type::I8, first, m.mul(number, m.int(PART_BYTES)))
+        })
     }
 
     /// Whether what is written is for threads that multiply: for all, unless warps have roles.
@@ -232,7 +317,7 @@ impl Generator<'_> {
 
     /// The address of the barrier that gives a team its turn: these follow those of all places.
     fn turn_of(&self, team: Id) -> Id {
-        let n = self.m.int32(2 * self.tma_state().n);
+        let n = self.m.int32(self.tma_state().n_of_stage * self.tma_state().n);
         self.barrier_at(self.m.binary(SsaOp::AddWrapping, n, team))
     }
 
@@ -287,12 +372,13 @@ impl Generator<'_> {
         self.m.binary(SsaOp::AddWrapping, place, self.m.int32(self.tma_state().n))
     }
 
-    /// Waits for the thread's next turn with a place.
-    fn wait_for_turn(&mut self, place: Id, barrier: Id) {
+    /// Waits for the thread's next turn with a place; gives its phase.
+    fn wait_for_turn(&mut self, place: Id, barrier: Id) -> Id {
         let before = self.next_phase(place);
         let m = &self.m;
         let phase = m.binary(SsaOp::And, m.binary(SsaOp::ShiftUnsigned, before, place), m.int32(1));
         self.wait_for_phase(barrier, phase);
+        phase
     }
 
     /// Goes on to a place's next phase; gives the phases of all places before.

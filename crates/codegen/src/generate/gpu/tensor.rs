@@ -214,6 +214,15 @@ impl Generator<'_> {
         [first, self.m.binary(SsaOp::FSub, numbers, first)]
     }
 
+    /// Remainders that tensor cores cut off f32 numbers, rounded to the bits that they take of these.
+    pub(in crate::generate) fn cut_off(&self, numbers: Id) -> Id {
+        let ty = self.m.type_of(numbers);
+        let bits = self.m.bitcast(numbers, Type::I32.vector(ty.lanes));
+        let kept = self.m.splat(self.m.int32((u32::MAX << LOST_BITS) as i32), ty.lanes);
+        let first = self.m.bitcast(self.m.binary(SsaOp::And, bits, kept), ty);
+        self.rounded_to_tf32(self.m.binary(SsaOp::FSub, numbers, first))
+    }
+
     /// Rounds f32 numbers to the 11 bits of TF32, each lane by itself.
     pub(in crate::generate) fn rounded_to_tf32(&self, numbers: Id) -> Id {
         let ty = self.m.type_of(numbers);

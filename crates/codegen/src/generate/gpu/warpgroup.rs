@@ -182,7 +182,7 @@ impl Generator<'_> {
         for stmt in products {
             stmt.walk(&mut |s| {
                 s.for_each_own_read(&mut |b, index| {
-                    let is_factor = self.f.matrices.contains(&b);
+                    let is_factor = self.f.matrices.all.contains(&b);
                     are &= !is_factor || ahead(b, index).is_some_and(|(place, _)| place == 0);
                 });
             });
@@ -296,7 +296,7 @@ impl Generator<'_> {
     /// Whether neighbours that are accessed at once are in one part of a row, where rows are swizzled.
     pub(in crate::generate) fn are_in_part(&self, buffer: BufferId, flat: &Index, n: usize) -> bool {
         let bytes = n * self.element_type(buffer).kind.bytes();
-        !self.f.matrices.contains(&buffer)
+        !self.f.matrices.all.contains(&buffer)
             || bytes <= PART_BYTES as usize && self.alignment(buffer, flat) as usize >= bytes
     }
 }

@@ -80,12 +80,18 @@ const ASYNC: f64 = 6.0;
 const CLUSTER: f64 = 2000.0;
 /// Registers for addresses, counters and what is on its way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
+/// Threads of the producer warp and of converter warps.
+const BESIDE_PARTS: i64 = producer_warp::THREADS + producer_warp::CONVERTER_THREADS;
 /// Registers besides sums where boxes are copied: ptxas wants 26, of multiples of 8.
 const BOX_REGISTERS: i64 = 32;
 
 /// Cycles of a tile that what has run on no card is said to take beyond the way that was measured: first
 /// guesses take that one, searches what is faster.
 const UNPROVEN: f64 = 1.0;
+
+/// Share by which a way that has run on no card is said to be slower than the one that was measured, in whose
+/// place it is modelled: the tiles that it has alone are no first guesses either.
+const UNPROVEN_WAY: f64 = 1.5;
 
 /// Rasterizations of the blocks: the first three, as elsewhere, then groups of fewer rows and of columns.
 const ORDERS: [&str; 8] = [
@@ -165,13 +171,17 @@ fn parameters(s: &TemplateSetting, p: &GpuProduct) -> Vec<Parameter> {
         Parameter::categorical("precision", precisions(s)).optional(),
     ];
     let ways: &[&str] = match precisions(s) {
-        // Parts of numbers are made on the way.
+        // Parts of numbers are made on the way, or behind it.
+        ["tf32x3"] if are_boxes(s, p) => &["registers", "bulk"],
         ["tf32x3"] => &["registers"],
         _ if is_loaded(s, p) || is_box(dtype, &p.a) || is_box(dtype, &p.b) => &["registers", "async", "bulk"],
         _ => &["registers", "async"],
     };
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
-    let of_boxes = ["in_flight", "producer", "persistent"].map(|name| Parameter::ordinal(name, [0, 1]).optional());
+    // Sums of parts begin anew in each step.
+    let goes_on = Some("in_flight").filter(|_| precisions(s) != ["tf32x3"]);
+    let of_boxes = goes_on.into_iter().chain(["producer", "persistent"]);
+    let of_boxes = of_boxes.map(|name| Parameter::ordinal(name, [0, 1]).optional());
     let cluster = Parameter::ordinal("cluster", [1, cluster::BLOCKS]).optional();
     let teams = Parameter::ordinal("teams", [1, producer_warp::TEAMS]).optional();
     let of_boxes = of_boxes.into_iter().chain([cluster, teams]).filter(|_| are_boxes(s, p));
@@ -195,7 +205,7 @@ fn may_exchange(s: &TemplateSetting, p: &GpuProduct) -> bool {
 /// Whether one thread may copy both factors in boxes.
 fn are_boxes(s: &TemplateSetting, p: &GpuProduct) -> bool {
     let is_box = |factor| is_box(s.workload.dtype, factor);
-    is_loaded(s, p) || copies::way(s).is_some() && precisions(s) != ["tf32x3"] && is_box(&p.a) && is_box(&p.b)
+    is_loaded(s, p) || copies::way(s).is_some() && is_box(&p.a) && is_box(&p.b)
 }
 
 /// Precisions in which numbers may be multiplied.
@@ -281,11 +291,15 @@ fn constraints(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) ->
 fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Parameter]) -> Vec<Constraint> {
     let (gpu, dtype) = (gpu(s), s.workload.dtype);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
-    let with_producer = |n: i64| match are_boxes(s, p) {
+    let with_producer = |n: String| match are_boxes(s, p) {
         true => format!("({threads} * teams + {n} * producer)"),
         false => threads.to_owned(),
     };
-    let launched = with_producer(producer_warp::THREADS);
+    let launched = match precisions(s) {
+        ["halves"] => with_producer(producer_warp::THREADS.to_string()),
+        ["tf32x3"] => with_producer(BESIDE_PARTS.to_string()),
+        _ => with_producer(format!("({BESIDE_PARTS} if precision == 'tf32x3' else {})", producer_warp::THREADS)),
+    };
     let tiles = format!("(block_m // ({ROWS} * groups_m))");
     let loaded = loaded_ahead(s, threads);
     // In parts, sums begin anew in each step, and shared memory has both.
@@ -315,7 +329,7 @@ fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Pa
         ),
         say("threads", &format!("{launched} <= {}", gpu.most_threads)),
         // Each of a multiprocessor's four parts has registers for as many warps: one more is one for each.
-        in_registers(s, &registers, &with_producer(WARPS * i64::from(gpu.warp_size)), parameters),
+        in_registers(s, &registers, &with_producer((WARPS * i64::from(gpu.warp_size)).to_string()), parameters),
         say("unrolled", &format!("{tiles} * block_k * block_n // groups_n <= 16384")),
     ];
     let of_boxes = match may_store_boxes(s, p) {
@@ -327,7 +341,14 @@ fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Pa
     };
     let of_teams =
         if are_boxes(s, p) { format!(" + {} * (teams - 1)", 2 * bulk::BARRIER_BYTES) } else { String::new() };
-    let beside = of_boxes + &of_teams;
+    // A barrier more for each stage of numbers in parts.
+    let of_parts = match precisions(s) {
+        ["halves"] => String::new(),
+        _ if !are_boxes(s, p) => String::new(),
+        ["tf32x3"] => format!(" + {} * ahead * producer", bulk::BARRIER_BYTES),
+        _ => format!(" + ({} * ahead * producer if precision == 'tf32x3' else 0)", bulk::BARRIER_BYTES),
+    };
+    let beside = of_boxes + &of_teams + &of_parts;
     let elements = format!("(block_m + block_n) * block_k * {twice}");
     constraints.extend(copies::constraints(s, &elements, &beside, gpu.most_shared_bytes, parameters));
     constraints
@@ -372,13 +393,21 @@ fn of_stores(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> O
 /// Constraints on precisions, by what copies factors: what is loaded of several steps that lie apart is
 /// whole; what is copied in boxes nobody loads.
 fn of_precisions(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
-    if !has_ways(parameters) || precisions(s).len() < 2 {
+    if !has_ways(parameters) || precisions(s) == ["halves"] {
         return Vec::new();
+    }
+    // Second parts are made in registers or by converter warps.
+    let of_parts = match are_boxes(s, p) && !is_loaded(s, p) {
+        true => "copies == 'registers' or copies == 'bulk' and producer == 1",
+        false => "copies == 'registers'",
+    };
+    if precisions(s) == ["tf32x3"] {
+        return vec![constraint("parts", of_parts, parameters)];
     }
     // Asynchronous copies by threads do not round to TF32; registers and TMA do.
     let way = if are_boxes(s, p) { "copies != 'async'" } else { "copies == 'registers'" };
     vec![
-        constraint("parts", "precision != 'tf32x3' or copies == 'registers'", parameters),
+        constraint("parts", &format!("precision != 'tf32x3' or {of_parts}"), parameters),
         constraint("rounded", &format!("precision != 'tf32' or {way}"), parameters),
     ]
 }
@@ -392,9 +421,12 @@ fn has_ways(parameters: &[Parameter]) -> bool {
 /// several tiles, and clusters.
 fn of_boxes(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let say = |name: &str, text: &str| constraint(name, text, parameters);
-    let most_in_flight = match is_loaded(s, p) {
-        true => "in_flight == 0",
-        false => "in_flight == 0 or copies == 'bulk' and ahead >= 3",
+    let goes_on = "in_flight == 0 or copies == 'bulk' and ahead >= 3";
+    let most_in_flight = match precisions(s) {
+        ["tf32x3"] => None,
+        _ if is_loaded(s, p) => Some("in_flight == 0".to_owned()),
+        ["halves"] => Some(goes_on.to_owned()),
+        _ => Some(format!("{goes_on} and precision == 'tf32'")),
     };
     // A box that is outside of its array is zero, which is no copy.
     let row = row(s.workload.dtype);
@@ -411,20 +443,21 @@ fn of_boxes(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Ve
     let [rows, columns] = [("block_m", p.m), ("block_n", p.n)].map(|(block, n)| format!("ceil_div({n}, {block})"));
     let by_rows = "order in ['rows', 'groups_of_columns', 'groups_of_columns_4', 'groups_of_columns_2']";
     let pairs = format!("({columns} if {by_rows} else {rows}) % {} == 0", cluster::BLOCKS);
-    vec![
-        say("in_flight", most_in_flight),
+    let most_in_flight = most_in_flight.map(|text| say("in_flight", &text));
+    let others = [
         say("producer", &format!("producer == 0 or copies == 'bulk' and {reaches}")),
         say("persistent", &format!("persistent == 0 or producer == 1 and {several}")),
         say("teams", "teams == 1 or persistent == 1"),
         say("columns", "copies == 'bulk' or 256 % block_n == 0"),
         say("cluster", &format!("cluster == 1 or producer == 1 and {pairs}")),
-    ]
+    ];
+    most_in_flight.into_iter().chain(others).collect()
 }
 
 /// Constraints on the vectors in which threads load each factor.
 fn of_vectors(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let dtype = s.workload.dtype;
-    let may_be_boxes = has_ways(parameters) && precisions(s) != ["tf32x3"];
+    let may_be_boxes = has_ways(parameters) && (precisions(s) != ["tf32x3"] || are_boxes(s, p));
     let mut constraints = Vec::new();
     for (name, factor, in_boxes) in [("a", &p.a, is_loaded(s, p)), ("b", &p.b, false)] {
         if (in_boxes || is_box(dtype, factor)) && may_be_boxes {
@@ -495,6 +528,11 @@ fn n_units(s: &TemplateSetting) -> i64 {
 fn n_persistent(s: &TemplateSetting, space: &Space, config: &Config) -> i64 {
     let cluster = cluster(space, config);
     n_units(s) / cluster * cluster
+}
+
+/// Tiles, of `n_tiles`, that a block goes through at most.
+fn n_rounds(s: &TemplateSetting, space: &Space, config: &Config, n_tiles: i64) -> i64 {
+    if is_persistent(space, config) { ceil_div(n_tiles, n_persistent(s, space, config)) } else { 1 }
 }
 
 fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> Vec<Step> {
@@ -628,19 +666,21 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
     let division = division(space, config);
     let ([bm, bn], depth, split) = (division.tile, division.depth, division.split);
     let [groups_m, groups_n] = ["groups_m", "groups_n"].map(int);
-    let gpu = gpu(s);
-    let dtype = s.workload.dtype;
+    let (gpu, dtype) = (gpu(s), s.workload.dtype);
     let bytes = dtype.bytes() as i64;
     let threads = WARPS * i64::from(gpu.warp_size) * groups_m * groups_n;
-    let has_producer = has_producer(space, config);
-    let copies = Copies::of(space, config);
-    let is_loaded = loads_rows(s, p, copies);
+    let stages = Copies::of(space, config);
+    let is_loaded = loads_rows(s, p, stages);
+    // Converter warps have run on no card: they count as the way through registers, and more.
+    let in_parts = precision(space, config) == TensorProduct::Wgmmax3;
+    let is_converted = in_parts && matches!(stages, Copies::Bulk(_));
+    let copies = if is_converted { Copies::Registers(1) } else { stages };
+    let has_producer = has_producer(space, config) && !is_converted;
     let of_rows = if is_loaded { bm / ROWS / groups_m * depth / 2 } else { 0 };
     let loaded = copies.in_registers((bm + bn) * depth / threads) * bytes / 4 + of_rows;
     let padded = division.padded_sum(p) / split;
     // Tensor cores do eight times the multiply-adds of threads, of halves 16 times. Of numbers in two parts
-    // there are three products, and threads make the parts.
-    let in_parts = precision(space, config) == TensorProduct::Wgmmax3;
+    // there are three products.
     let faster = if in_parts { 8.0 / 3.0 } else { (32 / bytes) as f64 };
     let twice = if in_parts { 2 } else { 1 };
     let products = (bm * bn * depth) as f64 / faster;
@@ -653,7 +693,7 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
     };
     let copied = [("vector_a", &p.a, bm), ("vector_b", &p.b, bn)].map(|(vector, factor, n)| {
         let elements = (n * depth) as f64;
-        let loads = elements / int(vector) as f64;
+        let loads = elements / if is_converted { factor.loads } else { int(vector) } as f64;
         match copies {
             Copies::Bulk(_) if is_loaded || is_box(dtype, factor) => 0.0,
             Copies::Bulk(_) | Copies::Async(_) => ASYNC * loads,
@@ -667,9 +707,9 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
     let n_steps = padded / depth;
     // A block that goes through several tiles waits once: it copies for the next one while it stores.
     let n_tiles = p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn);
-    let rounds = if is_persistent(space, config) { ceil_div(n_tiles, n_persistent(s, space, config)) } else { 1 };
+    let rounds = if is_converted { 1 } else { n_rounds(s, space, config, n_tiles) };
     // Of what the blocks of a cluster share each reads its part.
-    let cluster = cluster(space, config);
+    let cluster = if is_converted { 1 } else { cluster(space, config) };
     let rows_and_columns = match order(space, config) {
         Rasterization::Rows | Rasterization::GroupsOfColumns(_) => bm / cluster + bn,
         Rasterization::Columns | Rasterization::Groups(_) => bm + bn / cluster,
@@ -687,7 +727,7 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
         n: ceil_div(n_tiles, rounds),
         threads: threads * teams + if has_producer { producer_warp::THREADS } else { 0 },
         registers: twice * bm * bn / threads + loaded + OTHER_REGISTERS,
-        shared_bytes: twice * bytes * copies.n() * (bm + bn) * depth + boxes,
+        shared_bytes: twice * bytes * stages.n() * (bm + bn) * depth + boxes,
         fmas: (rounds * bm * bn * padded) as f64 / faster,
         efficiency: products / (products * (read / (columns / 2.0)).max(1.0) + copied[0] + copied[1] + begun),
         bytes: (rounds * bytes * (rows_and_columns * padded + bm * bn)) as f64,
@@ -698,5 +738,6 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
         begins: if cluster > 1 { CLUSTER } else { 0.0 },
         fill: WARPS * i64::from(gpu.warp_size),
     };
-    blocks.cycles(&s.target, &gpu) + sums_of_parts(s, p, split)
+    let slower = if is_converted { UNPROVEN_WAY } else { 1.0 };
+    slower * (blocks.cycles(&s.target, &gpu) + sums_of_parts(s, p, split))
 }
