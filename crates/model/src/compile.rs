@@ -583,7 +583,9 @@ fn members(plan: &mut Plan, sized: &SizedNets, made: &[PlannedForm]) -> Members 
 /// The type of a run for a type of a graph.
 fn dtype_of(net: &Net, id: ValueId) -> Result<DType, CompileError> {
     let value = net.value(id);
-    let found = DType::ALL.into_iter().find(|(_, name)| *name == value.dtype.name());
+    // Integers of fewer than 8 bits have a byte each.
+    let stored = net.element_type(id).map_or(value.dtype.name(), |dtype| dtype.name());
+    let found = DType::ALL.into_iter().find(|(_, name)| *name == stored);
     let error = || CompileError::Dtype { name: value.name.clone(), dtype: value.dtype.name() };
     found.map(|(dtype, _)| dtype).ok_or_else(error)
 }

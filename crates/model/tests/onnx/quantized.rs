@@ -107,6 +107,67 @@ fn nan_is_not_lost_where_numbers_are_quantized_by_their_range() {
     }
 }
 
+/// Integers of fewer than 8 bits have a byte each between kernels, with a zero point for each column and with
+/// one for all.
+#[test]
+fn integers_of_four_bits_are_kept_between_kernels() {
+    let along =
+        |axis: i64, of: NodeFile| NodeFile { attributes: vec![("axis".to_owned(), Attribute::Int(axis))], ..of };
+    let f32s = |name: &str, shape: [usize; 2]| GraphPort {
+        dtype: DType::F32,
+        dims: shape.map(Dim::Size).to_vec(),
+        ..port(name, 1)
+    };
+    for (dtype, least) in [(DType::I4, -8), (DType::U4, 0)] {
+        let number = |at: i128| at * 7 % 16 + least;
+        let numbers = |shape: &[usize]| {
+            let n = shape.iter().product::<usize>() as i128;
+            Tensor::from_integers(dtype, shape, &(0..n).map(number).collect::<Vec<_>>())
+        };
+        let scales: Vec<f64> = (0..N).map(|at| 0.125 * (1 + at % 3) as f64).collect();
+        let known = [
+            ("s", Tensor::from_floats(DType::F32, [N], &scales)),
+            ("z", numbers(&[N])),
+            ("one", Tensor::scalar(DType::F32, 0.25)),
+            ("zero", Tensor::from_integers(dtype, [0; 0], &[number(2)])),
+            ("w", numbers(&[5, N])),
+        ];
+        let model = ModelFile {
+            name: "four_bits".to_owned(),
+            opset: 21,
+            inputs: vec![f32s("x", [M, N]), GraphPort { dtype: DType::I64, ..f32s("at", [3, 1]) }],
+            outputs: vec![
+                f32s("y", [N, M]),
+                f32s("back", [M, N]),
+                GraphPort { dims: [3, 1, N].map(Dim::Size).to_vec(), ..f32s("rows", [3, N]) },
+            ],
+            weights: known.map(|(name, tensor)| (name.to_owned(), tensor)).to_vec(),
+            nodes: vec![
+                along(1, node("QuantizeLinear", "x s z", "q")),
+                node("Transpose", "q", "turned"),
+                node("DequantizeLinear", "turned one zero", "y"),
+                along(1, node("DequantizeLinear", "q s z", "back")),
+                node("Gather", "w at", "chosen"),
+                node("DequantizeLinear", "chosen one zero", "rows"),
+            ],
+            ..ModelFile::default()
+        };
+        let graph = onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap().graph;
+        let compiled = compiled_for(&specialise(&graph, &Bindings::default()).graph, &host::target()).unwrap();
+        let x: Vec<f64> = (0..M * N).map(|at| (at * 37 % 101) as f64 / 20.0 - 2.5).collect();
+        let given = [
+            ("x", Tensor::from_floats(DType::F32, [M, N], &x)),
+            ("at", Tensor::from_integers(DType::I64, [3, 1], &[4, 0, -2])),
+        ];
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+        given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+        runner.run().unwrap();
+        let found: Vec<Vec<f64>> = runner.outputs().iter().map(|(_, x)| x.floats()).collect();
+        let expected: Vec<Vec<f64>> = evaluate(&graph, &given).unwrap().iter().map(Tensor::floats).collect();
+        assert_eq!(found, expected, "{dtype}");
+    }
+}
+
 /// Models of one to three layers of quantized products, and what integers say of them.
 mod layers {
     use rand::{RngExt, SeedableRng};
