@@ -170,10 +170,11 @@ impl Operation for Conv {
 
 impl Operation for ConvInteger {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
-        for at in [0, 1] {
-            check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), None)?;
+        let shape = self.0.shape(inputs.shape(0)?, inputs.shape(1)?)?;
+        for (at, n) in [1, shape.m].into_iter().enumerate() {
+            check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), Some(n))?;
         }
-        Ok(vec![TensorType::new(DType::I32, self.0.shape(inputs.shape(0)?, inputs.shape(1)?)?.out())])
+        Ok(vec![TensorType::new(DType::I32, shape.out())])
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {

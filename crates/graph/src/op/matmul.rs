@@ -193,12 +193,16 @@ pub(super) fn check_zero(inputs: Inputs<'_>, at: usize, dtype: DType, n: Option<
             "its zero point, input {at}, is {own} where the integers are {dtype} (make both one type)"
         ));
     }
-    let n_zeros = product(zero.shape());
-    match n {
-        Some(n) if n_zeros != 1 && n_zeros != n => {
-            Err(invalid!("its input {} has {n_zeros} zero points where there are places for 1 or {n}", at + 1))
-        }
-        _ => Ok(()),
+    n.map_or(Ok(()), |n| check_number(inputs, at, "zero points", n))
+}
+
+/// Refuses another number of scales or zero points than there are places for: one, or `n`.
+pub(super) fn check_number(inputs: Inputs<'_>, at: usize, what: &str, n: usize) -> Result<(), OpError> {
+    let (found, at) = (product(inputs.shape(at)?), at + 1);
+    match found == 1 || found == n {
+        true => Ok(()),
+        false if n == 1 => Err(invalid!("its input {at} has {found} {what}, and there is a place for one")),
+        false => Err(invalid!("its input {at} has {found} {what} where there are places for 1 or {n}")),
     }
 }
 
@@ -221,10 +225,11 @@ pub(super) fn centred(x: &Tensor, zero: Option<&Tensor>, axis: usize) -> Result<
 
 impl Operation for MatMulInteger {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let shape = product_shape(inputs.shape(0)?, inputs.shape(1)?)?;
         for at in [0, 1] {
-            check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), None)?;
+            check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), Some(shape.sizes[at]))?;
         }
-        Ok(vec![TensorType::new(DType::I32, product_shape(inputs.shape(0)?, inputs.shape(1)?)?.out)])
+        Ok(vec![TensorType::new(DType::I32, shape.out)])
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {

@@ -1,7 +1,7 @@
 //! Linear quantization, and products and convolutions of quantized tensors.
 
 use super::conv::{ConvShape, add_bias, convolve};
-use super::matmul::{batched_product, centred, check_zero, product_shape};
+use super::matmul::{batched_product, centred, check_number, check_zero, product_shape};
 use super::util::{axis, product, size, strides};
 use super::{Conv, Import, Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
@@ -161,6 +161,9 @@ impl Operation for QuantizeLinear {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let dtype = inputs.optional(2).map(|zero| zero.dtype()).or(self.0.dtype).unwrap_or(DType::U8);
         check_quantized(dtype)?;
+        if dtype.size() > 2 {
+            return Err(unsupported!("numbers quantized as {dtype} are not supported"));
+        }
         self.0.infer(inputs, dtype, dtype)
     }
 
@@ -232,22 +235,28 @@ fn multiple(sum: f64, [of_a, of_b, of_result]: [f64; 3]) -> f64 {
 }
 
 /// Refuses factors and results of `QLinear` operators that are no integers, or have scales or zero points
-/// that do not fit.
-fn check_factors(inputs: Inputs<'_>) -> Result<(), OpError> {
-    check_quantized(inputs.fact(7)?.dtype())?;
-    for at in [0, 3] {
+/// that do not fit: of the factors one, or so many.
+fn check_factors(inputs: Inputs<'_>, places: [usize; 2]) -> Result<(), OpError> {
+    let result = inputs.fact(7)?.dtype();
+    check_quantized(result)?;
+    for (at, n) in [0, 3].into_iter().zip(places) {
         check_scales(inputs, at + 1)?;
+        check_number(inputs, at + 1, "scales", n)?;
         let n_scales = product(inputs.shape(at + 1)?);
         check_zero(inputs, at + 2, inputs.fact(at)?.dtype(), Some(n_scales))?;
     }
-    check_scales(inputs, 6)
+    check_scales(inputs, 6)?;
+    check_number(inputs, 6, "scales", 1)?;
+    check_zero(inputs, 7, result, Some(1))
 }
 
 impl Operation for QLinearMatMul {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let dtype = inputs.fact(7)?.dtype();
-        check_factors(inputs)?;
-        Ok(vec![TensorType::new(dtype, product_shape(inputs.shape(0)?, inputs.shape(3)?)?.out)])
+        let shape = product_shape(inputs.shape(0)?, inputs.shape(3)?)?;
+        let [m, n, _] = shape.sizes;
+        check_factors(inputs, [m, n])?;
+        Ok(vec![TensorType::new(dtype, shape.out)])
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
@@ -278,8 +287,9 @@ impl QLinearConv {
 impl Operation for QLinearConv {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let dtype = inputs.fact(7)?.dtype();
-        check_factors(inputs)?;
-        Ok(vec![TensorType::new(dtype, self.shape(inputs)?.out())])
+        let shape = self.shape(inputs)?;
+        check_factors(inputs, [1, shape.m])?;
+        Ok(vec![TensorType::new(dtype, shape.out())])
     }
 
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {

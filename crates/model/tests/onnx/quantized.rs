@@ -570,7 +570,10 @@ fn what_nothing_can_be_a_multiple_of_is_refused_with_its_node() {
         ("QLinearMatMul", DType::U8, product(scale(&[f64::INFINITY]), u8s(&[]), i8s(&[])), "a scale of inf"),
         ("QLinearMatMul", DType::U8, product(one(), i8s(&[]), i8s(&[])), "is i8 where the integers are u8"),
         ("QLinearMatMul", DType::U8, product(one(), u8s(&[]), i8s(&[3])), "3 zero points"),
+        ("QLinearMatMul", DType::U8, product(scale(&[0.5; 3]), u8s(&[]), i8s(&[])), "3 scales"),
         ("MatMulInteger", DType::U8, vec![i8s(&[4, 5]), i8s(&[])], "is i8 where the integers are u8"),
+        ("MatMulInteger", DType::U8, vec![i8s(&[4, 5]), u8s(&[3])], "3 zero points"),
+        ("QuantizeLinear", DType::F32, vec![one(), whole(DType::I32, &[])], "quantized as i32"),
     ];
     for (op, dtype, constants, expected) in cases {
         let weights: Vec<(String, Tensor)> =
