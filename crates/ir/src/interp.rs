@@ -396,7 +396,7 @@ pub fn apply_binary(op: BinaryOp, a: f64, b: f64) -> f64 {
             }
         }
         BinaryOp::Pow => a.powf(b),
-        BinaryOp::Nibble => whole_binary(op, a as i128, b as i128, DType::I64) as f64,
+        BinaryOp::Nibble => (a as i64 >> (4 * (b as i64).clamp(0, 1)) & 15) as f64,
     }
 }
 

@@ -472,6 +472,8 @@ fn products_with_packed_weights_are_their_formula() {
         "m=2,n=7,k=96,block=16,zeros=1,int8=1,epilogue=bias",
         "m=2,n=4,k=512,bits=8,block=256,int8=1",
         "m=2,n=4,k=64,bits=8,block=32,zeros=1,int8=1,epilogue=add",
+        "m=6,n=9,k=64,block=16,zeros=1",
+        "m=6,n=9,k=64,int8=1",
     ] {
         let w = Workload::parse(&format!("packed_matmul:{text}")).unwrap();
         let [m, n, k, bits, block] = ["m", "n", "k", "bits", "block"].map(|size| w.size(size) as usize);

@@ -4,10 +4,11 @@
 //! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators
 //! produce (loops of constant extent around one store or update): sums of products of matrices it evaluates
 //! by blocks, the others row by row, some rows at a time on each thread, with the reduction outside the
-//! row. Whatever has another form runs through the interpreter, slowly but all the same. [`Tolerance`] says
+//! row. Factors that are expressions are evaluated ahead. Whatever has another form runs through the interpreter, slowly but all the same. [`Tolerance`] says
 //! how far a kernel's result may be from the trusted one, [`random_input`] makes the data that the
 //! tolerance is argued for.
 
+mod factors;
 mod nest;
 mod tolerance;
 mod work;
@@ -62,6 +63,7 @@ pub fn evaluate_watched(
     n_threads: usize,
     watch: &Watch,
 ) -> Result<Vec<Vec<f64>>, Fault> {
+    let program = &*factors::factors_ahead(program);
     let mut memory = vec![Vec::new(); program.buffers.len()];
     let expected = program.arguments().filter(|(_, b)| b.role != Role::Output).count();
     if inputs.len() != expected {
@@ -78,7 +80,7 @@ pub fn evaluate_watched(
             input
         };
     }
-    let work = EvaluationProgress::new(work(program), watch);
+    let work = EvaluationProgress::new(work_of_nests(program), watch);
     let mut left = interp::MAX_ITERATIONS;
     for block in program.parts() {
         let mut allocated = Vec::new();
@@ -132,6 +134,10 @@ fn limit(program: &Program, stmt: &Stmt, memory: &mut [Vec<f64>]) {
 
 /// Cost of [`evaluate`] for a program, in multiply-adds of a matrix product.
 pub fn work(program: &Program) -> f64 {
+    work_of_nests(&factors::factors_ahead(program))
+}
+
+fn work_of_nests(program: &Program) -> f64 {
     let mut densities = vec![1.0; program.buffers.len()];
     let mut sum = 0.0;
     for nest in program.parts().into_iter().flatten().filter_map(|stmt| nest::ParallelNest::parse(program, stmt)) {

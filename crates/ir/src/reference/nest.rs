@@ -115,6 +115,8 @@ enum ReferenceExpr {
     /// A load whose subscripts are checked when it is reached.
     CheckedLoad(BufferId, Vec<Sub>),
     FromIndex(Sub),
+    /// The value rounded to f32.
+    Single(Box<ReferenceExpr>),
     Unary(UnaryOp, Box<ReferenceExpr>),
     Binary(BinaryOp, Box<(ReferenceExpr, ReferenceExpr)>),
     Select(Box<(ReferenceTest, ReferenceExpr, ReferenceExpr)>),
@@ -228,7 +230,7 @@ impl<'a> ParallelNest<'a> {
 
     /// The largest magnitude, or more, of all that is computed on the way to an element.
     fn most(&self, memory: &[Vec<f64>]) -> f64 {
-        let (value, on_the_way) = self.value.most(memory);
+        let (value, on_the_way) = self.value.most(memory, &self.axes);
         let n = self.n_of(&self.reduction) as f64;
         on_the_way.max(match self.reduce {
             None => value,
@@ -504,12 +506,24 @@ fn is_exact(program: &Program, to: DType, value: &Expr, is_reduced: bool) -> boo
         }
         expr::TreePart::Expr(Expr::Binary(op, ..)) => has_floats |= matches!(op, BinaryOp::Div | BinaryOp::Pow),
         expr::TreePart::Expr(e @ Expr::Cast(dtype, _)) => {
-            let is_kept = is_wide(*dtype) && dtype.is_float() == to.is_float();
-            is_exact &= is_kept && !rounds_to_single(program, e);
+            is_exact &= is_wide(*dtype) && dtype.is_float() == to.is_float() || is_small_integer(program, e);
         }
         expr::TreePart::Expr(Expr::FromIndex(_) | Expr::Select(..)) | expr::TreePart::Cond(_) => {}
     });
     is_exact && (to.is_float() || is_wide(to) && !has_floats)
+}
+
+/// Whether a value is a cast to i32 of an integer that this holds: of an element, or of a nibble.
+fn is_small_integer(program: &Program, value: &Expr) -> bool {
+    let Expr::Cast(DType::I32, x) = value else { return false };
+    match &**x {
+        Expr::Load(b, _) => program
+            .buffers
+            .get(b.0 as usize)
+            .is_some_and(|b| !b.dtype.is_float() && (b.dtype.bytes() < 4 || b.dtype == DType::I32)),
+        Expr::Binary(BinaryOp::Nibble, ..) => true,
+        _ => false,
+    }
 }
 
 impl NestReader<'_> {
@@ -572,7 +586,8 @@ impl NestReader<'_> {
             Expr::Unary(op, x) => ReferenceExpr::Unary(*op, Box::new(self.node(x)?)),
             Expr::Binary(op, a, b) => ReferenceExpr::Binary(*op, Box::new((self.node(a)?, self.node(b)?))),
             Expr::Select(c, a, b) => ReferenceExpr::Select(Box::new((self.test(c)?, self.node(a)?, self.node(b)?))),
-            // It changes nothing: see `is_exact`.
+            Expr::Cast(_, x) if rounds_to_single(self.program, e) => ReferenceExpr::Single(Box::new(self.node(x)?)),
+            // Another one changes nothing: see `is_exact`.
             Expr::Cast(_, x) => self.node(x)?,
         })
     }
@@ -591,7 +606,7 @@ impl NestReader<'_> {
 
 impl ReferenceExpr {
     /// The largest magnitudes, or more, that a value has and that are met on the way to it.
-    fn most(&self, memory: &[Vec<f64>]) -> (f64, f64) {
+    fn most(&self, memory: &[Vec<f64>], axes: &[LoopAxis]) -> (f64, f64) {
         let of = |buffer: BufferId| {
             let values = memory.get(buffer.0 as usize).map_or(&[][..], Vec::as_slice);
             values.iter().fold(0.0, |most, x| x.abs().max(most))
@@ -600,11 +615,15 @@ impl ReferenceExpr {
             ReferenceExpr::Const(x) => (x.abs(), 0.0),
             ReferenceExpr::Load(load) => (of(load.buffer), 0.0),
             ReferenceExpr::CheckedLoad(buffer, _) => (of(*buffer), 0.0),
-            // Indices among integers are left to the interpreter.
-            ReferenceExpr::FromIndex(_) => (f64::INFINITY, 0.0),
-            ReferenceExpr::Unary(_, x) => x.most(memory),
+            ReferenceExpr::FromIndex(Sub::Flat(flat)) => {
+                let (low, high) = flat.range(axes);
+                (low.abs().max(high.abs()) as f64, 0.0)
+            }
+            // Such indices among integers are left to the interpreter.
+            ReferenceExpr::FromIndex(Sub::Other(_)) => (f64::INFINITY, 0.0),
+            ReferenceExpr::Single(x) | ReferenceExpr::Unary(_, x) => x.most(memory, axes),
             ReferenceExpr::Binary(op, sides) => {
-                let ((a, on_a), (b, on_b)) = (sides.0.most(memory), sides.1.most(memory));
+                let ((a, on_a), (b, on_b)) = (sides.0.most(memory, axes), sides.1.most(memory, axes));
                 let value = match op {
                     BinaryOp::Add | BinaryOp::Sub => a + b,
                     BinaryOp::Mul => a * b,
@@ -615,8 +634,8 @@ impl ReferenceExpr {
                 (value, on_a.max(on_b))
             }
             ReferenceExpr::Select(parts) => {
-                let ((a, on_a), (b, on_b)) = (parts.1.most(memory), parts.2.most(memory));
-                (a.max(b), on_a.max(on_b).max(parts.0.most(memory)))
+                let ((a, on_a), (b, on_b)) = (parts.1.most(memory, axes), parts.2.most(memory, axes));
+                (a.max(b), on_a.max(on_b).max(parts.0.most(memory, axes)))
             }
         };
         (value, parts.max(value))
@@ -627,7 +646,7 @@ impl ReferenceExpr {
         match self {
             ReferenceExpr::Load(l) => loads.push(l),
             ReferenceExpr::Const(_) | ReferenceExpr::CheckedLoad(..) | ReferenceExpr::FromIndex(_) => {}
-            ReferenceExpr::Unary(_, x) => x.loads(loads),
+            ReferenceExpr::Single(x) | ReferenceExpr::Unary(_, x) => x.loads(loads),
             ReferenceExpr::Binary(_, sides) => {
                 sides.0.loads(loads);
                 sides.1.loads(loads);
@@ -642,12 +661,12 @@ impl ReferenceExpr {
 
 impl ReferenceTest {
     /// The largest magnitude, or more, that is met on the way to it.
-    fn most(&self, memory: &[Vec<f64>]) -> f64 {
+    fn most(&self, memory: &[Vec<f64>], axes: &[LoopAxis]) -> f64 {
         match self {
             ReferenceTest::True | ReferenceTest::Lt(..) | ReferenceTest::Eq(..) => 0.0,
-            ReferenceTest::Less(sides) => sides.0.most(memory).1.max(sides.1.most(memory).1),
-            ReferenceTest::And(sides) => sides.0.most(memory).max(sides.1.most(memory)),
-            ReferenceTest::Not(c) => c.most(memory),
+            ReferenceTest::Less(sides) => sides.0.most(memory, axes).1.max(sides.1.most(memory, axes).1),
+            ReferenceTest::And(sides) => sides.0.most(memory, axes).max(sides.1.most(memory, axes)),
+            ReferenceTest::Not(c) => c.most(memory, axes),
         }
     }
 }
@@ -869,6 +888,12 @@ impl NestWorker<'_> {
             ReferenceExpr::FromIndex(sub) => {
                 for (x, out) in out.iter_mut().enumerate() {
                     *out = self.sub(sub, span.column + x)? as f64;
+                }
+            }
+            ReferenceExpr::Single(x) => {
+                self.node(x, span, out)?;
+                for x in out {
+                    *x = f64::from(*x as f32);
                 }
             }
             ReferenceExpr::Unary(op, x) => {
