@@ -10,15 +10,19 @@ use tilewright_ir::{DType, Program, Target, lower, text, verify};
 
 /// A product of `[m, k]` by `[k, n]` integers in a register tile, with columns packed in fours, or pairs, or
 /// rows of `n`.
-fn product([m, n, k]: [i64; 3], factors: [DType; 2], lanes: i64, is_packed: bool) -> Program {
+fn product(size: [i64; 3], factors: [DType; 2], lanes: i64, is_packed: bool) -> Program {
+    product_of_panels(size, factors, lanes, is_packed.then_some(lanes))
+}
+
+/// A product as [`product`], whose packed columns are in panels of so many.
+fn product_of_panels([m, n, k]: [i64; 3], factors: [DType; 2], lanes: i64, panel: Option<i64>) -> Program {
     let [a, b] = factors.map(DType::name);
     let of_floats = tilewright_ir::op::Workload::parse(&format!("matmul:m={m},n={n},k={k}")).unwrap().program();
     let source = of_floats.to_string();
     let source = source.replacen("A: f32", &format!("A: {a}"), 1).replacen("B: f32", &format!("B: {b}"), 1);
     let program = text::parse(&source.replacen("C: f32", "C: i32", 1)).unwrap();
     let group = 4 / factors[0].bytes();
-    let packing =
-        if is_packed { format!("stage B -> B.p 1/{lanes} 0/{group} 1%{lanes} 0%{group}") } else { String::new() };
+    let packing = panel.map_or(String::new(), |n| format!("stage B -> B.p 1/{n} 0/{group} 1%{n} 0%{group}"));
     let steps = format!(
         "split j {lanes} -> jv jl shrink
          split k 8 -> ko kr shrink
@@ -128,6 +132,18 @@ fn weights_of_7_bits_are_not_widened() {
         assert!(2 * short <= long, "{name}: {short} of {long} products of 16-bit integers");
     }
     assert_eq!(count("x86-64", DType::I7, "pmaddubsw"), 0);
+}
+
+/// Tiles that share a panel of columns read their part of it by vectors.
+#[test]
+fn parts_of_panels_are_vectors() {
+    let own = Target::named("x86-64-v4").unwrap();
+    let target = Target { features: "+avx512vl,+avx512vnni".into(), ..own };
+    for panel in [16, 64, 128] {
+        let program = product_of_panels([3, 256, 32], [DType::U8, DType::I8], 16, Some(panel));
+        let text = String::from_utf8(emit(&program, &target, Emit::Asm).unwrap()).unwrap();
+        assert!(text.contains("vpdpbusd") && !text.contains("pinsrb"), "panels of {panel}: {text}");
+    }
 }
 
 /// Kernels that decide how many steps a dot product has compute all of them by its instruction.

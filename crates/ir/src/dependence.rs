@@ -138,8 +138,9 @@ pub fn are_disjoint(a: Subscripts, b: Subscripts, var: LoopId) -> bool {
         && are_unequal(Subscripts::new(&left, a.ranges), Subscripts::new(&right, b.ranges), var)
 }
 
-/// The index with the terms of divisions and remainders left out that are too small to matter.
-pub(crate) fn reduced(index: &Index, ranges: &Ranges) -> Index {
+/// Returns the index without terms of divisions and remainders that are too small to matter: of
+/// `(16·t + l) // 128`, with l below 16, `t // 8`.
+pub fn reduced(index: &Index, ranges: &Ranges) -> Index {
     let is_plain = |i: &Index| i.terms().iter().all(|(atom, _)| matches!(atom, Atom::Var(_)));
     if is_plain(index) {
         return index.clone();

@@ -1,5 +1,6 @@
 //! Loads and stores: scalars, contiguous, strided and scattered lanes, register chunks.
 
+use tilewright_ir::dependence::reduced;
 use tilewright_ir::expr::Subscript;
 use tilewright_ir::{Atom, BufferId, DType, Index, LoopId};
 
@@ -48,11 +49,13 @@ impl Generator<'_> {
             return LaneAddresses::Uniform(flat);
         };
         let VectorPiece { first, n, .. } = lanes.piece;
-        let var = Index::from(lanes.var);
-        let stride = flat.coefficient(lanes.var);
-        let rest = flat.sub(&var.scale(stride));
-        if !rest.uses(lanes.var) {
-            return LaneAddresses::Strided { base: rest.offset(stride * first), stride };
+        let strided = |flat: &Index| {
+            let stride = flat.coefficient(lanes.var);
+            let rest = flat.sub(&Index::from(lanes.var).scale(stride));
+            (!rest.uses(lanes.var)).then(|| LaneAddresses::Strided { base: rest.offset(stride * first), stride })
+        };
+        if let Some(access) = strided(&flat) {
+            return access;
         }
         let position = |lane: i64| self.f.ranges.simplify(&flat.substitute(lanes.var, &Index::from(first + lane)));
         let all: Vec<Index> = (0..n as i64).map(position).collect();
@@ -73,6 +76,10 @@ impl Generator<'_> {
                     all,
                 };
             }
+        }
+        // A vector may be a part of a row, as of a panel that several tiles share.
+        if let Some(access) = strided(&reduced(&flat, &self.f.ranges)) {
+            return access;
         }
         let mut row = None;
         match slope(&flat, lanes.var, &mut row).zip(row) {
