@@ -41,7 +41,7 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
         });
         let touched =
             region(names, &by_digits, target, AccessKind::Any, &ranges, &format!("in loop `{at}`")).map_err(fail)?;
-        let steps = steps_of_lines(names.buffer(target), per_line, &touched.most);
+        let steps = steps_of_lines(names.buffer(target), per_line);
         let counts: Vec<i64> = touched.most.iter().zip(&steps).map(|(&n, &s)| (n + s - 1) / s).collect();
         let lines = counts.iter().try_fold(1i64, |n, &c| n.checked_mul(c)).unwrap_or(i64::MAX);
         if lines > MOST_PREFETCHED_LINES {
@@ -65,18 +65,17 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
     })
 }
 
-/// Distance of prefetches in each dimension: a cache line in the last one. For elements of 8 and 16 bits,
-/// the dimensions in front of one that is touched whole are part of its lines.
-fn steps_of_lines(buffer: &Buffer, per_line: i64, touched: &[i64]) -> Vec<i64> {
-    let mut steps = vec![1; touched.len()];
+/// Distances between prefetches in each dimension: a cache line in the last one. Of elements of 8 and 16 bits,
+/// a line has several of the dimensions in front of short ones.
+fn steps_of_lines(buffer: &Buffer, per_line: i64) -> Vec<i64> {
+    let mut steps = vec![1; buffer.shape.len()];
     let mut left = per_line;
-    for d in (0..steps.len()).rev() {
-        steps[d] = left;
-        let extent = buffer.shape[d];
-        if buffer.dtype.bytes() > 2 || touched[d] != extent || extent > left {
+    for (step, &extent) in steps.iter_mut().zip(&buffer.shape).rev() {
+        *step = left;
+        if buffer.dtype.bytes() > 2 || extent > left {
             break;
         }
-        left /= extent;
+        left /= extent.max(1);
     }
     steps
 }
