@@ -21,7 +21,7 @@ use tilewright_search::{Config, Outcome};
 use tilewright_tune::{TEMPLATES, Task, TaskError, Template, TemplateSetting};
 
 /// Shapes that nothing divides, and the number of threads.
-const CASES: [(&str, usize); 43] = [
+const CASES: [(&str, usize); 45] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
     ("matmul:m=257,n=1,k=3", 1),
@@ -54,6 +54,8 @@ const CASES: [(&str, usize); 43] = [
     ("conv2d:c=32,h=9,w=11,k=34,r=1,s=1,bf16=1,const=w,in=c16", 1),
     ("matmul:m=33,n=47,k=130,dtype=u8i8", 2),
     ("matmul:m=3,n=70,k=67,dtype=i8i8,const=b", 1),
+    ("matmul:m=21,n=1,k=192,dtype=u8i8", 2),
+    ("matmul:m=7,n=1,k=64,dtype=i8i8,const=a,epilogue=dequant+bias", 1),
     ("dense:m=37,n=35,k=29,const=w,dtype=u8i8", 1),
     ("dense:m=37,n=70,k=40,const=w,dtype=u8i8,epilogue=init+dequant+quant_u8", 1),
     ("matmul:m=19,n=33,k=64,dtype=i8i8,epilogue=dequant+relu+quant_i8", 2),

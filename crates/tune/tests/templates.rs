@@ -45,6 +45,7 @@ fn every_template_computes_the_operator_on_any_shape() {
         "batch_matmul:b=2,m=9,n=18,k=21,ta=1,tb=1,bf16=1",
         "heads_matmul:b=3,m=17,n=29,k=13,tb=1,ha=1,hb=1,bf16=1,epilogue=bias",
         "matmul:m=13,n=37,k=35,dtype=u8i8",
+        "matmul:m=23,n=1,k=192,dtype=i8i8,const=a",
         "dense:m=1,n=40,k=33,const=w,dtype=i8i8",
         "dense:m=9,n=40,k=33,const=w+init+dequant,dtype=u8i8,epilogue=init+dequant+quant_u8",
         "batch_matmul:b=2,m=9,n=18,k=21,ta=1,tb=1,dtype=i8i8",

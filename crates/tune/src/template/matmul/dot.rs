@@ -3,9 +3,10 @@
 use super::super::algorithm::{self, Algorithm};
 use super::super::model::{bandwidth, cuts, step_cycles};
 use super::super::share::{self, SharedWork};
-use super::super::step::{accumulate, compute_at, parallel, reorder, rfactor, split, unroll, vectorize};
+use super::super::step::{accumulate, compute_at, parallel, reorder, rfactor, split, tensorize, unroll, vectorize};
 use super::super::{Template, TemplateSetting, ceil_div, constraint_over, none_of};
 use super::{MatmulProduct, is_product_on_cpu};
+use tilewright_ir::dot::STEPS;
 use tilewright_ir::{DType, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
@@ -32,9 +33,18 @@ const MOST_OF_FEWER: i64 = 64;
 /// Rows or columns of a tile.
 const TILES: [i64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 
-/// Whether factors are multiplied as they are read, in f32 or what becomes it.
+/// Bytes of the widest vector.
+const MOST_BYTES: i64 = 64;
+
+/// Whether factors are multiplied as they are read: in f32 or what becomes it, or the bytes of a single
+/// column in whole vectors.
 fn multiplies_as_read(p: &MatmulProduct) -> bool {
-    p.dot != Some(TensorProduct::Dot4) && !matches!(p.copied, Some(DType::Bf16 | DType::I16))
+    let fits = !multiplies_bytes(p) || (p.n == 1 && !p.is_family() && p.k % MOST_BYTES == 0);
+    fits && !matches!(p.copied, Some(DType::Bf16 | DType::I16))
+}
+
+fn multiplies_bytes(p: &MatmulProduct) -> bool {
+    p.dot == Some(TensorProduct::Dot4)
 }
 
 fn applies(p: &MatmulProduct) -> bool {
@@ -141,8 +151,9 @@ fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Conf
 /// tile of the other.
 fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
-    let row = p.k as f64 * s.workload.dtype.bytes() as f64;
-    let steps = ceil_div(p.k, s.target.lanes(s.workload.dtype)) as f64;
+    let (bytes, at_once) = if multiplies_bytes(p) { (1, STEPS) } else { (s.workload.dtype.bytes() as i64, 1) };
+    let row = (p.k * bytes) as f64;
+    let steps = ceil_div(p.k, s.target.lanes(s.workload.dtype) * at_once) as f64;
     let rows_outside = space.text(config, "tiles") == "ir-jr";
     let (n_kept, n_passing) = if rows_outside { (p.m, p.n) } else { (p.n, p.m) };
     let mut cycles = n_kept as f64 * row / bandwidth(s, n_kept as f64 * row);
@@ -178,7 +189,10 @@ fn product(s: &TemplateSetting, p: &MatmulProduct, threads: &str, space: &Space,
     // The lanes' sums have the loops of the sums.
     let [lanes_i, lanes_j] = [i, j].map(|l| format!("P.{l}"));
 
-    let mut steps = vec![split(k, lanes, "ko", "kl"), rfactor(p.sum, "kl", "P")];
+    let of_bytes = multiplies_bytes(p);
+    let mut steps = if of_bytes { vec![split(k, STEPS, "kq", "k4")] } else { Vec::new() };
+    let vectors = if of_bytes { "kq" } else { k };
+    steps.extend([split(vectors, lanes, "ko", "kl"), rfactor(p.sum, "kl", "P")]);
     // The loops over a tile, of the sums and of what finishes them.
     let (rows, columns) = if p.has_epilogue {
         steps.extend([split("oi", tile_m, "ir", "om"), split("oj", tile_n, "jr", "on")]);
@@ -192,10 +206,12 @@ fn product(s: &TemplateSetting, p: &MatmulProduct, threads: &str, space: &Space,
     };
     steps.push(compute_at("P", inner));
     steps.push(split("P.ko", int("unroll_k"), "P.k", "P.ki"));
-    steps.push(reorder(&["P.k", "P.ki", &lanes_i, &lanes_j, "P.kl"]));
+    let fours: &[&str] = if of_bytes { &["P.k4"] } else { &[] };
+    steps.push(reorder(&[&["P.k", "P.ki"], fours, &[&lanes_i, &lanes_j, "P.kl"]].concat()));
     steps.push(accumulate("P", inner, "P.r"));
     steps.push(vectorize("P.kl"));
     steps.extend(["P.ki", &lanes_i, &lanes_j].map(unroll));
+    steps.extend(fours.iter().map(|four| tensorize(four, TensorProduct::Dot4)));
 
     // Sums of neighbours are finished together: their lanes are transposed, then added.
     let along_columns = tile_n >= tile_m;
