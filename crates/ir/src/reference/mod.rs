@@ -4,9 +4,9 @@
 //! [`evaluate`] knows nothing of schedules or code generation. It recognises the nests that operators
 //! produce (loops of constant extent around one store or update): sums of products of matrices it evaluates
 //! by blocks, the others row by row, some rows at a time on each thread, with the reduction outside the
-//! row. Factors that are expressions are evaluated ahead. Whatever has another form runs through the interpreter, slowly but all the same. [`Tolerance`] says
-//! how far a kernel's result may be from the trusted one, [`random_input`] makes the data that the
-//! tolerance is argued for.
+//! row. Factors that are expressions are evaluated ahead. Whatever has another form runs through the
+//! interpreter, slowly but all the same. [`Tolerance`] says how far a kernel's result may be from the trusted
+//! one, [`random_input`] makes the data that the tolerance is argued for.
 
 mod factors;
 mod nest;
