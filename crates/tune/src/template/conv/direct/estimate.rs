@@ -17,6 +17,9 @@ const APART: f64 = 3.5;
 const INTERLEAVING: i64 = 3;
 /// Cycles of a vector whose elements may be zeros between those of the input.
 const BETWEEN_ZEROS: f64 = 8.0;
+/// Slowdown of several unrolled channels where the last vector of a large tile is not full: vectors of two
+/// widths share broadcast elements, for which LLVM spills sums to the stack (f32 of Zen 5: 1.65 to 1.8).
+const SPILLED: f64 = 1.7;
 
 /// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
 /// read from whichever cache holds what the loops around return to; then what copies and stores take.
@@ -78,6 +81,8 @@ struct CycleFacts<'a> {
     /// Channels that an element of the result is made of, and bytes of those of an image.
     channels: f64,
     image: f64,
+    /// Whether several channels of the sum are unrolled.
+    unrolls_channels: bool,
     /// Whether vectors gather channels from plane after plane.
     gathers: bool,
     /// Cycles of loading a vector of pixels whose elements lie apart.
@@ -121,6 +126,7 @@ impl<'a> CycleFacts<'a> {
             rows: in_rows(s, shape),
             channels,
             image: channels * read as f64 * bytes,
+            unrolls_channels: int("unroll_c") > 1,
             gathers: shape.c.is_none() && by_channels && !has_neighbours && !in_blocks(s)[0],
             // Lanes that are pixels load what lies strides apart, or zeros in between.
             apart: match (by_channels, shape.transposed) {
@@ -154,7 +160,10 @@ impl<'a> CycleFacts<'a> {
         // them from plane after plane.
         let gathered = if self.gathers { (vectors * broadcast * self.lanes) as f64 } else { 0.0 };
         let loads = if c.is_none() { vectors * broadcast } else { vectors } as f64;
-        let step = step_cycles(self.s, vectors, broadcast) + gathered + self.apart * loads;
+        let is_large = 4 * vectors * broadcast >= 3 * i64::from(self.s.target.n_vector_registers);
+        let spills = self.by_channels && self.unrolls_channels && is_large && kt % self.lanes != 0;
+        let slowdown = if spills { SPILLED } else { 1.0 };
+        let step = slowdown * step_cycles(self.s, vectors, broadcast) + gathered + self.apart * loads;
         let taps = (r * columns) as f64;
         let n_steps = ceil_div(c.unwrap_or(1), steps_at_once(self.s, self.shape)) as f64 * taps;
         self.met * n_steps * step * if self.by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0
