@@ -1,5 +1,7 @@
 //! Schedules of products and convolutions whose number of rows runs say.
 
+use std::sync::Arc;
+
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_ir::interp::{run, run_at};
@@ -42,6 +44,15 @@ const FAMILIES_OF_DOTS: [&str; 3] = [
     "batch_matmul:b=2,m=3,n=16..64/16,k=21,tb=1,epilogue=linear(0.125;0)",
     "heads_matmul:b=2,m=1,n=4..28/4,k=19,tb=1,hb=1",
     "dense:m=5,n=6..33/3,k=33",
+];
+
+/// Families that algorithms other than the direct one compute, too.
+const FAMILIES_OF_ALGORITHMS: [(&str, &str); 5] = [
+    ("conv2d:c=6,h=4..16/4,w=10,k=12,r=3,s=3,pad=1,const=w+bias,epilogue=bias+relu", "winograd"),
+    ("conv2d:c=16,h=2..14/2,w=9,k=16,r=3,s=3,pad=1,const=w,in=c16,out=c16", "winograd"),
+    ("conv2d:c=5,h=6..18/4,w=9,k=7,r=3,s=3", "winograd"),
+    ("conv2d_transpose:c=6,h=4..16/4,w=9,k=1,r=2,s=2,stride=2,const=w,epilogue=sigmoid", "col2im"),
+    ("conv2d_transpose:c=9,h=2..11/3,w=8,k=16,r=3,s=2,stride_h=3,stride_w=2", "col2im"),
 ];
 
 fn task(text: &str, target: &str, n_threads: usize, template: Option<&str>) -> Task {
@@ -113,12 +124,23 @@ fn families_compute_what_their_members_do_at_every_size() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(31);
     let n_configs = std::env::var("TILEWRIGHT_CONFIGS").map_or(3, |n| n.parse().unwrap());
     let of_dots = FAMILIES_OF_DOTS.into_iter().map(|text| (text, Some("matmul-dot")));
+    let of_algorithms = FAMILIES_OF_ALGORITHMS.into_iter().map(|(text, algorithm)| (text, None, Some(algorithm)));
     let all = FAMILIES.into_iter().map(|text| (text, None)).chain(of_dots);
-    for ((text, template), n_threads) in all.flat_map(|family| [(family, 1), (family, 2)]) {
+    let all = all.map(|(text, template)| (text, template, None)).chain(of_algorithms);
+    for ((text, template, algorithm), n_threads) in all.flat_map(|family| [(family, 1), (family, 2)]) {
         let task = task(text, if n_threads == 1 { "x86-64-v4" } else { "x86-64-v3" }, n_threads, template);
         let workload = &task.setting.workload;
+        let space = match algorithm {
+            None => task.space.clone(),
+            Some(name) => {
+                let at = task.space.names().position(|name| name == "algorithm").unwrap();
+                let mut parts =
+                    (0..task.space.n_values(at)).filter_map(|which| task.space.part(at, which).map(Arc::new));
+                parts.find(|part| part.text(&part.config_at(0), "algorithm") == name).unwrap()
+            }
+        };
         for _ in 0..n_configs {
-            let config = task.space.sample(&mut rng);
+            let config = space.sample(&mut rng);
             let steps = task.steps(&config);
             let json = task.space.config_to_json(&config);
             let scheduled = task.program(&config).unwrap_or_else(|(at, e)| panic!("{text} {json}: step {at}: {e}"));
@@ -143,7 +165,8 @@ fn families_compute_what_their_members_do_at_every_size() {
 /// A family has first guesses, even where a member of a single column could be computed in another way.
 #[test]
 fn families_have_first_guesses() {
-    for text in FAMILIES.into_iter().chain(["matmul:m=1,n=1..8,k=256"]) {
+    let of_algorithms = FAMILIES_OF_ALGORITHMS.map(|(text, _)| text);
+    for text in FAMILIES.into_iter().chain(of_algorithms).chain(["matmul:m=1,n=1..8,k=256"]) {
         let task = task(text, "x86-64-v4", 1, None);
         let guesses = task.guesses(1);
         assert!(!guesses.is_empty() && guesses.iter().all(|config| task.program(config).is_ok()), "{text}");

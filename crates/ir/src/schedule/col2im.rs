@@ -18,9 +18,10 @@ use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Stmt};
 pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -> Result<(), Illegal> {
     let result = buffer_id(program, stage)?;
     let Transposed { loops, channels: c, rows, columns, padded, input, weights } = recognise(program, result)?;
-    let [n, k, p, q] = loops.map(|(_, extent)| extent);
-    if block < 1 || k % block != 0 {
-        let why = format!("its {k} channels are no blocks of {block}");
+    let [n, k, p, q] = loops.each_ref().map(|(_, extent)| extent.clone());
+    let channels = k.as_const().expect("invariant: rows alone may be open");
+    if block < 1 || channels % block != 0 {
+        let why = format!("its {channels} channels are no blocks of {block}");
         return Err(Illegal::Buffer { buffer: stage.to_owned(), why });
     }
     // What is read from now on is the input itself.
@@ -40,42 +41,45 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
             along(&along(row, column, s), &channel, block)
         }
     };
-    let (blocks, of_block) = (k / block, block * r * s);
+    let (blocks, of_block) = (Index::from(channels / block), Index::from(block * r * s));
     let kept = if ahead { Role::Kept } else { Role::Temporary };
-    let (w, w_nest) = new.stage("w", kept, [("c", c), ("t", blocks), ("y", of_block)], |[c, t, y]| {
+    let (w, w_nest) = new.stage("w", kept, [("c", &c), ("t", &blocks), ("y", &of_block)], |[c, t, y]| {
         let (channel, taps) =
             if taps_last { (y.floor_div(r * s), y.clone()) } else { (y.modulo(block), y.floor_div(block)) };
         let row = if taps_last { taps.floor_div(s).modulo(r) } else { taps.floor_div(s) };
         load(weights, [c, &t.scale(block).add(&channel), &row, &taps.modulo(s)])
     })?;
-    let axes = [("n", n), ("t", blocks), ("y", of_block), ("h", rows.input), ("w", columns.input)];
-    let (m, m_nest) = new.reduction("m", axes, [("c", c)], |[n, t, y, h, x], [c]| {
+    let axes = [("n", &n), ("t", &blocks), ("y", &of_block), ("h", &rows.input), ("w", &columns.input)];
+    let (m, m_nest) = new.reduction("m", axes, [("c", &c)], |[n, t, y, h, x], [c]| {
         Expr::binary(BinaryOp::Mul, load(w, [c, t, y]), load(input, [n, c, h, x]))
     })?;
-    let (th, tw) = (rows.tiles(p), columns.tiles(q));
-    let axes = [("n", n), ("k", k), ("th", th), ("fh", rows.stride), ("tw", tw), ("fw", columns.stride)];
-    let over = [("r", rows.most_met()), ("s", columns.most_met())];
+    let (th, tw) = (rows.tiles(&p), columns.tiles(&q));
+    let [of_rows, of_columns] = [rows.stride, columns.stride].map(Index::from);
+    let axes = [("n", &n), ("k", &k), ("th", &th), ("fh", &of_rows), ("tw", &tw), ("fw", &of_columns)];
+    let [most_rows, most_columns] = [rows.most_met(), columns.most_met()];
+    let met = [most_rows, most_columns].map(Index::from);
+    let sizes = new.program.ranges();
     let summand = |[n, k, th_, fh, tw_, fw]: [&Index; 6], [i, j]: [&Index; 2]| {
-        let (row, h, row_meets) = rows.meet(th_, fh, i, th);
-        let (tap, x, column_meets) = columns.meet(tw_, fw, j, tw);
+        let (row, h, row_meets) = rows.meet(&sizes, [th_, fh, i], &th);
+        let (tap, x, column_meets) = columns.meet(&sizes, [tw_, fw, j], &tw);
         let value = load(m, [n, &k.floor_div(block), &column(k, &row, &tap), &h, &x]);
         match row_meets.and(column_meets) {
             Cond::True => value,
             meets => select(meets, value, Expr::Const(0.0)),
         }
     };
-    let (t, t_nest) = if over.map(|(_, most)| most) == [1, 1] {
+    let (t, t_nest) = if [most_rows, most_columns] == [1, 1] {
         let only = Index::from(0);
         new.stage("t", Role::Temporary, axes, |at| summand(at, [&only, &only]))?
     } else {
-        new.reduction("t", axes, over, summand)?
+        new.reduction("t", axes, [("r", &met[0]), ("s", &met[1])], summand)?
     };
-    let [n, k, p, q] = loops.map(|(v, _)| Index::from(v));
+    let [n, k, p, q] = loops.each_ref().map(|(v, _)| Index::from(*v));
     let (y, x) = (p.offset(rows.cut), q.offset(columns.cut));
     let (fh, fw) = (y.modulo(rows.stride), x.modulo(columns.stride));
     let value = load(t, [&n, &k, &y.floor_div(rows.stride), &fh, &x.floor_div(columns.stride), &fw]);
     let store = Stmt::Store { buffer: result, index: vec![n, k, p, q], value };
-    let taken = nest(loops.iter().map(|&(v, extent)| (v, extent.into(), LoopKind::Serial)), vec![store]);
+    let taken = nest(loops.into_iter().map(|(v, extent)| (v, extent, LoopKind::Serial)), vec![store]);
 
     let in_body = [m_nest, t_nest, taken].into_iter().flatten();
     if ahead {
@@ -89,7 +93,8 @@ pub fn col2im(program: &mut Program, stage: &str, block: i64, taps_last: bool) -
 
 /// A spatial axis: an element of the input at `h` meets tap `r` in `h·stride + r·dilation − cut`.
 struct TapAxis {
-    input: i64,
+    /// Number of elements of the input.
+    input: Index,
     taps: i64,
     stride: i64,
     dilation: i64,
@@ -98,8 +103,8 @@ struct TapAxis {
 
 impl TapAxis {
     /// Strides that cover the results, those cut off at the beginning included.
-    fn tiles(&self, results: i64) -> i64 {
-        (results + self.cut - 1) / self.stride + 1
+    fn tiles(&self, results: &Index) -> Index {
+        results.offset(self.cut - 1).floor_div(self.stride).offset(1)
     }
 
     /// Taps from one that meets a result to the next that does.
@@ -114,16 +119,16 @@ impl TapAxis {
 
     /// The `number`th tap that meets the results at `phase` of a stride, the element of the input in that tap
     /// for the stride `tile` of so many, and where there are both.
-    fn meet(&self, tile: &Index, phase: &Index, number: &Index, tiles: i64) -> (Index, Index, Cond) {
-        let TapAxis { input, taps, stride, dilation, .. } = *self;
+    fn meet(&self, sizes: &Ranges, [tile, phase, number]: [&Index; 3], tiles: &Index) -> (Index, Index, Cond) {
+        let &TapAxis { ref input, taps, stride, dilation, .. } = self;
         let (common, period) = (gcd(stride, dilation), self.period());
         let phase = if stride == 1 { &Index::from(0) } else { phase };
         // r·dilation ≡ phase, modulo the stride; dilation / common has an inverse modulo the period.
         let inverse =
             (0..period).find(|i| i * (dilation / common) % period == 1 % period).expect("they have no divisor");
-        let mut ranges = Ranges::default();
-        for (index, extent) in [(tile, tiles), (phase, stride), (number, self.most_met())] {
-            index.for_each_var(&mut |v| ranges.push(v, extent.into()));
+        let mut ranges = sizes.clone();
+        for (index, extent) in [(tile, tiles), (phase, &stride.into()), (number, &self.most_met().into())] {
+            index.for_each_var(&mut |v| ranges.push(v, extent.clone()));
         }
         let first = ranges.simplify(&phase.floor_div(common).scale(inverse).modulo(period));
         let ahead = first.scale(dilation).sub(phase).floor_div(stride).add(&number.scale(dilation / common));
@@ -138,8 +143,8 @@ impl TapAxis {
         if ranges.lower(&element).is_none_or(|least| least < 0) {
             meets = meets.and(Cond::Lt(Index::from(-1), element.clone()));
         }
-        if ranges.upper(&element).is_none_or(|most| most >= input) {
-            meets = meets.and(Cond::Lt(element.clone(), input.into()));
+        if ranges.upper(&element.sub(input)).is_none_or(|most| most >= 0) {
+            meets = meets.and(Cond::Lt(element.clone(), input.clone()));
         }
         (tap, element, meets)
     }
@@ -153,9 +158,9 @@ fn gcd(a: i64, b: i64) -> i64 {
 /// of loops and factors, where `padded` holds the input with zeros inserted and around it.
 struct Transposed {
     /// The loops n, k, p and q with their extents.
-    loops: [(LoopId, i64); 4],
+    loops: [(LoopId, Index); 4],
     /// Extent of c.
-    channels: i64,
+    channels: Index,
     rows: TapAxis,
     columns: TapAxis,
     padded: BufferId,
@@ -184,12 +189,13 @@ fn recognise(program: &Program, result: BufferId) -> Result<Transposed, Illegal>
         ([_, of, ..], _) if *of == Index::from(k) => (*y, y_index, *x, x_index),
         _ => return Err(no_form()),
     };
-    let extent = |v: LoopId| loops.iter().find(|(l, _)| *l == v).and_then(|(_, extent)| extent.as_const());
+    let extent = |v: LoopId| loops.iter().find(|(l, _)| *l == v).map(|(_, extent)| extent.clone());
+    let number = |v: LoopId| extent(v)?.as_const();
     let [of_c, _, of_r, of_s] = at_weights.as_slice() else { return Err(no_form()) };
     let [at_n, at_c, at_row, at_column] = at_input.as_slice() else { return Err(no_form()) };
     // A tap counted from the last one.
     let flipped = |of: &Index| match of.terms() {
-        [(Atom::Var(v), -1)] => extent(*v).filter(|n| n - 1 == of.constant()).map(|n| (*v, n)),
+        [(Atom::Var(v), -1)] => number(*v).filter(|n| n - 1 == of.constant()).map(|n| (*v, n)),
         _ => None,
     };
     let c = match (of_c.terms(), of_c.constant()) {
@@ -202,20 +208,21 @@ fn recognise(program: &Program, result: BufferId) -> Result<Transposed, Illegal>
     if !is_nest || [at_n, at_c] != [&n.into(), &c.into()] || !begins_at_zero(first, [c, r, s]) {
         return Err(no_form());
     }
-    let (input, spreads) = spread(program, padded).ok_or_else(|| {
+    let (input, inputs, spreads) = spread(program, padded).ok_or_else(|| {
         let operand = &program.buffer(padded).name;
         fail(&format!("`{operand}` is not its input with zeros inserted and around it"))
     })?;
-    let shape = &program.buffer(input).shape;
     let along = |at: &Index, along: LoopId, tap: LoopId, taps: i64, d: usize| {
         let dilation = at.coefficient(tap);
         let is_window = dilation > 0 && *at == Index::from(along).add(&Index::from(tap).scale(dilation));
         let Spread { before, stride } = spreads[d];
-        let axis = TapAxis { input: shape[2 + d], taps, stride, dilation, cut: dilation * (taps - 1) - before };
+        let axis = TapAxis { input: inputs[d].clone(), taps, stride, dilation, cut: dilation * (taps - 1) - before };
         (is_window && axis.cut >= 0).then_some(axis)
     };
     let rows = along(at_row, p, r, n_rows, 0).ok_or_else(no_form)?;
     let columns = along(at_column, q, s, n_columns, 1).ok_or_else(no_form)?;
+    // Rows may be open.
+    [n, k, q, c].into_iter().try_for_each(|v| number(v).map(|_| ()).ok_or_else(no_form))?;
     let [n, k, p, q] = [n, k, p, q].map(|v| extent(v).map(|n| (v, n)).ok_or_else(no_form));
     let channels = extent(c).ok_or_else(no_form)?;
     Ok(Transposed { loops: [n?, k?, p?, q?], channels, rows, columns, padded, input, weights })
@@ -227,8 +234,9 @@ struct Spread {
     stride: i64,
 }
 
-/// The input of a stage that inserts zeros between rows and columns and puts some around, and how it does.
-fn spread(program: &Program, padded: BufferId) -> Option<(BufferId, [Spread; 2])> {
+/// The input of a stage that inserts zeros between rows and columns and puts some around, its numbers of rows
+/// and columns, and how the stage does.
+fn spread(program: &Program, padded: BufferId) -> Option<(BufferId, [Index; 2], [Spread; 2])> {
     let StageNest { loops, leaf, .. } = stage_nest(program, padded).ok()?;
     let Stmt::Store { index, value, .. } = leaf else { return None };
     let vars = variables(index)?;
@@ -239,7 +247,8 @@ fn spread(program: &Program, padded: BufferId) -> Option<(BufferId, [Spread; 2])
     let Expr::Load(input, at) = value else { return None };
     let [n, c, row, column] = at.as_slice() else { return None };
     let shape = &program.buffer(padded).shape;
-    let covers = |(v, n): (&LoopId, &i64)| loops.iter().any(|(l, extent)| l == v && extent.as_const() == Some(*n));
+    let ranges = program.ranges();
+    let covers = |(v, n): (&LoopId, &i64)| loops.iter().any(|(l, extent)| l == v && ranges.upper(extent) == Some(*n));
     if loops.len() != 4 || !vars.iter().zip(shape).all(covers) || [n, c] != [&vars[0].into(), &vars[1].into()] {
         return None;
     }
@@ -251,16 +260,30 @@ fn spread(program: &Program, padded: BufferId) -> Option<(BufferId, [Spread; 2])
         _ => None,
     };
     let spreads = [spread(row)?, spread(column)?];
-    let mut expected = Cond::True;
+    let (mut expected, mut ends) = (Cond::True, [Index::from(0), Index::from(0)]);
     for (d, Spread { before, stride }) in spreads.iter().enumerate() {
         let from = program.buffer(*input).shape[2 + d];
-        let end = Index::from(from);
         let is_behind = (shape[2 + d] - 1 - before).div_euclid(*stride) >= from;
-        let (element, inside) = unpad(&vars[2 + d].into(), *before, *stride, is_behind.then_some(&end));
+        let (_, extent) = loops.iter().find(|(l, _)| *l == vars[2 + d])?;
+        ends[d] = match (extent.as_const(), is_behind) {
+            (Some(_), _) => from.into(),
+            (None, true) => end_of(&inside, &at[2 + d])?,
+            (None, false) => extent.offset(-1 - before).floor_div(*stride).offset(1),
+        };
+        let (element, inside) = unpad(&vars[2 + d].into(), *before, *stride, is_behind.then_some(&ends[d]));
         if element != at[2 + d] {
             return None;
         }
         expected = expected.and(inside);
     }
-    (inside == expected).then_some((*input, spreads))
+    (inside == expected).then_some((*input, ends, spreads))
+}
+
+/// Number that a condition says an element of a dimension is less than.
+fn end_of(inside: &Cond, element: &Index) -> Option<Index> {
+    match inside {
+        Cond::And(a, b) => end_of(a, element).or_else(|| end_of(b, element)),
+        Cond::Lt(a, end) if a == element => Some(end.clone()),
+        _ => None,
+    }
 }

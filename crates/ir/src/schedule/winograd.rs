@@ -26,55 +26,62 @@ pub fn winograd(program: &mut Program, stage: &str, tile: i64) -> Result<(), Ill
         return Err(Illegal::Buffer { buffer: stage.to_owned(), why });
     };
     let DirectConvolution { place, loops, channels, input, weights } = recognise(program, result)?;
-    let [n, k, p, q] = loops.map(|(_, extent)| extent);
-    let (th, tw) = ((p + tile - 1) / tile, (q + tile - 1) / tile);
-    let (c, t) = (channels, tile + WINDOW - 1);
+    let [n, k, p, q] = loops.each_ref().map(|(_, extent)| extent.clone());
+    if p.as_const().is_none() && p.residue(tile) != Some(0) {
+        let why = format!("its open rows, {}, are no multiple of {tile}", index_to_string(program, &p));
+        return Err(Illegal::Buffer { buffer: stage.to_owned(), why });
+    }
+    let tiles = |extent: &Index| extent.offset(tile - 1).floor_div(tile);
+    let (th, tw) = (tiles(&p), tiles(&q));
+    let (c, t, window) = (channels, Index::from(tile + WINDOW - 1), Index::from(WINDOW));
     let shape = program.buffer(input).shape.clone();
     let ahead = matches!(program.buffer(weights).role, Role::ConstInput | Role::Kept);
     let dtype = program.buffer(result).dtype;
+    // The last tiles may reach beyond the operand, for results that nobody reads.
+    let reaches = |tiles: &Index, size: i64| tiles.as_const().filter(|n| (n - 1) * tile + tile + WINDOW - 1 > size);
+    let [reaches_rows, reaches_columns] = [reaches(&th, shape[2]), reaches(&tw, shape[3])];
     let mut new = StageMaker { program, stage, dtype };
 
+    let axes = [("a", &t), ("s", &window), ("k", &k), ("c", &c)];
     let (g, g_nest) =
-        new.stage("g", Role::Temporary, [("a", t), ("s", WINDOW), ("k", k), ("c", c)], |[a, s, k, c]| {
-            f.weights.row(a, &|r| load(weights, [k, c, &at(r), s]))
-        })?;
+        new.stage("g", Role::Temporary, axes, |[a, s, k, c]| f.weights.row(a, &|r| load(weights, [k, c, &at(r), s])))?;
     let kept = if ahead { Role::Kept } else { Role::Temporary };
-    let (u, u_nest) = new.stage("u", kept, [("a", t), ("b", t), ("k", k), ("c", c)], |[a, b, k, c]| {
+    let (u, u_nest) = new.stage("u", kept, [("a", &t), ("b", &t), ("k", &k), ("c", &c)], |[a, b, k, c]| {
         f.weights.row(b, &|s| load(g, [a, &at(s), k, c]))
     })?;
-    let axes = [("a", t), ("j", t), ("n", n), ("c", c), ("th", th), ("tw", tw)];
+    let axes = [("a", &t), ("j", &t), ("n", &n), ("c", &c), ("th", &th), ("tw", &tw)];
     let (d, d_nest) = new.stage("d", Role::Temporary, axes, |[a, j, n, c, th_, tw_]| {
         f.data.row(a, &|i| {
             let (y, x) = (th_.scale(tile).offset(i as i64), tw_.scale(tile).add(j));
-            // The last tiles may reach beyond the operand, for results that nobody reads.
             let mut inside = Cond::True;
-            if (th - 1) * tile + i as i64 >= shape[2] {
+            if reaches_rows.is_some_and(|tiles| (tiles - 1) * tile + i as i64 >= shape[2]) {
                 inside = inside.and(Cond::Lt(y.clone(), shape[2].into()));
             }
-            if (tw - 1) * tile + t > shape[3] {
+            if reaches_columns.is_some() {
                 inside = inside.and(Cond::Lt(x.clone(), shape[3].into()));
             }
             let value = load(input, [n, c, &y, &x]);
             if inside == Cond::True { value } else { select(inside, value, Expr::Const(0.0)) }
         })
     })?;
-    let axes = [("a", t), ("b", t), ("n", n), ("c", c), ("th", th), ("tw", tw)];
+    let axes = [("a", &t), ("b", &t), ("n", &n), ("c", &c), ("th", &th), ("tw", &tw)];
     let (v, v_nest) = new.stage("v", Role::Temporary, axes, |[a, b, n, c, th, tw]| {
         f.data.row(b, &|j| load(d, [a, &at(j), n, c, th, tw]))
     })?;
-    let axes = [("a", t), ("b", t), ("n", n), ("k", k), ("th", th), ("tw", tw)];
-    let (m, m_nest) = new.reduction("m", axes, [("c", c)], |[a, b, n, k, th, tw], [c]| {
+    let axes = [("a", &t), ("b", &t), ("n", &n), ("k", &k), ("th", &th), ("tw", &tw)];
+    let (m, m_nest) = new.reduction("m", axes, [("c", &c)], |[a, b, n, k, th, tw], [c]| {
         Expr::binary(BinaryOp::Mul, load(u, [a, b, k, c]), load(v, [a, b, n, c, th, tw]))
     })?;
-    let axes = [("i", tile), ("b", t), ("n", n), ("k", k), ("th", th), ("tw", tw)];
+    let rows = Index::from(tile);
+    let axes = [("i", &rows), ("b", &t), ("n", &n), ("k", &k), ("th", &th), ("tw", &tw)];
     let (r, r_nest) = new.stage("r", Role::Temporary, axes, |[i, b, n, k, th, tw]| {
         f.result.row(i, &|a| load(m, [&at(a), b, n, k, th, tw]))
     })?;
-    let [n, k, p, q] = loops.map(|(v, _)| Index::from(v));
+    let [n, k, p, q] = loops.each_ref().map(|(v, _)| Index::from(*v));
     let (i, th, tw) = (p.modulo(tile), p.floor_div(tile), q.floor_div(tile));
     let value = f.result.row(&q.modulo(tile), &|b| load(r, [&i, &at(b), &n, &k, &th, &tw]));
     let store = Stmt::Store { buffer: result, index: vec![n, k, p, q], value };
-    let combined = nest(loops.iter().map(|&(v, extent)| (v, extent.into(), LoopKind::Serial)), vec![store]);
+    let combined = nest(loops.into_iter().map(|(v, extent)| (v, extent, LoopKind::Serial)), vec![store]);
 
     let in_body = [d_nest, v_nest, m_nest, r_nest, combined].into_iter().flatten();
     let of_weights = g_nest.into_iter().chain(u_nest);
@@ -105,9 +112,9 @@ struct DirectConvolution {
     /// Position of the statement in the body.
     place: usize,
     /// The loops n, k, p and q with their extents.
-    loops: [(LoopId, i64); 4],
+    loops: [(LoopId, Index); 4],
     /// Extent of c.
-    channels: i64,
+    channels: Index,
     input: BufferId,
     weights: BufferId,
 }
@@ -150,14 +157,17 @@ fn recognise(program: &Program, result: BufferId) -> Result<DirectConvolution, I
     }
     let extent = |v: LoopId| {
         let (_, extent) = loops.iter().find(|(l, _)| *l == v).expect("every loop is of the nest");
-        extent.as_const().ok_or_else(no_form)
+        extent.clone()
     };
-    let window = [extent(r)?, extent(s)?];
+    // Rows may be open.
+    let number = |v: LoopId| extent(v).as_const().ok_or_else(no_form);
+    let window = [number(r)?, number(s)?];
     if window != [WINDOW, WINDOW] {
         return Err(fail(format!("its window is {} by {}, not {WINDOW} by {WINDOW}", window[0], window[1])));
     }
-    let [n, k, p, q] = [n, k, p, q].map(|v| Ok((v, extent(v)?)));
-    Ok(DirectConvolution { place, loops: [n?, k?, p?, q?], channels: extent(c)?, input, weights })
+    [n, k, q, c].into_iter().try_for_each(|v| number(v).map(|_| ()))?;
+    let loops = [n, k, p, q].map(|v| (v, extent(v)));
+    Ok(DirectConvolution { place, loops, channels: extent(c), input, weights })
 }
 
 /// Four different loops, where the subscripts are that.
@@ -198,14 +208,14 @@ impl StageMaker<'_> {
         &mut self,
         name: &str,
         role: Role,
-        axes: [(&str, i64); N],
+        axes: [(&str, &Index); N],
         value: impl Fn([&Index; N]) -> Expr,
     ) -> Result<(BufferId, Vec<Stmt>), Illegal> {
         let (buffer, vars) = self.buffer(name, role, axes)?;
         let index = vars.map(Index::from);
         let value = value(index.each_ref());
         let store = vec![Stmt::Store { buffer, index: index.into(), value }];
-        let nest = nest(vars.iter().zip(axes).map(|(&v, (_, n))| (v, n.into(), LoopKind::Serial)), store);
+        let nest = nest(vars.iter().zip(axes).map(|(&v, (_, n))| (v, n.clone(), LoopKind::Serial)), store);
         let alloc = (role == Role::Temporary).then_some(Stmt::Alloc(buffer));
         Ok((buffer, alloc.into_iter().chain(nest).collect()))
     }
@@ -214,8 +224,8 @@ impl StageMaker<'_> {
     pub fn reduction<const N: usize, const M: usize>(
         &mut self,
         name: &str,
-        axes: [(&str, i64); N],
-        over: [(&str, i64); M],
+        axes: [(&str, &Index); N],
+        over: [(&str, &Index); M],
         value: impl Fn([&Index; N], [&Index; M]) -> Expr,
     ) -> Result<(BufferId, Vec<Stmt>), Illegal> {
         let (buffer, vars) = self.buffer(name, Role::Temporary, axes)?;
@@ -229,7 +239,7 @@ impl StageMaker<'_> {
         let update = Stmt::Update { buffer, index: index.into(), op: ReduceOp::Sum, value, first };
         let loops =
             vars.into_iter().chain(summed).zip(axes.into_iter().chain(over).map(|(_, n)| n)).collect::<Vec<_>>();
-        let nest = nest(loops.into_iter().map(|(v, n)| (v, n.into(), LoopKind::Serial)), vec![update]);
+        let nest = nest(loops.into_iter().map(|(v, n)| (v, n.clone(), LoopKind::Serial)), vec![update]);
         Ok((buffer, [Stmt::Alloc(buffer)].into_iter().chain(nest).collect()))
     }
 
@@ -237,11 +247,13 @@ impl StageMaker<'_> {
         &mut self,
         name: &str,
         role: Role,
-        axes: [(&str, i64); N],
+        axes: [(&str, &Index); N],
     ) -> Result<(BufferId, [LoopId; N]), Illegal> {
         let name = format!("{}.{name}", self.stage);
         let buffer = new_buffer(self.program, &name, self.dtype, Scope::Global, role)?;
-        self.program.buffers[buffer.0 as usize].shape = axes.iter().map(|(_, n)| *n).collect();
+        let ranges = self.program.ranges();
+        let most = |(_, n): &(&str, &Index)| ranges.upper(n).expect("invariant: constants and open sizes have bounds");
+        self.program.buffers[buffer.0 as usize].shape = axes.iter().map(most).collect();
         require_fits(self.program, buffer)?;
         let mut vars = [LoopId(0); N];
         for (var, (axis, _)) in vars.iter_mut().zip(axes) {

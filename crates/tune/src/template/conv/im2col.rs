@@ -31,7 +31,11 @@ pub const IM2COL: Algorithm<ReductionSizes> = Algorithm {
     name: "im2col",
     applies: |shape| {
         let has_own_factors = shape.has_integers || shape.rounds;
-        shape.c.is_some() && shape.k_group == shape.k && !shape.is_agreed && !has_own_factors && !shape.open_rows
+        shape.c.is_some()
+            && shape.k_group == shape.k
+            && !shape.is_agreed
+            && !has_own_factors
+            && shape.open_rows.is_none()
     },
     parameters,
     constraints,

@@ -9,7 +9,7 @@ mod winograd;
 use super::algorithm::{self, Algorithm};
 use super::share::ShareableWork;
 use super::{Template, TemplateSetting, ceil_div};
-use tilewright_ir::op::{Layout, Structure, Window, WindowAxis, Workload};
+use tilewright_ir::op::{Layout, SizeRange, Structure, Window, WindowAxis, Workload};
 
 pub use paper::CONV_4_4_4_2_2_2;
 
@@ -116,8 +116,8 @@ struct ReductionSizes {
     interleaved: bool,
     /// Whether it is a transposed convolution's.
     transposed: bool,
-    /// Whether runs say how many rows there are, so that these are computed one by one.
-    open_rows: bool,
+    /// Number of rows of the result that divides all numbers of them, where runs say how many there are.
+    open_rows: Option<i64>,
     /// Dimensions of the weights: that of output channels and that of the channels summed over.
     weight_axes: [usize; 2],
     /// Rows and columns, as the operator has them.
@@ -138,6 +138,7 @@ impl ReductionSizes {
         let Window { n, k, groups, interleaved, depthwise, transposed, axes, zero_point, open_rows, .. } = window;
         let [p, q] = window.program_axes().map(|axis| axis.output);
         let [r, s] = axes.map(|axis| axis.filter);
+        let open_rows = open_rows.then(|| common_rows(w.range(Window::OPEN), &axes[0], transposed));
         ReductionSizes {
             n,
             k,
@@ -160,7 +161,7 @@ impl ReductionSizes {
             weight_axes: window.weight_axes(),
             axes,
             // Its step knows images of four dimensions, as the padded one is.
-            has_winograd: !open_rows
+            has_winograd: open_rows.is_none_or(|rows| rows % winograd::SMALLEST_TILE == 0)
                 && !w.exact
                 && w.has_winograd()
                 && (w.layout().channels()[0] == 1 || window.has_pad(w)),
@@ -181,6 +182,19 @@ impl ReductionSizes {
             has_whole_sums: false,
         }
     }
+}
+
+/// Number that divides all the numbers of rows of a result whose input has any number of a range.
+fn common_rows(range: SizeRange, rows: &WindowAxis, transposed: bool) -> i64 {
+    let (of_step, of_least) = match transposed {
+        true => (range.step * rows.stride, rows.output - (range.most - range.least) * rows.stride),
+        false => (range.step / rows.stride, rows.output - (range.most - range.least) / rows.stride),
+    };
+    let (mut a, mut b) = (of_step, of_least);
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a
 }
 
 /// Whether along an axis of a transposed convolution some tap meets some of the results: with padding beyond

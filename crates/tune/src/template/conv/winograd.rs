@@ -23,7 +23,9 @@ pub const WINOGRAD: Algorithm<ReductionSizes> =
     Algorithm { name: "winograd", applies: |shape| shape.has_winograd, parameters, constraints, steps, estimate };
 
 /// Rows of an output tile.
-const TILES: [i64; 2] = [2, 4];
+const TILES: [i64; 2] = [SMALLEST_TILE, 4];
+/// Fewest rows of an output tile.
+pub const SMALLEST_TILE: i64 = 2;
 
 /// Smallest share of a direct convolution's multiplications that a tile needs: `(m + 2)²` for `m²` outputs of
 /// nine each.
@@ -32,12 +34,17 @@ pub fn least_share() -> f64 {
     TILES.map(share).into_iter().fold(1.0, f64::min)
 }
 
+/// Whether blocks of so many rows of the result are whole, as those of an open number have to be.
+fn is_whole(shape: &ReductionSizes, rows: i64) -> bool {
+    shape.open_rows.is_none_or(|common| common % rows == 0)
+}
+
 fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     let vectors = ceil_div(shape.k, s.target.lanes(s.workload.dtype));
     let has_plain = in_blocks(s)[0] && !shape.has_prologue;
     let mut parameters = vec![
-        Parameter::ordinal("m", TILES),
-        Parameter::ordinal("rows", 1..=ceil_div(shape.p, 2)),
+        Parameter::ordinal("m", TILES.into_iter().filter(|m| is_whole(shape, *m))),
+        Parameter::ordinal("rows", (1..=ceil_div(shape.p, 2)).filter(|rows| is_whole(shape, rows * SMALLEST_TILE))),
         Parameter::ordinal("k_blocks", (1..=vectors).filter(|b| vectors % b == 0)),
         Parameter::ordinal("k_tile", 1..=vectors.min(4)),
         Parameter::ordinal("t_tile", 1..=i64::from(s.target.n_vector_registers) / 2),
@@ -66,8 +73,13 @@ fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
     let whole = format!("k_blocks == 1 or {vectors} // k_blocks % k_tile == 0");
     // The transformed input and the product of several rows of tiles.
     let of_block = format!("(m + 2) * (m + 2) * {tiles} * ({c} + {k} // k_blocks) * {bytes}");
+    // Blocks of an open number of rows are whole.
+    let whole_blocks = match shape.open_rows {
+        None => format!("rows <= ceil_div({p}, m)"),
+        Some(common) => format!("{common} % (m * rows) == 0"),
+    };
     let mut constraints = vec![
-        over("rows_of_tiles", &["m", "rows"], &format!("rows <= ceil_div({p}, m)")),
+        over("rows_of_tiles", &["m", "rows"], &whole_blocks),
         over("registers", &["k_tile", "t_tile", "m", "rows"], &in_registers),
         over("inside", &["m", "rows", "t_tile"], &format!("t_tile <= {tiles}")),
         over("whole_tiles", &["k_blocks", "k_tile"], &whole),
