@@ -2,11 +2,12 @@
 //! skipped.
 
 use super::super::step::{
-    accumulate, compute_at, fuse, inline, parallel, peel, reorder, rfactor, split, unroll, vectorize,
+    accumulate, compute_at, fuse, inline, layout, parallel, peel, reorder, rfactor, split, unroll, vectorize,
 };
 use super::super::{TemplateSetting, ceil_div};
 use super::stages::{self, LoopStage, StageGroup, groups, stages};
 use tilewright_ir::index::Ranges;
+use tilewright_ir::schedule::LayoutAxis::Whole;
 use tilewright_ir::schedule::apply;
 use tilewright_ir::{Index, Program, Step};
 use tilewright_search::{Config, Space};
@@ -403,7 +404,16 @@ impl ScheduleBuilder {
                 return false;
             }
         }
-        self.attempt(rfactor(&stage.name, &outer, &format!("{}.s{number}", stage.name)))
+        let parts = format!("{}.s{number}", stage.name);
+        let is_cut = self.attempt(rfactor(&stage.name, &outer, &parts));
+        // Results that are neighbours in what is read stay neighbours, so that lanes lie across them.
+        if let LaneLoop::Across(lane) = along
+            && stage.reads.iter().any(|read| read.strides[lane] == Some(1))
+        {
+            let own = stage.subscripts.len();
+            self.attempt(layout(&parts, &[own].into_iter().chain(0..own).map(Whole).collect::<Vec<_>>()));
+        }
+        is_cut
     }
 
     /// Schedules the stages of a group around the loops of its last one.
