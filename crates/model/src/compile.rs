@@ -577,6 +577,7 @@ fn members(plan: &mut Plan, sized: &SizedNets, made: &[PlannedForm]) -> Members 
             tensor.open = None;
         }
     }
+    each.sort_by(|a, b| b.sizes.cmp(&a.sizes));
     Members { dims: sized.dims.clone(), each }
 }
 

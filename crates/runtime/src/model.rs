@@ -712,8 +712,8 @@ impl PlanChecker<'_> {
         fits.then_some(()).ok_or_else(|| PlanError::Missing { step: "items".to_owned(), what: "item", index: 0 })
     }
 
-    /// Checks that members have steps of the plan and all inputs and outputs, no larger than the largest's,
-    /// which is the first, and that each combination of sizes has one.
+    /// Checks that members have steps of the plan and all inputs and outputs, no larger than the first's, and
+    /// that their sizes fall.
     fn members(&self) -> Result<(), PlanError> {
         let plan = self.plan;
         let Some(Members { dims, each }) = &plan.members else { return Ok(()) };
@@ -731,12 +731,10 @@ impl PlanChecker<'_> {
                 && member.sizes.iter().zip(dims).all(|(size, dim)| dim.has(*size))
                 && member.ports.len() == ports.len()
                 && member.ports.iter().zip(&ports).all(fits_port)
-                && each[..index].iter().all(|other| other.sizes != member.sizes);
+                && (index == 0 || each[index - 1].sizes > member.sizes);
             fits.then_some(()).ok_or_else(|| wrong(index))?;
         }
-        let n_sizes = |dim: &OpenDimension| ((dim.most - dim.least) / dim.step + 1) as usize;
-        let is_whole = !dims.is_empty() && dims.iter().map(n_sizes).product::<usize>() == each.len();
-        let is_whole = is_whole && each[0].ports == ports;
+        let is_whole = !dims.is_empty() && each.first().is_some_and(|first| first.ports == ports);
         let is_of_members = plan.dim.is_none() || plan.members.as_ref().is_some_and(|all| all.opened(plan).is_some());
         let is_alone = is_of_members && plan.items.is_none() && plan.states().next().is_none();
         (is_whole && is_alone).then_some(()).ok_or_else(|| wrong(each.len()))

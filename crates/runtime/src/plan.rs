@@ -1,6 +1,7 @@
 //! Plan of a model's run: tensors, their memory, and steps in order. It is plain data, made by the model
 //! compiler.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -339,7 +340,7 @@ pub struct Member {
 pub struct Members {
     /// The dimensions.
     pub dims: Vec<OpenDimension>,
-    /// A member for each combination of sizes, the one of the largest first.
+    /// Members in falling order of their sizes: one for each combination, unless the plan is for some alone.
     pub each: Vec<Member>,
 }
 
@@ -352,7 +353,17 @@ impl Members {
 
     /// Index of the member of these sizes.
     pub fn at(&self, sizes: impl Fn(usize) -> i64) -> Option<usize> {
-        self.each.iter().position(|member| member.sizes.iter().enumerate().all(|(dim, size)| *size == sizes(dim)))
+        let of = |member: &Member| {
+            let own = member.sizes.iter().enumerate().map(|(dim, size)| sizes(dim).cmp(size));
+            own.fold(Ordering::Equal, Ordering::then)
+        };
+        self.each.binary_search_by(of).ok()
+    }
+
+    /// Whether each combination of sizes has a member.
+    pub fn are_whole(&self) -> bool {
+        let n_sizes = |dim: &OpenDimension| ((dim.most - dim.least) / dim.step + 1) as usize;
+        self.dims.iter().map(n_sizes).product::<usize>() == self.each.len()
     }
 }
 

@@ -589,21 +589,20 @@ static int net_make(net_context *context) {
 @MEMBER@
 @MEMBER@NET_API int net_set_dim(net_context *context, size_t i, int64_t size) {
 @MEMBER@    if (!context) return NET_BAD_ARGUMENT;
-@MEMBER@    if (i >= NET_DIMENSIONS) return NET_BAD_SIZE;
+@MEMBER@    const net_dimension *own = net_dim(i);
+@MEMBER@    if (!own || size < own->least || size > own->most || (size - own->least) % own->step) return NET_BAD_SIZE;
 @MEMBER@    if (!net_begin_use(&context->owner)) return NET_BUSY;
-@MEMBER@    int code = NET_BAD_SIZE;
-@MEMBER@    for (size_t at = 0; at != NET_MEMBERS && code; at++) {
-@MEMBER@        size_t dim = 0;
-@MEMBER@        while (dim != NET_DIMENSIONS
-@MEMBER@               && net_members[at].sizes[dim] == (dim == i ? size : context->member->sizes[dim]))
-@MEMBER@            dim++;
-@MEMBER@        if (dim != NET_DIMENSIONS) continue;
-@MEMBER@        context->member = &net_members[at];
-@OPENED@        net_take_size(context, net_members[at].sizes[NET_OPENED]);
-@MEMBER@        code = NET_OK;
+@MEMBER@    /* Sizes of members fall, those of the last dimension first. */
+@MEMBER@    size_t at = 0;
+@MEMBER@    for (size_t dim = 0; dim != NET_DIMENSIONS; dim++) {
+@MEMBER@        const net_dimension *all = &net_all_dimensions[dim];
+@MEMBER@        int64_t taken = dim == i ? size : context->member->sizes[dim];
+@MEMBER@        at = at * (size_t)((all->most - all->least) / all->step + 1) + (size_t)((all->most - taken) / all->step);
 @MEMBER@    }
+@MEMBER@    context->member = &net_members[at];
+@OPENED@    net_take_size(context, net_members[at].sizes[NET_OPENED]);
 @MEMBER@    net_end_use(&context->owner);
-@MEMBER@    return code;
+@MEMBER@    return NET_OK;
 @MEMBER@}
 @MEMBER@
 @MEMBER@NET_API int net_shape(const net_context *context, int is_output, size_t i, int64_t *shape) {

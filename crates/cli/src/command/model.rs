@@ -59,6 +59,9 @@ pub struct BindingArgs {
     /// Name of the dimension of which runs say a size.
     #[arg(skip)]
     open: Option<String>,
+    /// Sizes of the open dimensions that runs have; any where there are none.
+    #[arg(skip)]
+    only: Vec<Vec<(String, i64)>>,
 }
 
 impl BindingArgs {
@@ -498,6 +501,13 @@ impl ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.with_tokens(tokens) }
     }
 
+    /// The model for runs of these sizes of its open dimensions alone.
+    pub fn only_at(&self, sizes: &[Vec<(OpenDimension, i64)>]) -> ModelArgs {
+        let named = |own: &Vec<(OpenDimension, i64)>| own.iter().map(|(dim, size)| (dim.name.clone(), *size)).collect();
+        let bindings = BindingArgs { only: sizes.iter().map(named).collect(), ..self.bindings.clone() };
+        ModelArgs { path: self.path.clone(), bindings }
+    }
+
     /// The model at a size of an open dimension.
     pub fn at(&self, dim: &OpenDimension, size: i64) -> ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.at(dim, size) }
@@ -572,14 +582,21 @@ impl ModelArgs {
             let file = ModelArgs { bindings: BindingArgs { open: None, ..file.bindings }, ..file };
             file.fused(&file.supported(model)?.graph, rounding, target)
         };
-        let made = match opened {
-            None => open_sized::<anyhow::Error>(dims, lower)?,
-            Some(opened) => open_beside::<anyhow::Error>(dims, opened, lower)?,
+        let only = &self.bindings.only;
+        let is_of = |own: &[(String, i64)], sizes: &[i64]| {
+            let mut all = dims.iter().zip(sizes);
+            all.all(|(dim, size)| own.iter().any(|(name, wanted)| (name, wanted) == (&dim.name, size)))
         };
-        let of_nets: Vec<OpenDimension> =
-            dims.iter().enumerate().filter(|(at, _)| Some(*at) != opened).map(|(_, dim)| dim.clone()).collect();
-        let (n, names) = (n_combinations(&of_nets), of_nets.iter().map(|dim| dim.name.as_str()).collect::<Vec<_>>());
-        message(&one_line(&format!("each of {n} sizes of {} gets code of its own", names.join(" and "))));
+        let wanted = |sizes: &[i64]| only.is_empty() || only.iter().any(|own| is_of(own, sizes));
+        let made = match opened {
+            None => open_sized::<anyhow::Error>(dims, wanted, lower)?,
+            Some(opened) => open_beside::<anyhow::Error>(dims, opened, wanted, lower)?,
+        };
+        let names = dims.iter().enumerate().filter(|(at, _)| Some(*at) != opened).map(|(_, dim)| dim.name.as_str());
+        let (n, names) = (1 + made.pieces.len(), names.collect::<Vec<_>>());
+        if n > 1 {
+            message(&one_line(&format!("each of {n} sizes of {} gets code of its own", names.join(" and "))));
+        }
         Ok(made)
     }
 
@@ -685,7 +702,7 @@ impl ModelArgs {
 
     /// Bindings as options of another command.
     fn options(&self, rounding: KernelRounding) -> String {
-        let BindingArgs { dim, shape, set, open: _ } = &self.bindings;
+        let BindingArgs { dim, shape, set, .. } = &self.bindings;
         let mut options = String::new();
         for (option, texts) in [("--dim", dim), ("--shape", shape), ("--set", set)] {
             texts.iter().for_each(|text| options += &format!(" {option} {}", shell_quoted(text)));

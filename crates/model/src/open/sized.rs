@@ -29,36 +29,43 @@ fn combinations(dims: &[OpenDimension]) -> Vec<Vec<i64>> {
     })
 }
 
-/// Makes a net of those that `lower` makes of a model at each combination of sizes of some dimensions.
+/// Makes a net of those that `lower` makes of a model at each `wanted` combination of sizes of some
+/// dimensions.
 ///
 /// # Errors
 /// As `lower`, and where the nets take or make different things, or have states.
 ///
 /// # Panics
-/// If there is no dimension.
+/// If there is no dimension, or no combination is wanted.
 pub fn open_sized<E: From<OpenError>>(
     dims: &[OpenDimension],
+    wanted: impl Fn(&[i64]) -> bool,
     mut lower: impl FnMut(&[i64]) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
-    of_nets(dims, combinations(dims), |sizes| lower(sizes))
+    let mut sizes = combinations(dims);
+    sizes.retain(|sizes| wanted(sizes));
+    of_nets(dims, sizes, |sizes| lower(sizes))
 }
 
 /// Makes a net as [`open_sized`] does, of nets that are for any size of the dimension `opened`: there is one
-/// for each combination of the sizes of the others.
+/// for each combination of the sizes of the others of which one is wanted.
 ///
 /// # Errors
 /// As there, and where a net cannot be open.
 ///
 /// # Panics
-/// If there is no such dimension.
+/// If there is no such dimension, or no combination is wanted.
 pub fn open_beside<E: From<OpenError>>(
     dims: &[OpenDimension],
     opened: usize,
+    wanted: impl Fn(&[i64]) -> bool,
     mut lower: impl FnMut(&[i64]) -> Result<Fused, E>,
 ) -> Result<Fused, E> {
     let dim = &dims[opened];
     let mut sizes = combinations(dims);
-    sizes.retain(|sizes| sizes[opened] == dim.most);
+    let mut needed: Vec<Vec<i64>> = sizes.iter().filter(|sizes| wanted(sizes)).cloned().collect();
+    needed.iter_mut().for_each(|sizes| sizes[opened] = dim.most);
+    sizes.retain(|sizes| needed.contains(sizes));
     of_nets(dims, sizes, |sizes| {
         let made = super::open(dim, |size| {
             let mut sizes = sizes.to_vec();

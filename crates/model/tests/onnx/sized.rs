@@ -23,7 +23,7 @@ fn at(graph: &Graph, dims: &[OpenDimension], sizes: &[i64]) -> Graph {
 }
 
 fn sized(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
-    open_sized(dims, |sizes| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap()))
+    open_sized(dims, |_| true, |sizes| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap()))
 }
 
 /// A net that is for any height, with one for each width if it has any.
@@ -31,7 +31,7 @@ fn opened(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
     let lowered = |sizes: &[i64]| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap());
     match dims {
         [dim] => open_or_repeat(dim, |size| lowered(&[size])),
-        _ => open_beside(dims, 0, lowered),
+        _ => open_beside(dims, 0, |_| true, lowered),
     }
 }
 
@@ -311,10 +311,14 @@ fn what_has_no_nets_is_refused() {
     let graph = graph_of("x[1 n]", "y[n]", "shape = numbers[-1]\ny = Reshape(x, shape)");
     let other = graph_of("x[1 2 n]", "y[2 n]", "shape = numbers[2 -1]\ny = Reshape(x, shape)");
     let mut first = true;
-    let made = open_sized::<OpenError>(&[dim("n", 1, 2, 1)], |sizes| {
-        let graph = if std::mem::take(&mut first) { &graph } else { &other };
-        Ok(lower(&at(graph, &[dim("n", 1, 2, 1)], sizes), false, &host::target()).unwrap())
-    });
+    let made = open_sized::<OpenError>(
+        &[dim("n", 1, 2, 1)],
+        |_| true,
+        |sizes| {
+            let graph = if std::mem::take(&mut first) { &graph } else { &other };
+            Ok(lower(&at(graph, &[dim("n", 1, 2, 1)], sizes), false, &host::target()).unwrap())
+        },
+    );
     let error = made.err().unwrap().to_string();
     assert!(error.contains("is not the same but for its sizes") && !error.contains('\n'), "{error}");
 }

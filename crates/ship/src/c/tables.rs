@@ -367,7 +367,8 @@ fn pieces(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt
 /// Tables of the members of which a run carries out one; `step` as for [`pieces`].
 fn members(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
-    let Some(Members { dims, each }) = &plan.members else { return Ok(out) };
+    let Some(all @ Members { dims, each }) = &plan.members else { return Ok(out) };
+    assert!(all.are_whole(), "invariant: a library takes each combination of sizes");
     let list = |numbers: &mut dyn Iterator<Item = i64>| numbers.map(literal).collect::<Vec<_>>().join(", ");
     writeln!(out, "#define NET_DIMENSIONS {}u", dims.len())?;
     if let Some(opened) = dims.iter().position(|dim| Some(dim) == plan.dim.as_ref()) {
