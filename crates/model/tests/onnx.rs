@@ -10,6 +10,8 @@ mod libraries;
 
 #[path = "onnx/attention.rs"]
 mod attention;
+#[path = "onnx/counts.rs"]
+mod counts;
 #[path = "onnx/decoders.rs"]
 mod decoders;
 

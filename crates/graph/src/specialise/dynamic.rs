@@ -75,19 +75,23 @@ impl DynamicPart {
         Ok(self.outputs.iter().map(output).collect())
     }
 
+    /// Whether kernels of a node with inputs of these types would be faster than the reference.
+    pub fn is_heavy(&self, id: NodeId, inputs: Inputs<'_>) -> bool {
+        let op = &self.graph.node(id).op;
+        let Some(types) = is_arithmetic(op).then(|| op.operation().infer(inputs).ok()).flatten() else { return false };
+        if types.iter().any(|ty| ty.n_elements() == 0) {
+            return false;
+        }
+        let of_inputs = inputs.0.iter().flatten().map(|fact| fact.ty);
+        of_inputs.chain(&types).map(TensorType::n_elements).sum::<usize>() >= HEAVY_ELEMENTS
+    }
+
     /// A node of the part by itself, with the types that its inputs have in a run, as a specialised graph.
     /// Inputs are named by their places; those that are constants of the part are constants. `None` for a
-    /// node whose kernels would hardly be faster than the reference.
-    pub fn heavy_node(&self, id: NodeId, inputs: Inputs<'_>) -> Option<Graph> {
+    /// node that refuses its inputs, or has outputs that nobody reads.
+    pub fn node_alone(&self, id: NodeId, inputs: Inputs<'_>) -> Option<Graph> {
         let node = self.graph.node(id);
-        if !is_arithmetic(&node.op) {
-            return None;
-        }
         let types = node.op.operation().infer(inputs).ok()?;
-        let of_inputs = inputs.0.iter().flatten().map(|fact| fact.ty);
-        if of_inputs.chain(&types).map(TensorType::n_elements).sum::<usize>() < HEAVY_ELEMENTS {
-            return None;
-        }
         let mut alone = Graph::default();
         let mut given = vec![None; node.inputs.len()];
         for (at, (input, fact)) in node.inputs.iter().zip(inputs.0).enumerate() {
