@@ -4,8 +4,8 @@
 use super::draft::{Draft, Port, Row, row};
 use crate::error::{invalid, unsupported};
 use crate::op::{
-    AutoPad, Beyond, Binary, Cast, Concat, Conv, Gather, GridSample, Range, Reshape, SampleMode, Shape, Unsqueeze,
-    WindowAttributes,
+    AutoPad, Beyond, Binary, Cast, Concat, Conv, Gather, GridSample, Range, Reshape, SampleMode, Shape, Unary,
+    Unsqueeze, Where, WindowAttributes,
 };
 use crate::{DType, Tensor};
 
@@ -143,7 +143,14 @@ impl Deformed<'_> {
         let image = self.sizes(IMAGE, 2, 4);
         let image = self.reshaped(IMAGE, &[parts, channels, image]);
         let sample = GridSample { mode: SampleMode::Linear, beyond: Beyond::Zeros, aligns_corners: false };
-        self.draft.op(sample, &[image, grid])
+        let samples = self.draft.op(sample, &[image, grid]);
+        // A place that is no number is nowhere for GridSample; here it makes no number.
+        let [in_columns, in_rows] = coordinates.map(|places| self.draft.op(Unary::IsNan, &[places]));
+        let lacks = self.draft.op(Binary::Or, &[in_columns, in_rows]);
+        let one = self.numbers(&[1]);
+        let lacks = self.reshaped(lacks, &[parts, one, rest, columns]);
+        let nan = self.number(f64::NAN);
+        self.draft.op(Where, &[lacks, nan, samples])
     }
 
     /// Samples times the mask.

@@ -274,6 +274,24 @@ fn operators_of_rows_keep_nan_and_infinities() {
 }
 
 #[test]
+fn a_window_at_a_place_that_is_no_number_is_none() {
+    let statements = "
+        image = weights[1 2 3 3]
+        w = weights[4 2 1 1]
+        y = DeformConv(image, w, x)";
+    let graph = graph_at(19, "x[1 2 3 3]", "y[1 4 3 3]", statements);
+    // The fifth window has no column, the eighth no row; the first lies outside, at zeros.
+    let mut places = vec![0.0; 18];
+    (places[0], places[7], places[9 + 4]) = (INF, NAN, NAN);
+    let x = Tensor::from_floats(DType::F32, [1, 2, 3, 3], &places);
+    for (way, outputs) in all_ways(&graph, &x) {
+        for (at, y) in outputs[0].floats().into_iter().enumerate() {
+            assert_eq!((y.is_nan(), y == 0.0), (matches!(at % 9, 4 | 7), at % 9 == 0), "{way}: {at}");
+        }
+    }
+}
+
+#[test]
 fn a_device_keeps_nan_and_infinities() {
     let Some((target, _one)) = device() else { return };
     let (graph, x, operators) = graph_of_rows(false);
