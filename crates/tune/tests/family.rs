@@ -47,12 +47,10 @@ const FAMILIES_OF_DOTS: [&str; 3] = [
 ];
 
 /// Families that algorithms other than the direct one compute, too.
-const FAMILIES_OF_ALGORITHMS: [(&str, &str); 5] = [
+const FAMILIES_OF_ALGORITHMS: [(&str, &str); 3] = [
     ("conv2d:c=6,h=4..16/4,w=10,k=12,r=3,s=3,pad=1,const=w+bias,epilogue=bias+relu", "winograd"),
     ("conv2d:c=16,h=2..14/2,w=9,k=16,r=3,s=3,pad=1,const=w,in=c16,out=c16", "winograd"),
     ("conv2d:c=5,h=6..18/4,w=9,k=7,r=3,s=3", "winograd"),
-    ("conv2d_transpose:c=6,h=4..16/4,w=9,k=1,r=2,s=2,stride=2,const=w,epilogue=sigmoid", "col2im"),
-    ("conv2d_transpose:c=9,h=2..11/3,w=8,k=16,r=3,s=2,stride_h=3,stride_w=2", "col2im"),
 ];
 
 fn task(text: &str, target: &str, n_threads: usize, template: Option<&str>) -> Task {

@@ -25,7 +25,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// computed; adding up columns is what Caffe's deconvolution does.
 pub const COL2IM: Algorithm<ReductionSizes> = Algorithm {
     name: "col2im",
-    applies: |shape| shape.inserts_zeros && !shape.is_agreed && may_open(shape),
+    applies: |shape| shape.inserts_zeros && !shape.is_agreed && shape.open_rows.is_none(),
     parameters,
     constraints,
     steps,
@@ -36,19 +36,6 @@ pub const COL2IM: Algorithm<ReductionSizes> = Algorithm {
 const MOST_BYTES: i64 = 1 << 30;
 /// Most phases, taps and vectors of the sum that are repeated in the code.
 const MOST_UNROLLED: i64 = 4;
-
-/// Whether all rows of the input are computed with, where runs say how many there are.
-fn may_open(shape: &ReductionSizes) -> bool {
-    let [rows, _] = shape.axes;
-    shape.open_rows.is_none() || rows.before + rows.after == 0 && rows.filter == rows.stride && rows.dilation == 1
-}
-
-/// Pixels of the input that tiles of an open number of rows may have: they end where rows do.
-fn tiles_of_pixels(shape: &ReductionSizes, most: i64) -> Vec<i64> {
-    let [rows, columns] = shape.axes;
-    let common = shape.open_rows.map(|common| common / rows.stride * columns.input);
-    (1..=most).filter(|n| common.is_none_or(|common| common % n == 0)).collect()
-}
 
 /// The sizes along one spatial axis.
 struct SpatialSizes {
@@ -84,13 +71,12 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
         Parameter::categorical("lanes", &["k", "q"]),
         Parameter::ordinal("k_block", divisors(shape.k, 1)).optional(),
         Parameter::ordinal("y_tile", 1..=ceil_div(shape.k * taps(shape), lanes).min(registers / 2)).optional(),
-        Parameter::ordinal("pixels", tiles_of_pixels(shape, pixels(shape).min(registers - 2))).optional(),
+        Parameter::ordinal("pixels", 1..=pixels(shape).min(registers - 2)).optional(),
         Parameter::ordinal("c_block", [64, 128, 256, 512].into_iter().filter(|&b| b < c).chain([c])),
         Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
         Parameter::categorical("outer", &["rows", "k"]),
         Parameter::categorical("cols", if whole > MOST_BYTES { &["block"] } else { &["whole", "block"] }),
-        // A copy of an open number of rows would be one of as many pixels.
-        Parameter::categorical("input", if shape.open_rows.is_some() { &["plain"] } else { &["plain", "packed"] }),
+        Parameter::categorical("input", &["plain", "packed"]),
     ]
 }
 
