@@ -166,6 +166,11 @@ fn each_of_groups(texts: &[&str], n: usize, visit: impl FnMut(&Workload, &Task, 
 /// The units of an H100.
 const UNITS: u32 = 132;
 
+/// Configurations of each of some workloads that a test takes.
+fn n_each(texts: &[&str]) -> usize {
+    n_configs().map_or(2, |n| n.div_ceil(texts.len()))
+}
+
 /// Visits some configurations, on a GPU of `n_units` multiprocessors.
 fn each_where(
     texts: &[&str],

@@ -15,9 +15,8 @@ const OF_CLUSTERS: [&str; 5] = [
 #[test]
 fn blocks_of_clusters_copy_for_each_other() {
     let (mut n, mut n_persistent) = (0, 0);
-    let n_each = n_configs().map_or(2, |n| n.div_ceil(OF_CLUSTERS.len()));
     let is_wanted = |task: &Task, config: &Config| task.space.int(config, "cluster") == 2;
-    each_where(&OF_CLUSTERS, (n_each, 5), is_wanted, |workload, task, config, kernels, code| {
+    each_where(&OF_CLUSTERS, (n_each(&OF_CLUSTERS), 5), is_wanted, |workload, task, config, kernels, code| {
         let json = task.space.config_to_json(config);
         let abi = Abi::of(kernels, &kernels.body[0], &task.setting.target);
         let [ring] = abi.shared_rings[..] else { panic!("{workload} {json}: {:?}\n{kernels}", abi.shared_rings) };

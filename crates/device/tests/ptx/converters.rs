@@ -35,8 +35,7 @@ fn require_close(of: (&Workload, &str), kernels: &GpuProgram, code: &str, order:
 #[test]
 fn warps_convert_what_a_warp_copies() {
     let mut n = 0;
-    let n_each = n_configs().map_or(2, |n| n.div_ceil(OF_PARTS.len()));
-    each_where(&OF_PARTS, (n_each, 3), converts, |workload, task, config, kernels, code| {
+    each_where(&OF_PARTS, (n_each(&OF_PARTS), 3), converts, |workload, task, config, kernels, code| {
         let json = task.space.config_to_json(config).to_string();
         let kernel = &kernels.body[0];
         let abi = Abi::of(kernels, kernel, &task.setting.target);

@@ -26,8 +26,7 @@ fn has_producer(task: &Task, config: &Config) -> bool {
 #[test]
 fn a_warp_feeds_groups_of_warps() {
     let mut n = 0;
-    let n_each = n_configs().map_or(2, |n| n.div_ceil(OF_BOXES.len()));
-    each_where(&OF_BOXES, (n_each, UNITS), has_producer, |workload, task, config, kernels, code| {
+    each_where(&OF_BOXES, (n_each(&OF_BOXES), UNITS), has_producer, |workload, task, config, kernels, code| {
         let json = task.space.config_to_json(config);
         let fed = &kernels.body[0];
         assert!(producer_warp::has_producer_warp(kernels, fed), "{workload} {json}\n{kernels}");

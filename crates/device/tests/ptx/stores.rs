@@ -19,8 +19,7 @@ fn stores_boxes(task: &Task, config: &Config) -> bool {
 #[test]
 fn warps_store_boxes() {
     let (mut n, mut n_odd) = (0, 0);
-    let n_each = n_configs().map_or(2, |n| n.div_ceil(OF_STORES.len()));
-    each_where(&OF_STORES, (n_each, 3), stores_boxes, |workload, task, config, kernels, code| {
+    each_where(&OF_STORES, (n_each(&OF_STORES), 3), stores_boxes, |workload, task, config, kernels, code| {
         let why = format!("{workload} {}\n{code}", task.space.config_to_json(config));
         let n_boxes = code.matches("d.global.shared::cta.tile.bulk_group").count();
         assert!(n_boxes > 0 && !code.contains("st.global"), "{why}");

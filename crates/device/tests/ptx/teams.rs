@@ -16,9 +16,8 @@ const OF_TEAMS: [&str; 6] = [
 #[test]
 fn teams_take_tiles_in_turns() {
     let (mut n, mut n_odd) = (0, 0);
-    let n_each = n_configs().map_or(2, |n| n.div_ceil(OF_TEAMS.len()));
     let takes_turns = |task: &Task, config: &Config| task.space.int(config, "teams") == 2;
-    each_where(&OF_TEAMS, (n_each, 3), takes_turns, |workload, task, config, kernels, code| {
+    each_where(&OF_TEAMS, (n_each(&OF_TEAMS), 3), takes_turns, |workload, task, config, kernels, code| {
         let json = task.space.config_to_json(config);
         let kernel = &kernels.body[0];
         let abi = Abi::of(kernels, kernel, &task.setting.target);
