@@ -57,11 +57,12 @@ struct CountedNode {
 impl CountedNode {
     /// Number of rows of inputs of these types; `None` where they differ in more.
     fn n_rows(&self, types: &Types) -> Option<i64> {
-        let (has_rows, [_, n]) = rows_between(&self.types, types)?;
-        let of_same =
-            || self.types.iter().zip(&self.has_rows).find(|(_, has)| **has)?.0.as_ref()?.shape.first().copied();
-        let n = if has_rows.contains(&true) { n } else { of_same()? };
-        (!has_rows.contains(&true) || has_rows == self.has_rows).then_some(n as i64)
+        let (has_others, [_, n]) = rows_between(&self.types, types)?;
+        if has_others.contains(&true) {
+            return (has_others == self.has_rows).then_some(n as i64);
+        }
+        let (own, _) = self.types.iter().zip(&self.has_rows).find(|(_, has_rows)| **has_rows)?;
+        own.as_ref()?.shape.first().map(|n| *n as i64)
     }
 }
 
