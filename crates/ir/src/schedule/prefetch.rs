@@ -66,8 +66,7 @@ pub fn prefetch(program: &mut Program, buffer: &str, at: &str, ahead: i64) -> Re
 }
 
 /// Distances between prefetches in each dimension: a cache line in the last one. Of elements of 8 and 16
-/// bits,
-/// a line has several of the dimensions in front of short ones.
+/// bits, a line has several of the dimensions in front of short ones.
 fn steps_of_lines(buffer: &Buffer, per_line: i64) -> Vec<i64> {
     let mut steps = vec![1; buffer.shape.len()];
     let mut left = per_line;
