@@ -48,6 +48,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const FIRST_DEVICE: Duration = Duration::from_secs(5);
 /// A race of which nothing is heard for so much longer than it may take is had elsewhere.
 const RACE_SLACK: Duration = Duration::from_secs(30);
+/// Time for which the end of a run waits for a server that is away.
+const FAREWELL: Duration = Duration::from_secs(3);
 
 /// A task under way.
 struct PendingTask {
@@ -722,11 +724,22 @@ impl Remote<'_> {
 }
 
 impl Drop for Remote<'_> {
+    /// Deletes what the server keeps of the run. A server that is away at the end is waited for a little, as
+    /// devices would measure for nobody once it is back; otherwise it forgets the run in time.
     fn drop(&mut self) {
-        self.say(&cancel_subject(&self.run), &Cancel::From(0));
-        if let Some(client) = &mut self.client {
-            // Otherwise the server forgets it in time.
-            let _ = forget_run(client, &self.run);
+        let until = Instant::now() + if self.n_tasks == 0 { Duration::ZERO } else { FAREWELL };
+        self.retry = Retry::at_once();
+        loop {
+            self.say(&cancel_subject(&self.run), &Cancel::From(0));
+            if self.client.as_mut().is_some_and(|client| forget_run(client, &self.run).is_ok()) {
+                return;
+            }
+            std::thread::sleep(self.retry.left());
+            if Instant::now() > until {
+                return;
+            }
+            self.client = self.fleet.connect(None).ok();
+            self.retry.failed();
         }
     }
 }

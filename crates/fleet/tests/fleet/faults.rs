@@ -195,20 +195,23 @@ impl Disturbed {
             std::thread::sleep(Duration::from_millis(2));
         }
         self.devices.clear();
-        let mut client = Client::connect(&Servers::parse(&self.broker.url()).unwrap(), None, "look").unwrap();
         let until = Instant::now() + Duration::from_secs(5);
-        loop {
-            let info = client.request("$JS.API.STREAM.INFO.TW_TASKS", b"", Duration::from_secs(5)).unwrap().unwrap();
-            let info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
-            // A store that was deleted at the very end has no stream.
-            if info["state"]["messages"] == 0 || info["error"]["code"] == 404 {
-                break;
-            }
-            assert!(Instant::now() < until, "seed {seed}: tasks are left: {info}");
+        while n_left(&self.broker) > 0 {
+            assert!(Instant::now() < until, "seed {seed}: tasks are left: {}", self.done.join("; "));
             std::thread::sleep(Duration::from_millis(20));
         }
         format!("{:.1} s: {}", self.seconds(), self.done.join("; "))
     }
+}
+
+/// Number of tasks that the server keeps.
+fn n_left(broker: &Broker) -> u64 {
+    let mut client = Client::connect(&Servers::parse(&broker.url()).unwrap(), None, "look").unwrap();
+    let info = client.request("$JS.API.STREAM.INFO.TW_TASKS", b"", Duration::from_secs(5)).unwrap().unwrap();
+    let info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
+    // A store that was deleted at the very end has no stream.
+    let is_deleted = info["error"]["code"] == 404;
+    info["state"]["messages"].as_u64().unwrap_or_else(|| if is_deleted { 0 } else { panic!("{info}") })
 }
 
 /// A run whose tuner lives: it proposes, batch by batch, what a local one does.
@@ -216,15 +219,14 @@ fn check_run(seed: u64, partition: Partition) -> Option<String> {
     let alone = proposals(&mut Slow::new(Duration::ZERO, recorded), "genetic", TRIALS, 2 * DEVICES);
     let mut disturbed = Disturbed::new(seed, partition, "recorded")?;
     let fleet = fleet_with(&disturbed.broker.url(), SHORT);
-    let (is_over, count) = (AtomicBool::new(false), AtomicU64::new(0));
+    let count = AtomicU64::new(0);
     let together = std::thread::scope(|scope| {
         let tuner = scope.spawn(|| {
             let mut remote = remote(&fleet, &format!("seed{seed}"), DEVICES);
-            let together = proposals_counted(&mut remote, "genetic", TRIALS, 2 * DEVICES, &count);
-            is_over.store(true, Ordering::Relaxed);
-            together
+            proposals_counted(&mut remote, "genetic", TRIALS, 2 * DEVICES, &count)
         });
-        disturbed.go_on(&count, |_| is_over.load(Ordering::Relaxed) || tuner.is_finished());
+        // Its end needs the server, which is mended meanwhile.
+        disturbed.go_on(&count, |_| tuner.is_finished());
         tuner.join().unwrap()
     });
     assert_eq!(alone, together, "seed {seed}: {}", disturbed.done.join("; "));
@@ -351,6 +353,31 @@ fn in_a_network_of_its_own() {
 fn device(broker: &Broker, at: usize, mode: &str) -> Process {
     let (trial, lease) = (Duration::from_millis(15), Duration::from_secs(1));
     Process::device(&broker.url(), &format!("device-{at}"), mode, trial, lease)
+}
+
+#[test]
+fn a_run_that_ends_without_a_server_leaves_nothing() {
+    let Some(mut broker) = Broker::start() else { return };
+    let mut here = device(&broker, 0, "hashed");
+    let fleet = fleet_with(&broker.url(), Duration::from_secs(1));
+    let mut remote = remote(&fleet, "end", 1);
+    here.kill();
+    let space = space();
+    let subject = Subject::described(&space, &describe);
+    let candidates: Vec<_> = (0..8).map(|at| subject.candidate(space.config_at(at))).collect();
+    remote.submit(&candidates);
+    let until = Instant::now() + Duration::from_secs(5);
+    while n_left(&broker) == 0 {
+        assert!(Instant::now() < until, "no task came");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    broker.kill();
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(remote));
+        std::thread::sleep(Duration::from_millis(500));
+        broker.begin();
+    });
+    assert_eq!(n_left(&broker), 0);
 }
 
 #[test]
