@@ -79,6 +79,8 @@ pub fn make_streams(client: &mut Client) -> Result<(), Error> {
     Ok(())
 }
 
+/// Creates a consumer unless it exists. A server that was killed may have lost the number of a stream's last
+/// message, and delivers nothing by a consumer that remembers a later one: that consumer is created again.
 fn make_consumer(client: &mut Client, stream: &str, name: &str, config: &Json) -> Result<(), Error> {
     let mut config = config.clone();
     config["durable_name"] = json!(name);
@@ -86,7 +88,15 @@ fn make_consumer(client: &mut Client, stream: &str, name: &str, config: &Json) -
     config["deliver_policy"] = json!("all");
     config["max_ack_pending"] = json!(10_000);
     let request = json!({"stream_name": stream, "config": config});
-    must(client, &format!("$JS.API.CONSUMER.DURABLE.CREATE.{stream}.{name}"), &request).map(|_| ())
+    let create = format!("$JS.API.CONSUMER.DURABLE.CREATE.{stream}.{name}");
+    let consumer = must(client, &create, &request)?;
+    let info = must(client, &format!("$JS.API.STREAM.INFO.{stream}"), &Json::Null)?;
+    let (delivered, last) = (consumer["delivered"]["stream_seq"].as_u64(), info["state"]["last_seq"].as_u64());
+    if delivered > last {
+        let _ = ask(client, &format!("$JS.API.CONSUMER.DELETE.{stream}.{name}"), &Json::Null)?;
+        must(client, &create, &request)?;
+    }
+    Ok(())
 }
 
 /// Creates the consumer of a class's tasks; a device loses a task whose lease it does not renew.

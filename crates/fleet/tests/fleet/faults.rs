@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
@@ -378,6 +378,38 @@ fn a_run_that_ends_without_a_server_leaves_nothing() {
         broker.begin();
     });
     assert_eq!(n_left(&broker), 0);
+}
+
+/// A server that is killed may forget the number of a stream's last message, and not how far a consumer is.
+#[test]
+fn a_server_that_counts_anew_delivers_all_results() {
+    let Some(mut broker) = Broker::start() else { return };
+    let _here = device(&broker, 0, "hashed");
+    let fleet = fleet_with(&broker.url(), Duration::from_secs(1));
+    let mut remote = remote(&fleet, "anew", 1);
+    let space = space();
+    let subject = Subject::described(&space, &describe);
+    let until = Instant::now() + Duration::from_secs(40);
+    for (from, to) in [(0, 24), (24, 32)] {
+        let candidates: Vec<_> = (from..to).map(|at| subject.candidate(space.config_at(at))).collect();
+        let numbers = remote.submit(&candidates);
+        for n_done in 0..to - from {
+            while !matches!(remote.next(None, Duration::from_millis(50)).unwrap(), Next::Done(..)) {
+                assert!(Instant::now() < until, "{n_done} results of {numbers:?} came");
+            }
+        }
+        remote.recorded(numbers.end);
+        while n_left(&broker) > 0 {
+            assert!(Instant::now() < until, "tasks are left");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        broker.kill();
+        for stream in ["TW_TASKS", "TW_RESULTS"] {
+            let messages = broker.store().join("jetstream/$G/streams").join(stream).join("msgs");
+            std::fs::remove_dir_all(messages).unwrap();
+        }
+        broker.begin();
+    }
 }
 
 #[test]
