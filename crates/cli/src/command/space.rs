@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use clap::Args;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as Json, json};
 use tilewright_formats::{SpaceDescription, name_of};
 use tilewright_search::{Domain, Space};
 
@@ -55,6 +55,12 @@ fn show(space: &Space, mut json: Map<String, Json>, title: &str, as_json: bool) 
     if let Json::Object(description) = space.describe() {
         json.extend(description);
     }
+    let advised = space.advised();
+    if let Some(advised) = &advised {
+        let advice = space.advice().iter().map(|c| json!({"name": c.name, "text": c.text}));
+        json.insert("advice".into(), advice.collect());
+        json.insert("advised".into(), u64::try_from(advised.size()).map_or(Json::Null, Json::from));
+    }
     let mut text = format!("{title}\n{}", count(space.size(), "configuration"));
     if let Some(all) = space.n_combinations().filter(|all| *all > space.size()) {
         let share = 100.0 * space.size() as f64 / all as f64;
@@ -75,6 +81,13 @@ fn show(space: &Space, mut json: Map<String, Json>, title: &str, as_json: bool) 
         text += "\nconstraints\n";
     }
     for constraint in space.constraints() {
+        text += &format!("  {}: {}\n", constraint.name, constraint.text);
+    }
+    if let Some(advised) = &advised {
+        text +=
+            &format!("\nadvice, which {} follow: searches propose no others\n", count(advised.size(), "configuration"));
+    }
+    for constraint in space.advice() {
         text += &format!("  {}: {}\n", constraint.name, constraint.text);
     }
     write_result(as_json, &Json::Object(json), &text)

@@ -111,6 +111,9 @@ pub struct Constraint {
     pub text: String,
     /// Names of the parameters that it reads, in the order in which the predicate takes their values.
     pub parameters: Vec<String>,
+    /// Whether it is advice: configurations that violate it are legal, but hardly the best, and no search
+    /// proposes them.
+    pub is_advice: bool,
     predicate: Predicate,
 }
 
@@ -130,7 +133,7 @@ impl Constraint {
     ) -> Constraint {
         let parameters = parameters.iter().map(|name| name.to_string()).collect();
         let predicate = Predicate::Function(Arc::new(holds));
-        Constraint { name: name.into(), text: text.into(), parameters, predicate }
+        Constraint { name: name.into(), text: text.into(), parameters, is_advice: false, predicate }
     }
 
     /// Parses a constraint from an expression over some of these parameters. Factorizations and permutations
@@ -156,6 +159,7 @@ impl Constraint {
             name: name.into(),
             text: text.into(),
             parameters: reads.iter().map(|&slot| parameters[slot].name.clone()).collect(),
+            is_advice: false,
             predicate: Predicate::Expression(code.into(), reads.iter().map(|&slot| readings[slot]).collect()),
         })
     }
@@ -172,8 +176,19 @@ impl Constraint {
             name: name.into(),
             text: text.into(),
             parameters: parameters.iter().map(|parameter| parameter.name.clone()).collect(),
+            is_advice: false,
             predicate: Predicate::Expression(code.into(), readings.into()),
         })
+    }
+
+    /// The constraint as [advice](Constraint::is_advice).
+    pub fn into_advice(self) -> Constraint {
+        Constraint { is_advice: true, ..self }
+    }
+
+    /// Advice as a constraint that is none.
+    pub(super) fn into_law(self) -> Constraint {
+        Constraint { is_advice: false, ..self }
     }
 
     /// The constraint as a function of all values that it reads.

@@ -65,6 +65,8 @@ pub struct Space {
     constraints: Vec<Constraint>,
     /// Positions of the parameters that each constraint reads.
     reads: Vec<Vec<usize>>,
+    /// Constraints that only what searches propose satisfies.
+    advice: Vec<Constraint>,
     /// Numbers of the legal configurations, once they are enumerated.
     numbering: OnceLock<Numbering>,
 }
@@ -138,8 +140,23 @@ impl Space {
     /// O(values and constraints).
     pub fn declare(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
         let axes = axes(parameters)?;
+        let (advice, constraints): (Vec<_>, Vec<_>) = constraints.into_iter().partition(|c| c.is_advice);
         let reads = constraints.iter().map(|c| positions(&axes, c)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Space { name: name.into(), axes, constraints, reads, numbering: OnceLock::new() })
+        advice.iter().try_for_each(|c| positions(&axes, c).map(drop))?;
+        Ok(Space { name: name.into(), axes, constraints, reads, advice, numbering: OnceLock::new() })
+    }
+
+    /// Space of the configurations that searches propose: those that follow the advice, too. `None` without
+    /// advice, and where nothing would be left. Its configurations are valid in the whole space.
+    ///
+    /// # Cost
+    /// As for [`Space::new`].
+    pub fn advised(&self) -> Option<Space> {
+        if self.advice.is_empty() {
+            return None;
+        }
+        let advice = self.advice.iter().cloned().map(Constraint::into_law);
+        Space::new(&self.name, self.parameters(), self.constraints.iter().cloned().chain(advice).collect()).ok()
     }
 
     /// Enumerates the legal configurations, unless that has been done.
@@ -191,7 +208,8 @@ impl Space {
         let wanted = axis.value(rank);
         let text = format!("{} = {wanted}", axis.name);
         let is_it = Constraint::new(PART, &text, &[&axis.name], move |v| *v[0] == wanted);
-        Space::new(&self.name, self.parameters(), [vec![is_it], self.constraints.clone()].concat()).ok()
+        let others = self.constraints.iter().chain(&self.advice).cloned();
+        Space::new(&self.name, self.parameters(), [is_it].into_iter().chain(others).collect()).ok()
     }
 
     /// Space without the constraints of these names.
@@ -202,7 +220,8 @@ impl Space {
     /// # Cost
     /// As for [`Space::new`].
     pub fn without(&self, constraints: &[&str]) -> Result<Space, SpaceError> {
-        let kept = self.constraints.iter().filter(|c| !constraints.contains(&c.name.as_str()));
+        let all = self.constraints.iter().chain(&self.advice);
+        let kept = all.filter(|c| !constraints.contains(&c.name.as_str()));
         Space::new(&self.name, self.parameters(), kept.cloned().collect())
     }
 
@@ -314,6 +333,11 @@ impl Space {
     /// The rank of a factorization with these factors, one a part; `None` if their product is another number.
     pub(crate) fn rank_of_factors(&self, parameter: usize, factors: &[u64]) -> Option<u64> {
         self.axes[parameter].primes.rank(factors)
+    }
+
+    /// The advice, in order: constraints that only what searches propose satisfies.
+    pub fn advice(&self) -> &[Constraint] {
+        &self.advice
     }
 
     /// The constraints, in order.

@@ -635,3 +635,26 @@ fn a_number_is_the_word_that_it_is_written_as() {
         assert_eq!(ranks(other.clone()), None, "{other}");
     }
 }
+
+/// Configurations that advice excludes are legal and told apart; searches are offered the others.
+#[test]
+fn advice_narrows_what_is_proposed_alone() {
+    let parameters = [Parameter::ordinal("tile", [1, 2, 4, 8]), Parameter::ordinal("t", 1..=4)];
+    let parse = |name: &str, text: &str| Constraint::parse(name, text, &parameters).unwrap();
+    let space = |advice: &str| {
+        let constraints = vec![parse("fits", "tile * t <= 16"), parse("wide", advice).into_advice()];
+        Space::new("s", parameters.to_vec(), constraints).unwrap()
+    };
+    let whole = space("tile >= 4 or t == 1");
+    let advised = whole.advised().unwrap();
+    assert_eq!((whole.size(), advised.size()), (14, 8));
+    let narrow = whole.config_from_json(&json!({"tile": 2, "t": 3})).unwrap();
+    assert!(whole.contains(&narrow) && whole.violated(&narrow).is_none() && !advised.contains(&narrow));
+    assert_eq!(advised.violated(&narrow).map(|c| c.name.as_str()), Some("wide"));
+    // A part of the space has its advice, and advice that leaves nothing is none.
+    assert_eq!(whole.part(0, 1).unwrap().advised().unwrap().size(), 1);
+    assert!(space("tile > 8").advised().is_none());
+    // What a store knows the space by does not change with it.
+    let plain = Space::new("s", parameters.to_vec(), vec![parse("fits", "tile * t <= 16")]).unwrap();
+    assert_eq!((plain.advised().is_none(), plain.describe()), (true, whole.describe()));
+}

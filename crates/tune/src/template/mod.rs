@@ -272,13 +272,11 @@ impl Task {
         // So many times as slow as the best of all is not worth a trial, were the model wrong by a lot.
         const HOPELESS: f64 = 30.0;
         let Some(estimate) = self.template.estimate else { return Vec::new() };
-        let algorithm = self.space.names().position(|name| name == "algorithm");
+        let (space, algorithm) = (self.advised(), self.space.names().position(|name| name == "algorithm"));
         // Some algorithms have a thousand times as many configurations as others.
         let parts: Vec<Arc<Space>> = match algorithm {
-            None => vec![self.space.clone()],
-            Some(at) => {
-                (0..self.space.n_values(at)).filter_map(|which| self.space.part(at, which).map(Arc::new)).collect()
-            }
+            None => vec![space],
+            Some(at) => (0..space.n_values(at)).filter_map(|which| space.part(at, which).map(Arc::new)).collect(),
         };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let mut of_part = |part: &Arc<Space>| {
@@ -319,14 +317,20 @@ impl Task {
         self.guesses(seed).into_iter().next()
     }
 
-    /// Search problem of the task: its space, and the loop contexts of its programs.
+    /// Space that searches propose configurations of, and guesses are drawn from.
+    fn advised(&self) -> Arc<Space> {
+        self.space.advised().map_or_else(|| self.space.clone(), Arc::new)
+    }
+
+    /// Search problem of the task: what is worth proposing of its space, and the loop contexts of its
+    /// programs.
     pub fn problem(&self) -> Problem {
         let (task, untransformed) = (self.clone(), self.setting.workload.program());
         let contexts = move |config: &Config| {
             let program = apply_all(&untransformed, &task.steps(config)).ok()?;
             Some(loop_contexts(&program))
         };
-        Problem { space: self.space.clone(), contexts: Some(Arc::new(contexts)), experience: None }
+        Problem { space: self.advised(), contexts: Some(Arc::new(contexts)), experience: None }
     }
 
     /// Scheduled, unlowered program of a configuration.
