@@ -22,6 +22,8 @@ mod fragments;
 mod groups;
 #[path = "ptx/instructions.rs"]
 mod instructions;
+#[path = "ptx/padded.rs"]
+mod padded;
 #[path = "ptx/producer.rs"]
 mod producer;
 #[path = "ptx/stores.rs"]

@@ -43,7 +43,7 @@ pub fn way(s: &TemplateSetting) -> Option<Parameter> {
 
 /// Constraints on the copies of both operands. `elements` is the number of elements per step in shared
 /// memory, as an expression; `beside` an expression of further bytes to add, or empty; `unasked` the bytes of
-/// shared memory that a block has without opting in.
+/// shared memory that a block has without opting in, as it does to copy asynchronously or to pad rows.
 pub fn constraints(
     s: &TemplateSetting,
     elements: &str,
@@ -53,7 +53,10 @@ pub fn constraints(
 ) -> Vec<Constraint> {
     let (bytes, most) = (s.workload.dtype.bytes(), gpu(s).most_shared_bytes);
     let limit = match is_possible(s) {
-        true if unasked < most => format!("({unasked} if copies == 'registers' else {most})"),
+        true if unasked < most => {
+            let padded = if parameters.iter().any(|p| p.name == "pad") { " and pad == 0" } else { "" };
+            format!("({unasked} if copies == 'registers'{padded} else {most})")
+        }
         _ => unasked.to_string(),
     };
     let has_boxes = parameters.iter().any(|p| p.name == "copies" && lists(p, "bulk"));

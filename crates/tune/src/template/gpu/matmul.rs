@@ -3,9 +3,10 @@
 use super::super::algorithm::{self, Algorithm};
 use super::super::{Template, TemplateSetting, ceil_div};
 use super::copies::{self, Copies};
-use super::model::{BETWEEN_STEPS, Blocks, START};
+use super::model::{BETWEEN_STEPS, Blocks, START, UNPROVEN_WAY};
 use super::product::LEAST_BLOCK;
 use super::{BlockTile, Fragments, GpuProduct, Rasterization, Tiling, constraint, gpu};
+use tilewright_ir::DType;
 use tilewright_ir::op::Structure;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
@@ -83,6 +84,14 @@ fn may_read_directly(s: &TemplateSetting, products: &[GpuProduct]) -> bool {
     s.target.arch == Arch::Gpu(GpuApi::OpenCl) && products.iter().all(|p| !p.b.along_k && p.b.loads >= NEXT)
 }
 
+/// Operands that copies transpose on their way into shared memory, whose rows may be padded there: `a` of the
+/// rows, `b` of the columns. Only of f32, whose elements are words of banks, and on GPUs.
+fn transposed(s: &TemplateSetting, products: &[GpuProduct]) -> Vec<char> {
+    let has_banks = s.target.arch != Arch::Gpu(GpuApi::OpenCl) && s.workload.dtype == DType::F32;
+    let factors = [('a', products.iter().all(|p| p.a.along_k)), ('b', products.iter().all(|p| p.b.along_k))];
+    factors.into_iter().filter(|(_, is_along_k)| has_banks && *is_along_k).map(|(name, _)| name).collect()
+}
+
 /// Parameters of tiled products; of several products, a further parameter chooses one.
 pub(super) fn parameters(s: &TemplateSetting, products: &[GpuProduct]) -> Vec<Parameter> {
     let most = |of: &dyn Fn(&GpuProduct) -> i64| products.iter().map(of).max().expect("there is a product");
@@ -110,7 +119,8 @@ pub(super) fn parameters(s: &TemplateSetting, products: &[GpuProduct]) -> Vec<Pa
     ];
     let wide = (widest > NEXT).then(|| Parameter::ordinal("lanes", lanes(s)).optional());
     let direct = may_read_directly(s, products).then(|| Parameter::categorical("shared", &["yes", "no"]).optional());
-    own.into_iter().chain(copies::way(s)).chain(wide).chain(direct).collect()
+    let pad = (!transposed(s, products).is_empty()).then(|| Parameter::ordinal("pad", [0, 1]).optional());
+    own.into_iter().chain(copies::way(s)).chain(wide).chain(direct).chain(pad).collect()
 }
 
 /// Blocks of rows that make up a group.
@@ -143,8 +153,16 @@ pub(super) fn constraints(s: &TemplateSetting, products: &[GpuProduct], paramete
         say("warp", "(block_n // thread_n) % warp_n == 0"),
         say("unrolled", "unroll_k <= block_k and unroll_k * thread_m * thread_n <= 1024"),
     ];
-    constraints.extend(copies::constraints(s, "(block_m + block_n) * block_k", "", gpu.shared_bytes, parameters));
+    let padded = transposed(s, products);
+    let elements = format!("(block_m + block_n{}) * block_k", padding(&padded));
+    constraints.extend(copies::constraints(s, &elements, "", gpu.shared_bytes, parameters));
     constraints.extend(of_blocks(s, products, threads, parameters));
+    // A round of the loop within a step is of whole vectors then.
+    constraints.extend(
+        padded
+            .iter()
+            .map(|factor| say(&format!("padded_{factor}"), &format!("pad == 0 or unroll_k % vector_{factor} == 0"))),
+    );
     let has = |name: &str| parameters.iter().any(|p| p.name == name);
     if has("lanes") {
         constraints.push(say("lanes", "thread_n % lanes == 0"));
@@ -156,6 +174,18 @@ pub(super) fn constraints(s: &TemplateSetting, products: &[GpuProduct], paramete
         constraints.push(say("shared", &format!("shared == 'yes' or {none} and {is_whole}")));
     }
     constraints
+}
+
+/// Elements that pad a step's rows of these operands in shared memory, as [`Tiling::row`] has them, as the
+/// end of a sum.
+fn padding(factors: &[char]) -> String {
+    let of = |factor: &char| {
+        let (block, thread) = if *factor == 'a' { ("block_m", "thread_m") } else { ("block_n", "thread_n") };
+        let row = format!("{block} * {NEXT} // {thread}");
+        let each = format!("max(32 * vector_{factor} // block_k, {NEXT})");
+        format!(" + pad * {thread} // {NEXT} * (({each} - {row}) % 32)")
+    };
+    factors.iter().map(of).collect()
 }
 
 /// Registers of 32 bits that hold one element while it is computed with.
@@ -287,6 +317,7 @@ pub(super) fn tiling(s: &TemplateSetting, space: &Space, config: &Config) -> Til
         copies: Copies::of(space, config),
         lanes,
         shared: !space.has("shared") || space.text(config, "shared") == "yes",
+        padded: space.has("pad") && int("pad") == 1,
     }
 }
 
@@ -309,15 +340,20 @@ const ASYNC_ELEMENT: f64 = 40.0;
 /// copies of a step of the sum fill shared memory, for each step.
 fn copies(t: &Tiling, p: &GpuProduct) -> [f64; 2] {
     let n_threads = t.threads().n() as f64;
-    let factors = [(p.a, t.rows.extent(), t.vectors[0]), (p.b, t.columns.extent(), t.vectors[1])];
-    let each = factors.map(|(factor, extent, vector)| {
-        let (elements, vector) = (extent as f64 / n_threads, vector as f64);
-        // Along the sum, neighbours in memory are no neighbours in shared memory.
-        let stored = if factor.along_k { elements } else { elements / vector };
+    let each = t.operands(p).map(|operand| {
+        let (factor, tile, vector) = operand;
+        let elements = tile.extent() as f64 / n_threads;
+        let vectors = elements / vector as f64;
+        // Along the sum, neighbours in memory are no neighbours in shared memory: they are stored one by one.
+        // Vectors of 16 bytes go to each bank four times.
+        let (stored, wavefronts) = match factor.along_k {
+            true => (elements, elements * t.bank_conflicts(operand) as f64),
+            false => (vectors, 4.0 * vectors),
+        };
         match t.copies {
-            Copies::Async(_) | Copies::Bulk(_) if factor.along_k => [ASYNC_ELEMENT * elements, 4.0 * elements],
-            Copies::Async(_) | Copies::Bulk(_) => [4.0 * stored, 4.0 * stored],
-            Copies::Registers(_) => [8.0 * elements / vector + 2.0 * stored, 8.0 * elements / vector + 4.0 * stored],
+            Copies::Async(_) | Copies::Bulk(_) if factor.along_k => [ASYNC_ELEMENT * elements, wavefronts],
+            Copies::Async(_) | Copies::Bulk(_) => [4.0 * stored, wavefronts],
+            Copies::Registers(_) => [8.0 * vectors + 2.0 * stored, 8.0 * vectors + wavefronts],
         }
     });
     [each[0][0] + each[1][0], each[0][1] + each[1][1]]
@@ -352,11 +388,12 @@ pub(super) fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, confi
     let issued = (products + others) / 4.0;
     let accesses = if t.shared { (tm + tn) as f64 / 2.0 + stored } else { 0.0 };
     let loaded = t.copies.in_registers((bm + bn) * t.depth / t.threads().n());
+    let rows = t.operands(p).map(|operand| operand.1.strides * t.row(operand));
     let blocks = Blocks {
         n,
         threads: t.threads().n(),
         registers: words(s) * (tm * tn + 2 * (tm + tn) + loaded) + OTHER_REGISTERS,
-        shared_bytes: t.copies.n() * (bm + bn) * t.depth * bytes as i64,
+        shared_bytes: t.copies.n() * (rows[0] + rows[1]) * t.depth * bytes as i64,
         fmas: (bm * bn * depth) as f64 * bytes / 4.0,
         efficiency: products / 4.0 / issued.max(accesses),
         bytes: ((bm + bn) * depth + bm * bn) as f64 * bytes,
@@ -369,7 +406,8 @@ pub(super) fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, confi
     };
     let lanes = s.target.lanes(s.workload.dtype);
     let cycles = if lanes > NEXT { cycles_of_cores(s, &t, lanes, &blocks) } else { blocks.cycles(&s.target, &gpu) };
-    cycles + sums_of_parts(s, p, t.split)
+    let slower = if t.padded { UNPROVEN_WAY } else { 1.0 };
+    slower * cycles + sums_of_parts(s, p, t.split)
 }
 
 /// Cycles of the blocks of a tiling on a CPU with vectors of `lanes` lanes: each core runs one block after

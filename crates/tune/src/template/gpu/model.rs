@@ -17,6 +17,9 @@ pub const BARRIER: f64 = 20.0;
 /// Cycles between two steps of a block that loads operands from shared memory into registers: the barrier,
 /// and the latency of the first loads after it. Measured with products on CUDA cores of an H100.
 pub const BETWEEN_STEPS: f64 = 250.0;
+/// Share by which a way that has run on no card is said to be slower than the one that was measured, in whose
+/// place it is modelled: the tiles that it has alone are no first guesses either.
+pub const UNPROVEN_WAY: f64 = 1.5;
 /// Cycles to launch a further kernel.
 pub const START: f64 = 3000.0;
 /// Cycles that a block takes to begin and to end.

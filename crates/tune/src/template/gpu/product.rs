@@ -3,8 +3,8 @@
 
 use super::super::ceil_div;
 use super::super::step::{
-    accumulate, bind, compute_at, exact, fuse, guard, inline, pad, reindex, reorder, rfactor, shared, split, stage,
-    unroll, vectorize,
+    accumulate, bind, compute_at, exact, fuse, guard, inline, layout, pad, reindex, reorder, rfactor, shared, split,
+    stage, unroll, vectorize,
 };
 use super::copies::Copies;
 use super::parts::{BlockThreads, BlockTile, Copied, Cut, cut, each_thread, spread};
@@ -346,6 +346,21 @@ pub struct Tiling {
     /// Whether operands are staged in shared memory; else threads read them from global memory as they
     /// multiply.
     pub shared: bool,
+    /// Whether rows of operands in shared memory are padded where copies transpose them, so that the stores
+    /// of a warp go to different banks.
+    pub padded: bool,
+}
+
+/// Banks of shared memory, each one word of 32 bits wide.
+const BANKS: i64 = 32;
+/// Elements of the vectors that threads load from shared memory: rows begin at multiples of these.
+const ALIGNED: i64 = 4;
+
+/// Elements from one row to the next of an operand in shared memory whose rows, of `row` elements, are
+/// padded: a warp stores to `depth / vector` of them, and to all banks.
+fn padded_row(row: i64, depth: i64, vector: i64) -> i64 {
+    let each = (BANKS * vector / depth).max(ALIGNED);
+    row + (each - row).rem_euclid(BANKS)
 }
 
 /// Rasterization: the order of blocks in the grid, which decides what neighbouring blocks share in cache.
@@ -371,6 +386,26 @@ impl Tiling {
     pub fn division(&self) -> Division {
         let tile = [self.rows.extent(), self.columns.extent()];
         Division { tile, products: self.products, depth: self.depth, split: self.split }
+    }
+
+    /// Each operand with the tile of its block and the vector width of its loads.
+    pub fn operands<'p>(&self, p: &'p GpuProduct) -> [(&'p GpuFactor, BlockTile, i64); 2] {
+        [(&p.a, self.rows, self.vectors[0]), (&p.b, self.columns, self.vectors[1])]
+    }
+
+    /// Number of elements from one row to the next of an operand in shared memory.
+    pub fn row(&self, (factor, tile, vector): (&GpuFactor, BlockTile, i64)) -> i64 {
+        if self.padded && factor.along_k { padded_row(tile.stride(), self.depth, vector) } else { tile.stride() }
+    }
+
+    /// Number of elements that a warp stores to one bank in an instruction, where copies transpose an
+    /// operand: neighbouring threads have neighbouring vectors of the reduction.
+    pub fn bank_conflicts(&self, (factor, tile, vector): (&GpuFactor, BlockTile, i64)) -> i64 {
+        let row = self.row((factor, tile, vector));
+        let (vectors, distance) = (self.depth / vector, if self.padded { row } else { vector * row });
+        let mut stored = [0; BANKS as usize];
+        (0..BANKS).for_each(|lane| stored[((lane % vectors * distance + lane / vectors) % BANKS) as usize] += 1);
+        stored.into_iter().max().unwrap_or(1)
     }
 
     /// Steps of the schedule.
@@ -429,8 +464,8 @@ impl Tiling {
 
     /// Brings both factors into shared memory, and from there into registers.
     fn share(&self, p: &GpuProduct) -> Vec<Step> {
-        let (has_batch, factors) = (p.batch.is_some(), [("A", &p.a, self.rows), ("B", &p.b, self.columns)]);
-        let staged = factors.map(|(name, factor, tile)| self.factor(name, factor, tile, has_batch));
+        let [a, b] = self.operands(p);
+        let staged = [self.factor("A", a, p.batch.is_some()), self.factor("B", b, p.batch.is_some())];
         let mut steps: Vec<Step> = staged.iter().flat_map(|factor| factor.stage.iter().cloned()).collect();
         let at = match self.fragments {
             Fragments::None => None,
@@ -438,7 +473,7 @@ impl Tiling {
             Fragments::Inner => Some("k.m"),
         };
         if let Some(at) = at {
-            for ((name, _, tile), factor) in factors.iter().zip(&staged) {
+            for ((name, tile), factor) in [("A", self.rows), ("B", self.columns)].into_iter().zip(&staged) {
                 let [from, to] = [format!("{name}.s"), format!("{name}.r")];
                 let rank = factor.extents.len();
                 let axes: Vec<LayoutAxis> = (0..rank).map(Whole).collect();
@@ -450,6 +485,7 @@ impl Tiling {
                 }
             }
         }
+        steps.extend(staged.iter().flat_map(|factor| factor.padding.iter().cloned()));
         let mut copies = Vec::new();
         for ((name, factor), vector) in ["A.s", "B.s"].into_iter().zip(&staged).zip(self.vectors) {
             let copied =
@@ -485,19 +521,31 @@ impl Tiling {
         (steps, vec![outer, inner])
     }
 
-    fn factor(&self, name: &str, factor: &GpuFactor, tile: BlockTile, has_batch: bool) -> StagedFactor {
+    fn factor(&self, name: &str, operand: (&GpuFactor, BlockTile, i64), has_batch: bool) -> StagedFactor {
+        let (factor, tile, vector) = operand;
         let stride = tile.stride();
         let first = usize::from(has_batch);
         let batch: &[LayoutAxis] = if has_batch { &[Whole(0)] } else { &[] };
         let axes = [batch, &[Outer(first, stride), Whole(first + 1), Inner(first, stride)]].concat();
         let [x, s] = ["x", "s"].map(|part| format!("{name}.{part}"));
         let stage = vec![shared(&x, "k.o", &s, &axes), inline(&x)];
+        let mut padding = Vec::new();
+        if self.padded && factor.along_k {
+            // Steps of a vector lie apart, and next to each one what neighbouring threads store with it.
+            let row = self.row(operand);
+            let batch = (0..first).map(Whole);
+            let divided = [Whole(first), Outer(first + 1, vector), Inner(first + 1, vector), Whole(first + 2)];
+            let padded =
+                [Whole(first), Whole(first + 2), Whole(first + 1), Outer(first + 3, row), Inner(first + 3, row)];
+            padding.push(layout(&s, &batch.clone().chain(divided).collect::<Vec<_>>()));
+            padding.push(layout(&s, &batch.chain(padded).collect::<Vec<_>>()));
+        }
         let products = has_batch.then_some(self.products);
         let extents: Vec<i64> = products.into_iter().chain([tile.strides, self.depth, stride]).collect();
         let [strip, k, within] = [first, first + 1, first + 2];
         let within_product = if factor.along_k { [strip, within, k] } else { [k, strip, within] };
         let order = (0..first).chain(within_product).collect();
-        StagedFactor { stage, extents, order }
+        StagedFactor { stage, padding, extents, order }
     }
 }
 
@@ -578,6 +626,8 @@ fn fuse_all(loops: Vec<String>, steps: &mut Vec<Step>) -> Option<String> {
 /// A factor on its way into shared memory.
 struct StagedFactor {
     stage: Vec<Step>,
+    /// Steps that pad its rows, once nothing is staged from them any more.
+    padding: Vec<Step>,
     /// Extents of the copy's loops.
     extents: Vec<i64>,
     /// The loops in the order in which neighbours lie in memory.

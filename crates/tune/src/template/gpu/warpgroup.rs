@@ -5,7 +5,7 @@ use super::super::step::{accumulate, bind, exact, fuse, inline, reorder, shared,
 use super::super::{Template, TemplateSetting, ceil_div};
 use super::copies::{self, Copies};
 use super::matmul::{in_registers, is_contraction, loaded_ahead, of_blocks, order, split_k, sums_of_parts};
-use super::model::{BARRIER, Blocks};
+use super::model::{BARRIER, Blocks, UNPROVEN_WAY};
 use super::parts::{BlockThreads, Copied};
 use super::product::{GpuFactor, GpuProduct, Rasterization, bind_blocks, bind_units};
 use super::tensor::{bind_warps, division, stores};
@@ -88,10 +88,6 @@ const BOX_REGISTERS: i64 = 32;
 /// Cycles of a tile that what has run on no card is said to take beyond the way that was measured: first
 /// guesses take that one, searches what is faster.
 const UNPROVEN: f64 = 1.0;
-
-/// Share by which a way that has run on no card is said to be slower than the one that was measured, in whose
-/// place it is modelled: the tiles that it has alone are no first guesses either.
-const UNPROVEN_WAY: f64 = 1.5;
 
 /// Rasterizations of the blocks: the first three, as elsewhere, then groups of fewer rows and of columns.
 const ORDERS: [&str; 8] = [

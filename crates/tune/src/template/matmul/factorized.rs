@@ -101,6 +101,7 @@ fn gpu_steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
         copies: Copies::Registers(0),
         lanes: false,
         shared: true,
+        padded: false,
     };
     tiling.steps(&product)
 }
