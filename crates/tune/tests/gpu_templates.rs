@@ -434,6 +434,56 @@ fn configurations_are_ordered_as_an_h100_measured_them() {
     }
 }
 
+/// Advice leaves a small part of what threads may do, of which all that was fastest on an H100 is a part.
+#[test]
+fn advice_leaves_what_an_h100_measured_fastest() {
+    let fast = |rest: serde_json::Value| {
+        let mut config = json!({"thread_m": 8, "thread_n": 8, "vector_a": 4, "vector_b": 4, "split_k": 1,
+            "order": "columns", "ahead": 2, "warp_n": 4, "copies": "registers"});
+        config.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        config
+    };
+    for (text, most, fastest) in [
+        (
+            "matmul:m=4096,n=4096,k=4096",
+            0.02,
+            vec![
+                json!({"block_m": 128, "block_n": 256, "block_k": 16, "unroll_k": 16}),
+                json!({"block_m": 128, "block_n": 128, "block_k": 8, "unroll_k": 8, "order": "groups", "warp_n": 2}),
+                json!({"block_m": 128, "block_n": 128, "block_k": 8, "thread_n": 16, "unroll_k": 8, "warp_n": 8}),
+            ],
+        ),
+        (
+            "matmul:m=1024,n=1024,k=1024",
+            0.02,
+            vec![json!({"block_m": 128, "block_n": 128, "block_k": 8, "unroll_k": 8, "order": "groups", "warp_n": 2})],
+        ),
+        ("resnet18.C1", 0.25, vec![]),
+        ("resnet18.C9", 0.05, vec![]),
+        ("resnet18.C12", 0.05, vec![]),
+    ] {
+        let text = format!("{},exact=1", Workload::parse(text).unwrap());
+        let task = Task::new(setting(&text, &named("sm_90a")), None).unwrap();
+        let advised = task.space.advised().expect("there is advice");
+        let share = advised.size() as f64 / task.space.size() as f64;
+        println!("{text}: {} of {} configurations, {:.2} %", advised.size(), task.space.size(), 100.0 * share);
+        assert!(share < most && advised.size() > 100, "{text}: {share}");
+        assert_eq!(task.problem().space.size(), advised.size());
+        for rest in fastest {
+            let config = task.space.config_from_json(&fast(rest)).unwrap();
+            let why = advised.violated(&config);
+            assert!(why.is_none(), "{text}: {why:?} {}", task.space.config_to_json(&config));
+        }
+        // What was recorded before is as legal as it was.
+        let narrow = fast(json!({"block_m": 32, "block_n": 32, "block_k": 8, "thread_m": 4, "thread_n": 4,
+            "vector_a": 1, "vector_b": 1, "unroll_k": 1, "ahead": 0, "order": "rows"}));
+        let narrow = task.space.config_from_json(&narrow);
+        assert!(text.starts_with("conv") || narrow.is_ok_and(|config| !advised.contains(&config)), "{text}");
+    }
+    let on_opencl = Task::new(setting("matmul:m=64,n=64,k=64", &named("opencl")), None).unwrap();
+    assert!(on_opencl.space.advised().is_none());
+}
+
 /// Share of the papers' spaces that is valid within 48 KiB of shared memory and 1024 threads, in tenths of a
 /// per cent.
 #[test]
