@@ -209,13 +209,7 @@ fn a_gpu_is_a_device_of_a_fleet() {
 /// A fleet's device is a GPU of NVIDIA's. An emulator of PTX stands in for its driver.
 #[test]
 fn a_card_of_nvidias_is_a_device_of_a_fleet() {
-    // Where cargo builds it to.
-    let emulator = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/libemulated_cuda.so");
-    if !emulator.is_file() || tilewright_codegen::llvm_version().is_none() {
-        return println!("skipped: no emulator of NVIDIA's driver (cargo build --examples), or no LLVM");
-    }
-    let libraries = tempfile::tempdir().unwrap();
-    std::os::unix::fs::symlink(emulator, libraries.path().join("libcuda.so.1")).unwrap();
+    let Some(libraries) = common::emulated_cuda() else { return };
     tune_on_a_card("cuda", "cuda/sm_90a", Some(libraries.path()));
 }
 

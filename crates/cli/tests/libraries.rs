@@ -497,17 +497,9 @@ fn programs_on_gpus_answer_as_on_cpus() {
         let (got, _) = answer(&[text(&network)], &["--device", "opencl"], &["frames.bin"], None);
         check_near(&got, &expected, 1e-4, "a network");
     }
-    // Where cargo builds it to.
-    let emulator = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/libemulated_cuda.so");
-    if !emulator.is_file() || tilewright_codegen::llvm_version().is_none() {
-        println!("skipped: no emulator of NVIDIA's driver (cargo build --examples), or no LLVM");
-        return;
-    }
-    let libraries = folder.path("libraries");
-    fs::create_dir(&libraries).unwrap();
-    std::os::unix::fs::symlink(emulator, libraries.join("libcuda.so.1")).unwrap();
+    let Some(libraries) = common::emulated_cuda() else { return };
     let (got, made) =
-        answer(&layer, &["--target", "sm_80", "--template", "gpu-winograd"], &["image.bin"], Some(&libraries));
+        answer(&layer, &["--target", "sm_80", "--template", "gpu-winograd"], &["image.bin"], Some(libraries.path()));
     check_near(&got, &expected, 1e-4, "Winograd's algorithm in PTX");
     assert!(made > 8 * 8 * 9 * 4, "{made}");
     // Tensor cores that four warps use together round factors to 11 bits; a warp more copies boxes of arrays.
@@ -526,7 +518,7 @@ fn programs_on_gpus_answer_as_on_cpus() {
     let made = library("layer", &model, &target, 1, Weights::Small, &[]).unwrap();
     write_library(&made, Form::C, &folder.path("layer")).unwrap();
     assert!(!fs::read_to_string(folder.path("layer/layer.c")).unwrap().contains("layer_maps[] = {\n    {0, 0, 0"));
-    check_near(&run(&files, Some(&libraries)), &expected, 2e-2, "a product of wgmma");
+    check_near(&run(&files, Some(libraries.path())), &expected, 2e-2, "a product of wgmma");
 }
 
 #[cfg(target_arch = "x86_64")]

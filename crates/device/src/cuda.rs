@@ -56,12 +56,22 @@ const INVALID_VALUE: ResultCode = 1;
 const NOT_FOUND: ResultCode = 500;
 const OUT_OF_MEMORY: ResultCode = 2;
 const OUT_OF_RESOURCES: ResultCode = 701;
+const UNKNOWN: ResultCode = 999;
+/// Unavailable, no device, invalid device, ECC uncorrectable, NVLink uncorrectable, system not ready.
+const OF_DEVICE: [ResultCode; 6] = [46, 100, 101, 214, 220, 802];
 
 impl CudaError {
     /// Whether the context is unusable from now on, as after an error of a kernel.
     pub fn is_final(&self) -> bool {
-        // Sizes that cannot be launched harm nothing; what went wrong in a kernel stays wrong.
-        matches!(self, CudaError::Driver { code: 700..800, .. }) && !self.is_of(OUT_OF_RESOURCES)
+        // Sizes that cannot be launched harm nothing; what went wrong in a kernel stays wrong, and so does
+        // what the driver cannot name.
+        matches!(self, CudaError::Driver { code: 700..800 | UNKNOWN, .. }) && !self.is_of(OUT_OF_RESOURCES)
+    }
+
+    /// Whether the device itself failed, whatever runs on it: it is not there, another process has it, or its
+    /// memory or its links are broken.
+    pub fn is_of_device(&self) -> bool {
+        matches!(self, CudaError::Driver { code, .. } if OF_DEVICE.contains(code))
     }
 
     /// Whether it is an out of memory error.

@@ -10,11 +10,13 @@ pub struct Failure {
     pub message: String,
     /// Whether the cause is a lack of memory.
     pub lacks_memory: bool,
+    /// Whether the device itself failed, whatever runs on it.
+    pub is_of_device: bool,
 }
 
 impl From<(ErrorClass, String)> for Failure {
-    /// A failure not caused by a lack of memory.
+    /// A failure caused neither by a lack of memory nor by the device.
     fn from((class, message): (ErrorClass, String)) -> Failure {
-        Failure { class, message, lacks_memory: false }
+        Failure { class, message, lacks_memory: false, is_of_device: false }
     }
 }

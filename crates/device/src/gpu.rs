@@ -79,6 +79,8 @@ pub trait Driver: Clone + Send + Sync + 'static {
     fn lacks_memory(error: &Self::Error) -> bool;
     /// Whether the device cannot be trusted any more after an error.
     fn is_lost(&self, error: &Self::Error) -> bool;
+    /// Whether the device itself failed, whatever runs on it.
+    fn is_of_device(error: &Self::Error) -> bool;
 }
 
 /// Persistent cache of GPU machine code, keyed by texts that determine it.
@@ -162,12 +164,15 @@ pub(crate) fn keep_compiled_in(folder: Option<&Path>) {
 
 /// Failure that is the fault of the code.
 pub fn of_compiler<D: Driver>(error: D::Error) -> Failure {
-    let lacks_memory = D::lacks_memory(&error);
-    Failure { class: ErrorClass::CompileErrorDevice, message: error.to_string(), lacks_memory }
+    failure::<D>(ErrorClass::CompileErrorDevice, &error)
 }
 
 /// Failure that is the fault of a run.
 pub fn of_device<D: Driver>(error: D::Error) -> Failure {
-    let lacks_memory = D::lacks_memory(&error);
-    Failure { class: ErrorClass::RuntimeError, message: error.to_string(), lacks_memory }
+    failure::<D>(ErrorClass::RuntimeError, &error)
+}
+
+fn failure<D: Driver>(class: ErrorClass, error: &D::Error) -> Failure {
+    let (lacks_memory, is_of_device) = (D::lacks_memory(error), D::is_of_device(error));
+    Failure { class, message: error.to_string(), lacks_memory, is_of_device }
 }

@@ -47,7 +47,7 @@ pub enum OpenClError {
     )]
     NoDevices,
     /// Index beyond the number of devices.
-    #[error("there is no OpenCL device {number}; there are {known}")]
+    #[error("there is no OpenCL device {number}, only {known}")]
     NoSuchDevice {
         /// Index that was given.
         number: usize,
@@ -84,6 +84,13 @@ impl OpenClError {
         use cl3::error_codes::{CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES};
         let memory = [CL_MEM_OBJECT_ALLOCATION_FAILURE, CL_OUT_OF_HOST_MEMORY, CL_OUT_OF_RESOURCES];
         matches!(self, OpenClError::Call { code, .. } if memory.contains(code))
+    }
+
+    /// Whether the device itself failed, whatever runs on it.
+    pub fn is_of_device(&self) -> bool {
+        use cl3::error_codes::{CL_DEVICE_NOT_AVAILABLE, CL_DEVICE_NOT_FOUND, CL_INVALID_DEVICE};
+        let device = [CL_DEVICE_NOT_AVAILABLE, CL_DEVICE_NOT_FOUND, CL_INVALID_DEVICE];
+        matches!(self, OpenClError::Call { code, .. } if device.contains(code))
     }
 }
 

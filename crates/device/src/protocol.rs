@@ -111,6 +111,11 @@ pub enum Reply {
     },
     /// Crash of this thread; the process is about to end.
     Crashed,
+    /// Last words of a worker whose device failed, whatever runs on it.
+    DeviceLost {
+        /// Error of the driver.
+        reason: String,
+    },
     /// Successful build.
     Built {
         /// Number of the program.
@@ -174,7 +179,7 @@ impl Reply {
     /// Number of the program that it is about; `None` for replies about the worker.
     pub fn id(&self) -> Option<u64> {
         match self {
-            Reply::Ready | Reply::NotReady { .. } | Reply::Crashed => None,
+            Reply::Ready | Reply::NotReady { .. } | Reply::Crashed | Reply::DeviceLost { .. } => None,
             Reply::Built { id, .. }
             | Reply::Prepared { id }
             | Reply::Ran { id }

@@ -40,7 +40,10 @@ const STACK_BYTES: usize = 8 << 20;
 
 impl Failure {
     fn reply(self, id: u64, start: Instant) -> Reply {
-        let Failure { class, message, lacks_memory } = self;
+        let Failure { class, message, lacks_memory, is_of_device } = self;
+        if is_of_device {
+            return Reply::DeviceLost { reason: message };
+        }
         Reply::Failed { id, class: ClassName(class), message, lacks_memory, seconds: start.elapsed().as_secs_f64() }
     }
 }

@@ -48,6 +48,8 @@ pub enum WorkerEvent {
     Died(ExitStatus),
     /// Timeout; its process has been killed and is being restarted.
     TimedOut,
+    /// Failure of its device, whatever ran there, with the driver's error; its process is being restarted.
+    DeviceLost(String),
 }
 
 /// Whether each thread of each worker is idle, by worker and [`WorkerThread`].
@@ -262,6 +264,10 @@ impl Workers {
             match self.receiver.recv_timeout(wake.saturating_duration_since(pause::now())) {
                 Ok((at, generation, _)) if generation != self.slots[at].generation => {}
                 Ok((at, _, Some((_, Reply::Crashed)))) => self.slots[at].is_build_crash = true,
+                Ok((at, _, Some((lane, Reply::DeviceLost { reason })))) => {
+                    self.give_up(at)?;
+                    return Ok(Some((at, lane, WorkerEvent::DeviceLost(reason))));
+                }
                 Ok((at, _, Some((lane, reply)))) => {
                     let slot = &mut self.slots[at];
                     if !slot.is_starting {

@@ -58,6 +58,20 @@ pub fn check_refused<S: AsRef<str>>(arguments: &[S], expected: &str) {
     assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{arguments:?}: {stderr}");
 }
 
+/// A folder with an emulator of PTX in place of NVIDIA's driver, for programs that look for libraries there
+/// first; `None` where it was not built, or nothing makes PTX.
+pub fn emulated_cuda() -> Option<tempfile::TempDir> {
+    // Where cargo builds it to.
+    let emulator = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/libemulated_cuda.so");
+    if !emulator.is_file() || tilewright_codegen::llvm_version().is_none() {
+        println!("skipped: no emulator of NVIDIA's driver (cargo build --examples), or no LLVM");
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(emulator, folder.path().join("libcuda.so.1")).unwrap();
+    Some(folder)
+}
+
 /// Arguments that live as long as one likes.
 pub fn owned(arguments: &[&str]) -> Vec<String> {
     arguments.iter().map(|argument| (*argument).to_owned()).collect()

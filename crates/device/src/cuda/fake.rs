@@ -62,7 +62,15 @@ pub fn n_launches() -> usize {
 }
 
 fn with(f: impl FnOnce(&mut FakeDriver) -> ResultCode) -> ResultCode {
+    if lost().is_some() {
+        return 214;
+    }
     current(|state| if state.broken != 0 { state.broken } else { f(state) })
+}
+
+/// The file that a variable of the environment names, where it exists: the device is lost meanwhile.
+fn lost() -> Option<std::path::PathBuf> {
+    std::env::var_os("EMULATED_CUDA_LOST").map(std::path::PathBuf::from).filter(|file| file.exists())
 }
 
 /// Writes to where a caller wants something.
@@ -101,7 +109,15 @@ impl FakeDriver {
 }
 
 unsafe extern "C" fn init(_: c_uint) -> ResultCode {
-    0
+    match lost() {
+        None => 0,
+        // A device that is there again once the driver is started anew.
+        Some(file) if std::fs::read(&file).is_ok_and(|text| text == b"once") => {
+            let _ = std::fs::remove_file(file);
+            0
+        }
+        Some(_) => 100,
+    }
 }
 
 unsafe extern "C" fn version(to: *mut c_int) -> ResultCode {
@@ -111,6 +127,8 @@ unsafe extern "C" fn version(to: *mut c_int) -> ResultCode {
 unsafe extern "C" fn error_name(code: ResultCode, to: *mut *const c_char) -> ResultCode {
     let name = match code {
         1 => c"CUDA_ERROR_INVALID_VALUE",
+        100 => c"CUDA_ERROR_NO_DEVICE",
+        214 => c"CUDA_ERROR_ECC_UNCORRECTABLE",
         700 => c"CUDA_ERROR_ILLEGAL_ADDRESS",
         719 => c"CUDA_ERROR_LAUNCH_FAILED",
         _ => return 1,

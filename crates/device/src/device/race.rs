@@ -230,6 +230,7 @@ impl Device {
             };
             let is_kept = match answer {
                 WorkerEvent::Died(status) if is_from_outside(status) => return Err(io::Error::other(describe(status))),
+                WorkerEvent::DeviceLost(why) => return Err(io::Error::other(why)),
                 WorkerEvent::Reply(_) => true,
                 _ => false,
             };

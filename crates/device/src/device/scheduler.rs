@@ -395,6 +395,10 @@ impl Scheduler {
                     self.retry(place, &describe(status))?;
                     CandidateState::Waiting
                 }
+                WorkerEvent::DeviceLost(why) => {
+                    self.retry(place, &why)?;
+                    CandidateState::Waiting
+                }
                 answer => self.next_state(now, place, state, answer),
             };
             let next = self.unless_disturbed(place, next);
@@ -777,6 +781,7 @@ impl Scheduler {
             }
             WorkerEvent::Reply(other) => (ErrorClass::Unknown, format!("unexpected reply {other:?}"), None),
             WorkerEvent::Died(status) => (ErrorClass::RuntimeError, describe(status), self.limit_of_crash(status)),
+            WorkerEvent::DeviceLost(why) => (ErrorClass::Unknown, why, None),
             WorkerEvent::TimedOut => {
                 let limit = timeout.as_secs_f64();
                 *took += limit;
@@ -913,7 +918,7 @@ mod tests {
                     idle
                 }
                 // It is started anew.
-                WorkerEvent::Died(_) | WorkerEvent::TimedOut => [false; 2],
+                WorkerEvent::Died(_) | WorkerEvent::TimedOut | WorkerEvent::DeviceLost(_) => [false; 2],
             };
             let lane = if lane == BUILD { WorkerThread::Build } else { WorkerThread::Test };
             let commands = self.scheduler.heard(self.now, worker, lane, answer).unwrap();

@@ -66,6 +66,7 @@ impl Driver for Cuda {
             class: ErrorClass::CompileErrorHost,
             message: why.to_string(),
             lacks_memory: matches!(why, CompileError::NoMemory(_)),
+            is_of_device: false,
         })?;
         let class = |why: &AssembleError| match why {
             AssembleError::TooLong => ErrorClass::BuildTimeout,
@@ -144,5 +145,9 @@ impl Driver for Cuda {
 
     fn is_lost(&self, error: &CudaError) -> bool {
         error.is_final()
+    }
+
+    fn is_of_device(error: &CudaError) -> bool {
+        error.is_of_device()
     }
 }

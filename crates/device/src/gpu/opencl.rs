@@ -170,4 +170,8 @@ impl Driver for OpenCl {
         // A GPU's driver does not tell.
         !self.is_cpu
     }
+
+    fn is_of_device(error: &OpenClError) -> bool {
+        error.is_of_device()
+    }
 }

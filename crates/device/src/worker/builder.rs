@@ -64,6 +64,7 @@ impl CpuBuilder {
             class: ErrorClass::CompileErrorHost,
             message: e.to_string(),
             lacks_memory: matches!(e, CompileError::NoMemory(_)),
+            is_of_device: false,
         })?;
         let kept = program.kept().map(|(_, b)| b.name.clone()).collect();
         let touched = prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));

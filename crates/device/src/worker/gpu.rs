@@ -347,7 +347,7 @@ impl<D: Driver> GpuTester<D> {
     /// Result of a run. Ends this process where the device can no longer be relied on.
     fn relied_on<T>(&self, result: Result<T, D::Error>) -> Result<T, Failure> {
         result.map_err(|error| {
-            if self.driver.is_lost(&error) {
+            if self.driver.is_lost(&error) && !D::is_of_device(&error) {
                 // A GPU's driver may give no right answer any more, and nobody can tell: what comes next is
                 // for a fresh process.
                 eprintln!("{error}");

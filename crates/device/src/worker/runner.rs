@@ -107,6 +107,7 @@ impl RunnerBuilder {
             class: ErrorClass::CompileErrorHost,
             message: e.to_string(),
             lacks_memory: matches!(e, CompileError::NoMemory(_)),
+            is_of_device: false,
         })?;
         let touched = crate::prepared::touched(&program.body).into_iter().map(|b| program.buffer(b));
         Ok(RunnerKernel {
@@ -127,7 +128,8 @@ impl From<RunnerError> for Failure {
             RunnerError::Late => ErrorClass::RunTimeout,
             _ => ErrorClass::RuntimeError,
         };
-        Failure { class, message: error.to_string(), lacks_memory: matches!(error, RunnerError::NoMemory) }
+        let lacks_memory = matches!(error, RunnerError::NoMemory);
+        Failure { class, message: error.to_string(), lacks_memory, is_of_device: false }
     }
 }
 

@@ -458,7 +458,7 @@ fn fill_caches(buffer: &mut [u8], pool: &mut ThreadPool) {
 
 fn no_memory(error: std::io::Error) -> Failure {
     let message = format!("allocating its buffers: {error}");
-    Failure { class: ErrorClass::RuntimeError, message, lacks_memory: true }
+    Failure { class: ErrorClass::RuntimeError, message, lacks_memory: true, is_of_device: false }
 }
 
 /// A kernel at values of its open sizes, with the memory that it runs on.
