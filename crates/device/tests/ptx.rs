@@ -18,6 +18,8 @@ mod clusters;
 mod converters;
 #[path = "ptx/fragments.rs"]
 mod fragments;
+#[path = "ptx/functions.rs"]
+mod functions;
 #[path = "ptx/groups.rs"]
 mod groups;
 #[path = "ptx/instructions.rs"]

@@ -513,6 +513,11 @@ impl Generator<'_> {
             return LaneOperand { value, lanes: x.lanes };
         }
         // GPUs have no C library.
+        if self.target.gpu.is_some() && matches!(op, UnaryOp::Sin | UnaryOp::Cos) {
+            let wide = self.convert(x, dtype, DType::F64);
+            let value = LaneOperand { value: self.circular(op, wide.value, x.lanes.max(1)), lanes: x.lanes };
+            return self.convert(value, DType::F64, dtype);
+        }
         if (x.lanes > 0 || self.target.gpu.is_some())
             && let Some(value) = self.vector_math(op, x.value, x.lanes.max(1), dtype)
         {

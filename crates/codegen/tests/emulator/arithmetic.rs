@@ -136,6 +136,7 @@ fn floating(what: Compute, ty: Ty, x: &[u64]) -> u64 {
                 Compute::MinOrNan => a.min(b),
                 Compute::MaxOrNan => a.max(b),
                 Compute::Sqrt => a.sqrt(),
+                Compute::Reciprocal => 1.0 / a,
                 other => panic!("{other:?} of floating-point numbers"),
             }
         }};
@@ -176,7 +177,7 @@ fn integer(what: Compute, ty: Ty, x: &[u64]) -> Result<u64, String> {
         Compute::ShiftLeft => of(0).checked_shl(low(x[1], 32) as u32).unwrap_or(0),
         Compute::ShiftRight if is_signed => ((of(0) as i64) >> low(x[1], 32).min(63)) as u64,
         Compute::ShiftRight => of(0).checked_shr(low(x[1], 32) as u32).unwrap_or(0),
-        Compute::Sqrt | Compute::CopySign | Compute::MinOrNan | Compute::MaxOrNan => {
+        Compute::Sqrt | Compute::Reciprocal | Compute::CopySign | Compute::MinOrNan | Compute::MaxOrNan => {
             return Err("of whole numbers".into());
         }
     })

@@ -247,6 +247,7 @@ enum Compute {
     ShiftLeft,
     ShiftRight,
     Sqrt,
+    Reciprocal,
     CopySign,
 }
 

@@ -292,6 +292,7 @@ fn code(opcode: &str) -> Option<Code> {
         "neg" => compute(Compute::Neg),
         "abs" => compute(Compute::Abs),
         "sqrt" => compute(Compute::Sqrt),
+        "rcp" => compute(Compute::Reciprocal),
         "and" => compute(Compute::And),
         "or" => compute(Compute::Or),
         "xor" => compute(Compute::Xor),
