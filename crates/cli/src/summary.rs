@@ -232,8 +232,12 @@ pub fn together(tuned: &TunedMany, labels: &[String]) -> String {
         ]);
     }
     let whole = |ms: Option<f64>| ms.map_or("unknown".to_owned(), |ms| duration(ms * 1e6));
+    let not_begun = match tuned.n_not_begun() as u64 {
+        0 => String::new(),
+        n => format!("{} had no turn: the time was up (run it again, or give more --time)\n", count(n, "workload")),
+    };
     format!(
-        "{}together {}, before {}; {:.1} s{}\n",
+        "{}together {}, before {}; {:.1} s{}\n{not_begun}",
         table(&rows),
         whole(tuned.whole_ms),
         whole(tuned.whole_ms_before),

@@ -30,6 +30,9 @@ use crate::tuned::{Tuned, Wall};
 
 /// The first turn of a task, and every one at least: its first guess is measured, however long that takes.
 const FIRST_TURN: Duration = Duration::from_millis(250);
+/// Time past the limit in which tasks without a result may still begin their first turns: as much again, and
+/// this at least.
+const LEAST_FOR_FIRST_TURNS: Duration = Duration::from_secs(15);
 /// Least number of turns for each task; where the time does not suffice for them, turns are shorter.
 const LEAST_TURNS: u32 = 2;
 /// Length of a turn relative to the start of the workers; some trials must fit, too ([`TrialRate`]).
@@ -213,8 +216,9 @@ impl Game<'_> {
             let left = time.saturating_sub(self.elapsed());
             // Where records are lost the flag is raised as well.
             let chosen = if stop.load(Ordering::Relaxed) { None } else { next(&self.histories()) };
-            // A first result is worth more than the limit.
-            let chosen = chosen.filter(|at| !left.is_zero() || self.players[*at].history.is_new());
+            // A first result is worth more than the limit, within reason.
+            let is_late = self.elapsed() >= time + time.max(LEAST_FOR_FIRST_TURNS);
+            let chosen = chosen.filter(|at| !left.is_zero() || self.players[*at].history.is_new() && !is_late);
             if let Some(before) = awake.take_if(|before| Some(*before) != chosen) {
                 self.rest(before);
             }
@@ -277,7 +281,19 @@ impl Game<'_> {
     }
 }
 
+impl TunedMany {
+    /// Number of workloads without a result whose first turn never came, as the time was up.
+    pub fn n_not_begun(&self) -> usize {
+        if self.interrupted { 0 } else { self.workloads.iter().filter(|task| task.is_not_begun()).count() }
+    }
+}
+
 impl TunedTask {
+    /// Whether it has no result, as its first turn never came.
+    pub(crate) fn is_not_begun(&self) -> bool {
+        self.turns == 0 && self.tuned.best.is_none()
+    }
+
     /// Contribution to the time of the whole, in milliseconds.
     fn ms_of_whole(&self) -> Option<f64> {
         self.tuned.best.as_ref().map(|best| self.weight * best.ms_median)

@@ -5,7 +5,7 @@ use tilewright_search::Ended;
 use super::Tuned;
 use crate::error::{Error, ErrorKind, Setting};
 use crate::format::{count, errors_text};
-use crate::run::together::TunedMany;
+use crate::run::together::{TunedMany, TunedTask};
 
 impl Tuned {
     /// Limit to raise, if most of the candidates hit it.
@@ -53,7 +53,8 @@ impl TunedMany {
         let lost =
             self.workloads.iter_mut().find_map(|task| Some((task.tuned.workload.clone(), task.tuned.lost.take()?)));
         let without = || {
-            let task = self.workloads.iter().find(|task| task.tuned.best.is_none() && !self.interrupted)?;
+            let is_without = |task: &&TunedTask| task.tuned.best.is_none() && !task.is_not_begun();
+            let task = self.workloads.iter().find(is_without).filter(|_| !self.interrupted)?;
             Some((task.tuned.workload.clone(), task.tuned.failure()?))
         };
         lost.or_else(without)
