@@ -97,6 +97,38 @@ pub fn regrouped(code: &ResolvedExpression, ranges: &[Option<ValueRange>]) -> Re
     }
 }
 
+/// Replaces integers in sums and products of which only the remainder by a constant matters by their own
+/// remainders: prefixes that are congruent are equivalent.
+pub fn reduced(code: ResolvedExpression, ranges: &[Option<ValueRange>]) -> ResolvedExpression {
+    let ResolvedExpression::Apply(operator, operands) = code else { return code };
+    let operands: Vec<ResolvedExpression> = operands.into_iter().map(|operand| reduced(operand, ranges)).collect();
+    if let (Op::Remainder, [number, ResolvedExpression::Constant(Ok(Datum::Int(by)))]) = (operator, &operands[..])
+        && ValueRange::of_code(number, ranges).is_some()
+    {
+        let congruent = congruent(number, *by);
+        // An interval of its own: where large terms cancelled each other, they may do so no longer.
+        if ValueRange::of_code(&congruent, ranges).is_some() {
+            return ResolvedExpression::Apply(operator, vec![congruent, operands[1].clone()]);
+        }
+    }
+    ResolvedExpression::Apply(operator, operands)
+}
+
+/// Sum or product that leaves the same remainder: with those of its integers, each no larger in size than the
+/// integer.
+fn congruent(code: &ResolvedExpression, by: i64) -> ResolvedExpression {
+    match code {
+        ResolvedExpression::Constant(Ok(Datum::Int(number))) => {
+            ResolvedExpression::Constant(Ok(Datum::Int(number.checked_rem(by).unwrap_or(*number))))
+        }
+        ResolvedExpression::Apply(operator @ (Op::Add | Op::Subtract | Op::Negate | Op::Multiply), operands) => {
+            let operands = operands.iter().map(|operand| congruent(operand, by));
+            ResolvedExpression::Apply(*operator, operands.collect())
+        }
+        _ => code.clone(),
+    }
+}
+
 /// Adds to `found` the subexpressions of decided slots on which an expression still depends.
 pub fn residual(
     code: &ResolvedExpression,
@@ -285,6 +317,27 @@ mod tests {
         check("d / b / c", "d / b / c");
     }
 
+    #[test]
+    fn of_a_remainder_congruent_numbers_are_the_same() {
+        let check = |text: &str, ranges: [Option<ValueRange>; 4], expected: &str| {
+            assert_eq!(reduced(compiled(text), &ranges), compiled(expected), "{text}");
+        };
+        let near = [between(-8, 8); 4];
+        check("(17 * a + 7 * (b - 9)) % 7 == 8", near, "(3 * a + 0 * (b - 2)) % 7 == 8");
+        check("(a + 100) % 32 + a + 100", near, "(a + 4) % 32 + a + 100");
+        check(
+            "(max(a, 9) + 9 // b - 9) % 5 in [9, (a + 9) % 4]",
+            near,
+            "(max(a, 9) + 9 // b - 4) % 5 in [9, (a + 1) % 4]",
+        );
+        // What is no integer, or might overflow, is left as it is.
+        check("(a + 0.5 + 9) % 7", near, "(a + 0.5 + 9) % 7");
+        check("(a + 9) % 0", near, "(a + 9) % 0");
+        check("(a + 9) % b", near, "(a + 9) % b");
+        check("(a + 9) % 7", [between(i64::MIN, i64::MAX); 4], "(a + 9) % 7");
+        check("(a - a) * 9 % 7", [between(-(1 << 61), 0); 4], "(a - a) * 9 % 7");
+    }
+
     fn text() -> impl Strategy<Value = String> {
         let leaf = prop_oneof!["[abcd]", "[0-9]", Just("4611686018427387904".to_owned())];
         leaf.prop_recursive(4, 24, 3, |inner| {
@@ -309,6 +362,7 @@ mod tests {
             let code = compiled(&text);
             let found = results(&text, n_decided, &ranges);
             let in_order = regrouped(&code, &ranges);
+            let congruent = reduced(in_order.clone(), &ranges);
             let slots = |first: i64, second: i64| -> Vec<Option<Datum>> {
                 let decided = [first, second, first + second].into_iter().take(n_decided);
                 decided.chain(values).take(4).map(|value| Some(Datum::Int(value))).collect()
@@ -320,8 +374,9 @@ mod tests {
                     if of(&one) == of(&other) {
                         prop_assert_eq!(code.evaluate(&one), code.evaluate(&other), "{} {:?} {:?}", text, one, other);
                     }
-                    let (holds, regrouped) = (code.holds(&one), in_order.holds(&one));
-                    prop_assert_eq!(holds, regrouped, "{} {:?}", text, one);
+                    let holds = code.holds(&one);
+                    prop_assert_eq!(holds, in_order.holds(&one), "{} {:?}", text, one);
+                    prop_assert_eq!(holds, congruent.holds(&one), "{} {:?}", text, one);
                 }
             }
         }

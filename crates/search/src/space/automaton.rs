@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use super::Value;
 use super::constraint::{Guard, Predicate, Reading};
-use crate::expression::residual::{ValueRange, regrouped};
+use crate::expression::residual::{ValueRange, reduced, regrouped};
 use crate::expression::{Datum, ResolvedExpression};
 
 /// State after which nothing is legal.
@@ -27,6 +27,8 @@ pub(super) struct Levels {
     pub(super) readings: Vec<Reading>,
     /// Values as expressions see them; empty where there are no expressions.
     pub(super) data: Vec<Vec<Datum>>,
+    /// Intervals of these values, where they are integers.
+    pub(super) ranges: Vec<Option<ValueRange>>,
 }
 
 /// Rest of a constraint.
@@ -81,12 +83,7 @@ impl<'a> Automaton<'a> {
     pub(super) const FIRST: u32 = N_DECIDED;
 
     /// The automata of a predicate over the values of these levels.
-    pub(super) fn all_of(
-        predicate: &'a Predicate,
-        arguments: &[usize],
-        levels: &Levels,
-        ranges: &[Option<ValueRange>],
-    ) -> Vec<Automaton<'a>> {
+    pub(super) fn all_of(predicate: &'a Predicate, arguments: &[usize], levels: &Levels) -> Vec<Automaton<'a>> {
         let (mut predicate, mut arguments, mut guards) = (predicate, arguments, Vec::new());
         while let Predicate::Guarded(guard, guarded) = predicate {
             guards.push((arguments[0], guard));
@@ -106,7 +103,7 @@ impl<'a> Automaton<'a> {
             None => vec![automaton(arguments.to_vec(), Rest::Ranks(Vec::new()))],
             Some(code) => {
                 let parts = code.moved(&|place| arguments[place]).conjuncts().into_iter();
-                parts.map(|part| automaton(part.all_reads(), Rest::Code(regrouped(&part, ranges)))).collect()
+                parts.map(|part| automaton(part.all_reads(), Rest::Code(regrouped(&part, &levels.ranges)))).collect()
             }
         }
     }
@@ -150,7 +147,7 @@ impl<'a> Automaton<'a> {
                 }
                 let mut known = vec![None; levels.data.len()];
                 known[level] = Some(Some(datum()));
-                let code = code.fold(&known);
+                let code = reduced(code.fold(&known), &levels.ranges);
                 match code.all_reads()[..] {
                     [] if code.holds(&[]) => return ANYTHING,
                     [] if self.guards.iter().all(|(of, _)| *of <= level) => return NOTHING,

@@ -60,10 +60,10 @@ impl Diagram {
             return Err(SpaceError::TooManyToEnumerate { parameters: too_large(), limit: VALUE_LIMIT });
         }
         let mut builder = DiagramBuilder::new(axes, &order, constraints);
-        let root = builder.node(0).map_err(|stop| match stop {
-            Stop::Visits => SpaceError::TooManyToEnumerate { parameters: too_large(), limit: VISIT_LIMIT },
-            Stop::Count => SpaceError::TooLarge { parameters: too_large() },
-        })?;
+        if !builder.can_be_visited() {
+            return Err(SpaceError::TooManyToEnumerate { parameters: too_large(), limit: VISIT_LIMIT });
+        }
+        let root = builder.node(0).ok_or_else(|| SpaceError::TooLarge { parameters: too_large() })?;
         Ok(builder.nodes.diagram(order, root))
     }
 
@@ -239,11 +239,6 @@ fn level_order(axes: &[CountedParameter], members: &[usize], constraints: &[(&Co
     order
 }
 
-enum Stop {
-    Visits,
-    Count,
-}
-
 struct DiagramBuilder<'a> {
     levels: Levels,
     automata: Vec<Automaton<'a>>,
@@ -256,7 +251,6 @@ struct DiagramBuilder<'a> {
     nodes: Nodes,
     /// States of the automata after the prefix at hand.
     states: Vec<u32>,
-    visits: u64,
 }
 
 impl<'a> DiagramBuilder<'a> {
@@ -269,7 +263,7 @@ impl<'a> DiagramBuilder<'a> {
         let values: Vec<Vec<Value>> =
             order.iter().map(|&a| (0..axes[a].len).map(|rank| axes[a].value(rank)).collect()).collect();
         let readings: Vec<Reading> = order.iter().map(|&a| Reading::of(&axes[a].domain)).collect();
-        let mut levels = Levels { values, readings, data: Vec::new() };
+        let mut levels = Levels { values, readings, data: Vec::new(), ranges: Vec::new() };
         let predicates: Vec<_> = constraints
             .iter()
             .map(|(constraint, reads)| (constraint.predicate(), reads.iter().map(level_of).collect::<Vec<usize>>()))
@@ -278,9 +272,8 @@ impl<'a> DiagramBuilder<'a> {
             let data = |(values, reading): (&Vec<Value>, &Reading)| values.iter().map(|v| reading.datum(v)).collect();
             levels.data = levels.values.iter().zip(&levels.readings).map(data).collect();
         }
-        let ranges: Vec<Option<ValueRange>> = levels.data.iter().map(|data| ValueRange::of(data)).collect();
-        let of_each =
-            predicates.iter().map(|(predicate, arguments)| Automaton::all_of(predicate, arguments, &levels, &ranges));
+        levels.ranges = levels.data.iter().map(|data| ValueRange::of(data)).collect();
+        let of_each = predicates.iter().map(|(predicate, arguments)| Automaton::all_of(predicate, arguments, &levels));
         let automata: Vec<Automaton> = of_each.flatten().collect();
 
         let (mut readers, mut open) = (vec![Vec::new(); order.len()], vec![Vec::new(); order.len()]);
@@ -298,42 +291,85 @@ impl<'a> DiagramBuilder<'a> {
             open,
             built: vec![HashMap::new(); order.len()],
             nodes: Nodes::new(),
-            visits: 0,
         }
     }
 
-    /// The node for what can follow the prefix of this length.
-    fn node(&mut self, level: usize) -> Result<u32, Stop> {
-        if level == self.built.len() {
-            return Ok(END);
+    /// Whether no more than [`VISIT_LIMIT`] prefixes are to be tried, which is known before those of the
+    /// level with the most are.
+    fn can_be_visited(&mut self) -> bool {
+        let n_values: Vec<u64> = self.levels.values.iter().map(|values| values.len() as u64).collect();
+        let sum = n_values.iter().rev().try_fold(0, |sum: u64, &n| sum.checked_add(1)?.checked_mul(n));
+        if sum.is_some_and(|all| all <= VISIT_LIMIT) {
+            return true;
         }
-        let key: Box<[u32]> = self.open[level].iter().map(|&id| self.states[id]).collect();
+        let mut n_left = VISIT_LIMIT;
+        let mut reached = HashSet::from([Box::from([])]);
+        for (level, n_values) in n_values.into_iter().enumerate() {
+            let Some(n) = n_left.checked_sub(n_values.saturating_mul(reached.len() as u64)) else { return false };
+            n_left = n;
+            if level + 1 == self.open.len() {
+                break;
+            }
+            let mut next = HashSet::new();
+            for key in reached {
+                self.open[level].iter().zip(&key).for_each(|(&id, &state)| self.states[id] = state);
+                let before = self.before(level);
+                for rank in 0..n_values as u32 {
+                    if self.step(level, &before, rank) {
+                        next.insert(self.key(level + 1));
+                    }
+                }
+                self.undo(level, &before);
+            }
+            reached = next;
+        }
+        self.states.fill(Automaton::FIRST);
+        true
+    }
+
+    /// States of the automata after the prefix at hand, of this length, on which depends what can follow.
+    fn key(&self, level: usize) -> Box<[u32]> {
+        self.open[level].iter().map(|&id| self.states[id]).collect()
+    }
+
+    /// States of the automata that read this level.
+    fn before(&self, level: usize) -> Vec<u32> {
+        self.readers[level].iter().map(|&(id, _)| self.states[id]).collect()
+    }
+
+    /// Takes back steps from these states.
+    fn undo(&mut self, level: usize, before: &[u32]) {
+        for (&(id, _), &state) in self.readers[level].iter().zip(before) {
+            self.states[id] = state;
+        }
+    }
+
+    /// The node for what can follow the prefix of this length; `None` where these are too many to count.
+    fn node(&mut self, level: usize) -> Option<u32> {
+        if level == self.built.len() {
+            return Some(END);
+        }
+        let key = self.key(level);
         if let Some(&node) = self.built[level].get(&key) {
-            return Ok(node);
+            return Some(node);
         }
         let mut edges = Vec::new();
         let mut count: u64 = 0;
-        let before: Vec<u32> = self.readers[level].iter().map(|&(id, _)| self.states[id]).collect();
+        let before = self.before(level);
         for rank in 0..self.levels.values[level].len() as u32 {
-            self.visits += 1;
-            if self.visits > VISIT_LIMIT {
-                return Err(Stop::Visits);
-            }
             if !self.step(level, &before, rank) {
                 continue;
             }
             let child = self.node(level + 1)?;
             if child != DEAD {
                 edges.push(Edge { rank, child, before: count });
-                count = count.checked_add(self.nodes.counts[child as usize]).ok_or(Stop::Count)?;
+                count = count.checked_add(self.nodes.counts[child as usize])?;
             }
         }
-        for (&(id, _), &state) in self.readers[level].iter().zip(&before) {
-            self.states[id] = state;
-        }
+        self.undo(level, &before);
         let node = self.nodes.intern(edges, count);
         self.built[level].insert(key, node);
-        Ok(node)
+        Some(node)
     }
 
     /// Has automata read a value, which were in states `before`; whether anything can follow it.

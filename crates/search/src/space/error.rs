@@ -2,6 +2,9 @@
 
 use super::Value;
 
+/// Advice for [`SpaceError::TooManyToEnumerate`].
+const FEWER: &str = "(list fewer values, or let each constraint read fewer parameters)";
+
 /// Reason why a space cannot be built; its declaration is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpaceError {
@@ -50,13 +53,13 @@ pub enum SpaceError {
         earlier: Vec<String>,
     },
     /// Overflow of the number of combinations: 2^64 for one parameter or tied ones, 2^128 for the space.
-    #[error("too many combinations of {}", parameters.join(", "))]
+    #[error("too many combinations of {} to number", listed(parameters))]
     TooLarge {
         /// Names of the parameters whose combinations overflow.
         parameters: Vec<String>,
     },
     /// Tied parameters with too many combinations to enumerate.
-    #[error("more than {limit} combinations of {} to check against their constraints", parameters.join(", "))]
+    #[error("more than {limit} combinations of {} to check against their constraints {FEWER}", listed(parameters))]
     TooManyToEnumerate {
         /// Names of the parameters.
         parameters: Vec<String>,
@@ -113,6 +116,16 @@ pub enum ConfigError {
 /// Name of a constraint with its predicate, unless that is its name.
 fn predicate(constraint: &str, text: &str) -> String {
     if constraint == text { text.to_owned() } else { format!("{constraint} ({text})") }
+}
+
+/// Names in a line, which are not all there where they are many.
+fn listed(names: &[String]) -> String {
+    const MOST: usize = 10;
+    let shown = names[..names.len().min(MOST)].join(", ");
+    match names.len().saturating_sub(MOST) {
+        0 => shown,
+        n_more => format!("{shown} and {n_more} more"),
+    }
 }
 
 fn assignments(values: &[(String, Value)]) -> String {

@@ -319,7 +319,10 @@ fn impossible_spaces_are_refused() {
     check_space_error(vec![Parameter::ordinal("a", [])], vec![], "parameter a has no feasible value");
     check_space_error(vec![Parameter::factorization("a", 0, 2)], vec![], "parameter a has no feasible value");
     check_space_error(vec![Parameter::factorization("a", 4, 0)], vec![], "parameter a has no feasible value");
-    check_space_error(vec![Parameter::factorization("a", 1 << 63, 99)], vec![], "too many combinations of a");
+    check_space_error(vec![Parameter::factorization("a", 1 << 63, 99)], vec![], "too many combinations of a to number");
+    let many = (0..140).map(|at| Parameter::ordinal(&format!("b{at}"), [0, 1])).collect();
+    let names = "b0, b1, b2, b3, b4, b5, b6, b7, b8, b9 and 130 more";
+    check_space_error(many, vec![], &format!("too many combinations of {names} to number"));
     check_space_error(vec![a()], vec![never("x"), never("y")], "no configuration satisfies x (false)");
     let is = |name, value| Constraint::new(name, "a is it", &["a"], move |v| v[0].int() == value);
     let expected = "no configuration satisfies two (a is it) together with one";
@@ -331,11 +334,12 @@ fn impossible_spaces_are_refused() {
     let large = Parameter::factorization("large", (1 << 30) * 243, 6);
     let limit = 1 << 22;
     let tied = Constraint::new("c", "true", &["large"], |_| true);
-    check_space_error(
-        vec![large],
-        vec![tied],
-        &format!("more than {limit} combinations of large to check against their constraints"),
-    );
+    check_space_error(vec![large], vec![tied], &too_many(limit, "large"));
+}
+
+fn too_many(limit: u64, names: &str) -> String {
+    let mend = "list fewer values, or let each constraint read fewer parameters";
+    format!("more than {limit} combinations of {names} to check against their constraints ({mend})")
 }
 
 #[test]
@@ -344,11 +348,7 @@ fn components_too_large_to_enumerate_are_refused() {
     let odd =
         Constraint::new("odd", "a + b + c odd", &["a", "b", "c"], |v| v.iter().map(|v| v.int()).sum::<i64>() % 2 == 1);
     let limit = 1 << 26;
-    check_space_error(
-        parameters,
-        vec![odd],
-        &format!("more than {limit} combinations of a, b, c to check against their constraints"),
-    );
+    check_space_error(parameters, vec![odd], &too_many(limit, "a, b, c"));
 }
 
 /// Random spaces of up to four small parameters under random relations between pairs of them.
@@ -529,6 +529,24 @@ fn a_space_of_a_billion_combinations_is_built_at_once() {
         assert!(space.violated(&config).is_none());
         assert_eq!(space.config_at(space.index_of(&config).unwrap()), config);
     }
+}
+
+/// Checks that of a remainder only the remainders of partial results count, and that too many are refused
+/// before most are tried.
+#[test]
+fn remainders_of_a_trillion_combinations_are_counted_or_refused_at_once() {
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let parameters: Vec<Parameter> = names.iter().map(|name| Parameter::ordinal(name, 0..100)).collect();
+    let start = std::time::Instant::now();
+    // Multiples of 7 are 15 of 100; a product leaves each other remainder equally often.
+    let products = by_expressions(&parameters, &["a * b * c * d * e * f % 7 == 0"]).unwrap();
+    assert_eq!(products.size(), 100u128.pow(6) - 85u128.pow(6));
+    let sums = by_expressions(&parameters, &["(3 * a + b - c + 11 * d * 5 + e + f) % 100 == 7"]).unwrap();
+    assert_eq!(sums.size(), 100u128.pow(5));
+    let parameters = ["a", "b", "c"].map(|name| Parameter::ordinal(name, 0..10_000));
+    let error = by_expressions(&parameters, &["(a + b * 10**4 + c * 10**8) % 1000003 == 5"]).unwrap_err();
+    assert!(matches!(error, SpaceError::TooManyToEnumerate { .. }), "{error}");
+    assert!(start.elapsed().as_secs() < 10, "{:.1} s", start.elapsed().as_secs_f64());
 }
 
 #[test]
