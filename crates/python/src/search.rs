@@ -15,20 +15,22 @@ use crate::value;
 /// `name` is one of `searches()`, with its options behind a colon, such as `"genetic:population=50"`. What is
 /// proposed follows from the seed and from what was told. Nothing is proposed that is not legal, and nothing
 /// twice. `ask(1)` each time finds most with least; a larger number is for what is measured side by side.
+/// Results are made small, or great with `maximize`.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Search {
     space: Py<Space>,
     name: String,
+    maximize: bool,
     search: Mutex<Box<dyn tilewright_search::Search>>,
 }
 
 #[pymethods]
 impl Search {
     #[new]
-    #[pyo3(signature = (name, space, seed=0))]
-    fn new(name: &str, space: Bound<Space>, seed: u64) -> PyResult<Search> {
+    #[pyo3(signature = (name, space, seed=0, *, maximize=false))]
+    fn new(name: &str, space: Bound<Space>, seed: u64, maximize: bool) -> PyResult<Search> {
         let search = tilewright_search::build(name, &space.get().space, seed).map_err(value::refuse)?;
-        Ok(Search { space: space.unbind(), name: name.to_owned(), search: Mutex::new(search) })
+        Ok(Search { space: space.unbind(), name: name.to_owned(), maximize, search: Mutex::new(search) })
     }
 
     /// The space.
@@ -63,10 +65,10 @@ impl Search {
         configs.iter().map(|config| self.space.get().dict(py, config)).collect()
     }
 
-    /// Takes note of what became of a configuration, whoever proposed it: its time, a number above 0 in
-    /// whatever unit, or a `Failure`.
+    /// Takes note of what became of a configuration, whoever proposed it: its time or another metric, a
+    /// number of 0 or above in whatever unit, or a `Failure`.
     fn tell(&self, py: Python, config: &Bound<PyAny>, result: &Bound<PyAny>) -> PyResult<()> {
-        let trial = Trial { config: self.space.get().config(config)?, outcome: outcome(result)? };
+        let trial = Trial { config: self.space.get().config(config)?, outcome: outcome(result, self.maximize)? };
         py.detach(|| self.search.lock().unwrap_or_else(PoisonError::into_inner).observe(&[trial]));
         Ok(())
     }
@@ -77,7 +79,7 @@ impl Search {
 }
 
 /// Outcome of a configuration, from Python.
-fn outcome(result: &Bound<PyAny>) -> PyResult<Outcome> {
+fn outcome(result: &Bound<PyAny>, maximize: bool) -> PyResult<Outcome> {
     if let Ok(kind) = result.getattr("kind") {
         let kind: String = kind.extract()?;
         let class = ErrorClass::from_name(&kind).ok_or_else(|| {
@@ -86,12 +88,13 @@ fn outcome(result: &Bound<PyAny>) -> PyResult<Outcome> {
         })?;
         return Ok(Outcome::Failed { class, message: result.str()?.to_string() });
     }
-    let time = result.extract::<f64>().ok().filter(|time| time.is_finite() && *time > 0.0);
-    let time = time.ok_or_else(|| {
+    let cost = result.extract::<f64>().ok().and_then(|value| Timing::cost_of(value, maximize));
+    let cost = cost.ok_or_else(|| {
         let found = result.repr().map_or_else(|_| "this".to_owned(), |text| text.to_string());
-        value::refuse(format!("{found} is no time: tell a number above 0, or Failure(\"runtime_error\") for a failure"))
+        let mend = "tell a number of 0 or above, or Failure(\"runtime_error\") for a failure";
+        value::refuse(format!("{found} is no result: {mend}"))
     })?;
-    Ok(Outcome::Measured(Timing::of_samples(&[time], false)))
+    Ok(Outcome::Measured(Timing::of_samples(&[cost], false)))
 }
 
 /// Every search with what it does and its options.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import tempfile
 import unittest
 
@@ -12,7 +13,7 @@ try:
 except ImportError:
     raise unittest.SkipTest("there is no Kernel Tuner on this machine")
 
-from tilewright.kernel_tuner import Strategy
+from tilewright.kernel_tuner import Strategy, _outcome
 
 
 def bowl(x, y):
@@ -50,6 +51,12 @@ class KernelTuner(unittest.TestCase):
         self.assertTrue(all(row["x"] * row["y"] <= 100 for row in results))
         best = min(row["time"] for row in results if isinstance(row["time"], float))
         self.assertLess(best, 1.5)
+
+    def test_an_objective_may_be_0(self):
+        self.assertEqual([_outcome(0.0, False), _outcome(2.0, False), _outcome(0.0, True)], [0.0, 2.0, 0.0])
+        self.assertEqual(_outcome(-3.0, True), 3.0)
+        for value, is_reversed in [(-3.0, False), (3.0, True), (float("nan"), False), (sys.float_info.max, True)]:
+            self.assertIsInstance(_outcome(value, is_reversed), tw.Failure)
 
     def test_the_whole_space_is_found_in_batches(self):
         results = self.tune(strategy=Strategy("genetic", seed=1, batch=4), strategy_options={"seed": 2})

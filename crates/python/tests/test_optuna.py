@@ -112,6 +112,14 @@ class Optuna(unittest.TestCase):
             study.optimize(lambda trial: trial.suggest_int("x", 1, 5), n_trials=100)
             self.assertEqual(sorted(trial.params["x"] for trial in study.trials), [1, 2, 3, 4, 5])
 
+    def test_an_objective_may_be_0(self):
+        legal = tw.Space({"x": list(range(20)), "y": list(range(20))})
+        for direction, best in [("minimize", (13, 4)), ("maximize", (19, 19))]:
+            distance = lambda x, y: abs(x - 13) + abs(y - 4) if direction == "minimize" else x * y
+            study = optuna.create_study(sampler=Sampler(legal), direction=direction)
+            study.optimize(lambda trial: distance(trial.suggest_int("x", 0, 19), trial.suggest_int("y", 0, 19)), n_trials=60)
+            self.assertEqual(study.best_params, dict(zip("xy", best)))
+
     def test_what_does_not_fit_is_said(self):
         legal = tw.Space({"x": [1, 2, 64]})
         for suggest, words in [
@@ -121,7 +129,7 @@ class Optuna(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, words):
                 optuna.create_study(sampler=Sampler(legal)).optimize(suggest, n_trials=1)
         negative = lambda trial: -trial.suggest_int("x", 1, 64)
-        with self.assertRaisesRegex(ValueError, "number above 0"):
+        with self.assertRaisesRegex(ValueError, "a number of 0 or above"):
             optuna.create_study(sampler=Sampler(legal)).optimize(negative, n_trials=1)
         study = optuna.create_study(sampler=Sampler(legal, cost=lambda value: math.exp(value / 64)))
         study.optimize(negative, n_trials=9)

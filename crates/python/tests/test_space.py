@@ -116,7 +116,7 @@ class Searches(unittest.TestCase):
             rest += configs
             search.tell(configs[0], 2.0)
         self.assertTrue(all(config not in known for config in rest))
-        for result, words in [(0, "is no time"), (float("inf"), "is no time"), ("fast", "is no time")]:
+        for result, words in [(-1, "is no result"), (float("inf"), "is no result"), ("fast", "is no result")]:
             with self.assertRaisesRegex(ValueError, words):
                 search.tell(known[0], result)
         with self.assertRaisesRegex(ValueError, "no failure of the kind .bad.;"):
@@ -125,6 +125,17 @@ class Searches(unittest.TestCase):
             search.tell({"tile": 32, "threads": 8, "mode": "a"}, 1.0)
         with self.assertRaisesRegex(ValueError, "mode is missing"):
             search.tell({"tile": 32, "threads": 1}, 1.0)
+
+    def test_results_of_0_are_the_best_or_the_worst(self):
+        space = tw.Space({"x": list(range(20)), "y": list(range(20))})
+        for maximize, best in [(False, (13, 4)), (True, (19, 19))]:
+            result = lambda x, y: x * y if maximize else abs(x - 13) + abs(y - 4)
+            search, told = tw.Search("auto", space, maximize=maximize), []
+            for _ in range(60):
+                [config] = search.ask()
+                told.append((result(**config), config["x"], config["y"]))
+                search.tell(config, told[-1][0])
+            self.assertEqual((max if maximize else min)(told)[1:], best)
 
     def test_seeds_decide(self):
         asked = lambda seed: [tw.Search("random", small(), seed).ask(5) for _ in range(2)]

@@ -144,6 +144,28 @@ impl Timing {
     pub const LEAST_COST: f64 = 1e-150;
     /// Greatest cost, which stands for a metric that is 0 and maximised.
     pub const GREATEST_COST: f64 = 1e150;
+    /// Cost of a maximised metric of 1; of greater values it is less.
+    const UNIT: f64 = 1e9;
+
+    /// Cost of a metric, which searches minimise: the value, or in proportion to its reciprocal where it is
+    /// maximised. A cost is above 0 and finite, so that 0 is kept as the limit. `None` for a value below 0,
+    /// which has no ratio to others, or that is not finite.
+    pub fn cost_of(value: f64, maximize: bool) -> Option<f64> {
+        (value >= 0.0 && value.is_finite()).then(|| match maximize {
+            true => (Timing::UNIT / value.abs()).min(Timing::GREATEST_COST),
+            false => value.max(Timing::LEAST_COST),
+        })
+    }
+
+    /// Metric of which this is the cost.
+    pub fn value_of(cost: f64, maximize: bool) -> f64 {
+        match maximize {
+            true if cost >= Timing::GREATEST_COST => 0.0,
+            false if cost <= Timing::LEAST_COST => 0.0,
+            true => Timing::UNIT / cost,
+            false => cost,
+        }
+    }
 
     /// Statistics of samples in nanoseconds per run, with quartiles by [`quantile`].
     ///
@@ -243,6 +265,23 @@ pub struct Trial {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn metrics_are_costs_and_back() {
+        for (value, maximize) in [(0.0, false), (0.0, true), (2.5, false), (4.0, true), (1e200, true), (1e-300, false)]
+        {
+            let cost = Timing::cost_of(value, maximize).unwrap();
+            assert!(cost > 0.0 && cost.is_finite(), "{value}: {cost}");
+            // What is next to 0 is 0.
+            let expected = if value == 1e-300 { 0.0 } else { value };
+            assert_eq!(Timing::value_of(cost, maximize), expected);
+        }
+        for maximize in [false, true] {
+            assert_eq!(Timing::cost_of(-0.0, maximize), Timing::cost_of(0.0, maximize));
+            assert_eq!([-1.0, f64::NAN, f64::INFINITY].map(|value| Timing::cost_of(value, maximize)), [None; 3]);
+        }
+        assert!(Timing::cost_of(3.0, true) < Timing::cost_of(2.0, true));
+    }
 
     #[test]
     fn class_names_are_stable_and_parse_back() {

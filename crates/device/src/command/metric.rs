@@ -151,8 +151,6 @@ pub enum MetricError {
     MaximizeTime,
 }
 
-/// Time, in nanoseconds, that stands for a value of 1 of a number to be maximised; greater values take less.
-const UNIT: f64 = 1e9;
 /// Bytes of an output that are looked at together.
 const PIECE: usize = 1 << 20;
 
@@ -205,10 +203,7 @@ impl Metric {
     /// Value of the metric from a search's cost; milliseconds for a time.
     pub fn value(&self, median_ns: f64) -> f64 {
         match self {
-            Metric::Output { maximize: true, .. } if median_ns >= Timing::GREATEST_COST => 0.0,
-            Metric::Output { maximize: false, .. } if median_ns <= Timing::LEAST_COST => 0.0,
-            Metric::Output { maximize: true, .. } => UNIT / median_ns,
-            Metric::Output { .. } => median_ns,
+            Metric::Output { maximize, .. } => Timing::value_of(median_ns, *maximize),
             Metric::Wall | Metric::Cpu | Metric::Kernel => median_ns / 1e6,
         }
     }
@@ -273,15 +268,11 @@ impl Metric {
                 let Some(found) = found else {
                     return unknown(format!("no metric: nothing that it wrote fits `{}`", pattern.as_str()));
                 };
-                match found.trim().parse::<f64>() {
-                    Ok(value) if value >= 0.0 && value.is_finite() => {
-                        // A cost is above 0 and finite: 0 is kept as its limit.
-                        let cost = match maximize {
-                            true => (UNIT / value).min(Timing::GREATEST_COST),
-                            false => value.max(Timing::LEAST_COST),
-                        };
-                        Ok(vec![cost])
-                    }
+                let value = found.trim().parse::<f64>();
+                if let Some(cost) = value.as_ref().ok().and_then(|&value| Timing::cost_of(value, *maximize)) {
+                    return Ok(vec![cost]);
+                }
+                match value {
                     Err(_) if found.contains(|c: char| c.is_ascii_digit()) => {
                         let mend = "(put the part of the expression that is the number in parentheses)";
                         unknown(format!("the metric is {found:?}, which is no number {mend}"))

@@ -191,7 +191,7 @@ def tune(
     """Minimises a function over a space, or tunes a workload on this machine.
 
     `tune(space, function)` calls the function with the configurations that the search proposes. The function
-    returns a positive number to be minimised. If a configuration fails, it raises `Failure`; exceptions of the
+    returns a number of 0 or above to be minimised. If a configuration fails, it raises `Failure`; exceptions of the
     types in `catch` count as failures too, and all others end the run. Give `trials`, or `time` in seconds.
 
     `tune("matmul-1024")` compiles, checks and times kernels in worker processes, and races the finalists at the

@@ -42,7 +42,7 @@ class Strategy:
             raise ValueError("Strategy takes one objective: several have no best configuration")
         is_reversed = _list(tuning_options.objective_higher_is_better)[0]
         space = Space(searchspace.tune_params, configurations=searchspace.list)
-        searching = Search(search, space, seed)
+        searching = Search(search, space, seed, maximize=is_reversed)
         cost = CostFunc(searchspace, tuning_options, runner, scaling=False, snap=False)
         try:
             while configs := searching.ask(batch):
@@ -60,9 +60,8 @@ def _list(value: Any) -> list[Any]:
 
 
 def _outcome(value: float, is_reversed: bool) -> float | Failure:
-    """Converts a cost to a result. If the objective is maximised, Kernel Tuner's cost is its negative."""
+    """Converts a cost to the objective. If that is maximised, Kernel Tuner's cost is its negative."""
     if value >= sys.float_info.max or value != value:
         return Failure("runtime_error", "no valid time")
-    if is_reversed:
-        return 1 / -value if value < 0 else Failure("unknown", f"the objective is {-value}, no number above 0")
-    return value if value > 0 else Failure("unknown", f"the objective is {value}, no number above 0")
+    value = -value if is_reversed else value
+    return value if value >= 0 else Failure("unknown", f"the objective is {value}, below 0")

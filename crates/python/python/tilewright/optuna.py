@@ -37,20 +37,20 @@ class Sampler(BaseSampler):
     suggested distribution. `search` and `seed` are those of `tilewright.Search`. A sampler keeps a separate search
     for each study.
 
-    Searches minimise positive numbers. If the objective's values are not such numbers, `cost` converts them;
-    without it, a study that maximizes uses the reciprocal.
+    Searches compare ratios of numbers that are 0 or above. If the objective's values are not such numbers, `cost`
+    converts them to some that are minimised.
     """
 
     def __init__(
         self, space: Space, search: str = "auto", seed: int = 0, *, cost: Callable[[float], float] | None = None
     ) -> None:
         self._space = space
-        self._new_search = lambda: Search(search, space, seed)
+        self._new_search = lambda maximize: Search(search, space, seed, maximize=maximize)
         self._cost = cost
         self._lock = threading.Lock()
         self._progress: weakref.WeakKeyDictionary[Study, _Progress] = weakref.WeakKeyDictionary()
         # What cannot be searched so is refused here.
-        self._new_search()
+        self._new_search(False)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         # Which distributions an objective suggests is known only when it does.
@@ -84,7 +84,8 @@ class Sampler(BaseSampler):
             if len(study.directions) > 1:
                 reason = "a study of several objectives has no best trial: this sampler takes one objective"
                 raise ValueError(reason)
-            progress = self._progress[study] = _Progress(self._space, self._new_search(), self._cost)
+            maximize = self._cost is None and study.direction == StudyDirection.MAXIMIZE
+            progress = self._progress[study] = _Progress(self._space, self._new_search(maximize), self._cost)
         return progress
 
     def sample_independent(
@@ -202,15 +203,10 @@ class _Progress:
             self._search.tell(config, Failure(kind, state.name.lower()))
             return
         value = values[0]
-        if self._cost is not None:
-            cost = self._cost(value)
-        elif study.direction == StudyDirection.MAXIMIZE:
-            cost = 1 / value if value > 0 else math.nan
-        else:
-            cost = value
-        if not (0 < cost < math.inf):
+        result = value if self._cost is None else self._cost(value)
+        if not (0 <= result < math.inf):
             raise ValueError(
-                f"the objective came to {value}, and searches need a number above 0 to make small: "
-                "give Sampler(…, cost=lambda value: …) that makes one of it, such as math.exp"
+                f"the objective came to {value}, and searches need a number of 0 or above: "
+                "give Sampler(…, cost=lambda value: …) that makes one of it to make small, such as math.exp"
             )
-        self._search.tell(config, cost)
+        self._search.tell(config, result)
