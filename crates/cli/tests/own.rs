@@ -838,6 +838,24 @@ fn metrics_that_do_not_go_together_are_refused() {
     check("c=c (.*)", "c: no metric: nothing that it wrote fits `c (.*)`");
 }
 
+/// How long a race may take goes by the time of a run, not by a metric that is none.
+#[test]
+fn a_metric_as_large_as_a_year_of_nanoseconds_is_raced() {
+    let folder = tempfile::tempdir().unwrap();
+    let db = folder.path().join("r.db");
+    for (app, extra) in [("echo {x}e17", &[][..]), ("echo {x}e-9", &["--maximize"])] {
+        let more = ["-p", "x=1..5", "--metric", "(.*)", "--trials", "5"];
+        let tune = [&["tune", "--db", text(&db), "--command", app], &more[..], extra].concat();
+        let said = common::run(&tune);
+        let (said, progress) = (String::from_utf8_lossy(&said.stdout).into_owned(), common::stderr(&said));
+        let value = if extra.is_empty() { "1.000e17" } else { "5.000e-9" };
+        assert!(
+            said.contains(&format!("winner   {value}\n")) && progress.contains("against each other"),
+            "{said}{progress}"
+        );
+    }
+}
+
 /// Errors of 0 are the best that there is, and a rate of 0 is the worst.
 #[test]
 fn a_metric_may_be_0() {

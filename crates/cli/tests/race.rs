@@ -42,6 +42,10 @@ fn numbers_that_commands_say_race_as_well() {
     let equal = run_json(&["race", "--shell", "echo $((1 + 2))", "echo {3} | tr -d '{}'", "--metric", "(.*)"]);
     assert_eq!((&equal["winner"], &equal["rounds"]), (&Json::Null, &json!(10)), "{equal}");
     assert_eq!((&equal["choice"], equal["tied"].as_array().unwrap().len()), (&json!("echo $((1 + 2))"), 2));
+    // Nothing is a number of times 0.
+    let free = run(&["race", "echo 0", "echo 1", "--metric", "(.*)"]);
+    let shown = String::from_utf8_lossy(&free.stdout);
+    assert!(shown.contains("more than 1,000,000 %") && shown.lines().all(|line| line.len() < 160), "{shown}");
 }
 
 #[test]

@@ -52,14 +52,17 @@ pub fn duration(ns: f64) -> String {
     }
 }
 
-/// Formats a positive number with about four significant digits.
+/// Formats a number of 0 or above with about four significant digits.
 pub fn digits(x: f64) -> String {
-    let decimals = if x >= 100.0 {
-        1
-    } else if x >= 10.0 {
-        2
-    } else {
-        3
+    let decimals = match x {
+        // So long a number that its digits are none to read.
+        1e15.. => return format!("{x:.3e}"),
+        100.0.. => 1,
+        10.0.. => 2,
+        0.1.. | 0.0 => 3,
+        0.01.. => 4,
+        0.001.. => 5,
+        _ => return format!("{x:.3e}"),
     };
     format!("{x:.decimals$}")
 }
@@ -125,6 +128,8 @@ mod tests {
         assert_eq!([grouped(7), grouped(899756), grouped(1234567)], ["7", "899,756", "1,234,567"]);
         assert_eq!([count(1_u64, "trial"), count(11_776_392_u64, "trial")], ["1 trial", "11,776,392 trials"]);
         assert_eq!([duration(850.0), duration(12_345.0), duration(9.5e6)], ["850 ns", "12.35 µs", "9.500 ms"]);
+        assert_eq!([0.0, 0.1234, 0.0123456, 1.5e-9].map(digits), ["0.000", "0.123", "0.0123", "1.500e-9"]);
+        assert_eq!([4.5, 45.678, 4567.89, 1e17].map(digits), ["4.500", "45.68", "4567.9", "1.000e17"]);
     }
 
     #[test]

@@ -285,7 +285,7 @@ impl<'a> Run<'a> {
         wall: &mut Wall,
     ) -> Result<Tuned, Error> {
         let end = match measure.as_deref_mut().filter(|_| self.may_race()) {
-            Some(measure) => self.race(measure, &trials, lost.is_none(), limits),
+            Some(measure) => self.race(measure, &trials, lost.is_none(), summary, limits),
             None => Ok(RunEnd::NoTime),
         };
         wall.end_race(end.as_ref().ok());
@@ -328,6 +328,7 @@ impl<'a> Run<'a> {
         measure: &mut dyn Measure,
         trials: &[Trial],
         is_recorded: bool,
+        summary: &Summary,
         limits: EndLimits,
     ) -> Result<RunEnd, BoxError> {
         // What is at the path of a database that is gone is another's; opening it would give it the log of
@@ -335,7 +336,10 @@ impl<'a> Run<'a> {
         let others = if is_recorded { self.trials_of_others(trials) } else { Vec::new() };
         let known = [trials, others.as_slice()].concat();
         let subject = self.subject.subject();
-        let contenders = Contenders { subject, trials: &known, imported: &self.earlier.imported };
+        // Trials whose cost is another number took about as long each.
+        let is_time = self.subject.objectives().is_none_or(|objectives| objectives.leading().is_time());
+        let run_ns = (!is_time).then(|| 1e9 * summary.seconds.run / summary.n_trials.max(1) as f64);
+        let contenders = Contenders { subject, trials: &known, imported: &self.earlier.imported, run_ns };
         finals::run(measure, contenders, self.subject.baseline(), limits, self.stop, self.observer)
     }
 

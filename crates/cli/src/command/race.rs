@@ -166,7 +166,11 @@ fn value(metric: &Metric, value: f64) -> String {
 
 /// A ratio as a difference in per cent.
 fn difference(ratio: f64) -> String {
-    format!("{:+.1} %", 100.0 * (ratio - 1.0))
+    let text = percent(ratio - 1.0);
+    match text.starts_with(|c: char| c.is_ascii_digit()) {
+        true => format!("+{text}"),
+        false => text,
+    }
 }
 
 /// The result as text.

@@ -102,7 +102,8 @@ impl Heats {
         let trials: Vec<Trial> =
             records.iter().take(n_trials).filter_map(|record| record.trial(&task.space).ok()).collect();
         let limits = EndLimits::of(None);
-        let contenders = Contenders { subject: (&*task).into(), trials: &trials, imported: &HashSet::new() };
+        let imported = HashSet::new();
+        let contenders = Contenders { subject: (&*task).into(), trials: &trials, imported: &imported, run_ns: None };
         let ranking = rank(device, contenders, limits, None, &());
         let ranking = ranking.map_err(|error| Error::failed(&error).because(error))?;
         Ok(ranking.first().map(|leader| task.steps_text(&leader.config)))

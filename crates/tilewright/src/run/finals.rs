@@ -181,12 +181,15 @@ pub struct Contenders<'a> {
     /// Imported configurations, whose times may be from another machine: they race in addition to the best
     /// measured ones, and displace none of them.
     pub imported: &'a HashSet<Config>,
+    /// Nanoseconds that a run is expected to take, where the cost of a trial is no time.
+    pub run_ns: Option<f64>,
 }
 
 impl Contenders<'_> {
-    /// Shortest time of a trial in nanoseconds; infinite without a valid one.
+    /// Run time of the best trial in nanoseconds; infinite without a valid one.
     fn best_ns(&self) -> f64 {
-        self.trials.iter().map(|trial| trial.outcome.cost()).fold(f64::INFINITY, f64::min)
+        let costs = self.trials.iter().map(|trial| trial.outcome.cost());
+        self.run_ns.unwrap_or_else(|| costs.fold(f64::INFINITY, f64::min))
     }
 }
 
@@ -238,9 +241,9 @@ pub fn rank(
     stop: Option<&AtomicBool>,
     observer: &dyn Observer,
 ) -> Result<Vec<Leader>, BoxError> {
-    let Contenders { subject, trials, imported } = contenders;
+    let Contenders { subject, trials, imported, run_ns } = contenders;
     let limits = RaceLimits { rounds: limits.rounds, total: limits.race, best_ns: contenders.best_ns() };
-    let leaders = leaders(trials, imported, limits);
+    let leaders = leaders(trials, imported, run_ns, limits);
     if leaders.is_empty() {
         return Ok(Vec::new());
     }
@@ -260,25 +263,34 @@ pub fn rank(
 
 /// Leaders: the trials that may be the best in truth, as many as can be measured in this time. Those of this
 /// machine come first, the apparently best ahead, then those that were imported.
-fn leaders<'t>(trials: &'t [Trial], imported: &HashSet<Config>, limits: RaceLimits) -> Vec<&'t Trial> {
+fn leaders<'t>(
+    trials: &'t [Trial],
+    imported: &HashSet<Config>,
+    run_ns: Option<f64>,
+    limits: RaceLimits,
+) -> Vec<&'t Trial> {
     let time = limits.rounds / RaceLimits::STAGES;
     let timed = trials.iter().filter_map(|trial| Some((trial, *trial.outcome.timing()?)));
     let (theirs, own): (Vec<_>, Vec<_>) = timed.partition(|(trial, _)| imported.contains(&trial.config));
     let n_sides = if own.is_empty() || theirs.is_empty() { 1 } else { 2 };
     [own, theirs]
         .into_iter()
-        .flat_map(|side| leaders_of(side, limits, time / n_sides, MOST_LEADERS / u64::from(n_sides)))
+        .flat_map(|side| {
+            // What is imported has its own times.
+            let best_ns = side.iter().map(|(_, timing)| timing.median_ns).fold(f64::INFINITY, f64::min);
+            let limits = RaceLimits { best_ns: run_ns.unwrap_or(best_ns), ..limits };
+            leaders_of(side, limits.affordable(time / n_sides), MOST_LEADERS / u64::from(n_sides))
+        })
         .collect()
 }
 
-fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, limits: RaceLimits, time: Duration, most: u64) -> Vec<&Trial> {
+fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, n_rounds: u64, most: u64) -> Vec<&Trial> {
     leaders.sort_by(|(_, a), (_, b)| a.median_ns.total_cmp(&b.median_ns));
-    let ns_at = |place: usize| leaders.get(place).or(leaders.last()).map(|(_, timing)| timing.median_ns);
-    let (Some(best_ns), Some(leading_ns)) = (ns_at(0), ns_at(N_LEADING - 1)) else { return Vec::new() };
-    let limits = RaceLimits { best_ns, ..limits };
+    let Some((_, leading)) = leaders.get(N_LEADING - 1).or(leaders.last()) else { return Vec::new() };
+    let leading_ns = leading.median_ns;
     leaders.retain(|(_, timing)| timing.median_ns <= NEAR * leading_ns);
     leaders.sort_by_key(|(_, timing)| timing.stopped_early);
-    leaders.truncate((limits.affordable(time) / RaceLimits::LEAST_ROUNDS).clamp(2, most) as usize);
+    leaders.truncate((n_rounds / RaceLimits::LEAST_ROUNDS).clamp(2, most) as usize);
     leaders.into_iter().map(|(trial, _)| trial).collect()
 }
 
@@ -380,8 +392,10 @@ mod tests {
     }
 
     fn check(trials: &[Trial], rounds: Duration, ranks: &[u64]) {
-        let found: Vec<u64> =
-            leaders(trials, &HashSet::new(), limits(rounds)).iter().map(|trial| trial.config.ranks()[0]).collect();
+        let found: Vec<u64> = leaders(trials, &HashSet::new(), None, limits(rounds))
+            .iter()
+            .map(|trial| trial.config.ranks()[0])
+            .collect();
         assert_eq!(found, ranks);
     }
 
@@ -501,7 +515,7 @@ mod tests {
             let guess = Candidate { config: Config::new([guess]), steps: "".into(), patience: None };
             let limit = Duration::from_secs(1);
             let subject = Subject::from(&space);
-            let contenders = Contenders { subject, trials: &trials, imported: &HashSet::new() };
+            let contenders = Contenders { subject, trials: &trials, imported: &HashSet::new(), run_ns: None };
             let found = compare(&mut capped, contenders, &mut ranking, guess, limit, &stop).unwrap();
             assert_eq!((found, ranking[0].config.ranks()[0], capped.n_races), (expected, winner, n_races));
         };
@@ -568,7 +582,7 @@ mod tests {
         let trials: Vec<Trial> = own.chain((30..60).map(|i| trial(i, 10.0 + i as f64 / 100.0, false))).collect();
         let imported: HashSet<Config> = trials[30..].iter().map(|trial| trial.config.clone()).collect();
         let ranks = |imported: &HashSet<Config>| -> Vec<u64> {
-            leaders(&trials, imported, limits(TIME)).iter().map(|trial| trial.config.ranks()[0]).collect()
+            leaders(&trials, imported, None, limits(TIME)).iter().map(|trial| trial.config.ranks()[0]).collect()
         };
         assert_eq!(ranks(&imported), (0..12).chain(30..42).collect::<Vec<_>>());
         assert_eq!(ranks(&HashSet::new()), (30..54).collect::<Vec<_>>());
