@@ -14,7 +14,7 @@ const LEAST_SAMPLE: f64 = 2.0;
 /// `costs` are the times of all trials in the order in which they were made, infinite for failures. What a
 /// search proposes next is taken to be like the later half of what it has proposed, and to gain on the best
 /// of that half: more than it does where an earlier trial is ahead, but what it has not learnt yet is not
-/// foreseen.
+/// foreseen. Where that half fails altogether, as many trials gain nothing, and of more nothing is known.
 ///
 /// # Source
 /// The expected minimum of a random part of a sample is known exactly. By extreme value theory (Gnedenko,
@@ -34,7 +34,11 @@ pub fn expected_gain(costs: &[f64], n_more: f64) -> Option<f64> {
     }
     let recent = &costs[costs.len() / 2..];
     let scale = LogCosts::new(recent.iter().copied());
-    let slowest = scale.log(recent.iter().copied().filter(|cost| cost.is_finite()).reduce(f64::max)?);
+    let Some(slowest) = recent.iter().copied().filter(|cost| cost.is_finite()).reduce(f64::max) else {
+        // As many failures again are no surprise; of more, something may succeed.
+        return (recent.len() as f64 >= n_more).then_some(0.0);
+    };
+    let slowest = scale.log(slowest);
     let mut logs: Vec<f64> = recent.iter().map(|cost| scale.log(*cost).min(slowest)).collect();
     logs.sort_by(f64::total_cmp);
     let n = logs.len() as f64;
@@ -134,7 +138,8 @@ mod tests {
     fn nothing_is_expected_of_what_is_not_known() {
         assert_eq!(expected_gain(&[], 10.0), None);
         assert_eq!(expected_gain(&[1.0; 59], 10.0), None);
-        assert_eq!(expected_gain(&[f64::INFINITY; 500], 10.0), None);
+        assert_eq!(expected_gain(&[f64::INFINITY; 500], 251.0), None);
+        assert_eq!(expected_gain(&[f64::INFINITY; 500], 250.0), Some(0.0));
         let mut few = vec![f64::INFINITY; 500];
         few[499] = 1.0;
         assert_eq!(expected_gain(&few, 10.0), Some(0.0));

@@ -44,7 +44,7 @@ pub struct TuneArgs {
     pub(super) time: Option<Duration>,
     /// End the search where the next minute is expected to gain less than this share of the best time, such
     /// as 1%; no time limit then unless --time gives one
-    #[arg(long, value_name = "PERCENT", value_parser = share, conflicts_with = "together")]
+    #[arg(long, value_name = "PERCENT", value_parser = share, allow_hyphen_values = true, conflicts_with = "together")]
     pub(super) stop_below: Option<f64>,
     /// Share the time among the workloads of a set, each turn to the one by which all of them together are
     /// expected to gain most; --time is then the time of the whole run

@@ -159,10 +159,13 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     if let Some((first, last)) = text.split_once("..")
         && let (Ok(first), Ok(last)) = (first.trim().parse::<i64>(), last.trim().trim_start_matches('=').parse::<i64>())
     {
-        if last < first || last.abs_diff(first) >= 1 << 20 {
-            return Err(Error::input(format!(
-                "{first}..{last} has no values, or more than 2^20 (write the lesser first)"
-            )));
+        let reason = match last.abs_diff(first) {
+            _ if last < first => Some("has no values (write the lesser first)"),
+            1_048_576.. => Some("has more than 2^20 values (write fewer, such as [2**i for i in range(20)])"),
+            _ => None,
+        };
+        if let Some(reason) = reason {
+            return Err(Error::input(format!("{first}..{last} {reason}")));
         }
         return Ok((first..=last).map(Datum::Int).collect());
     }
@@ -382,6 +385,7 @@ mod tests {
         check("a", "[\"a\"]");
         assert!(parse_values("1,,2").unwrap_err().to_string().contains("a value is missing"));
         assert!(parse_values("9..1").unwrap_err().to_string().contains("write the lesser first"));
+        assert!(parse_values("0..1048576").unwrap_err().to_string().contains("more than 2^20 values (write fewer"));
         check("../a,..,a..b", "[\"../a\", \"..\", \"a..b\"]");
         check("[i / 10 for i in range(1, 3)]", "[0.1, 0.2]");
         for text in ["0.1..0.5", "1..", "..8", "1..8..2", "1..4,8", "1..1e3", "0..=0.5", "-1.5 .. 1"] {
