@@ -393,7 +393,11 @@ fn every_figure_of_the_papers_has_a_row_and_every_row_its_experiment() {
     let joined = page.replace("\n  ", " ");
     for row in &rows {
         let PaperRow { paper, cells, .. } = row;
-        let [item, _, _, state] = &cells[..] else { panic!("four cells") };
+        let [item, _, command, state] = &cells[..] else { panic!("four cells") };
+        if state == "by hand" {
+            let shown = run(&command.trim_matches('`').split(' ').collect::<Vec<_>>());
+            assert!(shown.status.success() && !shown.stdout.is_empty(), "{command}: {}", stderr(&shown));
+        }
         let of_paper = joined.split("\n## ").find(|part| part.starts_with(&paper[..])).unwrap();
         let start = format!("- {item}: ");
         let note = of_paper.lines().find_map(|line| line.strip_prefix(&start)).unwrap_or_default();
