@@ -472,6 +472,21 @@ fn guesses_stream_weights() {
     }
 }
 
+/// First guesses of packed products prefetch weights that come from memory a part of a panel at a time, and
+/// leave whole panels and what is near to the processor.
+#[test]
+fn guesses_prefetch_parts_of_panels_from_memory() {
+    let far = [("m=16,n=11008,k=4096", true), ("m=4,n=4096,k=11008", true)];
+    let near = [("m=1,n=11008,k=4096", false), ("m=16,n=768,k=768", false)];
+    for (sizes, should_prefetch) in far.into_iter().chain(near) {
+        let text = format!("packed_matmul:{sizes},int8=1,const=w+s");
+        let task = task(&text, "x86-64-v4", 1, serving(&text).next().unwrap());
+        let guess = task.first_guess(1).unwrap();
+        let config = task.space.config_to_json(&guess);
+        assert_eq!(task.space.int(&guess, "prefetch") > 0, should_prefetch, "{sizes}: {config}");
+    }
+}
+
 /// Direct convolutions read the weights of a tile from one end to the other: they lie in blocks of channels,
 /// for each tap of a filter those of a block, of dot products as of other sums.
 #[test]

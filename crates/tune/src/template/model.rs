@@ -32,12 +32,17 @@ pub fn cuts(extent: i64, tile: i64) -> [(f64, i64); 2] {
     [((extent / tile) as f64, tile), (f64::from(u8::from(extent % tile > 0)), extent % tile)]
 }
 
+/// Bandwidth of the third cache in bytes per cycle.
+pub const L3_RATE: f64 = 20.0;
+/// Bandwidth of main memory in bytes per cycle.
+pub const MEMORY_RATE: f64 = 8.0;
+
 /// Bandwidth in bytes per cycle of the smallest cache that holds `bytes` bytes, or of main memory.
 pub fn bandwidth(s: &TemplateSetting, bytes: f64) -> f64 {
     let Target { l1d_bytes, l2_bytes, l3_bytes, .. } = s.target;
     // Caches hold other things too.
-    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, 20.0)];
-    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(8.0, |(_, rate)| rate)
+    let levels = [(l1d_bytes as f64 * 0.6, 64.0), (l2_bytes as f64 * 0.7, 28.0), (l3_bytes as f64 * 0.7, L3_RATE)];
+    levels.into_iter().find(|(size, _)| bytes <= *size).map_or(MEMORY_RATE, |(_, rate)| rate)
 }
 
 /// Cycles for writing `bytes` bytes of results. Cache lines that no cache of this core holds are read before
