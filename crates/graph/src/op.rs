@@ -299,6 +299,7 @@ ops! {
     GroupQueryAttention: "Attention in groups of heads, with a cache.",
     If: "One of two graphs.",
     InstanceNormalization: "Channels of each image normalised.",
+    KeyMask: "Numbers added for keys that an attention does not see.",
     LayerNormalization: "The last dimensions normalised.",
     LpNormalization: "Divided by the norm along a dimension.",
     Loop: "A graph that repeats.",

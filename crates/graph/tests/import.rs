@@ -404,11 +404,15 @@ fn operators_of_onnx_runtime_are_functions() {
         node("Attention", &["q", "k", "v", "rows"], &["y"], &heads()),
     ];
     let n_heads = [("num_heads", Attr::Int(2))];
+    let causal = [("num_heads", Attr::Int(2)), ("unidirectional", Attr::Int(1))];
+    let of_causal = [("q_num_heads", Attr::Int(2)), ("kv_num_heads", Attr::Int(2)), ("is_causal", Attr::Int(1))];
+    let plain_causal = node("Attention", &["q", "k", "v"], &["y"], &of_causal);
     let epsilon = || [("epsilon", Attr::Float(1e-5))];
     let sum = node("Add", &["x", "x"], &["t"], &[]);
     for (own, plain) in [
         (theirs("Attention", &["x", "w", "b"], &n_heads), [&apart[..], &[plain]].concat()),
         (theirs("Attention", &["x", "w", "b", "mask"], &n_heads), [&apart[..], &masked].concat()),
+        (theirs("Attention", &["x", "w", "b"], &causal), [&apart[..], &[plain_causal]].concat()),
         (
             theirs("SkipLayerNormalization", &["x", "x", "g", "o"], &epsilon()),
             vec![sum, node("LayerNormalization", &["t", "g", "o"], &["y"], &epsilon())],
@@ -422,9 +426,9 @@ fn operators_of_onnx_runtime_are_functions() {
         agree(&found, &wanted).unwrap();
     }
     let refused = |own: Vec<u8>| specialise(&graph_of(&[own]), &Bindings::default()).problems[0].to_string();
-    let causal = [("num_heads", Attr::Int(2)), ("unidirectional", Attr::Int(1))];
-    let said = refused(theirs("Attention", &["x", "w", "b"], &causal));
-    assert!(said.contains("attribute `unidirectional` is not supported"), "{said}");
+    let rotary = [("num_heads", Attr::Int(2)), ("do_rotary", Attr::Int(1))];
+    let said = refused(theirs("Attention", &["x", "w", "b"], &rotary));
+    assert!(said.contains("attribute `do_rotary` is not supported"), "{said}");
     let said = refused(theirs("Attention", &["x", "w"], &n_heads));
     assert!(said.contains("(com.microsoft.Attention") && said.contains("not supported with these inputs"), "{said}");
 }

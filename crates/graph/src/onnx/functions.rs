@@ -11,7 +11,8 @@ const DOMAIN: &str = "com.microsoft";
 
 /// Definitions of operators by others: `name(inputs) defaults -> outputs: statements`. An input `_` is left
 /// out, one with `?` may be, an output `_` is not computed; `@` is an attribute of the call. An attribute
-/// with the default `?` may be left out. Unnamed attributes are 0 where they are given.
+/// with the default `?` may be left out, one with `==` and a number is that number in calls of the row.
+/// Unnamed attributes are 0 where they are given.
 const FUNCTIONS: &[&str] = &[
     "Gelu(x) -> y: y = Gelu(x)",
     "QuickGelu(x) alpha=1.702 -> y: y = Swish[alpha=@alpha](x)",
@@ -34,36 +35,48 @@ const FUNCTIONS: &[&str] = &[
      s = Add(x, r); y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o)",
     "SkipLayerNormalization(x, r, g, o, b) epsilon=1e-12 -> y, _, _, s: \
      t = Add(x, r); s = Add(t, b); y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o)",
-    "EmbedLayerNormalization(ids, kinds, words, places, of_kinds, g, o) epsilon=1e-12 -> y, _, s: \
-     n = Shape[start=1, end=2](ids); m = Squeeze(n); zero = Constant[value_int=0](); \
+    "EmbedLayerNormalization(ids, kinds, words, places, of_kinds, g, o) epsilon=1e-12 -> y, n, s: \
+     count = Shape[start=1, end=2](ids); m = Squeeze(count); zero = Constant[value_int=0](); \
      one = Constant[value_int=1](); at = Range(zero, m, one); a = Gather(words, ids); b = Gather(places, at); \
      c = Gather(of_kinds, kinds); t = Add(a, b); s = Add(t, c); \
-     y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o)",
-    "EmbedLayerNormalization(ids, _, words, places, _, g, o) epsilon=1e-12 -> y, _, s: \
-     n = Shape[start=1, end=2](ids); m = Squeeze(n); zero = Constant[value_int=0](); \
+     y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o); \
+     batch = Shape[end=1](ids); none = ConstantOfShape(batch); n = Cast[to=6](none)",
+    "EmbedLayerNormalization(ids, _, words, places, _, g, o) epsilon=1e-12 -> y, n, s: \
+     count = Shape[start=1, end=2](ids); m = Squeeze(count); zero = Constant[value_int=0](); \
      one = Constant[value_int=1](); at = Range(zero, m, one); a = Gather(words, ids); b = Gather(places, at); \
-     s = Add(a, b); y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o)",
-    "Attention(x, w, b) num_heads=1 -> y, _: \
+     s = Add(a, b); y = LayerNormalization[axis=-1, epsilon=@epsilon](s, g, o); \
+     batch = Shape[end=1](ids); none = ConstantOfShape(batch); n = Cast[to=6](none)",
+    "EmbedLayerNormalization(ids, kinds?, words, places, of_kinds?, g, o, mask) epsilon=1e-12 -> y, n, s: \
+     y, none, s = com.microsoft.EmbedLayerNormalization[epsilon=@epsilon]\
+     (ids, kinds, words, places, of_kinds, g, o); \
+     along = Constant[value_ints=1](); n = ReduceSum[keepdims=0](mask, along)",
+    "Attention(x, w, b, mask?) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 -> y, _: \
      p = MatMul(x, w); s = Add(p, b); q, k, v = Split[axis=-1, num_outputs=3](s); \
-     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q, k, v)",
-    "Attention(x, w, b, mask) num_heads=1 mask_filter_value=-10000.0 -> y, _: \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, unidirectional=@unidirectional, \
+     mask_filter_value=@mask_filter_value](q, k, v, , mask)",
+    "Attention(x, w, b, mask?, past) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 -> y, present: \
      p = MatMul(x, w); s = Add(p, b); q, k, v = Split[axis=-1, num_outputs=3](s); \
-     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, mask_filter_value=@mask_filter_value]\
-     (q, k, v, , mask)",
-    "MultiHeadAttention(q, k, v, b) num_heads=1 -> y, _, _: \
+     y, present = com.microsoft.AttentionWithPast[num_heads=@num_heads, unidirectional=@unidirectional, \
+     mask_filter_value=@mask_filter_value](q, k, v, mask, past)",
+    // Keys and values of the past are one tensor, and those of the present another one.
+    "AttentionWithPast(q, k, v, mask?, past) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 \
+     -> y, present: first = Constant[value_ints=0](); ek, ev = Split[axis=0, num_outputs=2](past); \
+     pk = Squeeze(ek, first); pv = Squeeze(ev, first); \
+     y, ok, ov = com.microsoft.MultiHeadAttention[num_heads=@num_heads, unidirectional=@unidirectional, \
+     mask_filter_value=@mask_filter_value](q, k, v, , mask, , pk, pv); \
+     uk = Unsqueeze(ok, first); uv = Unsqueeze(ov, first); present = Concat[axis=0](uk, uv)",
+    "MultiHeadAttention(q, k, v, b, mask?) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 -> y, _, _: \
      bq, bk, bv = Split[axis=0, num_outputs=3](b); q1 = Add(q, bq); k1 = Add(k, bk); v1 = Add(v, bv); \
-     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q1, k1, v1)",
-    "MultiHeadAttention(q, k, v, b, mask) num_heads=1 mask_filter_value=-10000.0 -> y, _, _: \
-     bq, bk, bv = Split[axis=0, num_outputs=3](b); q1 = Add(q, bq); k1 = Add(k, bk); v1 = Add(v, bv); \
-     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, mask_filter_value=@mask_filter_value]\
-     (q1, k1, v1, , mask)",
-    // A mask of one row for each sequence: of another rank, the transposition does not fit.
-    "MultiHeadAttention(q, k, v, _, mask) num_heads=1 mask_filter_value=-10000.0 -> y, _, _: \
-     rows = Transpose[perm=0 1](mask); axes = Constant[value_ints=1 2](); u = Unsqueeze(rows, axes); \
-     f = Cast[to=1](u); one = Constant[value_float=1.0](); off = Sub(one, f); \
-     least = Constant[value_float=@mask_filter_value](); more = Mul(off, least); \
-     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q, k, v, , , more)",
-    "MultiHeadAttention(q, k, v) num_heads=1 -> y, _, _: \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, unidirectional=@unidirectional, \
+     mask_filter_value=@mask_filter_value](q1, k1, v1, , mask)",
+    "MultiHeadAttention(q, k, v, _, mask) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 -> y, _, _: \
+     more = com.microsoft.KeyMask[mask_filter_value=@mask_filter_value](mask, k); \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, unidirectional=@unidirectional]\
+     (q, k, v, , , more)",
+    "MultiHeadAttention(q, k, v, _, _, more?) num_heads=1 unidirectional==1 mask_filter_value=-10000.0 \
+     -> y, _, _: \
+     y = Attention[q_num_heads=@num_heads, kv_num_heads=@num_heads, is_causal=1](q, k, v, more)",
+    "MultiHeadAttention(q, k, v) num_heads=1 mask_filter_value=-10000.0 -> y, _, _: \
      none = Constant[value_float=0.0](); y = com.microsoft.MultiHeadAttention[num_heads=@num_heads]\
      (q, k, v, , , none)",
     "MultiHeadAttention(q, k, v, _, _, more) num_heads=1 -> y, _, _: \
@@ -80,9 +93,7 @@ const FUNCTIONS: &[&str] = &[
      y, ok, ov = Attention[q_num_heads=@num_heads, kv_num_heads=@num_heads, is_causal=@unidirectional]\
      (q, k, v, more, pk, pv)",
     "MultiHeadAttention(q, k, v, _, mask, _, pk, pv) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 \
-     -> y, ok, ov: rows = Transpose[perm=0 1](mask); axes = Constant[value_ints=1 2](); \
-     u = Unsqueeze(rows, axes); f = Cast[to=1](u); one = Constant[value_float=1.0](); off = Sub(one, f); \
-     least = Constant[value_float=@mask_filter_value](); more = Mul(off, least); \
+     -> y, ok, ov: more = com.microsoft.KeyMask[mask_filter_value=@mask_filter_value](mask, k, pk); \
      y, ok, ov = Attention[q_num_heads=@num_heads, kv_num_heads=@num_heads, is_causal=@unidirectional]\
      (q, k, v, more, pk, pv)",
     "MultiHeadAttention(q, k, v, b, mask?, more?, pk, pv) num_heads=1 unidirectional=0 \
@@ -110,24 +121,34 @@ const FUNCTIONS: &[&str] = &[
      y, oh, oc = com.microsoft.LSTM[hidden_size=@hidden_size, direction=@direction, input_forget=@input_forget, \
      activations=@activations, activation_alpha=@activation_alpha, activation_beta=@activation_beta, clip=@clip]\
      (x, fw, fr, b, lens, h, c, p, sw, sr)",
-    "QAttention(x, w, b, sx, sw, _, zx?, zw?) num_heads=1 -> y, _: \
+    "QAttention(x, w, b, sx, sw, mask?, zx?, zw?) num_heads=1 unidirectional=0 mask_filter_value=-10000.0 \
+     -> y, _: \
      s = com.microsoft.MatMulIntegerToFloat(x, w, sx, sw, zx, zw, b); \
      q, k, v = Split[axis=-1, num_outputs=3](s); \
-     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads](q, k, v)",
-    "QAttention(x, w, b, sx, sw, mask, zx?, zw?) num_heads=1 mask_filter_value=-10000.0 -> y, _: \
+     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, unidirectional=@unidirectional, \
+     mask_filter_value=@mask_filter_value](q, k, v, , mask)",
+    "QAttention(x, w, b, sx, sw, mask?, zx?, zw?, past) num_heads=1 unidirectional=0 \
+     mask_filter_value=-10000.0 -> y, present: \
      s = com.microsoft.MatMulIntegerToFloat(x, w, sx, sw, zx, zw, b); \
      q, k, v = Split[axis=-1, num_outputs=3](s); \
-     y = com.microsoft.MultiHeadAttention[num_heads=@num_heads, mask_filter_value=@mask_filter_value]\
-     (q, k, v, , mask)",
-    "QEmbedLayerNormalization(ids, kinds, words, places, of_kinds, g, o, _, sw, sp, sk, sg, so, zw, zp, zk, zg, zo) \
-     epsilon=1e-12 -> y, _: \
+     y, present = com.microsoft.AttentionWithPast[num_heads=@num_heads, unidirectional=@unidirectional, \
+     mask_filter_value=@mask_filter_value](q, k, v, mask, past)",
+    "QEmbedLayerNormalization(ids, kinds, words, places, of_kinds, g, o, mask?, sw, sp, sk, sg, so, \
+     zw, zp, zk, zg, zo) epsilon=1e-12 -> y, n: \
      a = DequantizeLinear(words, sw, zw); b = DequantizeLinear(places, sp, zp); \
      c = DequantizeLinear(of_kinds, sk, zk); d = DequantizeLinear(g, sg, zg); e = DequantizeLinear(o, so, zo); \
-     y = com.microsoft.EmbedLayerNormalization[epsilon=@epsilon](ids, kinds, a, b, c, d, e)",
+     y, n = com.microsoft.EmbedLayerNormalization[epsilon=@epsilon](ids, kinds, a, b, c, d, e, mask)",
+    "QEmbedLayerNormalization(ids, _, words, places, _, g, o, mask?, sw, sp, _, sg, so, zw, zp, _, zg, zo) \
+     epsilon=1e-12 -> y, n: \
+     a = DequantizeLinear(words, sw, zw); b = DequantizeLinear(places, sp, zp); \
+     d = DequantizeLinear(g, sg, zg); e = DequantizeLinear(o, so, zo); \
+     y, n = com.microsoft.EmbedLayerNormalization[epsilon=@epsilon](ids, , a, b, , d, e, mask)",
 ];
 
 /// Kind of an attribute that has no default.
 const LEFT_OUT: i64 = 0;
+/// Kind of an attribute with the number that calls of the row give it.
+const REQUIRED: i64 = -1;
 
 /// Operators of ONNX's own domain, as in [`FUNCTIONS`].
 const PLAIN: &[&str] = &["SwiGLU(a, b) alpha=1.0 -> y: gate = Swish[alpha=@alpha](a); y = Mul(gate, b)"];
@@ -159,6 +180,12 @@ pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpErr
     }
     let mut functions = definitions(domain, node.op_type).map(|row| read(node, row));
     let fits = |function: &FunctionProto<'_>| {
+        let mut required = function.defaults.iter().filter(|attribute| attribute.kind == REQUIRED);
+        let is_called_with =
+            |a: &AttributeProto<'_>| node.attributes.iter().any(|b| b.name == a.name && b.int == a.int);
+        if !required.all(is_called_with) {
+            return false;
+        }
         let n = function.inputs.len().max(node.inputs.len());
         (0..n).all(|at| {
             let is_given = node.inputs.get(at).is_some_and(|name| !name.is_empty());
@@ -181,7 +208,7 @@ pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpErr
     if let Some(other) = node.attributes.iter().find(|attribute| !is_named(attribute.name) && !is_zero(attribute)) {
         return Some(Err(unsupported!("attribute `{}` is not supported", other.name)));
     }
-    function.defaults.retain(|default| default.kind != LEFT_OUT);
+    function.defaults.retain(|default| ![LEFT_OUT, REQUIRED].contains(&default.kind));
     let is_asked = |(at, name): (usize, &&str)| *name == "_" && node.outputs.get(at).is_some_and(|out| !out.is_empty());
     if let Some(at) = function.outputs.iter().enumerate().position(is_asked) {
         return Some(Err(unsupported!("its output {} is not supported", at + 1)));
@@ -221,14 +248,16 @@ fn read<'a>(call: &NodeProto<'a>, row: &'static str) -> FunctionProto<'a> {
     }
 }
 
-/// An attribute, as `name=value`: one without a default, one of the call, an integer, several, another
-/// number, or a word.
+/// An attribute, as `name=value`: one without a default, one that calls give, one of the call, an integer,
+/// several, another number, or a word.
 fn attribute(text: &'static str) -> AttributeProto<'static> {
     let (name, value) = text.split_once('=').expect("an attribute has a value");
     let mut attribute = AttributeProto { name, ..AttributeProto::default() };
     let whole = |text: &str| text.parse::<i64>();
     if value == "?" {
         attribute.kind = LEFT_OUT;
+    } else if let Some(number) = value.strip_prefix('=') {
+        (attribute.kind, attribute.int) = (REQUIRED, number.parse().ok());
     } else if let Some(reference) = value.strip_prefix('@') {
         attribute.reference = reference;
     } else if let Ok(numbers) = value.split(' ').map(whole).collect::<Result<Vec<i64>, _>>() {

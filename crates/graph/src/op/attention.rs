@@ -56,6 +56,16 @@ pub struct RotaryEmbedding {
     pub inputs: [usize; 3],
 }
 
+/// Mask of keys as ONNX Runtime's attentions take it, as numbers that are added to the query-key products,
+/// `[batch, 1, 1 or queries, keys]`. Inputs: 0 the mask, integers above 0 for keys that are seen, `[batch,
+/// keys]` or `[batch, queries, keys]`, or the number of keys that are seen of each sequence, `[batch]`; 1 the
+/// new keys, `[batch, steps, hidden]`; 2 the past ones, if any, `[batch, heads, past, head_size]`.
+#[derive(Debug, Clone, Copy)]
+pub struct KeyMask {
+    /// Number added for keys that are not seen.
+    pub least: f64,
+}
+
 fn import(node: &Import) -> Result<Op, OpError> {
     let heads = |name: &str| node.int(name)?.filter(|&n| n != 0).map(size).transpose();
     // Sums are of f64 here, whatever is asked for.
@@ -88,6 +98,14 @@ pub(super) const ROWS: &[Operator] = &[
         let is_interleaved = node.flag("interleaved", false)?;
         Ok(RotaryEmbedding { is_interleaved, n_turned, n_heads, inputs: [1, 2, 3] }.into())
     }),
+    // Of rows of functions.
+    Operator {
+        domain: "com.microsoft",
+        name: "KeyMask",
+        since: &[1],
+        n_inputs: 2..=3,
+        import: |node| Ok(KeyMask { least: node.float_or("mask_filter_value", -10000.0)? }.into()),
+    },
     Operator {
         domain: "com.microsoft",
         name: "RotaryEmbedding",
@@ -334,6 +352,38 @@ impl RotaryEmbedding {
         } else {
             Err(invalid!("angles of shape {:?} do not fit heads of {}", inputs.shape(cosines)?, sizes[3]))
         }
+    }
+}
+
+impl Operation for KeyMask {
+    fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
+        let keys = inputs.ty(1)?;
+        let past = inputs.optional(2).map_or(0, |past| past.shape().get(2).copied().unwrap_or(0));
+        let shape = match (inputs.shape(0)?, &keys.shape[..]) {
+            (&[n], &[batch, new, _]) if n == batch => vec![batch, 1, 1, past + new],
+            (&[batch, keys], _) => vec![batch, 1, 1, keys],
+            (&[batch, queries, keys], _) => vec![batch, 1, queries, keys],
+            (mask, keys) => {
+                return Err(unsupported!(
+                    "its mask of shape {mask:?} beside keys of shape {keys:?} is not supported (give one of shape \
+                     [batch], [batch, keys] or [batch, queries, keys])"
+                ));
+            }
+        };
+        Ok(vec![TensorType { dtype: keys.dtype, shape }])
+    }
+
+    fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
+        let ty = self.infer(inputs)?.remove(0);
+        let (mask, keys) = (inputs.tensor(0)?, ty.shape[3]);
+        let numbers = mask.i64s();
+        let is_seen = |at: usize| match mask.shape().len() {
+            1 => ((at % keys) as i64) < numbers[at / keys],
+            _ => numbers[at] > 0,
+        };
+        let n = ty.shape.iter().product();
+        let added: Vec<f64> = (0..n).map(|at| if is_seen(at) { 0.0 } else { self.least }).collect();
+        Ok(vec![Tensor::from_floats(ty.dtype, ty.shape, &added)])
     }
 }
 

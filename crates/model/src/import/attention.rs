@@ -89,6 +89,22 @@ impl NodeImport<'_> {
         Ok(Some(mask))
     }
 
+    /// Numbers that are added for keys that no query sees, or that one does not see.
+    pub(super) fn key_mask(&mut self, least: f64) -> Lowered {
+        let (mask, to) = (self.input(0)?, self.output()?);
+        self.need_integers(mask)?;
+        let &[batch, _, queries, keys] = self.net.shape(to) else { unreachable!("a mask of products") };
+        let (is_seen, inputs) = match self.net.shape(mask).len() {
+            1 => {
+                let counts = self.viewed("counts", mask, &[batch, 1, 1, 1]);
+                (less(input(1), input(0)), vec![counts, self.counted(1, 0, keys, 1)])
+            }
+            _ => (less(number(0.0), input(0)), vec![self.viewed("keys", mask, &[batch, 1, queries, keys])]),
+        };
+        self.push(Kind::Map(choose_if(is_seen, number(0.0), number(least))), &inputs, to);
+        Ok(())
+    }
+
     /// Mask of the products that a query does not see: a condition on values that are added to the inputs.
     pub(super) fn hidden(
         &mut self,

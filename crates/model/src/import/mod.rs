@@ -210,6 +210,7 @@ impl NodeImport<'_> {
             // Networks, trees and the rest.
             Op::Attention(op) => self.attention(op),
             Op::GroupQueryAttention(op) => self.grouped_attention(op),
+            Op::KeyMask(op) => self.key_mask(op.least),
             Op::RotaryEmbedding(op) => self.rotated(op),
             Op::Recurrent(op) => self.recurrent(op),
             Op::Loop(op) => self.loop_of(op),

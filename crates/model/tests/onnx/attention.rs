@@ -204,6 +204,144 @@ fn attention_of_many_heads_has_a_past() {
     }
 }
 
+/// Sizes of a fused attention of ONNX Runtime's, with the form of its mask.
+struct Fused {
+    batch: usize,
+    heads: usize,
+    depth: usize,
+    new: usize,
+    past: usize,
+    /// Dimensions of the mask: 0 without one, 1 for numbers of keys.
+    rank: usize,
+    is_causal: bool,
+}
+
+impl Fused {
+    fn graph(&self) -> Graph {
+        let Fused { batch, heads, depth, new, past, rank, is_causal } = *self;
+        let (width, all) = (heads * depth, past + new);
+        let mask = [String::new(), format!("{batch}"), format!("{batch} {all}"), format!("{batch} {new} {all}")];
+        let mut inputs = format!("x[{batch} {new} {width}], w[{width} {0}], b[{0}]", 3 * width);
+        let mut outputs = format!("y[{batch} {new} {width}]");
+        let (mut made, mut given) = ("y", "x, w, b".to_owned());
+        if rank > 0 {
+            inputs += &format!(", lengths[{}]", mask[rank]);
+        }
+        given += if rank > 0 { ", lengths" } else { ", " };
+        if past > 0 {
+            inputs += &format!(", past[2 {batch} {heads} {past} {depth}]");
+            outputs += &format!(", present[2 {batch} {heads} {all} {depth}]");
+            (made, given) = ("y, present", given + ", past");
+        }
+        let causal = u8::from(is_causal);
+        let call = format!("com.microsoft.Attention[num_heads={heads},unidirectional={causal}]({given})");
+        graph_at(17, &inputs, &outputs, &format!("{made} = {call}"))
+    }
+
+    /// Result, and keys and values of the present.
+    fn expected(&self, given: &[(String, Tensor)]) -> [Vec<f64>; 2] {
+        let Fused { batch, heads, depth, new, past, rank, is_causal } = *self;
+        let (width, all) = (heads * depth, past + new);
+        let numbers = |name: &str| given.iter().find(|(own, _)| own == name).map(|(_, x)| x.floats());
+        let [x, w, b] = ["x", "w", "b"].map(|name| numbers(name).unwrap());
+        let mask = numbers("lengths").unwrap_or_default();
+        let row = |at: usize| -> Vec<f64> {
+            let of_column = |j: usize| (0..width).map(|i| x[at * width + i] * w[i * 3 * width + j]).sum::<f64>() + b[j];
+            (0..3 * width).map(of_column).collect()
+        };
+        let rows: Vec<Vec<f64>> = (0..batch * new).map(row).collect();
+        let mut present = Vec::new();
+        for (part, b, h, s) in places([2, batch, heads, all]) {
+            let of_past = (((part * batch + b) * heads + h) * past + s) * depth;
+            present.push(match s.checked_sub(past) {
+                None => numbers("past").unwrap()[of_past..][..depth].to_vec(),
+                Some(s) => rows[b * new + s][(1 + part) * width + h * depth..][..depth].to_vec(),
+            });
+        }
+        let mut y = Vec::new();
+        for (b, s, h, _) in places([batch, new, heads, 1]) {
+            let [keys, values] = [0, 1].map(|part| {
+                let first = ((part * batch + b) * heads + h) * all;
+                present[first..first + all].iter().map(Vec::as_slice).collect::<Vec<_>>()
+            });
+            let is_seen = |key: usize| match rank {
+                0 => true,
+                1 => (key as f64) < mask[b],
+                2 => mask[b * all + key] > 0.0,
+                _ => mask[(b * new + s) * all + key] > 0.0,
+            };
+            let added = |key: usize| match is_causal && key > past + s {
+                true => f64::NEG_INFINITY,
+                false if is_seen(key) => 0.0,
+                false => -10000.0,
+            };
+            let added: Vec<f64> = (0..all).map(added).collect();
+            let query = &rows[b * new + s][h * depth..][..depth];
+            y.extend(attended(query, &keys, &values, 1.0 / (depth as f64).sqrt(), 0.0, &added));
+        }
+        [y, present.concat()]
+    }
+}
+
+/// All places in four dimensions, in order.
+fn places(sizes: [usize; 4]) -> Vec<(usize, usize, usize, usize)> {
+    let [_, b, c, d] = sizes;
+    (0..sizes.iter().product()).map(|at: usize| (at / (b * c * d), at / (c * d) % b, at / d % c, at % d)).collect()
+}
+
+/// Attentions with their product, causal or not, with every form of mask, and with a past.
+#[test]
+fn fused_attentions_have_masks_and_a_past() {
+    for seed in 0..32 {
+        let random = &mut Draw::seed_from_u64(seed);
+        let (rank, is_causal) = (seed as usize % 4, seed / 4 % 2 == 1);
+        let past = if seed >= 16 { random.random_range(1..4) } else { 0 };
+        let [batch, heads, depth, new] = [3, 3, 4, 6].map(|most| random.random_range(1..=most));
+        let fused = Fused { batch, heads, depth: 2 * depth, new, past, rank, is_causal };
+        let special = specialise(&fused.graph(), &Bindings::default());
+        assert!(special.problems.is_empty(), "{seed}: {}", special.problems[0]);
+        let graph = special.graph;
+        let mut numbers = SplitMix64::new(seed);
+        let given: Vec<(String, Tensor)> = graph
+            .inputs
+            .iter()
+            .map(|id| {
+                let (name, ty) = (graph.value(*id).name.clone(), graph.value(*id).ty.as_ref().unwrap());
+                let all = past + new;
+                // The first key is seen, so that sums are not of -10000 alone.
+                let mut draw = |at: usize| match rank {
+                    1 => random.random_range(1..=all) as f64,
+                    _ if at.is_multiple_of(all) => 1.0,
+                    _ => f64::from(random.random_range(0..2)),
+                };
+                let x = match name == "lengths" {
+                    true => Tensor::from_floats(
+                        ty.dtype,
+                        &ty.shape[..],
+                        &(0..ty.shape.iter().product()).map(&mut draw).collect::<Vec<_>>(),
+                    ),
+                    false => numbers.input(ty),
+                };
+                (name, x)
+            })
+            .collect();
+        let expected = fused.expected(&given);
+        let compiled = compiled_for(&graph, &host::target()).unwrap_or_else(|error| panic!("{seed}: {error}"));
+        let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
+        given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
+        runner.run().unwrap();
+        let found: Vec<Tensor> = runner.outputs().into_iter().map(|(_, x)| x).collect();
+        let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
+        for (who, found) in [("kernels", found), ("reference", evaluate(&graph, &named).unwrap())] {
+            for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let pairs = found.floats().into_iter().zip(expected);
+                let far = pairs.map(|(x, y)| (x - y).abs() / y.abs().max(1.0)).fold(0.0, f64::max);
+                assert!(found.n_elements() == expected.len() && far <= 2e-5, "{seed}, {who}, output {at}: {far:e}");
+            }
+        }
+    }
+}
+
 /// Checks kernels and the reference of a graph on what was drawn.
 fn check(seed: u64, drawn: &Drawn, graph: &Graph) {
     let special = specialise(graph, &Bindings::default());
