@@ -101,6 +101,29 @@ const FUNCTIONS: &[&str] = &[
      bq, bk, bv = Split[axis=0, num_outputs=3](b); q1 = Add(q, bq); k1 = Add(k, bk); v1 = Add(v, bv); \
      y, ok, ov = com.microsoft.MultiHeadAttention[num_heads=@num_heads, unidirectional=@unidirectional, \
      mask_filter_value=@mask_filter_value](q1, k1, v1, , mask, more, pk, pv)",
+    // The levels of bitsandbytes: `FP4` and `NF4`.
+    "MatMulBnb4(x, b, a) K=0 N=0 block_size=0 quant_type==0 -> y: \
+     levels = Constant[value_floats=0 0.005208333333 0.66666667 1 0.33333333 0.5 0.16666667 0.25 \
+     0 -0.005208333333 -0.66666667 -1 -0.33333333 -0.5 -0.16666667 -0.25](); \
+     y = com.microsoft.MatMulOfLevels[K=@K, N=@N, block_size=@block_size](x, b, a, levels)",
+    "MatMulBnb4(x, b, a) K=0 N=0 block_size=0 quant_type==1 -> y: \
+     levels = Constant[value_floats=-1 -0.6961928009986877 -0.5250730514526367 -0.39491748809814453 \
+     -0.28444138169288635 -0.18477343022823334 -0.09105003625154495 0 0.07958029955625534 0.16093020141124725 \
+     0.24611230194568634 0.33791524171829224 0.44070982933044434 0.5626170039176941 0.7229568362236023 1](); \
+     y = com.microsoft.MatMulOfLevels[K=@K, N=@N, block_size=@block_size](x, b, a, levels)",
+    // Two weights in a byte, the first one in its upper half, of the transposed matrix; blocks run on from
+    // row to row.
+    "MatMulOfLevels(x, b, a, levels) K=0 N=0 block_size=0 -> y: \
+     n_levels = Constant[value_int=16](); bytes = Cast[to=7](b); upper = Div(bytes, n_levels); \
+     lower = Mod(bytes, n_levels); last = Constant[value_ints=-1](); u = Unsqueeze(upper, last); \
+     l = Unsqueeze(lower, last); which = Concat[axis=-1](u, l); pairs = Gather(levels, which); \
+     k = Constant[value_int=@K](); n = Constant[value_int=@N](); size = Constant[value_int=@block_size](); \
+     all = Mul(n, k); zero = Constant[value_int=0](); one = Constant[value_int=1](); at = Range(zero, all, one); \
+     of_block = Div(at, size); most = Gather(a, of_block); row = Reshape(pairs, last); \
+     first = Unsqueeze(zero, last); end = Unsqueeze(all, last); plain = Slice(row, first, end); \
+     scaled = Mul(plain, most); ks = Unsqueeze(k, last); ns = Unsqueeze(n, last); \
+     of_matrix = Concat[axis=0](ns, ks); w = Reshape(scaled, of_matrix); t = Transpose[perm=1 0](w); \
+     y = MatMul(x, t)",
     "MatMulIntegerToFloat(a, b, sa, sb, za?, zb?) -> y: \
      p = MatMulInteger(a, b, za, zb); f = Cast[to=1](p); s = Mul(sa, sb); y = Mul(f, s)",
     "MatMulIntegerToFloat(a, b, sa, sb, za?, zb?, c) -> y: \
@@ -249,7 +272,7 @@ fn read<'a>(call: &NodeProto<'a>, row: &'static str) -> FunctionProto<'a> {
 }
 
 /// An attribute, as `name=value`: one without a default, one that calls give, one of the call, an integer,
-/// several, another number, or a word.
+/// several, another number or several, or a word.
 fn attribute(text: &'static str) -> AttributeProto<'static> {
     let (name, value) = text.split_once('=').expect("an attribute has a value");
     let mut attribute = AttributeProto { name, ..AttributeProto::default() };
@@ -266,6 +289,9 @@ fn attribute(text: &'static str) -> AttributeProto<'static> {
             [number] if name != "value_ints" => (attribute.kind, attribute.int) = (2, Some(number)),
             _ => (attribute.kind, attribute.ints) = (7, numbers),
         }
+    } else if name == "value_floats" {
+        let numbers = value.split(' ').map(|number| number.parse::<f32>().expect("a number"));
+        (attribute.kind, attribute.floats) = (6, numbers.flat_map(f32::to_le_bytes).collect());
     } else if let Ok(number) = value.parse() {
         (attribute.kind, attribute.float) = (1, Some(number));
     } else {

@@ -123,8 +123,8 @@ fn check_shape(found: &[usize], what: &str, at: usize, wanted: &[&[usize]]) -> R
     Err(invalid!("its {what}, input {}, have shape {}, and should have {}", at + 1, text(found), wanted.join(" or ")))
 }
 
-/// An error for known scales that are no numbers. Those of weights may be 0 or negative.
-fn check_scales(inputs: Inputs<'_>, at: usize) -> Result<(), OpError> {
+/// An error for known scales that are no numbers. Those of weights in blocks may be 0 or negative.
+pub(super) fn check_block_scales(inputs: Inputs<'_>, at: usize) -> Result<(), OpError> {
     let Some(scales) = inputs.fact(at)?.value else { return Ok(()) };
     match scales.floats().into_iter().find(|scale| !scale.is_finite()) {
         None => Ok(()),
@@ -257,7 +257,7 @@ impl Operation for MatMulNBits {
             let shape = [n, n_blocks, blocks.bytes(blocks.size)];
             check_shape(inputs.shape(1)?, "weights", 1, &[&shape])?;
             check_shape(inputs.shape(2)?, "scales", 2, &[&[n, n_blocks], &[n * n_blocks]])?;
-            check_scales(inputs, 2)?;
+            check_block_scales(inputs, 2)?;
             if let Some(zeros) = inputs.optional(3) {
                 let each = if zeros.dtype() == DType::U8 { blocks.bytes(n_blocks) } else { n_blocks };
                 check_shape(zeros.shape(), "zero points", 3, &[&[n, each], &[n * each]])?;
@@ -379,7 +379,7 @@ impl Operation for GatherBlockQuantized {
         check_type(inputs, 2, &[DType::F32, DType::F16, DType::Bf16])?;
         check_type(inputs, 1, &[DType::I32, DType::I64])?;
         check_shape(inputs.shape(2)?, "scales", 2, &[&of_scales])?;
-        check_scales(inputs, 2)?;
+        check_block_scales(inputs, 2)?;
         if let Some(zeros) = inputs.optional(3) {
             let of_data = inputs.fact(0)?.dtype();
             check_type(inputs, 3, &[of_data])?;

@@ -2,6 +2,7 @@
 
 use super::conv::{ConvShape, add_bias, convolve};
 use super::matmul::{batched_product, centred, check_number, check_zero, product_shape};
+use super::packed::check_block_scales;
 use super::util::{axis, product, size, strides};
 use super::{Conv, Import, Inputs, Operation, Operator, row};
 use crate::error::{invalid, unsupported};
@@ -125,7 +126,6 @@ impl Scaling {
     /// The type of the result, once it is known that the scales fit.
     fn infer(&self, inputs: Inputs<'_>, dtype: DType, integers: DType) -> Result<Vec<TensorType>, OpError> {
         let _ = scale_of(inputs.shape(0)?, inputs.shape(1)?, self.axis, self.block)?;
-        check_scales(inputs, 1)?;
         check_zero(inputs, 2, integers, None)?;
         if let Some(zero) = inputs.optional(2)
             && product(zero.shape()) != product(inputs.shape(1)?)
@@ -164,6 +164,7 @@ impl Operation for QuantizeLinear {
         if dtype.size() > 2 {
             return Err(unsupported!("numbers quantized as {dtype} are not supported"));
         }
+        check_scales(inputs, 1)?;
         self.0.infer(inputs, dtype, dtype)
     }
 
@@ -180,6 +181,10 @@ impl Operation for DequantizeLinear {
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError> {
         let integers = inputs.fact(0)?.dtype();
         check_quantized(integers)?;
+        match self.0.block {
+            0 => check_scales(inputs, 1)?,
+            _ => check_block_scales(inputs, 1)?,
+        }
         self.0.infer(inputs, self.0.dtype.unwrap_or(inputs.ty(1)?.dtype), integers)
     }
 

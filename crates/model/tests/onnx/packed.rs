@@ -220,6 +220,88 @@ fn slices(seed: u64) -> Drawn {
     Drawn { text, file, input: ("x", Tensor::vector(&indices)), expected }
 }
 
+/// Products with bitsandbytes' levels: two in a byte, the first in its upper half, and blocks of all weights,
+/// whose scales are their largest magnitudes.
+fn levels(seed: u64) -> Drawn {
+    // The other levels of FP4 are these with a minus.
+    const NF4: [f64; 16] = [
+        -1.0,
+        -0.6961928,
+        -0.52507305,
+        -0.3949175,
+        -0.28444138,
+        -0.18477343,
+        -0.091050036,
+        0.0,
+        0.0795803,
+        0.1609302,
+        0.2461123,
+        0.33791524,
+        0.44070983,
+        0.562617,
+        0.72295684,
+        1.0,
+    ];
+    const FP4: [f64; 8] = [0.0, 1.0 / 192.0, 2.0 / 3.0, 1.0, 1.0 / 3.0, 0.5, 1.0 / 6.0, 0.25];
+    let random = &mut Random::seed_from_u64(seed);
+    let is_nf4 = seed.is_multiple_of(2);
+    let block: usize = *[16, 32, 64].choose(random).unwrap();
+    let [m, n, k] = [5usize, 9, 90].map(|most| random.random_range(1..most));
+    let which: Vec<usize> = (0..n * k).map(|_| random.random_range(0..16)).collect();
+    let (most, x) = (singles(random, (n * k).div_ceil(block), 1.0), singles(random, m * k, 1.0));
+    let level = |at: usize| match (is_nf4, at < 8) {
+        (true, _) => NF4[at],
+        (false, true) => FP4[at],
+        (false, false) => -FP4[at - 8],
+    };
+    let weight = |at: usize| level(which[at]) * most[at / block];
+    let sum = |row: &[f64], j: usize| row.iter().enumerate().map(|(i, x)| x * weight(j * k + i)).sum::<f64>();
+    let expected = x.chunks(k).flat_map(|row| (0..n).map(|j| sum(row, j)).collect::<Vec<_>>()).collect();
+    let bytes: Vec<i128> = which.chunks(2).map(|pair| (pair[0] * 16 + pair.get(1).unwrap_or(&7)) as i128).collect();
+    let attributes =
+        [("K", k as i64), ("N", n as i64), ("block_size", block as i64), ("quant_type", i64::from(is_nf4))];
+    let mut file = of_node("MatMulBnb4", &["x", "w", "s"], &attributes, port("x", DType::F32, &[m, k]), &[m, n]);
+    file.weights = vec![
+        ("w".to_owned(), Tensor::from_integers(DType::U8, [bytes.len()], &bytes)),
+        ("s".to_owned(), Tensor::from_floats(DType::F32, [most.len()], &most)),
+    ];
+    let text = format!("nf4 {is_nf4} m={m} n={n} k={k} block={block}");
+    Drawn { text, file, input: ("x", Tensor::from_floats(DType::F32, [m, k], &x)), expected }
+}
+
+/// Products with weights behind a `DequantizeLinear` in blocks. Quantizers give the weight of the largest
+/// magnitude the least level: scales have either sign, and are 0 where a block is.
+fn blocked(seed: u64) -> Drawn {
+    let random = &mut Random::seed_from_u64(seed);
+    let dtype = *[DType::I4, DType::I8].choose(random).unwrap();
+    let block: usize = *[16, 32].choose(random).unwrap();
+    let [m, n, k] = [random.random_range(1..5), random.random_range(1..40), block * random.random_range(1..4)];
+    let weights: Vec<i128> = (0..n * k).map(|_| random.random_range(-8..8)).collect();
+    let (mut scales, x) = (singles(random, n * k / block, 0.3), singles(random, m * k, 1.0));
+    scales[0] = 0.0;
+    let term = |row: &[f64], i: usize, j: usize| row[i] * weights[i * n + j] as f64 * scales[i / block * n + j];
+    let sum = |row: &[f64], j: usize| (0..k).map(|i| term(row, i, j)).sum::<f64>();
+    let expected = x.chunks(k).flat_map(|row| (0..n).map(|j| sum(row, j)).collect::<Vec<_>>()).collect();
+    let attributes = [("axis", 0), ("block_size", block as i64)];
+    let given = port("x", DType::F32, &[m, k]);
+    let mut file = of_node("DequantizeLinear", &["w", "s"], &attributes, given, &[m, n]);
+    file.nodes[0].domain = String::new();
+    file.nodes[0].outputs = vec!["d".to_owned()];
+    let product = NodeFile {
+        op: "MatMul".to_owned(),
+        inputs: vec!["x".to_owned(), "d".to_owned()],
+        outputs: vec!["y".to_owned()],
+        ..NodeFile::default()
+    };
+    file.nodes.push(product);
+    file.weights = vec![
+        ("w".to_owned(), Tensor::from_integers(dtype, [k, n], &weights)),
+        ("s".to_owned(), Tensor::from_floats(DType::F32, [k / block, n], &scales)),
+    ];
+    let text = format!("{dtype} m={m} n={n} k={k} block={block}");
+    Drawn { text, file, input: ("x", Tensor::from_floats(DType::F32, [m, k], &x)), expected }
+}
+
 fn check(drawn: Drawn) {
     let Drawn { text, file, input: (name, input), expected } = drawn;
     let graph = onnx::read(&onnx::write(&file).into(), &mut no_files).unwrap().graph;
@@ -247,6 +329,16 @@ fn products_with_packed_weights_are_sums_of_what_was_packed() {
 #[test]
 fn slices_of_packed_tables_are_what_was_packed() {
     (0..40).map(slices).for_each(check);
+}
+
+#[test]
+fn weights_are_levels_of_a_table() {
+    (0..12).map(levels).for_each(check);
+}
+
+#[test]
+fn scales_of_blocks_have_any_sign() {
+    (0..16).map(blocked).for_each(check);
 }
 
 /// Models whose weights are not those that attributes speak of.
