@@ -10,6 +10,7 @@ use tilewright_graph::op::{
 use tilewright_graph::{DType, Graph, Node, Op, Place, Tensor, TensorType, Value, ValueId};
 use tilewright_ir::Target;
 
+mod blocks;
 mod factors;
 mod forms;
 
@@ -237,7 +238,7 @@ impl Quantizer<'_> {
         let done = match &node.op {
             Op::DequantizeLinear(op) => self.dequantize(node, op.0),
             Op::QuantizeLinear(op) if self.dots => self.quantize(node, *op),
-            Op::MatMul(_) if self.dots => self.product(node, false),
+            Op::MatMul(_) if self.dots => self.product(node, false).or_else(|| self.packed_product(node)),
             Op::Gemm(gemm) if self.dots && is_plain(gemm) => self.product(node, gemm.transposes_b),
             Op::MatMulInteger(_) if self.dots => self.integer_product(node),
             Op::QLinearMatMul(_) if self.dots => self.quantized(node, None),

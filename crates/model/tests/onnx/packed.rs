@@ -273,18 +273,26 @@ fn levels(seed: u64) -> Drawn {
 /// magnitude the least level: scales have either sign, and are 0 where a block is.
 fn blocked(seed: u64) -> Drawn {
     let random = &mut Random::seed_from_u64(seed);
-    let dtype = *[DType::I4, DType::I8].choose(random).unwrap();
+    let dtype = *[DType::I4, DType::U4, DType::I8, DType::U8].choose(random).unwrap();
     let block: usize = *[16, 32].choose(random).unwrap();
-    let [m, n, k] = [random.random_range(1..5), random.random_range(1..40), block * random.random_range(1..4)];
-    let weights: Vec<i128> = (0..n * k).map(|_| random.random_range(-8..8)).collect();
-    let (mut scales, x) = (singles(random, n * k / block, 0.3), singles(random, m * k, 1.0));
+    let (m, n) = (random.random_range(1..5), random.random_range(1..40));
+    let k = block * random.random_range(1..4) - random.random_range(0..3);
+    let n_blocks = k.div_ceil(block);
+    let least = if matches!(dtype, DType::I4 | DType::I8) { -8 } else { 0 };
+    let mut draw = |n: usize| -> Vec<i128> { (0..n).map(|_| random.random_range(least..least + 16)).collect() };
+    let (weights, mut zeros) = (draw(n * k), draw(n * n_blocks));
+    let has_zeros = random.random_bool(0.5);
+    zeros.iter_mut().for_each(|zero| *zero *= i128::from(has_zeros));
+    let (mut scales, x) = (singles(random, n * n_blocks, 0.3), singles(random, m * k, 1.0));
     scales[0] = 0.0;
-    let term = |row: &[f64], i: usize, j: usize| row[i] * weights[i * n + j] as f64 * scales[i / block * n + j];
-    let sum = |row: &[f64], j: usize| (0..k).map(|i| term(row, i, j)).sum::<f64>();
+    let weight =
+        |i: usize, j: usize| (weights[i * n + j] - zeros[i / block * n + j]) as f64 * scales[i / block * n + j];
+    let sum = |row: &[f64], j: usize| row.iter().enumerate().map(|(i, x)| x * weight(i, j)).sum::<f64>();
     let expected = x.chunks(k).flat_map(|row| (0..n).map(|j| sum(row, j)).collect::<Vec<_>>()).collect();
     let attributes = [("axis", 0), ("block_size", block as i64)];
     let given = port("x", DType::F32, &[m, k]);
-    let mut file = of_node("DequantizeLinear", &["w", "s"], &attributes, given, &[m, n]);
+    let inputs = if has_zeros { &["w", "s", "z"][..] } else { &["w", "s"] };
+    let mut file = of_node("DequantizeLinear", inputs, &attributes, given, &[m, n]);
     file.nodes[0].domain = String::new();
     file.nodes[0].outputs = vec!["d".to_owned()];
     let product = NodeFile {
@@ -296,9 +304,12 @@ fn blocked(seed: u64) -> Drawn {
     file.nodes.push(product);
     file.weights = vec![
         ("w".to_owned(), Tensor::from_integers(dtype, [k, n], &weights)),
-        ("s".to_owned(), Tensor::from_floats(DType::F32, [k / block, n], &scales)),
+        ("s".to_owned(), Tensor::from_floats(DType::F32, [n_blocks, n], &scales)),
     ];
-    let text = format!("{dtype} m={m} n={n} k={k} block={block}");
+    if has_zeros {
+        file.weights.push(("z".to_owned(), Tensor::from_integers(dtype, [n_blocks, n], &zeros)));
+    }
+    let text = format!("{dtype} m={m} n={n} k={k} block={block} zeros {has_zeros}");
     Drawn { text, file, input: ("x", Tensor::from_floats(DType::F32, [m, k], &x)), expected }
 }
 
@@ -338,7 +349,21 @@ fn weights_are_levels_of_a_table() {
 
 #[test]
 fn scales_of_blocks_have_any_sign() {
-    (0..16).map(blocked).for_each(check);
+    (0..24).map(blocked).for_each(check);
+}
+
+/// Few rows read weights that are an eighth of f32's bytes.
+#[test]
+fn weights_in_blocks_stay_packed() {
+    let target = host::target();
+    let has_dots = target.dot4_lanes([false, true]) > 0 || target.widens_bytes();
+    for drawn in (0..8).map(blocked) {
+        let graph = onnx::read(&onnx::write(&drawn.file).into(), &mut no_files).unwrap().graph;
+        let graph = specialise(&graph, &Bindings { fold_bytes: 0, ..Bindings::default() }).graph;
+        let compiled = compiled_for(&graph, &target).unwrap();
+        let is_packed = compiled.steps().iter().any(|step| step.workload.starts_with("packed_matmul"));
+        assert_eq!(is_packed, has_dots, "{}", drawn.text);
+    }
 }
 
 /// Models whose weights are not those that attributes speak of.
