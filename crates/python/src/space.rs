@@ -156,9 +156,16 @@ impl Space {
             let (values, of_values) = ordered(&values).map_err(wrong)?;
             let ranks = PyDict::new(py);
             for (rank, value) in values.iter().enumerate() {
-                if value.hash().is_ok() {
-                    ranks.set_item(value, rank)?;
+                if value.hash().is_err() {
+                    continue;
                 }
+                if let Some(other) = ranks.get_item(value)? {
+                    let [value, other] =
+                        [value.repr()?, values[other.extract::<usize>()?].repr()?].map(|t| t.to_string());
+                    let same = if value == other { String::new() } else { format!(": it equals {other}") };
+                    return Err(value::refuse(format!("parameter {text} lists {value} twice{same}")));
+                }
+                ranks.set_item(value, rank)?;
             }
             let values = values.into_iter().map(Bound::unbind).collect();
             listed.push(Listed { name: PyString::intern(py, &text).unbind(), values, ranks: ranks.unbind() });

@@ -63,6 +63,8 @@ class Spaces(unittest.TestCase):
             (lambda: tw.Space({}), "there are no parameters"),
             (lambda: tw.Space({"x": []}), "x has no feasible value"),
             (lambda: tw.Space({"x": [1, 1]}), "lists 1 twice"),
+            (lambda: tw.Space({"x": [1, True]}), "lists True twice: it equals 1"),
+            (lambda: tw.Space({"x": [0.5, 2, 2.0]}), "lists 2.0 twice: it equals 2"),
             (lambda: tw.Space({"x": [1, object()]}), "cannot be the value of a parameter"),
             (lambda: tw.Space({"x": [1, 2]}, ["x > y"]), "unknown name y"),
             (lambda: tw.Space({"x": [1, 2]}, ["x > 1 && x"]), "write `and`"),
