@@ -47,10 +47,21 @@ const FAMILIES_OF_DOTS: [&str; 3] = [
 ];
 
 /// Families that algorithms other than the direct one compute, too.
-const FAMILIES_OF_ALGORITHMS: [(&str, &str); 3] = [
+const FAMILIES_OF_ALGORITHMS: [(&str, &str); 14] = [
     ("conv2d:c=6,h=4..16/4,w=10,k=12,r=3,s=3,pad=1,const=w+bias,epilogue=bias+relu", "winograd"),
     ("conv2d:c=16,h=2..14/2,w=9,k=16,r=3,s=3,pad=1,const=w,in=c16,out=c16", "winograd"),
     ("conv2d:c=5,h=6..18/4,w=9,k=7,r=3,s=3", "winograd"),
+    ("conv2d_transpose:c=6,h=4..16/4,w=9,k=1,r=2,s=2,stride=2,const=w,epilogue=sigmoid", "col2im"),
+    ("conv2d_transpose:c=9,h=2..11/3,w=8,k=16,r=3,s=2,stride_h=3,stride_w=2", "col2im"),
+    ("conv2d_transpose:c=5,h=1..9,w=7,k=8,r=4,s=4,stride=2,pad=1", "col2im"),
+    ("conv2d_transpose:c=4,h=2..10/2,w=5,k=16,r=3,s=3,stride=2,pad=1,out_pad=1,const=w+bias,epilogue=bias", "col2im"),
+    ("conv2d_transpose:c=7,h=3..15/3,w=1,k=12,r=16,s=1,stride_h=4,pad_top=6,pad_bottom=6,const=w", "col2im"),
+    ("conv2d_transpose:c=3,h=1..7,w=6,k=9,r=1,s=3,stride_h=3,stride_w=2", "col2im"),
+    ("conv2d_transpose:c=3,h=2..8/2,w=6,k=4,r=5,s=2,stride_h=1,stride_w=2,pad_top=2,pad_bottom=1", "col2im"),
+    ("conv2d_transpose:c=3,h=2..8/2,w=6,k=4,r=3,s=2,stride=2,dilation_h=2,pad_top=1", "col2im"),
+    ("conv2d_transpose:c=4,h=2..8/3,w=5,k=6,r=3,s=5,stride_h=3,stride_w=4,dilation_h=2,pad=2", "col2im"),
+    ("conv2d_transpose:c=3,h=1..6,w=4,k=1,r=4,s=4,stride=4", "col2im"),
+    ("conv2d_transpose:c=3,h=2..8/2,w=4,k=2,r=3,s=16,stride_h=2,stride_w=16,pad_top=1", "col2im"),
 ];
 
 fn task(text: &str, target: &str, n_threads: usize, template: Option<&str>) -> Task {

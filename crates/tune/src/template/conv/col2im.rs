@@ -6,9 +6,9 @@ use super::super::step::{
 };
 use super::super::{TemplateSetting, constraint_over, has_value};
 use super::direct::pack;
-use super::{Algorithm, ReductionSizes, ceil_div, divisors, is_blocked};
+use super::{Algorithm, ReductionSizes, ceil_div, common_divisor, divisors, is_blocked};
 use tilewright_ir::Step;
-use tilewright_ir::op::{Window, WindowAxis};
+use tilewright_ir::op::{SizeRange, Window, WindowAxis};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
@@ -25,7 +25,7 @@ use tilewright_search::{Config, Constraint, Parameter, Space};
 /// computed; adding up columns is what Caffe's deconvolution does.
 pub const COL2IM: Algorithm<ReductionSizes> = Algorithm {
     name: "col2im",
-    applies: |shape| shape.inserts_zeros && !shape.is_agreed && shape.open_rows.is_none(),
+    applies: |shape| shape.inserts_zeros && !shape.is_agreed,
     parameters,
     constraints,
     steps,
@@ -36,6 +36,14 @@ pub const COL2IM: Algorithm<ReductionSizes> = Algorithm {
 const MOST_BYTES: i64 = 1 << 30;
 /// Most phases, taps and vectors of the sum that are repeated in the code.
 const MOST_UNROLLED: i64 = 4;
+
+/// Pixels of the input that a register tile may have, up to a number; tiles of an open number of rows end where
+/// the rows do.
+fn tiles_of_pixels(s: &TemplateSetting, shape: &ReductionSizes, most: i64) -> Vec<i64> {
+    let SizeRange { least, step, .. } = s.workload.range(Window::OPEN);
+    let common = shape.open_rows.map(|_| common_divisor(least, step) * shape.axes[1].input);
+    (1..=most).filter(|n| common.is_none_or(|common| common % n == 0)).collect()
+}
 
 /// The sizes along one spatial axis.
 struct SpatialSizes {
@@ -71,12 +79,13 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
         Parameter::categorical("lanes", &["k", "q"]),
         Parameter::ordinal("k_block", divisors(shape.k, 1)).optional(),
         Parameter::ordinal("y_tile", 1..=ceil_div(shape.k * taps(shape), lanes).min(registers / 2)).optional(),
-        Parameter::ordinal("pixels", 1..=pixels(shape).min(registers - 2)).optional(),
+        Parameter::ordinal("pixels", tiles_of_pixels(s, shape, pixels(shape).min(registers - 2))).optional(),
         Parameter::ordinal("c_block", [64, 128, 256, 512].into_iter().filter(|&b| b < c).chain([c])),
         Parameter::ordinal("unroll_c", [1, 2, 4].into_iter().filter(|&u| u <= c)),
         Parameter::categorical("outer", &["rows", "k"]),
         Parameter::categorical("cols", if whole > MOST_BYTES { &["block"] } else { &["whole", "block"] }),
-        Parameter::categorical("input", &["plain", "packed"]),
+        // A copy of an open number of rows would be one of as many pixels.
+        Parameter::categorical("input", if shape.open_rows.is_some() { &["plain"] } else { &["plain", "packed"] }),
     ]
 }
 
@@ -330,7 +339,12 @@ impl<'a> Col2ImDecisions<'a> {
     /// Loops that threads share.
     fn threads(&self) -> Vec<Step> {
         let mut steps = Vec::new();
-        if self.s.n_threads > 1 {
+        let is_open = self.shape.open_rows.is_some();
+        if is_open && self.is_whole && self.s.n_threads > 1 {
+            // A number of rows that runs say has no inverse: the other loops cannot be joined with it.
+            steps.extend(self.outer.last().map(|rows| parallel(rows)));
+            steps.push(parallel(self.order.0));
+        } else if self.s.n_threads > 1 {
             let mut shared = "on";
             let n_shared = if self.is_whole { self.outer.len() } else { 2 };
             for (inner, fused) in self.outer[1..n_shared].iter().zip(["threads.t", "threads.k", "threads.p"]) {

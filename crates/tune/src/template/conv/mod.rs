@@ -190,11 +190,12 @@ fn common_rows(range: SizeRange, rows: &WindowAxis, transposed: bool) -> i64 {
         true => (range.step * rows.stride, rows.output - (range.most - range.least) * rows.stride),
         false => (range.step / rows.stride, rows.output - (range.most - range.least) / rows.stride),
     };
-    let (mut a, mut b) = (of_step, of_least);
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
+    common_divisor(of_step, of_least)
+}
+
+/// Greatest common divisor.
+fn common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// Whether along an axis of a transposed convolution some tap meets some of the results: with padding beyond
