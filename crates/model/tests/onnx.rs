@@ -24,6 +24,9 @@ mod half_precision;
 #[path = "onnx/integers.rs"]
 mod integers;
 
+#[path = "onnx/lengths.rs"]
+mod lengths;
+
 #[path = "onnx/no_code.rs"]
 mod no_code;
 

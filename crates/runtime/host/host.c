@@ -28,5 +28,6 @@ typedef struct net_runtime {
 #include "roi_align.c"
 #include "scatter.c"
 #include "select.c"
+#include "take.c"
 #include "top_k.c"
 #include "unary.c"

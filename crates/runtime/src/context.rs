@@ -398,6 +398,9 @@ impl Context {
             match &step.work {
                 Work::Kernel { sizes, .. } => own.iter_mut().zip(sizes).for_each(|(to, open)| *to = open.at(size)),
                 Work::Move { rows, .. } => own.iter_mut().zip(moved(rows)).for_each(|(to, open)| *to = open.at(size)),
+                Work::Host { run: Host::Call(call), .. } => {
+                    own.iter_mut().zip(&call.sizes).for_each(|(to, open)| *to = open.at(size));
+                }
                 Work::Copy { .. } | Work::Host { .. } | Work::While { .. } | Work::Again { .. } => {}
             }
         }
@@ -666,7 +669,7 @@ impl Context {
                 }
                 Work::Host { run: Host::Call(call), .. } => {
                     // SAFETY: as for kernels; scratch memory is for the largest of steps.
-                    let result = unsafe { call.call(pointers, self.scratch.pointer(), &on_one) };
+                    let result = unsafe { call.call(pointers, self.scratch.pointer(), &on_one, sizes) };
                     result.map_err(|why| RunError::Host { step: step.name.clone(), why })?;
                 }
                 Work::Host { inputs, outputs, run: Host::Function(run) } => {
@@ -716,6 +719,7 @@ fn n_sizes_of(work: &Work) -> usize {
     match work {
         Work::Kernel { sizes, .. } => sizes.len(),
         Work::Move { .. } => MOVED,
+        Work::Host { run: Host::Call(call), .. } => call.sizes.len(),
         Work::Copy { .. } | Work::Host { .. } | Work::While { .. } | Work::Again { .. } => 0,
     }
 }

@@ -9,6 +9,8 @@ use std::fmt;
 use tilewright_codegen::Runtime;
 use tilewright_ir::DType;
 
+use crate::plan::RunSize;
+
 /// C header that the sources of all host operators include.
 pub const HOST_HEADER: &str = include_str!("../host/host.h");
 
@@ -59,6 +61,7 @@ operators! {
     ROI_ALIGN: "roi_align", net_host_roi_align, "Regions of images.";
     SCATTER: "scatter", net_host_scatter, "A tensor with updates at some places.";
     SELECT: "select", net_host_select, "One of two tensors.";
+    TAKE: "take", net_host_take, "A row of a tensor.";
     TOP_K: "top_k", net_host_top_k, "The largest or smallest elements along a dimension.";
     UNARY: "unary", net_host_unary, "A function of each element that kernels do not have.";
 }
@@ -70,6 +73,8 @@ pub struct HostCall {
     pub operator: HostOperator,
     /// Parameters, in the function's order.
     pub parameters: Vec<i64>,
+    /// Parameters as numbers of an open dimension's size, where some depend on it; else empty.
+    pub sizes: Vec<RunSize>,
     /// Scratch memory in bytes.
     pub scratch_bytes: usize,
 }
@@ -94,7 +99,7 @@ impl HostCall {
         }
     }
 
-    /// Calls the function.
+    /// Calls the function, with the parameters at a run's size where they depend on it.
     ///
     /// # Errors
     /// If an index among the inputs leads out of a tensor, or a condition chooses a graph that refuses the
@@ -102,9 +107,16 @@ impl HostCall {
     ///
     /// # Safety
     /// Buffers and scratch memory are as large as the parameters say, aligned to their elements, and
-    /// borrowed; outputs overlap nothing.
-    pub unsafe fn call(&self, buffers: &[*mut u8], scratch: *mut u8, runtime: &Runtime) -> Result<(), String> {
-        let (buffers, parameters) = (buffers.as_ptr().cast(), self.parameters.as_ptr());
+    /// borrowed; outputs overlap nothing. `sizes` has a number for each of the call's own.
+    pub unsafe fn call(
+        &self,
+        buffers: &[*mut u8],
+        scratch: *mut u8,
+        runtime: &Runtime,
+        sizes: &[i64],
+    ) -> Result<(), String> {
+        let parameters = if self.sizes.is_empty() { &self.parameters } else { sizes };
+        let (buffers, parameters) = (buffers.as_ptr().cast(), parameters.as_ptr());
         // SAFETY: the caller's promise; the function reads as many parameters as it takes.
         match unsafe { (self.operator.function)(buffers, scratch.cast(), runtime, parameters) } {
             0 => Ok(()),

@@ -71,7 +71,7 @@ typedef struct net_step {
      * number and the bytes between them here and there. */
     net_kernel kernel;
     net_host_operator host;
-    /* The host operator's. */
+    /* The host operator's; null where they are sizes. */
     const int64_t *parameters;
     /* The step's addresses. */
     uint32_t first;
@@ -79,7 +79,7 @@ typedef struct net_step {
     uint32_t all_threads;
     /* Bytes of a copy; where a loop begins or ends, the step at its other end. */
     size_t copied_bytes;
-@DIM@    /* The first of the kernel's sizes; of a copy, the number of rows of so many bytes, counted from 1, or 0. */
+@DIM@    /* The first of the kernel's or the operator's sizes; of a copy, the number of rows of so many bytes, counted from 1, or 0. */
 @DIM@    uint32_t size;
     /* Number of the guard without which nobody needs what it does; 0 is none. */
     uint32_t guard;
@@ -760,7 +760,9 @@ static int net_is_needed(const net_context *context, uint32_t guard) {
 @DIM@            code = step->kernel(addresses, context->scratch, step->all_threads ? &together : &alone,
 @DIM@                                &context->sizes[step->size]);
         else if (step->host)
-            code = step->host(addresses, context->scratch, &alone, step->parameters);
+@NODIM@            code = step->host(addresses, context->scratch, &alone, step->parameters);
+@DIM@            code = step->host(addresses, context->scratch, &alone,
+@DIM@                              step->parameters ? step->parameters : &context->sizes[step->size]);
 @DIM@        else if (step->parameters)
 @DIM@            for (int64_t row = 0; row != step->parameters[0]; row++)
 @DIM@                memcpy((char *)addresses[1] + context->sizes[step->size + 1] + row * step->parameters[2],

@@ -236,11 +236,19 @@ impl BindingArgs {
 
     /// The bindings at a size of an open dimension, which is then the one that makes things vary.
     pub fn at(&self, dim: &OpenDimension, size: i64) -> BindingArgs {
-        let is_it = |text: &String| is_range(text) && names(text).next() == Some(&dim.name);
+        let is_it = |text: &String| !is_list(text) && names(text).next() == Some(&dim.name);
         let bound = |text: &String| if is_it(text) { format!("{}={size}", dim.name) } else { text.clone() };
         let open = Some(dim.name.clone());
         BindingArgs { dim: self.dim.iter().map(bound).collect(), open, ..self.clone() }
     }
+}
+
+/// Batches of more than one item that are bound to a number.
+fn fixed_batches(bindings: &Bindings, graph: &Graph) -> Vec<OpenDimension> {
+    let inputs = || graph.inputs.iter().filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_deref()?.first());
+    let is_first = |name: &str| inputs().any(|own| matches!(own, DimOfModel::Named(own) if own == name));
+    let dims = bindings.dims.iter().filter(|(name, size)| *size > 1 && is_first(name));
+    dims.map(|(name, n)| OpenDimension { name: name.clone(), least: *n as i64, most: *n as i64, step: 1 }).collect()
 }
 
 /// Whether one dimension is a batch, the first of inputs, of items of which the other one is a dimension.
@@ -550,21 +558,34 @@ impl ModelArgs {
         let dims: Vec<OpenDimension> = items.into_iter().chain([dim]).collect();
         let n = n_combinations(&dims);
         let refused = match opened {
-            Ok(made) if !made.has_open_rows() || n > MOST_NETS => return Ok(made),
-            // Rows of any number have fewer algorithms than a number of them.
+            Ok(made) if !(made.has_open_rows() || made.has_open_loops()) || n > MOST_NETS => return Ok(made),
+            // Rows of any number have fewer algorithms than a number of them, and loops take longer than
+            // steps.
             Ok(made) => return Ok(self.sized(model, &dims, None, rounding, target).unwrap_or(made)),
             Err(refused) => refused,
         };
+        if let [dim] = &dims[..] {
+            // Items of a batch of so many are apart where a batch of any number has them so.
+            let mut batches = fixed_batches(&self.bindings.bindings()?, &model.graph).into_iter();
+            let made = batches.find_map(|items| self.opened(model, (dim, Some(&items)), rounding, target).ok());
+            if let Some(made) = made {
+                return Ok(made);
+            }
+        }
         if n <= MOST_NETS {
             return self.sized(model, &dims, None, rounding, target).map_err(|_| refused);
         }
         let few = |opened: &usize| n / n_combinations(&dims[*opened..=*opened]) <= MOST_NETS;
-        let mut made =
-            (0..dims.len()).filter(few).map(|opened| self.sized(model, &dims, Some(opened), rounding, target));
-        made.find_map(Result::ok).ok_or_else(|| {
-            let hint = "where there are as few, each gets code of its own";
-            bad_input(format!("{refused}; {n} sizes are more than {MOST_NETS}: {hint}"))
-        })
+        let mut refused = refused;
+        for opened in (0..dims.len()).filter(few) {
+            match self.sized(model, &dims, Some(opened), rounding, target) {
+                Ok(made) => return Ok(made),
+                Err(error) if dims.len() > 1 => refused = error,
+                Err(_) => {}
+            }
+        }
+        let hint = "where there are as few, each gets code of its own";
+        Err(bad_input(format!("{refused}; {n} sizes are more than {MOST_NETS}: {hint}")))
     }
 
     /// Fuses a model with a net for each combination of sizes; with `opened`, of the sizes of the other
@@ -579,7 +600,8 @@ impl ModelArgs {
     ) -> anyhow::Result<Fused> {
         let lower = |sizes: &[i64]| {
             let file = dims.iter().zip(sizes).fold(self.clone(), |file, (dim, size)| file.at(dim, *size));
-            let file = ModelArgs { bindings: BindingArgs { open: None, ..file.bindings }, ..file };
+            let open = opened.map(|opened| dims[opened].name.clone());
+            let file = ModelArgs { bindings: BindingArgs { open, ..file.bindings }, ..file };
             file.fused(&file.supported(model)?.graph, rounding, target)
         };
         let only = &self.bindings.only;

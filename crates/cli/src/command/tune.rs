@@ -107,6 +107,12 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         (workload, n, caches)
     };
     let tasks: Vec<CountedTask> = fused.tasks().into_iter().map(task).collect();
+    let n_untunable = fused.n_untunable();
+    if n_untunable > 0 {
+        let kernels = count(n_untunable as u64, "kernel");
+        let why = "a smaller size's answer is no part of a larger one's";
+        message(&format!("{kernels} of any size cannot be tuned ({why}): a model of the machine chooses them"));
+    }
     if tasks.is_empty() {
         return Err(bad_input(format!("{} has no kernels to tune", args.of.workload)));
     }

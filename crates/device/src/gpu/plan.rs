@@ -294,7 +294,7 @@ fn host<D: Driver>(
             let scratch = Aligned::new(call.scratch_bytes as u64).map_err(say)?;
             let buffers: Vec<*mut u8> = given.iter().chain(&made).map(Aligned::pointer).collect();
             // SAFETY: all memory is as large as the step says, begins at a line, and is borrowed.
-            unsafe { call.call(&buffers, scratch.pointer(), &Runtime::serial())? };
+            unsafe { call.call(&buffers, scratch.pointer(), &Runtime::serial(), &[])? };
         }
     }
     for (span, memory) in outputs.iter().zip(&made).filter(|(span, _)| span.n_bytes > 0) {

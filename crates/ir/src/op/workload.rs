@@ -579,12 +579,25 @@ impl Workload {
     }
 
     /// Turns images that are columns of pixels into rows: the same elements in memory, and one task.
-    fn turned(mut self) -> Workload {
-        if matches!(self.structure(), Structure::Window(window) if window.is_column()) {
-            let names = self.operator.sizes.iter().map(|size| size.name);
-            self.sizes = names.map(|name| self.range(turned(name).unwrap_or(name))).collect();
+    fn turned(self) -> Workload {
+        match self.structure() {
+            Structure::Window(window) if window.is_column() => self.exchanged(),
+            _ => self,
         }
+    }
+
+    /// The workload with rows and columns exchanged.
+    fn exchanged(mut self) -> Workload {
+        let names = self.operator.sizes.iter().map(|size| size.name);
+        self.sizes = names.map(|name| self.range(turned(name).unwrap_or(name))).collect();
         self
+    }
+
+    /// Convolution of images of one column that a convolution of images of one row is: its rows may be open.
+    pub fn in_column(&self) -> Option<Workload> {
+        matches!(self.structure(), Structure::Window(_)).then_some(())?;
+        let column = self.clone().exchanged();
+        matches!(column.structure(), Structure::Window(window) if window.is_column()).then_some(column)
     }
 
     /// A program of its own.

@@ -217,17 +217,26 @@ pub struct Fused {
 }
 
 impl Fused {
-    /// Distinct workloads in their order, each with its number of calls per run. A
+    /// Distinct workloads that can be tuned in their order, each with its number of calls per run. A
     /// [representative](Workload::representative) stands for workloads that differ only in numbers.
     pub fn tasks(&self) -> Vec<(Workload, usize)> {
+        let mut all = self.distinct_workloads();
+        all.retain(|(task, _)| task.has_members_of_one_answer());
+        all
+    }
+
+    /// Number of distinct workloads that cannot be tuned.
+    pub fn n_untunable(&self) -> usize {
+        self.distinct_workloads().iter().filter(|(task, _)| !task.has_members_of_one_answer()).count()
+    }
+
+    /// Representatives of all workloads, each with its number of calls per run.
+    fn distinct_workloads(&self) -> Vec<(Workload, usize)> {
         let mut tasks: Vec<(Workload, usize)> = Vec::new();
         let mut places: HashMap<String, usize> = HashMap::new();
         for (step, times) in self.all() {
             if let Step::Kernel(kernel) = step {
                 let task = kernel.workload.representative();
-                if !task.has_members_of_one_answer() {
-                    continue;
-                }
                 let place = *places.entry(task.to_string()).or_insert(tasks.len());
                 match tasks.get_mut(place) {
                     Some((_, n)) => *n += times,

@@ -73,7 +73,7 @@ pub(super) fn steps_of_loop(
         id
     };
     let call = |operator: HostOperator, parameters: Vec<i64>, inputs: &[Option<ValueId>], outputs: &[ValueId]| {
-        let call = HostCall { operator, parameters, scratch_bytes: 0 };
+        let call = HostCall { operator, parameters, sizes: Vec::new(), scratch_bytes: 0 };
         let inputs = inputs.iter().flatten().map(|id| Some(*id)).collect();
         let (kind, origin) = (Kind::Call(Box::new(call)), node.origin.clone());
         Step::Host(Node { kind, inputs, outputs: outputs.to_vec(), origin })

@@ -25,7 +25,7 @@ impl NodeImport<'_> {
         inputs: &[ValueId],
         outputs: &[ValueId],
     ) {
-        let call = HostCall { operator, parameters, scratch_bytes };
+        let call = HostCall { operator, parameters, sizes: Vec::new(), scratch_bytes };
         self.push_several(Kind::Call(Box::new(call)), inputs, outputs);
     }
 

@@ -29,6 +29,19 @@ pub(super) fn ints(list: &[usize]) -> Vec<i64> {
 }
 
 impl NodeImport<'_> {
+    /// Whether dimensions of images behind a batch of `n` may be open: where there are so many, their number
+    /// is.
+    pub(super) fn is_open_behind(&self, n: i64) -> bool {
+        self.net.open_size.is_some_and(|size| size < 1 || n % size != 0)
+    }
+
+    /// A number that is known once a run has said its size.
+    pub(super) fn number_of_run(&mut self, what: &str, n: i64) -> ValueId {
+        let id = self.value(what, DType::I64, &[]);
+        self.net.varying.push((id, Tensor::from_integers(DType::I64, [], &[n.into()])));
+        id
+    }
+
     /// Types and known values of the node's inputs.
     pub(crate) fn facts(&self) -> Vec<Option<Fact<'_>>> {
         let fact = |id: &Option<tilewright_graph::ValueId>| {

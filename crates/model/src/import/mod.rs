@@ -3,6 +3,7 @@
 //! [`NodeImport::lower`] dispatches on the operator; the lowerings lie in a file for each family. The reason
 //! why a node has no lowering is kept with it.
 
+mod any_length;
 mod attention;
 mod call;
 mod conv;

@@ -78,8 +78,8 @@ impl NodeImport<'_> {
                 self.push(Kind::Window(ReduceOp::Max, windows), &[x], to);
             }
             PoolKind::Average { counts_borders } => {
-                let sum = self.step("sum", Kind::Window(ReduceOp::Sum, windows), &[x], &shape);
-                self.averaged(sum, &geometry, counts_borders, to)?;
+                let sum = self.step("sum", Kind::Window(ReduceOp::Sum, windows.clone()), &[x], &shape);
+                self.averaged(sum, &geometry, (windows, counts_borders), to)?;
             }
             PoolKind::Lp { p } => {
                 let norm = self.norm(x, Kind::Window(ReduceOp::Sum, windows), p, &shape)?;
@@ -90,7 +90,13 @@ impl NodeImport<'_> {
     }
 
     /// Divides the sums of windows by the number of elements that count in each.
-    fn averaged(&mut self, sum: ValueId, geometry: &Geometry, counts_borders: bool, to: ValueId) -> Lowered {
+    fn averaged(
+        &mut self,
+        sum: ValueId,
+        geometry: &Geometry,
+        (windows, counts_borders): (Windows, bool),
+        to: ValueId,
+    ) -> Lowered {
         let out = self.net.shape(to)[2..].to_vec();
         let image = self.shape(0)?[2..].to_vec();
         // Positions of a window that count, of each dimension.
@@ -111,12 +117,40 @@ impl NodeImport<'_> {
             self.push(Kind::Map(scalar::part(input(0), n as f64, self.decides())), &[sum], to);
             return Ok(());
         }
+        if self.is_open_behind(self.shape(0)?[0]) {
+            return self.averaged_of_ones(sum, geometry, (windows, counts_borders), to);
+        }
         let mut factors = vec![1.0];
         for counts in &of_each {
             factors = factors.iter().flat_map(|f| counts.iter().map(move |n| f / *n as f64)).collect();
         }
         let factors = self.real_constant("factors", sum, &out, &factors);
         self.push(Kind::Map(mul(input(0), input(1))), &[sum, factors], to);
+        Ok(())
+    }
+
+    /// Divides the sums of windows by those of ones that lie where elements count: their borders are where a
+    /// run's are.
+    fn averaged_of_ones(
+        &mut self,
+        sum: ValueId,
+        geometry: &Geometry,
+        (mut windows, counts_borders): (Windows, bool),
+        to: ValueId,
+    ) -> Lowered {
+        let (mut ones, mut counts) = (vec![1, 1], vec![1, 1]);
+        for (d, size) in self.shape(0)?[2..].iter().enumerate() {
+            let border = if counts_borders { geometry.begins[d] + geometry.ends[d] } else { 0 };
+            ones.push(size + border);
+            counts.push(geometry.out[d] as i64);
+            if counts_borders {
+                windows.before[2 + d] = 0;
+            }
+        }
+        let ones = self.real_constant("ones", sum, &ones, &vec![1.0; ones.iter().product::<i64>() as usize]);
+        let counts = self.step("counts", Kind::Window(ReduceOp::Sum, windows), &[ones], &counts);
+        let part = Expr::binary(BinaryOp::Div, input(0), input(1));
+        self.push(Kind::Map(part), &[sum, counts], to);
         Ok(())
     }
 

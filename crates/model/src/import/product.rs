@@ -10,6 +10,9 @@ use crate::net::{Convolution, Kind, ValueId};
 use crate::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::scalar::{add, input, mul, number};
 
+/// Most matrices whose rows are multiplied one matrix after the other.
+const MOST_APART: i64 = 4;
+
 impl NodeImport<'_> {
     /// A product of matrices or of many.
     pub(super) fn product_of(&mut self, a: ValueId, b: ValueId, to: ValueId) -> Lowered {
@@ -20,6 +23,15 @@ impl NodeImport<'_> {
         let count = |batch: &[usize]| batch.iter().product::<usize>() as i64;
         let n_products = count(&found.batch);
         let [n_left, n_right] = found.batches.each_ref().map(|batch| count(batch));
+        let is_many = (2..=MOST_APART).contains(&n_products) && n_left == n_products;
+        if is_many
+            && self.net.shape(b).len() == 2
+            && self.net.value(b).constant.is_some()
+            && self.is_open_behind(n_products)
+        {
+            self.product_of_each([a, b, to], [n_products, m, n, k]);
+            return Ok(());
+        }
         let mut factors = [a, b];
         let product = Kind::Product { turned: false, heads: None };
         // Rows of an open number are not joined with those of the next matrix: they do not lie one behind the
@@ -71,6 +83,21 @@ impl NodeImport<'_> {
             self.push(Kind::View, &[product], to);
         }
         Ok(())
+    }
+
+    /// Products of several matrices, whose number of rows may be open, with one: rows of the next matrix do
+    /// not lie behind them.
+    fn product_of_each(&mut self, [a, b, to]: [ValueId; 3], [n_products, m, n, k]: [i64; 4]) {
+        let all = self.viewed("matrices", a, &[n_products, m, k]);
+        let mut products = Vec::new();
+        for at in 0..n_products {
+            let own = self.step("matrix", Kind::Slice(vec![(at, 1), (0, 1), (0, 1)]), &[all], &[1, m, k]);
+            let own = self.viewed("rows", own, &[m, k]);
+            let product = self.step("product", Kind::Product { turned: false, heads: None }, &[own, b], &[m, n]);
+            products.push(self.viewed("products", product, &[1, m, n]));
+        }
+        let joined = self.step("products", Kind::Concat(0), &products, &[n_products, m, n]);
+        self.push(Kind::View, &[joined], to);
     }
 
     /// Products of as many matrices, `[.., m, k]` and `[.., k, n]`, whose leading dimensions broadcast.

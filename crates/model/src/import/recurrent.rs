@@ -18,26 +18,26 @@ const WRITTEN_OUT: i64 = 2;
 
 /// A direction's weights and sizes.
 #[derive(Clone)]
-struct DirectionWeights<'a> {
-    op: &'a Recurrent,
+pub(super) struct DirectionWeights<'a> {
+    pub(super) op: &'a Recurrent,
     /// Index of the direction.
-    at: usize,
+    pub(super) at: usize,
     /// Whether it runs from the last step to the first.
-    is_reverse: bool,
+    pub(super) is_reverse: bool,
     /// Sizes of the batch and of the state.
-    sizes: [i64; 2],
+    pub(super) sizes: [i64; 2],
     /// Contribution of the inputs to all gates, step by step.
-    inputs: ValueId,
+    pub(super) inputs: ValueId,
     /// Mask of sequences that may be shorter than all steps, 1 inside a sequence, else 0: for each step a
     /// column, as long as the batch.
-    inside: Option<ValueId>,
+    pub(super) inside: Option<ValueId>,
     /// Constants of its steps.
-    known: KnownWeights,
+    pub(super) known: KnownWeights,
 }
 
 /// Constants of a direction, of a net or of the body of a sequence in it.
 #[derive(Clone)]
-struct KnownWeights {
+pub(super) struct KnownWeights {
     /// Weights of the state: for all gates, `[gates·hidden, hidden]`, or for a GRU that resets ahead of the
     /// product, for all but the last gate and for the last. Empty where these are integers.
     weights: Vec<ValueId>,
@@ -51,7 +51,7 @@ struct KnownWeights {
 
 impl KnownWeights {
     /// Copies the constants into the body of a sequence, and pairs them with the originals.
-    fn within(&self, outer: &Net, body: &mut Net) -> (KnownWeights, Vec<(ValueId, ValueId)>) {
+    pub(super) fn within(&self, outer: &Net, body: &mut Net) -> (KnownWeights, Vec<(ValueId, ValueId)>) {
         let mut pairs = Vec::new();
         let mut within = |id: &ValueId| {
             body.values.push(outer.value(*id).clone());
@@ -91,7 +91,7 @@ fn rounds(op: &Recurrent) -> bool {
 }
 
 /// State that a step passes to the next one: hidden state, and of an LSTM the cell.
-type StepState = (ValueId, Option<ValueId>);
+pub(super) type StepState = (ValueId, Option<ValueId>);
 
 impl NodeImport<'_> {
     /// A recurrent network. Behind the end of a sequence states stay, and what is given for all steps is
@@ -131,7 +131,6 @@ impl NodeImport<'_> {
         let x = self.input(0)?;
         let [steps, batch, n] = self.sizes_of(x)?;
         let n_directions = if op.direction == RecurrentDirection::Both { 2 } else { 1 };
-        let hidden = op.hidden as i64;
         self.need_real(x)?;
         need(steps > 0, || self.no_elements(x))?;
         let too_large =
@@ -147,28 +146,10 @@ impl NodeImport<'_> {
         let levels = if has_integers { Some(self.levels_by_range(flat)?) } else { None };
         let way = |at: usize| Ok(DirectionWeights { inside, ..self.way(op, at, (flat, levels.as_ref()), batch)? });
         let ways = (0..n_directions as usize).map(way).collect::<Lowered<Vec<_>>>()?;
-        let mut firsts = Vec::new();
-        for way in &ways {
-            let [state, cell] = [5, 6].map(|slot| self.first(slot, way.at as i64, &[batch, hidden]));
-            let first = if way.is_reverse { steps - 1 } else { 0 };
-            firsts.push(self.advance_at(way, first, (state, cell))?);
-        }
-        // States in the order of the output, and the last ones of each direction.
-        let (all, lasts) = match steps <= WRITTEN_OUT {
-            true => self.written_out(&ways, firsts, steps)?,
-            false => self.in_sequence(&ways, firsts, steps)?,
+        let lasts = match self.is_open_behind(batch) {
+            true => self.of_any_length(&ways, steps)?,
+            false => self.step_by_step(&ways, inside, [steps, batch])?,
         };
-        match (self.outputs[0], inside) {
-            (Some(to), Some(inside)) => {
-                let shape = self.net.shape(to).to_vec();
-                let states = self.value("states", self.net.value(to).dtype, &shape);
-                self.stacked(&all, states);
-                let inside = self.step("inside", Kind::View, &[inside], &[steps, 1, batch, 1]);
-                self.push(Kind::Map(choose(input(0), input(1), number(0.0))), &[inside, states], to);
-            }
-            (Some(to), None) => self.stacked(&all, to),
-            (None, _) => {}
-        }
         if let Some(to) = self.try_output(1) {
             let states: Vec<ValueId> = lasts.iter().map(|(state, _)| *state).collect();
             self.stacked(&states, to);
@@ -178,6 +159,47 @@ impl NodeImport<'_> {
             self.stacked(&cells, to);
         }
         Ok(())
+    }
+
+    /// Steps of all directions, and the output of all states, where it is read. Returns the last states.
+    fn step_by_step(
+        &mut self,
+        ways: &[DirectionWeights],
+        inside: Option<ValueId>,
+        [steps, batch]: [i64; 2],
+    ) -> Lowered<Vec<StepState>> {
+        let hidden = ways[0].sizes[1];
+        let mut firsts = Vec::new();
+        for way in ways {
+            let [state, cell] = [5, 6].map(|slot| self.first(slot, way.at as i64, &[batch, hidden]));
+            let first = if way.is_reverse { steps - 1 } else { 0 };
+            firsts.push(self.advance_at(way, first, (state, cell))?);
+        }
+        // States in the order of the output, and the last ones of each direction.
+        let (all, lasts) = match steps <= WRITTEN_OUT {
+            true => self.written_out(ways, firsts, steps)?,
+            false => self.in_sequence(ways, firsts, steps)?,
+        };
+        if let Some(to) = self.outputs[0] {
+            let states = self.states_of(to, inside);
+            self.stacked(&all, states);
+            self.ended(states, inside, [steps, batch]);
+        }
+        Ok(lasts)
+    }
+
+    /// Value of all states: the output itself, but where sequences may end before the last step.
+    pub(super) fn states_of(&mut self, to: ValueId, inside: Option<ValueId>) -> ValueId {
+        let shape = self.net.shape(to).to_vec();
+        if inside.is_some() { self.value("states", self.net.value(to).dtype, &shape) } else { to }
+    }
+
+    /// Makes the output of all states one that is zero behind the end of each sequence.
+    pub(super) fn ended(&mut self, states: ValueId, inside: Option<ValueId>, [steps, batch]: [i64; 2]) {
+        if let (Some(to), Some(inside)) = (self.outputs[0], inside) {
+            let inside = self.step("inside", Kind::View, &[inside], &[steps, 1, batch, 1]);
+            self.push(Kind::Map(choose(input(0), input(1), number(0.0))), &[inside, states], to);
+        }
     }
 
     /// A direction, with what the inputs, or their levels, add to its gates.
@@ -399,7 +421,7 @@ impl NodeImport<'_> {
 
     /// Advances a direction by a step, given the inputs' contribution to all gates and the mask of the
     /// sequences that continue.
-    fn advance(
+    pub(super) fn advance(
         &mut self,
         way: &DirectionWeights,
         gates: ValueId,
@@ -555,6 +577,7 @@ impl NodeImport<'_> {
             return Ok(None);
         }
         self.need_code(lengths)?;
+        need(self.net.shape(lengths) == [batch], || NoCode::Form("lengths of other than each sequence"))?;
         let x = self.input(0)?;
         let numbers: Vec<f64> = (0..steps).map(|step| step as f64).collect();
         let numbers = self.real_constant("numbers", x, &[steps, 1], &numbers);
@@ -578,7 +601,7 @@ impl NodeImport<'_> {
     }
 
     /// The first state of a direction; none where it is zero.
-    fn first(&mut self, at: usize, direction: i64, shape: &[i64; 2]) -> Option<ValueId> {
+    pub(super) fn first(&mut self, at: usize, direction: i64, shape: &[i64; 2]) -> Option<ValueId> {
         let given = self.try_input(at)?;
         let parts = vec![(direction, 1), (0, 1), (0, 1)];
         let part = self.step("first", Kind::Slice(parts), &[given], &[1, shape[0], shape[1]]);

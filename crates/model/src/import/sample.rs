@@ -47,7 +47,12 @@ impl NodeImport<'_> {
         let mut x = if is_summed { self.double("numbers", from, &shape) } else { from };
         // Rows first, while there are few of them; the rest of their pixels are neighbours.
         for of_axis in of_axes.iter().rev() {
-            x = self.resized_along(x, of_axis, is_pick(of_axis))?;
+            let (axis, places) = of_axis;
+            let is_open = self.is_open_behind(shape[0]);
+            x = match endless(places, shape[*axis] as usize).filter(|_| is_open && !is_pick(of_axis)) {
+                Some(places) => self.resized_along(x, &(*axis, places), (false, true))?,
+                None => self.resized_along(x, of_axis, (is_pick(of_axis), false))?,
+            };
         }
         match is_summed {
             true => {
@@ -59,18 +64,32 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Resizes a tensor along one dimension.
-    fn resized_along(&mut self, x: ValueId, (axis, places): &AxisSums, is_pick: bool) -> Lowered<ValueId> {
+    /// Resizes a tensor along one dimension, of which pixels may be picked, or have no end.
+    fn resized_along(
+        &mut self,
+        x: ValueId,
+        (axis, places): &AxisSums,
+        (is_pick, is_endless): (bool, bool),
+    ) -> Lowered<ValueId> {
         let n = places.len() as i64;
         let mut shape = self.net.shape(x).to_vec();
+        let (is_single, n_before) = (shape[*axis] == 1, shape[*axis]);
         shape[*axis] = n;
+        let is_all = |taps: &Vec<(usize, f64)>| (taps.iter().map(|(_, weight)| weight).sum::<f64>() - 1.0).abs() < 1e-6;
+        if is_single && places.iter().all(is_all) {
+            return Ok(self.repeated("pixels", x, &shape));
+        }
         let mut along = vec![1; shape.len() - axis];
         along[0] = n;
         let (mut picked, mut weights) = (Vec::new(), Vec::new());
         for tap in 0..most_taps(places) {
             let of = |taps: &Vec<(usize, f64)>| taps.get(tap).copied().unwrap_or((taps[0].0, 0.0));
             let list: Vec<i64> = places.iter().map(|taps| of(taps).0 as i64).collect();
-            let list = self.whole_constant("pixels", DType::I64, &[n], &list);
+            let mut list = self.whole_constant("pixels", DType::I64, &[n], &list);
+            if is_endless {
+                let end = self.number_of_run("end", n_before);
+                list = self.whole_map("pixels", min(input(0), sub(input(1), number(1.0))), &[list, end], &[n]);
+            }
             let kind = Kind::Gather { axis: *axis, by_element: false };
             picked.push(self.step("picked", kind, &[x, list], &shape));
             let numbers: Vec<f64> = places.iter().map(|taps| of(taps).1).collect();
@@ -314,6 +333,33 @@ impl NodeImport<'_> {
 /// Counts the most pixels that a place is made of.
 fn most_taps(places: &[Vec<(usize, f64)>]) -> usize {
     places.iter().map(Vec::len).max().unwrap_or(0)
+}
+
+/// Pixels that one is made of, and their weights.
+type Taps = Vec<(usize, f64)>;
+
+/// Taps of pixels that are a whole number of times as many as those they are made of, `n`, as if these had no
+/// end: a look-up of one beyond takes the last. From the third pixel on, all are made of as many neighbours
+/// by the same weights. `None` where that is not what the taps are.
+fn endless(places: &[Taps], n: usize) -> Option<Vec<Taps>> {
+    const FIRST: usize = 2;
+    let times = places.len() / n.max(1);
+    let end = FIRST * times;
+    let pattern = (n > 2 * FIRST && places.len() == times * n).then(|| &places[end..end + times])?;
+    let moved = |at: usize| {
+        let by = at / times - FIRST;
+        pattern[at % times].iter().map(|(pixel, weight)| (pixel + by, *weight)).collect::<Taps>()
+    };
+    let made: Vec<Taps> = (0..places.len()).map(|at| if at < end { places[at].clone() } else { moved(at) }).collect();
+    // Weights of each pixel.
+    let weight_of = |taps: &[(usize, f64)], pixel: usize| {
+        taps.iter().filter(|(at, _)| (*at).min(n - 1) == pixel).map(|(_, weight)| weight).sum::<f64>()
+    };
+    let is_same = |(found, wanted): (&Taps, &Taps)| {
+        let mut pixels = found.iter().chain(wanted).map(|(pixel, _)| (*pixel).min(n - 1));
+        pixels.all(|pixel| (weight_of(found, pixel) - weight_of(wanted, pixel)).abs() < 1e-6)
+    };
+    made.iter().zip(places).all(is_same).then_some(made)
 }
 
 pub(super) fn minus(a: Expr, b: Expr) -> Expr {

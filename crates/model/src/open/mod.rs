@@ -20,7 +20,7 @@ use tilewright_runtime::{OpenDimension, RunSize};
 
 use crate::fuse::{Fused, Kernel, Open, Step, nest, open_nest};
 use crate::layouts::{block_of, conversion_of};
-use crate::net::{AsHeads, Kind, Net, Node, State, ValueId};
+use crate::net::{AsHeads, Kind, Line, Net, Node, Repeat, State, ValueId};
 
 pub(crate) use self::groups::Groups;
 pub use self::items::{open_items, open_or_repeat};
@@ -33,6 +33,9 @@ const WHOLE_VECTORS: i64 = 16;
 
 /// Open sizes of products and convolutions by their results, each with its name in the workload.
 type SizesOf = HashMap<ValueId, Vec<(&'static str, RunSize)>>;
+
+/// Parameters of calls as numbers of the size, by the first output of each.
+type SizesOfCalls = HashMap<ValueId, Vec<RunSize>>;
 
 /// Reason why a dimension cannot be open (dynamic).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -157,10 +160,15 @@ pub fn open<E: From<OpenError>>(
     let job = SizeComparison { dim, at, probes: [&probes[0], &probes[1]], whole: &whole };
     job.nodes()?;
     let axes = job.axes()?;
-    let sizes = job.sizes()?;
-    let (numbers, same) = job.numbers()?;
+    let (sizes, calls) = (job.sizes()?, job.calls()?);
+    let (mut numbers, same) = job.numbers()?;
+    whole.set_sizes_of_calls(&calls);
     for (id, constant) in same {
-        whole.net.values[id.0].constant = Some(constant);
+        // Kernels read single numbers from memory, as those of a size.
+        match constant.n_elements() == 1 && !constant.dtype().is_float() {
+            true => numbers.push((id, vec![RunSize { factor: 0, term: constant.i64s()[0], divisor: 1, multiple: 1 }])),
+            false => whole.net.values[id.0].constant = Some(constant),
+        }
     }
     let open = OpenNet { dim: dim.clone(), axes, sizes, numbers };
     check(&whole, &open)?;
@@ -188,19 +196,8 @@ impl SizeComparison<'_> {
         for (probe, at) in self.probes.iter().zip(self.at) {
             let other = &probe.net;
             let named = |node: Option<&Node>| node.map_or("the model".to_owned(), |node| node.origin.clone());
-            let is_same = |(a, b): (&Node, &Node)| {
-                let kinds = match (&a.kind, &b.kind) {
-                    (Kind::Sequence(_), Kind::Sequence(_)) => true,
-                    // How many products a batch has is compared in workloads.
-                    (Kind::Product { turned, heads: Some(a) }, Kind::Product { turned: other, heads: Some(b) }) => {
-                        turned == other && AsHeads { b: 0, ..*a } == AsHeads { b: 0, ..*b }
-                    }
-                    (a, b) => format!("{a:?}") == format!("{b:?}"),
-                };
-                kinds && a.inputs == b.inputs && a.outputs == b.outputs
-            };
             let all = whole.nodes.iter().zip(&other.nodes);
-            if let Some((node, _)) = all.clone().find(|pair| !is_same(*pair)) {
+            if let Some((node, _)) = all.clone().find(|(a, b)| !are_alike(a, b)) {
                 return Err(self.differs(&node.origin, "differs", at, self.dim.most));
             }
             if whole.nodes.len() != other.nodes.len() || whole.values.len() != other.values.len() {
@@ -227,7 +224,9 @@ impl SizeComparison<'_> {
         let of_states = net.states.iter().map(|state| &state.value);
         let of_steps = self.whole.each().flat_map(|(step, _)| match step {
             Step::Kernel(kernel) => kernel.inputs.iter().chain([&kernel.output]).collect(),
+            Step::Host(node) => node.inputs.iter().flatten().chain(&node.outputs).collect(),
             Step::Part { of, part, .. } => vec![of, part],
+            Step::Set { from, to } => vec![from, to],
             _ => Vec::new(),
         });
         of_nodes.chain(of_states).chain(of_steps).chain(&net.inputs).chain(&net.outputs).copied().collect()
@@ -305,6 +304,36 @@ impl SizeComparison<'_> {
         Ok((numbers, same))
     }
 
+    /// Finds parameters of calls that depend on the size: those of each node that has such.
+    fn calls(&self) -> Result<SizesOfCalls, OpenError> {
+        let mut found = SizesOfCalls::new();
+        for (at, step) in self.whole.steps.iter().enumerate() {
+            let Step::Host(node) = step else { continue };
+            let Kind::Call(whole) = &node.kind else { continue };
+            let of_probes = self.probes.map(|probe| match probe.steps.get(at) {
+                Some(Step::Host(Node { kind: Kind::Call(call), outputs, .. })) if *outputs == node.outputs => {
+                    Some(call).filter(|call| call.parameters.len() == whole.parameters.len())
+                }
+                _ => None,
+            });
+            let fail = || self.differs(&node.origin, "has other parameters", self.at[0], self.at[1]);
+            let [Some(first), Some(second)] = of_probes else { return Err(fail()) };
+            if first.scratch_bytes.max(second.scratch_bytes) > whole.scratch_bytes {
+                return Err(fail());
+            }
+            if first.parameters == whole.parameters && second.parameters == whole.parameters {
+                continue;
+            }
+            let sizes = first.parameters.iter().zip(&second.parameters).zip(&whole.parameters);
+            let sizes = sizes.map(|((first, second), most)| {
+                let size = through(self.dim, self.at, [*first, *second]);
+                size.filter(|size| size.at(self.dim.most) == *most)
+            });
+            found.insert(node.outputs[0], sizes.collect::<Option<Vec<_>>>().ok_or_else(fail)?);
+        }
+        Ok(found)
+    }
+
     /// Finds the open sizes of products and convolutions.
     fn sizes(&self) -> Result<SizesOf, OpenError> {
         let by_result = self.probes.map(|probe| {
@@ -348,6 +377,37 @@ impl SizeComparison<'_> {
         }
         Ok(all)
     }
+}
+
+/// Whether two nodes do the same with tensors of other sizes.
+fn are_alike(a: &Node, b: &Node) -> bool {
+    let kinds = match (&a.kind, &b.kind) {
+        (Kind::Sequence(_), Kind::Sequence(_)) => true,
+        (Kind::Loop(a), Kind::Loop(b)) => a.n_carried == b.n_carried && a.n == b.n && are_alike_inside(a, b),
+        // How many products a batch has is compared in workloads.
+        (Kind::Product { turned, heads: Some(a) }, Kind::Product { turned: other, heads: Some(b) }) => {
+            turned == other && AsHeads { b: 0, ..*a } == AsHeads { b: 0, ..*b }
+        }
+        // Parameters are compared as numbers of the size.
+        (Kind::Call(a), Kind::Call(b)) => a.operator.name == b.operator.name,
+        (a, b) => format!("{a:?}") == format!("{b:?}"),
+    };
+    kinds && a.inputs == b.inputs && a.outputs == b.outputs
+}
+
+/// Whether iterations of two loops do the same: what they have of other sizes is read by calls alone.
+fn are_alike_inside(a: &Repeat, b: &Repeat) -> bool {
+    let [a, b] = [&a.body, &b.body];
+    let is_same = (&a.inputs, &a.outputs) == (&b.inputs, &b.outputs) && a.values.len() == b.values.len();
+    let nodes = || a.nodes.iter().zip(&b.nodes);
+    if !is_same || a.nodes.len() != b.nodes.len() || nodes().any(|(a, b)| !are_alike(a, b)) {
+        return false;
+    }
+    let differ = |id: &ValueId| a.shape(*id) != b.shape(*id);
+    let (calls, others): (Vec<&Node>, Vec<&Node>) = a.nodes.iter().partition(|node| matches!(node.kind, Kind::Call(_)));
+    let constants = a.values.iter().zip(&b.values).all(|(a, b)| a.constant == b.constant);
+    let ids = others.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
+    constants && !ids.chain(calls.iter().flat_map(|node| &node.outputs)).any(differ)
 }
 
 /// Whether the elements of a tensor are those of a larger one with the same indices.
@@ -469,9 +529,24 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
                 }
             }
             Kind::Sequence(_) => return refuse(&node.origin, "has steps of a sequence"),
-            Kind::Loop(_) => return refuse(&node.origin, "repeats"),
+            // What goes from one iteration to the next is copied as a whole; rows lie one behind the other.
+            Kind::Loop(repeat) => {
+                let carried = &node.inputs[2..2 + repeat.n_carried];
+                let is_open = |id: &ValueId| axes(*id).iter().any(Option::is_some);
+                if carried.iter().flatten().any(is_open) || all().any(|id| !is_in_rows(net.shape(*id), axes(*id))) {
+                    return refuse(&node.origin, "repeats steps with the open dimension");
+                }
+            }
             Kind::Packed(_) => return refuse(&node.origin, "has packed weights, whose kernels know their rows"),
-            Kind::Call(_) | Kind::Host(_) => {
+            // Functions take whole tensors, whose elements lie one behind the other.
+            Kind::Call(_) => {
+                if let Some(id) = all().find(|id| !is_in_rows(net.shape(**id), axes(**id))) {
+                    let (operator, name) = (node.operator(), &net.value(*id).name);
+                    let why = format!("({operator}) takes `{name}` with the open dimension behind another one");
+                    return refuse(&node.origin, &why);
+                }
+            }
+            Kind::Host(_) => {
                 return refuse(&node.origin, &format!("({}) has no code for a size that runs say", node.operator()));
             }
             Kind::View | Kind::Map(_) | Kind::Transpose(_) | Kind::Slice(_) | Kind::Reduce(..) => {}
@@ -488,6 +563,20 @@ fn range_of(dim: &OpenDimension, size: RunSize) -> SizeRange {
 }
 
 impl Fused {
+    /// Has calls take parameters of a run.
+    fn set_sizes_of_calls(&mut self, calls: &SizesOfCalls) {
+        let of_steps = self.steps.iter_mut().filter_map(|step| match step {
+            Step::Host(node) => Some(node),
+            _ => None,
+        });
+        for node in of_steps.chain(&mut self.net.nodes) {
+            if let (Kind::Call(call), Some(sizes)) = (&mut node.kind, node.outputs.first().and_then(|id| calls.get(id)))
+            {
+                call.sizes.clone_from(sizes);
+            }
+        }
+    }
+
     /// Values whose elements are numbers that depend on the size of the open dimension.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = (ValueId, &[RunSize])> {
         let numbers = self.open.as_ref().map_or(&[][..], |open| &open.numbers);
@@ -495,6 +584,7 @@ impl Fused {
         let is_read = |id: ValueId| {
             self.each().any(|(step, _)| match step {
                 Step::Kernel(kernel) => kernel.inputs.contains(&id),
+                Step::Host(node) => node.inputs.contains(&Some(id)),
                 Step::Part { of, .. } => *of == id,
                 _ => false,
             })
@@ -518,10 +608,17 @@ impl Fused {
         ports.any(|id| open.axes[id.0].iter().flatten().any(|size| size.divisor > 1))
     }
 
-    /// Whether convolutions process as many rows of an image as a run says, which fewer algorithms can than a
-    /// number of them.
+    /// Whether steps of a sequence are a loop of as many iterations as a run says, which takes longer than
+    /// steps of a number of them.
+    pub fn has_open_loops(&self) -> bool {
+        self.open.is_some() && self.steps.iter().any(|step| matches!(step, Step::While(_)))
+    }
+
+    /// Whether convolutions process as many rows of an image, or elements of a sequence, as a run says, which
+    /// fewer algorithms can than a number of them.
     pub fn has_open_rows(&self) -> bool {
-        let sizes = |open: &OpenNet| open.sizes.values().flatten().any(|(name, _)| *name == Window::OPEN);
+        let is_along = |name: &str| [Window::OPEN, "w"].contains(&name);
+        let sizes = |open: &OpenNet| open.sizes.values().flatten().any(|(name, _)| is_along(name));
         self.open.as_ref().is_some_and(sizes)
     }
 
@@ -619,6 +716,11 @@ impl Fused {
                     let workload = kernel.workload.with_size("n", 1).expect("one image is a convolution's");
                     Ok(each(Kernel { workload, ..kernel.clone() }, size, open))
                 }
+                // Columns of images of one row are rows of those of one column: the same elements in memory.
+                [("w", size)] if let Some(column) = kernel.workload.in_column() => {
+                    let workload = column.with_ranges(&[(Window::OPEN, range_of(&open.dim, size))])?;
+                    Ok(sized(Kernel { workload, ..kernel.clone() }, vec![size]))
+                }
                 [(Window::OPEN, size)] => {
                     let workload = kernel.workload.with_ranges(&[(Window::OPEN, range_of(&open.dim, size))])?;
                     Ok(sized(Kernel { workload, ..kernel.clone() }, vec![size]))
@@ -639,6 +741,11 @@ impl Fused {
                     [_, _, Some(size), _] => {
                         let range = Some((size, range_of(&open.dim, size)));
                         (conversion_of(dtype, self.net.shape(from), kernel.in_blocks, to_blocks, range)?, size)
+                    }
+                    [_, _, None, Some(size)] if self.net.shape(from)[2] == 1 => {
+                        let &[n, c, _, columns] = self.net.shape(from) else { unreachable!("it is an image") };
+                        let range = Some((size, range_of(&open.dim, size)));
+                        (conversion_of(dtype, &[n, c, columns, 1], kernel.in_blocks, to_blocks, range)?, size)
                     }
                     _ => return Err(refuse("is an image of any size".to_owned())),
                 };
@@ -703,6 +810,10 @@ impl Fused {
                 Kind::Slice(parts) => axis_of(to).is_none_or(|axis| parts[axis] == (0, 1)),
                 Kind::Gather { .. } => axis_of(node.input(0)).is_none(),
                 Kind::Concat(axis) => axis_of(to) != Some(*axis),
+                Kind::Pad(before, _) => axis_of(to).is_none_or(|axis| before[axis] == 0),
+                Kind::Pick(lines) => axis_of(to).is_none_or(|axis| lines[axis] == Line::SAME),
+                // A window of one row sees that row alone.
+                Kind::Window(_, w) => axis_of(to).is_none_or(|axis| (w.kernel[axis], w.before[axis]) == (1, 0)),
                 _ => true,
             };
             is_kept && axis_of(to).is_some() && ids().all(fits)

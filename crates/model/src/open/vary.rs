@@ -51,8 +51,13 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
     }
     for fused in nets {
         let mut steps = std::mem::take(&mut fused.steps);
+        let mut n_loops = 0;
         for step in &mut steps {
             match step {
+                Step::While(_) => n_loops += 1,
+                Step::Again(_) => n_loops -= 1,
+                // Members of kernels within a loop are nodes of its own net.
+                _ if n_loops > 0 => {}
                 Step::Kernel(kernel)
                     if matches!(kernel.workload.structure(), Structure::Nest(_))
                         && kernel.members.iter().any(|member| changed.contains(member)) =>

@@ -1,6 +1,8 @@
 //! Models with a dimension of which runs say a size: at each size the answers of the model of that size,
 //! whatever ran before and lies beyond.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use tilewright::Records;
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
@@ -108,7 +110,7 @@ pub(crate) fn is_near(found: &Tensor, wanted: &Tensor) -> bool {
 
 /// Checks a model at sizes up and down, each after runs at the largest size that leave NaN behind where they
 /// can.
-fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
+pub(crate) fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     let target = host::target();
     let fused = opened(&graph, dim).unwrap_or_else(|error| panic!("{error}"));
@@ -237,7 +239,7 @@ int main(void) {
 "#;
 
 /// Checks that a library in C has the bits of runs in this process, at sizes up and down.
-fn check_library(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
+pub(crate) fn check_library(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     let least = [dim.least, dim.most, dim.least + dim.step, dim.most - dim.step, dim.least];
     check_library_of(&graph, opened(&graph, dim).unwrap(), &least.map(|size| vec![(dim.name.as_str(), size)]));
@@ -249,8 +251,9 @@ pub(crate) fn check_library_of(graph: &Graph, fused: Fused, runs: &[Vec<(&str, i
     let compiled = compile_guessed(fused, &target, 1).unwrap();
     let model = compiled.model.cpu().unwrap();
     let mut context = Context::new(model, &SharedPool::new(1).unwrap()).unwrap();
-    let name = runs[0].iter().map(|(name, _)| *name).collect::<Vec<_>>().join("-");
-    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("open-{name}-{}", std::process::id()));
+    static N_FOLDERS: AtomicUsize = AtomicUsize::new(0);
+    let own = format!("open-{}-{}", std::process::id(), N_FOLDERS.fetch_add(1, Ordering::Relaxed));
+    let folder = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(own);
     std::fs::create_dir_all(&folder).unwrap();
     let made = library("net", &compiled.model, &target, 1, Weights::Small, &["open".to_owned()]).unwrap();
     let (mut given, mut expected): (Vec<u8>, Vec<u8>) = Default::default();

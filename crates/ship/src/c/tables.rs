@@ -157,12 +157,17 @@ impl<'m> CTables<'m> {
                 let slices = inputs.iter().chain(outputs).map(|slice| (slice, true));
                 let first = self.add_addresses(slices, &step.name)?;
                 let (operator, name) = (call.operator, format!("net_parameters_{}", self.n_steps));
-                let numbers: Vec<String> = call.parameters.iter().map(|&x| literal(x)).collect();
-                writeln!(self.parameters, "static const int64_t {name}[] = {{{}}};", numbers.join(", "))?;
                 if !self.operators.iter().any(|known| known.name == operator.name) {
                     self.operators.push(operator);
                 }
                 let operator = operator.name;
+                if !call.sizes.is_empty() {
+                    let size = self.first_size(&call.sizes);
+                    let row = format_args!("NULL, net_host_{operator}, NULL, {first}, 0, 0, {size}, {guard}");
+                    return self.add_row(row);
+                }
+                let numbers: Vec<String> = call.parameters.iter().map(|&x| literal(x)).collect();
+                writeln!(self.parameters, "static const int64_t {name}[] = {{{}}};", numbers.join(", "))?;
                 self.add_row(format_args!("NULL, net_host_{operator}, {name}, {first}, 0, 0, {no_size}{guard}"))
             }
             Work::While { truth, end } => {

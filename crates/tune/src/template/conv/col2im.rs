@@ -37,8 +37,8 @@ const MOST_BYTES: i64 = 1 << 30;
 /// Most phases, taps and vectors of the sum that are repeated in the code.
 const MOST_UNROLLED: i64 = 4;
 
-/// Pixels of the input that a register tile may have, up to a number; tiles of an open number of rows end where
-/// the rows do.
+/// Pixels of the input that a register tile may have, up to a number; tiles of an open number of rows end
+/// where the rows do.
 fn tiles_of_pixels(s: &TemplateSetting, shape: &ReductionSizes, most: i64) -> Vec<i64> {
     let SizeRange { least, step, .. } = s.workload.range(Window::OPEN);
     let common = shape.open_rows.map(|_| common_divisor(least, step) * shape.axes[1].input);
