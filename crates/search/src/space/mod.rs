@@ -16,7 +16,7 @@ mod tests;
 mod value;
 
 use std::collections::HashSet;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use rand::{Rng, RngExt};
 use serde_json::{Map, Value as Json, json};
@@ -67,6 +67,8 @@ pub struct Space {
     reads: Vec<Vec<usize>>,
     /// Constraints that only what searches propose satisfies.
     advice: Vec<Constraint>,
+    /// Space that follows the advice, once somebody asked for it.
+    advised: OnceLock<Option<Arc<Space>>>,
     /// Numbers of the legal configurations, once they are enumerated.
     numbering: OnceLock<Numbering>,
 }
@@ -143,20 +145,22 @@ impl Space {
         let (advice, constraints): (Vec<_>, Vec<_>) = constraints.into_iter().partition(|c| c.is_advice);
         let reads = constraints.iter().map(|c| positions(&axes, c)).collect::<Result<Vec<_>, _>>()?;
         advice.iter().try_for_each(|c| positions(&axes, c).map(drop))?;
-        Ok(Space { name: name.into(), axes, constraints, reads, advice, numbering: OnceLock::new() })
+        let (advised, numbering) = (OnceLock::new(), OnceLock::new());
+        Ok(Space { name: name.into(), axes, constraints, reads, advice, advised, numbering })
     }
 
     /// Space of the configurations that searches propose: those that follow the advice, too. `None` without
     /// advice, and where nothing would be left. Its configurations are valid in the whole space.
     ///
     /// # Cost
-    /// As for [`Space::new`].
-    pub fn advised(&self) -> Option<Space> {
-        if self.advice.is_empty() {
-            return None;
-        }
-        let advice = self.advice.iter().cloned().map(Constraint::into_law);
-        Space::new(&self.name, self.parameters(), self.constraints.iter().cloned().chain(advice).collect()).ok()
+    /// The first time as for [`Space::new`].
+    pub fn advised(&self) -> Option<&Arc<Space>> {
+        let narrower = || {
+            let advice = self.advice.iter().cloned().map(Constraint::into_law);
+            let all = self.constraints.iter().cloned().chain(advice).collect();
+            Space::new(&self.name, self.parameters(), all).ok().map(Arc::new)
+        };
+        self.advised.get_or_init(|| if self.advice.is_empty() { None } else { narrower() }).as_ref()
     }
 
     /// Enumerates the legal configurations, unless that has been done.
@@ -268,6 +272,7 @@ impl Space {
         self.numbering = Numbering { components: vec![Component::Tied(diagram)], size }.into();
         self.reads.push((0..self.axes.len()).collect());
         self.constraints.push(constraint);
+        self.advised = OnceLock::new();
         Ok(self)
     }
 

@@ -208,7 +208,10 @@ impl Task {
     /// [`TaskError`] if there is no such template for the operator, or its space cannot be built.
     pub fn new(setting: TemplateSetting, template: Option<&str>) -> Result<Task, TaskError> {
         let task = Task::declared(setting, template)?;
-        task.space.enumerate().map_err(|error| too_large(task.template, &task.setting, error))?;
+        // What is left by advice is a part of the whole.
+        if task.space.advised().is_none() {
+            task.space.enumerate().map_err(|error| too_large(task.template, &task.setting, error))?;
+        }
         Ok(task)
     }
 
@@ -319,7 +322,7 @@ impl Task {
 
     /// Space that searches propose configurations of, and guesses are drawn from.
     fn advised(&self) -> Arc<Space> {
-        self.space.advised().map_or_else(|| self.space.clone(), Arc::new)
+        self.space.advised().unwrap_or(&self.space).clone()
     }
 
     /// Search problem of the task: what is worth proposing of its space, and the loop contexts of its
