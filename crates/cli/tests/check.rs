@@ -364,7 +364,7 @@ fn what_is_no_model_is_refused() {
     let good = at("good.onnx", &whole);
     check_refused(&["check", "/no/such/file"], "give an ONNX model");
     check_refused(&["check", &at("empty", &[])], "it is empty");
-    check_refused(&["check", &at("text", b"this is no model at all")], "no ONNX model");
+    check_refused(&["check", &at("text", b"this is no model at all")], "not an ONNX model");
     check_refused(&["check", &at("half", &whole[..whole.len() / 2])], "it is cut off: its graph ends at byte");
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
     check_refused(&["check", &at("pointer.onnx", pointer.as_bytes())], "(run `git lfs pull`");

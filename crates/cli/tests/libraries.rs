@@ -562,7 +562,7 @@ fn what_cannot_be_compiled_is_refused() {
     check(product, &["--constant", "b"], "give NAME=FILE");
     let short = format!("b={}", text(&short));
     check(&format!("{product},const=b"), &["--constant", &short], "it has 8 bytes (give a .npy file");
-    check(product, &["--name", "9x"], "--name `9x` is no C identifier");
+    check(product, &["--name", "9x"], "--name `9x` is not a C identifier");
     check(product, &["--target", "gfx90a"], "libraries are for CPUs, for OpenCL and for NVIDIA's GPUs");
     check(product, &["--target", "opencl", "--threads", "2"], "--threads is for CPUs (leave it out");
     check(product, &["--target", "opencl", "--weights", "ready"], "--weights ready is for CPUs");

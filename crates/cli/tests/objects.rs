@@ -368,7 +368,7 @@ fn a_cpu_that_lacks_something_is_an_error() {
 fn prefixes_are_checked_and_told() {
     let workload = "matmul:m=20,n=24,k=28";
     for bad in ["9k", "a-b", "", "a b", "é", "k\n"] {
-        check_refused(&["show", workload, "--emit", "header", "--prefix", bad], "is no C identifier");
+        check_refused(&["show", workload, "--emit", "header", "--prefix", bad], "is not a C identifier");
     }
     check_refused(&["show", workload, "--prefix", "k"], "--prefix names the functions of code");
     let of = |arguments: &[&str]| run_json(&[&["show", workload], arguments].concat())["interface"]["prefix"].clone();

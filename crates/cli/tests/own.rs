@@ -211,7 +211,7 @@ fn an_interrupt_keeps_all_and_ends_what_runs() {
 fn bad_commands_and_kernels_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let with = |more: &[&str]| owned(&[&["tune", "--db", text(&folder.path().join("r.db"))], more].concat());
-    check_refused(&with(&["--command", "echo {y}", "-p", "x=1,2"]), "{y} is no parameter; there are x, dir");
+    check_refused(&with(&["--command", "echo {y}", "-p", "x=1,2"]), "{y} is not a parameter; there are x, dir");
     check_refused(&with(&["--command", "echo {x} | cat", "-p", "x=1,2"]), "add --shell");
     check_refused(&with(&["--command", "echo {x}"]), "there are no parameters");
     check_refused(&with(&["--command", "echo {x}", "-p", "x=1,2", "--where", "x >"]), "position 4");

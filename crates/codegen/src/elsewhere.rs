@@ -65,7 +65,7 @@ impl Object {
     /// # Errors
     /// [`CompileError::UnknownSymbol`] if it calls a function that is not there.
     pub fn link(&self, address: &LinkAddresses) -> Result<LinkedImage, CompileError> {
-        let too_far = || CompileError::Object("its address is none of this machine".into());
+        let too_far = || CompileError::Object("its address does not fit this machine's pointers".into());
         let [at, page] = [address.at, address.page_bytes].map(|n| usize::try_from(n).map_err(|_| too_far()));
         let layout = ObjectLayout::of(&self.bytes, page?)?;
         let mut bytes = vec![0; layout.len];

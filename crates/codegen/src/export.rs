@@ -282,7 +282,7 @@ impl Interface {
             "/* Their sizes, to initialize an array of size_t with. */\n#define {p}_BUFFER_BYTES {{ {sizes} }}"
         )?;
         for (text, name, value) in [
-            ("Where buffers and scratch memory start: at multiples of so many bytes.", "ALIGN", ALIGN.to_string()),
+            ("Alignment in bytes of buffers and scratch memory.", "ALIGN", ALIGN.to_string()),
             ("The scratch memory.", "SCRATCH_BYTES", format!("((size_t){})", self.scratch_bytes)),
             (
                 "All kept buffers, each in whole steps of that.",

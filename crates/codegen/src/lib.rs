@@ -94,7 +94,7 @@ pub enum CompileError {
         buffer: String,
     },
     /// Target that is no GPU supported by LLVM; the caller is at fault.
-    #[error("{target} is no GPU that LLVM has code for")]
+    #[error("LLVM has no code for the GPU {target}")]
     NotGpu {
         /// The target.
         target: String,

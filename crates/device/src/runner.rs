@@ -47,7 +47,7 @@ pub(crate) enum Ask {
 #[derive(Debug, thiserror::Error)]
 pub enum RunnerError {
     /// An invalid command.
-    #[error("`{command}` is no command: {reason}")]
+    #[error("`{command}` is not a command: {reason}")]
     Command {
         /// The command.
         command: String,

@@ -24,7 +24,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Reply that is not a NATS server's.
-    #[error("what answers at {address} is no NATS server (give the address of one)")]
+    #[error("the server at {address} is not a NATS server (give the address of one)")]
     NoServer {
         /// Address of the server.
         address: String,
@@ -102,7 +102,7 @@ pub enum Error {
         why: String,
     },
     /// Invalid name.
-    #[error("`{given}` is no name of a {what} (give up to 40 small letters, digits, `-` and `_`, and not `any`)")]
+    #[error("`{given}` is not a name of a {what} (give up to 40 small letters, digits, `-` and `_`, and not `any`)")]
     Name {
         /// Text that was given.
         given: String,

@@ -412,7 +412,8 @@ fn handshake(
     let authority = credentials.map(|credentials| credentials.authority.as_str());
     let authority = authority.ok_or_else(|| refuse("no authority is known that vouches for it (give --key)".into()))?;
     for certificate in CertificateDer::pem_slice_iter(authority.as_bytes()) {
-        let certificate = certificate.map_err(|error| refuse(format!("the key's authority is none: {error}")))?;
+        let certificate = certificate
+            .map_err(|error| refuse(format!("the certificate of the key's authority is invalid: {error}")))?;
         roots.add(certificate).map_err(|error| refuse(error.to_string()))?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());

@@ -64,7 +64,7 @@ pub enum FormatError {
         problem: String,
     },
     /// Too many rows.
-    #[error("more than {limit} rows, of so many parameters")]
+    #[error("more than {limit} rows, which is the limit at this number of parameters")]
     TooMany {
         /// Maximum number of rows.
         limit: usize,

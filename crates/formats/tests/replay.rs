@@ -517,7 +517,7 @@ fn bad_descriptions_and_measurements_are_refused_with_the_place() {
         "rows whose correctness is neither 0 nor 1 (they count as right)",
         "correctness 0.5",
     );
-    let unit = "rows counted as failed, for their unit of time is none of s, ms, us, ns";
+    let unit = "rows counted as failed, because their unit of time is not s, ms, us or ns";
     measured("measurements", json!([{"name": "time", "value": 1, "unit": "hours"}]), 1, unit, "\"hours\"");
 }
 

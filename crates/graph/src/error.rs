@@ -256,7 +256,7 @@ pub fn problems_text(problems: &[Problem]) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// Invalid protocol buffer.
-    #[error("{what} at byte {at}: the file is damaged, cut off or no ONNX model (save it anew)")]
+    #[error("{what} at byte {at}: the file is damaged, cut off or not an ONNX model (save it anew)")]
     Malformed {
         /// Offset in the file.
         at: usize,

@@ -52,7 +52,7 @@ pub fn evaluate(graph: &Graph, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>,
     let names: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
     let input = |name: &str, what: String| EvaluateError::Input { name: name.to_owned(), what };
     if let Some((name, _)) = inputs.iter().find(|(name, _)| !names.contains(name)) {
-        return Err(input(name, format!("is none of the model's (there are {})", names.join(", "))));
+        return Err(input(name, format!("is not an input of the model, which has {}", names.join(", "))));
     }
     let mut given = Vec::with_capacity(names.len());
     for (&id, name) in graph.inputs.iter().zip(&names) {
@@ -185,7 +185,7 @@ fn run_node(
     let fact = |id: crate::ValueId| tensors[id.0 as usize].as_ref().map(|x| Fact { ty: x.ty(), value: Some(x) });
     let facts: Vec<Option<Fact<'_>>> = node.inputs.iter().map(|id| id.and_then(fact)).collect();
     if let Some(at) = (0..facts.len()).find(|&at| node.inputs[at].is_some() && facts[at].is_none()) {
-        return Err(invalid!("its input {} is not there", at + 1));
+        return Err(invalid!("its input {} is missing", at + 1));
     }
     let inputs = Inputs(&facts);
     let is_checked = match node.op {

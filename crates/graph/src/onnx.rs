@@ -53,7 +53,7 @@ const DEEPEST: usize = 16;
 pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadError> {
     let budget = Budget::of_file(file.len());
     let message = Message { bytes: file, at: 0 };
-    let no_graph = || ReadError::NoModel("it has no graph: it is no ONNX model".to_owned());
+    let no_graph = || ReadError::NoModel("it has no graph: it is not an ONNX model".to_owned());
     let proto = ModelProto::read(message, &budget);
     let read = proto.and_then(|mut proto| Ok((proto.graph.take().ok_or_else(no_graph)?, proto)));
     let (graph, proto) = read.map_err(|error| {
@@ -65,7 +65,7 @@ pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadErro
         opsets.push(("", 1));
     }
     if opsets.is_empty() {
-        let what = "it names no opset: it is no ONNX model, or damaged (save it anew)";
+        let what = "it names no opset: it is not an ONNX model, or damaged (save it anew)";
         return Err(ReadError::NoModel(what.to_owned()));
     }
     let source = TensorBytes { file, external, opened: Vec::new(), budget: &budget };

@@ -216,7 +216,7 @@ pub(crate) fn infer_graph(graph: &Graph, inputs: &[Option<Fact<'_>>]) -> Result<
     let mut job = Specialiser::new(Bindings::default().fold_bytes);
     let mut map: Vec<Option<ValueId>> = vec![None; graph.values().len()];
     for (&id, fact) in graph.inputs.iter().zip(inputs) {
-        let fact = fact.ok_or_else(|| invalid!("a graph reads what is not there"))?;
+        let fact = fact.ok_or_else(|| invalid!("a graph reads a value that does not exist"))?;
         let (ty, constant) = (Some(fact.ty.clone()), fact.value.cloned());
         map[id.0 as usize] = Some(job.graph.add_value(Value { ty, constant, ..Value::default() }));
     }

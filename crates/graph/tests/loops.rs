@@ -294,6 +294,9 @@ fn bad_loops_say_where() {
     for n in [0, 2] {
         let attributes = [("body", Attr::Graph(body.clone())), ("num_scan_inputs", Attr::Int(n))];
         let nodes = [node("Scan", &["x"], &["y"], &attributes)];
-        check(model(11, graph(&nodes, &[("x", F, &[3, 2])], &["y"])), "num_scan_inputs is none of 1 to its 1 inputs");
+        check(
+            model(11, graph(&nodes, &[("x", F, &[3, 2])], &["y"])),
+            "num_scan_inputs is not in 1 to 1, the number of its inputs",
+        );
     }
 }

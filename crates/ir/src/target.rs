@@ -593,7 +593,7 @@ impl Gpu {
 
 /// Parse error: a text that is not a target.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{given}` is no target: {expected} is missing or malformed")]
+#[error("`{given}` is not a target: {expected} is missing or malformed")]
 pub struct TargetError {
     /// Text given.
     pub given: String,

@@ -192,7 +192,7 @@ pub enum VerifyError {
         axis: u8,
     },
     /// Loop marked as a tensor product that is none (rule 11).
-    #[error("loop {var} is no product of tiles: {why}")]
+    #[error("loop {var} is not a product of tiles: {why}")]
     TileProduct {
         /// Name of the loop variable.
         var: String,

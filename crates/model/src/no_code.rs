@@ -58,7 +58,7 @@ pub enum NoCode {
     #[error("its output {} is read, and there is code for the first alone", .0 + 1)]
     Output(usize),
     /// Output that is unused or has no elements.
-    #[error("its output has no elements, or nobody reads it")]
+    #[error("its output has no elements, or is not used")]
     Unread,
     /// Operand without elements.
     #[error("`{0}` has no elements")]

@@ -219,7 +219,8 @@ impl Runner {
             return Ok(());
         }
         let found = self.inputs.iter_mut().find(|port| port.name == name);
-        let port = found.ok_or_else(|| refuse(format!("is none of the model's (there are {})", names.join(", "))))?;
+        let port =
+            found.ok_or_else(|| refuse(format!("is not an input of the model, which has {}", names.join(", "))))?;
         if *tensor.ty() != port.ty {
             return Err(refuse(format!("is {}, and should be {}", tensor.ty(), port.ty)));
         }

@@ -81,7 +81,7 @@ class Models(unittest.TestCase):
             (ValueError, "sizes of inputs are missing: batch (give all, such as dims={\"batch\": 1})", lambda: self.load(dims={})),
             (ValueError, "no input has a dimension `n`", lambda: self.load(dims={"n": 3, "batch": 1})),
             (ValueError, "cannot read", lambda: tw.load(self.path.parent / "none.onnx")),
-            (ValueError, "no ONNX model", lambda: tw.load(__file__)),
+            (ValueError, "not an ONNX model", lambda: tw.load(__file__)),
             (ValueError, "threads", lambda: self.load(threads=0)),
         ]:
             with self.assertRaises(error) as raised:

@@ -122,7 +122,7 @@ class Commands(unittest.TestCase):
             self.assertEqual(len(records.trials(task["workload"])), 2)
             self.assertEqual(records.best(task["workload"])["config"], {"x": 1})
             self.assertIsNone(tw.Records(os.path.join(folder, "none.db")).best("matmul-256"))
-            with self.assertRaisesRegex(ValueError, "is no parameter"):
+            with self.assertRaisesRegex(ValueError, "is not a parameter"):
                 tw.tune_command("echo {y}", {"x": [1, 2]}, db=db).wait(progress=False)
             several = dict(options, metric={"m": "m ([0-9]+)", "n": "n (.*)"}, maximize=["n"], trials=4)
             both = tw.tune_command("echo m {x} n {x}", {"x": [1, 2, 3, 4]}, ["x < 4"], **several).wait(progress=False)

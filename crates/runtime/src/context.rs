@@ -54,7 +54,7 @@ pub enum RunError {
         open: Option<String>,
     },
     /// Size outside the range of the open dimension.
-    #[error("{name}={size} is none of the model's sizes (there are {least}..{most} in steps of {step})")]
+    #[error("{name}={size} is not a size of the model ({least}..{most} in steps of {step})")]
     BadSize {
         /// Name of the dimension.
         name: String,

@@ -22,7 +22,7 @@ use crate::plan::{
 #[derive(Debug, Error)]
 pub enum PlanError {
     /// Reference to something that does not exist.
-    #[error("step `{step}` names {what} {index}, which is not there")]
+    #[error("step `{step}` names {what} {index}, which does not exist")]
     Missing {
         /// The step.
         step: String,
@@ -92,7 +92,7 @@ pub enum PlanError {
         other: String,
     },
     /// Kept buffer that is not made of constants only, or is not a whole constant.
-    #[error("step `{step}` prepares constants with `{tensor}`, which is none")]
+    #[error("step `{step}` prepares constants with `{tensor}`, which is not constant")]
     NotConstant {
         /// The step.
         step: String,

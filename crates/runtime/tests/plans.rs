@@ -90,13 +90,16 @@ fn plans_that_do_not_fit_are_refused() {
         }
     }
     let check = |change: fn(&mut Plan), expected: &str| assert_eq!(refused(change).to_string(), expected);
-    check(|plan| plan.steps[0].work = kernel(7), "step `half 0` names kernel 7, which is not there");
+    check(|plan| plan.steps[0].work = kernel(7), "step `half 0` names kernel 7, which does not exist");
     // A loop that does not end, one that does not begin, and one whose truth is no byte.
     check(
         |plan| plan.steps[0].work = Work::While { truth: TensorSlice { tensor: 0, offset: 0, n_bytes: 1 }, end: 1 },
-        "step `half 0` names end of a loop 1, which is not there",
+        "step `half 0` names end of a loop 1, which does not exist",
     );
-    check(|plan| plan.steps[1].work = Work::Again { to: 0 }, "step `half 1` names end of a loop 1, which is not there");
+    check(
+        |plan| plan.steps[1].work = Work::Again { to: 0 },
+        "step `half 1` names end of a loop 1, which does not exist",
+    );
     let of_four = |plan: &mut Plan| {
         plan.steps[0].work = Work::While { truth: TensorSlice { tensor: 0, offset: 0, n_bytes: 4 }, end: 1 };
         plan.steps[1].work = Work::Again { to: 0 };
@@ -104,7 +107,7 @@ fn plans_that_do_not_fit_are_refused() {
     let error = refused(of_four).to_string();
     assert!(error.starts_with("step `half 0`") && error.contains("4 bytes"), "{error}");
     check(|plan| arguments(plan, 0).truncate(2), "step `half 0` passes 2 arguments, its kernel takes 3");
-    check(|plan| arguments(plan, 0)[0].tensor = 99, "step `half 0` names tensor 99, which is not there");
+    check(|plan| arguments(plan, 0)[0].tensor = 99, "step `half 0` names tensor 99, which does not exist");
     check(|plan| arguments(plan, 1)[2].n_bytes -= 4, "step `half 1` passes 128 bytes of `halves` where 132 are taken");
     check(|plan| arguments(plan, 1)[2].offset += 4, "step `half 1` goes beyond the end of `halves`");
     check(
@@ -121,7 +124,7 @@ fn plans_that_do_not_fit_are_refused() {
     );
     check(
         |plan| arguments(plan, 0)[1] = arguments(plan, 0)[0],
-        "step `half 0` prepares constants with `x`, which is none",
+        "step `half 0` prepares constants with `x`, which is not constant",
     );
     check(
         |plan| {
@@ -363,7 +366,7 @@ fn runs_say_how_many_rows_there_are() {
         assert_eq!(refused.is_err(), size != 8, "{size} rows");
     }
     let said = |context: &mut Context, name: &str, size| context.set_dim(name, size).unwrap_err().to_string();
-    assert_eq!(said(&mut context, "rows", 9), "rows=9 is none of the model's sizes (there are 1..8 in steps of 1)");
+    assert_eq!(said(&mut context, "rows", 9), "rows=9 is not a size of the model (1..8 in steps of 1)");
     assert_eq!(said(&mut context, "words", 1), "the model has no open dimension `words` (there is rows)");
     assert_eq!(context.size(), Some(7));
 }

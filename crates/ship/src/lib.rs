@@ -35,7 +35,7 @@ const MOST_CONSTANT_BYTES: usize = (4 << 30) - (64 << 20);
 #[derive(Debug, Error)]
 pub enum ShipError {
     /// Name that is not a C identifier.
-    #[error("`{0}` is no C identifier (give letters, digits and underscores, no digit first)")]
+    #[error("`{0}` is not a C identifier (give letters, digits and underscores, no digit first)")]
     Name(String),
     /// Step in a function of this process, which cannot be shipped.
     #[error("step `{0}` has no kernel, so that it runs in this process only")]

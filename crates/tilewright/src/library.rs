@@ -142,7 +142,7 @@ fn write_file(folder: &Path, file: &File) -> Result<PathBuf, Error> {
 /// Name for the library of a workload or model: the given one, or one derived from `text`.
 ///
 /// # Errors
-/// Bad input where it is no C identifier.
+/// Bad input where it is not a C identifier.
 pub fn library_name(name: Option<&str>, text: &str) -> Result<String, Error> {
     let made = name.map_or_else(|| name_of(text), str::to_owned);
     if Interface::is_prefix(&made) {
@@ -151,7 +151,7 @@ pub fn library_name(name: Option<&str>, text: &str) -> Result<String, Error> {
     let rules = "letters, digits and underscores, no digit first";
     Err(match name {
         Some(name) => {
-            let reason = format!(" `{}` is no C identifier (give {rules})", one_line(name));
+            let reason = format!(" `{}` is not a C identifier (give {rules})", one_line(name));
             Error::setting(Setting::Name, reason)
         }
         None => {

@@ -97,7 +97,8 @@ fn read_header(header: &str) -> Result<(&str, Vec<usize>), NpyError> {
     }
     let dims = field(header, "shape")?.strip_prefix('(').and_then(|rest| rest.split_once(')')).map(|(dims, _)| dims);
     let Some(dims) = dims else { return error("its shape cannot be read (write it with numpy.save)") };
-    let read = |dim: &str| dim.trim().parse::<usize>().map_err(|_| NpyError(format!("its dimension {dim} is none")));
+    let read =
+        |dim: &str| dim.trim().parse::<usize>().map_err(|_| NpyError(format!("its dimension {dim} is not a number")));
     let shape = dims.split(',').filter(|dim| !dim.trim().is_empty()).map(read).collect::<Result<Vec<_>, _>>()?;
     Ok((element, shape))
 }

@@ -153,7 +153,7 @@ fn a_winner_is_found_and_what_cannot_be_true_is_refused() {
         (with("/winner/version", json!("0.0.1")), "another release checked it"),
         (with("/workload", json!("matmul:m=65,n=64,k=64")), "line 1 is of another entry"),
         (with("/threads", json!(7)), "line 1 is of another entry"),
-        (with("/space", json!("../../etc")), "the version of its space is none"),
+        (with("/space", json!("../../etc")), "the version of its space is malformed"),
         (with("/winner", json!(null)), "it has no winner"),
         (whole[..whole.len() / 2].to_owned(), "it is cut off"),
         (whole.trim_end().to_owned(), "it is cut off"),

@@ -157,7 +157,7 @@ impl CompileArgs {
 /// The constants of a program, which are all given.
 fn constants(given: &[String], program: &Program) -> anyhow::Result<Vec<(String, Bytes)>> {
     let pair = |pair: &String| {
-        let hint = || bad_input(format!("--constant `{}` is no name and file (give NAME=FILE)", one_line(pair)));
+        let hint = || bad_input(format!("--constant `{}` is not a name and a file (give NAME=FILE)", one_line(pair)));
         let (name, file) = pair.split_once('=').ok_or_else(hint)?;
         Ok((name.to_owned(), PathBuf::from(file)))
     };

@@ -321,13 +321,13 @@ pub fn named<T: Copy + Send + Sync>(
 /// Checks that an option's name may begin the names of C functions.
 ///
 /// # Errors
-/// Bad input where it is no C identifier.
+/// Bad input where it is not a C identifier.
 pub fn check_identifier(option: &str, name: &str) -> anyhow::Result<()> {
     if Interface::is_prefix(name) {
         return Ok(());
     }
     let hint = "give letters, digits and underscores, no digit first";
-    Err(bad_input(format!("{option} `{}` is no C identifier ({hint})", one_line(name))))
+    Err(bad_input(format!("{option} `{}` is not a C identifier ({hint})", one_line(name))))
 }
 
 /// Calls `act` at each interrupt.

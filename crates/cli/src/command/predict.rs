@@ -124,7 +124,7 @@ fn listen<T>(work: impl FnOnce(Caller) -> Result<T, tilewright::Error>) -> anyho
         if raised.swap(true, Ordering::Relaxed) {
             std::process::exit(130);
         }
-        message("stopping after the epoch at hand; interrupt again to leave at once");
+        message("stopping after the current epoch; interrupt again to stop at once");
     };
     on_interrupt(leave)?;
     Ok(work(Caller { stop: &stop, tell: &show })?)

@@ -71,7 +71,7 @@ impl Objectives {
         for (at, NamedMetric { name, .. }) in all.iter().enumerate() {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
             if name.is_empty() || !name.chars().all(is_plain) {
-                return Err(format!("{name:?} is no name of a metric (take letters, digits, _, - and .)"));
+                return Err(format!("{name:?} is not a name of a metric (take letters, digits, _, - and .)"));
             }
             if all[..at].iter().any(|other| other.name == *name) {
                 return Err(format!("the metric {name} is given twice (give each a name of its own)"));
@@ -147,7 +147,7 @@ pub enum MetricError {
     #[error("an empty expression finds no number")]
     Empty,
     /// Request to maximise a time.
-    #[error("a time is made small, so --maximize does not go with it")]
+    #[error("times are minimised, so --maximize does not apply")]
     MaximizeTime,
 }
 

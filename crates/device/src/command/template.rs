@@ -15,13 +15,15 @@ pub enum TemplateError {
         position: usize,
     },
     /// Unmatched brace.
-    #[error("position {position}: a brace that is no place for a value (write {{{{ or }}}} for one that stays)")]
+    #[error("position {position}: a brace that is not a placeholder (write {{{{ or }}}} for one that stays)")]
     Brace {
         /// Position of the character, from 1.
         position: usize,
     },
     /// Placeholder with an unknown name.
-    #[error("position {position}: {{{name}}} is no parameter; there are {known} (write {{{{ for a brace that stays)")]
+    #[error(
+        "position {position}: {{{name}}} is not a parameter; there are {known} (write {{{{ for a brace that stays)"
+    )]
     Unknown {
         /// Position of the character, from 1.
         position: usize,
@@ -450,10 +452,10 @@ mod tests {
         };
         check("  ", "the command is empty");
         check("a 'b", "position 3: the quotation does not end");
-        check("a {", "position 3: a brace that is no place for a value (write {{ or }} for one that stays)");
-        check("a }", "position 3: a brace that is no place for a value (write {{ or }} for one that stays)");
+        check("a {", "position 3: a brace that is not a placeholder (write {{ or }} for one that stays)");
+        check("a }", "position 3: a brace that is not a placeholder (write {{ or }} for one that stays)");
         let known = "there are tile, dir (write {{ for a brace that stays)";
-        check("a {til}", &format!("position 3: {{til}} is no parameter; {known}"));
+        check("a {til}", &format!("position 3: {{til}} is not a parameter; {known}"));
         let shell = "is for a shell, and this is started without one (add --shell, or quote it)";
         check("a | b", &format!("position 3: `|` {shell}"));
         check("a > b", &format!("position 3: `>` {shell}"));

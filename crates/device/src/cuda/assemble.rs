@@ -33,7 +33,7 @@ pub enum AssembleError {
     #[error("{0}")]
     Refused(String),
     /// Timeout.
-    #[error("ptxas has not done within {MOST_SECONDS} s")]
+    #[error("ptxas did not finish within {MOST_SECONDS} s")]
     TooLong,
     /// Failure to run the program.
     #[error("ptxas cannot be run: {0}")]

@@ -33,7 +33,9 @@ impl ServerAddress {
         }
         // An address in brackets has colons of its own.
         let (host, port) = match rest.rsplit_once(':') {
-            Some((host, port)) if !port.ends_with(']') => (host, port.parse().map_err(|_| refuse("the port is none"))?),
+            Some((host, port)) if !port.ends_with(']') => {
+                (host, port.parse().map_err(|_| refuse("the port is not a number up to 65535"))?)
+            }
             _ => (rest, PORT),
         };
         let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -113,7 +115,7 @@ mod tests {
         check("http://x", "neither nats:// nor tls://");
         check("nats://", "no host");
         check("nats://a,", "no host");
-        check("nats://x:y", "the port is none");
+        check("nats://x:y", "the port is not a number up to 65535");
         check("nats://me:secret@x", "more than a host and a port");
     }
 }

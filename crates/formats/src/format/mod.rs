@@ -325,7 +325,7 @@ fn keyed(name: &'static str, results: &[Results]) -> Result<Vec<(u64, Json)>, Wr
     for results in results {
         let Some(best) = results.best() else { continue };
         let refuse = |what: &str| WriteError::Key { name, problem: brief(&format!("{what} {}", results.task)) };
-        let key = results.task.n_rows().ok_or_else(|| refuse("there is none of"))?;
+        let key = results.task.n_rows().ok_or_else(|| refuse("there is no number of rows in"))?;
         if found.insert(key, results.config(best)).is_some() {
             return Err(refuse("there are two of"));
         }

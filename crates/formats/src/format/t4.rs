@@ -100,7 +100,7 @@ const INVALIDITY: &[(&str, ErrorClass)] = &[
 
 const WRONG: &str = "rows counted as failed, for their correctness is 0";
 const PARTLY_RIGHT: &str = "rows whose correctness is neither 0 nor 1 (they count as right)";
-const UNKNOWN_UNIT: &str = "rows counted as failed, for their unit of time is none of s, ms, us, ns";
+const UNKNOWN_UNIT: &str = "rows counted as failed, because their unit of time is not s, ms, us or ns";
 const BAD_COSTS: &str = "rows counted as failed, for a cost is no positive number, or they are too many";
 const OTHER_OBJECTIVE: &str = "rows of another objective, whose times are replayed";
 

@@ -78,7 +78,8 @@ fn replaced(
     let budget = Budget::of_file(file.len());
     let whole = Message { bytes: file, at: 0 };
     let proto = ModelProto::read(whole, &budget)?;
-    let message = proto.graph.ok_or_else(|| ReadError::NoModel("it has no graph: it is no ONNX model".to_owned()))?;
+    let message =
+        proto.graph.ok_or_else(|| ReadError::NoModel("it has no graph: it is not an ONNX model".to_owned()))?;
     let graph = GraphProto::read(message, &budget, &|_, _| false)?;
     let mut source = TensorBytes { file, external, opened: Vec::new(), budget: &budget };
     let mut tensors: HashMap<&str, Tensor> = HashMap::new();

@@ -81,7 +81,9 @@ impl Operation for If {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let body = self.branch(inputs.tensor(0)?)?;
         let given = body.captured(inputs.0).into_iter().map(|fact| {
-            fact.and_then(|fact| fact.value).cloned().ok_or_else(|| invalid!("a graph reads what is not there"))
+            fact.and_then(|fact| fact.value)
+                .cloned()
+                .ok_or_else(|| invalid!("a graph reads a value that does not exist"))
         });
         run(&body.graph, given.collect::<Result<_, _>>()?).map_err(|error| match error.reason() {
             Some(reason) => reason.clone(),

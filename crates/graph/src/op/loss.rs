@@ -52,7 +52,7 @@ impl NegativeLogLikelihoodLoss {
                 continue;
             }
             let class = usize::try_from(label).ok().filter(|&class| class < n_classes);
-            let class = class.ok_or_else(|| invalid!("label {label} is none of {n_classes} classes"))?;
+            let class = class.ok_or_else(|| invalid!("label {label} is not one of {n_classes} classes"))?;
             let weight = match &weights {
                 Some(weights) => *weights.get(class).ok_or_else(|| invalid!("class {class} has no weight"))?,
                 None => 1.0,

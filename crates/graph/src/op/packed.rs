@@ -60,7 +60,7 @@ pub(super) const ROWS: &[Operator] = &[
             let rounds = match node.int_or("accuracy_level", 0)? {
                 0..=3 => false,
                 4 => true,
-                level => return Err(invalid!("accuracy_level={level} is none of 0 to 4")),
+                level => return Err(invalid!("accuracy_level={level} is not one of 0 to 4")),
             };
             let blocks = ScaledBlocks::import(node, needed("block_size")?)?;
             Ok(MatMulNBits { n: needed("N")?, k: needed("K")?, blocks, rounds }.into())
@@ -83,7 +83,7 @@ impl ScaledBlocks {
     fn import(node: &Import, size: usize) -> Result<ScaledBlocks, OpError> {
         let bits = node.int_or("bits", 4)?;
         if ![2, 4, 8].contains(&bits) {
-            return Err(invalid!("bits={bits} is none of 2, 4 and 8"));
+            return Err(invalid!("bits={bits} is not 2, 4 or 8"));
         }
         if size < 16 || !size.is_power_of_two() {
             return Err(invalid!("block_size={size} is no power of two from 16 on"));

@@ -233,7 +233,8 @@ impl Scan {
         let n_scanned = node.int("num_scan_inputs")?.ok_or_else(|| invalid!("it has no num_scan_inputs"))?;
         let n_given = node.given.len() - usize::from(by_batch);
         let n_scanned = usize::try_from(n_scanned).ok().filter(|n| (1..=n_given).contains(n));
-        let n_scanned = n_scanned.ok_or_else(|| invalid!("num_scan_inputs is none of 1 to its {n_given} inputs"))?;
+        let n_scanned =
+            n_scanned.ok_or_else(|| invalid!("num_scan_inputs is not in 1 to {n_given}, the number of its inputs"))?;
         let n_carried = n_given - n_scanned;
         check_ports(node, &body, n_given, 0, n_carried)?;
         if by_batch && node.has_input(0) {

@@ -249,7 +249,7 @@ impl Operation for RoiAlign {
         let mut out = Vec::with_capacity(ty.n_elements());
         for (region, &image) in regions.chunks(4).zip(&images) {
             let image = usize::try_from(image).ok().filter(|&image| image < n);
-            let image = image.ok_or_else(|| invalid!("a region is of an image that is not there"))?;
+            let image = image.ok_or_else(|| invalid!("a region names an image that does not exist"))?;
             let [left, top, right, bottom] = [0, 1, 2, 3].map(|i| region[i] * self.scale - offset);
             let least = if self.is_half_pixel { 0.0 } else { 1.0 };
             let bins = [(bottom - top).max(least) / self.out[0] as f64, (right - left).max(least) / self.out[1] as f64];

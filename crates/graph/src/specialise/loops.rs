@@ -171,7 +171,7 @@ impl Specialiser {
         map[body.inputs[1].0 as usize] = Some(job.constant(holds));
         let mut kept = Vec::new();
         for (at, (&id, fact)) in body.inputs[types.len()..].iter().zip(op.body.captured(facts)).enumerate() {
-            let fact = fact.ok_or_else(|| invalid!("its graph reads what is not there"))?;
+            let fact = fact.ok_or_else(|| invalid!("its graph reads a value that does not exist"))?;
             let (name, ty) = (body.value(id).name.clone(), Some(fact.ty.clone()));
             let new = job.graph.add_value(Value { name, ty, constant: fact.value.cloned(), ..Value::default() });
             map[id.0 as usize] = Some(new);

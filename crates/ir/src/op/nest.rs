@@ -59,7 +59,7 @@ pub enum NestError {
     #[error("it has more than one part")]
     Parts,
     /// Statement that is not a nest of serial loops of constant extent around one assignment.
-    #[error("a statement is no nest of serial loops of constant extent around one assignment")]
+    #[error("a statement is not a nest of serial loops of constant extent around one assignment")]
     Form,
     /// Reduction that is not initialised exactly where all its loops begin.
     #[error("the reduction into {0} does not start where all of its loops do, and nowhere else")]

@@ -382,7 +382,7 @@ fn wrong_packing_is_refused_with_its_node() {
     let cases: Vec<Case> = vec![
         (with("block_size", 24), vec![w.clone(), s.clone()], "block_size=24 is no power of two"),
         (with("block_size", 8), vec![w.clone(), s.clone()], "block_size=8 is no power of two"),
-        (with("bits", 3), vec![w.clone(), s.clone()], "bits=3 is none of 2, 4 and 8"),
+        (with("bits", 3), vec![w.clone(), s.clone()], "bits=3 is not 2, 4 or 8"),
         (with("K", 65), vec![w.clone(), s.clone()], "should have K=65 columns"),
         (whole.to_vec(), vec![bytes(&[8, 2, 15]), s.clone()], "input 2, have shape [8,2,15]"),
         (whole.to_vec(), vec![w.clone(), numbers(&[8, 3], 0.5)], "input 3, have shape [8,3]"),

@@ -49,7 +49,7 @@ pub enum Reason {
         instead: String,
     },
     /// Malformed number, or integer beyond 64 bits.
-    #[error("the number is too large, or none")]
+    #[error("the number is malformed or too large")]
     Number,
     /// Unterminated text.
     #[error("the quoted text does not end")]
@@ -105,7 +105,7 @@ pub enum Reason {
         found: String,
     },
     /// Text that is not among the values of the parameter it is compared with.
-    #[error("{text:?} is none of its values {known}")]
+    #[error("{text:?} is not one of its values {known}")]
     UnknownValue {
         /// The text.
         text: String,
@@ -127,7 +127,7 @@ pub enum Undefined {
     #[error("the number is too large")]
     TooLarge,
     /// Operands of unsuitable types, or a list index out of range.
-    #[error("an operator of what it does not take")]
+    #[error("an operator with operands that it does not take")]
     Kind,
     /// List that exceeds the limit of items of one evaluation.
     #[error("more than {MOST_ITEMS} values, those in between included")]

@@ -158,14 +158,14 @@ fn errors_say_where_and_what() {
         "x + z()",
         "position 5: unknown function z; there are min, max, abs, len, sum, any, all, range, list, tuple, int, float, ceil_div, gcd, is_power_of_two",
     );
-    check("d == \"W\"", "position 6: \"W\" is none of its values F, B");
-    check("d in ['F', \"W\"]", "position 12: \"W\" is none of its values F, B");
+    check("d == \"W\"", "position 6: \"W\" is not one of its values F, B");
+    check("d in ['F', \"W\"]", "position 12: \"W\" is not one of its values F, B");
     check("d + 1", "position 1: + takes a number, found a category");
     check("d == 1", "position 6: == takes a category, found a number");
     check("d and x", "position 1: and takes a condition, found a category");
     check("x in 7", "position 6: in takes a list, found a number");
-    check("x == 99999999999999999999", "position 6: the number is too large, or none");
-    check("0x10 < x", "position 1: the number is too large, or none");
+    check("x == 99999999999999999999", "position 6: the number is malformed or too large");
+    check("0x10 < x", "position 1: the number is malformed or too large");
     check("ceil_div(x)", "position 1: ceil_div takes 2 arguments, found 1");
     check("d == 'B", "position 6: the quoted text does not end");
     check("{i for i in l}", "position 1: `{… for …}` is not known here; write a list, `[… for …]`");

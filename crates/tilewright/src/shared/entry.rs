@@ -124,7 +124,7 @@ impl Entry {
         let SpaceVersion { space } =
             serde_json::from_slice(text).map_err(|_| "it names no version of its space".to_owned())?;
         if !is_name(&space) {
-            return Err("the version of its space is none".to_owned());
+            return Err("the version of its space is malformed".to_owned());
         }
         match line.winner {
             Some(_) => Ok(Entry { space, line }),

@@ -154,7 +154,7 @@ impl SharedStore {
 pub(super) fn admitted(importer: &mut LineValidator, winner: Entry) -> Result<Entry, String> {
     let refused = |why: String| format!("the entry of {} is refused: {why}", winner.line.record.workload);
     if is_own(&winner.line.record.workload) {
-        return Err(refused("it is of a program of somebody's".to_owned()));
+        return Err(refused("commands and kernels of users stay on their machine".to_owned()));
     }
     let (line, _) = importer.check(winner.line.clone()).map_err(refused)?;
     Ok(if line.winner.is_some() { Entry { line, ..winner } } else { winner })

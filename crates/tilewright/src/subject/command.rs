@@ -407,7 +407,7 @@ mod tests {
         };
         check(
             |of| Command { command: "./app {til}".into(), ..of },
-            "the command: position 7: {til} is no parameter; there are tile, dir",
+            "the command: position 7: {til} is not a parameter; there are tile, dir",
         );
         check(|of| Command { command: " ".into(), ..of }, "the command: the command is empty");
         check(|of| Command { parameters: Vec::new(), ..of }, "there are no parameters");
@@ -430,7 +430,7 @@ mod tests {
         assert!(two(plain.clone(), "b", "b (.*)").parsed_objectives().is_ok());
         let error = |of: Command| of.parsed_objectives().unwrap_err().to_string();
         assert!(error(two(plain.clone(), "a", "b (.*)")).contains("the metric a is given twice"));
-        assert!(error(two(plain.clone(), "a b", "b (.*)")).contains("\"a b\" is no name of a metric"));
+        assert!(error(two(plain.clone(), "a b", "b (.*)")).contains("\"a b\" is not a name of a metric"));
         assert!(error(two(plain.clone(), "b", "wall")).contains("--maximize does not go with it"));
         assert!(error(two(plain.clone(), "b", "(")).contains("the metric: "));
         assert!(error(two(plain.clone().metric("cpu"), "b", "b (.*)")).contains("name each"));
