@@ -1,6 +1,6 @@
 //! Dependence analysis: whether different iterations of a loop access the same element.
 
-use crate::index::{Atom, Index, Ranges};
+use crate::index::{Atom, Index, Ranges, gcd};
 use crate::program::{BufferId, Loop, LoopId, Stmt};
 
 /// Pair of accesses that may touch the same element in different iterations of a loop.
@@ -162,10 +162,6 @@ pub fn reduced(index: &Index, ranges: &Ranges) -> Index {
             })
         })
     })
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 fn are_unequal(a: Subscripts, b: Subscripts, var: LoopId) -> bool {

@@ -5,9 +5,15 @@
 
 use std::sync::Arc;
 
+use num_traits::PrimInt;
 use smallvec::{SmallVec, smallvec};
 
 use crate::ids::LoopId;
+
+/// Greatest common divisor of two numbers that are not negative; with 0, the other number.
+pub fn gcd<T: PrimInt>(a: T, b: T) -> T {
+    if b.is_zero() { a } else { gcd(b, a % b) }
+}
 
 /// Index expression in canonical form, `constant + Σ coefficient · atom`: atoms sorted and distinct,
 /// coefficients nonzero.

@@ -29,7 +29,7 @@ pub mod verify;
 pub use dtype::DType;
 pub use expr::{Cond, Expr};
 pub use gpu::{GpuKernel, GpuProgram, lower_gpu};
-pub use index::{Atom, Index};
+pub use index::{Atom, Index, gcd};
 pub use program::{
     Buffer, BufferId, Loop, LoopId, LoopKind, OpenSize, Part, Program, Role, Scope, Stmt, TensorProduct,
 };

@@ -26,7 +26,7 @@
 use crate::dependence::{DataRace, find_race};
 use crate::expr::{Cond, Expr, Subscript};
 use crate::gpu::products;
-use crate::index::{Atom, Index, Ranges};
+use crate::index::{Atom, Index, Ranges, gcd};
 use crate::interp::{IterationPoint, list};
 use crate::program::{BufferId, Loop, LoopKind, OpenSize, Part, Program, Role, Stmt};
 use crate::text::{index_to_string, is_name, loop_name};
@@ -380,10 +380,6 @@ impl KnownFacts {
             })
         })
     }
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Loop or condition around a point, outermost first.

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use crate::gpu::item::{Item, each_region, relocate};
 use crate::gpu::map_error::MapError;
-use crate::index::{Atom, Index, Ranges};
+use crate::index::{Atom, Index, Ranges, gcd};
 use crate::program::{BufferId, LoopId, LoopKind, Program, Scope, Stmt};
 use crate::text::index_to_string;
 
@@ -112,7 +112,7 @@ impl Digit {
             terms.into_iter().filter(|(atom, _)| atom != thread).collect::<Vec<_>>()
         };
         let high = uses.iter().flat_map(others).map(|(_, c)| c.abs()).filter(|c| *c >= weight);
-        let base = high.reduce(greatest_common_divisor);
+        let base = high.reduce(gcd);
         let digit = Digit { thread: thread.clone(), weight, base };
         uses.iter().all(|u| digit.fits(&u.index[dimension], u, all)).then_some(digit)
     }
@@ -164,10 +164,6 @@ impl Digit {
             None => self.weight,
         }
     }
-}
-
-fn greatest_common_divisor(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 fn slice(

@@ -1,7 +1,7 @@
 //! Simplifies indices and conditions, and removes loops of one iteration, dead branches and empty loops.
 
 use crate::expr::{Cond, Expr, Rewrite};
-use crate::index::{Index, Ranges};
+use crate::index::{Index, Ranges, gcd};
 use crate::program::{Loop, LoopKind, Stmt, TensorProduct};
 
 /// Simplifies a block inside the loops of `ranges`.
@@ -158,24 +158,20 @@ impl Rewrite for Simplify<'_> {
 /// one side only.
 fn smaller_terms(a: Index, b: Index, is_less: bool) -> (Index, Index) {
     let d = a.sub(&b);
-    let gcd = d.terms().iter().fold(0, |g, (_, c)| greatest_common_divisor(g, c.unsigned_abs()));
-    let Some(gcd) = i64::try_from(gcd).ok().filter(|&g| g >= 1) else { return (a, b) };
-    let divides = d.constant() % gcd == 0;
-    let needless = gcd > 1 || a.constant() != 0 && b.constant() != 0;
+    let common = d.terms().iter().fold(0, |g, (_, c)| gcd(g, c.unsigned_abs()));
+    let Some(common) = i64::try_from(common).ok().filter(|&g| g >= 1) else { return (a, b) };
+    let divides = d.constant() % common == 0;
+    let needless = common > 1 || a.constant() != 0 && b.constant() != 0;
     if !needless || !(is_less || divides) {
         return (a, b);
     }
     // Σ⁺ − Σ⁻ + c < 0 for multiples of g: Σ⁺/g − Σ⁻/g < ceil(−c / g).
-    let bound = -d.constant().div_euclid(gcd);
+    let bound = -d.constant().div_euclid(common);
     let (mut left, mut right) = (Index::from((-bound).max(0)), Index::from(bound.max(0)));
     for (atom, c) in d.terms() {
-        let term = Index::atom(atom.clone()).scale(c.abs() / gcd);
+        let term = Index::atom(atom.clone()).scale(c.abs() / common);
         let side = if *c > 0 { &mut left } else { &mut right };
         *side = side.add(&term);
     }
     (left, right)
-}
-
-fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }

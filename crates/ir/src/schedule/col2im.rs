@@ -5,7 +5,7 @@ use super::compute_at::{StageNest, stage_nest, take_stage};
 use super::tree::{buffer_id, nest};
 use super::winograd::{StageMaker, begins_at_zero, load, select, variables};
 use crate::expr::{BinaryOp, Cond, Expr, ReduceOp};
-use crate::index::{Atom, Index, Ranges};
+use crate::index::{Atom, Index, Ranges, gcd};
 use crate::op::unpad;
 use crate::program::{BufferId, LoopId, LoopKind, Program, Role, Stmt};
 
@@ -148,10 +148,6 @@ impl TapAxis {
         }
         (tap, element, meets)
     }
-}
-
-fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// `result[n, k, p, q] += padded[n, c, p + r·d, q + s·d] · weights[c, k, R − 1 − r, S − 1 − s]`, in any order

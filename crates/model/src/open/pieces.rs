@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::take;
 
+use tilewright_ir::gcd;
 use tilewright_ir::op::{Contraction, Epilogue, EpilogueFunction, SizeRange, Structure, Workload};
 use tilewright_runtime::{OpenDimension, RunSize};
 
@@ -194,9 +195,4 @@ fn by_elements(workload: &Workload) -> Option<Workload> {
     let epilogue = workload.epilogue().iter().map(of_elements).collect::<Option<Vec<_>>>()?;
     let constants = workload.constants().to_vec();
     workload.clone().with_epilogue(epilogue).ok()?.with_constants(constants).ok()
-}
-
-/// Greatest common divisor of two numbers, of which one may be 0.
-fn gcd(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
