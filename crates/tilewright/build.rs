@@ -1,4 +1,4 @@
-//! Tells the library what source it is made of.
+//! Passes the version of the sources to the library.
 
 use std::env;
 use std::path::Path;
@@ -14,12 +14,12 @@ fn main() {
     println!("cargo::rustc-env=TILEWRIGHT_BUILD={build}");
 }
 
-/// The commit, and a number for what was changed since; `None` if this is no checkout of the project.
+/// Commit, and a number for uncommitted changes; `None` if this is no checkout of the project.
 fn source() -> Option<String> {
     let own = Path::new(&env::var_os("CARGO_MANIFEST_DIR")?).canonicalize().ok()?;
     let root = own.parent()?.parent()?.to_owned();
     let git = |arguments: &[&str]| {
-        // Somebody may be at work in the checkout: its index is left alone.
+        // The checkout may be in use: its index is not touched.
         let out = Command::new("git").arg("--no-optional-locks").arg("-C").arg(&root).args(arguments).output().ok()?;
         out.status.success().then_some(out.stdout)
     };
@@ -29,7 +29,7 @@ fn source() -> Option<String> {
         return None;
     }
     let commit = line(&["rev-parse", "--short=9", "HEAD"])?;
-    // Whatever moves HEAD adds a line to its log. Sources that change have most of this compiled anyway.
+    // Whatever moves HEAD adds a line to its log. Changes of sources cause a rebuild of most of this anyway.
     let log = root.join(line(&["rev-parse", "--git-path", "logs/HEAD"])?);
     let members = line(&["ls-files", ":(glob)crates/*/Cargo.toml"])?;
     let sources = members.lines().map(|manifest| root.join(manifest).with_file_name("src"));

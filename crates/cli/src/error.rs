@@ -1,4 +1,5 @@
-//! Errors as the command line shows them: one line, and an exit code that says whose fault it is.
+//! Errors as shown on the command line: one line, and an exit code that distinguishes bad input from
+//! failures.
 
 use std::fmt;
 
@@ -17,17 +18,17 @@ impl fmt::Display for BadInput {
 
 impl std::error::Error for BadInput {}
 
-/// An error that is the fault of the user's input.
+/// Makes an error caused by the user's input.
 pub fn bad_input(reason: impl fmt::Display) -> anyhow::Error {
     BadInput(reason.to_string()).into()
 }
 
-/// Results whose errors are the fault of the user's input.
+/// Extension of results whose errors are caused by the user's input.
 pub trait OrBadInput<T> {
-    /// The value, or the error as bad input with a hint behind it.
+    /// Converts an error to bad input with a hint appended.
     ///
     /// # Errors
-    /// The same as before.
+    /// If the result is an error.
     fn or_bad_input(self, hint: &str) -> anyhow::Result<T>;
 }
 
@@ -37,7 +38,8 @@ impl<T, E: fmt::Display> OrBadInput<T> for Result<T, E> {
     }
 }
 
-/// The exit code for an error: 2 for bad input, 0 where the reader of our output went away, 1 for all else.
+/// Exit code for an error: 2 for bad input, 0 if the reader of our output has closed it, 1 for everything
+/// else.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     if is_closed_pipe(error) {
         0
@@ -48,7 +50,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     }
 }
 
-/// Whether a cause is the fault of the user's input.
+/// Whether a cause is the user's input.
 fn is_bad_input(cause: &(dyn std::error::Error + 'static)) -> bool {
     cause.is::<BadInput>() || cause.downcast_ref::<tilewright::Error>().is_some_and(tilewright::Error::is_input)
 }
@@ -59,7 +61,7 @@ pub fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error.downcast_ref::<crate::output::StdoutError>().is_some_and(|e| closed(&e.0))
 }
 
-/// Option that is the command's name of a setting.
+/// Option that sets a setting.
 pub fn option(setting: Setting) -> &'static str {
     match setting {
         Setting::Build => "--build",
@@ -77,12 +79,12 @@ pub fn option(setting: Setting) -> &'static str {
         Setting::Threads => "--threads",
         Setting::Transfer => "--transfer",
         Setting::Weights => "--weights",
-        // A later one has no option before it is written here.
+        // Settings added later have no option until it is listed here.
         _ => "the setting",
     }
 }
 
-/// Puts an error of the library into words of the command: settings are options here, and advice names them.
+/// Rephrases an error of the library for the command: settings become options, and hints name options.
 fn words(error: &tilewright::Error) -> String {
     let advice = match error.kind() {
         ErrorKind::Setting(Setting::Cache) if error.text().ends_with(')') => {
@@ -111,9 +113,9 @@ fn words(error: &tilewright::Error) -> String {
     format!("{error} ({advice})")
 }
 
-/// An error with its causes on one line.
+/// Formats an error with its causes on one line.
 pub fn describe(error: &anyhow::Error) -> String {
-    // Errors that print their cause themselves would say everything twice.
+    // Errors that print their cause themselves would repeat everything.
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
         let part = one_line(&cause.downcast_ref().map_or_else(|| cause.to_string(), words));

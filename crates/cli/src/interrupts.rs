@@ -1,4 +1,4 @@
-//! Interrupts of runs, and the display of a run that they are told on.
+//! Interrupts of runs, and the display on which they are reported.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,10 +12,11 @@ use crate::output::message;
 use crate::progress::{Concern, Progress, Shown};
 use crate::summary;
 
-/// Handler of interrupts: the first ends the run early but in order, the second at once, with all recorded.
+/// Handler of interrupts: the first ends the run early but in order, the second immediately, with everything
+/// recorded.
 #[derive(Default)]
 pub struct Interrupts {
-    /// Raised by the first one.
+    /// Flag raised by the first interrupt.
     pub stop: AtomicBool,
     /// Recorder and display of the current run.
     at_hand: Mutex<Option<AtHand>>,
@@ -28,10 +29,10 @@ struct AtHand {
 }
 
 impl Interrupts {
-    /// Watches from now on.
+    /// Installs the handler.
     ///
     /// # Errors
-    /// If the system does not let us.
+    /// If the system refuses the handler.
     pub fn watch() -> anyhow::Result<Arc<Interrupts>> {
         let interrupts = Arc::new(Interrupts { stop: AtomicBool::new(false), at_hand: Mutex::new(None) });
         let watching = interrupts.clone();
@@ -48,7 +49,7 @@ impl Interrupts {
         })
     }
 
-    /// Has the lab do some work, shows its progress, and lets interrupts end it.
+    /// Runs work of the lab, shows its progress, and lets interrupts end it.
     pub fn listen<T>(&self, work: impl FnOnce(Caller) -> T) -> T {
         let shown: Mutex<Option<Shown>> = Mutex::new(None);
         let lock = || shown.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,7 +101,7 @@ impl Interrupts {
     }
 }
 
-/// Says what is worth a word about a run.
+/// Prints remarks on a run.
 pub fn remark(tuned: &Tuned) {
     summary::remarks(tuned).iter().for_each(|remark| message(remark));
 }

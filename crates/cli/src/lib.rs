@@ -1,8 +1,8 @@
 //! The tilewright command: finds, records, compares and shows fast kernels.
 //!
-//! The command is a library so that the Python wheel, a separate build, has it too. Results go to standard
-//! output, everything else to standard error. The exit code is 0 on success, 2 if the input is at fault, and
-//! 1 if something failed on the way.
+//! The command is a library so that the Python wheel, a separate build, contains it too. Results go to
+//! standard output, everything else to standard error. The exit code is 0 on success, 2 on bad input, and 1
+//! if something failed.
 
 #![forbid(unsafe_code)]
 
@@ -103,12 +103,12 @@ enum Subcommands {
     PeerWorker,
 }
 
-/// Carries out the command that the arguments of this process are.
+/// Executes the command given by the arguments of this process.
 pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|panic| {
         message(&format!("error: this is a bug in tilewright: {}", error::one_line(&panic.to_string())));
     }));
-    // The hook has said why.
+    // The hook has printed the message.
     std::panic::catch_unwind(run).unwrap_or(ExitCode::FAILURE)
 }
 
@@ -157,7 +157,7 @@ fn run() -> ExitCode {
         Subcommands::Formats => formats::run(json),
         Subcommands::Worker { arguments } => match tilewright::serve(&arguments) {
             true => Ok(()),
-            // It has said why, to whoever started it.
+            // The worker has reported the reason to the process that started it.
             false => return ExitCode::FAILURE,
         },
         Subcommands::PeerWorker => tilewright_peers::worker_main().map_err(|e| anyhow::anyhow!("peer: {e}")),
@@ -173,7 +173,7 @@ fn run() -> ExitCode {
     }
 }
 
-/// Reads the arguments. `-1` is a number, which an option may refuse, and no option.
+/// Parses the arguments. `-1` is a number, which an option may refuse, rather than an option.
 fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result<Cli, clap::Error> {
     fn with_negative_numbers(command: clap::Command) -> clap::Command {
         command.allow_negative_numbers(true).mut_subcommands(with_negative_numbers)
@@ -183,7 +183,7 @@ fn parse(words: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> Result
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// Help goes to standard output as it is; a refusal becomes one line.
+/// Prints help to standard output unchanged, and a refusal as one line.
 fn refuse(error: &clap::Error) -> ExitCode {
     use clap::error::ErrorKind;
     match error.kind() {
@@ -202,21 +202,21 @@ fn refuse(error: &clap::Error) -> ExitCode {
     }
 }
 
-/// The subcommand among the arguments, with the program's name before it.
+/// Subcommand among the arguments, preceded by the program's name.
 fn asked_subcommand() -> String {
     let names: Vec<String> = Cli::command().get_subcommands().map(|c| c.get_name().to_owned()).collect();
     let asked = std::env::args_os().skip(1).find_map(|a| names.iter().find(|name| a == ***name));
     asked.map_or("tilewright".to_owned(), |name| format!("tilewright {name}"))
 }
 
-/// Messages of the standard library about malformed numbers, with the advice on each.
+/// Messages of the standard library about malformed numbers, with the hint for each.
 const NUMBERS: [(&str, &str); 3] = [
     ("invalid digit found in string", "give a whole number, without a sign"),
     ("number too large to fit in target type", "give a smaller number"),
     ("number would be zero for non-zero type", "give 1 or more"),
 ];
 
-/// A refusal of the argument parser on one line: the reason, its tips, and where to read on.
+/// Condenses a refusal of the argument parser to one line: the reason, its tips, and where to read on.
 fn condense(text: &str, subcommand: &str) -> String {
     let mut reason = String::new();
     for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {

@@ -1,4 +1,4 @@
-//! The program of the command.
+//! Program of the command.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Output: results to standard output, as text or as a JSON document, or to files; all else to standard
-//! error.
+//! Output: results to standard output, as text or as a JSON document, or to files; everything else to
+//! standard error.
 
 use std::io::{self, Write};
 
@@ -9,7 +9,7 @@ pub use crate::progress::message;
 pub use tilewright::file::{Destination, check_apart, writable};
 pub use tilewright::format::{digits, duration, grouped, shell_quoted, table};
 
-/// Standard output could not be written.
+/// Failure to write standard output.
 #[derive(Debug)]
 pub struct StdoutError(pub io::Error);
 
@@ -24,13 +24,13 @@ impl std::error::Error for StdoutError {}
 /// Writes bytes to standard output.
 ///
 /// # Errors
-/// [`StdoutError`]; a reader that went away is one as well.
+/// [`StdoutError`], also if the reader has closed it.
 pub fn write_stdout(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)?)
 }
 
-/// Writes a result: the JSON document where it was asked for, the text otherwise. A line break is added.
+/// Writes a result: the JSON document if requested, otherwise the text. A line break is added.
 ///
 /// # Errors
 /// [`StdoutError`].
@@ -39,8 +39,8 @@ pub fn write_result(as_json: bool, json: &Json, text: &str) -> anyhow::Result<()
     if shown.is_empty() { Ok(()) } else { write_stdout(format!("{shown}\n").as_bytes()) }
 }
 
-/// Reports on the contents written to a destination: as a result, but as text on standard error where
-/// standard output holds the contents themselves.
+/// Reports on the contents written to a destination: as a result, but as text on standard error if standard
+/// output holds the contents themselves.
 ///
 /// # Errors
 /// [`StdoutError`].

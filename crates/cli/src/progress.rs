@@ -1,4 +1,4 @@
-//! Live progress on standard error: one line redrawn on a terminal, lines now and then elsewhere.
+//! Live progress on standard error: one line redrawn on a terminal, occasional lines elsewhere.
 
 use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -14,7 +14,7 @@ use crate::summary::{beginning, turn};
 
 /// Interval at which the line is redrawn on a terminal.
 const REDRAW: Duration = Duration::from_millis(200);
-/// Interval of the lines elsewhere.
+/// Interval between lines elsewhere.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 /// Time at the start before anything is shown.
 const QUIET: Duration = Duration::from_millis(500);
@@ -29,7 +29,7 @@ pub struct Progress {
 #[derive(Debug)]
 struct ProgressState {
     status: RunStatus,
-    /// Whether the status line stands on the terminal.
+    /// Whether the status line is currently drawn on the terminal.
     is_drawn: bool,
     last_line: Option<Instant>,
     ticker: Option<JoinHandle<()>>,
@@ -53,12 +53,12 @@ impl Progress {
                 shared.draw(ticking.is_terminal, false);
             }
         };
-        // Where the system refuses a thread, lines come with changes alone.
+        // If the system refuses a thread, lines are printed only on changes.
         progress.lock().ticker = std::thread::Builder::new().spawn(tick).ok();
         progress
     }
 
-    /// Changes the status. A new best and a new phase are shown at once, and so is the first change.
+    /// Changes the status. A new best and a new phase are shown immediately, and so is the first change.
     pub fn update(&self, change: impl FnOnce(&mut RunStatus)) {
         let mut shared = self.lock();
         let shown = |status: &RunStatus| (status.best_gflops, status.best.clone(), status.phase.is_some());
@@ -79,7 +79,7 @@ impl Progress {
         }
     }
 
-    /// Takes the status line away.
+    /// Erases the status line.
     pub fn finish(&self) {
         let ticker = {
             let mut shared = self.lock();
@@ -129,23 +129,23 @@ pub fn message(line: &str) {
 
 type ShowBest = dyn Fn(&mut RunStatus, Option<f64>) + Send + Sync;
 
-/// Told what records a run, once it has begun, and what shows it.
+/// Callback that receives the recorder of a run, once it has begun, and its display.
 pub type Concern<'a> = Box<dyn Fn(Option<&Recording>, &Progress) + Send + Sync + 'a>;
 
 /// Display of a run's progress, on standard error.
 pub struct Shown<'a> {
-    /// Puts the best so far, in nanoseconds, into a status.
+    /// Function that sets the best so far, in nanoseconds, in a status.
     show_best: Box<ShowBest>,
-    /// The names of those that share the time of the run; none of a run of one.
+    /// Names of the tasks that share the time of the run; empty for a single task.
     together: Vec<String>,
     /// Index of the workload whose turn it is.
     at: AtomicUsize,
     search: String,
     seed: u64,
-    /// Told what records the run and what shows it, whenever that changes.
+    /// Callback that receives the recorder and the display of the run, whenever they change.
     concern: Concern<'a>,
     start: Instant,
-    /// Per cent of the reference that were told of.
+    /// Progress of the reference, in per cent, that was last shown.
     told: AtomicU64,
     progress: Mutex<Option<Progress>>,
 }
@@ -160,7 +160,7 @@ impl<'a> Shown<'a> {
         Shown::by(Box::new(show_best), search.unwrap_or_default(), seed, concern)
     }
 
-    /// Makes the display of a user's command or kernel, whose best `show` puts into words.
+    /// Makes the display of a user's command or kernel, whose best `show` formats.
     pub fn of_own(
         show: impl Fn(f64) -> String + Send + Sync + 'static,
         search: &str,
@@ -171,7 +171,7 @@ impl<'a> Shown<'a> {
         Shown::by(Box::new(show_best), search, seed, concern)
     }
 
-    /// Makes the display of workloads of these names that share the time.
+    /// Makes the display of workloads with these names that share the time.
     pub fn together(names: Vec<String>, concern: Concern<'a>) -> Shown<'a> {
         let shown = Shown::by(Box::new(|_, _| ()), "", 0, concern);
         shown.start(None, RunStatus::default());
@@ -232,7 +232,7 @@ impl<'a> Shown<'a> {
         }
     }
 
-    /// Takes away what stands there only for a while.
+    /// Erases the status line, which is temporary.
     pub fn finish(&self) {
         if let Some(progress) = self.lock().take() {
             progress.finish();

@@ -23,7 +23,7 @@ pub struct RunStatus {
     pub most_trials: Option<u64>,
     /// Throughput of the best so far.
     pub best_gflops: Option<f64>,
-    /// Best so far in words, where there is no operation count.
+    /// Best so far in words, if there is no operation count.
     pub best: Option<String>,
     /// Measured peak of the machine.
     pub peak_gflops: Option<f64>,
@@ -94,7 +94,7 @@ impl RunStatus {
         }
         let is_late = self.time.is_some_and(|time| seconds > time.as_secs_f64());
         let mut parts = vec![match self.time {
-            // Nothing else goes on for long past the limit.
+            // No other work continues for long beyond the limit.
             Some(_) if is_late && self.n_new == 0 => format!("{seconds:.0} s, finishing the first kernel"),
             Some(time) => format!("{seconds:.0} s, {:.0} s left", (time.as_secs_f64() - seconds).max(0.0)),
             None => format!("{seconds:.0} s"),

@@ -1,4 +1,4 @@
-//! Runs in words, as the command shows them.
+//! Descriptions of runs, as shown by the command.
 
 use tilewright::format::{count, digits, duration, errors_text, grouped, percent, table};
 use tilewright::{
@@ -9,7 +9,7 @@ use tilewright_tune::TaskKey;
 
 use crate::error::option;
 
-/// Characters of the message of a failed candidate, at most.
+/// Maximum number of characters of a failed candidate's message.
 const MOST_EXAMPLE: usize = 300;
 
 /// Reason why a fastest trial was not raced.
@@ -55,9 +55,8 @@ pub fn turn(turned: &TurnEnd, labels: &[String]) -> String {
     format!("{n_trials} trials · {left:.0} s left · {whole} · {} {best}", labels[turned.at])
 }
 
-/// Summarises a result in lines: the winner, by how much, against what, where the time went and where records
-/// are.
-/// `may_race` says whether a race was wanted.
+/// Summarises a result in lines: the winner, its margin and its competitors, the time by phase and the place
+/// of the records. `may_race` says whether a race was requested.
 pub fn tuned(tuned: &Tuned, workload: &Workload, may_race: bool) -> String {
     let title = format!("{} on {}, {}", tuned.workload, tuned.target, count(tuned.threads, "thread"));
     if tuned.emulated && tuned.any_right {
@@ -82,8 +81,8 @@ pub fn tuned(tuned: &Tuned, workload: &Workload, may_race: bool) -> String {
     }
 }
 
-/// Summarises the result of a user's command or kernel; `show` puts the time of a run into words, and
-/// `may_race` tells whether a race was wanted.
+/// Summarises the result of a user's command or kernel; `show` formats the time of a run, and `may_race` says
+/// whether a race was requested.
 pub fn own(tuned: &Tuned, show: &dyn Fn(f64) -> String, may_race: bool) -> String {
     let mut text = match &tuned.best {
         None => "interrupted before a candidate was measured\n".to_owned(),
@@ -130,7 +129,7 @@ pub fn own(tuned: &Tuned, show: &dyn Fn(f64) -> String, may_race: bool) -> Strin
     text
 }
 
-/// Describes a Pareto set in lines; nothing where there is none.
+/// Describes a Pareto set in lines; empty if there is none.
 pub fn pareto(set: &[ParetoPoint]) -> String {
     match set.len() as u64 {
         0 => String::new(),
@@ -156,7 +155,7 @@ pub fn remarks(tuned: &Tuned) -> Vec<String> {
     remarks
 }
 
-/// Returns lines on the race.
+/// Describes the race in lines.
 fn raced(tuned: &Tuned, workload: &Workload, best: &Best, race: &Race) -> String {
     let of_peak = tuned.peak_gflops.map_or(String::new(), |peak| {
         format!(", {} of the measured peak of {}", percent(best.gflops / peak), digits(peak))
@@ -187,7 +186,7 @@ fn raced(tuned: &Tuned, workload: &Workload, best: &Best, race: &Race) -> String
     text + &format!("config   {}\n", best.config)
 }
 
-/// Returns a line on failed candidates, with the message of one; nothing where there are none.
+/// Describes failed candidates in a line, with the message of one; empty if there are none.
 fn errors(tuned: &Tuned) -> String {
     if tuned.errors.is_empty() {
         return String::new();
@@ -218,7 +217,7 @@ fn ending(tuned: &Tuned) -> String {
     text
 }
 
-/// Summarises tasks as a table, with the time of the whole; `labels` name the tasks.
+/// Summarises tasks as a table, with the total time; `labels` name the tasks.
 pub fn together(tuned: &TunedMany, labels: &[String]) -> String {
     let mut rows = vec![["workload", "GFLOP/s", "time", "share", "turns"].map(str::to_owned).to_vec()];
     for (task, label) in tuned.workloads.iter().zip(labels) {

@@ -1,4 +1,4 @@
-//! Records are believed as far as they can be true: wherever the best is looked up, and where they come in.
+//! Plausibility of records: implausible ones are rejected wherever the best is looked up, and on import.
 
 mod common;
 
@@ -8,10 +8,10 @@ use common::{check_refused, owned, run, run_json, stderr, text};
 use serde_json::{Value as Json, json};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
-/// Far ahead of any clock.
+/// Time beyond that of any clock.
 const FUTURE: u64 = 1 << 40;
 
-/// A database of so many trials, with a winner or without.
+/// Database of trials of a run, with a winner or without.
 fn tuned(folder: &Path, name: &str, seed: &str, is_raced: bool) -> String {
     let db = text(&folder.join(name)).to_owned();
     let arguments =
@@ -40,7 +40,7 @@ fn best(db: &str) -> Json {
     run_json(&["best", WORKLOAD, "--db", db])
 }
 
-/// A record of this space with one thing changed.
+/// Record of this space with some changes.
 fn with(record: &Json, changes: &[(&str, Json)]) -> Json {
     let mut changed = record.clone();
     for (pointer, value) in changes {
@@ -86,13 +86,15 @@ fn lines_that_fit_come_in_beside_others_in_the_words_of_this_version() {
     let folder = tempfile::tempdir().unwrap();
     let db = tuned(folder.path(), "a.db", "1", true);
     let all = records(&db);
-    // The winner's: the race of another space that it then tells of must not hide that of this one.
+    // The winner's record: the race of another space that it then describes must not hide the winner of this
+    // one.
     let record = all.iter().find(|record| record["winner"].is_object()).expect("it was raced");
     let fresh = text(&folder.path().join("fresh.db")).to_owned();
     let texts = ["matmul:k=64,n=64,m=64", "matmul:m=64,n=64,k=64,dtype=f32,exact=0", "matmul-256:m=64,n=64,k=64"];
     let renamed = all.iter().enumerate().map(|(at, r)| with(r, &[("/workload", json!(texts[at % texts.len()]))]));
     let mut lines: Vec<Json> = renamed.collect();
-    // Another machine's, a later version's, and one of a space as it was, whose steps still make a program.
+    // Records of another machine, of a later version, and of an earlier version of the space, whose steps
+    // still make a program.
     lines.push(with(record, &[("/target", json!("x86_64/another/512")), ("/template", json!("another"))]));
     lines.push(with(record, &[("/workload", json!("fft:n=8")), ("/version", json!("99.0.0"))]));
     lines.push(with(record, &[("/config", json!({"old": 1}))]));
@@ -108,7 +110,7 @@ fn lines_that_fit_come_in_beside_others_in_the_words_of_this_version() {
     let told = stderr(&output);
     assert!(told.contains("line 2: unknown workload `fft:n=8`: left out"), "{told}");
     assert!(told.contains(&format!("line {}: 0.000000001 ns is faster than", lines.len())), "{told}");
-    // What was raced elsewhere is so told, and the record of a space as it was is not shown.
+    // Races held elsewhere are marked as such, and a record of an earlier version of the space is not shown.
     let (found, original) = (best(&fresh), best(&db));
     assert_eq!((&found["best"]["config"], &found["best"]["confirmed"]), (&original["best"]["config"], &true.into()));
     assert_eq!((&found["imported"], &original["imported"]), (&true.into(), &false.into()));
@@ -117,8 +119,8 @@ fn lines_that_fit_come_in_beside_others_in_the_words_of_this_version() {
     assert_eq!(exported.iter().filter(|record| record["workload"] == WORKLOAD).count(), n_good - 1);
 }
 
-/// Fills a database with what an older version would have imported: trials of a nanosecond, and a winner of
-/// as much.
+/// Fills a database with records that an older version would have imported: trials of a nanosecond, and such
+/// a winner.
 fn poison(db: &str) {
     let database = rusqlite::Connection::open(db).unwrap();
     let fastest = "(SELECT id FROM trials WHERE median_ns IS NOT NULL ORDER BY median_ns LIMIT 1)";
@@ -158,7 +160,7 @@ fn what_cannot_be_true_is_passed_over_and_measured_again() {
     assert!(near(&report["workloads"][0]["best"]["gflops"]), "{report}");
     assert!(near(&report["workloads"][0]["searches"][0]["best_gflops"]["median"]), "{report}");
 
-    // Without a race, and with one; what was false is true then.
+    // Without a race, and with one; false times are replaced by true ones.
     let tune = ["tune", WORKLOAD, "--search", "random", "--no-guesses", "--seed", "1", "--trials", "8", "--db", &db];
     let unraced = run(&[&tune[..], &["--no-race", "--json"]].concat());
     assert!(stderr(&unraced).contains("3 records are passed over: 1 not of the space as it is now, 2 faster"));
@@ -197,7 +199,7 @@ fn a_race_that_was_run_here_counts_for_more_than_what_came_in() {
     let folder = tempfile::tempdir().unwrap();
     let (here, there) = (tuned(folder.path(), "a.db", "1", true), tuned(folder.path(), "b.db", "2", true));
     let before = best(&here)["best"].clone();
-    // Two thirds of the time, which could be true, and years ahead.
+    // Two thirds of the time, which is plausible, and years ahead.
     let faster = |record: &Json| {
         let mut record = with(record, &[("/unix_time", json!(FUTURE))]);
         for pointer in ["/outcome/median_ns", "/winner/median_ns"] {
@@ -213,7 +215,7 @@ fn a_race_that_was_run_here_counts_for_more_than_what_came_in() {
     let theirs: Vec<Json> = records(&there).iter().map(faster).collect();
     assert!(import(folder.path(), &theirs, &here).status.success());
     assert_eq!(best(&here)["best"], before);
-    // Where there is nothing else it is shown, by its own time, and raced before it is believed.
+    // Without other records it is shown, marked with its time, and raced before it is trusted.
     let fresh = text(&folder.path().join("fresh.db")).to_owned();
     assert!(import(folder.path(), &theirs, &fresh).status.success());
     let imported = best(&fresh);

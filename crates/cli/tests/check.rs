@@ -1,22 +1,22 @@
-//! `check`: what it says of models, and how it refuses.
+//! `check`: reports on models, and refusals.
 
 mod common;
 
 use common::{check_refused, run, run_json, stderr, text};
 
-/// A field of bytes.
+/// ONNX field of bytes.
 fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     assert!(bytes.len() < 1 << 14, "two bytes of length suffice");
     let length = [bytes.len() as u8 | 0x80, (bytes.len() >> 7) as u8];
     [&[number << 3 | 2][..], &length, bytes].concat()
 }
 
-/// A field of a small number.
+/// ONNX field of a small number.
 fn number(number: u8, n: u8) -> Vec<u8> {
     vec![number << 3, n]
 }
 
-/// A declared `f32` tensor; names stand for dimensions without a size.
+/// Declared `f32` tensor; names stand for dimensions without a size.
 fn tensor(name: &str, dims: &[&str]) -> Vec<u8> {
     let dim = |dim: &&str| field(1, &dim.parse().map_or_else(|_| field(2, dim.as_bytes()), |n| number(1, n)));
     let shape: Vec<u8> = dims.iter().flat_map(dim).collect();
@@ -29,7 +29,7 @@ fn node(op: &str, inputs: &[&str], output: &str) -> Vec<u8> {
     [inputs, field(2, output.as_bytes()), field(4, op.as_bytes())].concat()
 }
 
-/// `y = op(relu(x·w))`, of opset 17.
+/// Model `y = op(relu(x·w))`, of opset 17.
 fn model(op: &str) -> Vec<u8> {
     let weights = [number(1, 3), number(1, 2), number(2, 1), field(8, b"w"), field(9, &[0; 24])].concat();
     let graph = [
@@ -57,7 +57,7 @@ fn a_batch_and_its_texts_are_open_by_any_of_their_names() {
     fn with<'a>(path: &'a str, more: &[&'a str]) -> Vec<&'a str> {
         [&["run", path, "--runs", "1"], more].concat()
     }
-    // The batches of both inputs broadcast or are one: of several names one is enough, in any order.
+    // The batches of both inputs broadcast or are the same: with several names one is enough, in any order.
     for more in [["--dim", "a=1..4", "--dim", "t=1..8"], ["--dim", "t=1..8", "--dim", "a,b=1..4"]] {
         let at = ["--at", "a=2,4", "--at", "t=3,8"];
         let output = run(&with(text(&path), &[&more[..], &at].concat()));
@@ -96,14 +96,14 @@ fn what_depends_on_counts_of_the_data_is_evaluated_behind_the_kernels() {
     let folder_of_outputs = folder.path().join("outputs");
     let found = run_json(&["run", path, "--db", db, "--runs", "1", "-o", text(&folder_of_outputs)]);
     let shape = |at: usize| (found["outputs"][at]["name"].clone(), found["outputs"][at]["shape"].clone());
-    // What is not given is random, and never zero.
+    // Inputs that are not given are random, and never zero.
     assert_eq!(shape(0), ("rows".into(), serde_json::json!([90_000, 3])));
     assert_eq!(shape(1), ("opposite".into(), serde_json::json!([100, 90, 10])));
     let part = &found["dynamic_part"];
     assert_eq!((&found["kernels"], &part["nodes"], &part["kernels"]), (&1.into(), &4.into(), &1.into()));
     let [opposite, bounded] = ["opposite", "bounded"].map(|name| {
         let bytes = std::fs::read(folder_of_outputs.join(format!("{name}.npy"))).unwrap();
-        // Elements stand behind the header.
+        // Elements follow the header.
         bytes[bytes.len() - 4 * 90_000..].as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect::<Vec<f32>>()
     });
     let is_close = |(x, y): (&f32, &f32)| (x.tanh() - y).abs() < 1e-5;
@@ -146,7 +146,7 @@ fn few_sizes_of_an_image_have_code_of_their_own() {
     let (model, sizes) = (text(&path), ["--dim", "height=4..6", "--dim", "width=4..8/2"]);
     let output = run(&[&["run", model, "--runs", "1", "--at", "width=8,6"], &sizes[..]].concat());
     let (lines, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    // Code is made for what runs: two widths at either end of the heights.
+    // Code is generated only for sizes that run: two widths at either end of the heights.
     assert!(said.contains("each of 4 sizes of height and width gets code of its own\n"), "{said}");
     assert!(lines.starts_with("y  f32[1,1,4,4]\nheight=4, width=8: "), "{lines}");
     assert!(lines.contains("\nheight=6, width=6: "), "{lines}");
@@ -158,7 +158,7 @@ fn few_sizes_of_an_image_have_code_of_their_own() {
     let refused = |more: &[&str], expected: &str| check_refused(&[&["run", model], more].concat(), expected);
     refused(&[&sizes[..], &["--at", "width=5"]].concat(), "--at 5: width is one of 4..8 in steps of 2");
     refused(&["--dim", "height=4", "--dim", "width=4..200"], "197 sizes are more than 128");
-    // Of more, each width has code for any height.
+    // With more sizes, each width has code for any height.
     let output = run(&["run", model, "--runs", "1", "--dim", "height=4..200", "--dim", "width=4..8/2"]);
     let said = stderr(&output);
     assert!(output.status.success() && said.contains("each of 3 sizes of width gets code of its own\n"), "{said}");
@@ -219,7 +219,7 @@ fn a_model_is_described() {
     assert_eq!(found["tasks"], serde_json::json!([task]));
     assert_eq!(found["tuned_kernels"], serde_json::Value::Null);
 
-    // With a database it says how much of the model is tuned there.
+    // With a database, the report includes the share of the model that is tuned there.
     let db = folder.path().join("records.db");
     let check = ["check", text(&path), "--dim", "N=5", "--db", text(&db)];
     let before = run_json(&check);
@@ -274,7 +274,7 @@ fn sizes_of_a_range_that_the_model_does_not_take_are_named() {
     check_refused(&["run", text(&path), "--dim", "N=2..10"], hint);
 }
 
-/// An array of `f32` ones as NumPy writes it.
+/// Array of `f32` ones in NumPy's format.
 fn array(path: &std::path::Path, shape: &[usize]) {
     let sizes: String = shape.iter().map(|size| format!("{size}, ")).collect();
     let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({sizes}), }}");
@@ -303,7 +303,7 @@ fn what_is_fed_is_compared_with_what_is_bound() {
     refused(&["--input", &wide], "[2,4], and the model takes f32[N,3] (its dimension 1 has to be 3, not 4)");
     refused(&["--input", &flat], "[3], and the model takes f32[N,3] (give an array of 2 dimensions)");
     refused(&["--input", &fits, "--set", "x=1"], "[2,3], and --set x gives it as well");
-    // The hint binds what nothing else does, once.
+    // The hint binds every unbound dimension once.
     for (options, bound) in
         [(&["--shape", "x=2,3"][..], "--shape x=2,3` or"), (&["--dim", "N=2"], "--dim N=2"), (&[], "--shape x=2,3")]
     {
@@ -318,7 +318,7 @@ fn what_is_fed_is_compared_with_what_is_bound() {
 fn an_initializer_that_is_an_input_may_be_given() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| text(&folder.path().join(name)).to_owned();
-    // y = x · w, where w is 0 unless it is given.
+    // y = x · w, where w is 0 unless given.
     let weights = [number(1, 3), number(1, 2), number(2, 1), field(8, b"w"), field(9, &[0; 24])].concat();
     let graph = [
         field(1, &node("MatMul", &["x", "w"], "y")),

@@ -1,7 +1,7 @@
-//! Random configurations of every template: each compiles and gives the right answer.
+//! Random configurations of every template: each compiles and gives the correct result.
 //!
-//! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations of each template and matmul, and
-//! three times as many convolutions; a few by default.
+//! `TILEWRIGHT_CONFIGS=300` makes a long run: that many configurations of each template and matmul, and three
+//! times as many convolutions; a few by default.
 
 mod common;
 
@@ -20,7 +20,7 @@ use tilewright_ir::{Target, lower};
 use tilewright_search::{Config, Outcome};
 use tilewright_tune::{TEMPLATES, Task, TaskError, Template, TemplateSetting};
 
-/// Shapes that nothing divides, and the number of threads.
+/// Shapes that no tile divides, and the number of threads.
 const CASES: [(&str, usize); 45] = [
     ("matmul:m=1,n=1,k=1", 1),
     ("matmul:m=1,n=1,k=257", 1),
@@ -62,7 +62,7 @@ const CASES: [(&str, usize); 45] = [
     ("matmul:m=5,n=47,k=63,dtype=u8i8,epilogue=dequant+bias+gelu", 1),
     ("dense:m=37,n=35,k=29,const=w,dtype=u8i7", 1),
     ("batch_matmul:b=2,m=17,n=40,k=33,ta=1,tb=1,dtype=i8i8", 2),
-    // Of these, threads may share the sum.
+    // Shapes whose sum threads may share.
     ("matmul:m=8,n=9,k=1031,const=b,epilogue=relu", 2),
     ("dense:m=1,n=10,k=6563", 2),
     ("batch_matmul:b=2,m=6,n=5,k=1123,ta=1,dtype=f64", 2),
@@ -70,7 +70,7 @@ const CASES: [(&str, usize); 45] = [
     ("depthwise_conv2d:c=3,h=80,w=150,r=79,s=149", 2),
 ];
 
-/// Random configurations of each template for one convolution.
+/// Number of random configurations of each template for one convolution.
 const CONFIGS_OF_CONVOLUTION: usize = 3;
 
 /// Number of configurations to test.
@@ -78,7 +78,7 @@ fn n_configs() -> usize {
     std::env::var("TILEWRIGHT_CONFIGS").map_or(4, |n| n.parse().expect("a number of configurations"))
 }
 
-/// Targets: this machine as it is, and as an older one where it runs that one's code.
+/// Targets: this machine, and an older one if this machine runs its code.
 fn targets() -> Vec<Target> {
     let mut targets = vec![host::target()];
     #[cfg(target_arch = "x86_64")]
@@ -102,14 +102,14 @@ fn templates(setting: &TemplateSetting) -> impl Iterator<Item = &'static Templat
 /// Tally of the configurations measured so far.
 #[derive(Default)]
 struct Tally {
-    /// The command of the runner that they run on, if that is not this machine.
+    /// Command of the runner on which they run; `None` for this machine.
     runner: Option<String>,
     n_measured: usize,
     failures: Vec<String>,
 }
 
 impl Tally {
-    /// Measures random configurations of templates for the same setting, so many of each.
+    /// Measures `n_configs` random configurations of each task, all for the same setting.
     fn measure(&mut self, setting: &TemplateSetting, tasks: &[Task], n_configs: usize, rng: &mut Xoshiro256PlusPlus) {
         let mut configs: Vec<(&Task, Config)> = Vec::new();
         for task in tasks {
@@ -121,7 +121,7 @@ impl Tally {
         let TemplateSetting { workload, target, n_threads } = setting;
         let mut options = common::device_options(*n_threads);
         options.min_time = Duration::from_micros(100);
-        // A busy machine is no failure.
+        // Slow builds on a busy machine are not failures.
         options.build_timeout = Duration::from_secs(60);
         options.run_timeout = Duration::from_secs(60);
         options.to_the_end = true;
@@ -140,7 +140,7 @@ impl Tally {
                 ));
             }
         };
-        // As a search does, which may run other code than a race.
+        // Measured as in a search, which may run other code than a race.
         let sources: Vec<ProgramSource> =
             configs.iter().map(|(task, config)| ProgramSource::Steps(task.steps_text(config))).collect();
         let measured = device.measure_sources(&sources).unwrap();
@@ -154,7 +154,7 @@ impl Tally {
     }
 
     /// Measures at least [`n_configs`] configurations of products of a kind, and as many of convolutions, on
-    /// targets in turns.
+    /// alternating targets.
     fn measure_kind(&mut self, targets: &[Target], is_of_kind: fn(&Workload) -> bool) {
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(41);
         // The last two cases are convolutions.
@@ -174,7 +174,7 @@ impl Tally {
     }
 
     /// # Panics
-    /// If a configuration failed.
+    /// If any configuration failed.
     fn finish(self) {
         let Tally { n_measured, failures, .. } = self;
         assert!(failures.is_empty(), "{} of {n_measured} failed\n{}", failures.len(), failures.join("\n"));
@@ -182,9 +182,9 @@ impl Tally {
     }
 }
 
-/// Blocks and threads one after the other: what kernels for GPUs compute, a CPU computes as well.
+/// Runs blocks and threads one after the other: a CPU computes the same as kernels for GPUs.
 ///
-/// A long run takes products of 1024³.
+/// A long run also tests products of 1024³.
 #[test]
 fn schedules_for_gpus_give_right_answers_here() {
     let is_long = std::env::var("TILEWRIGHT_CONFIGS").is_ok();
@@ -220,13 +220,13 @@ fn random_configurations_give_right_answers() {
     tally.finish();
 }
 
-/// The tasks of all templates for a setting, as far as there are some.
+/// Tasks of all templates for a setting, as far as they exist.
 fn all_tasks(setting: &TemplateSetting, tally: &mut Tally) -> Vec<Task> {
     let mut tasks = Vec::new();
     for (at, template) in templates(setting).enumerate() {
         match Task::new(setting.clone(), Some(template.name)) {
             Ok(task) => tasks.push(task),
-            // Others than the default may be for some shapes only.
+            // Templates other than the default may support only some shapes.
             Err(TaskError::Space(_) | TaskError::TooLarge { .. }) if at > 0 => {}
             Err(e) => tally.failures.push(format!("{} {}: {e}", setting.workload, template.name)),
         }
@@ -234,7 +234,7 @@ fn all_tasks(setting: &TemplateSetting, tally: &mut Tally) -> Vec<Task> {
     tasks
 }
 
-/// Cross-compiled kernels run on another machine, for which an emulator stands in: at least this many
+/// Cross-compiled kernels run on another machine, which an emulator replaces: at least this many
 /// configurations of products, and as many of convolutions.
 #[test]
 fn kernels_for_arm_give_right_answers_under_an_emulator() {
@@ -284,11 +284,11 @@ fn transposed_operands_are_packed_by_vectors() {
     }
 }
 
-/// A convolution of a kind, most sizes dividing nothing.
+/// Random convolution of a kind, with most sizes not divided by any tile.
 fn convolution(rng: &mut Xoshiro256PlusPlus, is_of_kind: fn(&Workload) -> bool) -> Workload {
     loop {
         let size = |rng: &mut Xoshiro256PlusPlus| {
-            // Small, ordinary, and next to what vectors and tiles hold.
+            // Small sizes, ordinary ones, and those next to the sizes of vectors and tiles.
             let most = *[4, 20, 40].choose(rng).expect("there are some");
             rng.random_range(1..=most)
         };
@@ -297,7 +297,7 @@ fn convolution(rng: &mut Xoshiro256PlusPlus, is_of_kind: fn(&Workload) -> bool) 
         let mut text = format!("{operator}:n={}", *[1, 1, 1, 2, 3].choose(rng).expect("some"));
         let mut set = |key: &str, value: i64| text += &format!(",{key}={value}");
         let groups = if operator == "conv2d" && rng.random_bool(0.2) { rng.random_range(2..=4) } else { 1 };
-        // Channels that lie next to each other where neighbours agreed on that.
+        // Channels in blocks, if neighbouring operators agreed on that.
         let block = *[1, 1, 1, 4, 8, 16].choose(rng).expect("some");
         let of_groups = |n: i64| (n + groups * block - 1) / (groups * block) * (groups * block);
         set("c", of_groups(size(rng)));
@@ -313,7 +313,7 @@ fn convolution(rng: &mut Xoshiro256PlusPlus, is_of_kind: fn(&Workload) -> bool) 
         let (h, w) = (size(rng), size(rng));
         set("h", h);
         set("w", w);
-        // The kinds that networks are made of, then any other.
+        // The kinds in networks, and then any other one.
         if rng.random_bool(0.5) {
             let filter = *[1, 3, 3, 5].choose(rng).expect("some");
             for (key, value) in [("r", filter), ("s", filter), ("stride", rng.random_range(1..=2)), ("pad", filter / 2)]
@@ -324,7 +324,7 @@ fn convolution(rng: &mut Xoshiro256PlusPlus, is_of_kind: fn(&Workload) -> bool) 
             for key in ["r", "s"] {
                 set(key, rng.random_range(1..=5));
             }
-            // Above the filter for what is transposed, where most results then meet no tap.
+            // Larger than the filter for transposed convolutions, where most results then meet no tap.
             let strides = if operator == "conv2d_transpose" { [1, 2, 3, 9] } else { [1, 1, 2, 3] };
             for (key, values) in [
                 ("stride_h", strides),
@@ -358,7 +358,7 @@ fn convolution(rng: &mut Xoshiro256PlusPlus, is_of_kind: fn(&Workload) -> bool) 
         if is_integer {
             let types = [",dtype=u8i8", ",dtype=i8i8", ",dtype=u8i7"];
             text += types.choose(rng).expect("some");
-            // Refused where nothing is padded, and then left out. Padding of zeros may be skipped.
+            // Refused and omitted if nothing is padded. Padding with zeros may be skipped.
             let padded = format!("{text},x_zero=1");
             text = if rng.random_bool(0.5) && Workload::parse(&padded).is_ok() { padded } else { text };
         }
@@ -366,7 +366,7 @@ fn convolution(rng: &mut Xoshiro256PlusPlus, is_of_kind: fn(&Workload) -> bool) 
             "" => {}
             epilogue => text += &format!(",epilogue={epilogue}"),
         }
-        // Where the filter does not fit, or the padding leaves nothing, another one is drawn.
+        // If the filter does not fit, or the output is empty, another convolution is drawn.
         if let Ok(workload) = Workload::parse(&text)
             && is_of_kind(&workload)
         {

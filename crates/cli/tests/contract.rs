@@ -1,4 +1,4 @@
-//! The command line that scripts rely on: JSON shapes, exit codes, one line for each error.
+//! Command line interface that scripts rely on: JSON shapes, exit codes, one line for each error.
 
 mod common;
 #[path = "contract/shape.rs"]
@@ -52,7 +52,7 @@ fn tune_best_show_and_bench_go_together() {
     assert!(tuned["best"]["gflops"].as_f64().unwrap() > 0.0);
     assert_eq!(common::recorded(&db).len(), 20);
 
-    // Nothing is left to do: the winner is announced again, as it was.
+    // Nothing is left to do: the same winner is reported again.
     let again = run_json(&arguments);
     assert_eq!((&again["trials"], &again["new_trials"]), (&20.into(), &0.into()));
     assert_eq!(again["best"], tuned["best"]);
@@ -86,7 +86,7 @@ fn tune_best_show_and_bench_go_together() {
     }
 }
 
-/// The parts of a run's time add up to the whole.
+/// Asserts that the parts of a run's time add up to the total.
 #[track_caller]
 fn check_wall_seconds(wall: &Json) {
     let seconds = |part: &str| wall[part].as_f64().unwrap_or_else(|| panic!("no seconds of {part}: {wall}"));
@@ -103,12 +103,12 @@ fn the_shortest_search_has_a_result_and_says_beforehand_what_takes_longer() {
     let arguments = ["tune", "matmul:m=64,n=64,k=64", "--db", text(&db), "--time", "0.001", "--json"];
     let output = run(&arguments);
     let (result, told) = (json_of(&arguments, &output), stderr(&output));
-    // The template's first guess is measured, or another where that fails on a busy machine.
+    // The template's first guess is measured, or another one if it fails on a busy machine.
     let n_trials = result["new_trials"].as_u64().unwrap();
     assert!((1..=4).contains(&n_trials) && result["trials"] == n_trials, "{told}");
     assert!(result["best"]["gflops"].as_f64().is_some_and(|gflops| gflops > 0.0), "{result}");
     check_wall_seconds(&result["wall_seconds"]);
-    // As promised below; what is under way then has to end on a busy machine, too.
+    // As promised below; work in progress must also finish in time on a busy machine.
     let seconds = |part: &str| result["wall_seconds"][part].as_f64().unwrap();
     assert!(seconds("race") < 1.0 + 5.0 && seconds("untuned") < 0.1 + 2.0, "{result}");
     let at = |words: &str| told.find(words).unwrap_or_else(|| panic!("{words:?} is not among: {told}"));
@@ -116,11 +116,11 @@ fn the_shortest_search_has_a_result_and_says_beforehand_what_takes_longer() {
     assert!(at("race: at most ") < at("untuned kernel: at most "), "{told}");
     assert!(at("untuned kernel: at most ") < at("1 trial ("), "{told}");
 
-    // Something valid is known now: nothing is begun past the limit, before which a millisecond would be
-    // enough to begin.
+    // A valid trial is known now: no work begins after the limit, before which a millisecond would be enough
+    // to begin.
     let again = run_json(&["tune", "matmul:m=64,n=64,k=64", "--db", text(&db), "--time", "0.000001"]);
     assert_eq!((&again["trials"], &again["new_trials"]), (&n_trials.into(), &0.into()));
-    // Without a guess there may be no result, which is a failure that says what to do.
+    // Without a guess there may be no result, which is a failure with advice.
     let fresh = folder.path().join("fresh.db");
     let output = run(&["tune", "matmul:m=64,n=64,k=64", "--db", text(&fresh), "--time", "0.000001", "--no-guesses"]);
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
@@ -251,7 +251,7 @@ fn records_go_out_and_in() {
     assert!(is_imported(&original, false) && is_imported(&best(&copy), true), "{original}");
     assert_eq!((&best(&copy)["config"], &best(&copy)["margin"]), (&original["config"], &original["margin"]));
 
-    // From standard input; one malformed line, and nothing is imported.
+    // From standard input; with one malformed line, nothing is imported.
     let mut lines = std::fs::read(&file).unwrap();
     lines.extend(b"{\"workload\": 3}\n");
     let fresh = folder.path().join("c.db");
@@ -262,7 +262,7 @@ fn records_go_out_and_in() {
     assert!(stderr(&output).contains("line 6"), "{}", stderr(&output));
     assert_eq!(common::recorded(&fresh).len(), 0);
 
-    // The database to read given as the file to write: it is not written over.
+    // The database to read is given as the file to write: it is not overwritten.
     let refused = run(&["export", text(&copy), "--db", text(&db)]);
     assert_eq!((refused.status.code(), stderr(&refused).lines().count()), (Some(2), 1), "{}", stderr(&refused));
     assert!(stderr(&refused).contains("would be written over"), "{}", stderr(&refused));
@@ -300,7 +300,7 @@ fn a_recorded_space_can_be_replayed() {
     let replay = run_json(&["replay", text(&file), "--search", "random", "--budget", "1,32", "--repeats", "3"]);
     assert_eq!((&replay["configurations"], &replay["valid"]), (&32.into(), &recorded["valid"]));
     assert_eq!(replay["budgets"][1]["mean_fraction_of_optimum"], 1.0);
-    // All is recorded: the same file comes of nothing new.
+    // Everything is recorded: the same file is written without new trials.
     let before = std::fs::read(&file).unwrap();
     assert_eq!(run_json(&arguments)["new_trials"], 0);
     assert_eq!(std::fs::read(&file).unwrap(), before);
@@ -309,7 +309,7 @@ fn a_recorded_space_can_be_replayed() {
     let slow = ["record-space", "matmul-512", "--template", "gemm-4-2-4", "--max", "3", "--run-timeout", "0.002"];
     let slow = run_json(&[&slow[..], &["--db", text(&db)]].concat());
     assert_eq!((&slow["configurations"], &slow["errors"]["run_timeout"]), (&3.into(), &3.into()), "{slow}");
-    // A sample is the seed's, whatever else is recorded.
+    // A sample depends only on the seed, whatever else is recorded.
     let plain = folder.path().join("sample.json");
     let sample = [&task[..], &["--max", "10", "--seed", "3", "-o", text(&plain)]].concat();
     let sampled = run_json(&sample);
@@ -324,7 +324,7 @@ fn listed_configurations_are_measured_in_their_order() {
     let [db, list] = ["records.db", "configs"].map(|name| folder.path().join(name));
     let task = ["record-space", "matmul:m=7,n=5,k=3", "--template", "gemm-4-2-4", "--db", text(&db)];
     assert_eq!(run_json(&[&task[..], &["--max", "5"]].concat())["results"], Json::Null);
-    // One of them twice, which is once.
+    // A repeated configuration counts once.
     let configs: Vec<Json> = common::recorded(&db).iter().map(|config| config.parse().unwrap()).collect();
     let lines: String = configs.iter().chain(&configs[..1]).map(|config| format!("{config}\n")).collect();
     std::fs::write(&list, &lines).unwrap();
@@ -335,10 +335,10 @@ fn listed_configurations_are_measured_in_their_order() {
     assert_eq!((&listed["configurations"], &listed["new_trials"]), (&5.into(), &5.into()));
     let order = listed["results"].as_array().unwrap().iter().map(|result| result["config"].clone());
     assert_eq!(order.collect::<Vec<Json>>(), configs);
-    // As a list, it is the same, and recorded already.
+    // As a list it gives the same result, already recorded.
     std::fs::write(&list, Json::Array(configs).to_string()).unwrap();
     assert_eq!(run_json(&[&task[..], &["--configs", text(&list)]].concat())["new_trials"], 0);
-    // What is out of the space is told with its place, before anything is measured.
+    // A configuration outside the space is reported with its position, before anything is measured.
     std::fs::write(&list, lines + "{\"m\": [7, 1, 1, 2]}\n").unwrap();
     let refused = [&task[..], &["--configs", text(&list)]].concat();
     check_refused(&refused, "configs: line 7: parameter ");
@@ -431,7 +431,7 @@ fn exact_says_nothing_where_no_algorithm_rounds() {
     assert_eq!(run_json(&winograd)["workload"], "conv2d:c=8,h=8,w=8,k=8,r=3,s=3,exact=1");
 }
 
-/// Workloads that differ only by factors and terms are tuned once.
+/// Workloads that differ only by factors and terms are tuned only once.
 #[test]
 fn records_serve_whatever_has_other_numbers() {
     let folder = tempfile::tempdir().unwrap();
@@ -445,7 +445,7 @@ fn records_serve_whatever_has_other_numbers() {
     for other in ["linear(1;0.5)", "linear(0.651;0)", "leaky_relu"] {
         assert_eq!(best(other)["found"], false, "{other}");
     }
-    // Of its own numbers, as earlier versions recorded it, it is found as well.
+    // It is also found with its own numbers, as earlier versions recorded it.
     let own = with("linear(0.25;3)");
     let tuned = run_json(&["tune", &own, "--trials", "1", "--no-race", "--db", text(&db)]);
     let least = |of: &Json| of["best"]["ms_median"].as_f64().unwrap();
@@ -549,7 +549,7 @@ fn bad_input_is_refused_in_one_line() {
         (owned(&["export", "--json", "--db", &fresh]), "FILE"),
         (owned(&["import", &lines, "--db", &fresh]), "line 1: missing field"),
         (owned(&["import", &nowhere, "--db", &fresh]), "cannot read"),
-        // Endless, and refused at its first line.
+        // The input is endless, and refused at its first line.
         (owned(&["import", "/dev/zero", "--db", &fresh]), "line 1: longer than"),
         (owned(&["import", here, "--db", &fresh]), "folder"),
     ];

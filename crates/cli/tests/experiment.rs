@@ -1,4 +1,4 @@
-//! Experiments: what they leave, and that a second run repeats nothing.
+//! Experiments: the files that they write, and that a second run repeats nothing.
 
 mod common;
 
@@ -35,7 +35,7 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
     assert_eq!(trials.lines().count(), 1 + 2 * 13);
     assert!(trials.lines().all(|line| line.split(',').count() == 11), "{trials}");
     let page = std::fs::read_to_string(folder.join("README.md")).unwrap();
-    // The page says what was run, not what the experiment is at its full size.
+    // The page describes the actual runs, not the experiment at its full size.
     assert!(page.contains("2 runs of 13 trials or 60 s each") && page.contains("All are complete"), "{page}");
     for picture in ["outcomes.svg", "histogram.svg"] {
         assert!(page.contains(picture));
@@ -43,14 +43,14 @@ fn an_experiment_leaves_data_and_plots_and_resumes() {
         assert!(svg.starts_with("<svg ") && svg.contains("<rect "), "{svg}");
     }
 
-    // One of the runs was broken off: only that one is repeated.
+    // One of the runs was interrupted: only that one is repeated.
     let before = databases(&folder);
     std::fs::remove_file(folder.join("runs/C12_random_1.json")).unwrap();
     let again = run_json(&arguments);
     let after = databases(&folder);
     let repeated: Vec<_> = before.iter().filter(|(path, time)| after[*path] != **time).map(|(path, _)| path).collect();
     assert_eq!(repeated, [&folder.join("runs/C12_random_1.db")]);
-    // The result of a run stays; how near to the best it came depends on the others, one measured anew.
+    // The result of a run stays; its share of the best depends on the others, one of which was repeated.
     let [again, first] = [again, first].map(|mut data| {
         let mut run = data["runs"][0].take();
         assert!(run.as_object_mut().unwrap().remove("trials_to_95").is_some());
@@ -74,7 +74,7 @@ fn an_experiment_runs_on_a_device() {
     let data = run_json(&[&["experiment", "nose-errors"], &size[..], &device[..]].concat());
     let command = data["runs"][0]["command"].as_str().unwrap();
     assert!(command.contains(" --device opencl ") && command.ends_with(" --to-the-end --beyond-limits"), "{command}");
-    // What is beyond the device's limits fails, and is counted.
+    // Configurations beyond the device's limits fail, and are counted.
     assert!(data["runs"][0]["outcomes"]["instantiation_error"]["n"].as_u64() > Some(0), "{}", data["runs"][0]);
     assert!(!data["differs"].as_str().unwrap().contains("CPU"), "{}", data["differs"]);
     let page = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
@@ -83,10 +83,10 @@ fn an_experiment_runs_on_a_device() {
     check_refused(&["experiment", "opevo-walk", "--device", "opencl"], "--device is not for opevo-walk");
 }
 
-/// An experiment whose runs are short: those of the smallest problem and two arms, two or three trials each.
+/// Experiment with short runs: those of the smallest problem and two arms, two or three trials each.
 const SHORT: [&str; 6] = ["experiment", "gemm-sizes", "--problem", "512³", "--budget", "0.006"];
 
-/// Packs the numbers of an experiment, as they are kept with a page.
+/// Compresses the data of an experiment, as stored beside a page.
 fn pack(folder: &Path) {
     let plain = folder.join("data.json");
     let file = std::fs::File::create(folder.join("data.json.gz")).unwrap();
@@ -116,7 +116,7 @@ fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
     assert_eq!(std::fs::read_to_string(folder.path().join("by-share.svg")).unwrap(), curve);
     let second = with("2");
     assert_eq!((&second["complete"], databases(folder.path()).len()), (&true.into(), n_arms));
-    // How near to the best a run came depends on the others.
+    // The share of the best of a run depends on the others.
     let without_95 = |mut run: serde_json::Value| {
         run.as_object_mut().unwrap().remove("trials_to_95");
         run
@@ -126,7 +126,7 @@ fn an_experiment_goes_on_without_the_records_of_earlier_runs() {
     let page = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
     assert!(page.contains("`data.json.gz` holds") && !folder.path().join("data.json").exists(), "{page}");
 
-    // Nothing is written over that no record is left of, be it more repeats or another plan.
+    // Results without records are not overwritten, neither by more repetitions nor by another plan.
     std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
     std::fs::remove_file(folder.path().join("plan.json")).unwrap();
     let data = std::fs::read(folder.path().join("data.json.gz")).unwrap();
@@ -176,7 +176,7 @@ fn what_holds_on_two_machines_is_shown_beside_each_other() {
     leave(data.to_string());
     fails_with("is in two of the folders");
 
-    // Elsewhere there is one run of each, one of them half as fast as the other.
+    // On the other machine there is one run of each arm, one of them half as fast as the other.
     data["cpu"] = "another".into();
     let runs = data["runs"].as_array_mut().unwrap();
     runs.truncate(2);
@@ -218,7 +218,7 @@ fn a_folder_of_something_else_stays_as_it_is() {
     }
 }
 
-/// A part of each experiment that has no test of its own: the smallest in which everything of it is written.
+/// Parts of the experiments without separate tests: the smallest ones in which everything is written.
 const PARTS: [&[&str]; 14] = [
     &["gemm-fraction", "--arm", "gbfs", "--budget", "0.002"],
     &["gemm-sizes", "--problem", "512³", "--arm", "gbfs", "--budget", "0.004"],
@@ -257,12 +257,12 @@ fn every_experiment_runs_and_goes_on() {
         let rows = std::fs::read_to_string(output.join("trials.csv")).unwrap().lines().count() as u64;
         let n_trials: u64 = runs.iter().filter_map(|run| run["trials"].as_u64()).sum();
         assert!(rows > n_trials, "{part:?}: {rows} rows of {n_trials} trials");
-        // What is complete is not run again.
+        // Complete runs are not repeated.
         let before = databases(&output);
         assert_eq!((run_json(&arguments)["runs"].clone(), databases(&output)), (data["runs"].clone(), before));
     }
 
-    // The others have tests of their own here.
+    // The others have separate tests here.
     let own = ["nose-errors", "autotvm-operators", "autotvm-end-to-end", "sequence-models", "gemm-map", "opevo-walk"];
     let list = run_json(&["experiment"]);
     for experiment in list["experiments"].as_array().unwrap() {
@@ -308,7 +308,7 @@ fn whole_networks_are_tuned_and_measured_once() {
         assert!(page.contains(picture) && folder.path().join(picture).is_file());
     }
 
-    // What is measured stays, with the records or without.
+    // Results stay, with the records or without.
     assert_eq!(run_json(&arguments("2")), first);
     std::fs::remove_dir_all(folder.path().join("runs")).unwrap();
     assert_eq!(run_json(&arguments("2")), first);
@@ -317,7 +317,8 @@ fn whole_networks_are_tuned_and_measured_once() {
     check_refused(&[&arguments("2")[..], &["--problem", "vgg"]].concat(), "there are resnet18");
 }
 
-/// Figures and tables that a text names, such as "figures 2 to 4, table II", without letters of their parts.
+/// Numbers of the figures and tables in a text, such as "figures 2 to 4, table II", without letters of their
+/// parts.
 fn items(text: &str) -> Vec<(&'static str, u32)> {
     let number = |word: &str| -> u32 {
         let digits = word.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -344,14 +345,14 @@ fn items(text: &str) -> Vec<(&'static str, u32)> {
     found
 }
 
-/// A row of docs/papers.md: the figures or tables of which paper, its cells.
+/// Row of docs/papers.md: a paper's figures or tables, and the cells.
 struct PaperRow {
     paper: String,
     items: Vec<(&'static str, u32)>,
     cells: Vec<String>,
 }
 
-/// The rows of docs/papers.md.
+/// Reads the rows of docs/papers.md.
 fn paper_rows(page: &str) -> Vec<PaperRow> {
     let mut paper = "";
     let mut rows = Vec::new();
@@ -389,7 +390,7 @@ fn every_figure_of_the_papers_has_a_row_and_every_row_its_experiment() {
         let result = format!("results/{name}/README.md");
         assert!(!docs.join(&result).exists() || page.contains(&result), "{result} is not linked");
     }
-    // Lists below a table say what came of its rows, over several lines.
+    // Lists below a table give the results of its rows, over several lines.
     let joined = page.replace("\n  ", " ");
     for row in &rows {
         let PaperRow { paper, cells, .. } = row;
@@ -414,7 +415,7 @@ fn every_figure_of_the_papers_has_a_row_and_every_row_its_experiment() {
             assert!(row.items.iter().all(|item| claimed.contains(item)), "{name} claims {claimed:?}, not {item}");
         }
     }
-    // Of each paper, without a gap.
+    // For each paper, without a gap.
     let last =
         [("G-BFS and N-A2C", 8, 1), ("AutoTVM", 11, 1), ("OpEvo", 4, 3), ("Sequence models", 11, 4), ("NoSE", 8, 2)];
     for (paper, n_figures, n_tables) in last {
@@ -424,7 +425,7 @@ fn every_figure_of_the_papers_has_a_row_and_every_row_its_experiment() {
         expected.for_each(|item| assert!(all.contains(&item), "{paper} has no row of {item:?}"));
     }
 
-    // Deviations are those that the command tells.
+    // Deviations are those that the command lists.
     let (_, deviations) = joined.split_once("## What the experiments differ in").expect("a list of deviations");
     let found: Vec<&str> = deviations.lines().filter(|line| line.starts_with("- ")).collect();
     let of = |e: &&serde_json::Value, name: &str| e[name].as_str().unwrap().to_owned();
@@ -477,7 +478,7 @@ fn sequence_models_learn_the_tables_of_the_repository() {
     let picture = std::fs::read_to_string(folder.path().join("ConvAsmBwdWrW3x3.svg")).unwrap();
     assert!(picture.contains("loss of hybrid-2") && picture.contains("accuracy of hybrid-2"));
 
-    // What is trained stays; what does not fit is refused.
+    // Trained models stay; requests that do not fit are refused.
     assert_eq!(run_json(&arguments)["sets"], first["sets"]);
     check_refused(&["experiment", "sequence-models", "--time", "5"], "--time is not for sequence-models");
     let elsewhere = ["experiment", "sequence-models", "--data", text(folder.path()), "-o", text(folder.path())];

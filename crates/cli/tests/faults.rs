@@ -1,4 +1,4 @@
-//! Candidates that misbehave: each costs its own trial, with the class of its fault, and nothing else.
+//! Candidates that misbehave: each costs only its own trial, with the class of its fault.
 
 mod common;
 
@@ -24,30 +24,30 @@ const MATMUL: &str = "for i in 16 { for j in 16 { for k in 16 { C[i, j] += A[i, 
 
 const FINISH: &str = "for i in 16 { for j in 16 { C[i, j] = K[i, j] } }";
 
-/// A program with this body.
+/// Program with this body.
 fn lowered(body: &str) -> ProgramSource {
     ProgramSource::Lowered(format!("{HEADER}run {{ {body} }}"))
 }
 
-/// The matrix product with these statements behind.
+/// Matrix product followed by these statements.
 fn matmul_and(more: &str) -> ProgramSource {
     lowered(&format!("{MATMUL} {more}"))
 }
 
-/// The matrix product with a kept copy of B, and these statements behind.
+/// Matrix product with a kept copy of B, followed by these statements.
 fn prepared(more: &str) -> ProgramSource {
     let body = MATMUL.replace("B[", "K[");
     let copy = "for i in 16 { for j in 16 { K[i, j] = B[i, j] } }";
     ProgramSource::Lowered(format!("{HEADER}prepare {{ {copy} }} run {{ {body} {more} }}"))
 }
 
-/// The matrix product into a kept buffer, up to this row, and this to finish.
+/// Matrix product into a kept buffer, up to this row, with this `finish` part.
 fn kept(n_rows: i64, finish: &str) -> ProgramSource {
     let body = MATMUL.replace("C[", "K[").replace("for i in 16", &format!("for i in {n_rows}"));
     ProgramSource::Lowered(format!("{HEADER}run {{ {body} }} finish {{ {finish} }}"))
 }
 
-/// Checks the outcomes of candidates, all in one batch and in small ones that are announced.
+/// Checks the outcomes of candidates, all in one batch and in small announced ones.
 fn check(n_threads: usize, cases: &[(&str, ProgramSource, Option<ErrorClass>)]) {
     for batch in [cases.len(), 4] {
         check_in_batches("matmul:m=16,n=16,k=16", n_threads, cases, batch);
@@ -136,7 +136,7 @@ fn every_fault_gets_its_class_and_good_candidates_are_measured() {
     );
 }
 
-/// A kernel of any number of rows is right at each that it is checked at, and writes no row beyond.
+/// A kernel for any number of rows is correct at each size that it is checked at, and writes no row beyond.
 #[test]
 fn families_are_checked_at_several_sizes() {
     use ErrorClass::*;

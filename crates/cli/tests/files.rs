@@ -1,4 +1,4 @@
-//! Files that commands write: whole or not at all, and what is no file stays what it is.
+//! Files that commands write: complete or not at all; anything other than a file keeps its kind.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn names_in(folder: &Path) -> Vec<String> {
     names
 }
 
-/// A file system of 64 KiB; gone when it is dropped.
+/// File system of 64 KiB, unmounted when dropped.
 struct Small(tempfile::TempDir);
 
 impl Small {
@@ -49,7 +49,7 @@ fn a_full_disk_leaves_the_file_that_was_there() {
     let folder = small.0.path();
     let file = folder.join("x.o");
     fs::write(&file, "before").unwrap();
-    // All the room there is.
+    // Fills all free space.
     let mut filler = File::create(folder.join("filler")).unwrap();
     let _ = std::io::copy(&mut std::io::repeat(1), &mut filler);
     let output = run(&show(&file));
@@ -69,7 +69,7 @@ fn a_limit_on_the_size_of_files_leaves_the_file_that_was_there() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.o");
     fs::write(&file, "before").unwrap();
-    // Half a kibibyte, in the shell's blocks; whoever exceeds it is killed.
+    // Half a KiB, in the shell's blocks; a process that exceeds it is killed.
     let script = "ulimit -f 1; exec \"$@\"";
     let output = Command::new("sh").args(["-c", script, "sh", common::TILEWRIGHT]).args(show(&file)).output().unwrap();
     assert!(!output.status.success(), "{}", stderr(&output));
@@ -120,7 +120,7 @@ fn a_database_is_not_written_over() {
     for part in ["r.db-wal", "r.db-shm", "r.db-journal"] {
         check_refused(&show(&folder.path().join(part)), "where the database beside it has its log");
     }
-    // Nor one that is still to come.
+    // Nor a database that does not exist yet.
     let [new, link] = ["new", "link"].map(|name| folder.path().join(name));
     symlink("new", &link).unwrap();
     for output in [&new, &link] {
@@ -138,7 +138,7 @@ fn what_a_model_is_learnt_from_is_not_written_over() {
     fs::copy(root.join("tests/corpus/miopen/ConvAsmBwdWrW3x3.fp32.csv"), &data).unwrap();
     fs::copy(root.join("kernels/miopen/ConvAsmBwdWrW3x3.toml"), &spec).unwrap();
     let before = [&data, &spec].map(|file| fs::read(file).unwrap());
-    // What is said about a model goes beside it.
+    // The description of a model is written beside it.
     for output in [&data, &spec, &folder.path().join("model")] {
         let train = ["predict", "train", text(&data), "--spec", text(&spec), "-o", text(output)];
         check_refused(&train, "which is needed");
@@ -174,7 +174,7 @@ fn what_cannot_be_written_is_refused_before_the_work() {
     let folder = tempfile::tempdir().unwrap();
     let nowhere = folder.path().join("no/such/file");
     let db = folder.path().join("r.db");
-    // The database of the second is not there either, and would be found out later.
+    // The database of the second command does not exist either, which would be noticed later.
     for mut arguments in [show(&nowhere), vec!["export", text(&nowhere)], vec!["report", "-o", text(&nowhere)]] {
         if arguments[0] != "show" {
             arguments.extend(["--db", text(&db)]);

@@ -1,4 +1,4 @@
-//! Fleets by the command: the guide as it is written, what is refused, and that a fleet of one finds what one
+//! Fleets by the command: the guide as written, refusals, and that a fleet of one device finds what one
 //! machine does.
 
 mod common;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::{TILEWRIGHT, check_refused, json_of, run_json, text};
 use port::free_port;
 
-/// A program under way, ended with this.
+/// Running program, killed when dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -23,7 +23,7 @@ impl Drop for Running {
     }
 }
 
-/// The server: `TILEWRIGHT_NATS_SERVER`, or the one that is installed.
+/// Path of the server: `TILEWRIGHT_NATS_SERVER`, or the installed one.
 fn nats_server() -> Option<String> {
     let given = std::env::var("TILEWRIGHT_NATS_SERVER").ok();
     let installed = ["nats-server", "/usr/sbin/nats-server"].map(str::to_owned);
@@ -37,7 +37,7 @@ fn nats_server() -> Option<String> {
     found
 }
 
-/// A program of these words, whose machine is this folder's.
+/// Command of these words, with this folder as the data of its machine.
 fn words(line: &str, folder: &Path) -> Command {
     let mut words = line.split_whitespace();
     let program = words.next().unwrap();
@@ -55,7 +55,7 @@ fn wait_for_port(port: u16) {
     }
 }
 
-/// Waits until somebody is in a fleet.
+/// Waits until a device is in a fleet.
 fn wait_for_device(fleet: &str, folder: &Path) {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
@@ -80,7 +80,7 @@ fn the_guide_can_be_followed() {
     let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
     let mut running = Vec::new();
     for line in lines {
-        // Both machines are this one, and tests have ports of their own.
+        // Both machines are this one, and tests have their own ports.
         let line = line.replace("tls://desk", &format!("tls://localhost:{port}"));
         if line.starts_with("nats-server") {
             let line = format!("{line} -a 127.0.0.1 -p {port}").replacen("nats-server", &server, 1);
@@ -90,7 +90,7 @@ fn the_guide_can_be_followed() {
             running.push(Running(words(&line, folder.path()).stderr(Stdio::null()).spawn().unwrap()));
         } else {
             if line.starts_with("tilewright fleet --fleet") {
-                // The device takes a moment.
+                // The device takes a moment to join.
                 wait_for_device(&line, folder.path());
             }
             let line = line.replace("--time 10", "--time 2");
@@ -138,7 +138,7 @@ fn records_of_a_fleet_are_its_classes() {
     let serve = format!("tilewright serve --fleet nats://127.0.0.1:{port} --class desk");
     let _device = Running(words(&serve, folder.path()).stderr(Stdio::null()).spawn().unwrap());
     wait_for_device(&format!("tilewright fleet --fleet nats://127.0.0.1:{port}"), folder.path());
-    // A machine serves once.
+    // A machine can serve only once.
     let again = words(&serve, folder.path()).output().unwrap();
     assert_eq!(again.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&again.stderr).contains("serves already"));
@@ -155,16 +155,16 @@ fn records_of_a_fleet_are_its_classes() {
     let tuned = tune(&["--trials", "20"]);
     assert!(tuned["target"].as_str().unwrap().ends_with("@desk"), "{tuned}");
     assert_eq!(tuned["trials"], 20);
-    // Each trial says on which device it was measured.
+    // Each trial names the device on which it was measured.
     let name = std::fs::read_to_string(folder.path().join("tilewright/device")).unwrap();
     let exported = common::run(&["export", "--db", text(&db)]);
     let exported = String::from_utf8(exported.stdout).unwrap();
     let says = format!("\"device\":\"{}\"", name.trim());
     assert_eq!(exported.lines().filter(|line| line.contains(&says)).count(), 20, "{exported}");
-    // It resumes, and what is measured here is another machine's.
+    // It resumes, and trials measured here count as another machine's.
     let more = tune(&["--trials", "30"]);
     assert_eq!((&more["trials"], &more["new_trials"]), (&30.into(), &10.into()));
-    // Where nothing was measured here, that serves.
+    // If nothing was measured here, the fleet's record is used.
     let best = run_json(&["best", "matmul:m=96,n=96,k=96", "--db", text(&db)]);
     assert_eq!(best["best"]["config"], more["best"]["config"], "{best}");
     let here = run_json(&["tune", "matmul:m=96,n=96,k=96", "--db", text(&db), "--trials", "5", "--no-race"]);
@@ -206,14 +206,14 @@ fn a_gpu_is_a_device_of_a_fleet() {
     }
 }
 
-/// A fleet's device is a GPU of NVIDIA's. An emulator of PTX stands in for its driver.
+/// Device of a fleet that is an NVIDIA GPU, whose driver is replaced by a PTX emulator.
 #[test]
 fn a_card_of_nvidias_is_a_device_of_a_fleet() {
     let Some(libraries) = common::emulated_cuda() else { return };
     tune_on_a_card("cuda", "cuda/sm_90a", Some(libraries.path()));
 }
 
-/// Serves a device and searches on it from afar; programs find libraries in a folder first.
+/// Serves a device and searches on it remotely; programs look for libraries in a folder first.
 fn tune_on_a_card(device: &str, target: &str, libraries: Option<&Path>) {
     let Some(server) = nats_server() else { return };
     let (folder, port) = (tempfile::tempdir().unwrap(), free_port());
@@ -226,7 +226,7 @@ fn tune_on_a_card(device: &str, target: &str, libraries: Option<&Path>) {
         libraries.map(|path| command.env("LD_LIBRARY_PATH", path));
         command
     };
-    // Its times are no CPU's.
+    // Its times are not those of a CPU.
     let serve = format!("tilewright serve --fleet {address} --device {device}");
     let refused = command(&serve).output().unwrap();
     let refused = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -238,12 +238,12 @@ fn tune_on_a_card(device: &str, target: &str, libraries: Option<&Path>) {
     let listed = json_of(&["fleet"], &words(&format!("{list} --json"), folder.path()).output().unwrap());
     assert!(listed["devices"][0]["target"].as_str().unwrap().starts_with(&format!("{target}:")), "{listed}");
     let workload = "matmul:m=33,n=40,k=29,exact=1";
-    // The program that searches needs no such device.
+    // The searching program needs no such device.
     let tune = format!("tilewright tune {workload} --fleet {address} --on card --trials 3 --no-race --json");
     let tuned = json_of(&["tune"], &words(&tune, folder.path()).output().unwrap());
     assert_eq!((&tuned["target"], &tuned["trials"]), (&format!("{target}@card").into(), &3.into()), "{tuned}");
     assert!(tuned["best"]["gflops"].as_f64() > Some(0.0), "{tuned}");
-    // Where nothing was measured on this machine, that serves.
+    // If nothing was measured on this machine, the fleet's record is used.
     let best = command(&format!("tilewright best {workload} --device {device} --json")).output().unwrap();
     assert_eq!(json_of(&["best"], &best)["best"]["config"], tuned["best"]["config"]);
 }

@@ -1,5 +1,4 @@
-//! Files of other tuners: every command that takes them knows what they are, and the guides work as they
-//! stand.
+//! Files of other tuners: every command that takes them detects their format, and the guides work as written.
 
 mod common;
 
@@ -18,7 +17,7 @@ fn foreign(name: &str) -> String {
     text(&root().join("tests/corpus/foreign").join(name)).to_owned()
 }
 
-/// A log of AutoTVM of dense products with so many rows, twelve configurations each.
+/// AutoTVM log of dense products with these numbers of rows, twelve configurations each.
 fn log_of(rows: &[u64]) -> String {
     let mut log = String::new();
     for &m in rows {
@@ -75,7 +74,7 @@ fn every_file_is_taken_for_what_it_is() {
     );
     let fraction = |json: &Json| json["budgets"][0]["mean_fraction_of_optimum"].as_f64().unwrap();
     assert!(fraction(&transferred) >= 0.5, "{transferred}");
-    // Through the database and out again, nothing is lost.
+    // Nothing is lost on the way through the database.
     let exported = run_json(&["export", &out, "--as", "autotvm", "--db", &db]);
     assert_eq!((&exported["tasks"], &exported["format"]), (&8.into(), &"autotvm".into()));
     let lines = fs::read_to_string(&out).unwrap().lines().count();
@@ -133,7 +132,7 @@ fn what_does_not_fit_is_refused_in_one_line() {
     assert!(!Path::new(&out).exists());
 }
 
-/// Runs the commands of a page as they stand, in a folder with these files.
+/// Runs the commands of a page as written, in a folder with these files.
 fn run_page(name: &str, files: &[(&str, Vec<u8>)], n_commands: usize) {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in files {

@@ -1,10 +1,10 @@
 //! Golden hashes of generated code: of the schedule, the lowered program and the machine code of
 //! configurations of every template and operator, in `tests/generated.txt`.
 //!
-//! A commit that means to leave generated code alone leaves the file alone. `BLESS=1` rewrites it with
-//! configurations drawn anew: read the difference, and say in the commit why code changes. Each line has its
-//! configuration, so that a space which grows keeps its lines; objects are compared where LLVM is the one
-//! that they were made with.
+//! A commit that does not intend to change generated code leaves this file unchanged. `BLESS=1` rewrites it
+//! with newly drawn configurations: read the difference, and say in the commit why code changes. Each line
+//! has its configuration, so that a space which grows keeps its lines; objects are compared if LLVM is the
+//! version that they were made with.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -23,7 +23,7 @@ use tilewright_tune::{TEMPLATES, Task, Template, TemplateSetting};
 /// printed.
 const MACHINES: [(&str, usize); 4] = [("x86-64-v4", 1), ("x86-64-v3", 2), ("sm_80", 1), (NEWEST, 1)];
 
-/// A GPU of which there are the templates alone that the one before it does not have.
+/// GPU for which only the templates are tested that the one before it does not have.
 const NEWEST: &str = "sm_90a";
 
 /// Workloads of every operator whose code differs: odd sizes, element types, epilogues, kept operands,
@@ -67,7 +67,7 @@ const WORKLOADS: [&str; 36] = [
     "packed_matmul:m=17,n=90,k=64,block=16,zeros=1,int8=1,const=w+s+z,epilogue=bias+relu",
 ];
 
-/// Nests of the tests whose code differs.
+/// Nests of other tests whose code differs.
 const NESTS: [&str; 11] = [
     "add_relu",
     "softmax",
@@ -82,7 +82,7 @@ const NESTS: [&str; 11] = [
     "bytes",
 ];
 
-/// The texts of all of them, without spaces, as words of a line.
+/// Texts of all of them, without spaces, as words of a line.
 fn workloads() -> Vec<String> {
     let nests = include_str!("../../../tests/nests.txt").lines().filter_map(|line| line.split_once(' '));
     let nests: Vec<&str> = nests.filter(|(name, _)| NESTS.contains(name)).map(|(_, text)| text).collect();
@@ -94,37 +94,37 @@ fn workloads() -> Vec<String> {
     WORKLOADS.into_iter().chain(nests).map(word).collect()
 }
 
-/// Stand-in for a space in a workload's text.
+/// Replacement for a space in a workload's text.
 const SPACE: &str = "~";
 
-/// Random configurations of each template, besides the one that it guesses first.
+/// Number of random configurations of each template, in addition to its first guess.
 const N_RANDOM: usize = 2;
 
 fn file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/generated.txt")
 }
 
-/// FNV-1a: the same in every version of the toolchain.
+/// FNV-1a hash, which is the same in every version of the toolchain.
 fn hash(bytes: &[u8]) -> String {
     let mixed = bytes.iter().fold(0xcbf2_9ce4_8422_2325u64, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     format!("{mixed:016x}")
 }
 
-/// The tasks of a workload on a machine.
+/// Tasks of a workload on a machine.
 fn tasks(text: &str, (cpu, n_threads): (&str, usize)) -> Vec<Task> {
     let workload = Workload::parse(&text.replace(SPACE, " ")).unwrap();
     let setting = TemplateSetting { workload, target: Target::named(cpu).unwrap(), n_threads };
     let before = TemplateSetting { target: Target::named(MACHINES[2].0).unwrap(), ..setting.clone() };
     let is_there = |t: &&Template| cpu == NEWEST && (t.serves)(&before);
     let serving = TEMPLATES.iter().filter(|t| (t.serves)(&setting) && !is_there(t));
-    // Templates that are no default may be for some shapes only.
+    // Templates other than the default may support only some shapes.
     serving.filter_map(|t| Task::new(setting.clone(), Some(t.name)).ok()).collect()
 }
 
-/// The names of what a line says, its configuration last.
+/// Names of the columns of a line, its configuration last.
 const COLUMNS: &str = "target threads workload template steps lowered quick object config";
 
-/// A line of the file.
+/// Line of the file.
 struct Line<'a> {
     place: [&'a str; 4],
     steps: String,
@@ -135,7 +135,7 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    /// Generates everything of a configuration.
+    /// Generates all forms of a configuration.
     fn of<'a>(place: [&'a str; 4], task: &Task, config: &Config, with_object: bool) -> Line<'a> {
         let json = task.space.config_to_json(config).to_string();
         let at = || format!("{place:?} {json}");
@@ -147,7 +147,7 @@ impl Line<'_> {
             return Line { place, steps, lowered, quick: "-".to_owned(), object: "-".to_owned(), config: json };
         }
         let lowered = lower::lower(&scheduled);
-        // Some things have no quick code.
+        // Some programs have no quick code.
         let quick = quick_code(&lowered, target).map_or("-".to_owned(), |code| hash(&code));
         let object =
             with_object.then(|| emit(&lowered, target, Emit::Object).unwrap_or_else(|e| panic!("{}: {e}", at())));
@@ -167,7 +167,7 @@ impl Line<'_> {
     }
 }
 
-/// The file with configurations drawn anew.
+/// Contents of the file with newly drawn configurations.
 fn bless() -> String {
     let llvm = llvm_version().expect("only a build with LLVM makes the file anew");
     let mut out = format!("# LLVM {llvm}\n# {COLUMNS}\n");
@@ -202,7 +202,7 @@ fn generated_code_is_as_it_was() {
     let mut differences = Vec::new();
     let mut kept: Vec<String> = before.lines().filter(|line| line.starts_with('#')).map(str::to_owned).collect();
     let mut covered = BTreeSet::new();
-    // Lines of one workload on a machine follow each other.
+    // Lines of one workload on a machine are consecutive.
     let mut known: ([&str; 3], Vec<Task>) = Default::default();
     for line in before.lines().filter(|line| !line.starts_with('#')) {
         let mut words = line.splitn(9, ' ');

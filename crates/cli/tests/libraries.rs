@@ -1,5 +1,5 @@
-//! Libraries that `compile` writes, in programs of others: the same bits as in this process, in every form,
-//! and on GPUs nearly the same numbers.
+//! Libraries that `compile` writes, in other programs: the same bits as in this process, in every form, and
+//! nearly the same numbers on GPUs.
 
 mod common;
 
@@ -25,7 +25,7 @@ const LAYER: &str = "dense:m=32,n=48,k=64,const=w,epilogue=bias+gelu";
 /// Options that C programs are compiled with.
 const STRICT: [&str; 6] = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O1", "-g"];
 
-/// A folder with the inputs of a layer, what it makes of them in this process, and libraries.
+/// Folder with the inputs of a layer, its result in this process, and libraries.
 struct Folder(tempfile::TempDir);
 
 fn floats(n: usize, seed: usize) -> Vec<u8> {
@@ -69,7 +69,7 @@ impl Folder {
         }
     }
 
-    /// Builds a C program of a source and libraries.
+    /// Builds a C program from a source and libraries.
     fn build(&self, source: &str, names: &[&str], flags: &[&str]) -> PathBuf {
         let program = self.path("program");
         let mut cc = Command::new("cc");
@@ -89,13 +89,13 @@ impl Folder {
         numbers(&fs::read(self.path("y.bin")).unwrap())
     }
 
-    /// Runs an example on a GPU, which must make nearly what this process does.
+    /// Runs an example on a GPU, whose result must be close to that of this process.
     fn check_nearly(&self, command: &mut Command) {
         let expected = numbers(&fs::read(self.path("expected.bin")).unwrap());
         check_near(&self.answer(command, &["x.bin", "bias.bin"]), &expected, 1e-5, "the layer");
     }
 
-    /// Runs an example, which must make the same bits as this process.
+    /// Runs an example, whose result must have the same bits as that of this process.
     fn check(&self, command: &mut Command) {
         let _ = fs::remove_file(self.path("y.bin"));
         done(command.args(["x.bin", "bias.bin", "y.bin"].map(|name| self.path(name))));
@@ -115,7 +115,7 @@ fn check_near(got: &[f32], expected: &[f32], tolerance: f32, what: &str) {
     }
 }
 
-/// Whether there is an OpenCL device; says what is skipped where there is none.
+/// Whether there is an OpenCL device; prints what is skipped if there is none.
 fn has_opencl() -> bool {
     let found = opencl::device(0);
     if let Err(why) = &found {
@@ -140,8 +140,8 @@ fn c_programs_get_the_same_bits() {
     }
 }
 
-/// Contexts keep to what they are given: a program checks addresses, options, arenas, threads, forks,
-/// allocations, and two libraries at the same time. `CHECK_SECONDS=60` makes a long run of the last.
+/// Contexts use only what they are given: a program checks addresses, options, arenas, threads, forks,
+/// allocations, and two libraries at the same time. `CHECK_SECONDS=60` makes a long run of the last check.
 #[test]
 fn contexts_keep_to_what_they_are_given() {
     let Some(_) = tool("cc") else { return };
@@ -151,7 +151,7 @@ fn contexts_keep_to_what_they_are_given() {
     let program = folder.build(&source, &["layer", "other"], &[]);
     let files = ["x.bin", "bias.bin", "expected.bin"].map(|name| folder.path(name));
     done(Command::new(&program).args(&files));
-    // The same again, with races looked for in all but the kernels.
+    // Again with detection of races in everything except the kernels.
     let sanitized = ["-fsanitize=thread", "-DNO_FORK"];
     let probe = folder.path("probe.c");
     fs::write(&probe, "int main(void) { return 0; }\n").unwrap();
@@ -197,7 +197,7 @@ fn shared_libraries_show_their_functions_alone_and_need_an_old_glibc() {
         assert_eq!(n_shown, n_functions, "{symbols}");
         let needed = done(Command::new("objdump").arg("-p").arg(&library));
         for line in needed.lines().filter(|line| line.contains("NEEDED")) {
-            // The last one has the variables of threads.
+            // The last one has thread-local variables.
             let known = ["libc.so.6", "libm.so.6", threads_or_loader, "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"];
             assert!(known.iter().any(|library| line.ends_with(library)), "{line}");
         }
@@ -218,7 +218,7 @@ fn hosts_of_tvm_ffi_call_libraries() {
     }
 }
 
-/// The package of TVM-FFI calls a kernel and a model, where `.ci/tvm-ffi` has fetched it.
+/// The TVM-FFI package calls a kernel and a model, if `.ci/tvm-ffi` has downloaded it.
 #[test]
 fn the_package_of_tvm_ffi_calls_a_kernel_and_a_model() {
     let (Some(_), Some(python)) = (tool("cc"), tool("python3")) else { return };
@@ -278,7 +278,7 @@ for arguments, kind, words in [
     done(run(calls).args([&library, &written.join("libdqn.so"), &inputs, &values]));
 }
 
-/// A closed library stays for its contexts: linked as `compile` does it, and with its source in another
+/// A closed library stays loaded for its contexts: linked as by `compile`, and with its source in another
 /// library.
 #[test]
 fn a_library_that_is_closed_stays_for_its_contexts() {
@@ -318,7 +318,7 @@ fn rust_programs_get_the_same_bits() {
     };
     done(&mut cargo(&["build"]));
     folder.check(&mut Command::new(folder.path("target/debug/main")));
-    // A context may go to another thread, and not be in two.
+    // A context may move to another thread, but not be shared.
     let shared = "fn is<T: Send>() {}\nfn main() { is::<layer::Context>() }\n";
     fs::write(package.join("src/main.rs"), shared).unwrap();
     done(&mut cargo(&["check"]));
@@ -326,7 +326,7 @@ fn rust_programs_get_the_same_bits() {
     let refused = cargo(&["check"]).output().unwrap();
     assert!(!refused.status.success() && stderr(&refused).contains("cannot be shared between threads"), "{refused:?}");
     fs::copy(example("main.rs"), package.join("src/main.rs")).unwrap();
-    // The same program for a GPU.
+    // Same program for a GPU.
     fs::remove_dir_all(folder.path("layer")).unwrap();
     folder.compile("layer", &["--as", "rust", "--target", "opencl"]);
     done(&mut cargo(&["build"]));
@@ -340,7 +340,7 @@ fn python_programs_get_the_same_bits() {
     let (Some(_), Some(python)) = (tool("cc"), tool("python3")) else { return };
     let folder = Folder::new(1);
     folder.compile("layer", &["--as", "python"]);
-    // As installers do, with each hash looked at.
+    // As installers do, with a check of each hash.
     let unpack = "
 import base64, csv, hashlib, sys, zipfile
 wheel, folder = sys.argv[1:]
@@ -363,7 +363,7 @@ with zipfile.ZipFile(wheel) as file:
     };
     unpack(&unpacked);
     folder.check(Command::new(python).arg(example("main.py")).env("PYTHONPATH", &unpacked));
-    // What does not fit is an exception.
+    // Arguments that do not fit raise an exception.
     let refused = "
 import array, layer
 context = layer.Context(1)
@@ -376,7 +376,7 @@ for inputs in [(x,), (x, x), (array.array('i', [0] * 2048), bias)]:
     raise SystemExit(1)
 ";
     done(Command::new(python).args(["-c", refused]).env("PYTHONPATH", &unpacked));
-    // Threads that share a context take turns, and arrays are copied where they have to be.
+    // Threads that share a context take turns, and arrays are copied if necessary.
     let shared = "
 import array, os, sys, threading
 import layer
@@ -415,11 +415,11 @@ if numpy is not None:
         assert context.run(view, inputs[1])[0].tobytes() == expected, view.flags
 ";
     let files = ["x.bin", "bias.bin", "expected.bin"].map(|name| folder.path(name));
-    // With NumPy where it is installed, and without it.
+    // With NumPy if it is installed, and without it.
     for flags in [&["-c"][..], &["-S", "-c"]] {
         done(Command::new(python).args(flags).arg(shared).args(&files).env("PYTHONPATH", &unpacked));
     }
-    // The same for a GPU.
+    // Same for a GPU.
     let on_gpu = folder.path("on_gpu");
     folder.compile("layer", &["--as", "python", "--target", "opencl"]);
     unpack(&on_gpu);
@@ -463,7 +463,7 @@ fn programs_run_layers_on_an_opencl_device() {
     done(Command::new(&program).args(["x.bin", "bias.bin", "expected.bin"].map(|name| folder.path(name))));
 }
 
-/// Weights that a device transforms, a network, and an emulated GPU of NVIDIA's beside what a CPU answers.
+/// Weights that a device transforms, a network, and an emulated NVIDIA GPU, compared with a CPU.
 #[test]
 fn programs_on_gpus_answer_as_on_cpus() {
     let Some(_) = tool("cc") else { return };
@@ -474,13 +474,13 @@ fn programs_on_gpus_answer_as_on_cpus() {
         fs::write(folder.path(name), floats(n, n)).unwrap();
     }
     let weights = format!("w={}", text(&folder.path("weights.bin")));
-    // What a program with the library answers.
+    // Output of a program with the library.
     let run = |inputs: &[&str], libraries: Option<&Path>| {
         let mut program = Command::new(folder.build(&example("main.c"), &["layer"], &[]));
         libraries.map(|path| program.env("LD_LIBRARY_PATH", path));
         folder.answer(&mut program, inputs)
     };
-    // The same of one with these options, and how many bytes it makes of its weights.
+    // Output of a library with these options, and the number of bytes that it makes of its weights.
     let answer = |what: &[&str], more: &[&str], inputs: &[&str], libraries: Option<&Path>| {
         let (library, db) = (folder.path("layer"), folder.path("none.db"));
         let arguments = ["--name", "layer", "-o", text(&library), "--db", text(&db)];
@@ -502,7 +502,8 @@ fn programs_on_gpus_answer_as_on_cpus() {
         answer(&layer, &["--target", "sm_80", "--template", "gpu-winograd"], &["image.bin"], Some(libraries.path()));
     check_near(&got, &expected, 1e-4, "Winograd's algorithm in PTX");
     assert!(made > 8 * 8 * 9 * 4, "{made}");
-    // Tensor cores that four warps use together round factors to 11 bits; a warp more copies boxes of arrays.
+    // Tensor cores used by four warps together round operands to 11 bits; an additional warp copies boxes of
+    // arrays.
     let product = "dense:m=64,n=64,k=64,tf32=1";
     let files = ["a.bin", "b.bin"];
     files.iter().zip([3, 5]).for_each(|(name, seed)| fs::write(folder.path(name), floats(64 * 64, seed)).unwrap());

@@ -1,4 +1,4 @@
-//! Hopeless candidates: they are given up early, but only where something faster is known.
+//! Hopeless candidates: they are given up early, but only if something faster is known.
 
 mod common;
 
@@ -7,7 +7,7 @@ use tilewright_device::{Device, host};
 use tilewright_ir::op::Workload;
 use tilewright_search::{ErrorClass, Outcome};
 
-/// The matrix product and then half a second of additions, one after the other, that leave it as it is.
+/// Matrix product followed by half a second of sequential additions that do not change it.
 const SLOW: &str = "program \"slow\"
 buffer A: f32[16, 16] global input
 buffer B: f32[16, 16] global input

@@ -48,7 +48,7 @@ fn a_network_is_written_listed_and_measured() {
     }
 }
 
-/// The entries of a cache, with their bytes.
+/// Entries of a cache, with their bytes.
 fn entries(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| (path.clone(), std::fs::read(path).unwrap())).collect()
@@ -63,13 +63,13 @@ fn kernels_are_compiled_once_and_a_cache_never_harms() {
     }
 }
 
-/// Checks that code for a device is kept in entries of these kinds, of which the first is machine code, and
-/// used again, and that nothing of what may be wrong with them changes an answer.
+/// Checks that code for a device is cached in entries of these kinds, the first of which is machine code, and
+/// reused, and that no damage to them changes a result.
 fn check_cache(device: &str, kinds: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let (path, cache) = (folder.path().join("dqn.onnx"), folder.path().join("cache"));
     run_json(&["network", "dqn", "-o", text(&path)]);
-    // Its outputs, bit by bit.
+    // Outputs, bit by bit.
     let run = |options: &[&str]| {
         let outputs = folder.path().join("outputs");
         let mut arguments = vec!["run", text(&path), "--device", device, "--runs", "1", "-o", text(&outputs)];
@@ -81,7 +81,7 @@ fn check_cache(device: &str, kinds: &[&str]) {
     let expected = run(&["--no-cache"]);
     assert!(!cache.exists());
     let with = ["--cache", text(&cache)];
-    // Two at once find nothing there, and are not in each other's way.
+    // Two processes at once find nothing there, and do not disturb each other.
     let both = std::thread::scope(|scope| [0; 2].map(|_| scope.spawn(|| run(&with))).map(|run| run.join().unwrap()));
     assert_eq!(both, [expected.clone(), expected.clone()]);
     let made = entries(&cache);
@@ -94,7 +94,7 @@ fn check_cache(device: &str, kinds: &[&str]) {
     let times: Vec<_> = objects.clone().map(when).collect();
     assert_eq!((run(&with), entries(&cache)), (expected.clone(), made.clone()));
     assert_eq!(objects.map(when).collect::<Vec<_>>(), times, "they were compiled again");
-    // What is damaged is made anew, whatever is wrong with it.
+    // Damaged entries are recreated, whatever the damage.
     for (at, (path, bytes)) in made.iter().enumerate() {
         let mut bytes = bytes.clone();
         match at % 3 {
@@ -140,7 +140,7 @@ fn a_tuned_model_says_what_its_whole_run_takes_and_what_was_better_stays() {
     let folder = tempfile::tempdir().unwrap();
     let (path, db) = (folder.path().join("dqn.onnx"), folder.path().join("records.db"));
     run_json(&["network", "dqn", "-o", text(&path)]);
-    // The first configuration of each kernel's space, the smallest tiles: far slower than a first guess.
+    // First configuration of each kernel's space, with the smallest tiles: far slower than a first guess.
     let arguments = ["tune", text(&path), "--no-guesses", "--search", "grid", "--trials", "1", "--no-race"];
     let arguments = [&arguments[..], &["--db", text(&db)]].concat();
     let run = run_json(&arguments)["run"].clone();
@@ -149,7 +149,7 @@ fn a_tuned_model_says_what_its_whole_run_takes_and_what_was_better_stays() {
     assert!(ms("ms") < ms("ms_tuned"), "{run}");
     let put_back = run["put_back"].as_array().unwrap();
     assert!(!put_back.is_empty(), "{run}");
-    // From now on these are the best: the next run begins with them, and finds nothing else.
+    // Now these are the best: the next run begins with them, and finds nothing else.
     let again = run_json(&arguments)["run"].clone();
     assert_eq!((&again["n_changed"], &again["put_back"]), (&json!(0), &json!([])), "{again}");
     let output = command(&arguments).output().expect("the command starts");

@@ -1,5 +1,5 @@
-//! Exported objects in programs of others: they link in every way, do not get into each other's way, and
-//! refuse what they cannot run with.
+//! Exported objects in other programs: they link in every way, do not conflict with each other, and refuse
+//! unsupported machines.
 
 mod common;
 
@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 /// Options that C programs are compiled with.
 const STRICT: [&str; 6] = ["-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", "-O1"];
 
-/// The loops of `C[m, n] = A[m, k] · B[k, n]`.
+/// Loops of `C[m, n] = A[m, k] · B[k, n]`.
 const PRODUCT: &str = "
     for (int i = 0; i < M; i++)
         for (int j = 0; j < N; j++) {
@@ -22,7 +22,7 @@ const PRODUCT: &str = "
             worst = fmax(worst, fabs(RESULT(sum) - C[i * N + j]));
         }";
 
-/// The loops of a convolution with padding 1 and 3 × 3 taps, batch 1.
+/// Loops of a convolution with padding 1 and 3 × 3 taps, batch 1.
 const CONVOLUTION: &str = "
     for (int k = 0; k < 16; k++)
         for (int y = 0; y < 9; y++)
@@ -36,7 +36,7 @@ const CONVOLUTION: &str = "
                 worst = fmax(worst, fabs(fmax(sum, 0) - Y[(k * 9 + y) * 10 + x]));
             }";
 
-/// A folder with the objects and headers of kernels and with C sources.
+/// Folder with the objects and headers of kernels and with C sources.
 struct Folder(tempfile::TempDir);
 
 /// Kernel in the folder: `NAME.o`, `NAME.h`, and `NAME.c` with `int check_NAME(void)`.
@@ -66,20 +66,21 @@ impl Folder {
         Kernel { name: name.to_owned(), interface }
     }
 
-    /// The product of a size, with more attributes and arguments of `show`; `result` is a C expression of the
-    /// sum.
+    /// Exports a product of a size, with more attributes and arguments of `show`; `result` is a C expression
+    /// of the sum.
     fn product(&self, name: &str, [m, n, k]: [i64; 3], more: &str, arguments: &[&str], result: &str) -> Kernel {
         let workload = format!("matmul:m={m},n={n},k={k}{more}");
         let sizes = format!("enum {{ M = {m}, N = {n}, K = {k} }};\n#define RESULT(x) ({result})\n");
         self.kernel(name, &[&[workload.as_str()], arguments].concat(), &format!("{sizes}{PRODUCT}"))
     }
 
-    /// Runs a C compiler here.
+    /// Runs a C compiler in the folder.
     fn cc(&self, arguments: &[&str]) {
         done(Command::new("cc").current_dir(self.0.path()).args(arguments));
     }
 
-    /// A program that checks kernels, from sources and objects or libraries with more options; runs it.
+    /// Builds a program that checks kernels, from sources and objects or libraries with more options; runs
+    /// it.
     fn check(&self, kernels: &[&Kernel], arguments: &[&str]) {
         self.link(kernels, arguments);
         done(Command::new(self.path("program")).current_dir(self.0.path()));
@@ -106,9 +107,8 @@ impl Kernel {
     }
 }
 
-/// C code that calls a kernel on memory that is aligned as asked for and no more, on one thread and on
-/// several, compares the outputs with loops, and hands over what is not aligned. It gives the number of
-/// faults.
+/// Makes C code that calls a kernel on memory aligned exactly as required, on one thread and on several,
+/// compares the outputs with loops, and passes unaligned memory. It returns the number of errors.
 fn check_source(name: &str, interface: &Json, loops: &str) -> String {
     let prefix = interface["prefix"].as_str().unwrap();
     let arguments = interface["arguments"].as_array().unwrap();
@@ -187,7 +187,7 @@ LOOPS
     source.replace("PREFIX", prefix).replace("NAME", name)
 }
 
-/// The names of a kind in an object or library, sorted; `options` are those of `nm`.
+/// Symbols of a kind in an object or library, sorted; `options` are those of `nm`.
 fn names(file: &Path, options: &[&str]) -> Vec<String> {
     let listed = done(Command::new("nm").arg("-P").args(options).arg(file));
     let mut names: Vec<String> = listed.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect();
@@ -217,7 +217,7 @@ fn an_object_links_in_every_way() {
         "-pthread",
     ]);
     folder.check(&[&kernel], &["./libk.so", "-Wl,-rpath,$ORIGIN"]);
-    // A library of nothing else.
+    // Library of this object alone.
     folder.cc(&["-shared", "-Wl,-z,text", "-Wl,-z,defs", "-o", "libonly.so", &object, "-lm"]);
     folder.check(&[&kernel], &[&source, "./libonly.so", "-Wl,-rpath,$ORIGIN"]);
 
@@ -242,14 +242,14 @@ fn kernels_live_in_one_program() {
     let all = [
         folder.product("wide", [65, 33, 129], "", &["--guess"], "x"),
         folder.product("tall", [129, 17, 40], "", &["--guess"], "x"),
-        // The same workload, another schedule.
+        // Same workload with another schedule.
         folder.product("plain", [65, 33, 129], "", &[], "x"),
     ];
     let files: Vec<String> = all.iter().flat_map(Kernel::files).collect();
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     folder.check(&all.each_ref(), &files);
 
-    // With one name, in libraries and archives of their own: only in one program they would meet.
+    // With the same name, in separate libraries and archives: they would conflict only in one program.
     let [one, other] = [("one", &["--guess"][..]), ("other", &[][..])].map(|(name, more)| {
         folder.product(name, [20, 24, 28 + name.len() as i64], "", &[&["--prefix", "k"], more].concat(), "x")
     });
@@ -331,7 +331,7 @@ fn headers_suit_strict_compilers_and_cpp() {
             let strict = ["-pedantic", "-Wall", "-Wextra", "-Werror", "-c", "-o", "use.o", &standard, file];
             done(Command::new(compiler).current_dir(folder.0.path()).args(strict));
             let Some(_) = tool("nm") else { continue };
-            // By their own names, in C++ too.
+            // By their own names, also in C++.
             let called = names(&folder.path("use.o"), &["-u"]);
             assert!(
                 called.contains(&"b_run".to_owned()) && called.contains(&format!("{}_run", a.prefix())),
@@ -350,7 +350,7 @@ fn a_cpu_that_lacks_something_is_an_error() {
         ("x86-64", "Nehalem", 0),
         ("x86-64-v3", "Nehalem", 77),
         ("x86-64-v3", "Haswell", 0),
-        // AVX2 without the operating system's consent.
+        // AVX2 not enabled by the operating system.
         ("x86-64-v3", "Haswell,-xsave", 77),
         ("x86-64-v3", "Haswell,-fma", 77),
         ("x86-64-v4", "Nehalem", 77),
@@ -385,7 +385,7 @@ fn prefixes_are_checked_and_told() {
     assert!(globals.iter().all(is_own) && globals.len() == 5, "{globals:?}");
 }
 
-/// A tensor of the kernel's for each of its buffers, and functions to call and to refuse with, in C.
+/// C code of a tensor for each of the kernel's buffers, and of functions that call it and expect refusals.
 fn ffi_source(interface: &Json) -> String {
     let all = ["arguments", "kept"].map(|key| interface[key].as_array().unwrap().clone()).concat();
     let mut shapes = String::new();
@@ -395,7 +395,7 @@ fn ffi_source(interface: &Json) -> String {
         shapes += &format!("static int64_t shape_{at}[] = {{{}}};\n", shape.join(", "));
         rows.push(format!("{{NULL, {{1, 0}}, {}, {{2, 32, 1}}, shape_{at}, NULL, 0}}", shape.len()));
     }
-    // The scratch memory is an argument where there is some.
+    // The scratch memory is an argument, if there is any.
     let scratch = interface["scratch_bytes"].as_i64().unwrap();
     if scratch > 0 {
         shapes += &format!("static int64_t shape_scratch[] = {{{scratch}}};\n");
@@ -404,7 +404,7 @@ fn ffi_source(interface: &Json) -> String {
     format!("{shapes}enum {{ N = {} }};\nstatic DLTensor tensors[N] = {{{}}};\n", rows.len(), rows.join(", "))
 }
 
-/// A host of TVM-FFI calls the parts of a kernel, on its own memory, and gets errors that name the argument.
+/// A TVM-FFI host calls the parts of a kernel, on its own memory, and gets errors that name the argument.
 #[test]
 fn hosts_of_tvm_ffi_call_objects() {
     let Some(_) = tool("cc") else { return };
@@ -502,7 +502,7 @@ int main(void) {
     done(Command::new(folder.path("program")).current_dir(folder.0.path()));
 }
 
-/// Runs the commands and the C program of the page as they stand.
+/// Runs the commands and the C program of the page as written.
 #[test]
 fn the_example_in_the_documents_works() {
     let Some(_) = tool("cc") else { return };

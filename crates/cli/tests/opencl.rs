@@ -1,4 +1,4 @@
-//! Kernels on an OpenCL device, whichever is there; the printed code in a simulator that looks for faults.
+//! Kernels on any available OpenCL device; the printed code in a simulator that detects errors.
 
 mod common;
 
@@ -20,7 +20,7 @@ use tilewright_ir::{DType, Stmt, Target};
 use tilewright_search::{ErrorClass, Outcome};
 use tilewright_tune::{TEMPLATES, Task, TemplateSetting};
 
-/// The first device; says why a test is skipped where there is none.
+/// First device; prints why a test is skipped if there is none.
 fn device() -> Option<OpenClDevice> {
     let found = opencl::device(0);
     if let Err(why) = &found {
@@ -37,7 +37,7 @@ fn measured(device: &OpenClDevice, workload: &str, sources: &[ProgramSource], ru
     device.measure_sources(sources).unwrap().into_iter().map(|measured| measured.outcome).collect()
 }
 
-/// A product by tiles: copies in shared memory, sums in registers.
+/// Product by tiles: copies in shared memory, sums in registers.
 const TILES: &str = "split i 16 -> io ii shrink
 split j 16 -> jo ji shrink
 split k 8 -> ko ki shrink
@@ -55,7 +55,7 @@ bind ii thread.y
 bind ji thread.x
 ";
 
-/// Schedule that reads straight from main memory, with elements of a thread as a vector.
+/// Schedule that reads directly from main memory, with the elements of a thread as a vector.
 const VECTORS: &str = "split i 8 -> io ii shrink
 split j 4 -> jo ji shrink
 reorder io jo ii k ji
@@ -65,7 +65,7 @@ bind jo thread.x
 vectorize ji
 ";
 
-/// Schedules of all kinds give the right answer, and are timed.
+/// Schedules of all kinds give the correct result, and are timed.
 #[test]
 fn schedules_are_right_on_a_device() {
     let Some(device) = device() else { return };
@@ -74,7 +74,7 @@ fn schedules_are_right_on_a_device() {
                        run{for i in 37{for j in 96{y[i,j]=0.5*x[i,j]*(1.0+erf(x[i,j]*0.7071067811865475))+tanh(exp(x[i,j]))}}}";
     let halves = "nest:buffer x:f16[32,64] global input buffer y:f16[32,64] global output loops i,j \
                   run{for i in 32{for j in 64{y[i,j]=x[i,j]*3.0+1.0}}}";
-    // Loops of functions of one element are one loop.
+    // Loops of elementwise functions are one loop.
     let by_threads = "split i0 32 -> b t\nsplit t 4 -> to ti\nbind b block.x\nbind to thread.x\n";
     let mut cases = vec![
         ("matmul:m=64,n=64,k=32", vec![steps(TILES), steps(VECTORS), steps("")]),
@@ -147,14 +147,14 @@ run {{ {body} }}"
     }
 }
 
-/// The kernels of a schedule.
+/// Kernels of a schedule.
 fn kernels(workload: &str, steps: &str) -> GpuProgram {
     let steps = parse_steps(steps).unwrap();
     let program = apply_all(&Workload::parse(workload).unwrap().program(), &steps);
     lower_gpu(&program.unwrap_or_else(|(at, why)| panic!("step `{}`: {why}", steps[at]))).unwrap()
 }
 
-/// Findings of the simulator on kernels, each by itself, on numbers that are all one.
+/// Findings of the simulator on kernels, each run separately, on numbers that are all one.
 fn findings(program: &GpuProgram, folder: &Path) -> String {
     let code = opencl_c(program, &Target::named("opencl").unwrap());
     std::fs::write(folder.join("kernels.cl"), code).unwrap();
@@ -181,8 +181,8 @@ fn findings(program: &GpuProgram, folder: &Path) -> String {
         }
         let file = folder.join("kernel.sim");
         std::fs::write(&file, simulation).unwrap();
-        // It takes integers of three bits, which its compiler makes of masks, for such of eight: code stays
-        // as it is printed.
+        // It mistakes three-bit integers, which its compiler makes of masks, for eight-bit ones: code is left
+        // unoptimised.
         let checks = ["--data-races", "--uninitialized", "--build-options", "-cl-opt-disable"];
         let output = Command::new("oclgrind-kernel").args(checks).arg(&file).current_dir(folder).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -203,7 +203,7 @@ fn a_simulator_finds_no_fault_in_what_is_printed() {
     {
         assert_eq!(findings(&kernels(workload, steps), folder.path()), "", "{workload}\n{steps}");
     }
-    // It would see one.
+    // It would report one.
     let mut faulty = kernels("matmul:m=64,n=64,k=32", TILES);
     for kernel in &mut faulty.body {
         kernel.body = without_barriers(std::mem::take(&mut kernel.body));
@@ -211,15 +211,15 @@ fn a_simulator_finds_no_fault_in_what_is_printed() {
     assert_ne!(findings(&faulty, folder.path()), "");
 }
 
-/// Random configurations of every template, those of papers too: with `TILEWRIGHT_CONFIGS=60` so many of each
-/// shape, else one of each template.
+/// Random configurations of every template, including those of publications: with `TILEWRIGHT_CONFIGS=60`
+/// that many for each shape, otherwise one of each template.
 #[test]
 fn a_simulator_finds_no_fault_in_random_configurations() {
     if common::tool("oclgrind-kernel").is_none() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    // What a simulated device has.
+    // Limits of a simulated device.
     let mut target = Target::named("opencl").unwrap();
     let gpu = target.gpu.as_mut().unwrap();
     (gpu.shared_bytes, gpu.most_shared_bytes) = (32 << 10, 32 << 10);
@@ -282,7 +282,7 @@ fn nests_are_tuned_on_a_device() {
     }
 }
 
-/// A run is killed and resumed: nothing is measured twice, and all answers are right.
+/// A run is killed and resumed: nothing is measured twice, and all results are correct.
 #[test]
 fn a_search_on_a_device_is_resumed() {
     if device().is_none() {
@@ -294,7 +294,7 @@ fn a_search_on_a_device_is_resumed() {
     let second = tuned(workload, &db, &["--trials", "5"]);
     assert_eq!((&first["trials"], &second["trials"], &second["new_trials"]), (&3.into(), &5.into(), &2.into()));
     assert_eq!(common::recorded(&db).len(), 5);
-    // In the middle of something.
+    // In the middle of its work.
     let endless = ["tune", workload, "--device", "opencl", "--time", "600", "--db", common::text(&db)];
     let mut killed = common::command(&endless).spawn().unwrap();
     let start = std::time::Instant::now();
@@ -314,7 +314,7 @@ fn a_search_on_a_device_is_resumed() {
     assert!(best.status.success(), "{}", common::stderr(&best));
 }
 
-/// CLBlast computes on the device that our kernel does, and is compared where it is installed.
+/// CLBlast computes on the same device as our kernel, and is compared if it is installed.
 #[test]
 fn a_library_is_measured_beside_the_recorded_kernel() {
     if device().is_none() {
@@ -365,7 +365,7 @@ fn without_barriers(block: Vec<Stmt>) -> Vec<Stmt> {
     left
 }
 
-/// A worker compiles into a cache what the compiler takes of a list.
+/// A worker compiles the valid sources of a list into a cache.
 #[test]
 fn code_is_compiled_by_other_processes() {
     let Some(device) = device() else { return };
@@ -383,8 +383,8 @@ fn code_is_compiled_by_other_processes() {
     assert!(!run(folder.path(), "nothing"));
 }
 
-/// The script that measures a GPU's rows keeps to a part of them, goes on after a row that fails, and says
-/// what the device is and does.
+/// The script that measures a GPU's rows processes only a part of them, continues after a row that fails, and
+/// reports the device and its state.
 #[test]
 fn rows_of_a_gpu_are_measured_one_by_one() {
     if device().is_none() {
@@ -395,7 +395,7 @@ fn rows_of_a_gpu_are_measured_one_by_one() {
     let mut command = Command::new("bash");
     command.arg(script).args(["opencl", "1"]).env("TILEWRIGHT", common::TILEWRIGHT);
     command.env("POCL_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/pocl")).env("COPY_BITS", "12");
-    // Two rows a part, by the most that they may take; the last has a template that is for other devices.
+    // Two rows per part, by their maximum times; the last one has a template for other devices.
     command.env("LIMIT", "54").env("PART", "2").env("FOLDER", folder.path());
     command.env("ROWS", "a b nosuch matmul:m=16,n=16,k=16+gpu-matmul-wgmma");
     let output = command.output().unwrap();
@@ -420,8 +420,8 @@ fn rows_of_a_gpu_are_measured_one_by_one() {
     assert!(!said.contains("== a\n") && rest.is_empty(), "{said}");
 }
 
-/// The sets of rows for a card that is at hand for fifteen minutes run as they are, with tiny sizes: a row
-/// says what it found, and what is for other devices is passed over.
+/// The sets of rows for a card that is available for fifteen minutes run as they are, with tiny sizes: a row
+/// prints its result, and rows for other devices are skipped.
 #[test]
 fn sets_of_rows_run_on_a_device() {
     if device().is_none() {
@@ -437,7 +437,7 @@ fn sets_of_rows_run_on_a_device() {
         let output = command.output().unwrap();
         (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
     };
-    // A kernel that never ends costs one trial; a sample says what it recorded, however little.
+    // An endless kernel costs one trial; a sample prints what it recorded, however little.
     let tiny = "matmul:m=16,n=16,k=16";
     let sampled = format!("{tiny}+gpu-matmul");
     let (status, said) = run(&[("SET", "second"), ("RATE", tiny), ("BEYOND", &sampled), ("MOST", "2")]);

@@ -1,4 +1,4 @@
-//! Programs and kernels of the user's: what goes wrong costs one trial, and nothing is done twice.
+//! Users' programs and kernels: a failure costs one trial, and nothing is done twice.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn tune<'a>(db: &'a Path, command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&["tune", "--db", text(db), "--no-race", "--command", command], more].concat()
 }
 
-/// An awk program that says a number of two parameters; the least one is 1, at x = 8 and y = 6.
+/// Awk program that prints a number computed from two parameters; the minimum is 1, at x = 8 and y = 6.
 const BOWL: &str = "awk 'BEGIN {{ x = {x}; y = {y}; d = log(x / 8); print \"m \" \
                     (1 + (d < 0 ? -d : d)) * (1 + 0.1 * (y - 6) ^ 2) }}'";
 
@@ -46,14 +46,14 @@ fn a_number_may_be_great_and_the_whole_space_is_known() {
     assert_eq!((&tuned["trials"], &tuned["best"]["value"]), (&json!(3), &json!(3.0)), "{tuned}");
     let commands = tuned["best"]["commands"].as_str().unwrap();
     assert!(commands.contains("run echo m=3\n"), "{commands}");
-    // An expression that fits everything means what the last line says.
+    // If an expression matches everything, the last line counts.
     let plain = folder.path().join("plain.db");
     let whole = ["-p", "x=3,1,2", "--metric", "(.*)", "--trials", "3"];
     assert_eq!(run_json(&tune(&plain, "echo {x}", &whole))["best"]["value"], json!(1.0));
     let either = folder.path().join("either.db");
     let groups = ["-p", "x=3,1,2", "--metric", "s=(.*)|m=(.*)", "--trials", "3"];
     assert_eq!(run_json(&tune(&either, "echo m={x}", &groups))["best"]["value"], json!(1.0));
-    // A race confirms it, and `best`, `export` and `report` know of it.
+    // A race confirms it, and `best`, `export` and `report` show it.
     let race = ["tune", "--db", text(&db), "--command", "echo m={x}"];
     let raced = run_json(&[&race[..], &more].concat());
     assert_eq!((&raced["new_trials"], &raced["best"]["confirmed"]), (&json!(0), &json!(true)), "{raced}");
@@ -109,7 +109,7 @@ fn what_goes_wrong_costs_one_trial_and_says_why() {
     let tuned = run_json(&tune(&db, &app, &[&more[..], &checked].concat()));
     assert_eq!((&tuned["trials"], &tuned["best"]["value"]), (&json!(9), &json!(5.0)), "{tuned}");
     assert!(start.elapsed() < Duration::from_secs(60));
-    // Whoever reads the result alone learns of one failure why.
+    // A user who reads only the result learns the reason of one failure.
     let again = common::run(&tune(&db, &app, &[&more[..], &checked].concat()));
     let said = String::from_utf8_lossy(&again.stdout);
     let line = said.lines().find(|line| line.starts_with("errors   ")).unwrap_or_else(|| panic!("{said}"));
@@ -123,7 +123,7 @@ fn what_goes_wrong_costs_one_trial_and_says_why() {
     check_error(&errors, "odd", "unknown", "\"zero\", which is no finite number");
     check_error(&errors, "bad", "compile_error_host", "app.c: error: no such thing");
     check_error(&errors, "good", "no_error", "");
-    // Nothing of what hung is left.
+    // No process of the hanging ones is left.
     let left =
         Command::new("ps").args(["-eo", "args"]).output().map(|ps| String::from_utf8_lossy(&ps.stdout).into_owned());
     assert!(left.is_ok_and(|left| !left.lines().any(|line| line.contains(text(&script)))));
@@ -152,7 +152,7 @@ fn nothing_in_a_value_reaches_a_shell() {
     }
 }
 
-/// A command that takes some milliseconds, and says each of its starts in a file.
+/// Command that takes some milliseconds, and logs each of its starts in a file.
 fn slow(folder: &Path) -> String {
     format!("sh -c 'echo $1 >> $2; sleep 0.02; echo m $1' sh {{x}} {}", text(&folder.join("starts")))
 }
@@ -180,7 +180,7 @@ fn a_run_that_is_killed_repeats_nothing() {
     let rest = run_json(&tune(&db, &app, &more));
     assert_eq!(rest["new_trials"], json!(60 - before.len()), "{rest}");
     assert_eq!(recorded(&db).len(), 60);
-    // Only what was not recorded yet, a batch at most, was started again.
+    // Only unrecorded candidates, at most a batch, were started again.
     let starts = fs::read_to_string(folder.path().join("starts")).unwrap().lines().count();
     assert!(starts <= 60 + 16, "{starts}");
 }
@@ -241,7 +241,7 @@ fn bad_commands_and_kernels_are_refused() {
     check_refused(&kernel("k.c", "constraints = ['T > x']"), "unknown name x");
 }
 
-/// A kernel that does one of many things.
+/// Kernel with one of many behaviours.
 const KERNEL: &str = r#"
 #include <stdlib.h>
 void f(const float *a, float *b, int n) {
@@ -260,7 +260,7 @@ void f(const float *a, float *b, int n) {
 void g(const float *a, float *b, int n) { for (int i = 0; i < n; i++) b[i] = a[i] + a[i]; }
 "#;
 
-/// Kernels in OpenCL C, some of them wrong.
+/// Kernels in OpenCL C, some of them faulty.
 const OPENCL_KERNEL: &str = r#"
 #include "own.h"
 __kernel void f(__global const float *a, __global float *b, int n, __local float *shared) {
@@ -336,7 +336,7 @@ fn opencl_kernels_that_do_wrong_cost_one_trial_each() {
     }
     for (name, reference) in references {
         let (db, kernel) = (path(&format!("{name}.db")), path(&format!("{name}.toml")));
-        // A local argument is nothing to a function in C.
+        // A local argument does not exist for a function in C.
         fs::write(&kernel, form("[1, 4]", reference)).unwrap();
         let tuned = run_json(&["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "2", "--no-race"]);
         assert_eq!(tuned["best"]["config"], json!({"T": 1}), "{name}: {tuned}");
@@ -352,7 +352,7 @@ fn the_guide_to_opencl_kernels_can_be_followed() {
     }
 }
 
-/// Whether there is a compiler of C; says so where there is none.
+/// Whether there is a C compiler; prints a message if not.
 fn has_compiler() -> bool {
     let has = Command::new("cc").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !has {
@@ -393,7 +393,7 @@ fn kernels_that_do_wrong_cost_one_trial_each() {
     check_error(&errors, "8", "compile_error_host", "error:");
     check_error(&errors, "9", "wrong_answer", "b: 1 elements are wrong");
 
-    // Whatever says what is right, it is the same.
+    // The result is the same for each kind of reference.
     let double: Vec<u8> = std::iter::repeat_n(6f32.to_le_bytes(), 1000).flatten().collect();
     let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': (1000,), }}{:>55}\n", "");
     let npy = [b"\x93NUMPY\x01\x00", &(header.len() as u16).to_le_bytes()[..], header.as_bytes(), &double].concat();
@@ -413,7 +413,7 @@ fn kernels_that_do_wrong_cost_one_trial_each() {
     }
 }
 
-/// Runs what a page of the guide shows: its files are written, and its commands run by a shell.
+/// Follows a page of the guide: writes its files, and runs its commands in a shell.
 fn follow(page: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide").join(page);
@@ -424,7 +424,7 @@ fn follow(page: &str) {
         match head.split_once(' ') {
             Some((_, name)) => fs::write(folder.path().join(name), format!("{body}\n")).unwrap(),
             None if head == "sh" => script += &format!("{body}\n"),
-            // For readers alone.
+            // Only for readers.
             None if head.is_empty() => {}
             None => panic!("a block of neither a file nor commands: {head}"),
         }
@@ -479,7 +479,7 @@ fn the_guide_to_models_can_be_followed() {
     }
 }
 
-/// A T1 description of the kernel above, and what is different in it.
+/// T1 description of the kernel above, with a change.
 fn t1(change: (&str, &str)) -> String {
     let text = r#"{"ConfigurationSpace": {
         "TuningParameters": [{"Name": "T", "Type": "int", "Values": "list(range(1, 6))", "Default": 1}],
@@ -530,7 +530,7 @@ fn kernels_of_t1_files_are_tuned_and_begin_with_what_others_found() {
     let arguments = transfer(file(("", "")));
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let output = command(&arguments).output().unwrap();
-    // What another one found fastest is wrong here, and was the first that was tried.
+    // The configuration that another tuner found fastest is wrong here, and was tried first.
     assert_eq!(output.status.code(), Some(1), "{}", common::stderr(&output));
     check_error(&errors(&db), "5", "wrong_answer", "b: 1000 elements are wrong");
     let all = ["tune", "--db", text(&db), "--kernel", text(&kernel), "--trials", "4", "--run-timeout", "1"];
@@ -538,7 +538,7 @@ fn kernels_of_t1_files_are_tuned_and_begin_with_what_others_found() {
     assert_eq!((&tuned["trials"], &tuned["best"]["config"]), (&json!(4), &json!({"T": 1})), "{tuned}");
 }
 
-/// A `__constant__` array of CUDA's is known by its name, and is no argument; elsewhere it is one.
+/// CUDA `__constant__` array, which is known by its name and is not an argument; elsewhere it is one.
 #[test]
 fn what_is_constant_may_be_a_variable_of_the_source() {
     let path = Path::new("k.cu");
@@ -569,7 +569,7 @@ fn what_is_constant_may_be_a_variable_of_the_source() {
 fn a_run_of_a_command_is_one_json_document() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");
-    // A folder is there for whatever names it, built or not.
+    // The build's folder exists for any command that uses it, built or not.
     let more = ["-p", "x=1,2", "--trials", "2", "--prepare", "test -d {dir}", "--check", "test -d {dir}"];
     let arguments = tune(&db, "true {x}", &more);
     let tuned = json_of(&arguments, &command(&arguments).arg("--json").output().unwrap());
@@ -580,13 +580,13 @@ fn a_run_of_a_command_is_one_json_document() {
     assert!(tuned["best"]["ms_median"].as_f64().unwrap() > 0.0);
 }
 
-/// Runs `tune` to its end; what it came to, and what it said.
+/// Runs `tune` to its end; returns its result and its messages.
 fn told(arguments: &[&str]) -> (Json, String) {
     let output = command(arguments).arg("--json").output().unwrap();
     (json_of(arguments, &output), common::stderr(&output))
 }
 
-/// Writes a program that says a number of its argument.
+/// Writes a program that prints a number computed from its argument.
 fn write_program(path: &Path, body: &str) {
     use std::os::unix::fs::PermissionsExt;
     fs::write(path, format!("#!/bin/sh\n{body}\n")).unwrap();
@@ -616,7 +616,7 @@ fn a_program_that_changed_is_measured_again() {
         assert_eq!(best(&arguments), (3, 10.0), "{command}");
         fs::remove_file(&app).unwrap();
     }
-    // What a build names, but not what it writes.
+    // Files that a build names, but not those that it writes.
     let (made, build) = (path("made"), format!("cp {} {{dir}}/made", text(&source)));
     let run = format!("sh -c 'echo m $(( $1 * $(cat $2) ))' sh {{x}} {{dir}}/made -o {}", text(&made));
     let arguments = [tune(&db, &run, &more), vec!["--build", &build]].concat();
@@ -658,7 +658,7 @@ fn what_was_imported_is_not_this_machines() {
     fs::write(&lines, command(&["export", "--db", text(&there)]).output().unwrap().stdout).unwrap();
     run_json(&tune(&here, "echo m {x}", &more("x=3,4")));
     assert!(command(&["import", "--db", text(&here), text(&lines)]).output().unwrap().status.success());
-    // It is faster, but was measured elsewhere; alone it is told to be.
+    // It is faster, but was measured elsewhere; without other records it is shown as such.
     let all = ["-p", "x=1,2,3,4", "--metric", "m (.*)", "--trials", "4"];
     let tuned = run_json(&tune(&here, "echo m {x}", &all));
     assert_eq!((&tuned["best"]["value"], &tuned["best"]["imported"]), (&json!(3.0), &json!(false)), "{tuned}");
@@ -737,7 +737,7 @@ fn a_metric_may_stand_before_much_output() {
 fn what_detaches_itself_ends_with_the_run() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");
-    // In a session of its own, by itself and by a child that ends; and one that is ended for its time.
+    // In a session of its own, by itself and by a child that ends; and one that is killed at its timeout.
     let command = "setsid sleep 98761.5 & (setsid sh -c 'sleep 98761.5 & sleep 98761.5' &) ; sleep 0.2; \
                    [ {x} = 1 ] && echo m 5 || exec sleep 98761.5";
     let more = ["--shell", "-p", "x=1,2", "--metric", "m (.*)", "--trials", "2", "--timeout", "1"];
@@ -748,11 +748,11 @@ fn what_detaches_itself_ends_with_the_run() {
     assert!(!processes.lines().any(|line| line.starts_with("sleep 98761.5")), "{processes}");
 }
 
-/// A command whose time and size are at odds: the size doubles where the time halves, and odd `y` waste both.
+/// Command with conflicting time and size: the size doubles when the time halves, and odd `y` waste both.
 const TRADE: &str = "awk 'BEGIN {{ t = 64 / 2 ^ {x} + {y}; print \"ms \" t; print \"kb \" 2 ^ {x} + {y} }}'";
 const BOTH: [&str; 8] = ["-p", "x=0..6", "-p", "y=0..4", "--metric", "ms=ms (.*)", "--metric", "kb=kb (.*)"];
 
-/// Numbers of a Pareto set by two metrics.
+/// Values of a Pareto set by two metrics.
 fn pairs(best: &Json, names: [&str; 2]) -> Vec<[f64; 2]> {
     let set = best["pareto"].as_array().unwrap_or_else(|| panic!("{best}"));
     set.iter().map(|point| names.map(|name| point["values"][name].as_f64().unwrap())).collect()
@@ -776,7 +776,7 @@ fn several_metrics_make_a_pareto_set() {
     assert_eq!(best["best"], tuned["best"]);
     let said = String::from_utf8(command(&["best", name, "--db", text(&db)]).output().unwrap().stdout).unwrap();
     assert!(said.contains("pareto   7 configurations: ") && said.contains("\nobjective kb minimize kb (.*)"), "{said}");
-    // Files keep all of it: records, and results for a replay.
+    // Files keep all metrics: records, and results for a replay.
     fs::write(&lines, command(&["export", "--db", text(&db)]).output().unwrap().stdout).unwrap();
     let results = String::from_utf8(command(&["export", "--as", "t4", "--db", text(&db)]).output().unwrap().stdout);
     assert!(results.unwrap().contains(r#""objectives":["time","cost_2"]"#));
@@ -825,7 +825,7 @@ fn metrics_that_do_not_go_together_are_refused() {
     let five: Vec<String> = (0..5).map(|n| format!("m{n}=a (.*)")).collect();
     let five: Vec<&str> = five.iter().flat_map(|metric| ["--metric", metric]).collect();
     check_refused(&with(&five), "5 metrics at once (give 2 to 4");
-    // What is no number costs one trial, and says whose it is.
+    // An output without a number costs one trial, and the error names the metric.
     let check = |second: &str, expected: &str| {
         let arguments = with(&["--metric", "a=a ([0-9]+)", "--metric", second]);
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -879,7 +879,7 @@ fn a_metric_may_be_0() {
     assert!(said.contains("more than 1,000,000 % ahead of the runner-up"), "{said}");
 }
 
-/// A list of numbers becomes one of texts when a text joins it; what was measured of the numbers stays.
+/// List of numbers that becomes one of texts when a text is added; trials of the numbers stay.
 #[test]
 fn records_stay_valid_when_a_text_joins_numbers() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Places of a database: names that SQLite reads otherwise, folders that are closed, disks that are full,
-//! files that are damaged.
+//! Locations of a database: names that are special to SQLite, inaccessible folders, full disks, damaged
+//! files.
 
 mod common;
 
@@ -33,8 +33,7 @@ fn a_name_is_the_name_of_a_file() {
     }
 }
 
-/// Runs the command without the privilege to go everywhere; none, with a line that says why, where that is
-/// not possible.
+/// Runs the command without root privileges; `None`, with a message, if that is not possible.
 fn without_privilege(folder: &Path, arguments: &[&str]) -> Option<Output> {
     let probe = folder.join("probe");
     std::fs::create_dir_all(&probe).unwrap();
@@ -77,7 +76,7 @@ fn a_closed_folder_is_an_error() {
 fn a_full_disk_ends_the_run_with_its_winner_told_and_the_next_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let disk = text(folder.path()).to_owned();
-    // A user's own file systems; they are gone with the script.
+    // Private mounts of the user, which end with the script.
     let script = format!(
         "mount -t tmpfs -o size=300k none {disk} || exit 77
         {TILEWRIGHT} tune matmul:m=64,n=64,k=64 --search random --trials 400 --db {disk}/r.db --json || echo code $? >&2
@@ -115,7 +114,7 @@ fn a_damaged_database_is_named() {
     let (good, bad, out) = (at("good.db"), at("bad.db"), at("out.jsonl"));
     tune(&good);
     let mut bytes = std::fs::read(&good).unwrap();
-    // All but the first page, which says what the file is.
+    // All pages except the first, which identifies the file.
     bytes[4096..].fill(0xa5);
     std::fs::write(&bad, bytes).unwrap();
     let mend = format!("or move this one away, with {bad}-wal and {bad}-shm where they are there)");

@@ -1,4 +1,4 @@
-//! `predict`: a model from a table or from records, what it answers, and how what does not fit is refused.
+//! `predict`: a model from a table or from records, its answers, and refusals.
 
 mod common;
 
@@ -22,7 +22,7 @@ fn data(name: &str) -> String {
     in_root(&format!("tests/corpus/miopen/{name}.csv"))
 }
 
-/// A problem of ConvAsmBwdWrW3x3 that is not in the table.
+/// Problem of ConvAsmBwdWrW3x3 that is not in the table.
 const PROBLEM: &str = "n_inputs=48,in_height=20,in_width=20,n_outputs=96,out_height=20,out_width=20,batch_sz=12,\
                        kernel_stride_h=1,kernel_stride_w=1,group_counts=1,arch=gfx906";
 
@@ -56,13 +56,13 @@ fn a_trained_model_answers_with_valid_parameters() {
     let shown = run(&["predict", "query", text(&model), "--problem", PROBLEM]);
     assert!(String::from_utf8_lossy(&shown.stdout).contains("pipe_lines_depth"), "{}", stderr(&shown));
 
-    // Earlier versions put the description in the place of the ending.
+    // Earlier versions replaced the ending by that of the description.
     let [now, earlier] = ["safetensors.json", "json"].map(|ending| model.with_extension(ending));
     std::fs::rename(&now, &earlier).unwrap();
     assert_eq!(run_json(&["predict", "query", text(&model), "--problem", PROBLEM, "-k", "5"]), answer);
     std::fs::rename(&earlier, &now).unwrap();
 
-    // What does not fit the model is refused in one line.
+    // Fields that do not fit the model are refused in one line.
     let without = |field: &str| {
         let kept = PROBLEM.split(',').filter(|pair| !pair.starts_with(field));
         kept.collect::<Vec<_>>().join(",")
@@ -112,7 +112,7 @@ fn a_packed_table_is_the_table() {
     }
     let [plain, from_packed] = models.map(|model| std::fs::read(model).unwrap());
     assert!(plain == from_packed, "the weights are the same");
-    // Wherever it is cut off, and whatever stands in it, it is refused in one line.
+    // Truncated or damaged anywhere, it is refused in one line.
     let again = folder.path().join("again.safetensors");
     for n in [2, 3, 12, bytes.len() / 2, bytes.len() - 1] {
         write(&bytes[..n]);
@@ -185,7 +185,7 @@ fn an_evaluation_has_the_papers_figures_and_is_not_done_twice() {
     assert!(shown.contains("table III") && shown.contains("the paper has 698"), "{shown}");
 }
 
-/// The models' figures of a second run, and what it said.
+/// Scores of the models in a second run, and its messages.
 fn second_run(arguments: &[&str]) -> (Json, String) {
     let output = common::command(arguments).arg("--json").output().unwrap();
     (common::json_of(arguments, &output)["models"].clone(), stderr(&output))
@@ -240,7 +240,7 @@ fn a_model_of_records_begins_a_run() {
 const TOY: &str = "name = \"toy\"\nfields = [{ name = \"m\" }, { name = \"n\" }]\n\
                    parameters = [{ name = \"tile\", values = [8, 16] }, { name = \"unroll\", values = [1, 2] }]\n";
 
-/// A table of the toy, with these between and behind its values, and this value for one row's tile.
+/// Table of the toy kernel, with this separator and line end, and this value for one row's tile.
 fn toy_table(separator: &str, end: &str, spoilt: &str) -> String {
     let row = |at: usize| {
         let tile = if at == 30 { spoilt } else { ["8", "16"][at % 2] };

@@ -106,7 +106,7 @@ fn an_interrupt_ends_what_runs_and_shows_what_is_known() {
         text(&runs),
         text(&pid)
     );
-    // Equal as far as can be seen: no verdict is plain before the rounds that there are.
+    // Both are indistinguishable: no verdict is clear before the maximum number of rounds.
     let arguments = ["race", "--json", "--shell", "echo 1.5", &hangs, "--timeout", "100", "--metric", "(.*)"];
     let racing = command(&arguments).spawn().unwrap();
     let start = Instant::now();
@@ -118,7 +118,7 @@ fn an_interrupt_ends_what_runs_and_shows_what_is_known() {
     let raced = json_of(&arguments, &racing.wait_with_output().unwrap());
     assert!(start.elapsed() < Duration::from_secs(60));
     assert!(!Path::new(&format!("/proc/{sleeper}")).exists(), "what it started goes on");
-    // One run more than rounds: it has warmed up.
+    // One run more than rounds, which was the warm-up.
     assert_eq!((&raced["ended"], raced["rounds"].as_u64().unwrap()), (&json!("interrupted"), 12), "{raced}");
 }
 
@@ -139,7 +139,7 @@ fn what_is_no_race_is_refused() {
 
 #[test]
 fn files_that_stay_in_the_cache_are_told_of() {
-    // Where the cache could be emptied, that would slow down everything else on the machine.
+    // Where the cache can be dropped, that would slow down everything else on the machine.
     if fs::OpenOptions::new().write(true).open("/proc/sys/vm/drop_caches").is_err() {
         let raced = run(&["race", "--cold", "true", "true", "--rounds", "9"]);
         assert!(raced.status.success() && stderr(&raced).contains("cache of files stays"), "{}", stderr(&raced));

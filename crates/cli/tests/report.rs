@@ -1,4 +1,5 @@
-//! The report: its facts on a made database, and a page that is whole, stands alone and trusts no record.
+//! Report: its facts on a synthetic database, and a page that is complete, self-contained and trusts no
+//! record.
 
 mod common;
 
@@ -10,7 +11,7 @@ use serde_json::{Value as Json, json};
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 const EVIL: &str = "<script>alert('&')</script>";
 
-/// A trial of a space of a template that no version has, on a machine that none is.
+/// Trial of a space of a template that does not exist, on a machine that does not exist.
 fn line(search: &str, seed: u64, trial: u64, elapsed_s: f64, ns: Option<f64>) -> String {
     let outcome = match ns {
         Some(ns) => json!({"class": "no_error", "median_ns": ns}),
@@ -27,7 +28,7 @@ fn line(search: &str, seed: u64, trial: u64, elapsed_s: f64, ns: Option<f64>) ->
     format!("{record}\n")
 }
 
-/// Two searches: one with two seeds, one of whose trials fails, and one with a name that nobody should trust.
+/// Database of two searches: one with two seeds, one of whose trials fails, and one with a malicious name.
 fn make_database(folder: &Path) -> String {
     let lines = [
         line("random", 1, 0, 1.0, Some(4000.0)),
@@ -64,7 +65,7 @@ fn facts_are_those_of_the_records() {
     assert!((random["best_gflops"]["median"].as_f64().unwrap() - median).abs() < 1e-9, "{random}");
     // One of the two runs comes within 5 % of the best, with its second trial.
     assert_eq!(random["near_best"], json!({"runs": 1, "trials": 2.0, "seconds": 2.0}));
-    // The other search does with its first: 2048 ns.
+    // The other search does with its first trial: 2048 ns.
     assert_eq!(searches[1]["near_best"], json!({"runs": 1, "trials": 1.0, "seconds": 0.5}));
     assert_eq!(
         subject["outcomes"],
@@ -78,14 +79,14 @@ fn facts_are_those_of_the_records() {
     assert_eq!(subject["templates"][0]["promising"], json!([]), "too few trials to believe anything");
 }
 
-/// A command's records: 60 of the 64 configurations, all but the fastest of them.
+/// Records of a command: 60 of the 64 configurations, all except the fastest ones.
 #[test]
 fn beliefs_are_of_what_was_not_measured() {
     let folder = tempfile::tempdir().unwrap();
     let time_ns = |tile: i64, unroll: i64| 1e6 * (10 + (tile - 5).pow(2) + (unroll - 2).pow(2)) as f64;
     let mut configs: Vec<(i64, i64)> = (0..64).map(|at| (at / 8, at % 8)).collect();
     configs.sort_by(|a, b| time_ns(a.0, a.1).total_cmp(&time_ns(b.0, b.1)));
-    // Not in the order of their times, nor of the space.
+    // Neither in the order of their times, nor of the space.
     let mut measured = configs.split_off(4);
     measured.sort_by_key(|(tile, unroll)| (tile * 29 + unroll * 13) % 61);
     let record = |(trial, (tile, unroll)): (usize, &(i64, i64))| {
@@ -117,7 +118,7 @@ fn beliefs_are_of_what_was_not_measured() {
     assert!(html.contains("What is not known yet of command") && html.contains("left aside"));
 }
 
-/// A command's records by a metric that is no time, made small or great.
+/// Records of a command by a metric other than time, minimised or maximised.
 #[test]
 fn a_page_shows_a_metric_as_it_is() {
     let folder = tempfile::tempdir().unwrap();
@@ -146,14 +147,14 @@ fn a_page_shows_a_metric_as_it_is() {
     };
     let small = page_of("small", "run app 1\nminimize score=([0-9.]+)\n", |value| value);
     assert!(small.contains("Best: <b>metric 137.0</b>") && small.contains("best metric"), "{small}");
-    // What is made great is recorded as its reciprocal.
+    // A maximised metric is recorded as its reciprocal.
     let great = page_of("great", "run app 1\nmaximize score=([0-9.]+)\n", |value| 1e9 / value);
     assert!(great.contains("Best: <b>metric 200.0</b>"), "{great}");
     let both = "objective latency minimize l=([0-9.]+)\nobjective size minimize s=([0-9.]+)\n";
     assert!(page_of("both", both, |value| value).contains("Best: <b>latency 137.0</b>"));
 }
 
-/// Whether every element is closed in order.
+/// Checks that every element is closed in order.
 fn check_balanced(html: &str) {
     let mut open: Vec<&str> = Vec::new();
     for piece in html.split('<').skip(1) {
@@ -181,7 +182,7 @@ fn the_page_is_whole_and_trusts_no_record() {
     stands_alone(&html);
 }
 
-/// A page runs no script and takes nothing from elsewhere.
+/// Checks that a page runs no script and loads nothing.
 fn stands_alone(html: &str) {
     for elsewhere in ["<script", "<link", "<img", "http:", "https:", "src=", "url(", "@import"] {
         assert!(!html.contains(elsewhere), "{elsewhere}");
@@ -221,7 +222,7 @@ fn a_page_on_a_model_shows_every_step_once() {
     let list = |name: &str| facts[name].as_array().unwrap().clone();
     let number = |value: &Json| value.as_f64().unwrap();
 
-    // Each step is one node, behind those that it reads.
+    // Each step is one node, after those that it reads.
     let (nodes, edges, steps, tasks) = (list("nodes"), list("edges"), list("steps"), list("tasks"));
     let drawn: Vec<u64> = nodes.iter().filter_map(|node| node["step"].as_u64()).collect();
     assert_eq!(drawn, (0..steps.len() as u64).collect::<Vec<_>>());
@@ -229,7 +230,7 @@ fn a_page_on_a_model_shows_every_step_once() {
     for (at, node) in nodes.iter().enumerate().filter(|(_, node)| node["kind"] != "input") {
         assert!(edges.iter().any(|edge| edge["to"] == at), "nothing leads to {node}");
     }
-    // Times and shares add up, and each kernel runs as often as it says.
+    // Times and shares add up, and each kernel runs as often as reported.
     let sum: f64 = steps.iter().map(|step| number(&step["us"]) / 1e3).sum();
     assert!((sum / number(&facts["ms_steps"]) - 1.0).abs() < 1e-9);
     assert!((steps.iter().map(|step| number(&step["share"])).sum::<f64>() - 1.0).abs() < 1e-9);
@@ -252,7 +253,7 @@ fn a_page_on_a_model_shows_every_step_once() {
         }
     }
     stands_alone(&html);
-    // The profile comes first; a step is told with its nodes, and with its part of the peak.
+    // The profile comes first; a step is shown with its nodes, and with its share of the peak.
     let place = |text: &str| html.find(text).unwrap_or_else(|| panic!("no {text}"));
     assert!(place("<h2 id=\"profile\">") < place("<h2 id=\"graph\">"));
     let peak = number(&facts["peak_gflops"]);
@@ -274,7 +275,7 @@ fn a_page_on_a_model_shows_every_step_once() {
 fn a_page_on_a_model_trusts_no_name() {
     let folder = tempfile::tempdir().unwrap();
     let (model, page) = (folder.path().join("evil.onnx"), folder.path().join("evil.html"));
-    // The fields of a model, a graph, a node and a value, as ONNX numbers them.
+    // Fields of a model, a graph, a node and a value, by their numbers in ONNX.
     let field = |number: u8, bytes: &[u8]| -> Vec<u8> {
         let n = bytes.len();
         [&[number << 3 | 2, n as u8 & 0x7f | 0x80, (n >> 7) as u8][..], bytes].concat()

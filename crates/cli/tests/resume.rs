@@ -1,4 +1,4 @@
-//! Runs that are killed, interrupted or in each other's way lose nothing and repeat nothing.
+//! Runs that are killed, interrupted or concurrent lose nothing and repeat nothing.
 
 mod common;
 
@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 use common::{command, json_of, recorded, run, run_json, send, stderr, text};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
-/// Candidates that are measured before records are written.
+/// Number of candidates that are measured before records are written.
 const BATCH: u64 = 16;
-/// Seconds that a run has that is interrupted long before.
+/// Time limit in seconds of a run that is interrupted long before.
 const LONG: &str = "600";
-/// Timeout of things that take a second, on a busy machine.
+/// Timeout, on a busy machine, of actions that usually take a second.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Timeout of things that end at once, or with a short race, there.
+/// Timeout, on a busy machine, of actions that end immediately, or after a short race.
 const PROMPT: Duration = Duration::from_secs(20);
 
-/// A run that is watched.
+/// Observed run.
 struct Running {
     child: Child,
-    /// The last number of trials that it told.
+    /// Last number of trials that it reported.
     n_told: Arc<Mutex<u64>>,
     watcher: std::thread::JoinHandle<String>,
 }
@@ -50,7 +50,7 @@ impl Running {
         Running { child, n_told, watcher }
     }
 
-    /// Waits until a number of trials was told, or the end.
+    /// Waits until a number of trials is reported, or the run ends.
     fn wait_for(&mut self, n: u64) {
         let start = Instant::now();
         while *self.n_told.lock().unwrap() < n && self.child.try_wait().unwrap().is_none() {
@@ -59,7 +59,7 @@ impl Running {
         }
     }
 
-    /// Waits for its end: exit code, standard output, standard error.
+    /// Waits for the end of the run; returns exit code, standard output and standard error.
     fn end(mut self) -> (Option<i32>, String, String) {
         let mut stdout = String::new();
         self.child.stdout.take().unwrap().read_to_string(&mut stdout).unwrap();
@@ -102,7 +102,7 @@ fn a_killed_run_loses_at_most_a_batch_and_repeats_nothing() {
     let db = folder.path().join("records.db");
     let arguments = tune(&db, &["--trials", "200", "--no-race"]);
     let mut before = recorded(&db);
-    // Moments that differ from run to run of the test, spread over starting, building, measuring and writing.
+    // Times that vary between runs of the test, spread over starting, building, measuring and writing.
     let mut seed = std::env::var("TILEWRIGHT_SEED").map_or(u64::from(std::process::id()), |text| text.parse().unwrap());
     println!("repro: TILEWRIGHT_SEED={seed} cargo test -p tilewright-cli --test resume a_killed_run");
     for round in 0..10 {
@@ -128,7 +128,7 @@ fn a_killed_run_loses_at_most_a_batch_and_repeats_nothing() {
     let all = recorded(&db);
     assert_eq!(all.len(), 200);
     assert!(all.is_superset(&before));
-    // And once more, with nothing left.
+    // And once more, with nothing left to do.
     let again = run_json(&arguments);
     assert_eq!((&again["new_trials"], &again["best"]), (&0.into(), &finished["best"]));
     assert_eq!(recorded(&db), all);
@@ -138,7 +138,7 @@ fn a_killed_run_loses_at_most_a_batch_and_repeats_nothing() {
 fn a_space_goes_on_being_recorded_after_a_kill_and_an_interrupt() {
     let folder = tempfile::tempdir().unwrap();
     let (db, file) = (folder.path().join("records.db"), folder.path().join("space.json"));
-    // So many that each is still at it when it is stopped.
+    // Enough trials that each run is still in progress when it is stopped.
     let arguments = ["record-space", WORKLOAD, "--max", "500", "--db", text(&db), "-o", text(&file)];
     let mut running = Running::start(&arguments);
     running.wait_for(40);
@@ -176,7 +176,7 @@ fn two_runs_share_a_database() {
         let result = json_of(&arguments, &child.wait_with_output().unwrap());
         assert_eq!((&result["trials"], &result["verified"]), (&60.into(), &true.into()));
     }
-    // Each counts its own trials and those it found; `recorded` refuses duplicates.
+    // Each run counts its own trials and those that it found; `recorded` refuses duplicates.
     let n_records = recorded(&db).len();
     assert!((60..=180).contains(&n_records), "{n_records}");
     assert_eq!(run_json(&["best", WORKLOAD, "--db", text(&db)])["best"]["confirmed"], true);
@@ -188,7 +188,7 @@ fn a_run_races_what_another_one_has_recorded_meanwhile() {
     let db = folder.path().join("records.db");
     let mut running = Running::start(&tune(&db, &["--time", LONG]));
     running.wait_for(1);
-    // Few are proposed by both: the space has many thousands.
+    // Few are proposed by both runs: the space has many thousands.
     run_json(&tune(&db, &["--trials", "100000", "--time", "1", "--seed", "1"]));
     send("-INT", &running.child);
     let (code, _, stderr) = running.end();
@@ -201,13 +201,13 @@ fn a_database_that_is_locked_for_long_loses_no_trial() {
     let folder = tempfile::tempdir().unwrap();
     let db = folder.path().join("records.db");
     let mut running = Running::start(&tune(&db, &["--trials", "400", "--no-race"]));
-    // Batches are small from here on: the next is written at once. There are so many that some are left on
-    // the fastest machine when the database is locked.
+    // Batches are small from here on: the next one is written immediately. There are enough of them that some
+    // are left on the fastest machine when the database is locked.
     running.wait_for(40);
     let other = rusqlite::Connection::open(&db).unwrap();
     other.busy_timeout(PATIENCE).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    // Longer than a process waits for the other.
+    // Longer than a process waits for the lock.
     std::thread::sleep(Duration::from_secs(15));
     other.execute_batch("ROLLBACK").unwrap();
     let (code, _, stderr) = running.end();
@@ -216,7 +216,7 @@ fn a_database_that_is_locked_for_long_loses_no_trial() {
     assert_eq!(recorded(&db).len(), 400);
 }
 
-/// Action that takes a database away under a run.
+/// Action that removes a database during a run.
 type Taking = fn(&Path);
 
 #[test]
@@ -241,7 +241,7 @@ fn a_database_that_is_taken_away_ends_the_run_with_its_winner_told() {
         let result: serde_json::Value = serde_json::from_str(&stdout).expect("the result is JSON");
         assert!(result["best"]["gflops"].as_f64().is_some_and(|g| g > 0.0), "{result}");
         assert_eq!(result["recorded"], false);
-        // The other file is whole.
+        // The other file is intact.
         if db.exists() {
             for log in ["-wal", "-shm"] {
                 let _ = std::fs::remove_file(format!("{}{log}", text(&db)));
@@ -338,7 +338,7 @@ fn a_second_interrupt_ends_it_at_once() {
     send("-INT", &running.child);
     std::thread::sleep(Duration::from_millis(100));
     let start = Instant::now();
-    // Two that come while it has no core are one: another follows.
+    // Two signals that arrive while it has no core count as one: another one follows.
     while running.child.try_wait().unwrap().is_none() {
         send("-INT", &running.child);
         std::thread::sleep(Duration::from_millis(100));
@@ -350,7 +350,7 @@ fn a_second_interrupt_ends_it_at_once() {
     assert!(recorded(&db).len() as u64 >= *n_told.lock().unwrap(), "what was measured is recorded");
 }
 
-/// Trials of all workloads that are recorded.
+/// Number of recorded trials of all workloads.
 fn n_recorded(db: &Path) -> u64 {
     let output = run(&["export", "--db", text(db)]);
     let lines = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -1,5 +1,4 @@
-//! Devices without a compiler: the runner in C, on this machine and under an emulator that stands in for a
-//! board.
+//! Devices without a compiler: the runner in C, on this machine and under an emulator that replaces a board.
 
 mod common;
 
@@ -13,7 +12,7 @@ use serde_json::Value as Json;
 
 const WORKLOAD: &str = "matmul:m=33,n=40,k=29";
 
-/// A command whose runner is in a folder, as is its database.
+/// Command whose runner and database are in a folder.
 fn in_folder(folder: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(TILEWRIGHT);
     command.args(arguments).current_dir(folder).env("XDG_DATA_HOME", folder).output().unwrap()
@@ -49,7 +48,7 @@ fn an_emulated_device_verifies_and_records_nothing() {
     if make_arm_runner(folder.path()).is_none() {
         return;
     }
-    // It says so itself; and a flag says so of one that does not look emulated.
+    // It reports this itself; a flag reports it for one that does not look emulated.
     let mut runners = vec![("qemu-aarch64 -cpu cortex-a76 ./tw-run", "aarch64/cortex-a76/128")];
     let native = folder.path().join("native");
     fs::create_dir(&native).unwrap();
@@ -90,7 +89,7 @@ fn a_runner_is_asked_once_what_it_is_for_all_kernels_of_a_model() {
     if make_runner(folder.path(), "cc").is_none() {
         return;
     }
-    // What each of them is told.
+    // Records what each runner is sent.
     fs::write(folder.path().join("note.sh"), "tee told.$$ | ./tw-run\n").unwrap();
     let run = |arguments: &[&str]| {
         let output = in_folder(folder.path(), arguments);
@@ -101,14 +100,14 @@ fn a_runner_is_asked_once_what_it_is_for_all_kernels_of_a_model() {
     let told = fs::read_dir(folder.path()).unwrap().flatten();
     let told = told.filter(|file| file.file_name().to_string_lossy().starts_with("told."));
     let sizes: Vec<u64> = told.map(|file| file.metadata().unwrap().len()).collect();
-    // The others go on with a limit of memory and buffers, but for one that begins as the time is over.
+    // Runners other than those that only report the device get a memory limit and buffers, except for one
+    // that starts when the time is up.
     const HELLO: u64 = 16;
     assert!(sizes.len() > 4, "{sizes:?}");
     assert!((1..=2).contains(&sizes.iter().filter(|size| **size <= HELLO).count()), "{sizes:?}");
 }
 
-/// A runner that is given the first bytes of its input only: it ends in the middle of a frame, or between
-/// two.
+/// Runner that receives only the first bytes of its input: it ends in the middle of a frame, or between two.
 const CUT_OFF: &str = "#!/bin/sh
 n=$(cat after 2>/dev/null)
 if [ -n \"$n\" ] && rm after 2>/dev/null; then dd bs=1 count=\"$n\" 2>/dev/null | ./tw-run; exit 9; fi
@@ -126,7 +125,7 @@ fn a_runner_that_dies_at_any_frame_costs_one_trial_at_most() {
     let places = [0, 7, 16, 20, 40, 60, 1000, inputs, inputs + 200, inputs + 9000, inputs + 30_000, inputs + 60_000];
     let mut n_lost = 0;
     for after in places {
-        // Not the one that only says what it is.
+        // Except for the first start, which only queries the device.
         let look = "#!/bin/sh\n[ -e looked ] && exec sh cut.sh\ntouch looked\nexec ./tw-run --emulated\n";
         fs::write(folder.path().join("look.sh"), look).unwrap();
         let _ = fs::remove_file(folder.path().join("looked"));
@@ -151,7 +150,7 @@ fn the_guide_can_be_followed() {
     let shown = page.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect::<String>();
     let lines: Vec<&str> = shown.lines().collect();
     assert_eq!(lines.len(), 5, "five commands: {lines:?}");
-    // The emulator in the place of the board, and of the way there.
+    // The emulator replaces the board, and the connection to it.
     let folder = tempfile::tempdir().unwrap();
     let programs = [
         ("ssh", "#!/bin/sh\nshift\nexec qemu-aarch64 -cpu cortex-a72 \"$@\"\n"),

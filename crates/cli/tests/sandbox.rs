@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{command, json_of, text};
 
-/// Each of its acts is something that a kernel has no business with; the first one is none.
+/// Kernel each of whose acts is something that no kernel may do; the first one is harmless.
 const KERNEL: &str = r#"
 #define _GNU_SOURCE
 #include <arpa/inet.h>

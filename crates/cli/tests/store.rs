@@ -1,4 +1,4 @@
-//! `store`, and commands that read through to one.
+//! `store`, and commands that query a store.
 
 mod common;
 
@@ -12,7 +12,7 @@ use serde_json::Value as Json;
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 
-/// A database with a winner, and a store with it.
+/// Database with a winner, and a store with it.
 fn pushed(folder: &Path) -> (String, String) {
     let [db, place] = ["own.db", "store"].map(|name| text(&folder.join(name)).to_owned());
     let tune = ["tune", WORKLOAD, "--search", "random", "--seed", "1", "--trials", "8", "--db", &db];
@@ -22,7 +22,7 @@ fn pushed(folder: &Path) -> (String, String) {
     (db, place)
 }
 
-/// The only entry of a store.
+/// Only entry of a store.
 fn entry(place: &str) -> PathBuf {
     let mut folders = vec![PathBuf::from(place)];
     while let Some(folder) = folders.pop() {
@@ -51,7 +51,7 @@ fn winners_of_another_machine_serve_here() {
     assert_eq!((&ours["best"]["store"], &theirs["best"]["confirmed"]), (&Json::Null, &true.into()));
     assert!(!Path::new(&fresh).exists(), "a look-up writes nothing");
 
-    // Before its first use it is checked here and goes on record.
+    // It is verified here before its first use, and recorded.
     let library = text(&folder.path().join("library")).to_owned();
     let compile = ["compile", WORKLOAD, "-o", &library, "--db", &fresh, "--json"];
     let compiled = command(&compile).env("TILEWRIGHT_STORE", &place).output().unwrap();

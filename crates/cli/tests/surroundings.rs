@@ -1,5 +1,5 @@
-//! Disturbances from the surroundings, not from a candidate: limits and quotas of the system, pauses, workers
-//! that somebody kills. None of it is recorded as a configuration's failure, and each is told in a line.
+//! Disturbances from outside, not from a candidate: limits and quotas of the system, pauses, killed workers.
+//! None of them is recorded as a configuration's failure, and each is reported in a line.
 
 mod common;
 
@@ -17,7 +17,7 @@ use tilewright_search::{ErrorClass, Limit, Measured, pause};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 
-/// The matrix product of 16 and then so many additions, one after the other, that leave it as it is.
+/// Matrix product of size 16 followed by `n_additions` sequential additions that do not change it.
 fn slow(n_additions: u64) -> ProgramSource {
     ProgramSource::Lowered(format!(
         "program \"slow\"
@@ -35,26 +35,26 @@ run {{
 
 const FOR_EVER: u64 = 1_000_000_000_000_000;
 
-/// A device for the matrix product of 16 that has one worker and runs candidates to the end.
+/// Device for the matrix product of size 16 that has one worker and runs candidates to the end.
 fn device(options: DeviceOptions) -> Device {
     let options = DeviceOptions { n_workers: 1, to_the_end: true, ..options };
     Device::new(Workload::parse("matmul:m=16,n=16,k=16").unwrap(), &host::target(), options).unwrap()
 }
 
-/// Measures a source; an error where the device gives up.
+/// Measures a source; an error if the device gives up.
 fn measure(device: &mut Device, source: ProgramSource) -> Result<Measured, String> {
     let mut found = device.measure_sources(&[source]).map_err(|error| error.to_string())?;
     Ok(found.remove(0))
 }
 
-/// Has the shell do something to this process's workers, `$workers`, after a moment, beside the tests.
+/// Runs a shell script on this process's workers, `$workers`, after a moment, in parallel with the test.
 fn after_a_moment(script: &str) -> std::process::Child {
     let me = std::process::id();
     let script = format!("sleep 0.1; workers=$(pgrep -P {me} -f ' worker$'); {script}");
     Command::new("sh").args(["-c", &script]).stderr(Stdio::null()).spawn().expect("there is a shell")
 }
 
-/// Runs the command in a shell, after this.
+/// Runs the command in a shell, after the shell command `first`.
 fn run_after(first: &str, arguments: &[&str]) -> Output {
     let script = format!("{first}\nexec \"$0\" \"$@\"");
     let mut command = Command::new("bash");
@@ -71,14 +71,14 @@ fn check_line(output: &Output, code: i32, expected: &str) {
     assert!(!stderr.contains("bug"), "{stderr}");
 }
 
-/// A control group of the tests' own, removed in the end.
+/// Control group of the tests, removed when dropped.
 struct Group {
     folder: PathBuf,
 }
 
 impl Group {
-    /// Makes a control group with such files: a controller, a file and its contents, in one version of
-    /// control groups or the other. `None`, with the reason, where this process may not make one.
+    /// Makes a control group with these settings: a controller, a file and its contents, in either version of
+    /// control groups. `None`, with a message, if this process has no permission.
     fn new(files: &[(&str, &str, &str)]) -> Option<Group> {
         let name = format!("tilewright-test-{}", std::process::id());
         for (controller, file, contents) in files {
@@ -91,7 +91,7 @@ impl Group {
                 let group = Group { folder };
                 if std::fs::create_dir(&group.folder).is_ok()
                     && std::fs::write(group.folder.join(file), contents).is_ok()
-                    // A machine may let groups be made and not be joined.
+                    // A machine may permit creating groups but not joining them.
                     && run_after(&group.join(), &["--version"]).status.success()
                 {
                     return Some(group);
@@ -102,7 +102,7 @@ impl Group {
         None
     }
 
-    /// Shell command that joins it.
+    /// Shell command that joins the group.
     fn join(&self) -> String {
         format!("set -e; echo $$ > {}/cgroup.procs; set +e", self.folder.display())
     }
@@ -163,11 +163,11 @@ fn a_time_out_names_its_limit() {
 
 #[test]
 fn a_pause_is_not_a_candidates_time() {
-    // Time that the kernel has many times over, and others might take from it, but the pause is longer.
+    // Many times the time of the kernel, with some reserve for other load, but less than the pause.
     let mut device = device(DeviceOptions { run_timeout: Duration::from_millis(1200), ..device_options(1) });
     let me = std::process::id();
     let mut pauser = after_a_moment(&format!("kill -STOP {me} $workers; sleep 5.5; kill -CONT {me} $workers"));
-    // A fast machine is done with one before the pause begins.
+    // A fast machine finishes a source before the pause begins.
     while pauser.try_wait().unwrap().is_none() {
         let measured = measure(&mut device, slow(200_000_000)).unwrap();
         assert!(measured.outcome.timing().is_some(), "{measured:?}");

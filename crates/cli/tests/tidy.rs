@@ -1,10 +1,10 @@
-//! Rules about the tree that the compiler does not check: edges between crates, the system, links, widths,
-//! beginnings of docs.
+//! Rules about the repository that the compiler does not check: dependencies between crates, use of the
+//! system, links, widths, beginnings of docs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Every crate by its folder, and the crates of this workspace it depends on.
+/// Every crate by its folder, with the crates of this workspace that it depends on.
 const EDGES: &[(&str, &[&str])] = &[
     ("ir", &[]),
     ("codegen", &["ir"]),
@@ -50,26 +50,26 @@ const EDGES: &[(&str, &[&str])] = &[
 /// Crates that may name LLVM's crates in their manifests.
 const WITH_LLVM: &[&str] = &["codegen"];
 
-/// Folders in which `unsafe` may stand: code that is generated, devices, and the interfaces of others in C.
+/// Folders in which `unsafe` is allowed: generated code, devices, and C interfaces of others.
 const WITH_UNSAFE: &[&str] = &["crates/codegen/", "crates/device/", "crates/ort/", "crates/runtime/", "crates/peers/"];
 
 /// Folders whose code may open files, start processes and read the environment.
 const WITH_SYSTEM: &[&str] =
     &["crates/device/", "crates/tilewright/", "crates/peers/", "crates/lab/", "crates/fleet/", "crates/cli/"];
 
-/// The one file that writes files: there they come whole or not at all, and replace nothing but files.
+/// Only file that writes files: it writes them completely or not at all, and replaces nothing but files.
 const WITH_WRITING: &str = "crates/tilewright/src/file.rs";
 
-/// The file in which a worker writes to one of the system's own files, which no user can lose.
+/// File in which a worker writes to one of the system's own files, which no user can lose.
 const OF_THE_SYSTEM: &str = "crates/device/src/worker.rs";
 
-/// Calls that write, replace or make files.
+/// Calls that write, replace or create files.
 const WRITING: &[&str] = &["fs::write", "fs::rename", "fs::copy", "File::create", "File::options", "OpenOptions"];
 
-/// The most columns of a line of Markdown or of a comment.
+/// Maximum number of columns of a line of Markdown or of a comment.
 const MOST_COLUMNS: usize = 110;
 
-/// Beginnings of docs, public or not, that do not name the thing: rustdoc shows each doc by itself.
+/// Beginnings of docs, public or not, that do not name the thing: rustdoc shows each doc separately.
 const NAMELESS: &[&str] = &[
     "What", "Where", "Which", "Who", "Whose", "Whom", "It", "Its", "That", "Those", "They", "Them", "One", "The same",
     "So many", "So much", "So long", "…",
@@ -83,7 +83,7 @@ fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-/// The paths in a folder, sorted.
+/// Paths in a folder, sorted.
 fn list(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.expect("a readable folder").path()).collect();
@@ -91,7 +91,7 @@ fn list(folder: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The files below a folder with this ending.
+/// Files below a folder with this ending.
 fn files_below(folder: &Path, ending: &str) -> Vec<PathBuf> {
     list(folder).into_iter().fold(Vec::new(), |mut found, path| {
         if path.is_dir() {
@@ -103,19 +103,19 @@ fn files_below(folder: &Path, ending: &str) -> Vec<PathBuf> {
     })
 }
 
-/// The path from the root, with slashes.
+/// Path from the root, with slashes.
 fn name_of(path: &Path) -> String {
     let relative = path.strip_prefix(root()).unwrap_or(path);
     relative.components().map(|c| c.as_os_str().to_string_lossy()).collect::<Vec<_>>().join("/")
 }
 
-/// The crates' folders by name.
+/// Folders of the crates, by name.
 fn crates() -> Vec<(String, PathBuf)> {
     let folders = list(&root().join("crates")).into_iter().filter(|p| p.join("Cargo.toml").is_file());
     folders.map(|p| (p.file_name().expect("a folder has a name").to_string_lossy().into_owned(), p)).collect()
 }
 
-/// The packages that a manifest depends on, in any section.
+/// Packages that a manifest depends on, in any section.
 fn dependencies(manifest: &str) -> Vec<String> {
     let (mut found, mut inside) = (Vec::new(), false);
     for line in manifest.lines().map(str::trim) {
@@ -179,7 +179,7 @@ fn assert_none(offences: &[String]) {
     assert!(offences.is_empty(), "{}\nrepro: cargo test -p tilewright-cli --test tidy", offences.join("\n"));
 }
 
-/// The package in the folder of this name.
+/// Package in the folder of this name.
 fn package(folder: &str) -> String {
     if folder == "tilewright" { folder.to_owned() } else { format!("tilewright-{folder}") }
 }
@@ -236,7 +236,7 @@ fn the_system_is_used_where_it_may() {
         let sources = files_below(&folder.join("src"), "rs");
         for path in sources {
             for (at, line) in code_lines(&read(&path)) {
-                // Constants such as the architecture are no reading of the environment.
+                // Constants such as the architecture do not read the environment.
                 let line = line.replace("std::env::consts", "");
                 let named = ["fs", "process", "env"]
                     .into_iter()
@@ -277,7 +277,7 @@ fn docs_begin_with_the_thing_that_they_name() {
     assert_none(&offences);
 }
 
-/// The pages in the root and below `docs`.
+/// Pages in the root and below `docs`.
 fn pages() -> Vec<PathBuf> {
     let in_root = list(&root()).into_iter().filter(|p| p.extension().is_some_and(|e| e == "md"));
     in_root.chain(files_below(&root().join("docs"), "md")).collect()

@@ -1,5 +1,5 @@
-//! NVIDIA's driver as a library for tests of programs that load it: its one device is an emulator of PTX.
-//! Each thread has one of its own.
+//! NVIDIA's driver as a library for tests of programs that load it: its single device is a PTX emulator, of
+//! which each thread has its own.
 #![allow(missing_docs, reason = "functions are as the driver's header says")]
 #![allow(dead_code, unused_imports, reason = "it needs parts of modules")]
 #![allow(clippy::missing_safety_doc, clippy::too_many_arguments, reason = "as that header says")]
@@ -17,10 +17,10 @@ use driver::{DeviceOrdinal, DevicePointer, DriverHandle, ResultCode};
 macro_rules! exports {
     ($($symbol:ident = $function:ident ($($argument:ident: $ty:ty),*);)*) => {
         $(
-            // SAFETY: the name is the driver's, for which this stands.
+            // SAFETY: the name is the driver's, which this library replaces.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $symbol($($argument: $ty),*) -> ResultCode {
-                // SAFETY: the caller promises what the driver wants.
+                // SAFETY: the caller promises what the driver requires.
                 unsafe { (fake::functions().$function)($($argument),*) }
             }
         )*
@@ -69,10 +69,10 @@ exports! {
     );
 }
 
-// SAFETY: the name is the driver's, for which this stands.
+// SAFETY: the name is the driver's, which this library replaces.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxPopCurrent_v2(to: *mut DriverHandle) -> ResultCode {
-    // SAFETY: the caller passes a place of its own.
+    // SAFETY: the caller passes a pointer to its own variable.
     unsafe { to.write(std::ptr::null_mut()) };
     0
 }
@@ -102,6 +102,6 @@ pub unsafe extern "C" fn cuTensorMapEncodeTiled(
     fill: c_int,
 ) -> ResultCode {
     let encode = fake::functions().encode_map.expect("the fake driver has it");
-    // SAFETY: the caller promises what the driver wants.
+    // SAFETY: the caller promises what the driver requires.
     unsafe { encode(to, kind, rank, address, extents, strides, boxes, ones, interleave, swizzle, promotion, fill) }
 }

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 
-/// Child process, which ends when this is dropped, or with the thread that started it.
+/// Child process, which ends when this handle is dropped, or with the thread that started it.
 #[derive(Debug)]
 pub struct ChildProcess {
     child: Child,
@@ -19,7 +19,7 @@ impl ChildProcess {
     /// a reply that does not parse; `heard` returns whether to continue.
     ///
     /// # Errors
-    /// If the system refuses the process, or the thread.
+    /// If the system refuses the process or the thread.
     pub fn start<R: DeserializeOwned>(
         mut command: Command,
         mut heard: impl FnMut(Option<R>) -> bool + Send + 'static,
@@ -28,13 +28,13 @@ impl ChildProcess {
         // SAFETY: between fork and exec only async-signal-safe calls are made.
         unsafe {
             command.pre_exec(|| {
-                // It ends with this process, however that ends, and leaves Ctrl-C and the like to it; but
-                // with Ctrl-Z it stops.
+                // The child ends with this process, however this one ends, and leaves Ctrl-C and the like to
+                // it; but Ctrl-Z stops it.
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
                 for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
                     libc::signal(signal, libc::SIG_IGN);
                 }
-                // A crash of what it runs is expected: no core dump.
+                // A crash of the code that it runs is expected: no core dump.
                 let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
                 libc::setrlimit(libc::RLIMIT_CORE, &none);
                 Ok(())
@@ -53,7 +53,7 @@ impl ChildProcess {
             }
             heard(None);
         };
-        // Where this fails, the process ends.
+        // If this fails, the process ends.
         std::thread::Builder::new().spawn(listen)?;
         Ok(process)
     }
@@ -66,7 +66,7 @@ impl ChildProcess {
     /// Sends a message as a line. A dead process is noticed when its reply is awaited.
     ///
     /// # Panics
-    /// If the message has no form in JSON.
+    /// If the message cannot be serialized as JSON.
     pub fn tell(&mut self, message: &impl Serialize) {
         let mut line = serde_json::to_vec(message).expect("messages are plain data");
         line.push(b'\n');
@@ -84,8 +84,8 @@ impl ChildProcess {
     }
 
     fn signal(&self, signal: libc::c_int) {
-        // SAFETY: the call takes plain numbers; the process is a child that was not waited for, so the number
-        // is its own.
+        // SAFETY: the call takes plain numbers; the process is a child that has not been waited for, so that
+        // its id is not reused.
         unsafe { libc::kill(self.child.id().cast_signed(), signal) };
     }
 
@@ -97,7 +97,7 @@ impl ChildProcess {
     /// Ends the process, if it has not ended by itself, and returns its exit status.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn end(&mut self) -> io::Result<ExitStatus> {
         self.kill();
         self.child.wait()

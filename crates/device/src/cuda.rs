@@ -1,8 +1,9 @@
-//! NVIDIA's GPUs through their driver, which is loaded at run time: nothing is installed or linked for it.
+//! NVIDIA's GPUs through their driver, which is loaded at run time: nothing needs to be installed or linked
+//! for it.
 //!
-//! What stands here is a thin, safe layer: objects that are released when they are dropped, calls with errors
-//! in words, memory between canaries. An error of a kernel that ran poisons its context
-//! ([`CudaError::is_final`]): the process must end, and another take its place.
+//! This is a thin, safe layer: objects that are released when dropped, calls with errors in words, memory
+//! between canaries. An error of a kernel that ran poisons its context ([`CudaError::is_final`]): the process
+//! must end, and another one take its place.
 
 mod assemble;
 pub mod compile;
@@ -51,7 +52,7 @@ pub enum CudaError {
     },
 }
 
-/// Some of the driver's answers.
+/// Result codes of the driver.
 const INVALID_VALUE: ResultCode = 1;
 const NOT_FOUND: ResultCode = 500;
 const OUT_OF_MEMORY: ResultCode = 2;
@@ -91,14 +92,14 @@ fn refusal(f: &DriverFunctions, code: ResultCode, what: &'static str) -> CudaErr
 /// Calls a function of the driver.
 macro_rules! call {
     ($functions:expr, $name:ident ( $($argument:expr),* $(,)? ), $what:expr) => {{
-        // SAFETY: handles come from the driver and are alive, pointers lead to variables or slices that
-        // outlive the call, and lengths are theirs.
+        // SAFETY: handles come from the driver and are alive, pointers refer to variables or slices that
+        // outlive the call, and lengths are those of the slices.
         let code = unsafe { ($functions.$name)($($argument),*) };
         if code == 0 { Ok(()) } else { Err(refusal(&$functions, code, $what)) }
     }};
 }
 
-/// The driver's numbers for what is known of a device.
+/// The driver's numbers of device attributes.
 mod attribute {
     pub const THREADS: i32 = 1;
     pub const THREADS_ALONG: [i32; 3] = [2, 3, 4];
@@ -117,7 +118,7 @@ mod attribute {
     pub const FUNCTION_DYNAMIC_SHARED: i32 = 8;
 }
 
-/// A device that the driver knows.
+/// Device that the driver lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundDevice {
     /// Index of the device.
@@ -131,7 +132,7 @@ pub struct FoundDevice {
 /// Devices of this machine, with the newest version of CUDA that the driver supports, such as `12.9`.
 ///
 /// # Errors
-/// If there is no driver, or it refuses.
+/// If there is no driver, or a call fails.
 pub fn devices() -> Result<(String, Vec<FoundDevice>), CudaError> {
     let f = DriverFunctions::load().map_err(|why| CudaError::NoDriver { why })?;
     let mut version = 0;
@@ -170,7 +171,7 @@ fn target_of(f: &DriverFunctions, device: DeviceOrdinal, number: u32) -> Result<
         Ok([x?, y?, z?])
     };
     let capability = 10 * small(attribute::MAJOR)? + small(attribute::MINOR)?;
-    // What only this generation has is in a kind of its own.
+    // Instructions that only this generation has require its own architecture name.
     let cpu = if capability == 90 { "sm_90a".to_owned() } else { format!("sm_{capability}") };
     let most_shared_bytes = get(attribute::MOST_SHARED)?;
     let gpu = Gpu {
@@ -190,7 +191,7 @@ fn target_of(f: &DriverFunctions, device: DeviceOrdinal, number: u32) -> Result<
     Ok(Target { cpu, l1d_bytes: most_shared_bytes, l2_bytes, l3_bytes: l2_bytes, gpu: Some(gpu), ..generic })
 }
 
-/// Finds the device of a target that [`devices`] gave.
+/// Finds the device of a target that [`devices`] returned.
 ///
 /// # Errors
 /// If there is no driver, no such device, or the driver refuses.
@@ -219,18 +220,18 @@ struct Handles {
     device: DeviceOrdinal,
     context: DriverHandle,
     stream: DriverHandle,
-    /// Recorded before and behind what is timed.
+    /// Events recorded before and after the timed work.
     events: [DriverHandle; 2],
 }
 
-// SAFETY: the driver takes calls of all threads at any time; each makes the context its own first.
+// SAFETY: the driver accepts calls of all threads at any time; each thread makes the context current first.
 unsafe impl Send for Handles {}
 // SAFETY: as above.
 unsafe impl Sync for Handles {}
 
 impl Drop for Handles {
     fn drop(&mut self) {
-        // Where something failed these fail too, and the process is about to end.
+        // After a failure these fail too, and the process is about to end.
         for event in self.events {
             let _ = call!(self.f, destroy_event(event), "an event");
         }
@@ -258,7 +259,7 @@ impl CudaContext {
         let (mut context, mut stream, mut events) = (null, null, [null; 2]);
         call!(f, retain_context(&mut context, device), "a context")?;
         call!(f, set_context(context), "a context")?;
-        // Not in step with the stream that all share.
+        // Not synchronized with the default stream.
         call!(f, create_stream(&mut stream, 1), "a stream")?;
         for event in &mut events {
             call!(f, create_event(event, 0), "an event")?;
@@ -266,7 +267,7 @@ impl CudaContext {
         Ok(CudaContext(Arc::new(Handles { f, device, context, stream, events })))
     }
 
-    /// The driver's functions, for this thread and this context.
+    /// Functions of the driver, with the context current for this thread.
     fn enter(&self) -> Result<&DriverFunctions, CudaError> {
         call!(self.0.f, set_context(self.0.context), "the context")?;
         Ok(&self.0.f)
@@ -275,7 +276,7 @@ impl CudaContext {
     /// Waits until all submitted work is done.
     ///
     /// # Errors
-    /// If something of it failed.
+    /// If any of it failed.
     pub fn finish(&self) -> Result<(), CudaError> {
         let f = self.enter()?;
         call!(f, synchronize(self.0.stream), "running a kernel")
@@ -325,7 +326,7 @@ impl DeviceMemory for Allocation {
     }
 
     fn write(&self, at: usize, from: &[u8]) -> Result<(), CudaError> {
-        // In the stream that kernels run in: a copy outside it may be under way still when it returns.
+        // In the stream that kernels run in: a copy outside it may still be in progress when it returns.
         let (f, stream) = (self.context.enter()?, self.context.0.stream);
         let (to, n_bytes) = (self.address + at as u64, from.len());
         call!(f, to_device(to, from.as_ptr().cast(), n_bytes, stream), "writing memory")?;
@@ -337,7 +338,7 @@ impl CudaMemory {
     /// Allocates memory of `n_bytes` undefined bytes.
     ///
     /// # Errors
-    /// If the device has not so much.
+    /// If the device does not have enough memory.
     pub fn new(context: &CudaContext, n_bytes: u64) -> Result<CudaMemory, CudaError> {
         let f = context.enter()?;
         let n_bytes = n_bytes.max(1) as usize;
@@ -365,7 +366,7 @@ unsafe impl Send for CudaModule {}
 unsafe impl Sync for CudaModule {}
 
 impl CudaModule {
-    /// Context that it is loaded in.
+    /// Context in which the module is loaded.
     pub fn context(&self) -> &CudaContext {
         &self.context
     }
@@ -395,7 +396,7 @@ impl CudaModule {
     /// Writes to the beginning of a global variable of the module.
     ///
     /// # Errors
-    /// If there is none of this name and at least so many bytes.
+    /// If there is no variable of this name, or it has fewer bytes.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), CudaError> {
         let (f, stream) = (self.context.enter()?, self.context.0.stream);
         let name = CString::new(name).map_err(|_| refusal(f, INVALID_VALUE, "a variable"))?;
@@ -409,7 +410,7 @@ impl CudaModule {
     }
 }
 
-/// Bytes of what an instruction is told of an array: the largest argument of a kernel.
+/// Bytes of a tensor map, the largest argument of a kernel.
 const MAP_BYTES: usize = 128;
 
 /// Buffer into which the driver encodes a tensor map.
@@ -433,11 +434,11 @@ pub fn encode_map(
     let (ones, rank) = (vec![1; extents.len()], extents.len() as c_uint);
     let mut encoded = Encoded([0; MAP_BYTES]);
     let to = (&raw mut encoded).cast();
-    // Lines of 128 bytes are swizzled, or nothing is; lines of 256 bytes go to the last cache.
+    // Lines of 128 bytes are swizzled, or nothing is; lines of 256 bytes are promoted to the L2 cache.
     let (swizzle, promotion) = (if map.swizzled { 3 } else { 0 }, 3);
     let [extents, strides] = [&extents, &strides].map(|all| all.as_ptr());
     let (boxes, ones, kind) = (boxes.as_ptr(), ones.as_ptr(), kind as c_int);
-    // SAFETY: all lists are as long as the array has dimensions, that of strides one shorter.
+    // SAFETY: all lists have one element per dimension of the array, that of strides one less.
     let code = unsafe { encode(to, kind, rank, address, extents, strides, boxes, ones, 0, swizzle, promotion, 0) };
     if code == 0 { Ok(encoded.0.to_vec()) } else { Err(refusal(f, code, WHAT)) }
 }
@@ -472,7 +473,7 @@ impl CudaLaunch {
     /// shared memory.
     ///
     /// # Errors
-    /// If there is no such kernel, or a block cannot have so many bytes.
+    /// If there is no such kernel, or a block cannot have so much shared memory.
     pub fn new(
         code: &Arc<CudaModule>,
         name: &str,
@@ -499,7 +500,7 @@ impl CudaLaunch {
     /// Queries the resources per thread.
     ///
     /// # Errors
-    /// If the driver does not say.
+    /// If the driver does not report them.
     pub fn taken(&self) -> Result<ThreadResources, CudaError> {
         let f = self.code.context.enter()?;
         let get = |attribute: i32| -> Result<u32, CudaError> {
@@ -513,7 +514,7 @@ impl CudaLaunch {
         })
     }
 
-    /// Puts it into the stream.
+    /// Submits the launch to a stream.
     fn enqueue(&self, f: &DriverFunctions, stream: DriverHandle) -> Result<(), CudaError> {
         let value = |argument: &KernelArgument<CudaMemory>| {
             let mut value = [0; MAP_BYTES];
@@ -554,7 +555,7 @@ pub fn run(context: &CudaContext, launches: &[CudaLaunch], n_times: u32) -> Resu
 /// nanoseconds from the start of the first to the end of the last.
 ///
 /// # Errors
-/// If `put` or the driver refuses, or something of it fails.
+/// If `put` or the driver refuses, or any of the work fails.
 pub fn record<E: From<CudaError>>(
     context: &CudaContext,
     n_times: u32,
@@ -585,7 +586,7 @@ impl CudaGraph {
         CudaGraph::of(context, 1, || launches.iter().try_for_each(|launch| launch.enqueue(f, context.0.stream)))
     }
 
-    /// Records `n_times` times the launches that `put` puts into the context's stream.
+    /// Records `n_times` repetitions of the launches that `put` submits to the context's stream.
     fn of<E: From<CudaError>>(
         context: &CudaContext,
         n_times: u32,
@@ -593,10 +594,10 @@ impl CudaGraph {
     ) -> Result<CudaGraph, E> {
         let (f, Handles { stream, events: [start, end], .. }) = (context.enter()?, &*context.0);
         let (stream, start, end) = (*stream, *start, *end);
-        // Only what this thread does is recorded.
+        // Only this thread's work is recorded.
         call!(f, begin_capture(stream, 1), "recording launches")?;
         let mut all = || {
-            // As parts of the graph.
+            // As nodes of the graph.
             call!(f, record_event(start, stream, 1), "an event")?;
             (0..n_times).try_for_each(|_| put())?;
             Ok(call!(f, record_event(end, stream, 1), "an event")?)
@@ -614,7 +615,7 @@ impl CudaGraph {
     /// Launches the graph and waits; returns its device time in nanoseconds.
     ///
     /// # Errors
-    /// If something of it fails.
+    /// If any of its launches fails.
     pub fn run(&self) -> Result<f64, CudaError> {
         let (f, Handles { stream, events: [start, end], .. }) = (self.context.enter()?, &*self.context.0);
         call!(f, launch_graph(self.executable, *stream), "launching kernels")?;
@@ -640,7 +641,7 @@ impl Drop for CudaGraph {
 #[cfg(test)]
 mod fake;
 
-/// A context of an emulator, of this thread's own.
+/// Context on an emulator that belongs to this thread.
 #[cfg(test)]
 pub(crate) fn emulated() -> CudaContext {
     CudaContext::of(fake::functions(), 0).expect("the emulator has a device")
@@ -723,11 +724,11 @@ mod tests {
             run(&context, &[launch], 1)
         };
         assert!(launch("add_two", 1, 32).is_err());
-        // Blocks of another size than the code is for.
+        // Blocks of another size than the code is compiled for.
         let refused = launch("add_one", 1, 64).unwrap_err();
         assert!(refused.to_string().contains("CUDA_ERROR_INVALID_VALUE (1)") && !refused.is_final(), "{refused}");
         assert!(launch("add_one", 1, 32).is_ok());
-        // Behind the end of the memory.
+        // Beyond the end of the memory, but within the canary.
         assert!(launch("add_one", 2, 32).is_ok());
         assert_eq!(memory.is_intact(), Ok(false));
         assert_eq!(memory.is_intact(), Ok(true), "it is mended");
@@ -737,7 +738,7 @@ mod tests {
         assert!(launch("add_one", 1, 32).unwrap_err().is_final(), "nothing goes on after it");
     }
 
-    /// Waits for a barrier at which nobody arrives, four seconds at most.
+    /// Waits for a barrier at which no other thread arrives, four seconds at most.
     const STUCK: &[u8] = b"
 .version 8.0
 .target sm_90a
@@ -774,7 +775,7 @@ $done:
 }
 ";
 
-    /// A kernel that stops itself is an error that is final for its process, and for no other.
+    /// A kernel that traps is a final error for its process, and for no other one.
     #[test]
     fn a_kernel_that_is_stuck_costs_a_process() {
         let stuck = || {

@@ -35,7 +35,7 @@ pub enum DataError {
     /// Failure to create or write the file.
     #[error("cannot hold the workload's data in memory: {0}{advice}", advice = limits::advice(.0))]
     Io(#[from] io::Error),
-    /// Reference that cannot be computed; the operator is at fault.
+    /// Reference that cannot be computed, a bug of the operator.
     #[error("the reference cannot be computed: {0}")]
     Reference(Fault),
     /// Reference results without any number, which cannot be compared.
@@ -93,10 +93,10 @@ impl ReferenceData {
     }
 }
 
-/// Elements that a thread writes, at least: fewer are written sooner than a thread starts.
+/// Minimum number of elements written by a thread: fewer take less time than starting a thread.
 const LEAST_WRITTEN: usize = 1 << 16;
 
-/// Writes values as numbers of a type, in parts by this many threads.
+/// Writes values as numbers of a type, divided among this many threads.
 fn write_on(file: &File, start: u64, dtype: DType, values: &[f64], n_threads: usize) -> io::Result<()> {
     let n = values.len().div_ceil(n_threads.max(1)).max(LEAST_WRITTEN);
     let part = |at: usize, values: &[f64]| write(file, start + (at * n) as u64 * dtype.bytes(), dtype, values);
@@ -126,7 +126,7 @@ fn write(file: &File, start: u64, dtype: DType, values: &[f64]) -> io::Result<()
             DType::Bf16 => {
                 for (out, x) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(values) {
                     let bits = (*x as f32).to_bits();
-                    // Inputs are such numbers already, which is sooner seen than rounded to.
+                    // Inputs usually need no rounding, and checking that is faster than rounding.
                     let upper = (bits >> 16) as u16;
                     if f64::from(f32::from_bits(u32::from(upper) << 16)) == *x {
                         *out = upper.to_ne_bytes();
@@ -174,14 +174,14 @@ impl BoundArgument {
     }
 }
 
-/// Elements that a thread compares, at least: fewer are compared sooner than a thread starts.
+/// Minimum number of elements compared by a thread: fewer take less time than starting a thread.
 const PART: usize = 1 << 18;
 
 /// Compares a whole result with the reference, on all CPUs that this thread may use; returns the relative
 /// error ‖out − reference‖ / ‖reference‖.
 ///
 /// # Errors
-/// If an element is further off than that.
+/// If an element is further off than the tolerance.
 pub fn compare(dtype: DType, tolerance: &Tolerance, out: &Fenced, reference: &ReadOnly) -> Result<f64, Mismatch> {
     let reference = reference.as_slice::<f64>();
     match dtype {
@@ -194,7 +194,7 @@ pub fn compare(dtype: DType, tolerance: &Tolerance, out: &Fenced, reference: &Re
     }
 }
 
-/// Compares integers of 64 bits by what is between them: as doubles, different ones may be the same.
+/// Compares 64-bit integers by their integer difference: different ones may be equal as doubles.
 fn compare_wide(dtype: DType, tolerance: &Tolerance, out: &[f64], reference: &[f64]) -> Result<f64, Mismatch> {
     let mut wrong: Option<Mismatch> = None;
     let (mut numbers, mut expected) = (Vec::with_capacity(out.len()), Vec::with_capacity(out.len()));
@@ -217,8 +217,8 @@ fn compare_parts<T: Copy + Into<f64> + Sync>(
     reference: &[f64],
 ) -> Result<f64, Mismatch> {
     let part = |out: &[T], reference: &[f64]| (tolerance.compare(out, reference).err(), squared(out, reference));
-    // The standard library's way of counting them opens files, which a process that ran a user's code may
-    // not.
+    // The standard library's way of counting CPUs opens files, which is forbidden in a process that ran a
+    // user's code.
     let n_threads = host::allowed_cpus().len().min(out.len() / PART).max(1);
     let n = out.len().div_ceil(n_threads).max(1);
     let compared: Vec<(Option<Mismatch>, [f64; 2])> = if n_threads == 1 {
@@ -258,7 +258,7 @@ pub fn anonymous_file(name: &CStr) -> io::Result<File> {
             _ => refusal,
         });
     }
-    // SAFETY: the descriptor is open and nobody else owns it.
+    // SAFETY: the descriptor is open and has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) }.into())
 }
 

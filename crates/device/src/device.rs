@@ -34,7 +34,8 @@ pub use crate::timing::RoundLength;
 pub use crate::workers::WorkerCommand;
 pub use race::Racer;
 
-/// Samples that a trial has at least: a disturbance outlasts a second one, and another candidate tells more.
+/// Minimum number of samples of a trial: a disturbance outlasts a second sample, and another candidate tells
+/// more.
 const SAMPLES_OF_TRIAL: u32 = 1;
 
 /// Options for building, running and timing candidates.
@@ -60,7 +61,7 @@ pub struct DeviceOptions {
     pub min_time: Duration,
     /// State of the caches before a run.
     pub caches: Caches,
-    /// Whether times are corrected for interference to those of undisturbed cores. They must not be when
+    /// Whether times are corrected for interference to those of undisturbed cores. They must not be if
     /// kernels are compared with times measured in another way.
     pub at_best_pace: bool,
     /// Memory limit of a worker, in bytes above its baseline.
@@ -103,18 +104,19 @@ impl DeviceOptions {
     }
 }
 
-/// Most workers of any device.
+/// Maximum number of workers of any device.
 const MOST_BUILDERS: usize = 16;
 
-/// Worker processes that may be of use; of which devices, [`Backend::adapt`] says.
+/// Maximum useful number of worker processes; [`Backend::adapt`] reduces it for some devices.
 fn most_workers() -> usize {
     host::most_threads().min(MOST_BUILDERS)
 }
 
-/// Bytes of a GPU's memory that workers may take for arguments and references, each its own.
+/// Bytes of a GPU's memory that workers together may use for arguments and references, of which each worker
+/// has its own.
 const MOST_DEVICE_BYTES: u64 = 8 << 30;
 
-/// Number of workers that so many bytes have room for, at least one.
+/// Number of workers for which this many bytes suffice, at least one.
 fn workers_within(bytes: u64, workload: &Workload) -> usize {
     let program = workload.program();
     let of = |buffer: &Buffer| {
@@ -140,7 +142,7 @@ pub enum DeviceError {
     /// Missing CUDA device.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Target whose kernels nothing here runs.
+    /// Target whose kernels cannot run here.
     #[error("kernels for {target} cannot be run here (`show` prints their code)")]
     NothingRuns {
         /// The target's name.
@@ -179,14 +181,14 @@ pub enum DeviceError {
     },
 }
 
-/// Memory of all processes besides buffers: measured as 25 MiB with one worker and two, without packed
+/// Memory of all processes besides buffers: measured as 25 MiB with one worker and with two, without packed
 /// buffers.
 const MORE_BYTES: u64 = 32 << 20;
 
 /// Interval between measurements of the machine's frequency and temperature.
 pub(crate) const BETWEEN_LOOKS: Duration = Duration::from_secs(5);
 
-/// Interval at which the scheduler acts, even where no worker answers.
+/// Interval at which the scheduler acts even if no worker replies.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Device prepared for measuring one workload: the CPU, a GPU or a runner's.
@@ -198,11 +200,11 @@ pub struct Device {
     /// CPUs that workers may use, and those of them on which no kernel is timed.
     all_cpus: Vec<usize>,
     other_cpus: Vec<usize>,
-    /// Conditions of the machine at the last look, and its moment; `None` where kernels run elsewhere.
+    /// Conditions of the machine at the last look, and its time; `None` if kernels run elsewhere.
     conditions: Option<(Conditions, Instant)>,
-    /// The pauses so far, as far as candidates know of them.
+    /// Total of the pauses that candidates have been informed of.
     paused: Duration,
-    // Workers map the one file and read and write the other; both must outlive them.
+    // Workers map the first file and read and write the second; both must outlive them.
     data: ReferenceData,
     _objects: File,
     _drivers: Option<Folder>,
@@ -212,11 +214,10 @@ impl Device {
     /// Checks that this machine has enough memory to measure a workload.
     ///
     /// # Errors
-    /// [`DeviceError::TooLarge`] if it has not.
+    /// [`DeviceError::TooLarge`] if it does not.
     pub fn check_memory(workload: &Workload) -> Result<(), DeviceError> {
         let program = workload.program();
-        // Inputs and outputs once, the reference and its inputs in f64; then all of them in
-        // every worker.
+        // Inputs and outputs once, the reference and its inputs in f64; then all of them in every worker.
         let elements: u64 = program.arguments().filter_map(|(_, b)| b.n_elements()).sum();
         let bytes: u64 = program.arguments().filter_map(|(_, b)| b.size_bytes()).fold(0, u64::saturating_add);
         let of_tuner = bytes.saturating_add(elements.saturating_mul(24));
@@ -332,7 +333,7 @@ impl Device {
         Ok(())
     }
 
-    /// Has this side be where it was before any kernel was timed; what workers are at is given up with them.
+    /// Restores this process's affinity from before any kernel was timed; work in progress is cancelled.
     fn leave(&mut self) {
         let commands = self.scheduler.cancel(0);
         if commands.iter().any(|command| matches!(command, WorkerCommands::StepAside(false))) {
@@ -353,10 +354,10 @@ impl Device {
     /// Measures sources like trials, and returns their outcomes in order.
     ///
     /// # Errors
-    /// If a worker cannot be started anew.
+    /// If a worker cannot be restarted.
     ///
     /// # Panics
-    /// If others are still being measured.
+    /// If other candidates are still being measured.
     pub fn measure_sources(&mut self, sources: &[ProgramSource]) -> io::Result<Vec<Measured>> {
         let numbers = self.submit_sources(sources);
         let mut results: Vec<Option<Measured>> = vec![None; sources.len()];
@@ -374,17 +375,17 @@ impl Device {
 
     fn submit_all(&mut self, sources: impl IntoIterator<Item = (ProgramSource, Option<Duration>)>) -> Range<u64> {
         let numbers = self.scheduler.submit(sources);
-        // They are under way while the caller thinks. What cannot be done now is tried again, and told, when
-        // the results are asked for.
+        // Work starts while the caller continues. What fails now is retried, and reported, when the results
+        // are requested.
         let _ = self.act();
         numbers
     }
 
-    /// The next trial that has come to its end; waits for so long at most.
+    /// Next trial to finish; waits for at most this time.
     fn next_trial(&mut self, at_most: Duration) -> io::Result<Next> {
         let until = pause::now() + at_most;
         loop {
-            // Workers go on with what comes next while the caller keeps its books.
+            // Workers start on the next work while the caller processes the result.
             self.act()?;
             if let Some((number, mut measured)) = self.scheduler.take_done() {
                 if let Some((conditions, looked)) = &mut self.conditions {
@@ -405,13 +406,13 @@ impl Device {
         }
     }
 
-    /// Has the workers do what is to be done.
+    /// Sends the workers their next requests.
     fn act(&mut self) -> io::Result<()> {
         let commands = self.scheduler.act(pause::now(), self.workers.idle());
         self.carry_out(commands)
     }
 
-    /// Waits for what the next worker says, until some moment at most, and takes note of it.
+    /// Waits for the next reply of a worker, at most until this time, and processes it.
     fn listen(&mut self, until: Instant) -> io::Result<()> {
         let until = self.scheduler.wakes(pause::now()).map_or(until, |wakes| wakes.min(until));
         let answered = self.workers.next_answer(Some(until))?;
@@ -438,13 +439,13 @@ impl Device {
         Ok(())
     }
 
-    /// All CPUs, or those beside kernels that are timed.
+    /// All CPUs, or those beside the ones on which kernels are timed.
     fn cpus(&self, is_beside: bool) -> &[usize] {
         if is_beside { &self.other_cpus } else { &self.all_cpus }
     }
 }
 
-/// The CPU that a kernel's first thread is timed on.
+/// CPU on which a kernel's first thread is timed.
 fn cpu_of(options: &DeviceOptions) -> usize {
     options.cpus.first().copied().unwrap_or(0)
 }
@@ -505,7 +506,7 @@ mod tests {
         let check = |workload: &str, expected: usize| {
             assert_eq!(workers_within(MOST_DEVICE_BYTES, &Workload::parse(workload).unwrap()), expected, "{workload}");
         };
-        // Two factors and a result of 256 MiB, and 512 MiB of its reference.
+        // Two operands and a result of 256 MiB, and 512 MiB of its reference.
         check("matmul:m=8192,n=8192,k=8192", 6);
         check("matmul:m=32768,n=32768,k=32768", 1);
         check("matmul:m=1024,n=1024,k=1024", 409);

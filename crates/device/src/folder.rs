@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Creates a folder named by `prefix` and the process id, and removes those of killed processes.
+    /// Creates a folder named by `prefix` and the process id, and removes folders left by killed processes.
     ///
     /// # Errors
     /// If the system refuses it.

@@ -52,7 +52,7 @@ pub trait Driver: Clone + Send + Sync + 'static {
     fn load_ptx(&self, _: &str, _: &Target) -> Option<Result<Self::Code, Failure>> {
         None
     }
-    /// Writes to a global variable of the code, where the driver supports that.
+    /// Writes to a global variable of the code, if the driver supports that.
     fn write_variable(_: &Self::Code, name: &str, _: &[u8]) -> Result<(), Failure> {
         Err((ErrorClass::Unknown, format!("{name} is a variable of the source, and this driver has none")).into())
     }
@@ -91,7 +91,7 @@ pub trait KeptCode: Sync {
     fn keep(&self, determined_by: &[&dyn Display], code: &[u8]);
 }
 
-/// Keeps nothing: code of trials is built once.
+/// Cache that keeps nothing, as the code of trials is built only once.
 impl KeptCode for () {
     fn find(&self, _: &[&dyn Display]) -> Option<Vec<u8>> {
         None
@@ -150,10 +150,10 @@ pub fn fits(kernel: &LaunchShape, gpu: &Gpu) -> Result<(), String> {
     Ok(())
 }
 
-/// Has PoCL keep what it has compiled in a folder, where there is one, and others keep nothing: no driver is
-/// to find what it has compiled for others. The caller has no other thread yet.
+/// Sets the environment so that PoCL keeps compiled code in a folder, if one is given, and other drivers keep
+/// none: no driver may reuse code compiled for another process. The caller must have no other thread yet.
 pub(crate) fn keep_compiled_in(folder: Option<&Path>) {
-    // SAFETY: there is no other thread, as the caller knows.
+    // SAFETY: there is no other thread, as the caller promises.
     unsafe {
         if let Some(folder) = folder {
             std::env::set_var("POCL_CACHE_DIR", folder);
@@ -162,12 +162,12 @@ pub(crate) fn keep_compiled_in(folder: Option<&Path>) {
     }
 }
 
-/// Failure that is the fault of the code.
+/// Failure of an error that the code causes.
 pub fn of_compiler<D: Driver>(error: D::Error) -> Failure {
     failure::<D>(ErrorClass::CompileErrorDevice, &error)
 }
 
-/// Failure that is the fault of a run.
+/// Failure of an error that a run causes.
 pub fn of_device<D: Driver>(error: D::Error) -> Failure {
     failure::<D>(ErrorClass::RuntimeError, &error)
 }

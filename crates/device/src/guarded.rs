@@ -73,20 +73,20 @@ impl<M> From<GuardedSpan<M>> for KernelArgument<M> {
     }
 }
 
-/// The bytes that memory for so many has with its canaries; `None` where there are no such numbers.
+/// Size of memory with its canaries for `n_bytes` bytes of contents; `None` on overflow.
 pub(crate) fn with_canaries(n_bytes: usize) -> Option<usize> {
     n_bytes.checked_add(2 * CANARY_BYTES)
 }
 
 impl<W: DeviceMemory> GuardedMemory<W> {
-    /// The middle of what is [as large](with_canaries) as its contents and canaries.
+    /// Wraps memory as [large](with_canaries) as contents and canaries; the contents are in the middle.
     pub(crate) fn inside(whole: W, n_bytes: usize) -> Result<GuardedMemory<W>, W::Error> {
         let memory = GuardedMemory { whole, n_bytes };
         memory.set_canaries()?;
         Ok(memory)
     }
 
-    /// The memory with its canaries.
+    /// Memory including its canaries.
     pub(crate) fn whole(&self) -> &W {
         &self.whole
     }
@@ -131,7 +131,7 @@ impl<W: DeviceMemory> GuardedMemory<W> {
     /// If the driver refuses, or a kernel before it failed.
     ///
     /// # Panics
-    /// If there are not as many bytes.
+    /// If the range exceeds the memory.
     pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), W::Error> {
         self.whole.read(self.place(at, to.len()), to)
     }
@@ -142,7 +142,7 @@ impl<W: DeviceMemory> GuardedMemory<W> {
     /// If the driver refuses, or a kernel before it failed.
     ///
     /// # Panics
-    /// If there are not as many bytes.
+    /// If the range exceeds the memory.
     pub fn write(&self, at: usize, from: &[u8]) -> Result<(), W::Error> {
         self.whole.write(self.place(at, from.len()), from)
     }

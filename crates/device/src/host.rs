@@ -11,18 +11,18 @@ use tilewright_search::Conditions;
 
 /// Target of this machine's CPU.
 ///
-/// Cache sizes are those of the operating system, read once, or typical ones where it does not report them.
+/// Cache sizes are those of the operating system, read once, or typical ones if it does not report them.
 pub fn target() -> Target {
     static TARGET: LazyLock<Target> = LazyLock::new(found);
     TARGET.clone()
 }
 
-/// Looks at the machine.
+/// Detects the CPU of this machine.
 fn found() -> Target {
     let (generic, arch) = generic();
     let mut target = Target::named(generic).expect("every generic name is known");
     target.arch = arch;
-    // A build without LLVM knows the names of some CPUs alone.
+    // A build without LLVM knows only the names of some CPUs.
     if let Some((cpu, features)) = tilewright_codegen::host_cpu() {
         target.cpu = cpu;
         target.features = features;
@@ -88,10 +88,10 @@ fn data_caches() -> Vec<(u32, u64)> {
 /// Drops the system's file cache, after flushing it.
 ///
 /// # Errors
-/// If the system does not permit it to this process; few have the right.
+/// If the system does not permit it to this process; most processes lack the privilege.
 pub fn drop_file_cache() -> std::io::Result<()> {
     let path = c"/proc/sys/vm/drop_caches";
-    // SAFETY: the path ends with a zero, the byte is there, and the descriptor is this function's own.
+    // SAFETY: the path ends with a zero, the byte exists, and the descriptor belongs to this function.
     unsafe {
         let file = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         if file < 0 {
@@ -132,7 +132,7 @@ fn conditions_in(root: &Path, cpu: usize) -> Conditions {
     };
     let zones = fs::read_dir(root.join("sys/class/thermal")).into_iter().flatten().flatten();
     let zones = zones.filter(|zone| zone.file_name().to_string_lossy().starts_with("thermal_zone"));
-    // A zone whose sensor is off says nonsense: nothing here is colder than space, or as hot as a flame.
+    // A zone whose sensor is off reports nonsense: nothing here is colder than space, or as hot as a flame.
     let plausible = |milli: &f64| (-273_000.0..1_000_000.0).contains(milli);
     let warmest = zones.filter_map(|zone| number(&zone.path().join("temp")).filter(plausible)).reduce(f64::max);
     Conditions {
@@ -172,22 +172,18 @@ pub fn pinned<R>(cpu: Option<usize>, work: impl FnOnce() -> R) -> R {
 }
 
 /// CPUs for measuring work of `threads` threads: the last of those that this process may use. No two share a
-/// core if avoidable; the first CPU, which gets most interrupts, is taken last. On hybrid CPUs, slow cores
-/// are avoided. Empty if affinity cannot be set.
-///
-/// No two share a core as long as there are cores left; the first CPU gets most interrupts, so it comes last.
-/// Where cores are of several kinds, slow ones are left out as long as there are enough fast ones. Empty
-/// where CPUs cannot be chosen.
+/// core as long as enough cores are left; the first CPU, which gets most interrupts, is taken last. On hybrid
+/// CPUs, slow cores are left out as long as there are enough fast ones. Empty if affinity cannot be set.
 pub fn pin_cpus(threads: usize) -> Vec<usize> {
     let allowed = allowed_cpus();
     choose_cpus(&fastest_cpus(&allowed, threads, speed), threads, siblings)
 }
 
-/// Cores whose speed differs by no more than this are of one kind.
+/// Ratio of the speeds of cores above which they are of the same kind.
 const ONE_KIND: f64 = 0.85;
 
-/// Speed of a CPU compared with others of this machine, where the kernel reports it: its capacity, or its
-/// highest frequency.
+/// Speed of a CPU relative to others of this machine, if the kernel reports it: its capacity, or its highest
+/// frequency.
 fn speed(cpu: usize) -> Option<f64> {
     let of = |name: &str| {
         let text = fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/{name}")).ok()?;
@@ -196,7 +192,7 @@ fn speed(cpu: usize) -> Option<f64> {
     of("cpu_capacity").or_else(|| of("cpufreq/cpuinfo_max_freq"))
 }
 
-/// The CPUs of the fastest kind, where there are so many; all otherwise.
+/// CPUs of the fastest kind, if they are enough for the threads; otherwise all.
 fn fastest_cpus(allowed: &[usize], threads: usize, speed: impl Fn(usize) -> Option<f64>) -> Vec<usize> {
     let speeds: Option<Vec<f64>> = allowed.iter().map(|&cpu| speed(cpu)).collect();
     let speeds = speeds.unwrap_or_default();
@@ -218,7 +214,7 @@ fn apart(all: &[usize], timed: &[usize], siblings: impl Fn(usize) -> Vec<usize>)
     if on_others.is_empty() { others } else { on_others }
 }
 
-/// The CPUs that share a core with `cpu`, itself among them, as the kernel lists them ("0,64" or "2-3").
+/// CPUs that share a core with `cpu`, itself included, as the kernel lists them ("0,64" or "2-3").
 fn siblings(cpu: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     parse_cpu_list(&std::fs::read_to_string(path).unwrap_or_default())
@@ -287,7 +283,7 @@ mod tests {
 
     #[test]
     fn slow_cores_are_left_out_where_fast_ones_suffice() {
-        // Two fast ones with two threads each, a little apart, and four slow ones.
+        // Two fast cores with two threads each, slightly different, and four slow ones.
         let speed = |cpu: usize| Some([5.1e6, 5.1e6, 5.2e6, 5.2e6, 4.1e6, 4.1e6, 4.1e6, 4.1e6][cpu]);
         let all: Vec<usize> = (0..8).collect();
         assert_eq!(fastest_cpus(&all, 1, speed), [0, 1, 2, 3]);

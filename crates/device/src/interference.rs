@@ -1,7 +1,7 @@
 //! Interference: how much other load slows the cores down at the moment.
 //!
-//! On a shared machine, other load slows cores down for milliseconds to seconds: a hardware thread on the
-//! same core takes two fifths of its speed. Times measured meanwhile are corrected for it.
+//! On a shared machine, other load slows cores down for milliseconds to seconds: a busy hardware thread on
+//! the same core takes two fifths of its speed. Times measured meanwhile are corrected for it.
 
 use std::ffi::c_void;
 use std::hint::black_box;
@@ -9,38 +9,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tilewright_runtime::ThreadPool;
 
-/// Sums side by side, enough to keep a core's multipliers and adders busy.
+/// Number of independent sums, enough to keep a core's multipliers and adders busy.
 const N_SUMS: usize = 56;
-/// Numbers that are gone over: they fit in any first-level cache.
+/// Number of elements that are summed: they fit in any first-level cache.
 const N_NUMBERS: usize = N_SUMS * 64;
-/// Passes over the numbers: some ten microseconds.
+/// Number of passes over the elements: some ten microseconds.
 const N_ROUNDS: usize = 40;
 /// Tries of a look, of which the fastest counts: a thread that loses its core for a moment is not slow.
 const N_TRIES: usize = 3;
-/// No neighbour slows a core down by more; what looks slower has another reason.
+/// Maximum slowdown caused by other load; a larger one has another cause.
 const MOST: f64 = 2.0;
 /// Length of the first looks, and the pause between two of them.
 const FIRST_LOOKS: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_micros(200);
-/// Looks that are remembered.
+/// Number of looks that are remembered.
 const N_LOOKS: usize = 4096;
-/// Share of the looks taken for undisturbed, as one in this many: the quantile that gives the cores' best
+/// Share of the looks regarded as undisturbed, as one in this many: the quantile that gives the cores' best
 /// time.
 const UNDISTURBED: usize = 20;
-/// Looks after which the cores' best time is computed anew.
+/// Number of looks after which the cores' best time is recomputed.
 const RENEWAL: usize = 128;
 
 /// Interference meter of the cores that a pool's threads run on.
 pub struct Interference {
     work: PaceWork,
-    /// Nanoseconds of the last looks, in a ring.
+    /// Nanoseconds of the last looks, in a ring buffer.
     looks_ns: Vec<f64>,
     n_looks: usize,
     /// Nanoseconds of a look on undisturbed cores.
     undisturbed_ns: f64,
 }
 
-/// The work of one look, the same for each thread.
+/// Work of one look, the same for each thread.
 struct PaceWork {
     numbers: Box<[f32]>,
     /// Nanoseconds by thread.
@@ -54,7 +54,7 @@ impl Interference {
         let work = PaceWork { numbers, times: (0..pool.n_threads()).map(|_| AtomicU64::new(0)).collect() };
         let mut pace = Interference { work, looks_ns: Vec::new(), n_looks: 0, undisturbed_ns: 1.0 };
         let start = Instant::now();
-        // Once at least: on a busy machine this thread may be away for as long as that.
+        // At least once: on a busy machine this thread may be suspended for as long as that.
         loop {
             pace.now(pool);
             if start.elapsed() >= FIRST_LOOKS {
@@ -70,7 +70,7 @@ impl Interference {
     pub fn now(&mut self, pool: &mut ThreadPool) -> f64 {
         let n_threads = self.work.times.len();
         let env = std::ptr::from_ref(&self.work).cast_mut().cast();
-        // SAFETY: the body only reads the work, but for atomic times, and the work outlives the call.
+        // SAFETY: the body only reads the work, except for atomic times, and the work outlives the call.
         unsafe { pool.run(work, env, n_threads as i64) };
         let sum: u64 = self.work.times.iter().map(|time| time.load(Ordering::Relaxed)).sum();
         let look_ns = sum as f64 / n_threads as f64;
@@ -93,7 +93,7 @@ impl Interference {
 }
 
 unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
-    // SAFETY: `Interference::now` passes work that outlives the call and that nobody writes to.
+    // SAFETY: `Interference::now` passes work that outlives the call and that no thread writes to.
     let work = unsafe { &*work.cast::<PaceWork>() };
     let once = || {
         let start = Instant::now();
@@ -117,23 +117,23 @@ unsafe extern "C" fn work(work: *mut c_void, iteration: i64, _thread: i64) {
 /// Times grow with the slowdown, `log time = … + sensitivity · log slowdown`: little for kernels bound by
 /// memory latency, in full for compute-bound ones. The rest is noise.
 pub struct Variation {
-    /// Sums of products of deviations from a kernel's means, of logarithms.
+    /// Sums of products of deviations from a kernel's means, in logarithms.
     pace_time: f64,
     pace_pace: f64,
-    /// Sum of squares of what is left of them, and how many deviations were free.
+    /// Sum of squares of the residuals, and the number of degrees of freedom.
     noise: f64,
     n_free: f64,
 }
 
-/// Weight of the prior belief that times do not depend on the pace, as that of a few samples of one kernel at
-/// different paces: a time that a look made too short leads a search astray, one that was left too long is
-/// one of many.
+/// Weight of the prior belief that times do not depend on the pace, equal to that of a few samples of one
+/// kernel at different paces: a single time that is corrected too much leads a search astray, while one that
+/// is corrected too little is only one of many.
 const SENSITIVITY_WEIGHT: f64 = 0.2;
-/// Kernels that seem to grow more have met something else.
+/// Maximum sensitivity; a kernel that seems to be more sensitive was disturbed by something else.
 const MOST_SENSITIVITY: f64 = 1.2;
-/// About as long a spell lasts in which the pace stays the same, in nanoseconds.
+/// Typical duration of a period of constant pace, in nanoseconds.
 const SPELL_NS: f64 = 4e6;
-/// Standard deviation of the noise that is assumed, with the weight of so many samples.
+/// Standard deviation of the noise that is assumed a priori, and its weight in samples.
 const NOISE: f64 = 0.03;
 const NOISE_WEIGHT: f64 = 10.0;
 
@@ -148,8 +148,8 @@ impl Default for Variation {
     }
 }
 
-/// Logarithm of the pace during a run, estimated from that at its ends: the longer the run, the less they
-/// tell.
+/// Logarithm of the pace during a run, estimated from the pace at its ends: the longer the run, the less
+/// these tell.
 fn log_pace_meanwhile(ns: f64, pace: f64) -> f64 {
     pace.ln() / (1.0 + ns / SPELL_NS)
 }
@@ -209,7 +209,7 @@ mod tests {
                     let sample = |(pace, off): (f64, f64)| {
                         (1e3 * f64::from(kernel) * pace.powf(exponent) * (off * noise).exp(), pace)
                     };
-                    // The noise has nothing to do with the pace.
+                    // The noise is independent of the pace.
                     variation.learn(&[(1.0, 1.0), (1.0, -1.0), (1.5, 1.0), (1.5, -1.0)].map(sample));
                 }
                 assert!((variation.undisturbed_ns(8e3, 1.6) / (8e3 / 1.6f64.powf(exponent)) - 1.0).abs() < 0.02);

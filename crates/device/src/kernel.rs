@@ -1,8 +1,9 @@
-//! Kernels of others: a process of ours calls one on fenced buffers, compares its answer with the right one,
-//! and times it. A compiler has made a shared object of it, or a process of ours something for a GPU.
+//! Users' kernels: a process of ours calls one on fenced buffers, compares its result with the reference, and
+//! times it. A compiler has made a shared object of the kernel, or another process of ours has compiled it
+//! for a GPU.
 //!
-//! The process stays and takes one kernel after the other. One for the CPU is called in a child that has
-//! nothing else; those for a GPU share what their driver needs long for, until one of them has done wrong.
+//! The process is persistent and takes one kernel after the other. A CPU kernel is called in a child process
+//! of its own; GPU kernels share the driver, which is slow to start, until one of them fails.
 
 mod gpu;
 
@@ -33,7 +34,7 @@ pub use gpu::GpuJob;
 /// Name of the shared object's function that calls the kernel; it takes the addresses of all arguments.
 pub const ENTRY: &str = "tilewright_call";
 
-/// A kernel that looks so many times as slow as the leading one is not timed further.
+/// Multiple of the leading time at which a kernel is not timed further.
 const HOPELESS: f64 = 1.5;
 
 /// Job of a process that runs a user's kernel: arguments, data and limits.
@@ -138,21 +139,21 @@ impl WorkResult {
         Some((serde_json::from_slice(&text[at..]).ok()?, at))
     }
 
-    /// Describes work that was done in this process after `n_before` other pieces; prints the result.
+    /// Result of work that was done in this process after `n_before` other jobs; prints `result`.
     fn of(result: Result<Option<ProcessResult>, ClassifiedError>, n_before: u64) -> WorkResult {
         let class = result.as_ref().err().map(|(class, _)| *class);
-        // Where something was written that should not be, nobody knows what else was.
+        // If something was written where it should not be, other memory may be damaged as well.
         let stays = !matches!(class, Some(ErrorClass::RuntimeError | ErrorClass::Unknown));
         let is_doubtful = n_before > 0 && (!stays || class == Some(ErrorClass::WrongAnswer));
         let is_right = say(result);
-        // An exit code is in the second byte.
+        // The exit code is in the second byte.
         WorkResult { status: if is_right { 0 } else { 1 << 8 }, is_doubtful, stays }
     }
 
     fn say(self) {
         let line = format!("\n{}\n", serde_json::to_string(&self).expect("answers are plain data"));
         let mut out = io::stdout().lock();
-        // Whoever does not read it ends this process.
+        // If nothing reads it, this process is ended anyway.
         let _ = out.write_all(line.as_bytes());
         let _ = out.flush();
     }
@@ -213,7 +214,7 @@ pub fn stay(job: &Path, write: Option<WriteFile>) -> bool {
     true
 }
 
-/// The standard input of this process; what it calls finds nothing there.
+/// Standard input of this process, moved so that the code that it calls finds no input.
 fn own_input() -> io::Result<File> {
     let requests = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let nothing = File::open("/dev/null")?;
@@ -226,8 +227,8 @@ fn own_input() -> io::Result<File> {
 
 /// Runs `work` in a child of this process, which has no other thread, and returns the wait status.
 fn in_child(work: impl FnOnce() -> bool) -> io::Result<i32> {
-    // SAFETY: the child is as this process is, for there are no other threads; all else are calls on plain
-    // numbers.
+    // SAFETY: the child is a full copy of this process, as there are no other threads; all other calls take
+    // plain numbers.
     unsafe {
         match libc::fork() {
             0 => {
@@ -249,20 +250,20 @@ fn in_child(work: impl FnOnce() -> bool) -> io::Result<i32> {
     }
 }
 
-/// Prints what came of a job; whether that is no failure.
+/// Prints the result of a job; returns whether it is a success.
 fn say(answer: Result<Option<ProcessResult>, ClassifiedError>) -> bool {
     let is_right = answer.is_ok();
     let failed = |(class, message)| Some(ProcessResult::Failed { class: ClassName(class), message });
     let Some(answer) = answer.unwrap_or_else(failed) else { return is_right };
     let line = serde_json::to_string(&answer).expect("answers are plain data");
     let mut out = io::stdout().lock();
-    // Whoever does not read it takes that for a failure.
+    // If the line is not read, that is reported as a failure.
     let _ = writeln!(out, "\n{line}");
     let _ = out.flush();
     is_right
 }
 
-/// A buffer in this process.
+/// Buffer in this process.
 struct ProcessBuffer<'a> {
     name: &'a str,
     dtype: DType,
@@ -289,12 +290,12 @@ fn call(
         let run = gpu::GpuRun { job, gpu, parameters: &gpu::parameters(more), leading_ns };
         return run.carry_out(drivers, library, buffers);
     }
-    // What is loaded is the user's code from its initialisers on.
+    // From its initialisers on, the loaded code is the user's.
     let _ = sandbox::forbid_files();
     let _ = sandbox::forbid_calls(Strictness::Loading);
     let kernel = load(library)?;
     let _ = sandbox::forbid_calls(Strictness::Loaded);
-    // What a kernel is given are addresses of values, of which those of buffers are addresses again.
+    // A kernel gets addresses of values; the values of buffers are addresses, too.
     let pointers: Vec<*mut u8> =
         buffers.iter().map(|buffer| buffer.as_ref().map_or(std::ptr::null_mut(), |b| b.memory.pointer())).collect();
     let mut values: Vec<Vec<u8>> = job
@@ -314,8 +315,8 @@ fn call(
         });
     }
     let mut run = || {
-        // SAFETY: the function was made to take the addresses of such arguments, and whatever else the kernel
-        // does, it does in this process, which is there for that.
+        // SAFETY: the function was generated to take the addresses of such arguments; whatever else the
+        // kernel does is confined to this process, which exists for that.
         unsafe { kernel(arguments.as_mut_ptr()) };
     };
     let start = Instant::now();
@@ -338,7 +339,7 @@ fn call(
     Ok(Some(ProcessResult::Timed { samples_ns, relative_error }))
 }
 
-/// Writes what a reference is made of.
+/// Writes the outputs that make up a reference.
 fn write_outputs(buffers: &[Option<ProcessBuffer>]) -> Result<Option<ProcessResult>, ClassifiedError> {
     let outputs = buffers.iter().flatten().filter(|buffer| buffer.is_output);
     let bytes = outputs.flat_map(|buffer| buffer.dtype.read_held(buffer.memory.as_slice::<u8>()));
@@ -347,7 +348,7 @@ fn write_outputs(buffers: &[Option<ProcessBuffer>]) -> Result<Option<ProcessResu
     Ok(None)
 }
 
-/// Whether a first run is not worth more.
+/// Whether the first run shows that further runs are pointless.
 fn is_hopeless(first_ns: f64, leading_ns: Option<f64>) -> bool {
     leading_ns.is_some_and(|leading| first_ns > 2.0 * HOPELESS * leading)
 }
@@ -367,7 +368,7 @@ fn buffer<'a>(argument: &'a ProcessArgument, data: &File) -> io::Result<Option<P
             }
             memory
         }
-        // As a number it is none: what is not written cannot pass for right.
+        // The bytes are a NaN: an element that is not written cannot pass for correct.
         None => {
             let mut memory = Fenced::new(n_bytes)?;
             memory.fill(0xFF);
@@ -405,10 +406,10 @@ fn compare(buffers: &[Option<ProcessBuffer>], tolerance: f64) -> Result<f64, Cla
 
 type CallsKernel = unsafe extern "C" fn(*mut *mut c_void);
 
-/// The function of a shared object that calls its kernel.
+/// Function of a shared object that calls its kernel.
 fn load(library: &Path) -> Result<CallsKernel, ClassifiedError> {
     let refused = |what: &str| {
-        // SAFETY: the result is a string of the loader's, or null.
+        // SAFETY: the result is a string of the loader, or null.
         let why = unsafe {
             let why = libc::dlerror();
             if why.is_null() {
@@ -421,8 +422,8 @@ fn load(library: &Path) -> Result<CallsKernel, ClassifiedError> {
     };
     let path = CString::new(library.as_os_str().as_bytes()).expect("a path has no zeros");
     let name = CString::new(ENTRY).expect("a name has no zeros");
-    // SAFETY: the object's initialisers are the user's code, which this process is there for; the function is
-    // made with this signature.
+    // SAFETY: the object's initialisers are the user's code, which this process exists to run; the function
+    // is generated with this signature.
     unsafe {
         let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
         if handle.is_null() {

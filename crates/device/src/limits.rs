@@ -68,13 +68,13 @@ impl Allowed {
         }
     }
 
-    /// Limits of nested control groups, the tightest of each kind.
+    /// Limits of nested control groups, the tightest one of each kind.
     fn by_groups(folders: &[ControlGroup], read: &dyn Fn(&ControlGroup, &str) -> Option<String>) -> Allowed {
         let mut all = Allowed::default();
         for folder in folders {
             let number = |name: &str| read(folder, name)?.trim().parse::<u64>().ok();
-            // Where there is no limit, a word stands in its place, or in the first version −1 or nearly all
-            // that there are.
+            // Without a limit, the file has a word in its place, or in version 1 the value −1 or nearly the
+            // maximum.
             let (cpus, memory_bytes) = match folder.version {
                 CgroupVersion::Two => {
                     let text = read(folder, "cpu.max").unwrap_or_default();
@@ -96,14 +96,14 @@ impl Allowed {
     }
 }
 
-/// The first version of control groups gives a limit above this for "no limit".
+/// Value above which a limit of version 1 of control groups means "no limit".
 const UNLIMITED_BYTES: u64 = 1 << 60;
 
 fn ratio(quota: Option<f64>, period: Option<f64>) -> Option<f64> {
     quota.zip(period).filter(|(quota, period)| *quota > 0.0 && *period > 0.0).map(|(quota, period)| quota / period)
 }
 
-/// The limit of this process on a resource, if there is one.
+/// Limit of this process on a resource, if any.
 fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the call writes a structure of plain data.
@@ -126,13 +126,13 @@ pub fn meet() {
             libc::SIGXCPU => b"error: this process had all its CPU time (raise `ulimit -t`)\n",
             _ => b"error: aborted, as memory ran out (raise `ulimit -v` or give smaller sizes; see `tilewright doctor`)\n",
         };
-        // SAFETY: both calls may be made in a handler.
+        // SAFETY: both calls are async-signal-safe.
         unsafe {
             libc::write(libc::STDERR_FILENO, line.as_ptr().cast(), line.len());
             libc::_exit(1);
         }
     }
-    // SAFETY: the handler only makes calls that may be made in one.
+    // SAFETY: the handler only makes async-signal-safe calls.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
         for signal in [libc::SIGXCPU, libc::SIGABRT] {
@@ -141,7 +141,7 @@ pub fn meet() {
     }
 }
 
-/// The versions of control groups, which a system may have side by side.
+/// Version of control groups; a system may have both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CgroupVersion {
     One,
@@ -155,9 +155,8 @@ struct ControlGroup {
     path: PathBuf,
 }
 
-/// The folders of a process's control groups and of those around them, as far as they can be seen from here,
-/// by what the system tells of the process (`/proc/self/cgroup`) and of what is mounted
-/// (`/proc/self/mountinfo`).
+/// Folders of a process's control groups and of those around them, as far as they are visible from here, by
+/// the process's list of groups (`/proc/self/cgroup`) and of mounts (`/proc/self/mountinfo`).
 fn folders(groups: &str, mounts: &str) -> Vec<ControlGroup> {
     let mut folders = Vec::new();
     for mount in mounts.lines().filter_map(Mount::of) {
@@ -174,8 +173,8 @@ fn folders(groups: &str, mounts: &str) -> Vec<ControlGroup> {
             is_its.then_some(group)
         });
         let Some(group) = group else { continue };
-        // A container sees its own group, or a part of the tree around it, as the root; a group beyond it
-        // stays unseen.
+        // A container sees its own group, or a part of the tree around it, as the root; groups beyond it are
+        // invisible.
         let below = Path::new(group).strip_prefix(&mount.root).ok();
         let below = below.filter(|below| below.components().all(|c| matches!(c, std::path::Component::Normal(_))));
         let own = below.map_or(mount.point.clone(), |below| mount.point.join(below));
@@ -185,7 +184,7 @@ fn folders(groups: &str, mounts: &str) -> Vec<ControlGroup> {
     folders
 }
 
-/// A mounted tree of control groups.
+/// Mounted tree of control groups.
 struct Mount<'a> {
     version: CgroupVersion,
     /// Part of the tree that is mounted.
@@ -197,7 +196,7 @@ struct Mount<'a> {
 }
 
 impl Mount<'_> {
-    /// Parses a line of the list of mounts; `None` where it is not of control groups.
+    /// Parses a line of the list of mounts; `None` if it is not one of control groups.
     fn of(line: &str) -> Option<Mount<'_>> {
         // "36 25 0:31 /root /point rw,relatime shared:7 - cgroup cgroup rw,cpu,cpuacct"
         let (place, source) = line.split_once(" - ")?;
@@ -212,7 +211,7 @@ impl Mount<'_> {
     }
 }
 
-/// A path in which blanks and the like stand as numbers in base eight: `\040`.
+/// Decodes a path in which blanks and the like are written in octal: `\040`.
 fn unescaped(text: &str) -> PathBuf {
     let (text, mut bytes, mut at) = (text.as_bytes(), Vec::new(), 0);
     while at < text.len() {
@@ -224,7 +223,7 @@ fn unescaped(text: &str) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(&bytes))
 }
 
-/// Advice on an error of the system, in parentheses; empty if there is none.
+/// Advice about an error of the system, in parentheses; empty if there is none.
 pub fn advice(refusal: &io::Error) -> String {
     let what = match refusal.raw_os_error() {
         Some(libc::EFBIG) => "files may not be larger: raise `ulimit -f`",
@@ -243,7 +242,7 @@ pub fn advice(refusal: &io::Error) -> String {
 mod tests {
     use super::*;
 
-    /// Checks what is allowed where there are such groups, mounts and files.
+    /// Checks the limits found with these groups, mounts and files.
     fn check(groups: &str, mounts: &str, files: &[(&str, &str)], expected: [Option<f64>; 3]) {
         let read = |folder: &ControlGroup, name: &str| {
             let path = folder.path.join(name);

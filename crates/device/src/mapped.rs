@@ -15,25 +15,25 @@ fn mappings() -> MutexGuard<'static, Vec<(usize, usize)>> {
     MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Message of a process that touches a mapping behind the end of its file.
+/// Message of a process that accesses a mapping beyond the end of its file.
 const SHRUNK: &[u8] = b"error: a file became shorter while it was read (run this again once it is whole)\n";
-/// The exit code of bad input.
+/// Exit code of bad input.
 const BAD_INPUT: i32 = 2;
 
-/// A mapping of a whole file, gone when it is dropped.
+/// Mapping of a whole file, unmapped when dropped.
 struct Mapped {
     pointer: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: nobody writes it, and it is unmapped only on drop.
+// SAFETY: no code writes it, and it is unmapped only on drop.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
 
 impl AsRef<[u8]> for Mapped {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: so many bytes are mapped there, readable as long as it lives. Who writes to the file
+        // SAFETY: `len` bytes are mapped there, readable until drop. A process that writes to the file
         // meanwhile changes bytes of weights, of which all values are valid.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.len) }
     }
@@ -42,7 +42,7 @@ impl AsRef<[u8]> for Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         mappings().retain(|(start, _)| *start != self.pointer.as_ptr() as usize);
-        // SAFETY: it was mapped with this length, and nobody borrows from it any more.
+        // SAFETY: it was mapped with this length, and nothing borrows from it any more.
         unsafe { libc::munmap(self.pointer.as_ptr().cast(), self.len) };
     }
 }
@@ -51,10 +51,10 @@ impl Drop for Mapped {
 /// [`tell_of_shrinking`].
 ///
 /// # Errors
-/// If the file is empty, or its system has no mappings.
+/// If the file is empty, or its file system does not support mappings.
 pub fn map(file: &File) -> io::Result<Bytes> {
     let len = usize::try_from(file.metadata()?.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
-    // SAFETY: asks for a mapping anywhere, of a descriptor that is open.
+    // SAFETY: creates a mapping at an address of the kernel's choice, of an open descriptor.
     let start = unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ, libc::MAP_PRIVATE, file.as_raw_fd(), 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -67,7 +67,8 @@ pub fn map(file: &File) -> io::Result<Bytes> {
 /// Releases the resident memory of all mappings. Later reads come from the file, or the system's cache.
 pub fn let_go() {
     for &(start, len) in mappings().iter() {
-        // SAFETY: the lock keeps the mapping there; its pages are the file's, so that nothing is lost.
+        // SAFETY: the lock keeps the mapping alive; its pages are backed by the file, so that nothing is
+        // lost.
         unsafe { libc::madvise(start as *mut libc::c_void, len, libc::MADV_DONTNEED) };
     }
 }
@@ -77,8 +78,8 @@ pub fn tell_of_shrinking() {
     /// `BUS_ADRERR`: the address has no memory behind it.
     const NO_MEMORY_THERE: i32 = 2;
     extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-        // SAFETY: the system passes what it knows of the signal; the calls may be made in a handler. Any
-        // other reason comes again once the handler is left, and ends the process.
+        // SAFETY: the system passes the signal's details; the calls are async-signal-safe. A signal of any
+        // other cause is raised again when the handler returns, and ends the process.
         unsafe {
             if (*info).si_code == NO_MEMORY_THERE {
                 libc::write(libc::STDERR_FILENO, SHRUNK.as_ptr().cast(), SHRUNK.len());
@@ -87,8 +88,7 @@ pub fn tell_of_shrinking() {
             libc::signal(signal, libc::SIG_DFL);
         }
     }
-    // SAFETY: the handler only makes calls that may be made in one, on the stack that each thread has for
-    // that.
+    // SAFETY: the handler only makes async-signal-safe calls, on the alternate stack of each thread.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_bus_error as *const () as usize;

@@ -9,7 +9,7 @@ pub(crate) const CANARY_BYTES: usize = 4096;
 /// Byte of canaries, which are huge when read as numbers, so that a sum that reads them is wrong.
 pub(crate) const CANARY: u8 = 0x7F;
 const PAGE: usize = 4096;
-/// Bytes of a large page, which lies at a multiple of them.
+/// Size and alignment of a huge page in bytes.
 const LARGE_PAGE: usize = 2 << 20;
 
 /// Writable buffer between canaries and inaccessible pages: an out-of-bounds write either faults or is found.
@@ -24,7 +24,7 @@ struct Mapping {
     len: usize,
 }
 
-// SAFETY: a mapping is plain memory; whoever writes through its pointer is responsible for races.
+// SAFETY: a mapping is plain memory; code that writes through its pointer is responsible for races.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -46,13 +46,13 @@ impl Mapping {
         (Mapping { base, len: at }, Mapping { base: unsafe { base.add(at) }, len: len - at })
     }
 
-    /// Moves its pages, in place of those that are there; whether the system could.
+    /// Moves its pages to another address, replacing the pages there; returns whether the system could.
     ///
     /// # Safety
-    /// So many bytes from there are part of a mapping, and what they hold is of no use.
+    /// The destination is a mapped range of the same length, whose contents are not needed.
     unsafe fn move_to(self, to: *mut u8) -> bool {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: both ranges are mapped, and nothing refers to what they hold.
+        // SAFETY: both ranges are mapped, and nothing refers to the contents.
         let is_moved = unsafe { libc::mremap(self.base.as_ptr().cast(), self.len, self.len, flags, to) } == to.cast();
         if is_moved {
             std::mem::forget(self);
@@ -70,7 +70,7 @@ fn map(len: usize, protection: i32, flags: i32, fd: i32, offset: i64) -> std::io
     }
 }
 
-/// Fresh memory, of which what comes after a fence and a canary is aligned.
+/// Allocates memory, aligned behind a fence and a canary.
 fn anonymous(len: usize, align: usize) -> std::io::Result<Mapping> {
     let spare = align - PAGE;
     let reserved = len.checked_add(spare).ok_or(std::io::ErrorKind::OutOfMemory)?;
@@ -84,13 +84,13 @@ fn anonymous(len: usize, align: usize) -> std::io::Result<Mapping> {
             unsafe { libc::munmap(map.base.as_ptr().add(at).cast(), n) };
         }
     }
-    // SAFETY: what is left lies in the mapping.
+    // SAFETY: the remaining range lies in the mapping.
     (map.base, map.len) = (unsafe { map.base.add(before) }, len);
     Ok(map)
 }
 
 impl Fenced {
-    /// Copies a part of a file to a read-only buffer, which unlike the file's own pages has huge pages where
+    /// Copies a part of a file to a read-only buffer, which unlike the file's own pages has huge pages if
     /// the system supports them.
     ///
     /// # Errors
@@ -98,7 +98,7 @@ impl Fenced {
     pub fn copy(file: BorrowedFd, offset: u64, n_bytes: u64) -> std::io::Result<Fenced> {
         let copy = Fenced::new(n_bytes)?;
         let from = ReadOnly::new(file, offset, n_bytes)?;
-        // SAFETY: both have so many bytes and do not overlap.
+        // SAFETY: both have `n_bytes` bytes and do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(from.pointer(), copy.pointer(), copy.n_bytes) };
         copy.make_read_only()?;
         Ok(copy)
@@ -107,15 +107,14 @@ impl Fenced {
     /// Allocates `n_bytes` zeroed bytes, aligned to 4096 bytes, or to huge pages if large enough.
     ///
     /// # Errors
-    /// If memory, or the limit on it, does not suffice.
+    /// If memory is insufficient, or limited.
     pub fn new(n_bytes: u64) -> std::io::Result<Fenced> {
         let out_of_memory = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
         let n_bytes = usize::try_from(n_bytes).map_err(|_| out_of_memory())?;
         let inner = n_bytes.checked_next_multiple_of(PAGE).and_then(|n| n.checked_add(2 * CANARY_BYTES));
         let len = inner.and_then(|n| n.checked_add(2 * PAGE)).ok_or_else(out_of_memory)?;
         let map = anonymous(len, if n_bytes < LARGE_PAGE { PAGE } else { LARGE_PAGE })?;
-        // Large pages where the system has some: kernels go through packed operands page after page. Never an
-        // error.
+        // Huge pages if the system has some: kernels read packed operands page after page. Never an error.
         // SAFETY: only advises on the mapping made above.
         unsafe { libc::madvise(map.base.as_ptr().cast(), len, libc::MADV_HUGEPAGE) };
         for fence in [0, len - PAGE] {
@@ -131,7 +130,7 @@ impl Fenced {
     /// writable.
     ///
     /// # Errors
-    /// If memory, or the limit on it, does not suffice.
+    /// If memory is insufficient, or limited.
     pub fn resize(&mut self, n_bytes: u64) -> std::io::Result<()> {
         if n_bytes > self.capacity() {
             let mut pages = Pages::default();
@@ -155,7 +154,7 @@ impl Fenced {
         unsafe { self.map.base.as_ptr().add(PAGE + CANARY_BYTES) }
     }
 
-    /// The size without canaries, in bytes.
+    /// Size in bytes, without canaries.
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes as u64
     }
@@ -203,7 +202,7 @@ impl Fenced {
 
     /// Contents, mutable.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is initialised and this buffer's, which is borrowed mutably.
+        // SAFETY: the memory is initialised and belongs to this buffer, which is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.n_bytes) }
     }
 
@@ -216,7 +215,7 @@ impl Fenced {
     /// Restores the canaries, so that the next kernel is not blamed for earlier writes.
     pub fn set_canaries(&self) {
         for (at, n) in self.canaries() {
-            // SAFETY: the range is accessible and belongs to no buffer's contents.
+            // SAFETY: the range is accessible and outside the buffer's contents.
             unsafe { std::ptr::write_bytes(at, CANARY, n) };
         }
     }
@@ -252,7 +251,7 @@ impl Pages {
     /// been touched, so that no kernel pays for page faults.
     ///
     /// # Errors
-    /// If memory, or the limit on it, does not suffice.
+    /// If memory is insufficient, or limited.
     pub fn buffer(&mut self, n_bytes: u64) -> std::io::Result<Fenced> {
         let page = LARGE_PAGE as u64;
         let whole = if n_bytes < page { Some(n_bytes) } else { n_bytes.checked_next_multiple_of(page) };
@@ -261,7 +260,7 @@ impl Pages {
         while taken + LARGE_PAGE <= buffer.n_bytes
             && let Some(page) = self.0.pop()
         {
-            // SAFETY: so many bytes from there are the buffer's, which holds nothing yet.
+            // SAFETY: the range lies in the buffer, which has no contents yet.
             if !unsafe { page.move_to(buffer.pointer().add(taken)) } {
                 break;
             }
@@ -295,7 +294,7 @@ pub struct Bf16(pub u16);
 
 impl From<F16> for f64 {
     fn from(x: F16) -> f64 {
-        // A binary32 with the same fraction has an exponent 112 too small, but for what is infinite or none.
+        // A binary32 with the same fraction has an exponent 112 smaller, except for infinity and NaN.
         const UP: f32 = f32::from_bits((127 + 112) << 23);
         let magnitude = u32::from(x.0 & 0x7fff) << 13;
         let size = if x.0 & 0x7c00 == 0x7c00 {
@@ -351,7 +350,7 @@ mod tests {
         let mut buffer = Fenced::new(100).unwrap();
         buffer.fill(1);
         assert!(buffer.is_intact());
-        // SAFETY: the byte after the buffer is a canary's, accessible.
+        // SAFETY: the byte after the buffer belongs to the canary, and is accessible.
         unsafe { *buffer.pointer().add(100) = 0 };
         assert!(!buffer.is_intact());
         buffer.set_canaries();
@@ -397,7 +396,7 @@ mod tests {
         let sizes = [2 * LARGE_PAGE - 100, LARGE_PAGE, LARGE_PAGE];
         let mut buffers = sizes.map(|n_bytes| pages.buffer(n_bytes as u64).unwrap());
         assert_eq!(pages.0.len(), 0);
-        // What comes from pages is what it was; what is new is zero.
+        // Reused pages keep their contents; new ones are zero.
         assert_eq!(buffers.each_ref().map(|b| b.as_slice::<u8>()[b.n_bytes - 1]), [3, 3, 0]);
         for buffer in &mut buffers {
             buffer.fill(9);

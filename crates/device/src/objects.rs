@@ -5,15 +5,16 @@ use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-/// Bytes beyond which no object is added: with so many, what a search still meets is in there already.
+/// Total size in bytes beyond which no object is added: by then, it contains the code that a search still
+/// needs.
 const MOST_BYTES: u64 = 64 << 20;
-/// Bytes before each object: its length, then the process that made it.
+/// Size of the header of an object: its length, and the process that made it.
 const HEADER_BYTES: u64 = 8;
 
 /// Append-only memory file of objects; only the last may be incomplete, while it is being written.
 pub struct Objects {
     file: File,
-    /// Offset of the next object to read.
+    /// Offset of the next object to be read.
     at: u64,
 }
 
@@ -38,7 +39,7 @@ impl Objects {
     /// Appends an object.
     ///
     /// # Errors
-    /// If there is no memory for it.
+    /// If there is not enough memory for it.
     pub fn add(&mut self, object: &[u8]) -> io::Result<()> {
         if self.file.metadata()?.len() + object.len() as u64 > MOST_BYTES {
             return Ok(());
@@ -47,7 +48,7 @@ impl Objects {
         record.extend((object.len() as u32).to_le_bytes());
         record.extend(std::process::id().to_le_bytes());
         record.extend(object);
-        // At once, so that those of others come before or after.
+        // In one write, so that records of other processes come before or after.
         self.file.write_all(&record)
     }
 

@@ -1,7 +1,7 @@
-//! OpenCL devices, by whatever loader is installed: it is opened at the first call.
+//! OpenCL devices, through the installed loader, which is opened at the first call.
 //!
-//! What stands here is a thin, safe layer: objects that are released when they are dropped, calls with errors
-//! in words, memory between canaries.
+//! This is a thin, safe layer: objects that are released when dropped, calls with errors in words, memory
+//! between canaries.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
@@ -30,7 +30,7 @@ pub const LOADER_PACKAGE: &str = "ocl-icd-libopencl1";
 /// Debian package of an OpenCL driver for CPUs.
 pub const CPU_PACKAGE: &str = "pocl-opencl-icd";
 
-/// Widths of warps, which only extensions of their vendors tell.
+/// Queries of the width of a warp, which are vendor extensions.
 const WARP_SIZE_NV: u32 = 0x4003;
 const WAVEFRONT_WIDTH_AMD: u32 = 0x4043;
 
@@ -112,11 +112,11 @@ pub struct OpenClDevice {
     id: DeviceId,
 }
 
-/// A device's handle, which lasts as long as the process.
+/// Handle of a device, valid as long as the process.
 #[derive(Debug, Clone, Copy)]
 struct DeviceId(cl_device_id);
 
-// SAFETY: root devices are never released, and every call with one may be made by any thread.
+// SAFETY: root devices are never released, and any thread may make any call with one.
 unsafe impl Send for DeviceId {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceId {}
@@ -126,7 +126,7 @@ unsafe impl Sync for DeviceId {}
 /// # Errors
 /// If there is no loader, or no device.
 pub fn devices() -> Result<Vec<OpenClDevice>, OpenClError> {
-    // PoCL gives a second thread devices that the first one is still making.
+    // PoCL returns devices to a second thread that the first one is still initialising.
     static ONE_BY_ONE: Mutex<()> = Mutex::new(());
     let _one = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !cl3::is_opencl_runtime_available() {
@@ -137,7 +137,7 @@ pub fn devices() -> Result<Vec<OpenClDevice>, OpenClError> {
     for platform in platforms {
         let text = |what| platform_api::get_platform_info(platform, what).map(String::from).unwrap_or_default();
         let name = format!("{} ({})", text(platform_api::CL_PLATFORM_NAME), text(platform_api::CL_PLATFORM_VERSION));
-        // One without any says so by an error.
+        // A platform without devices returns an error.
         let ids = device_api::get_device_ids(platform, device_api::CL_DEVICE_TYPE_ALL).unwrap_or_default();
         for id in ids {
             found.push(OpenClDevice::of(id, name.clone(), found.len())?);
@@ -149,7 +149,7 @@ pub fn devices() -> Result<Vec<OpenClDevice>, OpenClError> {
 /// Device of an index.
 ///
 /// # Errors
-/// As [`devices`], and where there are fewer.
+/// As [`devices`], and if there are fewer.
 pub fn device(number: usize) -> Result<OpenClDevice, OpenClError> {
     let all = devices()?;
     let known = || all.iter().enumerate().map(|(at, device)| format!("{at} ({})", device.name));
@@ -158,7 +158,7 @@ pub fn device(number: usize) -> Result<OpenClDevice, OpenClError> {
         .ok_or_else(|| OpenClError::NoSuchDevice { number, known: known().collect::<Vec<_>>().join(", ") })
 }
 
-/// The device that a target of [`OpenClDevice`] is.
+/// Device of a target returned in an [`OpenClDevice`].
 ///
 /// # Errors
 /// As [`device`].
@@ -170,7 +170,7 @@ impl OpenClDevice {
     /// Description of device and driver that identifies their machine code.
     ///
     /// # Errors
-    /// If the driver does not say.
+    /// If the driver does not report it.
     pub fn maker(&self) -> Result<String, OpenClError> {
         let asked = |what| device_api::get_device_info(self.id.0, what).map(String::from);
         let version = |what| asked(what).map_err(failed("asking a device what it is"));
@@ -193,7 +193,7 @@ impl OpenClDevice {
         let along = asked(CL_DEVICE_MAX_WORK_ITEM_SIZES)?.to_vec_size();
         let small = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let extensions = String::from(asked(CL_DEVICE_EXTENSIONS)?);
-        // Where nobody says how many threads run in step: on a CPU those that fill a vector.
+        // Without a reported width: on a CPU, the lanes of a vector.
         let vendors = [WARP_SIZE_NV, WAVEFRONT_WIDTH_AMD].into_iter().find_map(|what| {
             let data = get_device_data(id, what).ok()?;
             Some(u32::from_ne_bytes(data.get(..4)?.try_into().ok()?)).filter(|n| *n > 0)
@@ -208,7 +208,7 @@ impl OpenClDevice {
         if is_cpu {
             let lanes = asked(CL_DEVICE_NATIVE_VECTOR_WIDTH_FLOAT)?.to_uint().max(1);
             target.vector_bits = target.vector_bits.max(32 * lanes);
-            // As many as the vector registers of AVX-512 hold; narrower ones have others in the cache.
+            // As many as the vector registers of AVX-512 hold; narrower ones keep the rest in the cache.
             gpu.registers_per_thread = gpu.registers_per_thread.max(32 * lanes);
             gpu.warp_size = lanes;
         }
@@ -227,7 +227,7 @@ impl OpenClDevice {
     }
 }
 
-/// A name as a part of a target's.
+/// Converts a name to a part of a target's name.
 fn target_word(name: &str) -> String {
     let kept = |c: char| if c.is_ascii_alphanumeric() || "._+-".contains(c) { c } else { ' ' };
     let text: String = name.chars().map(kept).collect();
@@ -245,15 +245,15 @@ struct OpenClHandles {
     queue: cl_command_queue,
 }
 
-// SAFETY: all calls of OpenCL may be made by any thread at any time, but for those that set arguments of a
-// kernel: that needs a kernel that is not shared.
+// SAFETY: any thread may make any OpenCL call at any time, except setting arguments of a kernel: that
+// requires a kernel that is not shared.
 unsafe impl Send for OpenClHandles {}
 // SAFETY: as above.
 unsafe impl Sync for OpenClHandles {}
 
 impl Drop for OpenClHandles {
     fn drop(&mut self) {
-        // SAFETY: both were made by this and are released once. What cannot be released is lost to us.
+        // SAFETY: both were created by this object and are released once. Errors of releasing are ignored.
         unsafe {
             let _ = queue_api::release_command_queue(self.queue);
             let _ = release_context(self.context);
@@ -273,7 +273,7 @@ impl OpenClContext {
         // SAFETY: context and device belong together.
         let queue = unsafe { queue_api::create_command_queue(context, device, profiling) };
         let queue = queue.map_err(|code| {
-            // SAFETY: it was made above, and nothing refers to it.
+            // SAFETY: it was created above, and nothing refers to it.
             let _ = unsafe { release_context(context) };
             failed("a queue")(code)
         })?;
@@ -283,7 +283,7 @@ impl OpenClContext {
     /// Required alignment of sub-buffers, in bytes.
     ///
     /// # Errors
-    /// If the driver does not say.
+    /// If the driver does not report it.
     pub fn alignment(&self) -> Result<u64, OpenClError> {
         let bits = device_api::get_device_info(self.0.device, device_api::CL_DEVICE_MEM_BASE_ADDR_ALIGN);
         Ok(u64::from(bits.map_err(failed("asking a device what it is"))?.to_uint() / 8).max(ARGUMENT_ALIGN))
@@ -294,9 +294,9 @@ impl OpenClContext {
         self.0.queue
     }
 
-    /// An event when all is done that was asked for before.
+    /// Event that completes when all previously submitted work is done.
     fn marker(&self) -> Result<cl_event, OpenClError> {
-        // SAFETY: the queue is the context's, and the list of what is waited for besides is empty.
+        // SAFETY: the queue is the context's, and the wait list is empty.
         let event = unsafe { queue_api::enqueue_marker_with_wait_list(self.0.queue, 0, ptr::null()) };
         event.map_err(failed("a marker"))
     }
@@ -304,7 +304,7 @@ impl OpenClContext {
     /// Waits until all submitted work is done.
     ///
     /// # Errors
-    /// If something of it failed.
+    /// If any of it failed.
     pub fn finish(&self) -> Result<(), OpenClError> {
         queue_api::finish(self.0.queue).map_err(failed("waiting"))
     }
@@ -320,14 +320,14 @@ pub struct Buffers {
     inner: cl_mem,
 }
 
-// SAFETY: as for the context; what a kernel writes there is seen by those who waited for it.
+// SAFETY: as for the context; a kernel's writes are visible to threads that have waited for it.
 unsafe impl Send for Buffers {}
 // SAFETY: as above.
 unsafe impl Sync for Buffers {}
 
 impl Drop for Buffers {
     fn drop(&mut self) {
-        // SAFETY: both were made by this and are released once.
+        // SAFETY: both were created by this object and are released once.
         unsafe {
             let _ = memory_api::release_mem_object(self.inner);
             let _ = memory_api::release_mem_object(self.whole);
@@ -341,7 +341,7 @@ impl DeviceMemory for Buffers {
     fn fill(&self, at: usize, n_bytes: usize, byte: u8) -> Result<(), OpenClError> {
         let pattern = [byte];
         let pointer = pattern.as_ptr().cast::<c_void>();
-        // SAFETY: the part lies inside, and the pattern is copied before the call returns.
+        // SAFETY: the range lies inside, and the pattern is copied before the call returns.
         let event = unsafe {
             queue_api::enqueue_fill_buffer(self.context.0.queue, self.whole, pointer, 1, at, n_bytes, 0, ptr::null())
         };
@@ -351,7 +351,7 @@ impl DeviceMemory for Buffers {
     fn read(&self, at: usize, to: &mut [u8]) -> Result<(), OpenClError> {
         let (queue, pointer) = (self.context.0.queue, to.as_mut_ptr().cast::<c_void>());
         let blocking = cl3::types::CL_TRUE;
-        // SAFETY: the part lies inside, and the call returns when all is copied.
+        // SAFETY: the range lies inside, and the call returns when everything is copied.
         let event = unsafe {
             queue_api::enqueue_read_buffer(queue, self.whole, blocking, at, to.len(), pointer, 0, ptr::null())
         };
@@ -361,7 +361,7 @@ impl DeviceMemory for Buffers {
     fn write(&self, at: usize, from: &[u8]) -> Result<(), OpenClError> {
         let (queue, pointer) = (self.context.0.queue, from.as_ptr().cast::<c_void>());
         let blocking = cl3::types::CL_TRUE;
-        // SAFETY: the part lies inside, and the call returns when all is copied.
+        // SAFETY: the range lies inside, and the call returns when everything is copied.
         let event = unsafe {
             queue_api::enqueue_write_buffer(queue, self.whole, blocking, at, from.len(), pointer, 0, ptr::null())
         };
@@ -373,18 +373,18 @@ impl OpenClMemory {
     /// Allocates memory of `n_bytes` undefined bytes.
     ///
     /// # Errors
-    /// If the device has not so much.
+    /// If the device does not have enough memory.
     pub fn new(context: &OpenClContext, n_bytes: u64) -> Result<OpenClMemory, OpenClError> {
         let no_memory = failed("memory");
         let too_large = || no_memory(cl3::error_codes::CL_MEM_OBJECT_ALLOCATION_FAILURE);
         let n_bytes = usize::try_from(n_bytes.max(1)).map_err(|_| too_large())?;
         let all = with_canaries(n_bytes).ok_or_else(too_large)?;
         let flags = memory_api::CL_MEM_READ_WRITE;
-        // SAFETY: without a pointer of the host's the driver finds the memory by itself.
+        // SAFETY: without a host pointer, the driver allocates the memory.
         let whole = unsafe { memory_api::create_buffer(context.0.context, flags, all, ptr::null_mut()) };
         let whole = whole.map_err(&no_memory)?;
         let inner = part(whole, CANARY_BYTES, n_bytes).inspect_err(|_| {
-            // SAFETY: it was made above, and nothing refers to it.
+            // SAFETY: it was created above, and nothing refers to it.
             let _ = unsafe { memory_api::release_mem_object(whole) };
         })?;
         GuardedMemory::inside(Buffers { context: context.clone(), whole, inner }, n_bytes)
@@ -396,7 +396,7 @@ impl OpenClMemory {
     }
 }
 
-/// A part of memory, inside it, as memory of its own, to be released.
+/// Creates a sub-buffer, to be released by the caller.
 fn part(whole: cl_mem, origin: usize, size: usize) -> Result<cl_mem, OpenClError> {
     let region = cl3::types::cl_buffer_region { origin, size };
     let (flags, kind) = (memory_api::CL_MEM_READ_WRITE, memory_api::CL_BUFFER_CREATE_TYPE_REGION);
@@ -406,7 +406,7 @@ fn part(whole: cl_mem, origin: usize, size: usize) -> Result<cl_mem, OpenClError
 }
 
 fn release(event: cl_event) {
-    // SAFETY: it was just made, and nobody else has it.
+    // SAFETY: it was just created, and has no other owner.
     let _ = unsafe { event_api::release_event(event) };
 }
 
@@ -423,7 +423,7 @@ unsafe impl Sync for OpenClProgram {}
 
 impl Drop for OpenClProgram {
     fn drop(&mut self) {
-        // SAFETY: it was made by this and is released once.
+        // SAFETY: it was created by this object and is released once.
         let _ = unsafe { program_api::release_program(self.program) };
     }
 }
@@ -438,7 +438,7 @@ impl OpenClProgram {
         OpenClProgram { context: context.clone(), program: program.map_err(failed("a program"))? }.built(options)
     }
 
-    /// Loads a binary of [`OpenClProgram::binary`], perhaps of another process, for the same device.
+    /// Loads a binary of [`OpenClProgram::binary`], possibly made by another process, for the same device.
     ///
     /// # Errors
     /// If the driver refuses it.
@@ -450,7 +450,7 @@ impl OpenClProgram {
     }
 
     fn built(self, options: &CStr) -> Result<OpenClProgram, OpenClError> {
-        // Some drivers name a fault of the options by another number.
+        // Some drivers report invalid options by another code.
         use cl3::error_codes::{CL_BUILD_PROGRAM_FAILURE, CL_INVALID_BUILD_OPTIONS};
         let built = program_api::build_program(self.program, &[self.context.0.device], options, None, ptr::null_mut());
         match built {
@@ -470,7 +470,7 @@ impl OpenClProgram {
         binaries.into_iter().next().ok_or(failed("the form of a program")(cl3::error_codes::CL_INVALID_VALUE))
     }
 
-    /// The first of what the compiler says.
+    /// Beginning of the compiler's log.
     fn log(&self) -> String {
         const MOST: usize = 500;
         let log =
@@ -493,14 +493,14 @@ pub struct OpenClLaunch {
     parts: Vec<cl_mem>,
 }
 
-// SAFETY: as for the context; its arguments are set by who makes it alone.
+// SAFETY: as for the context; arguments are set only while the launch is created.
 unsafe impl Send for OpenClLaunch {}
 // SAFETY: as above.
 unsafe impl Sync for OpenClLaunch {}
 
 impl Drop for OpenClLaunch {
     fn drop(&mut self) {
-        // SAFETY: all of it was made by this and is released once.
+        // SAFETY: everything was created by this object and is released once.
         unsafe {
             let _ = kernel_api::release_kernel(self.kernel);
             for part in &self.parts {
@@ -514,7 +514,7 @@ impl OpenClLaunch {
     /// Prepares the launch of a kernel by name, with work-groups, work-items and arguments.
     ///
     /// # Errors
-    /// If there is no such kernel, or its arguments are others.
+    /// If there is no such kernel, or its arguments do not match.
     pub fn new(
         code: &Arc<OpenClProgram>,
         name: &str,
@@ -536,7 +536,7 @@ impl OpenClLaunch {
                 KernelArgument::Memory(span) => {
                     memory = span.memory.whole().inner;
                     if (span.at, span.n_bytes) != (0, span.memory.n_bytes()) {
-                        // There are no parts of parts.
+                        // A sub-buffer cannot be made of a sub-buffer.
                         let from = CANARY_BYTES + span.at as usize;
                         memory = part(span.memory.whole().whole, from, span.n_bytes as usize)?;
                         launch.parts.push(memory);
@@ -546,8 +546,8 @@ impl OpenClLaunch {
                 KernelArgument::Value(bytes) => (bytes.len(), bytes.as_ptr().cast()),
                 KernelArgument::Shared(n_bytes) => (*n_bytes, ptr::null()),
             };
-            // SAFETY: the value is a handle of memory or a number, of that size, and is copied; local memory
-            // has none.
+            // SAFETY: the value is a memory handle or a number, of that size, and is copied; for local memory
+            // it is null.
             unsafe { kernel_api::set_kernel_arg(launch.kernel, at as u32, n_bytes, value) }
                 .map_err(failed("an argument of a kernel"))?;
         }
@@ -563,7 +563,7 @@ impl OpenClLaunch {
     /// Limits of this kernel on the device: maximum work-group size, and local memory of a group in bytes.
     ///
     /// # Errors
-    /// If the driver does not say.
+    /// If the driver does not report them.
     pub fn limits(&self) -> Result<(u64, u64), OpenClError> {
         let asked = |what| {
             let device = self.code.context.0.device;
@@ -582,10 +582,10 @@ impl OpenClLaunch {
         self.code.context.finish()
     }
 
-    /// Launches it with so many threads in all.
+    /// Launches the kernel with this many threads in total.
     fn enqueue(&self, n_work_items: [usize; 3]) -> Result<cl_event, OpenClError> {
-        // SAFETY: the queue is of the context of its program; sizes have three elements, and all arguments
-        // are set.
+        // SAFETY: the queue belongs to the context of the program; sizes have three elements, and all
+        // arguments are set.
         let event = unsafe {
             queue_api::enqueue_nd_range_kernel(
                 self.code.context.0.queue,
@@ -602,7 +602,7 @@ impl OpenClLaunch {
     }
 }
 
-/// A kernel by its name.
+/// Creates a kernel by its name.
 fn kernel_of(code: &OpenClProgram, name: &CStr) -> Result<cl_kernel, OpenClError> {
     kernel_api::create_kernel(code.program, name).map_err(failed("a kernel"))
 }
@@ -629,7 +629,7 @@ pub fn run(context: &OpenClContext, launches: &[OpenClLaunch], n_times: u32) -> 
 /// device's clock or, without profiling, the host's. The commands run once before, as a warm-up.
 ///
 /// # Errors
-/// If `put` or the driver refuses, or something of it fails.
+/// If `put` or the driver refuses, or any of the work fails.
 pub fn timed<E: From<OpenClError>>(
     context: &OpenClContext,
     n_times: u32,
@@ -650,8 +650,8 @@ pub fn timed<E: From<OpenClError>>(
 struct Events(Vec<cl_event>);
 
 impl Events {
-    /// Nanoseconds from a moment of the first to the end of the last, where the device has a clock. All of
-    /// them are over.
+    /// Nanoseconds from the profiling time `from` of the first to the end of the last, if the device has a
+    /// clock. All events must have completed.
     ///
     /// # Errors
     /// If one of them failed.

@@ -31,8 +31,8 @@ pub enum PeakKind {
     F32,
     /// Multiply-adds in f64.
     F64,
-    /// Dot products of four 8-bit integers, the first ones unsigned, with 32-bit accumulators; on
-    /// machines that widen of weights of 7 bits, or of pairs of 16-bit integers.
+    /// Dot products of four 8-bit integers, the first ones unsigned, with 32-bit accumulators; on machines
+    /// that widen, of 7-bit weights, or of pairs of 16-bit integers.
     Dot4,
     /// Dot products of two bf16 numbers with f32 accumulators.
     Dot2,
@@ -43,8 +43,8 @@ impl PeakKind {
     pub const ALL: [(PeakKind, &'static str); 4] =
         [(PeakKind::F32, "f32"), (PeakKind::F64, "f64"), (PeakKind::Dot4, "dot4"), (PeakKind::Dot2, "dot2")];
 
-    /// Arithmetic that bounds a workload on a target. Of integers only products are faster than f32; f16, and
-    /// bf16 unless its products are faster, are computed in f32.
+    /// Arithmetic that bounds a workload on a target. For integers, only products are faster than f32; f16,
+    /// and bf16 unless its products are faster, are computed in f32.
     pub fn of(workload: &Workload, target: &Target) -> PeakKind {
         match workload.dtype {
             _ if workload.multiplies_bytes() => PeakKind::Dot4,
@@ -68,12 +68,12 @@ impl PeakKind {
         }
     }
 
-    /// Multiply-adds of a lane at once.
+    /// Number of multiply-adds of a lane in one instruction.
     fn steps(self, target: &Target) -> i64 {
         self.products(target).and_then(TensorProduct::dot_steps).unwrap_or(1)
     }
 
-    /// The dot products, where they are such.
+    /// Dot products of this kind, if any.
     fn products(self, target: &Target) -> Option<TensorProduct> {
         match self {
             PeakKind::F32 | PeakKind::F64 => None,
@@ -83,7 +83,7 @@ impl PeakKind {
         }
     }
 
-    /// Types of the factors.
+    /// Types of the operands.
     fn factors(self, target: &Target) -> [DType; 2] {
         match self {
             PeakKind::F32 | PeakKind::F64 => [self.dtype(); 2],
@@ -95,7 +95,7 @@ impl PeakKind {
     }
 }
 
-/// Times that each vector register is added to in one run.
+/// Number of additions to each vector register in one run.
 const ROUNDS: i64 = 100_000;
 
 /// Measures the peak of `n_threads` threads in GFLOP/s (for integers in 10⁹ operations per second): the best
@@ -106,13 +106,14 @@ const ROUNDS: i64 = 100_000;
 /// threads.
 pub fn gflops(target: &Target, kind: PeakKind, n_threads: usize) -> Result<f64, PeakError> {
     let lanes = target.lanes(kind.dtype());
-    // Two units of four cycles each have eight under way, and each that is late delays its own sum for good:
-    // some more keep them busy. Two registers hold the factors. Without a fused instruction all sums share
-    // one product: more of them would count multiplications that do not take place.
+    // Two units with a latency of four cycles have eight operations in flight, and a late one delays its own
+    // sum for good: some more sums keep the units busy. Two registers hold the operands. Without a fused
+    // instruction all sums share one product: more of them would count multiplications that do not take
+    // place.
     let n_registers = i64::from(target.n_vector_registers);
     let sums = if target.has_fma { (n_registers - 4).min(24) } else { n_registers / 2 - 4 };
     let kernel = tilewright_codegen::compile(&program((kind, target), sums, lanes, n_threads as i64), target)?;
-    // Ones of f32; as f64 no less a plain number, and as bytes not all the same.
+    // Ones in f32; read as f64 they are ordinary numbers, too, and as bytes not all equal.
     let (mut x, mut y) = (vec![1.0f32; 128], vec![1.0f32; 128]);
     let mut out = vec![0.0f64; (n_threads as i64 * sums * lanes) as usize + 64];
     let mut scratch = vec![0u8; kernel.scratch_bytes(n_threads) as usize + 128];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tilewright_ir::text::stmt_to_string;
 use tilewright_ir::{BufferId, Program, Role, Stmt};
 
-/// Kept buffers as a `prepare` part leaves them, such as packed constant weights.
+/// Buffers as filled by a `prepare` part, such as packed constant weights.
 ///
 /// The buffers are read-only, so that no candidate can spoil them for the next one.
 pub struct PreparedBuffers {
@@ -24,10 +24,10 @@ impl PreparedBuffers {
         Ok(PreparedBuffers { buffers })
     }
 
-    /// Address of the buffer of a name.
+    /// Address of the buffer with this name.
     ///
     /// # Panics
-    /// If there is none of that name.
+    /// If there is no buffer with this name.
     pub fn pointer(&self, name: &str) -> *mut u8 {
         self.buffers[name].pointer()
     }
@@ -61,13 +61,13 @@ impl Recipe {
         Some(Recipe { text, fills })
     }
 
-    /// Whether the part fills the buffer of a name.
+    /// Whether the part fills the buffer with this name.
     pub fn fills(&self, name: &str) -> bool {
         self.fills.iter().any(|n| n == name)
     }
 }
 
-/// The buffers that statements write.
+/// Buffers that statements write.
 fn written(block: &[Stmt]) -> BTreeSet<BufferId> {
     let mut found = BTreeSet::new();
     visit(block, &mut |s| found.extend(s.own_write().map(|(buffer, _)| buffer)));
@@ -87,7 +87,7 @@ fn visit(block: &[Stmt], f: &mut dyn FnMut(&Stmt)) {
 
 /// Cache of prepared buffers, the most recently used ones.
 pub struct PreparedCache {
-    /// Most recently used last.
+    /// Entries, the most recently used last.
     entries: Vec<(Recipe, Arc<PreparedBuffers>)>,
     limit_bytes: u64,
 }
@@ -144,13 +144,13 @@ mod tests {
         };
         let (a, _, held) = prepare("a", 60_000);
         assert_eq!(held, [true, false, false]);
-        // What is in use stays, whatever its size.
+        // Entries in use stay, whatever their size.
         let (b, forgotten, held) = prepare("b", 60_000);
         assert_eq!((forgotten.len(), held), (0, [true, true, false]));
         drop((a, b));
         let (c, mut forgotten, held) = prepare("c", 30_000);
         assert_eq!((forgotten.len(), held), (1, [false, true, true]));
-        // It can be written again.
+        // The buffer is writable again.
         forgotten[0].fill(1);
         assert_eq!((forgotten[0].n_bytes(), c.n_bytes()), (60_000, 30_000));
     }

@@ -52,7 +52,7 @@ impl WorkerRequest {
     /// Thread that serves the request.
     pub fn lane(&self) -> WorkerThread {
         match self {
-            // In the order in which they are asked, so that what is dropped is there.
+            // Served in the order of requests, so that a program to be dropped exists.
             WorkerRequest::Build { .. } | WorkerRequest::Drop { .. } => WorkerThread::Build,
             WorkerRequest::Check { .. } | WorkerRequest::Run { .. } => WorkerThread::Test,
         }
@@ -88,8 +88,8 @@ pub struct TimingPlan {
     pub min_time_ns: f64,
     /// Minimum number of samples.
     pub min_samples: u32,
-    /// Threshold for counting the first run as timed: as no other kernel runs meanwhile, if run and
-    /// comparison take at most this many nanoseconds.
+    /// Threshold for counting the first run as timed: no other kernel runs meanwhile, if run and comparison
+    /// take at most this many nanoseconds.
     pub alone_ns: f64,
     /// Median of the best candidate, if any: a clearly slower kernel is pruned.
     pub leading_ns: Option<f64>,

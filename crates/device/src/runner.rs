@@ -1,5 +1,6 @@
 //! Runners: remote devices without a compiler, on which a C program, the [`SOURCE`], runs kernels. It is
-//! started by a command of the user, such as `ssh pi ./tw-run`, and served with frames on its standard input.
+//! started by a command of the user, such as `ssh pi ./tw-run`, and receives requests in frames on its
+//! standard input.
 
 use crate::child::describe;
 use crate::command::{CommandTemplate, TemplateError};
@@ -17,18 +18,18 @@ use tilewright_search::Conditions;
 /// C source of the runner, which any C compiler can build.
 pub const SOURCE: &str = include_str!("runner/tw-run.c");
 
-/// The version of what is said.
+/// Version of the protocol.
 const PROTOCOL: &str = "1";
 /// Timeout for the runner's first message; starting it, perhaps over a network, counts too.
 const HELLO: Duration = Duration::from_secs(30);
 /// Timeout for every other answer except that to a run.
 pub(crate) const ANSWER: Duration = Duration::from_secs(60);
-/// Larger answers are none.
+/// Maximum size of a valid reply in bytes.
 const MOST_BYTES: u64 = 1 << 36;
-/// Bytes of a frame before its payload.
+/// Size of a frame's header in bytes.
 const HEAD: usize = 16;
 
-/// Request to a runner; the numbers are those of the source.
+/// Request to a runner; the numbers are those in the C source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Ask {
@@ -54,7 +55,7 @@ pub enum RunnerError {
         /// Reason.
         reason: String,
     },
-    /// A process that ended or never started.
+    /// Process that ended or never started.
     #[error("the runner is gone: {0}")]
     Gone(String),
     /// Timeout of a reply.
@@ -81,7 +82,7 @@ pub enum RunnerError {
 }
 
 impl RunnerError {
-    /// Whether its process has ended, or is of no use any more.
+    /// Whether its process has ended, or cannot be used any more.
     pub(crate) fn is_end(&self) -> bool {
         !matches!(self, RunnerError::Fence | RunnerError::NoMemory | RunnerError::Refused(_))
     }
@@ -90,7 +91,7 @@ impl RunnerError {
 /// Greeting of a runner: its device.
 #[derive(Debug, Clone)]
 pub struct Hello {
-    /// Target of the device, with the CPU's name where known.
+    /// Target of the device, with the CPU's name if known.
     pub target: Target,
     /// CPU features beyond the family's baseline, by LLVM's names.
     pub features: Vec<String>,
@@ -144,7 +145,7 @@ impl Hello {
         })
     }
 
-    /// Reason why code for a target does not run there; `None` if it does.
+    /// Reason why code for a target does not run on the device; `None` if it does.
     pub fn obstacle(&self, target: &Target) -> Option<String> {
         if target.arch != self.target.arch {
             return Some(format!("it is {}, and not {}", self.target.arch.name(), target.arch.name()));
@@ -165,10 +166,10 @@ pub(crate) fn conditions(lines: &[u8]) -> Conditions {
     Conditions { device: None, frequency_mhz: thousandth("khz"), temperature_c: thousandth("millicelsius") }
 }
 
-/// Arm's number of itself as an implementer.
+/// Arm's implementer code.
 const ARM: &str = "0x41";
 
-/// The target known by name that a CPU is, or the best that it can do.
+/// Predefined target of a CPU, or the best one that it supports.
 fn target_of(arch: Arch, implementer: &str, part: &str, features: &[String]) -> Target {
     let has = |names: &[&str]| names.iter().all(|name| features.iter().any(|feature| feature == name));
     let generic = match arch {
@@ -181,24 +182,24 @@ fn target_of(arch: Arch, implementer: &str, part: &str, features: &[String]) -> 
     known.map_or_else(|| Target::named(generic).expect("every generic name is known"), |known| known.target())
 }
 
-/// A runner's process.
+/// Process of a runner.
 pub(crate) struct RunnerProcess {
     child: Child,
     stdin: ChildStdin,
     answers: Receiver<io::Result<RunnerAnswer>>,
-    /// The last line that it, or what starts it, had to say.
+    /// Last line printed by the runner, or by the command that starts it.
     said: Arc<Mutex<String>>,
     hello: Hello,
 }
 
-/// A status, a number, and what follows.
+/// Reply: a status, a number, and a payload.
 type RunnerAnswer = (u32, u32, Vec<u8>);
 
 impl RunnerProcess {
     /// Starts a runner by a command, without a shell.
     ///
     /// # Errors
-    /// [`RunnerError`] if it does not start, or is none.
+    /// [`RunnerError`] if it does not start, or is not a runner.
     pub fn start(command: &str) -> Result<RunnerProcess, RunnerError> {
         let unfit = |reason: String| RunnerError::Command { command: command.to_owned(), reason };
         let words = CommandTemplate::words(command, &[]).map_err(|why| match why {
@@ -254,12 +255,12 @@ impl RunnerProcess {
     /// Sends a request, and returns the payload of the reply.
     ///
     /// # Errors
-    /// [`RunnerError`]; where that [is the end](RunnerError::is_end), it has to be started anew.
+    /// [`RunnerError`]; if that [is the end](RunnerError::is_end), the runner has to be restarted.
     pub fn ask(&mut self, what: Ask, number: u32, payload: &[u8], within: Duration) -> Result<Vec<u8>, RunnerError> {
         let head = [(what as u32).to_le_bytes(), number.to_le_bytes()].concat();
         let head = [head, (payload.len() as u64).to_le_bytes().to_vec()].concat();
         let sent = self.stdin.write_all(&head).and_then(|()| self.stdin.write_all(payload));
-        // What it said before it went tells more than that it is gone.
+        // Its last output says more than the broken pipe.
         let _ = sent.and_then(|()| self.stdin.flush());
         let (status, number, bytes) = match self.answers.recv_timeout(within) {
             Ok(Ok(answer)) => answer,
@@ -281,7 +282,7 @@ impl RunnerProcess {
     fn last_words(&mut self) -> String {
         let _ = self.child.kill();
         let status = self.child.wait().map_or_else(|unknown| unknown.to_string(), describe);
-        // What it said is on its way.
+        // Its output is still on the way.
         std::thread::sleep(Duration::from_millis(20));
         let said = self.said.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if said.is_empty() { status } else { format!("{status}: {said}") }
@@ -304,14 +305,14 @@ fn read_answer(from: &mut impl Read) -> io::Result<RunnerAnswer> {
         return Err(io::ErrorKind::InvalidData.into());
     }
     let mut bytes = Vec::new();
-    // Not as much memory as it says, but as it sends.
+    // Allocates only as much memory as is received, not as the header claims.
     if from.take(n_bytes).read_to_end(&mut bytes)? as u64 != n_bytes {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok((word(0), word(4), bytes))
 }
 
-/// Has a process end with this one, and leaves Ctrl-C to this one.
+/// Makes a process end with this one, and leaves Ctrl-C to this one.
 fn end_with_this(command: &mut Command) {
     // SAFETY: between fork and exec only async-signal-safe calls are made.
     unsafe {
@@ -326,7 +327,7 @@ fn end_with_this(command: &mut Command) {
 /// Starts a runner, and returns its greeting.
 ///
 /// # Errors
-/// [`RunnerError`] if it does not start, or is none.
+/// [`RunnerError`] if it does not start, or is not a runner.
 pub fn look(command: &str) -> Result<Hello, RunnerError> {
     Ok(RunnerProcess::start(command)?.hello.clone())
 }
@@ -336,8 +337,8 @@ mod tests {
     use super::*;
     use crate::folder::Folder;
 
-    /// The runner as a compiler of this name makes it, started by a command that may have more words; none
-    /// where one of the two is not installed.
+    /// Runner compiled with this compiler, started by a command that may have more words; `None` if either is
+    /// not installed.
     fn made(compiler: &str, emulator: &str) -> Option<(Folder, String)> {
         for tool in [compiler, emulator] {
             if !tool.is_empty() && Command::new(tool).arg("--version").output().is_err() {
@@ -356,7 +357,7 @@ mod tests {
         Some((folder, command))
     }
 
-    /// Runs machine code, which is given a buffer, a page of scratch memory, and 0.2 s.
+    /// Runs machine code with a buffer, a page of scratch memory, and 0.2 s.
     fn end_of(runner: &mut RunnerProcess, code: &[u8]) -> Result<Vec<u8>, RunnerError> {
         let page = runner.hello.page_bytes as usize;
         let mut payload = (page as u64).to_le_bytes().to_vec();
@@ -372,8 +373,8 @@ mod tests {
         runner.ask(Ask::Run, 0, &payload, ANSWER)
     }
 
-    /// Checks how code ends: a return, a store to address 0, an instruction that is none, a loop for ever,
-    /// and a store before the first byte of the buffer.
+    /// Checks how code ends: a return, a store to address 0, an invalid instruction, an infinite loop, and a
+    /// store before the first byte of the buffer.
     fn check(compiler: &str, emulator: &str, codes: [&[u8]; 5]) {
         let Some((_folder, command)) = made(compiler, emulator) else { return };
         let ends = codes.map(|code| end_of(&mut RunnerProcess::start(&command).unwrap(), code));
@@ -395,7 +396,7 @@ mod tests {
         let outside = [0x48, 0x8B, 0x07, 0xC6, 0x40, 0xFF, 0x00, 0xC3];
         check("cc", "", [&[0xC3], &stored, &[0x0F, 0x0B], &[0xEB, 0xFE], &outside]);
         let Some((_folder, command)) = made("cc", "") else { return };
-        // A division by zero.
+        // Division by zero.
         let divided =
             end_of(&mut RunnerProcess::start(&command).unwrap(), &[0x31, 0xC9, 0x31, 0xC0, 0x31, 0xD2, 0xF7, 0xF1]);
         assert!(matches!(divided, Err(RunnerError::Signal(libc::SIGFPE))), "{divided:?}");
@@ -420,7 +421,7 @@ mod tests {
         for n_bytes in [8 << 20, u64::MAX] {
             assert!(matches!(buffer(1, n_bytes), Err(RunnerError::NoMemory)), "{n_bytes}");
         }
-        // What was refused has not been counted, and what gives way counts no more.
+        // Refused buffers are not counted, and neither are released ones.
         assert!((0..20).all(|_| buffer(0, 2 << 20).is_ok()) && buffer(2, 100).is_ok());
         assert!(matches!(buffer(256, 1), Err(RunnerError::Refused(_))));
         runner.ask(Ask::Upload, 2, &[7; 100], ANSWER).unwrap();
@@ -454,7 +455,7 @@ mod tests {
         let obstacle = |name: &str| board.obstacle(&Target::named(name).unwrap()).unwrap();
         assert_eq!(obstacle("cortex-a76"), "it lacks fullfp16, dotprod");
         assert_eq!(obstacle("x86-64"), "it is aarch64, and not x86_64");
-        // Another maker's core with the same number is not Arm's.
+        // Another implementer's core with the same number is not Arm's.
         assert_eq!(of("arch=aarch64\nimplementer=0x61\npart=0xd08").unwrap().target.cpu, "generic");
         assert_eq!(of("arch=x86_64\nfeatures=fpu avx2 fma bmi2").unwrap().target.cpu, "x86-64-v3");
         for lines in ["arch=riscv64", "arch=opencl", "features=neon"] {

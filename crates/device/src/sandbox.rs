@@ -1,9 +1,9 @@
-//! Sandbox of processes that run candidates: they compute, on memory that they have, and answer on their
+//! Sandbox of processes that run candidates: they compute on memory that they have, and reply on their
 //! standard output.
 //!
-//! Landlock keeps files from being written, programs from being run, and connections and signals from going
-//! out; filters of system calls do the same for the whole process and forbid the rest. Where the system has
-//! one of them only, or none, candidates run with what there is. Both stay for good.
+//! Landlock prevents writing files, executing programs, connecting and sending signals; system call filters
+//! do the same for the whole process and forbid the rest. If the system has only one of them, or none,
+//! candidates run with what is available. Both are permanent.
 //!
 //! # Source
 //! <https://docs.kernel.org/userspace-api/landlock.html>, seccomp(2). The calls were found by running all of
@@ -22,12 +22,12 @@ use seccompiler::{
 
 /// Environment variable that turns the sandbox off when it is `off`.
 const VARIABLE: &str = "TILEWRIGHT_SANDBOX";
-/// The request by which a library asks whether a descriptor is a terminal.
+/// Request by which a library asks whether a descriptor is a terminal.
 const IS_TERMINAL: u64 = 0x5401;
-/// The version of Landlock up to which its features are used, where they are there.
+/// Latest version of Landlock whose features are used, if available.
 const LATEST: ABI = ABI::V6;
 
-/// Calls that a process may make once it has all that it needs.
+/// System calls that a process may make once it has everything that it needs.
 const ALLOWED: &[libc::c_long] = &[
     libc::SYS_brk,
     libc::SYS_clock_getres,
@@ -79,7 +79,7 @@ const ALLOWED: &[libc::c_long] = &[
     libc::SYS_uname,
     libc::SYS_write,
     libc::SYS_writev,
-    // Permission to use tiles.
+    // Permission to use AMX tiles.
     #[cfg(target_arch = "x86_64")]
     libc::SYS_arch_prctl,
     #[cfg(target_arch = "x86_64")]
@@ -102,7 +102,7 @@ const OF_LOADING: &[libc::c_long] = &[
     libc::SYS_readlink,
 ];
 
-/// Calls that nobody makes who means well: they end the process.
+/// System calls that no legitimate candidate makes: they kill the process.
 const HOSTILE: &[libc::c_long] = &[
     libc::SYS_bind,
     libc::SYS_bpf,
@@ -157,7 +157,7 @@ pub enum Strictness {
     Loaded,
 }
 
-/// Whether processes are confined, unless the system has no means for it.
+/// Whether processes are sandboxed, if the system can.
 fn is_wanted() -> bool {
     std::env::var_os(VARIABLE).is_none_or(|value| value != "off")
 }
@@ -177,7 +177,7 @@ pub fn name() -> &'static str {
 /// by Landlock.
 ///
 /// # Errors
-/// If the system refuses; one without Landlock does nothing.
+/// If the system refuses; without Landlock, nothing is done.
 pub fn forbid_files() -> Result<(), Box<dyn Error>> {
     if !is_wanted() {
         return Ok(());
@@ -192,7 +192,7 @@ pub fn forbid_files() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Forbids all threads of this process the system calls that they do not need, by seccomp filters.
+/// Forbids all threads of this process the system calls that they do not need, using seccomp filters.
 ///
 /// # Errors
 /// If the system has no such filters.
@@ -216,7 +216,7 @@ pub fn forbid_calls(strictness: Strictness) -> Result<(), Box<dyn Error>> {
         if strictness == Strictness::Loaded {
             hostile.extend(always(OPENING));
         }
-        // Another process, or a signal to one.
+        // Creation of another process, or a signal to one.
         hostile.insert(libc::SYS_clone, vec![rule(0, SeccompCmpOp::MaskedEq(thread), 0)?]);
         hostile.insert(libc::SYS_tgkill, vec![rule(0, SeccompCmpOp::Ne, own_id)?]);
         apply(hostile, SeccompAction::Allow, SeccompAction::KillProcess)?;
@@ -238,7 +238,7 @@ pub fn forbid_calls(strictness: Strictness) -> Result<(), Box<dyn Error>> {
     allowed.insert(libc::SYS_prctl, options);
     allowed.insert(libc::SYS_seccomp, vec![rule(0, SeccompCmpOp::Eq, libc::SECCOMP_SET_MODE_FILTER.into())?]);
     apply(allowed, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow)?;
-    // Its arguments are in memory, where no filter sees them: the C library then takes the other one.
+    // The arguments of `clone3` are in memory, where no filter sees them: the C library then uses `clone`.
     let unknown = SeccompAction::Errno(libc::ENOSYS as u32);
     apply(always(&[libc::SYS_clone3]), SeccompAction::Allow, unknown)
 }
@@ -250,7 +250,7 @@ mod tests {
 
     use super::*;
 
-    /// Says that a process is to confine itself, and to say what that took.
+    /// Variable that tells a process to sandbox itself, and to report the result.
     const ROLE: &str = "TILEWRIGHT_TEST_SANDBOX";
 
     #[test]

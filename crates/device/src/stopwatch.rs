@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-/// The part of the time for which a thread that never waits has a core where hardly anybody takes it away.
+/// Share of the time for which a thread that never waits has a core on a machine with little other load.
 const MOSTLY: f64 = 0.8;
-/// The system's count of a thread's time is off now and then, but by less than a part in a hundred of this.
+/// The system's count of a thread's CPU time has occasional errors, below one per cent of this time.
 const LONG_NS: f64 = 50e6;
 /// Maximum number of repetitions of work that lost its core.
 pub const MOST_TRIES: u32 = 3;
@@ -63,7 +63,7 @@ mod tests {
         std::thread::sleep(PAUSE);
     }
 
-    /// Has a core for so long, however long that takes on a busy machine.
+    /// Uses the CPU for this time, however long that takes on a busy machine.
     fn spin() {
         let (start, start_ns) = (Instant::now(), thread_ns().unwrap());
         while start.elapsed() < PAUSE || thread_ns().unwrap().saturating_sub(start_ns) < PAUSE.as_nanos() as u64 {}

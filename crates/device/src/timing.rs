@@ -1,10 +1,10 @@
 //! Timing of verified kernels.
 //!
 //! A kernel that is clearly slower than the best one is pruned: after the run that verified it
-//! ([`HOPELESS_CHECKED`], [`HOPELESS_CHECKED_LONG`] and, where nothing else ran meanwhile,
-//! [`HOPELESS_FIRST`], [`HOPELESS_VERY_LONG`]), or while it is sampled ([`HOPELESS_WARM`]). Only runs longer
-//! than [`LONG_NS`] are pruned that early, and allowances are made for cold caches ([`COLD_NS_A_BYTE`]) and
-//! for waiting for a core ([`WAIT_NS`]).
+//! ([`HOPELESS_CHECKED`], [`HOPELESS_CHECKED_LONG`] and, if nothing else ran meanwhile, [`HOPELESS_FIRST`],
+//! [`HOPELESS_VERY_LONG`]), or while it is sampled ([`HOPELESS_WARM`]). Only runs longer than [`LONG_NS`] are
+//! pruned that early, and allowances are made for cold caches ([`COLD_NS_A_BYTE`]) and for waiting for a core
+//! ([`WAIT_NS`]).
 
 use std::time::Duration;
 
@@ -21,9 +21,10 @@ pub struct RoundLength {
     pub min_samples: u32,
 }
 
-/// A shorter sample averages several runs, so that reading the clock and looking at the pace do not count.
+/// Minimum length of a sample: a shorter one averages several runs, so that reading the clock and measuring
+/// the pace do not matter.
 const MIN_SAMPLE_NS: f64 = 100_000.0;
-/// Multiple of the leading time that prunes a kernel by the run that checked it, beside other work.
+/// Multiple of the leading time that prunes a kernel by the run that verified it, beside other work.
 const HOPELESS_CHECKED: f64 = 2.0;
 /// Multiple of the leading time that prunes a kernel by such a run of more than [`CHECKED_LONG_NS`].
 const HOPELESS_CHECKED_LONG: f64 = 1.05;
@@ -33,32 +34,33 @@ const CHECKED_LONG_NS: f64 = 1e9;
 const WAIT_NS: f64 = 10e6;
 /// Multiple of the leading time that prunes a kernel by a first run without other work beside it.
 const HOPELESS_FIRST: f64 = 1.15;
-/// Least length of a first run that may prune its kernel, in nanoseconds.
+/// Minimum length of a first run that may prune its kernel, in nanoseconds.
 const LONG_NS: f64 = 1e6;
-/// Time that a first run waits for main memory, as others had the caches before it: a core gets some 10 GB/s.
-/// Without it, 12 of the 15 best of 150 configurations had been pruned (Zen 4, 2026-11-22).
+/// Time that a first run waits for main memory because other kernels used the caches before it: a core gets
+/// some 10 GB/s. Without this allowance, 12 of the 15 best of 150 configurations were pruned (Zen 4,
+/// 2026-11-22).
 const COLD_NS_A_BYTE: f64 = 0.1;
-/// Least length of a first run that [`HOPELESS_VERY_LONG`] judges, in nanoseconds: noise is a small part of
+/// Minimum length of a first run that [`HOPELESS_VERY_LONG`] judges, in nanoseconds: noise is a small part of
 /// it.
 const VERY_LONG_NS: f64 = 4e6;
 /// Multiple of the leading time that prunes a kernel by a very long first run.
 const HOPELESS_VERY_LONG: f64 = 1.05;
 /// Multiple of the leading time at which the fastest warm sample of a kernel ends its sampling.
 const HOPELESS_WARM: f64 = 1.05;
-/// Least time of samples before a kernel may be pruned by them, in nanoseconds.
+/// Minimum total time of samples before a kernel may be pruned by them, in nanoseconds.
 const ENOUGH_NS: f64 = 0.5e6;
-/// Largest share of cold caches in a warm-up run that counts as a sample, if one will do.
+/// Maximum share of cold caches in a warm-up run that counts as a sample, if one sample suffices.
 const COLD_AT_MOST: f64 = 0.1;
-/// Multiple of the time to spend beyond which a warm-up run, or the samples so far, suffice.
+/// Multiple of the intended time beyond which a warm-up run, or the samples so far, suffice.
 const WARM_ENOUGH: f64 = 10.0;
 /// Maximum time for flushing all caches, as a multiple of the time of the samples; for flushing constants
 /// alone, the maximum is once that time.
 pub const MOST_FLUSHING: u32 = 10;
-/// Least number of cold samples: a single one may be disturbed.
+/// Minimum number of cold samples: a single one may be disturbed.
 const FEW_COLD: usize = 3;
-/// Constants of no more bytes are at hand before it matters that they were not.
+/// Size in bytes up to which constants are loaded so fast that their cold state does not matter.
 const FEW_BYTES: u64 = 16 << 10;
-/// Samples beyond which nothing is learnt.
+/// Maximum number of samples; more would not improve the result.
 const MOST_SAMPLES: usize = 1000;
 
 /// Samples of a kernel's run time.
@@ -81,7 +83,7 @@ pub struct First {
 }
 
 impl First {
-    /// First run of a kernel that was not run before.
+    /// First run of a kernel that has not been run before.
     pub const UNKNOWN: First = First { ns: f64::INFINITY, pace: 1.0, checked_ns: f64::INFINITY };
 
     /// Whether it counts as timed: no other kernel ran meanwhile, nor has since.
@@ -89,7 +91,7 @@ impl First {
         self.checked_ns <= plan.alone_ns
     }
 
-    /// Nanoseconds of the run, and the pace where times are corrected by it.
+    /// Nanoseconds of the run, and the pace if times are corrected by it.
     fn timed(&self, plan: &TimingPlan) -> (f64, f64) {
         (self.ns, if plan.at_best_pace { self.pace } else { 1.0 })
     }
@@ -105,7 +107,7 @@ pub struct KernelDemands {
 }
 
 impl KernelDemands {
-    /// Nanoseconds that it may wait for main memory where others had the caches before it.
+    /// Nanoseconds that the kernel may wait for main memory if other kernels used the caches before it.
     fn cold_ns(self) -> f64 {
         COLD_NS_A_BYTE * self.n_bytes as f64
     }
@@ -123,13 +125,14 @@ pub struct TimedKernel<'a> {
     pub pace: &'a mut dyn FnMut() -> f64,
 }
 
-/// Whether a time has no hope against what leads. Where times vary by chance, it takes more for that.
+/// Whether a time is clearly slower than the leading one. The more times vary by chance, the larger the
+/// difference must be.
 fn is_hopeless(plan: &TimingPlan, variation: &Variation, ns: f64, factor: f64, n_samples: usize) -> bool {
     plan.leading_ns.is_some_and(|leading| ns > factor * variation.by_chance(n_samples) * leading)
 }
 
-/// Whether a first run prunes its kernel; `not_its_ns` of it may be owed to cold caches or to waiting. Only a
-/// long run tells.
+/// Whether a first run prunes its kernel; up to `not_its_ns` of it may be due to cold caches or waiting. Only
+/// a long run is conclusive.
 fn is_first_hopeless(plan: &TimingPlan, variation: &Variation, ns: f64, factor: f64, not_its_ns: f64) -> bool {
     plan.caches == Caches::Warm && ns > LONG_NS && is_hopeless(plan, variation, ns - not_its_ns, factor, 1)
 }
@@ -152,8 +155,8 @@ pub fn at_first(plan: &TimingPlan, variation: &Variation, first: First, size: Ke
     is_first_hopeless(plan, variation, ns, factor, not_its_ns).then(|| Samples { ns: vec![ns], stopped_early: true })
 }
 
-/// Cache state to establish before runs, if `n_bytes` bytes would have to be flushed: few constants are not
-/// worth timing each run by itself.
+/// Cache state to establish before runs, if `n_bytes` bytes would have to be flushed: for few constants,
+/// timing each run separately is not worthwhile.
 pub fn emptied(caches: Caches, n_bytes: u64) -> Caches {
     match caches {
         Caches::ColdConstants if n_bytes <= FEW_BYTES => Caches::Warm,
@@ -171,7 +174,7 @@ pub fn sample(plan: &TimingPlan, variation: &mut Variation, first: First, subjec
         return samples;
     }
     let mut pace_before = pace();
-    // Nanoseconds a run, and the pace of the cores meanwhile.
+    // Nanoseconds per run, and the pace of the cores meanwhile.
     let mut timed = |n_runs: u32| {
         let ns = run(n_runs) / f64::from(n_runs);
         let pace_after = pace();
@@ -179,7 +182,7 @@ pub fn sample(plan: &TimingPlan, variation: &mut Variation, first: First, subjec
         pace_before = pace_after;
         (ns, paces)
     };
-    // The first run warms up: where that is not the one that checked this kernel, others ran since.
+    // The first run warms up: unless it was the one that verified this kernel, others ran since.
     let first = if first.is_alone(plan) { first.timed(plan) } else { timed(1) };
     let first_ns = variation.undisturbed_ns(first.0, first.1);
     if is_first_hopeless(plan, variation, first_ns, hopeless_first(first_ns), size.cold_ns()) {
@@ -220,7 +223,7 @@ pub fn sample(plan: &TimingPlan, variation: &mut Variation, first: First, subjec
 /// Samples a kernel's time at each of `n` sizes by `sample`, and returns geometric means over the sizes: of
 /// the smallest samples, and so on up to the largest.
 pub fn of_all(plan: &TimingPlan, n: usize, mut sample: impl FnMut(&TimingPlan, usize) -> Samples) -> Samples {
-    // What leads is known by its mean alone.
+    // The leading kernel is known only by its mean.
     let each = TimingPlan { min_time_ns: plan.min_time_ns / n as f64, leading_ns: None, ..*plan };
     let mut of_each: Vec<Vec<f64>> = (0..n).map(|at| sample(&each, at).ns).collect();
     of_each.iter_mut().for_each(|ns| ns.sort_by(f64::total_cmp));
@@ -277,8 +280,8 @@ mod tests {
         }
     }
 
-    /// Samples of a kernel that took so long when it was checked and takes the time of `run`, and how often
-    /// it runs.
+    /// Samples of a kernel that took this long when it was verified and takes the time of `run`, and the
+    /// number of its runs.
     fn timed(
         plan: &TimingPlan,
         first_ns: f64,
@@ -326,7 +329,7 @@ mod tests {
         let one = TimingPlan { min_samples: 1, ..plan(None) };
         let (samples, n_runs) = timed(&one, 5e6, 0, 1.0, |_| 5e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 1));
-        // Where cold caches may have slowed it down, another one follows.
+        // If cold caches may have slowed it down, another run follows.
         let (samples, n_runs) = timed(&one, 5e6, 10_000_000, 1.0, |at| if at == 0 { 6e6 } else { 5e6 });
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 2));
     }
@@ -336,12 +339,12 @@ mod tests {
         let alone = TimingPlan { min_samples: 1, alone_ns: 10e6, ..plan(None) };
         let (samples, n_runs) = timed(&alone, 5e6, 0, 1.0, |_| 4e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[5e6][..], 0));
-        // It warms up the caches for the samples that follow.
+        // The first run warms up the caches for the following samples.
         let (samples, n_runs) = timed(&alone, 5e6, 60_000_000, 1.0, |_| 4e6);
         assert_eq!((samples.ns.as_slice(), n_runs), (&[4e6][..], 1));
         let (samples, n_runs) = timed(&TimingPlan { leading_ns: Some(4e6), ..alone }, 5e6, 0, 1.0, |_| 4e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (true, &[5e6][..], 0));
-        // Beside a run that took longer others may have run.
+        // Other kernels may have run beside a run that took longer.
         let (samples, n_runs) = timed(&TimingPlan { alone_ns: 9e6, ..alone }, 5e6, 0, 1.0, |_| 4e6);
         assert_eq!((samples.stopped_early, samples.ns.as_slice(), n_runs), (false, &[4e6][..], 1));
     }
@@ -379,14 +382,14 @@ mod tests {
             let subject = TimedKernel { run: &mut run, size, flush: &mut flush, pace: &mut || 1.0 };
             let samples = sample(&plan, &mut Variation::default(), first, subject);
             assert_eq!((samples.ns.len(), n_flushes), (expected, expected), "{flush_ns}");
-            // The run that checked it was another one's neighbour: it warms up, and is timed after a flush.
+            // The run that verified it was beside another one: it warms up, and is timed after a flush.
             assert_eq!(n_runs as usize, expected + 2);
         }
     }
 
     #[test]
     fn a_cold_kernel_is_not_timed_for_longer_because_caches_are_slow_to_empty() {
-        // The time to spend is a millisecond of the kernel, and ten for the caches.
+        // The time limit is a millisecond of the kernel, and ten for the caches.
         for (flush_ns, kernel_ns, expected) in [
             (0.0, 5e3, 200),
             (200e3, 5e3, 50),
@@ -416,7 +419,7 @@ mod tests {
     #[test]
     fn times_are_those_of_undisturbed_cores() {
         let mut variation = Variation::default();
-        // Samples of a kernel that follows the looks, of which every fourth says the second.
+        // Samples of a kernel that follows the pace, of which every fourth is measured at the second pace.
         let mut at_paces = |paces: [f64; 2]| {
             let n_looks = Cell::new(0);
             let now = || paces[usize::from(n_looks.get() % 4 == 3)];

@@ -1,6 +1,6 @@
 //! Worker process, which builds and runs candidates in two threads, each serving one request at a time.
 //!
-//! Candidates run in this process only: a crash ends it and nothing else, and the tuner kills it when it does
+//! Candidates run only in this process: a crash ends it and nothing else, and the tuner kills it when it does
 //! not reply in time.
 
 mod builder;
@@ -31,11 +31,11 @@ use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_ir::{Program, Target};
 use tilewright_search::ErrorClass;
 
-/// Most bytes of unused prepared buffers that are kept. More would raise the hit rate, but fresh memory is
-/// expensive on virtual machines: 2.3 ms a megabyte, where packing one takes 0.5 ms.
+/// Maximum bytes of unused prepared buffers that are kept. More would raise the hit rate, but fresh memory is
+/// expensive on virtual machines: 2.3 ms per megabyte, compared with 0.5 ms for packing one.
 const MOST_PREPARED_BYTES: u64 = 64 << 20;
 
-/// The stack of the thread that tests: what a main thread has.
+/// Stack size of the tester thread: that of a main thread.
 const STACK_BYTES: usize = 8 << 20;
 
 impl Failure {
@@ -56,11 +56,11 @@ trait Build {
 
 /// Tester of kernels, on a kind of device.
 trait Test {
-    /// Runs a kernel for the first time and compares its answer with the reference; and times it, where that
-    /// tells enough or what follows belongs to it.
+    /// Runs a kernel for the first time and compares its result with the reference; also times it, if the
+    /// first run suffices for that or timing is to follow at once.
     fn check(&mut self, id: u64, plan: Option<&TimingPlan>) -> Result<Reply, Failure>;
 
-    /// Times a kernel that has been checked.
+    /// Times a kernel that has been verified.
     fn run(&mut self, id: u64, plan: &TimingPlan) -> Result<Reply, Failure>;
 
     /// Serves a request; returns the last reply.
@@ -82,7 +82,7 @@ type WorkerThreads = (Box<dyn Build>, Box<dyn Test + Send>);
 /// builder.
 ///
 /// # Errors
-/// If the assignment or a request cannot be understood, or a stream fails: the worker is of no use then.
+/// If the assignment or a request cannot be understood, or a stream fails: the worker cannot be used then.
 pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     let (mut builder, mut tester) = match assigned(std::io::stdin().lines().next()) {
         Ok(threads) => threads,
@@ -124,13 +124,13 @@ pub fn serve() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Tells the tuner that this worker is of no use, and why.
+/// Tells the tuner that this worker cannot be used, and why.
 fn not_ready(why: Box<dyn std::error::Error>) -> Result<(), Box<dyn std::error::Error>> {
     reply(WorkerThread::Build, &Reply::NotReady { reason: why.to_string() })?;
     Err(why)
 }
 
-/// Ends the process where a thread that holds it panics.
+/// Guard that ends the process if the thread that holds it panics.
 struct EndsWithThis;
 
 impl Drop for EndsWithThis {
@@ -144,11 +144,12 @@ impl Drop for EndsWithThis {
 /// Last reply of a builder that crashes.
 const CRASHED: &[u8] = b"[\"Build\",\"Crashed\"]\n";
 
-/// Lets the builder tell the tuner when a crash is its own, and no kernel's under test.
+/// Installs handlers by which a crashing builder tells the tuner that the crash is its own, and not the
+/// tested kernel's.
 fn say_who_crashes() {
     extern "C" fn on_crash(signal: libc::c_int) {
-        // SAFETY: these calls may be made in a handler. The signal, raised anew, ends the process once the
-        // handler is left.
+        // SAFETY: these calls are async-signal-safe. The signal, raised anew, ends the process when the
+        // handler returns.
         unsafe {
             if libc::syscall(libc::SYS_gettid) == i64::from(libc::getpid()) {
                 libc::write(libc::STDOUT_FILENO, CRASHED.as_ptr().cast(), CRASHED.len());
@@ -158,8 +159,7 @@ fn say_who_crashes() {
         }
     }
     for signal in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT] {
-        // SAFETY: the handler only makes calls that may be made in one, on the stack that each thread has for
-        // that.
+        // SAFETY: the handler only makes async-signal-safe calls, on the alternate stack of each thread.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_crash as extern "C" fn(libc::c_int) as usize;
@@ -177,7 +177,7 @@ fn reply(lane: WorkerThread, reply: &Reply) -> std::io::Result<()> {
     out.flush()
 }
 
-/// Tells the tuner what is not the last answer to its request.
+/// Sends the tuner a reply that is not the last one to its request.
 fn tell(lane: WorkerThread, early: &Reply) -> Result<(), Failure> {
     Ok(reply(lane, early).map_err(|e| (ErrorClass::Unknown, format!("telling the tuner: {e}")))?)
 }
@@ -187,7 +187,7 @@ fn assigned(line: Option<std::io::Result<String>>) -> Result<WorkerThreads, Box<
     let workload = Workload::parse(&assignment.workload)?;
     let untuned = workload.program();
     let target: Target = assignment.target.parse()?;
-    // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open to its end.
+    // SAFETY: the descriptor was opened by the tuner for this process, which keeps it open until it ends.
     let file = unsafe { BorrowedFd::borrow_raw(assignment.data_fd) };
     let arguments = BoundArgument::all(&untuned, file, &assignment.data_offsets)?;
     offer_to_be_killed();
@@ -208,8 +208,8 @@ fn on_cpu(
     target: Target,
     arguments: Vec<BoundArgument>,
 ) -> Result<WorkerThreads, Box<dyn std::error::Error>> {
-    // Where the system has no means for it, limits and a process of its own are what confines a candidate. It
-    // is before there are other threads, for which it would not hold.
+    // If the system does not support it, a candidate is confined only by limits and by its process. This
+    // comes before other threads are started, because it would not apply to them.
     let _ = sandbox::forbid_files();
     // SAFETY: as in `assigned`.
     let objects = unsafe { BorrowedFd::borrow_raw(assignment.objects_fd) }.try_clone_to_owned()?.into();
@@ -218,7 +218,7 @@ fn on_cpu(
     let mut tester = CpuTester::new(&workload, arguments, n_threads, cpus, l2_bytes, Arc::clone(&store))?;
     let mut builder = CpuBuilder::new(workload, target, Objects::new(objects), store);
     limit_memory(assignment.memory_bytes);
-    // What this machine forbids is to show here, once, and not in every candidate.
+    // Anything that this machine forbids must show here, once, and not in every candidate.
     if !tester.runs(&builder.probe()?)? {
         return Err("a kernel that fills a buffer does not fill it: this CPU cannot be relied on".into());
     }
@@ -226,8 +226,8 @@ fn on_cpu(
     Ok((Box::new(builder), Box::new(tester)))
 }
 
-/// Replies that a kernel was found right, with the seconds of its run and the comparison; where it is to be
-/// timed at once, with its times.
+/// Replies that a kernel is correct, with the seconds of its run and the comparison; and with its times, if
+/// it is to be timed at once.
 fn checked(
     id: u64,
     start: Instant,
@@ -247,7 +247,7 @@ fn checked(
     }
 }
 
-/// Compares every output with its reference; the largest relative error of one as a whole.
+/// Compares every output with its reference; returns the largest relative error of an output as a whole.
 fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[BoundArgument]) -> Result<f64, Failure> {
     let mut largest: f64 = 0.0;
     for ((_, buffer), argument) in untuned.arguments().zip(arguments) {
@@ -259,7 +259,7 @@ fn compare(untuned: &Program, tolerance: &Tolerance, arguments: &[BoundArgument]
     Ok(largest)
 }
 
-/// Whether nothing was written around buffers; mends what surrounds them.
+/// Checks that nothing was written around buffers; restores their canaries.
 fn intact<'a>(buffers: impl Iterator<Item = &'a Fenced>) -> Result<(), Failure> {
     let broken: Vec<&Fenced> = buffers.filter(|f| !f.is_intact()).collect();
     broken.iter().for_each(|f| f.set_canaries());
@@ -269,11 +269,10 @@ fn intact<'a>(buffers: impl Iterator<Item = &'a Fenced>) -> Result<(), Failure> 
     }
 }
 
-/// Limits the address space to what is used now and so much more, unless a lower limit is set already.
+/// Limits the address space to its current size plus this many bytes, unless a lower limit is set already.
 fn limit_memory(more_bytes: u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the structure is plain data. Where the limit cannot be set the worker runs without one of its
-    // own.
+    // SAFETY: the structure is plain data. If the limit cannot be set, the worker runs without one.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_AS, &raw mut limit) == 0 {
             limit.rlim_cur = limit.rlim_cur.min(limits::address_space_bytes().saturating_add(more_bytes));
@@ -282,10 +281,9 @@ fn limit_memory(more_bytes: u64) {
     }
 }
 
-/// Has the system, where it must kill a process for want of memory, kill this one and not the tuner, which
-/// goes on.
+/// Makes the system kill this process rather than the tuner when it runs out of memory.
 fn offer_to_be_killed() {
-    // Where that is refused it chooses by itself.
+    // If that is refused, the system chooses by itself.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
 }
 

@@ -16,7 +16,7 @@ use tilewright_search::pause;
 pub struct WorkerCommand {
     /// Program to start.
     pub program: std::path::PathBuf,
-    /// The arguments of the program.
+    /// Arguments of the program.
     pub arguments: Vec<String>,
 }
 
@@ -25,17 +25,18 @@ const LANES: [WorkerThread; 2] = [WorkerThread::Build, WorkerThread::Test];
 /// Timeout for the start of a worker.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A worker may wait for its cores this many times as long as it may use them. A thread that waits in vain
-/// for another takes no core either.
+/// Multiple of a timeout for which a worker may wait for its cores. A thread that waits in vain for another
+/// one uses no core either.
 const PATIENCE: u32 = 4;
 
-/// Least time that a worker may wait for its cores: others may have all of them for that long.
+/// Minimum time for which a worker may wait for its cores: other processes may have all of them for that
+/// long.
 const LEAST_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The least time for which a deadline is put off.
+/// Minimum time by which a deadline is postponed.
 const LEAST_WAIT: Duration = Duration::from_millis(5);
 
-/// Most restarts of a process that the system refuses or that ends before it is ready.
+/// Maximum number of restarts of a process that the system refuses or that ends before it is ready.
 const MOST_RESTARTS: u32 = 3;
 /// Pause before a restart.
 const BEFORE_RESTART: Duration = Duration::from_millis(200);
@@ -64,27 +65,26 @@ pub struct Workers {
     receiver: Receiver<Heard>,
 }
 
-/// A worker, its generation, and a thread's message; `None` if it has ended.
+/// Worker, its generation, and a thread's message; `None` if the worker has ended.
 type Heard = (usize, u64, Option<(WorkerThread, Reply)>);
 
 struct Slot {
     process: ChildProcess,
-    /// Told apart from predecessors, whose last words may still be under way.
+    /// Distinguishes the worker from its predecessors, whose last messages may still arrive.
     generation: u64,
-    /// Whether it has not said yet that it is ready.
+    /// Whether it has not yet reported that it is ready.
     is_starting: bool,
     /// Number of consecutive ends before it was ready.
     n_false_starts: u32,
-    /// Deadlines by the lane's number; `None` for an idle thread.
+    /// Deadlines by the thread's number; `None` for an idle thread.
     deadlines: [Option<Deadline>; 2],
-    /// Whether its last words said that it was the building that crashed.
+    /// Whether its last message said that the builder crashed.
     is_build_crash: bool,
 }
 
-/// Deadline of a worker's thread: a moment, by [`pause::now`], and the CPU time that it must have had until
-/// then.
+/// Deadline of a worker's thread: a time of [`pause::now`], and the CPU time that it must have had by then.
 ///
-/// Where others take the cores, a kernel that is not slow may be long in coming to its end.
+/// On a busy machine, a kernel that is not slow may take long to finish.
 #[derive(Clone, Copy)]
 struct Deadline {
     at: Instant,
@@ -95,7 +95,7 @@ struct Deadline {
 }
 
 impl Deadline {
-    /// The next moment to look, where the worker has had the cores for less than its time.
+    /// Next time to check, if the worker has used the cores for less than its timeout.
     fn put_off(self, ran: Option<Duration>) -> Option<Deadline> {
         let ran = ran?.saturating_sub(self.ran?);
         let missing = self.timeout.checked_sub(ran).filter(|missing| !missing.is_zero())?;
@@ -106,10 +106,10 @@ impl Deadline {
 }
 
 impl Slot {
-    /// The time that a thread of its process and its helpers have run together; `None` if the system does not
-    /// say.
+    /// CPU time of a thread of its process together with its helper threads; `None` if the system does not
+    /// report it.
     fn ran(&self, lane: WorkerThread) -> Option<Duration> {
-        // The main thread builds.
+        // The main thread is the builder.
         let main = format!("/proc/{0}/task/{0}/schedstat", self.process.id());
         let main_ns = std::fs::read_to_string(main).ok()?.split_whitespace().next()?.parse().ok()?;
         let build = Duration::from_nanos(main_ns);
@@ -123,14 +123,14 @@ impl Slot {
         Some(all.saturating_sub(build))
     }
 
-    /// Whether somebody has stopped its process.
+    /// Whether its process has been stopped by a signal.
     fn is_stopped(&self) -> bool {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap_or_default();
         // "17 (name) T …", where the name may be anything.
         stat.rsplit_once(") ").is_some_and(|(_, state)| state.starts_with(['T', 't']))
     }
 
-    /// Begins the timeout of a thread.
+    /// Starts the timeout of a thread.
     fn begin(&mut self, lane: WorkerThread, timeout: Duration) {
         let (start, ran) = (pause::now(), self.ran(lane));
         self.deadlines[lane as usize] = Some(Deadline { at: start + timeout, start, timeout, ran });
@@ -168,7 +168,7 @@ impl Workers {
     pub fn clear(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.process.kill());
         self.slots.clear();
-        // Nobody hears their last words.
+        // Their last messages are discarded.
         (self.sender, self.receiver) = channel();
     }
 
@@ -232,10 +232,10 @@ impl Workers {
         (0..self.slots.len()).try_for_each(|at| self.give_up(at))
     }
 
-    /// Starts a worker anew that ended before it was ready, unless it has done so too often.
+    /// Restarts a worker that ended before it was ready, unless this has happened too often.
     fn restart(&mut self, at: usize, why: &str) -> io::Result<()> {
         let n_false_starts = self.slots[at].n_false_starts + 1;
-        // The very first ones are not tried again: whoever waits for them learns at once what is wrong.
+        // Initial workers are not retried: their user learns at once what is wrong.
         if self.slots[at].generation == 0 || n_false_starts > MOST_RESTARTS {
             return Err(io::Error::other(why.to_owned()));
         }
@@ -249,7 +249,7 @@ impl Workers {
     /// worker is ready.
     ///
     /// # Errors
-    /// If a worker that died cannot be started anew.
+    /// If a worker that died cannot be restarted.
     ///
     /// # Panics
     /// If all workers are idle.
@@ -282,13 +282,13 @@ impl Workers {
                     return Ok(None);
                 }
                 Ok((at, _, None)) => {
-                    // One that says what nobody understands need not end by itself.
+                    // A worker that sends invalid messages may not end by itself.
                     let status = self.slots[at].process.end()?;
                     if self.slots[at].is_starting {
                         self.restart(at, &format!("a worker ended before it was ready: {}", describe(status)))?;
                         continue;
                     }
-                    // What is tested is what crashes, unless it is known better.
+                    // The tested kernel crashes, unless it is known to be the builder.
                     let is_test = !self.slots[at].is_build_crash && !self.is_idle(at, WorkerThread::Test);
                     self.give_up(at)?;
                     return Ok(Some((
@@ -297,7 +297,7 @@ impl Workers {
                         WorkerEvent::Died(status),
                     )));
                 }
-                // Not yet: this process was stopped meanwhile.
+                // Not yet: this process was suspended meanwhile.
                 Err(RecvTimeoutError::Timeout) if pause::now() < wake => {}
                 Err(RecvTimeoutError::Timeout) if wake < deadline.at => return Ok(None),
                 Err(RecvTimeoutError::Timeout) => {
@@ -322,7 +322,7 @@ impl Workers {
         }
     }
 
-    /// Starts a process, again where the system is short of what that takes at the moment.
+    /// Starts a process, with further attempts if the system is temporarily short of resources.
     fn spawn(&self, at: usize, generation: u64) -> io::Result<Slot> {
         let mut n_refusals = 0;
         loop {
@@ -349,13 +349,12 @@ impl Workers {
     }
 }
 
-/// Whether the system may give later what it refuses now: it is short of processes, threads or memory.
+/// Whether the system may allow later what it refuses now: it is short of processes, threads or memory.
 fn is_for_the_moment(refusal: &io::Error) -> bool {
     matches!(refusal.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM))
 }
 
-/// Signals that a kernel or a compiler can be at fault for: anything else that ends a worker comes from
-/// outside.
+/// Signals that a kernel or a compiler can cause: anything else that ends a worker comes from outside.
 const FAULTS: [i32; 7] =
     [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGABRT, libc::SIGTRAP, libc::SIGSYS];
 
@@ -388,12 +387,12 @@ mod tests {
         }
     }
 
-    /// Answer of a worker that runs `work`, a shell command, when it is asked to build.
+    /// Reply of a worker that runs `work`, a shell command, when it is asked to build.
     fn answer_after(work: &str, timeout: Duration) -> WorkerEvent {
         answer_of(work, &[WorkerRequest::Drop { id: 0 }], timeout).1
     }
 
-    /// Answer of a worker to several requests, with the thread that sends it.
+    /// Reply of a worker to several requests, with the thread that sends it.
     fn answer_of(work: &str, requests: &[WorkerRequest], timeout: Duration) -> (WorkerThread, WorkerEvent) {
         let script = format!(
             "read -r assignment; echo '[\"Build\",\"Ready\"]'; read -r request; {work}; echo '[\"Build\",\"Ready\"]'"
@@ -425,7 +424,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_is_stopped_is_waited_for() {
-        // Somebody lets it go on long after its time.
+        // The process is resumed long after its timeout.
         let work = "(sleep 2; kill -CONT $$) & kill -STOP $$";
         assert!(matches!(answer_after(work, Duration::from_millis(300)), WorkerEvent::Reply(Reply::Ready)));
     }

@@ -1,7 +1,7 @@
 //! Random configurations of every template that serves a GPU, as code for AMD's.
 //!
-//! `TILEWRIGHT_CONFIGS=100` makes a long run of it: so many configurations on each GPU, by default one of
-//! each template for each shape on the newest GPU.
+//! `TILEWRIGHT_CONFIGS=100` makes a long run: that many configurations on each GPU; by default, one of each
+//! template for each shape on the newest GPU.
 #![cfg(feature = "llvm")]
 
 #[path = "../../codegen/tests/amd/mod.rs"]

@@ -1,9 +1,9 @@
 //! Random configurations of every template that serves a GPU, as PTX: an emulator runs it, and NVIDIA's
-//! assembler takes it where it is here.
+//! assembler, if installed, compiles it.
 //!
-//! `TILEWRIGHT_CONFIGS=300` makes a long run of it: so many configurations on each GPU, or with
-//! `TILEWRIGHT_GPU=sm_70` on that one. By default it is one of each template for each shape, on the GPU that
-//! has most for them to choose from.
+//! `TILEWRIGHT_CONFIGS=300` makes a long run: that many configurations on each GPU, or with
+//! `TILEWRIGHT_GPU=sm_70` on that one. By default, one of each template for each shape, on the GPU with the
+//! most choices.
 #![cfg(feature = "llvm")]
 
 #[path = "../../codegen/tests/emulator/mod.rs"]
@@ -50,7 +50,7 @@ use tilewright_ir::{GpuProgram, Program, Role, Target, interp, lower_gpu};
 use tilewright_search::{Config, Constraint, Parameter, Value};
 use tilewright_tune::{Task, TemplateSetting};
 
-/// The GPUs.
+/// GPUs to test.
 fn gpus() -> Vec<&'static str> {
     let only = std::env::var("TILEWRIGHT_GPU").ok();
     let is_asked = |gpu: &&str| match &only {
@@ -61,7 +61,7 @@ fn gpus() -> Vec<&'static str> {
     all.map(|generic| generic.name).filter(is_asked).collect()
 }
 
-/// Small numbers, and outputs that are none.
+/// Arguments of small numbers, with outputs of NaN.
 fn arguments(program: &Program) -> Vec<Vec<f64>> {
     let values = program.arguments().map(|(id, b)| {
         let n = b.n_elements().unwrap() as usize;
@@ -89,7 +89,7 @@ fn emulated_kernels_compute_the_operator() {
             let got = emulator::run(kernels, &text, &arguments(&program), Order::Descending)
                 .map_err(|why| format!("{why}\n{kernels}\n{text}"))?;
             for ((_, b), (got, expected)) in program.arguments().zip(got.iter().zip(&expected)) {
-                // Sums in another order may be the next number of 16 bits.
+                // Sums in another order may round to the next 16-bit number.
                 let last = if b.dtype.is_half() { 2.0 * b.dtype.unit() } else { 2e-5 };
                 let most = last * expected.iter().fold(1.0, |most: f64, x| most.max(x.abs()));
                 let far = got.iter().zip(expected).position(|(a, b)| a.is_nan() || (a - b).abs() > most);
@@ -103,14 +103,14 @@ fn emulated_kernels_compute_the_operator() {
     }
 }
 
-/// A task whose kernels multiply tiles in tensor cores.
+/// Task whose kernels multiply tiles on tensor cores.
 fn tiles_task(text: &str, gpu: &str) -> Task {
     let workload = Workload::parse(text).unwrap();
     let template = if text.starts_with("conv2d") { "gpu-conv-mma" } else { "gpu-matmul-mma" };
     Task::new(TemplateSetting { workload, target: Target::named(gpu).unwrap(), n_threads: 1 }, Some(template)).unwrap()
 }
 
-/// Random arguments of a workload and its trusted result.
+/// Random arguments of a workload, with its trusted result.
 fn with_reference(workload: &Workload) -> (Vec<Vec<f64>>, Vec<f64>) {
     let program = workload.program();
     let given: Vec<Vec<f64>> = program.arguments().map(|(id, _)| random_argument(&program, id, id.0.into())).collect();
@@ -120,7 +120,7 @@ fn with_reference(workload: &Workload) -> (Vec<Vec<f64>>, Vec<f64>) {
     (given, expected)
 }
 
-/// Exchanges two registers in a list of an instruction that begins somewhere.
+/// Exchanges two registers in a register list of the instruction at an offset.
 fn exchanged(text: &str, at: usize, list: usize, [a, b]: [usize; 2]) -> String {
     let end = at + text[at..].find(';').unwrap();
     let open = at + text[at..end].match_indices('{').nth(list).unwrap().0 + 1;
@@ -133,8 +133,8 @@ fn exchanged(text: &str, at: usize, list: usize, [a, b]: [usize; 2]) -> String {
 const HALVES_OF_WARPS: &str = r#"{"block_m":128,"block_n":128,"block_k":32,"warp_m":64,"warp_n":64,"vector_a":8,
     "vector_b":8,"order":"groups","unroll_k":2,"ahead":3,"copies":"async","precision":"halves"}"#;
 
-/// Shapes that blocks of groups of warps divide, and some that they do not: both factors along the sum, one,
-/// and none of them.
+/// Shapes that blocks of groups of warps divide, and some that they do not: with both operands along the sum,
+/// one, and neither.
 const OF_GROUPS: [&str; 15] = [
     "matmul:m=64,n=96,k=64,tf32=1",
     "matmul:m=128,n=256,k=128,tf32=1",
@@ -153,7 +153,7 @@ const OF_GROUPS: [&str; 15] = [
     "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
-/// A task for groups of four warps, on a GPU of so many units.
+/// Task for groups of four warps, on a GPU of `n_units` multiprocessors.
 fn groups_task(text: &str, n_units: u32) -> Task {
     let workload = Workload::parse(text).unwrap();
     let mut target = Target::named("sm_90a").unwrap();
@@ -161,16 +161,16 @@ fn groups_task(text: &str, n_units: u32) -> Task {
     Task::new(TemplateSetting { workload, target, n_threads: 1 }, Some("gpu-matmul-wgmma")).unwrap()
 }
 
-/// Random configurations of a workload for groups of four warps, so many of each: the workload, its task, the
+/// Visits `n` random configurations of each workload for groups of four warps: the workload, its task, the
 /// kernels and their code.
 fn each_of_groups(texts: &[&str], n: usize, visit: impl FnMut(&Workload, &Task, &Config, &GpuProgram, &str)) {
     each_where(texts, (n, UNITS), |_, _| true, visit);
 }
 
-/// The units of an H100.
+/// Number of multiprocessors of an H100.
 const UNITS: u32 = 132;
 
-/// Configurations of each of some workloads that a test takes.
+/// Number of configurations of each workload that a test takes.
 fn n_each(texts: &[&str]) -> usize {
     n_configs().map_or(2, |n| n.div_ceil(texts.len()))
 }
@@ -209,7 +209,7 @@ fn n_of_each() -> usize {
 
 const ORDERS: [Order; 3] = [Order::Ascending, Order::Descending, Order::Strided(7)];
 
-/// A kernel for groups of warps computes what its workload does.
+/// Asserts that a kernel for groups of warps computes its workload.
 fn require_right(of: (&Workload, &Task, &Config), kernels: &GpuProgram, code: &str, order: Order) {
     let (workload, task, config) = of;
     let program = workload.program();
@@ -227,7 +227,7 @@ fn require_right(of: (&Workload, &Task, &Config), kernels: &GpuProgram, code: &s
     }
 }
 
-/// Kernel that is right in every order of threads, of which mutants are made.
+/// Kernel that is correct in every order of threads, from which mutants are made.
 struct Original {
     /// Workload and configuration.
     name: String,
@@ -238,7 +238,7 @@ struct Original {
 }
 
 impl Original {
-    /// Makes the kernel of a configuration, on a GPU of three units.
+    /// Makes the kernel of a configuration, on a GPU of three multiprocessors.
     fn of(text: &str, config: &str) -> Original {
         let name = format!("{text} {config}");
         let task = groups_task(text, 3);
@@ -252,7 +252,7 @@ impl Original {
         Original { name, kernels, code, given, right }
     }
 
-    /// Asserts that a mutant is another code, and wrong in one of these orders of threads.
+    /// Asserts that a mutant's code differs, and is wrong in one of these orders of threads.
     #[track_caller]
     fn require_found(&self, what: &str, mutant: &str, orders: &[Order]) {
         let Original { name, kernels, code, given, right } = self;

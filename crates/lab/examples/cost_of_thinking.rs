@@ -1,7 +1,7 @@
-//! Processor time of searches and cost models, as Linux counts it, so that a busy machine hardly matters.
+//! Processor time of searches and cost models, as counted by Linux, so that a busy machine hardly matters.
 //!
-//! `cargo run --release -p tilewright-lab --example cost_of_thinking`; `xgboost_beside.py` measures
-//! XGBoost on the same.
+//! `cargo run --release -p tilewright-lab --example cost_of_thinking`; `xgboost_beside.py` measures XGBoost
+//! on the same tasks.
 
 use std::hint::black_box;
 use std::ops::Range;
@@ -27,20 +27,20 @@ fn main() {
     trees();
 }
 
-/// Seconds that this thread has spent on a processor.
+/// CPU time of this thread in seconds.
 fn processor_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux counts the time of threads");
     text.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).expect("nanoseconds come first") * 1e-9
 }
 
-/// Processor seconds that `work` takes, and what it gives.
+/// CPU seconds that `work` takes, and its result.
 fn timed<T>(work: impl FnOnce() -> T) -> (f64, T) {
     let start = processor_seconds();
     let result = work();
     (processor_seconds() - start, result)
 }
 
-/// A run of a search, with batches as of [`Tuning`], at most of so many.
+/// Runs a search, with batches as of [`Tuning`], each limited in size.
 fn run(
     name: &str,
     seed: u64,
@@ -60,8 +60,8 @@ fn run(
     tuning.run(measure, budget, &never, &mut observer).expect("look-ups");
 }
 
-/// Each search on a recorded space, five times 400 trials, one at a time and in batches; looking outcomes up
-/// is counted in.
+/// Measures each search on a recorded space, five times 400 trials, one at a time and in batches; this
+/// includes looking up outcomes.
 fn replays() {
     let recorded = tilewright_formats::read("pnpoly", PNPOLY, None, None)
         .and_then(|read| read.task(None)?.space("pnpoly"))
@@ -76,8 +76,8 @@ fn replays() {
     }
 }
 
-/// A space as a template for a product of 1024 × 1024 matrices may declare it: 10 parameters, some tied
-/// by constraints.
+/// Space like that of a template for a product of 1024 × 1024 matrices: 10 parameters, some tied by
+/// constraints.
 fn matmul_like() -> Arc<Space> {
     let powers = |name: &str, most: u32| Parameter::ordinal(name, (0..=most).map(|i| 1 << i));
     let parameters = vec![
@@ -103,7 +103,8 @@ fn time_ns(space: &Space, config: &Config) -> f64 {
     1e6 * (1.0 + config.ranks().iter().enumerate().map(off).sum::<f64>())
 }
 
-/// Each search on a space as of a template, 1,200 trials in batches; working outcomes out is counted in.
+/// Measures each search on a space like a template's, 1,200 trials in batches; this includes computing
+/// outcomes.
 fn of_template() {
     let space = matmul_like();
     for row in SEARCHES.iter().filter(|row| row.name != "tree_gru") {
@@ -122,7 +123,7 @@ fn of_template() {
     }
 }
 
-/// Measures by [`time_ns`].
+/// Measuring side that computes times by [`time_ns`].
 struct Formula {
     space: Arc<Space>,
     queue: Queue,
@@ -160,8 +161,8 @@ fn trial(space: &Space, config: Config) -> Trial {
     Trial { config, outcome: Outcome::Measured(timing) }
 }
 
-/// Rounds of the boosted trees' search that fit a model and anneal 128 configurations for all 500 steps, or
-/// until they rest.
+/// Measures rounds of the boosted trees' search that fit a model and anneal 128 configurations for all 500
+/// steps, or until they settle.
 fn annealing() {
     let space = matmul_like();
     let mut gbt = tilewright_search::build("gbt", &space, 1).expect("a search of the table");
@@ -177,7 +178,7 @@ fn annealing() {
     }
 }
 
-/// The least of five times of fitting 1,000 rows of 200 features, and of predicting 100,000 of them.
+/// Measures fitting 1,000 rows of 200 features, and predicting 100,000 rows: the shortest of five times.
 fn trees() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
     for (n_rows, n_columns) in [(1000, 200), (1000, 20)] {

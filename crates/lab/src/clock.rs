@@ -2,7 +2,7 @@
 
 /// Formats a Unix time in seconds as date and time in UTC.
 pub fn utc(unix_time: u64) -> String {
-    // Days of a calendar whose years begin in March, so that leap days come last: 146,097 days in 400 years.
+    // Days of a calendar whose years begin in March, so that leap days are last: 146,097 days in 400 years.
     let days = unix_time / 86_400 + 719_468;
     let (era, day) = (days / 146_097, days % 146_097);
     let year_of_era = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

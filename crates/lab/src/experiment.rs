@@ -1,7 +1,7 @@
 //! Experiments of the papers and our own, each a table of runs of `tune`, with data and plots.
 //!
-//! An experiment is planned ([`ExperimentPlan::new`]) and carried out ([`ExperimentPlan::carry_out`]) in a
-//! folder, where it goes on from what is there.
+//! An experiment is planned ([`ExperimentPlan::new`]) and executed ([`ExperimentPlan::carry_out`]) in a
+//! folder, continuing from the results there.
 
 mod beside;
 mod contest;
@@ -91,7 +91,7 @@ impl ExperimentPlan {
     /// from there.
     ///
     /// # Errors
-    /// Bad input where the folder holds something else, or one beside it does not belong to it; failure where
+    /// Bad input if the folder holds something else, or one beside it does not belong to it; failure if
     /// workers do not start or files cannot be written.
     pub fn carry_out(
         mut self,
@@ -242,7 +242,7 @@ impl Experiment {
     }
 }
 
-/// Seconds as minutes, or as hours where they are many.
+/// Formats seconds as minutes, or as hours if there are many.
 fn minutes(seconds: f64) -> String {
     match seconds / 60.0 {
         minutes if minutes < 1.0 => "1 min".to_owned(),
@@ -251,10 +251,10 @@ fn minutes(seconds: f64) -> String {
     }
 }
 
-/// Ratio of the time that runs took to the most that they might have taken.
+/// Ratio of the time that runs took to their maximum time.
 #[derive(Default)]
 struct TimeRatio {
-    /// Seconds that complete runs took, and the most that they might have taken.
+    /// Seconds that complete runs took, and their maximum.
     took: f64,
     most: f64,
 }
@@ -265,7 +265,7 @@ impl TimeRatio {
         self.most += most;
     }
 
-    /// Estimates the time left for runs that take `most` seconds at most.
+    /// Estimates the time left for runs that take at most `most` seconds.
     fn expect(&self, most: f64) -> String {
         match self.most > 0.0 {
             true => format!("about {} left", minutes(most * self.took / self.most)),

@@ -7,28 +7,27 @@ use tilewright_tune::Record;
 
 use crate::stats::{MeanStd, Quartiles, median};
 
-/// A pause of so many seconds between two trials ends a run in an earlier version's records, which do not say
-/// when runs began.
+/// Pause in seconds between two trials that ends a run in records of an earlier version, which lack the start
+/// of runs.
 const PAUSE_S: u64 = 600;
 
-/// The longest that a session is believed to have lasted, in seconds, so that sums over imported records stay
-/// numbers.
+/// Maximum plausible duration of a session, in seconds, so that sums over imported records stay finite.
 const MOST_S: f64 = 1e12;
 
 /// Run: the trials of one search with one seed on one space, those of resumed sessions included.
 #[derive(Debug, Clone)]
 pub struct SearchRun {
-    /// The template of the space.
+    /// Template of the space.
     pub template: String,
-    /// The search with its options.
+    /// Search with its options.
     pub search: String,
-    /// The seed of the search.
+    /// Seed of the search.
     pub seed: u64,
     /// Trials in order.
     pub trials: Vec<TrialPoint>,
 }
 
-/// A trial of a run.
+/// Trial of a run.
 #[derive(Debug, Clone)]
 pub struct TrialPoint {
     /// Seconds of the run until its end, without pauses between sessions.
@@ -69,10 +68,10 @@ pub fn runs(records: &[Record]) -> Vec<SearchRun> {
     runs.into_iter().map(|(run, _)| run).collect()
 }
 
-/// Adds up the sessions of a run. If two processes carried it out side by side, the seconds of both count.
+/// Sum of the sessions of a run. If two processes carried it out in parallel, the seconds of both count.
 #[derive(Default)]
 struct SessionTime {
-    /// Seconds of each session so far, by when it began, in milliseconds since 1970.
+    /// Seconds of each session so far, by its start in milliseconds since 1970.
     sessions: BTreeMap<u64, f64>,
     /// Start of the session of the last record, and the time of that record, in seconds.
     last: Option<(u64, u64)>,
@@ -146,7 +145,7 @@ impl SearchRun {
 }
 
 impl Curve {
-    /// Quotient of another curve and this one, where both are defined.
+    /// Quotient of another curve and this one, defined on their common range.
     pub fn ratio(&self, other: &Curve) -> Curve {
         let end = self.end.min(other.end);
         let mut positions: Vec<f64> = self.points.iter().chain(&other.points).map(|point| point.0).collect();
@@ -162,13 +161,13 @@ impl Curve {
     }
 }
 
-/// Most points of a curve that is drawn.
+/// Maximum number of points of a curve that is drawn.
 const MOST_POINTS: usize = 400;
 
 /// Median curve of several curves, with a band.
 #[derive(Debug, Clone, Default)]
 pub struct MedianCurve {
-    /// Positions and values at each step, thinned out if they are many.
+    /// Positions and values at each step, thinned out if there are many.
     pub points: Vec<(f64, f64)>,
     /// Band at each point, the quartiles; empty for a single curve.
     pub band: Vec<(f64, f64)>,
@@ -180,7 +179,7 @@ pub fn median_curve(curves: &[Curve]) -> MedianCurve {
     centre_curve(curves, |values| Quartiles::of(values).map(|q| (q.median, (q.first, q.third))))
 }
 
-/// Mean of several curves with a standard deviation as the band, where [`median_curve`] is defined.
+/// Mean of several curves with a standard deviation as the band, on the same range as [`median_curve`].
 pub fn mean_curve(curves: &[Curve]) -> MedianCurve {
     centre_curve(curves, |values| {
         let MeanStd { mean, std } = MeanStd::of(values)?;
@@ -188,7 +187,7 @@ pub fn mean_curve(curves: &[Curve]) -> MedianCurve {
     })
 }
 
-/// A centre of some curves within a band.
+/// Centre of curves within a band.
 fn centre_curve(curves: &[Curve], centre: impl Fn(&[f64]) -> Option<(f64, (f64, f64))>) -> MedianCurve {
     let ends: Vec<f64> = curves.iter().map(|curve| curve.end).collect();
     let Some(end) = median(&ends) else { return MedianCurve::default() };

@@ -53,7 +53,7 @@ pub enum LabEvent<'a> {
 }
 
 impl Caller<'_> {
-    /// Tells a line.
+    /// Sends a message.
     fn say(&self, line: impl Into<String>) {
         (self.tell)(LabEvent::Message(line.into()));
     }
@@ -63,7 +63,7 @@ impl Caller<'_> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Runs some work on a workload, and reports its progress.
+    /// Runs work on a workload, and reports its progress.
     fn watch<T>(
         &self,
         workload: &Workload,
@@ -93,19 +93,19 @@ impl Caller<'_> {
     }
 }
 
-/// Notes are news.
+/// Notes are forwarded as events.
 impl Observer for Caller<'_> {
     fn note(&self, note: Note) {
         (self.tell)(LabEvent::Note(note));
     }
 }
 
-/// Results of the system, with what was at hand when it refused.
+/// Extension of results, to describe a failed operation.
 trait OrFailed<T> {
-    /// The value, or a failure with this text because of the error.
+    /// Converts an error to a failure with this text and the error as its cause.
     ///
     /// # Errors
-    /// The same as before.
+    /// If the result is an error.
     fn or_failed(self, text: impl std::fmt::Display) -> Result<T, Error>;
 }
 

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 /// Time for which the load is watched.
 const WINDOW: Duration = Duration::from_millis(250);
-/// CPUs in use from which on a measurement suffers.
+/// Number of CPUs in use from which on a measurement is disturbed.
 const TOO_MANY: f64 = 0.25;
-/// Ticks of `/proc/stat` in a second, on every Linux.
+/// Ticks of `/proc/stat` per second, on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Samples the machine's load for a moment, and returns a warning if other programs keep it busy. This
@@ -20,11 +20,11 @@ pub fn warning() -> Option<String> {
         .then(|| format!("other programs keep {busy:.1} CPUs busy: expect noise, and threads in each other's way"))
 }
 
-/// Ticks that all CPUs together have been busy.
+/// Ticks for which all CPUs together have been busy.
 fn busy_ticks(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>().ok()?;
-    // user nice system idle iowait irq softirq steal; guests count as users already.
+    // The fields are user nice system idle iowait irq softirq steal; guests are included in user.
     Some(ticks.iter().take(8).sum::<u64>() - ticks.get(3)? - ticks.get(4)?)
 }
 

@@ -10,23 +10,23 @@ use tilewright_search::SEARCHES;
 use crate::history::MedianCurve;
 use crate::stats::Quartiles;
 
-/// Width of a plot in units of the picture, which are pixels where it is shown at its size.
+/// Width of a plot in user units, which are pixels at its natural size.
 const WIDTH: f64 = 560.0;
 /// Height of a plot.
 const HEIGHT: f64 = 360.0;
 /// Size of text.
 const FONT: f64 = 13.0;
-/// Rough width of a character, relative to the size of its text.
+/// Approximate width of a character, relative to its font size.
 const CHARACTER: f64 = 0.56;
 const LEFT: f64 = 66.0;
 const RIGHT: f64 = 16.0;
 /// Distance of the rows of a legend.
 const LEGEND_ROW: f64 = 19.0;
 
-/// Magnitudes that an axis can show; ratios of numbers beyond them lose all digits.
+/// Magnitudes that an axis can show; beyond them, ratios of numbers lose all digits.
 const DRAWN: std::ops::RangeInclusive<f64> = 1e-100..=1e100;
 
-/// Colours that stand out on white and on black; a search keeps its own by its place among the searches.
+/// Colours that stand out on white and on black; a search has a fixed one, by its index among the searches.
 const COLOURS: [&str; 14] = [
     "#4e79a7", "#e15759", "#59a14f", "#f28e2b", "#af7aa1", "#17a2a2", "#b6992d", "#d37295", "#86603b", "#6b7f99",
     "#8cb23d", "#d14f8f", "#3d8fd1", "#7a6ad1",
@@ -35,7 +35,7 @@ const COLOURS: [&str; 14] = [
 /// Neutral colour.
 pub const NEUTRAL: &str = "#808890";
 
-/// A plot.
+/// Plot.
 #[derive(Debug, Clone)]
 pub struct Plot {
     /// Title above the plot.
@@ -44,7 +44,7 @@ pub struct Plot {
     pub x: PlotAxis,
     /// Vertical axis, from bottom to top.
     pub y: PlotAxis,
-    /// Layers of the plot, the first one undermost.
+    /// Layers of the plot, from back to front.
     pub layers: Vec<Layer>,
 }
 
@@ -92,7 +92,7 @@ pub enum Marks {
     Boxes(Vec<Boxed>),
 }
 
-/// A bar.
+/// Bar.
 #[derive(Debug, Clone)]
 pub struct Bar {
     /// Left and right end.
@@ -161,7 +161,7 @@ pub fn sheet(plots: &[Plot], n_columns: usize) -> String {
     out + "</svg>\n"
 }
 
-/// The range of an axis and where it lies in the picture.
+/// Range of an axis and its position in the picture.
 struct Ruler<'a> {
     axis: &'a PlotAxis,
     range: (f64, f64),
@@ -169,7 +169,7 @@ struct Ruler<'a> {
 }
 
 impl Ruler<'_> {
-    /// Position of a value; `None` where the axis has no place for it.
+    /// Position of a value; `None` if it is outside the axis.
     fn at(&self, value: f64) -> Option<f64> {
         let ((low, high), (from, to)) = (self.range, self.place);
         let part = match self.axis.scale {
@@ -177,7 +177,7 @@ impl Ruler<'_> {
             Scale::Log => (value / low).ln() / (high / low).ln(),
             Scale::FromZero | Scale::Categories(_) => (value - low) / (high - low),
         };
-        // Rounding apart, the range holds all that is drawn.
+        // Apart from rounding, the range contains everything that is drawn.
         (-0.01..=1.01).contains(&part).then_some(from + part * (to - from))
     }
 
@@ -201,21 +201,21 @@ fn linear_ticks(high: f64) -> Vec<(f64, String)> {
 fn log_ticks((low, high): (f64, f64)) -> Vec<(f64, String)> {
     let decades = (high / low).log10();
     let of_decade: &[f64] = if decades < 2.5 { &[1.0, 2.0, 5.0] } else { &[1.0] };
-    // Of very many decades, only some are named.
+    // If there are very many decades, only some are labelled.
     let every = (decades / 8.0).ceil().max(1.0) as i32;
     let exponents = (low.log10().floor() as i32..=high.log10().ceil() as i32).filter(|e| e % every == 0);
     let values = exponents.flat_map(|e| of_decade.iter().map(move |m| m * 10f64.powi(e)));
     values.filter(|v| (low * 0.999..=high * 1.001).contains(v)).map(|v| (v, short(v))).collect()
 }
 
-/// A number of an axis.
+/// Formats a number of an axis.
 fn short(value: f64) -> String {
     let (scaled, unit) = match value.abs() {
         v if v >= 1e6 => (value / 1e6, "M"),
         v if v >= 1e4 => (value / 1e3, "k"),
         _ => (value, ""),
     };
-    // Sums of steps are off by their rounding.
+    // Sums of steps have rounding errors.
     let text = format!("{scaled:.6}");
     format!("{}{unit}", text.trim_end_matches('0').trim_end_matches('.'))
 }
@@ -225,7 +225,7 @@ fn text_width(text: &str) -> f64 {
 }
 
 impl Marks {
-    /// The values along x and along y that must have a place.
+    /// Values along x and along y that must be within the axes.
     fn extent(&self) -> (Vec<f64>, Vec<f64>) {
         match self {
             Marks::Steps(MedianCurve { points, band }) => (
@@ -272,7 +272,7 @@ impl Plot {
         }
     }
 
-    /// The entries of the legend in rows that fit.
+    /// Entries of the legend, in rows that fit.
     fn legend(&self) -> Vec<Vec<(&str, &'static str)>> {
         let mut rows: Vec<Vec<(&str, &'static str)>> = Vec::new();
         let mut width = f64::INFINITY;
@@ -302,7 +302,7 @@ impl Plot {
         let widest = names.iter().map(|name| text_width(name)).fold(0.0, f64::max);
         let is_slanted = widest * names.len() as f64 > WIDTH - LEFT - RIGHT - 10.0 * names.len() as f64;
         let bottom = HEIGHT - if is_slanted { 30.0 + (widest * 0.6).min(110.0) } else { 48.0 };
-        // A slanted name begins to the left of its place.
+        // A slanted name extends to the left of its position.
         let place = (WIDTH - LEFT - RIGHT) / names.len().max(1) as f64;
         let begins = names.iter().enumerate().map(|(at, name)| text_width(name) * 0.82 - (at as f64 + 0.5) * place);
         let left = if is_slanted { begins.fold(LEFT, |left, begin| left.max(begin + 4.0)) } else { LEFT };
@@ -413,7 +413,7 @@ impl Layer {
                 );
             }
             Marks::Points(points) => {
-                // A line of no length with round ends is a dot, and a path of them is short.
+                // A line of zero length with round ends is a dot, and a path of them is short.
                 let dots = points.iter().filter_map(|p| Some(format!("M{:.1} {:.1}h0", x.at(p.0)?, y.at(p.1)?)));
                 let _ = write!(
                     out,
@@ -525,7 +525,7 @@ mod tests {
         };
         let svg = plot.svg();
         assert!(svg.contains("&lt;title&gt;") && !svg.contains("<title>"));
-        // A trial 0 has no place on a logarithmic axis; the curve keeps 50 until 100 trials.
+        // A trial 0 has no position on a logarithmic axis; the curve keeps 50 until 100 trials.
         let axis = PlotAxis { label: String::new(), scale: Scale::Log };
         let x = Ruler { axis: &axis, range: (1.0, 100.0), place: (0.0, 200.0) };
         assert_eq!((x.at(0.0), x.at(10.0)), (None, Some(100.0)));

@@ -33,10 +33,10 @@ use tilewright_tune::predict::{
 use crate::stats::Quartiles;
 use crate::{Caller, OrFailed};
 
-/// Interval of a training's progress reports.
+/// Interval of a training's progress messages.
 const LINE_EVERY: Duration = Duration::from_secs(2);
 
-/// The longest table that is unpacked.
+/// Maximum size in bytes of a decompressed table.
 const MOST_BYTES: u64 = 1 << 30;
 
 /// Name of the split that holds out random rows.
@@ -51,7 +51,7 @@ pub struct RowSelection {
     pub split: String,
 }
 
-/// A table of a kernel's tuned problems.
+/// Table of a kernel's tuned problems.
 pub struct TunedTable {
     /// The kernel.
     pub kernel: KernelSpecification,
@@ -60,7 +60,7 @@ pub struct TunedTable {
     /// Number of rows that violate the kernel's constraints.
     pub n_invalid: usize,
     split: HoldOut,
-    /// Oddities of the files that it was read from.
+    /// Irregularities of the files that it was read from.
     notes: Vec<String>,
     /// Description and origin of the table, for models' files.
     pub about: Json,
@@ -68,10 +68,10 @@ pub struct TunedTable {
 
 impl TunedTable {
     /// Reads a table and the specification of its kernel, or results of other tuners, each with its best
-    /// configuration: without a specification these say themselves what their fields and parameters are.
+    /// configuration: without a specification, these describe their fields and parameters themselves.
     ///
     /// # Errors
-    /// Bad input where one of the files is none, they do not fit, or there is no such split.
+    /// Bad input if one of the files is malformed, they do not match, or there is no such split.
     pub fn read(data: &[&Path], specification: Option<&Path>, choice: &RowSelection) -> Result<TunedTable, Error> {
         let names = data.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
         let ProblemsRead { rows: bytes, specification: of_results, notes } = read_tuned(data, choice)?;
@@ -120,12 +120,12 @@ impl TunedTable {
         })
     }
 
-    /// The rows at these places.
+    /// Rows at these indices.
     fn at(&self, places: &[usize]) -> Vec<&TunedProblem> {
         places.iter().map(|&at| &self.rows[at]).collect()
     }
 
-    /// Rows at some places, divided once more into those to keep and those held out.
+    /// Splits rows at some indices once more, into those to keep and those held out.
     fn divide(&self, places: &[usize], seed: u64) -> (Vec<usize>, Vec<usize>) {
         let rows: Vec<TunedProblem> = places.iter().map(|&at| self.rows[at].clone()).collect();
         let (kept, held_out) = tilewright_tune::predict::divide(&rows, self.split, seed);
@@ -134,24 +134,24 @@ impl TunedTable {
     }
 }
 
-/// Tuned problems as they are read.
+/// Tuned problems as read from files.
 struct ProblemsRead {
     /// Comma-separated values.
     rows: Vec<u8>,
-    /// Specification of the kernel by the files themselves.
+    /// Specification of the kernel derived from the files themselves.
     specification: Option<String>,
-    /// Oddities of the files.
+    /// Irregularities of the files.
     notes: Vec<String>,
 }
 
-/// A table as it is, or one of what other tuners recorded.
+/// Reads a table, or results of other tuners.
 fn read_tuned(data: &[&Path], choice: &RowSelection) -> Result<ProblemsRead, Error> {
     let (mut results, mut notes) = (Vec::new(), Vec::new());
     for path in data {
         let bytes = file::read(path, "a table of tuned problems, or results of a tuner")?;
         let stem = path.file_stem().unwrap_or(path.as_os_str()).to_string_lossy();
         match detect(&bytes) {
-            // A table has no sign of its own.
+            // A table has no distinctive format.
             Err(FormatError::Format { .. }) if data.len() == 1 => {
                 let rows = unpacked(bytes).map_err(|error| Error::input(format!("{}: {error}", path.display())))?;
                 return Ok(ProblemsRead { rows, specification: None, notes });
@@ -170,10 +170,10 @@ fn read_tuned(data: &[&Path], choice: &RowSelection) -> Result<ProblemsRead, Err
     Ok(ProblemsRead { rows: table.rows.into_bytes(), specification: Some(table.specification), notes })
 }
 
-/// A table as it is, or unpacked where gzip has packed it.
+/// Contents of a table, decompressed if it is compressed by gzip.
 ///
 /// # Errors
-/// If the file is packed and damaged, or comes to more than [`MOST_BYTES`].
+/// If the file is compressed and damaged, or exceeds [`MOST_BYTES`].
 fn unpacked(bytes: Vec<u8>) -> std::io::Result<Vec<u8>> {
     if !bytes.starts_with(&[0x1f, 0x8b]) {
         return Ok(bytes);
@@ -193,8 +193,8 @@ fn read_specification(path: &Path) -> Result<KernelSpecification, Error> {
     KernelSpecification::parse(&text).map_err(|error| Error::input(format!("{name}: {error}")))
 }
 
-/// The file that describes these weights. Its name is longer than theirs, so that neither another model's
-/// file nor a foreign one has it.
+/// Path of the file that describes these weights. Its name is longer than theirs, so that neither another
+/// model's file nor a foreign one has it.
 fn description_of(weights: &Path) -> PathBuf {
     with_suffix(weights, ".json")
 }
@@ -202,10 +202,10 @@ fn description_of(weights: &Path) -> PathBuf {
 /// Loads a model with the metadata in its file.
 ///
 /// # Errors
-/// Bad input where the file holds none.
+/// Bad input if the file is not a model.
 pub fn load_model(path: &Path) -> Result<(SequenceModel, Json), Error> {
     let wanted = "a model that `tilewright predict train` wrote";
-    // Earlier versions put it in the place of the ending.
+    // Earlier versions replaced the ending by this one.
     let earlier = path.with_extension("json");
     let about = Some(description_of(path)).filter(|path| path.exists() || !earlier.exists()).unwrap_or(earlier);
     let files = ModelFiles { weights: file::read(path, wanted)?, description: file::read(&about, wanted)? };
@@ -221,12 +221,13 @@ pub struct ModelPlaces {
     name: String,
     /// Destination of the weights.
     pub weights: Destination,
-    /// Beside what is no file, such as a device or a pipe, there is no place.
+    /// Destination of the description; `None` if the weights go to something other than a file, such as a
+    /// pipe.
     description: Option<Destination>,
 }
 
 impl ModelPlaces {
-    /// The places of a model of this name, once it is known that they can be written to.
+    /// Destinations of a model of this name, after checking that they can be written.
     fn at(path: &Path) -> Result<ModelPlaces, Error> {
         let weights = writable(path, "the name of a file with -o")?;
         let description = match &weights {
@@ -236,7 +237,7 @@ impl ModelPlaces {
         Ok(ModelPlaces { name: path.display().to_string(), weights, description })
     }
 
-    /// Checks that a model leaves the files alone that it is learnt from.
+    /// Checks that a model does not overwrite the files that it is trained on.
     fn check_apart(&self, path: &Path, files: &[&Path]) -> Result<(), Error> {
         check_apart(path, &self.weights, files, "the name of another file with -o")?;
         self.description.as_ref().map_or(Ok(()), |place| {
@@ -244,7 +245,7 @@ impl ModelPlaces {
         })
     }
 
-    /// Writes a model there, both files or none.
+    /// Writes a model, both files or none.
     fn write(&self, model: &SequenceModel, about: &Json, caller: Caller) -> Result<(), Error> {
         let ModelFiles { weights, description } = model.save(about);
         let write = || {
@@ -263,7 +264,7 @@ impl ModelPlaces {
 /// Parses architecture names, separated by commas; `all` stands for all.
 ///
 /// # Errors
-/// Bad input where there is none of a name.
+/// Bad input if there is no architecture of a name.
 pub fn architectures(names: &str) -> Result<Vec<Architecture>, Error> {
     if names == "all" {
         return Ok(ARCHITECTURES.iter().map(|row| row.architecture).collect());
@@ -283,7 +284,7 @@ struct Lesson<'a> {
 }
 
 impl Lesson<'_> {
-    /// Adds the validation examples to the training examples if the model does not stop early by them.
+    /// Adds the validation examples to the training examples, unless the model stops early by them.
     fn in_full(mut self, architecture: Architecture) -> Self {
         if !architecture.row().stops_early {
             self.train.extend_from_slice(&self.validation);
@@ -292,10 +293,10 @@ impl Lesson<'_> {
     }
 }
 
-/// Trains a model, and says on standard error how far it is; gives the last state of the training with it.
+/// Trains a model, and reports the progress; also returns the last state of the training.
 ///
 /// # Errors
-/// Bad input where something does not fit; failure where it is interrupted, which leaves the checkpoint.
+/// Bad input if something does not fit; failure if it is interrupted, which leaves the checkpoint.
 fn teach(
     architecture: Architecture,
     lesson: &Lesson,
@@ -373,10 +374,10 @@ pub struct BeamScore {
     pub longest_ms: f64,
 }
 
-/// Configurations for one problem, the likeliest first, each a value for each parameter.
+/// Configurations for one problem, by decreasing likelihood, each with a value for each parameter.
 type RankedConfigs = Vec<Vec<u32>>;
 
-/// Scores of a model on some rows, for each width of the beam, without constraints and with them.
+/// Scores of a model on rows, for each beam width, without constraints and with them.
 fn beam_scores(
     model: &SequenceModel,
     kernel: &KernelSpecification,
@@ -386,13 +387,13 @@ fn beam_scores(
     caller: Caller,
 ) -> Result<Vec<BeamScore>, Error> {
     let runs: Vec<(usize, bool)> = widths.iter().flat_map(|&width| [(width, false), (width, true)]).collect();
-    // For each run, the answers to each row, and how long they took.
+    // Answers to each row, and their times, for each run.
     let mut found: Vec<(Vec<RankedConfigs>, Vec<f64>)> = vec![Default::default(); runs.len()];
     let mut n_inexact = 0;
     for row in rows {
         for (&(width, is_constrained), (answers, times_ms)) in runs.iter().zip(&mut found) {
             let start = Instant::now();
-            // Each has its own, or what one has searched would make the next one faster.
+            // Each run has its own, because the results of one would make the next one faster.
             let look_ahead = || LookAhead::new(kernel, &row.problem).watched(watch_look_ahead(caller));
             let mut look_ahead = is_constrained.then(look_ahead);
             let completions = look_ahead.as_mut().map(|look_ahead| look_ahead as &mut dyn Completions);
@@ -419,7 +420,7 @@ fn beam_scores(
 /// Warning that look-ahead was not exact.
 pub const NOT_EXACT: &str = "look-ahead is not exact: constraints tie too many parameters together; answers are valid, but likelier ones may be lost";
 
-/// Observer that reports the progress of a long look-ahead, and stops it when the program is to stop.
+/// Observer that reports the progress of a long look-ahead, and stops it when the program should stop.
 pub fn watch_look_ahead(caller: Caller<'_>) -> impl FnMut(u64) -> ControlFlow<()> {
     let start = Instant::now();
     let mut told = start;
@@ -441,7 +442,7 @@ fn milliseconds(since: Instant) -> f64 {
 /// probabilities.
 ///
 /// # Errors
-/// Bad input where the model is of other parameters.
+/// Bad input if the model is for other parameters.
 pub fn ask_template(
     model: &SequenceModel,
     task: &Task,
@@ -458,7 +459,7 @@ pub fn ask_template(
 /// Configurations that a model in a file predicts for a task, by decreasing likelihood.
 ///
 /// # Errors
-/// Bad input where the file holds no model of the task's template.
+/// Bad input if the file holds no model of the task's template.
 pub fn likely_configs(path: &Path, task: &Task, caches: Caches, width: usize) -> Result<Vec<Config>, Error> {
     let (model, about) = load_model(path)?;
     let (name, wanted) = (path.display(), task.template.name);

@@ -23,11 +23,11 @@ use tilewright_tune::{Task, TaskKey};
 pub use self::listed::read_configs;
 use crate::Caller;
 
-/// The search that draws samples, and under whose name configurations are recorded.
+/// Search that draws samples; configurations are recorded under its name.
 const SEARCH: &str = "random";
-/// Configurations that are measured to tell how long the whole space would take.
+/// Number of configurations that are measured to estimate the time of the whole space.
 const N_FIRST: usize = 16;
-/// The longest that is begun unasked, in seconds.
+/// Maximum estimated time in seconds of a recording that was not limited explicitly.
 const LONGEST_S: f64 = 3600.0;
 /// Maximum number of configurations to record.
 pub const MOST: u64 = 10_000_000;
@@ -77,7 +77,7 @@ impl ListedConfig {
         }
     }
 
-    /// Name of its outcome, and the reason of a failure.
+    /// Name of the outcome, and the reason of a failure.
     fn said(&self) -> (Option<&'static str>, Option<&str>) {
         let reason = match &self.outcome {
             Some(Outcome::Failed { message, .. }) => Some(message.as_str()),
@@ -136,7 +136,7 @@ pub struct RecordedPart {
 }
 
 impl RecordedPart {
-    /// The result as JSON, as `record-space --json` prints it.
+    /// Returns the result as JSON, as printed by `record-space --json`.
     pub fn json(&self) -> Json {
         let RecordedPart { key, space, .. } = self;
         let errors = self.errors.iter().map(|(class, n)| (class.name().to_owned(), (*n).into()));
@@ -185,7 +185,7 @@ impl RecordedPart {
     /// Writes the recording as T4 results, compressed by gzip if `is_packed`.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// Errors of the writer.
     pub fn write(&self, out: &mut dyn io::Write, is_packed: bool) -> io::Result<()> {
         let key = &self.key;
         let about = [
@@ -200,20 +200,20 @@ impl RecordedPart {
     }
 }
 
-/// A run that records a space.
+/// Recording of a space in progress.
 struct RecordingRun<'a> {
     request: RecordingRequest<'a>,
-    /// The device; `None` where it was stopped before it was ready.
+    /// Device; `None` if it was stopped before it was ready.
     device: Option<Device>,
     recording: Recording,
     caller: Caller<'a>,
     database: &'a Database,
-    /// Trials of the task that are recorded, on any run.
+    /// Recorded trials of the task, of any run.
     trials: Vec<Trial>,
 }
 
-/// Records a space in a database; recorded trials, whoever measured them, are reused. When stopped it leaves
-/// what is complete, and the next call continues from there.
+/// Records a space in a database; recorded trials are reused, whichever search made them. When stopped it
+/// leaves what is complete, and the next call continues from there.
 ///
 /// # Errors
 /// Bad input if the space is too large; failure if workers do not start or records cannot be written.
@@ -226,7 +226,7 @@ pub fn record(
     let RecordingRequest { task, seed, extent, run_timeout } = request;
     let database = &opened.database.clone();
     let key = task_key(task, Caches::Warm);
-    // A recorded space is not about the best one alone.
+    // A recorded space is not only about the best configuration.
     let options =
         DeviceOptions { seed, to_the_end: true, ..DeviceOptions::new(worker.clone(), task.setting.n_threads) };
     let options = DeviceOptions { run_timeout: run_timeout.unwrap_or(options.run_timeout), ..options };
@@ -275,7 +275,7 @@ pub fn record(
     })
 }
 
-/// Looks up what became of each configuration.
+/// Looks up the outcome of each configuration.
 fn listed(configs: Vec<Config>, trials: &[Trial], task: &Task) -> Vec<ListedConfig> {
     let outcomes: HashMap<&Config, &Outcome> = trials.iter().map(|trial| (&trial.config, &trial.outcome)).collect();
     let listed = |config: Config| {
@@ -286,7 +286,7 @@ fn listed(configs: Vec<Config>, trials: &[Trial], task: &Task) -> Vec<ListedConf
 }
 
 impl RecordingRun<'_> {
-    /// Draws `n` configurations of the space, without the known ones, in random order, or all if it has
+    /// Draws `n` configurations of the space, except the known ones, in random order, or all if there are
     /// fewer.
     fn draw(&self, n: u64, known: &[Trial]) -> Result<Vec<Config>, Error> {
         let mut search = self.search()?;
@@ -300,7 +300,7 @@ impl RecordingRun<'_> {
         tilewright_search::build(SEARCH, &task.space, seed).map_err(Error::failed)
     }
 
-    /// Measures a few configurations, and refuses a space of which the rest would take too long.
+    /// Measures a few configurations, and refuses a space whose rest would take too long.
     fn check_time(&mut self) -> Result<(), Error> {
         let size = self.request.task.space.size();
         let first = self.draw(N_FIRST as u64, &self.trials)?;
@@ -319,12 +319,12 @@ impl RecordingRun<'_> {
         )))
     }
 
-    /// Measures the configurations that are not recorded; `None` if all are, or where it is stopped.
+    /// Measures the configurations that are not recorded; `None` if all are, or if stopped.
     fn measure(&mut self, configs: &[Config]) -> Result<Option<Summary>, Error> {
         let known: HashSet<&Config> = self.trials.iter().map(|trial| &trial.config).collect();
         let n_known = configs.iter().filter(|config| known.contains(config)).count() as u64;
         let n_new = configs.len() as u64 - n_known;
-        // It is never asked: the budget ends with the guesses.
+        // It is never asked for proposals: the budget ends with the guesses.
         let mut search = self.search()?;
         let RecordingRun { request, device: Some(device), recording, caller, database, trials } = self else {
             return Ok(None);
@@ -363,7 +363,7 @@ impl RecordingRun<'_> {
     }
 }
 
-/// A long time in words.
+/// Formats a long time in words.
 fn hours(seconds: f64) -> String {
     let hours = seconds / 3600.0;
     if hours < 48.0 { format!("{hours:.1} hours") } else { format!("{} days", grouped((hours / 24.0).round())) }

@@ -26,7 +26,7 @@ mod tests {
     const NUMBERS: [f64; 12] = [0.0, 5e-324, 1e-300, 1e-9, 1.0, 3e5, 1e18, 1e154, 1e300, f64::MAX, -1.0, -1e308];
     const COUNTS: [u64; 7] = [0, 1, 600, 1_800_000_000, i64::MAX as u64, i64::MAX as u64 + 1, u64::MAX];
 
-    /// A line of records with numbers that are possible in JSON, whether or not anything ever took so long.
+    /// Line of records with numbers that are possible in JSON, however implausible.
     fn line(rng: &mut Xoshiro256PlusPlus, config: u64) -> String {
         let mut number = || *NUMBERS.choose(rng).expect("there are some");
         let outcome = match number() < 1e-200 {
@@ -62,7 +62,7 @@ mod tests {
             let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
             let mut store = Store::new(Connection::open_in_memory().unwrap()).unwrap();
             for config in 0..rng.random_range(1..12) {
-                // What is refused is not believed.
+                // Implausible records are refused.
                 n_imported += store
                     .import(line(&mut rng, config).as_bytes(), &mut |line| Ok((line, 0.0)))
                     .map_or(0, |imported| imported.new);

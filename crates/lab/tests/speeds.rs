@@ -1,4 +1,4 @@
-//! The picture of README: speeds of whole models as docs/benchmarks.md has them. `BLESS=1` draws it anew.
+//! Picture of README: speeds of whole models from docs/benchmarks.md. `BLESS=1` redraws it.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ struct Row {
     openvino: f64,
 }
 
-/// Reads the rows of the tables of whole models on a CPU, which stand before the section's subsections.
+/// Reads the rows of the tables of whole models on a CPU, which precede the section's subsections.
 fn rows(page: &str) -> Vec<Row> {
     let section = page.split("\n## ").find(|s| s.starts_with("Whole models")).expect("the page has the section");
     let section = section.split("\n### ").next().expect("a text has a beginning");

@@ -11,10 +11,10 @@
 //! | `OPENBLAS_CORETYPE` | a core type, or unset | read when the library loads |
 //!
 //! Of the OpenMP settings only the wait policy matters: oneDNN 2.6.3 on 2 threads of an AMD EPYC (family 26,
-//! 2 cores, GNU OpenMP 12, 2026-11-20) made 480 GFLOP/s at 256³ and 320 at 17×333×129 with `active`, as with
-//! the default (which spins too, for a while), but 270 and 30 to 100 with `passive`. `OMP_PROC_BIND` unset,
-//! `close` and `spread` with `OMP_PLACES=cores` were equal within 3 % there; bound threads cannot be moved to
-//! one core.
+//! 2 cores, GNU OpenMP 12, 2026-11-20) reached 480 GFLOP/s at 256³ and 320 at 17×333×129 with `active`, as
+//! with the default (which also spins for a while), but 270 and 30 to 100 with `passive`. `OMP_PROC_BIND`
+//! unset, `close` and `spread` with `OMP_PLACES=cores` were equal within 3 % there; bound threads cannot be
+//! moved to one core.
 
 use std::process::Command;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -26,10 +26,10 @@ use tilewright_search::pause;
 use super::Unavailable;
 use super::protocol::{ChildReply, ChildRequest};
 
-/// The hidden subcommand that must lead to [`worker_main`](super::worker_main) in this executable.
+/// Hidden subcommand that must call [`worker_main`](super::worker_main) in this executable.
 pub const WORKER_SUBCOMMAND: &str = "peer-worker";
 
-/// Variables with these beginnings belong to the libraries and do not reach a child.
+/// Prefixes of environment variables of the libraries, which are removed for a child.
 const LIBRARY_PREFIXES: &[&str] = &[
     "OMP_",
     "GOMP_",
@@ -51,7 +51,7 @@ const LIBRARY_PREFIXES: &[&str] = &[
     "NVIDIA_TF32_",
 ];
 
-/// A peer's process, stopped by signal unless it is answering.
+/// Process of a peer, stopped by signal except while it serves a request.
 #[derive(Debug)]
 pub(super) struct Child {
     process: ChildProcess,
@@ -59,13 +59,13 @@ pub(super) struct Child {
 }
 
 impl Child {
-    /// Start this executable's worker subcommand.
+    /// Starts this executable's worker subcommand.
     pub(super) fn spawn(threads: usize, core_type: Option<&str>) -> Result<Child, Unavailable> {
         let broken =
             |error: std::io::Error| Unavailable::Broken { reason: format!("its process does not start: {error}") };
         let mut command = Command::new(std::env::current_exe().map_err(broken)?);
         command.arg(WORKER_SUBCOMMAND);
-        // Large pages for whatever the library allocates, as our kernels' buffers have them.
+        // Huge pages for the library's allocations, as for our kernels' buffers.
         command.env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1");
         for (name, _) in std::env::vars_os() {
             let text = name.to_string_lossy();
@@ -79,14 +79,14 @@ impl Child {
         Ok(Child { process, replies })
     }
 
-    /// Let the child run, ask, wait at most `limit` for the answer, and stop it again.
+    /// Resumes the child, sends a request, waits at most `limit` for the reply, and stops the child again.
     pub(super) fn ask(&mut self, request: &ChildRequest, limit: Duration) -> Result<ChildReply, Unavailable> {
         self.process.go_on();
         self.process.tell(request);
         let deadline = pause::now() + limit;
         let answer = loop {
             match self.replies.recv_timeout(deadline.saturating_duration_since(pause::now())) {
-                // This process was stopped meanwhile.
+                // This process was suspended meanwhile.
                 Err(RecvTimeoutError::Timeout) if pause::now() < deadline => {}
                 answer => break answer,
             }

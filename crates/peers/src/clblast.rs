@@ -19,15 +19,15 @@ use super::problem::{ConvProblem, LibraryProblem, Matmul};
 use super::worker::Prepared;
 use super::{Unavailable, Variant};
 
-/// A queue, memory or event of OpenCL's.
+/// OpenCL queue, memory or event.
 type OpenClHandle = *mut c_void;
 
 /// `CLBlastStatusCode`.
 type ClblastStatus = c_int;
 
-/// `CLBlast?gemmWithTempBuffer`: layout, what is transposed, and sizes `m`, `n` and `k`; then the factor of
-/// the product, and A and B, each from an element on, with its leading dimension; the factor of what C was,
-/// and C; the queue, the event, and memory for what is packed.
+/// `CLBlast?gemmWithTempBuffer`: layout, transpositions, and sizes `m`, `n` and `k`; then alpha, and A and B,
+/// each with its offset and its leading dimension; beta, and C; the queue, the event, and the temporary
+/// buffer.
 type GemmFunction<T> = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -51,8 +51,8 @@ type GemmFunction<T> = unsafe extern "C" fn(
     OpenClHandle,
 ) -> ClblastStatus;
 
-/// `CLBlast?GemmTempBufferSize`, how many bytes that is: layout, what is transposed, sizes, of each matrix an
-/// offset and the leading dimension, and the queue.
+/// `CLBlast?GemmTempBufferSize`, the bytes of that buffer: layout, transpositions, sizes, the offset and the
+/// leading dimension of each matrix, and the queue.
 type GemmMemory = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -70,8 +70,8 @@ type GemmMemory = unsafe extern "C" fn(
     *mut usize,
 ) -> ClblastStatus;
 
-/// `CLBlast?gemmStridedBatched`, as `gemm` with the distance of the next matrix behind each leading
-/// dimension, how many there are, and no memory.
+/// `CLBlast?gemmStridedBatched`, like `gemm` with the stride of the batch after each leading dimension and
+/// the batch count, and without a temporary buffer.
 type Batched<T> = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -98,8 +98,8 @@ type Batched<T> = unsafe extern "C" fn(
     *mut OpenClHandle,
 ) -> ClblastStatus;
 
-/// `CLBlast?convgemm`: mode; channels; rows and columns of the image, the filter, zeros, strides and
-/// dilations; filters and images; X, W and Y, each from an element on; the queue and the event.
+/// `CLBlast?convgemm`: mode; channels; rows and columns of the image, the filter, padding, strides and
+/// dilations; filters and images; X, W and Y, each with its offset; the queue and the event.
 type ConvGemmFunction = unsafe extern "C" fn(
     c_int,
     usize,
@@ -126,12 +126,12 @@ type ConvGemmFunction = unsafe extern "C" fn(
 ) -> ClblastStatus;
 
 const ROW_MAJOR: c_int = 101;
-/// `CLBlastTranspose`, of what is as it is and what is transposed.
+/// `CLBlastTranspose`, for not transposed and transposed.
 const TRANSPOSE: [c_int; 2] = [111, 112];
-/// `CLBlastKernelMode`: filters are not mirrored.
+/// `CLBlastKernelMode`: filters are not flipped.
 const CROSS_CORRELATION: c_int = 151;
 
-/// The library's functions for an element type.
+/// Functions of the library for an element type.
 #[derive(Clone, Copy)]
 struct Functions<T> {
     gemm: GemmFunction<T>,
@@ -162,7 +162,7 @@ pub(super) fn version() -> Result<String, Unavailable> {
     Ok(version_of_loaded())
 }
 
-/// No function tells it.
+/// Version, which no function of the library returns.
 fn version_of_loaded() -> String {
     version_in_file_name("libclblast.so.").unwrap_or_else(|| "of unknown version".to_owned())
 }
@@ -193,7 +193,7 @@ pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) 
     on_device.fastest(vec![way], operands, &version_of_loaded())
 }
 
-/// The library on a device.
+/// Library on a device.
 struct Clblast<T> {
     f: Functions<T>,
     queue: OpenClHandle,
@@ -213,8 +213,8 @@ impl<T: CpuElement> Clblast<T> {
         let memory = OpenClMemory::new(&self.on_device.context, n_bytes as u64)?;
         let put = move || {
             let (queue, room) = (&self.queue, memory.handle());
-            // SAFETY: the operands on the device have as many elements as the problem says, and the memory as
-            // many bytes as are asked for.
+            // SAFETY: the operands on the device have the sizes of the problem, and the memory has the size
+            // that the library requested.
             let status = unsafe {
                 (f.gemm)(ROW_MAJOR, ta, tb, m, n, k, one, a, 0, lda, b, 0, ldb, zero, c, 0, n, queue, no_event, room)
             };
@@ -229,7 +229,7 @@ impl<T: CpuElement> Clblast<T> {
         let ([a, b, c], (one, zero), no_event) = (self.on_device.pointers(), (T::ONE, T::ZERO), null_mut());
         let put = move || {
             let (each, queue) = ([m * k, k * n, m * n], &self.queue);
-            // SAFETY: the operands on the device have as many elements as the problem says.
+            // SAFETY: the operands on the device have the sizes of the problem.
             let status = unsafe {
                 (self.f.batched)(
                     ROW_MAJOR, ta, tb, m, n, k, one, a, 0, lda, each[0], b, 0, ldb, each[1], zero, c, 0, n, each[2],
@@ -280,7 +280,7 @@ impl<T: CpuElement> Clblast<T> {
     }
 }
 
-/// The leading dimensions of A and B.
+/// Leading dimensions of A and B.
 fn leading(matmul: &Matmul) -> [usize; 2] {
     let Matmul { m, n, k, ta, tb, .. } = *matmul;
     [if ta { m } else { k }, if tb { k } else { n }]

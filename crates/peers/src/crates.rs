@@ -11,7 +11,7 @@ pub(super) const GEMM_VERSION: &str = "0.19.0";
 /// Version of the crate `matrixmultiply`; a test compares it with the lock file.
 pub(super) const MATRIXMULTIPLY_VERSION: &str = "0.3.11";
 
-/// The crate `gemm`; more than one thread through rayon, at its own discretion.
+/// Prepares the crate `gemm`; it uses more than one thread through rayon, at its own discretion.
 pub(super) fn prepare_gemm<T: CpuElement>(problem: &PeerProblem, threads: usize) -> Result<Prepared<T>, Unavailable> {
     let matmul = problem.multiplication_only()?;
     let parallelism = match threads {
@@ -26,12 +26,13 @@ pub(super) fn prepare_gemm<T: CpuElement>(problem: &PeerProblem, threads: usize)
         String::new(),
         Box::new(move |operands| {
             for_each_matrix(operands, &matmul, |a, b, c| {
-                // Its kernels prefer columns, as the crate's front, which only chooses by the type, knows as
-                // well: of rows it makes the transposed product, Cᵀ = Bᵀ·Aᵀ.
+                // Its kernels prefer column-major results, as the crate's front end knows, which otherwise
+                // only dispatches on the type: for row-major ones it computes the transposed product, Cᵀ =
+                // Bᵀ·Aᵀ.
                 let rows = (matmul.m, c, 1, matmul.n, (a, a_col, a_row), (b, b_col, b_row), matmul.n);
                 let columns = (matmul.n, c, matmul.n, 1, (b, b_row, b_col), (a, a_row, a_col), matmul.m);
                 let (m, c, c_col, c_row, left, right, n) = if matmul.n > 1 { columns } else { rows };
-                // SAFETY: the strides keep within m·k, k·n and m·n elements; C is apart from A and B.
+                // SAFETY: the strides stay within m·k, k·n and m·n elements; C does not overlap A and B.
                 unsafe {
                     gemm(
                         m,
@@ -61,7 +62,7 @@ pub(super) fn prepare_gemm<T: CpuElement>(problem: &PeerProblem, threads: usize)
     ))
 }
 
-/// The crate `matrixmultiply`; its threads come from `MATMUL_NUM_THREADS`: one, two or four.
+/// Prepares the crate `matrixmultiply`; its threads come from `MATMUL_NUM_THREADS`: one, two or four.
 pub(super) fn prepare_matrixmultiply<T: CpuElement>(
     problem: &PeerProblem,
     threads: usize,
@@ -79,7 +80,7 @@ pub(super) fn prepare_matrixmultiply<T: CpuElement>(
         details,
         Box::new(move |operands| {
             for_each_matrix(operands, &matmul, |a, b, c| {
-                // SAFETY: the strides keep within m·k, k·n and m·n elements; C is apart from A and B.
+                // SAFETY: the strides stay within m·k, k·n and m·n elements; C does not overlap A and B.
                 unsafe {
                     T::MATRIXMULTIPLY(
                         matmul.m,
@@ -104,7 +105,7 @@ pub(super) fn prepare_matrixmultiply<T: CpuElement>(
     ))
 }
 
-/// Call `multiply` with each multiplication's A, B and C, one after the other.
+/// Calls `multiply` with each multiplication's A, B and C, one after the other.
 fn for_each_matrix<T: CpuElement>(
     operands: &mut Operands<T>,
     matmul: &Matmul,

@@ -19,7 +19,7 @@ use super::problem::{LibraryProblem, Matmul};
 use super::worker::Prepared;
 use super::{Precision, Unavailable, Variant};
 
-/// A library's context, a description of something, or a stream.
+/// Handle of a library context, a descriptor, or a stream.
 type CublasHandle = *mut c_void;
 
 type GemmStridedBatchedEx = unsafe extern "C" fn(
@@ -74,7 +74,7 @@ functions! {
     }
 }
 
-/// Sets an attribute of something to a value of so many bytes.
+/// Function that sets an attribute of a descriptor to a value of a size in bytes.
 type SetAttribute = unsafe extern "C" fn(CublasHandle, c_int, *const c_void, usize) -> c_int;
 
 /// `cublasLtMatmulHeuristicResult_t`.
@@ -93,7 +93,7 @@ const VERSION_PROPERTIES: [c_int; 3] = [0, 1, 2];
 const OP_N: c_int = 0;
 const OP_T: c_int = 1;
 const GEMM_DEFAULT: c_int = -1;
-/// `cublasComputeType_t`: the type of sums, and what may be done to factors.
+/// `cublasComputeType_t`: the type of accumulators, and the precision of operands.
 const COMPUTE_32F: c_int = 68;
 const COMPUTE_32F_PEDANTIC: c_int = 69;
 const COMPUTE_64F: c_int = 70;
@@ -113,9 +113,9 @@ const EPILOGUE_DEFAULT: u32 = 1;
 const EPILOGUE_RELU: u32 = 2;
 const EPILOGUE_BIAS: u32 = 4;
 
-/// Workspace that is recommended for the largest GPUs.
+/// Workspace size that is recommended for the largest GPUs.
 const WORKSPACE_BYTES: u64 = 32 << 20;
-/// Most of cuBLASLt's proposals that are tried.
+/// Maximum number of cuBLASLt's algorithms that are tried.
 const MOST_PROPOSALS: usize = 8;
 
 /// Version of the installed library.
@@ -129,7 +129,7 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 }
 
 /// Loads cuBLAS and chooses the fastest way to call it for the operands' problem: its function for products,
-/// and the first proposals of cuBLASLt, which alone has epilogues.
+/// and the first algorithms proposed by cuBLASLt, the only one with epilogues.
 pub(super) fn prepare<T: OperandType>(
     operands: &mut Operands<T>,
     means: &Means,
@@ -160,11 +160,11 @@ pub(super) fn prepare<T: OperandType>(
     library.on_device.fastest(ways, operands, &version)
 }
 
-/// A product of row-major matrices as libraries of column-major ones take it. What is C by rows is Cᵀ by
-/// columns, and Cᵀ = Bᵀ·Aᵀ: B comes first.
+/// Product of row-major matrices as a call of a column-major library. A row-major C is a column-major Cᵀ, and
+/// Cᵀ = Bᵀ·Aᵀ: B comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ColumnMajorProduct {
-    /// Rows and columns of Cᵀ, and what is summed.
+    /// Rows and columns of Cᵀ, and the length of the sum.
     m: c_int,
     n: c_int,
     k: c_int,
@@ -176,7 +176,7 @@ struct ColumnMajorProduct {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct GemmOperand {
     op: c_int,
-    /// Leading dimension: the matrix lies in memory by columns.
+    /// Leading dimension: the matrix is column-major.
     rows: c_int,
     columns: c_int,
 }
@@ -190,7 +190,8 @@ impl GemmOperand {
 impl ColumnMajorProduct {
     fn of(matmul: &Matmul) -> Result<ColumnMajorProduct, Unavailable> {
         let [m, n, k, n_batch] = sizes([matmul.m, matmul.n, matmul.k, matmul.b])?;
-        // B as `[k, n]` by rows has n rows by columns, and is Bᵀ as it is.
+        // A row-major B of shape `[k, n]` has n rows in column-major order, and is Bᵀ without a
+        // transposition.
         let first = match matmul.tb {
             false => GemmOperand { op: OP_N, rows: n, columns: k },
             true => GemmOperand { op: OP_T, rows: k, columns: n },
@@ -208,7 +209,7 @@ impl ColumnMajorProduct {
 
     /// # Safety
     ///
-    /// `gemm` may be called with the handle, and the matrices A, B and C have as many elements as sizes say.
+    /// `gemm` may be called with the handle, and the matrices A, B and C have the sizes of the product.
     unsafe fn call<T: OperandType>(
         &self,
         gemm: GemmStridedBatchedEx,
@@ -218,7 +219,7 @@ impl ColumnMajorProduct {
     ) -> c_int {
         let ColumnMajorProduct { m, n, k, first, second, n_batch } = *self;
         let (dtype, [one, zero]) = (data_type(T::DTYPE), [1.0, 0.0].map(factor::<T>));
-        // SAFETY: the caller's promise; the factors are read before the call returns.
+        // SAFETY: the caller's promise; the scalars are read before the call returns.
         unsafe {
             gemm(
                 handle,
@@ -259,7 +260,7 @@ fn data_type(dtype: DType) -> c_int {
     }
 }
 
-/// The bytes of a factor of a product or of what is added to it, which is of the type of sums.
+/// Bytes of alpha or beta, which has the type of the accumulators.
 fn factor<T: OperandType>(value: f64) -> u64 {
     let mut bytes = [0; 8];
     let dtype = T::DTYPE.arithmetic();
@@ -267,7 +268,7 @@ fn factor<T: OperandType>(value: f64) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// The library on a device. Nothing of it is released: the process ends with it.
+/// Library on a device. Nothing of it is released: the process ends with it.
 struct Cublas {
     f: Functions,
     on_device: Rc<DeviceOperands<CudaContext>>,
@@ -281,7 +282,7 @@ impl Functions {
     fn version(&self) -> Result<String, Unavailable> {
         let mut numbers = [0; 3];
         for (property, number) in VERSION_PROPERTIES.into_iter().zip(&mut numbers) {
-            // SAFETY: writes to a local variable.
+            // SAFETY: the call writes to a local variable.
             succeeded("cublasGetProperty", unsafe { (self.property)(property, number) })?;
         }
         Ok(numbers.map(|number: c_int| number.to_string()).join("."))
@@ -293,11 +294,12 @@ impl Cublas {
         let stream = on_device.context.stream()?;
         let workspace = CudaMemory::new(&on_device.context, WORKSPACE_BYTES)?;
         let (mut handle, mut lt) = (null_mut(), null_mut());
-        // SAFETY: handles are written to local variables; stream and workspace live as long as they.
+        // SAFETY: handles are written to local variables; stream and workspace live as long as the handles.
         unsafe {
             succeeded("cublasCreate", (f.create)(&mut handle))?;
             succeeded("cublasSetStream", (f.set_stream)(handle, stream))?;
-            // After the stream, which sets it back; so that nothing is allocated while calls are recorded.
+            // After setting the stream, which resets the workspace; this avoids allocations while calls are
+            // recorded.
             let set = (f.set_workspace)(handle, CudaContext::pointer(&workspace), WORKSPACE_BYTES as usize);
             succeeded("cublasSetWorkspace", set)?;
             succeeded("cublasLtCreate", (f.lt_create)(&mut lt))?;
@@ -309,14 +311,14 @@ impl Cublas {
         let library = self.clone();
         let put = Rc::new(move || {
             let pointers = library.on_device.pointers();
-            // SAFETY: the operands on the device have as many elements as the problem says.
+            // SAFETY: the operands on the device have the sizes of the problem.
             let status = unsafe { product.call::<T>(library.f.gemm, library.handle, pointers, compute) };
             succeeded("cublasGemmStridedBatchedEx", status)
         });
         QueuedCall { name: format!("gemm in {name}"), put }
     }
 
-    /// Algorithms that cuBLASLt proposes, the best first; empty where it has none.
+    /// Algorithms that cuBLASLt proposes, the best first; empty if it has none.
     fn proposals<T: OperandType>(
         self: &Rc<Cublas>,
         product: ColumnMajorProduct,
@@ -332,8 +334,8 @@ impl Cublas {
         let mut preference = null_mut();
         let mut proposals = [Proposal::default(); MOST_PROPOSALS];
         let mut n_proposals = 0;
-        // SAFETY: descriptions live as long as the process, and as many results are written as there is room
-        // for.
+        // SAFETY: descriptors live as long as the process, and the number of results is limited to the
+        // buffer's length.
         unsafe {
             succeeded("cublasLtMatmulPreferenceCreate", (self.f.preference_create)(&mut preference))?;
             set(self.f.preference_set, preference, PREFERENCE_MAX_WORKSPACE_BYTES, WORKSPACE_BYTES)?;
@@ -345,7 +347,8 @@ impl Cublas {
                 return Ok(Vec::new());
             }
         }
-        // What is added is read from elsewhere, so that a run does not begin with what another one left.
+        // The addend is read from another buffer, so that a run does not start with the result of the
+        // previous one.
         let (addend, of_addend) = match fused.addend {
             Some(at) => (self.on_device.further(at), factor::<T>(1.0)),
             None => (c, factor::<T>(0.0)),
@@ -357,8 +360,8 @@ impl Cublas {
             let put = Rc::new(move || {
                 let (one, of_addend) = (factor::<T>(1.0), of_addend);
                 let workspace = (CudaContext::pointer(&library.workspace), WORKSPACE_BYTES as usize);
-                // SAFETY: the operands on the device have as many elements as the problem says; factors and
-                // algorithm are read before the call returns.
+                // SAFETY: the operands on the device have the sizes of the problem; scalars and algorithm are
+                // read before the call returns.
                 let status = unsafe {
                     (library.f.matmul)(
                         library.lt,
@@ -386,7 +389,7 @@ impl Cublas {
         Ok(good.map(way).collect())
     }
 
-    /// The description of a product with what is done to its result.
+    /// Descriptor of a product with its epilogue.
     fn operation<T: OperandType>(
         &self,
         product: ColumnMajorProduct,
@@ -395,7 +398,7 @@ impl Cublas {
     ) -> Result<CublasHandle, Unavailable> {
         let f = &self.f;
         let mut desc = null_mut();
-        // SAFETY: the handle is written to a local variable, and values have the sizes that attributes have.
+        // SAFETY: the handle is written to a local variable, and values have the attributes' sizes.
         unsafe {
             let created = (f.desc_create)(&mut desc, compute, data_type(T::DTYPE.arithmetic()));
             succeeded("cublasLtMatmulDescCreate", created)?;
@@ -409,7 +412,7 @@ impl Cublas {
                 set(f.desc_set, desc, DESC_EPILOGUE, EPILOGUE_DEFAULT)?;
             }
             if let Some(at) = fused.bias {
-                // One element for each row of Cᵀ, the same in all of a batch.
+                // One element for each row of Cᵀ, the same for the whole batch.
                 set(f.desc_set, desc, DESC_BIAS_POINTER, self.on_device.further(at))?;
             }
         }
@@ -433,7 +436,7 @@ impl Cublas {
 
 /// # Safety
 ///
-/// The function takes what is described, and the attribute has the value's type.
+/// The function takes this descriptor, and the attribute has the value's type.
 unsafe fn set<V>(function: SetAttribute, of: CublasHandle, attribute: c_int, value: V) -> Result<(), Unavailable> {
     // SAFETY: the caller's promise; the value is copied.
     let status = unsafe { function(of, attribute, (&raw const value).cast(), size_of::<V>()) };
@@ -495,7 +498,7 @@ mod tests {
             _ => (row * ld + column) as usize,
         };
         for batch in 0..i64::from(n_batch) {
-            // SAFETY: the test's operands have as many elements.
+            // SAFETY: the test's operands have the sizes of the product.
             unsafe {
                 let [alpha, beta] = [alpha, beta].map(|factor| *factor.cast::<u64>());
                 assert_eq!([alpha, beta], [1.0, 0.0].map(factor::<T>));

@@ -1,4 +1,4 @@
-//! Convolutions of cuDNN, versions 8 and 9, by every algorithm it has.
+//! Convolutions of cuDNN, versions 8 and 9, by each of its algorithms.
 //!
 //! # Source
 //!
@@ -19,11 +19,11 @@ use super::problem::{ConvProblem, LibraryProblem};
 use super::worker::Prepared;
 use super::{Precision, Unavailable, Variant};
 
-/// A library's context, a description of something, or a stream.
+/// Handle of a library context, a descriptor, or a stream.
 type CudnnHandle = *mut c_void;
 type CreateDescriptor = unsafe extern "C" fn(*mut CudnnHandle) -> c_int;
 
-/// A convolution, or with X and W exchanged the one that is transposed.
+/// Function of a convolution, or, with X and W exchanged, of a transposed one.
 type Convolve = unsafe extern "C" fn(
     CudnnHandle,
     *const c_void,
@@ -40,7 +40,7 @@ type Convolve = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// The memory that an algorithm takes besides its operands.
+/// Function that returns the workspace size of an algorithm.
 type WorkspaceSize =
     unsafe extern "C" fn(CudnnHandle, CudnnHandle, CudnnHandle, CudnnHandle, CudnnHandle, c_int, *mut usize) -> c_int;
 
@@ -78,9 +78,9 @@ functions! {
 
 /// `cudnnTensorFormat_t`.
 const NCHW: c_int = 0;
-/// `cudnnConvolutionMode_t`: filters as they lie, not turned around.
+/// `cudnnConvolutionMode_t`: filters are not flipped.
 const CROSS_CORRELATION: c_int = 1;
-/// `cudnnMathType_t`: tensor cores may round f32's factors, or not be used.
+/// `cudnnMathType_t`: tensor cores may round f32 operands, or must not be used.
 const DEFAULT_MATH: c_int = 0;
 const FMA_MATH: c_int = 3;
 /// `cudnnActivationMode_t`.
@@ -89,8 +89,8 @@ const ACTIVATION_IDENTITY: c_int = 5;
 /// `cudnnNanPropagation_t`.
 const NOT_PROPAGATE_NAN: c_int = 0;
 
-/// `cudnnConvolutionFwdAlgo_t`, in the order of its numbers; which of them round more than the sum as it is
-/// written.
+/// `cudnnConvolutionFwdAlgo_t`, in the order of its numbers; each with whether it rounds more than direct
+/// summation.
 const FORWARD: &[(&str, bool)] = &[
     ("implicit gemm", false),
     ("implicit gemm with a table", false),
@@ -111,7 +111,7 @@ const BACKWARD: &[(&str, bool)] = &[
     ("Winograd in steps", true),
 ];
 
-/// An algorithm that takes more memory besides its operands is left out.
+/// Workspace size in bytes beyond which an algorithm is left out.
 const MOST_WORKSPACE_BYTES: usize = 4 << 30;
 
 /// Version of the installed library.
@@ -152,9 +152,9 @@ pub(super) fn prepare<T: CpuElement>(
 
 impl Functions {
     fn version_text(&self) -> String {
-        // SAFETY: the function takes nothing.
+        // SAFETY: the function has no parameters.
         let version = unsafe { (self.version)() };
-        // Version 9 has another place for the first number.
+        // Version 9 encodes the major version differently.
         let major = if version >= 90_000 { version / 10_000 } else { version / 1000 };
         let rest = if version >= 90_000 { version % 10_000 } else { version % 1000 };
         format!("{major}.{}.{}", rest / 100, rest % 100)
@@ -170,7 +170,7 @@ impl Functions {
     }
 }
 
-/// The library on a device, with descriptions of a convolution. Nothing of it is released: the process ends
+/// Library on a device, with the descriptors of a convolution. Nothing of it is released: the process ends
 /// with it.
 #[derive(Clone)]
 struct Cudnn {
@@ -199,12 +199,12 @@ impl Cudnn {
         let [pad_h, pad_w] = sizes([pad_h, pad_w])?;
         let [stride_h, stride_w] = sizes(conv.stride)?;
         let [dilation_h, dilation_w] = sizes(conv.dilation)?;
-        // W is `[k, c/groups, r, s]`, of a transposed convolution `[c, k/groups, r, s]`: here the one of
-        // which it is the transposition goes from k channels to c.
+        // W is `[k, c/groups, r, s]`, for a transposed convolution `[c, k/groups, r, s]`: the convolution
+        // that it transposes goes from k channels to c.
         let (of, to) = if conv.transposed { (conv.k, conv.c) } else { (conv.c, conv.k) };
         let dtype = data_type::<T>();
         let handle = f.made("cudnnCreate", f.create)?;
-        // SAFETY: the library's own handle, and a stream that lives on.
+        // SAFETY: the handle is the library's, and the stream stays alive.
         f.succeeded("cudnnSetStream", unsafe { (f.set_stream)(handle, stream) })?;
         let described = Cudnn {
             f,
@@ -229,7 +229,7 @@ impl Cudnn {
         Ok(described)
     }
 
-    /// A way for each algorithm that computes this.
+    /// Ways to call the library, one for each algorithm that computes this problem.
     fn ways<T: CpuElement>(
         &self,
         conv: &ConvProblem,
@@ -271,8 +271,8 @@ impl Cudnn {
                 let factors = (T::ONE, T::ZERO);
                 let (one, zero) = ((&raw const factors.0).cast(), (&raw const factors.1).cast());
                 let (room, n_bytes) = (CudaContext::pointer(&workspace), n_bytes);
-                // SAFETY: the operands on the device have as many elements as descriptors say, the workspace
-                // as many bytes as the algorithm wants; factors are read before the call returns.
+                // SAFETY: the operands on the device have the sizes of the descriptors, the workspace has the
+                // size that the algorithm requires; scalars are read before the call returns.
                 let (function, status) = unsafe {
                     match &epilogue {
                         Some(epilogue) => {
@@ -327,7 +327,7 @@ impl Cudnn {
         fused: FusedEpilogue,
     ) -> Result<EpilogueDescriptors, Unavailable> {
         let f = &self.f;
-        // It wants a bias in any case.
+        // The function requires a bias in any case.
         let zeros = CudaMemory::new(&self.on_device.context, (conv.k * size_of::<T>()) as u64)?;
         zeros.fill(0)?;
         let activation = f.made("cudnnCreateActivationDescriptor", f.activation)?;

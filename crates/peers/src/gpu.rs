@@ -1,7 +1,7 @@
 //! Libraries for GPUs: operands on a device, and the choice of the fastest way to call a library there.
 //!
-//! All is as for our kernels there: data, reference, memory between canaries, and what takes the time. Runs
-//! that make a sample are timed by the device, of NVIDIA's as one graph.
+//! Everything is as for our kernels there: data, reference, memory between canaries, and timing. The runs of
+//! a sample are timed by the device; on NVIDIA's GPUs they are one graph.
 
 use std::ffi::{c_int, c_void};
 use std::rc::Rc;
@@ -43,22 +43,22 @@ impl From<OpenClError> for Unavailable {
     }
 }
 
-/// A context of a driver, as libraries for its devices need it.
+/// Context of a driver, with the interface that libraries for its devices need.
 pub(super) trait DriverContext: Sized + 'static {
-    /// Memory as the driver gives it.
+    /// Allocation of the driver.
     type Whole: DeviceMemory<Error = Self::Error>;
     /// Error of the driver.
     type Error;
 
-    /// Opens a context on the device of a number.
+    /// Opens a context on the device with this index.
     fn on(number: u32) -> Result<Self, Self::Error>;
-    /// Memory of so many bytes, of which nothing is known.
+    /// Allocates `n_bytes` undefined bytes.
     fn memory(&self, n_bytes: u64) -> Result<GuardedMemory<Self::Whole>, Self::Error>;
-    /// Memory, as libraries take it.
+    /// Pointer to memory, in the form that libraries take.
     fn pointer(memory: &GuardedMemory<Self::Whole>) -> *mut c_void;
-    /// Runs `put` as often as told; returns nanoseconds of the device.
+    /// Runs `put` `n_times`; returns nanoseconds of the device.
     fn timed(&self, n_times: u32, put: &Put) -> Result<f64, Unavailable>;
-    /// Waits until all that was asked for is done.
+    /// Waits until all submitted work is done.
     fn finish(&self) -> Result<(), Self::Error>;
 }
 
@@ -122,10 +122,10 @@ pub(super) struct DeviceOperands<C: DriverContext> {
     c: GuardedMemory<C::Whole>,
 }
 
-/// Puts what one run calls into the context's stream or queue.
+/// Function that submits the calls of one run to the context's stream or queue.
 pub(super) type Put = Rc<dyn Fn() -> Result<(), Unavailable>>;
 
-/// A way to call a library.
+/// Way to call a library.
 pub(super) struct QueuedCall {
     /// Name in reports.
     pub(super) name: String,
@@ -136,7 +136,7 @@ impl<C: DriverContext> DeviceOperands<C>
 where
     Unavailable: From<C::Error>,
 {
-    /// The operands on the device that is meant.
+    /// Copies the operands to the requested device.
     pub(super) fn new<T: OperandType>(
         operands: &Operands<T>,
         means: &Means,
@@ -157,17 +157,17 @@ where
         }))
     }
 
-    /// A or X, B or W, and C or Y.
+    /// Pointers to A or X, B or W, and C or Y.
     pub(super) fn pointers(&self) -> [*mut c_void; 3] {
         [&self.a, &self.b, &self.c].map(C::pointer)
     }
 
-    /// The further input of an operation of the epilogue.
+    /// Pointer to the further input of an operation of the epilogue.
     pub(super) fn further(&self, at: usize) -> *mut c_void {
         C::pointer(self.further[at].as_ref().expect("the operation has a further input"))
     }
 
-    /// The fastest of `ways` whose result is right.
+    /// Chooses the fastest of `ways` whose result is correct.
     pub(super) fn fastest<T: OperandType>(
         self: &Rc<Self>,
         ways: Vec<QueuedCall>,
@@ -199,9 +199,9 @@ where
         Err(refused)
     }
 
-    /// The shortest sample of a short round, in nanoseconds a run.
+    /// Shortest sample of a short round, in nanoseconds per run.
     fn shortest_ns(&self, put: &Put, n_bytes: u64) -> Result<f64, Unavailable> {
-        // What a library makes ready when it is called first is not to be part of a sample.
+        // Initialisation at a library's first call must not be part of a sample.
         self.run_once(put)?;
         let mut timed = |n| self.context.timed(n, put);
         let samples_ns = samples_ns_by(&mut timed, n_bytes, CHOICE)?;
@@ -227,8 +227,8 @@ where
         }
     }
 
-    /// Runs once, to the end. A refused run is repeated: some libraries tell only then what went wrong
-    /// before.
+    /// Runs once, to the end. A run with an error is repeated: some libraries report only then what went
+    /// wrong before.
     fn run_once(&self, put: &Put) -> Result<(), Unavailable> {
         put().or_else(|_| put())?;
         Ok(self.context.finish()?)
@@ -263,10 +263,10 @@ impl FusedEpilogue {
     }
 }
 
-/// The zeros above and below, and to the left and right, of which there are as many on both sides. A row or
-/// column of zeros that no filter reaches does no harm.
+/// Padding above and below, and to the left and right, which is equal on both sides. A padding row or column
+/// that no filter reaches does no harm.
 pub(super) fn pads(library: &str, conv: &ConvProblem) -> Result<[usize; 2], Unavailable> {
-    // Of a transposed convolution it is the result that filters go over.
+    // In a transposed convolution, filters move over the result.
     let (large, small) = if conv.transposed { (conv.output(), conv.image) } else { (conv.image, conv.output()) };
     let fits = |axis: usize| {
         let reach = conv.dilation[axis] * (conv.filter[axis] - 1) + 1;
@@ -279,7 +279,7 @@ pub(super) fn pads(library: &str, conv: &ConvProblem) -> Result<[usize; 2], Unav
     Err(Unavailable::Unsupported { reason: format!("{library} has as many zeros on one side as on the other") })
 }
 
-/// Sizes as a library takes them.
+/// Converts sizes to a library's integers.
 pub(super) fn sizes<const N: usize>(sizes: [usize; N]) -> Result<[c_int; N], Unavailable> {
     let mut converted = [0; N];
     for (to, size) in converted.iter_mut().zip(sizes) {
@@ -322,7 +322,7 @@ mod tests {
         check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad=1", Some([1, 1]));
         check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad_top=1", None);
         check("conv2d:c=3,h=9,w=7,k=4,r=3,s=3,pad_bottom=1", None);
-        // Of an even size every other row is enough.
+        // With an even size, every other row is reached.
         check("conv2d:c=3,h=8,w=8,k=4,r=3,s=3,stride=2,pad_top=1,pad_left=1", Some([1, 1]));
         check("conv2d_transpose:c=4,h=5,w=6,k=3,r=3,s=3,stride=2,pad=1,out_pad=1", Some([1, 1]));
         check("conv2d_transpose:c=4,h=5,w=6,k=3,r=3,s=3,stride=2,pad_top=1", Some([1, 0]));

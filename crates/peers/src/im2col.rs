@@ -1,8 +1,8 @@
 //! Convolution as a matrix multiplication by OpenBLAS: W`[k, c·r·s]` times the columns of X under the filter.
 //!
 //! The copy is our own. It is made for a block of output pixels at a time, so that OpenBLAS finds it in a
-//! cache; the width of the block, and whether the threads are ours or OpenBLAS's, is what was measured to be
-//! fastest. A pointwise convolution of stride 1 multiplies with X itself.
+//! cache; the width of the block, and whether the threads are ours or OpenBLAS's, are chosen by measurement.
+//! A pointwise convolution of stride 1 multiplies with X itself.
 
 use tilewright_ir::op::EpilogueFunction;
 
@@ -14,10 +14,10 @@ use super::problem::{ConvProblem, LibraryProblem};
 use super::threads::{LoopThreads, SharedPointers};
 use super::worker::{Prepared, RunFunction};
 
-/// Widths of a block worth trying, in output pixels, besides all of an image.
+/// Widths of a block worth trying, in output pixels, besides a whole image.
 const BLOCK_WIDTHS: [usize; 3] = [128, 512, 2048];
 
-/// Load OpenBLAS and choose block width and threads for the operands' problem.
+/// Loads OpenBLAS and chooses block width and threads for the operands' problem.
 pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
     let threads = means.threads;
     let LibraryProblem::Conv(conv) = operands.problem.kernel else { panic!("it computes convolutions only") };
@@ -38,7 +38,7 @@ pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) 
         let copied = if conv.is_pointwise() { "no copy" } else { "im2col" };
         format!("{copied}, gemm of {width} pixels")
     };
-    // Blocks pay where they keep a copy in a cache.
+    // Blocks pay off if they keep the copy in a cache.
     let narrower = BLOCK_WIDTHS.into_iter().filter(|&width| width < pixels && !conv.is_pointwise());
     for width in narrower.chain([pixels]) {
         ways.push(Box::new(move || ThreadedCall {
@@ -60,12 +60,12 @@ pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) 
     blas.fastest(ways, operands, threads)
 }
 
-/// Rows of the copy of one group's channels.
+/// Number of rows of the copy for one group's channels.
 fn n_taps(conv: &ConvProblem) -> usize {
     conv.c / conv.groups * conv.filter[0] * conv.filter[1]
 }
 
-/// Blocks of `width` pixels, shared out among `threads`; each is copied by `n_copying` threads.
+/// Computes blocks of `width` pixels, distributed over `threads`; each is copied by `n_copying` threads.
 fn convolve<T: CpuElement>(
     gemm: BlasGemm<T>,
     conv: ConvProblem,
@@ -84,7 +84,7 @@ fn convolve<T: CpuElement>(
         let y = SharedPointers(operands.c.as_mut_ptr());
         let (x, w, operands) = (&operands.a, &operands.b, &*operands);
         threads.for_each(conv.n * conv.groups * n_blocks, |task, thread| {
-            // Blocks change fastest, so that neighbours share W.
+            // The block index changes fastest, so that neighbouring tasks share W.
             let (block, group, image) = (task % n_blocks, task / n_blocks % conv.groups, task / n_blocks / conv.groups);
             let begin = block * width;
             let n_pixels = width.min(pixels - begin);
@@ -92,7 +92,7 @@ fn convolve<T: CpuElement>(
             let (columns, ld) = if conv.is_pointwise() {
                 (x[begin..].as_ptr(), pixels)
             } else {
-                // SAFETY: a thread has its own copy, of at least as many elements.
+                // SAFETY: each thread has its own copy, of at least this many elements.
                 let copy = unsafe { std::slice::from_raw_parts_mut(copies[thread].get(), taps * n_pixels) };
                 copy_columns(&conv, x, copy, begin, n_pixels, n_copying);
                 (copy.as_ptr(), n_pixels)
@@ -100,7 +100,7 @@ fn convolve<T: CpuElement>(
             let w = &w[group * k_group * taps..][..k_group * taps];
             let y_begin = (image * conv.k + group * k_group) * pixels + begin;
             let call = GemmCall { m: k_group, n: n_pixels, k: taps, a: (taps, false), b: (ld, false), ldc: pixels };
-            // SAFETY: the sizes and leading dimensions keep within W, the copy or X, and Y; no two blocks
+            // SAFETY: the sizes and leading dimensions stay within W, the copy or X, and Y; no two blocks
             // share a part of Y.
             unsafe { call.call(gemm, w.as_ptr(), columns, y.get().add(y_begin)) };
             for row in 0..k_group {
@@ -135,7 +135,8 @@ fn copy_columns<T: CpuElement>(
     if n_threads == 1 {
         return copy_rows(0, copy);
     }
-    // Not threads that wait for the next block: OpenBLAS's own need the cores in between.
+    // Short-lived threads: persistent ones would wait for the next block on cores that OpenBLAS's own threads
+    // need.
     let share = (copy.len() / n_pixels).div_ceil(n_threads);
     std::thread::scope(|scope| {
         for (part, rows) in copy.chunks_mut(share * n_pixels).enumerate() {
@@ -181,7 +182,7 @@ fn copy_row<T: CpuElement>(conv: &ConvProblem, x: &[T], tap: [usize; 2], out: &m
     }
 }
 
-/// The epilogue on `y`, which begins at element `at` of the result and is of one channel.
+/// Applies the epilogue to `y`, which begins at element `at` of the result and belongs to one channel.
 fn finish<T: CpuElement>(operands: &Operands<T>, y: &mut [T], at: usize, channel: usize) {
     for (step, further) in operands.problem.epilogue.iter().zip(&operands.further) {
         match (step.function(), step.numbers()) {

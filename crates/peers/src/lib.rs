@@ -1,21 +1,21 @@
-//! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN, MKL and two crates, on NVIDIA's GPUs cuBLAS
-//! and cuDNN, on OpenCL devices CLBlast; and runtimes of whole models ([`ModelPeer`]).
+//! Peer libraries, measured beside our kernels: OpenBLAS, oneDNN, MKL and two crates; on NVIDIA's GPUs cuBLAS
+//! and cuDNN; on OpenCL devices CLBlast; and runtimes of whole models ([`ModelPeer`]).
 //!
-//! Each peer computes a workload in a child process of this same executable, so that a library can be given
-//! its own environment before it loads, and so that a peer that crashes, hangs or starts threads disturbs
-//! nothing else. The caller starts every peer, then asks for short rounds in any order; between rounds a
-//! child is stopped by signal, because OpenMP and OpenBLAS threads spin after a call and would take the CPU
-//! from whatever is measured next.
+//! Each peer computes a workload in a child process of this same executable, so that a library gets its own
+//! environment before it is loaded, and a peer that crashes, hangs or starts threads disturbs nothing else.
+//! The caller starts every peer, then requests short rounds in any order; between rounds a child is stopped
+//! by signal, because OpenMP and OpenBLAS threads spin after a call and would take CPU time from the next
+//! measurement.
 //!
-//! A peer's time is never compared before its result has been checked.
+//! A peer's time is never compared before its result has been verified.
 //!
-//! Peers and our kernels are measured alike: the same data, the same reference for the whole result, the same
-//! memory for operands, the same number of runs per sample and the same clock
+//! Peers and our kernels are measured alike: with the same data, the same reference for the whole result, the
+//! same memory for operands, the same number of runs per sample and the same clock
 //! ([`sample_round`](tilewright_device::sample_round)), on a GPU the device's own.
 //!
 //! Libraries are loaded at run time by their usual names, from a given folder or from the system's paths, so
-//! `LD_LIBRARY_PATH` chooses among several. Environment settings of a library (`OMP_…`, `OPENBLAS_…` and so
-//! on) do not reach the child: it gets the settings that were measured to be best for it, see `child.rs`.
+//! that `LD_LIBRARY_PATH` chooses among several. Environment settings of a library (`OMP_…`, `OPENBLAS_…` and
+//! so on) do not reach the child: it gets the settings that were measured to be best for it, see `child.rs`.
 
 mod child;
 mod clblast;
@@ -57,7 +57,7 @@ pub use problem::Layouts;
 pub use rounds::{Entrant, run_rounds, wall_samples_ns};
 pub use worker::worker_main;
 
-/// Every peer that can be measured, in the order in which reports list them.
+/// All peers that can be measured, in the order in which reports list them.
 pub const PEERS: &[PeerSpec] = &[
     PeerSpec {
         name: "openblas",
@@ -212,12 +212,12 @@ pub struct PeerSpec {
     variant: Variant,
 }
 
-/// Package of a library; its text says how to get it.
+/// Package of a library; its text is the instruction to install it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Package {
-    /// A package of Debian.
+    /// Debian package.
     Debian(&'static str),
-    /// A package of Python's.
+    /// Python package.
     Python(&'static str),
 }
 
@@ -230,7 +230,7 @@ impl std::fmt::Display for Package {
     }
 }
 
-/// Kinds of problems that a library computes all or none of.
+/// Kind of problem; a library supports all or none of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProblemClass {
     Matmul,
@@ -239,7 +239,7 @@ enum ProblemClass {
 }
 
 impl ProblemClass {
-    /// Plural in words.
+    /// Plural noun of the kind.
     fn text(self) -> &'static str {
         match self {
             ProblemClass::Matmul => "multiplications",
@@ -249,15 +249,15 @@ impl ProblemClass {
     }
 }
 
-/// Tensors that a peer holds in layouts of its own, transformed outside the timing.
+/// Tensors that a peer holds in its own layouts, transformed outside the timing.
 #[derive(Clone, Copy, Debug)]
 enum OwnLayouts {
     None,
     Weights,
-    /// Constant weights of convolutions: libraries expect them so.
+    /// Constant weights of convolutions, as libraries expect.
     ConstantFilters,
     All,
-    /// All that the workload allows.
+    /// Everything that the workload allows.
     AsWorkload,
 }
 
@@ -282,12 +282,12 @@ enum Variant {
 enum Precision {
     /// Precision of the operands.
     Full,
-    /// f32, with factors rounded to TF32.
+    /// f32, with operands rounded to TF32.
     Tf32,
 }
 
 impl Precision {
-    /// Share of a factor by which it may be rounded.
+    /// Relative rounding error of an operand.
     fn of_factors(self) -> f64 {
         match self {
             Precision::Full => 0.0,
@@ -297,7 +297,7 @@ impl Precision {
 }
 
 impl PeerSpec {
-    /// Whether it works on such a machine.
+    /// Whether the peer works on such a machine.
     pub fn runs_on(&self, target: &Target) -> bool {
         match self.gpu() {
             Some(api) => target.arch == Arch::Gpu(api),
@@ -305,7 +305,7 @@ impl PeerSpec {
         }
     }
 
-    /// API of a library for GPUs.
+    /// API of a GPU library.
     fn gpu(&self) -> Option<GpuApi> {
         match self.variant {
             Variant::Cublas(_) | Variant::Cudnn(_) => Some(GpuApi::Cuda),
@@ -321,12 +321,12 @@ impl PeerSpec {
         }
     }
 
-    /// Whether it rounds factors more than the operands' type does.
+    /// Whether the peer rounds operands to less than their type's precision.
     pub fn rounds_factors(&self) -> bool {
         self.precision() == Some(Precision::Tf32)
     }
 
-    /// Precision of a library that has a choice.
+    /// Precision of a library with selectable precision.
     fn precision(&self) -> Option<Precision> {
         match self.variant {
             Variant::Cublas(precision) | Variant::Cudnn(precision) => Some(precision),
@@ -334,13 +334,13 @@ impl PeerSpec {
         }
     }
 
-    /// Whether this peer computes such a workload and, by default, is compared with our kernels for it: one
-    /// that takes activations plain where ours must, or else chooses their layout as ours may.
+    /// Whether this peer computes such a workload and is compared with our kernels for it by default: either
+    /// it takes activations untransformed where ours must, or both may choose their layout.
     pub fn is_rival(&self, workload: &Workload) -> bool {
         self.problem(workload).is_ok_and(|problem| self.layouts(&problem).activations == problem.free.activations)
     }
 
-    /// The workload as this peer knows it.
+    /// Problem that the workload is for this peer.
     fn problem(&self, workload: &Workload) -> Result<PeerProblem, Unavailable> {
         if matches!(workload.structure(), Structure::Packed(_) | Structure::Nest(_)) {
             return Err(Unavailable::Unsupported { reason: "it computes no programs".to_owned() });
@@ -390,7 +390,7 @@ impl PeerSpec {
         Ok(problem)
     }
 
-    /// Tensors that this peer holds in layouts of its own.
+    /// Tensors that this peer holds in its own layouts.
     fn layouts(&self, problem: &PeerProblem) -> Layouts {
         let is_conv = matches!(problem.kernel, LibraryProblem::Conv(_));
         match self.chooses {
@@ -403,12 +403,12 @@ impl PeerSpec {
     }
 }
 
-/// The row of [`PEERS`] called `name`.
+/// Finds the row of [`PEERS`] called `name`.
 pub fn find(name: &str) -> Option<&'static PeerSpec> {
     PEERS.iter().find(|spec| spec.name == name)
 }
 
-/// Instructions to get the library of a variant that is not compiled in.
+/// Instructions to install the library of a variant that is not compiled in.
 fn how_to_get(variant: Variant) -> String {
     match PEERS.iter().find(|spec| spec.variant == variant).and_then(|spec| spec.package) {
         Some(package @ Package::Debian(_)) => format!("{package}; or give --peer-path"),
@@ -422,27 +422,27 @@ fn how_to_get(variant: Variant) -> String {
 pub enum Unavailable {
     /// Unknown name of a peer.
     UnknownPeer {
-        /// The name asked for.
+        /// Requested name.
         name: String,
     },
-    /// The library is not installed.
+    /// Library that is not installed.
     NotInstalled {
         /// File name of the library.
         library: String,
-        /// Instructions to get it.
+        /// Instructions to install it.
         get: String,
     },
-    /// A library without the needed operation.
+    /// Library without the needed operation.
     Unsupported {
         /// Missing operation.
         reason: String,
     },
-    /// The library computed something else than the problem.
+    /// Library whose result is wrong.
     Wrong {
         /// Position and size of the errors.
         reason: String,
     },
-    /// The child process could not be started, died or did not answer.
+    /// Child process that could not be started, died or did not reply.
     Broken {
         /// Cause.
         reason: String,
@@ -474,20 +474,20 @@ impl std::error::Error for Unavailable {}
 pub struct Setup<'a> {
     /// Workload to compute.
     pub workload: &'a Workload,
-    /// Inputs, and the outputs that they must give.
+    /// Inputs, and the expected outputs.
     pub data: &'a ReferenceData,
-    /// Threads that they may use.
+    /// Number of threads that a peer may use.
     pub threads: usize,
-    /// Folder in which libraries are looked for, some levels deep, before the system's places.
+    /// Folder searched for libraries, some levels deep, before the system's paths.
     pub folder: Option<&'a Path>,
-    /// The GPU that is meant, for libraries that work on one, and its number.
+    /// GPU for GPU libraries: its API and its index.
     pub gpu: Option<(GpuApi, u32)>,
 }
 
-/// A peer that runs in its own process, holds a workload's operands and is ready to be measured.
+/// Peer in its own process, which holds a workload's operands and is ready to be measured.
 ///
-/// Between calls the process is stopped and takes no CPU time. It ends when this is dropped, and when the
-/// *thread* that started it ends: start peers on a thread that outlives them.
+/// Between calls the process is stopped and uses no CPU time. It ends when this handle is dropped, and when
+/// the *thread* that started it ends: start peers on a thread that outlives them.
 #[derive(Debug)]
 pub struct Peer {
     version: String,
@@ -498,14 +498,14 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Starts the peer called `name`, and checks its result once.
+    /// Starts the peer called `name`, and verifies its result once.
     ///
-    /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`, with a library for GPUs
-    /// on all, as our kernels there: behind OpenCL may be the CPU.
+    /// The child runs on the CPUs [`tilewright_device::host::pin_cpus`]`(threads)`; with a GPU library, on
+    /// all CPUs, as our kernels there, since an OpenCL device may be the CPU.
     ///
     /// # Errors
     ///
-    /// Any of [`Unavailable`]; none of them is a reason to stop measuring the others.
+    /// Any of [`Unavailable`]; none of them is a reason to stop measuring other peers.
     ///
     /// # Cost
     ///
@@ -535,7 +535,7 @@ impl Peer {
         }
     }
 
-    /// Tensors held in layouts of its own, transformed outside the timing.
+    /// Tensors held in the peer's own layouts, transformed outside the timing.
     pub fn layouts(&self) -> Layouts {
         self.layouts
     }
@@ -550,18 +550,18 @@ impl Peer {
         &self.details
     }
 
-    /// Runs a round: a run to warm up, then samples as a kernel in a race has them.
+    /// Runs a round: a warm-up run, then samples as for a kernel in a race.
     ///
-    /// Returns nanoseconds a run, one for each sample.
+    /// Returns nanoseconds per run, one value for each sample.
     ///
     /// # Errors
     ///
-    /// If the library reports a failure, or its process dies or does not answer in time.
+    /// If the library reports a failure, or its process dies or does not reply in time.
     pub fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, Unavailable> {
         round_of(&mut self.child, self.work_flops, round)
     }
 
-    /// Run once more and check the result: ‖out − reference‖ / ‖reference‖.
+    /// Runs once more and verifies the result; returns ‖out − reference‖ / ‖reference‖.
     ///
     /// # Errors
     ///
@@ -573,7 +573,7 @@ impl Peer {
         }
     }
 
-    /// Start one child; returns also the core type it uses, where the library has such a thing.
+    /// Starts one child; also returns the core type that it uses, if the library has several.
     fn start_one(
         spec: &'static PeerSpec,
         setup: Setup,
@@ -599,16 +599,16 @@ impl Peer {
         }
     }
 
-    /// Start OpenBLAS with each core type that fits this CPU and keep the fastest on this workload.
+    /// Starts OpenBLAS with each core type that fits this CPU and keeps the fastest one on this workload.
     ///
-    /// Core types that a CPU model suggests are not always the fastest (a library that is older than the CPU
-    /// falls back to a narrow one), so they are measured.
+    /// The core type of the CPU's model is not always the fastest (a library that is older than the CPU falls
+    /// back to a narrower one), so they are measured.
     fn start_fastest_core_type(spec: &'static PeerSpec, setup: Setup) -> Result<Peer, Unavailable> {
         let (peer, as_it_comes) = Self::start_one(spec, setup, None)?;
         let mut tried: Vec<String> = as_it_comes.into_iter().collect();
         let mut candidates = vec![(peer, f64::INFINITY)];
         for core_type in openblas::core_types() {
-            // A core type that this build or this CPU lacks is ignored by the library, or kills the child.
+            // A core type that this build or this CPU lacks is ignored by the library, or crashes the child.
             if let Ok((peer, Some(used))) = Self::start_one(spec, setup, Some(core_type))
                 && !tried.contains(&used)
             {
@@ -634,11 +634,11 @@ impl Peer {
     }
 }
 
-/// Version of each library that [`PEERS`] and [`MODEL_PEERS`] use, `None` where it is not installed.
+/// Version of each library that [`PEERS`] and [`MODEL_PEERS`] use; `None` if it is not installed.
 ///
 /// # Cost
 ///
-/// Starts one short-lived process for each library that is loaded at run time.
+/// Starts one short-lived process for each library loaded at run time.
 pub fn versions() -> Vec<(&'static str, Option<String>)> {
     let mut versions: Vec<(&'static str, Option<String>)> = Vec::new();
     let kernels = PEERS.iter().map(|spec| (spec.name, spec.library));
@@ -657,7 +657,7 @@ pub fn versions() -> Vec<(&'static str, Option<String>)> {
     versions
 }
 
-/// Has a child run one round.
+/// Runs one round in a child.
 fn round_of(child: &mut Child, flops: f64, round: RoundLength) -> Result<Vec<f64>, Unavailable> {
     let request = ChildRequest::Round { min_time_ns: round.time.as_nanos() as u64, min_samples: round.min_samples };
     match child.ask(&request, time_limit(flops, round.time, round.min_samples + 3))? {
@@ -666,7 +666,7 @@ fn round_of(child: &mut Child, flops: f64, round: RoundLength) -> Result<Vec<f64
     }
 }
 
-/// Timeout of `n_runs` runs, after which the child counts as hung: they would be slower than 0.2 GFLOP/s.
+/// Timeout of `n_runs` runs, after which the child counts as hung: its throughput would be below 0.2 GFLOP/s.
 fn time_limit(work_flops: f64, min_time: Duration, n_runs: u32) -> Duration {
     Duration::from_secs(60) + min_time + Duration::from_secs_f64(f64::from(n_runs) * work_flops / 0.2e9)
 }

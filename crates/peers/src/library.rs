@@ -1,4 +1,4 @@
-//! Loading a shared library for the rest of a child's life.
+//! Loading of shared libraries for the rest of a child's life.
 
 use std::ffi::{CStr, c_char};
 use std::path::{Path, PathBuf};
@@ -8,13 +8,14 @@ use libloading::{Library, Symbol};
 
 use super::Unavailable;
 
-/// A library that stays loaded until the process ends: some start threads that must not lose their code.
+/// Library that stays loaded until the process ends: some libraries start threads that must not lose their
+/// code.
 #[derive(Clone, Copy)]
 pub(super) struct Loaded(&'static Library);
 
 impl Loaded {
-    /// The first of `names` that is in the folder, if one is given, or else that the system finds; `get`
-    /// says how to get it where none is installed.
+    /// Opens the first of `names` found in the folder, if one is given, or by the system; `get` is the
+    /// instruction to install it if none is found.
     pub(super) fn open(names: &[&str], get: &str, folder: Option<&Path>) -> Result<Loaded, Unavailable> {
         let found = folder.and_then(|folder| find(folder, names));
         for path in found.iter().map(PathBuf::as_path).chain(names.iter().map(Path::new)) {
@@ -23,7 +24,7 @@ impl Loaded {
                 Ok(library) => return Ok(Loaded(Box::leak(Box::new(library)))),
                 Err(error) => {
                     let reason = error_text(&error);
-                    // The loader says the same of a library's own dependencies, with their names.
+                    // The loader reports missing dependencies of a library in the same way, with their names.
                     if !reason.starts_with(&format!("{}: cannot open shared object", path.display())) {
                         return Err(Unavailable::Unsupported { reason });
                     }
@@ -33,7 +34,8 @@ impl Loaded {
         Err(Unavailable::NotInstalled { library: names[0].to_owned(), get: get.to_owned() })
     }
 
-    /// Loads a library that others look for by its name; whether it is in the folder, or the system finds it.
+    /// Loads a library that others look up by name, from the folder or the system; returns whether it was
+    /// found.
     pub(super) fn open_for_all(name: &str, folder: Option<&Path>) -> bool {
         let path = folder.and_then(|folder| find(folder, &[name])).unwrap_or_else(|| PathBuf::from(name));
         // SAFETY: as above.
@@ -41,11 +43,11 @@ impl Loaded {
         library.map(std::mem::forget).is_ok()
     }
 
-    /// The function called `symbol` (ended by a zero byte) here or in a library that this one needs.
+    /// Function called `symbol` (ended by a zero byte) in this library or one that it depends on.
     ///
     /// # Safety
     ///
-    /// `F` is a function pointer type with the function's own signature.
+    /// `F` is a function pointer type with the function's signature.
     pub(super) unsafe fn function<F: Copy + 'static>(&self, symbol: &[u8]) -> Result<F, Unavailable> {
         // SAFETY: the caller's promise; the library is never unloaded.
         let found: Result<Symbol<'static, F>, _> = unsafe { self.0.get(symbol) };
@@ -56,7 +58,7 @@ impl Loaded {
     }
 }
 
-/// A table of a library's functions: what they are called here, their types, and what the library calls them.
+/// Table of a library's functions: our names, their types, and the library's names.
 macro_rules! functions {
     ($(#[$doc:meta])* $name:ident { $($function:ident: $type:ty = $symbol:literal;)* }) => {
         $(#[$doc])*
@@ -76,12 +78,11 @@ macro_rules! functions {
 
 pub(super) use functions;
 
-/// Depth of folders in which a library is looked for: a wheel that is unpacked holds some at
-/// `X.data/data/lib`.
+/// Maximum depth of folders searched for a library: an unpacked wheel has some at `X.data/data/lib`.
 const MOST_DEPTH: usize = 6;
 
-/// The first of these names that a file in the folder or below has, with or without a version behind it; of
-/// several files the one least deep.
+/// Finds the first of these names that a file in the folder or below has, with or without a version after it;
+/// if there are several files, the least deep one.
 pub(super) fn find(folder: &Path, names: &[&str]) -> Option<PathBuf> {
     let mut folders = vec![folder.to_owned()];
     let mut levels: Vec<Vec<PathBuf>> = Vec::new();
@@ -89,7 +90,7 @@ pub(super) fn find(folder: &Path, names: &[&str]) -> Option<PathBuf> {
         let entries = folders.iter().filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
         paths.sort_unstable();
-        // Links are files here and no folders, so that none leads around in a circle.
+        // Links to folders are not followed, so that there are no cycles.
         folders = paths.iter().filter(|path| path.is_dir() && !path.is_symlink()).cloned().collect();
         levels.push(paths);
     }
@@ -100,24 +101,24 @@ pub(super) fn find(folder: &Path, names: &[&str]) -> Option<PathBuf> {
     names.iter().find_map(|name| levels.iter().flatten().find(|path| is_called(path, name)).cloned())
 }
 
-/// The version that the file of a loaded library has in its name, behind such a beginning.
+/// Version in the file name of a loaded library, after this prefix.
 pub(super) fn version_in_file_name(beginning: &str) -> Option<String> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let version = |line: &str| line.rsplit('/').next()?.strip_prefix(beginning).map(str::to_owned);
     maps.lines().find_map(version)
 }
 
-/// Means of peers besides their operands.
+/// Resources of peers besides their operands.
 pub(super) struct Means {
-    /// Threads to use.
+    /// Number of threads to use.
     pub(super) threads: usize,
-    /// Folder in which libraries are looked for first.
+    /// Folder that is searched first for libraries.
     pub(super) folder: Option<PathBuf>,
-    /// The number of the device, for libraries for GPUs.
+    /// Index of the device, for GPU libraries.
     pub(super) gpu: Option<u32>,
 }
 
-/// Message of the dynamic loader, without the name of the function that was called to get it.
+/// Message of the dynamic loader, without the name of the function that returned it.
 fn error_text(error: &libloading::Error) -> String {
     match std::error::Error::source(error) {
         Some(loader) => loader.to_string(),
@@ -128,11 +129,11 @@ fn error_text(error: &libloading::Error) -> String {
     }
 }
 
-/// A C string that a library keeps for ever, or nothing for a null pointer.
+/// Copies a C string that a library keeps permanently; empty for a null pointer.
 ///
 /// # Safety
 ///
-/// `text` is null or points to a string, ended by a zero byte, that stays.
+/// `text` is null or points to a permanent string, ended by a zero byte.
 pub(super) unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();

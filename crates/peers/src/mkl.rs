@@ -1,4 +1,4 @@
-//! Intel's MKL through its C interface, which is that of [OpenBLAS](super::openblas) and came first.
+//! Intel's MKL through its C interface, which is like that of [OpenBLAS](super::openblas).
 //!
 //! # Source
 //!
@@ -29,7 +29,7 @@ pub(super) fn version() -> Result<String, Unavailable> {
 pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
     let matmul = operands.problem.multiplication_only()?;
     let folder = means.folder.as_deref();
-    // Its own OpenMP, where that is installed: MKL finds by its name what is loaded.
+    // Its own OpenMP, if installed: MKL finds a loaded library by its name.
     let is_intel = means.threads > 1 && Loaded::open_for_all("libiomp5.so", folder);
     let library = load(folder)?;
     let (layer, name) = match means.threads {
@@ -37,7 +37,7 @@ pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) 
         _ if is_intel => (MKL_THREADING_INTEL, "Intel OpenMP"),
         _ => (MKL_THREADING_GNU, "GNU OpenMP"),
     };
-    // SAFETY: the signature is that of mkl_service.h; nothing else of the library was called before.
+    // SAFETY: the signature is that of mkl_service.h; no other function of the library was called before.
     unsafe { library.function::<MklSetInt>(b"MKL_Set_Threading_Layer\0")?(layer) };
     let info = Info { version: version_of(library)?, core_type: None };
     let threads_by = [&b"MKL_Set_Num_Threads\0"[..], b"MKL_Get_Max_Threads\0"];
@@ -53,8 +53,8 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 
 fn version_of(library: Loaded) -> Result<String, Unavailable> {
     let mut buffer: [c_char; 256] = [0; 256];
-    // SAFETY: the signature is that of mkl_service.h; the buffer has the length that is told, and one zero
-    // byte more.
+    // SAFETY: the signature is that of mkl_service.h; the buffer is one zero byte longer than the length
+    // passed.
     let version = unsafe {
         library.function::<GetVersionString>(b"MKL_Get_Version_String\0")?(buffer.as_mut_ptr(), 255);
         text(buffer.as_ptr())

@@ -1,8 +1,8 @@
-//! Whole models by other runtimes: ONNX Runtime and OpenVINO, each through its C interface, and PyTorch, to
-//! which a program in Python gives a model's operators.
+//! Whole models on other runtimes: ONNX Runtime and OpenVINO, each through its C interface, and PyTorch, for
+//! which a Python program translates a model's operators.
 //!
-//! As a library of kernels does, a runtime works in a child process that is stopped by signal between rounds:
-//! threads that spin after a run disturb nobody.
+//! As for kernel libraries, a runtime works in a child process that is stopped by signal between rounds, so
+//! that threads which spin after a run disturb nothing.
 
 pub(super) mod onnxruntime;
 pub(super) mod openvino;
@@ -31,7 +31,7 @@ use super::child::Child;
 use super::protocol::{ChildReply, ChildRequest};
 use super::{Unavailable, refusal, round_of, time_limit};
 
-/// Every runtime that models can be measured on, in the order in which reports list them.
+/// All runtimes that models can be measured on, in the order in which reports list them.
 pub const MODEL_PEERS: &[ModelPeerSpec] = &[
     ModelPeerSpec {
         name: "onnxruntime",
@@ -78,7 +78,7 @@ pub struct ModelPeerSpec {
     pub name: &'static str,
     /// Description for help texts.
     pub text: &'static str,
-    /// The Python package that brings the library, and its name; several rows may use one.
+    /// Python package that contains the library, and its name; several rows may use the same one.
     pub library: &'static str,
     engine: Engine,
 }
@@ -93,7 +93,7 @@ enum Engine {
 }
 
 impl ModelPeerSpec {
-    /// Whether it works on such a machine.
+    /// Whether the runtime works on such a machine.
     pub fn runs_on(&self, target: &Target) -> bool {
         match self.engine {
             Engine::OnnxRuntimeCuda => target.arch == Arch::Gpu(GpuApi::Cuda),
@@ -102,7 +102,7 @@ impl ModelPeerSpec {
         }
     }
 
-    /// Whether it differs from the other rows with this many threads.
+    /// Whether the row differs from the other rows with this many threads.
     pub fn is_of_its_own(&self, threads: usize) -> bool {
         threads > 1 || self.engine != Engine::OnnxRuntime { spins: false }
     }
@@ -112,7 +112,7 @@ impl ModelPeerSpec {
 ///
 /// # Errors
 ///
-/// If there is none.
+/// If there is no such row.
 pub fn find(name: &str) -> Result<&'static ModelPeerSpec, Unavailable> {
     MODEL_PEERS.iter().find(|spec| spec.name == name).ok_or_else(|| Unavailable::UnknownPeer { name: name.to_owned() })
 }
@@ -120,26 +120,26 @@ pub fn find(name: &str) -> Result<&'static ModelPeerSpec, Unavailable> {
 /// Model and settings of a runtime.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelSetup<'a> {
-    /// The model's file; its weights may lie beside it.
+    /// File of the model; its weights may be in files beside it.
     pub model: &'a Path,
     /// Sizes of named dimensions, for runtimes that do not take them from the inputs.
     pub dims: &'a [(String, usize)],
-    /// Inputs by name; their shapes hold for all runs.
+    /// Inputs by name; their shapes are the same in all runs.
     pub inputs: &'a [(String, Tensor)],
-    /// Operations of a run, as far as known: how long it may take depends on them.
+    /// Number of operations of a run, as far as known, which determines its timeout.
     pub flops: f64,
-    /// Threads that it may use.
+    /// Number of threads that the runtime may use.
     pub threads: usize,
-    /// Folder in which the runtime's library is looked for, some levels deep, before the system's places.
+    /// Folder searched for the runtime's library, some levels deep, before the system's paths.
     pub folder: Option<&'a Path>,
-    /// Number of the device, for runtimes on GPUs; the first by default.
+    /// Index of the device, for GPU runtimes; the first by default.
     pub gpu: Option<u32>,
 }
 
-/// A model in a runtime, in a process of its own, ready to be run and measured.
+/// Model in a runtime, in its own process, ready to be run and measured.
 ///
-/// Between calls the process is stopped. It ends when this is dropped, and when the *thread* that started it
-/// ends.
+/// Between calls the process is stopped. It ends when this handle is dropped, and when the *thread* that
+/// started it ends.
 #[derive(Debug)]
 pub struct ModelPeer {
     version: String,
@@ -154,7 +154,7 @@ impl ModelPeer {
     ///
     /// # Errors
     ///
-    /// Any of [`Unavailable`]; none of them is a reason to stop measuring the others.
+    /// Any of [`Unavailable`]; none of them is a reason to stop measuring other runtimes.
     pub fn start(name: &str, setup: ModelSetup<'_>) -> Result<ModelPeer, Unavailable> {
         let spec = find(name)?;
         if setup.threads == 0 {
@@ -191,11 +191,12 @@ impl ModelPeer {
         &self.details
     }
 
-    /// Runs the model on these inputs, which later rounds have as well: its outputs, in the model's order.
+    /// Runs the model on these inputs, which later rounds use as well; returns its outputs, in the model's
+    /// order.
     ///
     /// # Errors
     ///
-    /// If the runtime reports a failure, or its process dies or does not answer in time.
+    /// If the runtime reports a failure, or its process dies or does not reply in time.
     pub fn run(&mut self, inputs: &[(String, Tensor)]) -> Result<Vec<Tensor>, Unavailable> {
         let inputs = self.area.put_all(0, inputs).map_err(broken)?;
         match self.child.ask(&ChildRequest::Run { inputs }, time_limit(self.flops, Duration::ZERO, 1))? {
@@ -206,8 +207,8 @@ impl ModelPeer {
         }
     }
 
-    /// Runs a round: a run to warm up, then samples by the wall clock. Returns nanoseconds a run, one for
-    /// each sample.
+    /// Runs a round: a warm-up run, then samples by wall-clock time. Returns nanoseconds per run, one value
+    /// for each sample.
     ///
     /// # Errors
     ///
@@ -234,24 +235,24 @@ pub(super) fn version(peer: &str) -> Result<String, Unavailable> {
     }
 }
 
-/// Instructions to get the library that a Python package brings.
+/// Instructions to install the library that a Python package contains.
 fn get(package: &str) -> String {
     format!("pip download --no-deps {package}, unzip it and give the folder as --peer-path")
 }
 
-/// A tensor's elements, where runtimes want them.
+/// Copies a tensor's elements to memory aligned for runtimes.
 fn aligned(tensor: &Tensor) -> Result<Aligned, Unavailable> {
     let memory = Aligned::new(tensor.bytes().len() as u64).map_err(broken)?;
-    // SAFETY: it is fresh memory of so many bytes.
+    // SAFETY: the new memory has as many bytes.
     unsafe { memory.pointer().copy_from_nonoverlapping(tensor.bytes().as_ptr(), tensor.bytes().len()) };
     Ok(memory)
 }
 
-/// A copy of a runtime's tensor.
+/// Copies a runtime's tensor.
 ///
 /// # Safety
 ///
-/// So many elements of the type are there.
+/// `data` points to the elements of a tensor of this type and shape.
 unsafe fn tensor_at(dtype: DType, dims: Vec<i64>, data: *const c_void) -> Result<Tensor, Unavailable> {
     let unsupported = || Unavailable::Unsupported { reason: format!("an output has the shape {dims:?}") };
     let shape = dims.iter().map(|&d| usize::try_from(d)).collect::<Result<Vec<_>, _>>().map_err(|_| unsupported())?;
@@ -268,7 +269,7 @@ unsafe fn tensor_at(dtype: DType, dims: Vec<i64>, data: *const c_void) -> Result
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct StoredTensor {
     pub(super) name: String,
-    /// The element type's number in ONNX.
+    /// ONNX number of the element type.
     dtype: i32,
     shape: Vec<usize>,
     at: u64,
@@ -281,7 +282,7 @@ impl StoredTensor {
     }
 }
 
-/// Memory that a child shares with its parent, in which tensors go both ways.
+/// Memory shared by a child and its parent, for inputs and outputs.
 #[derive(Debug)]
 pub(super) struct Area(pub(super) File);
 
@@ -290,7 +291,7 @@ impl Area {
         anonymous_file(c"tilewright-model").map(Area)
     }
 
-    /// Writes tensors one behind the other.
+    /// Writes tensors one after the other.
     pub(super) fn put_all(&self, mut at: u64, tensors: &[(String, Tensor)]) -> io::Result<Vec<StoredTensor>> {
         let put = |(name, tensor): &(String, Tensor)| {
             self.0.write_all_at(tensor.bytes(), at)?;
@@ -325,7 +326,7 @@ mod tests {
     use super::*;
     use crate::worker::tests::replies;
 
-    /// A network's file, inputs of a seed, and what it must answer.
+    /// File of a network, random inputs, and the expected outputs.
     fn network(name: &str, seed: u64) -> (tempfile::NamedTempFile, Vec<(String, Tensor)>, Vec<Tensor>) {
         let network = NETWORKS.iter().find(|row| row.name == name).expect("a network");
         let bytes = onnx::write(&network.build(0));
@@ -361,7 +362,7 @@ mod tests {
                     inputs: area.put_all(0, &first).expect("memory takes it"),
                 },
                 ChildRequest::Round { min_time_ns: 1_000_000, min_samples: 3 },
-                // Both lie at one place; the first were read when the model was opened.
+                // Both inputs are at the same offset; the first were read when the model was opened.
                 ChildRequest::Run { inputs: area.put_all(0, &inputs).expect("memory takes it") },
             ]);
             let [ChildReply::Ready { version, .. }, ChildReply::Round { times_ns }, ChildReply::Outputs { outputs }] =

@@ -1,14 +1,15 @@
 //! oneDNN's matmul, inner product, convolution and deconvolution through its C interface, versions 2 and 3.
 //!
-//! The two versions differ in what a descriptor is: in 2 a struct that the caller owns and passes by pointer,
-//! in 3 an object behind a handle. Nothing here looks inside a descriptor, so version 2's structs are only
-//! blocks of memory that are large enough, and from there on both are a pointer.
+//! The two versions differ in their descriptors: in version 2, a descriptor is a struct that the caller owns
+//! and passes by pointer, in version 3 an object behind a handle. Nothing here looks inside a descriptor, so
+//! version 2's structs are opaque blocks of memory that are large enough, and beyond that both are pointers.
 //!
-//! An addend of the epilogue is what the destination holds before a run, as inside a network, where the sum
-//! takes the addend's place: it saves a pass over memory, and it means that runs without a load between them
-//! add up.
+//! An addend of the epilogue is the content of the destination before a run, as inside a network, where the
+//! sum replaces the addend: this saves a pass over memory, and means that runs without a load between them
+//! accumulate.
 //!
-//! f32, bf16, and products of 8-bit integers with 32-bit sums: these primitives have no f64 on CPUs.
+//! Supported types are f32, bf16, and products of 8-bit integers with 32-bit sums: these primitives have no
+//! f64 on CPUs.
 //!
 //! # Source
 //!
@@ -99,12 +100,11 @@ struct MdBlock([u8; 2048]);
 #[repr(C, align(64))]
 struct OpBlock([u8; 16384]);
 
-/// A memory descriptor that lives as long as the process; there are a handful. Null for a tensor that is not
-/// there.
+/// Memory descriptor that lives as long as the process; there are a handful. Null for a missing tensor.
 #[derive(Clone, Copy)]
 struct MemoryDesc(MdPtr);
 
-/// A memory object with its layout.
+/// Memory object with its layout.
 #[derive(Clone, Copy)]
 struct MemoryObject {
     md: MemoryDesc,
@@ -126,7 +126,7 @@ type PrimitiveExecute = unsafe extern "C" fn(DnnlHandle, DnnlHandle, c_int, *con
 type OmpSetNumThreads = unsafe extern "C" fn(c_int);
 type OmpGetMaxThreads = unsafe extern "C" fn() -> c_int;
 
-// Version 2 writes a descriptor where the pointer shows; version 3 writes a handle there.
+// Version 2 writes a descriptor to the pointer's target; version 3 writes a handle there.
 type MdByStrides<Out> = unsafe extern "C" fn(*mut Out, c_int, *const Dims, c_int, *const Dims) -> DnnlStatus;
 type MdByTag<Out> = unsafe extern "C" fn(*mut Out, c_int, *const Dims, c_int, c_int) -> DnnlStatus;
 type MatmulDescInit = unsafe extern "C" fn(*mut OpBlock, MdPtr, MdPtr, MdPtr, MdPtr) -> DnnlStatus;
@@ -214,7 +214,7 @@ const GELU_ERF: Eltwise = Eltwise { v2: 0x30, v3: 0x31 };
 const SWISH: Eltwise = Eltwise { v2: 0xdf, v3: 0x2c };
 const LINEAR: Eltwise = Eltwise { v2: 0x7f, v3: 0x26 };
 
-/// A primitive with what a descriptor says besides the tensors.
+/// Primitive, with the parameters of its descriptor besides the tensors.
 #[derive(Clone, Copy)]
 enum DnnlOperation {
     Matmul,
@@ -222,7 +222,7 @@ enum DnnlOperation {
     Conv(ConvProblem, ConvolutionAlgorithm),
 }
 
-/// The library's number of an element type.
+/// Number of an element type in the library.
 fn data_type(dtype: DType) -> Option<c_int> {
     match dtype {
         DType::F32 => Some(DNNL_F32),
@@ -234,7 +234,7 @@ fn data_type(dtype: DType) -> Option<c_int> {
     }
 }
 
-/// A tensor as the library addresses it: extents and strides, in elements.
+/// Tensor as the library addresses it: extents and strides, in elements.
 struct AddressedTensor {
     /// Number of the element type.
     data_type: c_int,
@@ -248,7 +248,7 @@ impl AddressedTensor {
         AddressedTensor { data_type: DNNL_F32, extents: extents.to_vec(), strides }
     }
 
-    /// A matrix of each multiplication, with the strides of its rows and columns.
+    /// Matrix of each multiplication, with the strides of its rows and columns.
     fn matrix(matmul: &Matmul, rows: usize, columns: usize, (row, col): (usize, usize)) -> AddressedTensor {
         let (extents, strides) = (vec![matmul.b, rows, columns], vec![rows * columns, row, col]);
         let batched = AddressedTensor { data_type: DNNL_F32, extents, strides };
@@ -259,7 +259,7 @@ impl AddressedTensor {
     }
 }
 
-/// A primitive's tensors, plain.
+/// Tensors of a primitive, in plain layouts.
 struct Tensors {
     src: AddressedTensor,
     weights: AddressedTensor,
@@ -278,7 +278,7 @@ impl Tensors {
         }
     }
 
-    /// Weights are `[n, k]`, whatever their strides.
+    /// Tensors of an inner product; weights are `[n, k]`, whatever their strides.
     fn of_inner_product(matmul: &Matmul) -> Tensors {
         let (row, col) = matmul.b_strides();
         let weights =
@@ -286,7 +286,7 @@ impl Tensors {
         Tensors { weights, bias: AddressedTensor::dense(&[matmul.n]), ..Tensors::of_matmul(matmul) }
     }
 
-    /// Weights are `[k, c, r, s]`, within each group where there are several.
+    /// Tensors of a convolution; weights are `[k, c, r, s]`, within each group if there are several.
     fn of_conv(conv: &ConvProblem) -> Tensors {
         let (c_group, k_group, [r, s]) = (conv.c / conv.groups, conv.k / conv.groups, conv.filter);
         let filter = r * s;
@@ -309,7 +309,7 @@ impl Tensors {
 }
 
 impl Tensors {
-    /// The tensors with the element types of a problem, all of which the library has.
+    /// Sets the element types to those of a problem; `None` unless the library has all of them.
     fn of_types(mut self, problem: &PeerProblem) -> Option<Tensors> {
         self.dst.data_type = data_type(problem.dtype)?;
         if problem.dtype.is_half() {
@@ -325,9 +325,9 @@ pub(super) fn version() -> Result<String, Unavailable> {
     Ok(OneDnnInfo::of(load(None)?)?.version)
 }
 
-/// Load oneDNN and create the primitive for the operands' problem.
+/// Loads oneDNN and creates the primitive for the operands' problem.
 ///
-/// A multiplication that is no batch is an inner product as well; the faster of the two is taken.
+/// A single multiplication can also be an inner product; the faster of the two is used.
 pub(super) fn prepare<T: OperandType>(
     operands: &mut Operands<T>,
     means: &Means,
@@ -344,7 +344,7 @@ pub(super) fn prepare<T: OperandType>(
     let typed = |tensors: Tensors| tensors.of_types(&problem).ok_or_else(lacks);
     let runtime = match info.cpu_runtime {
         DNNL_RUNTIME_OMP => {
-            // Every OpenMP runtime has these functions; the environment has said the same already.
+            // Every OpenMP runtime has these functions; the environment already requests the same.
             // SAFETY: the signatures are those of the OpenMP standard.
             let threads_used = unsafe {
                 library.function::<OmpSetNumThreads>(b"omp_set_num_threads\0")?(threads as c_int);
@@ -352,7 +352,8 @@ pub(super) fn prepare<T: OperandType>(
             };
             format!("OpenMP threads {threads_used}")
         }
-        // TBB starts as many threads as this process has CPUs, and it is pinned to as many as it may have.
+        // TBB starts as many threads as this process has CPUs, and the process is pinned to the allowed
+        // number.
         DNNL_RUNTIME_TBB => "TBB threads".to_owned(),
         DNNL_RUNTIME_SEQ if threads == 1 => "one thread".to_owned(),
         DNNL_RUNTIME_SEQ => return unsupported(format!("this build of oneDNN {} has no threads", info.version)),
@@ -394,7 +395,7 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
     Loaded::open(&["libdnnl.so.3", "libdnnl.so.2", "libdnnl.so", "libdnnl.dylib"], &get, folder)
 }
 
-/// Source, weights, bias, addend and destination; null where the epilogue has no such operation.
+/// Pointers to source, weights, bias, addend and destination; null if the epilogue has no such operation.
 fn pointers_of<T: OperandType>(operands: &mut Operands<T>) -> [*mut c_void; 5] {
     let pointer = |input: &FencedElements<T>| input.address().cast();
     let steps = || operands.problem.epilogue.iter().zip(&operands.further);
@@ -430,7 +431,7 @@ impl OneDnnInfo {
     }
 }
 
-/// The library's functions with an engine and a stream.
+/// Functions of the library with an engine and a stream.
 #[derive(Clone, Copy)]
 struct OneDnn {
     versioned: Versioned,
@@ -451,8 +452,8 @@ struct OneDnn {
 
 impl OneDnn {
     fn of(library: Loaded, info: &OneDnnInfo) -> Result<OneDnn, Unavailable> {
-        // SAFETY: (all of the block) the signatures are those of the headers of the version that was asked
-        // for its number; the places that handles are written to are local variables.
+        // SAFETY: (all of the block) the signatures are those of the headers of the library's reported
+        // version; handles are written to local variables.
         unsafe {
             let versioned = match info.major {
                 2 => Versioned::V2 {
@@ -506,7 +507,7 @@ impl OneDnn {
         }
     }
 
-    /// The tensor as it is.
+    /// Descriptor of a tensor in its given layout.
     fn md_plain(&self, tensor: &AddressedTensor) -> Result<MemoryDesc, Unavailable> {
         let n_dims = tensor.extents.len() as c_int;
         let (extents, strides) = (padded(&tensor.extents), padded(&tensor.strides));
@@ -529,7 +530,7 @@ impl OneDnn {
         }
     }
 
-    /// The tensor in whatever layout the primitive likes.
+    /// Descriptor of a tensor in any layout that the primitive prefers.
     fn md_any(&self, tensor: &AddressedTensor) -> Result<MemoryDesc, Unavailable> {
         let n_dims = tensor.extents.len() as c_int;
         let extents = padded(&tensor.extents);
@@ -552,7 +553,7 @@ impl OneDnn {
         }
     }
 
-    /// The operation on the operands, with those tensors that `layouts` names in the layouts the library
+    /// Binds the operation to the operands, with the tensors in `layouts` in the layouts that the library
     /// chooses.
     fn bind<T: OperandType>(
         &self,
@@ -631,7 +632,8 @@ impl OneDnn {
         Ok(Prepared { load: optional(load), store: optional(store), ..Prepared::in_place(String::new(), details, run) })
     }
 
-    /// The epilogue without its bias, which is an argument; null where there is nothing else.
+    /// Attributes for the epilogue without its bias, which is an argument; null if there are no other
+    /// operations.
     fn attributes(&self, problem: &PeerProblem) -> Result<DnnlHandle, Unavailable> {
         let mut attributes = null_mut();
         let mut post_ops = null_mut();
@@ -644,13 +646,13 @@ impl OneDnn {
             let before = &problem.epilogue[..at];
             let is_first = before.iter().all(|before| before.function() != step.function());
             let (algorithm, [alpha, beta]) = match (step.function(), step.numbers()) {
-                // The library adds a bias first of all.
+                // The library adds a bias before all other operations.
                 (EpilogueFunction::Bias, _)
                     if is_first && before.iter().all(|b| b.function() == EpilogueFunction::Add) =>
                 {
                     continue;
                 }
-                // The destination holds one addend.
+                // The destination can hold only one addend.
                 (EpilogueFunction::Add, _) if is_first => {
                     self.append_sum(post_ops, data_type(problem.dtype).expect("it is known"))?;
                     continue;
@@ -713,8 +715,8 @@ impl OneDnn {
         let engine = self.engine;
         let mut descriptor = null_mut();
         // SAFETY: (all of the match) the blocks are larger than the descriptors, which are copied; the memory
-        // descriptors live on, that of the bias may be null, as may the hint; the arrays have their full
-        // length.
+        // descriptors stay alive, that of the bias may be null, and so may the hint; the arrays have their
+        // full length.
         let status = unsafe {
             match self.versioned {
                 Versioned::V2 {
@@ -777,9 +779,9 @@ impl OneDnn {
         Ok(descriptor)
     }
 
-    /// The layout that a primitive descriptor settled on.
+    /// Layout that a primitive descriptor has chosen.
     fn chosen_md(&self, descriptor: DnnlHandle, query: c_int) -> Result<MemoryDesc, Unavailable> {
-        // SAFETY: the primitive descriptor is never destroyed, so what it owns stays.
+        // SAFETY: the primitive descriptor is never destroyed, and neither is what it owns.
         let md = unsafe { (self.pd_query_md)(descriptor, query, 0) };
         if md.is_null() {
             return Err(Unavailable::Unsupported { reason: "oneDNN names no layout".to_owned() });
@@ -792,7 +794,7 @@ impl OneDnn {
         unsafe { (self.md_equal)(a.0, b.0) != 0 }
     }
 
-    /// The name of the implementation, such as `brg:avx512_core`.
+    /// Name of the implementation, such as `brg:avx512_core`.
     fn implementation(&self, descriptor: DnnlHandle) -> String {
         let mut name: *const c_char = null();
         // SAFETY: this query writes a pointer to a string that the primitive descriptor owns.
@@ -802,19 +804,19 @@ impl OneDnn {
         }
     }
 
-    /// A memory object on a buffer of ours, or on one the library allocates.
+    /// Memory object on our buffer, or on one that the library allocates.
     fn memory(&self, md: MemoryDesc, buffer: *mut c_void) -> Result<DnnlHandle, Unavailable> {
         let mut memory = null_mut();
-        // SAFETY: the descriptor lives on; a buffer of ours has all elements that it describes.
+        // SAFETY: the descriptor stays alive; our buffer has all elements that it describes.
         let status = unsafe { (self.memory_create)(&mut memory, md.0, self.engine, buffer) };
         succeeded("dnnl_memory_create", status)?;
         Ok(memory)
     }
 
-    /// Makes a reorder that copies `from` to `to`, in the latter's layout.
+    /// Makes a reorder that copies `from` to `to`, in the layout of `to`.
     fn copy(&self, from: MemoryObject, to: MemoryObject) -> Result<Reorder, Unavailable> {
         let mut descriptor = null_mut();
-        // SAFETY: descriptors and engine live on; no attributes are allowed to be null.
+        // SAFETY: descriptors and engine stay alive; attributes may be null.
         let status =
             unsafe { (self.reorder_pd_create)(&mut descriptor, from.md.0, self.engine, to.md.0, self.engine, null()) };
         succeeded("dnnl_reorder_primitive_desc_create", status)?;
@@ -832,9 +834,9 @@ impl OneDnn {
         Ok(primitive)
     }
 
-    /// Run to the end.
+    /// Executes a primitive to the end.
     fn execute(&self, primitive: DnnlHandle, args: &[ExecArg]) -> Result<(), Unavailable> {
-        // SAFETY: primitive, stream and memory objects are never destroyed; the count is the slice's own.
+        // SAFETY: primitive, stream and memory objects are never destroyed; the count is the slice's length.
         unsafe {
             let status = (self.primitive_execute)(primitive, self.stream, args.len() as c_int, args.as_ptr());
             succeeded("dnnl_primitive_execute", status)?;
@@ -843,10 +845,10 @@ impl OneDnn {
     }
 }
 
-/// Copies one tensor into another's layout.
+/// Function that copies one tensor into another's layout.
 type Reorder = Box<dyn Fn() -> Result<(), Unavailable>>;
 
-/// Algorithm, strides, dilations (0 for neighbours) and paddings as descriptors want them.
+/// Algorithm, strides, dilations (0 for neighbours) and padding in the form of descriptors.
 fn conv_arguments(conv: &ConvProblem, algorithm: ConvolutionAlgorithm) -> (c_int, [Dims; 4]) {
     let kind = match algorithm {
         _ if conv.transposed => DNNL_DECONVOLUTION_DIRECT,

@@ -60,7 +60,8 @@ type GemmBatch<T> = unsafe extern "C" fn(
 );
 type Gemv<T> = unsafe extern "C" fn(c_int, c_int, c_int, c_int, T, *const T, c_int, *const T, c_int, T, *mut T, c_int);
 
-/// Values of `OPENBLAS_CORETYPE` worth trying on this CPU: those for its vector width, and the next narrower.
+/// Values of `OPENBLAS_CORETYPE` worth trying on this CPU: those for its vector width, and the next narrower
+/// one.
 pub(super) fn core_types() -> &'static [&'static str] {
     #[cfg(target_arch = "x86_64")]
     {
@@ -87,12 +88,13 @@ pub(super) fn version() -> Result<String, Unavailable> {
     Ok(Info::of(load(None)?)?.version)
 }
 
-/// Loads OpenBLAS and chooses the fastest way to call it for the operands' problem, as a careful caller does:
+/// Loads OpenBLAS and chooses the fastest way to call it for the operands' problem, as a careful caller
+/// would:
 ///
 /// - `gemm` for one multiplication after the other, each with all threads,
-/// - where C is a row or a column, `gemv`,
+/// - `gemv`, if C is a row or a column,
 /// - for a batch on several threads, one-threaded calls of `gemm` from as many threads,
-/// - for a batch, `gemm_batch` where this version of the library has it.
+/// - for a batch, `gemm_batch`, if this version of the library has it.
 pub(super) fn prepare<T: CpuElement>(operands: &mut Operands<T>, means: &Means) -> Result<Prepared<T>, Unavailable> {
     let matmul = operands.problem.multiplication_only()?;
     let blas = Blas::<T>::load(means, &[matmul.m, matmul.n, matmul.k])?;
@@ -129,19 +131,19 @@ pub(super) fn multiply<T: CpuElement>(
     blas.fastest(ways, operands, threads)
 }
 
-/// A way to call the library.
+/// Way to call the library.
 pub(super) struct ThreadedCall<T> {
     /// Name in reports.
     pub(super) name: String,
-    /// Threads that the library starts in each call.
+    /// Number of threads that the library starts in each call.
     pub(super) threads: usize,
     pub(super) run: RunFunction<T>,
 }
 
-/// Makes a way ready when it is tried: threads of one way shall not wait while another is timed.
+/// Function that prepares a way when it is tried: threads of one way must not wait while another is timed.
 pub(super) type WayMaker<'a, T> = Box<dyn FnOnce() -> ThreadedCall<T> + 'a>;
 
-/// The library's functions for one element type.
+/// Functions of the library for one element type.
 pub(super) struct Blas<T> {
     info: Info,
     set_threads: SetInt,
@@ -152,7 +154,7 @@ pub(super) struct Blas<T> {
 }
 
 impl<T: CpuElement> Blas<T> {
-    /// OpenBLAS, able to use as many threads; `extents` are all that it will be told.
+    /// Loads OpenBLAS, able to use this many threads; `extents` are all sizes that will be passed to it.
     pub(super) fn load(means: &Means, extents: &[usize]) -> Result<Blas<T>, Unavailable> {
         let library = load(means.folder.as_deref())?;
         let info = Info::of(library)?;
@@ -165,7 +167,7 @@ impl<T: CpuElement> Blas<T> {
         Blas::of(library, info, [b"openblas_set_num_threads\0", b"openblas_get_num_threads\0"], extents)
     }
 
-    /// A library with its functions that set and get the number of threads.
+    /// Wraps a library with its functions that set and get the number of threads.
     pub(super) fn of(
         library: Loaded,
         info: Info,
@@ -175,8 +177,8 @@ impl<T: CpuElement> Blas<T> {
         if extents.iter().any(|&extent| c_int::try_from(extent).is_err()) {
             return Err(Unavailable::Unsupported { reason: "it takes sizes below 2^31".to_owned() });
         }
-        // SAFETY: the signatures are those of cblas.h; that of gemm_batch, which came later, is MKL's, which
-        // it copies.
+        // SAFETY: the signatures are those of cblas.h; that of gemm_batch, which was added later, is the same
+        // as MKL's.
         unsafe {
             Ok(Blas {
                 info,
@@ -189,7 +191,7 @@ impl<T: CpuElement> Blas<T> {
         }
     }
 
-    /// The fastest of `ways`, of which there is at least one.
+    /// Chooses the fastest of `ways`, of which there is at least one.
     pub(super) fn fastest(
         &self,
         ways: Vec<WayMaker<'_, T>>,
@@ -208,7 +210,7 @@ impl<T: CpuElement> Blas<T> {
         }
         let (ThreadedCall { name, threads, run }, _) = best.expect("a library can be called in some way");
         self.use_threads(threads);
-        // SAFETY: the function takes nothing.
+        // SAFETY: the function has no parameters.
         let threads_used = unsafe { (self.get_threads)() };
         let core = self.info.core_type.as_ref().map_or(String::new(), |core| format!("core {core}, "));
         let details = format!("{core}{name}, threads {threads_used}");
@@ -232,7 +234,7 @@ fn load(folder: Option<&Path>) -> Result<Loaded, Unavailable> {
 /// Version of the library, as it reports itself.
 pub(super) struct Info {
     pub(super) version: String,
-    /// Core type, where there are several to choose from.
+    /// Core type, if there are several to choose from.
     pub(super) core_type: Option<String>,
 }
 
@@ -275,7 +277,7 @@ impl GemmCall {
 
     /// # Safety
     ///
-    /// The matrices have as many elements as sizes and leading dimensions reach; nobody else touches C.
+    /// The matrices have all elements within the sizes and leading dimensions; no other code accesses C.
     pub(super) unsafe fn call<T: CpuElement>(&self, gemm: BlasGemm<T>, a: *const T, b: *const T, c: *mut T) {
         let ([m, n, k, lda, ldb, ldc], [trans_a, trans_b]) = self.arguments();
         // SAFETY: the caller's promise.
@@ -293,7 +295,7 @@ fn call_gemm<T: CpuElement>(gemm: BlasGemm<T>, matmul: Matmul) -> RunFunction<T>
     Box::new(move |operands| {
         for batch in 0..matmul.b {
             let [a, b, c] = matrices(operands, &matmul, batch);
-            // SAFETY: each slice has as many elements as sizes and leading dimensions reach.
+            // SAFETY: each slice has all elements within the sizes and leading dimensions.
             unsafe { call.call(gemm, a, b, c.cast_mut()) };
         }
         Ok(())
@@ -321,8 +323,8 @@ fn call_gemm_batch<T: CpuElement>(gemm_batch: GemmBatch<T>, matmul: Matmul) -> R
         let a: Vec<_> = all.iter().map(|matrices| matrices[0]).collect();
         let b: Vec<_> = all.iter().map(|matrices| matrices[1]).collect();
         let c: Vec<_> = all.iter().map(|matrices| matrices[2].cast_mut()).collect();
-        // SAFETY: one group, so one element of each of the group's arrays; as many matrices as its size says,
-        // each with as many elements as sizes and leading dimensions reach.
+        // SAFETY: one group, so each of the group's arrays has one element; there are as many matrices as its
+        // size, each with all elements within the sizes and leading dimensions.
         unsafe {
             gemm_batch(
                 CBLAS_ROW_MAJOR,
@@ -347,7 +349,7 @@ fn call_gemm_batch<T: CpuElement>(gemm_batch: GemmBatch<T>, matmul: Matmul) -> R
     })
 }
 
-/// A, B and C of one multiplication of the batch.
+/// Pointers to A, B and C of one multiplication of the batch.
 fn matrices<T: CpuElement>(operands: &mut Operands<T>, matmul: &Matmul, batch: usize) -> [*const T; 3] {
     let &Matmul { m, n, k, .. } = matmul;
     let a = operands.a[batch * m * k..(batch + 1) * m * k].as_ptr();
@@ -356,12 +358,12 @@ fn matrices<T: CpuElement>(operands: &mut Operands<T>, matmul: &Matmul, batch: u
     [a, b, c.cast_const()]
 }
 
-/// Makes a call of `gemv`. For m = 1 the row C = A·B is Bᵀ times A as a vector; for n = 1 the column C is A
-/// times B as a vector.
+/// Makes a call of `gemv`. For m = 1 the row C = A·B is Bᵀ times the vector A; for n = 1 the column C is A
+/// times the vector B.
 fn call_gemv<T: CpuElement>(gemv: Gemv<T>, matmul: Matmul) -> RunFunction<T> {
     let Matmul { b: n_batch, m, n, k, ta, tb } = matmul;
     let c_is_row = m == 1;
-    // The matrix as it lies in memory, and whether gemv shall transpose it.
+    // Matrix as stored in memory, and whether gemv must transpose it.
     let (rows, columns, transpose) = match (c_is_row, ta, tb) {
         (true, _, false) => (k, n, true),
         (true, _, true) => (n, k, false),
@@ -372,8 +374,7 @@ fn call_gemv<T: CpuElement>(gemv: Gemv<T>, matmul: Matmul) -> RunFunction<T> {
         for batch in 0..n_batch {
             let [a, b, c] = matrices(operands, &matmul, batch);
             let (matrix, vector) = if c_is_row { (b, a) } else { (a, b) };
-            // SAFETY: the matrix has rows · columns elements; the vectors have as many as it has on that
-            // side.
+            // SAFETY: the matrix has rows · columns elements; the vectors have the matching lengths.
             unsafe {
                 gemv(
                     CBLAS_ROW_MAJOR,

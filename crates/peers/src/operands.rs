@@ -1,5 +1,5 @@
-//! The tensors that a peer computes with: the workload's data, in memory like that of our kernels, and the
-//! check of its result, the same as theirs.
+//! Tensors that a peer computes with: the workload's data, in memory like that of our kernels, and the same
+//! verification of the result.
 
 use std::marker::PhantomData;
 use std::os::fd::BorrowedFd;
@@ -13,9 +13,9 @@ use tilewright_ir::{DType, Program};
 use super::Unavailable;
 use super::problem::PeerProblem;
 
-/// An element type of operands.
+/// Element type of operands.
 pub(super) trait OperandType: Plain + Send + Sync + 'static {
-    /// The type's name in a problem.
+    /// Name of the type in a problem.
     const DTYPE: DType;
 }
 
@@ -27,7 +27,8 @@ impl OperandType for f64 {
     const DTYPE: DType = DType::F64;
 }
 
-/// Sums of products of integers; factors, which are shorter, are reached by their addresses alone.
+/// Sums of products of integers; the operands, which have a shorter type, are accessed only by their
+/// addresses.
 impl OperandType for i32 {
     const DTYPE: DType = DType::I32;
 }
@@ -40,11 +41,11 @@ impl OperandType for Bf16 {
     const DTYPE: DType = DType::Bf16;
 }
 
-/// An element type that peers on CPUs compute with.
+/// Element type that peers on CPUs compute with.
 pub(super) trait CpuElement: OperandType + PartialOrd + std::ops::Add<Output = Self> {
-    /// Zero.
+    /// Number zero.
     const ZERO: Self;
-    /// The number one.
+    /// Number one.
     const ONE: Self;
     /// `cblas_?gemm`, ended by a zero byte.
     const CBLAS_GEMM: &[u8];
@@ -52,16 +53,17 @@ pub(super) trait CpuElement: OperandType + PartialOrd + std::ops::Add<Output = S
     const CBLAS_GEMM_BATCH: &[u8];
     /// `cblas_?gemv`, ended by a zero byte.
     const CBLAS_GEMV: &[u8];
-    /// The crate gemm's function for this type and this processor.
+    /// Returns the crate gemm's function for this type and this processor.
     fn gemm() -> GemmFn<Self>;
-    /// The crate matrixmultiply's function for this type.
+    /// Function of the crate matrixmultiply for this type.
     const MATRIXMULTIPLY: MatrixMultiplyFn<Self>;
-    /// The nearest value.
+    /// Rounds to the nearest value.
     fn from_f64(value: f64) -> Self;
 }
 
-/// Signature of the crate gemm's functions: sizes; the result with its strides, columns' first, and whether
-/// it is added to; both factors with theirs; scales of result and product; what is conjugated; threads.
+/// Signature of the crate gemm's functions: sizes; the result with its strides, column stride first, and
+/// whether it is accumulated to; both operands with their strides; factors of result and product;
+/// conjugations; parallelism.
 pub(super) type GemmFn<T> = unsafe fn(
     usize,
     usize,
@@ -118,18 +120,17 @@ impl CpuElement for f64 {
     }
 }
 
-/// Elements in memory of the kind that our kernels have: fenced, aligned, in large pages where there are
-/// such.
+/// Elements in memory like that of our kernels: fenced, aligned, in huge pages if available.
 pub(super) struct FencedElements<T> {
     memory: Fenced,
     element: PhantomData<T>,
 }
 
 impl<T: Plain> FencedElements<T> {
-    /// `len` zeros.
+    /// Makes `len` zeros.
     ///
     /// # Panics
-    /// If memory does not suffice: this process is the peer's, and `bench` goes on without it.
+    /// If memory is insufficient: this process is the peer's, and `bench` continues without it.
     pub(super) fn zeros(len: usize) -> FencedElements<T> {
         let n_bytes = (len * size_of::<T>()) as u64;
         FencedElements::of(
@@ -141,7 +142,7 @@ impl<T: Plain> FencedElements<T> {
         FencedElements { memory, element: PhantomData }
     }
 
-    /// Address of the first element, of whatever type it is.
+    /// Address of the first element, whatever its type.
     pub(super) fn address(&self) -> *mut u8 {
         self.memory.pointer()
     }
@@ -165,33 +166,33 @@ impl<T: Plain> std::ops::Deref for FencedElements<T> {
 impl<T: Plain> std::ops::DerefMut for FencedElements<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let len = self.len();
-        // SAFETY: the memory is this one's alone, which is borrowed mutably, has so many elements, and any
-        // bits are one.
+        // SAFETY: the memory belongs to this object, which is borrowed mutably, has `len` elements, and any
+        // bits are a valid element.
         unsafe { std::slice::from_raw_parts_mut(self.memory.pointer().cast(), len) }
     }
 }
 
-/// The tensors of one workload, each in its place for as long as this lives.
+/// Tensors of one workload, at fixed addresses as long as this lives.
 pub(super) struct Operands<T> {
     /// Problem to compute.
     pub(super) problem: PeerProblem,
-    /// A, `[b, m, k]` or, where it is stored transposed, `[b, k, m]`; or X, `[n, c, h, w]`. Read-only, as all
+    /// A, `[b, m, k]` or, if it is stored transposed, `[b, k, m]`; or X, `[n, c, h, w]`. Read-only, as all
     /// inputs.
     pub(super) a: FencedElements<T>,
-    /// B, `[b, k, n]` or, where it is stored transposed, `[b, n, k]`; or W, `[k, c/groups, r, s]`, of a
+    /// B, `[b, k, n]` or, if it is stored transposed, `[b, n, k]`; or W, `[k, c/groups, r, s]`, of a
     /// transposed convolution `[c, k/groups, r, s]`.
     pub(super) b: FencedElements<T>,
-    /// The further input of each operation of the epilogue: one element a channel, or of the result's shape;
-    /// empty where it has none.
+    /// Further input of each operation of the epilogue: one element per channel, or of the result's shape;
+    /// empty if the operation has none.
     pub(super) further: Vec<FencedElements<T>>,
-    /// The result: C, `[b, m, n]`, or Y, `[n, k, p, q]`.
+    /// Result: C, `[b, m, n]`, or Y, `[n, k, p, q]`.
     pub(super) c: FencedElements<T>,
     reference: ReadOnly,
     tolerance: Tolerance,
 }
 
 impl<T: OperandType> Operands<T> {
-    /// The arguments of a problem's untransformed program, from data that another process has made.
+    /// Maps the arguments of a problem's untransformed program, from data of another process.
     ///
     /// # Errors
     /// [`Unavailable::Broken`] if memory does not suffice.
@@ -219,18 +220,18 @@ impl<T: OperandType> Operands<T> {
         Ok(Operands { problem, a, b, further, c, reference, tolerance })
     }
 
-    /// Bytes of all of them.
+    /// Total size in bytes.
     pub(super) fn n_bytes(&self) -> u64 {
         [&self.a, &self.b, &self.c].into_iter().chain(&self.further).map(|elements| elements.memory.n_bytes()).sum()
     }
 
-    /// Forget the last result: all ones is a NaN, so that an element that is not written cannot pass for
-    /// right.
+    /// Erases the last result: all ones is a NaN, so that an element that is not written cannot pass for
+    /// correct.
     pub(super) fn clear_c(&mut self) {
         self.c.memory.fill(0xFF);
     }
 
-    /// Compare the whole result with the reference: ‖out − reference‖ / ‖reference‖.
+    /// Compares the whole result with the reference; returns ‖out − reference‖ / ‖reference‖.
     ///
     /// # Errors
     /// [`Unavailable::Wrong`] if an element is further off than rounding explains.
@@ -253,12 +254,12 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A workload's data.
+    /// Data of a workload.
     pub(crate) fn data_of(workload: &Workload) -> ReferenceData {
         ReferenceData::new(&workload.program(), 1, 2, &|_| ControlFlow::Continue(())).expect("it is small")
     }
 
-    /// The operands of a workload that libraries know.
+    /// Operands of a workload that libraries support.
     pub(crate) fn operands_of<T: OperandType>(text: &str) -> Operands<T> {
         let workload = Workload::parse(text).unwrap_or_else(|error| panic!("{text}: {error}"));
         let (program, data) = (workload.program(), data_of(&workload));

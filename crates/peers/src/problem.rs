@@ -1,33 +1,33 @@
-//! Problem of a peer: a workload's sizes, as libraries want them.
+//! Problem of a peer: a workload's sizes, in the form that libraries take.
 
 use tilewright_ir::DType;
 use tilewright_ir::op::{Epilogue, Layout, Structure, Window, Workload};
 
 use super::Unavailable;
 
-/// A workload that libraries know.
+/// Workload that libraries support.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct PeerProblem {
-    /// The multiplications and additions.
+    /// Multiplication or convolution.
     pub(super) kernel: LibraryProblem,
     /// Operations on each element of the result, in order.
     pub(super) epilogue: Vec<Epilogue>,
-    /// Element type of all tensors but the factors of products of integers.
+    /// Element type of all tensors except the operands of products of integers.
     pub(super) dtype: DType,
-    /// Element types of both factors.
+    /// Element types of both operands.
     pub(super) factors: [DType; 2],
     /// Tensors that may have any layout, transformed outside the timing.
     pub(super) free: Layouts,
-    /// Whether algorithms that round more than the operator as written are kept out.
+    /// Whether algorithms are excluded that round more than the operator as written.
     pub(super) is_exact: bool,
 }
 
-/// The part of a problem that libraries have functions for.
+/// Part of a problem that libraries have functions for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LibraryProblem {
-    /// A matrix multiplication or a batch of them.
+    /// Matrix multiplication or a batch of them.
     Matmul(Matmul),
-    /// A convolution of images.
+    /// Convolution of images.
     Conv(ConvProblem),
 }
 
@@ -42,9 +42,9 @@ pub(super) struct Matmul {
     pub(super) n: usize,
     /// Columns of A, rows of B.
     pub(super) k: usize,
-    /// A is stored transposed, `[b, k, m]`.
+    /// Whether A is stored transposed, `[b, k, m]`.
     pub(super) ta: bool,
-    /// B is stored transposed, `[b, n, k]`.
+    /// Whether B is stored transposed, `[b, n, k]`.
     pub(super) tb: bool,
 }
 
@@ -60,13 +60,13 @@ impl Matmul {
     }
 }
 
-/// Y`[n, k, p, q]` = X`[n, c, h, w]` ∗ W`[k, c/groups, r, s]`; pairs are of the vertical and the horizontal.
+/// Y`[n, k, p, q]` = X`[n, c, h, w]` ∗ W`[k, c/groups, r, s]`; pairs are vertical and horizontal.
 ///
 /// A transposed convolution has W`[c, k/groups, r, s]`; each element of X adds to the outputs under its
-/// filter. A depthwise convolution is one of as many groups as channels.
+/// filter. A depthwise convolution has as many groups as channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConvProblem {
-    /// Images.
+    /// Number of images.
     pub(super) n: usize,
     /// Channels of X.
     pub(super) c: usize,
@@ -76,17 +76,17 @@ pub(super) struct ConvProblem {
     pub(super) k: usize,
     /// Rows and columns of a filter.
     pub(super) filter: [usize; 2],
-    /// Distance of filter positions; for a transposed convolution on Y, else on X.
+    /// Distance of filter positions; in Y for a transposed convolution, otherwise in X.
     pub(super) stride: [usize; 2],
-    /// Zeros above and to the left of X, or the part cropped off Y there.
+    /// Padding above and to the left of X, or the part cropped off Y there.
     pub(super) pad_begin: [usize; 2],
-    /// Zeros below and to the right; negative where a transposed convolution extends Y.
+    /// Padding below and to the right; negative if a transposed convolution extends Y.
     pub(super) pad_end: [i64; 2],
     /// Distance of a filter's elements.
     pub(super) dilation: [usize; 2],
-    /// Parts of the channels that do not mix.
+    /// Number of parts of the channels that do not mix.
     pub(super) groups: usize,
-    /// Scatter instead of gather.
+    /// Whether it scatters instead of gathering.
     pub(super) transposed: bool,
 }
 
@@ -103,12 +103,12 @@ impl ConvProblem {
         })
     }
 
-    /// Whether X as it is, `[c, h·w]`, is the matrix that W is multiplied with.
+    /// Whether X itself, `[c, h·w]`, is the matrix that W is multiplied with.
     pub(super) fn is_pointwise(&self) -> bool {
         self.filter == [1, 1] && self.stride == [1, 1] && self.pad_begin == [0, 0] && self.pad_end == [0, 0]
     }
 
-    /// The row or column of X that `tap` of the filter meets at `output`, if there is one.
+    /// Row or column of X under `tap` of the filter at `output`, if there is one.
     pub(super) fn input_at(&self, axis: usize, output: usize, tap: usize) -> Option<usize> {
         let (begin, step) = (self.pad_begin[axis], self.stride[axis]);
         let at = if self.transposed {
@@ -129,12 +129,12 @@ impl ConvProblem {
 pub struct Layouts {
     /// B of a multiplication, W of a convolution.
     pub weights: bool,
-    /// Inputs and outputs that are no weights.
+    /// Inputs and outputs other than weights.
     pub activations: bool,
 }
 
 impl Layouts {
-    /// Tensors that a workload lets its kernels hold in layouts of their own.
+    /// Tensors that a workload allows its kernels to hold in their own layouts.
     pub fn of(workload: &Workload) -> Layouts {
         let weights = match workload.structure() {
             Structure::Contraction(contraction) => contraction.b.name,
@@ -144,14 +144,14 @@ impl Layouts {
         Layouts { weights: workload.is_constant(weights), activations: workload.layout() == Layout::Blocked }
     }
 
-    /// Whether something is free in `other` and not here.
+    /// Whether a tensor is free in `other` and not here.
     pub fn lacks(self, other: Layouts) -> bool {
         (other.weights && !self.weights) || (other.activations && !self.activations)
     }
 }
 
 impl PeerProblem {
-    /// The workload as libraries know it.
+    /// Converts a workload to a problem of libraries.
     pub(super) fn of(workload: &Workload) -> PeerProblem {
         let as_usize = |n: i64| usize::try_from(n).expect("no size is negative");
         let kernel = match workload.structure() {

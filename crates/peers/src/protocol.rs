@@ -1,4 +1,4 @@
-//! Protocol between parent and child: a JSON value a line.
+//! Protocol between parent and child: one JSON value per line.
 
 use std::path::PathBuf;
 
@@ -7,26 +7,27 @@ use serde::{Deserialize, Serialize};
 use super::Unavailable;
 use super::model::StoredTensor;
 
-/// Parent to child, on standard input. Exactly one [`ChildReply`] answers each.
+/// Message of the parent to the child, on standard input. Each gets exactly one [`ChildReply`].
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ChildRequest {
-    /// Ask for the version of the peer's library.
+    /// Asks for the version of the peer's library.
     Version { peer: String },
-    /// Load the peer's library, prepare the workload, run it once and check the result. Comes at most once.
+    /// Loads the peer's library, prepares the workload, runs it once and verifies the result. Sent at most
+    /// once.
     Start {
         peer: String,
         workload: String,
         threads: usize,
-        /// Folder in which libraries are looked for first.
+        /// Folder that is searched first for libraries.
         folder: Option<PathBuf>,
-        /// The number of the device, for libraries for GPUs.
+        /// Index of the device, for GPU libraries.
         gpu: Option<u32>,
-        /// Descriptor, inherited, of the workload's data, and where that of each argument begins.
+        /// Inherited descriptor of the workload's data, and the offset of each argument.
         data_fd: i32,
         data_offsets: Vec<u64>,
     },
-    /// Load a model into a runtime and run it once. Comes at most once, instead of a `Start`.
+    /// Loads a model into a runtime and runs it once. Sent at most once, instead of a `Start`.
     Open {
         peer: String,
         model: PathBuf,
@@ -34,34 +35,34 @@ pub(super) enum ChildRequest {
         dims: Vec<(String, usize)>,
         threads: usize,
         folder: Option<PathBuf>,
-        /// Number of the device, for runtimes on GPUs.
+        /// Index of the device, for GPU runtimes.
         gpu: Option<u32>,
-        /// Descriptor, inherited, of the memory that tensors lie in.
+        /// Inherited descriptor of the memory of the tensors.
         data_fd: i32,
         inputs: Vec<StoredTensor>,
     },
-    /// Run the model on these inputs, which later rounds have as well.
+    /// Runs the model on these inputs, which later rounds use as well.
     Run { inputs: Vec<StoredTensor> },
-    /// Run once to warm up, then take samples until both limits are reached.
+    /// Runs once to warm up, then takes samples until both limits are reached.
     Round { min_time_ns: u64, min_samples: u32 },
-    /// Run once and compare with the reference.
+    /// Runs once and compares the result with the reference.
     Check,
 }
 
-/// Child to parent, on what was standard output when the child started.
+/// Message of the child to the parent, on the standard output that the child was started with.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ChildReply {
-    /// Answer to `Version`.
+    /// Reply to `Version`.
     Version { version: String },
-    /// Answer to `Start` and `Open`: prepared and checked.
+    /// Reply to `Start` and `Open`: prepared and verified.
     Ready { version: String, details: String, core_type: Option<String> },
-    /// Answer to `Round`: nanoseconds a run.
+    /// Reply to `Round`: nanoseconds per run.
     Round { times_ns: Vec<f64> },
-    /// Answer to `Check`: passed.
+    /// Reply to `Check`: correct.
     Checked { relative_error: f64 },
-    /// Answer to `Run`.
+    /// Reply to `Run`.
     Outputs { outputs: Vec<StoredTensor> },
-    /// Answer to any request that cannot be served.
+    /// Reply to any request that cannot be served.
     Unavailable(Unavailable),
 }

@@ -1,4 +1,4 @@
-//! Several implementations of the same, measured in interleaved rounds.
+//! Several implementations of the same computation, measured in interleaved rounds.
 
 use std::time::Instant;
 
@@ -8,16 +8,16 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_device::device::RoundLength;
 use tilewright_search::Timing;
 
-/// A sample averages runs until it is so long.
+/// Minimum length of a sample, which averages several shorter runs.
 pub(super) const SAMPLE_NS: f64 = 100_000.0;
 
-/// Nanoseconds a run, one for each sample of a round, after a run that warms up.
+/// Runs a round, after a warm-up run; returns nanoseconds per run, one value for each sample.
 ///
-/// It is the time on the wall: what runs may have threads of its own, even where it uses one at a time.
+/// Times are wall-clock times: the implementation may have threads of its own, even if it uses one at a time.
 ///
 /// # Errors
 ///
-/// The first error of a run.
+/// First error of a run.
 pub fn wall_samples_ns<E>(round: RoundLength, mut run: impl FnMut() -> Result<(), E>) -> Result<Vec<f64>, E> {
     let mut timed = |n_runs: u32| {
         let start = Instant::now();
@@ -32,11 +32,11 @@ pub fn wall_samples_ns<E>(round: RoundLength, mut run: impl FnMut() -> Result<()
     Ok(samples_ns)
 }
 
-/// Function that runs a round and returns nanoseconds a run, one for each sample, or the reason why it
-/// cannot.
+/// Function that runs a round and returns nanoseconds per run, one value for each sample, or the reason why
+/// it cannot.
 type RunRound<'a> = Box<dyn FnMut(RoundLength) -> Result<Vec<f64>, String> + 'a>;
 
-/// An implementation.
+/// Implementation in a comparison.
 pub struct Entrant<'a> {
     run: RunRound<'a>,
     medians_ns: Vec<f64>,
@@ -57,16 +57,16 @@ impl<'a> Entrant<'a> {
     }
 }
 
-/// Runs rounds, each in a random order of the entrants, and returns their times over the medians of rounds,
-/// in the order of the entrants. An entrant that fails once runs no more.
+/// Runs rounds, each in a random order of the entrants, and returns the timing of each entrant over the
+/// medians of its rounds, in their order. An entrant that fails once is not run again.
 ///
 /// # Errors
 ///
-/// Of each entrant, why it failed.
+/// For each entrant, the reason of its failure.
 ///
 /// # Panics
 ///
-/// Without a round.
+/// If there is no round.
 pub fn run_rounds(
     mut entrants: Vec<Entrant<'_>>,
     n_rounds: u32,

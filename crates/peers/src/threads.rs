@@ -1,17 +1,17 @@
-//! Threads of a peer that is our own code around a library.
+//! Threads for our own code around a library.
 
 use std::ffi::c_void;
 
 use tilewright_runtime::ThreadPool;
 
-/// Threads that share out loop iterations, the caller among them.
+/// Threads that share loop iterations, including the caller.
 pub(super) struct LoopThreads(ThreadPool);
 
 impl LoopThreads {
-    /// `n` of them, on the CPUs that this process is pinned to.
+    /// Makes `n` threads, on the CPUs that this process is pinned to.
     ///
     /// # Panics
-    /// If the system refuses a thread: this process is the peer's, and `bench` goes on without it.
+    /// If the system refuses a thread: this process is the peer's, and `bench` continues without it.
     pub(super) fn new(n: usize) -> LoopThreads {
         LoopThreads(ThreadPool::new(n, &[]).unwrap_or_else(|refused| panic!("no {n} threads: {refused}")))
     }
@@ -21,10 +21,10 @@ impl LoopThreads {
         self.0.n_threads()
     }
 
-    /// Calls `body(i, thread)` for every `i` below `n` and returns when all are done.
+    /// Calls `body(i, thread)` for every `i` below `n` and returns when all calls are done.
     pub(super) fn for_each<F: Fn(usize, usize) + Sync>(&mut self, n: usize, body: F) {
         unsafe extern "C" fn call<F: Fn(usize, usize)>(body: *mut c_void, i: i64, thread: i64) {
-            // SAFETY: it is the pointer to `body` below, which outlives the loop.
+            // SAFETY: the pointer is that of `body` below, which outlives the loop.
             unsafe { (*body.cast_const().cast::<F>())(i as usize, thread as usize) };
         }
         // SAFETY: `body` may be called from several threads, since it is `Sync`.
@@ -32,17 +32,17 @@ impl LoopThreads {
     }
 }
 
-/// Pointers for several threads, each of which writes to a part of its own.
+/// Pointers for several threads, each of which writes to its own part.
 pub(super) struct SharedPointers<P>(pub(super) P);
 
 impl<P: Copy> SharedPointers<P> {
-    /// The pointers. A method, so that a closure borrows the whole.
+    /// Pointers. A method, so that a closure borrows the whole struct.
     pub(super) fn get(&self) -> P {
         self.0
     }
 }
 
-// SAFETY: whoever uses the pointers keeps the threads' parts apart.
+// SAFETY: users of the pointers keep the threads' parts disjoint.
 unsafe impl<P> Sync for SharedPointers<P> {}
 
 #[cfg(test)]

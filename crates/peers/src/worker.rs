@@ -1,4 +1,4 @@
-//! The child's side: loads one library, prepares one problem, and times it whenever asked.
+//! Child's side: loads one library, prepares one problem, and times it on request.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -21,26 +21,27 @@ use super::protocol::{ChildReply, ChildRequest};
 use super::{PeerSpec, Precision, Unavailable, Variant};
 use super::{clblast, crates, cublas, cudnn, im2col, mkl, onednn, openblas};
 
-/// A library made ready for one problem.
+/// Library prepared for one problem.
 pub(super) struct Prepared<T> {
     /// Version of the library.
     pub(super) version: String,
-    /// The library's choices, in words.
+    /// Choices of the library, in words.
     pub(super) details: String,
-    /// Core type in use, for a library that has several.
+    /// Core type in use, if the library has several.
     pub(super) core_type: Option<String>,
-    /// Brings what a run overwrites, and nothing else, into the state before a run; before a check.
+    /// Restores the data that a run overwrites to their state before a run; called before a verification.
     pub(super) load: RunFunction<T>,
-    /// A run; always called with the operands that it was prepared with.
+    /// Runs once; always called with the operands that it was prepared with.
     pub(super) run: RunFunction<T>,
-    /// Many runs, by the clock of a device, where it works on one.
+    /// Times many runs by the clock of a device, if the library works on one.
     pub(super) timed: Option<Timed>,
-    /// Brings the result into the operands, where the library keeps it elsewhere; after a check's run.
+    /// Copies the result to the operands, if the library keeps it elsewhere; called after a verification's
+    /// run.
     pub(super) store: RunFunction<T>,
 }
 
 impl<T: 'static> Prepared<T> {
-    /// A library whose run reads and writes the operands themselves.
+    /// Makes a library whose runs read and write the operands themselves.
     pub(super) fn in_place(version: String, details: String, run: RunFunction<T>) -> Prepared<T> {
         let nothing = || -> RunFunction<T> { Box::new(|_| Ok(())) };
         Prepared { version, details, core_type: None, load: nothing(), run, timed: None, store: nothing() }
@@ -50,10 +51,10 @@ impl<T: 'static> Prepared<T> {
 /// Action on the operands; an error is the library's own report of a failure.
 pub(super) type RunFunction<T> = Box<dyn FnMut(&mut Operands<T>) -> Result<(), Unavailable>>;
 
-/// Runs so many times in a row and tells the nanoseconds that took.
+/// Function that runs this many times in a row and returns the nanoseconds.
 pub(super) type Timed = Box<dyn FnMut(u32) -> Result<f64, Unavailable>>;
 
-/// Serve one peer: requests as JSON lines on standard input, an answer to each on standard output.
+/// Serves one peer: requests as JSON lines on standard input, a reply to each on standard output.
 ///
 /// Returns when standard input ends.
 ///
@@ -65,10 +66,10 @@ pub fn worker_main() -> io::Result<()> {
     answer_all(io::stdin().lines(), output)
 }
 
-/// Take standard output for ourselves and point its number at standard error: a library that prints then
-/// cannot disturb the protocol.
+/// Takes standard output for the protocol and redirects its descriptor to standard error: a library that
+/// prints then cannot disturb the protocol.
 fn take_stdout() -> io::Result<File> {
-    // SAFETY: both numbers are open; the copy is owned by nobody else.
+    // SAFETY: both descriptors are open; the copy has no other owner.
     unsafe {
         let copy = libc::fcntl(libc::STDOUT_FILENO, libc::F_DUPFD_CLOEXEC, 3);
         if copy < 0 || libc::dup2(libc::STDERR_FILENO, libc::STDOUT_FILENO) < 0 {
@@ -78,7 +79,7 @@ fn take_stdout() -> io::Result<File> {
     }
 }
 
-/// Answer each request of `input`, until it ends.
+/// Replies to each request of `input`, until it ends.
 fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: impl Write) -> io::Result<()> {
     while let Some(line) = input.next().transpose()? {
         match serde_json::from_str(&line)? {
@@ -103,8 +104,8 @@ fn answer_all(mut input: impl Iterator<Item = io::Result<String>>, mut output: i
                     host::pin_thread(&host::pin_cpus(threads));
                 }
                 let means = Means { threads, folder, gpu };
-                // SAFETY: the descriptor was opened by the parent for this process, which keeps it open to
-                // its end.
+                // SAFETY: the descriptor was opened by the parent for this process, which keeps it open until
+                // it ends.
                 let data = (unsafe { BorrowedFd::borrow_raw(data_fd) }, &data_offsets[..]);
                 let of = (spec, problem, &program, data, &means);
                 return match of.1.dtype {
@@ -206,21 +207,20 @@ fn serve<T: OperandType>(
     Ok(())
 }
 
-/// Largest error allowed of a peer's result against the reference: that of a kernel that computes in the same
-/// way.
+/// Maximum error of a peer's result against the reference: that of a kernel that computes in the same way.
 fn tolerance(spec: &PeerSpec, problem: &PeerProblem, program: &Program) -> Tolerance {
     let winograd = match spec.variant {
         Variant::OneDnnWinograd => true,
-        // Their algorithms by Fourier's transformation round no more.
+        // Their algorithms by Fourier transform round no more.
         Variant::Cudnn(_) => !problem.is_exact,
         _ => false,
     };
-    // The largest tiles that libraries have.
+    // Largest tiles that libraries use.
     let steps = winograd.then(|| Step::Winograd { buffer: "acc".into(), tile: 4 });
     Tolerance::for_rounded_factors(program, steps.as_slice(), spec.precision().map_or(0.0, Precision::of_factors))
 }
 
-/// Make `spec`'s library ready for the operands' problem.
+/// Prepares `spec`'s library for the operands' problem.
 fn prepare<T: CpuElement>(
     spec: &PeerSpec,
     operands: &mut Operands<T>,
@@ -255,7 +255,7 @@ fn prepare_integers(
     }
 }
 
-/// Prepares a library for operands of 16 bits, which few libraries support.
+/// Prepares a library for 16-bit operands, which few libraries support.
 fn prepare_halves<T: OperandType>(
     spec: &PeerSpec,
     operands: &mut Operands<T>,
@@ -270,7 +270,7 @@ fn prepare_halves<T: OperandType>(
     }
 }
 
-/// Run once, from a result that is no number, and compare: the relative error.
+/// Runs once, starting from a result of NaN, and returns the relative error.
 pub(super) fn check<T: OperandType>(
     prepared: &mut Prepared<T>,
     operands: &mut Operands<T>,
@@ -281,7 +281,7 @@ pub(super) fn check<T: OperandType>(
     operands.check()
 }
 
-/// Nanoseconds a run, one for each sample of a round.
+/// Runs a round; returns nanoseconds per run, one value for each sample.
 fn samples_ns<T: OperandType>(
     run: &mut RunFunction<T>,
     operands: &mut Operands<T>,
@@ -304,7 +304,7 @@ pub(super) fn samples_ns_by(
     round: RoundLength,
 ) -> Result<Vec<f64>, Unavailable> {
     let mut failure = None;
-    // After a failure there is nothing to wait for.
+    // After a failure, later calls return at once.
     let mut run = |n_runs: u32| match failure {
         Some(_) => f64::MAX,
         None => timed(n_runs).unwrap_or_else(|reason| {
@@ -316,10 +316,10 @@ pub(super) fn samples_ns_by(
     failure.map_or(Ok(samples_ns), Err)
 }
 
-/// Round that decides between the ways to call a library.
+/// Length of the round that decides between the ways to call a library.
 pub(super) const CHOICE: RoundLength = RoundLength { time: Duration::from_millis(2), min_samples: 5 };
 
-/// The shortest sample of a short round, in nanoseconds a run.
+/// Shortest sample of a short round, in nanoseconds per run.
 pub(super) fn shortest_ns<T: OperandType>(
     run: &mut RunFunction<T>,
     operands: &mut Operands<T>,
@@ -351,7 +351,7 @@ pub(super) mod tests {
             .collect()
     }
 
-    /// Makes a start request without data, for refusals that come before the data are read.
+    /// Makes a start request without data, for refusals that precede reading the data.
     fn start(peer: &str, workload: &str) -> ChildRequest {
         let (peer, workload) = (peer.to_owned(), workload.to_owned());
         let (threads, folder, gpu) = (1, None, None);
@@ -412,7 +412,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Small and odd, so that tails, paddings and leading dimensions are all in play.
+    /// Small and odd sizes, so that tails, padding and leading dimensions are all tested.
     const WORKLOADS: &[&str] = &[
         "matmul:m=17,n=33,k=65",
         "matmul:m=17,n=33,k=65,dtype=f64",
@@ -456,7 +456,7 @@ pub(super) mod tests {
         "batch_matmul:b=3,m=7,n=9,k=11,epilogue=bias+add",
     ];
 
-    /// Whether a peer may refuse the problem: anything else that it claims to compute, it must.
+    /// Whether a peer may refuse the problem: it must compute any other one.
     fn may_refuse(spec: &PeerSpec, problem: &PeerProblem) -> bool {
         let steps: Vec<EpilogueFunction> = problem.epilogue.iter().map(Epilogue::function).collect();
         let lacks = [
@@ -473,10 +473,10 @@ pub(super) mod tests {
                     || steps.iter().any(|step| lacks.contains(step))
             }
             "cublas" => FusedEpilogue::of("cuBLAS", &problem.epilogue).is_err(),
-            // Whether there is an algorithm is the library's to say.
+            // Only the library knows whether there is an algorithm.
             "cudnn" => true,
             "clblast" => {
-                // Whether there is f64, the device's.
+                // Support of f64 depends on the device.
                 let is_plain = problem.epilogue.is_empty() && problem.dtype == DType::F32;
                 let in_groups = matches!(problem.kernel, LibraryProblem::Conv(conv) if conv.groups > 1);
                 !is_plain
@@ -505,7 +505,7 @@ pub(super) mod tests {
             let tolerance = tolerance(spec, &problem, &program);
             let mut operands = Operands::<T>::new(problem, &program, tolerance, data.file.as_fd(), &data.offsets)?;
             let mut prepared = prepare(spec, &mut operands, &Means { threads: n, folder: None, gpu: Some(0) })?;
-            // Whatever a run leaves behind, a check begins afresh.
+            // A verification starts afresh, whatever a run leaves behind.
             check(&mut prepared, &mut operands)?;
             check(&mut prepared, &mut operands)
         }

@@ -72,7 +72,7 @@ mod tests {
             symbols: symbols.iter().map(|symbol| (*symbol).to_owned()).collect(),
             bytes: bytes.into(),
         };
-        // Of odd lengths too, and of a name longer than a header has room for.
+        // Members of odd lengths too, and with a name longer than a header allows.
         let members = [
             member("a.o", &["f", "g"], b"first"),
             member("a_long_name_of_a_member.o", &["h"], b""),

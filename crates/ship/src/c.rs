@@ -1,4 +1,4 @@
-//! The source and header for C.
+//! Source and header for C.
 
 mod tables;
 
@@ -12,7 +12,7 @@ use tilewright_runtime::PlanTensor;
 use crate::{Library, named, of_kind};
 pub use tables::tables;
 
-/// Functions of a library, after its name; the last one is only in libraries for GPUs.
+/// Functions of a library, without the library's prefix; the last one is only in libraries for GPUs.
 pub const FUNCTIONS: [&str; 12] = [
     "abi",
     "build",
@@ -92,7 +92,7 @@ pub fn quoted(text: &str) -> String {
         match byte {
             b'"' | b'\\' => out.extend(['\\', char::from(byte)]),
             b' '..=b'~' if byte != b'?' => out.push(char::from(byte)),
-            // Three digits, so that no digit behind is taken for another one.
+            // Three digits, so that a following digit is not part of the escape.
             _ => write!(out, "\\{byte:03o}").expect("writing to a string does not fail"),
         }
     }
@@ -100,7 +100,7 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// Description of a library, its inputs and its outputs, named as in the templates: tables and functions that
-/// read them. `is_open` says whether runs say the size of a dimension of an input or, behind these, of an
+/// read them. `is_open` says whether runs set the size of a dimension of an input or, at later indices, of an
 /// output.
 pub fn interface(
     build: &Json,
@@ -145,8 +145,8 @@ pub fn data(n_bytes: usize) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
-/// An integer as C has it.
+/// Formats an integer as a C literal.
 fn literal(x: i64) -> String {
-    // The smallest one is no literal.
+    // The smallest one cannot be written as a literal.
     if x == i64::MIN { "INT64_MIN".to_owned() } else { format!("INT64_C({x})") }
 }

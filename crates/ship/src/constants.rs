@@ -4,14 +4,14 @@ use crate::narrow::{NarrowForm, Narrowed, narrowed};
 use tilewright_ir::{DType, Part};
 use tilewright_runtime::{Constant, Model, Place, Plan, TensorSlice, Work};
 
-/// Constants begin at multiples of so many bytes.
+/// Alignment of constants, in bytes.
 const ALIGN: usize = 64;
 
 /// Size from which on a kernel's kept buffers count as large, in per cent of their constants: packing rounds
-/// up, Winograd's transformations multiply.
+/// up, and Winograd transforms enlarge.
 const LARGE_PERCENT: usize = 125;
 
-/// Time at which a library makes what its kernels keep of weights.
+/// Time at which a library makes the buffers that its kernels keep of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     /// First context for buffers larger than the weights, build of the library for the rest.
@@ -43,7 +43,7 @@ pub enum ConstantHome {
 
 /// Constants of a library.
 pub struct Constants {
-    /// Place of each constant of the plan; `None` where nothing needs it.
+    /// Location of each constant of the plan; `None` if it is not needed.
     homes: Vec<Option<ConstantHome>>,
     /// Constants in the file; empty once they are in its object.
     pub bytes: Vec<u8>,
@@ -51,15 +51,15 @@ pub struct Constants {
     pub n_bytes: usize,
     /// Size of the constants that the first context makes, in bytes.
     pub made_bytes: usize,
-    /// Bytes at their beginning that runs read; the rest is only needed to make them.
+    /// Number of bytes at the beginning of these that runs read; the rest is only needed to make them.
     pub kept_bytes: usize,
-    /// Constants of the file that the first context widens to f32, to make others of them.
+    /// Constants of the file that the first context widens to f32, to make other constants of them.
     pub widened: Vec<Widened>,
     /// Indices of the plan's steps whose kernels make constants.
     pub makers: Vec<usize>,
 }
 
-/// A constant of f32 that the file has in fewer bits.
+/// f32 constant that the file stores in fewer bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Widened {
     /// Start within the file's constants, in bytes.
@@ -114,7 +114,7 @@ impl Constants {
         made
     }
 
-    /// Gives a constant its place: among those that are made, or in the file, in fewer bits where it is
+    /// Assigns a constant its location: among those that are made, or in the file, in fewer bits if it is
     /// narrowed.
     fn place(&mut self, model: &Model, at: usize, is_made: bool, narrow: Option<Narrowed>) {
         if is_made {
@@ -138,7 +138,7 @@ impl Constants {
         self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
     }
 
-    /// Reserves so many bytes of the memory that the first context fills, and returns their start.
+    /// Reserves `n_bytes` bytes of the memory that the first context fills, and returns their offset.
     fn reserve(&mut self, n_bytes: usize) -> usize {
         let start = self.made_bytes;
         self.made_bytes += n_bytes.next_multiple_of(ALIGN);
@@ -156,7 +156,7 @@ impl Constants {
     }
 }
 
-/// Bytes of a constant; `None` where no run and no library of it has any.
+/// Bytes of a constant; `None` if neither a run nor a library has computed it.
 fn data_of(model: &Model, at: usize) -> Option<&[u8]> {
     match (&model.plan().constants[at], model.constant_offset(at)) {
         (Constant::Data(data), _) => Some(data),
@@ -166,7 +166,7 @@ fn data_of(model: &Model, at: usize) -> Option<&[u8]> {
     }
 }
 
-/// The shape of each constant all of whose tensors are f32.
+/// Shape of each constant whose tensors are all f32; `None` for other constants.
 fn single_shapes(plan: &Plan) -> Vec<Option<&[usize]>> {
     let mut shapes = vec![None; plan.constants.len()];
     let of_constants = || {
@@ -180,7 +180,7 @@ fn single_shapes(plan: &Plan) -> Vec<Option<&[usize]>> {
     shapes
 }
 
-/// The constants that a step's kernel prepares what it keeps of, and those that this is.
+/// Constants that a step's `prepare` part reads, and those that it makes.
 fn of_preparation(model: &Model, step: usize) -> (Vec<usize>, Vec<usize>) {
     let Work::Kernel { kernel, arguments, kept, .. } = &model.plan().steps[step].work else {
         unreachable!("what prepares is a kernel")

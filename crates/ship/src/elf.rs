@@ -7,13 +7,13 @@ use tilewright_ir::target::Arch;
 
 /// Alignment of data, in bytes.
 const ALIGN: usize = 64;
-/// Bytes of a large page. Systems map files in such pages where they begin at multiples of one in the file
-/// and in memory.
+/// Size of a huge page in bytes. Systems map files in huge pages if the offsets in the file and in memory are
+/// multiples of it.
 const LARGE_PAGE: usize = 2 << 20;
-/// Number of large pages from which on data is aligned to one.
+/// Number of huge pages from which on data is aligned to one.
 const LARGE_PAGES: usize = 8;
-/// Data that code refers to by whole addresses alone: linkers put it behind all else, so that what code
-/// refers to by less stays within its reach.
+/// Section of data that code refers to only by full addresses: linkers place it after everything else, so
+/// that data with shorter references stay within reach.
 const SHF_X86_64_LARGE: SectionFlags = SectionFlags(0x1000_0000);
 
 /// Makes a relocatable object with read-only data under a hidden symbol, which the library that it is linked
@@ -26,7 +26,7 @@ pub fn data_object(arch: Arch, symbol: &str, data: &[u8]) -> Vec<u8> {
     };
     let mut object = Object::new(BinaryFormat::Elf, architecture, Endianness::Little);
     let segment = object.segment_name(StandardSegment::Data).to_vec();
-    // Says that no stack need be executable.
+    // Declares that the stack need not be executable.
     object.add_section(segment.clone(), b".note.GNU-stack".to_vec(), SectionKind::Other);
     let section = object.add_section(segment, section.into(), SectionKind::ReadOnlyData);
     let flags = SHF_ALLOC | flags;
@@ -38,7 +38,7 @@ pub fn data_object(arch: Arch, symbol: &str, data: &[u8]) -> Vec<u8> {
         value: 0,
         size: data.len() as u64,
         kind: SymbolKind::Data,
-        // Hidden.
+        // Hidden from users of the library.
         scope: SymbolScope::Linkage,
         weak: false,
         section: SymbolSection::Section(section),

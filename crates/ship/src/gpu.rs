@@ -27,7 +27,7 @@ pub struct GpuLibraryParts {
     pub data: Vec<u8>,
 }
 
-/// Kernels as a driver takes them: a text, and machine code where there is some.
+/// Kernels in the form that a driver takes: a text, and machine code if available.
 struct DriverCode {
     text: String,
     machine_code: Option<Vec<u8>>,
@@ -47,7 +47,7 @@ impl DriverCode {
 /// Makes the library of a model.
 ///
 /// # Errors
-/// If the device is none that there are libraries for, or a kernel is refused.
+/// If there are no libraries for the device, or a kernel is refused.
 pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String]) -> Result<GpuLibraryParts, ShipError> {
     let target = &model.target;
     let (api, driver, align) = match target.arch {
@@ -90,7 +90,7 @@ pub fn make(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String])
     Ok(GpuLibraryParts { source: c::source(name, origin, &template, &text, true), build, data })
 }
 
-/// All launches, in the order of their numbers.
+/// All launches, ordered by index.
 fn all<'l>(launches: &'l Launches) -> impl Iterator<Item = &'l Launch> + Clone {
     launches.preparations.iter().chain(&launches.launches)
 }
@@ -102,11 +102,11 @@ struct GpuTables<'l> {
     codes: &'l BTreeMap<usize, DriverCode>,
     /// Offsets of machine code in the data.
     machine_code: BTreeMap<usize, usize>,
-    /// The context's own memory, and where its contents lie among the data.
+    /// Memory that belongs to the context, and the offsets of its initial contents in the data.
     memories: BTreeMap<Home, Option<usize>>,
     /// Spans of memory, those of the context's own memory first.
     spans: Vec<Span>,
-    /// Kernels by program and by their places there.
+    /// Kernels, by program and by index in it.
     kernels: BTreeSet<(usize, usize)>,
 }
 
@@ -147,7 +147,7 @@ impl<'l> GpuTables<'l> {
         GpuTables { model, launches, codes, machine_code, memories, spans, kernels }
     }
 
-    /// The number of a piece of memory.
+    /// Index of a memory.
     fn memory(&self, home: Home) -> usize {
         let n = self.memories.len();
         match home {
@@ -226,7 +226,7 @@ impl<'l> GpuTables<'l> {
                 let list = |all: Vec<String>| all.join(", ");
                 let [extents, strides] = [extents, strides].map(|all| list(all.iter().map(u64::to_string).collect()));
                 let boxes = list(boxes.iter().map(u32::to_string).collect());
-                // A list may be empty, where C has none.
+                // A list may be empty, which C does not allow.
                 let strides = if strides.is_empty() { "0" } else { &strides };
                 writeln!(maps, "    {{{at}, {kind}, {rank}, {swizzled}, {{{extents}}}, {{{strides}}}, {{{boxes}}}}},")?;
             }

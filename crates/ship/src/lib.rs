@@ -1,11 +1,11 @@
 //! Compiled models as libraries for C, Rust and Python.
 //!
 //! [`Library::new`] makes the language-independent part from a prepared model: C source and header, objects
-//! of its kernels, its constants as an object. [`Library::for_gpu`] does so for a GPU, with kernels as text
-//! for a driver. [`Library::c_files`], [`Library::crate_files`] and [`Library::wheel`] give the files of each
-//! form; [`Library::object_arguments`] and [`Library::shared_arguments`] are the arguments of the C compiler
-//! that is called in between. Nothing here opens a file or starts a process, and the same model gives the
-//! same bytes.
+//! of its kernels, and its constants as an object. [`Library::for_gpu`] does so for a GPU, with kernels as
+//! text for a driver. [`Library::c_files`], [`Library::crate_files`] and [`Library::wheel`] return the files
+//! of each form; [`Library::object_arguments`] and [`Library::shared_arguments`] are the arguments of the C
+//! compiler that is called in between. This crate opens no file and starts no process, and equal models give
+//! equal bytes.
 
 mod archive;
 mod c;
@@ -28,7 +28,7 @@ use archive::{ArchiveMember, archive};
 use constants::Constants;
 pub use constants::Weights;
 
-/// Constants beyond which neither the index of an archive nor that of a wheel reaches what is behind them.
+/// Maximum size of constants: beyond it, the index of an archive or of a wheel cannot address what follows.
 const MOST_CONSTANT_BYTES: usize = (4 << 30) - (64 << 20);
 
 /// Reason why a model cannot be shipped.
@@ -54,7 +54,7 @@ pub enum ShipError {
     Compile(#[from] CompileError),
 }
 
-/// A file of a library.
+/// File of a library.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct File {
     /// Path within the folder of the library.
@@ -72,38 +72,38 @@ impl File {
 /// Library of a model, complete except for the work of a C compiler.
 pub struct Library {
     name: String,
-    /// The machine that calls it.
+    /// Machine that calls the library.
     arch: Arch,
     /// Whether its kernels run on a GPU.
     is_for_gpu: bool,
     n_threads: usize,
     inputs: Vec<PlanTensor>,
     outputs: Vec<PlanTensor>,
-    /// Dimension of which runs say a size.
+    /// Open dimension, whose size each run sets.
     dim: Option<OpenDimension>,
-    /// Rows by which runs make states longer, where they say how many.
+    /// Rows that runs append to states, if runs set their number.
     rows: Option<OpenDimension>,
-    /// Items of which runs have as many as they say.
+    /// Items, if runs set their number.
     items: Option<OpenDimension>,
-    /// Sizes of which each has steps of its own.
+    /// Sizes that have separate steps.
     sized: Option<Members>,
-    /// Shapes of the inputs and, behind them, of the outputs at each of these.
+    /// Shapes of the inputs, followed by those of the outputs, at each of these sizes.
     member_shapes: Vec<Vec<Vec<usize>>>,
-    /// Whether steps depend on a size, that of a dimension of its own or of one that has members.
+    /// Whether steps depend on a size, of the open dimension or within a member.
     has_open_steps: bool,
-    /// Tensors that stay between runs.
+    /// Tensors that are kept between runs.
     states: Vec<PlanTensor>,
     /// Origin of the library, in lines.
     origin: Vec<String>,
-    /// All about it, for programs.
+    /// Description of the library, for programs.
     build: Json,
     /// C source, without kernels and constants.
     source: String,
-    /// The kernels, then the constants.
+    /// Objects of the kernels, followed by the constants.
     members: Vec<ArchiveMember>,
 }
 
-/// Assembler of PTX to machine code, for GPUs of the target's kind; returns `None` where only the driver
+/// Assembler of PTX to machine code, for GPUs of the target's kind; returns `None` if only the driver
 /// assembles.
 pub type Assemble<'a> = &'a (dyn Fn(&[u8]) -> Result<Option<Vec<u8>>, String> + Sync);
 
@@ -145,8 +145,8 @@ impl Library {
     /// when `weights` says. `origin` describes its source in a few lines.
     ///
     /// # Errors
-    /// If the model has steps of this process, its constants are too large, the name is no identifier, or
-    /// the build is without LLVM.
+    /// If the model has steps of this process, its constants are too large, the name is not an identifier, or
+    /// the build lacks LLVM.
     pub fn new(
         name: &str,
         model: &Model,
@@ -171,7 +171,7 @@ impl Library {
         Ok(library)
     }
 
-    /// The library of a plan, without its description, source and members.
+    /// Makes the library of a plan, without its description, source and members.
     fn of_plan(name: &str, origin: &[String], arch: Arch, plan: &Plan) -> Library {
         let [inputs, outputs] = tensors(plan);
         let shape = |port: &usize| plan.tensors[*port].shape.clone();
@@ -197,7 +197,7 @@ impl Library {
         }
     }
 
-    /// All about a library for CPUs, for programs.
+    /// Description of a library for CPUs, for programs.
     fn description(&self, model: &Model, target: &Target, constants: &Constants) -> Result<Json, ShipError> {
         let mut features: Vec<&str> = Vec::new();
         for code in model.codes() {
@@ -243,7 +243,7 @@ impl Library {
     /// as text that the driver compiles and, where `assemble` supports it, as machine code.
     ///
     /// # Errors
-    /// As for [`Library::new`], and where the device is neither OpenCL's nor NVIDIA's, or refuses a kernel.
+    /// As for [`Library::new`], and if the device is neither OpenCL's nor NVIDIA's, or refuses a kernel.
     pub fn for_gpu(name: &str, model: &GpuModel, assemble: Assemble, origin: &[String]) -> Result<Library, ShipError> {
         check(name, &model.plan, |_| false)?;
         let arch = host_arch().ok_or_else(|| ShipError::Device("a machine like this one".to_owned()))?;
@@ -302,17 +302,17 @@ impl Library {
         let soname = format!("-Wl,-soname,lib{name}.so");
         let flags =
             ["-O2", "-ffp-contract=off", "-shared", "-fPIC", "-fvisibility=hidden", "-ffunction-sections", &old];
-        // Functions of libm that have got new versions since.
+        // Functions of libm that have newer versions since.
         let wrapped: &[&str] = if self.is_for_gpu { &[] } else { &["expf", "logf", "exp", "log"] };
         let wrapped = wrapped.iter().map(|function| format!("-Wl,--wrap={function}"));
         let files = [format!("{name}.c"), format!("{name}_kernels.a")];
         let link = [
             "-Wl,-z,noexecstack",
-            // Its threads run in it, and its callers may have contexts when they close it.
+            // Its threads execute its code, and its callers may have contexts when they close it.
             "-Wl,-z,nodelete",
             "-Wl,--gc-sections",
             "-Wl,--no-as-needed",
-            // An old glibc has threads, and the loader of libraries, in libraries of their own.
+            // An old glibc has threads, and the dynamic loader's functions, in separate libraries.
             if self.is_for_gpu { "-l:libdl.so.2" } else { "-l:libpthread.so.0" },
             "-Wl,--as-needed",
             "-lm",
@@ -351,7 +351,7 @@ impl Library {
         File::new(format!("{}.json", self.name), format!("{:#}\n", self.build))
     }
 
-    /// The kind that templates have lines for.
+    /// Kind of the library, for selecting lines of templates.
     fn kind(&self) -> LibraryKind {
         let (is_open, has_states, has_rows) = (self.has_open_steps, !self.states.is_empty(), self.rows.is_some());
         LibraryKind {
@@ -364,12 +364,12 @@ impl Library {
         }
     }
 
-    /// Whether runs say a size.
+    /// Whether runs set a size.
     fn has_dims(&self) -> bool {
         self.dim.is_some() || self.sized.is_some()
     }
 
-    /// Whether runs say the size of a dimension of an input or, behind these, of an output.
+    /// Whether runs set the size of a dimension of an input or, at later indices, of an output.
     fn is_open(&self, port: usize, axis: usize) -> bool {
         let tensor = self.inputs.iter().chain(&self.outputs).nth(port);
         let is_dim =
@@ -379,7 +379,7 @@ impl Library {
         tensor.is_some_and(is_dim) || sizes.any(|size| Some(size) != first)
     }
 
-    /// The functions that it shows.
+    /// Functions that the library exports.
     fn symbols(&self) -> Vec<String> {
         let n = if self.is_for_gpu { c::FUNCTIONS.len() } else { c::FUNCTIONS.len() - 1 };
         let of_dims: &[&str] = if self.has_dims() { &c::FUNCTIONS_OF_DIMS } else { &[] };
@@ -389,12 +389,12 @@ impl Library {
             .chain(of_dims)
             .chain(of_states)
             .map(|function| format!("{}_{function}", self.name));
-        // TVM-FFI's tensors have the shapes of a model that has one.
+        // TVM-FFI's tensors have fixed shapes in a model without open dimensions.
         own.chain((!self.has_dims()).then(|| c::ffi_function(&self.name))).collect()
     }
 }
 
-/// The parts of a kernel that a library carries out.
+/// Parts of a kernel that a library executes.
 fn parts_of(model: &Model, constants: &Constants, of: usize) -> Vec<Part> {
     let mut all = Vec::new();
     for (at, step) in model.plan().steps.iter().enumerate() {
@@ -409,7 +409,7 @@ fn parts_of(model: &Model, constants: &Constants, of: usize) -> Vec<Part> {
     all
 }
 
-/// Checks that a plan can be shipped under a name, in which so much that is no kernel may run.
+/// Checks that a plan can be shipped under a name; `may_run` says which steps other than kernels are allowed.
 fn check(name: &str, plan: &Plan, may_run: fn(&Host) -> bool) -> Result<(), ShipError> {
     if !Interface::is_prefix(name) {
         return Err(ShipError::Name(name.to_owned()));
@@ -420,7 +420,7 @@ fn check(name: &str, plan: &Plan, may_run: fn(&Host) -> bool) -> Result<(), Ship
     }
 }
 
-/// The object of a library's data; none where it has no data.
+/// Object of a library's data; `None` without data.
 fn data_member(name: &str, arch: Arch, data: Vec<u8>) -> Result<Option<ArchiveMember>, ShipError> {
     if data.len() > MOST_CONSTANT_BYTES {
         return Err(ShipError::TooLarge(data.len()));
@@ -430,7 +430,7 @@ fn data_member(name: &str, arch: Arch, data: Vec<u8>) -> Result<Option<ArchiveMe
     Ok(bytes.map(|bytes| ArchiveMember { name: format!("{symbol}.o"), symbols: vec![symbol], bytes }))
 }
 
-/// The inputs and the outputs of a plan, of the most items.
+/// Inputs and outputs of a plan, at the maximum number of items.
 fn tensors(plan: &Plan) -> [Vec<PlanTensor>; 2] {
     let tensor = |at: usize| {
         let mut tensor = plan.tensors[at].clone();
@@ -462,7 +462,7 @@ fn tensors_json(tensors: &[PlanTensor]) -> Vec<Json> {
     tensors.iter().map(json).collect()
 }
 
-/// Kind of a library, as templates have lines for some.
+/// Kind of a library; templates have lines for some kinds only.
 #[derive(Clone, Copy)]
 struct LibraryKind {
     is_for_gpu: bool,
@@ -478,7 +478,7 @@ struct LibraryKind {
 enum ItemsOf {
     /// No items.
     Nothing,
-    /// The open dimension itself.
+    /// Another dimension beside the open one.
     OpenDimension,
     /// Another one beside it.
     Another,
@@ -492,7 +492,7 @@ fn items_of(items: &Option<OpenDimension>, dim: &Option<OpenDimension>) -> Items
     }
 }
 
-/// The lines of a template for all libraries, and those for this kind of them.
+/// Lines of a template that are for all libraries or for this kind.
 fn of_kind(template: &'static str, kind: LibraryKind) -> String {
     let LibraryKind { is_for_gpu, is_open, has_states, has_rows, has_members, items_of } = kind;
     let (has_items, is_pair) = (items_of != ItemsOf::Nothing, items_of == ItemsOf::Another);
@@ -528,7 +528,7 @@ fn of_kind(template: &'static str, kind: LibraryKind) -> String {
     template.lines().filter_map(own).flat_map(|line| [line, "\n"]).collect()
 }
 
-/// A template with the name of a library in the place of `net`, and its capitals in that of `NET`.
+/// Replaces `net` in a template by the name of a library, and `NET` by the name in capitals.
 fn named(template: &str, name: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
@@ -545,7 +545,7 @@ fn named(template: &str, name: &str) -> String {
     out
 }
 
-/// A name as an identifier of C and its relatives that none of the others is.
+/// Converts a name to an identifier of C and its relatives that differs from the others.
 fn identifier(name: &str, others: &[String]) -> String {
     let mut text: String =
         name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect();

@@ -1,9 +1,9 @@
-//! Constants of f32 that take 8 or 16 bits an element in a file, and lose none.
+//! Constants of f32 that are stored losslessly in 8 or 16 bits per element in a file.
 
-/// Constants of fewer bytes stay as they are.
+/// Minimum size in bytes of a constant that is narrowed.
 const LEAST_BYTES: usize = 1024;
 
-/// Greatest magnitude of an integer that a scale turns into an element: that of u8 less a zero point.
+/// Maximum magnitude of an integer that a scale turns into an element: that of u8 minus a zero point.
 const MOST: f32 = 255.0;
 
 /// Form of the elements of a narrowed constant.
@@ -13,26 +13,26 @@ pub enum NarrowForm {
     F16,
     /// bf16.
     Bf16,
-    /// u8, each plus the least integer of its scale, times that scale.
+    /// u8; each plus the smallest integer of its scale, times that scale.
     Levels {
         /// Number of scales.
         n_scales: usize,
-        /// Elements next to each other with one scale; those behind have the next one, and in the end the
-        /// first one again.
+        /// Number of adjacent elements with one scale; the following ones have the next scale, and after the
+        /// last scale the first one again.
         n_each: usize,
     },
 }
 
-/// A narrowed constant.
+/// Narrowed constant.
 #[derive(Debug, PartialEq)]
 pub struct Narrowed {
     /// Form of its elements.
     pub form: NarrowForm,
-    /// Elements in that form; ahead of levels, their scales and as many least integers, all as f32.
+    /// Elements in that form; levels are preceded by their scales and as many smallest integers, all as f32.
     pub bytes: Vec<u8>,
 }
 
-/// Stores the elements of an f32 tensor in fewer bits, where there are many and none loses a bit.
+/// Stores the elements of an f32 tensor in fewer bits, if there are many and all are exact.
 pub fn narrowed(data: &[u8], shape: &[usize]) -> Option<Narrowed> {
     if data.len() < LEAST_BYTES {
         return None;
@@ -40,7 +40,7 @@ pub fn narrowed(data: &[u8], shape: &[usize]) -> Option<Narrowed> {
     levels(data, shape).or_else(|| halved(data))
 }
 
-/// The f32 elements as 16 bits each.
+/// Narrows f32 elements to 16 bits each.
 fn halved(data: &[u8]) -> Option<Narrowed> {
     let bits = || data.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
     let exact_bf16 = |bits: u32| (bits & 0xffff == 0).then_some((bits >> 16) as u16);
@@ -64,13 +64,13 @@ fn exact_f16(bits: u32) -> Option<u16> {
     u16::try_from(sign | magnitude).ok()
 }
 
-/// The f32 elements as integers with a scale: one of the tensor, or one of each position of a dimension.
+/// Narrows f32 elements to integers with a scale: one of the tensor, or one of each position of a dimension.
 fn levels(data: &[u8], shape: &[usize]) -> Option<Narrowed> {
     let numbers: Vec<f32> = data.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
     let of_dimension = |axis: usize| (shape[axis], shape[axis + 1..].iter().product());
     let n_dimensions = if shape.iter().product::<usize>() == numbers.len() { shape.len() } else { 0 };
     let all = std::iter::once((1, numbers.len())).chain((0..n_dimensions).map(of_dimension));
-    // With more scales, 16 bits an element are as few.
+    // With more scales, 16 bits per element take no more space.
     let mut few = all.filter(|(n_scales, _)| (1..numbers.len() / 8).contains(n_scales));
     few.find_map(|(n_scales, n_each)| levels_along(&numbers, n_scales, n_each))
 }
@@ -90,8 +90,8 @@ fn levels_along(numbers: &[f32], n_scales: usize, n_each: usize) -> Option<Narro
     Some(Narrowed { form: NarrowForm::Levels { n_scales, n_each }, bytes: head.chain(levels).collect() })
 }
 
-/// A scale of which all of these numbers are integer multiples, rounded once, and the least of the integers;
-/// nothing if they do not fit a byte.
+/// Finds a scale of which all of these numbers are integer multiples, rounded once, and the smallest of the
+/// integers; `None` if they do not fit in a byte.
 fn scale_of(numbers: &[f32]) -> Option<(f32, f32)> {
     let magnitudes = numbers.iter().map(|x| x.abs()).filter(|x| *x > 0.0);
     let nearest = magnitudes.reduce(f32::min).unwrap_or(1.0);
@@ -100,7 +100,7 @@ fn scale_of(numbers: &[f32]) -> Option<(f32, f32)> {
         let integer = (x / scale).round() + 0.0;
         integer.abs() <= MOST && (integer * scale).to_bits() == x.to_bits()
     };
-    // The number nearest to zero is a multiple too; its rounding leaves the scale's last bit open.
+    // The number nearest to zero is a multiple too; its rounding leaves the scale's last bit undetermined.
     let scales = (1..=MOST as u32).flat_map(|integer| {
         let scale = (f64::from(nearest) / f64::from(integer)) as f32;
         [scale, scale.next_up(), scale.next_down()]
@@ -116,7 +116,7 @@ fn scale_of(numbers: &[f32]) -> Option<(f32, f32)> {
 mod tests {
     use super::*;
 
-    /// The f32 with the value of an f16, by the definition of its fields.
+    /// Value of an f16 as f32, by the definition of its fields.
     fn value(half: u16) -> f32 {
         let (exponent, fraction) = (i32::from(half >> 10 & 0x1f), f64::from(half & 0x3ff));
         let magnitude = match exponent {
@@ -149,8 +149,8 @@ mod tests {
         assert_eq!(narrowed(&1f32.to_le_bytes(), &[1]), None);
     }
 
-    /// Integers with a scale of the tensor, of rows, of columns and of a dimension between, and those that
-    /// have none.
+    /// Integers with a scale of the tensor, of rows, of columns and of a dimension between, and numbers
+    /// without a scale.
     #[test]
     fn products_of_integers_with_scales_are_levels() {
         let shape = [24, 20, 32];
@@ -168,7 +168,7 @@ mod tests {
                 (f32::from(*level) + head[n_scales + of]) * head[of]
             });
             assert!(back.zip(&numbers).all(|(x, y)| x.to_bits() == y.to_bits()));
-            // A bit of one number decides, as does one beyond a byte, and a zero with a sign.
+            // A single differing bit prevents it, and so does an integer beyond a byte, or a negative zero.
             for other in [numbers[777].next_up(), 300.0 * own(777), -0.0, f32::NAN] {
                 let was = std::mem::replace(&mut numbers[777], other);
                 assert_eq!(narrowed(&bytes(&numbers), &shape), None, "{other}");

@@ -7,8 +7,8 @@ use crate::{File, Library, named, of_kind};
 
 const VERSION: &str = "0.1.0";
 
-/// Makes the wheel. Its shared library needs glibc 2.17 at most, as its name promises, and it runs on every
-/// Python 3, as it does not use the C API of one.
+/// Makes the wheel. Its shared library needs at most glibc 2.17, as its name promises, and works with every
+/// Python 3, as it does not use Python's C API.
 pub fn wheel(library: &Library, shared: Vec<u8>) -> File {
     let name = &library.name;
     let tag = format!("py3-none-manylinux2014_{}", library.arch().name());

@@ -5,7 +5,7 @@ use tilewright_runtime::{OpenDimension, PlanTensor, RunSize};
 
 use crate::{File, Library, identifier, named, of_kind};
 
-/// Words that are no names in Rust, or names that the template has already.
+/// Words that are not names in Rust, or that the template already uses.
 const RESERVED: &str = include_str!("../templates/reserved.txt");
 
 /// Whether a name is reserved, in Rust or by the template.
@@ -31,12 +31,12 @@ pub fn files(library: &Library) -> Vec<File> {
     vec![File::new("Cargo.toml", manifest), File::new("build.rs", build), File::new("src/lib.rs", source(library))]
 }
 
-/// A slice that the wrapper takes.
+/// Slice parameter of the wrapper.
 struct SliceParameter {
     name: String,
     ty: &'static str,
     n_elements: usize,
-    /// Elements at the size of a context, as an expression.
+    /// Number of elements at the size of a context, as an expression.
     n_at: String,
     is_output: bool,
 }
@@ -132,7 +132,7 @@ fn source(library: &Library) -> String {
     named(&with_members(text, library), &library.name)
 }
 
-/// A text with what it says about a library's members.
+/// Fills in what a text says about a library's members.
 fn with_members(text: String, library: &Library) -> String {
     let Some(members) = &library.sized else { return text };
     let lengths = |shapes: &Vec<Vec<usize>>| shapes.iter().map(|shape| shape.iter().product()).collect::<Vec<usize>>();
@@ -153,7 +153,7 @@ fn with_members(text: String, library: &Library) -> String {
         .replace("@DIM_TEXTS@", &dims.join(" or "))
 }
 
-/// A type of Rust with as many bits; those that it has not are integers.
+/// Rust type with as many bits; an integer if Rust has no such type.
 fn rust_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "f32",

@@ -10,7 +10,7 @@ pub fn zip<'f>(files: impl Iterator<Item = (&'f str, &'f [u8])>) -> Vec<u8> {
         let mut crc = Crc::new();
         crc.update(bytes);
         let n_bytes = bytes.len() as u32;
-        // Version 2.0, no flags, stored, the first day there is.
+        // Version 2.0, no flags, stored, the earliest date of the format.
         let mut common = Vec::new();
         [20u16, 0, 0, 0, 0x21].iter().for_each(|field| common.extend(field.to_le_bytes()));
         [crc.sum(), n_bytes, n_bytes].iter().for_each(|field| common.extend(field.to_le_bytes()));
@@ -21,7 +21,7 @@ pub fn zip<'f>(files: impl Iterator<Item = (&'f str, &'f [u8])>) -> Vec<u8> {
         out.extend(&common);
         out.extend(name.as_bytes());
         out.extend(bytes);
-        // Made under Unix, as a file that all may read.
+        // Made on Unix, as a file readable by everybody.
         directory.extend(b"PK\x01\x02\x14\x03");
         directory.extend(&common);
         [0u16, 0, 0].iter().for_each(|field| directory.extend(field.to_le_bytes()));
@@ -45,11 +45,11 @@ pub fn wheel_hash(bytes: &[u8]) -> String {
     BASE64URL_NOPAD.encode(&sha256(bytes))
 }
 
-/// The first 32 bits of the fractions of the first primes' roots: of square roots, then of cubic ones.
+/// First 32 bits of the fractional parts of the first primes' roots: of square roots, then of cube roots.
 fn constants() -> ([u32; 8], [u32; 64]) {
     let mut primes = (2u64..).filter(|n| (2..*n).take_while(|d| d * d <= *n).all(|d| n % d != 0));
     let primes: Vec<u64> = primes.by_ref().take(64).collect();
-    // The root of p·2^(32·degree), whose low half is the fraction; by bits, as integers.
+    // The root of p·2^(32·degree), whose low half is the fraction; computed bit by bit, in integers.
     let fraction = |p: u64, degree: u32| {
         let target = u128::from(p) << (32 * degree);
         let root = (0..36).rev().fold(0u128, |root, bit| {

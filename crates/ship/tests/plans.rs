@@ -1,4 +1,4 @@
-//! A plan of several kernels as a C library: slices, constants, copies, threads; on GPUs.
+//! Plan of several kernels as a C library: slices, constants, copies, threads; on GPUs.
 #![cfg(target_os = "linux")]
 
 #[path = "../../runtime/tests/common/mod.rs"]
@@ -45,7 +45,7 @@ fn plans_compute_the_same_in_c() {
         return;
     }
     let model = model(false);
-    // Weights are kept twice: they are in the library once, or ready.
+    // Kernels keep two copies of the weights: the library contains them once, or both copies ready.
     for (n_threads, weights, sizes) in
         [(1, Weights::Small, [384, 640]), (3, Weights::Small, [384, 640]), (3, Weights::Ready, [640, 0])]
     {
@@ -59,12 +59,12 @@ fn plans_compute_the_same_in_c() {
     }
 }
 
-/// A program of a library and [`MAIN`], in a folder; none where there is no compiler.
+/// Program of a library and [`MAIN`], in a folder; `None` without a compiler.
 fn built(files: &[File], libraries: &[&str]) -> Option<tempfile::TempDir> {
     built_with(files, MAIN, libraries)
 }
 
-/// A program of a library and a text, in a folder; none where there is no compiler.
+/// Program of a library and a text, in a folder; `None` without a compiler.
 fn built_with(files: &[File], main: &str, flags: &[&str]) -> Option<tempfile::TempDir> {
     let folder = tempfile::tempdir().unwrap();
     files.iter().for_each(|file| fs::write(folder.path().join(&file.path), &file.bytes).unwrap());
@@ -79,7 +79,7 @@ fn built_with(files: &[File], main: &str, flags: &[&str]) -> Option<tempfile::Te
     Some(folder)
 }
 
-/// Runs a program, which must give the right answer; without a device it says so.
+/// Runs a program, which must give the correct result; without a device it reports that.
 fn check(program: &mut Command, what: &str) {
     let output = program.output().unwrap();
     if output.status.code() == Some(77) {
@@ -94,7 +94,8 @@ fn check(program: &mut Command, what: &str) {
     assert_eq!(got, expected, "{what}");
 }
 
-/// The f32 with the value of an f16, by the definition of its fields; infinities and NaN keep theirs.
+/// Converts an f16 to the bits of the f32 of the same value, by the definition of its fields; infinities and
+/// NaN are kept.
 fn single(half: u16) -> u32 {
     let (exponent, fraction) = (i32::from(half >> 10 & 0x1f), u32::from(half & 0x3ff));
     let magnitude = match exponent {
@@ -105,8 +106,8 @@ fn single(half: u16) -> u32 {
     magnitude.to_bits() | u32::from(half >> 15) << 31
 }
 
-/// Weights of 16 bits and bytes with scales take so many in the file, and are widened to the bit by any
-/// compiler's code.
+/// Weights of 16 bits and bytes with scales have the expected size in the file, and are widened exactly by
+/// any compiler's code.
 #[test]
 fn weights_of_few_bits_are_stored_so() {
     if tilewright_codegen::llvm_version().is_none() {
@@ -132,7 +133,7 @@ int main(void) {
     let all_bf16: Vec<u32> = (0..=u16::MAX).map(|half| u32::from(half) << 16).collect();
     let mut others = all_f16.clone();
     others[7] = 1.1f32.to_bits();
-    // Bytes with a scale of each row, and u8 less a zero point with a scale of each column.
+    // Bytes with a scale of each row, and u8 minus a zero point with a scale of each column.
     let scaled = |scale: &dyn Fn(usize) -> usize, zero: f32| {
         let x = |at: usize| (((at * 37 + at / 256 * 11) % 256) as f32 - zero) * (0.01 + scale(at) as f32 / 1000.0);
         (0..65536).map(|at| x(at).to_bits()).collect::<Vec<u32>>()
@@ -172,7 +173,8 @@ fn plans_compute_the_same_on_gpus() {
             continue;
         }
         let model = gpu_model(false, &Target::named(name).unwrap());
-        // What there is no machine code for is assembled by the driver, as is what it refuses.
+        // Kernels without machine code are assembled by the driver, and so are those whose machine code it
+        // refuses.
         let assemble = |_: &[u8]| Ok((name == "sm_90a").then(|| b".entry f(\0".to_vec()));
         let library = Library::for_gpu("two_Halves", &model, &assemble, &origin).unwrap();
         assert_eq!(library.build()["made_bytes"], 2 * 66 * 4);
@@ -181,14 +183,14 @@ fn plans_compute_the_same_on_gpus() {
         let Some(program) = built(&files, &["-ldl"]) else { return };
         let main = program.path().join("main");
         check(Command::new(&main).env("LD_LIBRARY_PATH", with_emulator(program.path())), name);
-        // Without a loader, a driver or a device it is said, and nothing else happens.
+        // Without a loader, a driver or a device this is reported, and nothing else happens.
         let mut without = Command::new(&main);
         without.env("OCL_ICD_VENDORS", "/nonexistent").env_remove("OCL_ICD_FILENAMES").env_remove("LD_LIBRARY_PATH");
         assert!(is_cuda || without.status().unwrap().code() == Some(77));
     }
 }
 
-/// A path of libraries that begins with a folder, in which the emulator of NVIDIA's driver is then.
+/// Library path that begins with a folder into which the emulator of NVIDIA's driver is copied.
 fn with_emulator(folder: &Path) -> OsString {
     let examples = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples");
     let library = examples.join("libemulated_cuda.so");
@@ -205,7 +207,7 @@ fn with_emulator(folder: &Path) -> OsString {
     path
 }
 
-/// A number as C writes it in hexadecimal digits.
+/// Parses a number that C wrote in hexadecimal digits.
 fn hex(text: &str) -> f64 {
     let (sign, digits) = text.strip_prefix('-').map_or((1.0, text), |rest| (-1.0, rest));
     let (mantissa, exponent) = digits.strip_prefix("0x").unwrap().split_once('p').unwrap();

@@ -1,5 +1,5 @@
-//! Times of looking up a winner in stores of a few and of many entries:
-//! `cargo bench -p tilewright --bench store`, with `TILEWRIGHT_ENTRIES` for another number than 100,000.
+//! Times of looking up a winner in stores of few and of many entries: `cargo bench -p tilewright --bench
+//! store`; `TILEWRIGHT_ENTRIES` sets another number than 100,000.
 
 use std::fs;
 use std::hint::black_box;
@@ -14,7 +14,7 @@ use tilewright_tune::{Task, TemplateSetting};
 
 /// Workloads that are looked up.
 const WORKLOADS: &[&str] = &["matmul:m=64,n=64,k=64", "matmul-1024", "resnet18.C2", "mobilenet.DW1"];
-/// Look-ups of each workload.
+/// Number of look-ups of each workload.
 const ROUNDS: usize = 50;
 
 fn main() {
@@ -46,14 +46,14 @@ fn main() {
     }
 }
 
-/// Median microseconds of what returns its time.
+/// Median of the times that `run` returns, in microseconds.
 fn median_us(mut run: impl FnMut() -> std::time::Duration) -> f64 {
     let mut times: Vec<f64> = (0..ROUNDS).map(|_| run().as_secs_f64() * 1e6).collect();
     times.sort_by(f64::total_cmp);
     times[ROUNDS / 2]
 }
 
-/// Records of a store alone, as a process that has just begun has them.
+/// Records of a store alone, as in a process that has just started.
 fn records(place: &Path) -> Records {
     let database = Database::new(Some(&place.join("none.db"))).expect("a database that is not there");
     let store = SharedStore::of_user(place.to_str()).expect("a store");
@@ -94,13 +94,13 @@ fn with_winners(place: &Path) -> PathBuf {
     place.to_owned()
 }
 
-/// Adds files of other entries until there are so many.
+/// Adds files of other entries until there are `n_entries`.
 fn fill(place: &Path, n_entries: usize) {
     let mut targets = fs::read_dir(place).expect("a store").map(|entry| entry.expect("an entry").path());
     let target = targets.find(|path| path.is_dir()).expect("a folder of the target");
     let text = fs::read(first_entry(&target)).expect("an entry");
     for at in 0..n_entries.saturating_sub(WORKLOADS.len()) {
-        // Spread over the folders as hashes are.
+        // Spread over the folders like hashes.
         let name = format!("{:016x}", (at as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let folder = target.join(&name[..2]);
         fs::create_dir_all(&folder).expect("a folder");

@@ -1,11 +1,11 @@
-//! Tunes a product of matrices and calls the winner on slices:
-//! `cargo run --release -p tilewright --example matmul -- records.db`
+//! Tunes a matrix multiplication and calls the winner on slices: `cargo run --release -p tilewright --example
+//! matmul -- records.db`
 
 use std::time::Duration;
 use tilewright::{Error, Request, Session};
 
 fn main() -> Result<(), Error> {
-    // Candidates run in other processes, which are this program too.
+    // Candidates run in other processes of this same program.
     tilewright::serve_if_worker();
     let session = Session::open(std::env::args_os().nth(1).unwrap_or("records.db".into()))?;
     let request = Request::parse("matmul:m=64,n=48,k=32")?.time(Duration::from_secs(2));

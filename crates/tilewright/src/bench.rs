@@ -31,7 +31,7 @@ use crate::version::BUILD;
 
 /// Name of our kernel among the implementations.
 pub const OURS: &str = "tilewright";
-/// Least extent of an implementation's runs in a round.
+/// Minimum time and number of samples of an implementation in a round.
 const ROUND: RoundLength = RoundLength { time: Duration::from_millis(25), min_samples: 2 };
 
 /// Request to benchmark implementations of a workload side by side.
@@ -43,8 +43,8 @@ pub struct BenchRequest {
     pub target: Target,
     /// Number of threads that each implementation may use.
     pub threads: usize,
-    /// Peers to measure; `None` for those that take operands as our kernel does: transformed ahead of time
-    /// only where the workload allows it.
+    /// Peers to measure; `None` for those that take their operands as our kernel does: transformed ahead of
+    /// time only where the workload allows it.
     pub against: Option<Vec<&'static PeerSpec>>,
     /// Folder searched for peers' libraries before the system's folders.
     pub peer_path: Option<PathBuf>,
@@ -90,8 +90,8 @@ pub struct BenchRow {
     pub spread: f64,
     /// Number of rounds.
     pub rounds: u32,
-    /// Whether it is comparable with ours: it may transform the same operands ahead of time, and computes in
-    /// the same precision.
+    /// Whether the implementation is comparable with ours: it computes in the same precision, and transforms
+    /// ahead of time only operands that ours may transform, too.
     #[serde(rename = "comparable")]
     pub is_comparable: bool,
     /// Relative error of the whole output, ‖out − reference‖ / ‖reference‖.
@@ -100,10 +100,10 @@ pub struct BenchRow {
     pub version: String,
     /// Implementation that the library chose for this problem, in words.
     pub details: String,
-    /// Tensors that it keeps in its own layouts, converted outside the timing.
+    /// Tensors that the implementation keeps in its own layouts, converted outside the timing.
     #[serde(skip)]
     pub layouts: Layouts,
-    /// Whether it rounds operands to a lower precision that the workload does not allow.
+    /// Whether the implementation rounds operands to a lower precision that the workload does not allow.
     #[serde(skip)]
     pub rounds_factors: bool,
 }
@@ -120,7 +120,7 @@ impl Session {
     /// left out, with a note.
     ///
     /// # Errors
-    /// Bad input where the request does not fit; failure where workers do not start or our kernel fails.
+    /// Bad input if the request does not fit; failure if workers do not start or our kernel fails.
     pub fn bench(&self, request: &BenchRequest, observer: &dyn Observer) -> Result<Bench, Error> {
         let BenchRequest { workload, target, threads, .. } = request;
         require_one_size(workload, "a comparison with other libraries")?;
@@ -164,7 +164,7 @@ impl Session {
     }
 }
 
-/// The peers that can be measured. They end with the thread that starts them: this one.
+/// Starts the peers that can be measured. Their processes end with the current thread, which starts them.
 fn peers(request: &BenchRequest, device: &Device, observer: &dyn Observer) -> Vec<BenchEntrant> {
     let workload = &request.workload;
     let asked: Vec<&'static PeerSpec> = match &request.against {
@@ -206,7 +206,7 @@ enum KernelImplementation {
 }
 
 impl BenchEntrant {
-    /// Runs one round; false where it is out of the race.
+    /// Runs one round; returns false if the implementation is out of the race.
     fn round(&mut self, device: &mut Device, observer: &dyn Observer) -> bool {
         let result = match &mut self.who {
             KernelImplementation::Ours(racer, _) => device.race_round(racer, ROUND).map_err(|error| error.to_string()),
@@ -218,14 +218,14 @@ impl BenchEntrant {
         if let Err(error) = &result {
             observer.note(Note::Message(format!("{}: {}", self.implementation, one_line(error))));
         }
-        // Ours stays, so that its failure is told at the end.
+        // Our kernel stays, so that its failure is reported at the end.
         result.is_ok() || matches!(self.who, KernelImplementation::Ours(..))
     }
 
-    /// Ends the contest of an implementation; `None` for a peer that is wrong in the end.
+    /// Finishes the measurement of an implementation; `None` for a peer whose final result is wrong.
     ///
     /// # Errors
-    /// If ours failed.
+    /// If our kernel failed.
     fn end(
         self,
         request: &BenchRequest,
@@ -243,7 +243,7 @@ impl BenchEntrant {
             gflops_median: gflops(workload, timing.median_ns),
             gflops_best: gflops(workload, timing.min_ns),
             ms_median: timing.median_ns / 1e6,
-            // Until ours is known.
+            // Placeholder until our throughput is known.
             ratio_to_ours: f64::NAN,
             spread: timing.spread,
             rounds: timing.n_samples,

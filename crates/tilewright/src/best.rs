@@ -55,7 +55,7 @@ impl ParetoPoint {
         })
     }
 
-    /// Formats a set as a table, with a column for each metric; empty where the set is.
+    /// Formats a set as a table, with a column for each metric; empty for an empty set.
     pub fn table(set: &[ParetoPoint]) -> String {
         let Some(first) = set.first() else { return String::new() };
         let configs: Vec<String> = set.iter().map(|point| point.config.to_string()).collect();
@@ -82,7 +82,7 @@ pub struct Best {
     pub config: Json,
     /// Margin over the runner-up as a share of the median; `None` without a race.
     pub margin: Option<f64>,
-    /// Whether it and the runner-up are statistically indistinguishable.
+    /// Whether the best and the runner-up are statistically indistinguishable.
     #[serde(rename = "tie")]
     pub is_tie: bool,
     /// Template of the configuration.
@@ -102,11 +102,11 @@ pub struct Best {
     /// Whether it was imported, so that it may have been measured on another machine.
     #[serde(rename = "imported")]
     pub is_imported: bool,
-    /// Shared store that it comes from; `None` if it is from the database.
+    /// Shared store that the record comes from; `None` if it comes from the database.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// Whether this release has verified its result, on whatever machine; false where that is unknown, as for
-    /// records of the database.
+    /// Whether this release has verified the result, on any machine; false if that is unknown, as for records
+    /// of the database.
     #[serde(skip)]
     pub is_of_this_release: bool,
     /// Relative spread of its rounds and of the runner-up's, the larger one, if known.
@@ -123,7 +123,7 @@ impl Best {
         Best { gflops: gflops(workload, median_ns), ..Best::unnamed(template, config, median_ns) }
     }
 
-    /// A result without an operation count (GFLOP/s is 0).
+    /// Makes a result without an operation count (GFLOP/s is 0).
     pub(crate) fn unnamed(template: String, config: Json, median_ns: f64) -> Best {
         Best {
             gflops: 0.0,
@@ -156,7 +156,7 @@ impl Best {
         )
     }
 
-    /// Rank in words: whether a race or a trial alone found it, here or elsewhere.
+    /// Rank in words: whether a race or only a trial found it, here or elsewhere.
     pub fn rank(&self) -> String {
         let rank = match (self.is_confirmed, self.ahead(None)) {
             (true, Some(ahead)) => format!("winner: {ahead}"),
@@ -187,7 +187,7 @@ impl Best {
         Best { gflops: gflops(workload, winner.median_ns), ..Best::of_unnamed_winner(winner) }
     }
 
-    /// The winner of a race of something of which nobody counts operations.
+    /// Result of a race's winner without an operation count.
     pub(crate) fn of_unnamed_winner(winner: &Winner) -> Best {
         Best {
             margin: winner.margin,
@@ -252,7 +252,7 @@ pub fn validators<'a>(workload: &'a Workload, target: &'a str, threads: u32) -> 
     move |template| Validator::new(workload, target, threads, template, machine.clone())
 }
 
-/// The best that is recorded of a workload and can be true, and what is passed over.
+/// Finds the best plausible record of a workload, and counts the records that are skipped.
 ///
 /// # Errors
 /// If the database fails.

@@ -35,30 +35,31 @@ use crate::version::BUILD;
 const MAGIC: &[u8] = b"tilewright cache 1\n";
 /// Bytes of a checksum.
 const SUM_BYTES: usize = 16;
-/// Bytes of an entry beyond which it is no entry of ours.
+/// Maximum size of an entry in bytes; a larger file is not an entry of ours.
 const MOST_ENTRY_BYTES: u64 = 64 << 20;
-/// Bytes of code from which on it is not kept, so that its entry is one.
+/// Size of code in bytes from which on it is not cached, so that its entry stays within the maximum.
 const MOST_CODE_BYTES: usize = MOST_ENTRY_BYTES as usize - 4096;
-/// Bytes of all entries beyond which those go that were not used for longest: code of some thousand kernels.
+/// Total size in bytes beyond which the least recently used entries are removed: code of some thousand
+/// kernels.
 const MOST_BYTES: u64 = 256 << 20;
-/// The part of that which stays then.
+/// Share of [`MOST_BYTES`] that remains after a removal.
 const KEPT: f64 = 0.8;
-/// Largest lag of an entry's time of use.
+/// Maximum lag of an entry's recorded time of use.
 const LAG: Duration = Duration::from_secs(3600);
 
 /// Cache in a folder, or a disabled one.
 #[derive(Debug)]
 pub struct Cache {
     folder: Option<PathBuf>,
-    /// Entries that are known without the folder, by name.
+    /// Additional entries held in memory, by name.
     given: BTreeMap<String, Vec<u8>>,
-    /// Entries that were in use, where they are collected.
+    /// Entries used so far, if they are collected.
     used: Option<Mutex<BTreeMap<String, Vec<u8>>>>,
     most_bytes: u64,
     has_grown: AtomicBool,
     /// Error that kept an entry from being written.
     refused: Mutex<Option<io::Error>>,
-    /// Number of entries that were there and none of this cache's.
+    /// Number of entries found that were damaged or another user's.
     n_damaged: AtomicUsize,
 }
 
@@ -79,10 +80,10 @@ impl Cache {
     }
 
     /// Opens the cache in a folder, which is created if missing; by default in the user's cache folder. The
-    /// cache is disabled where the user has no such folder.
+    /// cache is disabled if the user has no such folder.
     ///
     /// # Errors
-    /// Bad input where a folder is given that is none or cannot be made.
+    /// Bad input if the given folder is not a folder or cannot be created.
     pub fn new(given: Option<&Path>) -> Result<Cache, Error> {
         let absolute = |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
         let of_user = || absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
@@ -143,7 +144,7 @@ impl Cache {
         self.used.is_some()
     }
 
-    /// Whether there is any use in asking for an entry.
+    /// Whether lookups have any effect: there is a folder or a given entry, or entries are collected.
     fn is_asked(&self) -> bool {
         self.folder.is_some() || self.used.is_some() || !self.given.is_empty()
     }
@@ -219,7 +220,7 @@ impl Cache {
             return Ok(known);
         }
         let lowered = lower::lower(program);
-        // A program without quick code is an error in the words of the compiler.
+        // If our back end cannot compile the program, the error is the compiler's.
         let Ok(made) = compiler.quick_object(&lowered) else { return Code::compile(compiler, lowered) };
         let header = header_of(program);
         let head = header.to_string();
@@ -252,7 +253,7 @@ impl Cache {
         let program = make()?;
         let text = program.to_string();
         match text::parse(&text) {
-            // In the form that later runs find, whose code is then the same.
+            // Returned in the form that later runs read, so that their code is the same.
             Ok(again) if again.to_string() == text => {
                 self.put(&name, text.as_bytes());
                 Ok(again)
@@ -303,7 +304,7 @@ impl Cache {
         if n_processes < 2 {
             return;
         }
-        // Alike parts of the work, as far as the lengths tell.
+        // Shares of about equal work, judged by the lengths.
         sources.sort_by_key(|source| Reverse(source.len()));
         let share = |at: usize| sources.iter().skip(at).step_by(n_processes).collect::<Vec<_>>();
         let started = (0..n_processes).filter_map(|at| {
@@ -312,7 +313,7 @@ impl Cache {
             command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
             let mut child = command.spawn().ok()?;
             let input = child.stdin.take().expect("invariant: it is piped");
-            // A process that is gone leaves its part to others.
+            // If the process has died, its share is compiled when the model runs.
             let _ = serde_json::to_writer(input, &share(at));
             Some(child)
         });
@@ -323,7 +324,7 @@ impl Cache {
         self.has_grown.store(true, Ordering::Relaxed);
     }
 
-    /// The content of an entry, where it is there and whole.
+    /// Content of an entry; `None` if it is missing or damaged.
     fn get(&self, name: &str) -> Option<Vec<u8>> {
         if let Some(content) = self.given.get(name) {
             return Some(content.clone());
@@ -335,17 +336,17 @@ impl Cache {
         content
     }
 
-    /// Keeps an entry that is in use, where these are collected.
+    /// Collects a used entry, if entries are collected.
     fn collect(&self, name: &str, content: &[u8]) {
         if let Some(used) = &self.used {
             used.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), content.to_vec());
         }
     }
 
-    /// The content of an entry's file, where it is whole and the user's alone.
+    /// Content of an entry's file; `None` unless it is intact and only the user can write it.
     fn content(file: &File, name: &str) -> Option<Vec<u8>> {
         let about = file.metadata().ok()?;
-        // Code that others could have put there would be run.
+        // The code is executed, so no other user may have been able to write it.
         let is_ours = about.is_file() && about.uid() == geteuid().as_raw() && about.mode() & 0o022 == 0;
         if !is_ours || about.len() > MOST_ENTRY_BYTES {
             return None;
@@ -358,7 +359,7 @@ impl Cache {
         }
         let now = SystemTime::now();
         if about.modified().is_ok_and(|used| now.duration_since(used).is_ok_and(|age| age > LAG)) {
-            // Where that is not allowed it goes earlier than it would.
+            // If this is not permitted, the entry is removed earlier than it should be.
             let _ = file.set_modified(now);
         }
         bytes.drain(..MAGIC.len() + SUM_BYTES);
@@ -379,7 +380,7 @@ impl Cache {
         }
     }
 
-    /// Makes room: removes the entries that were not used for longest where all are too many bytes.
+    /// Removes the least recently used entries if the total size exceeds the maximum.
     fn evict(&self) -> Option<()> {
         let files = fs::read_dir(self.folder.as_ref()?).ok()?.filter_map(|entry| {
             let entry = entry.ok()?;
@@ -396,7 +397,7 @@ impl Cache {
                 if bytes <= kept {
                     break;
                 }
-                // Another process may have been first.
+                // Another process may have removed it already.
                 let _ = fs::remove_file(path);
                 bytes -= of_file;
             }
@@ -426,7 +427,7 @@ pub(crate) const GPU_CODE: &str = "--gpu-code";
 /// that the compiler refuses is left out.
 ///
 /// # Errors
-/// If the folder, the target or the list is none, or there is no such device.
+/// If the folder, the target or the list is invalid, or there is no such device.
 pub(crate) fn compile_into(folder: &Path, target: &str, sources: impl Read) -> Result<(), BoxError> {
     let cache = Cache::new(Some(folder))?;
     let driver = OpenCl::new(&target.parse()?)?;
@@ -448,7 +449,7 @@ impl Drop for Cache {
 /// Prefixes of the entries' names.
 const KINDS: [&str; 6] = ["object-", "quick-", "program-", "text-", "number-", "binary-"];
 
-/// The name of what is of a kind and depends on these.
+/// Name of an entry of this kind whose content is determined by these values.
 fn name(kind: &str, determined_by: &[&dyn Display]) -> String {
     let texts: Vec<String> = determined_by.iter().map(ToString::to_string).collect();
     let when_changed = when_changed();
@@ -463,15 +464,15 @@ fn quick_name(compiler: &Compiler, determined_by: &str) -> String {
     name("quick", &[compiler.target(), &format!("{:?}", compiler.arguments()), &determined_by])
 }
 
-/// The program without its statements: its name, buffers, sizes, and variables, which sizes name.
+/// Program without its statements: its name, buffers, sizes, and the variables that sizes use.
 fn header_of(program: &Program) -> Program {
     let (name, buffers, loops) = (program.name.clone(), program.buffers.clone(), program.loops.clone());
     let sizes = program.sizes.clone();
     Program { name, buffers, loops, sizes, prepare: Vec::new(), body: Vec::new(), finish: Vec::new() }
 }
 
-/// Code of our own back end, of the bytes that are kept: the header and the text of its scheduled program,
-/// with their lengths ahead, and the code.
+/// Loads code of our own back end from an entry's content: the header and the text of its scheduled program,
+/// each preceded by its length, and the machine code.
 fn code_of(compiler: &Compiler, mut bytes: &[u8]) -> Option<Code> {
     let mut part = || {
         let (len, rest) = bytes.split_first_chunk()?;
@@ -483,14 +484,14 @@ fn code_of(compiler: &Compiler, mut bytes: &[u8]) -> Option<Code> {
     Code::load_quick(compiler, header, text, bytes).ok()
 }
 
-/// Build time of this program, where no commit names its sources; else empty.
+/// Build time of this program if no commit identifies its sources; otherwise empty.
 fn when_changed() -> String {
     let changed = || std::env::current_exe().ok()?.metadata().ok()?.modified().ok();
     if BUILD.contains(".d") { format!("{:?}", changed()) } else { String::new() }
 }
 
-/// A hash of 128 bits, so that two different things never meet in practice. A compiler whose library hashes
-/// otherwise begins anew.
+/// Hash of 128 bits, so that collisions do not occur in practice. If a compiler's standard library hashes
+/// differently, the cache starts empty.
 fn hash(parts: &[&[u8]]) -> [u8; SUM_BYTES] {
     let mut sum = [0; SUM_BYTES];
     for (salt, half) in sum.chunks_exact_mut(8).enumerate() {
@@ -505,9 +506,9 @@ fn hash(parts: &[&[u8]]) -> [u8; SUM_BYTES] {
     sum
 }
 
-/// Checksum of an entry, which guards against damage alone. A session reads megabytes of entries, and
-/// [`hash`] would take longer than everything else. Each step multiplies a word into 128 bits and joins the
-/// halves, so that its high bits reach the low bits of the sum as well.
+/// Checksum of an entry, which guards against accidental damage only. A session reads megabytes of entries,
+/// and [`hash`] would take longer than everything else. Each step multiplies a word into 128 bits and joins
+/// the halves, so that its high bits reach the low bits of the sum as well.
 fn checksum(name: &str, content: &[u8]) -> [u8; SUM_BYTES] {
     const FACTORS: [u64; 2] = [0x9e37_79b9_7f4a_7c15, 0xc2b2_ae3d_27d4_eb4f];
     let begin = hash(&[name.as_bytes(), &content.len().to_le_bytes()]);
@@ -553,7 +554,7 @@ mod tests {
         text::parse(&text).unwrap()
     }
 
-    /// The first program of a cache that makes another one where it has none, and whether it had.
+    /// Looks up a program of the cache, making it if it is missing; returns whether it was there.
     fn asked(cache: &Cache, at: usize) -> bool {
         let mut made = false;
         let found = cache.program::<Infallible>(&[&at], || {
@@ -606,7 +607,7 @@ mod tests {
         first.keep(&of, b"code");
         assert_eq!(second.find(&of).as_deref(), Some(&b"code"[..]));
         assert_eq!(second.find(&[&"driver 2", &"source"]), None);
-        // An entry that would be none is not written.
+        // An entry above the maximum size is not written.
         second.keep(&[&"large"], &vec![0; MOST_CODE_BYTES]);
         assert_eq!(entries(folder.path()).len(), 1);
         let entry = entries(folder.path()).remove(0);
@@ -656,7 +657,7 @@ mod tests {
             assert!(asked(&cache, 1), "it is whole again");
             assert_eq!(cache.take_damage(), None);
         }
-        // That of another question, under this one's name.
+        // Content of another key, under this entry's name.
         asked(&cache, 2);
         let other = entries(folder.path()).into_iter().find(|path| *path != entry).unwrap();
         fs::copy(&other, &entry).unwrap();

@@ -117,7 +117,7 @@ impl Choice {
     /// Scheduled program of the configuration.
     ///
     /// # Errors
-    /// If a step is illegal: the template's fault.
+    /// If a step is illegal, which is a bug of the template.
     pub fn program(&self) -> Result<Program, Error> {
         let workload = &self.task.setting.workload;
         let error = |(at, why)| Error::failed(format!("{workload}: step {} cannot be done: {why}", at + 1));
@@ -127,7 +127,7 @@ impl Choice {
     /// Kernel as a model of one step, with its constant inputs bound to these bytes.
     ///
     /// # Errors
-    /// If it has no code, or memory does not suffice for the constants.
+    /// If code cannot be generated, or there is too little memory for the constants.
     pub fn model(&self, constants: &[(String, Bytes)]) -> Result<AnyModel, Error> {
         fn failed<E: std::error::Error + Send + Sync + 'static>(error: E) -> Error {
             Error::failed(&error).because(error)
@@ -187,21 +187,22 @@ impl Determined {
 }
 
 /// Best records of a database, cached in memory for compiling many kernels; by default there are none. For
-/// workloads without records, a shared store is asked.
+/// workloads without records, a shared store is queried.
 #[derive(Default)]
 pub struct Records {
     /// Database of the records; `None` by default.
     database: Option<Database>,
-    /// Store of the records; `None` where there is no file.
+    /// Store of the records; `None` if the file does not exist.
     store: Option<Store>,
-    /// Command that starts workers, which check what others have tuned before its first use.
+    /// Command that starts workers, which verify shared entries before their first use.
     worker: Option<WorkerCommand>,
     asked: RefCell<HashMap<Question, (Option<Best>, PassedOver)>>,
-    /// Names of workloads that the database may have records of; within, `None` where they are too many.
+    /// Names of workloads that the database may have records of; the inner value is `None` if there are too
+    /// many.
     listed: OnceCell<Option<HashSet<String>>>,
-    /// Whether answers were given ahead of what is recorded.
+    /// Whether answers were given that take priority over records.
     has_answers: bool,
-    /// Whether what others have tuned may be used, by workload and target.
+    /// Whether a shared entry may be used, by workload and target.
     admitted: RefCell<HashMap<(String, String), bool>>,
 }
 
@@ -223,10 +224,10 @@ pub struct Answer {
     pub median_ns: f64,
 }
 
-/// Names of workloads up to which a database's are listed, so that those that are not there cost no query.
+/// Maximum number of workload names that are listed, so that a workload without records costs no query.
 const MOST_LISTED: usize = 10_000;
 
-/// A workload's text, a target's name, threads and a template.
+/// Key of a lookup: a workload's text, a target's name, threads and a template.
 type Question = (String, String, usize, Option<String>);
 
 impl Database {
@@ -239,7 +240,7 @@ impl Database {
     }
 }
 
-/// The caches whose records serve a run that finds such: these themselves, then others.
+/// Cache states whose records may serve a run in this state: this state first, then the others.
 fn caches_in_turn(caches: Caches) -> impl Iterator<Item = Caches> {
     let others = [Caches::ColdConstants, Caches::Warm].into_iter().filter(move |other| *other != caches);
     std::iter::once(caches).chain(others)
@@ -380,8 +381,8 @@ impl Records {
         self.database.as_ref().and_then(Database::shared).map_or(Vec::new(), |shared| shared.take_notes())
     }
 
-    /// Whether a configuration may be used: it is of the database, this release has found it right, or a
-    /// worker does so now, which goes on record.
+    /// Whether a configuration may be used: it comes from the database, this release has verified it, or a
+    /// worker verifies it now, which is recorded.
     fn admits(&self, best: &Best, choice: &Choice, caches: Caches) -> bool {
         let shared = self.database.as_ref().and_then(|database| Some((database, database.shared()?)));
         let (Some(_), Some((database, shared))) = (&best.store, shared) else { return true };
@@ -421,7 +422,7 @@ impl Records {
     }
 
     /// Scheduled program of the best recorded configuration, as by [`Records::known`], with its cache key;
-    /// `None` where only a guess is possible.
+    /// `None` if only a guess is possible.
     ///
     /// # Errors
     /// If records cannot be read.
@@ -441,7 +442,7 @@ impl Records {
             }
             let made = || choice()?.program();
             let determined_by: [&dyn Display; 5] = [workload, target, &threads, &best.template, &best.config];
-            // One of a space that has changed since is passed over.
+            // A configuration of a space that has changed since is skipped.
             if let Ok(program) = cache.program(&determined_by, made) {
                 return Ok(Some((program, Determined::recorded(workload, target, threads, &best))));
             }

@@ -22,7 +22,7 @@ pub struct Database {
     is_given: bool,
     /// Option by which the user named it, or would.
     option: Option<&'static str>,
-    /// Store of winners that is asked for what is not recorded here.
+    /// Store of winners that is queried for workloads without records here.
     shared: Option<Arc<SharedStore>>,
 }
 
@@ -51,13 +51,13 @@ impl Database {
         Database { option: Some(option), ..self }
     }
 
-    /// Sets the shared store that is asked for what is not recorded here.
+    /// Sets the shared store that is queried for workloads without records here.
     #[must_use]
     pub fn before(self, shared: Option<Arc<SharedStore>>) -> Database {
         Database { shared, ..self }
     }
 
-    /// Shared store that is asked for what is not recorded here.
+    /// Shared store that is queried for workloads without records here.
     pub fn shared(&self) -> Option<&Arc<SharedStore>> {
         self.shared.as_ref()
     }
@@ -75,7 +75,7 @@ impl Database {
     /// Opens the store for writing; creates it if it does not exist.
     ///
     /// # Errors
-    /// If the file cannot be written or is not ours; this is bad input where the user named the file.
+    /// If the file cannot be written or is not ours; this is bad input if the user named the file.
     pub fn open_to_write(&self) -> Result<Opened, Error> {
         if !self.is_given
             && let Some(folder) = self.path.parent()
@@ -102,17 +102,17 @@ impl Database {
     /// Opens the store for reading; `None` if the file does not exist.
     ///
     /// # Errors
-    /// If the file cannot be read or is not ours; this is bad input where the user named the file.
+    /// If the file cannot be read or is not ours; this is bad input if the user named the file.
     pub fn open_to_read(&self) -> Result<Option<Store>, Error> {
         if self.path.metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
             return Ok(None);
         }
-        // A database in use can be read only by who may also write its index of the log; SQLite opens a file
-        // that cannot be written as a read-only one by itself.
+        // Reading a database in use requires write access to the index of its log. SQLite itself opens a file
+        // that is not writable as read-only.
         let connection = self.connect(OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         match Store::new(connection) {
             Ok(store) => Ok(Some(store)),
-            // The one in a folder that cannot be written, the other on such a file system.
+            // Either error is possible if the folder or the file system is read-only.
             Err(StoreError::ReadOnly) => self.open_at_rest().map(Some),
             Err(StoreError::Sqlite(error)) if error.sqlite_error_code() == Some(ErrorCode::CannotOpen) => {
                 self.open_at_rest().map(Some)
@@ -124,14 +124,14 @@ impl Database {
     /// Opens a store that must exist.
     ///
     /// # Errors
-    /// As [`Database::open_to_read`], and bad input where there is no file.
+    /// As [`Database::open_to_read`], and bad input if there is no file.
     pub fn open_existing(&self) -> Result<Store, Error> {
         let none = || Error::of(ErrorKind::NoDatabase, format!("there is no database {}", self.name()));
         self.open_to_read()?.ok_or_else(none)
     }
 
-    /// The store in a folder that cannot be written, where SQLite has no place for the index of the log.
-    /// Without anything in a log beside it nobody is writing the file either.
+    /// Opens the store in a folder that cannot be written, where SQLite has no place for the index of the
+    /// log. If there is no log with content beside the file, no process is writing the file either.
     fn open_at_rest(&self) -> Result<Store, Error> {
         let log = with_suffix(&self.path, "-wal");
         if log.metadata().is_ok_and(|log| log.len() > 0) {
@@ -165,7 +165,7 @@ impl Database {
         if let Some(folder) = self.path.parent().filter(|f| !f.as_os_str().is_empty() && !f.is_dir()) {
             return Err(self.fault(&format!("there is no folder {}", folder.display())));
         }
-        // Names such as `:memory:` and `file:…` mean something else to SQLite, but not behind a folder.
+        // Names such as `:memory:` and `file:…` are special to SQLite, but not with a folder before them.
         let plain = if self.path.is_absolute() { self.path.clone() } else { Path::new(".").join(&self.path) };
         Connection::open_with_flags(plain, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX).map_err(|e| self.refuse(e.into()))
     }

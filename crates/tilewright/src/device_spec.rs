@@ -40,20 +40,21 @@ impl fmt::Display for DeviceSpec<'_> {
     }
 }
 
-/// Target by which code for `target` is tried out here: itself if this machine runs it, otherwise this
-/// machine, which computes the same by the same program. Libraries hold constants prepared that way.
+/// Target with which code for `target` is tested here: `target` itself if this machine can run it, otherwise
+/// this machine, on which the same program computes the same results. Constants of libraries are prepared
+/// that way.
 pub fn target_here(target: &Target) -> Target {
     let is_here = |host: &Target| target.arch == host.arch && target.vector_bits <= host.vector_bits;
     Some(host::target()).filter(|host| target.gpu.is_none() && !is_here(host)).unwrap_or_else(|| target.clone())
 }
 
-/// Error of a number of threads that a machine does not have.
+/// Error for more threads than a machine has.
 fn not_possible(threads: usize, place: &str, most: usize) -> Error {
     Error::setting(Setting::Threads, format!(" {threads} is not possible{place} (give 1 to {most})"))
 }
 
 impl DeviceSpec<'_> {
-    /// Error of threads for a device that is no CPU.
+    /// Error for threads given with a device that is not a CPU.
     fn no_threads(&self, device: &str) -> Error {
         Error::setting(Setting::Threads, format!(" is for CPUs (leave it out for {device})"))
     }
@@ -61,7 +62,7 @@ impl DeviceSpec<'_> {
     /// Resolves the target.
     ///
     /// # Errors
-    /// Bad input where there is no such device, or no target has this name.
+    /// Bad input if there is no such device, or no target has this name.
     pub fn target(&self) -> Result<Target, Error> {
         if self.device != CPU {
             return Ok(self.of_device()?.0);
@@ -77,7 +78,7 @@ impl DeviceSpec<'_> {
     /// Marketing name of the CPU or device.
     ///
     /// # Errors
-    /// Bad input where there is no such device.
+    /// Bad input if there is no such device.
     pub fn hardware_name(&self) -> Result<String, Error> {
         if self.device == CPU { Ok(host::cpu_name()) } else { Ok(self.of_device()?.1) }
     }
@@ -85,7 +86,7 @@ impl DeviceSpec<'_> {
     /// Version of the GPU's code generator: its driver, or NVIDIA's assembler.
     ///
     /// # Errors
-    /// Bad input where there is no such device.
+    /// Bad input if there is no such device.
     pub fn code_version(&self) -> Result<String, Error> {
         let (target, _) = self.of_device()?;
         let missing = |why: &dyn fmt::Display| Error::setting(Setting::Device, format!(" {}: {why}", self.device));
@@ -142,7 +143,7 @@ impl DeviceSpec<'_> {
     /// target of this machine.
     ///
     /// # Errors
-    /// Bad input where the command starts no runner, or code for the target does not run there; and as
+    /// Bad input if the command starts no runner, or code for the target does not run there; and as
     /// [`DeviceSpec::runnable_target`].
     pub fn with_runner(&self, command: Option<&str>) -> Result<(Target, Option<OnRunner>), Error> {
         let Some(command) = command else { return Ok((self.runnable_target()?, None)) };
@@ -177,7 +178,7 @@ impl DeviceSpec<'_> {
     /// Resolves the target of code that is to run on this machine's CPU.
     ///
     /// # Errors
-    /// As [`DeviceSpec::runnable_target`], and bad input where a device is asked for.
+    /// As [`DeviceSpec::runnable_target`], and bad input if a device is requested.
     pub fn cpu_target(&self) -> Result<Target, Error> {
         if self.device != CPU {
             let device = self.device.to_owned();
@@ -189,7 +190,7 @@ impl DeviceSpec<'_> {
     /// Resolves the target of a library: this machine's or another CPU, or a GPU.
     ///
     /// # Errors
-    /// Bad input where there is no such target or device, or no machine has so many threads.
+    /// Bad input if there is no such target or device, or no machine has that many threads.
     pub fn code_target(&self) -> Result<Target, Error> {
         if self.device != CPU || self.target == HOST {
             return self.runnable_target();
@@ -205,7 +206,7 @@ impl DeviceSpec<'_> {
     /// Checks the number of threads; against this machine's CPUs only if the target is this machine.
     ///
     /// # Errors
-    /// Bad input where no machine, or not this one, has so many.
+    /// Bad input if no machine, or not this one, has that many.
     pub fn check_threads(&self) -> Result<(), Error> {
         if self.target == HOST {
             self.check_cpus()

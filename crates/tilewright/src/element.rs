@@ -89,7 +89,7 @@ pub(crate) mod private {
     }
 }
 
-/// Implements [`Element`] for types that are their bytes.
+/// Implements [`Element`] for number types, whose bytes are in this machine's order.
 macro_rules! plain {
     ($($type:ty: $dtype:ident,)*) => {$(
         impl private::Bytes for $type {

@@ -66,8 +66,8 @@ pub struct EmittedSubject<'a> {
     pub task: &'a Task,
     /// Configuration; `None` for the untuned program.
     pub config: Option<&'a Config>,
-    /// Prefix of function names; `None` for one made of the workload and a hash of all that the code depends
-    /// on.
+    /// Prefix of function names; if `None`, it is derived from the workload and a hash of everything that the
+    /// code depends on.
     pub prefix: Option<&'a str>,
 }
 
@@ -75,7 +75,8 @@ impl EmittedSubject<'_> {
     /// Emits the subject in a form.
     ///
     /// # Errors
-    /// If a step is illegal or there is no code; bad input where that needs LLVM, and this build has none.
+    /// If a step is illegal or code cannot be generated; bad input if the form needs LLVM and this build
+    /// lacks it.
     pub fn emit(&self, form: Form) -> Result<Vec<u8>, Error> {
         let target = &self.task.setting.target;
         let code = |emit| {
@@ -133,7 +134,7 @@ impl EmittedSubject<'_> {
 
     fn lowered(&self) -> Result<(Program, Interface), Error> {
         let program = self.scheduled()?;
-        // Once it is lowered the verifier may no longer see that iterations are independent.
+        // After lowering, the verifier may no longer see that iterations are independent.
         verify::verify(&program).map_err(|error| Error::failed(&error).because(error))?;
         let (lowered, setting) = (lower::lower(&program), &self.task.setting);
         let interface = Interface::new(&lowered, &setting.target, setting.n_threads, self.prefix);

@@ -18,9 +18,9 @@ pub struct Error {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// Bad input, as the text says.
+    /// Bad input, described by the text.
     Input,
-    /// Failed work, as the text says.
+    /// Failed work, described by the text.
     Failed,
     /// Setting that does not fit; the text continues its name.
     Setting(Setting),

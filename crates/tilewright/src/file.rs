@@ -18,13 +18,13 @@ use tilewright_device::mapped;
 
 use crate::error::Error;
 
-/// The links that are followed one after the other at most, as by Linux.
+/// Maximum number of links followed in a row, as on Linux.
 const MOST_LINKS: usize = 40;
 
-/// Bytes from which on a file is mapped: below, a copy costs less than a mapping.
+/// Minimum size in bytes of a file that is mapped: below, a copy is cheaper than a mapping.
 const LEAST_MAPPED_BYTES: u64 = 1 << 20;
 
-/// The permissions of a new file, before the user's mask.
+/// Permissions of a new file, before the user's mask.
 const NEW_MODE: u32 = 0o666;
 
 /// Destination of output.
@@ -55,7 +55,7 @@ pub enum StagedFile {
 #[derive(Debug)]
 pub struct Aside {
     file: File,
-    /// Name of the file, where the file system has no nameless files.
+    /// Name of the file, if the file system does not support unnamed files.
     name: Option<TempPath>,
 }
 
@@ -70,7 +70,7 @@ pub fn write_whole(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result
 /// Writes a file atomically, as [`write_whole`] does; the folder is created if missing.
 ///
 /// # Errors
-/// As [`write_whole`], and where the folder cannot be made.
+/// As [`write_whole`], and if the folder cannot be created.
 pub fn write_into_folder(path: &Path, bytes: &[u8]) -> io::Result<()> {
     path.parent().map_or(Ok(()), fs::create_dir_all)?;
     write_whole(path, |file| file.write_all(bytes))
@@ -80,7 +80,7 @@ pub fn write_into_folder(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// other processes. It is not flushed to disk, so that a power failure may truncate it.
 ///
 /// # Errors
-/// If the folder is not there or cannot be written, or the disk is full.
+/// If the folder is missing or cannot be written, or the disk is full.
 pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let aside = Aside::in_folder_of(path)?;
     aside.file.set_permissions(Permissions::from_mode(0o600))?;
@@ -91,7 +91,7 @@ pub fn write_passing(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Writes a file that only its owner may read, such as a key.
 ///
 /// # Errors
-/// As [`write_whole`], and where what is there is no file.
+/// As [`write_whole`], and if the path exists but is not a regular file.
 pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let Destination::File(target) = Destination::at(path)? else { return Err(ErrorKind::InvalidInput.into()) };
     let aside = Aside::in_folder_of(&target)?;
@@ -100,12 +100,12 @@ pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
     aside.replace(&target)
 }
 
-/// Checks that the user's output path can be written, before the work that fills it; `other` tells how to
-/// name another.
+/// Checks that the user's output path can be written, before the work that produces the output; `other` says
+/// how to name another path.
 ///
 /// # Errors
-/// Bad input where it cannot be written to, or is a database or the log of one: the user took one option for
-/// another.
+/// Bad input if the path cannot be written, or is a database or the log of one, because the user mixed up two
+/// options.
 pub fn writable(path: &Path, other: &str) -> Result<Destination, Error> {
     let name = path.display();
     let refused = |reason: &str| Err(Error::input(format!("{name} {reason} (give {other})")));
@@ -121,7 +121,7 @@ pub fn writable(path: &Path, other: &str) -> Result<Destination, Error> {
 /// Checks that writing to this destination overwrites none of `files`, which are still needed.
 ///
 /// # Errors
-/// Bad input where it is the place of one of them.
+/// Bad input if it is the same file as one of them.
 pub fn check_apart(path: &Path, place: &Destination, files: &[&Path], other: &str) -> Result<(), Error> {
     match files.iter().find(|file| place.is_at(file)) {
         None => Ok(()),
@@ -132,14 +132,14 @@ pub fn check_apart(path: &Path, place: &Destination, files: &[&Path], other: &st
     }
 }
 
-/// Whether a file is a database of SQLite, as by its first bytes.
+/// Whether a file is an SQLite database, by its first bytes.
 fn is_database(path: &Path) -> bool {
     let mut start = Vec::new();
     let is_read = path.is_file() && File::open(path).is_ok_and(|file| file.take(16).read_to_end(&mut start).is_ok());
     is_read && start == b"SQLite format 3\0"
 }
 
-/// Whether SQLite takes a file of this name for a part of the database beside it.
+/// Whether SQLite would take a file of this name for a part of the database beside it.
 fn is_beside_database(path: &Path) -> bool {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return false };
     let mut databases = ["-wal", "-shm", "-journal"].iter().filter_map(|ending| name.strip_suffix(ending));
@@ -149,7 +149,7 @@ fn is_beside_database(path: &Path) -> bool {
 /// Reads a file that the user named; `wanted` describes the expected content.
 ///
 /// # Errors
-/// Bad input where it cannot be read.
+/// Bad input if it cannot be read.
 pub fn read(path: &Path, wanted: &str) -> Result<Vec<u8>, Error> {
     let name = path.display();
     if path.is_dir() {
@@ -177,7 +177,8 @@ impl Destination {
     /// duplicated now, as its number may be reused later.
     ///
     /// # Errors
-    /// If it is a folder or in none, a descriptor that is not open, or one may not write there.
+    /// If the path is a folder or not writable, its folder does not exist, or it is a descriptor that is not
+    /// open.
     pub fn at(path: &Path) -> io::Result<Destination> {
         if path == Path::new("-") {
             return Ok(Destination::Stdout(io::stdout().as_fd().try_clone_to_owned()?.into()));
@@ -186,7 +187,7 @@ impl Destination {
         if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
             return Err(is_folder());
         }
-        // By the path as it was given, for the system may forbid to follow other users' links.
+        // Uses the path as given, because the system may forbid following other users' links.
         let there = match path.metadata() {
             Ok(there) if there.is_dir() => return Err(is_folder()),
             Ok(there) => Some(there),
@@ -201,15 +202,15 @@ impl Destination {
             Followed::Descriptor(2) => {
                 return Ok(Destination::Descriptor(io::stderr().as_fd().try_clone_to_owned()?.into()));
             }
-            // Files at their end: opened anew, they would be written from the start.
+            // Files are opened to append: otherwise they would be written from the start.
             Followed::Descriptor(_) => {
                 return Ok(Destination::Descriptor(OpenOptions::new().append(true).open(path)?));
             }
         };
         match there {
-            // To open a pipe is to wait for its reader.
+            // Opening a pipe would wait for its reader.
             Some(there) if !there.is_file() => return Ok(Destination::Special(target)),
-            // What one may not write to is not to be replaced either.
+            // A file that the user cannot write must not be replaced either.
             Some(_) => drop(OpenOptions::new().write(true).open(path)?),
             None => drop(Aside::in_folder_of(&target)?),
         }
@@ -227,8 +228,8 @@ impl Destination {
     /// Writes the content.
     ///
     /// # Errors
-    /// Those of `write`, a full disk, or a place that can no longer be written to. An existing file stays as
-    /// it was.
+    /// Errors of `write`, a full disk, or a destination that can no longer be written. An existing file is
+    /// left unchanged.
     pub fn write(&self, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
         self.stage(write)?.settle()
     }
@@ -260,7 +261,7 @@ impl Destination {
         match aside {
             Ok(aside) => {
                 put(&aside.file, write)?;
-                // Before it replaces what is whole: some file systems tell only now that there is no room.
+                // Before the intact file is replaced: some file systems report a full disk only now.
                 aside.file.sync_data()?;
                 Ok(StagedFile::Aside(aside, target.clone()))
             }
@@ -275,10 +276,10 @@ impl Destination {
 }
 
 impl StagedFile {
-    /// Moves the content to its place.
+    /// Moves the content to its destination.
     ///
     /// # Errors
-    /// If that cannot be written to. A file that was there is as before.
+    /// If the destination cannot be written. An existing file is left unchanged.
     pub fn settle(self) -> io::Result<()> {
         match self {
             StagedFile::Settled => Ok(()),
@@ -286,8 +287,8 @@ impl StagedFile {
             StagedFile::Aside(aside, target) => {
                 let mut content = aside.file.try_clone()?;
                 aside.replace(&target).or_else(|error| {
-                    // A file that something is mounted on, or another user's in a shared folder, stays the
-                    // same file.
+                    // A mount point, or another user's file in a shared folder, cannot be replaced, and is
+                    // overwritten.
                     if !target.is_file() {
                         return Err(error);
                     }
@@ -302,16 +303,16 @@ impl StagedFile {
 }
 
 impl Aside {
-    /// A new file in the folder of this one.
+    /// Creates a temporary file in the folder of `target`.
     fn in_folder_of(target: &Path) -> io::Result<Aside> {
         let folder = target.parent().unwrap_or(Path::new("/"));
         let mut options = OpenOptions::new();
         options.read(true).write(true);
         match options.clone().mode(NEW_MODE).custom_flags(libc::O_TMPFILE).open(folder) {
-            // By that path it gets its name.
+            // The file gets its name by a link from that path.
             Ok(_) if !Path::new("/proc/self/fd").exists() => {}
             Ok(file) => return Ok(Aside { file, name: None }),
-            // The file system, or the system, knows no files without a name.
+            // The file system, or the kernel, does not support unnamed files.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) => {}
             Err(error) => return Err(error),
         }
@@ -321,7 +322,7 @@ impl Aside {
         Ok(Aside { file, name: Some(name) })
     }
 
-    /// Gives it the owner and the permissions of another file.
+    /// Sets the owner and the permissions to those of another file.
     fn belong_as(&self, other: &fs::Metadata) -> io::Result<()> {
         let own = self.file.metadata()?;
         if (own.uid(), own.gid()) != (other.uid(), other.gid()) {
@@ -330,7 +331,7 @@ impl Aside {
         self.file.set_permissions(other.permissions())
     }
 
-    /// Puts it in the place of this file.
+    /// Moves the file to the path of `target`, replacing an existing file.
     fn replace(self, target: &Path) -> io::Result<()> {
         let name = match self.name {
             Some(name) => name,
@@ -353,14 +354,14 @@ fn names() -> tempfile::Builder<'static, 'static> {
     names
 }
 
-/// Target of a path behind all links.
+/// Target of a path after all links are followed.
 enum Followed {
     Path(PathBuf),
-    /// Descriptor that this process has open.
+    /// Descriptor that is open in this process.
     Descriptor(u32),
 }
 
-/// Follows links, to what is not there too.
+/// Follows links, also to a target that does not exist.
 fn follow(path: &Path) -> io::Result<Followed> {
     let descriptors = Path::new("/proc/self/fd").canonicalize().ok();
     let mut path = path.to_owned();
@@ -386,12 +387,12 @@ fn follow(path: &Path) -> io::Result<Followed> {
 fn put(file: &File, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let mut out = BufWriter::with_capacity(1 << 16, file);
     let written = write(&mut out).and_then(|()| out.flush());
-    // What is left in the buffer after a failure would be tried once more.
+    // Discards the rest of the buffer, which dropping `out` would try to write once more.
     let _ = out.into_parts();
     written
 }
 
-/// Writes over a file that nothing can take the place of; what it held comes back where that fails.
+/// Overwrites a file that cannot be replaced; on failure, restores its content.
 fn write_over(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let before = fs::read(path).ok();
     let mut file = OpenOptions::new().write(true).open(path)?;
@@ -409,7 +410,7 @@ fn write_over(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Opens a file for locking; creates it if needed.
 ///
 /// # Errors
-/// If it can be neither opened nor made.
+/// If the file can be neither opened nor created.
 pub fn open_lock(path: &Path) -> io::Result<File> {
     OpenOptions::new().write(true).create(true).truncate(false).open(path)
 }
@@ -421,7 +422,6 @@ mod tests {
     use std::process::Command;
     use std::thread;
 
-    /// A folder, and the names in it.
     fn folder() -> tempfile::TempDir {
         tempfile::tempdir().unwrap()
     }
@@ -441,7 +441,7 @@ mod tests {
         write_whole(path, |out| out.write_all(text.as_bytes()))
     }
 
-    /// Whether this is root, who may do everything.
+    /// Whether this is root, who may write everywhere.
     fn is_root(folder: &Path) -> bool {
         folder.metadata().unwrap().uid() == 0
     }

@@ -8,7 +8,7 @@ use tilewright_search::ErrorClass;
 /// Parses a time in seconds.
 ///
 /// # Errors
-/// If it says none.
+/// If the text is not a time.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     scaled(text, 1.0, "a number of seconds above 0")
 }
@@ -16,7 +16,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 /// Parses a time in milliseconds.
 ///
 /// # Errors
-/// If it says none.
+/// If the text is not a time.
 pub fn milliseconds(text: &str) -> Result<Duration, String> {
     scaled(text, 1e-3, "a number of milliseconds above 0")
 }
@@ -73,8 +73,8 @@ pub fn count(n: impl Into<u128>, thing: &str) -> String {
     format!("{} {thing}{}", grouped(n), if n == 1 { "" } else { "s" })
 }
 
-/// Formats a fraction as per cent; one so large that its digits say nothing, such as the lead of a metric of
-/// 0, by a bound.
+/// Formats a fraction as a percentage, or as a bound if it is so large that its digits are meaningless, such
+/// as the lead of a metric of 0.
 pub fn percent(part: f64) -> String {
     match part > 1e4 {
         true => "more than 1,000,000 %".to_owned(),

@@ -1,5 +1,5 @@
-//! Import of records. If any line is not a record, nothing is imported; otherwise records of known workloads,
-//! targets and spaces are.
+//! Import of records. If any line is not a record, nothing is imported; otherwise, all records of known
+//! workloads, targets and spaces are imported.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,7 +21,7 @@ use crate::observer::{Note, Observer};
 use crate::subject::own::is_own;
 use crate::version::{RELEASE, release_of};
 
-/// Name of our own format, beside those of `tilewright_formats`.
+/// Name of our own format, in addition to those of `tilewright_formats`.
 pub const RECORDS: &str = "records";
 
 /// Maximum number of threads of a record.
@@ -32,7 +32,7 @@ impl Database {
     /// `name` is the input's name in messages.
     ///
     /// # Errors
-    /// Bad input where a line is no record, or no record fits; failure where the database cannot be written.
+    /// Bad input if a line is no record, or no record fits; failure if the database cannot be written.
     pub fn import(
         &self,
         mut input: impl BufRead + Seek,
@@ -61,7 +61,7 @@ impl Database {
     /// on its irregularities.
     ///
     /// # Errors
-    /// Bad input where nothing can be known; failure where the database cannot be written.
+    /// Bad input if there is no usable result; failure if the database cannot be written.
     pub fn import_results(&self, recorded: &Recorded, name: &str, observer: &dyn Observer) -> Result<Imported, Error> {
         for line in recorded.notes.iter().chain(recorded.results.iter().flat_map(|results| &results.notes)) {
             observer.note(Note::Message(format!("{name}: {line}")));
@@ -78,7 +78,7 @@ impl Database {
     /// detected by content. Returns the name of the format.
     ///
     /// # Errors
-    /// Bad input where it cannot be read, and as [`Database::import`] and [`Database::import_results`].
+    /// Bad input if it cannot be read, and as [`Database::import`] and [`Database::import_results`].
     pub fn import_any(
         &self,
         file: Option<&Path>,
@@ -95,7 +95,7 @@ impl Database {
             }
             Some(path) => Box::new(File::open(path).map_err(unreadable)?),
         };
-        // By its beginning its format is known.
+        // The format is detected by the first bytes.
         let mut start = Vec::new();
         input.by_ref().take(1 << 16).read_to_end(&mut start).map_err(unreadable)?;
         let format = format.or_else(|| detect(&start).ok()).filter(|format| format.name != RECORDS);
@@ -122,7 +122,7 @@ impl Database {
     /// cannot read.
     ///
     /// # Errors
-    /// If there is no database, it cannot be read, or holds too much.
+    /// If there is no database, it cannot be read, or it has too many records.
     pub fn results(&self) -> Result<(Recorded, Exported), Error> {
         let name = self.name();
         let store = self.open_existing()?;
@@ -143,7 +143,7 @@ impl Database {
         }
     }
 
-    /// Adds what was inspected.
+    /// Writes the inspected lines to the database.
     fn bring_in(
         &self,
         input: impl BufRead,
@@ -165,7 +165,7 @@ impl Database {
     }
 }
 
-/// Input that is kept to be read once more.
+/// Input that is kept, so that it can be read once more.
 struct ReplayedInput<R> {
     input: R,
     bytes: Vec<u8>,
@@ -191,11 +191,11 @@ pub(crate) struct LineValidator {
 }
 
 impl LineValidator {
-    /// Reads lines, and holds each against what is known, before the database is opened: making spaces takes
-    /// time, in which it shall not be locked.
+    /// Reads and checks all lines before the database is opened: making spaces takes time, during which the
+    /// database must not be locked.
     ///
     /// # Errors
-    /// Bad input where a line is no record, or none has one that fits.
+    /// Bad input if a line is not a record, or no record fits.
     fn inspect(&mut self, input: impl BufRead, name: &str) -> Result<(), Error> {
         let (mut n_good, mut first_refused) = (0u64, None);
         for (number, line) in read_lines(input) {
@@ -212,26 +212,27 @@ impl LineValidator {
         Ok(())
     }
 
-    /// The line with its names and numbers as this version writes them, and the shortest time that can be
-    /// true.
+    /// Returns the line with its names and numbers as this version writes them, and the shortest plausible
+    /// time.
     ///
-    /// What a newer version wrote may be of workloads and spaces that this one does not know, and what an
-    /// older one did, of spaces as they were; both are kept, for other machines and for learning from.
+    /// Records of a newer version may be of workloads and spaces that this one does not know, and records of
+    /// an older version, of earlier versions of spaces; both are kept, for other machines and for transfer
+    /// learning.
     ///
     /// # Errors
-    /// Why there cannot be such a record.
+    /// If the record is implausible, with the reason.
     pub(crate) fn check(&mut self, line: RecordLine) -> Result<(RecordLine, f64), String> {
         let RecordLine { mut record, mut winner } = line;
         check_form(&record)?;
         if is_own(&record.workload) {
-            // What a program of somebody's can do is not known here.
+            // Plausible times of a user's program are unknown.
             return Ok((RecordLine { record, winner }, 0.0));
         }
         let is_newer = numbers(release_of(&record.version)) > numbers(RELEASE);
         let workload = match Workload::parse(&record.workload) {
             Ok(workload) => workload,
             Err(_) if is_newer || is_foreign(&record.workload) => return Ok((RecordLine { record, winner }, 0.0)),
-            // It lists all there are.
+            // The error's own text would list all workloads.
             Err(WorkloadError::Unknown { given, .. }) => return Err(format!("unknown workload `{given}`")),
             Err(error) => return Err(one_line(&error.to_string())),
         };
@@ -257,14 +258,14 @@ impl LineValidator {
                     _ => format!("there is no template `{template}` for {workload}"),
                 });
             }
-            // A race in another space says nothing of this one, and must not hide the winner of this one.
+            // A race in another space says nothing about this space, and must not hide its winner.
             winner = None;
         } else if let Some(space) = validator.space()
             && let Ok(config) = space.config_from_json(&record.config)
         {
             record.config = space.config_to_json(&config);
         }
-        // What follows from the rest is not believed.
+        // Derived values are recomputed, as those of the file may be wrong.
         let winner = winner.map(|winner| Winner {
             workload: record.workload.clone(),
             config: record.config.clone(),
@@ -275,7 +276,7 @@ impl LineValidator {
     }
 }
 
-/// Checks what needs no knowledge of workloads.
+/// Checks everything that does not depend on the workload.
 fn check_form(record: &Record) -> Result<(), String> {
     let Record { target, template, search, version, toolchain, threads, seconds, run, conditions, .. } = record;
     let texts = [("target", target), ("template", template), ("search", search), ("version", version)];
@@ -299,10 +300,10 @@ fn check_form(record: &Record) -> Result<(), String> {
     }
 }
 
-/// A thousand years.
+/// A thousand years, in seconds.
 const MOST_SECONDS: f64 = 3.2e10;
 
-/// The numbers of a version, to compare; of a text that is none, the lowest.
+/// Numbers of a version, for comparison; the lowest for a text that is not a version.
 fn numbers(text: &str) -> Vec<u64> {
     let numbers = text.split('.').map(|part| part.parse().ok());
     numbers.collect::<Option<_>>().unwrap_or_default()

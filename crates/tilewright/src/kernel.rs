@@ -48,8 +48,8 @@ impl Kernel {
     /// Compiles the kernel of a recorded configuration, with a pool of `threads` threads.
     ///
     /// # Errors
-    /// If the configuration is not of the template's space as it is now, its code cannot be made, or memory
-    /// or threads do not suffice.
+    /// If the configuration is not in the template's current space, its code cannot be generated, or memory
+    /// or threads are insufficient.
     pub fn new(workload: &Workload, best: &Best, threads: usize) -> Result<Kernel, Error> {
         require_one_size(workload, "a call")?;
         let target = host::target();
@@ -69,8 +69,8 @@ impl Kernel {
         Ok(Kernel { call, workload: workload.clone(), arguments })
     }
 
-    /// Arguments, in the order in which [`Kernel::run`] takes inputs and outputs. Each lies row-major and
-    /// packed: of a shape `[m, k]` the element `[i, j]` is number `i * k + j` of its slice.
+    /// Arguments, in the order in which [`Kernel::run`] takes inputs and outputs. Each is row-major and
+    /// packed: for a shape `[m, k]`, the element `[i, j]` has index `i * k + j` in its slice.
     ///
     /// ```standalone_crate
     /// use tilewright::{DType, Request, Session};
@@ -103,10 +103,10 @@ impl Kernel {
     }
 
     /// Runs the kernel: inputs in their order, then outputs in theirs, all row-major and packed. Constant
-    /// inputs of the workload are read in the first run alone, and after [`Kernel::forget_constants`].
+    /// inputs of the workload are read only by the first run, and after [`Kernel::forget_constants`].
     ///
     /// # Errors
-    /// If the number of arguments, their lengths or their types are not the workload's.
+    /// If the number of arguments, their lengths or their types differ from the workload's.
     pub fn run<E: Element>(&mut self, inputs: &[&[E]], outputs: &mut [&mut [E]]) -> Result<(), Error> {
         let inputs: Vec<&dyn Elements> = inputs.iter().map(|input| input as &dyn Elements).collect();
         let mut outputs: Vec<&mut dyn ElementsMut> =

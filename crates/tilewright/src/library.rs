@@ -21,7 +21,7 @@ use crate::file::write_into_folder;
 pub enum Form {
     /// C: a header, a source file and an archive of kernels.
     C,
-    /// A shared library.
+    /// Shared library.
     Shared,
     /// Rust crate.
     Rust,
@@ -73,7 +73,7 @@ pub fn library(
     })
 }
 
-/// The library of a model for a GPU, with machine code where there is what makes such of PTX.
+/// Makes the library of a model for a GPU, with machine code if an assembler for PTX is installed.
 fn for_gpu(name: &str, model: &GpuModel, origin: &[String]) -> Result<Library, ShipError> {
     let is_cuda = model.target.arch == Arch::Gpu(GpuApi::Cuda);
     let assembler = if is_cuda { PtxAssembler::find(&model.target.cpu) } else { PtxAssembler::Driver };
@@ -89,7 +89,7 @@ fn for_gpu(name: &str, model: &GpuModel, origin: &[String]) -> Result<Library, S
 /// Writes a library to a folder, and returns the paths of the files.
 ///
 /// # Errors
-/// Bad input where the folder cannot be written or there is no `cc`; where that fails.
+/// Bad input if the folder cannot be written or there is no `cc`; failure if `cc` fails.
 pub fn write_library(library: &Library, form: Form, folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let files = match form {
         Form::C => library.c_files(),
@@ -108,7 +108,7 @@ fn shared(library: &Library) -> Result<Vec<u8>, Error> {
     compiled(library, &library.shared_arguments())
 }
 
-/// Compiles a library by a C compiler.
+/// Compiles a library with a C compiler.
 fn compiled(library: &Library, arguments: &[String]) -> Result<Vec<u8>, Error> {
     let cannot = |what: &str, error: std::io::Error| Error::failed(what).because(error);
     let folder = tempfile::tempdir().map_err(|error| cannot("cannot make a folder for the C compiler", error))?;
@@ -161,7 +161,7 @@ pub fn library_name(name: Option<&str>, text: &str) -> Result<String, Error> {
     })
 }
 
-/// A name for the library of a workload.
+/// Derives a name for the library of a workload.
 fn name_of(text: &str) -> String {
     let mut name = String::new();
     for c in text.chars().filter(|c| *c != '=') {

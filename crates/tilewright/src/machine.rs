@@ -13,8 +13,8 @@ use tilewright_peers::PEERS;
 use crate::format::{count, digits, grouped};
 use crate::version::BUILD;
 
-/// Hardware and system facts of this machine. Its JSON is what `tilewright doctor --json` prints, its text
-/// what `doctor` shows.
+/// Hardware and system facts of this machine. Its JSON is the output of `tilewright doctor --json`, its text
+/// that of `doctor`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
     /// Marketing name of the CPU.
@@ -111,7 +111,7 @@ impl Machine {
 }
 
 impl Machine {
-    /// The number of threads that together reach less than one alone, if so.
+    /// Number of threads that together are slower than a single thread, if this was measured.
     fn slow_threads(&self) -> Option<usize> {
         let measured = |(n, peak): &(usize, Result<f64, String>)| Some((*n, *peak.as_ref().ok()?));
         let mut measured = self.peaks.iter().filter_map(measured);
@@ -164,7 +164,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// A CUDA device by its number.
+/// Formats a CUDA device and its number.
 fn cuda_line(version: &str, device: &cuda::FoundDevice) -> String {
     let cuda::FoundDevice { number, name, target } = device;
     let assembler = match PtxAssembler::find(&target.cpu) {
@@ -176,7 +176,7 @@ fn cuda_line(version: &str, device: &cuda::FoundDevice) -> String {
     format!("cuda:{number}: {name} ({}), driver for CUDA {version}, machine code by {assembler}", target.cpu)
 }
 
-/// A device by its number.
+/// Formats an OpenCL device and its number.
 fn device_line(number: usize, device: &OpenClDevice) -> String {
     let OpenClDevice { name, platform, target, .. } = device;
     let limits = target.gpu.map_or(String::new(), |gpu| {
@@ -196,7 +196,7 @@ fn size(bytes: u64) -> String {
     }
 }
 
-/// Limits of the system in words, where there are some.
+/// Describes the limits of the system, if there are any.
 fn limits_text(allowed: &Allowed) -> String {
     let bytes = |limit: Option<u64>| limit.map(size);
     let number = |limit: Option<u64>| limit.map(grouped);

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// First bytes of a `.npy` file.
 pub const MAGIC: &[u8] = b"\x93NUMPY";
-/// Most bytes of a header; only a hostile file has a longer one.
+/// Maximum size of a header in bytes; only a hostile file has a longer one.
 const LONGEST_HEADER: usize = 1 << 16;
 
 /// Error of a `.npy` file, with the reason and how to mend it.
@@ -41,7 +41,7 @@ impl<'f> Array<'f> {
     /// Bytes of all elements, `element_bytes` each.
     ///
     /// # Errors
-    /// If the file has fewer.
+    /// If the file has fewer bytes.
     pub fn elements(&self, element_bytes: usize) -> Result<&'f [u8], NpyError> {
         let n_bytes = self.shape.iter().try_fold(element_bytes, |n, extent| n.checked_mul(*extent));
         let Some(n_bytes) = n_bytes else { return error(format!("its shape {:?} is too large", self.shape)) };
@@ -54,8 +54,8 @@ impl<'f> Array<'f> {
 /// Parses a `.npy` file.
 ///
 /// # Errors
-/// If it is none, is cut off within its header, or holds something other than little-endian elements in
-/// row-major order.
+/// If the file is not a `.npy` file, is truncated within its header, or has elements that are not
+/// little-endian in row-major order.
 pub fn read(file: &[u8]) -> Result<Array<'_>, NpyError> {
     if !file.starts_with(MAGIC) || file.len() < 10 {
         return error("it is no .npy file (write it with numpy.save)");
@@ -75,7 +75,7 @@ pub fn read(file: &[u8]) -> Result<Array<'_>, NpyError> {
     Ok(Array { element, shape, data: &file[start + length..] })
 }
 
-/// The value behind a key of a header.
+/// Value of a key in a header.
 fn field<'a>(header: &'a str, key: &str) -> Result<&'a str, NpyError> {
     let missing = || NpyError(format!("its header has no {key} (write it with numpy.save)"));
     let at = header.find(&format!("'{key}'")).ok_or_else(missing)?;

@@ -12,7 +12,7 @@ use crate::run::recorder::Recording;
 use crate::run::together::TurnEnd;
 
 /// Observer of a run's progress, called from any of its threads. All methods do nothing by default; an
-/// observer that forwards notes implements [`Observer::note`] alone.
+/// observer that forwards notes implements only [`Observer::note`].
 ///
 /// `()` observes nothing, and functions that take a [`Note`] are observers.
 pub trait Observer: Sync {
@@ -100,7 +100,7 @@ pub struct Begin {
     pub key: TaskKey,
     /// Number of configurations in the space.
     pub space_size: u128,
-    /// The name of the database.
+    /// Name of the database.
     pub database: String,
     /// Number of trials of earlier runs.
     pub n_earlier: u64,
@@ -129,7 +129,7 @@ pub struct Plan {
     pub limits: Option<EndLimits>,
 }
 
-/// Seconds of a run that is announced as slow.
+/// Time of a run in seconds above which it is announced as slow.
 const SLOW_RUN_S: f64 = 0.1;
 
 impl fmt::Display for Plan {

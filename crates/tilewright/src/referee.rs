@@ -1,18 +1,19 @@
 //! Referee: a race of commands or callables in interleaved rounds, with a verdict by a fixed rule.
 //!
-//! In each round every contestant has one sample, in an order that is shuffled anew, so that whatever changes
-//! on the machine hits all alike. Two contestants are compared by the logarithms of the ratios of their
-//! samples of the same round. If one takes `r` times as long as the other, then `ln r` taken off, each sign
-//! is the flip of a fair coin, as the order in the round was: drift, outliers and bursts change the sizes and
-//! not the signs. Hence Wilcoxon's signed-rank test has the error rate that it says without a word about the
-//! noise, and its inversion gives a confidence interval of `r`.
+//! In each round every contestant has one sample, in a freshly shuffled order, so that disturbances of the
+//! machine affect all alike. Two contestants are compared by the logarithms of the ratios of their samples in
+//! the same round. If one takes `r` times as long as the other, then after subtracting `ln r` each sign is a
+//! fair coin flip, because the order in the round is random: drift, outliers and bursts change the magnitudes
+//! and not the signs. Hence Wilcoxon's signed-rank test has its nominal error rate without any assumption
+//! about the noise, and its inversion gives a confidence interval of `r`.
 //!
-//! - A contestant is slower than another where the whole interval of their ratio is above 1; in a race
-//!   against a baseline, above what is allowed.
-//! - The winner is the contestant that all others are slower than. Without one it is a tie, of those that
-//!   none is faster than; the first of them in the order given is the choice, so that it is always the same.
-//! - [`ERROR`] is the probability of any wrong statement of a race: it is divided among the pairs, and among
-//!   the looks at the results.
+//! - A contestant is slower than another if the whole interval of their ratio is above 1; in a race against a
+//!   baseline, above the allowed slowdown.
+//! - The winner is the contestant that all others are slower than. Without a winner, the contestants that no
+//!   other is faster than are tied; the first of them in the given order is the choice, which is thus
+//!   deterministic.
+//! - [`ERROR`] is the probability that any statement of a race is wrong: it is divided among the pairs, and
+//!   among the interim looks at the results.
 
 mod commands;
 mod rule;
@@ -39,9 +40,9 @@ pub const ERROR: f64 = 0.01;
 pub const PLAIN_TIE: f64 = 0.01;
 /// Default maximum of rounds.
 pub const MOST_ROUNDS: usize = 1000;
-/// Time of a race where neither that nor the rounds are given; there is time for a few rounds in any case.
+/// Default time of a race if neither time nor rounds are given; a few rounds are run in any case.
 const DEFAULT_TIME: Duration = Duration::from_secs(60);
-/// Least time of a sample of a callable: shorter calls are repeated.
+/// Minimum time of a sample of a callable: shorter calls are repeated.
 const LEAST_SAMPLE: Duration = Duration::from_millis(1);
 
 /// Rules of a race: its limits, and the question that it answers.
@@ -65,7 +66,7 @@ impl Rules {
         ERROR / if self.allow.is_some() { n - 1 } else { n * (n - 1) }.max(1) as f64
     }
 
-    /// Checks that there is something to race, and rounds enough to tell.
+    /// Checks that there are contestants, and enough rounds for a verdict.
     fn check(&self, n: usize) -> Result<(), Error> {
         if n < 2 {
             return Err(Error::input("a race takes two contestants or more"));
@@ -142,7 +143,7 @@ pub struct Raced {
     /// Winner: the contestant that all others are slower than; `null` if there is none, or against a
     /// baseline.
     pub winner: Option<String>,
-    /// Choice: the winner, else the first of the tied ones; the baseline where there is one.
+    /// Choice: the winner, else the first of the tied ones; the baseline if there is one.
     pub choice: String,
     /// Tied contestants, which none is faster than; empty if there is a winner or a baseline.
     pub tied: Vec<String>,
@@ -167,9 +168,9 @@ struct RaceState<'a> {
     rules: &'a Rules,
     /// Cost by contestant and round.
     costs: Vec<Vec<f64>>,
-    /// Contestants that go on.
+    /// Contestants still in the race.
     left: Vec<usize>,
-    /// Error rate of each end of an interval at the last look at which a contestant was there.
+    /// Error rate of each end of a contestant's interval at the last interim look that it took part in.
     errors: Vec<f64>,
     law: SignedRank,
 }
@@ -177,12 +178,12 @@ struct RaceState<'a> {
 /// Progress callback: receives the number of finished rounds and of remaining contestants.
 pub type TellRound<'a> = &'a mut dyn FnMut(usize, usize);
 
-/// Races contestants; `sample` gives the cost of a run of one by its index, a number above 0 of which less is
-/// better, or `None` where the race is to end, and `shown` turns costs into samples. Names that repeat get a
-/// number behind them.
+/// Races contestants. `sample` returns the cost of a run of the contestant at an index, a positive number of
+/// which less is better, or `None` to end the race; `shown` converts costs to samples. Repeated names get a
+/// number appended.
 ///
 /// # Errors
-/// Bad input where the rules do not fit; those of a sample.
+/// Bad input if the rules do not fit; errors of `sample`.
 pub fn referee(
     names: &[String],
     rules: &Rules,
@@ -220,11 +221,11 @@ pub fn referee(
 /// Races closures by wall-clock time, each called once before the first round as a warm-up. Calls shorter
 /// than a millisecond are repeated, and a sample is their mean. Samples are in milliseconds.
 ///
-/// All of them run in this process, so that what one leaves behind in memory and caches is there for the
-/// next.
+/// All closures run in this process, so that each finds the memory and the caches as the previous one left
+/// them.
 ///
 /// # Errors
-/// Bad input where the rules do not fit.
+/// Bad input if the rules do not fit.
 pub fn race(contestants: &mut [(&str, &mut dyn FnMut())], rules: &Rules) -> Result<Raced, Error> {
     let names: Vec<String> = contestants.iter().map(|(name, _)| (*name).to_owned()).collect();
     race_calls(&names, rules, &mut |at| {
@@ -236,7 +237,7 @@ pub fn race(contestants: &mut [(&str, &mut dyn FnMut())], rules: &Rules) -> Resu
 /// Races calls as [`race`] does, by a function that takes the contestant's index and can cancel the race.
 ///
 /// # Errors
-/// Bad input where the rules do not fit.
+/// Bad input if the rules do not fit.
 pub fn race_calls(
     names: &[String],
     rules: &Rules,
@@ -246,11 +247,11 @@ pub fn race_calls(
     let mut time = |at: usize, n_calls: u32| {
         let start = Instant::now();
         let is_done = (0..n_calls).try_for_each(|_| call(at)).is_continue();
-        // A clock may stand still for a moment.
+        // The clock may not have advanced in between.
         is_done.then(|| (start.elapsed() / n_calls).max(Duration::from_nanos(1)))
     };
     let calls_of = |time: Duration| (LEAST_SAMPLE.as_nanos() / time.as_nanos()).clamp(1, 1_000_000) as u32;
-    // What was broken off is so in the first round again.
+    // If the race is aborted here, it is aborted again in the first round.
     let mut n_calls = vec![1; names.len()];
     for (at, n) in n_calls.iter_mut().enumerate() {
         let Some(first) = time(at, 1).and_then(|_| time(at, 1)) else { break };
@@ -260,7 +261,7 @@ pub fn race_calls(
     referee(names, rules, &mut sample, &|ms| ms, &mut |_, _| {})
 }
 
-/// Names that differ.
+/// Makes the names distinct.
 fn distinct(names: &[String]) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for name in names {
@@ -289,8 +290,8 @@ impl RaceState<'_> {
         }
     }
 
-    /// Takes a sample of each contestant that is left; whether there is one of each. A round that is broken
-    /// off does not count.
+    /// Takes a sample of each remaining contestant; returns whether all have one. An aborted round does not
+    /// count.
     fn round(
         &mut self,
         rng: &mut Xoshiro256PlusPlus,
@@ -308,7 +309,7 @@ impl RaceState<'_> {
         Ok(true)
     }
 
-    /// Reason why there is no further round, after so many and so long.
+    /// Reason to end the race after this many rounds and this time, if any.
     fn is_over(&self, n_rounds: usize, elapsed: Duration, error: f64) -> Option<RaceEnd> {
         let (time, least) = match (self.rules.time, self.rules.rounds) {
             (Some(time), _) => (time, 0),
@@ -323,14 +324,14 @@ impl RaceState<'_> {
         }
     }
 
-    /// Interval of a contestant's log-ratio to another by the rounds that both had.
+    /// Interval of a contestant's log-ratio to another, over the rounds that both took part in.
     fn interval(&self, at: usize, to: usize, law: &SignedRank, error: f64) -> Interval {
         let differences: Vec<f64> = self.costs[at].iter().zip(&self.costs[to]).map(|(a, b)| a.ln() - b.ln()).collect();
         law.interval(&differences, error)
     }
 
-    /// Looks at the results with this error rate: has those leave of which all is known that is asked;
-    /// whether the verdict is plain.
+    /// Examines the results with this error rate: removes contestants with a final verdict, and returns
+    /// whether the verdict on the race is clear.
     fn judge(&mut self, error: f64) -> bool {
         self.left.iter().for_each(|&at| self.errors[at] = error);
         let interval = |at: usize, to: usize| self.interval(at, to, &self.law, error);
@@ -351,14 +352,14 @@ impl RaceState<'_> {
             at >= to || low > -limit && high < limit
         };
         let is_plain = unbeaten.iter().all(|&at| unbeaten.iter().all(|&to| is_near(at, to)));
-        // Medians of ratios need not have an order; in a circle nobody wins.
+        // Medians of ratios need not be transitive; in a cycle there is no winner.
         if !unbeaten.is_empty() {
             self.left = unbeaten;
         }
         is_plain && !self.left.is_empty()
     }
 
-    /// The result for contestants of these names.
+    /// Makes the result, with the names of the contestants.
     fn raced(&self, names: &[String], end: RaceOutcome, shown: &dyn Fn(f64) -> f64) -> Raced {
         let allow = self.rules.allow;
         let reference = if allow.is_some() { 0 } else { self.left.first().copied().unwrap_or(0) };

@@ -54,14 +54,14 @@ impl From<KernelFile> for Job {
     }
 }
 
-/// Machine that code is generated for, as a request has it.
+/// Machine that code is generated for, as named by a request.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum TargetRef {
-    /// The CPUs of this machine; of a kernel for a GPU, the first device that can run it.
+    /// CPUs of this machine; for a GPU kernel, the first device that can run it.
     Host,
-    /// A device by its name: `cpu`, `opencl`, `opencl:N`, `cuda` or `cuda:N`.
+    /// Device by its name: `cpu`, `opencl`, `opencl:N`, `cuda` or `cuda:N`.
     Device(String),
-    /// A target that is known already, and can run where candidates are measured.
+    /// Known target, which can run where candidates are measured.
     Target(Box<Target>),
 }
 
@@ -109,7 +109,7 @@ pub struct Settings {
     pub min_time: Option<Duration>,
     /// Memory limit of each process of a command or kernel, in bytes of data; half the memory by default.
     pub memory_bytes: Option<u64>,
-    /// The machine that code is generated for.
+    /// Machine that code is generated for.
     pub(crate) target: TargetRef,
     /// Remote device on which candidates run; `None` for this machine.
     pub runner: Option<OnRunner>,
@@ -179,45 +179,45 @@ impl Request {
     /// `conv2d:n=1,c=64,h=56,w=56,k=64,r=3,s=3,pad=1`.
     ///
     /// # Errors
-    /// If it names none.
+    /// If the text names no workload.
     pub fn parse(workload: &str) -> Result<Request, Error> {
         Workload::parse(workload).map(Request::new).map_err(Error::input)
     }
 
     setters! {
-        /// Sets the search, with options behind a colon, such as `genetic:population=50`.
+        /// Sets the search, with options after a colon, such as `genetic:population=50`.
         search(impl Into<String>) = search.into();
-        /// Sets the number of trials to come to, those recorded by earlier runs included.
+        /// Sets the number of trials at which the search ends, recorded ones of earlier runs included.
         trials(impl Into<Option<u64>>) = trials.into();
-        /// Sets the time for the search.
+        /// Sets the time limit of the search.
         time(impl Into<Option<Duration>>) = time.into();
-        /// Sets the share of the best time that the next minute has to be expected to gain for the search to
-        /// go on.
+        /// Sets early stopping: the search ends when the improvement expected within the next minute falls
+        /// below this share of the best time.
         stop_below(impl Into<Option<f64>>) = stop_below.into();
         /// Sets the seed of the search and of the random inputs.
         seed(u64) = seed;
-        /// Sets the number of threads that a kernel may use, or of the CPUs of a command.
+        /// Sets the number of threads that a kernel may use, or of CPUs for a command.
         threads(usize) = threads;
-        /// Sets whether the leaders race at the end.
+        /// Sets whether the best candidates race at the end.
         race(bool) = race;
-        /// Sets whether what is recorded of the subject is forgotten first.
+        /// Sets whether earlier records of the subject are deleted first.
         fresh(bool) = fresh;
-        /// Sets the results to learn from: records of other workloads, or for a command or a kernel the
+        /// Sets the results for transfer learning: records of other workloads, or, for a command or a kernel,
         /// results of another tuner.
         transfer(impl Into<Option<Transfer>>) = transfer.into();
-        /// Sets whether hopeless candidates are run and timed to the end too.
+        /// Sets whether slow candidates are timed completely, rather than pruned.
         to_the_end(bool) = to_the_end;
-        /// Sets whether what a GPU's limits rule out is in a workload's space, as papers have it.
+        /// Sets whether a workload's space includes configurations beyond a GPU's limits, as in publications.
         beyond_limits(bool) = beyond_limits;
-        /// Sets the longest that building a candidate may take.
+        /// Sets the timeout of a candidate's build.
         build_timeout(impl Into<Option<Duration>>) = build_timeout.into();
-        /// Sets the longest that the runs of a candidate may take.
+        /// Sets the timeout of a candidate's runs.
         run_timeout(impl Into<Option<Duration>>) = run_timeout.into();
-        /// Sets the time to spend in the timed runs of each candidate.
+        /// Sets the minimum time of the timed runs of each candidate.
         min_time(impl Into<Option<Duration>>) = min_time.into();
-        /// Sets the bytes of data that each process of a command or a kernel may have.
+        /// Sets the memory limit of each process of a command or kernel, in bytes of data.
         memory_bytes(impl Into<Option<u64>>) = memory_bytes.into();
-        /// Sets the device without a compiler on which candidates of a workload run.
+        /// Sets the remote device without a compiler on which candidates of a workload run.
         runner(impl Into<Option<OnRunner>>) = runner.into();
         /// Sets the template whose space is searched for a workload.
         template(impl Into<String>) = Some(template.into());
@@ -225,7 +225,7 @@ impl Request {
         caches(Caches) = caches;
         /// Sets whether the configurations that a workload's template ranks first are tried first.
         guesses(bool) = guesses;
-        /// Sets configurations to begin with, before any guess.
+        /// Sets the configurations to try first, before any guess.
         first(Vec<Config>) = first;
     }
 
@@ -280,7 +280,7 @@ impl Request {
     /// Resolves the target of a workload's kernels.
     ///
     /// # Errors
-    /// Bad input if there is no such device, or it does not run code with so many threads.
+    /// Bad input if there is no such device, or it does not run code with that many threads.
     pub fn find_target(&self) -> Result<Target, Error> {
         match &self.settings.target {
             TargetRef::Host => Ok(host::target()),
@@ -303,8 +303,8 @@ impl Request {
     /// Instantiates the task of a workload: its template for the target.
     ///
     /// # Errors
-    /// If the request is not for a workload, this machine has not the memory, or there is no such template or
-    /// space.
+    /// If the request is not for a workload, this machine has too little memory, or there is no such template
+    /// or space.
     pub fn task(&self) -> Result<Task, Error> {
         let workload = self.workload()?;
         Device::check_memory(workload).map_err(Error::input)?;
@@ -317,7 +317,7 @@ impl Request {
     /// Builds the space of configurations.
     ///
     /// # Errors
-    /// As [`Request::task`], and if a parameter or a constraint is none or no configuration is left.
+    /// As [`Request::task`], and if a parameter or a constraint is malformed or no configuration is left.
     pub fn space(&self) -> Result<Arc<Space>, Error> {
         match &self.job {
             Job::Workload(_) => Ok(self.task()?.space),
@@ -329,8 +329,8 @@ impl Request {
     /// Objectives, the leading one first: the run time for workloads and kernels.
     ///
     /// # Errors
-    /// If the text of a command's metric is neither a time nor a regular expression, or several metrics do
-    /// not go together.
+    /// If the text of a command's metric is neither a time nor a regular expression, or its metrics cannot be
+    /// combined.
     pub fn objectives(&self) -> Result<Objectives, Error> {
         match &self.job {
             Job::Command(command) => command.parsed_objectives(),
@@ -354,10 +354,10 @@ impl Request {
         }
     }
 
-    /// Checks that settings say something, and that all of them are for the subject.
+    /// Checks that the settings are valid and apply to the subject.
     ///
     /// # Errors
-    /// Bad input that names the first setting that does not.
+    /// Bad input that names the first setting that is not valid or does not apply.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let settings = &self.settings;
         let times =

@@ -34,14 +34,14 @@ use earlier::{Earlier, earlier_of, may_do_better};
 use finals::{Contenders, EndLimits, Finals, Leader, RunEnd};
 use recorder::{Recorder, Recording};
 
-/// Error of a trial's median besides the spread of its samples, as a share.
+/// Relative error of a trial's median in addition to the spread of its samples.
 const NOISE_OF_RECORDS: f64 = 0.1;
 
-/// Carries out a request, here or at another place.
+/// Executes a request, on this machine or elsewhere.
 ///
 /// # Errors
-/// If the request does not fit, the database cannot be written, or workers do not start. A run in which no
-/// candidate was right is a [`Tuned`] without a best.
+/// If the request does not fit, the database cannot be written, or workers do not start. A run without a
+/// correct candidate is not an error: it returns a [`Tuned`] without a best.
 pub(crate) fn run<'a>(
     request: &'a Request,
     place: Option<Elsewhere<'a>>,
@@ -69,7 +69,7 @@ pub(crate) fn run<'a>(
     run.carry_out(search, &guesses, opened, wall)
 }
 
-/// Opens a database to record in it, where what it has of `forgotten` is forgotten.
+/// Opens a database for recording, and deletes its records of `forgotten`.
 fn open<'a>(
     database: &Database,
     forgotten: impl IntoIterator<Item = &'a TaskKey>,
@@ -101,7 +101,7 @@ struct Run<'a> {
     stop: &'a AtomicBool,
     observer: &'a dyn Observer,
     earlier: Earlier,
-    /// Measured peak of the machine, once that is known.
+    /// Measured peak of the machine, once known.
     peak_gflops: Option<f64>,
 }
 
@@ -128,7 +128,7 @@ impl<'a> Run<'a> {
         self.observer.note(Note::Message(line));
     }
 
-    /// Whether leaders race.
+    /// Whether the best candidates race.
     fn may_race(&self) -> bool {
         // No member of a Pareto set is ahead of another.
         self.settings.race && !self.subject.is_emulated() && !self.has_several_objectives()
@@ -138,13 +138,13 @@ impl<'a> Run<'a> {
         self.subject.objectives().is_some_and(Objectives::is_several)
     }
 
-    /// Time that it may search.
+    /// Time limit of the search.
     fn time(&self) -> Option<Duration> {
         let ends = self.settings.trials.is_some() || self.settings.stop_below.is_some();
         self.settings.time.or((!ends).then_some(DEFAULT_TIME))
     }
 
-    /// Trials to come to that are not recorded.
+    /// Number of trials left to make.
     fn left(&self) -> Option<u64> {
         self.settings.trials.map(|trials| trials.saturating_sub(self.earlier.trials.len() as u64))
     }
@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
         self.search(search, guesses, measure, &recording, wall)
     }
 
-    /// Tells what begins. Returns the known winner if there is nothing to do.
+    /// Reports the beginning of the run. Returns the known winner if there is nothing to do.
     fn begin(&self, store: &Store) -> Result<Option<Winner>, Error> {
         let nothing_left = self.nothing_left();
         self.observer.note(Note::Begin(&Begin {
@@ -256,7 +256,7 @@ impl<'a> Run<'a> {
         self.finish((Some(measure), recording), found, &tuning.summary(ended), limits, &mut wall)
     }
 
-    /// Notes, records and tells of an event.
+    /// Records and reports an event of the search.
     fn take_note(&self, event: &Event, recording: &Recording, found: &mut Findings) -> Result<(), BoxError> {
         let is_emulated = self.subject.is_emulated();
         if let Event::Trial(report) = event {
@@ -268,14 +268,14 @@ impl<'a> Run<'a> {
             return Ok(());
         }
         if let Err(error) = recording.take_note(event, &|message| self.say(message)) {
-            // What was found until then is raced and told all the same.
+            // Trials made so far are raced and reported nevertheless.
             found.lost.get_or_insert(error);
             self.stop.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Races the leaders, where that is asked for and something measures, and says what it came to.
+    /// Races the best candidates, if requested and possible, and makes the result of the run.
     fn finish(
         &self,
         (mut measure, recording): (Option<Box<dyn Measure + '_>>, &Recording),
@@ -322,7 +322,7 @@ impl<'a> Run<'a> {
         Ok(tuned)
     }
 
-    /// Races the leaders.
+    /// Races the best candidates.
     fn race(
         &self,
         measure: &mut dyn Measure,
@@ -331,8 +331,7 @@ impl<'a> Run<'a> {
         summary: &Summary,
         limits: EndLimits,
     ) -> Result<RunEnd, BoxError> {
-        // What is at the path of a database that is gone is another's; opening it would give it the log of
-        // ours.
+        // If the database is gone, another file may be at its path; opening it would apply our log to it.
         let others = if is_recorded { self.trials_of_others(trials) } else { Vec::new() };
         let known = [trials, others.as_slice()].concat();
         let subject = self.subject.subject();
@@ -361,17 +360,17 @@ impl<'a> Run<'a> {
             Ok(config) => self.describe(best, &config),
             Err(_) => best,
         };
-        // Candidates of this machine are checked; what was imported says whether it was.
+        // Candidates of this machine are verified; imported records say whether they were.
         let verified = known.verified || self.subject.is_verified() && !known.is_imported;
         Tuned { verified, best: Some(best), ..self.tuned(&[], None, wall) }
     }
 
-    /// Adds throughput to a result, and what users know its configuration by.
+    /// Adds the throughput to a result, and the form in which users know its configuration.
     fn describe(&self, best: Best, config: &Config) -> Best {
         self.subject.describe(Best { gflops: self.subject.gflops(best.median_ns), ..best }, config)
     }
 
-    /// Winner of this space's race, where it was run here and nothing was recorded since.
+    /// Winner of this space's race, if it was run here and nothing has been recorded since.
     fn known_winner(&self, store: &Store) -> Result<Option<Winner>, StoreError> {
         let TaskKey { workload, target, template, threads } = self.subject.key();
         match store.best(workload, target, *threads, Some(template), &|_| self.subject.validator())?.0 {
@@ -403,8 +402,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Fastest trial, as what is known best without a race. Imported trials need not have been measured on
-    /// this machine: they count only where nothing else does.
+    /// Fastest trial, which is the best known result without a race. Imported trials may have been measured
+    /// on another machine: they count only if there are no others.
     fn fastest(&self, trials: &[Trial]) -> Option<Best> {
         let is_imported = |trial: &Trial| self.earlier.imported.contains(&trial.config);
         let cost = |trial: &Trial| trial.outcome.cost();
@@ -417,8 +416,7 @@ impl<'a> Run<'a> {
         Some(self.describe(best, &fastest.config))
     }
 
-    /// Pareto set of the trials of this machine, or of those that were imported; empty where there is one
-    /// objective.
+    /// Pareto set of the trials of this machine, or of the imported ones; empty for a single objective.
     fn pareto(&self, trials: &[Trial], of_imported: bool) -> Vec<ParetoPoint> {
         let Some(objectives) = self.subject.objectives() else { return Vec::new() };
         let counts = |trial: &&Trial| self.earlier.imported.contains(&trial.config) == of_imported;
@@ -430,7 +428,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Trials that other processes have meanwhile recorded of the same space: a winner that was not raced
+    /// Trials of the same space that other processes have recorded meanwhile: a winner that did not race
     /// against them must not hide them.
     fn trials_of_others(&self, own: &[Trial]) -> Vec<Trial> {
         let validator = self.subject.validator();
@@ -456,8 +454,8 @@ impl<'a> Run<'a> {
         others
     }
 
-    /// Describes the largest contradiction between a race and an earlier run's record here that noise does
-    /// not explain, in a line. Programs of the user's may have changed; our own kernels have not.
+    /// Describes, in a line, the largest contradiction between a race and an earlier record of this machine
+    /// that noise does not explain. Users' programs may have changed; our own kernels have not.
     fn contradiction(&self, finals: &Finals) -> Option<String> {
         let metric = self.subject.objectives()?.leading();
         let show = |ns: f64| if metric.is_time() { duration(ns) } else { digits(metric.value(ns)) };

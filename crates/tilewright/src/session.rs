@@ -26,7 +26,7 @@ use crate::subject::own::best_own;
 use crate::subject::workload::Elsewhere;
 use crate::tuned::Tuned;
 
-/// The argument with which a program is started as a worker.
+/// Argument with which a program is started as a worker.
 const WORKER: &str = "--tilewright-worker";
 
 /// Serves as a worker and exits, if this process was started as one. A program that tunes must call this
@@ -43,10 +43,10 @@ pub fn serve_if_worker() {
     }
 }
 
-/// Serves as a worker, by the arguments after the one that marks a worker process; returns whether all went
-/// well. `--kernel JOB LIBRARY` calls one of the user's kernels, `--kernel-build` builds it, and without a
-/// library it serves any number of them. `--gpu-code FOLDER TARGET` compiles programs from standard input
-/// into a cache.
+/// Serves as a worker, by the arguments after the one that marks a worker process; returns whether it
+/// succeeded. `--kernel JOB LIBRARY` calls one of the user's kernels, `--kernel-build` builds it; without a
+/// library, the worker serves any number of kernels. `--gpu-code FOLDER TARGET` compiles programs from
+/// standard input into a cache.
 pub fn serve(arguments: &[OsString]) -> bool {
     let write = |path: &Path, bytes: &[u8]| crate::file::write_whole(path, |out| out.write_all(bytes));
     match arguments {
@@ -143,7 +143,7 @@ impl Session {
     /// as on a fleet.
     ///
     /// # Errors
-    /// As [`Session::run`], and if the place is not there.
+    /// As [`Session::run`], and if the measuring side cannot be reached.
     pub fn run_at<'a>(
         &self,
         place: Elsewhere<'a>,
@@ -163,8 +163,8 @@ impl Session {
         tuned.lost.take().map_or(Ok(tuned), Err)
     }
 
-    /// Best record of a user's command or kernel on a machine, by its name in records; `None` if nothing is
-    /// recorded.
+    /// Finds the best record of a user's command or kernel on a machine, by its name in records; `None` if
+    /// nothing is recorded.
     ///
     /// # Errors
     /// If the database cannot be read.
@@ -173,15 +173,16 @@ impl Session {
     }
 
     /// Tunes workloads together, such as those of a model, in a time that includes starts and races. Each
-    /// comes with its weight: the number of times that the whole runs it. First each has a turn, however long
-    /// all of these take; then each turn of some 2 s goes to the workload from which the whole is expected to
-    /// gain most. Workloads with records continue from them.
+    /// comes with its weight: the number of times that the whole program runs it. First each has a turn,
+    /// however long all of these take; then each turn of some 2 s goes to the workload from which the total
+    /// is expected to gain most. Workloads with records continue from them.
     ///
-    /// The time and the trials of a request bound what is spent on that one.
-    /// [`Note::Turn`](crate::Note::Turn) tells whose turn it is, [`Observer::turned`] how the whole does.
+    /// The time and the trials of a request limit what is spent on its workload.
+    /// [`Note::Turn`](crate::Note::Turn) reports the workload of a turn, [`Observer::turned`] the progress of
+    /// the total.
     ///
     /// # Errors
-    /// As [`Session::run`], and if one is there twice, is no workload, or has a weight that is not above 0.
+    /// As [`Session::run`], and if a workload is repeated, a request is for none, or a weight is not above 0.
     pub fn run_together(
         &self,
         tasks: &[(Request, f64)],
@@ -192,8 +193,8 @@ impl Session {
         run_together(tasks, time, &self.database, &self.worker, stop, observer)
     }
 
-    /// The best recorded result of a workload for this machine and this many threads; `None` where nothing is
-    /// recorded.
+    /// Finds the best recorded result of a workload for this machine and this many threads; `None` if nothing
+    /// is recorded.
     ///
     /// # Errors
     /// If the database cannot be read.

@@ -1,4 +1,4 @@
-//! Stores of winners that machines share: a folder, or a copy of one that an HTTP server gives out.
+//! Stores of winners that machines share: a folder, or a copy of one that an HTTP server serves.
 //!
 //! ```text
 //! tilewright-store               "tilewright store 1", then the folders of targets, a line each
@@ -6,10 +6,10 @@
 //! x86_64-znver5-512/3f/3f….jsonl an entry
 //! ```
 //!
-//! An entry has the winners of a workload on a target with some number of threads: records as JSON lines, of
-//! each template and each version of its space the fastest. It is written as a whole, so that who reads
-//! beside who writes sees the entry before or after, and takes no lock. Whoever reads believes an entry as
-//! far as it can be true, as an import; a server that does not answer is asked once.
+//! An entry has the winners of a workload on a target with some number of threads: records as JSON lines, the
+//! fastest of each template and each version of its space. It is replaced as a whole, so that a concurrent
+//! reader sees the entry before or after and takes no lock. A reader checks that entries are plausible, as an
+//! import does; a server that does not answer is asked only once.
 
 mod entry;
 mod first_use;
@@ -38,27 +38,27 @@ use store_location::StoreLocation;
 /// Environment variable that names the shared store if no option does.
 pub const STORE_VARIABLE: &str = "TILEWRIGHT_STORE";
 
-/// Name of the file that tells a store.
+/// Name of the file that marks a store.
 const MARK: &str = "tilewright-store";
 /// First line of that file.
 const VERSION: &str = "tilewright store 1";
 /// Name of the list of a target's entries.
 const INDEX: &str = "index";
-/// Bytes of an entry, of the mark, and of the list of a target's entries, beyond which it is none.
+/// Maximum sizes in bytes of an entry, of the mark, and of the list of a target's entries.
 const MOST_ENTRY_BYTES: u64 = 4 << 20;
 const MOST_MARK_BYTES: u64 = 1 << 20;
 const MOST_INDEX_BYTES: u64 = 256 << 20;
-/// Notes that are kept.
+/// Maximum number of notes that are kept.
 const MOST_NOTES: usize = 5;
 
 /// Store of race winners, shared by machines.
 #[derive(Debug)]
 pub struct SharedStore {
     place: StoreLocation,
-    /// Names of entries by the target's folder, where a server gives the store out: one request instead of
-    /// one for each entry that is not there.
+    /// Names of entries by the target's folder, for a store on a server: one request instead of one for each
+    /// missing entry.
     names: Mutex<HashMap<String, Arc<HashSet<String>>>>,
-    /// Folders of targets, once the mark was read.
+    /// Folders of targets, once the mark has been read.
     targets: Mutex<Option<Arc<Vec<String>>>>,
     is_lost: AtomicBool,
     notes: Mutex<Vec<String>>,
@@ -72,7 +72,7 @@ impl SharedStore {
     /// Store at a folder, or at an address such as `http://host/path`.
     ///
     /// # Errors
-    /// Bad input where the text is neither. Nothing is read yet.
+    /// Bad input if the text is neither. Nothing is read yet.
     pub fn new(place: &str) -> Result<SharedStore, Error> {
         Ok(SharedStore {
             place: StoreLocation::parse(place)?,
@@ -116,8 +116,8 @@ impl SharedStore {
         }
     }
 
-    /// The fastest winner of a workload that can be true, of one template or over all, and the number of
-    /// those that cannot. A store that cannot be read has none, which a note says.
+    /// Finds the fastest plausible winner of a workload, of one template or of all, and counts implausible
+    /// ones. A store that cannot be read has none, and a note says so.
     pub(crate) fn best(
         &self,
         workload: &Workload,
@@ -167,7 +167,7 @@ impl SharedStore {
         self.note(&format!("the entry of {workload} is refused: {why}"));
     }
 
-    /// Winners of an entry; none where there are none, or they cannot be read, which is noted.
+    /// Winners of an entry; `None` if it is missing, or cannot be read, which is noted.
     fn entry(&self, key: &EntryKey) -> Option<Vec<Entry>> {
         if self.is_lost.load(Ordering::Relaxed) {
             return None;
@@ -190,10 +190,10 @@ impl SharedStore {
         (winners[0].key() == *key).then_some(winners)
     }
 
-    /// Folders of targets, once the mark says that this is a store.
+    /// Folders of targets, once the mark has been checked.
     ///
     /// # Errors
-    /// If it is none, or of a later version, or cannot be read.
+    /// If it is not a store, is of a later version, or cannot be read.
     fn targets(&self) -> Result<Arc<Vec<String>>, String> {
         let mut known = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(targets) = &*known {
@@ -214,10 +214,10 @@ impl SharedStore {
         Ok(Arc::clone(known.insert(Arc::new(targets))))
     }
 
-    /// Names of a target's entries: the list of it, or what is in a folder.
+    /// Names of a target's entries, from its list or from the folder's content.
     ///
     /// # Errors
-    /// If they cannot be read, or the list is cut off.
+    /// If they cannot be read, or the list is truncated.
     fn names(&self, target: &str) -> Result<Arc<HashSet<String>>, String> {
         let mut known = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(names) = known.get(target) {
@@ -282,7 +282,7 @@ impl SharedStore {
     }
 }
 
-/// Whether records of a target are of a machine, whatever the caches or the class.
+/// Whether records of a target are of a machine, in any cache state and of any class.
 pub(super) fn is_of(target: &str, machine: &str) -> bool {
     target.strip_prefix(machine).is_some_and(|rest| rest.is_empty() || rest.starts_with(['/', '@']))
 }

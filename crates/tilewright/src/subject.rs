@@ -31,7 +31,7 @@ pub(crate) trait Runnable: Sync {
     /// Validator of records: they must be of this space.
     fn validator(&self) -> Validator;
 
-    /// Nanoseconds below which no time can be true.
+    /// Lower bound on plausible times, in nanoseconds.
     fn least_ns(&self) -> f64;
 
     /// Limits of builds and runs.
@@ -43,7 +43,7 @@ pub(crate) trait Runnable: Sync {
     /// Makes the search, with the configurations to begin with.
     ///
     /// # Errors
-    /// If there is no such search, or nothing can be learned from where the request says.
+    /// If there is no such search, or the requested source has nothing to learn from.
     fn search(&self, observer: &dyn Observer) -> Result<HeadOfSearch, Error>;
 
     /// Configurations recorded as the best under other conditions, to begin with.
@@ -60,22 +60,22 @@ pub(crate) trait Runnable: Sync {
     /// If memory does not suffice or workers do not start.
     fn start(&self, stop: &AtomicBool, observer: &dyn Observer) -> Result<Option<Box<dyn Measure + '_>>, Error>;
 
-    /// Fewest candidates that keep the measurement busy.
+    /// Minimum batch size that keeps the measurement busy.
     fn least_batch(&self) -> usize {
         1
     }
 
-    /// Whether times mean nothing where candidates are measured.
+    /// Whether the measuring device is emulated, so that times are meaningless.
     fn is_emulated(&self) -> bool {
         false
     }
 
-    /// Measures the peak of the machine, in 10⁹ operations a second, if anybody can.
+    /// Measures the peak of the machine, in 10⁹ operations a second, if possible.
     fn peak_gflops(&self) -> Option<f64> {
         None
     }
 
-    /// About how long a start takes, and a run of a kernel at peak, in seconds.
+    /// Estimated seconds of a start, and of a kernel run at peak throughput.
     fn start_and_run_s(&self, _peak_gflops: f64) -> Option<(f64, f64)> {
         None
     }
@@ -85,20 +85,20 @@ pub(crate) trait Runnable: Sync {
         None
     }
 
-    /// Whether every candidate that was measured has given the right answer.
+    /// Whether every measured candidate has given the correct result.
     fn is_verified(&self) -> bool;
 
-    /// Throughput at a time, in 10⁹ operations a second; 0 if nobody counts operations.
+    /// Throughput for a time, in 10⁹ operations a second; 0 without an operation count.
     fn gflops(&self, _ns: f64) -> f64 {
         0.0
     }
 
-    /// Metrics of a program of the user's, which may have changed since it was recorded.
+    /// Metrics of a user's program, which may have changed since it was recorded.
     fn objectives(&self) -> Option<&Objectives> {
         None
     }
 
-    /// Adds what users know a configuration by to a result.
+    /// Adds the form in which users know a configuration to a result.
     fn describe(&self, best: Best, _config: &Config) -> Best {
         best
     }

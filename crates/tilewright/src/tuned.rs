@@ -161,7 +161,7 @@ pub struct Race {
     /// Whether winner and runner-up are statistically indistinguishable.
     #[serde(rename = "tie")]
     pub is_tie: bool,
-    /// Throughput of the first guess in GFLOP/s, which runs where nothing is recorded.
+    /// Throughput of the first guess in GFLOP/s, which runs if nothing is recorded.
     pub untuned_gflops: Option<f64>,
     /// Result of the first guess.
     #[serde(skip)]
@@ -188,7 +188,7 @@ pub struct WallSeconds {
     pub total: f64,
 }
 
-/// Laps of a run.
+/// Stopwatch of a run's phases.
 pub(crate) struct Wall {
     last: Instant,
     pub seconds: WallSeconds,

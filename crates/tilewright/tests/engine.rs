@@ -1,4 +1,4 @@
-//! Runs of the library on commands: everything that a run does is one engine's, whatever is measured.
+//! Runs of the library on commands: one engine serves every kind of subject.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,13 +43,13 @@ fn trials_of_another_process_enter_the_race() {
     let (session, messages, is_first) = (session(&folder), Messages::default(), AtomicBool::new(true));
     let observer = |note: Note| {
         if matches!(note, Note::Search(..)) && is_first.swap(false, Ordering::Relaxed) {
-            // As another process would.
+            // As in another process.
             let all = request(8).race(false);
             assert_eq!(run(&session, &all, &()).unwrap().best.unwrap().config["x"], 1);
         }
         messages.note(note);
     };
-    // Of eight configurations one is measured: whichever it is, others of the file are faster.
+    // Of eight configurations one is measured: whichever it is, the file has faster ones.
     let tuned = run(&session, &request(1).seed(1), &observer).unwrap();
     assert!(messages.has("another process has recorded"), "{:?}", messages.0);
     let best = tuned.best.unwrap();
@@ -68,7 +68,7 @@ fn a_run_with_nothing_left_says_what_is_missing() {
         messages.has("all trials asked for are recorded already: there is nothing to search; the leaders have yet")
     );
     assert!(tuned.race.is_some() && tuned.new_trials == 0);
-    // The race is settled now.
+    // The race has a recorded winner now.
     let messages = Messages::default();
     let tuned = run(&session, &request(8), &messages).unwrap();
     assert!(messages.has("recorded already") && !messages.has("nothing to search"), "{:?}", messages.0);

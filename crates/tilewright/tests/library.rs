@@ -1,11 +1,11 @@
-//! The library as a program uses it: the example, and what it refuses.
+//! The library in a program: the example, and requests that are refused.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use tilewright::{Best, Element, Kernel, Request, Session, Workload, bf16, f16};
 
-/// A program of `examples/`, which cargo builds with the tests.
+/// Program of `examples/`, which cargo builds with the tests.
 fn example(name: &str) -> PathBuf {
     let this = std::env::current_exe().expect("a test has a path");
     this.ancestors().nth(2).expect("it is in a folder of the target folder").join("examples").join(name)
@@ -21,7 +21,7 @@ fn the_example_tunes_and_calls_a_kernel() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("GFLOP/s") && text.contains("3072 sums of 32 products, each 16"), "{text}");
-    // What was recorded is there for others.
+    // Records are available to other sessions.
     let session = Session::open(&database).unwrap();
     let workload = Workload::parse("matmul:m=64,n=48,k=32").unwrap();
     assert!(session.best(&workload, 1).unwrap().is_some_and(|best| best.is_confirmed));
@@ -30,7 +30,7 @@ fn the_example_tunes_and_calls_a_kernel() {
     assert!(error.is_input() && error.to_string().contains("tune it first"), "{error}");
 }
 
-/// A kernel of a template's first guess.
+/// Kernel of a template's first guess.
 fn kernel(text: &str, threads: usize) -> Kernel {
     let task = Request::parse(text).unwrap().threads(threads).task().unwrap();
     let workload = &task.setting.workload;

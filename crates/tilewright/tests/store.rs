@@ -15,7 +15,7 @@ use tilewright_tune::{Task, TemplateSetting};
 
 const WORKLOAD: &str = "matmul:m=64,n=64,k=64";
 
-/// A record that won its race in so many nanoseconds.
+/// Record that won its race with a median of `median_ns`.
 fn won(target: &str, threads: u32, config: &Json, median_ns: f64) -> Json {
     json!({
         "workload": WORKLOAD, "target": target, "template": "matmul", "threads": threads, "config": config,
@@ -47,7 +47,7 @@ fn task(n_threads: usize) -> Task {
     Task::new(TemplateSetting { workload, target, n_threads }, Some("matmul")).unwrap()
 }
 
-/// A winner of this machine with so many threads.
+/// Winner of this machine with this many threads.
 fn won_here(threads: u32) -> Entry {
     let name = target_name(&host::target(), Caches::Warm);
     entry(&won(&name, threads, &config(&task(threads as usize), 1), 5e4))
@@ -62,7 +62,7 @@ fn store(place: &Path) -> SharedStore {
     SharedStore::new(place.to_str().unwrap()).unwrap()
 }
 
-/// Result of a look-up without any database: the configuration, and what is noted.
+/// Result of a look-up without any database: the configuration, and the notes.
 fn look_up(place: &str) -> (Option<Json>, Vec<String>) {
     let folder = tempfile::tempdir().unwrap();
     let database = Database::new(Some(&folder.path().join("none.db"))).unwrap();
@@ -138,7 +138,7 @@ fn a_winner_is_found_and_what_cannot_be_true_is_refused() {
     store(&place).push(vec![entry(&won(&name, 1, &good, 5e4))]).unwrap();
     assert_eq!(look_up(text), (Some(good.clone()), vec![]));
 
-    // What nobody can push, somebody writes.
+    // An entry that `push` would refuse is written by hand.
     let path = only_entry(&place);
     let whole = fs::read_to_string(&path).unwrap();
     let with = |pointer: &str, value: Json| {
@@ -166,7 +166,7 @@ fn a_winner_is_found_and_what_cannot_be_true_is_refused() {
         assert!(found.is_none() && notes.len() == 1 && notes[0].contains(why), "{why}: {notes:?}");
         assert!(!notes[0].contains('\n'), "{notes:?}");
     }
-    // In the way of a good one it is replaced.
+    // A good entry replaces it.
     store(&place).push(vec![entry(&won(&name, 1, &good, 5e4))]).unwrap();
     assert_eq!(look_up(text), (Some(good), vec![]));
 }
@@ -217,7 +217,7 @@ fn folders_of_something_else_are_left_alone() {
 fn who_reads_beside_who_writes_sees_whole_entries() {
     let folder = tempfile::tempdir().unwrap();
     let target = "x86_64/elsewhere/512";
-    // Each is better than the one before, and has another length.
+    // Each is better than the previous one, and has another length.
     let push = |at: u32| {
         let long = "x".repeat((at * 7919 % 3000) as usize);
         let record = won(target, 1, &json!({"m": long}), 1e6 - f64::from(at));
@@ -246,7 +246,7 @@ fn who_reads_beside_who_writes_sees_whole_entries() {
                 })
             })
             .collect();
-        // Of two that write, none loses what the other wrote.
+        // Two concurrent writers lose none of each other's entries.
         scope.spawn(|| (1..60).step_by(2).for_each(push));
         (2..60).step_by(2).for_each(push);
         is_over.store(true, Ordering::Relaxed);
@@ -256,21 +256,21 @@ fn who_reads_beside_who_writes_sees_whole_entries() {
     assert_eq!(times, [1e6 - 59.0]);
 }
 
-/// Way in which a server answers, besides with the files of a folder.
+/// Behaviour of a server, besides serving the files of a folder.
 #[derive(Clone, Copy)]
 enum Answers {
     Whole,
     /// Half of each entry.
     Cut,
-    /// The beginning of an answer, and then nothing.
+    /// Beginning of a reply, and then nothing.
     Silent,
     /// An error.
     Failing,
-    /// Bytes that are no answer.
+    /// Bytes that are no reply.
     Noise,
 }
 
-/// Address of a server of a folder, for as long as the process lives.
+/// Address of a server of a folder, which runs as long as the process.
 fn serve(folder: &Path, answers: Answers) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}/a/store/", listener.local_addr().unwrap());

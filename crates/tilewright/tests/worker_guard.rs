@@ -1,18 +1,18 @@
-//! A program that forgets `serve_if_worker`: its worker refuses to open a session, and starts no workers of
-//! its own. Not a `#[test]`, as the process under test is a program of its own arguments: this one.
+//! Program that forgets `serve_if_worker`: its worker refuses to open a session, and starts no workers of its
+//! own. This is not a `#[test]`, as the process under test is a program with its own arguments: this one.
 
 use std::process::{Command, ExitCode};
 
 use tilewright::Session;
 
-/// The argument by which a program's workers are started.
+/// Argument by which a program's workers are started.
 const WORKER: &str = "--tilewright-worker";
 
 fn main() -> ExitCode {
     let folder = tempfile::tempdir().expect("a folder for the records");
     let session = Session::open(folder.path().join("records.db"));
     if std::env::args().nth(1).as_deref() == Some(WORKER) {
-        // What a program without the call does when it is started as a worker.
+        // Behaviour of a program without the call when it is started as a worker.
         return match session {
             Ok(_) => ExitCode::SUCCESS,
             Err(error) => {

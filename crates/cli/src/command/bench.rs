@@ -40,7 +40,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
     let target = prepare(args)?;
     let session = Session::new(args.records.database()?, worker_command()?);
     let interrupts = Interrupts::default();
-    // Why a peer is left out is said once for all workloads.
+    // The reason why a peer is left out is printed once for all workloads.
     let said = Mutex::new(HashSet::new());
     let mut all: Vec<BenchRow> = Vec::new();
     let mut text = String::new();
@@ -72,7 +72,7 @@ pub fn run(args: &BenchArgs, as_json: bool) -> anyhow::Result<()> {
                 message(&nothing_recorded(&workload, &target, &args.machine, Caches::Warm, database, &passed_over));
             }
             Err(error) if all.is_empty() => return Err(error.into()),
-            // What was measured until then is told.
+            // Results measured so far are printed.
             Err(error) => {
                 fault = Some(error.into());
                 break;

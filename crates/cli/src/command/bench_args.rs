@@ -46,7 +46,7 @@ pub struct BenchArgs {
     pub inputs: InputArgs,
 }
 
-/// The peers, for the help text.
+/// Peers, for the help text.
 fn peers_help() -> String {
     let lines = PEERS.iter().map(|spec| format!("  {:15} {}\n", spec.name, spec.text));
     format!(
@@ -57,10 +57,10 @@ fn peers_help() -> String {
     )
 }
 
-/// Checks that other libraries can be looked for where an option says.
+/// Checks that the folder given for other libraries exists.
 ///
 /// # Errors
-/// Bad input where that is no folder.
+/// Bad input if it is not a folder.
 pub fn check_peer_path(folder: Option<&Path>) -> anyhow::Result<()> {
     match folder.filter(|folder| !folder.is_dir()) {
         None => Ok(()),
@@ -70,16 +70,16 @@ pub fn check_peer_path(folder: Option<&Path>) -> anyhow::Result<()> {
     }
 }
 
-/// The runtimes, for the help text.
+/// Runtimes, for the help text.
 fn model_peers_help() -> String {
     let lines = MODEL_PEERS.iter().map(|spec| format!("  {:18} {}\n", spec.name, spec.text));
     format!("Peers for a model:\n{}", lines.collect::<String>())
 }
 
-/// The machine that is asked for, and a word of what will make times others than they could be.
+/// Resolves the requested machine, and warns of anything that distorts times.
 ///
 /// # Errors
-/// Bad input where kernels for the target do not run here.
+/// Bad input if kernels for the target do not run here.
 pub fn prepare(args: &BenchArgs) -> anyhow::Result<Target> {
     let target = args.machine.place().runnable_target()?;
     args.machine.warn_of_limits();
@@ -89,10 +89,10 @@ pub fn prepare(args: &BenchArgs) -> anyhow::Result<Target> {
     Ok(target)
 }
 
-/// Rows of a table that a list asks for, each by one of its names; `None` without a list.
+/// Rows of a table selected by a list, each by one of its names; `None` without a list.
 ///
 /// # Errors
-/// Bad input where a name is of no row; `none` says what there is not.
+/// Bad input if a name matches no row; `none` describes what is missing.
 pub fn chosen<T>(
     rows: &'static [T],
     list: Option<&str>,

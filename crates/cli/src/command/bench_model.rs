@@ -21,7 +21,7 @@ use crate::output::{message, write_result};
 /// Measures a model.
 ///
 /// # Errors
-/// Bad input if the model or a peer is none; failure if no implementation runs it.
+/// Bad input if the model or a peer is invalid; failure if no implementation runs it.
 pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     let threads = args.machine.threads;
     let named = bench_args::chosen(MODEL_PEERS, args.against.as_deref(), "no peer for models", |spec| {
@@ -80,7 +80,7 @@ pub fn run(args: &BenchArgs, path: &Path, as_json: bool) -> anyhow::Result<()> {
     write_result(as_json, &json!({"rows": measured.rows, "geomean": geomean}), &text)
 }
 
-/// Sizes of an open dimension that a model is measured at.
+/// Number of sizes of an open dimension at which a model is measured.
 const N_SIZES: usize = 8;
 
 /// Model with an open dimension.
@@ -92,7 +92,7 @@ struct OpenModel<'a> {
 }
 
 impl OpenModel<'_> {
-    /// Measures it at several sizes, each beside runtimes that know it ahead.
+    /// Measures the model at several sizes, each compared with runtimes that know the size in advance.
     fn run(
         &self,
         args: &BenchArgs,
@@ -128,7 +128,7 @@ impl OpenModel<'_> {
             sizes.extend(dim.spread(N_SIZES).into_iter().map(|size| (tokens, size)));
         }
         let (mut rows, mut text) = (Vec::new(), String::new());
-        // Of a batch the most items, so that each size is there for all of them.
+        // For a batch, the maximum number of items, so that each size has inputs for all of them.
         let whole = items.as_ref().map_or_else(|| file.clone(), |items| file.at(items, items.most));
         let of_items = items.as_ref().map_or(String::new(), |items| format!("{}={}, ", items.name, items.most));
         for (tokens, size) in sizes {
@@ -169,7 +169,7 @@ impl OpenModel<'_> {
 /// Takes the model in a list of workloads, if it is one; `done` names the action, for the error.
 ///
 /// # Errors
-/// Bad input where it comes with something else.
+/// Bad input if it is combined with other workloads.
 pub fn alone(workloads: &[String], done: &str) -> anyhow::Result<Option<PathBuf>> {
     match (workloads, workloads.iter().find(|text| ModelArgs::is_model(text))) {
         (_, None) => Ok(None),

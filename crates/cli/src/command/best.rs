@@ -1,4 +1,4 @@
-//! `best`: the best recorded configuration, at once. Neither the code generator nor a worker starts for it.
+//! `best`: the best recorded configuration, without delay: it starts neither the code generator nor a worker.
 
 use clap::Args;
 use serde_json::json;
@@ -25,7 +25,7 @@ pub struct BestArgs {
     store: StoreArgs,
 }
 
-/// Shows the best of a command, or of a kernel of the user's.
+/// Shows the best record of a user's command or kernel.
 fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let (name, threads) = (&args.of.workload, args.of.machine.threads);
     let database = args.records.database()?;
@@ -55,7 +55,7 @@ fn own(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
 /// Shows the best recorded configuration.
 ///
 /// # Errors
-/// Bad input where the workload does not exist, or the file is no database.
+/// Bad input if the workload does not exist, or the file is not a database.
 pub fn run(args: &BestArgs, as_json: bool) -> anyhow::Result<()> {
     let machine = &args.of.machine;
     if tilewright::is_own(&args.of.workload) {

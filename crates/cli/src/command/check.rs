@@ -36,10 +36,10 @@ struct TunedKernels {
     database: String,
 }
 
-/// Shows a model. The exit code is 1 where something of it is not supported.
+/// Shows a model. The exit code is 1 if something in it is not supported.
 ///
 /// # Errors
-/// Bad input where the file is no model, or a dimension is not bound.
+/// Bad input if the file is not a model, or a dimension is not bound.
 pub fn run(args: &CheckArgs, as_json: bool) -> anyhow::Result<()> {
     let model = args.model.read()?;
     let special = args.model.largest(&model.graph)?.specialise(&model, Bindings::default().fold_bytes)?;
@@ -64,9 +64,9 @@ struct CheckedModel<'a> {
     problems: Vec<String>,
     kinds: Vec<Refused>,
     optional: Vec<(String, TensorType)>,
-    /// Texts that outputs are the places of.
+    /// Texts that the indices in outputs refer to.
     labels: Vec<(&'a str, &'a [String])>,
-    /// Results of 16 bits that are kept in f32.
+    /// Number of 16-bit results that are kept in f32.
     n_halves: usize,
     outline: Option<Outline>,
     tuned: Option<TunedKernels>,
@@ -99,12 +99,12 @@ impl<'a> CheckedModel<'a> {
         self.summary.flops() as f64 / 1e9
     }
 
-    /// Passes that rewrote the model, where they are asked for.
+    /// Passes that rewrote the model, if requested.
     fn trace(&self) -> Option<&Trace> {
         self.outline.as_ref().filter(|_| self.args.trace).map(|outline| &outline.trace)
     }
 
-    /// Nodes that are left to run.
+    /// Number of nodes that remain to be run.
     fn n_nodes(&self) -> usize {
         self.special.graph.nodes().len()
     }
@@ -205,7 +205,7 @@ impl<'a> CheckedModel<'a> {
     }
 }
 
-/// Initializers that are inputs as well, with their types: defaults that may be replaced.
+/// Initializers that are also inputs, with their types: defaults that may be replaced.
 fn defaults(graph: &Graph) -> Vec<(String, TensorType)> {
     let typed = |&id: &ValueId| {
         let value = graph.value(id);
@@ -214,7 +214,7 @@ fn defaults(graph: &Graph) -> Vec<(String, TensorType)> {
     graph.defaults.iter().filter_map(typed).collect()
 }
 
-/// An operator that is refused, with its first nodes.
+/// Formats an unsupported operator, with its first nodes.
 fn kind_line(kind: &Refused) -> String {
     const SHOWN: usize = 5;
     let shown = kind.nodes[..kind.nodes.len().min(SHOWN)].join(", ");
@@ -223,8 +223,8 @@ fn kind_line(kind: &Refused) -> String {
     format!("{kind}: {} (nodes {shown}{more})", kind.reason)
 }
 
-/// Outline of a run of a supported model; with a database that of the run with its records, and the share of
-/// kernels tuned there.
+/// Outline of a run of a supported model; with a database, of the run with its records, and the share of
+/// kernels that are tuned there.
 fn outline(args: &CheckArgs, model: &Model) -> anyhow::Result<(Option<Outline>, Option<TunedKernels>)> {
     let target = args.machine.place().target()?;
     let mut fused = args.model.lowered(model, KernelRounding::default(), &target)?;

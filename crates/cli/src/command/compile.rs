@@ -1,4 +1,4 @@
-//! `compile`: a kernel as a library for C, Rust or Python programs, which need nothing of ours to use it.
+//! `compile`: a kernel as a library for C, Rust or Python programs, which do not depend on Tilewright.
 
 use std::path::{Path, PathBuf};
 
@@ -56,8 +56,8 @@ pub struct CompileArgs {
 /// Compiles the best recorded kernel of a workload or model, or the first guess if none is recorded.
 ///
 /// # Errors
-/// Bad input where the workload does not exist, its constants are not given, or the folder cannot be written;
-/// where `cc` is needed and fails.
+/// Bad input if the workload does not exist, its constants are not given, or the folder cannot be written;
+/// failure if `cc` is needed and fails.
 pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     if ModelArgs::is_model(&args.of.workload) {
         return compile_model(args, as_json);
@@ -92,7 +92,7 @@ pub fn run(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     args.write(&text, &model, &target, &made_of, json, as_json)
 }
 
-/// Compiles a model with the best kernels that are recorded.
+/// Compiles a model with the best recorded kernels.
 fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(constant) = args.constants.first() {
         return Err(bad_input(format!("--constant {constant}: a model has its constants (leave it out)")));
@@ -126,8 +126,8 @@ fn compile_model(args: &CompileArgs, as_json: bool) -> anyhow::Result<()> {
 }
 
 impl CompileArgs {
-    /// Writes the library of a model, named after a text where no name is given, and made of these; tells
-    /// which files there are now, with what else there is to tell.
+    /// Writes the library of a model, named after `text` if no name is given; reports the written files and
+    /// other facts.
     fn write(
         &self,
         text: &str,
@@ -154,7 +154,7 @@ impl CompileArgs {
     }
 }
 
-/// The constants of a program, which are all given.
+/// Reads the constants of a program, all of which must be given.
 fn constants(given: &[String], program: &Program) -> anyhow::Result<Vec<(String, Bytes)>> {
     let pair = |pair: &String| {
         let hint = || bad_input(format!("--constant `{}` is not a name and a file (give NAME=FILE)", one_line(pair)));

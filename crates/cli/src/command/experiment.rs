@@ -71,8 +71,8 @@ pub struct ExperimentArgs {
 /// Runs an experiment, or lists them.
 ///
 /// # Errors
-/// Bad input where there is no such experiment, a search does not exist, or the folder holds something else;
-/// failure where workers do not start or files cannot be written.
+/// Bad input if there is no such experiment, a search does not exist, or the folder holds something else;
+/// failure if workers do not start or files cannot be written.
 pub fn run(args: &ExperimentArgs, as_json: bool) -> anyhow::Result<()> {
     let Some(name) = args.name.as_ref().filter(|_| !args.list) else { return list(as_json) };
     if !(args.budget > 0.0 && args.budget <= 1e6) {
@@ -123,7 +123,7 @@ fn of_runs(args: &ExperimentArgs, name: &str) -> anyhow::Result<ExperimentResult
     Ok(interrupts.listen(|caller| plan.carry_out(&args.beside, &worker, caller))?)
 }
 
-/// Runs the experiment of operators beside libraries.
+/// Runs the experiment that compares operators with libraries.
 fn of_operators(args: &ExperimentArgs) -> anyhow::Result<ExperimentResult> {
     let (request, worker) = (beside_request(operators::NAME, operators::TIME, args)?, worker_command()?);
     Ok(Interrupts::watch()?.listen(|caller| operators::carry_out(&request, &worker, caller))?)
@@ -135,8 +135,8 @@ fn of_networks(args: &ExperimentArgs) -> anyhow::Result<ExperimentResult> {
     Ok(Interrupts::watch()?.listen(|caller| networks::carry_out(&request, &worker, caller))?)
 }
 
-/// Makes the request of an experiment that tunes something and measures it once beside others, if the options
-/// are among its own.
+/// Makes the request of an experiment that tunes each problem and compares it once with others, if the
+/// options apply to it.
 fn beside_request(name: &str, time: Duration, args: &ExperimentArgs) -> anyhow::Result<BesideRequest> {
     let given = [
         ("--arm", !args.arms.is_empty()),
@@ -179,7 +179,7 @@ fn of_sequences(args: &ExperimentArgs) -> anyhow::Result<ExperimentResult> {
     Ok(interrupts.listen(|caller| sequence::carry_out(&request, caller))?)
 }
 
-/// Computes an experiment that measures nothing.
+/// Computes an illustration, which measures nothing.
 fn of_picture(args: &ExperimentArgs, picture: &Picture) -> anyhow::Result<ExperimentResult> {
     let given = [
         ("--problem", !args.problems.is_empty()),
@@ -197,7 +197,7 @@ fn of_picture(args: &ExperimentArgs, picture: &Picture) -> anyhow::Result<Experi
     Ok(picture.carry_out(args.seed, args.output.clone())?)
 }
 
-/// Refuses options that mean nothing to an experiment.
+/// Refuses options that do not apply to an experiment.
 fn refuse(name: &str, given: &[(&str, bool)]) -> anyhow::Result<()> {
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((option, _)) => Err(bad_input(format!("{option} is not for {name} (leave it out)"))),
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
     use crate::command::tune_args::TuneArgs;
 
-    /// The arguments of `tune` as words of a command line.
+    /// Arguments of `tune` as words of a command line.
     #[derive(Parser)]
     #[command(no_binary_name = true)]
     struct TuneWords {
@@ -240,7 +240,7 @@ mod tests {
                 let machine = args.machine().unwrap();
                 let asked = args.request_for(&machine, workload, false).unwrap();
                 let planned = planned.request(Path::new("")).unwrap().target(machine.0);
-                // What an error would call an option is the command's alone.
+                // The name of an option in errors differs between the command and the library.
                 let asked = format!("{asked:?}").replace("option: Some(\"--transfer\")", "option: None");
                 assert_eq!(asked, format!("{planned:?}"));
             }

@@ -1,4 +1,4 @@
-//! Fleets: the devices of others, and this machine as one. Without the feature `fleet` they are refused.
+//! Fleets: devices of other machines, and this machine as a device. Refused without the feature `fleet`.
 
 #[cfg(feature = "fleet")]
 mod serve;

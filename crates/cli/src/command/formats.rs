@@ -1,4 +1,4 @@
-//! Files of other tuners, as commands take them, and `formats`, which lists them.
+//! Files of other tuners, as arguments of commands, and `formats`, which lists their formats.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub struct FormatArgs {
 /// Finds the format of this name.
 ///
 /// # Errors
-/// Which ones there are.
+/// If there is none; the message lists the known ones.
 pub fn format(name: &str) -> Result<&'static Format, String> {
     let known = || FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ");
     named(name).ok_or_else(|| format!("there are {}", known()))
@@ -29,7 +29,7 @@ pub fn format(name: &str) -> Result<&'static Format, String> {
 /// Reads what another tuner recorded in a file.
 ///
 /// # Errors
-/// Bad input where the file cannot be read, or nothing can be known of what it holds.
+/// Bad input if the file cannot be read, or has no usable content.
 pub fn read_file(path: &Path, description: Option<&[u8]>, format: &FormatArgs) -> anyhow::Result<Recorded> {
     let file = super::read_file(path, "results of a tuner; `tilewright formats` lists which")?;
     let recorded = read(&name_of(path), &file, description, format.given);
@@ -44,7 +44,7 @@ pub fn refuse(path: &Path, error: &FormatError) -> anyhow::Error {
 /// Lists the formats.
 ///
 /// # Errors
-/// Failure where the output cannot be written.
+/// Failure if the output cannot be written.
 pub fn run(as_json: bool) -> anyhow::Result<()> {
     let json = |format: &Format| {
         let Format { name, what, read_for, .. } = format;

@@ -1,4 +1,4 @@
-//! The subcommands, and what several of them take.
+//! Subcommands, and the arguments that several of them share.
 
 pub mod bench;
 pub mod bench_args;
@@ -46,13 +46,13 @@ use crate::output::{message, shell_quoted};
 use tilewright::Database;
 pub use tilewright::format::count;
 
-/// The hidden subcommand that is a worker of a device.
+/// Hidden subcommand that runs a worker of a device.
 pub const WORKER: &str = "worker";
 
-/// A file that the user named, as a whole; `wanted` says what it should be.
+/// Reads a whole file named by the user; `wanted` describes the expected content.
 ///
 /// # Errors
-/// Bad input where it cannot be read.
+/// Bad input if it cannot be read.
 fn read_file(path: &Path, wanted: &str) -> anyhow::Result<Vec<u8>> {
     Ok(tilewright::file::read(path, wanted)?)
 }
@@ -71,13 +71,13 @@ pub struct KernelRounding {
 }
 
 impl KernelRounding {
-    /// Has a workload round so.
+    /// Sets this rounding in a workload.
     pub fn ask(self, workload: &mut Workload) {
         workload.exact |= self.exact;
         workload.bf16 |= self.bf16;
     }
 
-    /// The options again.
+    /// Command line options that request this rounding.
     pub fn options(self) -> &'static str {
         match self {
             KernelRounding { exact: true, .. } => " --exact",
@@ -101,17 +101,17 @@ pub struct WorkloadArgs {
 }
 
 impl WorkloadArgs {
-    /// The workload.
+    /// Parses the workload.
     ///
     /// # Errors
-    /// Bad input where the text names none.
+    /// Bad input if the text names no workload.
     pub fn workload(&self) -> anyhow::Result<Workload> {
         let mut workload = Workload::parse(&self.workload).or_bad_input("")?;
         self.rounding.ask(&mut workload);
         Ok(workload)
     }
 
-    /// The workload, or those of a set.
+    /// Parses the workload, or the workloads of a set.
     ///
     /// # Errors
     /// As [`WorkloadArgs::workload`].
@@ -120,10 +120,10 @@ impl WorkloadArgs {
     }
 }
 
-/// The workloads that a text names: one, or those of a set.
+/// Parses the workloads that a text names: one, or those of a set.
 ///
 /// # Errors
-/// Bad input where it names none.
+/// Bad input if it names none.
 pub fn parse_workloads(text: &str, rounding: KernelRounding) -> anyhow::Result<Vec<Workload>> {
     let mut workloads = Workload::parse_all(text).or_bad_input("")?;
     workloads.iter_mut().for_each(|workload| rounding.ask(workload));
@@ -153,7 +153,7 @@ pub struct DatabaseArgs {
 }
 
 impl DatabaseArgs {
-    /// The database.
+    /// Opens the database.
     ///
     /// # Errors
     /// See [`Database::new`].
@@ -175,10 +175,10 @@ pub struct CacheArgs {
 }
 
 impl CacheArgs {
-    /// Runs `act` with the cache, and reports where that could not be written.
+    /// Runs `act` with the cache, and reports if the cache could not be written.
     ///
     /// # Errors
-    /// See [`Cache::new`], and those of what is done.
+    /// See [`Cache::new`], and errors of `act`.
     pub fn with<T>(&self, act: impl FnOnce(&Cache) -> anyhow::Result<T>) -> anyhow::Result<T> {
         if self.no_cache {
             return act(&NO_CACHE);
@@ -195,29 +195,29 @@ fn target_help() -> String {
 }
 
 impl MachineArgs {
-    /// The arguments as a place, which gives the target and checks the threads.
+    /// Converts the arguments to a device specification, which resolves the target and checks the threads.
     pub fn place(&self) -> DeviceSpec<'_> {
         DeviceSpec { device: &self.device, target: &self.target, threads: self.threads }
     }
 
-    /// Warns of limits of the system, besides those that are refused, that distort times or runs.
+    /// Warns of system limits that distort times or end runs, besides those that are refused.
     pub fn warn_of_limits(&self) {
         Allowed::here().warnings(self.threads).iter().for_each(|warning| message(&format!("warning: {warning}")));
     }
 }
 
-/// The task of a template, by default the operator's first one.
+/// Makes the task of a template, by default the operator's first one.
 ///
 /// # Errors
-/// Bad input where the operator has no such template or its space does not exist for this workload.
+/// Bad input if the operator has no such template or its space does not exist for this workload.
 pub fn make_task(workload: Workload, target: Target, n_threads: usize, template: Option<&str>) -> anyhow::Result<Task> {
     Task::new(TemplateSetting { workload, target, n_threads }, template).or_bad_input("")
 }
 
-/// Checks that some operator has a template of this name.
+/// Checks that an operator has a template of this name.
 ///
 /// # Errors
-/// Bad input where none has.
+/// Bad input if there is no such template.
 fn check_template(name: &str) -> anyhow::Result<()> {
     if TEMPLATES.iter().any(|known| known.name == name) {
         return Ok(());
@@ -241,7 +241,7 @@ enum Cold {
 }
 
 impl ColdArgs {
-    /// State of the caches that was asked for, if any.
+    /// State of the caches that was requested, if any.
     pub fn asked(&self) -> Option<Caches> {
         self.cold.map(|cold| match cold {
             Cold::All => Caches::Cold,
@@ -255,7 +255,7 @@ impl ColdArgs {
     }
 }
 
-/// The command that tunes something for the same machine, into the same database; `more` are options of it.
+/// Command that tunes something for the same machine, into the same database, with further options `more`.
 pub fn tune_command(what: &str, more: &str, machine: &MachineArgs, database: &Database) -> String {
     let mut command = format!("tilewright tune {}", shell_quoted(what));
     if machine.target != HOST {
@@ -274,8 +274,8 @@ pub fn tune_command(what: &str, more: &str, machine: &MachineArgs, database: &Da
     command
 }
 
-/// Says that nothing is recorded of a workload but what is passed over, and what records it: the same
-/// machine, where that is this one, threads, caches and database.
+/// Reports that a workload has no records except skipped ones, and the command that records it: for the same
+/// machine, if it is this one, threads, caches and database.
 fn nothing_recorded(
     workload: &str,
     target: &str,
@@ -302,7 +302,7 @@ fn nothing_recorded(
     }
 }
 
-/// Reports the records that were passed over in a search for a workload's.
+/// Reports the records that were skipped in a search for a workload's.
 pub fn tell_passed_over(workload: &Workload, passed_over: &PassedOver) {
     if passed_over.total() > 0 {
         message(&format!("{workload}: {passed_over}"));
@@ -318,7 +318,7 @@ pub fn named<T: Copy + Send + Sync>(
     PossibleValuesParser::new(possible).map(value)
 }
 
-/// Checks that an option's name may begin the names of C functions.
+/// Checks that an option's value is a valid prefix of C functions.
 ///
 /// # Errors
 /// Bad input where it is not a C identifier.
@@ -333,7 +333,7 @@ pub fn check_identifier(option: &str, name: &str) -> anyhow::Result<()> {
 /// Calls `act` at each interrupt.
 ///
 /// # Errors
-/// If the system does not let us.
+/// If the system refuses the handler.
 pub fn on_interrupt(act: impl FnMut() + Send + 'static) -> anyhow::Result<()> {
     ctrlc::set_handler(act).map_err(|error| match error {
         ctrlc::Error::System(refused) => {

@@ -1,4 +1,4 @@
-//! ONNX models as commands take them.
+//! ONNX models as arguments of commands.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,9 @@ use super::{KernelRounding, MachineArgs, count, tune_command};
 use crate::error::{bad_input, one_line};
 use crate::output::{message, shell_quoted};
 
-/// Elements of a given input that becomes a constant because shapes depend on it, at most.
+/// Maximum number of elements of a given input that becomes a constant because shapes depend on it.
 const MOST_SET: usize = 1000;
-/// Largest size of an open dimension.
+/// Maximum size of an open dimension.
 const MOST_SIZE: i64 = 1 << 20;
 /// Seed of inputs that are not given.
 const SEED: u64 = 1;
@@ -56,10 +56,10 @@ pub struct BindingArgs {
     /// again
     #[arg(long, value_name = "INPUT=NUMBERS")]
     set: Vec<String>,
-    /// Name of the dimension of which runs say a size.
+    /// Name of the open dimension, whose size each run sets.
     #[arg(skip)]
     open: Option<String>,
-    /// Sizes of the open dimensions that runs have; any where there are none.
+    /// Sizes of the open dimensions that runs have; empty for any sizes.
     #[arg(skip)]
     only: Vec<Vec<(String, i64)>>,
 }
@@ -73,7 +73,7 @@ impl BindingArgs {
     /// Refuses bindings of a workload that is not a model.
     ///
     /// # Errors
-    /// Bad input where anything is bound.
+    /// Bad input if anything is bound.
     pub fn refuse(&self, workload: &str) -> anyhow::Result<()> {
         if self.is_empty() {
             return Ok(());
@@ -84,7 +84,7 @@ impl BindingArgs {
     /// Parses the bindings.
     ///
     /// # Errors
-    /// Bad input where a text is none.
+    /// Bad input if a text is not a binding.
     pub fn bindings(&self) -> anyhow::Result<Bindings> {
         let mut bindings = Bindings { open: self.open.clone(), ..Bindings::default() };
         let bound = self.dim.iter().filter(|text| !is_range(text) && !is_list(text));
@@ -94,10 +94,10 @@ impl BindingArgs {
         Ok(bindings)
     }
 
-    /// The dimensions of which runs say a size, as they are given.
+    /// Open dimensions, as given: their sizes are set by each run.
     ///
     /// # Errors
-    /// Bad input where there are more than two, or a range is none.
+    /// Bad input if there are more than two, or a range is malformed.
     fn ranges(&self) -> anyhow::Result<Vec<OpenDimension>> {
         let texts: Vec<&String> = self.dim.iter().filter(|text| is_range(text)).collect();
         if let [first, second, third, ..] = &texts[..] {
@@ -106,8 +106,8 @@ impl BindingArgs {
         texts.into_iter().map(|text| range_of(text)).collect()
     }
 
-    /// The dimension of which runs say a size, if any, and behind it another one, if it is open too: that of
-    /// a batch whose items are of any size, if one is such.
+    /// Open dimension, if any, followed by a second one, if there are two: that of a batch whose items have
+    /// any size, if one of them is a batch.
     ///
     /// # Errors
     /// As [`BindingArgs::ranges`].
@@ -123,10 +123,10 @@ impl BindingArgs {
         }))
     }
 
-    /// Gives dimensions that a binding makes one the name of its first.
+    /// Renames dimensions that a binding joins to the name of the first one.
     ///
     /// # Errors
-    /// Bad input where no input has such a name.
+    /// Bad input if no input has a dimension of such a name.
     fn join_names(&self, graph: &mut Graph) -> anyhow::Result<()> {
         for text in &self.dim {
             let all: Vec<&str> = names(text).collect();
@@ -140,11 +140,11 @@ impl BindingArgs {
         Ok(())
     }
 
-    /// Gives dimensions that nothing binds the name of one that is bound, where the model takes no other size
-    /// for them than its: exporters make names for what is always one size. Returns the pairs.
+    /// Renames unbound dimensions to a bound one, if the model accepts only its size for them: exporters give
+    /// several names to dimensions that are always equal. Returns the pairs.
     ///
     /// # Errors
-    /// Bad input where a binding is none.
+    /// Bad input if a binding is malformed.
     fn join_equal(&self, graph: &mut Graph) -> anyhow::Result<Vec<(String, String)>> {
         let mut found = Vec::new();
         let bound: Vec<(String, usize)> = self.dim.iter().filter_map(|text| probe_of(text)).collect();
@@ -172,7 +172,7 @@ impl BindingArgs {
         }
     }
 
-    /// Hint that a name without a size may be another one of what is bound.
+    /// Hint that an unbound name may be another name of a bound dimension.
     fn joined_hint(&self, problem: &Problem) -> Option<String> {
         let Reason::Unbound(unbound) = &problem.reason else { return None };
         let ((missing, _), text) = (unbound.dims().first().copied()?, self.dim.first()?);
@@ -185,10 +185,10 @@ impl BindingArgs {
         self.shape.iter().any(|text| text.rsplit_once('=').is_some_and(|(name, _)| name == input))
     }
 
-    /// The dimension of the tokens that runs say, with the numbers of them that are taken at once, if any.
+    /// Dimension of tokens, with the numbers of tokens that a run can take at once, if there are several.
     ///
     /// # Errors
-    /// Bad input where there are several, or they are none.
+    /// Bad input if there are several such dimensions, or the list is malformed.
     pub fn pieces(&self) -> anyhow::Result<Option<(String, Vec<i64>)>> {
         let mut lists = self.dim.iter().filter(|text| is_list(text));
         let (Some(text), other) = (lists.next(), lists.next()) else { return Ok(None) };
@@ -212,10 +212,10 @@ impl BindingArgs {
         }
     }
 
-    /// The open dimension of runs of so many tokens, where there are pieces: as states have room for it.
+    /// Open dimension of runs of this many tokens, if there are pieces, limited to the room in states.
     ///
     /// # Errors
-    /// As [`BindingArgs::pieces`], and bad input where states have no room for the tokens.
+    /// As [`BindingArgs::pieces`], and bad input if states have no room for the tokens.
     pub fn dim_behind(&self, dim: OpenDimension, tokens: Option<(&str, i64)>) -> anyhow::Result<OpenDimension> {
         let (Some((name, n)), Some((_, numbers))) = (tokens, self.pieces()?) else { return Ok(dim) };
         let room = dim.most + numbers.first().copied().unwrap_or(1);
@@ -227,14 +227,14 @@ impl BindingArgs {
         Ok(OpenDimension { most, ..dim })
     }
 
-    /// The bindings of a piece of so many tokens: all of a model without pieces.
+    /// Bindings of a piece of this many tokens; all bindings for a model without pieces.
     pub fn with_tokens(&self, tokens: Option<(&str, i64)>) -> BindingArgs {
         let Some((name, n)) = tokens else { return self.clone() };
         let bound = |text: &String| if is_list(text) { format!("{name}={n}") } else { text.clone() };
         BindingArgs { dim: self.dim.iter().map(bound).collect(), ..self.clone() }
     }
 
-    /// The bindings at a size of an open dimension, which is then the one that makes things vary.
+    /// Bindings at a size of an open dimension, which stays marked as the open one.
     pub fn at(&self, dim: &OpenDimension, size: i64) -> BindingArgs {
         let is_it = |text: &String| !is_list(text) && names(text).next() == Some(&dim.name);
         let bound = |text: &String| if is_it(text) { format!("{}={size}", dim.name) } else { text.clone() };
@@ -259,12 +259,12 @@ fn is_batch_of(graph: &Graph, batch: &OpenDimension, other: &OpenDimension) -> b
     inputs().all(|dims| is_first(dims) && dims.first().is_none_or(|own| !is(own, other)))
 }
 
-/// Names of the dimensions that a binding makes one.
+/// Names of the dimensions that a binding joins.
 fn names(text: &str) -> impl Iterator<Item = &str> {
     text.rsplit_once('=').map_or("", |(names, _)| names).split(',').map(str::trim)
 }
 
-/// A binding with the first of its names alone.
+/// Binding with only the first of its names.
 fn by_first_name(text: &str) -> String {
     match (names(text).next(), text.rsplit_once('=')) {
         (Some(name), Some((_, sizes))) => format!("{name}={sizes}"),
@@ -272,8 +272,8 @@ fn by_first_name(text: &str) -> String {
     }
 }
 
-/// A name that is bound, and a size at which another one cannot be taken for it by chance: more than 1, to
-/// which anything is repeated.
+/// Bound name, and a size at which another dimension cannot be equal by chance: more than 1, which broadcasts
+/// to any size.
 fn probe_of(text: &str) -> Option<(String, usize)> {
     const PROBE: usize = 3;
     let (_, sizes) = text.rsplit_once('=')?;
@@ -284,7 +284,7 @@ fn probe_of(text: &str) -> Option<(String, usize)> {
     Some((names(text).next()?.to_owned(), if size > 1 { size } else { PROBE }))
 }
 
-/// A dimension of a range.
+/// Parses a dimension with a range.
 fn range_of(text: &str) -> anyhow::Result<OpenDimension> {
     let (_, range) = text.rsplit_once('=').expect("a size is behind a name");
     let name = names(text).next().expect("a size is behind a name");
@@ -312,7 +312,7 @@ fn is_list(text: &str) -> bool {
 }
 
 impl ModelArgs {
-    /// A model that another argument names.
+    /// Makes the arguments of a model that another argument names.
     pub fn new(path: &str, bindings: &BindingArgs) -> ModelArgs {
         ModelArgs { path: PathBuf::from(path), bindings: bindings.clone() }
     }
@@ -322,7 +322,7 @@ impl ModelArgs {
         argument.to_ascii_lowercase().ends_with(".onnx")
     }
 
-    /// The name of the file.
+    /// Name of the file.
     pub fn name(&self) -> String {
         self.path.display().to_string()
     }
@@ -330,7 +330,7 @@ impl ModelArgs {
     /// Reads the model and the files with its weights.
     ///
     /// # Errors
-    /// Bad input where it cannot be read or is none.
+    /// Bad input if it cannot be read or is not a model.
     pub fn read(&self) -> anyhow::Result<Model> {
         tell_of_shrinking();
         let mut model = read_model(&self.path)?;
@@ -341,11 +341,11 @@ impl ModelArgs {
         Ok(model)
     }
 
-    /// Feeds tensors to the model: those in the place of defaults become constants of the model, the others
-    /// are returned; shapes that nothing else determines are bound, and values that shapes depend on.
+    /// Feeds tensors to the model: those that replace defaults become constants of the model, the others are
+    /// returned; shapes that are not determined otherwise are bound, and so are values that shapes depend on.
     ///
     /// # Errors
-    /// Bad input where a tensor does not fit the model or what is bound.
+    /// Bad input if a tensor does not fit the model or the bindings.
     pub fn fed(
         &self,
         model: &mut Model,
@@ -361,7 +361,7 @@ impl ModelArgs {
         Ok((file, inputs))
     }
 
-    /// Binds the values of those given tensors that shapes depend on.
+    /// Binds the values of given tensors that shapes depend on.
     fn with_needed(mut self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<ModelArgs> {
         let mut rest: Vec<&(String, Tensor)> = given.iter().filter(|(_, x)| x.n_elements() <= MOST_SET).collect();
         while !rest.is_empty() {
@@ -381,10 +381,10 @@ impl ModelArgs {
         Ok(self)
     }
 
-    /// Refuses tensors and values in the place of a model's defaults, which peers use.
+    /// Refuses tensors and values that replace a model's defaults, which peers use.
     ///
     /// # Errors
-    /// Bad input where there is one.
+    /// Bad input if there are any.
     pub fn refuse_defaults(&self, graph: &Graph, given: &[(String, Tensor)]) -> anyhow::Result<()> {
         let bindings = self.bindings.bindings()?;
         let names = given.iter().map(|(name, _)| name).chain(bindings.values.iter().map(|(name, _)| name));
@@ -395,10 +395,10 @@ impl ModelArgs {
         }
     }
 
-    /// A tensor for each input: a given one, a bound one, or a random one.
+    /// Tensor for each input: a given one, a bound one, or a random one.
     ///
     /// # Errors
-    /// Bad input where something does not fit the model, or a size is not bound.
+    /// Bad input if a tensor does not fit the model, or a size is not bound.
     pub fn inputs(&self, model: &Model, given: &[(String, Tensor)]) -> anyhow::Result<Vec<(Value, Tensor)>> {
         Ok(all_inputs(&model.graph, &self.bindings.bindings()?, given, SEED)?)
     }
@@ -406,11 +406,11 @@ impl ModelArgs {
     /// Binds the model's free dimensions, and folds constants of at most `fold_bytes` bytes.
     ///
     /// # Errors
-    /// Bad input where a dimension is not bound, or the model breaks a rule.
+    /// Bad input if a dimension is not bound, or the model is invalid.
     pub fn specialise(&self, model: &Model, fold_bytes: usize) -> anyhow::Result<Specialised> {
         let special = specialise(&model.graph, &Bindings { fold_bytes, ..self.bindings.bindings()? });
         if let Some(problem) = special.problems.iter().find(|problem| !problem.is_unsupported()) {
-            // What is not supported is worth knowing all the same.
+            // Unsupported operators are reported nevertheless.
             let unsupported = special.problems.iter().filter(|problem| problem.is_unsupported());
             let unsupported: Vec<Problem> = unsupported.cloned().collect();
             if !unsupported.is_empty() {
@@ -425,7 +425,7 @@ impl ModelArgs {
     /// Specialises the model, and refuses unsupported operators.
     ///
     /// # Errors
-    /// Bad input where something is not.
+    /// Bad input if an operator is not supported.
     pub fn supported(&self, model: &Model) -> anyhow::Result<Specialised> {
         self.check_supported(self.specialise(model, usize::MAX)?)
     }
@@ -444,10 +444,10 @@ impl ModelArgs {
         }
     }
 
-    /// Fuses a model of supported operators for a target, for kernels that round so.
+    /// Fuses a model of supported operators for a target and this rounding of kernels.
     ///
     /// # Errors
-    /// Bad input where something is not supported in a run.
+    /// Bad input if something is not supported in a run.
     pub fn fused(&self, graph: &Graph, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
         if rounding.bf16 && !target.prefers_dot2() {
             let why = "this CPU has no products of bf16 that are faster than those of f32";
@@ -461,7 +461,7 @@ impl ModelArgs {
         Ok(fused)
     }
 
-    /// The open dimension, if any, and that of a batch beside it.
+    /// Open dimension, if any, and the second one, of a batch.
     ///
     /// # Errors
     /// As [`BindingArgs::open_dims`].
@@ -469,7 +469,7 @@ impl ModelArgs {
         self.bindings.open_dims(graph)
     }
 
-    /// The dimension of the tokens that runs say, if any, with the numbers that are taken at once.
+    /// Dimension of tokens, if any, with the numbers that a run can take at once.
     ///
     /// # Errors
     /// As [`BindingArgs::pieces`].
@@ -477,21 +477,21 @@ impl ModelArgs {
         self.bindings.pieces()
     }
 
-    /// The open dimension of runs of so many tokens; see [`BindingArgs::dim_behind`].
+    /// Open dimension of runs of this many tokens; see [`BindingArgs::dim_behind`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`BindingArgs::dim_behind`].
     pub fn dim_behind(&self, dim: OpenDimension, tokens: Option<(&str, i64)>) -> anyhow::Result<OpenDimension> {
         self.bindings.dim_behind(dim, tokens)
     }
 
-    /// Dimensions of which runs say a size, as they are bound.
+    /// Bindings of open dimensions, as given.
     pub fn open_texts(&self) -> Vec<&str> {
         let all = self.bindings.dim.iter().map(String::as_str);
         all.filter(|text| is_range(text) || is_list(text)).collect()
     }
 
-    /// The model at the largest sizes of what is open: the most tokens at once, behind the longest past.
+    /// Model at the largest open sizes: the most tokens at once, after the longest past.
     ///
     /// # Errors
     /// As [`BindingArgs::pieces`], [`BindingArgs::open_dims`] and [`BindingArgs::dim_behind`].
@@ -504,25 +504,25 @@ impl ModelArgs {
         Ok(items.iter().fold(whole, |whole, items| whole.at(items, items.most)).at(&dim, dim.most))
     }
 
-    /// The model with as many tokens a run.
+    /// Model with this many tokens per run.
     pub fn with_tokens(&self, tokens: Option<(&str, i64)>) -> ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.with_tokens(tokens) }
     }
 
-    /// The model for runs of these sizes of its open dimensions alone.
+    /// Model for runs of only these sizes of its open dimensions.
     pub fn only_at(&self, sizes: &[Vec<(OpenDimension, i64)>]) -> ModelArgs {
         let named = |own: &Vec<(OpenDimension, i64)>| own.iter().map(|(dim, size)| (dim.name.clone(), *size)).collect();
         let bindings = BindingArgs { only: sizes.iter().map(named).collect(), ..self.bindings.clone() };
         ModelArgs { path: self.path.clone(), bindings }
     }
 
-    /// The model at a size of an open dimension.
+    /// Model at a size of an open dimension.
     pub fn at(&self, dim: &OpenDimension, size: i64) -> ModelArgs {
         ModelArgs { path: self.path.clone(), bindings: self.bindings.at(dim, size) }
     }
 
     /// Fuses a model as [`ModelArgs::lowered`] does, as far as its shapes do not depend on the data; the part
-    /// of which they do is returned beside.
+    /// whose shapes do is returned separately.
     ///
     /// # Errors
     /// As [`ModelArgs::lowered`].
@@ -542,11 +542,11 @@ impl ModelArgs {
         Ok((self.fused(&self.check_supported(special)?.graph, rounding, target)?, None))
     }
 
-    /// Fuses a model as [`ModelArgs::fused`] does, with the dimensions open that are bound to ranges, if any
-    /// are. Where no net serves all sizes, and these are few, each has a net of its own.
+    /// Fuses a model as [`ModelArgs::fused`] does, with dimensions open if they are bound to ranges. If no
+    /// net serves all sizes, and there are few, each has its own net.
     ///
     /// # Errors
-    /// Bad input where something is not supported in a run, or a dimension cannot be open.
+    /// Bad input if something is not supported in a run, or a dimension cannot be open.
     pub fn lowered(&self, model: &Model, rounding: KernelRounding, target: &Target) -> anyhow::Result<Fused> {
         let Some((dim, items)) = self.open_dims(&model.graph)? else {
             return self.fused(&self.supported(model)?.graph, rounding, target);
@@ -588,8 +588,8 @@ impl ModelArgs {
         Err(bad_input(format!("{refused}; {n} sizes are more than {MOST_NETS}: {hint}")))
     }
 
-    /// Fuses a model with a net for each combination of sizes; with `opened`, of the sizes of the other
-    /// dimensions, for any size of this one.
+    /// Fuses a model with a net for each combination of sizes; with `opened`, for each combination of the
+    /// other dimensions' sizes, with this dimension open.
     fn sized(
         &self,
         model: &Model,
@@ -622,7 +622,7 @@ impl ModelArgs {
         Ok(made)
     }
 
-    /// Fuses a model with a net for all sizes of its open dimensions, a batch behind the other one.
+    /// Fuses a model with a net for all sizes of its open dimensions, a batch after the other one.
     fn opened(
         &self,
         model: &Model,
@@ -631,7 +631,7 @@ impl ModelArgs {
         target: &Target,
     ) -> anyhow::Result<Fused> {
         let lower = |file: ModelArgs| file.fused(&file.supported(model)?.graph, rounding, target);
-        // What fails at some sizes alone is a fault of the range.
+        // A failure at only some sizes is an error of the range.
         let sized = |size: i64| {
             lower(self.at(dim, size)).map_err(|error| {
                 if size == dim.most || lower(self.at(dim, dim.most)).is_err() {
@@ -662,10 +662,10 @@ impl ModelArgs {
         })
     }
 
-    /// Size of the open dimension that tensors of a model's inputs have, if there are such.
+    /// Size of the open dimension in given tensors of a model's inputs, if any.
     ///
     /// # Errors
-    /// Bad input where they have different ones, or one that is not of the range.
+    /// Bad input if they have different sizes, or a size outside the range.
     pub fn size_of(
         &self,
         dim: &OpenDimension,
@@ -692,10 +692,10 @@ impl ModelArgs {
         Ok(found)
     }
 
-    /// Compiles a fused model with the best recorded kernels for a target, and reports how many are a guess.
+    /// Compiles a fused model with the best recorded kernels for a target, and reports how many are guesses.
     ///
     /// # Errors
-    /// If a kernel has no code.
+    /// If code cannot be generated for a kernel.
     pub fn compiled(
         &self,
         fused: Fused,
@@ -733,7 +733,7 @@ impl ModelArgs {
     }
 }
 
-/// The elements of a tensor, separated by commas.
+/// Formats the elements of a tensor, separated by commas.
 fn numbers_text(tensor: &Tensor) -> String {
     let texts: Vec<String> = match tensor.dtype().is_float() {
         true => tensor.floats().iter().map(f64::to_string).collect(),
@@ -742,12 +742,12 @@ fn numbers_text(tensor: &Tensor) -> String {
     texts.join(",")
 }
 
-/// A problem on one line.
+/// Formats a problem on one line.
 pub fn problem_line(problem: &Problem) -> String {
     one_line(&problem.to_string())
 }
 
-/// Kernels on record, with the database that they are from.
+/// Recorded kernels, with their database.
 #[derive(Clone, Copy)]
 pub struct KnownKernels<'a> {
     /// The database.
@@ -766,15 +766,15 @@ pub struct InputArgs {
 }
 
 impl InputArgs {
-    /// Whether none is given.
+    /// Whether no input is given.
     pub fn is_empty(&self) -> bool {
         self.input.is_empty()
     }
 
-    /// The tensors, with the names of inputs of a graph.
+    /// Reads the tensors, with the names of inputs of a graph.
     ///
     /// # Errors
-    /// Bad input where a file has none, or a name is missing.
+    /// Bad input if a file has no tensor, or a name is missing.
     pub fn given(&self, graph: &Graph) -> anyhow::Result<Vec<(String, Tensor)>> {
         let names: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
         let mut given = Vec::new();

@@ -14,7 +14,7 @@ use super::read_file;
 use crate::error::{bad_input, one_line};
 use crate::output::{grouped, table, writable, write_result, write_result_of};
 
-/// The word in a network's place that gives a model new weights.
+/// Word that requests new weights for a model, in place of a network's name.
 const REWEIGHT: &str = "reweight";
 
 /// Arguments of `network`.
@@ -40,7 +40,7 @@ pub struct NetworkArgs {
 /// Lists networks, or writes a model.
 ///
 /// # Errors
-/// Bad input where there is no such network, or the file is no model; failure where the result cannot be
+/// Bad input if there is no such network, or the file is not a model; failure if the result cannot be
 /// written.
 pub fn run(args: &NetworkArgs, as_json: bool) -> anyhow::Result<()> {
     let Some(name) = args.name.as_deref() else {

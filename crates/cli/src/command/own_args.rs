@@ -1,4 +1,4 @@
-//! Options of `tune` for programs and kernels of the user's.
+//! Options of `tune` for the user's programs and kernels.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -78,17 +78,17 @@ fn parameter(text: &str) -> Result<(String, String), String> {
 type SetText = fn(Command, String) -> Command;
 
 impl OwnArgs {
-    /// Whether something of the user's is to be tuned.
+    /// Whether a user's command or kernel is to be tuned.
     pub fn is_asked_for(&self) -> bool {
         self.command.is_some() || self.kernel.is_some()
     }
 
-    /// Bytes of data that each process may have, if that is limited.
+    /// Memory limit of each process in bytes of data, if given.
     pub fn memory_bytes(&self) -> Option<u64> {
         self.memory.map(|mib| mib << 20)
     }
 
-    /// Gives a command its metric, or several by their names.
+    /// Sets the metric of a command, or several metrics by name.
     fn with_metrics(&self, command: Command) -> anyhow::Result<Command> {
         if let [metric] = self.metric.as_slice() {
             return match self.maximize.iter().find(|name| !name.is_empty()) {
@@ -113,7 +113,7 @@ impl OwnArgs {
         }))
     }
 
-    /// Makes the command with all that options say of it.
+    /// Makes the command with all its options.
     ///
     /// # Errors
     /// Bad input if metrics have no names, or `--maximize` names none of them.

@@ -35,7 +35,7 @@ enum PredictCommand {
     Query(query::QueryArgs),
 }
 
-/// Trains, compares or asks a model.
+/// Trains, compares or queries a model.
 ///
 /// # Errors
 /// Bad input if a file cannot be read or does not fit; failure if a training is interrupted.
@@ -59,7 +59,7 @@ struct TableArgs {
 }
 
 impl TableArgs {
-    /// The rows, and how they are divided.
+    /// Selection of the rows, and their split.
     fn choice(&self) -> RowSelection {
         RowSelection { filters: self.filters.clone(), split: self.split.clone() }
     }
@@ -89,9 +89,9 @@ struct TrainingArgs {
 }
 
 impl TrainingArgs {
-    /// Checks that the options mean something to one of these models.
+    /// Checks that the options apply to one of these models.
     fn check(&self, architectures: &[Architecture]) -> anyhow::Result<()> {
-        // Models that stop early make passes; the others see all rows at once.
+        // Models with early stopping make passes; the others see all rows at once.
         if self.epochs.is_some() && !architectures.iter().any(|architecture| architecture.row().stops_early) {
             let names: Vec<&str> = architectures.iter().map(|architecture| architecture.row().name).collect();
             return Err(bad_input(format!("--epochs means nothing to {} (leave it out)", names.join(", "))));
@@ -99,7 +99,7 @@ impl TrainingArgs {
         Ok(())
     }
 
-    /// The options of a training with this seed.
+    /// Options of a training with this seed.
     fn training(&self, seed: u64) -> anyhow::Result<Training> {
         let encoding = serde_json::from_value(self.encoding.as_str().into());
         let known = |_| bad_input(format!("unknown encoding `{}`; there are numeric, one-hot", self.encoding));
@@ -109,14 +109,14 @@ impl TrainingArgs {
     }
 }
 
-/// A text that lists the models there are.
+/// Text that lists the models.
 fn models_help() -> String {
     let rows = ARCHITECTURES.iter().map(|row| format!("  {:10} {} ({})", row.name, row.what, row.source));
     format!("Models:\n{}", rows.collect::<Vec<_>>().join("\n"))
 }
 
-/// Has the lab do something, and shows what it tells. The first interrupt ends it in order, the second one
-/// the program.
+/// Runs work of the lab, and shows its progress. The first interrupt ends the work in order, the second one
+/// ends the program.
 fn listen<T>(work: impl FnOnce(Caller) -> Result<T, tilewright::Error>) -> anyhow::Result<T> {
     let stop = Arc::new(AtomicBool::new(false));
     let raised = stop.clone();
@@ -130,7 +130,7 @@ fn listen<T>(work: impl FnOnce(Caller) -> Result<T, tilewright::Error>) -> anyho
     Ok(work(Caller { stop: &stop, tell: &show })?)
 }
 
-/// Shows what the lab tells.
+/// Shows an event of the lab.
 fn show(news: LabEvent) {
     if let LabEvent::Message(line) = news {
         message(&line);

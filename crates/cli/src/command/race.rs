@@ -18,9 +18,9 @@ use crate::output::{Destination, digits, duration, message, table, writable, wri
 use tilewright::format::seconds;
 use tilewright::format::{count, percent};
 
-/// Interval of the reports on a race under way.
+/// Interval between reports on a race in progress.
 const REPORT: Duration = Duration::from_secs(10);
-/// Most characters of a command that are shown of it.
+/// Maximum number of characters of a command that are shown.
 const MOST_SHOWN: usize = 60;
 
 /// Arguments of `race`.
@@ -72,18 +72,17 @@ fn rounds(text: &str) -> Result<usize, String> {
     n.ok_or_else(|| format!("expected a whole number of rounds, at most {MOST_ROUNDS}"))
 }
 
-/// Reads a share that is written in per cent.
+/// Parses a share written as a percentage.
 pub(super) fn share(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').and_then(|number| number.trim().parse::<f64>().ok());
     let share = number.map(|number| number / 100.0).filter(|share| (0.0..=100.0).contains(share));
     share.ok_or_else(|| "expected per cent, such as 5%".to_owned())
 }
 
-/// Races the commands and tells the verdict.
+/// Races the commands and reports the verdict.
 ///
 /// # Errors
-/// Bad input where an argument does not fit; failure where a command fails, or with `--ci` is slower than is
-/// allowed.
+/// Bad input if an argument does not fit; failure if a command fails, or with `--ci` is slower than allowed.
 pub fn run(args: &RaceArgs, as_json: bool) -> anyhow::Result<()> {
     let picture = args.picture.as_deref().map(|path| writable(path, "another file with --picture")).transpose()?;
     let race = CommandRace {
@@ -121,7 +120,7 @@ pub fn run(args: &RaceArgs, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// A flag that the first interrupt raises; the second ends this process.
+/// Flag that the first interrupt raises; the second one ends this process.
 fn watched() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let raised = stop.clone();
@@ -134,13 +133,13 @@ fn watched() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// A seed that nobody chose.
+/// Arbitrary seed.
 fn some_seed() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     now.as_nanos() as u64 % 1_000_000_007
 }
 
-/// The result as JSON.
+/// Result as JSON.
 fn document(raced: &Raced, args: &RaceArgs) -> Json {
     let mut document = json!(raced);
     let fields = document.as_object_mut().expect("invariant: a result has fields");
@@ -150,12 +149,12 @@ fn document(raced: &Raced, args: &RaceArgs) -> Json {
     document
 }
 
-/// A command as it is shown.
+/// Shortens a command for display.
 fn named(name: &str) -> String {
     let line = one_line(name);
     match line.chars().count() <= MOST_SHOWN {
         true => format!("`{line}`"),
-        // Those of a series mostly differ at the end.
+        // Commands of a series mostly differ at the end.
         false => format!("`…{}`", line.chars().skip(line.chars().count() - MOST_SHOWN).collect::<String>()),
     }
 }
@@ -164,7 +163,7 @@ fn value(metric: &Metric, value: f64) -> String {
     if metric.is_time() { duration(value * 1e6) } else { digits(value) }
 }
 
-/// A ratio as a difference in per cent.
+/// Formats a ratio as a difference in per cent.
 fn difference(ratio: f64) -> String {
     let text = percent(ratio - 1.0);
     match text.starts_with(|c: char| c.is_ascii_digit()) {
@@ -173,7 +172,7 @@ fn difference(ratio: f64) -> String {
     }
 }
 
-/// The result as text.
+/// Formats the result as text.
 fn summary(raced: &Raced, metric: &Metric) -> String {
     let row = |one: &Contestant| {
         let quartiles = one.quartiles.map_or(String::new(), |q| q.map(|end| value(metric, end)).join(" to "));
@@ -201,7 +200,7 @@ fn summary(raced: &Raced, metric: &Metric) -> String {
     format!("{}{}\n{course}\n", table(&rows), verdict(raced))
 }
 
-/// The verdict in a line.
+/// Formats the verdict in a line.
 fn verdict(raced: &Raced) -> String {
     let names = |names: &[String]| names.iter().map(|name| named(name)).collect::<Vec<_>>().join(", ");
     let undecided: Vec<String> = raced
@@ -238,7 +237,7 @@ fn verdict(raced: &Raced) -> String {
     }
 }
 
-/// Slowdowns that are not allowed, in words.
+/// Describes the slowdowns beyond the allowance.
 fn slowdowns(raced: &Raced) -> String {
     let slower = raced.contestants.iter().filter(|one| one.stands == Standpoint::Slower);
     let line = |one: &Contestant| {
@@ -251,7 +250,7 @@ fn slowdowns(raced: &Raced) -> String {
     format!("{} (the baseline is {baseline}, {allow} is allowed)", all.join("; "))
 }
 
-/// Draws the samples: boxes of each command beside their course over the rounds.
+/// Draws the samples: a box plot of each command beside its course over the rounds.
 fn draw(raced: &Raced, metric: &Metric, place: &Destination) -> std::io::Result<()> {
     let names: Vec<String> = raced.contestants.iter().map(|one| named(&one.name).replace('`', "")).collect();
     let colours = colours(&names);

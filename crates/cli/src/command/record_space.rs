@@ -1,4 +1,4 @@
-//! `record-space`: measures a whole space, a sample of it or listed configurations, and writes what became of
+//! `record-space`: measures a whole space, a sample of it or listed configurations, and writes the outcome of
 //! each.
 
 use std::path::{Path, PathBuf};
@@ -49,7 +49,7 @@ pub struct RecordSpaceArgs {
     records: DatabaseArgs,
 }
 
-/// Measures a space; what is recorded already counts, whoever measured it.
+/// Measures a space; existing records count, whichever search made them.
 ///
 /// # Errors
 /// Bad input if an argument does not fit, the file or the database given cannot be written, or the space is
@@ -72,7 +72,7 @@ pub fn run(args: &RecordSpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let output = args.output.as_deref().map(|path| writable(path, "another file with -o")).transpose()?;
     let database = args.records.database()?;
     if let Some((path, place)) = args.output.as_deref().zip(output.as_ref()) {
-        // It need not be there yet.
+        // The file need not exist yet.
         check_apart(path, place, &[&database.path], "another file with -o")?;
     }
     let opened = database.open_to_write()?;

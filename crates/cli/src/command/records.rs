@@ -47,10 +47,11 @@ pub struct ImportArgs {
     records: DatabaseArgs,
 }
 
-/// Writes all records as JSON lines, winners with what their races said; or some in another format.
+/// Writes all records as JSON lines, winners with the results of their races; or results of tasks in another
+/// format.
 ///
 /// # Errors
-/// Bad input where there is nothing to write, or the file cannot be created.
+/// Bad input if there is nothing to write, or the file cannot be created.
 pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     let file = args.file.as_deref().filter(|path| *path != Path::new("-"));
     if as_json && file.is_none() {
@@ -62,12 +63,12 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     if args.written_as.name != RECORDS || args.from.is_some() || args.task.is_some() {
         return export_results(args, file, as_json);
     }
-    // Before the database is opened, whose descriptor the file may be.
+    // Before the database is opened, because the file may be its inherited descriptor.
     let output = file.map(|path| writable(path, "another FILE")).transpose()?;
     let database = args.records.database()?;
     let store = database.open_existing()?;
     let (Some(path), Some(output)) = (file, output) else {
-        // Lines are many and short.
+        // There are many short lines.
         let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
         let exported = store.export(&mut out).map_err(|error| match error {
             StoreError::Write(error) => anyhow::Error::from(StdoutError(error)),
@@ -104,7 +105,7 @@ pub fn export(args: &ExportArgs, as_json: bool) -> anyhow::Result<()> {
     )
 }
 
-/// Writes the results of tasks in the format that is asked for.
+/// Writes the results of tasks in the requested format.
 fn export_results(args: &ExportArgs, file: Option<&Path>, as_json: bool) -> anyhow::Result<()> {
     let (recorded, of) = match &args.from {
         Some(from) => (read_file(from, None, &args.format)?, from.display().to_string()),
@@ -154,11 +155,11 @@ fn tell_left_out(exported: &Exported) {
     }
 }
 
-/// Adds the records of JSON lines: none where a line is no record, else those that fit what is known of
-/// workloads, machines and spaces. What another tuner recorded is added as far as it can be read.
+/// Adds the records of JSON lines: nothing if any line is not a record, otherwise those of known workloads,
+/// machines and spaces. Results of another tuner are added as far as they can be read.
 ///
 /// # Errors
-/// Bad input where the file cannot be read, a line is no record, or no record fits.
+/// Bad input if the file cannot be read, a line is not a record, or no record fits.
 pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
     let database = args.records.database()?;
     let tell = |note: Note| {
@@ -172,7 +173,7 @@ pub fn import(args: &ImportArgs, as_json: bool) -> anyhow::Result<()> {
     show_imported(&imported, format, &name, &database, as_json)
 }
 
-/// Tells what was imported.
+/// Reports what was imported.
 ///
 /// # Errors
 /// If standard output cannot be written.

@@ -1,4 +1,4 @@
-//! `replay`: how near to the optimum of a recorded space a search comes, without measuring anything.
+//! `replay`: how close a search comes to the optimum of a recorded space, without measuring anything.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub struct ReplayArgs {
     description: Option<PathBuf>,
 }
 
-/// The best configurations of other tasks, carried over into a space.
+/// Best configurations of other tasks, mapped to a space.
 fn guesses(args: &ReplayArgs, task: &TunedTask, space: &Space) -> anyhow::Result<Vec<Config>> {
     let mut others = Vec::new();
     for path in &args.transfer {
@@ -71,7 +71,7 @@ fn guesses(args: &ReplayArgs, task: &TunedTask, space: &Space) -> anyhow::Result
 /// Replays a search and shows the fraction of the optimum that it reaches.
 ///
 /// # Errors
-/// Bad input where a file cannot be read or the search does not exist.
+/// Bad input if a file cannot be read or the search does not exist.
 pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
     let file = args.file.as_path();
     let description = args.description.as_deref().map(|path| super::read_file(path, "a T1 description")).transpose()?;
@@ -94,7 +94,7 @@ pub fn run(args: &ReplayArgs, as_json: bool) -> anyhow::Result<()> {
         n_repeats: args.repeats.get(),
         seed: args.seed,
         batch: args.batch.get(),
-        // More than there are CPUs would only wait for each other.
+        // More threads than CPUs would only wait for each other.
         n_threads: args.threads.get().min(host::allowed_cpus().len().max(1)),
         guesses,
     };

@@ -48,7 +48,7 @@ struct OfModelArgs {
 }
 
 impl OfModelArgs {
-    /// Whether what is for models only is given.
+    /// Whether any option for models is given.
     fn is_given(&self) -> bool {
         !self.bindings.is_empty()
             || !self.inputs.is_empty()
@@ -58,10 +58,10 @@ impl OfModelArgs {
     }
 }
 
-/// Writes the page, and with `--json` what it tells.
+/// Writes the page, and with `--json` its facts.
 ///
 /// # Errors
-/// Bad input where there is no database, nothing is recorded, or the page cannot be written.
+/// Bad input if there is no database, nothing is recorded, or the page cannot be written.
 pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     if args.output.is_none() && !as_json {
         return Err(bad_input("there is no file to write the page to (give -o FILE.html, or --json)"));
@@ -103,7 +103,7 @@ pub fn run(args: &ReportArgs, as_json: bool) -> anyhow::Result<()> {
     write_result_of(&output, as_json, &json, &format!("{} in {name}", count(subjects.len() as u64, "workload")))
 }
 
-/// Writes the page on a model.
+/// Writes the page about a model.
 fn of_model(args: &ReportArgs, path: &Path, output: Option<Destination>, as_json: bool) -> anyhow::Result<()> {
     let OfModelArgs { bindings, inputs, rounding, runs, machine } = &args.model;
     let file = ModelArgs::new(&path.display().to_string(), bindings);

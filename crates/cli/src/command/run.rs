@@ -1,4 +1,4 @@
-//! `run`: an ONNX model on inputs, with the kernels that are recorded.
+//! `run`: an ONNX model on inputs, with its recorded kernels.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -18,7 +18,7 @@ use super::{CacheArgs, DatabaseArgs, KernelRounding, MachineArgs, worker_command
 use crate::error::{bad_input, one_line};
 use crate::output::{duration, write_result};
 
-/// Sizes of an open dimension that a model runs at where none is given.
+/// Number of sizes of an open dimension at which a model runs if none is given.
 const N_SIZES: usize = 5;
 
 /// Arguments of `run`.
@@ -57,7 +57,7 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
-    /// The dimension of the tokens, and how many of them a run takes, where it takes several numbers of them.
+    /// Dimension of tokens, and their number per run, if the model takes several numbers.
     fn tokens_of_a_run(&self) -> anyhow::Result<Option<(String, i64)>> {
         match (self.model.pieces()?, self.tokens) {
             (None, None) => Ok(None),
@@ -69,7 +69,7 @@ impl RunArgs {
         }
     }
 
-    /// Sizes of an open dimension that are asked for; that which is `alone` needs no name before them.
+    /// Requested sizes of an open dimension; no name is needed before them if it is the only one.
     fn asked(&self, dim: &OpenDimension, is_alone: bool) -> anyhow::Result<Vec<i64>> {
         let mut sizes = Vec::new();
         for text in &self.at {
@@ -87,8 +87,8 @@ impl RunArgs {
         Ok(sizes)
     }
 
-    /// Sizes of an open dimension that the model runs at, in order: those asked for, else some of `n` that
-    /// stand for all, unless inputs have one.
+    /// Sizes of an open dimension at which the model runs, in order: the requested ones, otherwise that of
+    /// the inputs or else `n` representative ones.
     fn sizes_of(
         &self,
         dim: &OpenDimension,
@@ -108,7 +108,7 @@ impl RunArgs {
         }
     }
 
-    /// Sizes of the open dimensions in each run, in order; none where none is open.
+    /// Sizes of the open dimensions in each run, in order; empty if no dimension is open.
     fn sizes(
         &self,
         model: &Model,
@@ -142,7 +142,7 @@ impl RunArgs {
     }
 }
 
-/// The model at sizes of its open dimensions.
+/// Model at sizes of its open dimensions.
 fn at(file: &ModelArgs, sizes: &[(OpenDimension, i64)]) -> ModelArgs {
     sizes.iter().fold(file.clone(), |file, (dim, size)| file.at(dim, *size))
 }
@@ -150,8 +150,8 @@ fn at(file: &ModelArgs, sizes: &[(OpenDimension, i64)]) -> ModelArgs {
 /// Runs a model.
 ///
 /// # Errors
-/// Bad input where the model or an input does not fit; else where it has no code, or an output cannot be
-/// written.
+/// Bad input if the model or an input does not fit; failure if code cannot be generated for it, or an output
+/// cannot be written.
 pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let mut model = args.model.read()?;
     let given = args.inputs.given(&model.graph)?;
@@ -161,7 +161,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let sizes = args.sizes(&model, &given, tokens)?;
     let last = sizes.last().map_or(&[][..], Vec::as_slice);
     let (bound, given) = at(&whole, last).fed(&mut model, given)?;
-    // What is fed binds shapes of the inputs, which are open where a dimension is.
+    // Fed tensors bind the shapes of the inputs, which are open if a dimension is.
     let file = if sizes.is_empty() { bound } else { args.model.clone() };
     let with_tokens = file.with_tokens(tokens);
     let at_sizes =
@@ -193,7 +193,7 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     let mut medians_ns = Vec::with_capacity(inputs.len());
     let mut outputs = Vec::new();
     for (at, inputs) in inputs.iter().enumerate() {
-        // A model may have no input that tells.
+        // The model may have no input from which the size follows.
         for (dim, size) in sizes.get(at).into_iter().flatten() {
             runner.set_dim(&dim.name, *size)?;
         }
@@ -220,11 +220,11 @@ pub fn run(args: &RunArgs, as_json: bool) -> anyhow::Result<()> {
     write_result(as_json, &done.json(args, &compiled), &done.text(args))
 }
 
-/// Runs of a model, one for each of its sizes, with the last one's outputs.
+/// Runs of a model, one for each of its sizes, with the outputs of the last one.
 struct RunsOfModel {
-    /// Sizes of the open dimensions in each run; none where none is open.
+    /// Sizes of the open dimensions in each run; empty if none is open.
     sizes: Vec<Vec<(OpenDimension, i64)>>,
-    /// Median time of each size; of the model alone where no dimension is open.
+    /// Median time of each size; of the model if no dimension is open.
     medians_ns: Vec<f64>,
     outputs: Vec<(String, Tensor)>,
     /// Files of the outputs, if they are written.
@@ -276,7 +276,7 @@ impl RunsOfModel {
     fn text(&self, args: &RunArgs) -> String {
         let mut text = String::new();
         for (at, (name, tensor)) in self.outputs.iter().enumerate() {
-            // Where a file could not be called so, it is told how.
+            // If a file could not be named after its output, its name is shown.
             let file = self.file(at).filter(|file| !file.ends_with(&format!("/{name}.npy")));
             let file = file.map_or(String::new(), |f| format!("  in {f}"));
             text += &format!("{}  {}{file}\n", one_line(name), tensor.ty());
@@ -300,7 +300,7 @@ impl RunsOfModel {
 /// Runs of a part whose shapes depend on the data.
 struct DynamicRun {
     n_nodes: usize,
-    /// Number of nodes that were kernels.
+    /// Number of nodes that ran as kernels.
     n_kernels: usize,
     /// Name of its first node.
     first: String,
@@ -309,7 +309,7 @@ struct DynamicRun {
 }
 
 impl DynamicRun {
-    /// Runs a part, and puts the model's outputs in the place of those of the graph ahead of it.
+    /// Runs a part, and replaces the outputs of the graph before it by the model's outputs.
     fn new(
         part: &DynamicPart,
         outputs: &mut Vec<(String, Tensor)>,
@@ -319,7 +319,7 @@ impl DynamicRun {
         let ahead: Vec<Tensor> = std::mem::take(outputs).into_iter().map(|(_, tensor)| tensor).collect();
         let mut runner = PartRunner::new(part, options);
         let mut run = || runner.run(&ahead).map_err(|error| anyhow::anyhow!("{}", one_line(&error.to_string())));
-        // The first run meets the shapes.
+        // The first run determines the shapes.
         *outputs = run()?;
         let mut samples_ns = Vec::with_capacity(n_runs);
         for _ in 0..n_runs.max(1) {
@@ -348,7 +348,7 @@ impl DynamicRun {
     }
 }
 
-/// Time of a run, with its size; the number of a batch's items beside it.
+/// Time of a run as JSON, with its size; and the number of a batch's items.
 fn sizes_json(sizes: &[(OpenDimension, i64)], ns: f64) -> serde_json::Value {
     let (dim, size) = sizes.last().expect("a dimension is open");
     let mut json = json!({"dim": dim.name, "size": size, "ms": ns / 1e6});

@@ -49,7 +49,7 @@ pub struct ShowArgs {
 /// Shows a configuration.
 ///
 /// # Errors
-/// Bad input where workload, template, target or configuration do not exist.
+/// Bad input if the workload, template, target or configuration does not exist.
 pub fn run(args: &ShowArgs, as_json: bool) -> anyhow::Result<()> {
     if args.emit == Form::Object && args.output.is_none() {
         return Err(bad_input("--emit object needs a file to write (give -o FILE)"));

@@ -24,7 +24,7 @@ pub struct SpaceArgs {
 /// Shows a space.
 ///
 /// # Errors
-/// Bad input where workload, template or target do not exist.
+/// Bad input if the workload, template or target does not exist.
 pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
     let path = Path::new(&args.of.workload);
     if path.extension().is_some_and(|ending| ending == "json") && path.is_file() {
@@ -50,7 +50,7 @@ pub fn run(args: &SpaceArgs, as_json: bool) -> anyhow::Result<()> {
     show(space, json, &format!("{workload}, template {} ({})", task.template.name, task.template.text), as_json)
 }
 
-/// Shows a space that is called so.
+/// Shows a space under this title.
 fn show(space: &Space, mut json: Map<String, Json>, title: &str, as_json: bool) -> anyhow::Result<()> {
     if let Json::Object(description) = space.describe() {
         json.extend(description);

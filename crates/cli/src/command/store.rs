@@ -11,7 +11,7 @@ use super::{DatabaseArgs, count, worker_command};
 use crate::error::bad_input;
 use crate::output::{message, write_result};
 
-/// Refused winners that are told one by one.
+/// Maximum number of refused winners that are listed.
 const MOST_SHOWN: usize = 20;
 
 /// Store of winners that is asked for what is not recorded here.
@@ -24,11 +24,11 @@ pub struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// Records of the database, and behind them those of the store. Kernels of the store are checked here
-    /// before their first use.
+    /// Opens the records of the database, and the store for missing ones. Kernels of the store are verified
+    /// here before their first use.
     ///
     /// # Errors
-    /// Bad input where the place is none; and as [`Database::records`].
+    /// Bad input if the place is invalid; and as [`Database::records`].
     pub fn records(&self, database: &Database) -> anyhow::Result<Records> {
         let database = database.clone().before(SharedStore::of_user(self.store.as_deref())?);
         Ok(match database.shared() {
@@ -38,7 +38,7 @@ impl StoreArgs {
     }
 }
 
-/// Reports what a store could not be used for.
+/// Reports parts of a store that could not be used.
 pub fn tell_notes(records: &Records) {
     records.notes().iter().for_each(|note| message(note));
 }
@@ -89,10 +89,10 @@ enum StoreCommand {
     },
 }
 
-/// Carries out what is asked of a store.
+/// Executes a request about a store.
 ///
 /// # Errors
-/// Bad input where the place is no store or cannot be written, or holds what cannot be true.
+/// Bad input if the place is not a store, cannot be written, or contains implausible winners.
 pub fn run(args: &StoreCommandArgs, as_json: bool) -> anyhow::Result<()> {
     match &args.command {
         StoreCommand::Push { place, records } => {

@@ -1,4 +1,4 @@
-//! `tune`: searches, records, and measures the leaders against each other at the end.
+//! `tune`: searches, records, and races the best candidates at the end.
 
 use std::sync::atomic::Ordering;
 
@@ -20,8 +20,8 @@ use crate::summary;
 /// Tunes a workload, or each workload of a set.
 ///
 /// # Errors
-/// Bad input where an argument does not fit or the database given cannot be written; failure where no
-/// candidate gave a right answer, workers do not start or records cannot be written.
+/// Bad input if an argument does not fit or the given database cannot be written; failure if no candidate is
+/// correct, workers do not start or records cannot be written.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     if args.own.is_asked_for() {
         return tune_own::run(args, as_json);
@@ -50,7 +50,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         }
         return report.lost.or(report.failure).map_or(Ok(()), Err);
     }
-    // The set's own database may have nothing to learn from yet; another one has it, or never will.
+    // The set's own database may have nothing to learn from yet; any other one must have something now.
     if let Some(transfer) = &args.transfer
         && transfer.path != args.records.database()?.path
     {
@@ -65,7 +65,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
         let mut report = match tune(args, &machine, workload, true, &interrupts) {
             Ok(report) => report,
             Err(error) if reports.is_empty() => return Err(error),
-            // What was found until then is told.
+            // Results found so far are reported.
             Err(error) => {
                 fault = Some(error.context(workload.to_string()));
                 break;
@@ -133,7 +133,7 @@ fn tune_model(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let mut tuned = together(args, &machine, &tasks, &interrupts)?;
     if let Some(before) = before.filter(|_| tuned.is_whole(&interrupts)) {
         let database = args.records.database()?;
-        // Of several numbers of tokens a run, the fewest are the most usual.
+        // Of several numbers of tokens per run, the smallest is the most common.
         let pieces = file.pieces()?;
         let tokens = pieces.as_ref().and_then(|(name, numbers)| Some((name.as_str(), *numbers.first()?)));
         let largest = file.open_dims(&model.graph)?.map(|(dim, items)| {
@@ -162,7 +162,7 @@ struct Together {
 }
 
 impl Together {
-    /// Whether every workload has its best, and nobody waits.
+    /// Whether every workload has a best, and the user has not interrupted.
     fn is_whole(&self, interrupts: &Interrupts) -> bool {
         self.failure.is_none() && !interrupts.stop.load(Ordering::Relaxed)
     }
@@ -173,7 +173,7 @@ impl Together {
     }
 }
 
-/// Tunes workloads together, each with how often the whole runs it: they share the time.
+/// Tunes workloads together, each with the number of its calls in the whole program: they share the time.
 fn together(
     args: &TuneArgs,
     machine: &MeasuringMachine,
@@ -206,7 +206,7 @@ fn together(
 /// Tunes one workload, alone or of a set.
 ///
 /// # Errors
-/// As [`run`], but that a run without a winner is a report of that.
+/// As [`run`], except that a run without a winner is reported as a result.
 fn tune(
     args: &TuneArgs,
     machine: &MeasuringMachine,

@@ -17,7 +17,7 @@ use super::race::share;
 use super::{ColdArgs, DatabaseArgs, WorkloadArgs, count};
 use crate::output::message;
 
-/// Configurations of a model that are tried first, at most.
+/// Maximum number of a model's predicted configurations that are tried first.
 const MOST_PREDICTED: usize = 16;
 
 /// Arguments of `tune`.
@@ -101,23 +101,23 @@ pub struct TuneArgs {
     runner: Option<String>,
 }
 
-/// Options that are tuned in the place of a workload.
+/// Options that replace the workload.
 const OWN: [&str; 2] = ["command", "kernel"];
 
-/// Options without meaning on a fleet, or that its devices decide.
+/// Options that do not apply to a fleet, or that its devices determine.
 const NOT_ON: [&str; 6] = ["together", "command", "kernel", "device", "target", "beyond_limits"];
 
-/// A workload, how often the whole runs it, and what it finds in the caches.
+/// Workload, the number of its calls in the whole program, and the cache state.
 pub type CountedTask = (Workload, usize, Caches);
 
-/// Machine that measures candidates: the target, and the runner where that is another device.
+/// Machine that measures candidates: the target, and the runner if it is another device.
 pub type MeasuringMachine = (Target, Option<OnRunner>);
 
 fn transfer(text: &str) -> Result<Transfer, String> {
     Ok(Transfer::parse(text)?.called("--transfer"))
 }
 
-/// Condition that makes the workload optional: where this option is given.
+/// Condition under which the workload is optional: if this option is given.
 fn no_workload(own: &'static str) -> (&'static str, clap::builder::ArgPredicate, Option<&'static str>) {
     (own, clap::builder::ArgPredicate::IsPresent, Some(""))
 }
@@ -126,25 +126,25 @@ impl TuneArgs {
     /// Threads that a user's program or kernel may use.
     ///
     /// # Errors
-    /// Bad input where there are fewer CPUs.
+    /// Bad input if there are fewer CPUs.
     pub fn own_threads(&self) -> anyhow::Result<usize> {
         self.of.machine.place().cpu_target()?;
         Ok(self.of.machine.threads)
     }
 
-    /// The threads and the device for a kernel of the user's.
+    /// Resolves the threads and the device for a user's kernel.
     ///
     /// # Errors
-    /// As [`TuneArgs::own_threads`], of one for CPUs.
+    /// As [`TuneArgs::own_threads`], for a CPU kernel.
     pub fn own_place(&self, is_for_gpu: bool) -> anyhow::Result<(usize, String)> {
         let threads = if is_for_gpu { self.of.machine.threads } else { self.own_threads()? };
         Ok((threads, self.of.machine.device.clone()))
     }
 
-    /// The workloads that it names.
+    /// Parses the workloads.
     ///
     /// # Errors
-    /// Bad input where it names none.
+    /// Bad input if none is named.
     pub fn workloads(&self) -> anyhow::Result<Vec<Workload>> {
         self.of.workloads()
     }
@@ -152,10 +152,10 @@ impl TuneArgs {
     /// Finds the machine that measures candidates. A runner is started for that, and reports its device.
     ///
     /// # Errors
-    /// Bad input where there is no such machine, or code for the target does not run there.
+    /// Bad input if there is no such machine, or code for the target does not run there.
     pub fn machine(&self) -> anyhow::Result<MeasuringMachine> {
         Ok(match self.on {
-            // What they are, its devices say.
+            // The devices of a fleet report their own target.
             Some(_) => (host::target(), None),
             None => self.of.machine.place().with_runner(self.runner.as_deref())?,
         })
@@ -197,7 +197,7 @@ impl TuneArgs {
         workload: &Workload,
         is_of_set: bool,
     ) -> anyhow::Result<Request> {
-        // The first of a set may have none before it to learn from.
+        // The first one of a set may have nothing before it to learn from.
         let transfer = self.transfer.clone().map(|transfer| if is_of_set { transfer.optional() } else { transfer });
         let request = self.request(workload.clone()).target(target.clone()).runner(runner.clone()).transfer(transfer);
         let Some(model) = &self.predict else { return Ok(request) };

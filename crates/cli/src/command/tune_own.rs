@@ -1,4 +1,4 @@
-//! `tune --command`, `tune --kernel`: programs and kernels of the user's.
+//! `tune --command`, `tune --kernel`: the user's programs and kernels.
 
 use tilewright::{KernelFile, Request, Session, Tuned};
 
@@ -10,7 +10,7 @@ use crate::output::{digits, duration, write_result};
 use crate::progress::Shown;
 use crate::summary;
 
-/// Makes the request for a command, or for a kernel of the user's.
+/// Makes the request for a user's command or kernel.
 fn request(args: &TuneArgs) -> anyhow::Result<Request> {
     let own = &args.own;
     if let Some(command) = &own.command {
@@ -23,10 +23,10 @@ fn request(args: &TuneArgs) -> anyhow::Result<Request> {
     Ok(args.request(kernel).threads(threads).device(device))
 }
 
-/// Tunes a command, or a kernel of the user's.
+/// Tunes a user's command or kernel.
 ///
 /// # Errors
-/// Bad input if an argument does not fit; failure if no candidate did right or records are lost.
+/// Bad input if an argument does not fit; failure if no candidate is correct or records are lost.
 pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     let session = Session::new(args.records.database()?, worker_command()?);
     let interrupts = Interrupts::watch()?;
@@ -40,7 +40,7 @@ pub fn run(args: &TuneArgs, as_json: bool) -> anyhow::Result<()> {
     tell(tuned?, &show, !args.no_race && is_one, as_json)
 }
 
-/// Prints what a run came to.
+/// Prints the result of a run.
 fn tell(mut tuned: Tuned, show: &dyn Fn(f64) -> String, may_race: bool, as_json: bool) -> anyhow::Result<()> {
     remark(&tuned);
     let lost = tuned.lost.take().map(anyhow::Error::from);

@@ -1,4 +1,4 @@
-//! Reports of `tune`: of one workload, and of a set.
+//! Reports of `tune` on one workload, and on a set.
 
 use serde_json::{Value as Json, json};
 use tilewright::{Tuned, Workload};
@@ -14,9 +14,9 @@ pub struct RunReport {
     pub json: Json,
     /// Result as a user reads it.
     pub text: String,
-    /// Reason why there is no winner, where there should be one.
+    /// Reason why there is no winner, if there should be one.
     pub failure: Option<anyhow::Error>,
-    /// Error that lost records, where it did; the run ended with that.
+    /// Error that lost records and ended the run, if any.
     pub lost: Option<anyhow::Error>,
 }
 
@@ -32,7 +32,7 @@ impl RunReport {
     }
 }
 
-/// Writes what the workloads of a set came to.
+/// Writes the results of the workloads of a set.
 ///
 /// # Errors
 /// If it cannot be written.

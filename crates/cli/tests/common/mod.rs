@@ -9,15 +9,15 @@ use serde_json::Value as Json;
 use tilewright_device::DeviceOptions;
 use tilewright_device::device::WorkerCommand;
 
-/// The command under test.
+/// Command under test.
 pub const TILEWRIGHT: &str = env!("CARGO_BIN_EXE_tilewright");
 
-/// The command with these arguments, its output captured. It compiles everything anew.
+/// Command with these arguments, its output captured. It compiles everything anew.
 pub fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(TILEWRIGHT);
     command
         .env("XDG_CACHE_HOME", "/dev/null")
-        // PoCL would have no place for what it compiles, and so no device.
+        // Without this, PoCL would have no place for its compiled code, and so no device.
         .env("POCL_CACHE_DIR", concat!(env!("CARGO_TARGET_TMPDIR"), "/pocl"))
         .args(arguments)
         .stdin(Stdio::null())
@@ -36,7 +36,7 @@ pub fn run_json(arguments: &[&str]) -> Json {
     json_of(arguments, &command(arguments).arg("--json").output().expect("the command starts"))
 }
 
-/// The one JSON document that a successful run printed.
+/// JSON document that a successful run printed.
 pub fn json_of(arguments: &[&str], output: &Output) -> Json {
     assert!(output.status.success(), "{arguments:?}: {}: {}", output.status, stderr(output));
     serde_json::from_slice(&output.stdout)
@@ -82,7 +82,7 @@ pub fn text(path: &Path) -> &str {
     path.to_str().expect("temporary folders have plain names")
 }
 
-/// The configurations of all records of a database, each as text; empty without a database.
+/// Configurations of all records of a database, each as text; empty without a database.
 ///
 /// # Panics
 /// If a configuration is recorded twice.
@@ -114,7 +114,7 @@ pub fn device_options(n_threads: usize) -> DeviceOptions {
     DeviceOptions::new(worker, n_threads)
 }
 
-/// The program `name`, unless it is not there: then a line says what is skipped.
+/// Returns `name` if the program is installed; otherwise prints what is skipped.
 pub fn tool(name: &str) -> Option<&str> {
     let found = Command::new(name).arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
@@ -123,14 +123,14 @@ pub fn tool(name: &str) -> Option<&str> {
     found.then_some(name)
 }
 
-/// Runs a tool to its end, which must be a good one.
+/// Runs a tool to its end, which must be successful.
 pub fn done(command: &mut Command) -> String {
     let Output { status, stdout, stderr } = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     assert!(status.success(), "{command:?}: {status}: {}", String::from_utf8_lossy(&stderr));
     String::from_utf8(stdout).expect("the tools print text")
 }
 
-/// The runner, made in a folder by a compiler of this name; none where that is not installed.
+/// Compiles the runner in a folder with this compiler; `None` if it is not installed.
 pub fn make_runner(folder: &Path, compiler: &str) -> Option<()> {
     tool(compiler)?;
     std::fs::write(folder.join("tw-run.c"), run(&["runner"]).stdout).unwrap();
@@ -139,7 +139,7 @@ pub fn make_runner(folder: &Path, compiler: &str) -> Option<()> {
     Some(())
 }
 
-/// Builds a runner for 64-bit Arm, where an emulator is installed as well.
+/// Compiles a runner for 64-bit Arm; `None` unless an emulator is installed as well.
 pub fn make_arm_runner(folder: &Path) -> Option<()> {
     tool("qemu-aarch64")?;
     make_runner(folder, "aarch64-linux-gnu-gcc")

@@ -4,10 +4,10 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-/// Compares the shape of a document with `NAME.json` beside this file: every name, in order, with the type
-/// of its value. A text there names a type, or several with ` | `, or is `any`; a list has the shapes of
-/// elements; `{"*": …}` stands for an object whose names are data, and `{"?": …}` for what may be null.
-/// `BLESS=1` writes the shape found where it differs, to be given those by hand.
+/// Compares the shape of a document with `NAME.json` beside this file: every name, in order, with the type of
+/// its value. A text there names a type, or several with ` | `, or is `any`; a list has the shapes of
+/// elements; `{"*": …}` stands for an object whose names are data, and `{"?": …}` for a value that may be
+/// null. `BLESS=1` writes the new shape where it differs, to which such alternatives must be added by hand.
 #[track_caller]
 pub fn check_shape(name: &str, document: &Json) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/contract").join(format!("{name}.json"));
@@ -35,7 +35,7 @@ fn kind(value: &Json) -> &'static str {
     }
 }
 
-/// Shape of a document without alternatives but those of elements.
+/// Shape of a document without alternatives, except those of elements.
 fn shape(document: &Json) -> Json {
     match document {
         Json::Array(all) => {

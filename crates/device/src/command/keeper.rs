@@ -6,32 +6,32 @@ use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Longest that ending what is left may take; what the system does not end by then is left to it.
+/// Maximum number of tries to end remaining processes; what the system does not end by then is left to it.
 const MOST_TRIES: u32 = 5_000;
 static TRY: libc::timespec = libc::timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// Makes this process, between fork and exec, the keeper of a new one, in which the call returns and which
 /// has its own process group. When the program ends, the keeper writes the time to `told`, kills its
 /// remaining descendants, and exits with the program's status. It ends the program on SIGTERM, and when the
-/// thread that started it ends.
+/// thread that started the keeper ends.
 ///
 /// # Errors
 /// If the system allows no further process.
 ///
 /// # Safety
-/// Only where nothing but async-signal-safe calls is allowed, none of which it goes beyond: between fork and
+/// Makes only async-signal-safe calls, and may be called only where nothing else is allowed: between fork and
 /// exec.
 pub unsafe fn stand_between(told: RawFd) -> io::Result<()> {
     // SAFETY: the calls take plain numbers and structures of this stack; none of them allocates or locks.
     unsafe {
-        // Where the system does not know it, programs are ended by their group alone.
+        // If the system lacks this, programs are ended only by their process group.
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
         libc::signal(libc::SIGCHLD, libc::SIG_DFL);
         let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
         libc::sigfillset(&raw mut all);
         libc::sigprocmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-        // The C library's own fork runs what others have registered for it, which may wait for locks.
+        // The C library's own fork runs handlers registered by others, which may wait for locks.
         match libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) as libc::pid_t {
             -1 => Err(io::Error::last_os_error()),
             0 => {
@@ -62,13 +62,13 @@ pub fn now_ns() -> u64 {
 /// As [`stand_between`].
 pub unsafe fn tell_time(told: RawFd) {
     let now = now_ns().to_ne_bytes();
-    // SAFETY: the bytes are as many as is said.
+    // SAFETY: the length is that of the bytes.
     unsafe { libc::write(told, now.as_ptr().cast(), now.len()) };
 }
 
 /// Waits for a program, ends what it leaves behind, and ends as it did.
 unsafe fn keep(program: libc::pid_t, told: RawFd) -> ! {
-    // SAFETY: as above; the descriptors of this process are nobody's any more.
+    // SAFETY: as above; no other code uses the descriptors of this process any more.
     unsafe {
         close_all_but(told);
         let mut awaited: libc::sigset_t = std::mem::zeroed();
@@ -77,7 +77,7 @@ unsafe fn keep(program: libc::pid_t, told: RawFd) -> ! {
         libc::sigaddset(&raw mut awaited, libc::SIGTERM);
         while !has_ended(program) && libc::sigwaitinfo(&raw const awaited, std::ptr::null_mut()) != libc::SIGTERM {}
         tell_time(told);
-        // Until it was waited for the number of its group is its own.
+        // Until the program has been waited for, the id of its group is not reused.
         libc::kill(-program, libc::SIGKILL);
         libc::kill(program, libc::SIGKILL);
         let mut status = 0;
@@ -97,8 +97,8 @@ unsafe fn keep(program: libc::pid_t, told: RawFd) -> ! {
         if libc::WIFSIGNALED(status) {
             let signal = libc::WTERMSIG(status);
             libc::signal(signal, libc::SIG_DFL);
-            // That one alone: for others that wait there may be handlers of the process that this is a copy
-            // of.
+            // Only this signal: for other pending signals there may be handlers of the process that this one
+            // is a copy of.
             libc::sigfillset(&raw mut awaited);
             libc::sigdelset(&raw mut awaited, signal);
             libc::sigprocmask(libc::SIG_SETMASK, &raw const awaited, std::ptr::null_mut());
@@ -108,7 +108,7 @@ unsafe fn keep(program: libc::pid_t, told: RawFd) -> ! {
     }
 }
 
-/// Whether a child has ended, which stays to be waited for.
+/// Whether a child has ended; it remains to be waited for.
 unsafe fn has_ended(id: libc::pid_t) -> bool {
     // SAFETY: the structure is plain data that the call writes.
     unsafe {
@@ -118,7 +118,7 @@ unsafe fn has_ended(id: libc::pid_t) -> bool {
     }
 }
 
-/// Closes all descriptors of this process but one: others wait for their ends.
+/// Closes all descriptors of this process but one, because other processes wait for their ends.
 unsafe fn close_all_but(kept: RawFd) {
     // SAFETY: the calls take plain numbers.
     unsafe {
@@ -136,9 +136,9 @@ unsafe fn close_all_but(kept: RawFd) {
     }
 }
 
-/// Ends the children that there are, as far as the system says which; whether it does.
+/// Kills the existing children, as far as the system lists them; returns whether it does.
 unsafe fn end_children() -> bool {
-    // SAFETY: the path ends with a zero, and the buffer is as long as is said.
+    // SAFETY: the path ends with a zero, and the length is that of the buffer.
     unsafe {
         let file = libc::open(c"/proc/thread-self/children".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC);
         if file < 0 {
@@ -147,7 +147,7 @@ unsafe fn end_children() -> bool {
         let mut text = [0u8; 4096];
         let n = libc::read(file, text.as_mut_ptr().cast(), text.len()).max(0) as usize;
         libc::close(file);
-        // A number that is cut off has no blank behind it, and is read the next time.
+        // A truncated number has no blank behind it, and is read the next time.
         let mut id: libc::pid_t = 0;
         for &c in &text[..n] {
             if c.is_ascii_digit() {

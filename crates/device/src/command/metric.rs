@@ -61,8 +61,8 @@ impl Objectives {
     /// Several objectives.
     ///
     /// # Errors
-    /// In words, if they are fewer than two or more than are searched at once, or a name is none or stands
-    /// twice.
+    /// A message, if there are fewer than two or more than can be searched at once, or a name is invalid or
+    /// repeated.
     pub fn several(all: Vec<NamedMetric>) -> Result<Objectives, String> {
         let most = OtherCosts::MOST + 1;
         if !(2..=most).contains(&all.len()) {
@@ -101,7 +101,7 @@ impl Objectives {
         named.map(|(NamedMetric { name, metric }, cost)| (name.as_str(), metric.value(cost)))
     }
 
-    /// Formats them as lines of a candidate's record.
+    /// Formats the objectives as lines of a candidate's record.
     pub(super) fn lines(&self) -> String {
         match self.is_several() {
             false => format!("{}\n", self.leading().line()),
@@ -121,10 +121,10 @@ impl Objectives {
         Objectives::several(steps.lines().filter_map(objective).collect()).ok()
     }
 
-    /// The samples that a run gives, by objective.
+    /// Samples of a run, by objective.
     ///
     /// # Errors
-    /// If it says none of one.
+    /// If the run reports none for an objective.
     pub(super) fn samples(&self, run: &ProgramRun) -> Result<Vec<Vec<f64>>, (ErrorClass, String)> {
         let samples = |(at, of): (usize, &NamedMetric)| {
             let named = |(class, message)| match self.is_several() {
@@ -137,7 +137,7 @@ impl Objectives {
     }
 }
 
-/// Reason why a text is not a metric; its author is at fault.
+/// Reason why a text is not a metric, an error of its author.
 #[derive(Debug, thiserror::Error)]
 pub enum MetricError {
     /// Invalid regular expression.
@@ -185,7 +185,7 @@ impl Metric {
         }
     }
 
-    /// The metric of a line that is recorded of a candidate, if it is one's.
+    /// Parses the metric of a recorded line of a candidate; `None` for any other line.
     fn of_line(line: &str) -> Option<Metric> {
         match line.split_once(' ')? {
             ("minimize", "kernel") => Some(Metric::Kernel),
@@ -221,7 +221,7 @@ impl Metric {
     pub(super) fn last_match(&self, text: &[u8]) -> Option<String> {
         let Metric::Output { pattern, .. } = self else { return None };
         let mut end = text.len();
-        // By pieces of whole lines from the end: most that is long says nothing.
+        // By pieces of whole lines from the end: most of a long output is irrelevant.
         while end > 0 {
             let from = end.saturating_sub(PIECE);
             let start = text[..from].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
@@ -230,7 +230,7 @@ impl Metric {
                 let mut groups = (1..found.len()).filter_map(|group| found.get(group));
                 groups.next().or(found.get(0))
             });
-            // An expression such as `(.*)` fits the nothing behind the last line, too.
+            // An expression such as `(.*)` also matches the empty text after the last line.
             let last = all.map(|found| found.as_str()).filter(|found| !found.trim().is_empty()).last();
             if let Some(last) = last {
                 return Some(last.to_owned());
@@ -240,15 +240,15 @@ impl Metric {
         None
     }
 
-    /// The samples that a run gives; `at` is its position among the metrics that were looked for.
+    /// Samples of a run; `at` is the metric's position among the metrics searched for.
     ///
     /// # Errors
-    /// If it says none.
+    /// If the run reports none.
     pub(super) fn samples_ns(&self, run: &ProgramRun, at: usize) -> Result<Vec<f64>, (ErrorClass, String)> {
         let positive = |value: f64| value > 0.0 && value.is_finite();
         match self {
             Metric::Wall => Ok(vec![run.wall_s * 1e9]),
-            // The system counts in steps; none is no time.
+            // The system counts in steps; zero steps are not a valid time.
             Metric::Cpu => Ok(vec![(run.cpu_s * 1e9).max(1.0)]),
             Metric::Kernel => match ProcessResult::last_of(&run.output) {
                 Some(ProcessResult::Timed { samples_ns, .. })

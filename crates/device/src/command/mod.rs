@@ -1,9 +1,9 @@
-//! Commands as candidates: users' programs that are built, run and timed with values in the place of
+//! Commands as candidates: users' programs that are built, run and timed with values in place of
 //! placeholders.
 //!
-//! Builds go on side by side, each text once, on the CPUs of runs too while there is nothing to run; runs go
-//! one after the other, alone on their CPUs. A program that crashes, hangs or computes something else costs
-//! one trial.
+//! Builds run in parallel, each text once, also on the CPUs of runs while there is nothing to run; runs are
+//! executed one after the other, alone on their CPUs. A program that crashes, hangs or computes a wrong
+//! result costs one trial.
 
 mod keeper;
 mod metric;
@@ -38,15 +38,15 @@ pub const FOLDER: &str = "dir";
 
 /// Timeout of a run, as a multiple of the leading time.
 const HOPELESS: f64 = 4.0;
-/// Least timeout of a run.
+/// Minimum timeout of a run.
 const LEAST_RUN: Duration = Duration::from_millis(100);
-/// Further samples are taken where the first is at most this many times the leading one.
+/// Multiple of the leading time up to which the first sample is followed by further ones.
 const WORTH_MORE: f64 = 1.5;
-/// Candidates of a race that run all its rounds; beyond them the slower half leaves after some rounds.
+/// Number of candidates that run all rounds of a race; of more, the slower half leaves after some rounds.
 const FINALISTS: usize = 6;
-/// Most rounds of a race, where there is time.
+/// Maximum number of rounds of a race, if there is time.
 const MOST_ROUNDS: u64 = 12;
-/// Samples of a trial beyond which there is no need for more.
+/// Number of samples of a trial that suffices.
 const MOST_SAMPLES: usize = 100;
 
 /// Options of measuring commands: command lines, metrics and limits.
@@ -129,7 +129,7 @@ impl CommandOptions {
     }
 }
 
-/// The value of a parameter, as it stands in a command.
+/// Value of a parameter, as it is written in a command.
 fn text_of(space: &Space, config: &Config, name: &str) -> String {
     match space.value(config, name) {
         Value::Text(text) => text,
@@ -158,7 +158,7 @@ impl TrialFailure {
 /// Runs a command once, on any CPU, and returns its output.
 ///
 /// # Errors
-/// In words, where it fails; `what` names it there.
+/// A message, if it fails; `what` names the command in it.
 pub fn run_to_end(
     invocation: &Invocation,
     what: &str,
@@ -186,7 +186,7 @@ pub fn run_to_end(
 /// `None` if cancelled by `is_over`.
 ///
 /// # Errors
-/// In words, where it fails; `what` names it there.
+/// A message, if it fails; `what` names the command in it.
 pub fn sample(
     invocation: &Invocation,
     what: &str,
@@ -215,7 +215,7 @@ pub fn sample(
     }
 }
 
-/// A build: its folder, or why there is none. It may be under way.
+/// Build of a configuration: its folder, or the reason why it failed. It may be in progress.
 #[derive(Debug, Clone)]
 enum BuildState {
     UnderWay,
@@ -228,19 +228,19 @@ struct CommandsShared {
     space: Arc<Space>,
     /// Folder of the builds.
     root: Folder,
-    /// CPUs on which it is built while something is timed; where there are none, one waits for the other.
+    /// CPUs for builds while something is timed; if empty, builds and runs take turns.
     beside: Vec<usize>,
-    /// Number of threads that build there.
+    /// Number of threads that build on these CPUs.
     n_beside: usize,
     state: Mutex<CommandsState>,
     changed: Condvar,
     helpers: Mutex<Helpers>,
-    /// Candidates from this number on are given up.
+    /// Number from which on candidates are cancelled.
     given_up_from: AtomicU64,
     is_closed: AtomicBool,
 }
 
-/// Processes that stay and have nothing to do, with what they were started by, and their CPUs.
+/// Idle persistent processes, with the words that started them, and their CPUs.
 type Helpers = Vec<(Vec<String>, Vec<usize>, Helper)>;
 
 #[derive(Default)]
@@ -248,17 +248,17 @@ struct CommandsState {
     waiting: VecDeque<WaitingCandidate>,
     done: VecDeque<(u64, Measured)>,
     builds: HashMap<u64, BuildState>,
-    /// The number of the candidate that runs.
+    /// Number of the candidate that is running.
     running: Option<u64>,
     n_building: usize,
-    /// Number of those builds that use the CPUs of runs, where nothing runs meanwhile.
+    /// Number of the builds that use the CPUs of runs while nothing runs.
     n_in_the_way: usize,
     n_submitted: u64,
     leading_ns: Option<f64>,
     is_winding_down: bool,
 }
 
-/// A candidate that waits.
+/// Waiting candidate.
 struct WaitingCandidate {
     number: u64,
     candidate: Candidate,
@@ -328,7 +328,7 @@ impl CommandsShared {
         self.helpers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a program, or has a process of ours do its work that stays for more.
+    /// Runs a program, or gives its work to a persistent process of ours.
     fn run(&self, invocation: &Invocation, setting: &ProcessSetting) -> ProgramRun {
         let Some(n_words) = invocation.stays_after else { return process::run(invocation, setting) };
         let (words, request) = invocation.words.split_at(n_words);
@@ -339,7 +339,7 @@ impl CommandsShared {
         };
         let take = |helper: Helper| {
             let work = helper.take(request, setting);
-            // What others have left in a process is no fault of this one.
+            // A failure that earlier work in a process may have caused is not counted against this one.
             let is_doubtful =
                 work.is_doubtful && !work.run.is_success() && matches!(work.run.end, ProgramEnd::Ended(_));
             if !is_doubtful {
@@ -361,7 +361,7 @@ impl CommandsShared {
         self.is_closed.load(Ordering::Relaxed)
     }
 
-    /// The texts of a configuration, in this folder.
+    /// Command line of a configuration, with this folder.
     fn invocation(&self, template: &CommandTemplate, config: &Config, folder: &Path) -> Invocation {
         template.with(&|name| match name {
             FOLDER => folder.to_string_lossy().into_owned(),
@@ -369,8 +369,8 @@ impl CommandsShared {
         })
     }
 
-    /// Hash that tells the folder of a configuration from others: of the command that builds it or, without
-    /// one, of the command that is run.
+    /// Hash that distinguishes the folders of configurations: of the command that builds it or, without one,
+    /// of the command that is run.
     fn key(&self, config: &Config) -> u64 {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let template = self.options.build.as_ref().unwrap_or(&self.options.run);
@@ -388,7 +388,7 @@ impl CommandsShared {
         self.options.build.is_none() || matches!(state.builds.get(&job.key), Some(BuildState::Done(_)))
     }
 
-    /// Makes the folder of a configuration, and what is built there, on these CPUs; where empty, on any.
+    /// Makes the folder of a configuration, and builds it there, on these CPUs; on any if empty.
     fn build(&self, config: &Config, key: u64, cpus: &[usize], is_over: &dyn Fn() -> bool) -> Result<(), TrialFailure> {
         let folder = self.folder(key);
         let failed = |error| TrialFailure::new(ErrorClass::Unknown, format!("the folder of the build: {error}"));
@@ -429,7 +429,7 @@ impl CommandsShared {
         })
     }
 
-    /// The build of a configuration, which is made where nobody has: for what measures at once.
+    /// Build of a configuration, made now if missing, for measuring it at once.
     fn built(&self, config: &Config, is_over: &dyn Fn() -> bool) -> Result<(), TrialFailure> {
         let key = self.key(config);
         if let Some(BuildState::Done(result)) = self.lock().builds.get(&key) {
@@ -442,7 +442,8 @@ impl CommandsShared {
         result
     }
 
-    /// A thread that builds until all is closed: beside runs, or on their CPUs while there is nothing to run.
+    /// Builds until the end, in a thread of its own: beside runs, or on their CPUs while there is nothing to
+    /// run.
     fn build_all(&self, is_beside: bool) {
         let cpus = if is_beside { &self.beside } else { &self.options.cpus };
         let mut state = self.lock();
@@ -478,7 +479,7 @@ impl CommandsShared {
         }
     }
 
-    /// The thread that runs candidates one after the other, until all is closed.
+    /// Runs candidates one after the other until the end, in a thread of its own.
     fn run_all(&self) {
         let mut state = self.lock();
         while !self.is_closed() {
@@ -513,7 +514,7 @@ impl CommandsShared {
         }
     }
 
-    /// Runs a candidate as often as a trial takes.
+    /// Runs a candidate as often as a trial requires.
     fn trial(
         &self,
         config: &Config,
@@ -523,7 +524,7 @@ impl CommandsShared {
     ) -> Result<Timing, TrialFailure> {
         let options = &self.options;
         let begin = Instant::now();
-        // What is slow by one objective may be the best by another.
+        // A candidate that is slow by one objective may be the best by another.
         let leading_ns = leading_ns.filter(|_| !options.to_the_end && !options.objectives.is_several());
         let mut samples: Vec<Vec<f64>> = vec![Vec::new(); options.objectives.all().len()];
         let mut n_runs = 0;
@@ -583,7 +584,7 @@ impl CommandsShared {
             if run.is_success() { Ok(()) } else { Err(TrialFailure::new(class, run.complaint(what))) }
         };
         beside(&options.prepare, "--prepare", ErrorClass::RuntimeError, None)?;
-        // Of other metrics nobody knows how long a good run takes.
+        // For other metrics, the time of a good run is unknown.
         let patience = leading_ns.filter(|_| *options.objectives.leading() == Metric::Wall).map(|leading_ns| {
             Duration::try_from_secs_f64(HOPELESS * leading_ns / 1e9).unwrap_or(Duration::MAX).max(LEAST_RUN)
         });
@@ -605,7 +606,7 @@ impl CommandsShared {
         cleaned.map(|()| samples)
     }
 
-    /// Whether a run came to its end as it should.
+    /// Checks that a run has ended as it should.
     fn judge(&self, run: &ProgramRun, timeout: Duration) -> Result<(), TrialFailure> {
         let message = || run.complaint("the command");
         match &run.end {
@@ -671,7 +672,7 @@ impl Measure for Commands {
         let mut state = self.shared.lock();
         state.waiting.retain(|job| job.number < from);
         state.done.retain(|(number, _)| *number < from);
-        // What is under way is noticed soon.
+        // A run or a build in progress notices this soon.
         while state.running.is_some_and(|number| number >= from) || state.n_building > 0 && from == 0 {
             state = self.shared.wait(state, Duration::from_millis(20));
         }
@@ -686,7 +687,7 @@ impl Measure for Commands {
         left: &mut dyn FnMut(usize),
     ) -> Result<Vec<Standing>, BoxError> {
         self.cancel(0)?;
-        // A race is no place for what trials have left behind.
+        // Processes used by trials are not reused in a race.
         self.shared.helpers().clear();
         let start = Instant::now();
         let is_over = || start.elapsed() >= limits.total || stop.is_some_and(|stop| stop.load(Ordering::Relaxed));
@@ -753,7 +754,7 @@ impl Measure for Commands {
     }
 }
 
-/// A candidate in a race.
+/// Candidate in a race.
 struct CommandRacer {
     at: usize,
     samples: Vec<f64>,
@@ -773,8 +774,8 @@ mod tests {
     use tilewright_search::Parameter;
     use tilewright_search::expression::Datum;
 
-    /// A program that speaks the protocol of a process that stays: its time is a serial number, and it fails
-    /// on demand.
+    /// Program that speaks the protocol of a persistent process: its time is a serial number, and it fails on
+    /// demand.
     const HELPER: &str = r#"
         n=0
         while read -r line; do

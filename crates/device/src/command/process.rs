@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Maximum bytes kept of a candidate's output: its end.
 pub const MOST_OUTPUT: usize = 16 << 20;
-/// Interval of the checks whether a run is to be given up.
+/// Interval between checks for cancellation of a run.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Settings of a program's run.
@@ -48,16 +48,16 @@ pub fn run(invocation: &Invocation, setting: &ProcessSetting) -> ProgramRun {
     }
 }
 
-/// A program that is under way. With this it ends, and all that it started.
+/// Running program. Dropping this ends it and everything that it started.
 struct Process {
     /// Keeper of the process.
     child: Child,
-    /// Pipe on which the keeper says when the program has ended.
+    /// Pipe on which the keeper reports the end of the program.
     told: File,
     /// Standard output and standard error.
     pipes: [Pipe; 2],
     start_ns: u64,
-    /// Exit status and seconds of CPU time, once the process was waited for.
+    /// Exit status and seconds of CPU time, once the process has been waited for.
     ended: Option<(ExitStatus, f64)>,
 }
 
@@ -88,7 +88,7 @@ impl Process {
                 if let Some(cpus) = &cpus {
                     libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), cpus);
                 }
-                // It may have ended before this process is told that it has begun.
+                // The program may end before this process has learned that it began.
                 tell_time(tells_fd);
                 Ok(())
             });
@@ -105,7 +105,8 @@ impl Process {
         self.child.id().cast_signed()
     }
 
-    /// Waits until it ends, or has written enough; why it is not worth waiting longer, where that is so.
+    /// Waits until the program ends or has written enough; returns the reason to stop waiting earlier, if
+    /// any.
     fn until(&mut self, setting: &ProcessSetting, is_enough: &mut dyn FnMut(&[u8]) -> bool) -> Option<ProgramEnd> {
         loop {
             let left = setting.timeout.saturating_sub(self.elapsed());
@@ -125,11 +126,11 @@ impl Process {
         Duration::from_nanos(now_ns().saturating_sub(self.start_ns))
     }
 
-    /// Ends the run; `given_up` is its end where it was stopped early.
+    /// Ends the run; `given_up` is the reason if it was stopped early.
     fn end(mut self, given_up: Option<ProgramEnd>) -> ProgramRun {
         let mut wall_s = self.elapsed().as_secs_f64();
         let (status, cpu_s) = self.stop();
-        // What it left behind took time to end, too.
+        // Ending the processes that it left behind took time, too.
         if given_up.is_none()
             && let Ok(end_ns) = read_time(&mut self.told)
         {
@@ -141,14 +142,14 @@ impl Process {
         ProgramRun { end: given_up.unwrap_or(ProgramEnd::Ended(status)), wall_s, cpu_s, output, errors, found_before }
     }
 
-    /// Ends it, and what it has started.
+    /// Ends the program and everything that it started.
     fn stop(&mut self) -> (ExitStatus, f64) {
         let id = self.id();
         *self.ended.get_or_insert_with(|| {
-            // SAFETY: the call takes plain numbers; the keeper was not waited for, so that its number is its
-            // own.
+            // SAFETY: the call takes plain numbers; the keeper has not been waited for, so that its id is not
+            // reused.
             unsafe { libc::kill(id, libc::SIGTERM) };
-            // The child's handle knows nothing of that.
+            // The child's handle is not informed.
             end_of(id)
         })
     }
@@ -179,10 +180,10 @@ pub struct HelperResult {
 }
 
 impl Helper {
-    /// Starts a helper by these words.
+    /// Starts a helper by this command line.
     ///
     /// # Errors
-    /// If the system does not.
+    /// If the system refuses.
     pub fn start(words: &[String], setting: &ProcessSetting) -> io::Result<Helper> {
         let mut process = Process::start(words, &[], Stdio::piped(), setting)?;
         let requests = process.child.stdin.take().expect("invariant: it was asked for");
@@ -198,7 +199,7 @@ impl Helper {
         });
         let mut line = serde_json::to_vec(words).expect("invariant: words have a form in JSON");
         line.push(b'\n');
-        // Where it has ended, that is found out below.
+        // If the helper has ended, this is noticed below.
         let _ = self.requests.write_all(&line);
         let mut done = None;
         let given_up = self.process.until(setting, &mut |text| {
@@ -219,7 +220,7 @@ impl Helper {
     }
 }
 
-/// A file that holds this, to be read from its beginning.
+/// Creates a file with these bytes, to be read from its beginning.
 fn input_file(bytes: &[u8]) -> io::Result<File> {
     use std::io::Seek;
     let mut file = crate::data::anonymous_file(c"tilewright-input")?;
@@ -240,14 +241,14 @@ fn cpu_set(cpus: &[usize]) -> Option<libc::cpu_set_t> {
     }
 }
 
-/// A time that was told.
+/// Reads a time written by the keeper.
 fn read_time(told: &mut File) -> io::Result<u64> {
     let mut bytes = [0; 8];
     told.read_exact(&mut bytes)?;
     Ok(u64::from_ne_bytes(bytes))
 }
 
-/// Waits for output, or the end of a program, of which is told; whether it has ended.
+/// Waits for output, or for the end of a program, which is told on `told`; returns whether it has ended.
 fn wait(pipes: &mut [Pipe; 2], told: &File, at_most: Duration) -> bool {
     let entry = |fd: Option<libc::c_int>| libc::pollfd { fd: fd.unwrap_or(-1), events: libc::POLLIN, revents: 0 };
     let mut entries = [entry(pipes[0].fd()), entry(pipes[1].fd()), entry(Some(told.as_raw_fd()))];
@@ -261,7 +262,7 @@ fn wait(pipes: &mut [Pipe; 2], told: &File, at_most: Duration) -> bool {
     entries[2].revents != 0
 }
 
-/// Waits for a child that ends, and the seconds of CPU time that it took.
+/// Waits for a child to end; returns its status and the seconds of CPU time that it took.
 fn end_of(id: libc::pid_t) -> (ExitStatus, f64) {
     let mut status = 0;
     // SAFETY: the structures are plain data that the call writes.
@@ -276,13 +277,13 @@ fn end_of(id: libc::pid_t) -> (ExitStatus, f64) {
     (ExitStatus::from_raw(status), seconds(usage.ru_utime) + seconds(usage.ru_stime))
 }
 
-/// Pipe of a process, and the end of the text that was read from it.
+/// Pipe of a process, and the end of the output that was read from it.
 struct Pipe {
     file: Option<File>,
     text: Vec<u8>,
     most: usize,
     metrics: Vec<Metric>,
-    /// Match of each metric in what is not kept.
+    /// Match of each metric in the output that is not kept.
     found_before: Vec<Option<String>>,
 }
 
@@ -302,7 +303,7 @@ impl Pipe {
         self.file.as_ref().map(AsRawFd::as_raw_fd)
     }
 
-    /// Reads something of what is there; whether there was something.
+    /// Reads available output; returns whether there was any.
     fn read(&mut self) -> bool {
         let mut buffer = [0; 1 << 16];
         let Some(file) = &mut self.file else { return false };
@@ -322,7 +323,8 @@ impl Pipe {
         }
     }
 
-    /// Keeps the end alone, from a line's beginning where there is one, and the metrics of what goes.
+    /// Keeps only the end of the output, from the beginning of a line if possible, and the metrics of the
+    /// rest.
     fn cut(&mut self) {
         let most = self.text.len() - self.most;
         let line = self.text[..most].iter().rposition(|&byte| byte == b'\n').map_or(most, |at| at + 1);
@@ -332,7 +334,7 @@ impl Pipe {
         self.text.drain(..line);
     }
 
-    /// Reads what is there, and no longer than that takes.
+    /// Reads the available output without waiting for more.
     fn drain(&mut self) {
         let mut n = 0;
         while n < 64 && self.read() {

@@ -53,7 +53,7 @@ impl ProgramRun {
     pub fn complaint(&self, program: &str) -> String {
         let how = match &self.end {
             ProgramEnd::Ended(status) => match status.code() {
-                // A shell says so of what a signal ended.
+                // A shell reports death by a signal this way.
                 Some(code @ 129..160) => {
                     format!("{program} ended with exit code {code}, {}", describe(ExitStatus::from_raw(code - 128)))
                 }
@@ -69,7 +69,7 @@ impl ProgramRun {
         };
         let last = [&self.errors, &self.output].into_iter().find_map(|text| {
             let text = String::from_utf8_lossy(text);
-            // Compilers say what is wrong first and count at the end.
+            // Compilers report errors first and count them at the end.
             let wrong = text.lines().find(|line| line.contains("error:"));
             let last = wrong.or_else(|| text.lines().rev().find(|line| !line.trim().is_empty()));
             last.map(|line| line.trim().chars().filter(|c| !c.is_control()).take(300).collect::<String>())
@@ -77,7 +77,7 @@ impl ProgramRun {
         last.map_or(how.clone(), |last| format!("{how}: {last}"))
     }
 
-    /// Whether it exited with 0.
+    /// Whether the program exited with 0.
     pub fn is_success(&self) -> bool {
         matches!(&self.end, ProgramEnd::Ended(status) if status.success())
     }

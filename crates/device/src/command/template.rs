@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Reason why a text is not a command template; its author is at fault.
+/// Reason why a text is not a command template, an error of its author.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
     /// Empty command.
@@ -54,12 +54,12 @@ pub enum TemplateError {
     },
 }
 
-/// A part of a word.
+/// Part of a word.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum WordPart {
     Text(String),
     Value(String),
-    /// All words of a value, or none; alone.
+    /// All words of a value, possibly none; alone.
     Words(String),
 }
 
@@ -67,7 +67,7 @@ enum WordPart {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandTemplate {
     words: Vec<Vec<WordPart>>,
-    /// The names whose values a shell finds in its environment; none where there is no shell.
+    /// Names whose values a shell finds in its environment; `None` without a shell.
     environment: Option<Vec<String>>,
     stays_after: Option<usize>,
 }
@@ -114,7 +114,7 @@ impl fmt::Display for Invocation {
     }
 }
 
-/// A word as a shell takes it for one.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=@%+,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
@@ -136,7 +136,7 @@ impl CommandTemplate {
         CommandTemplate::read_words(text, Some(names))
     }
 
-    /// Reads words; where no names are given, braces are text.
+    /// Parses words; without names, braces are ordinary text.
     fn read_words(text: &str, names: Option<&[&str]>) -> Result<CommandTemplate, TemplateError> {
         let mut words: Vec<Vec<WordPart>> = Vec::new();
         let mut word: Option<Vec<WordPart>> = None;
@@ -203,7 +203,7 @@ impl CommandTemplate {
                     script.push(c);
                     script.extend(reader.next().map(|(_, c)| c));
                 }
-                // A variable of the shell's own.
+                // Variable of the shell.
                 (None | Some('"'), '$') if reader.peek() == Some('{') => {
                     script.push(c);
                     while let Some((_, c)) = reader.next() {
@@ -278,13 +278,14 @@ impl CommandTemplate {
         }
         let script = self.words.last().and_then(constant).unwrap_or_default();
         let is_end = |c: char| c.is_whitespace() || "|&;<()`'\"{}".contains(c);
-        // A redirection is a word of its own, so that it is seen before its file.
+        // A redirection is a separate word, so that it is seen before its file.
         let words = script.replace('>', " > ");
         let words = words.split(is_end).filter(|word| !word.is_empty());
         words.map(|word| Some(word.to_owned()).filter(|word| !word.contains('$'))).collect()
     }
 
-    /// Environment variable with a value for a shell, such as one that ends with `sizes_0` for `sizes[0]`.
+    /// Environment variable that passes a value to a shell, such as one that ends with `sizes_0` for
+    /// `sizes[0]`.
     pub fn variable(name: &str) -> String {
         format!("TILEWRIGHT_{}", name.replace('[', "_").replace(']', ""))
     }
@@ -336,7 +337,7 @@ fn add(word: &mut Vec<WordPart>, part: WordPart) {
     }
 }
 
-/// Reads a command by characters, with the quotation that is open.
+/// Reader of a command by characters, which tracks the open quotation.
 struct CommandReader<'a> {
     rest: std::iter::Peekable<std::iter::Enumerate<std::str::Chars<'a>>>,
     quote: Option<char>,
@@ -348,7 +349,7 @@ impl<'a> CommandReader<'a> {
         CommandReader { rest: text.chars().enumerate().peekable(), quote: None, quote_at: 0 }
     }
 
-    /// The next character with its position, from 1.
+    /// Next character with its position, from 1.
     fn next(&mut self) -> Option<(usize, char)> {
         self.rest.next().map(|(at, c)| (at + 1, c))
     }
@@ -489,7 +490,7 @@ mod tests {
         assert_eq!(run(""), "<a>\n");
     }
 
-    /// A shell is given values that would do harm if it read them.
+    /// A shell gets values that would do harm if it interpreted them.
     #[test]
     fn no_value_is_read_as_code() {
         let script = "printf '%s\\n' {tile} \"{tile}\" '{tile}' a{tile}b \"$(printf '%s' \"{tile}\")\" \"${HOME}\"";
@@ -500,11 +501,11 @@ mod tests {
             String::from_utf8(command.output().unwrap().stdout).unwrap()
         };
         let tile = value("tile");
-        // Quotes in a substitution in quotes end those around it, and the value is divided into words.
+        // Quotes in a substitution in quotes end those around it, and the value is split into words.
         let divided = tile.replace(' ', "");
         let expected = format!("{tile}\n{tile}\n{tile}\na{tile}b\n{divided}\n/home\n");
         assert_eq!(run(&command.words, &command.variables), expected);
-        // What is recorded does the same again.
+        // The recorded form has the same effect.
         let again = command.to_string();
         assert_eq!(run(&["sh", "-c", &again].map(str::to_owned), &[]), expected, "{again}");
         assert!(!CommandTemplate::shell("a", &NAMES).unwrap().reads("tile"));

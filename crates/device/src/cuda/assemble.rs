@@ -1,4 +1,4 @@
-//! Machine code of PTX.
+//! Assembly of PTX to machine code.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -40,10 +40,10 @@ pub enum AssembleError {
     Io(#[from] io::Error),
 }
 
-/// Folder of CUDA's programs where they are not on the path.
+/// Folder of CUDA's programs if they are not on the path.
 const FOLDER: &str = "/usr/local/cuda/bin";
-/// CPU time that the assembler has for a module, in seconds: ten times what long code of ours takes. A worker
-/// that is ended for what it waits for has a context to make anew, which takes longer.
+/// CPU time limit of the assembler for a module, in seconds: ten times the time of our long kernels. If the
+/// worker itself were killed at a timeout, it would have to create a context anew, which takes longer.
 const MOST_SECONDS: libc::rlim_t = 5;
 
 impl PtxAssembler {
@@ -56,9 +56,9 @@ impl PtxAssembler {
         found.unwrap_or(PtxAssembler::Driver)
     }
 
-    /// The program at a path, where it is one and knows a GPU.
+    /// Program at a path, if it exists and supports a GPU.
     fn ptxas(path: PathBuf, gpu: &str) -> Option<PtxAssembler> {
-        // It reads its arguments first.
+        // It checks its arguments first.
         let nothing = ["--gpu-name", gpu, "/dev/null", "-o", "/dev/null"];
         let refused = Command::new(&path).args(nothing).stdin(Stdio::null()).output().ok()?.stderr;
         if String::from_utf8_lossy(&refused).contains("option 'gpu-name'") {
@@ -70,7 +70,7 @@ impl PtxAssembler {
         Some(PtxAssembler::Ptxas { path, version })
     }
 
-    /// Name in records of times.
+    /// Name in records of measured times.
     pub fn name(&self) -> String {
         match self {
             PtxAssembler::Ptxas { version, .. } => format!("ptxas {version}"),
@@ -78,7 +78,7 @@ impl PtxAssembler {
         }
     }
 
-    /// Assembles PTX for the driver to load: to machine code, or to the PTX itself where the driver
+    /// Assembles PTX for the driver to load: to machine code, or to the PTX itself if the driver
     /// assembles. A hanging assembler is killed with the calling thread.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn ptxas_assembles_in_memory() {
-        // Where `.ci/cuda-tools` fetches it to.
+        // Folder into which `.ci/cuda-tools` downloads it.
         let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
         let path = target.join("cuda-tools/ptxas");
         let Some(ptxas) = PtxAssembler::ptxas(path.clone(), "sm_90a") else {

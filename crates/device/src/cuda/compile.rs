@@ -1,4 +1,4 @@
-//! Compilation of CUDA C++ by NVIDIA's compilers, which are found where they are installed.
+//! Compilation of CUDA C++ by NVIDIA's compilers, which are searched for in their installations.
 
 use std::env;
 use std::ffi::{CString, c_char, c_int};
@@ -17,7 +17,7 @@ use super::driver::{DriverHandle, ResultCode};
 /// Name that selects NVIDIA's run-time compilation library.
 pub const NVRTC: &str = "nvrtc";
 
-/// Folders that hold an installation of CUDA, by variables of the environment and as it is installed.
+/// Folders that hold an installation of CUDA: by environment variable, and the default one.
 const VARIABLES: [&str; 2] = ["CUDA_HOME", "CUDA_PATH"];
 const FOLDER: &str = "/usr/local/cuda";
 
@@ -119,7 +119,7 @@ fn nvrtc() -> Option<CudaCompiler> {
     known.iter().find_map(|folder| nvrtc_in(folder)).or_else(|| of_python().find_map(|folder| nvrtc_in(&folder)))
 }
 
-/// The library in a folder, with the headers that are installed with it.
+/// Library in a folder, with the headers that are installed with it.
 fn nvrtc_in(folder: &Path) -> Option<CudaCompiler> {
     let is_library =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libnvrtc.so"));
@@ -135,7 +135,7 @@ fn nvrtc_in(folder: &Path) -> Option<CudaCompiler> {
     Some(CudaCompiler::Nvrtc { library, headers })
 }
 
-/// Folders of packages of the user's Python.
+/// Package folders of the user's Python.
 fn packages() -> Vec<PathBuf> {
     let program = "import sys; print('\\n'.join(sys.path))";
     let said = Command::new("python3").args(["-c", program]).stdin(Stdio::null()).output();
@@ -143,13 +143,13 @@ fn packages() -> Vec<PathBuf> {
     said.lines().filter(|line| !line.is_empty()).map(PathBuf::from).collect()
 }
 
-/// The first fault that a compiler tells of, or what it says first.
+/// First error that a compiler reports, or else its first output.
 fn fault(said: &str) -> String {
     let lines = || said.lines().map(str::trim).filter(|line| !line.is_empty());
     lines().find(|line| line.contains("error")).or_else(|| lines().next()).unwrap_or("it says nothing").to_owned()
 }
 
-/// The folder that quoted names of headers are relative to.
+/// Folder that quoted names of headers are relative to.
 fn beside(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -216,17 +216,17 @@ typedef unsigned long long uintptr_t;
 #define NAN __int_as_float(0x7fffffff)
 #endif
 ";
-/// The names by which sources ask for it.
+/// Names by which sources include it.
 const HOST_HEADERS: &[&str] = &[
     "assert.h", "cassert", "cfloat", "climits", "cmath", "cstddef", "cstdint", "cstdio", "cstdlib", "cstring",
     "float.h", "iostream", "limits.h", "math.h", "stddef.h", "stdint.h", "stdio.h", "stdlib.h", "string.h",
 ];
-/// Headers whose contents the library has itself; CUDA's own are taken where they are installed.
+/// Headers whose contents the library has built in; CUDA's own are used if they are installed.
 const BUILT_IN_HEADERS: &[&str] = &["cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "device_launch_parameters.h"];
 
 fn by_library(library: &Path, headers: &[PathBuf], unit: &CudaSource) -> Result<Vec<u8>, CudaCompileError> {
     let io = |why: String| CudaCompileError::Io(io::Error::other(why));
-    // SAFETY: the library that goes by this name everywhere; its functions have these parameters.
+    // SAFETY: this name refers to NVRTC everywhere; its functions have these parameters.
     let library = unsafe { Library::new(library) }.map_err(|why| io(why.to_string()))?;
     // SAFETY: as above.
     let f = unsafe { functions::DriverFunctions::of(&library) }.map_err(io)?;
@@ -248,7 +248,7 @@ fn by_library(library: &Path, headers: &[PathBuf], unit: &CudaSource) -> Result<
     let pointers = |all: &[CString]| all.iter().map(|word| word.as_ptr()).collect::<Vec<*const c_char>>();
     let (names, contents, option_pointers) = (pointers(&names), pointers(&contents), pointers(&options));
     let mut program = ptr::null_mut();
-    // SAFETY: all texts and lists outlive the calls; sizes are asked for before what has them, and the
+    // SAFETY: all texts and lists outlive the calls; sizes are queried before the buffers are made, and the
     // program is destroyed once.
     unsafe {
         let (n, text, name) = (names.len() as c_int, texts[0].as_ptr(), texts[1].as_ptr());
@@ -279,14 +279,14 @@ fn by_library(library: &Path, headers: &[PathBuf], unit: &CudaSource) -> Result<
     }
 }
 
-/// A function that tells how long something is, and one that writes it.
+/// Functions that return the length of an output, and write it.
 type OutputFunctions = unsafe extern "C" fn(DriverHandle, *mut usize) -> ResultCode;
 type Contents = unsafe extern "C" fn(DriverHandle, *mut c_char) -> ResultCode;
 
 /// Finds the symbol of a kernel in machine code or PTX: its name, or the mangled form.
 ///
 /// # Errors
-/// If there is none, or more than one, in words.
+/// A message, if there is none, or more than one.
 pub fn entry_of(code: &[u8], function: &str) -> Result<String, String> {
     let mut names: Vec<String> = Vec::new();
     for marker in [&b".text."[..], b".entry "] {
@@ -336,9 +336,9 @@ mod tests {
         assert_eq!(fault("\n  nothing known\n"), "nothing known");
     }
 
-    /// The library, where one is installed; says so where not.
+    /// Library, if one is installed; otherwise prints a message.
     pub fn library() -> Option<CudaCompiler> {
-        // Where CI fetches NVIDIA's tools to, or for the Python at hand.
+        // Folder into which CI downloads NVIDIA's tools, or the current Python's packages.
         let target = env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
         let found = nvrtc_in(&target.join("cuda-tools/packages/nvidia/cuda_nvrtc/lib")).or_else(nvrtc);
         if found.is_none() {

@@ -1,4 +1,4 @@
-//! Functions of NVIDIA's driver that are used, loaded when a device is first opened.
+//! Functions of NVIDIA's driver, loaded when a device is first opened.
 
 use std::error::Error;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -24,7 +24,7 @@ macro_rules! functions {
         #[derive(Clone, Copy)]
         pub struct DriverFunctions {
             $($(#[$doc])* pub $name: unsafe extern "C" fn($($argument),*) -> ResultCode,)*
-            // Older ones lack it.
+            // Missing in older drivers.
             $(pub $late: Option<unsafe extern "C" fn($($late_argument),*) -> ResultCode>,)*
         }
 
@@ -32,7 +32,7 @@ macro_rules! functions {
             /// Loads the functions from a library, which must stay loaded.
             ///
             /// # Errors
-            /// What is not there.
+            /// Name of the missing function.
             ///
             /// # Safety
             /// The library is NVIDIA's driver, whose functions have these parameters.
@@ -94,27 +94,27 @@ functions! {
     );
 }
 
-/// The files that the driver's library is looked for in.
+/// File names of the driver's library.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 impl DriverFunctions {
     /// Loads the functions of this machine's driver, which stays loaded.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Reason why there is none.
     pub fn load() -> Result<DriverFunctions, String> {
         let mut why = String::new();
         for name in LIBRARIES {
-            // SAFETY: the library that goes by this name everywhere.
+            // SAFETY: this name refers to NVIDIA's driver everywhere.
             match unsafe { Library::new(name) } {
                 Ok(library) => {
                     // SAFETY: it is NVIDIA's driver.
                     let functions = unsafe { DriverFunctions::of(&library) };
-                    // It has threads of its own, which outlive everything.
+                    // The driver has threads of its own, which never end.
                     std::mem::forget(library);
                     return functions;
                 }
-                // What the loader says stands behind that it says something.
+                // The loader's own message is the source of this error.
                 Err(e) => why = e.source().map_or_else(|| e.to_string(), ToString::to_string),
             }
         }
@@ -124,7 +124,7 @@ impl DriverFunctions {
     /// Name of a result code.
     pub fn name_of(&self, code: ResultCode) -> String {
         let mut name = std::ptr::null();
-        // SAFETY: writes a pointer to a string that lives as long as the driver.
+        // SAFETY: the call writes a pointer to a string that lives as long as the driver.
         if unsafe { (self.error_name)(code, &mut name) } == 0 && !name.is_null() {
             // SAFETY: as above.
             return unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned();

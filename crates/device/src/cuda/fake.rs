@@ -1,5 +1,5 @@
-//! Fake driver for tests, whose single device emulates PTX. Each thread has its own, unless it enters the
-//! context of another thread's.
+//! Fake driver for tests, whose single device emulates PTX. Each thread has its own state, unless it enters
+//! the context of another thread.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -16,12 +16,12 @@ mod emulator;
 struct FakeDriver {
     memory: emulator::Memory,
     entries: Vec<Entry>,
-    /// Launches that are recorded rather than carried out.
+    /// Launches that are recorded rather than executed.
     recorded: Option<Vec<FakeLaunch>>,
     graphs: Vec<Vec<FakeLaunch>>,
     n_launches: usize,
     n_allocated: usize,
-    /// Result of every function from now on.
+    /// Result of every function after a failed kernel.
     broken: ResultCode,
 }
 
@@ -40,7 +40,7 @@ thread_local! {
     static CURRENT: RefCell<SharedState> = RefCell::default();
 }
 
-/// Devices of contexts, by their handles.
+/// States of contexts, by their handles.
 static CONTEXTS: Mutex<Vec<SharedState>> = Mutex::new(Vec::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -75,7 +75,7 @@ fn lost() -> Option<std::path::PathBuf> {
 
 /// Writes to where a caller wants something.
 fn give<T>(to: *mut T, value: T) -> ResultCode {
-    // SAFETY: the caller passes a place of its own.
+    // SAFETY: the caller passes a pointer to its own variable.
     unsafe { to.write(value) };
     0
 }
@@ -100,7 +100,7 @@ impl FakeDriver {
             Ok(()) => 0,
             Err(why) => {
                 eprintln!("the emulator: {why}");
-                // A kernel that stops itself, or else an illegal address; nothing goes on after either.
+                // A trap, or else an illegal address; the context is unusable after either.
                 self.broken = if why.contains("stops the kernel") { 719 } else { 700 };
                 0
             }
@@ -147,7 +147,7 @@ unsafe extern "C" fn device(to: *mut DeviceOrdinal, number: c_int) -> ResultCode
 unsafe extern "C" fn device_name(to: *mut c_char, length: c_int, _: DeviceOrdinal) -> ResultCode {
     let name = c"Emulator".to_bytes_with_nul();
     assert!(name.len() <= length as usize);
-    // SAFETY: the caller has so much room.
+    // SAFETY: the caller's buffer is large enough.
     unsafe { to.copy_from_nonoverlapping(name.as_ptr().cast(), name.len()) };
     0
 }
@@ -207,7 +207,7 @@ unsafe extern "C" fn free(_: DevicePointer) -> ResultCode {
 
 unsafe extern "C" fn to_device(to: DevicePointer, from: *const c_void, bytes: usize, _: DriverHandle) -> ResultCode {
     with(|state| {
-        // SAFETY: the caller passes so many bytes.
+        // SAFETY: the caller passes a pointer to `bytes` bytes.
         let from = unsafe { std::slice::from_raw_parts(from.cast::<u8>(), bytes) };
         state.memory.at(to, bytes).expect("it lies inside").copy_from_slice(from);
         0
@@ -216,7 +216,7 @@ unsafe extern "C" fn to_device(to: DevicePointer, from: *const c_void, bytes: us
 
 unsafe extern "C" fn from_device(to: *mut c_void, from: DevicePointer, bytes: usize, _: DriverHandle) -> ResultCode {
     with(|state| {
-        // SAFETY: the caller passes room for so many bytes.
+        // SAFETY: the caller passes a buffer of `bytes` bytes.
         let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<u8>(), bytes) };
         to.copy_from_slice(state.memory.at(from, bytes).expect("it lies inside"));
         0
@@ -234,12 +234,12 @@ unsafe extern "C" fn load_module(to: *mut DriverHandle, code: *const c_void) -> 
     // SAFETY: text that ends with a zero: the emulator assembles itself.
     let text = unsafe { CStr::from_ptr(code.cast()) }.to_string_lossy().into_owned();
     if text.starts_with("\x7fELF") {
-        // It has machine code of no GPU.
+        // The emulator has machine code of no GPU.
         return 209;
     }
     with(|state| match emulator::read(&text) {
         Ok(entries) => {
-            // A module is known by where its kernels begin: others may have some of the same names.
+            // A module is identified by its first kernel: others may have kernels of the same names.
             let first = state.entries.len();
             state.entries.extend(entries);
             give(to, handle(first))
@@ -261,7 +261,7 @@ unsafe extern "C" fn function(to: *mut DriverHandle, module: DriverHandle, name:
     })
 }
 
-/// Every code has a variable of this name, of 256 bytes, which its kernels do not see.
+/// Name of a variable that every module has, of 256 bytes, which its kernels do not see.
 const VARIABLE: &CStr = c"table";
 
 unsafe extern "C" fn variable(
@@ -306,11 +306,11 @@ unsafe extern "C" fn launch(
             // SAFETY: the caller passes an address for each parameter of the kernel.
             let value = unsafe { arguments.add(at).read() };
             values.push(if state.entries[entry].is_map(at) {
-                // SAFETY: what is told of an array has so many bytes.
+                // SAFETY: a tensor map has 128 bytes.
                 let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), 128) };
                 state.memory.add(bytes.to_vec())
             } else {
-                // SAFETY: all else are numbers of 64 bits.
+                // SAFETY: all other arguments are numbers of 64 bits.
                 unsafe { value.cast::<u64>().read() }
             });
         }
@@ -380,7 +380,7 @@ unsafe extern "C" fn encode_map(
     _: c_int,
 ) -> ResultCode {
     let rank = rank as usize;
-    // SAFETY: the caller passes so many of each, and room for 16 words.
+    // SAFETY: the caller passes `rank` elements of each, and a buffer of 16 words.
     let (extents, strides, boxes) = unsafe {
         let strides = std::slice::from_raw_parts(strides, rank - 1).to_vec();
         (std::slice::from_raw_parts(extents, rank).to_vec(), strides, std::slice::from_raw_parts(boxes, rank))

@@ -1,4 +1,4 @@
-//! Kinds of hardware that run candidates, and what a device does differently for each.
+//! Kinds of hardware that run candidates, and what a device does differently for each of them.
 
 use tilewright_ir::Target;
 use tilewright_ir::target::{Arch, GpuApi};
@@ -6,12 +6,12 @@ use tilewright_ir::target::{Arch, GpuApi};
 use super::{DeviceError, DeviceOptions};
 use crate::{cuda, host, opencl};
 
-/// Most runners of a device.
+/// Maximum number of runners of a device.
 const MOST_RUNNERS: usize = 4;
 /// Maximum number of workers whose kernels run on an OpenCL CPU or a GPU: each has a context there, which
 /// takes some hundred megabytes.
 pub const MOST_WORKERS: usize = 8;
-/// Least units of a GPU that is no small one.
+/// Minimum number of units of a large GPU.
 const LARGE_GPU: u32 = 64;
 
 /// Hardware that runs candidates.
@@ -21,7 +21,7 @@ pub enum Backend {
     Cpu,
     /// Cores of this machine behind an OpenCL driver, which takes all of them for a kernel.
     OpenClCpu,
-    /// A GPU of this machine.
+    /// GPU of this machine.
     Gpu,
     /// Another device, on which a command starts runners.
     Runner,
@@ -46,19 +46,19 @@ impl Backend {
         })
     }
 
-    /// Adapts options to the hardware: those without meaning for it are reset.
+    /// Adapts options to the hardware: options that do not apply to it are reset.
     pub fn adapt(self, target: &Target, options: DeviceOptions) -> DeviceOptions {
         let most = match self {
-            // Each has a runner of its own, with all that it runs on.
+            // Each worker has its own runner, with all its data.
             Backend::Runner => MOST_RUNNERS,
-            // Kernels of a GPU take no core: all of them build.
+            // Kernels of a GPU use no core: all cores build.
             Backend::Gpu if target.gpu.is_some_and(|gpu| gpu.n_units >= LARGE_GPU) => usize::MAX,
             Backend::Cpu | Backend::OpenClCpu | Backend::Gpu => MOST_WORKERS,
         };
         let n_workers = options.n_workers.min(most);
         match self {
             Backend::Cpu => DeviceOptions { n_workers, ..options },
-            // Its own clock tells how long a kernel took, wherever the CPU's cores are meanwhile.
+            // The device's clock measures a kernel's time, whatever the CPU's cores do meanwhile.
             Backend::OpenClCpu | Backend::Gpu | Backend::Runner => {
                 DeviceOptions { cpus: Vec::new(), at_best_pace: false, n_workers, ..options }
             }

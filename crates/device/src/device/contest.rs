@@ -1,14 +1,15 @@
 //! Race of many candidates by successive halving: the slower half is eliminated after some rounds, so that
 //! likely winners get most rounds.
 //!
-//! Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest may owe its time
-//! to luck. What counts is the first quartile of its rounds. A kernel may also be lucky with its pages for a
-//! whole sitting, so there are several; but one where a run takes as long as a round, since to check it anew
-//! would take more time than to measure it, where the user waits, or on a GPU, which has memory of its own
-//! and takes seconds to begin with it.
+//! Most disturbances slow a kernel down, so its fast rounds tell most; but the very fastest round may owe its
+//! time to luck. Therefore candidates are ranked by the first quartile of their rounds. A kernel may also be
+//! lucky with its pages for a whole sitting (a session in one process), so a race has several sittings. It
+//! has only one if a run takes as long as a round, since verifying it anew would take longer than measuring
+//! it, if the user waits, or on a GPU, which has its own memory and takes seconds to start.
 //!
-//! Most of a race's time is spent on building and checking, which nobody knows before: as many candidates are
-//! admitted, and as many sittings held, as there is time for. It ends before that where the verdict is plain.
+//! Most of a race's time is spent on building and verifying, which cannot be predicted: as many candidates
+//! are admitted, and as many sittings held, as there is time for. The race ends early if the verdict is
+//! clear.
 
 use super::Device;
 use super::race::Racer;
@@ -19,23 +20,24 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tilewright_search::{Candidate, Outcome, RaceLimits, Standing};
 
-/// Candidates that run all rounds of a race; beyond them the slower half leaves after some rounds.
+/// Number of candidates that run all rounds of a race; of more, the slower half leaves after some rounds.
 const FINALISTS: usize = 6;
-/// Most rounds at the end, where there is time, in so many sittings.
+/// Maximum number of rounds at the end, if there is time, and the number of sittings that they are divided
+/// into.
 const MOST_ROUNDS: u64 = 12;
 const LAST_SITTINGS: u64 = 3;
-/// Candidates that are admitted however long it takes to build them, and how many more at once while there
-/// is time.
+/// Number of candidates that are admitted however long their builds take, and number of those admitted at
+/// once later, while there is time.
 const FIRST: usize = 2;
 const AT_ONCE: usize = 4;
-/// A shorter race has one sitting: its user waits.
+/// Minimum time of a race with several sittings: the user waits for a shorter one.
 const LEAST_FOR_SITTINGS: Duration = Duration::from_secs(1);
 
-/// A candidate in the race, by its place among all.
+/// Candidate in the race, with its index among all.
 type RacingCandidate = (usize, Racer);
 
 impl Device {
-    /// Races candidates, as [`Measure::race`](tilewright_search::Measure::race) says.
+    /// Races candidates, as specified by [`Measure::race`](tilewright_search::Measure::race).
     pub(super) fn contest(
         &mut self,
         candidates: &[Candidate],
@@ -51,7 +53,7 @@ impl Device {
             candidates.iter().map(|c| ProgramSource::Steps(c.steps.to_string())).collect();
         tell(sources.len());
         let goal = limits.rounds * RaceLimits::GOAL;
-        // Beyond it, too, whoever is left has a round in each stage.
+        // Even beyond the goal, each remaining candidate has a round in each stage.
         let over = Over { late: &is_late, long: &|| start.elapsed() >= goal };
         let (first, others) = sources.split_at(sources.len().min(FIRST));
         let mut left: Vec<RacingCandidate> = self.start_race(first, &is_late)?.into_iter().enumerate().collect();
@@ -78,7 +80,7 @@ impl Device {
         while left.len() > FINALISTS {
             self.some_rounds(&mut left, rounds, round, &over)?;
             for runner in left.split_off(left.len().div_ceil(2)) {
-                // Of those that leave only failures are of interest.
+                // Of the candidates that leave, only failures are recorded.
                 let standing = self.standing(runner);
                 standings.extend(standing.filter(|standing| matches!(standing.outcome, Outcome::Failed { .. })));
             }
@@ -99,12 +101,12 @@ impl Device {
         }
         let finalists: Vec<Standing> = left.into_iter().filter_map(|runner| self.standing(runner)).collect();
         standings.splice(0..0, finalists);
-        // What failed is ranked by infinity.
+        // Failures are ranked by infinity.
         standings.sort_by(|a, b| a.quartile_ns.total_cmp(&b.quartile_ns));
         Ok(standings)
     }
 
-    /// Some rounds, after which the fastest come first.
+    /// Runs some rounds, and sorts the fastest candidates first.
     fn some_rounds(
         &mut self,
         left: &mut [RacingCandidate],
@@ -117,7 +119,7 @@ impl Device {
         Ok(())
     }
 
-    /// Result of a candidate over all its rounds; `None` where it came too late for any.
+    /// Result of a candidate over all its rounds; `None` if it came too late for any.
     fn standing(&mut self, (at, racer): RacingCandidate) -> Option<Standing> {
         let (quartile_ns, relative_error) = (racer.quartile_ns(), racer.relative_error());
         let is_too_late = racer.is_without_rounds();
@@ -126,13 +128,13 @@ impl Device {
     }
 }
 
-/// End conditions of a race: at once, and after the current round.
+/// End conditions of a race: immediately, and after the current round.
 struct Over<'a> {
     late: &'a dyn Fn() -> bool,
     long: &'a dyn Fn() -> bool,
 }
 
-/// Whether the two that lead need no more rounds.
+/// Whether the two leading candidates need no more rounds.
 fn is_settled(left: &[RacingCandidate]) -> bool {
     match left {
         [(_, leading), (_, next), ..] => RaceLimits::is_settled(leading.medians_ns(), next.medians_ns()),

@@ -23,22 +23,22 @@ pub struct Racer {
 }
 
 impl Racer {
-    /// Relative error of its result, ‖out − reference‖ / ‖reference‖; `None` if it was not correct.
+    /// Relative error of the result, ‖out − reference‖ / ‖reference‖; `None` if it was not correct.
     pub fn relative_error(&self) -> Option<f64> {
         self.kept.map(|kept| kept.relative_error)
     }
 
-    /// Whether it has no rounds, without having failed.
+    /// Whether the candidate has no rounds, without having failed.
     pub fn is_without_rounds(&self) -> bool {
         self.failure.is_none() && self.medians_ns.is_empty()
     }
 
-    /// Median of each round, in nanoseconds per run; empty if it failed.
+    /// Median of each round, in nanoseconds per run; empty if the candidate failed.
     pub fn medians_ns(&self) -> &[f64] {
         if self.failure.is_none() { &self.medians_ns } else { &[] }
     }
 
-    /// First quartile of its rounds, in nanoseconds per run; infinite without rounds, or after a failure.
+    /// First quartile of the rounds, in nanoseconds per run; infinite without rounds, or after a failure.
     pub fn quartile_ns(&self) -> f64 {
         let mut rounds = self.medians_ns().to_vec();
         rounds.sort_by(f64::total_cmp);
@@ -50,7 +50,7 @@ impl Device {
     /// Races candidates in `sittings` sessions of `rounds` rounds each, every session in new processes.
     ///
     /// # Errors
-    /// If a worker cannot be started anew.
+    /// If a worker cannot be restarted.
     pub fn race(
         &mut self,
         sources: &[ProgramSource],
@@ -74,10 +74,10 @@ impl Device {
     /// when `over` becomes true have no rounds.
     ///
     /// # Errors
-    /// If a worker cannot be started anew.
+    /// If a worker cannot be restarted.
     pub fn start_race(&mut self, sources: &[ProgramSource], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
         if Allowed::here().cpu_seconds.is_some() {
-            // The race is not to end because of what the search took.
+            // The memory that the search used must not end the race.
             self.workers.renew()?;
         }
         self.join_race(sources, over)
@@ -86,7 +86,7 @@ impl Device {
     /// Builds and verifies further candidates for a race in progress, as [`Device::start_race`] does.
     ///
     /// # Errors
-    /// If a worker cannot be started anew.
+    /// If a worker cannot be restarted.
     pub fn join_race(&mut self, sources: &[ProgramSource], over: &dyn Fn() -> bool) -> io::Result<Vec<Racer>> {
         let racer = |(source, (kept, failure))| Racer {
             source: ProgramSource::clone(source),
@@ -102,7 +102,7 @@ impl Device {
     /// not average that out, more processes do.
     ///
     /// # Errors
-    /// If a worker cannot be started anew.
+    /// If a worker cannot be restarted.
     pub fn next_sitting(&mut self, racers: &mut [&mut Racer], over: &dyn Fn() -> bool) -> io::Result<()> {
         if over() {
             return Ok(());
@@ -116,13 +116,13 @@ impl Device {
         Ok(())
     }
 
-    /// Kernel of each source, or its failure; neither where it was not ready when all was over.
+    /// Kernel of each source, or its failure; neither if it was not ready when `over` became true.
     fn keep_all(
         &mut self,
         sources: &[ProgramSource],
         over: &dyn Fn() -> bool,
     ) -> io::Result<Vec<(Option<VerifiedKernel>, Option<Outcome>)>> {
-        // Of what was to come after the last batch nothing is wanted any more.
+        // Work left over from the last batch is not needed any more.
         let commands = self.scheduler.cancel(0);
         self.carry_out(commands)?;
         self.scheduler.aim(Goal::Keep);
@@ -160,7 +160,7 @@ impl Device {
     /// affect all alike. Ends early when `over`, or after at least one round when `is_enough`.
     ///
     /// # Errors
-    /// If a worker cannot be started anew.
+    /// If a worker cannot be restarted.
     pub fn race_rounds(
         &mut self,
         racers: &mut [&mut Racer],
@@ -175,8 +175,7 @@ impl Device {
             if at > 0 && is_enough() {
                 break;
             }
-            // What a candidate finds in the caches, and how fast the cores just are, depends on who ran
-            // before it.
+            // The state of the caches and the speed of the cores depend on the candidate that ran before.
             order.shuffle(&mut rng);
             for &at in &order {
                 if over() {
@@ -191,7 +190,7 @@ impl Device {
     /// Times a candidate for a round, and records the median.
     ///
     /// # Errors
-    /// If a worker cannot be started anew.
+    /// If a worker cannot be restarted.
     pub fn race_round(&mut self, racer: &mut Racer, round: RoundLength) -> io::Result<()> {
         if let (Some(kept), None) = (racer.kept, &racer.failure) {
             match self.time_kept(kept, round)? {
@@ -202,10 +201,10 @@ impl Device {
         Ok(())
     }
 
-    /// Times a kernel that is kept, with nothing built beside it; again where there was a pause.
+    /// Times a verified kernel, with nothing built beside it; repeats this after a pause.
     ///
     /// # Errors
-    /// If a worker cannot be started anew, or is ended from outside.
+    /// If a worker cannot be restarted, or is killed from outside.
     fn time_kept(&mut self, kept: VerifiedKernel, round: RoundLength) -> io::Result<Outcome> {
         while !self.workers.are_idle() {
             self.listen(pause::now() + LOOK)?;
@@ -221,7 +220,7 @@ impl Device {
                     continue;
                 }
                 match answer {
-                    // What it was at when that was forgotten comes first.
+                    // The reply for a cancelled kernel, which was still in progress, comes first.
                     WorkerEvent::Reply(reply) if reply.id().is_some_and(|id| id != kept.kernel.id) => {
                         self.workers.go_on(worker, WorkerThread::Test, timeout);
                     }

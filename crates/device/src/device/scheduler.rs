@@ -1,8 +1,8 @@
-//! Scheduling of candidates: built on all workers, then checked and timed one after the other.
+//! Scheduling of candidates: they are built on all workers, then verified and timed one at a time.
 //!
-//! This is the policy alone: who is built, checked and timed next, where and for how long, what an answer
-//! makes of a candidate, and who is hopeless. It is told what workers answer and which of their threads are
-//! idle, and says what is to be done; [`Device`](super::Device) does it.
+//! This module is the policy alone: which candidate is built, verified and timed next, where and for how
+//! long, how a reply changes its state, and when it is hopeless. It receives the replies of workers and the
+//! list of their idle threads, and returns commands; [`Device`](super::Device) executes them.
 
 use crate::child::describe;
 use crate::protocol::{Caches, ProgramSource, Reply, TimingPlan, WorkerRequest, WorkerThread};
@@ -15,27 +15,27 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 use tilewright_search::{Conditions, ErrorClass, Limit, Measured, Outcome, Seconds, Timing};
 
-/// A candidate is given up once its first run takes this many times as long as the fastest first run so far,
-/// and at least [`LEAST_LIMIT`].
+/// Multiple of the fastest first run so far at which a candidate's first run is given up, if it exceeds
+/// [`LEAST_LIMIT`].
 const HOPELESS_RUN: u32 = 5;
-/// Least time limit of a first run: restarting its worker takes a part of that, and so does a busy machine's
-/// delay.
+/// Minimum time limit of a first run: restarting its worker takes a part of that, and so does a delay on a
+/// busy machine.
 const LEAST_LIMIT: Duration = Duration::from_millis(100);
-/// While none has come to its end, each try of a candidate may take so many times as long as the one before.
+/// Growth of the time limit with each try of a candidate, while none has finished.
 const LIMIT_GROWTH: u32 = 4;
-/// A first run that takes this many times as long as the fastest one, and at least [`LEAST_SLOW`], no longer
-/// has the machine alone: its exact time no longer matters, and others are checked meanwhile.
+/// Multiple of the fastest first run at which a first run, if longer than [`LEAST_SLOW`], no longer has the
+/// machine to itself: its exact time no longer matters, and others are verified meanwhile.
 const SLOW_RUN: u32 = 3;
-/// Least time before others are checked beside a slow first run.
+/// Minimum time before others are verified beside a slow first run.
 const LEAST_SLOW: Duration = Duration::from_millis(30);
-/// Timeout for emptying the caches a few times, whatever their size.
+/// Timeout for flushing the caches a few times, whatever their size.
 const MOST_FLUSHING_TIME: Duration = Duration::from_secs(5);
 
-/// Most repeated measurements of a candidate whose test was stopped or disturbed from outside.
+/// Maximum number of repeated measurements of a candidate whose test was stopped or disturbed from outside.
 pub(super) const MOST_RETRIES: u32 = 3;
 
-/// The kernels that a worker goes on with by itself are so many at most: enough for as long as a search
-/// thinks, and few enough that other workers, too, test what they have built.
+/// Maximum number of kernels queued in a worker: enough for the time that a search takes to propose, and few
+/// enough that other workers also test what they have built.
 const MOST_QUEUED: usize = 4;
 
 /// Settings that stay the same while candidates are measured.
@@ -62,7 +62,7 @@ pub(super) enum Goal {
     /// Time them as trials of a search, with code that compiles quickly: good enough to learn about a
     /// configuration.
     Trial,
-    /// Check and keep them, whatever that takes, with LLVM's code, for comparisons and for the record.
+    /// Verify and keep them, without pruning, with LLVM's code, for comparisons and for the record.
     Keep,
 }
 
@@ -73,29 +73,29 @@ pub(super) enum WorkerCommands {
     Ask { worker: usize, request: WorkerRequest, timeout: Duration },
     /// Send a request to a worker that it does not answer, or not before others.
     Tell { worker: usize, request: WorkerRequest },
-    /// Extend the timeout of a worker's thread that is not done.
+    /// Extend the timeout of a worker's thread that has not finished.
     GoOn { worker: usize, lane: WorkerThread, timeout: Duration },
     /// Have a worker build only beside the cores on which kernels are timed, or on all.
     Pin { worker: usize, is_beside: bool },
-    /// Have this process stay off the cores on which kernels are timed, or not.
+    /// Move this process off the cores on which kernels are timed, or back.
     StepAside(bool),
-    /// A worker's work is given up: it is started anew.
+    /// Kill and restart a worker, whose work is given up.
     GiveUp { worker: usize },
 }
 
-/// A source that is to be measured.
+/// Source to be measured.
 struct Submission {
-    /// The smaller, the earlier.
+    /// Number, smaller for earlier ones.
     number: u64,
     /// Number of its submission; earlier ones come first.
     submission: u64,
     source: ProgramSource,
-    /// Timeout of its runs, whatever other candidates take, where one is given.
+    /// Timeout of its runs, independent of other candidates, if one is given.
     patience: Option<Duration>,
     state: CandidateState,
-    /// Time after which its first run was given up; zero if it was not.
+    /// Time limit at which its first run was given up; zero if it was not.
     given_up: Duration,
-    /// Whether there was a pause in its test: what that took says nothing.
+    /// Whether its test was interrupted by a pause, which makes its times meaningless.
     is_disturbed: bool,
     n_retries: u32,
     seconds: Seconds,
@@ -106,8 +106,7 @@ enum CandidateState {
     Waiting,
     Building(WorkerKernel),
     Built(WorkerKernel),
-    /// Waiting until its worker checks it, and times it, after others that it tests; lower numbers come
-    /// first.
+    /// Queued in its worker, to be verified and timed after others; lower numbers come first.
     Queued {
         kernel: WorkerKernel,
         number: u64,
@@ -119,7 +118,7 @@ enum CandidateState {
         is_alone: bool,
         limit: Duration,
     },
-    /// Running for the first time, or being compared with the right answer.
+    /// Running for the first time, or having its result compared with the reference.
     Running {
         kernel: WorkerKernel,
         is_alone: bool,
@@ -131,14 +130,14 @@ enum CandidateState {
     Done(Measured),
 }
 
-/// A kernel by its worker and its number there.
+/// Kernel, by its worker and its number there.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct WorkerKernel {
     pub worker: usize,
     pub id: u64,
 }
 
-/// A kernel that was found right.
+/// Kernel that was found correct.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct VerifiedKernel {
     pub kernel: WorkerKernel,
@@ -165,7 +164,7 @@ impl CandidateState {
         self.kernel().is_some_and(|kernel| kernel.worker == worker)
     }
 
-    /// Thread of its worker that works on it.
+    /// Thread of its worker that is working on it.
     fn lane(&self) -> Option<WorkerThread> {
         match self {
             CandidateState::Building(_) => Some(WorkerThread::Build),
@@ -180,7 +179,7 @@ impl CandidateState {
         }
     }
 
-    /// Whether it is in test, and no other kernel has run since its first run began.
+    /// Whether it is being tested, and no other kernel has run since its first run began.
     fn is_alone(&self) -> bool {
         match self {
             CandidateState::Preparing { is_alone, .. } | CandidateState::Running { is_alone, .. } => *is_alone,
@@ -189,31 +188,31 @@ impl CandidateState {
         }
     }
 
-    /// Whether it runs, or is about to.
+    /// Whether it is running, or about to.
     fn is_in_test(&self) -> bool {
         self.lane() == Some(WorkerThread::Test)
     }
 }
 
 impl Submission {
-    /// The smaller, the sooner: of those that were submitted together, those that were not given up yet.
+    /// Order of precedence, smallest first: by submission, then those that have not been given up.
     fn precedence(&self) -> (u64, Duration) {
         (self.submission, self.given_up)
     }
 }
 
-/// Decides what workers do.
+/// Scheduler of the workers.
 pub(super) struct Scheduler {
     policy: Policy,
     goal: Goal,
-    /// Candidates in the order of their numbers.
+    /// Candidates, ordered by number.
     candidates: Vec<Submission>,
     n_submitted: u64,
-    /// The number of the next kernel.
+    /// Number of the next kernel.
     next_id: u64,
-    /// The fastest first run so far, with the comparison of its answer.
+    /// Fastest first run so far, including the comparison of its result.
     fastest_check: Option<Duration>,
-    /// The fastest trial so far.
+    /// Fastest trial so far.
     fastest_ns: Option<f64>,
     /// Median of the leading candidate: slower ones are not timed for long.
     leading_ns: Option<f64>,
@@ -345,7 +344,7 @@ impl Scheduler {
     pub fn act(&mut self, now: Instant, idle: IdleThreads) -> Vec<WorkerCommands> {
         self.idle = idle;
         self.give_up_hopeless();
-        // Where kernels leave no core free, all are built before any is tested.
+        // If kernels leave no core free, all candidates are built before any is tested.
         let is_unbuilt = |c: &Submission| matches!(c.state, CandidateState::Waiting | CandidateState::Building(_));
         let at_once = self.policy.has_cores_left || self.goal == Goal::Keep;
         if at_once || !self.candidates.iter().any(is_unbuilt) {
@@ -372,7 +371,7 @@ impl Scheduler {
     /// Handles a reply of a worker's thread; returns the commands to send.
     ///
     /// # Errors
-    /// If workers were ended from outside with the same candidate too often.
+    /// If workers were killed from outside with the same candidate too often.
     pub fn heard(
         &mut self,
         now: Instant,
@@ -382,7 +381,7 @@ impl Scheduler {
     ) -> io::Result<Vec<WorkerCommands>> {
         let is_gone = !matches!(answer, WorkerEvent::Reply(_));
         let is_there = |c: &Submission| c.state.lane() == Some(lane) && c.state.is_of(worker);
-        // What was forgotten is none of them any more, even where another one has been asked for meanwhile.
+        // A cancelled candidate is not found by its id, even if another one has been requested meanwhile.
         let id = if let WorkerEvent::Reply(reply) = &answer { reply.id() } else { None };
         let is_its = |c: &Submission| {
             is_there(c) && (id.is_none() || c.state.kernel().is_none_or(|kernel| Some(kernel.id) == id))
@@ -407,7 +406,7 @@ impl Scheduler {
             }
             self.candidates[place].state = next;
         } else if !is_gone && let Some(place) = self.candidates.iter().position(is_there) {
-            // Its thread has yet to answer for the one that it was asked for since.
+            // The thread has yet to reply to the request that was sent since.
             let timeout = match self.candidates[place].state {
                 CandidateState::Building(_) => self.policy.build_timeout,
                 CandidateState::Running { limit, .. } => limit,
@@ -435,23 +434,23 @@ impl Scheduler {
         (plan, self.policy.run_timeout + self.flushing(round))
     }
 
-    /// Forgets a kernel.
+    /// Drops a kernel.
     fn forget(&mut self, kernel: WorkerKernel) {
         let request = WorkerRequest::Drop { id: kernel.id };
         self.commands.push(WorkerCommands::Tell { worker: kernel.worker, request });
     }
 
-    /// A worker that is gone took its kernels with it.
+    /// Forgets the kernels of a worker that has ended.
     fn forget_worker(&mut self, worker: usize) {
         self.candidates.iter_mut().filter(|c| c.state.is_of(worker)).for_each(|c| c.state = CandidateState::Waiting);
     }
 
-    /// Whether a kernel runs, or is about to.
+    /// Whether a kernel is running, or about to.
     fn is_tested(&self) -> bool {
         self.candidates.iter().any(|c| c.state.is_in_test())
     }
 
-    /// Moves this side, too, away from where kernels are timed, as long as they are.
+    /// Moves this process, too, off the cores on which kernels are timed, while they are.
     fn step_aside(&mut self, is_timed: bool) {
         let is_aside = is_timed && self.policy.has_cores_left;
         if std::mem::replace(&mut self.is_aside, is_aside) != is_aside {
@@ -463,7 +462,7 @@ impl Scheduler {
         self.idle[worker][lane as usize]
     }
 
-    /// Asks a thread of a worker.
+    /// Sends a request to a thread of a worker.
     fn ask(&mut self, worker: usize, request: WorkerRequest, timeout: Duration) {
         self.idle[worker][request.lane() as usize] = false;
         self.commands.push(WorkerCommands::Ask { worker, request, timeout });
@@ -473,8 +472,8 @@ impl Scheduler {
         self.commands.push(WorkerCommands::GoOn { worker, lane: WorkerThread::Test, timeout });
     }
 
-    /// Starts to time what was found right, and to check what is built, where their workers are idle: one
-    /// after the other, but for those that are slow; or all side by side where they are not timed.
+    /// Starts to time verified kernels, and to verify built ones, on idle workers: one at a time, except for
+    /// slow ones; or all in parallel if they are not timed.
     fn start_tests(&mut self, now: Instant) {
         let waits = |c: &Submission| match c.state {
             CandidateState::Checked(kept) => self.is_idle(kept.kernel.worker, WorkerThread::Test),
@@ -518,10 +517,10 @@ impl Scheduler {
         }
     }
 
-    /// Has the worker that tests go on with its next kernels by itself: this side may be busy when it is
-    /// done, or be kept waiting for a core by a build.
+    /// Has the testing worker continue with its next kernels by itself: this process may be busy when it
+    /// finishes, or waiting for a core because of a build.
     fn queue_tests(&mut self, places: &[usize]) {
-        // Those that wait to be timed come first: what they took so far is lost where their worker is.
+        // Candidates that wait to be timed come first: the work on them is lost with their worker.
         if self.candidates.iter().any(|c| matches!(c.state, CandidateState::Checked(_))) {
             return;
         }
@@ -544,7 +543,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether another candidate can be checked now.
+    /// Whether another candidate can be verified now.
     fn may_check(&self, now: Instant) -> bool {
         let slow = self.slow_run();
         self.goal == Goal::Keep
@@ -558,18 +557,17 @@ impl Scheduler {
         self.fastest_check.map_or(LEAST_SLOW, |fastest| LEAST_SLOW.max(fastest * SLOW_RUN))
     }
 
-    /// Moves what is built away from the cores on which a kernel is timed.
+    /// Moves builds off the cores on which a kernel is timed.
     fn make_room(&mut self) {
         for worker in (0..self.policy.n_workers).filter(|&worker| !self.idle[worker][WorkerThread::Build as usize]) {
             self.commands.push(WorkerCommands::Pin { worker, is_beside: true });
         }
     }
 
-    /// The workers that can build now, those first that should: so many threads as there are workers build or
-    /// test.
+    /// Workers that can build now, preferred ones first: as many threads as there are workers build or test.
     ///
-    /// The first workers build most, so that what they prepare is found there again; but one that may have to
-    /// be given up takes with it what it has built.
+    /// The first workers build most, so that their prepared buffers are reused; but a worker that may have to
+    /// be killed loses what it has built.
     fn builders(&self, now: Instant) -> Vec<usize> {
         let slow = self.slow_run();
         let is_slow = |worker: &usize| {
@@ -587,7 +585,7 @@ impl Scheduler {
         idle
     }
 
-    /// Has workers build; beside a kernel that is timed on other cores.
+    /// Starts builds; beside a kernel being timed, on other cores.
     fn start_builds(&mut self, now: Instant, is_timed: bool) {
         for worker in self.builders(now) {
             let waiting = self.candidates.iter_mut().filter(|c| matches!(c.state, CandidateState::Waiting));
@@ -615,7 +613,7 @@ impl Scheduler {
 
     /// Builds the timing plan of a trial; `alone_ns` as in [`Scheduler::plan`].
     fn plan_of_trial(&self, candidate: &Submission, alone_ns: f64) -> TimingPlan {
-        // While none leads, the fastest so far does.
+        // Without a leading candidate, the fastest so far is used.
         let leading_ns = self.leading_ns.or(self.fastest_ns).filter(|_| !self.goes_to_the_end(candidate));
         self.plan(self.policy.round, leading_ns, alone_ns)
     }
@@ -637,8 +635,7 @@ impl Scheduler {
         self.ask(worker, WorkerRequest::Run { id, plan }, timeout);
     }
 
-    /// Moves a candidate to its next state or, where its test was disturbed through no fault of its own, back
-    /// to the start.
+    /// Moves a candidate to its next state or, if its test was disturbed from outside, back to the start.
     fn unless_disturbed(&mut self, place: usize, next: CandidateState) -> CandidateState {
         let is_of_time = match &next {
             CandidateState::Waiting => false,
@@ -655,7 +652,7 @@ impl Scheduler {
         next
     }
 
-    /// Has a candidate measured again whose worker was ended from outside.
+    /// Repeats the measurement of a candidate whose worker was killed from outside.
     ///
     /// # Errors
     /// If that has happened too often.
@@ -672,7 +669,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A worker that is done with one kernel goes on with the one that is queued there.
+    /// Continues with the kernel that is queued in a worker which has finished one.
     fn take_queued(&mut self, worker: usize) {
         let is_alone = !self.is_tested();
         let queued = self.candidates.iter_mut().filter_map(|c| match c.state {
@@ -684,7 +681,7 @@ impl Scheduler {
         let Some((_, preparing, state)) = queued.min_by_key(|&(number, ..)| number) else { return };
         *state = preparing;
         self.go_on(worker, self.policy.run_timeout);
-        // One that waits to be timed is no longer the last that ran.
+        // A kernel that waits to be timed is no longer the last one that ran.
         for candidate in &mut self.candidates {
             if let CandidateState::Checked(kept) = &mut candidate.state {
                 kept.is_alone = false;
@@ -704,7 +701,7 @@ impl Scheduler {
                 self.go_on(kernel.worker, limit);
                 CandidateState::Running { kernel, is_alone, start: now, limit }
             }
-            // How long the comparison takes says nothing of the candidate.
+            // The duration of the comparison says nothing about the candidate.
             (CandidateState::Running { kernel, is_alone, start, .. }, WorkerEvent::Reply(Reply::Ran { .. })) => {
                 let limit = self.run_timeout(&self.candidates[place]);
                 self.go_on(kernel.worker, limit);
@@ -725,7 +722,7 @@ impl Scheduler {
                     CandidateState::Checked(kept)
                 }
             }
-            // Another one was checked beside it, which its worker could not know: it is timed again, unless
+            // Another one was verified beside it, which its worker could not know: it is timed again, unless
             // it is hopeless.
             (
                 CandidateState::Timing(kept @ VerifiedKernel { is_alone: false, .. }),
@@ -802,8 +799,8 @@ impl Scheduler {
 
     /// Timeout of a candidate's first run, longer for one that was given up before.
     ///
-    /// Until one candidate has come to its end nobody knows what is slow: all of them are tried for a short
-    /// time, then those that are left for a longer one.
+    /// Until one candidate has finished, it is unknown what is slow: all of them are tried for a short time,
+    /// then the remaining ones for a longer time.
     fn run_limit(&self, candidate: &Submission) -> Duration {
         let hopeless = match self.fastest_check {
             _ if self.goes_to_the_end(candidate) => self.run_timeout(candidate),
@@ -813,7 +810,7 @@ impl Scheduler {
         hopeless.max(LEAST_LIMIT).min(self.run_timeout(candidate))
     }
 
-    /// Whether a candidate is run and timed to the end, however slow it is.
+    /// Whether a candidate is run and timed completely, however slow it is.
     fn goes_to_the_end(&self, candidate: &Submission) -> bool {
         self.policy.to_the_end || self.goal == Goal::Keep || candidate.patience.is_some()
     }
@@ -823,7 +820,7 @@ impl Scheduler {
         candidate.patience.unwrap_or(self.policy.run_timeout)
     }
 
-    /// Gives up those that were before, where there is no reason to let them run for longer.
+    /// Fails candidates that were given up before, unless they may now run for longer.
     fn give_up_hopeless(&mut self) {
         for place in 0..self.candidates.len() {
             let candidate @ Submission { state, given_up, seconds, .. } = &self.candidates[place];
@@ -853,12 +850,12 @@ mod tests {
     const BUILD: usize = WorkerThread::Build as usize;
     const TEST: usize = WorkerThread::Test as usize;
 
-    /// A scheduler with what it is told of workers: none of them runs, and time passes as the test says.
+    /// Scheduler with simulated workers: none of them runs, and time passes as the test says.
     struct Trace {
         scheduler: Scheduler,
         idle: IdleThreads,
         now: Instant,
-        /// Commands and results, in short.
+        /// Commands and results, abbreviated.
         said: Vec<String>,
     }
 
@@ -934,7 +931,7 @@ mod tests {
             self.heard(worker, TEST, WorkerEvent::Reply(Reply::Prepared { id }));
         }
 
-        /// Answers that the kernel is right after a first run of `run`.
+        /// Replies that the kernel is correct after a first run of `run`.
         fn checked(&mut self, worker: usize, id: u64, run: Duration, is_timed: bool) {
             let (seconds, run_seconds) = (run.as_secs_f64(), run.as_secs_f64());
             let reply = Reply::Checked { id, seconds, run_seconds, relative_error: 0.0, is_timed };
@@ -962,7 +959,7 @@ mod tests {
             assert_eq!(std::mem::take(&mut self.said), said);
         }
 
-        /// Numbers and classes of those that have come to their end.
+        /// Numbers and classes of the finished candidates.
         fn done(&mut self) -> Vec<(u64, Option<ErrorClass>)> {
             std::iter::from_fn(|| self.scheduler.take_done()).map(|(n, m)| (n, m.outcome.class())).collect()
         }
@@ -1015,7 +1012,7 @@ mod tests {
         t.checked(0, 0, MS, true);
         t.timed(0, 0, 1e6);
         t.expect(&["0: (drop 0)"]);
-        // It has gone on with the one that was queued.
+        // The worker has continued with the queued kernel.
         t.prepared(0, 2);
         t.checked(0, 2, MS, true);
         t.timed(0, 2, 1e6);
@@ -1043,7 +1040,7 @@ mod tests {
         t.prepared(0, 0);
         t.heard(0, TEST, signal(libc::SIGSEGV));
         assert_eq!(t.done(), [(0, Some(ErrorClass::RuntimeError))]);
-        // The one that was queued there is built anew.
+        // The kernel that was queued there is built anew.
         t.expect(&["1: check 1"]);
         t.ready(0);
         t.expect(&["0: build 2 as 4"]);
@@ -1082,10 +1079,10 @@ mod tests {
             t.built(0, 0);
             t.built(0, 1);
             t.prepared(0, 0);
-            // Its worker is started anew and it waits; the limit of a first try is short.
+            // Its worker is restarted and it waits; the limit of a first try is short.
             t.heard(0, TEST, WorkerEvent::TimedOut);
             t.ready(0);
-            // Who was not tried yet comes first.
+            // Candidates not tried yet come first.
             t.built(0, 2);
             t.built(0, 3);
             t.prepared(0, 2);
@@ -1180,7 +1177,7 @@ mod tests {
         t.note(commands);
         t.expect(&["0: give up"]);
         assert!(t.scheduler.is_done());
-        // What it says of them afterwards is of no interest.
+        // Later replies about cancelled candidates are ignored.
         t.heard(0, TEST, WorkerEvent::Reply(Reply::Prepared { id: 0 }));
         t.expect(&[]);
     }
@@ -1193,7 +1190,7 @@ mod tests {
         let commands = t.scheduler.wind_down();
         t.note(commands);
         t.said.clear();
-        // Its answer is on the way when the next one is asked for.
+        // Its reply is on the way when the next request is sent.
         t.idle[0] = [true; 2];
         t.submit(1);
         t.expect(&["0: build 0 as 1"]);
@@ -1214,7 +1211,8 @@ mod tests {
         t.built(0, 2);
         assert_eq!(t.said.last().unwrap(), "0: (check 2)");
         t.checked(0, 0, MS, true);
-        // Its worker would go on with the third by itself, and has begun when it hears that it need not.
+        // Its worker would continue with the third one, and has begun by the time that the cancellation
+        // arrives.
         let commands = t.scheduler.cancel(1);
         t.note(commands);
         t.timed(0, 0, 1e6);

@@ -31,7 +31,7 @@ impl Cuda {
         Ok(Cuda { context, assembler: PtxAssembler::find(&target.cpu) })
     }
 
-    /// An emulated device, of this thread's own.
+    /// Emulated device that belongs to this thread.
     #[cfg(test)]
     pub(crate) fn emulated() -> Cuda {
         Cuda { context: cuda::emulated(), assembler: PtxAssembler::Driver }
@@ -54,7 +54,7 @@ impl Driver for Cuda {
     }
 
     fn build(&self, program: &GpuProgram, target: &Target, kept: &dyn KeptCode) -> Result<Arc<CudaModule>, Failure> {
-        // All that code is generated from, which takes longer than to assemble it.
+        // Everything that the code is generated from, as generating it takes longer than assembling it.
         let (program_text, target_text) = (format!("{program:?}"), format!("{target:?}"));
         let assembler = self.assembler.name();
         let determined_by: [&dyn Display; 3] = [&program_text, &target_text, &assembler];

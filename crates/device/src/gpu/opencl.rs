@@ -53,7 +53,7 @@ impl OpenCl {
     /// If the compiler refuses it.
     pub fn kept(&self, source: &str, kept: &dyn KeptCode) -> Result<OpenClProgram, Failure> {
         let determined_by: [&dyn Display; 2] = [&self.maker, &source];
-        // What the driver does not take any more is built anew.
+        // Binaries that the driver no longer accepts are built anew.
         let known = kept.find(&determined_by).and_then(|binary| OpenClProgram::of_binary(&self.context, &binary).ok());
         if let Some(code) = known {
             return Ok(code);
@@ -65,7 +65,7 @@ impl OpenCl {
         Ok(code)
     }
 
-    /// Whether code of a source is kept.
+    /// Whether code of a source is cached.
     pub(super) fn is_kept(&self, source: &str, kept: &dyn KeptCode) -> bool {
         kept.find(&[&self.maker, &source]).is_some()
     }
@@ -167,7 +167,7 @@ impl Driver for OpenCl {
     }
 
     fn is_lost(&self, _: &OpenClError) -> bool {
-        // A GPU's driver does not tell.
+        // A GPU's driver does not report that.
         !self.is_cpu
     }
 

@@ -16,7 +16,7 @@ use super::{Cuda, Driver, DriverMemory, GuardedSpan, KeptCode, LaunchShape, Open
 /// Reason why a plan cannot run on a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum GpuError {
-    /// A device that is missing or fails.
+    /// Device that is missing or fails.
     #[error("{target}: {why}")]
     Device {
         /// Target of the device.
@@ -46,7 +46,7 @@ impl GpuContext {
     /// Compiles the kernels, or loads them from the cache, and copies the constants to the device.
     ///
     /// # Errors
-    /// If there is no such device, it has not the memory, or it refuses a kernel.
+    /// If there is no such device, it has too little memory, or it refuses a kernel.
     pub fn new(model: &Arc<GpuModel>, kept: &dyn KeptCode) -> Result<GpuContext, GpuError> {
         let target = &model.target;
         let loaded = match model.target.arch {
@@ -107,13 +107,13 @@ pub fn missing_sources(model: &GpuModel, kept: &dyn KeptCode) -> Result<Vec<Stri
     Ok(sources.filter(|source| !driver.is_kept(source, kept)).collect())
 }
 
-/// The fault of a device.
+/// Makes the error of a device.
 fn of_device<E: ToString>(target: &Target) -> impl Fn(E) -> GpuError + use<E> {
     let target = target.name();
     move |why| GpuError::Device { target: target.clone(), why: why.to_string() }
 }
 
-/// The fault of a step.
+/// Makes the error of a step.
 fn of_step<E: ToString>(step: &PlanStep) -> impl Fn(E) -> GpuError {
     let step = step.name.clone();
     move |why| GpuError::Step { step: step.clone(), why: why.to_string() }
@@ -121,9 +121,9 @@ fn of_step<E: ToString>(step: &PlanStep) -> impl Fn(E) -> GpuError {
 
 /// Executable form of a step of the plan.
 enum Doing<D: Driver> {
-    /// Launches on the device, by their numbers.
+    /// Launches on the device, by index.
     Launches(Range<usize>),
-    /// A function of this process, once all launches before this one are done.
+    /// Function of this process, called once all earlier launches are done.
     Host {
         before: usize,
         inputs: Vec<GuardedSpan<DriverMemory<D>>>,
@@ -132,14 +132,14 @@ enum Doing<D: Driver> {
     },
 }
 
-/// A model by a driver.
+/// Model on a driver's device.
 struct ModelOnDevice<D: Driver> {
     driver: D,
     model: Arc<GpuModel>,
     memories: BTreeMap<Home, Arc<DriverMemory<D>>>,
     launches: Vec<D::Launch>,
     steps: Vec<Doing<D>>,
-    /// Launches between which no function of this process is called, by the first of them.
+    /// Recorded launches between calls of this process's functions, by the index of the first launch.
     recorded: BTreeMap<usize, (Range<usize>, D::Recorded)>,
     /// Whether a run has shown that no kernel writes outside its buffers.
     is_checked: bool,
@@ -174,7 +174,7 @@ impl<D: Driver> ModelOnDevice<D> {
             }
         }
         let mut memories = loader.memories;
-        // What constants were made of is gone, where nothing else needs it.
+        // Memory of original constants is released unless something else needs it.
         memories.retain(|home, memory| !matches!(home, Home::Constant(_)) || Arc::strong_count(memory) > 1);
         let hosts = steps.iter().filter_map(|doing| match doing {
             Doing::Host { before, .. } => Some(*before),
@@ -250,7 +250,7 @@ impl<D: Driver> ModelOnDevice<D> {
     }
 }
 
-/// The code of each program that is launched, built by all cores.
+/// Code of each program that is launched, built on all cores.
 fn codes<D: Driver>(
     driver: &D,
     model: &GpuModel,
@@ -259,7 +259,7 @@ fn codes<D: Driver>(
 ) -> Result<HashMap<usize, D::Code>, GpuError> {
     let target = &model.target;
     let gpu = target.gpu.as_ref().expect("invariant: the target is a GPU");
-    // With the first step that launches it, for what is said where it is refused.
+    // With the first step that launches it, to name in an error.
     let launches = all.preparations.iter().chain(&all.launches).rev();
     let steps: BTreeMap<usize, usize> = launches.map(|launch| (launch.program, launch.step)).collect();
     let build = |(): &mut (), (number, step): (usize, usize)| {
@@ -271,7 +271,7 @@ fn codes<D: Driver>(
     on_all_cores(steps.into_iter().collect(), || (), build).into_iter().collect()
 }
 
-/// Calls what is no kernel on what lies on the device.
+/// Calls a function of this process on data of the device.
 fn host<D: Driver>(
     inputs: &[GuardedSpan<DriverMemory<D>>],
     outputs: &[GuardedSpan<DriverMemory<D>>],
@@ -304,7 +304,7 @@ fn host<D: Driver>(
 }
 
 impl<D: Driver> Loader<'_, D> {
-    /// Memory, which is there from now on, with what is known of it.
+    /// Memory of a home, allocated and initialised at its first use.
     fn memory(&mut self, home: Home) -> Result<Arc<DriverMemory<D>>, String> {
         if let Some(memory) = self.memories.get(&home) {
             return Ok(Arc::clone(memory));
@@ -360,14 +360,14 @@ mod tests {
     use tilewright_ir::{DType, lower_gpu};
     use tilewright_runtime::{Place, Plan};
 
-    /// Doubles each of 40 numbers.
+    /// Program that doubles each of 40 numbers.
     const DOUBLE: &str = "program \"double\"
 buffer x: f32[40] global input
 buffer y: f32[40] global output
 loops i
 run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }";
 
-    /// A kernel whose result begins at an odd place, a function of this process, and a copy.
+    /// Model of a kernel whose result begins at an unaligned offset, a function of this process, and a copy.
     fn model() -> GpuModel {
         let kernel = DOUBLE.replace("thread.x i in 20", "thread.x t in 20").replace("+ i]", "+ t]");
         let kernel = parse(&kernel.replace("loops i", "loops i, t")).unwrap();
@@ -452,10 +452,10 @@ run { block.x i in 2 { thread.x i in 20 { y[20*i + i] = x[20*i + i] * 2.0 } } }"
             kept.0.lock().unwrap().clone()
         };
         let first = check();
-        // A kernel, and the copies of what begins where a device takes no argument.
+        // A kernel, and the copies of data at offsets that a device does not accept as arguments.
         assert_eq!(first.len(), 3);
         assert_eq!(check(), first);
-        // What is gone is made again.
+        // Missing code is built again.
         let gone = first.keys().next().unwrap();
         kept.0.lock().unwrap().remove(gone);
         assert_eq!(check(), first);

@@ -48,7 +48,7 @@ pub struct GpuJob {
     pub shared_bytes: Option<String>,
 }
 
-/// The parameters among words: those of the form `name=value`.
+/// Parameters among words: those of the form `name=value`.
 pub(super) fn parameters(words: &[String]) -> Vec<(String, String)> {
     words.iter().filter_map(|word| word.split_once('=')).map(|(name, value)| (name.into(), value.into())).collect()
 }
@@ -57,7 +57,7 @@ impl GpuJob {
     /// Checks that all sizes, and the further ones in `shared`, are valid expressions.
     ///
     /// # Errors
-    /// Which one is not, and why.
+    /// If one is not, with its name and the reason.
     pub fn check(&self, parameters: &[(String, ValueType)], shared: &[String]) -> Result<(), String> {
         let scope = self.names().map(|(name, value)| (name, ValueType::of_all(&[value])));
         let scope: VariableNames = scope.chain(parameters.iter().cloned()).collect();
@@ -78,7 +78,7 @@ impl GpuJob {
         constants.chain(self.lists.iter().map(move |(name, values)| (name.clone(), list(values))))
     }
 
-    /// A size, which is an integer.
+    /// Evaluates a size, which must be an integer.
     fn size(&self, what: &str, text: &str, parameters: &[(String, String)]) -> Result<i64, ClassifiedError> {
         let value = |text: &String| match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(number), _) => Datum::Int(number),
@@ -115,8 +115,8 @@ impl GpuJob {
         self.target.parse().map_err(|why| (ErrorClass::Unknown, format!("its target: {why}")))
     }
 
-    /// The source with its parameters as macros. They stand in the text, for options of compilers would have
-    /// them in headers, too.
+    /// Source with its parameters as macros, prepended to the text: as compiler options, they would apply to
+    /// headers, too.
     fn text(&self, parameters: &[(String, String)], grid: [i64; 3]) -> Result<String, ClassifiedError> {
         let source = fs::read_to_string(&self.source).map_err(unknown(&self.source.to_string_lossy()))?;
         let constants = self.constants.iter().map(|(name, value)| (name.as_str(), value.to_string()));
@@ -171,7 +171,7 @@ pub(super) fn build(
     let parameters = &parameters(words);
     let Some(gpu) = &job.gpu else { return Err((ErrorClass::Unknown, "there is nothing to build".to_owned())) };
     let (shape, target) = (gpu.shape(parameters)?, gpu.target()?);
-    // What cannot run need not be built.
+    // A kernel that cannot run need not be built.
     fits(&shape, target.gpu.as_ref().expect("invariant: the target is a GPU"))
         .map_err(|why| (ErrorClass::InstantiationError, why))?;
     let text = gpu.text(parameters, shape.grid)?;
@@ -180,7 +180,7 @@ pub(super) fn build(
         None => {
             let mut options = gpu.flags.join(" ");
             let beside = folder_of(&gpu.source).display().to_string();
-            // Options have no way to quote.
+            // These options cannot be quoted.
             if !beside.contains(char::is_whitespace) {
                 options += &format!(" -I{beside}");
             }
@@ -204,7 +204,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new(""))
 }
 
-/// A run of what was built.
+/// Run of a compiled kernel.
 pub(super) struct GpuRun<'a> {
     /// Job with arguments and data.
     pub job: &'a KernelJob,
@@ -280,7 +280,7 @@ impl GpuRun<'_> {
         let launch = D::launch_own(&code, shape, gpu, arguments);
         let launches = [launch.map_err(|failure| (failure.class, failure.message))?];
         D::warm_up(&launches[0]).map_err(by_device::<D>)?;
-        // What warming up wrote counts for nothing.
+        // Warming up may have written to the buffers, whose contents are restored.
         let pairs =
             || memories.iter().zip(&buffers).filter_map(|(memory, buffer)| Some((memory.as_ref()?, buffer.as_ref()?)));
         for (memory, buffer) in pairs() {
@@ -329,13 +329,13 @@ impl GpuRun<'_> {
         let plan = TimingPlan {
             min_time_ns: self.job.min_time_ns,
             min_samples: 1,
-            // The run that checked it was alone.
+            // The verifying run was alone.
             alone_ns: f64::INFINITY,
             leading_ns: None,
             caches: Caches::Warm,
             at_best_pace: false,
         };
-        // The first that fails ends it: what comes after takes no time.
+        // The first failure ends sampling: later calls return at once.
         let failure = RefCell::new(None);
         let mut run = |n_runs: u32| match failure.borrow().is_some() {
             true => f64::MAX,
@@ -370,7 +370,8 @@ mod tests {
     use crate::memory::{Fenced, ReadOnly};
     use tilewright_ir::DType;
 
-    /// Multiplies 64 numbers by another one, in two blocks of 32 threads; `FROM` is what it reads.
+    /// Program that multiplies 64 numbers by another one, in two blocks of 32 threads; `FROM` is the address
+    /// that it reads.
     const PTX: &str = "
 .version 7.0
 .target sm_80
@@ -402,7 +403,7 @@ mod tests {
 }
 ";
 
-    /// Runs the kernel in an emulator, with `factor` (3 is right) and `grid` blocks.
+    /// Runs the kernel in an emulator, with `factor` (3 is correct) and `grid` blocks.
     fn outcome(to: &str, factor: i32, grid: &str) -> Result<Option<ProcessResult>, ClassifiedError> {
         outcome_with(to, factor, grid, None)
     }

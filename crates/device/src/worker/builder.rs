@@ -30,7 +30,7 @@ pub struct CpuBuilder {
 }
 
 impl CpuBuilder {
-    /// Makes a builder of a workload's kernels for a target, which the store keeps.
+    /// Makes a builder of a workload's kernels for a target, which `store` keeps.
     pub fn new(workload: Workload, target: Target, objects: Objects, store: Arc<KernelStore>) -> CpuBuilder {
         let untuned = workload.program();
         CpuBuilder { workload, untuned, compiler: Compiler::new(target), objects, store }
@@ -39,7 +39,7 @@ impl CpuBuilder {
     /// Builds the trivial program in the way that candidates are built.
     ///
     /// # Errors
-    /// What keeps the machine from it, and how to mend that.
+    /// Reason why the machine cannot do this, and how to mend that.
     pub fn probe(&mut self) -> Result<CompiledKernel, String> {
         let program = text::parse(PROBE).expect("invariant: the probe parses");
         self.compile(&program, true).map_err(|e| match e {
@@ -85,15 +85,15 @@ impl CpuBuilder {
         self.add_objects_of_others();
         let mut kernel = self.compiler.compile(program)?;
         if let Some(object) = kernel.take_object() {
-            // Others do without if there is no memory for it.
+            // Other workers do without it if there is not enough memory.
             let _ = self.objects.add(&object);
         }
         Ok(kernel)
     }
 
-    /// Takes over what other workers have compiled since the last time.
+    /// Loads the objects that other workers have compiled since the last call.
     fn add_objects_of_others(&mut self) {
-        // One that cannot be read or refers to what was forgotten is compiled anew where it is needed.
+        // An object that cannot be read, or refers to a dropped one, is compiled anew when needed.
         while let Ok(Some(object)) = self.objects.next_of_others() {
             let _ = self.compiler.add(&object);
         }
@@ -136,7 +136,7 @@ pub fn answer<B>(
 /// Schedules the program of a source; returns it with its steps.
 ///
 /// # Errors
-/// If it is none, or none for this workload.
+/// If the source is not a valid program, or not one of this workload.
 pub fn scheduled(
     workload: &Workload,
     untuned: &Program,
@@ -148,8 +148,8 @@ pub fn scheduled(
             let steps = parse_steps(steps).map_err(|e| instantiation(e.to_string()))?;
             let scheduled = apply_all(untuned, &steps)
                 .map_err(|(at, why)| instantiation(format!("step {} `{}`: {why}", at + 1, steps[at])))?;
-            // The program before its tails and unrolled loops multiply: what lowering makes of it is
-            // lowering's to keep valid.
+            // The program before its tails and unrolled loops multiply: lowering is responsible for keeping
+            // it valid.
             verify::verify(&scheduled).map_err(|e| instantiation(e.to_string()))?;
             (scheduled, steps)
         }
@@ -157,7 +157,7 @@ pub fn scheduled(
             (text::parse(program).map_err(|e| instantiation(e.to_string()))?, Vec::new())
         }
     };
-    // Which loop counts the steps of a size is the program's own.
+    // Each program may count the steps of a size by a different loop.
     let same_sizes = |a: &Program, b: &Program| {
         let of = |p: &Program| p.sizes.iter().map(|size| (size.least, size.step, size.n_values)).collect::<Vec<_>>();
         of(a) == of(b)
@@ -195,7 +195,7 @@ mod tests {
         CpuBuilder::new(workload, host::target(), objects, Arc::new(KernelStore::new(PreparedCache::new(0)))).probe()
     }
 
-    /// Mappings of code in this process that no file backs, and their bytes.
+    /// Number of mappings of code in this process without a backing file, and their bytes.
     fn mappings_of_code() -> (usize, u64) {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let code = maps.lines().filter(|line| line.contains(" r-xp 00000000 00:00 0"));
@@ -222,7 +222,7 @@ mod tests {
             builder.answer(WorkerRequest::Drop { id });
         }
         let (n_mappings, bytes) = mappings_of_code();
-        // Those that are kept for programs to come, and a few of tests that run beside this one.
+        // Those kept for later programs, and a few of tests that run in parallel.
         assert!(n_mappings < 300 && bytes < 16 << 20, "{n_mappings} mappings of {bytes} bytes");
     }
 

@@ -25,20 +25,20 @@ use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{BufferId, Program, Role, Target};
 use tilewright_search::{Conditions, ErrorClass};
 
-/// Byte of unwritten outputs: as a number it is NaN, so that they cannot pass for right.
+/// Byte of unwritten outputs: read as numbers they are NaN, so that they cannot pass for correct.
 const POISON: u8 = 0xFF;
 
-/// Elements of a result that is compared on the device: the host has fewer sooner, and of more the reference
-/// takes memory there that kernels may need.
+/// Number of elements of a result that is compared on the device: the host is faster for fewer, and for more
+/// the reference takes device memory that kernels may need.
 const LARGE: RangeInclusive<usize> = if cfg!(test) { 1..=1 << 27 } else { 1 << 20..=1 << 27 };
 
-/// The exit code of a worker whose device may no longer be relied on.
+/// Exit code of a worker whose device can no longer be relied on.
 const DEVICE_LOST: i32 = 70;
 
 /// Makes the threads of a worker on an OpenCL device.
 ///
 /// # Errors
-/// If there is no such device, or it has not the memory.
+/// If there is no such device, or it has too little memory.
 pub fn on_opencl(
     assignment: &WorkerAssignment,
     workload: Workload,
@@ -53,7 +53,7 @@ pub fn on_opencl(
     let is_cpu = driver.is_cpu();
     let threads = threads(driver, workload, untuned, target, arguments)?;
     if is_cpu {
-        // Drivers of GPUs reserve more addresses than any limit.
+        // Drivers of GPUs reserve more addresses than any limit allows.
         limit_memory(assignment.memory_bytes);
     }
     Ok(threads)
@@ -62,7 +62,7 @@ pub fn on_opencl(
 /// Makes the threads of a worker on a GPU of NVIDIA.
 ///
 /// # Errors
-/// If there is no such device, or it has not the memory.
+/// If there is no such device, or it has too little memory.
 pub fn on_cuda(
     workload: Workload,
     untuned: Program,
@@ -76,7 +76,7 @@ pub fn on_cuda(
 /// Makes the threads for an assignment, by a driver.
 ///
 /// # Errors
-/// If the device has not the memory.
+/// If the device has too little memory.
 fn threads<D: Driver>(
     driver: D,
     workload: Workload,
@@ -88,7 +88,7 @@ fn threads<D: Driver>(
     Ok((Box::new(builder), Box::new(tester)))
 }
 
-/// Makes what builds and what tests.
+/// Makes the builder and the tester.
 ///
 /// # Errors
 /// As [`threads`].
@@ -108,7 +108,7 @@ fn lanes<D: Driver>(
         Ok(Arc::new(memory))
     };
     let memories = arguments.iter().map(on_device).collect::<Result<Vec<_>, D::Error>>()?;
-    // Nobody needs the copies of inputs here.
+    // The copies of inputs are not needed here.
     for argument in &mut arguments {
         if let BoundArgument::Input(buffer) = argument {
             *buffer = Fenced::new(0)?;
@@ -131,17 +131,17 @@ fn lanes<D: Driver>(
     Ok((builder, tester))
 }
 
-/// The kernels of a program, on the memory that they run on.
+/// Kernels of a program, with the memory that they use.
 struct GpuKernels<D: Driver> {
     prepare: Vec<D::Launch>,
     body: Vec<D::Launch>,
     finish: Vec<D::Launch>,
-    /// Buffers that are not arguments: kept buffers, and those between kernels.
+    /// Buffers that are not arguments: kept buffers, and intermediate ones between kernels.
     own: Vec<Arc<DriverMemory<D>>>,
     tolerance: Tolerance,
-    /// Bytes of what the body touches, but for temporaries.
+    /// Bytes that the body accesses, except temporaries.
     n_bytes: u64,
-    /// The run in which it was checked.
+    /// Run that verified it.
     first: OnceLock<First>,
 }
 
@@ -211,15 +211,15 @@ struct GpuTester<D: Driver> {
     untuned: Program,
     target: Target,
     driver: D,
-    /// Inputs, and outputs with their right results, in host memory.
+    /// Inputs, and outputs with their reference results, in host memory.
     arguments: Vec<BoundArgument>,
     /// Arguments in device memory.
     memories: Vec<Arc<DriverMemory<D>>>,
     kernels: Arc<NumberedKernels<GpuKernels<D>>>,
     variation: Variation,
-    /// Memory whose filling empties the caches.
+    /// Memory that is filled to flush the caches.
     flush: Option<DriverMemory<D>>,
-    /// Comparison on the device, where there is one.
+    /// Comparison on the device, if there is one.
     comparison: Option<Comparison<D>>,
 }
 
@@ -229,7 +229,7 @@ impl<D: Driver> Test for GpuTester<D> {
         let built = self.kernels.get(id)?;
         let mut launches = built.prepare.iter().chain(&built.body).chain(&built.finish);
         self.relied_on(launches.try_for_each(D::warm_up))?;
-        // What others left there must not pass for its own.
+        // Values left by other kernels must not pass for this kernel's results.
         built.own.iter().try_for_each(|memory| memory.fill(POISON)).map_err(of_device::<D>)?;
         self.launch(&built.prepare, 1)?;
         tell(WorkerThread::Test, &Reply::Prepared { id })?;
@@ -251,7 +251,7 @@ impl<D: Driver> Test for GpuTester<D> {
         let relative_error = self.relative_error(id, &built.tolerance)?;
         let took = start_of_run.elapsed();
         let first = First { ns, pace: 1.0, checked_ns: took.as_nanos() as f64 };
-        // It is checked once, and what was true then stays so.
+        // A kernel is verified only once, and the result stays valid.
         let _ = built.first.set(first);
         let is_enough = |plan: &TimingPlan| {
             first.is_alone(plan) || timing::at_first(plan, &self.variation, first, size(&built)).is_some()
@@ -271,7 +271,7 @@ impl<D: Driver> Test for GpuTester<D> {
             self.flush = Some(self.driver.memory(n_bytes).map_err(of_device::<D>)?);
         }
         let mut variation = std::mem::take(&mut self.variation);
-        // The first that fails ends it: what comes after takes no time.
+        // The first failure ends sampling: later calls return at once.
         let failure = std::cell::RefCell::new(None);
         let keep = |result: Result<f64, Failure>| {
             result.unwrap_or_else(|why| {
@@ -308,7 +308,7 @@ impl<D: Driver> Test for GpuTester<D> {
 }
 
 impl<D: Driver> GpuTester<D> {
-    /// Compares the results of a run: on the device where they are large and plainly right, else here.
+    /// Compares the results of a run: on the device if they are large and clearly correct, otherwise here.
     fn relative_error(&mut self, id: u64, tolerance: &Tolerance) -> Result<f64, Failure> {
         if let Some(comparison) = &self.comparison
             && let Some(relative_error) = comparison.relative_error(tolerance)?
@@ -324,7 +324,7 @@ impl<D: Driver> GpuTester<D> {
         compare(&self.untuned, tolerance, &self.arguments)
     }
 
-    /// Comparison on the device, where there is one output and it is large.
+    /// Comparison on the device, if there is one output and it is large.
     fn comparison(&self) -> Option<Comparison<D>> {
         let arguments = self.memories.iter().zip(&self.arguments).zip(self.untuned.arguments());
         let mut outputs = arguments.filter_map(|((memory, argument), (_, buffer))| match argument {
@@ -339,12 +339,12 @@ impl<D: Driver> GpuTester<D> {
         }
     }
 
-    /// Runs kernels so many times; nanoseconds of the device.
+    /// Runs kernels `n_runs` times; returns the device's nanoseconds.
     fn launch(&self, launches: &[D::Launch], n_runs: u32) -> Result<f64, Failure> {
         self.relied_on(self.driver.run(launches, n_runs))
     }
 
-    /// Result of a run. Ends this process where the device can no longer be relied on.
+    /// Result of a run. Ends this process if the device can no longer be relied on.
     fn relied_on<T>(&self, result: Result<T, D::Error>) -> Result<T, Failure> {
         result.map_err(|error| {
             if self.driver.is_lost(&error) && !D::is_of_device(&error) {
@@ -358,7 +358,7 @@ impl<D: Driver> GpuTester<D> {
     }
 }
 
-/// Demands of a kernel on the machine.
+/// Size of a kernel: threads and memory.
 fn size<D: Driver>(built: &GpuKernels<D>) -> KernelDemands {
     KernelDemands { n_threads: 1, n_bytes: built.n_bytes }
 }
@@ -371,7 +371,7 @@ mod tests {
     use std::os::fd::AsFd;
     use tilewright_tune::{Task, TemplateSetting};
 
-    /// A product in tiles of 16 by 16, a thread an element; `ROW` is where a thread writes.
+    /// Matrix product in tiles of 16 by 16, a thread per element; `ROW` is the row that a thread writes.
     const PRODUCT: &str = "program \"product\"
 buffer A: f32[32, 24] global input
 buffer B: f32[24, 48] global input
@@ -392,7 +392,7 @@ run {
   } }
 }";
 
-    /// Builds, checks and times a program in the emulator; what the worker says last.
+    /// Builds, verifies and times a program in the emulator; returns the worker's last reply.
     fn answer(program: &str) -> Reply {
         answer_to("matmul:m=32,n=48,k=24", ProgramSource::Lowered(program.to_owned()), 1e-6)
     }
@@ -436,7 +436,7 @@ run {
         }
     }
 
-    /// Bulk copies of boxes work, with the tensor map that the driver gives the kernel.
+    /// Bulk copies of boxes work, with the tensor map that the driver passes to the kernel.
     #[test]
     fn boxes_are_copied() {
         let threads = "thread.y ty in 16 { thread.x tx in 8 { S[ty, tx] = A[16*by + ty, 8*ko + tx] } }";
@@ -451,7 +451,7 @@ run {
         }
     }
 
-    /// A launch has a warp more where one only copies.
+    /// A launch has an additional warp if one only copies.
     #[test]
     fn a_warp_that_copies_is_launched() {
         let text = "dense:m=64,n=40,k=96,tf32=1";
@@ -476,7 +476,7 @@ run {
         assert_eq!(is, ErrorClass::InstantiationError, "{why}");
         let (is, why) = class(&PRODUCT.replace("ROW", "16*by + 15 - ty"));
         assert_eq!(is, ErrorClass::WrongAnswer, "{why}");
-        // A block that shares more than there is.
+        // Block with more shared memory than there is.
         let (is, why) = class(&PRODUCT.replace("ROW", "16*by + ty").replace("S: f32[16, 8]", "S: f32[16000, 8]"));
         assert_eq!(is, ErrorClass::InstantiationError, "{why}");
     }

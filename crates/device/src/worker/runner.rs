@@ -20,26 +20,26 @@ use tilewright_ir::reference::Tolerance;
 use tilewright_ir::{Buffer, Part, Program, Role, Stmt, Target, lower};
 use tilewright_search::{Conditions, ErrorClass};
 
-/// Byte of unwritten outputs: as a number it is NaN, so that they cannot pass for right.
+/// Byte of unwritten outputs: read as numbers they are NaN, so that they cannot pass for correct.
 const POISON: u8 = 0xFF;
-/// Time that an emulated device reports of every right kernel, as its real times mean nothing. It is longer
-/// than any run may take, so that no candidate is pruned for its time.
+/// Time that an emulated device reports for every correct kernel, as its real times are meaningless. It is
+/// longer than any run may take, so that no candidate is pruned for its time.
 const EMULATED_NS: f64 = 1e12;
-/// Samples that are taken at a time, at most: fewer are on their way for nothing.
+/// Maximum number of samples taken by one request: this bounds the samples taken in vain.
 const MOST_AT_A_TIME: u32 = 16;
-/// Flag in the number of a buffer: caches do not hold it when a sample begins.
+/// Flag in the number of a buffer: it is flushed from the caches before each sample.
 const EVICTED: u32 = 0x8000_0000;
-/// Most attempts to start a runner.
+/// Maximum number of attempts to start a runner.
 const MOST_STARTS: u32 = 3;
 /// Pause before an attempt to start a runner.
 const BEFORE_START: Duration = Duration::from_millis(200);
-/// The exit code of a worker that has no runner any more.
+/// Exit code of a worker that has lost its runner.
 const NO_RUNNER: i32 = 71;
 
 /// Makes the threads for an assignment.
 ///
 /// # Errors
-/// If the runner does not start, or the device has not the memory.
+/// If the runner does not start, or the device has too little memory.
 pub fn threads(
     assignment: WorkerAssignment,
     runner: RunnerOf,
@@ -71,16 +71,16 @@ pub fn threads(
     Ok((Box::new(RunnerBuilder { workload, untuned, target, kernels }), Box::new(tester)))
 }
 
-/// A kernel, and what is known of it.
+/// Kernel, with its properties.
 struct RunnerKernel {
     object: Object,
     tolerance: Tolerance,
     is_parallel: bool,
-    /// Bytes of what its body touches, but for temporaries.
+    /// Bytes that its body accesses, except temporaries.
     n_bytes: u64,
     /// Whether kept buffers are filled before the first run.
     is_prepared: bool,
-    /// The run in which it was checked.
+    /// Run that verified it.
     first: OnceLock<First>,
 }
 
@@ -121,7 +121,7 @@ impl RunnerBuilder {
     }
 }
 
-/// A runner's failure is blamed on the kernel that it had.
+/// Attributes a runner's failure to the kernel that it ran.
 impl From<RunnerError> for Failure {
     fn from(error: RunnerError) -> Failure {
         let class = match &error {
@@ -135,29 +135,29 @@ impl From<RunnerError> for Failure {
 
 struct RunnerTester {
     untuned: Program,
-    /// Inputs, and outputs with what they must be, on this side; there they have the same numbers, and what
-    /// else a kernel has follows.
+    /// Inputs, and outputs with their references, on this machine; on the runner their buffers have the same
+    /// numbers, followed by the other buffers of a kernel.
     arguments: Vec<BoundArgument>,
-    /// The runner; `None` after it died with a kernel.
+    /// Runner; `None` after it died with a kernel.
     runner: Option<RunnerProcess>,
     command: String,
     memory_bytes: u64,
     run_timeout: Duration,
     n_threads: usize,
-    /// Bytes that leave nothing else in the caches.
+    /// Number of bytes that fill the caches.
     flush_bytes: u64,
-    /// Sizes of kept buffers and of scratch memory that are there.
+    /// Sizes of the kept buffers and of the scratch memory on the runner.
     own_bytes: Vec<u64>,
-    /// The kernel whose code is there, and where its parts begin.
+    /// Kernel whose code is loaded, and the offsets of its parts.
     loaded: Option<(u64, [Option<u64>; 3])>,
     kernels: Arc<NumberedKernels<RunnerKernel>>,
     variation: Variation,
-    /// Conditions of the device when it was last asked, and the moment of that.
+    /// Conditions of the device when they were last queried, and the time of that.
     conditions: Conditions,
     looked: Option<Instant>,
 }
 
-/// Numbers of runs and samples of a part.
+/// Number of runs and samples of a part.
 #[derive(Clone, Copy)]
 struct Sampling {
     n_warm: u32,
@@ -186,7 +186,7 @@ impl RunnerTester {
         Ok(())
     }
 
-    /// Asks the runner; one that is gone then is started when it is needed again.
+    /// Sends a request to the runner; one that has ended is restarted when it is needed again.
     fn ask(&mut self, what: Ask, number: u32, payload: &[u8], within: Duration) -> Result<Vec<u8>, Failure> {
         let runner = self.runner.as_mut().ok_or_else(|| Failure::from((ErrorClass::Unknown, "no runner".into())))?;
         let result = runner.ask(what, number, payload, within);
@@ -196,7 +196,7 @@ impl RunnerTester {
         Ok(result?)
     }
 
-    /// Starts the runner where it has gone, more than once where it has to be.
+    /// Restarts the runner if it has ended, with several attempts if needed.
     fn restart(&mut self) -> Result<(), RunnerError> {
         let mut n_starts = 1;
         while self.runner.is_none() {
@@ -211,16 +211,16 @@ impl RunnerTester {
         Ok(())
     }
 
-    /// Numbers of the buffers that a kernel takes beside the arguments: kept ones, and scratch memory.
+    /// Numbers of the buffers of a kernel besides the arguments: kept ones, and scratch memory.
     fn own(&self, built: &RunnerKernel) -> std::ops::Range<u32> {
         let n_arguments = self.arguments.len() as u32;
         n_arguments..n_arguments + built.object.kept_bytes().len() as u32 + 1
     }
 
-    /// Has the code of a kernel there, and its buffers, filled as its `prepare` part does.
+    /// Loads the code of a kernel, and its buffers, filled by its `prepare` part.
     fn load(&mut self, id: u64, built: &RunnerKernel) -> Result<(), Failure> {
         if let Err(why) = self.restart() {
-            // The tuner learns it where this worker is started anew, and does not come to be ready.
+            // The tuner notices when this worker is restarted and does not become ready.
             eprintln!("{why}");
             std::process::exit(NO_RUNNER);
         }
@@ -247,7 +247,7 @@ impl RunnerTester {
                 self.ask(Ask::Buffer, number, &size.to_le_bytes(), ANSWER)?;
                 self.own_bytes[at] = *size;
             }
-            // What others left there must not pass for its own.
+            // Values left by other kernels must not pass for this kernel's results.
             self.ask(Ask::Fill, number, &[POISON], ANSWER)?;
         }
         let entries = [Part::Prepare, Part::Body, Part::Finish].map(|part| image.entry(part));
@@ -261,7 +261,7 @@ impl RunnerTester {
         Ok(())
     }
 
-    /// Runs a part of the kernel that is loaded; nanoseconds of each sample.
+    /// Runs a part of the loaded kernel; returns the nanoseconds of each sample.
     fn call(&mut self, built: &RunnerKernel, part: Part, sampling: Sampling) -> Result<Vec<f64>, Failure> {
         let at = match part {
             Part::Prepare => 0,
@@ -277,7 +277,7 @@ impl RunnerTester {
             .zip(0..)
             .map(|(is_constant, n)| if is_constant && caches == Caches::ColdConstants { n | EVICTED } else { n })
             .collect();
-        // What `prepare` made of constants is as cold as they are.
+        // Buffers that `prepare` made of constants are as cold as these.
         let own = self.own(built);
         let scratch = own.end - 1;
         numbers.extend(own.map(|n| if caches == Caches::ColdConstants && n < scratch { n | EVICTED } else { n }));
@@ -290,11 +290,11 @@ impl RunnerTester {
         Ok(bytes.as_chunks().0.iter().map(|ns| u64::from_le_bytes(*ns) as f64).collect())
     }
 
-    /// Conditions of the device, asked for now and then.
+    /// Conditions of the device, queried from time to time.
     fn conditions(&mut self) -> Conditions {
         if self.looked.is_none_or(|looked| looked.elapsed() > BETWEEN_LOOKS) {
             self.looked = Some(Instant::now());
-            // A runner of an earlier version does not know.
+            // A runner of an earlier version does not know this request.
             let said = self.ask(Ask::State, 0, &[], ANSWER);
             self.conditions = said.map_or_else(|_| Conditions::default(), |said| conditions(&said));
         }
@@ -340,7 +340,7 @@ impl Test for RunnerTester {
         let relative_error = compare(&self.untuned, &built.tolerance, &self.arguments)?;
         let took = start_of_run.elapsed();
         let first = First { ns, pace: 1.0, checked_ns: took.as_nanos() as f64 };
-        // It is checked once, and what was true then stays so.
+        // A kernel is verified only once, and the result stays valid.
         let _ = built.first.set(first);
         let is_enough = |plan: &TimingPlan| {
             first.is_alone(plan) || timing::at_first(plan, &self.variation, first, self.size(&built)).is_some()
@@ -364,9 +364,9 @@ impl Test for RunnerTester {
         let plan = &TimingPlan { caches: timing::emptied(plan.caches, built.n_bytes), at_best_pace: false, ..*plan };
         let size = self.size(&built);
         let mut variation = std::mem::take(&mut self.variation);
-        // Samples of so many runs that are taken and not used, and how many are taken the next time.
+        // Unused samples of `n_runs` runs each, and the number of samples to take the next time.
         let (mut ahead, mut at_a_time) = ((0, VecDeque::new()), 1);
-        // The first that fails ends it: what comes after takes no time.
+        // The first failure ends sampling: later calls return at once.
         let mut failure = None;
         let mut run = |n_runs: u32| {
             if ahead.0 != n_runs {
@@ -381,7 +381,7 @@ impl Test for RunnerTester {
                     Err(why) => failure = Some(why),
                 }
             }
-            // A clock that stands still is one of whole microseconds.
+            // If no time has passed, the clock counts whole microseconds.
             ahead.1.pop_front().map_or(f64::MAX, |ns: f64| ns.max(1.0))
         };
         let subject = TimedKernel { run: &mut run, size, flush: &mut || 0.0, pace: &mut || 1.0 };

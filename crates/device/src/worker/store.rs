@@ -43,17 +43,17 @@ impl<B> NumberedKernels<B> {
         lock(&self.0).insert(id, Arc::new(built));
     }
 
-    /// Forgets a kernel.
+    /// Drops a kernel.
     pub fn remove(&self, id: u64) {
         let built = lock(&self.0).remove(&id);
-        // Its memory is given back while nobody waits for the lock.
+        // Its memory is freed after the lock is released.
         drop(built);
     }
 
     /// Finds a kernel by number.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such kernel.
     pub fn get(&self, id: u64) -> Result<Arc<B>, Failure> {
         let built = lock(&self.0).get(&id).cloned();
         built.ok_or_else(|| (ErrorClass::Unknown, format!("no kernel {id} is kept")).into())

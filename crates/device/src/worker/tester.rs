@@ -25,32 +25,32 @@ use tilewright_search::{Conditions, ErrorClass};
 pub struct CpuTester {
     untuned: Program,
     arguments: Vec<BoundArgument>,
-    /// Members of a family that its kernels are checked and timed at, with their sizes; of another workload
-    /// itself.
+    /// Members of a family, with their sizes, at which its kernels are verified and timed; for other
+    /// workloads, only the workload itself.
     members: Vec<MemberSizes>,
-    /// CPUs to pin to while timing, one a thread.
+    /// CPUs to pin to while timing, one per thread.
     cpus: Vec<usize>,
-    /// Bytes of the caches that a core has for itself.
+    /// Size in bytes of the caches that a core does not share.
     l2_bytes: u64,
-    /// All threads: what `prepare` parts run on, and bodies with a parallel loop.
+    /// All threads: they run `prepare` parts, and bodies with a parallel loop.
     all: Crew,
-    /// The first of them: a thread that waits for work beside it takes part of a core away from a body that
-    /// has none for it.
+    /// First thread alone: other threads, waiting for work, would take a part of the core from a body that
+    /// has no work for them.
     first: Crew,
     variation: Variation,
-    /// Kept buffers that bodies write, by their place among a program's; for all kernels, as each run fills
+    /// Kept buffers that bodies write, by index among a program's; shared by all kernels, as each run fills
     /// them anew.
     kept: Vec<Fenced>,
-    /// Scratch memory of all kernels, so that its pages are there when a kernel is timed for the first time.
+    /// Scratch memory of all kernels, so that its pages exist when a kernel is first timed.
     scratch: Fenced,
-    /// Memory whose filling empties the caches.
+    /// Memory that is filled to flush the caches.
     flush: Vec<u8>,
     /// Pages of evicted prepared buffers.
     pages: Pages,
     store: Arc<KernelStore>,
 }
 
-/// Sizes of a family's member that a kernel is run at.
+/// Sizes of a family's member at which a kernel is run.
 pub struct MemberSizes {
     /// Values of the open sizes.
     sizes: Vec<i64>,
@@ -69,7 +69,7 @@ impl MemberSizes {
     }
 }
 
-/// Threads, and how fast their cores run.
+/// Threads, and an interference meter of their cores.
 struct Crew {
     pool: ThreadPool,
     pace: Interference,
@@ -95,15 +95,15 @@ impl BoundArgument {
         }
     }
 
-    /// Address of the contents, and their bytes.
+    /// Address of the contents, and their size in bytes.
     fn contents(&self) -> (*mut u8, u64) {
         match self {
             BoundArgument::Input(buffer) | BoundArgument::Output { buffer, .. } => (buffer.pointer(), buffer.n_bytes()),
         }
     }
 
-    /// Completes an output of which a run has made a part, by the reference, where nothing was written beyond
-    /// it. `whole` and `part` are its shapes.
+    /// Completes an output that a run has made only in part, using the reference, if nothing was written
+    /// outside the part. `whole` and `part` are its shapes.
     fn complete(&mut self, dtype: DType, whole: &[i64], part: &[i64]) -> Result<(), &'static str> {
         let BoundArgument::Output { buffer, reference } = self else { return Ok(()) };
         let (Some((row, outer)), true) = (whole.split_last(), whole != part) else { return Ok(()) };
@@ -135,17 +135,17 @@ impl BoundArgument {
     }
 }
 
-/// Run whose answer was right.
+/// Run whose result was correct.
 struct CheckedRun {
     ns: f64,
-    /// Time that the cores took over what they take undisturbed.
+    /// Slowdown of the cores relative to their undisturbed speed.
     pace: f64,
-    /// Whether it lost no core meanwhile.
+    /// Whether it did not lose its core meanwhile.
     is_whole: bool,
     relative_error: f64,
 }
 
-/// Addresses of a run's buffers.
+/// Addresses of the buffers of a run.
 struct Pointers {
     arguments: Vec<*mut u8>,
     kept: Vec<*mut u8>,
@@ -156,7 +156,7 @@ impl CpuTester {
     /// arguments.
     ///
     /// # Errors
-    /// If memory does not suffice.
+    /// If memory is insufficient.
     pub fn new(
         workload: &Workload,
         arguments: Vec<BoundArgument>,
@@ -186,24 +186,24 @@ impl CpuTester {
     /// Whether a kernel of [`PROBE`](super::builder::PROBE) works.
     ///
     /// # Errors
-    /// If there is no memory for its buffer.
+    /// If there is not enough memory for its buffer.
     pub fn runs(&mut self, probe: &CompiledKernel) -> std::io::Result<bool> {
         let mut out = Fenced::new(64)?;
         out.fill(0xFF);
-        // SAFETY: the buffer has the size and more than the alignment of the kernel's only argument; it keeps
-        // nothing.
+        // SAFETY: the buffer has the size and more than the alignment of the kernel's only argument; the
+        // kernel has no kept buffers.
         unsafe { probe.run(&[out.pointer()], &[], self.scratch.pointer(), &self.all.pool.runtime()) };
         Ok(out.is_intact() && out.as_slice::<f32>().iter().all(|&x| x == 1.0))
     }
 
-    /// Finds or makes the buffers of a kernel, and runs its `prepare` part where its kept buffers are not
-    /// filled. What other kernels have left in them is wiped out where `wipe` says so.
+    /// Finds or makes the buffers of a kernel, and runs its `prepare` part if its kept buffers are not
+    /// filled. With `wipe`, values left by other kernels are erased.
     fn prepare(&mut self, built: &Built, wipe: bool) -> Result<Pointers, Failure> {
         self.scratch.resize(built.kernel.scratch_bytes(self.all.pool.n_threads())).map_err(no_memory)?;
         if let (None, Some(recipe)) = (built.prepared.get(), &built.recipe) {
             let mut cache = self.store.prepared();
             if let Some(prepared) = cache.get(recipe) {
-                // Another one has made it since this one was built.
+                // Another kernel has made it since this one was built.
                 let _ = built.prepared.set(prepared);
             } else {
                 let filled = built.kept.iter().zip(built.kernel.kept_bytes()).filter(|(name, _)| recipe.fills(name));
@@ -222,7 +222,7 @@ impl CpuTester {
                 (Some(prepared), Some(recipe)) if recipe.fills(name) => prepared.pointer(name),
                 (None, Some(recipe)) if recipe.fills(name) => {
                     let mut buffer = self.pages.buffer(bytes).map_err(no_memory)?;
-                    // As for outputs: what nothing writes must not pass for zeros.
+                    // As for outputs: elements that are not written must not pass for zeros.
                     buffer.fill(0xFF);
                     let pointer = buffer.pointer();
                     fresh.insert(name.clone(), buffer);
@@ -238,8 +238,8 @@ impl CpuTester {
             });
         }
         if built.prepared.get().is_none() && !kept.is_empty() {
-            // SAFETY: the arguments are the workload's, which building has compared with the program's; kept
-            // and scratch buffers have the sizes the kernel asks for; all are page-aligned.
+            // SAFETY: the arguments are the workload's, which the builder has compared with the program's;
+            // kept and scratch buffers have the sizes that the kernel declares; all are page-aligned.
             unsafe { built.kernel.prepare(&arguments, &kept, self.scratch.pointer(), &self.all.pool.runtime()) };
             if let Some(recipe) = &built.recipe {
                 intact(fresh.values().chain(&self.kept).chain([&self.scratch]))?;
@@ -251,18 +251,18 @@ impl CpuTester {
         Ok(Pointers { arguments, kept })
     }
 
-    /// Checks a kernel as [`Test::check`] says, where this thread is.
+    /// Verifies a kernel as specified by [`Test::check`], on the current CPU.
     fn check_here(&mut self, id: u64, plan: Option<&TimingPlan>) -> Result<Reply, Failure> {
         let start = Instant::now();
         let built = self.store.kernels.get(id)?;
         if plan.is_none() {
-            // Nor must what others left there pass for its own. A search does without: it takes as long as a
-            // run of a small kernel, and who comes to the fore is checked again.
+            // Nor may values left by other kernels pass for its own. A search skips this: it takes as long as
+            // a run of a small kernel, and leading candidates are verified again.
             self.scratch.resize(built.kernel.scratch_bytes(self.all.pool.n_threads())).map_err(no_memory)?;
             self.scratch.fill(0xFF);
         }
         let pointers = self.prepare(&built, true)?;
-        // What is prepared serves other candidates too: its time says nothing about this one.
+        // Prepared buffers serve other candidates too: their time says nothing about this one.
         super::tell(WorkerThread::Test, &Reply::Prepared { id })?;
         let start_of_run = Instant::now();
         let (mut relative_error, mut log_ns, mut pace, mut is_whole) = (0.0, 0.0, 0.0, true);
@@ -273,10 +273,10 @@ impl CpuTester {
         }
         let n = self.members.len() as f64;
         let took = start_of_run.elapsed();
-        // Where it lost a core, something else ran.
+        // If it lost its core, something else ran.
         let checked_ns = if is_whole { took.as_nanos() as f64 } else { f64::INFINITY };
         let first = First { ns: (log_ns / n).exp(), pace: pace / n, checked_ns };
-        // It is checked once, and what was true then stays so.
+        // A kernel is verified only once, and the result stays valid.
         let _ = built.first.set(first);
         let is_enough = |plan: &TimingPlan| {
             first.is_alone(plan) || timing::at_first(plan, &self.variation, first, self.size(&built)).is_some()
@@ -285,9 +285,9 @@ impl CpuTester {
         checked(id, start, took, relative_error, to_time, |plan| self.run_here(id, plan))
     }
 
-    /// Runs a kernel at the sizes of a member and compares its answer.
+    /// Runs a kernel at the sizes of a member and compares its result.
     fn check_at(&mut self, member: usize, built: &Built, pointers: &Pointers) -> Result<CheckedRun, Failure> {
-        // All ones is a NaN: an element that is not written cannot pass for right.
+        // All ones are a NaN: an element that is not written cannot pass for correct.
         for argument in &mut self.arguments {
             if let BoundArgument::Output { buffer, .. } = argument {
                 buffer.fill(0xFF);
@@ -321,7 +321,7 @@ impl CpuTester {
         KernelDemands { n_threads, n_bytes: built.n_bytes + built.kernel.scratch_bytes(n_threads) }
     }
 
-    /// The memory that a run is not to find in the caches, with its bytes.
+    /// Memory that must not be in the caches at the start of a run, with its size in bytes.
     fn touched(&self, built: &Built, pointers: &Pointers, caches: Caches) -> Vec<(*const u8, u64)> {
         let is_cold = caches == Caches::Cold;
         let is_prepared = |name: &str| built.recipe.as_ref().is_some_and(|recipe| recipe.fills(name));
@@ -353,7 +353,7 @@ impl CpuTester {
         let crew = RefCell::new(if built.is_parallel { &mut self.all } else { &mut self.first });
         let caches = timing::emptied(plan.caches, touched.iter().map(|(_, n_bytes)| n_bytes).sum());
         let plan = &TimingPlan { caches, ..*plan };
-        // A second run is no cold one.
+        // A second run would not be cold.
         let most_tries = if caches == Caches::Warm { MOST_TRIES } else { 1 };
         let mut flush = || {
             let start = Instant::now();
@@ -363,7 +363,7 @@ impl CpuTester {
             touched.iter().for_each(|&(pointer, n_bytes)| evict(pointer, n_bytes));
             start.elapsed().as_nanos() as f64
         };
-        // Emptied caches slow down whatever runs next.
+        // Flushed caches slow down the following measurement of the pace.
         let looks = plan.at_best_pace && !is_cold;
         let mut pace = || if looks { crew.borrow_mut().pace() } else { 1.0 };
         let mut sample = |plan: &TimingPlan, first: First, MemberSizes { sizes, .. }: &MemberSizes| {
@@ -395,7 +395,7 @@ impl CpuTester {
 
 impl Test for CpuTester {
     fn check(&mut self, id: u64, plan: Option<&TimingPlan>) -> Result<Reply, Failure> {
-        // Kernels are timed where nothing else of ours runs.
+        // Kernels are timed while nothing else of ours runs.
         let is_alone = plan.is_some_and(|plan| plan.alone_ns > 0.0);
         let timed = self.cpus.first().copied().filter(|_| is_alone);
         host::pinned(timed, || self.check_here(id, plan))
@@ -406,12 +406,13 @@ impl Test for CpuTester {
     }
 }
 
-/// Takes memory out of all caches, of this core and of others. Its cost is that of what a kernel touches: to
-/// go through as much memory as the last level of a server's caches holds takes a tenth of a second.
+/// Flushes memory from all caches, of this core and of others. The cost depends on the memory that a kernel
+/// accesses: going through as much memory as a server's last-level cache holds would take a tenth of a
+/// second.
 fn evict(pointer: *const u8, n_bytes: u64) {
     const LINE: usize = 64;
     for at in (0..n_bytes as usize).step_by(LINE) {
-        // SAFETY: the line is of memory that can be read, and stays as it is.
+        // SAFETY: the line is in readable memory, and is not changed.
         unsafe { evict_line(pointer.add(at)) };
     }
     wait_for_evictions();
@@ -419,39 +420,39 @@ fn evict(pointer: *const u8, n_bytes: u64) {
 
 #[cfg(target_arch = "x86_64")]
 unsafe fn evict_line(at: *const u8) {
-    // SAFETY: promised by the caller; every CPU of this kind has the instruction.
+    // SAFETY: promised by the caller; every CPU of this architecture has the instruction.
     unsafe { std::arch::x86_64::_mm_clflush(at) };
 }
 
 #[cfg(target_arch = "x86_64")]
 fn wait_for_evictions() {
-    // SAFETY: every CPU of this kind has the instruction, which touches nothing.
+    // SAFETY: every CPU of this architecture has the instruction, which accesses no memory.
     unsafe { std::arch::x86_64::_mm_mfence() };
 }
 
 #[cfg(target_arch = "aarch64")]
 unsafe fn evict_line(at: *const u8) {
-    // SAFETY: promised by the caller; Linux lets programs do so.
+    // SAFETY: promised by the caller; Linux permits the instruction in user mode.
     unsafe { std::arch::asm!("dc civac, {}", in(reg) at, options(nostack, preserves_flags)) };
 }
 
 #[cfg(target_arch = "aarch64")]
 fn wait_for_evictions() {
-    // SAFETY: the instruction touches nothing.
+    // SAFETY: the instruction accesses no memory.
     unsafe { std::arch::asm!("dsb sy", options(nostack, preserves_flags)) };
 }
 
-/// Fills the caches that a core has for itself with what no kernel needs, on every thread: code and
-/// addresses, too, are found elsewhere then. They go through a part each of a buffer that is large enough.
+/// Fills the private caches of each core, on every thread, with data that no kernel needs; code and address
+/// translations are evicted as well. Each thread goes through its own part of a buffer that is large enough.
 fn fill_caches(buffer: &mut [u8], pool: &mut ThreadPool) {
     unsafe extern "C" fn touch(parts: *mut c_void, part: i64, _thread: i64) {
-        // SAFETY: the parts below, of which each iteration has one of its own.
+        // SAFETY: the parts below, each of which belongs to one iteration.
         let part = unsafe { &mut *parts.cast::<&mut [u8]>().add(part as usize) };
         part.iter_mut().step_by(64).for_each(|line| *line = line.wrapping_add(1));
     }
     let bytes_each = buffer.len().div_ceil(pool.n_threads()).max(1);
     let mut parts: Vec<&mut [u8]> = buffer.chunks_mut(bytes_each).collect();
-    // SAFETY: iterations touch nothing in common.
+    // SAFETY: iterations access disjoint memory.
     unsafe { pool.run(touch, parts.as_mut_ptr().cast(), parts.len() as i64) };
     std::hint::black_box(&parts);
 }
@@ -461,7 +462,7 @@ fn no_memory(error: std::io::Error) -> Failure {
     Failure { class: ErrorClass::RuntimeError, message, lacks_memory: true, is_of_device: false }
 }
 
-/// A kernel at values of its open sizes, with the memory that it runs on.
+/// Kernel at values of its open sizes, with the memory that it uses.
 struct TimedCall<'a> {
     kernel: &'a CompiledKernel,
     sizes: &'a [i64],
@@ -470,8 +471,8 @@ struct TimedCall<'a> {
 }
 
 impl TimedCall<'_> {
-    /// Nanoseconds of so many runs in a row, by the clock for so many threads, as [`stopwatch::time`] gives
-    /// them.
+    /// Nanoseconds of `n_runs` runs in a row, by the clock for `n_threads` threads, as returned by
+    /// [`stopwatch::time`].
     ///
     /// # Safety
     /// As for [`CompiledKernel::run`].

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Workloads of an even number of tiles along rows or columns, whose factors lie along the sum or across it.
+/// Workloads with an even number of tiles along rows or columns, whose operands lie along the sum or across
+/// it.
 const OF_CLUSTERS: [&str; 5] = [
     "batch_matmul:b=2,m=128,n=64,k=64,tb=1,tf32=1",
     "dense:m=250,n=128,k=192,tf32=1,epilogue=bias+gelu",
@@ -11,7 +12,8 @@ const OF_CLUSTERS: [&str; 5] = [
     "batch_matmul:b=2,m=128,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
-/// Neighbouring blocks copy for each other what both multiply, on a GPU of an odd number of units too.
+/// Neighbouring blocks copy shared operands for each other, also on a GPU with an odd number of
+/// multiprocessors.
 #[test]
 fn blocks_of_clusters_copy_for_each_other() {
     let (mut n, mut n_persistent) = (0, 0);
@@ -32,7 +34,7 @@ fn blocks_of_clusters_copy_for_each_other() {
     println!("{n} configurations, of which {n_persistent} are persistent");
 }
 
-/// Whatever is wrong with how blocks of a cluster copy for each other, the emulator finds in some order.
+/// The emulator finds every fault in the copies between blocks of a cluster, in some order.
 #[test]
 fn faults_in_clusters_are_found() {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
@@ -55,7 +57,7 @@ fn faults_in_clusters_are_found() {
         let changed = |change: &dyn Fn(&str) -> Option<String>| -> String {
             lines.iter().map(|line| change(line).unwrap_or((*line).to_owned()) + "\n").collect()
         };
-        // Each barrier of the cluster is an arrival and a wait.
+        // Each barrier of the cluster consists of an arrival and a wait.
         let barrier = |of_end: bool, instead: &str| {
             let is_one = |at: &usize| lines[*at].starts_with("barrier.cluster.arrive");
             let mut ats = (0..lines.len()).filter(is_one);

@@ -1,9 +1,9 @@
-//! Converter warps, which write the second parts of f32 operands that TMA copied as they are.
+//! Converter warps, which write the second parts of f32 operands that TMA copied unconverted.
 
 use super::*;
 
-/// Workloads of f32 whose factors both lie along the sum, of whole tiles and of others, of fewer steps than
-/// stages and of more.
+/// Workloads of f32 whose operands both lie along the sum, of whole tiles and of partial ones, with fewer
+/// steps than stages and with more.
 const OF_PARTS: [&str; 5] = [
     "dense:m=130,n=64,k=192,epilogue=bias+gelu",
     "dense:m=64,n=96,k=32",
@@ -12,12 +12,12 @@ const OF_PARTS: [&str; 5] = [
     "dense:m=128,n=192,k=320,epilogue=bias+relu",
 ];
 
-/// Whether warps of such a kernel convert what a producer warp copies.
+/// Whether warps of a kernel convert what a producer warp copies.
 fn converts(task: &Task, config: &Config) -> bool {
     task.space.text(config, "copies") == "bulk"
 }
 
-/// Asserts that a kernel computes what its workload does of numbers with all bits, as closely as f32 does.
+/// Asserts that a kernel computes its workload on numbers with full mantissas, as accurately as f32.
 fn require_close(of: (&Workload, &str), kernels: &GpuProgram, code: &str, order: Order) {
     let (workload, config) = of;
     let (given, expected) = with_reference(workload);
@@ -31,7 +31,7 @@ fn require_close(of: (&Workload, &str), kernels: &GpuProgram, code: &str, order:
     }
 }
 
-/// Converter warps make the second parts, behind one producer warp and for one team of consumers or two.
+/// Converter warps make the second parts, with one producer warp and one or two teams of consumers.
 #[test]
 fn warps_convert_what_a_warp_copies() {
     let mut n = 0;
@@ -50,7 +50,7 @@ fn warps_convert_what_a_warp_copies() {
     println!("{n} configurations");
 }
 
-/// Sums of positive numbers are as close as those of the way through registers, and no closer to one side.
+/// Sums of positive numbers are as accurate as those of the path through registers, without bias.
 #[test]
 fn second_parts_leave_no_bias() {
     let task = groups_task("dense:m=64,n=64,k=256", UNITS);
@@ -76,8 +76,7 @@ fn second_parts_leave_no_bias() {
     }
 }
 
-/// Whatever is wrong with second parts, or with how consumers wait for them, the emulator finds in some
-/// order.
+/// The emulator finds every fault in second parts, or in the waits for them, in some order.
 #[test]
 fn faults_in_conversions_are_found() {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
@@ -101,7 +100,7 @@ fn faults_in_conversions_are_found() {
     println!("faults that were found: {found:?}");
 }
 
-/// Mutants of a kernel with converter warps, each with what is wrong.
+/// Mutants of a kernel with converter warps, each with a description of its fault.
 fn faults_in_conversions(code: &str) -> Vec<(&'static str, String)> {
     let lines: Vec<&str> = code.lines().map(str::trim).collect();
     let changed = |change: &dyn Fn(usize, &str) -> Option<String>| -> String {
@@ -109,7 +108,7 @@ fn faults_in_conversions(code: &str) -> Vec<(&'static str, String)> {
         new.collect()
     };
     let wait = "mbarrier.try_wait.parity.shared::cta.b64 ";
-    // A wait is told by what stands where it is over: loads of converters, products of consumers.
+    // A wait is identified by the instructions after it: loads of converters, products of consumers.
     let is_before = |at: usize, what: &str| {
         let label = lines[at..].iter().find_map(|line| line.strip_prefix('@')?.split_once("bra \t"));
         let label = label.expect("a branch behind a wait").1.replace(';', ":");
@@ -127,7 +126,7 @@ fn faults_in_conversions(code: &str) -> Vec<(&'static str, String)> {
     let passes = |[to, ..]: [&str; 3]| format!("setp.eq.b32 {to}, 0, 0;");
     let in_other_phase = |[to, place, phase]: [&str; 3]| format!("xor.b32 %q1, {phase}, 1;\n{wait}{to}, {place}, %q1;");
     let elsewhere = |[to, place, phase]: [&str; 3]| format!("{wait}{to}, {}+8], {phase};", place.trim_end_matches(']'));
-    // Converters arrive behind their stores, the producer behind its copies.
+    // Converters arrive after their stores, the producer after its copies.
     let is_converters = |at: usize| {
         let before = lines[..at].iter().rev();
         let mut before = before.filter(|line| line.starts_with("st.shared") || line.starts_with("cp.async.bulk"));

@@ -1,9 +1,9 @@
-//! Products of warps on tensor cores.
+//! Products of single warps on tensor cores.
 
 use super::*;
 
-/// Products of numbers with all their bits, in two parts each, are nearly those of f32, however
-/// long the sums.
+/// Products of numbers with full mantissas, in two parts each, are close to those of f32, however long the
+/// sums.
 #[test]
 fn tensor_cores_lose_little() {
     let workload = Workload::parse("matmul:m=64,n=48,k=1536").unwrap();
@@ -21,7 +21,7 @@ fn tensor_cores_lose_little() {
     }
 }
 
-/// Shapes that tiles divide, and some that they do not, with factors in either order.
+/// Shapes that tiles divide, and some that they do not, with operands in either order.
 const PRODUCTS: [&str; 6] = [
     "matmul:m=64,n=48,k=80",
     "matmul:m=40,n=57,k=33,epilogue=bias+relu",
@@ -31,7 +31,7 @@ const PRODUCTS: [&str; 6] = [
     "conv2d:c=8,h=9,w=11,k=32,r=3,s=3,pad=1,epilogue=bias",
 ];
 
-/// Random configurations of products of halves; `TILEWRIGHT_CONFIGS=100` takes so many of each type.
+/// Random configurations of products of 16-bit floats; `TILEWRIGHT_CONFIGS=100` takes that many of each type.
 #[test]
 fn tensor_cores_multiply_halves() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(16);
@@ -59,7 +59,7 @@ fn tensor_cores_multiply_halves() {
     }
 }
 
-/// Wrong fragments are found: a register in the place of another, rows for columns, another row.
+/// Wrong fragments are found: exchanged registers, rows for columns, another row.
 #[test]
 fn mutants_of_fragments_are_found() {
     for dtype in ["bf16", "f16"] {
@@ -78,7 +78,7 @@ fn mutants_of_fragments_are_found() {
         assert!(is_right(&text), "{kernels}\n{text}");
         let mut mutants = Vec::new();
         for (at, _) in text.match_indices("mma.sync") {
-            // Sums after, rows, columns, each as a list of registers.
+            // Sums after, rows and columns, each as a list of registers.
             for (list, pair) in [(0, [0, 1]), (0, [1, 2]), (1, [0, 1]), (1, [1, 2]), (1, [0, 3]), (2, [0, 1])] {
                 mutants.push(exchanged(&text, at, list, pair));
             }
@@ -107,7 +107,8 @@ fn mutants_of_fragments_are_found() {
     }
 }
 
-/// No two threads of a warp go to one bank for different words: instructions take what their bytes take.
+/// No two threads of a warp access different words of one bank: instructions take no longer than their bytes
+/// require.
 #[test]
 fn warps_read_tiles_without_conflicts() {
     let of_singles = r#"{"block_m":128,"block_n":128,"block_k":32,"warp_m":64,"warp_n":64,"vector_a":4,"vector_b":4,
@@ -117,7 +118,7 @@ fn warps_read_tiles_without_conflicts() {
         ("matmul:m=256,n=128,k=128,dtype=bf16", HALVES_OF_WARPS, 64),
     ] {
         let task = tiles_task(text, "sm_90a");
-        // Of halves a row takes the copies of 8 threads then.
+        // With 16-bit floats, a row takes the copies of 8 threads.
         let config = config.replace("groups", "rows").replace("\"block_k\":32", &format!("\"block_k\":{depth}"));
         let config = task.space.config_from_json(&config.parse().unwrap()).unwrap();
         let kernels = lower_gpu(&task.program(&config).unwrap()).unwrap();

@@ -12,8 +12,8 @@ fn groups_of_warps_multiply() {
     println!("{n} configurations");
 }
 
-/// Instructions that threads carry out together are `convergent` to LLVM, so that it copies none of them to
-/// where only some of them come.
+/// Instructions that threads execute together are `convergent` in LLVM, so that it does not copy them to
+/// places that only some of the threads reach.
 #[test]
 fn instructions_of_several_threads_are_said_to_be() {
     let text = "dense:m=128,n=64,k=256,tf32=1";
@@ -23,7 +23,7 @@ fn instructions_of_several_threads_are_said_to_be() {
     let target = groups_task(text, 3).setting.target;
     let (code, _) = emit_gpu(&kernels, &target, Emit::LlvmOptimized).unwrap();
     let code = String::from_utf8(code).unwrap();
-    // Attributes of calls, by the number that stands behind each.
+    // Attributes of calls, by attribute number.
     let attributes: BTreeMap<&str, &str> =
         code.lines().filter_map(|line| line.strip_prefix("attributes #")?.split_once(" = ")).collect();
     let calls: Vec<&str> = code.lines().filter(|line| line.contains(" asm sideeffect ")).collect();
@@ -37,7 +37,7 @@ fn instructions_of_several_threads_are_said_to_be() {
     }
 }
 
-/// Products of which each thread stores 16 bytes at once, having exchanged fragments with others.
+/// Products whose threads each store 16 bytes at once, after exchanging fragments with others.
 #[test]
 fn threads_exchange_what_they_store() {
     let texts = [
@@ -83,7 +83,7 @@ fn blocks_go_in_groups() {
     assert!(seen.len() >= 4, "{seen:?}");
 }
 
-/// Whatever of their synchronization is left out, or said wrong of a factor, the emulator finds.
+/// The emulator finds every missing synchronization, and every wrong description of an operand.
 #[test]
 fn faults_in_products_of_groups_are_found() {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
@@ -101,7 +101,7 @@ fn faults_in_products_of_groups_are_found() {
         let without = |word: &str| -> String {
             code.lines().filter(|line| !line.contains(word)).fold(String::new(), |all, line| all + line + "\n")
         };
-        // What says at once that a box has come.
+        // Reports a box as complete immediately.
         let unasked = |line: &str| match line.trim().strip_prefix("mbarrier.try_wait.parity.shared::cta.b64") {
             Some(operands) => format!("setp.eq.b32 {}, 0, 0;\n", operands.split(',').next().unwrap_or_default().trim()),
             None => format!("{line}\n"),
@@ -130,10 +130,10 @@ fn faults_in_products_of_groups_are_found() {
             if mutant == code {
                 continue;
             }
-            // The first thread makes what all use.
+            // The first thread initialises what all threads use.
             let order = if what == "no barrier" { Order::Descending } else { Order::Ascending };
             let got = emulator::run(kernels, &mutant, &given, order);
-            // What is multiplied of other places is no fault, and wrong.
+            // Multiplying data of other places is not a fault, but gives a wrong result.
             let is_found = got.map_or(true, |got| OF_NUMBERS.contains(&what) && got != right);
             assert!(is_found, "{what} goes unnoticed: {json}\n{mutant}");
             *found.entry(what).or_insert(0) += 1;
@@ -143,8 +143,8 @@ fn faults_in_products_of_groups_are_found() {
     assert_eq!(found.len(), 12, "{found:?}");
 }
 
-/// Products that go on while the next ones are begun: the place of a ring is filled anew when they are over,
-/// and nothing looks at sums before.
+/// Products that continue while the next ones are started: a stage of the ring is refilled only when they
+/// have finished, and no instruction reads the sums before.
 #[test]
 fn products_in_flight_are_waited_for() {
     for (text, rest) in [
@@ -180,8 +180,8 @@ fn products_in_flight_are_waited_for() {
     }
 }
 
-/// Of TF32 numbers that lie across the sum, threads load the factor of rows from boxes into registers:
-/// without conflicts of banks, in the places where tensor cores look for them, and before the fence.
+/// For TF32 operands that lie across the sum, threads load the operand of rows from boxes into registers:
+/// without bank conflicts, at the positions that tensor cores expect, and before the fence.
 #[test]
 fn threads_load_rows_that_lie_across_the_sum() {
     for text in ["matmul:m=64,n=256,k=96,tf32=1", "batch_matmul:b=2,m=128,n=64,k=96,ta=1,tb=1,tf32=1"] {
@@ -192,7 +192,7 @@ fn threads_load_rows_that_lie_across_the_sum() {
         println!("{text}: {traffic:?}");
         assert!(traffic.iter().all(|(_, count)| count.taken == count.least), "{text}: {traffic:?}");
         assert!(traffic.keys().any(|opcode| opcode.starts_with("ld.shared")), "{text}: {traffic:?}");
-        // The registers of a product follow its sums.
+        // The registers of a product follow those of its sums.
         let exchanged = |[a, b]: [usize; 2]| -> String {
             let of_line = |line: &str| match line.split_once("}, {") {
                 Some((sums, rest)) if line.contains("wgmma.mma_async") => {
@@ -219,11 +219,11 @@ fn threads_load_rows_that_lie_across_the_sum() {
     }
 }
 
-/// Faults that have other numbers multiplied or added.
+/// Faults that multiply or add other numbers.
 const OF_NUMBERS: [&str; 4] =
     ["another stride", "another row across", "rows along and across the sum", "sums do not begin anew"];
 
-/// Threads write factors into swizzled rows without conflicts of banks, those too that they transpose.
+/// Threads write operands into swizzled rows without bank conflicts, including those that they transpose.
 #[test]
 fn factors_for_groups_are_copied_without_conflicts() {
     for (text, copies) in [
@@ -252,8 +252,8 @@ fn factors_for_groups_are_copied_without_conflicts() {
     }
 }
 
-/// Factors of TF32 products are rounded to the nearest on each way into shared memory: cut there, as tensor
-/// cores cut what has more bits, products of positive numbers would all be too small, by 6 · 10⁻⁴.
+/// Operands of TF32 products are rounded to nearest on each path into shared memory: if tensor cores
+/// truncated the extra bits, products of positive numbers would all be too small, by 6 · 10⁻⁴.
 #[test]
 fn factors_for_groups_are_rounded() {
     let task = groups_task("dense:m=64,n=64,k=256,tf32=1", UNITS);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Tiles of 64 × 64 a warp: nothing spills, an instruction multiplies a tile of 16 steps, and all factors
-/// come into registers as tiles.
+/// Tiles of 64 × 64 per warp: nothing spills, an instruction multiplies a tile of 16 steps, and all operands
+/// are loaded into registers as tiles.
 #[test]
 fn tensor_cores_of_halves_are_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
@@ -28,8 +28,8 @@ fn tensor_cores_of_halves_are_used_as_expected() {
     }
 }
 
-/// Tiles of 32 × 32 a warp: nothing spills, and one instruction multiplies a tile. (Those of 64 × 32, which
-/// CUTLASS takes, leave no registers for sums that begin anew in each step.)
+/// Tiles of 32 × 32 per warp: nothing spills, and one instruction multiplies a tile. (Tiles of 64 × 32, which
+/// CUTLASS uses, leave no registers for sums that restart in each step.)
 #[test]
 fn tensor_cores_are_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
@@ -91,7 +91,7 @@ fn kernels_assemble_as_the_model_says() {
                 if made.spilled_bytes > 0 {
                     spilling.push(said.clone());
                 }
-                // What has no tiles in shared memory is small.
+                // A kernel without tiles in shared memory is small.
                 if kernel.shared.is_empty() {
                     continue;
                 }
@@ -149,11 +149,11 @@ fn groups_of_warps_are_used_as_expected() {
         ("dense:m=4096,n=4096,k=4096", &of_registers, 0),
         ("dense:m=4096,n=4096,k=4096,tf32=1", &in_flight, 2),
         ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", &in_flight_of_halves, 2 + 4),
-        // 256 columns are four rows that lie across the sum.
+        // 256 columns are four swizzled rows if they lie across the sum.
         ("matmul:m=4096,n=4096,k=4096,dtype=bf16", &boxes_of_halves, 1 + 4),
         ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", &boxes_of_halves, 2 + 4),
     ] {
-        // Numbers in two parts have three products.
+        // Numbers in two parts need three products.
         let in_parts = !text.contains("tf32=1") && !text.contains("dtype");
         let n_products = if in_parts { 3 * 4 } else { 4 };
         let task = groups_task(text, UNITS);
@@ -171,8 +171,8 @@ fn groups_of_warps_are_used_as_expected() {
     }
 }
 
-/// With a producer warp, consumer warps only multiply and wait for no others: a loop of bulk copies and a
-/// loop of products, neither with a barrier of the block.
+/// With a producer warp, consumer warps only multiply and wait for no other warps: a loop of bulk copies and
+/// a loop of products, neither with a barrier of the block.
 #[test]
 fn a_warp_that_copies_is_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
@@ -185,7 +185,7 @@ fn a_warp_that_copies_is_used_as_expected() {
         ("batch_matmul:b=1,m=4096,n=4096,k=4096,ta=1,dtype=f16", "64,256,64,1", 0, [0, 1, 1], 1 + 4, 255),
         ("dense:m=4096,n=4096,k=4096,tf32=1", "128,256,32,2", 1, [1, 2, 1], 2, 224),
         ("matmul:m=4096,n=4096,k=4096,dtype=bf16", "128,256,64,2", 1, [1, 2, 1], 1 + 4, 224),
-        // Threads load the factor of rows.
+        // Threads load the operand of rows.
         ("matmul:m=4096,n=4096,k=4096,tf32=1", "128,192,32,2", 0, [1, 1, 1], 1 + 4, 168),
         ("matmul:m=4096,n=4096,k=4096,tf32=1", "128,128,32,1", 0, [1, 1, 1], 1 + 4, 224),
         // Two teams take tiles in turns.
@@ -214,7 +214,7 @@ fn a_warp_that_copies_is_used_as_expected() {
         let made = made.unwrap_or_else(|why| panic!("{text}: {why}\n{code}"))["run_0"];
         let n = |opcodes: &[String], word: &str| opcodes.iter().filter(|op| op.starts_with(word)).count();
         let all = nvidia::loops(&nvidia::disassembled(&nvdisasm, &cubin));
-        // Each box has a loop, too, over threads that ask for another one, of which there are none.
+        // Each box also has a loop over threads that request another box, of which there are none.
         let of = |(word, least)| {
             let found = all.iter().filter(|opcodes| n(opcodes, word) >= least).min_by_key(|all| all.len());
             found.unwrap_or_else(|| panic!("{text}: no {word} in {all:#?}"))
@@ -235,20 +235,19 @@ fn a_warp_that_copies_is_used_as_expected() {
         let n_loaded = if text.starts_with("matmul") && text.contains("tf32") { 4 * 4 * n_sets } else { 0 };
         assert_eq!(n(products, "LDS"), n_loaded, "{text}: {products:?}");
         assert_eq!(counts.map(|word| n(boxes, word)), [0, n_boxes, 0], "{text}: {boxes:?}");
-        // Halves are stored 16 bytes at a time: 256 columns of two rows of a thread.
+        // 16-bit floats are stored 16 bytes at a time: 256 columns of two rows per thread.
         let text_of = nvidia::disassembled(&nvdisasm, &cubin);
         let n_stores = ["STG.E.128", "STG.E ", "SHFL.BFLY"].map(|word| text_of.matches(word).count());
         let is_exchanged = config_text.contains("exchanged");
         assert!(!is_exchanged || n_stores == [16, 0, 64], "{text}: {n_stores:?}");
-        // The order of rows shares those of the first factor.
+        // In row order, blocks share the boxes of the first operand.
         let n_multicast = boxes.iter().filter(|op| op.starts_with("UTMALDG") && op.contains("MULTICAST")).count();
         assert_eq!(n_multicast, usize::from(cluster > 1), "{text}: {boxes:?}");
     }
 }
 
-/// Converter warps load and store 16 bytes at a time and wait for no others, and consumers have three
-/// products of parts for each 8 steps, nothing of the conversion, and the registers that are left of 12
-/// warps.
+/// Converter warps load and store 16 bytes at a time and wait for no other warps; consumers have three
+/// products of parts for each 8 steps, no conversion, and the registers that 12 warps leave.
 #[test]
 fn warps_that_convert_are_used_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
@@ -297,8 +296,8 @@ fn warps_that_convert_are_used_as_expected() {
     }
 }
 
-/// A warp stores a box by four instructions for tiles of halves, or eight for pairs of f32, and one of TMA's;
-/// nothing else is stored, and nothing spills.
+/// A warp stores a box by four instructions for tiles of 16-bit floats, or eight for pairs of f32, and one of
+/// TMA; there are no other stores, and nothing spills.
 #[test]
 fn boxes_are_stored_as_expected() {
     let (Some(ptxas), Some(nvdisasm)) = (nvidia::tool("ptxas"), nvidia::tool("nvdisasm")) else { return };
@@ -344,10 +343,11 @@ fn boxes_are_stored_as_expected() {
 const GROUPS_OF_WARPS: &str = r#"{"block_m":128,"block_n":256,"block_k":32,"groups_m":2,"groups_n":1,"vector_a":4,
     "vector_b":4,"order":"rows","ahead":3,"copies":"async"}"#;
 
-/// Registers that the assembler takes where there are some, beside those that a kernel needs: it loads ahead.
+/// Number of registers that the assembler uses, if available, beyond those that a kernel needs: it loads
+/// ahead.
 const SPARE: u64 = 48;
 
-/// Registers of a thread that the model behind the constraint `registers` allows for; `None` without such a
+/// Number of registers per thread in the model of the constraint `registers`; `None` without such a
 /// constraint.
 fn modelled_registers(task: &Task, config: &Config) -> Option<u64> {
     let space = &task.space;
@@ -365,10 +365,10 @@ fn modelled_registers(task: &Task, config: &Config) -> Option<u64> {
     n_allowed.checked_sub(1).map(|last| all[last])
 }
 
-/// Most registers of a thread, on any GPU.
+/// Maximum number of registers per thread, on any GPU.
 const MOST_REGISTERS: u64 = 255;
 
-/// Code whose kernels may have so many registers at most: they need no more where nothing spills.
+/// Code whose kernels are limited to `most` registers: they need no more if nothing spills.
 fn with_registers(ptx: &str, most: u64) -> String {
     let any = ".minnctapersm 1";
     assert!(ptx.contains(any), "the assembler is left the choice");

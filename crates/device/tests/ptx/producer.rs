@@ -1,8 +1,8 @@
-//! Producer warps: what they copy, and waits.
+//! Producer warps: their copies, and waits.
 
 use super::*;
 
-/// Workloads of which both factors may be copied in boxes, each along the sum or across it.
+/// Workloads both of whose operands may be copied in boxes, each along the sum or across it.
 const OF_BOXES: [&str; 11] = [
     "matmul:m=70,n=100,k=68,tf32=1,epilogue=bias+relu",
     "batch_matmul:b=2,m=104,n=40,k=96,ta=1,tb=1,tf32=1",
@@ -17,12 +17,12 @@ const OF_BOXES: [&str; 11] = [
     "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
-/// Whether a warp of such a kernel only copies.
+/// Whether a kernel has a warp that only copies.
 fn has_producer(task: &Task, config: &Config) -> bool {
     task.space.int(config, "producer") == 1
 }
 
-/// A warp that only copies feeds groups of warps, and no others wait for each other.
+/// A warp that only copies feeds groups of warps, which do not wait for each other.
 #[test]
 fn a_warp_feeds_groups_of_warps() {
     let mut n = 0;
@@ -42,7 +42,7 @@ fn a_warp_feeds_groups_of_warps() {
     println!("{n} configurations");
 }
 
-/// Blocks go through several tiles one after the other, fewer at the end, in each order of tiles.
+/// Blocks process several tiles one after the other, fewer at the end, in each order of tiles.
 #[test]
 fn blocks_go_through_tiles() {
     let mut n = 0;
@@ -74,7 +74,7 @@ const OF_TILES: [&str; 7] = [
     "batch_matmul:b=2,m=96,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
-/// Whatever is wrong with how warps wait for a warp that copies, and that one for them, the emulator finds.
+/// The emulator finds every fault in the waits between the producer warp and the other warps.
 #[test]
 fn faults_in_turns_are_found() {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
@@ -91,7 +91,7 @@ fn faults_in_turns_are_found() {
         let Original { kernels, code, .. } = &original;
 
         let lines: Vec<&str> = code.lines().map(str::trim).collect();
-        // Whether a wait is the producer's: copies come behind it, where it is over, before products do.
+        // Whether a wait is the producer's: after it, copies come before products.
         let is_producers = |at: usize| {
             let label = lines[at..].iter().find_map(|line| line.strip_prefix('@')?.split_once("bra \t"));
             let label = label.expect("a branch behind a wait").1.replace(';', ":");
@@ -132,7 +132,7 @@ fn faults_in_turns_are_found() {
                 Some(format!("mbarrier.init{init}, {};", n_warps + n))
             })
         };
-        // Places are given back before products are awaited.
+        // Stages are released before the products have been awaited.
         let early = {
             let awaits = lines.iter().rposition(|line| line.starts_with("wgmma.wait_group.sync.aligned 0"));
             let arrives = lines.iter().position(|line| line.starts_with('@') && line.contains(arrives));
@@ -143,7 +143,7 @@ fn faults_in_turns_are_found() {
                     _ if at == arrives => Some(format!("{line}\n{}", lines[awaits])),
                     _ => None,
                 }),
-                // They go on, so that the place is that of the iteration before.
+                // They continue, so that the stage is that of the previous iteration.
                 false => code.replace("wgmma.wait_group.sync.aligned 1", "wgmma.wait_group.sync.aligned 2"),
             }
         };
@@ -170,8 +170,8 @@ fn faults_in_turns_are_found() {
     println!("faults that were found: {found:?}");
 }
 
-/// Threads that wait for a barrier which never comes stop the kernel after four seconds, whoever they are: a
-/// kernel that goes on for ever would take the device with it.
+/// Any thread that waits for a barrier that never completes stops the kernel after four seconds: an endless
+/// kernel would block the device.
 #[test]
 fn waits_that_never_end_stop_the_kernel() {
     let text = "dense:m=128,n=64,k=256,tf32=1";
@@ -187,7 +187,7 @@ fn waits_that_never_end_stop_the_kernel() {
         let lines = code.lines().filter(|line| !line.contains("mbarrier.arrive"));
         let stuck: String = lines.map(|line| format!("{line}\n")).collect();
         assert_ne!(stuck, code);
-        // The clock is read for the first time when a second has not passed yet.
+        // The clock is first read before a second has passed.
         let why = of(&stuck);
         assert!(why.contains("stops the kernel after 5 s"), "{why}");
         let why = of(&stuck.replace("trap;", ""));

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Workloads whose results warps may store in boxes.
+/// Workloads whose results warps can store in boxes.
 const OF_STORES: [&str; 5] = [
     "matmul:m=192,n=128,k=64,dtype=bf16,epilogue=bias+relu",
     "dense:m=128,n=192,k=72,dtype=f16,epilogue=bias",
@@ -36,7 +36,7 @@ fn warps_store_boxes() {
     println!("{n} configurations, of which {n_odd} store an odd number of boxes");
 }
 
-/// Whatever is wrong with how boxes are stored, the emulator finds in some order.
+/// The emulator finds every fault in the stores of boxes, in some order.
 #[test]
 fn faults_in_stores_are_found() {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
@@ -58,8 +58,8 @@ fn faults_in_stores_are_found() {
     println!("faults that were found: {found:?}");
 }
 
-/// Mutants of a kernel that stores boxes, each with what is wrong. `is_again`: whether its blocks go through
-/// several tiles.
+/// Mutants of a kernel that stores boxes, each with a description of its fault. `is_again`: whether its
+/// blocks process several tiles.
 fn faults_in_stores(code: &str, is_again: bool) -> Vec<(&'static str, String)> {
     let lines: Vec<&str> = code.lines().map(str::trim).collect();
     let changed = |change: &dyn Fn(usize, &str) -> Option<String>| -> String {
@@ -72,7 +72,7 @@ fn faults_in_stores(code: &str, is_again: bool) -> Vec<(&'static str, String)> {
     };
     let of = |word: &str| (0..lines.len()).filter(|at| lines[*at].starts_with(word)).collect::<Vec<_>>();
     let (waits, barriers) = (of("cp.async.bulk.wait_group.read"), of("bar.warp.sync"));
-    // Whether a barrier stands before a copy, not before what is written for it.
+    // Whether a barrier comes before a copy, but not before the data for it are written.
     let is_behind = |at: &usize| {
         let words = ["cp.async.bulk.tensor", "st.shared", "stmatrix"];
         let uses = lines[*at..].iter().find_map(|line| words.iter().position(|word| line.contains(word)));
@@ -81,7 +81,7 @@ fn faults_in_stores(code: &str, is_again: bool) -> Vec<(&'static str, String)> {
     let (behind, ahead): (Vec<usize>, Vec<usize>) = barriers.into_iter().partition(is_behind);
     let fences = behind.iter().filter_map(|at| lines[..*at].iter().rposition(|line| line.starts_with("fence.proxy")));
     let mut mutants = Vec::new();
-    // The first wait finds nothing where a block has one tile.
+    // The first wait has nothing to wait for if a block has one tile.
     mutants.extend(waits.iter().skip(usize::from(!is_again)).map(|at| ("a wait is left out", without(*at))));
     mutants.extend(behind.iter().map(|at| ("a barrier behind is left out", without(*at))));
     mutants.extend(ahead.iter().map(|at| ("a barrier ahead is left out", without(*at))));

@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Workloads of more than three tiles: of one step of the sum, of as many as there are stages, and of more.
+/// Workloads of more than three tiles, with one step of the sum, with as many as there are stages, and with
+/// more.
 const OF_TEAMS: [&str; 6] = [
     "matmul:m=130,n=192,k=64,tf32=1,epilogue=bias+gelu",
     "dense:m=256,n=100,k=72,dtype=bf16",
@@ -12,7 +13,7 @@ const OF_TEAMS: [&str; 6] = [
     "batch_matmul:b=2,m=128,n=200,k=64,ta=1,tb=1,dtype=f16",
 ];
 
-/// Teams of warpgroups take tiles in turns, which one warp copies for both.
+/// Teams of warpgroups take tiles in turns, copied for both by one warp.
 #[test]
 fn teams_take_tiles_in_turns() {
     let (mut n, mut n_odd) = (0, 0);
@@ -33,12 +34,12 @@ fn teams_take_tiles_in_turns() {
     println!("{n} configurations, of which {n_odd} have three rounds");
 }
 
-/// Whatever is wrong with how teams take turns, the emulator finds in some order.
+/// The emulator finds every fault in the turns of teams, in some order.
 #[test]
 fn faults_in_teams_are_found() {
     let mut found: BTreeMap<&str, usize> = BTreeMap::new();
     for (text, rest) in [
-        // Of three stages and seven steps, a team finds stages in phases of both kinds.
+        // With three stages and seven steps, a team finds stages in both phases.
         ("matmul:m=256,n=384,k=448,dtype=bf16", r#""block_m":64,"block_n":64,"block_k":64,"groups_m":1,"ahead":3"#),
         (
             "dense:m=256,n=320,k=96,tf32=1",
@@ -62,7 +63,7 @@ fn faults_in_teams_are_found() {
     println!("faults that were found: {found:?}");
 }
 
-/// Mutants of a kernel whose teams of `n_warps` warps take turns, each with what is wrong.
+/// Mutants of a kernel whose teams of `n_warps` warps take turns, each with a description of its fault.
 fn faults_in_teams(code: &str, n_warps: i64) -> Vec<(&'static str, String)> {
     let lines: Vec<&str> = code.lines().map(str::trim).collect();
     let operands = |line: &str, what: &str| -> Option<Vec<String>> {
@@ -70,7 +71,7 @@ fn faults_in_teams(code: &str, n_warps: i64) -> Vec<(&'static str, String)> {
         Some(rest.split(", ").map(str::to_owned).collect())
     };
     let address = |line: &str| Some(line.split_once('[')?.1.split_once(']')?.0.to_owned());
-    // Mbarriers are told apart by their offset in shared memory; those of the teams are the last two.
+    // Mbarriers are distinguished by their offset in shared memory; the teams' are the last two.
     let offset = |register: &str| {
         let added = lines.iter().filter_map(|line| operands(line, "add.s32"));
         added.into_iter().find(|added| added[0] == register).map(|added| added[2].clone())

@@ -1,7 +1,6 @@
 //! Random configurations of every template that serves a GPU.
 //!
-//! `TILEWRIGHT_CONFIGS=300` says how many there are on each GPU; by default it is one of each template for
-//! each shape.
+//! `TILEWRIGHT_CONFIGS=300` sets their number on each GPU; by default, one of each template for each shape.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -13,7 +12,7 @@ use tilewright_ir::{GpuProgram, Target, lower_gpu};
 use tilewright_search::Config;
 use tilewright_tune::{TEMPLATES, Task, TemplateSetting};
 
-/// Small shapes that nothing divides, and some that tiles divide.
+/// Small shapes that no tile divides, and some that tiles divide.
 pub const SHAPES: [&str; 15] = [
     "matmul:m=17,n=33,k=29",
     "matmul:m=32,n=64,k=16",
@@ -33,15 +32,16 @@ pub const SHAPES: [&str; 15] = [
      run {for i in 7 {for j in 19 {y[i,j] = tanh(x[i,j])}}}",
 ];
 
-/// Large shapes, of which no more is asked than that their code is right for a GPU.
+/// Large shapes, for which only the validity of the code is tested.
 pub const LARGE: [&str; 3] = ["matmul-1024", "resnet18.C2", "resnet18.C12"];
 
-/// Least number of configurations on each GPU, where it is set.
+/// Minimum number of configurations on each GPU, if set.
 pub fn n_configs() -> Option<usize> {
     std::env::var("TILEWRIGHT_CONFIGS").ok().map(|n| n.parse().expect("a number of configurations"))
 }
 
-/// Whether a template's space has a model of registers; the papers' spaces have none, and may need many.
+/// Whether a template's space has a model of registers; the spaces of publications have none, and may need
+/// many.
 pub fn models_registers(task: &Task) -> bool {
     task.space.constraints().iter().any(|c| c.name.starts_with("registers"))
 }

@@ -39,7 +39,7 @@ impl BesideRequest {
         self.folder.clone().unwrap_or_else(|| Path::new("experiments").join(name))
     }
 
-    /// Facts that have to be the same for a folder to be gone on with.
+    /// Facts that must be the same to continue in a folder.
     pub(super) fn identity(&self, name: &str) -> Json {
         json!({
             "experiment": name,
@@ -59,12 +59,12 @@ impl BesideRequest {
     }
 }
 
-/// Adds what `measure` finds of each problem to the outcomes that are known already, and keeps each in a file
-/// of its own as soon as it is there. `measure` takes the problem's place in the list and the path of its
-/// files, to which an ending is added, and gives nothing where it was stopped.
+/// Adds the results of `measure` for each problem to the known outcomes, and saves each in a separate file as
+/// soon as it is available. `measure` receives the index of the problem and the path of its files, to which
+/// an ending is added, and returns `None` if it was stopped.
 ///
 /// # Errors
-/// As `measure`, or if a file cannot be written.
+/// Errors of `measure`, or if a file cannot be written.
 pub(super) fn outcomes<T: Serialize + DeserializeOwned>(
     folder: &Path,
     problems: &[&str],
@@ -95,7 +95,7 @@ pub(super) fn outcomes<T: Serialize + DeserializeOwned>(
     Ok(known)
 }
 
-/// Writes the data of an experiment, which is `own` and the facts, and its other files; returns the data.
+/// Writes the data of an experiment, `own` and the facts, and its other files; returns the data.
 ///
 /// # Errors
 /// If a file cannot be written.

@@ -1,8 +1,8 @@
 //! Final comparison of an experiment: the kernels that runs found, at their ends and at earlier moments, are
-//! timed side by side.
+//! timed in interleaved rounds.
 //!
-//! On a shared machine, one minute may be half as fast as the next, so that the times of consecutive runs
-//! cannot be compared.
+//! On a shared machine, one minute may be half as fast as the next, so that the times of consecutive runs are
+//! not comparable.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fs;
@@ -26,18 +26,18 @@ use super::plan::ExperimentPlan;
 use super::table::ComparedMoment;
 use crate::{Caller, OrFailed};
 
-/// Sittings of so many rounds, each of which runs every kernel: as many as it takes for first quartiles on a
-/// restless machine to repeat within 1 %.
+/// Number of sittings and of rounds in each, which run every kernel: as many as first quartiles need to be
+/// reproducible within 1 % on a noisy machine.
 const SITTINGS: u32 = 5;
 const ROUNDS: u32 = 9;
-/// Least extent of a kernel's runs in a round.
+/// Minimum time and number of samples of a kernel in a round.
 const ROUND: RoundLength = RoundLength { time: Duration::from_millis(15), min_samples: 2 };
 
-/// Nanoseconds of kernels by their schedules, as text; none of one that fails.
+/// Nanoseconds of kernels by their schedules, as text; `None` for a kernel that fails.
 type Times = BTreeMap<String, Option<f64>>;
 
 /// Replaces a run's fastest trial at each earlier moment by the winner of a race of its best candidates until
-/// then: the result of the run, had it ended there. Runs that are interrupted remain unsettled.
+/// then, which is the result of the run if it had ended there. Interrupted runs remain unsettled.
 ///
 /// # Errors
 /// If workers do not start or a file cannot be read or written.
@@ -48,14 +48,14 @@ pub fn hold_heats(
     caller: Caller,
 ) -> Result<(), Error> {
     let path = plan.runs_folder().join("heats.json");
-    // The winners' schedules; `None` if no trial was valid, or none was right again.
+    // Schedules of the winners; `None` if no trial was valid, or none was correct again.
     let mut known: BTreeMap<String, Option<String>> = read(&path);
     let moments = plan.moments();
     for f in finished {
         let Some(run) = &f.run else { continue };
         let mut heats = None;
         for (at, &moment) in moments.iter().enumerate().filter(|(_, moment)| **moment != ComparedMoment::End) {
-            // A run that was made anew has begun at another time.
+            // A repeated run has another start time.
             let name = format!("{} of {}, {moment}", f.planned.stem, f.summary.started);
             let n_trials = moment.n_trials(run);
             if !known.contains_key(&name) {
@@ -72,7 +72,7 @@ pub fn hold_heats(
                 known.insert(name.clone(), heats.winner(n_trials)?);
                 write(&path, &known)?;
             }
-            // Its time comes from the contest.
+            // Its time is measured in the final comparison.
             let winner = known[&name].clone();
             f.summary.found[at] = winner.map(|steps| BestFound { trials: n_trials as u64, steps, ns: None });
         }
@@ -80,7 +80,7 @@ pub fn hold_heats(
     Ok(())
 }
 
-/// Task, records and device for the races of a run's leaders, at any moment.
+/// Task, records and device for races of a run's best candidates, at any moment.
 struct Heats {
     task: Task,
     records: Vec<Record>,
@@ -96,7 +96,7 @@ impl Heats {
         })
     }
 
-    /// The schedule that wins a race of the leaders among the run's first trials.
+    /// Schedule that wins a race of the best candidates among the run's first trials.
     fn winner(&mut self, n_trials: usize) -> Result<Option<String>, Error> {
         let Heats { task, records, device } = self;
         let trials: Vec<Trial> =
@@ -110,8 +110,8 @@ impl Heats {
     }
 }
 
-/// Times the kernels that runs found on each problem side by side, unless that was done before, and replaces
-/// the runs' own times. After an interrupt, the remaining problems have no times.
+/// Times the kernels that runs found on each problem in interleaved rounds, unless that is done already, and
+/// replaces the runs' own times. After an interrupt, the remaining problems have no times.
 ///
 /// # Errors
 /// If workers do not start or a file cannot be written.
@@ -133,7 +133,7 @@ pub fn hold(
             continue;
         }
         if caller.is_stopped() {
-            // What was timed beside fewer kernels does not compare with these.
+            // Times measured with fewer kernels are not comparable with these.
             known.remove(problem.label);
             continue;
         }
@@ -148,7 +148,7 @@ pub fn hold(
     Ok(())
 }
 
-/// Replaces the times that a run itself measured by those of a race, and by nothing for kernels that failed
+/// Replaces the times that a run itself measured by those of a race, and removes them for kernels that failed
 /// there. Without a race kernels have no times.
 fn settle(found: &mut [Option<BestFound>], times: Option<&Times>) {
     for slot in found {
@@ -160,7 +160,7 @@ fn settle(found: &mut [Option<BestFound>], times: Option<&Times>) {
     }
 }
 
-/// Reads a file of JSON; the default where it is missing or incomplete.
+/// Reads a JSON file; returns the default if it is missing or incomplete.
 fn read<T: DeserializeOwned + Default>(path: &Path) -> T {
     fs::read(path).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default()
 }
@@ -170,7 +170,7 @@ fn write(path: &Path, known: &impl Serialize) -> Result<(), Error> {
     write_whole(path, |file| file.write_all(&json)).or_failed(path.display())
 }
 
-/// A device for schedules of a run's workload, with random inputs of this seed.
+/// Starts a device for schedules of a run's workload, with random inputs of this seed.
 fn device(
     plan: &ExperimentPlan,
     of: &Finished,

@@ -1,4 +1,4 @@
-//! Data file of an experiment: `data.json`, perhaps compressed by gzip.
+//! Data file of an experiment: `data.json`, possibly compressed by gzip.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -18,7 +18,7 @@ pub fn name(folder: &Path) -> &'static str {
     if folder.join(PACKED).exists() && !folder.join(PLAIN).exists() { PACKED } else { PLAIN }
 }
 
-/// The path of the file in a folder.
+/// Path of the data file in a folder.
 pub fn path(folder: &Path) -> PathBuf {
     folder.join(name(folder))
 }
@@ -26,7 +26,7 @@ pub fn path(folder: &Path) -> PathBuf {
 /// Reads the data file of a folder.
 ///
 /// # Errors
-/// If there is none, or it cannot be read.
+/// If it does not exist or cannot be read.
 pub fn read(folder: &Path) -> io::Result<Vec<u8>> {
     let bytes = fs::read(path(folder))?;
     if name(folder) == PLAIN {

@@ -1,6 +1,6 @@
-//! Results of an experiment on other machines, which are compared as shares of the best time known on each.
+//! Results of an experiment on other machines, compared as shares of the best time known on each.
 //!
-//! Nanoseconds of two machines do not compare; each run's share of the best known on its machine does.
+//! Nanoseconds of two machines are not comparable; each run's share of the best known on its machine is.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,7 +28,7 @@ struct Data {
 /// Reads the results in folders that `experiment` wrote.
 ///
 /// # Errors
-/// Bad input where there are none, or they are of another experiment, budget or number of threads.
+/// Bad input if there are none, or they are of another experiment, budget or number of threads.
 pub fn read_all(folders: &[PathBuf], plan: &ExperimentPlan) -> Result<Vec<MachineResults>, Error> {
     folders.iter().map(|folder| read(folder, plan)).collect()
 }
@@ -52,7 +52,7 @@ fn read(folder: &Path, plan: &ExperimentPlan) -> Result<MachineResults, Error> {
     if (&*experiment, budget, threads) != (plan.experiment.name, plan.budget, plan.hardware.threads) {
         return Err(cannot(format!("its results are of {experiment} at budget {budget} with --threads {threads}")));
     }
-    // Runs that were broken off, or whose races were, do not compare yet; nor does what other arms found.
+    // Runs that were interrupted, or whose races were, are not comparable yet; neither are other arms.
     let n_moments = plan.moments().len();
     machine.runs.retain(|run| {
         run.summary.is_timed()
@@ -77,10 +77,10 @@ pub fn here(plan: &ExperimentPlan, finished: &[Finished]) -> MachineResults {
     }
 }
 
-/// Checks that no run counts twice: in two folders, or in one of them and in the plan's.
+/// Checks that no run is counted twice, in two folders or in one of them and the plan's.
 ///
 /// # Errors
-/// Bad input where one does.
+/// Bad input if a run is counted twice.
 pub fn check_distinct(machines: &[MachineResults], plan: &ExperimentPlan) -> Result<(), Error> {
     let mut seen = BTreeSet::new();
     let elsewhere = machines.iter().flat_map(|machine| &machine.runs).map(|run| &run.summary);

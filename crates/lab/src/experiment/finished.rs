@@ -106,7 +106,8 @@ impl RunSummary {
         }
     }
 
-    /// Whether its results are final and, if the experiment does so, timed beside those of other runs.
+    /// Whether the run's results are final and, if the experiment does so, timed together with those of other
+    /// runs.
     pub fn is_timed(&self) -> bool {
         self.is_settled && self.found.iter().flatten().all(|found| found.ns.is_some())
     }
@@ -137,7 +138,7 @@ impl Finished<'_> {
         gflops(&self.workload, ns)
     }
 
-    /// Whether its time was up before all its trials were made.
+    /// Whether the time limit ended the run before all its trials were made.
     pub fn is_cut_short(&self) -> bool {
         self.planned.n_trials.is_some_and(|n_trials| self.summary.trials < n_trials)
     }
@@ -153,7 +154,7 @@ impl Finished<'_> {
     }
 }
 
-/// Number of complete runs, as far as the experiment goes.
+/// Number of complete runs of the experiment.
 pub fn n_complete(finished: &[Finished]) -> usize {
     finished.iter().filter(|f| f.summary.is_timed()).count()
 }
@@ -163,7 +164,7 @@ pub fn only_run(records: &[Record]) -> Option<SearchRun> {
     runs(records).into_iter().next()
 }
 
-/// Result of a run at a moment: its fastest trial by then; at the end the winner that `tune` reports.
+/// Result of a run at a moment: its fastest trial by then, or, at the end, the winner that `tune` reports.
 fn found(records: &[Record], run: &SearchRun, result: &Json, moment: ComparedMoment) -> Option<BestFound> {
     let n_trials = moment.n_trials(run);
     let (record, ns) = match moment {

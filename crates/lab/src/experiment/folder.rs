@@ -22,10 +22,10 @@ pub const FILES: [&str; 4] = [data::PLAIN, data::PACKED, TRIALS, PAGE];
 
 /// Creates the folder of an experiment, or checks that it contains a part of the one identified by `own`.
 /// Returns a lock that excludes other processes until it is closed, and the contents of `data.json`, null if
-/// there are none.
+/// the file is missing.
 ///
 /// # Errors
-/// Bad input where it holds something else, another process is at work in it, or it cannot be written to.
+/// Bad input if it holds something else, is in use by another process, or cannot be written.
 pub fn claim(folder: &Path, own: &Json) -> Result<(File, Json), Error> {
     let name = folder.display();
     let cannot = |error: io::Error| Error::input(format!("cannot write to {name}: {error} (give another -o)"));
@@ -41,7 +41,7 @@ pub fn claim(folder: &Path, own: &Json) -> Result<(File, Json), Error> {
     }
     fs::create_dir_all(folder.join(RUNS)).map_err(cannot)?;
     let claim = open_lock(&folder.join(RUNS).join("lock")).map_err(cannot)?;
-    // Some file systems have no locks.
+    // Some file systems do not support locks.
     if let Err(TryLockError::WouldBlock) = claim.try_lock() {
         return Err(Error::input(format!("another process is at work in {name} (wait for it, or give another -o)")));
     }

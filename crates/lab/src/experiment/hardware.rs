@@ -27,7 +27,7 @@ impl Hardware {
     /// Hardware by the name of a device, and a number of threads for the CPU.
     ///
     /// # Errors
-    /// Bad input where there is no such device, or it has no such threads.
+    /// Bad input if there is no such device, or not that many threads.
     pub fn find(device: &str, threads: usize) -> Result<Hardware, Error> {
         let place = DeviceSpec { device, target: HOST, threads };
         let (target, name) = (place.runnable_target()?, place.hardware_name()?);
@@ -69,7 +69,7 @@ mod tests {
         let (device, name) = ("cuda".to_owned(), "a card".to_owned());
         let hardware = Hardware { device, threads: 1, target: Target::named("sm_90a").unwrap(), name };
         for experiment in EXPERIMENTS {
-            // A problem of each: spaces for GPUs are large.
+            // One problem of each experiment: spaces for GPUs are large.
             let problems = vec![experiment.problems[0].label.to_owned()];
             let (repeats, hardware) = (Some(1), hardware.clone());
             let plan = ExperimentPlan::new(&ExperimentRequest {

@@ -14,7 +14,7 @@ pub struct MachineResults {
     pub(super) runs: Vec<RunElsewhere>,
 }
 
-/// A run on a machine.
+/// Run on a machine.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct RunElsewhere {
     pub problem: String,
@@ -30,7 +30,7 @@ impl MachineResults {
     }
 
     /// Share of the best known time on this machine that each run of an arm on a problem reached at one of
-    /// the plan's moments; 0 if it had found nothing.
+    /// the plan's moments; 0 if it had no result.
     pub fn shares(&self, problem: &str, arm: &str, moment: usize) -> Vec<f64> {
         let of_problem = || self.runs.iter().filter(|run| run.problem == problem);
         let found = of_problem().flat_map(|run| &run.summary.found).flatten();

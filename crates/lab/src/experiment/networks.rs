@@ -50,14 +50,14 @@ pub const TIME: Duration = Duration::from_secs(40);
 
 /// Rounds of a comparison; each runs every implementation once, in random order.
 const ROUNDS: u32 = 15;
-/// Seconds that the comparison of a network takes, with starts, answers and the reference.
+/// Seconds that the comparison of a network takes, including starts, outputs and the reference.
 const BENCH_SECONDS: f64 = 20.0;
-/// Ours, with what the model of the machine ranks first.
+/// Our implementation, with the configurations that the model of the machine ranks first.
 const UNTUNED: &str = "untuned";
-/// Sizes that networks leave open: as many steps as Zaremba et al. unroll.
+/// Values of the networks' open sizes: as many steps as Zaremba et al. unroll.
 const DIMS: [(&str, usize); 1] = [("steps", 20)];
 
-/// A network that was tuned and measured. `data.json` has a row for each.
+/// Network that was tuned and measured; a row of `data.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct NetworkOutcome {
     network: String,
@@ -66,16 +66,16 @@ struct NetworkOutcome {
     started: String,
     version: String,
     cpu: String,
-    /// Seconds that all of it took.
+    /// Seconds of tuning and measuring together.
     seconds: f64,
-    /// 10⁹ operations of a run.
+    /// Number of operations of a run, in 10⁹.
     gflop: f64,
-    /// Kernels of a run.
+    /// Number of kernel calls in a run.
     kernels: usize,
-    /// Different ones, which are what is tuned.
+    /// Number of distinct kernels, which are tuned.
     workloads: usize,
     trials: u64,
-    /// Seconds of tuning and the sum of the kernels' milliseconds, wherever it changed.
+    /// Seconds of tuning and the sum of the kernels' milliseconds, at each change.
     curve: Vec<(f64, f64)>,
     /// Implementations measured, the slowest last.
     implementations: Vec<MeasuredNetwork>,
@@ -83,7 +83,7 @@ struct NetworkOutcome {
     left_out: Vec<String>,
 }
 
-/// An implementation of a network.
+/// Implementation of a network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct MeasuredNetwork {
     name: String,
@@ -92,7 +92,7 @@ struct MeasuredNetwork {
     spread: f64,
     gflops: f64,
     rounds: u32,
-    /// The largest difference from the reference's answer over its largest element.
+    /// Largest difference from the reference output, relative to its largest element.
     max_error: Option<f64>,
     version: String,
 }
@@ -107,7 +107,7 @@ pub fn cost(time: Duration) -> Cost {
 /// stopped it leaves what is complete; the next call continues from there.
 ///
 /// # Errors
-/// Bad input where there is no such network or the folder holds something else; failure where workers do not
+/// Bad input if there is no such network or the folder holds something else; failure if workers do not
 /// start or files cannot be written.
 pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller) -> Result<ExperimentResult, Error> {
     let networks = only("problem", &request.problems, NETWORKS.iter().collect(), |network| network.name.to_owned())?;
@@ -126,7 +126,7 @@ pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller
     Ok(ExperimentResult { data: page.write(own)?, n_runs: networks.len(), n_complete, folder })
 }
 
-/// A network, written to a file and ready for code.
+/// Network, written to a file and ready for code generation.
 struct PreparedNetwork {
     bindings: Bindings,
     inputs: Vec<(Value, Tensor)>,
@@ -137,7 +137,7 @@ struct PreparedNetwork {
 /// Writes a network to `path` and lowers it.
 ///
 /// # Errors
-/// If it cannot be written, or there is no code for it.
+/// If it cannot be written, or code cannot be generated for it.
 fn prepare(network: &Network, seed: u64, path: &Path, target: &Target) -> Result<PreparedNetwork, Error> {
     let file = onnx::write(&network.build(seed));
     write_whole(path, |to| to.write_all(&file)).or_failed(path.display())?;
@@ -158,12 +158,12 @@ fn prepare(network: &Network, seed: u64, path: &Path, target: &Target) -> Result
 /// Runs that tuned a network.
 struct TunedNetwork {
     session: Session,
-    /// Kernels of the network, each as often as it is run.
+    /// Number of kernel calls in a run of the network.
     n_kernels: usize,
     together: TunedMany,
 }
 
-/// Tunes the kernels of a network together, from the beginning if an earlier run was broken off.
+/// Tunes the kernels of a network together, from the beginning if an earlier run was interrupted.
 fn tune(
     request: &BesideRequest,
     network: &Network,
@@ -197,9 +197,9 @@ fn tune(
     }
 }
 
-/// Measures a network, and says of which runtimes it did not.
+/// Measures a network, and reports the runtimes that were left out.
 ///
-/// Measurements are bound to CPUs in a thread of their own, so that the next network is tuned on all CPUs.
+/// Measurements are bound to CPUs in a separate thread, so that the next network is tuned on all CPUs.
 fn compare(bench: &ModelBenchRequest) -> (Result<ModelBench, Error>, Vec<String>) {
     std::thread::scope(|scope| {
         let bench = || {
@@ -211,7 +211,7 @@ fn compare(bench: &ModelBenchRequest) -> (Result<ModelBench, Error>, Vec<String>
     })
 }
 
-/// Tunes a network and measures it beside the others; none where it was stopped.
+/// Tunes a network and compares it with other implementations; `None` if stopped.
 fn measure(
     request: &BesideRequest,
     network: &Network,
@@ -289,12 +289,12 @@ impl From<ModelBenchRow> for MeasuredNetwork {
     }
 }
 
-/// Runtimes that are measured on a machine.
+/// Runtimes that can be measured on a machine.
 fn runtimes(hardware: &Hardware) -> impl Iterator<Item = &'static ModelPeerSpec> {
     MODEL_PEERS.iter().filter(|spec| spec.runs_on(&hardware.target) && spec.is_of_its_own(hardware.threads))
 }
 
-/// The names of dimensions that a model's inputs leave open.
+/// Names of the dimensions that a model's inputs leave open.
 fn onnx_dims(graph: &tilewright_graph::Graph) -> impl Iterator<Item = &str> {
     let declared = graph.inputs.iter().filter_map(|&id| graph.value(id).declared.as_ref()?.dims.as_ref());
     declared.flatten().filter_map(|dim| match dim {
@@ -322,7 +322,7 @@ struct NetworksPage<'a> {
 }
 
 impl NetworksPage<'_> {
-    /// Writes everything and gives what `data.json` holds.
+    /// Writes all files and returns the contents of `data.json`.
     fn write(&self, own: Json) -> Result<Json, Error> {
         let facts = json!({
             "paper": PAPER,
@@ -426,7 +426,7 @@ impl NetworksPage<'_> {
             + &format!("`{}` holds the numbers and `runs/` the models and records.\n", data::name(self.folder))
     }
 
-    /// A bar for each implementation of each network.
+    /// Bar chart with a bar for each implementation of each network.
     fn speed(&self) -> Plot {
         let names = self.names();
         let labels: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
@@ -451,7 +451,7 @@ impl NetworksPage<'_> {
         }
     }
 
-    /// The sum of a network's kernels against the time that they are tuned.
+    /// Total time of a network's kernels over tuning time.
     fn curves(&self) -> Vec<Plot> {
         let plot = |outcome: &NetworkOutcome| {
             let band = outcome.curve.iter().map(|&(_, ms)| (ms, ms)).collect();

@@ -45,7 +45,7 @@ const ROUNDS: u32 = 15;
 /// Seconds that start, race and comparison of an operator take.
 const BESIDE_SECONDS: f64 = 30.0;
 
-/// An operator that was tuned and measured. `data.json` has a row for each.
+/// Operator that was tuned and measured; a row of `data.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct OperatorOutcome {
     problem: String,
@@ -60,7 +60,7 @@ struct OperatorOutcome {
     left_out: Vec<String>,
 }
 
-/// An implementation of an operator.
+/// Implementation of an operator.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct MeasuredOperator {
     name: String,
@@ -80,7 +80,7 @@ pub fn cost() -> Cost {
 /// stopped it leaves what is complete; the next call continues from there.
 ///
 /// # Errors
-/// Bad input where there is no such problem or the folder holds something else; failure where workers do not
+/// Bad input if there is no such problem or the folder holds something else; failure if workers do not
 /// start or files cannot be written.
 pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller) -> Result<ExperimentResult, Error> {
     let problems = only("problem", &request.problems, RESNET_AND_MATMUL.to_vec(), |one| one.label.to_owned())?;
@@ -100,7 +100,7 @@ pub fn carry_out(request: &BesideRequest, worker: &WorkerCommand, caller: Caller
     Ok(ExperimentResult { data: page.write(own)?, n_runs: problems.len(), n_complete, folder })
 }
 
-/// Tunes an operator and measures it beside the others; none where it was stopped.
+/// Tunes an operator and compares it with libraries; `None` if stopped.
 fn measure(
     request: &BesideRequest,
     problem: &SpaceProblem,
@@ -109,7 +109,7 @@ fn measure(
     caller: Caller,
 ) -> Result<Option<OperatorOutcome>, Error> {
     let BesideRequest { time, seed, ref hardware, ref peer_path, .. } = *request;
-    // From its beginning, if an earlier one was broken off.
+    // Starts over if an earlier run was interrupted.
     for path in ["", "-wal", "-shm"].map(|ending| with_suffix(database, ending)) {
         if path.exists() {
             fs::remove_file(&path).or_failed(path.display())?;
@@ -182,7 +182,7 @@ impl OperatorOutcome {
         self.implementations.iter().find(|measured| measured.name == name)
     }
 
-    /// Speed of ours over that of another one.
+    /// Our speedup over another implementation.
     fn speedup(&self, other: &str) -> Option<f64> {
         Some(self.of(other)?.ms_median / self.of(OURS)?.ms_median)
     }
@@ -196,7 +196,7 @@ struct OperatorsPage<'a> {
 }
 
 impl OperatorsPage<'_> {
-    /// Writes everything and gives what `data.json` holds.
+    /// Writes all files and returns the contents of `data.json`.
     fn write(&self, own: Json) -> Result<Json, Error> {
         let speedups =
             self.others().into_iter().filter_map(|name| Some(json!({"over": name, "geomean": self.mean(name)?})));
@@ -213,13 +213,13 @@ impl OperatorsPage<'_> {
         beside::write(self.folder, own, facts, files.map(|(name, text)| (name.to_owned(), text)))
     }
 
-    /// The libraries that were measured on any operator.
+    /// Libraries that were measured on any operator.
     fn others(&self) -> Vec<&'static str> {
         let all = PEERS.iter().map(|spec| spec.name);
         all.filter(|name| self.outcomes.iter().any(|outcome| outcome.of(name).is_some())).collect()
     }
 
-    /// Speed of ours over that of another one, as the geometric mean over the operators that both run.
+    /// Our speedup over another implementation, as the geometric mean over the operators that both run.
     fn mean(&self, other: &str) -> Option<f64> {
         let ratios: Vec<f64> = self.outcomes.iter().filter_map(|outcome| outcome.speedup(other)).collect();
         geometric_mean(&ratios)
@@ -266,7 +266,7 @@ impl OperatorsPage<'_> {
             + &format!("`{}` holds the numbers and `runs/` the records.\n", data::name(self.folder))
     }
 
-    /// A bar for each implementation of each operator.
+    /// Bar chart with a bar for each implementation of each operator.
     fn speed(&self) -> Plot {
         let names: Vec<&str> = std::iter::once(OURS).chain(self.others()).collect();
         let labels: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();

@@ -40,7 +40,7 @@ struct ComputedPicture {
     /// Numbers for `data.json`.
     data: Json,
     plots: Vec<Plot>,
-    /// A table, the first row its head.
+    /// Table; the first row is its header.
     table: Vec<Vec<String>>,
 }
 
@@ -65,15 +65,15 @@ pub const PICTURES: &[Picture] = &[
     },
 ];
 
-/// Positions along a side of the map.
+/// Number of positions along a side of the map.
 const SIDE: u64 = 32;
-/// Trials of a search on the map, a quarter of it.
+/// Number of trials of a search on the map, a quarter of its positions.
 const N_VISITS: usize = 256;
-/// Hills of the map.
+/// Number of hills of the map.
 const N_HILLS: usize = 12;
-/// From low ground to high.
+/// Colours from low ground to high.
 const SHADES: [&str; 5] = ["#eef2f7", "#d0dcea", "#a9c0da", "#7d9fc6", "#4e79a7"];
-/// Visits by quarters of a run, the first ones first.
+/// Colours of visits by quarters of a run, the first ones first.
 const VISITS: [&str; 4] = ["#f6d55c", "#f28e2b", "#e15759", "#7a1f2b"];
 
 impl Picture {
@@ -85,7 +85,7 @@ impl Picture {
     /// Computes the illustration from a seed, and writes data, plots and a page.
     ///
     /// # Errors
-    /// Bad input where the folder holds something else; failure where files cannot be written.
+    /// Bad input if the folder holds something else; failure if files cannot be written.
     pub fn carry_out(&self, seed: u64, folder: Option<PathBuf>) -> Result<ExperimentResult, Error> {
         let Picture { name, paper, figure, compares, differs, draw } = self;
         let folder = folder.unwrap_or_else(|| Path::new("experiments").join(name));
@@ -108,7 +108,7 @@ impl Picture {
     }
 }
 
-/// Hills on a map, each with its place, its width and its height.
+/// Hills on a map, each with its position, width and height.
 struct Hills(Vec<([f64; 2], f64, f64)>);
 
 impl Hills {
@@ -121,7 +121,7 @@ impl Hills {
         Hills((0..N_HILLS).map(|_| hill()).collect())
     }
 
-    /// The reward at a place, above 0.
+    /// Reward at a position, above 0.
     fn at(&self, place: [f64; 2]) -> f64 {
         let of_hill = |(middle, width, height): &([f64; 2], f64, f64)| {
             let distance = (place[0] - middle[0]).powi(2) + (place[1] - middle[1]).powi(2);
@@ -131,7 +131,7 @@ impl Hills {
     }
 }
 
-/// Both searches on a map of hills, from the same random kind of start.
+/// Runs both searches on a map of hills, with the same kind of random start.
 fn map(seed: u64) -> ComputedPicture {
     let all = 1u64 << (SIDE - 1);
     let parameters = ["m", "n"].map(|name| Parameter::factorization(name, all, 2)).to_vec();
@@ -257,13 +257,13 @@ fn walk(_: u64) -> ComputedPicture {
     ComputedPicture { data: json!({"q": QS, "ends": rows.collect::<Vec<_>>()}), plots: vec![plot], table }
 }
 
-/// The shares of the values at which walks from one of them end, the series of `(1 − q)(I − qW)⁻¹`.
+/// Shares of the values at which walks from one of them end: the series of `(1 − q)(I − qW)⁻¹`.
 fn walk_ends(space: &Space, start: u64, q: f64) -> Vec<f64> {
     let n = space.n_values(0) as usize;
     let mut at = vec![0.0; n];
     at[start as usize] = 1.0;
     let mut ends = vec![0.0; n];
-    // What is still under way after so many steps is beyond any digit.
+    // The shares of longer walks are below any digit shown.
     while at.iter().sum::<f64>() > 1e-12 {
         let mut next = vec![0.0; n];
         for (rank, mass) in at.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Plan of an experiment: its runs, their files, and which are complete.
+//! Plan of an experiment: its runs, their files, and the state of their completion.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -43,24 +43,24 @@ pub struct ExperimentPlan {
     pub(super) elsewhere: Vec<MachineResults>,
 }
 
-/// Seconds that a run which counts trials has at least. A dozen slow candidates on a busy machine may take
-/// them, and such a run is about trials.
+/// Minimum time limit in seconds of a run that counts trials. A dozen slow candidates on a busy machine may
+/// need it, and such a run is limited by its trials.
 const LEAST_SECONDS: f64 = 60.0;
-/// Seconds until a run begins to search: data and its reference, workers, the machine's peak.
+/// Seconds until a run begins to search: for data and its reference, workers, and the machine's peak.
 const START_SECONDS: f64 = 1.0;
-/// Seconds of a race of a run's leaders.
+/// Seconds of a race of a run's best candidates.
 const RACE_SECONDS: f64 = 8.0;
 
-/// Arm that tunes the sources.
+/// Arm that tunes the transfer sources.
 const SOURCE: Arm = Arm { label: "source", search: "gbt:batch=64", transfer: Transferred::Nothing };
 
-/// Seconds of a run in which it does not search.
+/// Seconds of a run besides its search.
 pub(super) fn beside_search(experiment: &Experiment) -> f64 {
     START_SECONDS + if experiment.is_raced { (experiment.moments.len() + 1) as f64 * RACE_SECONDS } else { 0.0 }
 }
 
 impl Experiment {
-    /// Whether runs on a machine try what its limits rule out: a CPU has none.
+    /// Whether runs on a machine try configurations beyond its limits: a CPU has none.
     fn is_beyond_limits(&self, hardware: &Hardware) -> bool {
         self.beyond_limits && hardware.is_gpu()
     }
@@ -68,7 +68,7 @@ impl Experiment {
     /// Makes the task of a problem on a machine.
     ///
     /// # Errors
-    /// Bad input where its space does not exist.
+    /// Bad input if its space does not exist.
     pub(super) fn task(&self, problem: &SpaceProblem, hardware: &Hardware) -> Result<Task, Error> {
         let workload = Workload::parse(problem.workload).map_err(Error::input)?;
         let setting = TemplateSetting { workload, target: hardware.target.clone(), n_threads: hardware.threads };
@@ -77,7 +77,7 @@ impl Experiment {
     }
 }
 
-/// The most trials of a run; `None` if only time limits it.
+/// Maximum number of trials of a run; `None` if only time limits it.
 pub(super) fn n_trials(length: Length, task: &Task, budget: f64) -> Option<u64> {
     let size = task.space.size() as f64;
     let trials = match length.trials {
@@ -88,14 +88,14 @@ pub(super) fn n_trials(length: Length, task: &Task, budget: f64) -> Option<u64> 
     Some((trials * budget).round().clamp(1.0, size) as u64)
 }
 
-/// The most seconds of a run.
+/// Maximum duration of a run in seconds.
 fn seconds(length: Length, budget: f64) -> f64 {
     let least = if length.trials == TrialCount::Any { 0.0 } else { LEAST_SECONDS };
-    // Milliseconds, so that products such as 0.1 · 3 read well.
+    // Rounded to milliseconds, so that products such as 0.1 · 3 are readable.
     ((length.seconds * budget).max(least) * 1e3).round().max(1.0) / 1e3
 }
 
-/// The members of a list that are asked for by name, or all if none is.
+/// Selects the members of a list by name, or all if no name is given.
 ///
 /// # Errors
 /// Bad input if there is no such member.
@@ -107,18 +107,18 @@ pub(super) fn only<T>(kind: &str, asked: &[String], all: Vec<T>, name: impl Fn(&
     Ok(all.into_iter().filter(|one| asked.is_empty() || asked.contains(&name(one))).collect())
 }
 
-/// The database of the sources of a repeat.
+/// Database of the transfer sources of a repetition.
 fn sources_of(seed: u64) -> String {
     format!("sources_{seed}.db")
 }
 
-/// The name of the files of a run.
+/// Stem of the file names of a run.
 fn stem(problem: &str, arm: &str, seed: u64) -> String {
     let plain = |text: &str| text.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
     format!("{}_{}_{seed}", plain(problem), plain(arm))
 }
 
-/// The database of a run.
+/// Database of a run.
 fn database_of(problem: &str, arm: &str, seed: u64) -> String {
     format!("{}.db", stem(problem, arm, seed))
 }
@@ -127,7 +127,7 @@ impl ExperimentPlan {
     /// Plans an experiment for this machine.
     ///
     /// # Errors
-    /// Bad input where there is no such problem or arm, or a search or a space does not exist.
+    /// Bad input if there is no such problem or arm, or a search or a space does not exist.
     pub fn new(request: &ExperimentRequest) -> Result<ExperimentPlan, Error> {
         let ExperimentRequest { experiment, budget, seed, ref hardware, .. } = *request;
         let problems = only("problem", &request.problems, experiment.problems.to_vec(), |one| one.label.to_owned())?;
@@ -142,8 +142,8 @@ impl ExperimentPlan {
         let learns = arms.iter().any(|arm| matches!(arm.transfer, Transferred::Model | Transferred::ModelAndStart));
         let sources = with_tasks(if learns { experiment.sources } else { &[] })?;
         let targets = with_tasks(&problems)?;
-        // A repeat of everything comes before the next one, so a broken-off experiment has something of each
-        // arm.
+        // Each repetition covers everything before the next one starts, so that an interrupted experiment has
+        // some results of each arm.
         for seed in (0..repeats).map(|repeat| seed.wrapping_add(repeat)) {
             let of_sources = sources.iter().map(|source| (source, &SOURCE, true));
             let of_problems = targets.iter().flat_map(|problem| arms.iter().map(move |arm| (problem, arm, false)));
@@ -201,17 +201,17 @@ impl ExperimentPlan {
         self.folder.join(RUNS)
     }
 
-    /// A run's own database.
+    /// Path of the database of a run.
     fn database(&self, planned: &Planned) -> PathBuf {
         self.runs_folder().join(&planned.database)
     }
 
-    /// The file that is there once a run is complete.
+    /// Path of the file that exists once a run is complete.
     fn marker(&self, planned: &Planned) -> PathBuf {
         self.runs_folder().join(format!("{}.json", planned.stem))
     }
 
-    /// The longest that a run may take, in seconds.
+    /// Maximum duration of a run, in seconds.
     pub(super) fn most_seconds(&self, planned: &Planned) -> f64 {
         planned.seconds + beside_search(self.experiment)
     }
@@ -231,7 +231,7 @@ impl ExperimentPlan {
         Ok(Some(marker))
     }
 
-    /// Whether a run is done: it is complete, or it is a source from which no run has yet to learn.
+    /// Whether a run is done: it is complete, or it is a source that no run needs any more.
     pub(super) fn is_complete(&self, planned: &Planned) -> bool {
         let is_known = |planned: &Planned| self.marker(planned).exists() || self.known.contains_key(&planned.command());
         let mut learners = self.compared().filter(|other| other.seed == planned.seed);
@@ -277,10 +277,10 @@ impl ExperimentPlan {
         )
     }
 
-    /// Makes the folder, or checks that it holds a part of the same and reads what `data.json` knows of it.
-    /// No other process may claim it until the file that this gives is closed.
+    /// Creates the folder, or checks that it holds a part of this experiment and reads its `data.json`. No
+    /// other process can claim it until the returned file is closed.
     pub(super) fn claim_folder(&mut self) -> Result<File, Error> {
-        // More repeats may be asked for later.
+        // The number of repetitions may be increased later.
         let own = json!({
             "experiment": self.experiment.name,
             "budget": self.budget,
@@ -293,14 +293,15 @@ impl ExperimentPlan {
         Ok(claim)
     }
 
-    /// Notes what `data.json` says of runs whose records may be gone.
+    /// Loads the results in `data.json` of runs whose records may be gone.
     ///
     /// # Errors
-    /// Bad input if it holds runs that this plan cannot go on from without records: it would write over them.
+    /// Bad input if it holds runs that this plan cannot continue from without records, because it would
+    /// overwrite them.
     fn learn(&mut self, data: &Json) -> Result<(), Error> {
         let is_alike =
             data["cpu"] == self.hardware.name && release_of(data["version"].as_str().unwrap_or_default()) == RELEASE;
-        // A histogram needs every trial, and each is only in the records.
+        // A histogram needs every trial, and trials are only in the records.
         let is_enough = is_alike && !self.experiment.views.contains(&ResultView::Histogram);
         let n_moments = self.moments().len();
         let planned: BTreeSet<String> = self.compared().map(Planned::command).collect();
@@ -333,8 +334,8 @@ impl ExperimentPlan {
         Ok(())
     }
 
-    /// Carries out a run, from its beginning if an earlier one was broken off; sources share a database and
-    /// go on.
+    /// Executes a run, from its beginning if an earlier one was interrupted; sources share a database and
+    /// continue.
     pub(super) fn carry_out_run(&self, planned: &Planned, worker: &WorkerCommand, caller: Caller) -> Result<(), Error> {
         let database = self.database(planned);
         for ending in ["", "-wal", "-shm"].iter().filter(|_| !planned.is_source) {
@@ -374,22 +375,22 @@ impl ExperimentPlan {
         scaled.chain([ComparedMoment::End]).collect()
     }
 
-    /// The runs that the experiment is about.
+    /// Runs whose results are compared.
     pub(super) fn compared(&self) -> impl Iterator<Item = &Planned> {
         self.runs.iter().filter(|planned| !planned.is_source)
     }
 
-    /// The runs that are complete, with their trials where there are records of them.
+    /// Complete runs, with their trials if there are records of them.
     pub(super) fn finished(&self, caller: Caller) -> Result<Vec<Finished<'_>>, Error> {
         let mut finished = Vec::new();
         for planned in self.compared() {
-            // Somebody who deletes records to save space may leave the small files beside them.
+            // Users who delete records to save space may leave the small files beside them.
             let marker = self.marker_of(planned)?;
             let known = self.known.get(&planned.command());
             let (summary, run) = match (marker.filter(|_| self.database(planned).exists() || known.is_none()), known) {
                 (Some(marker), _) => {
                     let records = self.records(planned, caller)?;
-                    // On a busy machine a short run may end before its first trial does.
+                    // On a busy machine a short run may end before its first trial.
                     let run = only_run(&records).unwrap_or_else(|| SearchRun {
                         template: planned.problem.template.unwrap_or_default().to_owned(),
                         search: planned.arm.search.to_owned(),
@@ -411,7 +412,7 @@ impl ExperimentPlan {
         Ok(finished)
     }
 
-    /// The trials of a run's own database.
+    /// Trials in the database of a run.
     pub(super) fn records(&self, planned: &Planned, caller: Caller) -> Result<Vec<Record>, Error> {
         let database = Database::new(Some(&self.database(planned)))?;
         let gone =
@@ -422,7 +423,7 @@ impl ExperimentPlan {
         let mut passed_over = PassedOver::default();
         for key in store.tasks().map_err(refuse)? {
             let workload = Workload::parse(&key.workload).map_err(Error::input)?;
-            // What a run found counts whatever has become of its space since.
+            // Results of a run count even if its space has changed since.
             let validator = |template: &str| Validator::new(&workload, &key.target, key.threads, template, None);
             records.extend(trials_of(&store, &key, &validator, &mut passed_over).map_err(refuse)?);
         }

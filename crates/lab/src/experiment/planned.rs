@@ -15,27 +15,27 @@ pub struct Planned {
     pub(super) arm: Arm,
     pub(super) problem: SpaceProblem,
     pub(super) seed: u64,
-    /// The most trials that it may have; `None` if only time limits it.
+    /// Maximum number of trials; `None` if only time limits it.
     pub(super) n_trials: Option<u64>,
-    /// The longest that it may search, in seconds.
+    /// Maximum duration of the search, in seconds.
     pub(super) seconds: f64,
     /// Machine that kernels run on.
     pub(super) hardware: Hardware,
-    /// Whether what a GPU's limits rule out is in the space.
+    /// Whether the space includes configurations beyond a GPU's limits.
     pub(super) beyond_limits: bool,
     /// Whether it begins with the guesses of the template.
     pub(super) has_guesses: bool,
-    /// Whether its leaders race at the end.
+    /// Whether its best candidates race at the end.
     pub(super) is_raced: bool,
-    /// Whether hopeless candidates are run to the end.
+    /// Whether slow candidates are timed completely, rather than pruned.
     pub(super) to_the_end: bool,
-    /// The name of the file that says what it came to.
+    /// Name of the file with its result.
     pub(super) stem: String,
-    /// The name of its database, which is its own but for sources.
+    /// Name of its database, which is not shared except by sources.
     pub(super) database: String,
-    /// Whether it is there only for others to learn from.
+    /// Whether it is only a source of transfer learning.
     pub(super) is_source: bool,
-    /// The name of the database that it learns from.
+    /// Name of the database that it learns from.
     pub(super) teacher: Option<String>,
 }
 
@@ -73,7 +73,7 @@ impl Planned {
     /// Request of the run; sources are in `folder`.
     ///
     /// # Errors
-    /// Bad input where the workload does not exist.
+    /// Bad input if the workload does not exist.
     pub fn request(&self, folder: &Path) -> Result<tilewright::Request, Error> {
         let transfer = self.teacher().map(|teacher| {
             let mut transfer = Transfer::parse(&teacher).map_err(Error::input)?;
@@ -98,7 +98,7 @@ impl Planned {
         })
     }
 
-    /// The database within the experiment's folder that it learns from.
+    /// Database that it learns from, within the experiment's folder.
     fn teacher(&self) -> Option<String> {
         self.teacher.as_ref().map(|database| format!("{RUNS}/{database}"))
     }

@@ -24,16 +24,16 @@ use crate::history::{Curve, MedianCurve, mean_curve, median_curve};
 use crate::plot::{Bar, Boxed, Layer, Marks, Plot, PlotAxis, Scale, colours, sheet};
 use crate::stats::{MeanStd, Quartiles, geometric_mean, median};
 
-/// A part of a run's time, in seconds.
+/// Function that returns a part of a run's time, in seconds.
 type RunTimePart = fn(&Finished) -> f64;
 
-/// The share of the best known throughput that counts as having found it.
+/// Share of the best known throughput from which on it counts as reached.
 const NEAR_BEST: f64 = 0.95;
-/// Bars of a histogram.
+/// Number of bars of a histogram.
 const N_BARS: usize = 40;
-/// Plots beside each other.
+/// Number of plots beside each other.
 const N_COLUMNS: usize = 3;
-/// Stand-in for a number that does not exist.
+/// Placeholder for a missing number.
 const NOTHING: &str = "–";
 /// Columns of `trials.csv`.
 const COLUMNS: &str = "problem,arm,seed,trial,elapsed_s,outcome,median_ns,gflops,build_s,run_s,verify_s\n";
@@ -66,7 +66,7 @@ pub fn write(plan: &ExperimentPlan, finished: &[Finished]) -> Result<Json, Error
 }
 
 impl ResultView {
-    /// The name of its file and what it shows.
+    /// File name of a plot, and its description.
     fn name(self) -> (&'static str, &'static str) {
         match self {
             ResultView::Trials => ("by-trials", "The best so far against trials"),
@@ -85,7 +85,7 @@ impl ResultView {
     }
 }
 
-/// A run in `data.json`.
+/// Run in `data.json`.
 #[derive(Serialize)]
 struct RunRow<'a> {
     problem: &'a str,
@@ -101,7 +101,7 @@ struct RunRow<'a> {
 struct ExperimentResults<'a> {
     plan: &'a ExperimentPlan,
     finished: &'a [Finished<'a>],
-    /// Results of this machine and the others, where results of others are shown beside its own.
+    /// Results of this machine and of the others, if results of others are included.
     machines: Vec<MachineResults>,
 }
 
@@ -120,18 +120,18 @@ impl<'a> ExperimentResults<'a> {
         self.plan.problems.iter().flat_map(|problem| self.of(problem, arm))
     }
 
-    /// Nanoseconds of the best kernel that any run knew at any of the moments.
+    /// Nanoseconds of the best kernel of any run at any of the moments.
     fn best_known(&self, problem: &SpaceProblem) -> Option<f64> {
         let own = self.finished.iter().filter(|f| f.planned.problem.label == problem.label);
         own.flat_map(|f| &f.summary.found).flatten().filter_map(|found| found.ns).min_by(f64::total_cmp)
     }
 
-    /// The best throughput of each run at one of the plan's moments.
+    /// Best throughput of each run at one of the plan's moments.
     fn bests(&self, problem: &SpaceProblem, arm: &Arm, moment: usize) -> Vec<f64> {
         self.of(problem, arm).filter_map(|f| Some(f.gflops(f.ns_at(moment)?))).collect()
     }
 
-    /// The centre of the runs' values.
+    /// Centre of the runs' values.
     fn centre(&self, values: &[f64]) -> Option<f64> {
         match self.plan.experiment.centre {
             Centre::Median => median(values),
@@ -139,7 +139,7 @@ impl<'a> ExperimentResults<'a> {
         }
     }
 
-    /// The centre of the runs' values and how they spread, as text.
+    /// Formats the centre of the runs' values and their spread.
     fn cell(&self, values: &[f64]) -> String {
         match (self.plan.experiment.centre, MeanStd::of(values)) {
             (Centre::Mean, Some(MeanStd { mean, std })) if values.len() > 1 => {
@@ -149,7 +149,7 @@ impl<'a> ExperimentResults<'a> {
         }
     }
 
-    /// The centre of the runs' curves and how they spread.
+    /// Centre of the runs' curves, and their spread.
     fn centre_curve(&self, curves: &[Curve]) -> MedianCurve {
         match self.plan.experiment.centre {
             Centre::Median => median_curve(curves),
@@ -157,7 +157,7 @@ impl<'a> ExperimentResults<'a> {
         }
     }
 
-    /// Over the problems, the geometric mean of what an arm's centre is of the best known.
+    /// Geometric mean, over the problems, of an arm's centre as a share of the best known.
     fn of_best_known(&self, arm: &Arm, moment: usize) -> Option<f64> {
         let shares: Option<Vec<f64>> = self
             .plan
@@ -250,13 +250,13 @@ impl<'a> ExperimentResults<'a> {
         })
     }
 
-    /// Differences from the paper on this machine.
+    /// Deviations from the paper on this machine.
     fn differs(&self) -> String {
         let experiment = self.plan.experiment;
         self.plan.hardware.differences(experiment.on_cpus, experiment.differs)
     }
 
-    /// The builds that made the runs, as far as they are known.
+    /// Builds that made the runs, as far as they are known.
     fn builds(&self) -> String {
         let builds: BTreeSet<&str> = self.finished.iter().map(|f| f.summary.version.as_str()).collect();
         let known: Vec<&str> = builds.into_iter().filter(|build| !build.is_empty()).collect();
@@ -269,8 +269,8 @@ impl<'a> ExperimentResults<'a> {
         Some([started().min()?, started().max()?])
     }
 
-    /// Every trial as a line of comma-separated values; runs whose records are gone keep the lines written
-    /// before.
+    /// Formats every trial as a line of comma-separated values; runs whose records are gone keep the lines
+    /// written before.
     fn trials(&self) -> String {
         let before = fs::read_to_string(self.plan.folder.join(TRIALS)).unwrap_or_default();
         let mut lines_before: BTreeMap<&str, String> = BTreeMap::new();
@@ -423,8 +423,8 @@ impl<'a> ExperimentResults<'a> {
         markdown(&rows)
     }
 
-    /// Trials until a run was near the best of all runs on its problem, by the winners of races if the plan's
-    /// moments have some; `None` if it never was.
+    /// Number of trials until a run was near the best of all runs on its problem, by the winners of races if
+    /// the plan has several moments; `None` if it never was.
     fn trials_to_near_best(&self, f: &Finished) -> Option<u64> {
         let near_ns = self.best_known(&f.planned.problem)? / NEAR_BEST;
         if !self.plan.experiment.is_raced {
@@ -441,7 +441,7 @@ impl<'a> ExperimentResults<'a> {
             let cell = |arm: &Arm| {
                 let trials: Vec<Option<u64>> = self.of(problem, arm).map(|f| self.trials_to_near_best(f)).collect();
                 let n_near = trials.iter().flatten().count();
-                // Runs that never come so far count as longer than any.
+                // Runs that never reach it count as longer than any other.
                 let numbers: Vec<f64> = trials.iter().map(|n| n.map_or(f64::MAX, |n| n as f64)).collect();
                 match median(&numbers) {
                     None => NOTHING.to_owned(),
@@ -494,7 +494,7 @@ impl<'a> ExperimentResults<'a> {
         colours(&self.plan.arms.iter().map(|arm| arm.label.to_owned()).collect::<Vec<_>>())
     }
 
-    /// A layer for each arm that has something to show.
+    /// Layers of the arms that have something to show.
     fn layers(&self, marks: impl Fn(usize, &'a Arm) -> Option<Marks>) -> Vec<Layer> {
         let arms = self.plan.arms.iter().zip(self.colours()).enumerate();
         arms.filter_map(|(at, (arm, colour))| {
@@ -572,7 +572,7 @@ impl<'a> ExperimentResults<'a> {
         }
     }
 
-    /// Speed of the best so far over the centre of another arm's runs on the same problem.
+    /// Speedup of the best so far over the centre of another arm's runs on the same problem.
     fn speed_up(&self, over: &'a Arm) -> Plot {
         let curves = |problem: &SpaceProblem, arm: &Arm| -> Vec<Curve> {
             self.of(problem, arm).map(|f| f.summary.best_so_far(|_, elapsed_s| elapsed_s, |ns| f.gflops(ns))).collect()
@@ -614,7 +614,7 @@ impl<'a> ExperimentResults<'a> {
         }
     }
 
-    /// Boxes of a value of each run, by problem and arm.
+    /// Box plot of a value of each run, by problem and arm.
     fn boxes(&self, title: &str, y: PlotAxis, value: impl Fn(&Finished) -> Option<f64>) -> Plot {
         let problems = &self.plan.problems;
         let width = 0.8 / self.plan.arms.len() as f64;
@@ -726,13 +726,13 @@ impl<'a> ExperimentResults<'a> {
     }
 }
 
-/// The start of a line of `trials.csv` that says whose trial it is: problem, arm in quotes, seed.
+/// Start of a line of `trials.csv` that identifies the run: problem, arm in quotes, seed.
 fn run_of(line: &str) -> Option<&str> {
     let arm_end = line.find("\",")? + 2;
     line.get(..arm_end + line[arm_end..].find(',')?)
 }
 
-/// The median of some values, where there are several with their quartiles in brackets.
+/// Median of values, followed by their quartiles in brackets if there are several values.
 fn spread(values: &[f64], text: impl Fn(f64) -> String) -> String {
     Quartiles::of(values).map_or(NOTHING.to_owned(), |q| match values.len() {
         1 => text(q.median),
@@ -744,7 +744,7 @@ fn share_text(share: f64) -> String {
     format!("{share:.3}")
 }
 
-/// The first row of a table of problems by arms.
+/// First row of a table of problems by arms.
 fn head(arms: &[Arm]) -> Vec<String> {
     std::iter::once("problem").chain(arms.iter().map(|arm| arm.label)).map(str::to_owned).collect()
 }

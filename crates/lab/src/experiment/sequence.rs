@@ -43,11 +43,11 @@ pub const DATA: &str = "kernels/miopen";
 /// Default number of repetitions.
 pub const REPEATS: u64 = 5;
 
-/// The GPU whose rows are used.
+/// GPU whose rows are used.
 const ARCH: &str = "gfx900";
-/// Classifiers in one name, as the arm that they are.
+/// Name of the arm that stands for all classifiers.
 const CLASSIFIERS: &str = "classifiers";
-/// Seconds of a pass of a network over one row, at most: Hybrid-2 on ConvOclDirectFwd1x1 takes 171 s for 26
+/// Maximum seconds of a pass of a network over one row: Hybrid-2 on ConvOclDirectFwd1x1 takes 171 s for 26
 /// passes over 2,777 rows (Zen 3, 2026-11-21).
 const PASS_SECONDS: f64 = 0.0025;
 
@@ -70,12 +70,12 @@ pub struct SequenceRequest {
     pub seed: u64,
 }
 
-/// A table: a kernel's name and its kind of numbers.
+/// Table: a kernel's name and its data type.
 #[derive(Debug, Clone, Copy)]
 struct Set {
     kernel: &'static str,
     data_type: &'static str,
-    /// Rows in the paper.
+    /// Number of rows in the paper.
     n_rows: usize,
 }
 
@@ -94,7 +94,7 @@ impl Set {
 pub fn cost() -> Cost {
     let n_runs = REPEATS * (sets().count() * ARCHITECTURES.len()) as u64;
     let n_networks = ARCHITECTURES.iter().filter(|row| row.architecture != Architecture::Chain).count();
-    // The paper's numbers of rows are more than there are.
+    // The paper's numbers of rows are larger than the actual ones.
     let n_rows: usize = sets().map(|set| set.n_rows).sum();
     let n_passes = (REPEATS as usize * n_networks * n_rows * Training::default().epochs) as f64;
     Cost { n_runs, n_trials: None, most_seconds: n_passes * PASS_SECONDS }
@@ -114,12 +114,12 @@ impl SequenceRequest {
         }
     }
 
-    /// The tables that are asked for.
+    /// Requested tables.
     fn sets(&self) -> Result<Vec<Set>, Error> {
         only("problem", &self.tables, sets().collect(), Set::name)
     }
 
-    /// The models that are asked for, and whether the classifiers are.
+    /// Requested models, and whether the classifiers are requested.
     fn arms(&self) -> Result<(Vec<Architecture>, bool), Error> {
         let models = ARCHITECTURES.iter().map(|row| Some(row.architecture));
         let name = |arm: &Option<Architecture>| arm.map_or(CLASSIFIERS, |model| model.row().name).to_owned();
@@ -134,7 +134,7 @@ impl SequenceRequest {
         Training { epochs, seed: self.seed, ..all }
     }
 
-    /// Command that repeats it.
+    /// Command that repeats the experiment.
     fn command(&self) -> String {
         let SequenceRequest { tables, arms, budget, repeats, seed, .. } = self;
         let words = |kind: &str, names: &[String]| -> String {
@@ -144,7 +144,7 @@ impl SequenceRequest {
         format!("tilewright experiment {NAME} --budget {budget} --repeats {repeats} --seed {seed}{only}")
     }
 
-    /// The table of a set.
+    /// Reads the table of a set.
     fn table(&self, set: Set) -> Result<TunedTable, Error> {
         let [data, specification] = [format!("{}.csv.gz", set.name()), format!("{}.toml", set.kernel)];
         let [data, specification] = [data, specification].map(|name| self.data.join(name));
@@ -167,8 +167,8 @@ impl Default for SequenceRequest {
 /// complete; the next call continues from there.
 ///
 /// # Errors
-/// Bad input where there is no such table or model, the tables are not there, or the folder holds something
-/// else; failure where files cannot be written.
+/// Bad input if there is no such table or model, the tables are missing, or the folder holds something else;
+/// failure if files cannot be written.
 pub fn carry_out(request: &SequenceRequest, caller: Caller) -> Result<ExperimentResult, Error> {
     let (sets, (architectures, baselines)) = (request.sets()?, request.arms()?);
     let tables = sets.iter().map(|&set| request.table(set)).collect::<Result<Vec<_>, Error>>()?;
@@ -205,12 +205,13 @@ struct Page<'a> {
     outcomes: &'a [(Set, Evaluation)],
 }
 
-/// A share as per cent.
+/// Formats a share as a percentage.
 fn percent(share: f64) -> String {
     format!("{:.1}", 100.0 * share)
 }
 
-/// Mean and, of several repetitions, standard deviation in per cent, in brackets a figure of the paper.
+/// Formats a mean and, for several repetitions, its standard deviation in per cent, with the paper's figure
+/// in brackets.
 fn cell(MeanStd { mean, std }: MeanStd, n: usize, paper: Option<f64>) -> String {
     let paper = paper.map_or(String::new(), |figure| format!(" ({figure:.2})"));
     let std = if n > 1 { format!(" ± {}", percent(std)) } else { String::new() };
@@ -218,7 +219,7 @@ fn cell(MeanStd { mean, std }: MeanStd, n: usize, paper: Option<f64>) -> String 
 }
 
 impl Page<'_> {
-    /// Writes everything and gives what `data.json` holds.
+    /// Writes all files and returns the contents of `data.json`.
     fn write(&self, mut own: Json) -> Result<Json, Error> {
         let evaluations = self.outcomes.iter().map(|(set, evaluation)| json!({"set": set.name(), "found": evaluation}));
         let facts = json!({
@@ -277,7 +278,7 @@ impl Page<'_> {
         )
     }
 
-    /// The head of a table, and a row for each set.
+    /// Header of a table, and a row for each set.
     fn rows(&self, names: &[&str], cells: impl Fn(&Evaluation) -> Vec<String>) -> Vec<Vec<String>> {
         let head = ["set", "rows (paper's)"].iter().chain(names).map(|name| (*name).to_owned()).collect();
         let row = |(set, evaluation): &(Set, Evaluation)| {
@@ -301,7 +302,7 @@ impl Page<'_> {
         })
     }
 
-    /// The models that were run, in the order of their table.
+    /// Models that were run, in the order of their table.
     fn models(&self) -> Vec<&'static str> {
         let run: BTreeSet<&str> =
             self.outcomes.iter().flat_map(|(_, evaluation)| &evaluation.models).map(|model| model.model).collect();
@@ -333,8 +334,8 @@ impl Page<'_> {
         })
     }
 
-    /// Picture of each kernel: loss and accuracy by epoch of the paper's best model, or of the first network
-    /// that there is.
+    /// Plots of each kernel: loss and accuracy by epoch of the paper's best model, or of the first available
+    /// network.
     fn pictures(&self) -> Vec<(String, Vec<Plot>)> {
         let mut pictures: Vec<(String, Vec<Plot>)> = Vec::new();
         for (set, Evaluation { models, .. }) in self.outcomes {
@@ -353,7 +354,7 @@ impl Page<'_> {
     }
 }
 
-/// Average accuracy and perfect prediction, each with the paper's.
+/// Average accuracy and perfect prediction, each with the paper's figure.
 fn beam_cell(evaluation: &Evaluation, name: &str, width: usize, is_constrained: bool) -> String {
     let found =
         evaluation.models.iter().find(|model| model.model == name).and_then(|model| {

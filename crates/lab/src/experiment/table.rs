@@ -34,10 +34,10 @@ pub struct Experiment {
     /// Whether runs begin with initial guesses of the template's analytical model.
     pub with_guesses: bool,
     /// Whether each run ends with a race of its best candidates. A single trial takes a few milliseconds, so
-    /// that the fastest of many is partly due to luck. The kernels that all runs found are timed side by side
-    /// afterwards, as the machine's speed may change from run to run.
+    /// that the fastest of many is partly due to luck. The kernels that all runs found are timed in
+    /// interleaved rounds afterwards, as the machine's speed may change from run to run.
     pub is_raced: bool,
-    /// Whether slow candidates are timed completely, rather than pruned, as where the whole space matters.
+    /// Whether slow candidates are timed completely, rather than pruned, as for results on the whole space.
     pub to_the_end: bool,
     /// Whether the space includes configurations beyond a GPU's limits, which fail.
     pub beyond_limits: bool,
@@ -64,7 +64,7 @@ pub struct SpaceProblem {
 
 /// Arms that are compared.
 pub enum Arms {
-    /// An explicit list.
+    /// Explicit list.
     Listed(&'static [Arm]),
     /// All searches with their defaults.
     EverySearch,
@@ -117,7 +117,7 @@ pub enum ComparedMoment {
 /// Number of trials of a run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TrialCount {
-    /// A fixed number.
+    /// Fixed number.
     Count(u64),
     /// Share of the space's size.
     ShareOfSpace(f64),
@@ -261,12 +261,12 @@ const fn resnet(template: Option<&'static str>) -> [SpaceProblem; 12] {
 }
 
 const RESNET: &[SpaceProblem] = &resnet(None);
-/// The layers of ResNet-18 and a product, with the default templates.
+/// Layers of ResNet-18 and a matrix multiplication, with the default templates.
 pub(super) const RESNET_AND_MATMUL: &[SpaceProblem] = &{
     let [c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12] = resnet(None);
     [c1, c2, c3, c4, c5, c6, c7, c8, c9, c10, c11, c12, SpaceProblem::default("1024³", "matmul-1024")]
 };
-/// The layers that NoSE is tested on; the other four chose its options.
+/// Layers that NoSE is tested on; the other four were used to choose its options.
 const NOSE_TESTS: &[SpaceProblem] = &{
     let [_, _, c3, c4, c5, c6, c7, c8, c9, c10, _, _] = resnet(Some("conv-4-4-4-2-2-2"));
     [c3, c4, c5, c6, c7, c8, c9, c10]
@@ -314,7 +314,7 @@ const NOSE_ARMS: &[Arm] = &[
     ),
     Arm { label: "gbt", search: "gbt:batch=64", transfer: Transferred::Previous },
 ];
-/// Arm of AutoTVM's figure 9, by the features of its trees.
+/// Arm of AutoTVM's figure 9, named by the features of its trees.
 const fn seeing(label: &'static str, search: &'static str, transfer: Transferred) -> Arm {
     Arm { label, search, transfer }
 }
@@ -621,7 +621,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
         length: Length::trials(1200, 120.0),
         repeats: 5,
         is_raced: true,
-        // Searches at one of them are compared with searches at three times as much.
+        // Searches up to one of these moments are compared with searches up to three times as much.
         moments: &[
             ComparedMoment::Trials(64),
             ComparedMoment::Trials(128),

@@ -6,15 +6,15 @@
 
 use super::tree::{ClassExamples, DecisionTree, RandomForest, most};
 
-/// Neighbours that vote.
+/// Number of neighbours that vote.
 const N_NEIGHBOURS: usize = 5;
-/// Trees of the forest.
+/// Number of trees of the forest.
 const N_TREES: usize = 100;
-/// The share of the largest variance that is added to each one, so that a constant feature divides nothing by
-/// zero.
+/// Share of the largest variance that is added to each variance, so that a constant feature does not cause a
+/// division by zero.
 const SMOOTHING: f64 = 1e-9;
 
-/// A classifier.
+/// Classifier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Baseline {
     /// Decision tree with Gini impurity, grown until leaves are pure.
@@ -50,7 +50,7 @@ pub const BASELINES: &[BaselineRow] = &[
 /// Trains a classifier, and predicts the classes of other rows.
 ///
 /// # Panics
-/// If there are no rows, or not as many classes.
+/// If there are no rows, or the number of classes differs.
 pub fn predict_classes(
     baseline: Baseline,
     features: &[Vec<f64>],
@@ -59,7 +59,7 @@ pub fn predict_classes(
     seed: u64,
 ) -> Vec<u32> {
     assert!(!features.is_empty() && features.len() == classes.len(), "invariant: each row has a class");
-    // Features without variation say nothing, and distances need not add them up.
+    // Constant features are irrelevant, and distances need not include them.
     let varies = |&at: &usize| features.iter().any(|row| row[at] != features[0][at]);
     let columns: Vec<usize> = (0..features[0].len()).filter(varies).collect();
     let distinct = distinct(classes);
@@ -96,14 +96,14 @@ fn distinct(classes: &[u32]) -> Vec<u32> {
     distinct
 }
 
-/// Class that occurs most often, the least of those.
+/// Most frequent class; the smallest if there are several.
 fn majority(classes: &[usize], n_classes: usize) -> usize {
     let mut counts = vec![0; n_classes];
     classes.iter().for_each(|&class| counts[class] += 1);
     most(&counts)
 }
 
-/// Class that most of the nearest rows have; of rows that are equally far the first ones vote.
+/// Most frequent class of the nearest rows; if rows are equally distant, the first ones vote.
 fn nearest(examples: ClassExamples, row: &[f64]) -> usize {
     let distance = |known: &[f64]| known.iter().zip(row).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
     let mut by_distance: Vec<(f64, usize)> =
@@ -144,7 +144,8 @@ fn naive_bayes(features: &[Vec<f64>], classes: &[u32], asked: &[Vec<f64>]) -> Ve
     asked.iter().map(likeliest).collect()
 }
 
-/// A support vector machine for each pair of classes; the class with most votes, the least of those, is it.
+/// Support vector machines for each pair of classes; the class with most votes wins, the smallest if there
+/// are several.
 fn support_vectors(features: &[Vec<f64>], classes: &[u32], asked: &[Vec<f64>]) -> Vec<u32> {
     let values: Vec<f64> = features.iter().flatten().copied().collect();
     let mean = values.iter().sum::<f64>() / values.len() as f64;
@@ -170,7 +171,7 @@ fn support_vectors(features: &[Vec<f64>], classes: &[u32], asked: &[Vec<f64>]) -
     votes.iter().map(winner).collect()
 }
 
-/// A support vector machine with a Gaussian kernel, for two sides.
+/// Support vector machine with a Gaussian kernel, for two classes.
 struct SupportVectorMachine<'a> {
     rows: &'a [&'a [f64]],
     /// Multiplier of each row, with the sign of its side.
@@ -180,10 +181,11 @@ struct SupportVectorMachine<'a> {
 }
 
 impl<'a> SupportVectorMachine<'a> {
-    /// Sequential minimal optimization: always the pair of multipliers that violates the optimum most.
+    /// Sequential minimal optimization, which always chooses the pair of multipliers that violates the
+    /// optimum most.
     ///
     /// # Cost
-    /// The kernel of all pairs of rows, and O(rows) for each step.
+    /// The kernel for all pairs of rows, and O(rows) for each step.
     ///
     /// # Source
     /// Fan, Chen and Lin, "Working set selection using second order information" (2005), the first-order
@@ -195,10 +197,10 @@ impl<'a> SupportVectorMachine<'a> {
         let kernel: Vec<f32> =
             rows.iter().flat_map(|a| rows.iter().map(move |b| gaussian(a, b, gamma) as f32)).collect();
         let mut multipliers = vec![0.0; n];
-        // What each row's side lacks of its decision.
+        // Difference of each row's side and its decision.
         let mut lacks = sides.to_vec();
         let mut offset = 0.0;
-        // It always converges; the bound is for rows that rounding keeps apart.
+        // It always converges; the bound is for rows that are separated only by rounding.
         for _ in 0..100 * n.max(100) {
             let may_rise = |&at: &usize| if sides[at] > 0.0 { multipliers[at] < COST } else { multipliers[at] > 0.0 };
             let may_fall = |&at: &usize| if sides[at] > 0.0 { multipliers[at] > 0.0 } else { multipliers[at] < COST };
@@ -226,7 +228,7 @@ impl<'a> SupportVectorMachine<'a> {
         SupportVectorMachine { rows, weights, offset, gamma }
     }
 
-    /// Positive for the one side, negative for the other.
+    /// Decision value, positive for one side and negative for the other.
     fn decision(&self, asked: &[f64]) -> f64 {
         let supports = self.rows.iter().zip(&self.weights).filter(|(_, weight)| **weight != 0.0);
         self.offset + supports.map(|(row, weight)| weight * gaussian(row, asked, self.gamma)).sum::<f64>()
@@ -243,7 +245,7 @@ mod tests {
 
     #[test]
     fn every_classifier_learns_what_is_plain() {
-        // Three clouds on a line, a constant feature and one that is noise.
+        // Three clouds on a line, a constant feature and a noise feature.
         let row = |at: usize| vec![10.0 * (at % 3) as f64 + (at % 7) as f64 / 7.0, 1.0, (at % 5) as f64];
         let features: Vec<Vec<f64>> = (0..90).map(row).collect();
         let classes: Vec<u32> = (0..90).map(|at| [4, 0, 9][at % 3]).collect();

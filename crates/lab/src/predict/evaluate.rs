@@ -52,7 +52,7 @@ pub struct Evaluation {
     pub models: Vec<EvaluatedModel>,
     /// Result of each classifier.
     pub baselines: Vec<BaselineFacts>,
-    /// Figures of the paper for such data, if it has some.
+    /// Figures of the paper for such data, if there are any.
     #[serde(skip)]
     pub paper: Option<&'static PaperRow>,
 }
@@ -139,7 +139,7 @@ pub struct Scores {
     pub average_accuracy: MeanStd,
     /// Share of problems with an answer that is correct in all parameters.
     pub perfect: MeanStd,
-    /// Share like `perfect`, where an equivalent kernel counts as correct, too.
+    /// Share like `perfect`, with equivalent kernels counted as correct, too.
     pub perfect_equivalent: MeanStd,
     /// Share of answers that are valid.
     pub valid: MeanStd,
@@ -193,7 +193,7 @@ impl<'a> Repetition<'a> {
     fn new(table: &'a TunedTable, seed: u64) -> Result<Repetition<'a>, Error> {
         let all: Vec<usize> = (0..table.rows.len()).collect();
         let (kept, test) = table.divide(&all, seed);
-        // Another seed, or the groups that would be held out are those that are gone.
+        // With the same seed, the groups held out here would be those that are already removed.
         let (train, validation) = table.divide(&kept, seed ^ u64::MAX);
         if train.is_empty() || validation.is_empty() || test.is_empty() {
             let n_rows = count(table.rows.len() as u64, "row");
@@ -202,7 +202,7 @@ impl<'a> Repetition<'a> {
         Ok(Repetition { table, seed, train, validation, test })
     }
 
-    /// Trains a model and scores it, or reads what came of it where that is done.
+    /// Trains a model and scores it, or reads the saved result.
     fn run(
         &self,
         architecture: Architecture,
@@ -297,7 +297,7 @@ impl<'a> Repetition<'a> {
 /// Trains and scores models on a table.
 ///
 /// # Errors
-/// Bad input where there are too few rows; failure where it is stopped, or a file cannot be written.
+/// Bad input if there are too few rows; failure if it is stopped, or a file cannot be written.
 pub fn evaluate(table: &TunedTable, request: &EvaluationRequest, caller: Caller) -> Result<Evaluation, Error> {
     let mut runs: Vec<Vec<RepetitionResult>> = vec![Vec::new(); request.architectures.len()];
     let mut baselines: Vec<(&'static str, Vec<Score>)> = Vec::new();
@@ -337,7 +337,7 @@ pub fn evaluate(table: &TunedTable, request: &EvaluationRequest, caller: Caller)
 }
 
 impl EvaluatedModel {
-    /// The repetitions of a model.
+    /// Summary of a model's repetitions.
     fn of(model: &'static str, runs: &[RepetitionResult], paper: Option<&PaperRow>) -> EvaluatedModel {
         let mut by_beam: BTreeMap<(usize, bool), Vec<&BeamScore>> = BTreeMap::new();
         for at in runs.iter().flat_map(|run| &run.scores) {
@@ -363,7 +363,7 @@ impl EvaluatedModel {
     }
 }
 
-/// The paper's figures for the data, where they are of one data type that it has.
+/// Figures of the paper for the data, if they are all of one data type that the paper has.
 fn paper_row(data: &TunedTable) -> Option<&'static PaperRow> {
     let at = data.kernel.fields.iter().position(|field| field.name == "data_type")?;
     let value = data.rows.first()?.problem[at];

@@ -2,7 +2,7 @@
 //!
 //! # Source
 //! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", tables II, III and IV. Its data
-//! are not public: those of MIOpen's repository come near them in number, but are not the same.
+//! are not public: those of MIOpen's repository are close in number, but not the same.
 
 /// Average accuracy and perfect prediction, in per cent.
 pub type Figures = (f64, f64);
@@ -21,7 +21,7 @@ pub const WIDTHS: [usize; 4] = [10, 30, 50, 100];
 pub struct PaperRow {
     /// The kernel.
     pub kernel: &'static str,
-    /// The value of the field `data_type`.
+    /// Value of the field `data_type`.
     pub data_type: &'static str,
     /// Number of rows of the paper's table.
     pub n_rows: usize,
@@ -31,7 +31,7 @@ pub struct PaperRow {
     pub models: [Figures; 5],
     /// Table IV without constraints, by [`WIDTHS`].
     pub beam: [Figures; 4],
-    /// Table IV with constraints, by [`WIDTHS`]; none is given for ConvAsmBwdWrW3x3.
+    /// Table IV with constraints, by [`WIDTHS`]; the paper has none for ConvAsmBwdWrW3x3.
     pub constrained: Option<[Figures; 4]>,
 }
 

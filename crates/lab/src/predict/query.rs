@@ -47,8 +47,8 @@ pub struct RankedAnswer {
 /// Queries a kernel's model for a problem, given its fields.
 ///
 /// # Errors
-/// Bad input where the fields are not the kernel's or nothing is valid for them; failure where nothing valid
-/// is found.
+/// Bad input if the fields are not the kernel's or no configuration is valid for them; failure if no valid
+/// answer is found.
 pub fn ask_kernel(
     path: &Path,
     model: &SequenceModel,
@@ -89,7 +89,7 @@ pub fn ask_kernel(
 /// Queries a template's model for a workload.
 ///
 /// # Errors
-/// Bad input where the template does not serve it, or the model is of other parameters.
+/// Bad input if the template does not serve the workload, or the model is for other parameters.
 pub fn ask_workload(
     model: &SequenceModel,
     template: &str,

@@ -56,7 +56,7 @@ impl Evaluation {
                     ]);
                 }
             }
-            // Whatever was trained here, the paper's best model is what it is measured by.
+            // The paper's best model serves for comparison, whatever was trained here.
             if let (Some(row), Some(model)) = (paper, models.first().filter(|_| !is_trained(BEAM_MODEL))) {
                 for &BeamFacts { width, is_constrained, .. } in beams(model, is_wide) {
                     let Some((average, perfect)) = row.model(BEAM_MODEL, width, is_constrained) else { continue };
@@ -88,7 +88,7 @@ impl Evaluation {
     }
 }
 
-/// The scores of a model by the first answer, or by the best of several.
+/// Scores of a model by its first answer, or by the best of several.
 fn beams(model: &EvaluatedModel, is_wide: bool) -> impl Iterator<Item = &BeamFacts> {
     model.beams.iter().filter(move |at| (at.width > 1) == is_wide)
 }

@@ -15,7 +15,7 @@ use tilewright_tune::{EarlierTask, PassedOver};
 use super::{BeamScore, Lesson, ModelPlaces, TunedTable, beam_scores, teach};
 use crate::Caller;
 
-/// Widths of the beams by which a new model is judged.
+/// Beam widths by which a new model is judged.
 const WIDTHS: [usize; 2] = [1, 10];
 
 /// Training of a model: its options and destination.
@@ -75,8 +75,8 @@ impl Learning {
     /// regular file.
     ///
     /// # Errors
-    /// Bad input when the model cannot be written, or when saved state exists without `resume` or lacks with
-    /// it.
+    /// Bad input if the model cannot be written, or if a checkpoint exists without `resume` or is missing
+    /// with it.
     pub fn new(
         architecture: Architecture,
         training: Training,
@@ -98,7 +98,7 @@ impl Learning {
         }
     }
 
-    /// The name of the kind of model.
+    /// Name of the architecture.
     fn name(&self) -> &'static str {
         self.architecture.row().name
     }
@@ -107,7 +107,7 @@ impl Learning {
         Ok(teach(self.architecture, lesson, &self.training, self.checkpoint.as_deref(), caller)?.0)
     }
 
-    /// Adds what repeats the training.
+    /// Adds the options that reproduce the training.
     fn describe(&self, about: &mut Json) {
         about["model"] = self.name().into();
         about["training"] = serde_json::to_value(&self.training).expect("invariant: options are plain data");
@@ -117,7 +117,7 @@ impl Learning {
     /// Trains on a table, and writes the model.
     ///
     /// # Errors
-    /// Bad input where there are too few rows; failure where it is stopped, or the model cannot be written.
+    /// Bad input if there are too few rows; failure if it is stopped, or the model cannot be written.
     pub fn learn_table(&self, table: &TunedTable, caller: Caller) -> Result<OfTable, Error> {
         let kernel = &table.kernel;
         let all: Vec<usize> = (0..table.rows.len()).collect();
@@ -149,13 +149,13 @@ impl Learning {
         };
         let scores = beam_scores(&model, kernel, &inputs, &table.at(&validation), &WIDTHS, caller);
         if scores.is_err() && caller.is_stopped() {
-            // The training may have taken hours.
+            // Saved first, as the training may have taken hours.
             save(&model, Json::Null)?;
             return Err(Error::failed(format!("interrupted; {} is written, without scores", self.places.name)));
         }
         let mut scores = scores?;
         scores.retain(|score| score.is_constrained);
-        // The scores are those of a model that has not seen these rows; the model that is kept may have.
+        // The scores are those of a model that has not seen these rows; the saved model may have.
         let lesson = lesson.in_full(self.architecture);
         let model = if lesson.train.len() > train.len() { self.teach(&lesson, caller)? } else { model };
         let seconds = start.elapsed().as_secs_f64();
@@ -166,7 +166,7 @@ impl Learning {
     /// Trains on the records of a template's tasks, and writes the model.
     ///
     /// # Errors
-    /// Bad input where there are no records to learn from; failure where it is stopped, or the model cannot
+    /// Bad input if there are no records to learn from; failure if it is stopped, or the model cannot
     /// be written.
     pub fn learn_records(&self, database: &Database, template: &str, caller: Caller) -> Result<OfRecords, Error> {
         let name = database.name();
@@ -176,7 +176,7 @@ impl Learning {
         let mut passed_over = PassedOver::default();
         let keys = store.tasks().map_err(|error| database.refuse(error))?;
         for key in keys.into_iter().filter(|key| key.template == template) {
-            // Another version may know other workloads.
+            // Another version may have other workloads.
             let Ok(workload) = Workload::parse(&key.workload) else { continue };
             let found = trials_of(&store, &key, &validators(&workload, &key.target, key.threads), &mut passed_over);
             let records = found.map_err(|error| database.refuse(error))?;
@@ -187,7 +187,7 @@ impl Learning {
         }
         let lessons = records::Lessons::of(template, &tasks);
         let lessons = lessons.map_err(|error| Error::input(format!("database {name}: {error}")))?;
-        // Workloads are few: every tenth is held out, one at least.
+        // There are few workloads: every tenth is held out, at least one.
         let n_workloads = lessons.examples.len();
         let is_held_out = |at: usize| at % 10 == n_workloads.min(10) - 1;
         let side = |held_out: bool| -> Vec<Example> {

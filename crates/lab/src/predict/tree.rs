@@ -32,12 +32,12 @@ enum DecisionNode {
 struct ColumnThreshold {
     column: usize,
     threshold: f64,
-    /// Σ over both sides of Σ over classes of n², over the side's rows: the larger, the less impure.
+    /// Σ over both sides of Σ over classes of n², divided by the side's rows: larger is purer.
     purity: f64,
 }
 
 impl DecisionTree {
-    /// Grows a tree on these rows of the examples; `columns` gives the columns that a node may look at, the
+    /// Grows a tree on these rows of the examples; `columns` returns the columns that a node may use, the
     /// first `n_tried` of which must vary among its rows.
     fn grow(
         examples: ClassExamples,
@@ -135,7 +135,7 @@ impl ClassExamples<'_> {
     }
 }
 
-/// Most frequent class; of several, the smallest.
+/// Most frequent class; the smallest if there are several.
 pub fn most(counts: &[u64]) -> usize {
     let most = counts.iter().max().expect("invariant: there are classes");
     counts.iter().position(|n| n == most).expect("invariant: it is one of them")
@@ -180,7 +180,7 @@ impl RandomForest {
 mod tests {
     use super::*;
 
-    /// Rows on a grid of three columns, the last of which says nothing.
+    /// Rows on a grid of three columns, the last of which is irrelevant.
     fn grid(class: impl Fn(f64, f64) -> usize) -> (Vec<Vec<f64>>, Vec<usize>) {
         let rows: Vec<Vec<f64>> =
             (0..144).map(|at| vec![f64::from(at % 12), f64::from(at / 12), f64::from(at * 7 % 5)]).collect();
@@ -203,7 +203,7 @@ mod tests {
         for (x, class) in [(f64::NEG_INFINITY, 0), (4.49, 0), (4.51, 1), (f64::INFINITY, 1)] {
             assert_eq!(tree.predict(&[x, 0.0, 0.0]), class, "{x}");
         }
-        // Neighbouring numbers have no middle.
+        // Neighbouring numbers have no number between them.
         let rows = [1.0, 1.0f64.next_up()].map(|x| vec![x]);
         let tree = DecisionTree::fit(ClassExamples { rows: &rows, classes: &[0, 1], n_classes: 2 });
         assert_eq!(rows.each_ref().map(|row| tree.predict(row)), [0, 1]);

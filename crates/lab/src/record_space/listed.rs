@@ -8,16 +8,16 @@ use tilewright_search::{Config, Space};
 
 use super::MOST;
 
-/// Reads configurations of a space: JSON objects from parameter to value, one a line or however else white
-/// space divides them, or a JSON list of such objects. Of equal ones the first stays.
+/// Reads configurations of a space: JSON objects from parameter to value, one per line or separated by any
+/// white space, or a JSON list of such objects. Repeated ones are removed.
 ///
 /// # Errors
-/// Bad input if the text is not that, lists nothing or more than [`MOST`], or holds what is no configuration
-/// of the space: the error names `name`, the line or the place in the list, and the parameter.
+/// Bad input if the text has another form, lists nothing or more than [`MOST`], or contains a configuration
+/// that is not in the space: the error names `name`, the line or the index in the list, and the parameter.
 pub fn read_configs(text: &str, name: &str, space: &Space) -> Result<Vec<Config>, Error> {
     let is_list = text.trim_start().starts_with('[');
     let line_at = |offset: usize| {
-        // Behind the white space before a value.
+        // After the white space before a value.
         let start = text.len() - text[offset..].trim_start().len();
         1 + text[..start].matches('\n').count()
     };

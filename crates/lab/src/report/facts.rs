@@ -18,7 +18,7 @@ use crate::stats::{Quartiles, median};
 
 /// Number of promising configurations that are named.
 const N_PROMISING: usize = 5;
-/// The share of the best throughput that counts as having found it.
+/// Share of the best throughput from which on it counts as reached.
 const NEAR_BEST: f64 = 0.95;
 
 /// Subject of the report: a workload on a machine with some number of threads.
@@ -58,14 +58,14 @@ pub struct ReportSubject {
 pub struct ParetoFacts {
     /// Names of the metrics, the leading one first.
     pub metrics: Vec<String>,
-    /// The Pareto set.
+    /// Pareto set.
     pub set: Vec<ParetoPoint>,
     /// Values of every trial that has all metrics, in their order.
     #[serde(skip)]
     pub values: Vec<Vec<f64>>,
 }
 
-/// The best configuration.
+/// Best configuration.
 #[derive(Debug, Serialize)]
 pub struct BestConfig {
     /// Throughput in GFLOP/s.
@@ -82,7 +82,7 @@ pub struct BestConfig {
     pub margin: Option<f64>,
     /// Search that proposed it.
     pub search: String,
-    /// The seed of that search.
+    /// Seed of that search.
     pub seed: u64,
     /// Schedule, one step per line.
     pub steps: String,
@@ -91,7 +91,7 @@ pub struct BestConfig {
 /// Results of a search on a template.
 #[derive(Debug, Serialize)]
 pub struct SearchFacts {
-    /// The search with its options.
+    /// Search with its options.
     pub search: String,
     /// The template.
     pub template: String,
@@ -154,7 +154,7 @@ pub struct TemplateFacts {
     pub importance: Vec<(String, f64)>,
     /// Reason why there is no importance, if there is none.
     pub not_known: Option<String>,
-    /// Expected improvement by as many further trials, as a share of the best time.
+    /// Expected improvement from the same number of further trials, as a share of the best time.
     pub expected_gain: Option<f64>,
     /// Calibration factor of the Gaussian process's standard deviation.
     pub widened: Option<f64>,
@@ -185,8 +185,8 @@ pub struct Point {
 }
 
 impl ReportSubject {
-    /// Quantity by which trials are judged, from their cost in nanoseconds: the metric of a command, else the
-    /// throughput.
+    /// Quantity by which trials are judged, computed from their cost in nanoseconds: the metric of a command,
+    /// otherwise the throughput.
     pub fn quantity(&self, cost_ns: f64) -> f64 {
         match &self.metric {
             Some(objective) => objective.metric.value(cost_ns),
@@ -262,13 +262,13 @@ pub fn facts(store: &Store, asked: &[String]) -> Result<Facts, StoreError> {
     Ok(facts)
 }
 
-/// Operations of a run; 1e9 for commands and user kernels, so that GFLOP/s reads as runs a second.
+/// Number of operations of a run; 1e9 for commands and user kernels, so that GFLOP/s are runs per second.
 pub fn flops_of(workload: &str) -> f64 {
     if is_own(workload) { 1e9 } else { Workload::parse(workload).map_or(0.0, |workload| workload.flops()) }
 }
 
-/// Collects the facts of a subject, or the count of its records where none can be true. Records of users' own
-/// commands and kernels are always believed.
+/// Collects the facts of a subject, or the count of its records if all are implausible. Records of users' own
+/// commands and kernels are always accepted.
 fn subject(
     store: &Store,
     key: &TaskKey,
@@ -278,7 +278,7 @@ fn subject(
         workload.map_or_else(Validator::default, |workload| validators(workload, &key.target, key.threads)(template))
     };
     let flops = flops_of(&key.workload);
-    // In the order of recording: runs on several templates are in each other's way.
+    // In the order of recording: runs on several templates are interleaved.
     let (records, passed_over) = store.trials_of(&key.workload, &key.target, key.threads, None, &validators)?;
     if records.is_empty() {
         return Ok(Err(passed_over));
@@ -319,7 +319,7 @@ fn subject(
     }))
 }
 
-/// Finds the leading metric of a command, where it is not a time.
+/// Finds the leading metric of a command, unless it is a time.
 fn metric_of(records: &[Record]) -> Option<NamedMetric> {
     let objectives = records.iter().find_map(|record| Objectives::of_steps(&record.steps))?;
     objectives.all().first().filter(|objective| !objective.metric.is_time()).cloned()
@@ -414,7 +414,7 @@ fn template_facts(name: &str, validator: &Validator, records: &[Record]) -> Temp
         widened: None,
         promising: Vec::new(),
     };
-    // A template that this version does not have, or another machine's, says nothing of its parameters.
+    // For a template of another version or machine, the current space says nothing about its parameters.
     let recorded = own.first().filter(|record| is_own(&record.workload)).and_then(|_| space_of(name, &own));
     let known = validator.space().filter(|space| space.enumerate().is_ok());
     let Some(space) = known.or(recorded.as_ref()) else {
@@ -446,8 +446,8 @@ fn template_facts(name: &str, validator: &Validator, records: &[Record]) -> Temp
     facts
 }
 
-/// Makes a space of the values that records of a command or a kernel have, all conditions aside; `None` where
-/// they are neither numbers nor texts. Where a text joined a list of numbers, they are words.
+/// Makes a space of the values in records of a command or a kernel, without constraints; `None` if the values
+/// are neither numbers nor texts. If there is a text in a list of numbers, all are texts.
 fn space_of(name: &str, records: &[&Record]) -> Option<Arc<Space>> {
     let names = records.first()?.config.as_object()?.keys();
     let parameter = |name: &String| {

@@ -1,14 +1,14 @@
 //! Layered graph drawing: all edges point down, with few crossings, and connected nodes are close.
 //!
 //! The method is Sugiyama's (1981): layers by the longest path, an order within layers by barycentres of
-//! neighbours, and places by least squares. An edge over several layers has a place in each; the edges of one
-//! node share theirs.
+//! neighbours, and positions by least squares. An edge over several layers has a position in each; the edges
+//! of one node share their positions.
 
-/// Distance of the centres of neighbours, besides their widths.
+/// Minimum gap between neighbouring nodes.
 const GAP: f64 = 26.0;
-/// Distance where one of them is an edge that passes by.
+/// Minimum gap between neighbours if one of them is a passing edge.
 const GAP_OF_EDGES: f64 = 12.0;
-/// Passes over all layers, to order them and to place what is in them.
+/// Number of passes over all layers, to order them and to position their items.
 const SWEEPS: usize = 24;
 
 /// Layout of a graph.
@@ -44,11 +44,11 @@ pub struct EdgeEnd {
     pub layer: usize,
     /// Horizontal position.
     pub at: f64,
-    /// Node at this end; `None` where the edge passes through the layer.
+    /// Node at this end; `None` if the edge passes through the layer.
     pub node: Option<usize>,
 }
 
-/// Item of a layer: a node, or an edge that passes.
+/// Item of a layer: a node, or a passing edge.
 struct LayerItem {
     layer: usize,
     width: f64,
@@ -75,7 +75,7 @@ pub fn layout(widths: &[f64], edges: &[(usize, usize)]) -> GraphLayout {
     for source in 0..widths.len() {
         let targets: Vec<usize> = edges.iter().filter(|edge| edge.0 == source).map(|edge| edge.1).collect();
         let Some(last) = targets.iter().map(|&target| layers[target]).max() else { continue };
-        // Where the edge is in each layer from its node on.
+        // Items of the edge, one in each layer, starting with its node.
         let mut passes = vec![source];
         for layer in layers[source] + 1..last {
             places.push(LayerItem { layer, width: 0.0, is_node: false, above: Vec::new(), below: Vec::new() });
@@ -102,7 +102,7 @@ pub fn layout(widths: &[f64], edges: &[(usize, usize)]) -> GraphLayout {
     GraphLayout { layers, pieces: pieces.collect(), middles: middles[..widths.len()].to_vec(), width, n_layers }
 }
 
-/// Layers by the longest path; what nothing leads to stands just above the first that needs it.
+/// Layers by the longest path; a node without predecessors is just above the first node that needs it.
 fn layers(n: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     let mut layers = vec![0; n];
     let mut has_above = vec![false; n];
@@ -120,7 +120,8 @@ fn layers(n: usize, edges: &[(usize, usize)]) -> Vec<usize> {
     layers
 }
 
-/// Orders layers so that few pieces cross: by the barycentres of neighbours, the best order of many sweeps.
+/// Orders layers so that few segments cross: by the barycentres of neighbours, keeping the best order of many
+/// sweeps.
 fn order(places: &[LayerItem], rows: &mut Vec<Vec<usize>>) {
     let mut position = vec![0.0; places.len()];
     let mut best: Option<(usize, Vec<Vec<usize>>)> = None;
@@ -152,7 +153,7 @@ fn order(places: &[LayerItem], rows: &mut Vec<Vec<usize>>) {
     }
 }
 
-/// Number of crossing pairs.
+/// Number of crossing pairs of segments.
 fn crossings(places: &[LayerItem], rows: &[Vec<usize>], position: &[f64]) -> usize {
     let of_row = |row: &Vec<usize>| {
         let ends = row.iter().flat_map(|&at| places[at].below.iter().map(move |&to| (position[at], position[to])));
@@ -164,7 +165,7 @@ fn crossings(places: &[LayerItem], rows: &[Vec<usize>], position: &[f64]) -> usi
     rows.iter().map(of_row).sum()
 }
 
-/// Places within layers: near neighbours, passing edges straight above all; and the width of the whole.
+/// Positions within layers, near neighbours, with passing edges preferably straight; and the total width.
 fn middles(places: &[LayerItem], rows: &[Vec<usize>]) -> (Vec<f64>, f64) {
     let distance = |a: usize, b: usize| {
         let gap = if places[a].is_node && places[b].is_node { GAP } else { GAP_OF_EDGES };
@@ -206,8 +207,8 @@ fn middles(places: &[LayerItem], rows: &[Vec<usize>]) -> (Vec<f64>, f64) {
     (middles, (most - least).max(0.0))
 }
 
-/// The numbers nearest to wanted ones with their weights, by least squares, that are at least so far from
-/// each other: blocks of neighbours that would come too near move together.
+/// Numbers closest to the wanted ones with their weights, by least squares, with these minimum distances:
+/// blocks of neighbours that would be too close move together.
 fn nearest(wanted: &[(f64, f64)], gaps: &[f64]) -> Vec<f64> {
     let mut ahead = 0.0;
     let mut offsets = vec![0.0];
@@ -215,7 +216,7 @@ fn nearest(wanted: &[(f64, f64)], gaps: &[f64]) -> Vec<f64> {
         ahead += gap;
         offsets.push(ahead);
     }
-    // Sums of weights and of weighted numbers, and how many there are in a block.
+    // Sums of weights and of weighted numbers, and the number of items of a block.
     let mut blocks: Vec<(f64, f64, usize)> = Vec::new();
     for (&(x, weight), offset) in wanted.iter().zip(&offsets) {
         blocks.push((weight, weight * (x - offset), 1));

@@ -13,7 +13,7 @@ use tilewright_model::{Compiled, Kernel, Places, ProfiledStep, Runner, Step, Ste
 use tilewright_runtime::SharedPool;
 use tilewright_tune::{Record, Store, StoreError};
 
-/// A pause of so many seconds without any trial is none of the search's time.
+/// Pause in seconds without any trial that is not counted as time of the search.
 const PAUSE_S: f64 = 60.0;
 
 /// Model to report on.
@@ -24,7 +24,7 @@ pub struct ModelSubject<'a> {
     pub compiled: &'a Compiled,
     /// Tensor for each of its inputs.
     pub inputs: &'a [(Value, Tensor)],
-    /// The machine.
+    /// Machine.
     pub target: &'a Target,
     /// Number of threads that kernels may use.
     pub threads: usize,
@@ -39,9 +39,9 @@ pub struct ModelSubject<'a> {
 pub struct ModelFacts {
     /// Name of the model.
     pub model: String,
-    /// The database.
+    /// Path of the database.
     pub db: String,
-    /// The processor.
+    /// Name of the CPU.
     pub cpu: String,
     /// Name of the target, as in records.
     pub target: String,
@@ -67,7 +67,7 @@ pub struct ModelFacts {
     pub search: SearchTime,
 }
 
-/// A step of a run.
+/// Step of a run.
 #[derive(Debug, Serialize)]
 pub struct StepFacts {
     /// Profile of the step.
@@ -75,7 +75,7 @@ pub struct StepFacts {
     pub step: ProfiledStep,
     /// Share of the total time of all steps.
     pub share: f64,
-    /// Index of its kernel among the tasks, if it is one.
+    /// Index of its kernel among the tasks, if it is a kernel.
     pub task: Option<usize>,
 }
 
@@ -120,7 +120,7 @@ pub struct GraphNode {
     pub name: String,
     /// Type of its output.
     pub ty: String,
-    /// Index among the steps, if it is one.
+    /// Index among the steps, if it is a step.
     pub step: Option<usize>,
 }
 
@@ -144,7 +144,7 @@ pub struct SearchTime {
     pub seconds: f64,
     /// Turns, in order.
     pub turns: Vec<TurnFacts>,
-    /// Points where it changed: seconds, and total milliseconds of all kernels of a run.
+    /// Points where the total changed: seconds, and total milliseconds of all kernels of a run.
     pub curve: Vec<(f64, f64)>,
 }
 
@@ -202,7 +202,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
         Step::Kernel(kernel) => Some(&kernel.workload),
         _ => None,
     });
-    // Of open sums, which are not tuned, there is no task.
+    // Sums of open length are not tuned, and have no task.
     let task_of = |w: &Workload| of_tasks.get(w.representative().to_string().as_str()).copied();
     let place: HashMap<String, usize> = kernels.filter_map(|w| Some((w.to_string(), task_of(w)?))).collect();
     let steps: Vec<StepFacts> = steps
@@ -232,7 +232,7 @@ pub fn model_facts(subject: &ModelSubject) -> Result<ModelFacts, Error> {
     })
 }
 
-/// Records of a kernel for these caches; for others where there are none.
+/// Records of a kernel in this cache state; in another state if there are none.
 fn records_of(
     workload: &Workload,
     target: &Target,
@@ -253,7 +253,7 @@ fn records_of(
 }
 
 impl TaskFacts {
-    /// Makes the facts before it is known which turns the task had.
+    /// Makes the facts, without the task's turns, which are not known yet.
     fn new(workload: &Workload, times: usize, choice: &Choice, records: &[Record]) -> TaskFacts {
         let first = records.iter().find_map(|record| record.outcome.timing());
         let after_ns = match choice.source {
@@ -278,14 +278,14 @@ impl TaskFacts {
     }
 }
 
-/// A trial of one of several kernels.
+/// Trial of one of several kernels.
 struct KernelTrial {
     task: usize,
     /// Time of its end, in seconds since 1970.
     end: f64,
-    /// Seconds of its own.
+    /// Duration of the trial in seconds.
     seconds: f64,
-    /// Milliseconds, where it was valid.
+    /// Median in milliseconds, if it was valid.
     ms: Option<f64>,
 }
 
@@ -302,7 +302,7 @@ impl KernelTrial {
     }
 }
 
-/// The turns of trials that say when they were.
+/// Turns of trials with known times.
 fn search_time(mut trials: Vec<KernelTrial>, tasks: &[TaskFacts]) -> SearchTime {
     trials.sort_by(|a, b| a.end.total_cmp(&b.end));
     let mut search = SearchTime::default();
@@ -326,12 +326,12 @@ fn search_time(mut trials: Vec<KernelTrial>, tasks: &[TaskFacts]) -> SearchTime 
     search
 }
 
-/// The picture of a run.
+/// Graph of a run.
 struct RunPicture<'a> {
     compiled: &'a Compiled,
     nodes: Vec<GraphNode>,
     edges: Vec<GraphEdge>,
-    /// The node that a value comes out of; constants have none.
+    /// Node that produces a value; constants have none.
     makers: HashMap<ValueId, usize>,
 }
 
@@ -346,13 +346,13 @@ fn picture(compiled: &Compiled, steps: &[StepFacts]) -> (Vec<GraphNode>, Vec<Gra
     let mut joins: Vec<(&[ValueId], usize)> = Vec::new();
     let mut n_steps = 0;
     let mut copies = places.copies.iter().peekable();
-    // Copies ahead of a step are steps of the run, in their order.
+    // Copies before a step are steps of the run, in their order.
     let mut copied: HashMap<(usize, ValueId), usize> = HashMap::new();
     for at in 0..=fused.steps.len() {
         while let Some(copy) = copies.next_if(|copy| copy.before == at) {
             let node = picture.add("step", "copy", Some(copy.from), Some(n_steps));
             picture.connect(copy.from, node);
-            // At the end it is an output that is copied to.
+            // At the end, the destination of a copy is an output.
             copied.insert((at, if at < fused.steps.len() { copy.from } else { net.outputs[copy.offset] }), node);
             n_steps += 1;
         }
@@ -409,7 +409,7 @@ impl RunPicture<'_> {
         self.makers.insert(kernel.output, node);
     }
 
-    /// Draws steps that are repeated as the first time; what comes from the time before is not drawn.
+    /// Draws repeated steps only once; values from the previous iteration are not drawn.
     fn sequence(&mut self, sequence: &Steps, n_steps: &mut usize) {
         for moving in &sequence.moving {
             self.is_made_as(moving.value, moving.first.unwrap_or(moving.of));
@@ -429,7 +429,7 @@ impl RunPicture<'_> {
         }
     }
 
-    /// Connects the parts that a node joins. Those with which an earlier join begins come from there.
+    /// Connects the parts that a node joins. Parts with which an earlier join begins come from that join.
     fn join(
         &mut self,
         parts: &[ValueId],
@@ -451,13 +451,13 @@ impl RunPicture<'_> {
         }
     }
 
-    /// Records that a value comes out of the node that another one comes out of.
+    /// Records that a value is produced by the same node as another one.
     fn is_made_as(&mut self, value: ValueId, other: ValueId) {
         let maker = self.makers.get(&other).copied();
         self.makers.extend(maker.map(|node| (value, node)));
     }
 
-    /// A value goes from where it comes out to a node; a constant comes from nowhere.
+    /// Connects the producer of a value to a node; a constant has no producer.
     fn connect(&mut self, id: ValueId, to: usize) {
         if let Some(&from) = self.makers.get(&id) {
             self.edge(id, from, to);

@@ -14,17 +14,18 @@ use crate::plot::{Layer, Marks, Plot, PlotAxis, Scale, colours, escape};
 const WIDE: f64 = 256.0;
 const HIGH: f64 = 78.0;
 const LOW: f64 = 24.0;
-/// Between layers, with room for a tensor's type.
+/// Distance between layers, with room for a tensor's type.
 const BETWEEN: f64 = 40.0;
-/// Characters that a line of a step has room for, in bold and plain, and what a character takes elsewhere.
+/// Number of characters that fit in a line of a step, in bold and plain, and the width of a character
+/// elsewhere.
 const TITLE: usize = 29;
 const LINE: usize = 38;
 const CHARACTER: f64 = 6.6;
-/// Characters of a step's title in a table, at most.
+/// Maximum number of characters of a step's title in a table.
 const CELL: usize = 48;
-/// The colour of what takes time.
+/// Colour of steps that take much time.
 const HOT: &str = "#e15759";
-/// Width of the picture of turns, height of one of its rows, and the place of its names.
+/// Width of the chart of turns, height of one of its rows, and the width of its names.
 const TURNS: f64 = 1060.0;
 const ROW: f64 = 18.0;
 const NAMES: f64 = 390.0;
@@ -68,7 +69,7 @@ fn summary(facts: &ModelFacts) -> String {
     let ms = |ms: Option<f64>| ms.map_or("unknown".to_owned(), |ms| duration(ms * 1e6));
     let (before, after) = (whole(|task| task.ms_before), whole(|task| task.ms_after));
     let n_steps = |kind: &str| facts.steps.iter().filter(|step| step.step.kind == kind).count().to_string();
-    // Some copies are kernels, which bring what they copy into another order.
+    // Some copies are kernels, which transpose data.
     let n_copies = facts.steps.iter().filter(|step| title(step) == "copy").count();
     let n_guessed = facts.tasks.iter().filter(|task| !task.is_recorded).count();
     let items = [
@@ -87,7 +88,7 @@ fn summary(facts: &ModelFacts) -> String {
     format!("<dl class=\"facts\">{}</dl>\n", items.map(item).concat())
 }
 
-/// Text of at most so many characters.
+/// Shortens text to at most `most` characters.
 fn brief(text: &str, most: usize) -> String {
     match text.char_indices().nth(most) {
         Some(_) => text.chars().take(most - 1).chain(['…']).collect(),
@@ -95,8 +96,8 @@ fn brief(text: &str, most: usize) -> String {
     }
 }
 
-/// Title of a kernel, in a few words: its operator, the attributes that tell it from others of its kind, and
-/// its prologue and epilogue.
+/// Title of a kernel, in a few words: its operator, the attributes that distinguish it from others of its
+/// kind, and its prologue and epilogue.
 fn title(step: &StepFacts) -> String {
     let label = &step.step.label;
     if step.step.kind != "kernel" {
@@ -121,7 +122,7 @@ fn title(step: &StepFacts) -> String {
     format!("{prologue}{operator}{sizes}{stride}{epilogue}")
 }
 
-/// Size at which a node is drawn.
+/// Size of a node in the drawing.
 fn size(node: &GraphNode) -> (f64, f64) {
     match node.kind {
         "step" => (WIDE, HIGH),
@@ -162,7 +163,7 @@ fn graph(facts: &ModelFacts) -> String {
     )
 }
 
-/// The picture as it is laid out.
+/// Drawing of a laid-out graph.
 struct Drawn<'a> {
     facts: &'a ModelFacts,
     found: &'a GraphLayout,
@@ -178,7 +179,7 @@ impl Drawn<'_> {
         self.tops[layer] + (self.heights[layer] - self.sizes[node].1) / 2.0
     }
 
-    /// Upper and lower end of what stands at the end of a piece of an edge.
+    /// Upper and lower end of the item at the end of a segment.
     fn span(&self, end: &EdgeEnd) -> (f64, f64) {
         match end.node {
             Some(node) => (self.top(node), self.top(node) + self.sizes[node].1),
@@ -186,7 +187,7 @@ impl Drawn<'_> {
         }
     }
 
-    /// Tensors, with the type of each where it comes out of its node.
+    /// Lines of tensors, labelled with their types below the producing node.
     fn lines(&self) -> String {
         let mut out = String::new();
         let Drawn { facts, found, .. } = self;
@@ -194,7 +195,7 @@ impl Drawn<'_> {
         for (at, piece) in found.pieces.iter().enumerate() {
             piece.to.node.iter().for_each(|&node| arriving[node].push((piece.from.at, at)));
         }
-        // Lines arrive beside each other.
+        // Lines end beside each other.
         let mut shifts = vec![0.0; found.pieces.len()];
         for (node, lines) in arriving.iter_mut().enumerate() {
             lines.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -305,7 +306,7 @@ impl Drawn<'_> {
     }
 }
 
-/// A bar of a part of a whole.
+/// Bar that shows a share.
 fn bar(part: f64) -> String {
     format!("<span class=\"bar\" style=\"width:{:.2}rem\"></span>", 8.0 * part.clamp(0.0, 1.0))
 }

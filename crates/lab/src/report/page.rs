@@ -152,13 +152,13 @@ fn section(at: usize, subject: &ReportSubject) -> String {
     out
 }
 
-/// Trade-offs between metrics: the leading one against each other one, and the Pareto set as a table.
+/// Trade-offs between metrics: the leading one plotted against each other one, and the Pareto set as a table.
 fn pareto(facts: &ParetoFacts) -> String {
     let number = |point: &ParetoPoint, at: usize| point.values.values().nth(at).and_then(serde_json::Value::as_f64);
     let plot = |at: usize| {
         let all = facts.values.iter().map(|values| (values[0], values[at])).collect();
         let set = facts.set.iter().filter_map(|point| Some((number(point, 0)?, number(point, at)?))).collect();
-        // A metric of 0 has no place on a logarithmic axis.
+        // A metric of 0 has no position on a logarithmic axis.
         let scale = |at: usize| match facts.values.iter().any(|values| values[at] == 0.0) {
             true => Scale::FromZero,
             false => Scale::Log,
@@ -182,13 +182,13 @@ fn pareto(facts: &ParetoFacts) -> String {
     )
 }
 
-/// The quantity of a subject for a cost, with its unit, or after its name.
+/// Quantity of a subject for a cost, with its unit, or after its name.
 fn in_units(subject: &ReportSubject, cost_ns: f64) -> String {
     let (quantity, unit) = (digits(subject.quantity(cost_ns)), subject.unit());
     if subject.metric.is_some() { format!("{} {quantity}", escape(unit)) } else { format!("{quantity} {unit}") }
 }
 
-/// Quantity on the horizontal axis of a curve of the best.
+/// Quantity on the horizontal axis of a best-so-far curve.
 #[derive(Clone, Copy)]
 enum Against {
     Trials,
@@ -247,10 +247,10 @@ fn space(subject: &ReportSubject) -> Plot {
     }
 }
 
-/// A part of a trial's time, in seconds.
+/// Function that returns a part of a trial's time, in seconds.
 type TrialTimePart = fn(&Seconds) -> f64;
 
-/// The parts of a trial's time, with their colours.
+/// Parts of a trial's time, with their colours.
 const PARTS: [(&str, &str, TrialTimePart); 3] = [
     ("build", "#4e79a7", |seconds| seconds.build),
     ("run", "#59a14f", |seconds| seconds.run),
@@ -358,7 +358,7 @@ fn importance(facts: &TemplateFacts) -> String {
     )
 }
 
-/// Expectations of further trials; no record has the conditions of a command or a kernel.
+/// Expectations of further trials; constraints of commands and kernels are not recorded.
 fn outlook(facts: &TemplateFacts, subject: &ReportSubject) -> String {
     let mut out = format!("<h3>What is not known yet of {}</h3>\n", escape(&facts.template));
     out += &match facts.expected_gain {

@@ -2,8 +2,8 @@
 //!
 //! # Source
 //!
-//! `onnxruntime_c_api.h` of 1.32: `OrtApi` is a table of functions that only grows at its end. Those that are
-//! used stand here with their places in it; all were there in 1.7.
+//! `onnxruntime_c_api.h` of 1.32: `OrtApi` is a table of functions that only grows at its end. The functions
+//! used are listed here with their indices; all exist in 1.7.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -17,7 +17,7 @@ use super::worker::{OpenedSession, RuntimeSession, Wanted};
 use crate::Unavailable;
 use crate::library::{Loaded, text};
 
-/// The oldest version of the table that has all functions used here.
+/// Oldest version of the table that has all functions used here.
 const API_VERSION: u32 = 7;
 /// `ORT_LOGGING_LEVEL_FATAL`.
 const FATAL_ONLY: c_int = 4;
@@ -29,12 +29,12 @@ const ARENA: c_int = 1;
 const DEFAULT_MEMORY: c_int = 0;
 
 type OrtHandle = *mut c_void;
-/// Null where all is well.
+/// Status; null on success.
 type OrtStatus = OrtHandle;
 
 macro_rules! api {
     ($($name:ident @ $at:literal ($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// The functions that are used.
+        /// Functions that are used.
         #[derive(Clone, Copy)]
         struct Api {
             $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
@@ -43,9 +43,9 @@ macro_rules! api {
         impl Api {
             /// # Safety
             ///
-            /// It is a table of at least [`API_VERSION`].
+            /// `table` has at least [`API_VERSION`].
             unsafe fn of(table: *const *const c_void) -> Api {
-                // SAFETY: each place of the table holds a function of this signature.
+                // SAFETY: each index of the table holds a function of this signature.
                 unsafe { Api { $($name: *table.add($at).cast::<unsafe extern "C" fn($($argument),*) $(-> $result)?>(),)* } }
             }
         }
@@ -84,14 +84,14 @@ api! {
 /// Hardware that runs a model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExecutionProvider {
-    /// CPUs, with threads that spin between operators or sleep.
+    /// CPUs, with threads that spin or sleep between operators.
     Cpu { spins: bool },
-    /// NVIDIA's GPU, and CPUs for what its provider lacks.
+    /// NVIDIA's GPU, and CPUs for operators that its provider lacks.
     Cuda,
 }
 
 impl ExecutionProvider {
-    /// Python package that brings a library with it.
+    /// Python package that contains the library.
     fn package(self) -> &'static str {
         match self {
             ExecutionProvider::Cpu { .. } => "onnxruntime",
@@ -100,10 +100,10 @@ impl ExecutionProvider {
     }
 }
 
-/// Adds the provider for CUDA to options, for a device: builds with that provider export it.
+/// Function that adds the provider for CUDA to options, for a device; exported by builds with that provider.
 type AppendCuda = unsafe extern "C" fn(OrtHandle, c_int) -> OrtStatus;
 
-/// Libraries that the provider for CUDA finds by name where they are loaded already.
+/// Libraries that the provider for CUDA finds by name if they are already loaded.
 const NEEDED_BY_CUDA: &[&str] = &[
     "libcudart.so",
     "libnvrtc.so",
@@ -115,7 +115,7 @@ const NEEDED_BY_CUDA: &[&str] = &[
     "libcudnn.so",
 ];
 
-/// Exports of the library: the table of a version, and its own version.
+/// Exports of the library: functions that return the table of a version, and the library's version.
 #[repr(C)]
 struct ApiBase {
     api: unsafe extern "C" fn(u32) -> *const *const c_void,
@@ -124,7 +124,7 @@ struct ApiBase {
 
 fn load(folder: Option<&Path>, package: &str) -> Result<(Loaded, Api, String), Unavailable> {
     let library = Loaded::open(&["libonnxruntime.so", "libonnxruntime.so.1"], &super::get(package), folder)?;
-    // SAFETY: the signatures are those of the header; the table and the text stay.
+    // SAFETY: the signatures are those of the header; the table and the text are permanent.
     unsafe {
         let base = library.function::<unsafe extern "C" fn() -> *const ApiBase>(b"OrtGetApiBase\0")?();
         let version = text(((*base).version)());
@@ -138,7 +138,7 @@ fn load(folder: Option<&Path>, package: &str) -> Result<(Loaded, Api, String), U
     }
 }
 
-/// Version of the installed library, if that has the provider.
+/// Version of the installed library, if it has the provider.
 pub(super) fn version(provider: ExecutionProvider) -> Result<String, Unavailable> {
     let (library, _, version) = load(None, provider.package())?;
     if provider == ExecutionProvider::Cuda {
@@ -153,7 +153,7 @@ impl Api {
         if status.is_null() {
             return Ok(());
         }
-        // SAFETY: the status is one, and its text is copied before it is released.
+        // SAFETY: the status is valid, and its text is copied before it is released.
         let reason = unsafe {
             let message = text((self.error_message)(status).cast());
             (self.release_status)(status);
@@ -163,7 +163,7 @@ impl Api {
     }
 }
 
-/// A text as the library takes it.
+/// Converts a text to a C string.
 fn c_text(text: &str) -> Result<CString, Unavailable> {
     CString::new(text).map_err(|_| Unavailable::Unsupported { reason: format!("`{text}` has a zero byte in it") })
 }
@@ -182,8 +182,8 @@ pub(super) fn open(wanted: &Wanted, provider: ExecutionProvider) -> Result<Opene
     let (mut env, mut options, mut session) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
     let (mut memory, mut allocator) = (ptr::null_mut(), ptr::null_mut());
     let mut output_names = Vec::new();
-    // SAFETY: the functions have the header's signatures, handles are those that the library gave, and texts
-    // live as long as each call. What is made lives as long as the process.
+    // SAFETY: the functions have the header's signatures, handles are those returned by the library, and
+    // texts live as long as each call. Created objects live as long as the process.
     unsafe {
         api.check((api.create_env)(FATAL_ONLY, c"tilewright".as_ptr(), &raw mut env))?;
         api.check((api.create_options)(&raw mut options))?;
@@ -228,7 +228,7 @@ fn cuda_provider(library: Loaded, folder: Option<&Path>) -> Result<AppendCuda, U
         library: "libonnxruntime.so with a provider for CUDA".to_owned(),
         get: super::get(ExecutionProvider::Cuda.package()),
     })?;
-    // What the system has it finds itself, and reports.
+    // Libraries installed in the system are found, or reported missing, by the provider itself.
     if folder.is_some() {
         NEEDED_BY_CUDA.iter().for_each(|name| {
             Loaded::open_for_all(name, folder);
@@ -243,11 +243,11 @@ struct Ort {
     memory: OrtHandle,
     inputs: Vec<InputTensor>,
     output_names: Vec<CString>,
-    /// Null until a run has made them; later runs write to the same.
+    /// Null until a run has created them; later runs overwrite the same outputs.
     outputs: Vec<OrtHandle>,
 }
 
-/// An input's name, its elements, and the library's view of them.
+/// Name of an input, its elements, and the library's tensor that refers to them.
 struct InputTensor {
     name: CString,
     value: OrtHandle,
@@ -258,7 +258,7 @@ struct InputTensor {
 impl RuntimeSession for Ort {
     fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable> {
         for input in self.inputs.drain(..) {
-            // SAFETY: the value is one, and nothing else has it.
+            // SAFETY: the value is valid, and has no other owner.
             unsafe { (self.api.release_value)(input.value) };
         }
         for (name, tensor) in inputs {
@@ -266,7 +266,7 @@ impl RuntimeSession for Ort {
             let dims: Vec<i64> = tensor.shape().iter().map(|&d| d as i64).collect();
             let (dtype, n_bytes) = (tensor.dtype().to_onnx(), tensor.bytes().len());
             let mut value = ptr::null_mut();
-            // SAFETY: the elements are as many bytes as shape and type take, and live as long as the value.
+            // SAFETY: the elements have the size of shape and type, and live as long as the value.
             self.api.check(unsafe {
                 let pointer = elements.pointer().cast();
                 (self.api.create_tensor)(
@@ -288,7 +288,7 @@ impl RuntimeSession for Ort {
         let names: Vec<*const c_char> = self.inputs.iter().map(|input| input.name.as_ptr()).collect();
         let values: Vec<OrtHandle> = self.inputs.iter().map(|input| input.value).collect();
         let outputs: Vec<*const c_char> = self.output_names.iter().map(|name| name.as_ptr()).collect();
-        // SAFETY: as many names as values of each kind; all live as long as the call.
+        // SAFETY: there are as many names as values of each kind; all live as long as the call.
         self.api.check(unsafe {
             (self.api.run)(
                 self.session,
@@ -312,7 +312,7 @@ impl Ort {
     fn output(&self, value: OrtHandle) -> Result<Tensor, Unavailable> {
         let (api, mut is_tensor, mut info) = (self.api, 0, ptr::null_mut());
         let (mut dtype, mut rank, mut data) = (0, 0, ptr::null_mut());
-        // SAFETY: the value is an output of a run; what is asked is written to variables of the right types.
+        // SAFETY: the value is an output of a run; results are written to variables of the right types.
         unsafe {
             api.check((api.is_tensor)(value, &raw mut is_tensor))?;
             if is_tensor == 0 {

@@ -17,10 +17,10 @@ use crate::Unavailable;
 use crate::library::{Loaded, text};
 
 type OpenVinoHandle = *mut c_void;
-/// Zero where all is well.
+/// Status; zero on success.
 type OpenVinoStatus = c_int;
 
-/// Each element type's number here (`ov_element_type_e`).
+/// Number of each element type (`ov_element_type_e`).
 const TYPES: &[(DType, c_int)] = &[
     (DType::Bool, 1),
     (DType::Bf16, 2),
@@ -68,7 +68,7 @@ struct Version {
 
 macro_rules! api {
     ($($name:ident: $symbol:literal ($($argument:ty),* $(; $rest:tt)?);)*) => {
-        /// The functions that are used.
+        /// Functions that are used.
         #[derive(Clone, Copy)]
         struct OpenVinoFunctions {
             $($name: unsafe extern "C" fn($($argument),* $(, $rest)?) -> OpenVinoStatus,)*
@@ -101,7 +101,7 @@ api! {
     data: "ov_tensor_data"(OpenVinoHandle, *mut *mut c_void);
 }
 
-/// The library with what does not answer with a status.
+/// Library with its functions that do not return a status.
 #[derive(Clone, Copy)]
 struct OpenVino {
     api: OpenVinoFunctions,
@@ -122,9 +122,9 @@ impl OpenVino {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the text is copied at once.
+        // SAFETY: the text is copied immediately.
         let message = unsafe { text((self.last_error)()) };
-        // The first lines say where in its sources it was noticed.
+        // The first lines name the place in OpenVINO's sources.
         let said = message.lines().map(str::trim).rfind(|line| !line.is_empty());
         let reason = said.map_or_else(|| format!("it answers with status {status}"), str::to_owned);
         Err(Unavailable::Unsupported { reason })
@@ -132,7 +132,7 @@ impl OpenVino {
 
     fn version(&self) -> Result<String, Unavailable> {
         let mut version = Version { build_number: ptr::null(), description: ptr::null() };
-        // SAFETY: it writes texts that stay.
+        // SAFETY: the call returns permanent texts.
         unsafe {
             self.check((self.api.version)(&raw mut version))?;
             Ok(text(version.build_number))
@@ -165,8 +165,8 @@ pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Opene
     let (mut core, mut model, mut compiled, mut request) =
         (ptr::null_mut(), ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
     let mut n_outputs = 0;
-    // SAFETY: the functions have the headers' signatures, handles are those that the library gave, and texts
-    // and shapes live as long as each call. What is made lives as long as the process.
+    // SAFETY: the functions have the headers' signatures, handles are those returned by the library, and
+    // texts and shapes live as long as each call. Created objects live as long as the process.
     unsafe {
         library.check((api.create_core)(&raw mut core))?;
         library.check((api.read_model)(core, path.as_ptr(), ptr::null(), &raw mut model))?;
@@ -219,8 +219,8 @@ impl RuntimeSession for InferRequest {
             let shape = Shape { rank: dims.len() as i64, dims: dims.as_mut_ptr() };
             let (name, mut over) = (c_text(name.as_bytes())?, ptr::null_mut());
             let number = TYPES.iter().find(|row| row.0 == tensor.dtype()).expect("every type has a row").1;
-            // SAFETY: the elements are as many bytes as shape and type take, and live as long as the request
-            // has them. The request holds the tensor, whose handle is not needed any more.
+            // SAFETY: the elements have the size of shape and type, and live as long as the request refers to
+            // them. The request keeps the tensor, whose handle is not needed any more.
             unsafe {
                 library.check((api.tensor_over)(number, shape, elements.pointer().cast(), &raw mut over))?;
                 let set = library.check((api.set_tensor)(self.request, name.as_ptr(), over));
@@ -234,7 +234,7 @@ impl RuntimeSession for InferRequest {
     }
 
     fn run(&mut self) -> Result<(), Unavailable> {
-        // SAFETY: the request and the memory of its inputs are there.
+        // SAFETY: the request and the memory of its inputs are alive.
         self.library.check(unsafe { (self.library.api.infer)(self.request) })
     }
 
@@ -248,8 +248,8 @@ impl InferRequest {
         let (library, api) = (self.library, self.library.api);
         let (mut tensor, mut number, mut data) = (ptr::null_mut(), 0, ptr::null_mut());
         let mut shape = Shape { rank: 0, dims: ptr::null_mut() };
-        // SAFETY: what is asked is written to variables of the right types; the tensor is freed once its
-        // elements are copied.
+        // SAFETY: results are written to variables of the right types; the tensor is freed after its elements
+        // are copied.
         unsafe {
             library.check((api.output)(self.request, at, &raw mut tensor))?;
             library.check((api.element_type)(tensor, &raw mut number))?;

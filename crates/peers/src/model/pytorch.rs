@@ -1,4 +1,4 @@
-//! PyTorch, in a process of Python's: a model's nodes as its operators, one call each.
+//! PyTorch, in a Python process: each of a model's nodes is a call of one of its operators.
 
 mod convert;
 
@@ -22,7 +22,7 @@ use crate::rounds::SAMPLE_NS;
 /// Way in which PyTorch runs a model's operators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mode {
-    /// Each by itself, as Python comes to it.
+    /// Operators one at a time, as called from Python.
     Eager,
     /// Compiled together by `torch.compile`, on a GPU replayed as one graph.
     Compiled,
@@ -37,8 +37,8 @@ fn not_installed(reason: &str) -> Unavailable {
     Unavailable::NotInstalled { library: "PyTorch".to_owned(), get: format!("{get}{reason}") }
 }
 
-/// Python's interpreter: that of an environment in the folder, or else the system's, which finds packages in
-/// the folder too.
+/// Python's interpreter: that of an environment in the folder, or else the system's, with the folder added to
+/// its package paths.
 fn python(folder: Option<&Path>) -> Command {
     let own = folder.and_then(|folder| find(folder, &["python3"]));
     let mut command = Command::new(own.unwrap_or_else(|| PathBuf::from("python3")));
@@ -89,7 +89,7 @@ pub(super) fn open(wanted: &Wanted, inputs: &[(String, Tensor)], mode: Mode) -> 
     Ok(OpenedSession { version: ready.version.unwrap_or_default(), details, session })
 }
 
-/// The model's graph at the sizes of these inputs.
+/// Graph of the model at the sizes of these inputs.
 fn graph_of(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Graph, Unavailable> {
     let unsupported = |reason: String| Unavailable::Unsupported { reason };
     let file = std::fs::read(&wanted.model).map_err(|error| unsupported(format!("the model's file: {error}")))?;
@@ -104,7 +104,7 @@ fn graph_of(wanted: &Wanted, inputs: &[(String, Tensor)]) -> Result<Graph, Unava
     if special.problems.is_empty() { Ok(special.graph) } else { Err(unsupported(problems_text(&special.problems))) }
 }
 
-/// Answer of the program; the fields that a request asks for are there.
+/// Reply of the program; it has the fields that the request needs.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ProgramAnswer {
@@ -115,12 +115,12 @@ struct ProgramAnswer {
     error: Option<String>,
 }
 
-/// A model in PyTorch. Its process is stopped but while it answers.
+/// Model in PyTorch. Its process is stopped except while it serves a request.
 struct Torch {
     process: ChildProcess,
     replies: Receiver<Option<ProgramAnswer>>,
     area: Area,
-    /// Bytes that inputs take.
+    /// Offset of the end of the inputs.
     end: u64,
 }
 
@@ -128,7 +128,7 @@ impl Torch {
     fn ask(&mut self, request: &impl Serialize) -> Result<ProgramAnswer, Unavailable> {
         self.process.go_on();
         self.process.tell(request);
-        // Whoever waits for this process knows how long that may take.
+        // The parent enforces the timeout.
         let Ok(Some(answer)) = self.replies.recv() else {
             return Err(Unavailable::Broken { reason: format!("Python ended: {}", self.process.last_words()) });
         };
@@ -181,7 +181,7 @@ mod tests {
         onnx::write(&NETWORKS.iter().find(|row| row.name == network).expect("a network").build(0))
     }
 
-    /// A network at 3 steps, and its text.
+    /// Network at 3 steps, and its text.
     fn text(network: &str) -> (Graph, convert::Text) {
         let model = onnx::read(&bytes_of(network).into(), &mut |_| Err("no file".to_owned())).expect("a model");
         let dims = if network == "lstm" { vec![("steps".to_owned(), 3)] } else { vec![] };
@@ -211,7 +211,7 @@ mod tests {
         assert!(refused.contains("(Relu, ") && refused.contains("the function Selu"), "{refused}");
     }
 
-    /// A model by a program that stands for Python.
+    /// Model in a program that replaces Python.
     fn opened(folder: &Path, program: &str) -> Result<OpenedSession, Unavailable> {
         let (bin, model) = (folder.join("bin"), folder.join("dqn.onnx"));
         fs::create_dir_all(&bin).expect("a folder");
@@ -250,7 +250,7 @@ mod tests {
         session.run().expect("it runs");
         let round = RoundLength { time: Duration::from_millis(1), min_samples: 2 };
         assert_eq!(session.round(round).expect("times"), [5.0, 6.0]);
-        // The place where its input begins.
+        // Offset of its input.
         assert_eq!(session.outputs().expect("outputs")[0].floats(), [1.0, 1.0]);
     }
 }

@@ -1,4 +1,4 @@
-//! The child's side: holds one model in one runtime, runs it and times it whenever asked.
+//! Child's side: holds one model in one runtime, and runs and times it on request.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -15,13 +15,13 @@ use crate::protocol::{ChildReply, ChildRequest};
 use crate::rounds::wall_samples_ns;
 use crate::worker::answer;
 
-/// A model in a runtime, with its inputs.
+/// Model in a runtime, with its inputs.
 pub(super) trait RuntimeSession {
-    /// Takes inputs, of the types that it was opened with.
+    /// Sets the inputs, of the types that the session was opened with.
     fn give(&mut self, inputs: &[(String, Tensor)]) -> Result<(), Unavailable>;
     /// Runs once.
     fn run(&mut self) -> Result<(), Unavailable>;
-    /// Nanoseconds a run, one for each sample.
+    /// Runs a round; returns nanoseconds per run, one value for each sample.
     fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, Unavailable> {
         wall_samples_ns(round, || self.run())
     }
@@ -29,7 +29,7 @@ pub(super) trait RuntimeSession {
     fn outputs(&mut self) -> Result<Vec<Tensor>, Unavailable>;
 }
 
-/// A session, and what its runtime says of it.
+/// Session, with the runtime's description.
 pub(super) struct OpenedSession {
     pub(super) version: String,
     pub(super) details: String,
@@ -97,7 +97,7 @@ fn tensors(area: &Area, places: &[StoredTensor]) -> Result<Vec<(String, Tensor)>
     places.iter().map(get).collect()
 }
 
-/// Runs once; the outputs come behind the inputs.
+/// Runs once; the outputs are stored after the inputs.
 fn run(session: &mut dyn RuntimeSession, area: &Area, inputs: &[StoredTensor]) -> Result<ChildReply, Unavailable> {
     let inputs_given = tensors(area, inputs)?;
     session.give(&inputs_given)?;

@@ -23,20 +23,20 @@ struct CTables<'m> {
     name: &'m str,
     model: &'m Model,
     constants: &'m Constants,
-    /// Kernels that are called, as often as they are.
+    /// Kernels that are called, once for each call.
     kernels: Vec<usize>,
     addresses: String,
     n_addresses: usize,
-    /// Numbers of the addresses that are different in each run.
+    /// Indices of the addresses that differ between runs.
     passed: Vec<String>,
     steps: String,
     n_steps: usize,
-    /// Number of the first row of each step of the plan: each part of a kernel has one.
+    /// Index of the first row of each step of the plan: each part of a kernel has one row.
     starts: Vec<usize>,
     operators: Vec<HostOperator>,
     /// Parameters of the calls of host operators.
     parameters: String,
-    /// Pitches of moved rows.
+    /// Pitches of copied rows.
     all_rows: String,
     /// Sizes that depend on the open dimension.
     open_sizes: Vec<RunSize>,
@@ -86,12 +86,12 @@ impl<'m> CTables<'m> {
         }
     }
 
-    /// Number of a size and a comma, in libraries that have sizes.
+    /// Index of a size and a comma, in libraries with open sizes.
     fn of_size(&self, at: usize) -> String {
         if self.model.plan().dim.is_some() { format!("{at}, ") } else { String::new() }
     }
 
-    /// Base, number and offset of a slice; `None` for what the library never touches.
+    /// Base, index and offset of a slice; `None` if the library never accesses it.
     fn home(&self, slice: &TensorSlice) -> Option<(&'static str, usize, usize)> {
         match self.constants.home(self.model, slice) {
             Some(ConstantHome::File(offset)) => return Some(("NET_IN_CONSTANTS", 0, offset)),
@@ -107,7 +107,7 @@ impl<'m> CTables<'m> {
         }
     }
 
-    /// Adds the addresses of slices, and whether each is used. Returns the number of the first.
+    /// Adds the addresses of slices, each with whether it is used. Returns the index of the first.
     fn add_addresses<'s>(
         &mut self,
         slices: impl Iterator<Item = (&'s TensorSlice, bool)>,
@@ -199,7 +199,7 @@ impl<'m> CTables<'m> {
         Ok(())
     }
 
-    /// Number of the first of some sizes, which are added where they do not follow each other yet.
+    /// Index of the first of some sizes, which are added unless they are already there in sequence.
     fn first_size(&mut self, sizes: &[RunSize]) -> usize {
         let known = self.open_sizes.windows(sizes.len().max(1)).position(|known| known == sizes);
         known.unwrap_or_else(|| {
@@ -208,7 +208,7 @@ impl<'m> CTables<'m> {
         })
     }
 
-    /// Adds the step that makes something of constants once.
+    /// Adds the step that makes constants once.
     fn add_maker(&mut self, step: &PlanStep) -> TableWritten {
         let Work::Kernel { kernel, arguments, kept, .. } = &step.work else { return Ok(()) };
         let model = self.model;
@@ -283,7 +283,7 @@ impl<'m> CTables<'m> {
         writeln!(out, "static const net_guard net_guards[] = {{\n{}    {{0, 0, 0}}\n}};\n", self.guards)
     }
 
-    /// Writes the open dimension, and what depends on it.
+    /// Writes the open dimension, and the sizes that depend on it.
     fn size_tables(&self, dim: &OpenDimension, out: &mut String) -> TableWritten {
         if self.model.plan().members.is_none() {
             writeln!(out, "static const net_dimension net_the_dimension = {};", dimension(dim))?;
@@ -311,7 +311,7 @@ impl<'m> CTables<'m> {
         self.item_tables(out)
     }
 
-    /// Writes the number of items of a run, and which inputs and outputs have some.
+    /// Writes the number of items of a run, and which inputs and outputs have items.
     fn item_tables(&self, out: &mut String) -> TableWritten {
         let Some(items) = &self.model.plan().items else { return Ok(()) };
         writeln!(out, "static const net_dimension net_of_items = {};", dimension(items))?;
@@ -345,7 +345,7 @@ impl<'m> CTables<'m> {
     }
 }
 
-/// The text of the host operators that a library calls, and the parameters of the calls.
+/// Text of the host operators that a library calls, and the parameters of the calls.
 fn host_operators(operators: &[HostOperator], parameters: &str) -> String {
     if operators.is_empty() {
         return String::new();
@@ -356,7 +356,8 @@ fn host_operators(operators: &[HostOperator], parameters: &str) -> String {
     parts.join("\n\n") + "\n\n"
 }
 
-/// Tables of the pieces of a run; `step` is the first of the library's steps that one of the plan has become.
+/// Tables of the pieces of a run; `step` maps a step of the plan to the first of the library's steps made
+/// from it.
 fn pieces(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let Some(rows) = &plan.rows else { return Ok(out) };
@@ -369,7 +370,7 @@ fn pieces(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt
     Ok(out)
 }
 
-/// Tables of the members of which a run carries out one; `step` as for [`pieces`].
+/// Tables of the members, one of which is executed by a run; `step` as for [`pieces`].
 fn members(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let Some(all @ Members { dims, each }) = &plan.members else { return Ok(out) };
@@ -401,7 +402,7 @@ fn members(plan: &Plan, step: &dyn Fn(usize) -> usize) -> Result<String, std::fm
     Ok(out)
 }
 
-/// The name and the sizes of a dimension.
+/// Formats the name and the sizes of a dimension.
 fn dimension(dim: &OpenDimension) -> String {
     let OpenDimension { name, least, most, step } = dim;
     format!("{{{}, {}}}", quoted(name), [least, most, step].map(|n| literal(*n)).join(", "))

@@ -12,7 +12,7 @@ use crate::error::{Error, Setting, one_line};
 /// Race of commands.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CommandRace {
-    /// Commands; the first is the baseline where there is one.
+    /// Commands; the first is the baseline if there is one.
     pub commands: Vec<String>,
     /// Whether commands are started by `sh -c`, rather than split into words.
     pub shell: bool,
@@ -32,7 +32,7 @@ pub struct CommandRace {
 }
 
 impl Default for CommandRace {
-    /// No commands; by the clock, warm, and ten minutes for a run.
+    /// Returns a race without commands: by wall-clock time, warm, with a timeout of ten minutes per run.
     fn default() -> CommandRace {
         CommandRace {
             commands: Vec::new(),
@@ -60,7 +60,7 @@ impl CommandRace {
     /// messages, `tell` the progress.
     ///
     /// # Errors
-    /// Bad input where a command, the metric or the rules are wrong; failure where a command fails.
+    /// Bad input if a command, the metric or the rules are wrong; failure if a command fails.
     pub fn run(&self, stop: &AtomicBool, say: &dyn Fn(&str), tell: TellRound) -> Result<Raced, Error> {
         self.rules.check(self.commands.len())?;
         let metric = self.metric()?;
@@ -88,7 +88,7 @@ impl CommandRace {
     }
 }
 
-/// A metric of commands.
+/// Parses a metric of commands.
 ///
 /// # Errors
 /// If the text is neither a time nor a regular expression.

@@ -1,6 +1,6 @@
 //! Confidence intervals of the ratio of two contestants, by Wilcoxon's signed-rank test on paired log-ratios.
 
-/// Distribution of Wilcoxon's signed-rank statistic of `n` pairs where each sign is the flip of a fair coin.
+/// Distribution of Wilcoxon's signed-rank statistic of `n` pairs if each sign is a fair coin flip.
 #[derive(Debug, Clone)]
 pub(super) struct SignedRank {
     n: usize,
@@ -24,7 +24,7 @@ impl SignedRank {
     /// Adds a pair.
     ///
     /// # Cost
-    /// Proportional to the square of the pairs.
+    /// Proportional to the square of the number of pairs.
     pub fn advance(&mut self) {
         self.n += 1;
         let n_values = self.probabilities.len();
@@ -35,7 +35,7 @@ impl SignedRank {
         }
     }
 
-    /// Number of the values whose probability together is at most `error`, counted from 0.
+    /// Number of values, counted from 0, whose total probability is at most `error`.
     fn n_unlikely(&self, error: f64) -> usize {
         let mut sum = 0.0;
         let is_within = |p: &&f64| {
@@ -50,7 +50,7 @@ impl SignedRank {
     /// pairs.
     ///
     /// # Panics
-    /// If there are more or fewer differences than pairs.
+    /// If the number of differences differs from the number of pairs.
     pub fn interval(&self, differences: &[f64], error: f64) -> Interval {
         assert_eq!(differences.len(), self.n, "invariant: there is a difference for each pair");
         let mut averages: Vec<f64> = Vec::with_capacity(self.probabilities.len());
@@ -82,15 +82,15 @@ pub(super) struct Interval {
 /// Rounds before the first look at the results.
 const FIRST_LOOK: usize = 10;
 
-/// Looks at the results, each after half as many rounds more as there were before the last. Error rates of
-/// all of them add up to that of the race, however many there come to be: the k-th has its 1 / (k (k + 1)).
+/// Schedule of interim looks at the results, each after half as many rounds again as the previous one. Their
+/// error rates add up to that of the race, however many there are: the k-th gets 1 / (k (k + 1)) of it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Looks {
     /// Error rate of one question over all interim looks.
     pub error: f64,
-    /// Looks so far.
+    /// Number of looks so far.
     n: usize,
-    /// Rounds at the last look.
+    /// Number of rounds at the last look.
     last: usize,
     next: usize,
 }
@@ -100,8 +100,8 @@ impl Looks {
         Looks { error, n: 0, last: 0, next: FIRST_LOOK }
     }
 
-    /// Error rate to spend on an interim look after this many rounds; `None` if no look is due. At the end
-    /// there is always one.
+    /// Error rate to spend on an interim look after this many rounds; `None` if no look is due. One is always
+    /// due at the end.
     pub fn look(&mut self, n_rounds: usize, is_end: bool) -> Option<f64> {
         if n_rounds == self.last || n_rounds < self.next && !is_end {
             return None;
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn intervals_are_those_of_tables() {
-        // Wilcoxon's table: of 10 pairs at 5 % on both sides together, 8 and less is rejected.
+        // Wilcoxon's table: for 10 pairs at 5 %, two-sided, values of 8 and less are rejected.
         let law = SignedRank::of(10);
         assert_eq!(law.n_unlikely(0.025), 9);
         let differences: Vec<f64> = (1..=10).map(f64::from).collect();

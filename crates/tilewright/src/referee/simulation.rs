@@ -3,8 +3,8 @@
 use super::*;
 use rand::RngExt;
 
-/// Noise of a machine: speeds that drift and swing, stretches in which others take a part of it, runs that
-/// take much longer, a place in the round that is slower, and the noise of each run.
+/// Noise of a simulated machine: speeds that drift and swing, periods in which other processes take a share
+/// of it, outliers, a slower position in the round, and noise of each run.
 struct Noisy {
     rng: Xoshiro256PlusPlus,
     n_runs: u64,
@@ -20,12 +20,12 @@ impl Noisy {
         Noisy { rng, n_runs: 0, log_drift: 0.0, is_busy: false, sigma }
     }
 
-    /// A number near 0, with the variance of one standard deviation.
+    /// Approximately normal random number, with mean 0 and variance 1.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.rng.random::<f64>()).sum::<f64>() - 6.0
     }
 
-    /// A factor by which a run takes longer.
+    /// Random factor by which a run takes longer.
     fn factor(&mut self) -> f64 {
         self.n_runs += 1;
         self.log_drift += 0.004 * self.normal();
@@ -35,13 +35,13 @@ impl Noisy {
         let swing = 0.1 * (self.n_runs as f64 / 40.0).sin();
         let busy = if self.is_busy { 0.3 } else { 0.0 };
         let place = if self.n_runs.is_multiple_of(2) { 0.01 } else { 0.0 };
-        // Pareto's distribution without a variance: one in a hundred outliers takes 22 times as long.
+        // Pareto distribution without a variance: one in a hundred outliers takes 22 times as long.
         let outlier = if self.rng.random_bool(0.05) { -self.rng.random::<f64>().max(1e-9).ln() / 1.5 } else { 0.0 };
         (self.log_drift + swing + busy + place + outlier + self.sigma * self.normal()).exp()
     }
 }
 
-/// A race of two of which the second takes `slowdown` times as long as the first.
+/// Simulates a race of two contestants, of which the second takes `slowdown` times as long as the first.
 fn simulated(seed: u64, slowdown: f64, sigma: f64, rules: &Rules) -> Raced {
     let mut noisy = Noisy::new(seed, sigma);
     let mut sample = |at: usize| Ok(Some(10.0 * noisy.factor() * if at == 1 { slowdown } else { 1.0 }));
@@ -62,7 +62,7 @@ fn alarms_are_rarely_false() {
     };
     assert!(n_alarms(1.0, SIGMA, 1000) <= 1);
     assert!(n_alarms(1.0, 0.2, 60) <= 1, "so much noise");
-    // Exactly what is allowed is the hardest case of all.
+    // A slowdown exactly equal to the allowance is the hardest case.
     assert!(n_alarms(1.05, SIGMA, 100) <= 10);
 }
 
@@ -87,7 +87,7 @@ fn the_winner_is_the_same_each_time() {
     }
     let n_found = (0..60).filter(|&seed| simulated(seed, 1.03, 0.01, &rules).winner.as_deref() == Some("a")).count();
     assert!(n_found >= 59, "{n_found}");
-    // Of equal ones none is to win: the error rate is 1 %.
+    // Equal contestants must have no winner: the error rate is 1 %.
     let rules = Rules { rounds: Some(100), ..rules };
     let n_winners = (0..1000).filter(|&seed| simulated(seed, 1.0, SIGMA, &rules).winner.is_some()).count();
     assert!(n_winners <= 10, "{n_winners}");

@@ -24,7 +24,7 @@ pub struct Earlier {
 }
 
 impl Earlier {
-    /// About how long the searches of this machine took that measured these trials.
+    /// Approximate total time of this machine's searches that measured these trials.
     pub(crate) fn searched(&self) -> Duration {
         let seconds = self.history.iter().map(|(seconds, _)| seconds).sum();
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
@@ -85,7 +85,7 @@ pub(crate) fn earlier_of(
     Ok(earlier)
 }
 
-/// Whether a record is of a failure of a lower limit than these.
+/// Whether a record is a failure under a lower limit than these.
 pub(crate) fn may_do_better(record: &Record, limits: &Limits) -> bool {
     record.limit.is_some_and(|limit| limit.is_below(limits))
 }

@@ -12,33 +12,33 @@ use tilewright_search::{
 
 use crate::observer::{Note, Observer};
 
-/// Interval of the checks whether the user waits.
+/// Interval between checks for an interrupt.
 const LOOK: Duration = Duration::from_millis(50);
-/// Largest ratio to the leading time of candidates that may be ahead in truth.
+/// Maximum ratio to the leading time at which a candidate may in truth be the fastest.
 const NEAR: f64 = 1.3;
-/// Rank of the leading trial that admission compares with: one or two lucky timings shut nobody out.
+/// Rank of the leading trial that admission compares with, so that one or two lucky timings exclude nothing.
 const N_LEADING: usize = 3;
-/// Most candidates that are measured again: enough that one which was measured in a slow moment is among
-/// them.
+/// Maximum number of candidates that are measured again: enough to include one that was measured in a slow
+/// moment.
 const MOST_LEADERS: u64 = 24;
 /// Time for all rounds together.
 const TIME: Duration = Duration::from_secs(5);
-/// Time for all rounds together where the user waits for the end.
+/// Time for all rounds together after an interrupt, when the user waits.
 const TIME_INTERRUPTED: Duration = Duration::from_secs(1);
-/// Part of the search's time that all rounds of a race take at most. With what is built and checked for it a
-/// race takes [`RaceLimits::GOAL`] times as long, so that it is over sooner than the search was.
+/// Maximum time for all rounds of a race, as one part in this many of the search's time. With builds and
+/// checks a race takes [`RaceLimits::GOAL`] times as long, so that it is shorter than the search.
 const PART_OF_SEARCH: u32 = 4;
-/// Rounds of a race that need not be shorter, however short the search was.
+/// Time up to which the rounds of a race are not shortened, however short the search was.
 const FEW_ROUNDS: Duration = Duration::from_millis(500);
-/// Bounds of a whole race, which takes no longer than the search: a few candidates are raced in the lower
-/// one, and a race that comes to the upper one hangs.
+/// Bounds of the time of a whole race, which takes no longer than the search: the lower one suffices to race
+/// a few candidates, and a race that reaches the upper one hangs.
 const SHORTEST_RACE: Duration = Duration::from_secs(1);
 const LONGEST_RACE: Duration = Duration::from_secs(60);
-/// Longest that the untuned kernel may take with its build and its check, after a long search and after the
+/// Time limit of the untuned kernel, with its build and verification, after a long search and after the
 /// shortest.
 const UNTUNED_LIMIT: Duration = Duration::from_secs(3);
 const SHORTEST_UNTUNED_LIMIT: Duration = Duration::from_millis(100);
-/// Part of that time in which a run of it is to end.
+/// Share of that time within which a run of the untuned kernel must end.
 const PART_FOR_UNTUNED_RUN: f64 = 0.75;
 
 /// Time limits of the end of a run.
@@ -66,7 +66,7 @@ impl EndLimits {
         EndLimits { rounds, untuned: self.untuned.min((2 * rounds).max(SHORTEST_UNTUNED_LIMIT)), ..self }
     }
 
-    /// Limits where the user waits for the end.
+    /// Limits when the user waits for the end.
     fn of_interrupted(self) -> EndLimits {
         let rounds = self.rounds.min(TIME_INTERRUPTED);
         EndLimits { rounds, race: self.race.min(2 * TIME_INTERRUPTED), untuned: Duration::ZERO }
@@ -85,7 +85,7 @@ pub enum RunEnd {
 }
 
 impl RunEnd {
-    /// Race, where there was one.
+    /// Race, if there was one.
     pub(crate) fn finals(&self) -> Option<&Finals> {
         match self {
             RunEnd::Raced(finals) => Some(finals),
@@ -118,7 +118,7 @@ pub struct Leader {
     pub relative_error: Option<f64>,
 }
 
-/// Result of the untuned kernel: the first guess, which runs where nothing is recorded.
+/// Result of the untuned kernel: the first guess, which runs if nothing is recorded.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Untuned {
     /// Measured; in the same rounds as the winner if about as fast.
@@ -206,10 +206,10 @@ pub fn run(
     observer: &dyn Observer,
 ) -> Result<RunEnd, BoxError> {
     let is_stopped = || stop.load(Ordering::Relaxed);
-    // Who has interrupted the search waits for a short race; an interrupt in a race ends that.
+    // A user who interrupts the search waits for a short race; an interrupt during a race ends it.
     let was_stopped = is_stopped();
     let limits = if was_stopped { limits.of_interrupted() } else { limits };
-    // What is begun has to end in time: a candidate is built and checked, and has a round.
+    // The limit must allow for a candidate that is built and verified and has a round.
     let run_time = Duration::try_from_secs_f64(contenders.best_ns() / 1e9).unwrap_or_default();
     if 3 * run_time > limits.race {
         return Ok(RunEnd::NoTime);
@@ -230,7 +230,7 @@ pub fn run(
 }
 
 /// Races the best candidates within these limits, and until `stop` is raised. Returns them fastest first,
-/// without those that had no round; empty if no trial is valid or there was no time for a round.
+/// without those that had no round; empty if no trial is valid or there was too little time for a round.
 ///
 /// # Errors
 /// If workers do not start.
@@ -294,11 +294,11 @@ fn leaders_of(mut leaders: Vec<(&Trial, Timing)>, n_rounds: u64, most: u64) -> V
     leaders.into_iter().map(|(trial, _)| trial).collect()
 }
 
-/// Compares the winner with the baseline, which becomes the winner where it is as fast and a trial of the
-/// search.
+/// Compares the winner with the baseline, which becomes the winner if it is at least as fast and was a trial
+/// of the search.
 ///
-/// A baseline near the winner races against it: by itself, a kernel finds a GPU within its power limit, or a
-/// CPU cooler, and is faster than in any race.
+/// A baseline close to the winner races against it: measured alone, a kernel finds a GPU within its power
+/// limit, or a CPU cooler, and is faster than in any race.
 fn compare(
     measure: &mut dyn Measure,
     contenders: Contenders,
@@ -336,7 +336,7 @@ fn compare(
     };
     let (Some(winner), Some(baseline)) = (leader(0), leader(1)) else { return Ok(alone) };
     let ns = baseline.timing.median_ns;
-    // What is no trial, as without guesses, has no record that could say that it won.
+    // A configuration that was not a trial, as without guesses, has no record to mark as the winner.
     let is_trial = contenders.trials.iter().any(|trial| trial.config == baseline.config);
     if ns > winner.timing.median_ns || !is_trial {
         return Ok(Untuned::Measured { ns: winner_ns * ns / winner.timing.median_ns });
@@ -345,7 +345,7 @@ fn compare(
     Ok(Untuned::Winner { ns })
 }
 
-/// Measures the baseline, once where it is slow.
+/// Measures the baseline, only once if it is slow.
 fn untuned(
     measure: &mut dyn Measure,
     plain: Candidate,
@@ -386,7 +386,7 @@ mod tests {
         Trial { config: Config::new([rank]), outcome: Outcome::Measured(timing) }
     }
 
-    /// Limits of a race whose rounds take `rounds` together.
+    /// Limits of a race whose rounds together take `rounds`.
     fn limits(rounds: Duration) -> RaceLimits {
         RaceLimits { rounds, total: LONGEST_RACE, best_ns: 0.0 }
     }
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(found, ranks);
     }
 
-    /// Measurements that never come, counted.
+    /// Measurements that never return a result, and count the candidates submitted.
     #[derive(Default)]
     struct Never {
         n_submitted: u64,
@@ -450,8 +450,8 @@ mod tests {
         assert_eq!((never.n_submitted, never.is_cancelled), (1, true));
     }
 
-    /// Measurements of configurations, whose ranks are their nanoseconds in a race; alone each takes a tenth
-    /// less, as on a GPU that is at its power limit in races.
+    /// Measurements of configurations whose ranks are their nanoseconds in a race; measured alone, each takes
+    /// a tenth less, as on a GPU that is at its power limit in races.
     #[derive(Default)]
     struct Capped {
         submitted: Vec<u64>,
@@ -519,14 +519,14 @@ mod tests {
             let found = compare(&mut capped, contenders, &mut ranking, guess, limit, &stop).unwrap();
             assert_eq!((found, ranking[0].config.ranks()[0], capped.n_races), (expected, winner, n_races));
         };
-        // By itself it would seem to be faster.
+        // Measured alone, it would seem faster.
         check(&[1000, 1010], 1050, Untuned::Measured { ns: 1050.0 }, 1000, 1);
         check(&[1000, 1010], 990, Untuned::Winner { ns: 990.0 }, 990, 1);
-        // Nobody proposed it.
+        // The search did not propose it.
         check(&[1000, 1010], 980, Untuned::Measured { ns: 980.0 }, 1000, 1);
         check(&[1000, 1010], 1010, Untuned::Measured { ns: 1010.0 }, 1000, 0);
         check(&[1000, 1010], 1000, Untuned::Winner { ns: 1000.0 }, 1000, 0);
-        // What is far behind need not be compared more exactly.
+        // A baseline far behind need not be compared more precisely.
         check(&[1000, 1010], 1900, Untuned::Measured { ns: 1710.0 }, 1000, 0);
     }
 
@@ -540,10 +540,10 @@ mod tests {
         check(&[failed], TIME, &[]);
         let short = [trial(0, 150.0, false), trial(1, 110.0, false), trial(2, 100.0, false), trial(3, 105.0, true)];
         check(&short, TIME, &[2, 1, 3]);
-        // Two that a disturbance made look fast race against those that it did not.
+        // Two trials that a disturbance made look fast race against those that it did not affect.
         let false_best = [trial(0, 100.0, false), trial(1, 60.0, false), trial(2, 70.0, false), trial(3, 130.0, false)];
         check(&false_best, TIME, &[1, 2, 0, 3]);
-        // Of a kernel of half a second, only the first two can be measured again.
+        // With a kernel of half a second, only the first two can be measured again.
         let long: Vec<Trial> = (0..6).map(|i| trial(i, 5e8 + i as f64, false)).collect();
         check(&long, TIME, &[0, 1]);
         check(&long, TIME_INTERRUPTED, &[0, 1]);
@@ -560,8 +560,8 @@ mod tests {
         check(Some(10.0), [2.5, 10.0, 3.0]);
         check(Some(1.0), [0.25, 1.0, 0.5]);
         check(Some(0.004), [0.001, 1.0, 0.1]);
-        // Whoever asks for a number of trials is promised the most, and waits in proportion to what they
-        // took.
+        // A user who asks for a number of trials is told the maximum, and waits in proportion to the time
+        // that they took.
         let after = |promised: Option<f64>, seconds: f64| {
             let promised = EndLimits::of(promised.map(Duration::from_secs_f64));
             let EndLimits { rounds, race, untuned } = promised.after(Duration::from_secs_f64(seconds));

@@ -18,7 +18,7 @@ fn no_search(error: impl std::fmt::Display) -> Error {
     Error::of(ErrorKind::NoSearch, error)
 }
 
-/// Makes the search of a task, with what is tried before it proposes anything.
+/// Makes the search of a task, with the configurations to try before its first proposal.
 pub(crate) fn search_of(
     settings: &Settings,
     task: &Task,
@@ -32,7 +32,7 @@ pub(crate) fn search_of(
         match learned(transfer, key, task, most_programs, observer) {
             Ok(Learned { experience, carried_over }) => {
                 if experience.is_some() {
-                    // What was measured elsewhere says more than the template's model of the machine.
+                    // Measurements from elsewhere say more than the template's model of the machine.
                     guesses.clear();
                 }
                 if experience.is_none() || settings.guesses {
@@ -51,7 +51,8 @@ pub(crate) fn search_of(
     Ok((search, guesses))
 }
 
-/// Makes the search of a space of which nothing else is known, with the best of another tuner's results.
+/// Makes the search of a space without a model of its own, beginning with the best of another tuner's
+/// results.
 pub(crate) fn own_search(
     settings: &Settings,
     space: &Arc<Space>,
@@ -66,13 +67,13 @@ pub(crate) fn own_search(
 
 /// Knowledge of earlier tasks for a search.
 struct Learned {
-    /// Experience for its model, where it has one.
+    /// Experience for the search's model, if it has one.
     experience: Option<Experience>,
     /// Configurations to begin with.
     carried_over: Vec<Config>,
 }
 
-/// Prepares the records to learn from for a search whose model, if it has one, can learn from so many
+/// Prepares the records to learn from, for a search whose model, if it has one, can learn from this many
 /// programs.
 fn learned(
     transfer: &Transfer,

@@ -20,15 +20,15 @@ pub struct Recorder {
     database: Database,
     space: Arc<Space>,
     key: TaskKey,
-    /// Time below which a record is implausible: the configuration is measured again, and the record gives
-    /// way.
+    /// Time below which a record is implausible: the configuration is measured again, and the record
+    /// replaced.
     least_ns: f64,
     search: String,
     seed: u64,
     toolchain: String,
     start: Instant,
     start_unix_ms: u64,
-    /// Time since which it rests, if it does.
+    /// Start of the current pause, if the clock is paused.
     rests: Option<Instant>,
     pending: Vec<Record>,
 }
@@ -40,7 +40,7 @@ impl Recorder {
         Recorder::of_space(opened, &task.space, least_ns, key, search, seed)
     }
 
-    /// Makes the recorder of a space with a bound of its times.
+    /// Makes the recorder of a space, with a lower bound on its times.
     pub(crate) fn of_space(
         opened: Opened,
         space: &Arc<Space>,
@@ -65,7 +65,7 @@ impl Recorder {
         }
     }
 
-    /// Takes note of a trial.
+    /// Buffers a trial.
     fn add(&mut self, report: &Report) {
         let config = self.space.config_to_json(&report.trial.config);
         self.pending.push(Record {
@@ -93,10 +93,10 @@ impl Recorder {
         });
     }
 
-    /// Writes what has been noted since the last time.
+    /// Writes the buffered trials.
     ///
     /// # Errors
-    /// If the database cannot be written, and then the trials stay noted, or is gone.
+    /// If the database cannot be written, in which case the trials stay buffered, or is gone.
     fn commit(&mut self) -> Result<(), StoreError> {
         if !self.pending.is_empty() {
             let opened = self.opened.as_mut().expect("invariant: nothing is noted after the end");
@@ -107,8 +107,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// Writes what is left, and the winner where there is one, and closes the database: whoever copies the
-    /// file then need not know of the log beside it.
+    /// Writes the remaining trials and the winner, if there is one, and closes the database, so that users
+    /// who copy the file need not know of the log beside it.
     ///
     /// # Errors
     /// If the database cannot be written, or is gone.
@@ -180,7 +180,7 @@ impl Recording {
     }
 }
 
-/// Locks what a panic of another thread does not keep.
+/// Locks a mutex, even if another thread panicked while holding it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

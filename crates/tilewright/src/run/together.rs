@@ -1,8 +1,8 @@
-//! Tuning of several tasks that share time: each turn goes to the task from which the whole is expected to
+//! Tuning of several tasks that share time: each turn goes to the task from which the total is expected to
 //! gain most.
 //!
-//! A search keeps what it knows from turn to turn. The workers of a task end with its turn and start anew
-//! with the next one, which takes some 60 ms; its inputs, its reference and what was compiled stay.
+//! A search keeps its state from turn to turn. The workers of a task end with its turn and start anew with
+//! the next one, which takes some 60 ms; the task's inputs, reference and compiled code are kept.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,8 @@ use crate::subject::workload::WorkloadRun;
 use crate::subject::{HeadOfSearch, Runnable};
 use crate::tuned::{Tuned, Wall};
 
-/// The first turn of a task, and every one at least: its first guess is measured, however long that takes.
+/// Length of a task's first turn, and the minimum of all: its first guess is measured, however long that
+/// takes.
 const FIRST_TURN: Duration = Duration::from_millis(250);
 /// Time past the limit in which tasks without a result may still begin their first turns: as much again, and
 /// this at least.
@@ -41,12 +42,12 @@ const STARTS_PER_TURN: u32 = 10;
 /// it report their fastest trial and race in the next run.
 const PART_FOR_RACES: f64 = 0.15;
 const LEAST_LATE: Duration = Duration::from_secs(1);
-/// Rounds of a race together, as one part in this many of its share: candidates are built and checked as
-/// well. A race may take [`SHORTEST_RACE`] where its share is less.
+/// Time for all rounds of a race, as one part in this many of the race's share: candidates are built and
+/// verified as well. A race may take [`SHORTEST_RACE`] if its share is less.
 const PART_FOR_ROUNDS: u32 = 2;
 const SHORTEST_RACE: Duration = Duration::from_secs(1);
-/// Largest share of the memory, as one part in this many, that waiting tasks may hold; data beyond it are
-/// made anew.
+/// Maximum share of the memory, as one part in this many, that waiting tasks may hold; data beyond it are
+/// recreated.
 const PART_OF_MEMORY: u64 = 4;
 
 /// End of a turn, when several tasks are tuned together.
@@ -92,7 +93,7 @@ pub struct TunedMany {
 /// Result of one of several tasks tuned together.
 #[derive(Debug, Serialize)]
 pub struct TunedTask {
-    /// Result as of a run of its own.
+    /// Result, as of a separate run.
     #[serde(flatten)]
     pub tuned: Tuned,
     /// Weight: number of its calls in the whole program.
@@ -105,19 +106,19 @@ pub struct TunedTask {
     pub turns: u64,
 }
 
-/// A task and what it needs from turn to turn.
+/// Task, with its state from turn to turn.
 struct Player<'a> {
     run: &'a Run<'a>,
     workload: &'a WorkloadRun<'a>,
     weight: f64,
     tuning: Tuning<'a>,
     history: History,
-    /// Device; `None` before its first turn, and where memory is short.
+    /// Device; `None` before the task's first turn, and when memory is short.
     device: Option<Device>,
-    /// Time that it took to start that, or its workers, the last time.
+    /// Time that the last start of the device or of its workers took.
     start: Duration,
     trial_rate: TrialRate,
-    /// Recording; `None` before its first turn.
+    /// Recording; `None` before the task's first turn.
     recording: Option<Recording>,
     found: Findings,
     wall: Wall,
@@ -125,11 +126,11 @@ struct Player<'a> {
     n_turns: u64,
 }
 
-/// Tunes tasks that share this time, each with the number of times that the whole runs it.
+/// Tunes tasks that share this time, each with the number of times that the whole program runs it.
 ///
 /// # Errors
-/// If a request does not fit, the database cannot be written, or workers do not start. A task of which no
-/// candidate was right is one without a best.
+/// If a request does not fit, the database cannot be written, or workers do not start. A task without a
+/// correct candidate is not an error: its result has no best.
 pub(crate) fn run_together(
     tasks: &[(Request, f64)],
     time: Duration,
@@ -180,13 +181,13 @@ pub(crate) fn run_together(
     })
 }
 
-/// Tasks that share time, under way.
+/// State of tasks that share time.
 struct Game<'a> {
     begin: Instant,
     time: Duration,
     observer: &'a dyn Observer,
     players: Vec<Player<'a>>,
-    /// Seconds and the whole's milliseconds, wherever it changed.
+    /// Seconds, and the weighted total in milliseconds, at each change.
     curve: Vec<(f64, f64)>,
 }
 
@@ -195,18 +196,18 @@ impl Game<'_> {
         self.players.iter().map(|player| &player.history).collect()
     }
 
-    /// The time of the whole in nanoseconds, once every task has one.
+    /// Weighted total in nanoseconds, once every task has a result.
     fn whole_ns(&self) -> Option<f64> {
         self.histories().into_iter().map(History::share_ns).sum()
     }
 
-    /// Time since it began.
+    /// Time since the run began.
     fn elapsed(&self) -> Duration {
         pause::now() - self.begin
     }
 
-    /// Gives turns until the time is up, but for what the races need; whether it ended before because none
-    /// was worth it.
+    /// Gives turns until the time is up, except for the time that races need; returns whether the search
+    /// ended early because no turn was worth its time.
     fn search(&mut self, stop: &AtomicBool) -> Result<bool, Error> {
         let is_raced = self.players.iter().any(|player| player.run.settings.race);
         let time = if is_raced { self.time.mul_f64(1.0 - PART_FOR_RACES) } else { self.time };
@@ -214,7 +215,7 @@ impl Game<'_> {
         let mut awake: Option<usize> = None;
         loop {
             let left = time.saturating_sub(self.elapsed());
-            // Where records are lost the flag is raised as well.
+            // The flag is also raised when records are lost.
             let chosen = if stop.load(Ordering::Relaxed) { None } else { next(&self.histories()) };
             // A first result is worth more than the limit, within reason.
             let is_late = self.elapsed() >= time + time.max(LEAST_FOR_FIRST_TURNS);
@@ -230,7 +231,7 @@ impl Game<'_> {
         }
     }
 
-    /// A turn has ended.
+    /// Reports the end of a turn.
     fn tell(&mut self, at: usize, time: Duration) {
         let (whole_ns, elapsed) = (self.whole_ns(), self.elapsed());
         let changed = whole_ns.map(|ns| ns / 1e6).filter(|ms| self.curve.last().is_none_or(|(_, last)| last != ms));
@@ -246,7 +247,7 @@ impl Game<'_> {
         }));
     }
 
-    /// Ends the workers of a task, and forgets what it is run on where memory is short.
+    /// Ends the workers of a task, and drops its device if memory is short.
     fn rest(&mut self, at: usize) {
         let devices = self.players.iter().filter_map(|player| player.device.as_ref());
         let n_bytes: u64 = devices.map(|device| device.data().n_bytes()).sum();
@@ -258,7 +259,7 @@ impl Game<'_> {
         }
     }
 
-    /// Races the leaders of each task, of those that matter most first.
+    /// Races the best candidates of each task, those with the largest share of the total first.
     fn race(&mut self) -> Result<Vec<TunedTask>, Error> {
         let share = |player: &Player| player.history.share_ns().unwrap_or(0.0);
         let mut order: Vec<(usize, Player)> = std::mem::take(&mut self.players).into_iter().enumerate().collect();
@@ -334,17 +335,17 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// Trials of this run.
+    /// Number of trials of this run.
     fn n_trials(&self) -> u64 {
         (self.found.trials.len() - self.run.earlier.trials.len()) as u64
     }
 
-    /// Time that it had for its search.
+    /// Time spent on the task's search.
     fn searched(&self) -> Duration {
         Duration::from_secs_f64(self.wall.seconds.search)
     }
 
-    /// Has the device with its workers ready; false after an interrupt.
+    /// Starts the device or its workers if needed; returns false after an interrupt.
     fn wake(&mut self) -> Result<bool, Error> {
         self.wall.skip();
         match &mut self.device {
@@ -357,7 +358,7 @@ impl<'a> Player<'a> {
         Ok(self.device.is_some())
     }
 
-    /// The recording, which begins with the first turn.
+    /// Recording, created by the first turn.
     fn recording(&mut self) -> Result<Recording, Error> {
         if let Some(recording) = &self.recording {
             return Ok(recording.clone());
@@ -366,7 +367,7 @@ impl<'a> Player<'a> {
         Ok(self.recording.insert(recording).clone())
     }
 
-    /// Searches for the time of a turn, or what is left where that is less.
+    /// Searches for the time of a turn, or for the time left if that is less.
     fn take_turn(&mut self, at: usize, turn: Duration, left: Duration, observer: &dyn Observer) -> Result<(), Error> {
         self.n_turns += 1;
         let recording = self.recording()?;
@@ -411,8 +412,8 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Races the leaders in this time, where there is one and anything is new, and says what the task came
-    /// to.
+    /// Races the best candidates in this time, if there is a race and anything is new, and makes the task's
+    /// result.
     fn conclude(mut self, at: usize, time: Option<Duration>, observer: &dyn Observer) -> Result<TunedTask, Error> {
         let run = self.run;
         self.wall.skip();
@@ -422,7 +423,7 @@ impl<'a> Player<'a> {
             None => {
                 let recording = self.recording()?;
                 observer.note(Note::Turn(at, &recording));
-                // Who has interrupted the search does not wait for all races.
+                // A user who interrupts the search does not wait for all races.
                 let is_wanted =
                     run.settings.race && !run.stop.load(Ordering::Relaxed) && self.tuning.best_ns().is_some();
                 let time = time.filter(|_| is_wanted);
@@ -446,7 +447,7 @@ impl<'a> Player<'a> {
         Ok(TunedTask { tuned, weight: self.weight, share: None, ms_bound, turns: self.n_turns })
     }
 
-    /// The winner of an earlier race, where nothing was recorded since.
+    /// Winner of an earlier race, if nothing has been recorded since.
     fn known_winner(&self) -> Result<Option<Winner>, Error> {
         let Some(store) = self.run.database.open_to_read()? else { return Ok(None) };
         self.run.known_winner(&store).map_err(|error| self.run.database.refuse(error))
@@ -476,7 +477,7 @@ fn check(tasks: &[(Request, f64)]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Observer that passes notes on, messages with the workload before them.
+/// Observer that forwards notes, and prefixes messages with the workload.
 struct Named<'a> {
     workload: String,
     observer: &'a dyn Observer,

@@ -20,7 +20,7 @@ pub struct Transfer {
     pub path: PathBuf,
     /// Texts of the workloads; empty for all but the one that is tuned.
     workloads: Vec<String>,
-    /// Whether nothing to learn from is no error.
+    /// Whether it is no error if there is nothing to learn from.
     pub(crate) is_optional: bool,
     /// Option by which the user named it, if so.
     option: Option<&'static str>,
@@ -45,7 +45,7 @@ impl Transfer {
     /// vLLM's tables contain commas.
     ///
     /// # Errors
-    /// What is wrong with the text, in one line.
+    /// If the text is malformed, with the reason in one line.
     pub fn parse(text: &str) -> Result<Transfer, String> {
         let (path, rest) = match text.split_once(',') {
             Some((path, rest)) if !Path::new(text).is_file() => (path, Some(rest)),
@@ -71,7 +71,7 @@ impl Transfer {
     /// Opens the database, and lists the tasks that it has trials of.
     ///
     /// # Errors
-    /// Bad input where there is no database, or it has no trials of a workload that is named.
+    /// Bad input if there is no database, or it has no trials of a workload that is named.
     pub fn open(&self) -> Result<(Store, Vec<TaskKey>), Error> {
         let database = self.database()?;
         let name = database.name();
@@ -103,8 +103,8 @@ impl Transfer {
         Ok(self.option.map_or(database.clone(), |option| database.called(option)))
     }
 
-    /// Earlier tasks with plausible records, without the task at hand. Records of any version of a space
-    /// count: their steps make a program, and their configurations are mapped to the current space.
+    /// Earlier tasks with plausible records, except the current one. Records of any version of a space count:
+    /// their steps make a program, and their configurations are mapped to the current space.
     ///
     /// # Errors
     /// As [`Transfer::open`].
@@ -134,10 +134,10 @@ impl Transfer {
     }
 }
 
-/// The best configurations of a file of another tuner, carried over into a space.
+/// Best configurations of another tuner's file, mapped to a space.
 ///
 /// # Errors
-/// If the file cannot be read, or none of it fits.
+/// If the file cannot be read, or none of its configurations fits.
 pub(super) fn best_of_file(path: &Path, space: &Space, observer: &dyn Observer) -> Result<Vec<Config>, Error> {
     let refuse =
         |reason: &dyn std::fmt::Display| Error::setting(Setting::Transfer, format!(": {}: {reason}", path.display()));

@@ -1,24 +1,26 @@
-//! Turns of tasks that share time: the next one goes to the task by which the whole is expected to gain most.
+//! Turns of tasks that share time: the next one goes to the task from which the total is expected to gain
+//! most.
 //!
-//! This is the rule alone: it is told what the turns of each task came to, and knows no clock.
+//! This module is the rule alone: it receives the results of each task's turns, and reads no clock.
 
 use std::time::Duration;
 
 /// Usual length of a turn, long enough to make the cost of switching tasks small.
 pub const TURN: Duration = Duration::from_secs(2);
 
-/// Weight of the gain of the last turns in the expected gain of a turn; the rest is by a time whose excess
-/// over its bound falls as one over the turns spent on it.
+/// Weight of the last turns' gain in the expected gain of a turn; the rest is the gain of a model in which
+/// the excess over the bound falls as one over the turns spent.
 const OF_LAST: f64 = 0.2;
-/// Number of the last turns that count.
+/// Number of last turns that count.
 const LAST_TURNS: f64 = 3.0;
-/// A turn for each task, by which the whole gains less than this, is not worth its time.
+/// Minimum relative gain of the total by a turn of each task; below it, turns are not worth their time.
 const LEAST_GAIN: f64 = 0.002;
-/// Turns after which a task without a valid trial has had its chance.
+/// Number of turns after which a task without a valid trial gets no further turn.
 const TURNS_FOR_A_RESULT: f64 = 3.0;
 
-/// Least trials, and batches of trials, that a turn has time for: what is begun and not measured at its end
-/// is begun anew in the next one, and all of a batch may be built before any of it is measured.
+/// Minimum number of trials, and of batches of trials, that a turn has time for: a trial that is not measured
+/// at the end of a turn is repeated in the next one, and a whole batch may be built before any of it is
+/// measured.
 const TRIALS_PER_TURN: f64 = 4.0;
 const BATCHES_PER_TURN: f64 = 2.0;
 
@@ -48,9 +50,9 @@ impl TrialRate {
 #[derive(Debug, Clone)]
 pub struct History {
     weight: f64,
-    /// No kernel is as fast, in nanoseconds.
+    /// Lower bound on the task's time in nanoseconds.
     bound_ns: f64,
-    /// Seconds spent until a new best, and its time in nanoseconds.
+    /// Seconds spent until each new best, and its time in nanoseconds.
     bests: Vec<(f64, f64)>,
     seconds: f64,
     is_over: bool,
@@ -95,18 +97,18 @@ impl History {
         self.seconds == 0.0 && !self.is_over
     }
 
-    /// Best after these seconds, or the first one.
+    /// Best after this many seconds, or the first one.
     fn best_after(&self, seconds: f64) -> Option<f64> {
         let after = self.bests.iter().rev().find(|(at, _)| *at <= seconds);
         after.or(self.bests.first()).map(|(_, ns)| *ns)
     }
 
-    /// Nanoseconds that the whole is expected to gain by a turn; infinite where there is no result yet.
+    /// Expected gain of the total by a turn, in nanoseconds; infinite without a result.
     ///
     /// # Source
     /// TVM's task schedulers (auto_scheduler/task_scheduler.py,
-    /// meta_schedule/task_scheduler/gradient_based.cc), which count rounds of so many trials, and have times
-    /// fall towards nothing; this counts seconds, and has them fall towards a bound.
+    /// meta_schedule/task_scheduler/gradient_based.cc), which count rounds of a fixed number of trials, and
+    /// let times fall towards zero; this rule counts seconds, and lets times fall towards a bound.
     fn gain_ns(&self) -> f64 {
         if self.is_over {
             return 0.0;
@@ -153,7 +155,8 @@ mod tests {
     }
 
     impl Simulated {
-        /// Kernels that come near the bound, or nearer with time, in a few steps sooner or later.
+        /// Makes a random task whose times come near the bound, or nearer with time, in a few steps sooner or
+        /// later.
         fn new(rng: &mut Xoshiro256PlusPlus) -> Simulated {
             let bound_ns = 10f64.powf(rng.random_range(4.0..6.0));
             let mut ns = bound_ns * rng.random_range(1.05..4.0);
@@ -178,8 +181,8 @@ mod tests {
         (0..n).map(|_| Simulated::new(&mut rng)).collect()
     }
 
-    /// The whole after so long, where turns go to whom is chosen, and how many each had. It takes a while to
-    /// go from one to another.
+    /// Simulates turns for this time, each given to the task that `choose` returns; returns the total and the
+    /// number of turns of each task. Switching tasks takes a while.
     fn play(
         tasks: &[Simulated],
         time_s: f64,
@@ -200,8 +203,8 @@ mod tests {
         (histories.iter().map(|history| history.share_ns().unwrap()).sum(), turns)
     }
 
-    /// Trials of the first turns, of which each takes so many seconds and nothing is measured before all of a
-    /// batch are built, where 16 are asked for at a time.
+    /// Number of trials of each of the first turns if each trial takes this many seconds, nothing is measured
+    /// before a whole batch is built, and batches of 16 are requested.
     fn trials_of_turns(trial_s: f64) -> Vec<usize> {
         let mut trial_rate = TrialRate::of(0.0, 0);
         let turn = |_| {
@@ -242,9 +245,9 @@ mod tests {
 
     #[test]
     fn ten_minutes_come_near_to_a_minute_for_each() {
-        // A seventh of the time is for the races.
+        // A seventh of the time is reserved for races.
         const SEARCH_S: f64 = 510.0;
-        // Of 50 tasks each has a sixth of a minute on average; an oracle could come to 1.002.
+        // With 50 tasks, each has a sixth of a minute on average; an oracle could reach 1.002.
         for (n_tasks, most) in [(25, 1.015), (50, 1.03)] {
             let ratios = (0..10).map(|seed| {
                 let tasks = tasks(seed, n_tasks);
@@ -273,7 +276,7 @@ mod tests {
         assert_eq!(next(&[&at_bound, &near, &over]), Some(1));
         assert_eq!(next(&[&at_bound, &over]), None);
         assert_eq!(next(&[]), None);
-        // What is expected falls with the turns that brought nothing.
+        // The expected gain falls with turns that gained nothing.
         let mut tried = history(&[400.0]);
         let n_turns = (1..1000).find(|_| {
             tried.spend(2.0, Some(400.0));
@@ -293,7 +296,7 @@ mod tests {
         assert_eq!(next(&[&heavy, &new, &some, &many]), Some(1));
         assert_eq!(next(&[&many, &some]), Some(1));
         assert_eq!(next(&[&some, &heavy]), Some(1));
-        // One that has just gained is worth another turn.
+        // A task that has just gained is worth another turn.
         let mut gaining = history(1.0, 5);
         gaining.spend(2.0, Some(500.0));
         assert_eq!(next(&[&some, &gaining]), Some(0), "half as long, it gains half as much …");

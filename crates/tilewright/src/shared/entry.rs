@@ -7,7 +7,7 @@ use tilewright_tune::{Task, TemplateSetting};
 
 use crate::best::known_target;
 
-/// Winners that an entry has at most: of templates, and of versions of their spaces.
+/// Maximum number of winners of an entry: of templates, and of versions of their spaces.
 const MOST_WINNERS: usize = 32;
 
 /// Key of an entry.
@@ -61,7 +61,7 @@ pub(super) fn is_name(text: &str) -> bool {
     text.len() == DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Hash that all builds compute alike (FNV-1a), in hexadecimal digits.
+/// Hash that is the same in all builds (FNV-1a), in hexadecimal digits.
 fn hash(text: &str) -> String {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
     format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, step))
@@ -76,7 +76,7 @@ pub struct Entry {
     pub line: RecordLine,
 }
 
-/// The part of an entry's line that no record has.
+/// Part of an entry's line that a record does not have.
 #[derive(Deserialize)]
 struct SpaceVersion {
     space: String,
@@ -109,7 +109,7 @@ impl Entry {
         self.line.winner.as_ref().map_or(f64::INFINITY, |winner| winner.median_ns)
     }
 
-    /// Whether the other one is of the same template and version of its space.
+    /// Whether another winner is of the same template and version of its space.
     fn is_of_space_of(&self, other: &Entry) -> bool {
         self.space == other.space && self.line.record.template == other.line.record.template
     }
@@ -133,7 +133,7 @@ impl Entry {
     }
 }
 
-/// Version of the space that a record is of: of its whole description where the target is known, else of the
+/// Version of a record's space: a hash of the whole description if the target is known, otherwise of the
 /// names of its parameters.
 fn space_of(line: &RecordLine) -> String {
     let record = &line.record;
@@ -157,10 +157,10 @@ pub(super) fn print(winners: &[Entry]) -> String {
     winners.iter().map(|winner| winner.to_text() + "\n").collect()
 }
 
-/// Reads an entry's file, whose path in the store this is.
+/// Parses an entry's file; `path` is its path in the store.
 ///
 /// # Errors
-/// If it is cut off, no entry, or the entry of another path.
+/// If it is truncated, not an entry, or the entry of another path.
 pub(super) fn parse(path: &str, text: &[u8]) -> Result<Vec<Entry>, String> {
     if !text.ends_with(b"\n") {
         return Err("it is cut off".to_owned());
@@ -174,13 +174,13 @@ pub(super) fn parse(path: &str, text: &[u8]) -> Result<Vec<Entry>, String> {
         }
         winners.push(winner);
     }
-    // A hash may have two keys in a world of them; one alone stays.
+    // Two keys may have the same hash; only the winners of the first one stay.
     let first = winners.first().map(Entry::key);
     winners.retain(|winner| Some(winner.key()) == first);
     if winners.is_empty() { Err("it is empty".to_owned()) } else { Ok(winners) }
 }
 
-/// Adds a winner to those of its entry, where it is better than that of its template and version; returns
+/// Adds a winner to those of its entry if it is better than the one of its template and version; returns
 /// whether it is.
 pub(super) fn improve(winners: &mut Vec<Entry>, new: Entry) -> bool {
     match winners.iter_mut().find(|old| old.is_of_space_of(&new)) {
@@ -224,7 +224,8 @@ mod tests {
         assert_eq!(folder_of("../x86_64/a b/512@pi"), "-..-x86_64-a-b-512@pi");
     }
 
-    /// Any bytes, and entries with bytes changed, cut off or doubled, are entries or one line.
+    /// Arbitrary bytes, and entries with bytes changed, truncated or doubled, give entries or a one-line
+    /// error.
     #[test]
     fn any_text_is_an_entry_or_one_line() {
         let (path, whole) = (winner().key().path(), format!("{LINE}\n{LINE}\n").into_bytes());

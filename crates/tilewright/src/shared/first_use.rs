@@ -19,13 +19,13 @@ use crate::shared::SharedStore;
 use crate::subject::workload::{start_device, task_key};
 use crate::version::BUILD;
 
-/// Time of the measurement that goes on record.
+/// Minimum time and samples of the measurement that is recorded.
 const ROUND: RoundLength = RoundLength { time: Duration::from_millis(25), min_samples: 2 };
-/// Search that records name.
+/// Name of the search in these records.
 const SEARCH: &str = "store";
 
-/// Builds, checks and times a configuration with caches in this state; returns the record of its trial, be it
-/// a failure.
+/// Builds, verifies and times a configuration with caches in this state; returns the record of the trial,
+/// which may be a failure.
 ///
 /// # Errors
 /// If memory does not suffice or workers do not start.
@@ -66,7 +66,7 @@ pub(crate) fn tried(choice: &Choice, caches: Caches, worker: &WorkerCommand) -> 
     })
 }
 
-/// Whether the record is of a kernel that computes what it should.
+/// Checks that the record is of a kernel with a correct result.
 pub(crate) fn is_right(record: &Record) -> Result<(), String> {
     match &record.outcome {
         Outcome::Measured(_) => Ok(()),
@@ -75,10 +75,10 @@ pub(crate) fn is_right(record: &Record) -> Result<(), String> {
 }
 
 impl SharedStore {
-    /// Tries a winner of the store out and records how that went.
+    /// Verifies a winner of the store, and records the result.
     ///
     /// # Errors
-    /// Why it must not be used, in one line.
+    /// If it must not be used, with the reason in one line.
     pub(crate) fn try_out(
         &self,
         choice: &Choice,

@@ -19,7 +19,7 @@ use crate::import::LineValidator;
 use crate::observer::Observer;
 use crate::subject::own::is_own;
 
-/// Time for others that write to come to their end.
+/// Time to wait for other writers to finish.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Counts of what was written to a store.
@@ -33,7 +33,7 @@ pub struct Pushed {
     pub refused: u64,
 }
 
-/// Errors of files of a store, with its name.
+/// Factory of errors about a store's files, with the store's name.
 struct Faults(String);
 
 impl Faults {
@@ -72,11 +72,11 @@ impl Database {
 }
 
 impl SharedStore {
-    /// Writes winners to the store, each where it is better than the stored one of its template and version;
+    /// Writes winners to the store, each if it is better than the stored one of its template and version;
     /// initialises a missing or empty folder as a store. Implausible winners are left out, with a note.
     ///
     /// # Errors
-    /// Bad input where the store is a server's or cannot be written, the folder holds something else, or
+    /// Bad input if the store is a server's or cannot be written, the folder holds something else, or
     /// another process writes for longer than half a minute.
     pub fn push(&self, winners: Vec<Entry>) -> Result<Pushed, Error> {
         let StoreLocation::Folder(folder) = &self.place else {
@@ -126,11 +126,11 @@ impl SharedStore {
         }
     }
 
-    /// Adds winners to their entry; returns how many of them are better than what was there.
+    /// Adds winners to their entry; returns how many of them are better than the stored ones.
     fn improve(&self, folder: &Path, key: &EntryKey, new: Vec<Entry>) -> Result<u64, Error> {
         let path = key.path();
         let text = self.place.read(&path, MOST_ENTRY_BYTES).map_err(Error::failed)?;
-        // One that is damaged is replaced, and so is the other of two keys that have the same name.
+        // A damaged entry is replaced, and so is the entry of another key with the same name.
         let mut winners = text.and_then(|text| parse(&path, &text).ok()).unwrap_or_default();
         winners.retain(|winner| winner.key() == *key);
         let n_better = new.into_iter().filter(|new| improve(&mut winners, new.clone())).count();
@@ -146,11 +146,11 @@ impl SharedStore {
     }
 }
 
-/// A winner as this version writes it, where it can be true. Winners of another version's spaces stay as they
+/// Winner as this version writes it, if it is plausible. Winners of another version's spaces stay as they
 /// are.
 ///
 /// # Errors
-/// Why it cannot be, in one line.
+/// If it is implausible, with the reason in one line.
 pub(super) fn admitted(importer: &mut LineValidator, winner: Entry) -> Result<Entry, String> {
     let refused = |why: String| format!("the entry of {} is refused: {why}", winner.line.record.workload);
     if is_own(&winner.line.record.workload) {
@@ -160,7 +160,7 @@ pub(super) fn admitted(importer: &mut LineValidator, winner: Entry) -> Result<En
     Ok(if line.winner.is_some() { Entry { line, ..winner } } else { winner })
 }
 
-/// Writes the list of a target's entries, whose folder this is.
+/// Writes the list of a target's entries into the target's folder.
 pub(super) fn write_index(folder: &Path) -> io::Result<()> {
     let names = names_below(folder)?;
     let names: BTreeSet<&String> = names.iter().collect();
@@ -168,7 +168,7 @@ pub(super) fn write_index(folder: &Path) -> io::Result<()> {
     write_whole(&folder.join(INDEX), |file| file.write_all(text.as_bytes()))
 }
 
-/// Locks a store, of this name, against others that write to it, until the file is dropped.
+/// Locks the store of this name against other writers until the file is dropped.
 ///
 /// # Errors
 /// If the folder cannot be opened, or others write for longer than half a minute.

@@ -10,13 +10,13 @@ use ureq::Agent;
 
 use crate::error::{Error, one_line};
 
-/// Time for an answer of a server, the connection included.
+/// Timeout of a server's answer, the connection included.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Redirections that are followed.
+/// Maximum number of redirections that are followed.
 const MOST_REDIRECTIONS: u32 = 3;
 /// Status of a file that a server does not have.
 const NOT_FOUND: u16 = 404;
-/// Status of a file that a server keeps to itself, as storage services say of those that are not there.
+/// Status of a file that a server withholds; storage services also return it for missing files.
 const FORBIDDEN: u16 = 403;
 
 /// Place of a store.
@@ -28,10 +28,10 @@ pub(super) enum StoreLocation {
 }
 
 impl StoreLocation {
-    /// The place that a text names.
+    /// Parses a location.
     ///
     /// # Errors
-    /// Bad input where it is empty, or an address of another kind than `http://`.
+    /// Bad input if it is empty, or an address of another kind than `http://`.
     pub(super) fn parse(text: &str) -> Result<StoreLocation, Error> {
         let refuse = |why: &str| Error::input(format!("store `{}`: {why}", one_line(text)));
         if let Some(rest) = text.strip_prefix("http://") {
@@ -55,10 +55,10 @@ impl StoreLocation {
         }
     }
 
-    /// Reads a file of at most so many bytes; none where there is none.
+    /// Reads a file of at most `most_bytes` bytes; `None` if it does not exist.
     ///
     /// # Errors
-    /// If it cannot be read, is cut off, or is larger.
+    /// If the file cannot be read, is truncated, or is larger.
     pub(super) fn read(&self, path: &str, most_bytes: u64) -> Result<Option<Vec<u8>>, String> {
         match self {
             StoreLocation::Folder(folder) => {
@@ -87,7 +87,7 @@ impl StoreLocation {
         }
     }
 
-    /// Names of what lies in a folder of the store, where it is one; empty where there is none.
+    /// Names of the files in a folder of the store; empty if the folder does not exist.
     pub(super) fn names_in(folder: &std::path::Path) -> io::Result<Vec<String>> {
         let entries = match fs::read_dir(folder) {
             Ok(entries) => entries,

@@ -35,7 +35,7 @@ impl SharedStore {
     /// are also built, run and compared with the reference. Refused ones are removed if `removes`.
     ///
     /// # Errors
-    /// If the store cannot be read, or written where something is to be removed.
+    /// If the store cannot be read, or entries are to be removed and it cannot be written.
     pub fn verify(&self, worker: Option<&WorkerCommand>, removes: bool) -> Result<Verified, Error> {
         let mut found = Verified::default();
         let mut importer = LineValidator::default();
@@ -74,7 +74,7 @@ impl SharedStore {
         Ok(found)
     }
 
-    /// Writes entries anew with the winners that stay.
+    /// Rewrites entries with the remaining winners.
     fn mend(&self, mended: &[(String, Vec<Entry>)]) -> Result<(), Error> {
         let StoreLocation::Folder(folder) = &self.place else {
             return Err(Error::input(format!("{} is read-only (give the folder that is served)", self.name())));
@@ -94,10 +94,10 @@ impl SharedStore {
     }
 }
 
-/// Builds and runs a winner of this machine; whether it is one.
+/// Builds and runs a winner of this machine; returns false for a winner of another one.
 ///
 /// # Errors
-/// Why it is refused, in one line.
+/// If it is refused, with the reason in one line.
 fn run_here(winner: &Entry, worker: Option<&WorkerCommand>) -> Result<bool, String> {
     let (record, target) = (&winner.line.record, host::target());
     let caches = CACHES.into_iter().find(|caches| target_name(&target, *caches) == record.target);
@@ -108,7 +108,7 @@ fn run_here(winner: &Entry, worker: Option<&WorkerCommand>) -> Result<bool, Stri
     }
     let workload = Workload::parse(&record.workload).map_err(|error| error.to_string())?;
     let best = Best::new(&workload, record.template.clone(), record.config.clone(), winner.median_ns());
-    // One of another version of the space says nothing here.
+    // A winner of another version of the space cannot be verified here.
     let Ok(choice) = best.choice(&workload, &target, threads) else { return Ok(false) };
     let record = tried(&choice, caches, worker).map_err(|error| error.to_string())?;
     is_right(&record).map_err(|why| format!("the entry of {workload} is refused: {why}"))?;

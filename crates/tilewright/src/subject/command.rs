@@ -21,10 +21,10 @@ use crate::request::Settings;
 /// Prefix of commands in records, and name of their template.
 pub const COMMAND: &str = "command";
 
-/// Samples of a trial, and runs before them, where a command is timed and nothing else is asked for.
+/// Default number of samples of a trial of a timed command, and of warm-up runs before them.
 const SAMPLES_OF_TIMES: usize = 3;
 const WARMUPS_OF_TIMES: usize = 1;
-/// Longest that a build or a run may take, if nothing else is asked for.
+/// Default timeout of a build or a run.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Command to be tuned, with parameters.
@@ -44,7 +44,7 @@ pub struct Command {
     cleanup: Option<String>,
     metric: Option<String>,
     maximize: bool,
-    /// Metrics by name, where several are to be good at once.
+    /// Metrics by name, for multi-objective tuning.
     objectives: Vec<(String, String, Direction)>,
     shell: bool,
     samples: Option<usize>,
@@ -149,7 +149,7 @@ fn is_range(text: &str) -> bool {
 /// Parses a list of values: `8,16,32`, `1..8` with both ends, or a list as Python writes it.
 ///
 /// # Errors
-/// If it lists none, or a range that is not one of integers.
+/// If the list is empty, or a range is not of integers.
 pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
     let text = text.trim();
     let is_expression = text.starts_with(['[', '(']) || text.contains('(');
@@ -178,7 +178,7 @@ pub fn parse_values(text: &str) -> Result<Vec<Datum>, Error> {
         let mend = "write 0.1,0.2,0.3 or [i / 10 for i in range(1, 6)], and whole numbers alone as in 1..8";
         return Err(Error::input(format!("{range} is no range of whole numbers, which alone has steps ({mend})")));
     }
-    // Only numbers that are written as they are printed: others are passed on as they are.
+    // Only numbers that print as they are written: other texts are passed on unchanged.
     let number = |item: &&str| item.parse::<i64>().ok().filter(|number| number.to_string() == **item);
     let numbers: Option<Vec<i64>> = items.iter().map(number).collect();
     Ok(match numbers {
@@ -194,7 +194,7 @@ pub fn is_plain_name(name: &str) -> bool {
     is_plain && expression::is_name(name) && name != FOLDER
 }
 
-/// Whether a name is plain, or that of a place in a list that a plain name has, such as `sizes[0]`.
+/// Whether a name is plain, or an element of a list with a plain name, such as `sizes[0]`.
 fn is_name_or_place(name: &str) -> bool {
     let (list, places) = name.split_at(name.find('[').unwrap_or(name.len()));
     let is_number = |place: &str| place.parse::<u16>().is_ok_and(|number| number.to_string() == place);
@@ -211,7 +211,7 @@ pub fn refuse_name(name: &str, mend: &str) -> Error {
 /// Builds the space of parameters with their values, under constraints.
 ///
 /// # Errors
-/// If a parameter or a condition is none, or no configuration is left.
+/// If a parameter or a condition is malformed, or no configuration is left.
 pub fn space_of(name: &str, parameters: &[(String, Vec<Datum>)], constraints: &[String]) -> Result<Space, Error> {
     if parameters.is_empty() {
         return Err(Error::input("there are no parameters (give some, such as name=8,16,32)"));
@@ -229,7 +229,7 @@ impl Command {
     /// Builds the space of configurations.
     ///
     /// # Errors
-    /// If a parameter or a constraint is none, or no configuration is left.
+    /// If a parameter or a constraint is malformed, or no configuration is left.
     pub fn space(&self) -> Result<Space, Error> {
         self.check_names()?;
         let values = |(name, text): &(String, String)| {
@@ -260,7 +260,7 @@ impl Command {
     /// Parses the metrics.
     ///
     /// # Errors
-    /// If a text is neither a time nor a regular expression, or several metrics do not go together.
+    /// If a text is neither a time nor a regular expression, or the metrics cannot be combined.
     pub fn parsed_objectives(&self) -> Result<Objectives, Error> {
         if self.objectives.is_empty() {
             return parse_metric(self.metric_text(), self.maximize).map(Objectives::from);
@@ -283,7 +283,7 @@ impl Command {
     /// Parses the commands and the metric.
     ///
     /// # Errors
-    /// If a text is no command, or the metric none.
+    /// If a command or the metric is malformed.
     fn options(&self, settings: &Settings) -> Result<CommandOptions, Error> {
         let mut names: Vec<&str> = self.parameters.iter().map(|(name, _)| name.as_str()).collect();
         names.push(FOLDER);
@@ -320,8 +320,8 @@ impl Command {
         })
     }
 
-    /// Name in records: the program's name, and a hash of all that its times depend on: the texts, and the
-    /// contents of these files.
+    /// Name in records: the program's name, and a hash of everything that its times depend on: the texts, and
+    /// the contents of these files.
     fn workload(&self, files: &Files) -> String {
         let first = self.command.split_whitespace().next().unwrap_or("none");
         let program = Path::new(first).file_name().map_or(first.into(), |name| name.to_string_lossy());
@@ -341,7 +341,7 @@ impl Command {
 /// Makes the subject of a run of a command.
 ///
 /// # Errors
-/// If a text of the command does not fit.
+/// If a text of the command is malformed.
 pub(crate) fn subject<'a>(
     command: &Command,
     settings: &'a Settings,

@@ -14,14 +14,14 @@ use crate::format::count;
 const SCRIPTS: [&str; 18] = [
     "awk", "bash", "jar", "jl", "js", "lua", "mjs", "php", "pl", "py", "R", "r", "rb", "sh", "so", "tcl", "wasm", "zsh",
 ];
-/// Bytes of a file that are read; of a longer one its length counts beside them.
+/// Maximum bytes of a file that are hashed; the length of a longer file is hashed as well.
 const MOST_BYTES: u64 = 64 << 20;
-/// Files that a line names.
+/// Maximum number of files that [`Files::line`] names.
 const MOST_NAMED: usize = 4;
-/// Files that a source may include, at any depth.
+/// Maximum number of files that a source may include, at any depth.
 const MOST_INCLUDED: usize = 1000;
 
-/// Files with hashes of what is in them, in the order in which they are named, each once.
+/// Files with hashes of their contents, in the order in which they are named, each once.
 #[derive(Debug, Default)]
 pub(super) struct Files(Vec<(PathBuf, u64)>);
 
@@ -45,7 +45,7 @@ impl Files {
         files
     }
 
-    /// The program that the first of some words starts, as the system finds it.
+    /// Adds the program that the first of some words starts, located as the system does it.
     fn add_program(&mut self, words: &[Option<String>]) {
         let Some(Some(program)) = words.first() else { return };
         if program.contains('/') {
@@ -103,13 +103,13 @@ impl Files {
     }
 }
 
-/// Paths that a word may name: the word itself, and the text behind an equals sign or @ in it.
+/// Paths that a word may name: the word itself, and the text after `=` or `@` in it.
 fn paths(word: &str) -> impl Iterator<Item = &Path> {
     let value = word.split_once(['=', '@']).map(|(_, value)| value);
     std::iter::once(word).chain(value).filter(|word| !word.is_empty()).map(Path::new)
 }
 
-/// The file that a line includes in quotes.
+/// File that a line includes in quotes.
 fn included(line: &str) -> Option<&str> {
     let rest = line.trim_start().strip_prefix('#')?.trim_start().strip_prefix("include")?;
     rest.trim_start().strip_prefix('"')?.split('"').next()
@@ -119,7 +119,7 @@ fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Whether a file is something that runs, and not what a program reads or writes.
+/// Whether a file is executable, rather than data that a program reads or writes.
 fn is_program(path: &Path) -> bool {
     let is_script = path.extension().is_some_and(|ending| SCRIPTS.iter().any(|known| ending == *known));
     is_executable(path) || path.is_file() && (is_script || begins_as_script(path))

@@ -33,7 +33,7 @@ use crate::request::Request;
 /// Prefix of kernels in records, and name of their template.
 pub const KERNEL: &str = "kernel";
 
-/// The element types of buffers, as C and we write them.
+/// Element types of buffers, by their names in C.
 const TYPES: &[(&str, DType)] = &[
     ("float", DType::F32),
     ("double", DType::F64),
@@ -45,13 +45,13 @@ const TYPES: &[(&str, DType)] = &[
     ("signed char", DType::I8),
     ("uint8_t", DType::U8),
     ("unsigned char", DType::U8),
-    // Numbers of which only the bits count, and what sizes are.
+    // Unsigned types, of which only the bits matter, and which sizes have.
     ("uint32_t", DType::I32),
     ("unsigned int", DType::I32),
     ("uint", DType::I32),
     ("half", DType::F16),
 ];
-/// The most elements of a buffer.
+/// Maximum number of elements of a buffer.
 const MOST_ELEMENTS: i64 = 1 << 32;
 /// Argument that makes a process a worker which calls a user's kernel.
 pub const CALL: &str = "--kernel";
@@ -99,20 +99,20 @@ pub struct KernelFile {
     folder: PathBuf,
 }
 
-/// A buffer, or a value, of a kernel.
+/// Buffer or scalar argument of a kernel.
 #[derive(Debug, Clone)]
 struct KernelPort {
     name: String,
-    /// The type in C of an element.
+    /// C type of an element.
     c_type: String,
     dtype: DType,
-    /// Elements of a buffer; none of a value.
+    /// Number of elements of a buffer; `None` for a scalar.
     n: Option<u64>,
-    /// Bytes that the threads of a block share, as an expression.
+    /// Size in bytes of an array in the shared memory of a block, as an expression.
     shared: Option<String>,
-    /// Whether it is a variable of the source.
+    /// Whether it is a variable of the source, rather than an argument.
     is_variable: bool,
-    /// Value of an argument that is not a buffer.
+    /// Value of a scalar argument.
     value: f64,
     role: RoleForm,
     fill: Fill,
@@ -123,7 +123,7 @@ impl KernelFile {
     /// file.
     ///
     /// # Errors
-    /// If the text describes none, or one that cannot be tuned here.
+    /// If the text describes no kernel, or one that cannot be tuned here.
     pub fn parse(text: &str, path: &Path) -> Result<KernelFile, Error> {
         let named = |error: Error| Error::input(format!("{}: {error}", path.display()));
         let form: KernelForm = match t1::is_description(text) {
@@ -137,7 +137,7 @@ impl KernelFile {
         .map_err(named)?;
         let mut request = KernelFile { form, folder: path.parent().unwrap_or(Path::new("")).to_owned() };
         let is_for_cpu = request.language().map_err(named)?.api().is_none();
-        // Records are known by what the description says with what goes without saying.
+        // Records are keyed by the description with its defaults filled in.
         request.form.flags.get_or_insert_with(|| if is_for_cpu { default_flags() } else { Vec::new() });
         request.space().map_err(named)?;
         let ports = request.ports().map_err(named)?;
@@ -154,7 +154,7 @@ impl KernelFile {
         self.form.language.map_or_else(|| Language::of(&self.form.source), Ok)
     }
 
-    /// The device that it runs on.
+    /// Resolves the device that the kernel runs on.
     fn target(&self, device: &str, threads: usize) -> Result<Target, Error> {
         let Some(api) = self.language()?.api() else { return Ok(host::target()) };
         let (word, language) = if api == GpuApi::Cuda { ("cuda", "CUDA") } else { ("opencl", "OpenCL C") };
@@ -168,7 +168,7 @@ impl KernelFile {
         Err(Error::of(kind, format!("{source} is in {language}, and the device is {device}")))
     }
 
-    /// Build and launch on a GPU; `None` where the kernel is not for one.
+    /// Build and launch on a GPU; `None` for a CPU kernel.
     fn gpu(&self, target: &Target, compiler: Option<CudaCompiler>) -> Result<Option<GpuJob>, Error> {
         if self.language()?.api().is_none() {
             return Ok(None);
@@ -195,7 +195,7 @@ impl KernelFile {
         }))
     }
 
-    /// Whether sizes are expressions of what there is, and stand where they mean something.
+    /// Checks that sizes are expressions of defined names, and are given only where they apply.
     fn check_sizes(&self, ports: &[KernelPort]) -> Result<(), Error> {
         let form = &self.form;
         let shared: Vec<String> = ports.iter().filter_map(|port| port.shared.clone()).collect();
@@ -233,7 +233,7 @@ impl KernelFile {
     /// Builds the space of configurations.
     ///
     /// # Errors
-    /// If a parameter or a constraint is none, or no configuration is left.
+    /// If a parameter or a constraint is malformed, or no configuration is left.
     pub fn space(&self) -> Result<Space, Error> {
         let values = self.values()?;
         if let Some((name, _)) = values.iter().find(|(name, _)| !is_plain_name(name)) {
@@ -253,7 +253,7 @@ impl KernelFile {
                     expression::list(text).map_err(|error| Error::input(format!("the values of {name}: {error}")))?
                 }
             };
-            // A macro has no `True`.
+            // Macros have no `True`.
             let plain = |value: Datum| if let Datum::Bool(holds) = value { Datum::Int(holds.into()) } else { value };
             if self.form.constants.contains_key(name) {
                 return Err(Error::input(format!("{name} is a constant and a parameter")));
@@ -263,7 +263,7 @@ impl KernelFile {
         self.form.parameters.iter().map(values).collect()
     }
 
-    /// The value of an expression of constants.
+    /// Evaluates an expression of constants.
     fn number(&self, what: &str, number: &NumberForm) -> Result<f64, Error> {
         let text = match number {
             NumberForm::Int(value) => return Ok(*value as f64),
@@ -328,7 +328,7 @@ impl KernelFile {
         Ok(ports)
     }
 
-    /// A path that the file names.
+    /// Path of a file that the description names.
     fn path(&self, path: &Path) -> PathBuf {
         let path = self.folder.join(path);
         path.canonicalize().unwrap_or(path)
@@ -350,8 +350,8 @@ impl KernelFile {
     }
 }
 
-/// Makes the subject of a run of a kernel: everything that its candidates have in common is written to a
-/// folder, with the answers of its reference.
+/// Makes the subject of a run of a kernel: everything that its candidates share is written to a folder,
+/// including the results of its reference.
 ///
 /// # Errors
 /// If the description or its reference does not fit.

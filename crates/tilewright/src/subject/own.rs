@@ -21,14 +21,14 @@ use crate::observer::Observer;
 use crate::request::Settings;
 use crate::run::head_start::own_search;
 
-/// Command of a request, or a kernel, which is called by a command.
+/// Command of a request, or a kernel that a command calls, as the subject of a run.
 pub(crate) struct OwnRun<'a> {
     settings: &'a Settings,
     key: TaskKey,
     space: Arc<Space>,
     steps: CommandLines,
     is_verified: bool,
-    /// Folder of what all candidates read, to be kept until the run ends.
+    /// Folder of the files that all candidates read, kept until the run ends.
     _folder: Option<Folder>,
 }
 
@@ -45,7 +45,7 @@ impl Describe for CommandLines {
 }
 
 impl<'a> OwnRun<'a> {
-    /// Makes the subject of a space that commands measure, with its name in records.
+    /// Makes the subject of a space measured by commands, with its name in records.
     pub fn new(
         settings: &'a Settings,
         workload: String,
@@ -64,7 +64,7 @@ impl<'a> OwnRun<'a> {
         OwnRun { settings, key, space, steps, is_verified, _folder: None }
     }
 
-    /// Makes candidates verify their results themselves, by the content of a folder.
+    /// Makes candidates verify their results themselves, using the content of a folder.
     pub fn that_checks(self, folder: Folder) -> Self {
         OwnRun { is_verified: true, _folder: Some(folder), ..self }
     }

@@ -20,8 +20,8 @@ use crate::observer::{Note, Observer};
 use crate::request::{Request, Settings};
 use crate::run::head_start::search_of;
 
-/// Least time of a start, time for each element of a buffer, and share of the peak that matrix products reach
-/// in it: as measured on 2 CPUs of Zen 4 (2026-11-25).
+/// Minimum time of a start, time for each element of a buffer, and share of the peak that matrix products
+/// reach during a start, as measured on 2 CPUs of Zen 4 (2026-11-25).
 const START_S: f64 = 0.1;
 const START_NS_AN_ELEMENT: f64 = 8.0;
 const PART_OF_PEAK: f64 = 0.6;
@@ -59,7 +59,7 @@ pub fn task_key(task: &Task, caches: Caches) -> TaskKey {
     }
 }
 
-/// Number of threads as records have it; more than any machine has stay more.
+/// Number of threads as in records, saturated at the maximum of `u32`.
 pub(crate) fn threads_in_records(threads: usize) -> u32 {
     u32::try_from(threads).unwrap_or(u32::MAX)
 }
@@ -100,7 +100,7 @@ impl<'a> WorkloadRun<'a> {
         Ok(WorkloadRun { key, ..run })
     }
 
-    /// Key of trials under caches in this state.
+    /// Key of trials in this cache state.
     fn key_under(&self, caches: Caches) -> TaskKey {
         let key = task_key(&self.task, caches);
         match self.place {
@@ -160,7 +160,7 @@ impl Runnable for WorkloadRun<'_> {
         search_of(self.settings, &self.task, &self.key, observer)
     }
 
-    /// Best records of the same task on other caches.
+    /// Best records of the same task in other cache states.
     fn best_elsewhere(&self, store: &Store) -> Result<Vec<Config>, StoreError> {
         let mut configs = Vec::new();
         for elsewhere in CACHES.into_iter().filter(|elsewhere| *elsewhere != self.settings.caches) {
@@ -196,7 +196,7 @@ impl Runnable for WorkloadRun<'_> {
     fn peak_gflops(&self) -> Option<f64> {
         match self.place {
             Some(place) => place.peak_gflops,
-            // What a device can do nobody has measured.
+            // The peak of other devices is not measured.
             None if !self.is_of_these_cpus() => None,
             None => peak::gflops(
                 &host::target(),
@@ -211,7 +211,7 @@ impl Runnable for WorkloadRun<'_> {
         let workload = self.workload();
         let program = workload.program();
         let n_elements: u64 = program.buffers.iter().filter_map(|buffer| buffer.n_elements()).sum();
-        // All CPUs take part, in f64, of which dot products of bytes do eight times as many.
+        // The reference uses all CPUs, in f64; dot products of bytes have eight times the throughput.
         let each = if workload.multiplies_bytes() { 0.25 } else { 1.0 };
         let n_cpus = each * host::allowed_cpus().len() as f64 / self.settings.threads as f64;
         let flops = 1e9 * peak_gflops * n_cpus * workload.dtype.arithmetic().bytes() as f64 / DType::F64.bytes() as f64;
@@ -220,7 +220,7 @@ impl Runnable for WorkloadRun<'_> {
         self.place.is_none().then(|| (start_s, gflops(workload, 1.0) / (1e9 * peak_gflops)))
     }
 
-    /// First guess of the template's model: what runs where nothing is recorded.
+    /// First guess of the template's model, which runs if nothing is recorded.
     fn baseline(&self) -> Option<Candidate> {
         self.task.first_guess(self.settings.seed).map(|config| self.subject().candidate(config))
     }
@@ -234,10 +234,10 @@ impl Runnable for WorkloadRun<'_> {
     }
 }
 
-/// Refuses a family, for what takes workloads of one size.
+/// Refuses a family of workloads where a single size is required.
 ///
 /// # Errors
-/// Bad input that says so.
+/// Bad input if the workload is a family.
 pub(crate) fn require_one_size(workload: &Workload, what: &str) -> Result<(), Error> {
     match workload.open_sizes().next() {
         None => Ok(()),

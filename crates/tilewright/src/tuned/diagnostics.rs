@@ -14,7 +14,7 @@ impl Tuned {
         most.and_then(|(class, _)| Setting::limit_of(*class))
     }
 
-    /// Error that explains why there is no best candidate, if there should be one; `None` for an interrupted
+    /// Error that explains why a run that should have a best candidate has none; `None` for an interrupted
     /// run.
     pub fn failure(&self) -> Option<Error> {
         let was_interrupted = matches!(self.ended, None | Some(Ended::Interrupted));
@@ -25,7 +25,7 @@ impl Tuned {
             return Some(Error::of(ErrorKind::TimeUp, "the time was up before a candidate was measured"));
         }
         if self.any_right {
-            // What was not done in time shows which limit was too low.
+            // Timeouts show which limit was too low.
             let limits: Vec<Setting> = self.errors.keys().filter_map(|class| Setting::limit_of(*class)).collect();
             let text = "the leading candidates failed when they were measured again";
             return Some(Error::of(ErrorKind::LeadersFailed(limits), text));
@@ -41,7 +41,7 @@ impl Tuned {
 }
 
 impl Tuned {
-    /// The failure of one candidate, as the end of a sentence on all of them; empty where none failed.
+    /// Failure of one candidate, to end a sentence about all of them; empty if none failed.
     pub fn example_text(&self) -> String {
         self.example.as_ref().map_or(String::new(), |(class, message)| format!("; for example {class}: {message}"))
     }

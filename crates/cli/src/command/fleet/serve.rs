@@ -30,10 +30,10 @@ pub struct ServeArgs {
     device: String,
 }
 
-/// Serves until it is interrupted.
+/// Serves until interrupted.
 ///
 /// # Errors
-/// Bad input where an argument does not fit; failure where the server cannot be reached.
+/// Bad input if an argument does not fit; failure if the server cannot be reached.
 pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let stopping = stop.clone();
@@ -81,7 +81,7 @@ struct KeysArgs {
 /// Lists devices, or makes keys.
 ///
 /// # Errors
-/// Bad input where an argument does not fit; failure where the server cannot be reached.
+/// Bad input if an argument does not fit; failure if the server cannot be reached.
 pub fn run(args: &FleetCommandArgs, as_json: bool) -> anyhow::Result<()> {
     if let Some(FleetCommand::Keys(args)) = &args.command {
         return keys(args, as_json);

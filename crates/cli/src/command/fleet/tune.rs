@@ -11,7 +11,7 @@ use crate::interrupts::Interrupts;
 use crate::output::{message, write_result};
 use crate::progress::Shown;
 
-/// Tunes workloads on the devices of a class: one by all of them, several side by side; if these are of a
+/// Tunes workloads on the devices of a class: one on all of them, several in parallel; if these belong to a
 /// `whole`, such as a model, they share that time.
 ///
 /// # Errors

@@ -51,7 +51,7 @@ pub struct EvaluateArgs {
 /// Trains and scores models.
 ///
 /// # Errors
-/// Bad input where files do not fit or cannot be written; failure where it is interrupted.
+/// Bad input if files do not fit or cannot be written; failure if interrupted.
 pub fn run(args: &EvaluateArgs, as_json: bool) -> anyhow::Result<()> {
     let architectures = architectures(&args.models)?;
     args.training.check(&architectures)?;

@@ -36,7 +36,8 @@ pub struct QueryArgs {
 /// Shows the likeliest valid parameters.
 ///
 /// # Errors
-/// Bad input if the file is no model, the problem not one of its kernel, or no configuration valid for it.
+/// Bad input if the file is not a model, the problem is not one of its kernel, or no configuration is valid
+/// for it.
 pub fn run(args: &QueryArgs, as_json: bool) -> anyhow::Result<()> {
     let (model, about) = load_model(&args.model)?;
     let (machine, width) = (&args.machine, args.k.into());
@@ -59,7 +60,7 @@ pub fn run(args: &QueryArgs, as_json: bool) -> anyhow::Result<()> {
         if let Some(at) = (0..given.len()).find(|&at| !is_first(at)) {
             return Err(bad_input(format!("--problem gives {} twice", given[at].0)));
         }
-        // Nothing is lost where an interrupt ends the program.
+        // Nothing is lost if an interrupt ends the program.
         let never = AtomicBool::new(false);
         let caller = Caller { stop: &never, tell: &tell };
         ask_kernel(&args.model, &model, &about, &given, width, caller)?
@@ -75,7 +76,7 @@ fn show(answers: &Answers, as_json: bool) -> anyhow::Result<()> {
         "candidates": candidates.iter().map(|candidate| json!({
             "parameters": candidate.parameters,
             "probability": candidate.probability,
-            // Beams are kept to valid prefixes, so nothing else comes out.
+            // Beams are restricted to valid prefixes, so that all answers are valid.
             "valid": true,
         })).collect::<Vec<_>>(),
     });

@@ -52,7 +52,7 @@ pub struct TrainArgs {
 /// Trains a model and writes it.
 ///
 /// # Errors
-/// Bad input where files do not fit or cannot be written; failure where it is interrupted.
+/// Bad input if files do not fit or cannot be written; failure if interrupted.
 pub fn run(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
     match (&args.data[..], &args.spec, &args.db, &args.template) {
         ([_, ..], _, None, None) => learn_table(args, as_json),
@@ -64,7 +64,7 @@ pub fn run(args: &TrainArgs, as_json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// The training that is asked for.
+/// Makes the requested training.
 fn learning(args: &TrainArgs) -> anyhow::Result<Learning> {
     let architecture = one_architecture(&args.model)?;
     args.training.check(&[architecture])?;

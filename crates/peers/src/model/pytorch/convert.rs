@@ -1,4 +1,4 @@
-//! A graph of known sizes as text of PyTorch's operators.
+//! Translation of a graph of known sizes to PyTorch's operators, as Python text.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ pub(super) struct Text {
     pub(super) constants: Vec<Tensor>,
 }
 
-/// Writes a graph whose types are all known; an error says which node has no operator of PyTorch's.
+/// Writes a graph whose types are all known; an error names the node for which PyTorch has no operator.
 pub(super) fn text_of(graph: &Graph) -> Result<Text, String> {
     let mut writer = PythonWriter { graph, constants: Vec::new(), known: HashMap::new() };
     let last_uses = last_uses(graph);
@@ -27,7 +27,7 @@ pub(super) fn text_of(graph: &Graph) -> Result<Text, String> {
     for (id, node) in graph.nodes() {
         let refused = |reason| format!("{} has no like in PyTorch here: {reason}", node.place);
         code += &format!("    {}\n", writer.line(node).map_err(refused)?);
-        // What nobody reads any more goes back to PyTorch's allocator.
+        // Values that are not read any more are returned to PyTorch's allocator.
         let dead: Vec<String> = last_uses.get(&id).into_iter().flatten().map(|&value| name(value)).collect();
         if !dead.is_empty() {
             code += &format!("    del {}\n", dead.join(", "));
@@ -39,7 +39,7 @@ pub(super) fn text_of(graph: &Graph) -> Result<Text, String> {
     Ok(Text { code, inputs, constants: writer.constants })
 }
 
-/// Values by the node that reads them last.
+/// Values, by the node that reads them last.
 fn last_uses(graph: &Graph) -> HashMap<NodeId, Vec<ValueId>> {
     let mut last: HashMap<ValueId, NodeId> = HashMap::new();
     for (id, node) in graph.nodes() {
@@ -61,13 +61,13 @@ fn name(id: ValueId) -> String {
     format!("v{}", id.0)
 }
 
-/// A list as Python writes it.
+/// Formats a list in Python's syntax.
 fn list<T: std::fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     let items: Vec<String> = items.into_iter().map(|item| item.to_string()).collect();
     format!("[{}]", items.join(", "))
 }
 
-/// A number as Python writes it.
+/// Formats a number in Python's syntax.
 fn number(x: f64) -> String {
     match (x.is_finite(), x.is_nan()) {
         (true, _) => format!("{x:?}"),
@@ -96,7 +96,8 @@ fn dtype(dtype: DType) -> Result<&'static str, String> {
     })
 }
 
-/// Borders as PyTorch's `pad` takes them: of the last dimension first, without outer ones that are 0.
+/// Formats borders as arguments of PyTorch's `pad`: of the last dimension first, without outer ones that are
+/// 0.
 fn borders_text(borders: &[(i64, i64)]) -> String {
     let outer = borders.iter().take_while(|&&pair| pair == (0, 0)).count();
     list(borders[outer..].iter().rev().flat_map(|&(before, behind)| [before, behind]))
@@ -105,7 +106,7 @@ fn borders_text(borders: &[(i64, i64)]) -> String {
 struct PythonWriter<'a> {
     graph: &'a Graph,
     constants: Vec<Tensor>,
-    /// Numbers of constants by their value.
+    /// Indices of constants, by their value.
     known: HashMap<ValueId, usize>,
 }
 
@@ -119,7 +120,7 @@ impl PythonWriter<'_> {
         format!("self.c{at}")
     }
 
-    /// An input's text; `None` for one that is left out.
+    /// Text of an input; that of Python's `None` if it is left out.
     fn optional(&mut self, node: &Node, at: usize) -> String {
         node.inputs.get(at).copied().flatten().map_or_else(|| "None".to_owned(), |id| self.value(id))
     }
@@ -147,13 +148,13 @@ impl PythonWriter<'_> {
         read(Inputs(&facts)).map_err(|error| error.to_string())
     }
 
-    /// The statement of a node.
+    /// Statement of a node.
     fn line(&mut self, node: &Node) -> Result<String, String> {
         let inputs: Vec<String> = (0..node.inputs.len()).map(|at| self.optional(node, at)).collect();
         let is_read = |id: &ValueId| !self.graph.value(*id).users.is_empty() || self.graph.outputs.contains(id);
         let wanted: Vec<ValueId> = node.outputs.iter().flatten().copied().filter(is_read).collect();
         let text = self.expression(node, &inputs)?;
-        // Operators of several outputs give a tuple, of which the last ones may be left out.
+        // Operators with several outputs return a tuple, whose last values may be unused.
         let several = matches!(node.op, Op::Split(_) | Op::TopK(_) | Op::Recurrent(_));
         if several {
             let names: Vec<String> = node.outputs.iter().map(|id| id.map_or("_".to_owned(), name)).collect();
@@ -165,7 +166,7 @@ impl PythonWriter<'_> {
         }
     }
 
-    /// The value of a node, or the tuple of its values.
+    /// Expression for the value of a node, or for the tuple of its values.
     fn expression(&self, node: &Node, inputs: &[String]) -> Result<String, String> {
         let x = inputs.first().cloned().unwrap_or_default();
         let y = inputs.get(1).cloned().unwrap_or_default();
@@ -446,7 +447,7 @@ impl PythonWriter<'_> {
     }
 }
 
-/// Number of dimensions of an image, where PyTorch has operators for that.
+/// Number of spatial dimensions, if PyTorch has operators for it.
 fn spatial(n: usize) -> Result<usize, String> {
     if (1..=3).contains(&n) { Ok(n) } else { Err(format!("images of {n} dimensions")) }
 }
@@ -469,7 +470,7 @@ fn slice_text(x: &str, parts: &[(usize, i64, usize)]) -> String {
 fn pool_text(pool: &Pool, shape: &[usize], x: &str) -> Result<String, String> {
     let window = pool.geometry(shape).map_err(|error| error.to_string())?;
     spatial(window.kernel.len())?;
-    // Borders that hold exactly the windows, so that rounding up needs no word.
+    // Borders that exactly contain the windows, so that no rounding up is needed.
     let needed = |d: usize| {
         let span = (window.out[d] - 1) * window.strides[d] + window.dilations[d] * (window.kernel[d] - 1) + 1;
         span as i64 - shape[2 + d] as i64 - window.begins[d]
@@ -532,7 +533,7 @@ fn resize_text(resize: &Resize, shape: &[usize], out: &[usize], x: &str) -> Resu
         (ResizeMode::Nearest(Rounding::Floor), Coordinates::Asymmetric) => {
             Ok(format!("F.interpolate({x}, {size}, mode='nearest')"))
         }
-        // Repeated as often as it grows, whatever the rounding.
+        // Integer scales repeat elements, whatever the rounding.
         (ResizeMode::Nearest(_), Coordinates::HalfPixel | Coordinates::PytorchHalfPixel) if is_whole => {
             Ok(format!("F.interpolate({x}, {size}, mode='nearest')"))
         }

@@ -17,15 +17,14 @@ use super::{BUILD, CALL, KernelFile, KernelPort};
 use crate::error::Error;
 use crate::request::{Request, Settings};
 
-/// Contents of the data begin at multiples of this, so that they can be mapped.
+/// Alignment of the contents of the data, so that they can be mapped.
 const PAGE: u64 = 4096;
-/// Longest that a build may take, and the runs of a candidate, and the time to spend in them, if nothing else
-/// is asked for.
+/// Default timeouts of a build and of a candidate's runs, and default minimum time of these runs.
 const BUILD_TIMEOUT: Duration = Duration::from_secs(60);
 const RUN_TIMEOUT: Duration = Duration::from_secs(10);
 const MIN_TIME: Duration = Duration::from_millis(10);
 
-/// The folder in which what all candidates have in common is.
+/// Folder of everything that candidates share.
 pub(super) struct BenchFolder<'a> {
     pub(super) request: &'a KernelFile,
     pub(super) settings: &'a Settings,
@@ -51,7 +50,7 @@ impl<'a> BenchFolder<'a> {
             .map_err(BenchFolder::failed("a folder for what candidates have in common"))?;
         crate::file::read(&request.path(&request.form.source), "the kernel's source")?;
         let (language, target) = (request.language()?, request.target(of.device_name()?, settings.threads)?);
-        // An OpenCL device may be the CPU, all of it.
+        // An OpenCL device may be the CPU, which uses all of its cores.
         let takes_cpus = language == Language::OpenCl && opencl::device_of(&target).is_ok_and(|device| device.is_cpu);
         let compiler = match language {
             Language::Cuda => Some(CudaCompiler::find(request.form.compiler.as_deref()).map_err(Error::input)?),
@@ -59,7 +58,7 @@ impl<'a> BenchFolder<'a> {
         };
         let gpu = request.gpu(&target, compiler)?;
         let memory_bytes = settings.memory_bytes.unwrap_or(match gpu.is_some() && !takes_cpus {
-            // Drivers of GPUs map more than any limit.
+            // Drivers of GPUs map more address space than any limit allows.
             true => u64::MAX,
             false => host::memory_bytes().unwrap_or(8 << 30) / 2,
         });
@@ -85,10 +84,10 @@ impl<'a> BenchFolder<'a> {
         })
     }
 
-    /// Commands that build a candidate and call it, with places for the values of parameters.
+    /// Commands that build a candidate and call it, with placeholders for the values of parameters.
     pub(super) fn templates(&self, space: &Space, job: &Path) -> Result<(CommandTemplate, CommandTemplate), Error> {
         let library = format!("{{{FOLDER}}}/kernel.so");
-        // Places for values stand in words that are quoted otherwise.
+        // Placeholders are inserted into words that are quoted otherwise.
         let marker = "\u{1}".to_owned();
         let template = |words: Vec<String>, option: &str| {
             let places = || space.names().map(|name| format!("{option}{name}={{{name}}}")).collect::<Vec<_>>();
@@ -100,7 +99,7 @@ impl<'a> BenchFolder<'a> {
             CommandTemplate::words(&words.collect::<Vec<_>>().join(" "), &names).map_err(Error::input)
         };
         let markers = std::slice::from_ref(&marker);
-        // A process takes all candidates, each by the words behind its job.
+        // One process serves all candidates, each given by the words after its job.
         let n_words = self.worker.arguments.len() + 3;
         let words = |option: &str, macros: &[String]| {
             let template = template(self.caller(option, job, &library, macros), "");
@@ -128,10 +127,10 @@ impl<'a> BenchFolder<'a> {
         Ok(path)
     }
 
-    /// The words that compile a source into a shared object, without those of parameters.
+    /// Words that compile a source into a shared object, without those of parameters.
     pub(super) fn compile(&self, wrapper: &Path, language: Language, macros: &[String], library: &str) -> Vec<String> {
         let form = &self.request.form;
-        // Those of a kernel for a GPU are not for a reference on the CPU.
+        // The options of a GPU kernel do not apply to a reference on the CPU.
         let (compiler, flags) = match self.gpu {
             None => (form.compiler.as_deref(), form.flags.clone().unwrap_or_default()),
             Some(_) => (None, default_flags()),
@@ -161,8 +160,8 @@ impl<'a> BenchFolder<'a> {
         words
     }
 
-    /// A job on data of these contents and answers, which are of outputs, in order, as they are
-    /// [held](DType::held); without answers it gives them.
+    /// Makes a job with these contents of buffers and these expected results of outputs, in order, as
+    /// [held](DType::held); without expected results, the job returns the outputs.
     pub(super) fn job(
         &self,
         name: &str,
@@ -211,8 +210,8 @@ impl<'a> BenchFolder<'a> {
     }
 }
 
-/// C file that calls a function: the source itself, and a function of one signature. Shared memory of blocks
-/// does not exist for it.
+/// C file that calls a function: the source itself, and a wrapper with a fixed signature. Shared memory of
+/// blocks has no argument in it.
 pub(super) fn wrapper(source: &Path, function: &str, ports: &[KernelPort]) -> String {
     let argument = |(at, port): (usize, &KernelPort)| match (port.n, port.role) {
         (None, _) => format!("*({} *)a[{at}]", port.c_type),

@@ -8,7 +8,7 @@ use tilewright_ir::target::GpuApi;
 
 use crate::error::Error;
 
-/// A description of a kernel as it stands in a file.
+/// Description of a kernel as written in a file.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct KernelForm {
@@ -25,16 +25,16 @@ pub(super) struct KernelForm {
     pub(super) flags: Option<Vec<String>>,
     #[serde(default)]
     pub(super) constants: BTreeMap<String, i64>,
-    /// Further names that sizes may read, each with a list.
+    /// Further names that sizes may use, each with a list of values.
     #[serde(skip_deserializing, skip_serializing_if = "Vec::is_empty")]
     pub(super) lists: Vec<(String, Vec<i64>)>,
-    /// Blocks of a kernel for a GPU.
+    /// Grid of a GPU kernel, in blocks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) grid: Option<Axes>,
-    /// Threads of a block.
+    /// Size of a block, in threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) block: Option<Axes>,
-    /// Bytes that a launch gives the threads of a block to share.
+    /// Dynamic shared memory of a block, in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) shared_bytes: Option<NumberForm>,
     pub(super) parameters: Vec<ParameterForm>,
@@ -73,7 +73,7 @@ impl Language {
         }
     }
 
-    /// Whether it is for GPUs, and by which driver.
+    /// GPU API that runs the language; `None` for the CPU.
     pub(super) fn api(self) -> Option<GpuApi> {
         match self {
             Language::C | Language::Cpp => None,
@@ -92,7 +92,7 @@ pub(super) enum Axes {
 }
 
 impl Axes {
-    /// The expressions of all three.
+    /// Expressions of all three.
     pub(super) fn texts(&self, what: &str) -> Result<[String; 3], Error> {
         let all = match self {
             Axes::One(number) => std::slice::from_ref(number),
@@ -124,11 +124,11 @@ pub(super) struct ArgumentForm {
     pub(super) name: String,
     #[serde(rename = "type")]
     pub(super) kind: String,
-    /// Elements of a buffer.
+    /// Number of elements of a buffer.
     pub(super) size: Option<NumberForm>,
-    /// Value of an argument that is not a buffer.
+    /// Value of a scalar argument.
     pub(super) value: Option<NumberForm>,
-    /// Elements that the threads of a block share.
+    /// Number of elements in the shared memory of a block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) local: Option<NumberForm>,
     /// Whether it is a variable of the source, as CUDA's `__constant__` makes them, rather than an argument.
@@ -149,7 +149,7 @@ pub(super) enum RoleForm {
     InOut,
 }
 
-/// A number, or an expression of constants.
+/// Number, or an expression of constants.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(untagged, expecting = "a number, or an expression of constants")]
 pub(super) enum NumberForm {
@@ -186,11 +186,11 @@ pub(super) enum FillName {
     Index,
 }
 
-/// Source of the right answer; one of these.
+/// Source of the expected result; exactly one of the alternatives is given.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(super) struct ReferenceForm {
-    /// Function of the same arguments.
+    /// Function with the same arguments.
     pub(super) function: Option<String>,
     /// Source of that function, if it is another file.
     pub(super) source: Option<PathBuf>,
@@ -199,9 +199,9 @@ pub(super) struct ReferenceForm {
     pub(super) grid: Option<Axes>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) block: Option<Axes>,
-    /// A configuration of the kernel; the first one where it names no parameter.
+    /// Configuration of the kernel; the first one if no parameter is named.
     pub(super) configuration: Option<BTreeMap<String, toml::Value>>,
-    /// A command that reads `{dir}/NAME.bin` of inputs and writes that of outputs.
+    /// Command that reads `{dir}/NAME.bin` for inputs and writes it for outputs.
     pub(super) command: Option<String>,
     /// Files in NumPy's format, by the output's name.
     pub(super) files: Option<BTreeMap<String, PathBuf>>,
@@ -209,7 +209,7 @@ pub(super) struct ReferenceForm {
     pub(super) workload: Option<String>,
 }
 
-/// Options of compilers for this machine's CPU; others have none by default.
+/// Default compiler options for this machine's CPU; other devices have none.
 pub(super) fn default_flags() -> Vec<String> {
     ["-O3", "-march=native"].map(str::to_owned).into()
 }

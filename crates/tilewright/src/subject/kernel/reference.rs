@@ -22,10 +22,10 @@ use super::{BUILD, CALL, KernelPort};
 use crate::error::Error;
 use crate::npy;
 
-/// Longest that the reference may take.
+/// Timeout of the reference.
 const REFERENCE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The elements of several buffers.
+/// Elements of several buffers.
 type Numbers = Vec<Vec<f64>>;
 
 impl BenchFolder<'_> {
@@ -53,8 +53,8 @@ impl BenchFolder<'_> {
         self.ports.iter().filter(|port| port.n.is_some() && port.role != RoleForm::In)
     }
 
-    /// Result of a function of the arguments, in the source of the kernel where no other is given, with the
-    /// parameters of a configuration.
+    /// Result of a function of the same arguments, in the kernel's own source unless another is given, with
+    /// the parameters of a configuration.
     pub(super) fn computed(
         &self,
         source: Option<&Path>,
@@ -72,7 +72,7 @@ impl BenchFolder<'_> {
             let text = wrapper(&path, function, &self.ports);
             let extension = if language == Language::C { "c" } else { "cc" };
             let wrapper = self.write(&format!("reference.{extension}"), text.as_bytes())?;
-            // Only what is of the kernel's own source knows its parameters.
+            // Only the kernel's own source uses its parameters.
             let macros = if source.is_none() { macros("-D") } else { Vec::new() };
             let build = self.compile(&wrapper, language, &macros, &library);
             self.run("the build of the reference", build, REFERENCE_TIMEOUT)?;
@@ -95,14 +95,14 @@ impl BenchFolder<'_> {
             self.run("the reference", words(CALL), REFERENCE_TIMEOUT)?
         };
         let n_bytes = self.outputs().filter_map(|port| port.n).sum::<u64>() * DType::F64.bytes();
-        // It may have written something of its own before.
+        // The function may have written output of its own before.
         let bytes = output.len().checked_sub(n_bytes as usize).map(|from| &output[from..]);
         let bytes = bytes.ok_or_else(|| Error::failed("the reference's answer is cut off"))?;
         let mut all = bytes.as_chunks().0.iter().map(|bytes| f64::from_ne_bytes(*bytes));
         Ok(self.outputs().map(|port| all.by_ref().take(port.n.unwrap_or(0) as usize).collect()).collect())
     }
 
-    /// The parameters of a configuration: of the first one, where none is given.
+    /// Parameters of a configuration; of the first one if none is given.
     pub(super) fn parameters(
         &self,
         space: &Space,
@@ -123,7 +123,7 @@ impl BenchFolder<'_> {
         Ok(space.names().map(|name| (name.to_owned(), text(space.value(&config, name)))).collect())
     }
 
-    /// The contents of buffers and the right answers of outputs.
+    /// Contents of buffers, and expected results of outputs.
     pub(super) fn answers(&self, space: &Space) -> Result<(Numbers, Numbers), Error> {
         let form = &self.request.form;
         let reference = &form.reference;
@@ -153,7 +153,7 @@ impl BenchFolder<'_> {
         Ok((contents, answers))
     }
 
-    /// Answers of a command, which reads and writes files of elements.
+    /// Results of a command, which reads and writes files of elements.
     fn of_command(&self, command: &str, contents: &[Vec<f64>]) -> Result<Numbers, Error> {
         for (port, contents) in self.ports.iter().zip(contents).filter(|(port, _)| port.n.is_some()) {
             let mut bytes = vec![0; contents.len() * port.dtype.bytes() as usize];
@@ -175,7 +175,7 @@ impl BenchFolder<'_> {
         self.outputs().map(answer).collect()
     }
 
-    /// Answers of one of our operators: buffers are its arguments, in their order.
+    /// Results of one of our operators, whose arguments are the buffers in order.
     fn of_workload(&self, text: &str, contents: &[Vec<f64>]) -> Result<Numbers, Error> {
         let workload = Workload::parse(text).map_err(|error| Error::input(format!("the reference: {error}")))?;
         let program = workload.program();
@@ -201,7 +201,7 @@ impl BenchFolder<'_> {
     }
 }
 
-/// Numbers of a file in NumPy's format, which has to be of a port's type and size.
+/// Elements of a file in NumPy's format, which must have the port's type and size.
 fn elements(file: &[u8], port: &KernelPort) -> Result<Vec<f64>, String> {
     let array = npy::read(file).map_err(|error| error.to_string())?;
     let letter = match port.dtype {

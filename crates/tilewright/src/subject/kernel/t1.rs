@@ -12,10 +12,10 @@ use super::form::{
 use super::form::{ValuesForm, default_flags, default_tolerance};
 use crate::error::Error;
 
-/// Names of element types there, and in C.
+/// T1 names of element types, with their C types.
 const TYPES: &[(&str, &str)] =
     &[("int8", "int8_t"), ("uint8", "uint8_t"), ("int32", "int32_t"), ("uint32", "uint32_t"), ("int64", "int64_t")];
-/// Names of languages there.
+/// T1 names of languages.
 const LANGUAGES: &[(&str, Language)] =
     &[("C", Language::C), ("C++", Language::Cpp), ("OpenCL", Language::OpenCl), ("CUDA", Language::Cuda)];
 /// Name of the problem's size in expressions of sizes.
@@ -90,7 +90,7 @@ impl Along<Json> {
     }
 }
 
-/// An expression, which may stand there as a number.
+/// Text of an expression, which T1 may write as a number.
 fn text(json: &Json) -> String {
     json.as_str().map_or_else(|| json.to_string(), str::to_owned)
 }
@@ -110,12 +110,13 @@ struct T1Argument {
     size: Option<Json>,
 }
 
-/// Whether a text is one of these descriptions, not one of ours.
+/// Whether a text is a T1 description, rather than one of ours.
 pub(super) fn is_description(text: &str) -> bool {
     text.trim_start_matches('\u{feff}').trim_start().starts_with('{')
 }
 
-/// Reads a description. It has no reference: that is the configuration of its defaults, or the first one.
+/// Parses a description. T1 has no reference: the configuration of the defaults serves as such, or the first
+/// one.
 pub(super) fn form(text: &str) -> Result<KernelForm, Error> {
     let wrong = |error: serde_json::Error| {
         let mend = "a T1 description has ConfigurationSpace and KernelSpecification";
@@ -145,7 +146,7 @@ pub(super) fn form(text: &str) -> Result<KernelForm, Error> {
     let mut flags = if is_for_gpu { Vec::new() } else { default_flags() };
     flags.push("-Dkernel_tuner=1".to_owned());
     flags.extend(kernel.compiler_options);
-    // That of a source in C or C++ is found by its name, as ever.
+    // The language of a C or C++ source is determined by its extension, as usual.
     let language = is_for_gpu.then_some(language);
     let lists = if is_for_gpu { vec![(PROBLEM.to_owned(), whole(&kernel.problem_size))] } else { Vec::new() };
     Ok(KernelForm {
@@ -169,13 +170,13 @@ pub(super) fn form(text: &str) -> Result<KernelForm, Error> {
     })
 }
 
-/// The integers of a list, or the only one.
+/// Integers of a list, or a single integer.
 fn whole(json: &Json) -> Vec<i64> {
     json.as_array().map_or_else(|| vec![json.clone()], Clone::clone).iter().filter_map(Json::as_i64).collect()
 }
 
-/// The grid and the block. Where the file says by what the problem's size is divided, or no global size, it
-/// is as Kernel Tuner has it; else as the global size says.
+/// Grid and block. If the file gives divisors of the problem's size, or no global size, they are computed as
+/// Kernel Tuner does; otherwise, from the global size.
 fn sizes(
     kernel: &Specification,
     language: Language,
@@ -216,7 +217,7 @@ fn sizes(
     };
     let mut grid = global.texts();
     if counts_threads {
-        // A part of a block has no integer, and is refused.
+        // A fraction of a block is not an integer, and is refused.
         for (grid, block) in grid.iter_mut().zip(&local) {
             *grid = format!("({grid}) / ({block})");
         }
@@ -224,7 +225,7 @@ fn sizes(
     Ok((axes(grid), axes(local)))
 }
 
-/// The values of a parameter: a list, or a text that writes one.
+/// Values of a parameter: a list, or a text that contains one.
 fn values(parameter: &T1Parameter) -> Result<(String, Vec<Datum>), Error> {
     let text = parameter.values.as_str().map_or_else(|| parameter.values.to_string(), str::to_owned);
     let values = expression::list(&text);
@@ -256,7 +257,7 @@ fn argument_form(
         size: None,
         value: None,
         local: None,
-        // In CUDA it is known by its name; in OpenCL C it is an argument like others.
+        // In CUDA, constant memory is accessed by its name; in OpenCL C it is an ordinary argument.
         variable: argument.mem_type.as_deref() == Some("Constant") && language == Language::Cuda,
         role: RoleForm::In,
         fill: Fill::Default,
@@ -290,7 +291,7 @@ fn argument_form(
     }
 }
 
-/// A number of elements: an expression of the problem's sizes and of the lists of parameters' values.
+/// Number of elements: an expression of the problem's sizes and of the lists of parameters' values.
 fn size(size: &Json, problem: &Json, parameters: &[(String, Vec<Datum>)]) -> Result<i64, String> {
     if let Some(n) = size.as_i64() {
         return Ok(n);
