@@ -1,7 +1,7 @@
-//! JSON as Python writes it, read incrementally: with NaN and Infinity, and without an end where a run was
+//! JSON as Python writes it, read incrementally: with NaN and Infinity, and without an end if a run was
 //! stopped.
 //!
-//! Nothing is kept but what is asked for, so that a file costs no more memory than what is useful of it.
+//! Only requested parts are kept, so that a file costs no more memory than its useful contents.
 
 use std::io::Read;
 
@@ -14,25 +14,25 @@ use crate::read::FormatError;
 pub const MOST_BYTES: u64 = 1 << 30;
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
-/// The deepest nesting.
+/// Maximum nesting depth.
 const MOST_DEPTH: usize = 128;
-/// The most bytes of a text that are kept.
+/// Maximum number of bytes of a text that are kept.
 const MOST_TEXT: usize = 1 << 16;
 
 /// Reason why reading stopped.
 #[derive(Debug)]
 pub(crate) enum JsonFault {
-    /// The file ends within something.
+    /// End of the file within a value.
     End,
-    /// Malformed JSON, or more than is read.
+    /// Malformed JSON, or a value beyond a limit.
     Problem(String),
-    /// The compressed data is damaged.
+    /// Damaged compressed data.
     Packed(std::io::Error),
-    /// A file beyond the limit.
+    /// File beyond the size limit.
     TooLong,
     /// Contents that are not results.
     Refused(FormatError),
-    /// Early end on request, as enough is known.
+    /// Early end on request, because enough is known.
     Enough,
 }
 
@@ -42,30 +42,30 @@ impl From<FormatError> for JsonFault {
     }
 }
 
-/// A place in the text of a file, packed by gzip or not.
+/// Incremental reader of a JSON file, plain or compressed by gzip.
 pub(crate) struct JsonReader<'a> {
     input: Box<dyn Read + 'a>,
     buffer: Vec<u8>,
-    /// The next byte of the buffer.
+    /// Position of the next byte in the buffer.
     at: usize,
-    /// Bytes before the buffer.
+    /// Number of bytes before the buffer.
     before: u64,
-    /// Lines that are behind, and where the one at hand begins.
+    /// Number of lines read, and the start of the current one.
     n_lines: usize,
     line_start: u64,
     depth: usize,
 }
 
-/// The unpacked bytes of a file.
+/// Returns the decompressed bytes of a file.
 pub(crate) fn unpacked(file: &[u8]) -> Box<dyn Read + '_> {
     if file.starts_with(GZIP_MAGIC) { Box::new(MultiGzDecoder::new(file)) } else { Box::new(file) }
 }
 
 impl<'a> JsonReader<'a> {
-    /// The start of a file.
+    /// Makes a reader at the start of a file.
     ///
     /// # Errors
-    /// If it cannot be unpacked or is of another encoding.
+    /// If the file cannot be decompressed or has another encoding.
     pub(crate) fn new(file: &'a [u8]) -> Result<JsonReader<'a>, FormatError> {
         let (input, buffer) = (unpacked(file), Vec::with_capacity(file.len().min(1 << 16)));
         let mut reader = JsonReader { input, buffer, at: 0, before: 0, n_lines: 0, line_start: 0, depth: 0 };
@@ -82,7 +82,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// The next bytes of the file in place of those at hand; none at its end.
+    /// Replaces the buffer by the next bytes of the file; empty at its end.
     fn fill(&mut self) -> Result<(), JsonFault> {
         self.before += self.buffer.len() as u64;
         self.at = 0;
@@ -107,8 +107,8 @@ impl<'a> JsonReader<'a> {
         self.at += 1;
     }
 
-    /// The next byte that is no blank, without passing it; `None` at the end. Zeros are blanks: a crash
-    /// leaves some behind.
+    /// Returns the next non-blank byte without consuming it; `None` at the end. Zeros count as blanks,
+    /// because a crash may leave some.
     pub(crate) fn peek(&mut self) -> Result<Option<u8>, JsonFault> {
         while let Some(byte) = self.byte()? {
             if !matches!(byte, b' ' | b'\t' | b'\r' | b'\n' | 0) {
@@ -119,7 +119,7 @@ impl<'a> JsonReader<'a> {
         Ok(None)
     }
 
-    /// Passes over the rest of the line.
+    /// Skips the rest of the line.
     pub(crate) fn skip_line(&mut self) -> Result<(), JsonFault> {
         while let Some(byte) = self.byte()? {
             self.advance();
@@ -164,10 +164,10 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// Accepts what was read of a file that may be cut off.
+    /// Accepts the part read of a file that may be truncated.
     ///
     /// # Errors
-    /// If something else stopped reading.
+    /// If reading stopped for another reason.
     pub(crate) fn as_far_as_it_goes(&self, read: Result<(), JsonFault>) -> Result<(), FormatError> {
         match read {
             Ok(()) | Err(JsonFault::End) => Ok(()),
@@ -175,7 +175,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// Goes through the members of an object; `member` has to read each value.
+    /// Reads the members of an object; `member` has to read each value.
     pub(crate) fn object(
         &mut self,
         mut member: impl FnMut(&mut Self, String) -> Result<(), JsonFault>,
@@ -193,13 +193,13 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    /// Goes through the items of an array; `item` has to read each.
+    /// Reads the items of an array; `item` has to read each one.
     pub(crate) fn array(&mut self, mut item: impl FnMut(&mut Self) -> Result<(), JsonFault>) -> Result<(), JsonFault> {
         self.list(b'[', b']', &mut item)
     }
 
-    /// Goes through what stands between brackets with commas, one of which may be left over at the end: a
-    /// cache that was closed by hand has it.
+    /// Reads the comma-separated items between brackets. A trailing comma is allowed, as in a cache that was
+    /// closed by hand.
     fn list(
         &mut self,
         opening: u8,
@@ -227,7 +227,7 @@ impl<'a> JsonReader<'a> {
         Ok(())
     }
 
-    /// Passes over a value.
+    /// Skips a value.
     pub(crate) fn skip(&mut self) -> Result<(), JsonFault> {
         match self.next()? {
             b'{' => self.object(|reader, _| reader.skip()),
@@ -237,7 +237,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// A value of so many parts at most; `None` where it has more.
+    /// Reads a value of at most `most_parts` parts; `None` if it has more.
     pub(crate) fn value(&mut self, most_parts: usize) -> Result<Option<Json>, JsonFault> {
         let mut left = most_parts + 1;
         let value = self.parts(&mut left)?;
@@ -262,7 +262,7 @@ impl<'a> JsonReader<'a> {
                 let mut items = Vec::new();
                 self.array(|reader| {
                     items.push(reader.parts(left)?);
-                    // What goes beyond the limit is passed over, not kept.
+                    // Parts beyond the limit are skipped, not kept.
                     if *left == 0 {
                         items.clear();
                     }
@@ -275,7 +275,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// A text in quotes; empty where it is not to be kept.
+    /// Reads a text in quotes; empty if it is not to be kept.
     fn string(&mut self, is_kept: bool) -> Result<String, JsonFault> {
         let mut raw = vec![b'"'];
         self.advance();
@@ -295,12 +295,12 @@ impl<'a> JsonReader<'a> {
                 _ => is_escaped = false,
             }
         }
-        // What is no UTF-8, or was cut off, is kept as far as it can be read.
+        // Text that is not UTF-8, or is truncated, is kept as far as it can be read.
         let lossy = || String::from_utf8_lossy(raw[1..].strip_suffix(b"\"").unwrap_or(&raw[1..])).into_owned();
         Ok(serde_json::from_slice(&raw).unwrap_or_else(|_| lossy()))
     }
 
-    /// A number, a word of JSON or of Python. What JSON has no number for is a text.
+    /// Reads a number, or a keyword of JSON or Python. Numbers that JSON cannot represent become texts.
     fn word(&mut self) -> Result<Json, JsonFault> {
         let mut word = String::new();
         while let Some(byte) = self.byte()?
@@ -311,7 +311,7 @@ impl<'a> JsonReader<'a> {
             }
             self.advance();
         }
-        // At the end of the file more of it may be missing.
+        // At the end of the file, the word may be truncated.
         if self.byte()?.is_none() && self.depth > 0 {
             return Err(JsonFault::End);
         }
@@ -333,7 +333,7 @@ impl<'a> JsonReader<'a> {
     }
 }
 
-/// The number that a word is; within `Some`, `None` where it is too large for one.
+/// Parses a word as a number; the inner `None` is a number that is too large.
 fn number(word: &str) -> Option<Option<Number>> {
     if !word.starts_with(|c: char| c == '-' || c.is_ascii_digit()) || !word.ends_with(|c: char| c.is_ascii_digit()) {
         return None;

@@ -1,4 +1,4 @@
-//! Outcomes as other tuners record them: a time, a failure, or something that stands for one.
+//! Outcomes as other tuners record them: a time, a failure, or a value that stands for a failure.
 
 use serde_json::Value as Json;
 
@@ -6,16 +6,16 @@ use tilewright_search::{ErrorClass, Outcome, Timing};
 
 use crate::format::OBJECTIVE;
 
-/// Outcome of a configuration, with an oddity of its notation.
+/// Outcome of a configuration, with an irregularity of its notation.
 pub(crate) struct NotedOutcome {
     pub(crate) outcome: Outcome,
-    /// Kind of oddity, and the text found.
+    /// Kind of irregularity, and the text found.
     pub(crate) oddity: Option<(&'static str, String)>,
 }
 
-/// A time beyond a day is none that somebody waited for: it stands for a failure.
+/// Time of a day, beyond which a time is not a measurement but stands for a failure.
 const LONGEST_NS: f64 = 86_400e9;
-/// The largest numbers of integer types and of f32, which stand for failures in any unit.
+/// Largest numbers of integer types and of f32, which stand for failures in any unit.
 const LARGEST: &[f64] = &[i32::MAX as f64, u32::MAX as f64, i64::MAX as f64, u64::MAX as f64, f32::MAX as f64];
 
 /// Kernel Tuner's names of failures. It has fewer of them than we have classes: a name that several classes
@@ -37,7 +37,7 @@ pub(crate) fn failure_of(class: ErrorClass) -> &'static str {
     row.expect("invariant: each class of errors has a name in Kernel Tuner").0
 }
 
-/// The names that a value lists, or the one that it is.
+/// Names in a value, which is a list or a single name.
 pub(crate) fn names(value: Option<Json>) -> Vec<String> {
     match value {
         Some(Json::Array(items)) => items.into_iter().flat_map(|item| names(Some(item))).collect(),
@@ -46,7 +46,7 @@ pub(crate) fn names(value: Option<Json>) -> Vec<String> {
     }
 }
 
-/// Objectives as text, where time is not the only one.
+/// Objectives as text, if time is not the only one.
 pub(crate) fn other_objective(objectives: &[String]) -> Option<String> {
     let quoted = || objectives.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(" and ");
     objectives.iter().any(|name| name != OBJECTIVE).then(quoted)
@@ -66,18 +66,18 @@ impl From<Outcome> for NotedOutcome {
 }
 
 impl NotedOutcome {
-    /// A failure of a class that the file names in a way of its own.
+    /// Makes a failure of a class that the file names differently.
     pub(crate) fn failed(class: ErrorClass, found: &str) -> NotedOutcome {
         let begin: String = found.chars().take(80).collect();
         Outcome::Failed { class, message: format!("recorded as {begin}") }.into()
     }
 
-    /// A failure that is odd.
+    /// Makes a failure with an irregularity.
     pub(crate) fn odd(class: ErrorClass, what: &'static str, found: String) -> NotedOutcome {
         NotedOutcome { oddity: Some((what, brief(&found))), ..NotedOutcome::failed(class, &found) }
     }
 
-    /// A failure whose name is not known.
+    /// Makes a failure with an unknown name.
     pub(crate) fn unknown(found: &str) -> NotedOutcome {
         NotedOutcome::odd(ErrorClass::Unknown, UNKNOWN_FAILURE, format!("{found:?}"))
     }
@@ -90,7 +90,7 @@ impl NotedOutcome {
         }
     }
 
-    /// Reads a time: a number, the same as a text, several of them, or a failure.
+    /// Reads a time: a number, a number as text, several numbers, or a failure.
     pub(crate) fn of_time(time: Option<&Json>, unit_ns: f64) -> NotedOutcome {
         match time {
             None => NotedOutcome::odd(ErrorClass::Unknown, NO_TIME, "none".into()),
@@ -110,7 +110,7 @@ impl NotedOutcome {
         if is_sound { reading.outcome.into() } else { reading }
     }
 
-    /// Reads several times of a configuration: the median of those that are sound.
+    /// Reads several times of a configuration: the median of the valid ones.
     pub(crate) fn of_times(times: &[Json], unit_ns: f64) -> NotedOutcome {
         let readings: Vec<NotedOutcome> = times.iter().map(|time| NotedOutcome::of_time(Some(time), unit_ns)).collect();
         let sound_ns: Vec<f64> = readings.iter().filter_map(|r| Some(r.outcome.timing()?.median_ns)).collect();
@@ -128,7 +128,7 @@ impl NotedOutcome {
 
 fn of_number(time: f64, found: &str, unit_ns: f64) -> NotedOutcome {
     let ns = time * unit_ns;
-    // What is no number is not above 0 either. A product may be 0 as well.
+    // NaN is not above 0 either, and the product may underflow to 0.
     if !(time > 0.0 && time.is_finite() && ns > 0.0) {
         NotedOutcome::odd(ErrorClass::Unknown, NOT_POSITIVE, found.into())
     } else if ns > LONGEST_NS || LARGEST.contains(&time) {
@@ -138,7 +138,7 @@ fn of_number(time: f64, found: &str, unit_ns: f64) -> NotedOutcome {
     }
 }
 
-/// The beginning of what was found, on one line of text.
+/// Returns the beginning of a text, on one line.
 pub(crate) fn brief(found: &str) -> String {
     let escaped =
         found.chars().take(80).map(|c| if c.is_control() { c.escape_default().to_string() } else { c.into() });

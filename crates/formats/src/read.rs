@@ -1,4 +1,4 @@
-//! Reading files: which format one has, and the way from its rows to results.
+//! Reading of files: detection of the format, and the steps from rows to results.
 
 use std::io::{BufRead, BufReader, Read};
 
@@ -11,12 +11,12 @@ use crate::outcome::brief;
 use crate::results::{Results, TunerTask};
 use crate::rows::{ParameterColumn, Sheets, TaskRows};
 
-/// The longest line that is read, in bytes.
+/// Maximum length of a line in bytes.
 const LINE_LIMIT: u64 = 16 << 20;
-/// The most tasks that a message names.
+/// Maximum number of tasks that a message lists.
 const MOST_NAMED: usize = 4;
 
-/// Reason why a file cannot be used; the file or the request is at fault.
+/// Reason why a file cannot be used; the error is in the file or the request.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     /// Invalid description of the space.
@@ -41,13 +41,13 @@ pub enum FormatError {
         /// Reason, in one line.
         problem: String,
     },
-    /// An unknown format.
+    /// Unknown format.
     #[error("{found}; there are {}", names_of_formats(|format| format.has_results()))]
     Format {
         /// Kind of file, as far as known.
         found: &'static str,
     },
-    /// A format without results.
+    /// Format without results.
     #[error("{found}, which has no results ({mend})")]
     NoResults {
         /// Kind of file.
@@ -75,7 +75,7 @@ pub enum FormatError {
         /// Maximum number of tasks.
         limit: usize,
     },
-    /// Parameters that are no valid space.
+    /// Parameters that do not form a valid space.
     #[error(transparent)]
     Space(#[from] SpaceError),
     /// File without rows, or without any known outcome.
@@ -83,7 +83,7 @@ pub enum FormatError {
     NoRows {
         /// Number of rows.
         n_rows: u64,
-        /// Reasons, as far as they are known.
+        /// Reasons, as far as known.
         reasons: String,
     },
     /// Results without a successful configuration.
@@ -94,10 +94,10 @@ pub enum FormatError {
         /// Notes that may explain it.
         reasons: String,
     },
-    /// Winners without times, where times are needed.
+    /// Winners without times, although times are needed.
     #[error("these are winners without times (`tune --transfer` begins with them, `predict train` learns from them)")]
     NoTimes,
-    /// Several tasks, where one must be selected.
+    /// Several tasks, of which one must be selected.
     #[error("results of {n_tasks} tasks: {tasks} (choose one with --task, by its number or a part of its text)")]
     Tasks {
         /// Number of tasks.
@@ -108,7 +108,7 @@ pub enum FormatError {
     /// Task that does not exist.
     #[error("no task {asked:?}; there are {tasks}")]
     NoTask {
-        /// Task that was asked for.
+        /// Requested task.
         asked: String,
         /// First few existing tasks.
         tasks: String,
@@ -136,11 +136,11 @@ impl Recorded {
         others.filter_map(|results| results.best_config().transpose()).collect()
     }
 
-    /// Selects the results of a task by its number, from 1, its text, or a part that only it contains;
-    /// without a selection the only ones.
+    /// Selects the results of a task by its number, from 1, its text, or a part that only its text contains;
+    /// without a selection, the only results.
     ///
     /// # Errors
-    /// If there are several, or none of that kind.
+    /// If several tasks match, or none.
     pub fn task(&self, asked: Option<&str>) -> Result<&Results, FormatError> {
         let found: Vec<&Results> = match asked {
             None => self.results.iter().collect(),
@@ -172,27 +172,27 @@ impl Recorded {
 
 /// File to be read.
 pub(crate) struct Input<'a> {
-    /// The name of the file, without what says its format.
+    /// Name of the file without the extensions that denote its format.
     pub(crate) name: &'a str,
     pub(crate) file: &'a [u8],
     /// Parameters that are described elsewhere.
     pub(crate) described: Option<Vec<ParameterColumn>>,
 }
 
-/// Results of a file, and its oddities.
+/// Results of a file, and notes on its irregularities.
 pub(crate) type ReadResults = (Vec<Results>, Vec<String>);
 
-/// Reads a file, plain or packed by gzip, of one of [`FORMATS`]: of the one given, or of the one that its
-/// contents tell. `description` is a T1 file, which has the parameters and values where a file does not list
-/// them; without one they are those that occur.
+/// Reads a file, plain or compressed by gzip, in one of the [`FORMATS`]: the given one, or the one detected
+/// from the contents. `description` is a T1 file, which provides the parameters and values if a file does not
+/// list them; without one they are those that occur.
 ///
-/// Files of others are read as far as they can be. A row without a configuration of these parameters is left
-/// out. A time that is no positive number, or stands for a failure, is a failure. Of a configuration in
-/// several rows the median of those that succeeded counts. A file that ends too early is read up to there.
-/// Notes tell of all that.
+/// Files of other tuners are read as far as possible. A row without a configuration of these parameters is
+/// skipped. A time that is not a positive number, or stands for a failure, is a failure. For a configuration
+/// in several rows, the median of the successful ones is used. A truncated file is read up to its end. All of
+/// this is reported in notes.
 ///
 /// # Errors
-/// [`FormatError`], in one line, with the place, where nothing can be known.
+/// [`FormatError`], in one line, with the position, if nothing can be read.
 pub fn read(
     name: &str,
     file: &[u8],
@@ -223,10 +223,10 @@ pub fn read(
     Ok(Recorded { format, results, notes })
 }
 
-/// Detects the format of a file by its content; the beginning may suffice.
+/// Detects the format of a file by its content; its beginning may suffice.
 ///
 /// # Errors
-/// If it has none of ours.
+/// If the format is not one of [`FORMATS`].
 pub fn detect(file: &[u8]) -> Result<&'static Format, FormatError> {
     let mut found: Option<&'static Format> = None;
     let mut reader = JsonReader::new(file)?;
@@ -260,7 +260,7 @@ pub fn detect(file: &[u8]) -> Result<&'static Format, FormatError> {
         if let Some(at) = sign(&name).filter(|at| *at < best) {
             best = at;
             found = Some(&FORMATS[at]);
-            // The members of another may still come, of which this one is a part.
+            // The file may still have the members of another format, which contain these.
             if !FORMATS[at].is_doubtful {
                 return Err(JsonFault::Enough);
             }
@@ -275,7 +275,7 @@ pub fn detect(file: &[u8]) -> Result<&'static Format, FormatError> {
     }
 }
 
-/// Reads the rows in a member of the document. Where the file is not closed, those before its end.
+/// Reads the rows in a member of the document; if the file is truncated, those before its end.
 pub(crate) fn read_member(
     file: &[u8],
     member: &str,
@@ -293,8 +293,7 @@ pub(crate) fn read_member(
     Ok(())
 }
 
-/// Reads the lines of a log, each of which is a value of JSON; what is none is left out. Comments begin with
-/// `#`.
+/// Reads the lines of a log, each of which is a JSON value; other lines are skipped. Comments begin with `#`.
 pub(crate) fn read_lines(
     file: &[u8],
     mut read: impl FnMut(&str, &mut JsonReader, &mut Sheets) -> Result<(), JsonFault>,

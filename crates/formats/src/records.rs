@@ -12,9 +12,9 @@ use crate::rows::Sheets;
 /// Name of an unknown device.
 const UNKNOWN: &str = "unknown";
 
-/// The records of results that were read in this format. Those of our own tasks are as they were recorded;
-/// of others the workload is the name of the format with the task's text. A winner whose time nobody recorded
-/// is no record.
+/// Converts results that were read in this format to records. Results of our own tasks become the original
+/// records; for others, the workload is the name of the format with the task's text. A winner without a
+/// recorded time yields no record.
 pub fn records<'a>(format: &'a str, results: &'a Results) -> impl Iterator<Item = RecordLine> + 'a {
     let TunerTask { kernel, device, .. } = &results.task;
     let text = |name| results.task.field(name).and_then(|value| value.as_str().map(str::to_owned));
@@ -55,13 +55,13 @@ pub fn is_foreign(workload: &str) -> bool {
     split(workload).is_some()
 }
 
-/// The name of the format and the task's text of a foreign workload.
+/// Splits a foreign workload into the name of the format and the task's text.
 fn split(workload: &str) -> Option<(&str, &str)> {
     let (format, text) = workload.split_once(':')?;
     FORMATS.iter().any(|known| known.name == format).then_some((format, text))
 }
 
-/// The task of a record that was read from a file of another tuner.
+/// Task of a record that was read from a file of another tuner.
 pub(crate) fn foreign_task(record: &Record) -> Option<TunerTask> {
     let (_, text) = split(&record.workload)?;
     TunerTask::parse(text, if record.target == UNKNOWN { "" } else { &record.target })
@@ -78,7 +78,7 @@ impl Collection {
     /// Adds a record.
     ///
     /// # Errors
-    /// If there are more than are kept.
+    /// If there are too many records.
     pub fn add(&mut self, record: Record) -> Result<(), FormatError> {
         self.n_records += 1;
         add(&mut self.sheets, format!("record {}", self.n_records), record)

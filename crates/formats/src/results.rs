@@ -14,7 +14,7 @@ use crate::read::FormatError;
 /// Task of a tuner: a kernel for a problem on a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct TunerTask {
-    /// Name of the kernel, as its tuner calls it; for our own records the template.
+    /// Name of the kernel, as its tuner calls it; the template for our own records.
     pub kernel: String,
     /// Name of the device, as its tuner calls it; empty if unknown.
     pub device: String,
@@ -23,13 +23,13 @@ pub struct TunerTask {
 }
 
 impl TunerTask {
-    /// Value of a field of the problem; `None` if it has no such field.
+    /// Value of a field of the problem; `None` if there is no such field.
     pub fn field(&self, name: &str) -> Option<Json> {
         let (_, text) = self.problem.iter().find(|(known, _)| known == name)?;
         serde_json::from_str(text).ok()
     }
 
-    /// Rows of the problem: its field `M`, or the size `m` of a workload of ours.
+    /// Number of rows of the problem: its field `M`, or the size `m` of our own workloads.
     pub(crate) fn n_rows(&self) -> Option<u64> {
         let of_workload = || {
             let workload = self.field(WORKLOAD)?;
@@ -54,7 +54,7 @@ impl TunerTask {
         text
     }
 
-    /// Parses a task's text; `None` where it is malformed.
+    /// Parses a task's text; `None` if it is malformed.
     pub fn parse(text: &str, device: &str) -> Option<TunerTask> {
         let mut parts = Vec::new();
         let (mut part, mut depth, mut in_quotes, mut is_escaped) = (String::new(), 0usize, false, false);
@@ -76,7 +76,7 @@ impl TunerTask {
         let mut parts = parts.into_iter();
         let kernel = unquoted(&parts.next()?)?;
         let field = |part: String| {
-            // A name in quotes may hold anything.
+            // A quoted name may contain any character.
             let end = if part.starts_with('"') { end_of_quoted(&part)? } else { part.find('=')? };
             part[end..].strip_prefix('=')?;
             let value: Json = serde_json::from_str(&part[end + 1..]).ok()?;
@@ -93,13 +93,13 @@ impl fmt::Display for TunerTask {
     }
 }
 
-/// A name as it is, or in quotes where it could be taken for something else.
+/// Formats a name, in quotes if it would be ambiguous otherwise.
 fn quoted(name: &str) -> String {
     let is_plain = |c: char| !c.is_control() && !matches!(c, ',' | '=' | '"' | '[' | ']' | '{' | '}' | '\\');
     if !name.is_empty() && name.chars().all(is_plain) { name.to_owned() } else { Json::from(name).to_string() }
 }
 
-/// End of a quoted text, behind its quote.
+/// Finds the end of a quoted text, after its closing quote.
 fn end_of_quoted(text: &str) -> Option<usize> {
     let mut is_escaped = false;
     for (at, c) in text.char_indices().skip(1) {
@@ -133,7 +133,7 @@ pub struct ParameterValues {
 pub struct ConfigResult {
     /// Index of each parameter's value.
     pub places: Box<[u32]>,
-    /// Outcome; of several measurements, the median of those that succeeded. `None` for a winner without a
+    /// Outcome; the median of the successful measurements if there are several. `None` for a winner without a
     /// recorded time.
     pub outcome: Option<Outcome>,
     /// Seconds of building, running and verifying, as far as known.
@@ -143,7 +143,7 @@ pub struct ConfigResult {
 }
 
 impl ConfigResult {
-    /// The outcome, in formats of times.
+    /// Returns the outcome, which exists in formats with times.
     pub(crate) fn expect_outcome(&self) -> &Outcome {
         self.outcome.as_ref().expect("invariant: winners without times were refused")
     }
@@ -154,7 +154,7 @@ impl ConfigResult {
 pub struct Results {
     /// Task that was tuned.
     pub task: TunerTask,
-    /// The parameters.
+    /// Parameters.
     pub parameters: Vec<ParameterValues>,
     /// Rows, one per configuration, in order of first occurrence.
     pub rows: Vec<ConfigResult>,
@@ -180,20 +180,21 @@ impl Results {
         winner.or_else(|| fastest().filter(|row| time_ns(row).is_finite()))
     }
 
-    /// Whether rows have a time or a failure, rather than the fact alone that they won.
+    /// Whether rows have a time or a failure, rather than only the fact that they won.
     pub fn has_outcomes(&self) -> bool {
         self.rows.iter().all(|row| row.outcome.is_some())
     }
 
     /// Makes the recorded space of these results.
     ///
-    /// Only recorded configurations are legal. Integers are ordinals in ascending order, and so are other
-    /// numbers, by their places in that order; lists of numbers with one product are factorizations, other
-    /// lists of as many integers a parameter for each place, orders of the same names permutations, and
-    /// all else categories.
+    /// Only recorded configurations are legal. Integers become ordinals in ascending order, and other numbers
+    /// ordinals of their ranks; lists of numbers with the same product become factorizations, other lists of
+    /// integers of the same length one parameter for each element, orderings of the same names permutations,
+    /// and everything else categories.
     ///
     /// # Errors
-    /// If there is nothing to find, nothing but winners without times, or the parameters make no space.
+    /// If no configuration succeeded, there are only winners without times, or the parameters do not form a
+    /// space.
     pub fn space(&self, name: &str) -> Result<RecordedSpace, FormatError> {
         let reasons = || {
             if self.notes.is_empty() { String::new() } else { format!(" ({})", self.notes.join("; ")) }
@@ -211,11 +212,11 @@ impl Results {
         Ok(RecordedSpace::new(Arc::new(space), trials).with_notes(self.notes.clone()))
     }
 
-    /// The best configuration with the parameters of [`Results::space`], to be [carried over](carried_over);
-    /// `None` where there is none.
+    /// Returns the best configuration with the parameters of [`Results::space`], to be [carried
+    /// over](carried_over); `None` if there is none.
     ///
     /// # Errors
-    /// If the parameters make no space.
+    /// If the parameters do not form a space.
     pub fn best_config(&self) -> Result<Option<Json>, FormatError> {
         let Some(best) = self.best() else { return Ok(None) };
         let (task, parameters, rows) = (self.task.clone(), self.parameters.clone(), vec![best.clone()]);
@@ -224,16 +225,16 @@ impl Results {
         Ok(configs.first().map(|config| space.config_to_json(config)))
     }
 
-    /// The space of the rows' configurations, and the configuration of each row.
+    /// Makes the space of the rows' configurations, and the configuration of each row.
     fn listed(&self, name: &str) -> Result<(Space, Vec<Config>), FormatError> {
-        // A value that is listed but never occurs stays one of the parameter's.
+        // Values that are listed but never occur stay in the parameter.
         let mut axes = Vec::new();
         for (column, ParameterValues { name, values }) in self.parameters.iter().enumerate() {
             match lists_of_one_length(values) {
                 Some(n_places) if factorization(values).is_none() => {
                     for place in 0..n_places {
                         let of_place: Vec<i64> = values.iter().filter_map(|list| list[place].as_i64()).collect();
-                        // What stands for the rest of a loop says nothing.
+                        // An element that always stands for the rest of a loop carries no information.
                         if of_place.iter().all(|value| *value == -1) {
                             continue;
                         }
@@ -290,17 +291,17 @@ pub fn carried_over(into: &Space, others: &[Json]) -> Vec<Config> {
     found
 }
 
-/// A parameter of a space, made of those of a file.
+/// Parameter of a space, made from one or more parameters of a file.
 struct MergedParameter {
-    /// The parameter of the file.
+    /// Index of the parameter in the file.
     column: usize,
     name: String,
-    /// Index in the parameter's values for each of the file's values; `None` where they are the same.
+    /// Index in the parameter's values for each of the file's values; `None` if they are the same.
     places: Option<Vec<usize>>,
     feasible: Feasible,
 }
 
-/// The length of lists of integers that are all as long.
+/// Common length of lists of integers, if all have the same.
 fn lists_of_one_length(values: &[Json]) -> Option<usize> {
     let length = |value: &Json| {
         let items = value.as_array()?;
@@ -310,7 +311,7 @@ fn lists_of_one_length(values: &[Json]) -> Option<usize> {
     values.iter().all(|value| length(value) == Some(first)).then_some(first)
 }
 
-/// The feasible set that values suggest.
+/// Domain inferred from values.
 struct Feasible {
     domain: Domain,
     ranks: Ranks,
@@ -318,9 +319,9 @@ struct Feasible {
 
 /// Ranks by the index of a value.
 enum Ranks {
-    /// Values that are ordered here.
+    /// Ranks of values that are numbered here.
     Known(Vec<u64>),
-    /// Values of an enumerated feasible set.
+    /// Values whose ranks the domain determines.
     Of(Vec<Json>),
 }
 
@@ -330,7 +331,7 @@ impl Feasible {
             return Feasible::ordered(numbers, Domain::Ordinal);
         }
         if let Some(numbers) = values.iter().map(real).collect::<Option<Vec<_>>>() {
-            // An ordinal holds integers: those with fractions are known by their places in ascending
+            // An ordinal holds integers: floating-point numbers are represented by their ranks in ascending
             // order.
             return Feasible::ordered(numbers, |sorted| Domain::Ordinal((0..sorted.len() as i64).collect()));
         }
@@ -339,7 +340,7 @@ impl Feasible {
             None => {
                 let names: Vec<String> = values.iter().map(category).collect();
                 let is_clear = names.iter().collect::<HashSet<_>>().len() == names.len();
-                // The text "1" beside the number 1: then texts keep their quotes.
+                // If the text "1" and the number 1 both occur, texts keep their quotes.
                 let names = if is_clear { names } else { values.iter().map(Json::to_string).collect() };
                 Feasible::ordered(names, Domain::Categorical)
             }
@@ -366,10 +367,10 @@ impl Feasible {
     }
 }
 
-/// A number that can be ordered; equal ones, as far as floating-point numbers tell, by their text.
+/// Sort key of a number; numbers that are equal in floating point are ordered by their text.
 fn real(value: &Json) -> Option<(i64, String)> {
     let number = value.as_number()?.as_f64()?;
-    // The order of floating-point numbers is that of their bits, the other way round below zero.
+    // The order of floating-point numbers is that of their bits, reversed below zero.
     let bits = number.to_bits() as i64;
     Some((if bits < 0 { bits ^ i64::MAX } else { bits }, value.to_string()))
 }
@@ -380,7 +381,7 @@ fn factorization(values: &[Json]) -> Option<Domain> {
         Some((factors.iter().try_fold(1u64, |n, &factor| n.checked_mul(factor))?, factors.len()))
     };
     let (n, parts) = shape(values.first()?)?;
-    // A product of large primes would take for ever to factorize.
+    // A product of large primes would take forever to factorize.
     let is_small = (1..=1 << 40).contains(&n) && (1..=64).contains(&parts);
     (is_small && values.iter().all(|value| shape(value) == Some((n, parts))))
         .then_some(Domain::Factorization { n, parts })
@@ -399,7 +400,7 @@ fn permutation(values: &[Json]) -> Option<Domain> {
         .then_some(Domain::Permutation(names))
 }
 
-/// A value as the name of a category.
+/// Formats a value as the name of a category.
 fn category(value: &Json) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_string)
 }

@@ -1,4 +1,4 @@
-//! Rows of a file: a configuration with its outcome in each, and oddities.
+//! Rows of a file, each a configuration with its outcome, and irregularities.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,19 +11,19 @@ use crate::outcome::{NotedOutcome, brief};
 use crate::read::{FormatError, ReadResults};
 use crate::results::{ConfigResult, ParameterValues, Results, TunerTask};
 
-/// The most parameters of a configuration.
+/// Maximum number of parameters of a configuration.
 const MOST_PARAMETERS: usize = 1000;
-/// The most parts of a parameter's value.
+/// Maximum number of parts of a parameter's value.
 const MOST_PARTS: usize = 256;
-/// The longest value of a parameter as text, in bytes.
+/// Maximum length of a parameter's value as text, in bytes.
 const MOST_TEXT: usize = 4096;
-/// The most values that a description lists, all parameters together.
+/// Maximum number of values in a description, over all parameters.
 const MOST_LISTED: usize = 1 << 20;
-/// Most parameters and fields of all rows together: some gigabytes of memory.
+/// Maximum total number of parameters and fields of all rows: some gigabytes of memory.
 const MOST_COST: usize = 1 << 26;
 const COST_OF_ROW: usize = 16;
 
-/// Oddities of a file, by kind: the count and the first one.
+/// Irregularities of a file, by kind: the count and the first one.
 #[derive(Default)]
 struct Oddities(Vec<(&'static str, u64, String)>);
 
@@ -40,23 +40,23 @@ impl Oddities {
     }
 }
 
-/// A parameter, and its values as text.
+/// Parameter, and its values as text.
 #[derive(Default)]
 pub(crate) struct ParameterColumn {
     pub(crate) name: String,
     values: Vec<String>,
     places: HashMap<String, u32>,
-    /// Whether no other values may occur.
+    /// Whether other values are not allowed.
     is_listed: bool,
 }
 
 impl ParameterColumn {
-    /// A parameter whose values are those that occur.
+    /// Makes a parameter whose values are those that occur.
     pub(crate) fn open(name: &str) -> ParameterColumn {
         ParameterColumn { name: name.into(), ..ParameterColumn::default() }
     }
 
-    /// A parameter with these values.
+    /// Makes a parameter with these values.
     pub(crate) fn listed(name: &str, values: Vec<Json>, lists: &mut Lists) -> Result<ParameterColumn, JsonFault> {
         let mut column = ParameterColumn::open(name);
         values.into_iter().try_for_each(|value| column.list(Some(value), lists))?;
@@ -64,7 +64,7 @@ impl ParameterColumn {
         Ok(column)
     }
 
-    /// A parameter with the values of the array at hand.
+    /// Reads a parameter with the values of the next array.
     pub(crate) fn read(name: &str, reader: &mut JsonReader, lists: &mut Lists) -> Result<ParameterColumn, JsonFault> {
         let mut column = ParameterColumn { is_listed: true, ..ParameterColumn::open(name) };
         reader.array(|reader| {
@@ -103,7 +103,7 @@ impl ParameterColumn {
         self.values.iter().map(|text| serde_json::from_str(text).expect("invariant: printed from JSON"))
     }
 
-    /// The place of a value; a new one where any may occur.
+    /// Returns the index of a value, and adds the value if any may occur.
     fn place(&mut self, value: Option<Json>) -> Result<u32, String> {
         let value = text_of(value).map_err(|problem| format!("parameter {}: {problem}", self.name))?;
         match self.places.get(&value) {
@@ -118,22 +118,22 @@ impl ParameterColumn {
     }
 }
 
-/// Count of the listed values, and an oddity of them.
+/// Count of the listed values, and an irregularity of them.
 #[derive(Default)]
 pub(crate) struct Lists {
     n_values: usize,
     pub(crate) twice: Option<String>,
 }
 
-/// A value as text, in which numbers that are the same are written alike.
+/// Formats a value as text, the same text for equal numbers.
 fn text_of(value: Option<Json>) -> Result<String, String> {
     let text = value.map(|value| alike(value).to_string()).filter(|text| text.len() <= MOST_TEXT);
     text.ok_or_else(|| format!("a value of more than {MOST_PARTS} parts or {MOST_TEXT} bytes"))
 }
 
-/// A value with integers as such: Python takes 8.0 for 8.
+/// Converts whole floating-point numbers to integers: Python takes 8.0 for 8.
 fn alike(value: Json) -> Json {
-    /// Integers up to here are floating-point numbers too.
+    /// Largest number up to which all integers are floating-point numbers, too.
     const LARGEST: f64 = 9_007_199_254_740_992.0;
     match value {
         Json::Number(number) => {
@@ -148,7 +148,7 @@ fn alike(value: Json) -> Json {
     }
 }
 
-/// A configuration as a file has it: each parameter's value; `None` where that is too long.
+/// Configuration as in a file: each parameter's value; `None` if it is too long.
 pub(crate) type ConfigInFile = Vec<(String, Option<Json>)>;
 
 /// Reads the value of a parameter.
@@ -160,41 +160,41 @@ pub(crate) fn read_value(reader: &mut JsonReader) -> Result<Option<Json>, JsonFa
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Circumstances {
     pub(crate) seconds: Seconds,
-    /// Time of the measurement, in seconds since 1970; 0 where that is unknown.
+    /// Time of the measurement, in seconds since 1970; 0 if unknown.
     pub(crate) unix_time: u64,
 }
 
-/// The rows of one task that were read so far.
+/// Rows of one task that were read so far.
 pub(crate) struct TaskRows {
     task: TunerTask,
     columns: Vec<ParameterColumn>,
     parameters: ParameterSource,
     /// Index of the row of each configuration, by its values' indices.
     at_config: HashMap<Box<[u32]>, usize>,
-    /// Outcomes of each configuration, in order, none of a winner whose time is unknown, and the
-    /// circumstances of the first measurement.
+    /// Outcomes of each configuration, in order, and the circumstances of the first measurement; a winner
+    /// whose time is unknown has no outcomes.
     measured: Vec<(Vec<Outcome>, Circumstances)>,
     n_rows: u64,
     n_kept: usize,
-    /// The place of the row at hand.
+    /// Position of the current row.
     at: Option<String>,
     oddities: Oddities,
-    /// Further oddities, each in a line.
+    /// Further irregularities, one per line.
     pub(crate) notes: Vec<String>,
 }
 
 /// Source of the parameters.
 #[derive(PartialEq)]
 enum ParameterSource {
-    /// The first row has them.
+    /// First row, which has all parameters.
     FromFirstRow,
-    /// Rows may have more and lack some.
+    /// All rows, each of which may lack some parameters.
     FromAllRows,
-    /// The columns.
+    /// Given columns.
     All,
 }
 
-/// The place of a value that a row does not have.
+/// Index for a parameter that a row does not have.
 const LACKING: u32 = u32::MAX;
 
 const LEFT_OUT: &str = "rows left out";
@@ -202,7 +202,7 @@ const MEASURED_AGAIN: &str =
     "rows of configurations that are recorded already (the median of those that succeeded counts)";
 
 impl TaskRows {
-    /// No rows yet; of these parameters, where they are known, and otherwise of those of the first row.
+    /// Makes an empty table of these parameters, or of those of the first row if they are unknown.
     pub(crate) fn new(task: TunerTask, columns: Option<Vec<ParameterColumn>>, notes: Vec<String>) -> TaskRows {
         let parameters = if columns.is_some() { ParameterSource::All } else { ParameterSource::FromFirstRow };
         TaskRows {
@@ -219,7 +219,7 @@ impl TaskRows {
         }
     }
 
-    /// No rows yet, each of which may have parameters of its own: what one lacks is null in it.
+    /// Makes an empty table whose rows may have different parameters; one that a row lacks is null in it.
     pub(crate) fn of_any(task: TunerTask) -> TaskRows {
         TaskRows { parameters: ParameterSource::FromAllRows, ..TaskRows::new(task, None, Vec::new()) }
     }
@@ -229,25 +229,25 @@ impl TaskRows {
         self.columns.iter().any(|column| column.name == name)
     }
 
-    /// Begins with the row at this place.
+    /// Begins the row at this position.
     pub(crate) fn begin(&mut self, place: String) {
         self.at = Some(place);
     }
 
-    /// Notes something about the row at hand.
+    /// Notes an irregularity of the current row.
     pub(crate) fn remark(&mut self, what: &'static str, found: &str) {
         let place = self.at.as_deref().unwrap_or_default();
         self.oddities.add(what, || format!("{place}: {}", brief(found)));
     }
 
-    /// Counts the row at hand as one of which nothing can be known.
+    /// Counts the current row as unreadable.
     pub(crate) fn leave_out(&mut self, problem: &str) {
         self.n_rows += 1;
         let place = self.at.take().unwrap_or_default();
         self.oddities.add(LEFT_OUT, || format!("{place}: {}", brief(problem)));
     }
 
-    /// Says that the file ends before it should.
+    /// Notes that the file is truncated.
     pub(crate) fn is_cut_off(&mut self) {
         let left_out =
             self.at.take().map_or(String::new(), |place| format!(", and {place}, where it ends, is left out"));
@@ -255,10 +255,10 @@ impl TaskRows {
         self.notes.push(format!("the file is not closed, as a stopped run leaves it: {n_rows} whole rows{left_out}"));
     }
 
-    /// Adds the row at hand, or leaves it out where its configuration is none.
+    /// Adds the current row, or skips it if its configuration is invalid.
     ///
     /// # Errors
-    /// If there are more rows or parameters than are read.
+    /// If there are too many rows or parameters.
     pub(crate) fn add(
         &mut self,
         config: ConfigInFile,
@@ -268,8 +268,7 @@ impl TaskRows {
         self.enter(config, Some(reading), of)
     }
 
-    /// Adds the row at hand, of which nothing is known but that it won; or leaves it out where its
-    /// configuration is none.
+    /// Adds the current row as a winner without further data, or skips it if its configuration is invalid.
     ///
     /// # Errors
     /// As [`TaskRows::add`].
@@ -328,7 +327,7 @@ impl TaskRows {
     fn places(&mut self, config: ConfigInFile) -> Result<Box<[u32]>, String> {
         let mut places: Vec<u32> = vec![LACKING; self.columns.len()];
         for (at, (name, value)) in config.into_iter().enumerate() {
-            // Nearly always they are in order.
+            // Parameters are nearly always in order.
             let is_it = |column: &&ParameterColumn| column.name == name;
             let at = match self.columns.get(at).filter(is_it) {
                 Some(_) => at,
@@ -348,7 +347,8 @@ impl TaskRows {
             places[at] = self.columns[at].place(value)?;
         }
         if self.parameters == ParameterSource::FromAllRows {
-            // However many columns come later, the same configuration is the same.
+            // Trailing missing values are dropped, so that equal configurations stay equal when columns are
+            // added.
             while places.last() == Some(&LACKING) {
                 places.pop();
             }
@@ -387,8 +387,8 @@ impl TaskRows {
     }
 }
 
-/// Combines several measurements of a configuration: the median of those that succeeded. None of no
-/// measurement.
+/// Combines several measurements of a configuration to the median of the successful ones; `None` without
+/// measurements.
 fn of_repeated(outcomes: Vec<Outcome>) -> Option<Outcome> {
     if outcomes.len() > 1 {
         let medians: Vec<f64> = outcomes.iter().filter_map(|outcome| Some(outcome.timing()?.median_ns)).collect();
@@ -399,25 +399,25 @@ fn of_repeated(outcomes: Vec<Outcome>) -> Option<Outcome> {
     outcomes.into_iter().next()
 }
 
-/// The rows of several tasks in one file.
+/// Rows of several tasks in one file.
 #[derive(Default)]
 pub(crate) struct Sheets {
     rows: Vec<TaskRows>,
     at_task: HashMap<TunerTask, usize>,
-    /// Lines that belong to no task.
+    /// Number of lines that belong to no task.
     n_lines: u64,
     oddities: Oddities,
     notes: Vec<String>,
 }
 
-/// The most tasks of one file.
+/// Maximum number of tasks of one file.
 const MOST_TASKS: usize = 1 << 16;
 
 impl Sheets {
-    /// The rows of a task; `new` makes them where there are none yet.
+    /// Returns the rows of a task; `new` makes them if there are none yet.
     ///
     /// # Errors
-    /// If there are more tasks than are read.
+    /// If there are too many tasks.
     pub(crate) fn of(&mut self, task: TunerTask, new: fn(TunerTask) -> TaskRows) -> Result<&mut TaskRows, FormatError> {
         let n_tasks = self.rows.len();
         let at = match self.at_task.entry(task) {
@@ -432,13 +432,13 @@ impl Sheets {
         Ok(&mut self.rows[at])
     }
 
-    /// Counts what is at a place as something of which nothing can be known.
+    /// Counts the entry at a position as unreadable.
     pub(crate) fn leave_out(&mut self, place: &str, problem: &str) {
         self.n_lines += 1;
         self.oddities.add(LEFT_OUT, || format!("{place}: {}", brief(problem)));
     }
 
-    /// Finishes the results of all tasks, with the oddities of the file.
+    /// Finishes the results of all tasks, with the irregularities of the file.
     pub(crate) fn results(mut self) -> ReadResults {
         self.notes.extend(self.oddities.lines(self.n_lines));
         (self.rows.into_iter().map(TaskRows::results).collect(), self.notes)
@@ -446,10 +446,10 @@ impl Sheets {
 }
 
 impl Sheets {
-    /// Finishes the results of a document. Of one without an end, the rows so far count.
+    /// Finishes the results of a document; a truncated one has the rows so far.
     ///
     /// # Errors
-    /// If it is no JSON.
+    /// If the document is not JSON.
     pub(crate) fn end(
         mut self,
         reader: &mut JsonReader,

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use crate::outcome::brief;
 use crate::results::Results;
 
-/// Reason why results make no table; the results or the request are at fault.
+/// Reason why results do not form a table; the error is in the results or the request.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// Filter that no result passes.
@@ -29,7 +29,7 @@ pub enum TableError {
         task: String,
         /// Parameters of that task.
         found: String,
-        /// The first task.
+        /// First task.
         first: String,
         /// Parameters of the first task.
         expected: String,
@@ -50,7 +50,7 @@ pub struct ProblemTable {
     pub n_rows: usize,
 }
 
-/// The most columns and values that a message names.
+/// Maximum number of columns and values that a message lists.
 const MOST_NAMED: usize = 12;
 
 /// Makes the table of those tasks that have these values in these columns, which are `kernel`, `device` and
@@ -97,7 +97,7 @@ pub fn table(results: &[Results], filters: &[(String, String)]) -> Result<Proble
     let of_column = |name: &str| tasks.iter().map(|(_, fields)| value(fields, name)).collect::<Vec<_>>();
     let differs = |name: &String| of_column(name).iter().any(|value| *value != of_column(name)[0]);
     let asked: Vec<&String> = columns.iter().filter(|name| differs(name)).collect();
-    // Of a single problem nothing differs.
+    // With a single problem, no field varies.
     let asked = if asked.is_empty() { columns.iter().collect() } else { asked };
 
     let mut specification = format!("name = {}\n", quoted(&first.task.kernel));
@@ -131,7 +131,7 @@ pub fn table(results: &[Results], filters: &[(String, String)]) -> Result<Proble
     Ok(ProblemTable { specification, rows, n_rows: tasks.len() })
 }
 
-/// Fields of a task's problem, with the leaves of lists and objects each as a field.
+/// Fields of a task's problem, with a field for each leaf of lists and objects.
 fn fields(of: &Results) -> Vec<(String, Json)> {
     let task = &of.task;
     let mut fields = vec![("kernel".to_owned(), Json::from(task.kernel.as_str()))];
@@ -154,31 +154,31 @@ fn leaves(name: &str, value: &Json, found: &mut Vec<(String, Json)>) {
     }
 }
 
-/// A name that expressions can have.
+/// Converts a text to a name that is valid in expressions.
 fn as_name(name: &str) -> String {
     let plain = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' });
     let begin = if name.starts_with(|c: char| c.is_ascii_digit()) { "_" } else { "" };
     begin.chars().chain(plain).collect()
 }
 
-/// A value as a table has it.
+/// Formats a value for a table.
 fn text(value: &Json) -> String {
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Distinct values as a list of texts in TOML.
+/// Formats distinct values as a list of texts in TOML.
 fn listed(values: &[Json]) -> String {
     let texts: BTreeSet<String> = values.iter().map(text).collect();
     format!("[{}]", texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", "))
 }
 
-/// A text of TOML: what JSON escapes, it escapes alike.
+/// Formats a text for TOML, whose escapes include those of JSON.
 fn quoted(text: &str) -> String {
     Json::from(text).to_string()
 }
 
-/// A line of comma-separated values.
+/// Formats a line of comma-separated values.
 fn line(values: impl Iterator<Item = String>) -> String {
     let quoted = values.map(|value| format!("\"{}\"", value.replace('"', "\"\"")));
     quoted.collect::<Vec<_>>().join(",") + "\n"

@@ -1,6 +1,7 @@
 //! Timestamps in the forms of other tuners.
 
-/// Days from 1970-01-01 to the first of March of a year, and back; of the proleptic Gregorian calendar.
+/// Returns the number of days from 1970-01-01 to a date of the proleptic Gregorian calendar;
+/// [`civil_from_days`] is the inverse.
 ///
 /// # Source
 /// H. Hinnant, "chrono-compatible low-level date algorithms", `days_from_civil` and `civil_from_days`.
@@ -23,7 +24,7 @@ fn civil_from_days(days: i64) -> (i64, i64, i64) {
     (year + era * 400 + i64::from(month <= 2), month, day)
 }
 
-/// The seconds since 1970 of a time such as `2026-11-25T14:00:00+00:00`; `None` of any other text.
+/// Parses a time such as `2026-11-25T14:00:00+00:00` to seconds since 1970; `None` for any other text.
 pub(crate) fn unix_time(text: &str) -> Option<u64> {
     let number = |part: &str, most: i64| part.parse::<i64>().ok().filter(|n| (0..=most).contains(n));
     let (date, time) = text.trim().split_at_checked(10)?;
@@ -45,7 +46,7 @@ pub(crate) fn unix_time(text: &str) -> Option<u64> {
     u64::try_from(seconds).ok().filter(|_| month > 0 && day > 0)
 }
 
-/// The time of so many seconds since 1970, with what stands between day and hour.
+/// Formats a time in seconds since 1970, with `between` between day and hour.
 pub(crate) fn text_of(unix_time: u64, between: char) -> String {
     // The last second of the year 9999.
     let seconds = unix_time.min(253_402_300_799) as i64;

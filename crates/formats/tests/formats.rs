@@ -1,5 +1,5 @@
-//! Every format: files are known by what stands in them, read or refused in one line, and what is written is
-//! read back.
+//! Tests of every format: files are detected by their contents, read or refused in one line, and written
+//! files are read back.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ fn outcomes(all: &[Results]) -> BTreeMap<(String, String), (Option<ErrorClass>, 
     let of_task = |results: &Results| {
         let row = |row| {
             let row: &tilewright_formats::ConfigResult = row;
-            // What a row lacks is null where others have it.
+            // A parameter that a row lacks is null if other rows have it.
             let mut config = results.config(row);
             config.as_object_mut().unwrap().retain(|_, value| !value.is_null());
             (
@@ -56,7 +56,8 @@ fn written(format: &Format, results: &[Results]) -> Vec<u8> {
     out
 }
 
-/// Files beside those of Kernel Tuner and T4: format, tasks, configurations and those that are valid.
+/// Files other than those of Kernel Tuner and T4: format, number of tasks, of configurations and of valid
+/// ones.
 const READ: &[(&str, &str, usize, usize, usize)] = &[
     ("ansor.json", "ansor", 1, 1, 1),
     ("autotvm.log", "autotvm", 1, 2, 1),
@@ -190,12 +191,12 @@ fn what_is_written_is_read_back() {
             for ((_, config), (class, ns)) in &before {
                 let found = after.iter().find(|((_, other), _)| other == config);
                 let (found_class, found_ns) = found.unwrap_or_else(|| panic!("{name} as {}: {config}", format.name)).1;
-                // Formats tell fewer classes apart.
+                // Formats distinguish fewer classes.
                 assert_eq!(class.is_some(), found_class.is_some(), "{name} as {}: {config}", format.name);
                 let is_near = *ns == *found_ns || (ns - found_ns).abs() <= 1e-12 * ns;
                 assert!(is_near, "{name} as {}: {config}: {ns} {found_ns}", format.name);
             }
-            // Once more, and nothing changes.
+            // Writing and reading again changes nothing.
             let twice = read("space", &written(format, &again.results), None, None).unwrap();
             assert_eq!(of(&twice), after, "{name} as {}", format.name);
             n_written += 1;
@@ -261,7 +262,7 @@ fn tables_of_winners_have_no_times() {
     assert_eq!(first.task.to_string(), task);
     assert_eq!(first.best_config().unwrap().unwrap()["BLOCK_SIZE_K"], json!(128));
 
-    // What is learned from are the winners, and they begin a search; nothing else is known.
+    // The winners are training data, and they begin a search; nothing else is known.
     assert_eq!(table(&vllm.results, &[]).unwrap().n_rows, 4);
     let parameters = |name: &str, values: &[i64]| Parameter::ordinal(name, values.iter().copied());
     let space = Space::new(
@@ -276,7 +277,7 @@ fn tables_of_winners_have_no_times() {
         ],
         Vec::new(),
     );
-    // The first task is the one at hand; of the last one the nearest configuration is taken.
+    // The first task is the current one; of the last one, the nearest configuration is taken.
     assert_eq!(carried_over(&space.unwrap(), &vllm.others(&first.task).unwrap()).len(), 3);
     assert!(first.space("moe").unwrap_err().to_string().starts_with("these are winners without times ("));
     assert_eq!(records("vllm", first).count(), 0);
@@ -286,7 +287,7 @@ fn tables_of_winners_have_no_times() {
     let no_times = "t4 has times, and these are winners without any; there are vllm, helion";
     assert_eq!(refused("t4", &vllm.results), no_times);
 
-    // Which one of several tasks is the winner of so many rows is not guessed.
+    // If several tasks have the same number of rows, no winner is chosen among them.
     let two = [vllm.results.clone(), vllm.results.clone()].concat();
     let why = "vllm has one configuration for each number of rows M, and there ";
     assert!(refused("vllm", &two).starts_with(&format!("{why}are two of fused_moe,E=8,")));
@@ -295,7 +296,7 @@ fn tables_of_winners_have_no_times() {
     assert!(refused("helion", &vllm.results).starts_with("helion has one task in a file, and these are 4: "));
 }
 
-/// `helion.Config.load` reads what stands in its own files, and the task of an entry of its cache is known.
+/// Checks that files of `helion.Config.load` are read, and that the task of a cache entry is known.
 #[test]
 fn configurations_of_helion_are_read_from_both_of_its_files() {
     let saved = read_file("helion.json");
@@ -315,7 +316,8 @@ fn configurations_of_helion_are_read_from_both_of_its_files() {
     }
 }
 
-/// Rows of our own products are their `m`, and the fastest of what was measured is the winner.
+/// Checks that the number of rows of our own products is their `m`, and that the fastest measured
+/// configuration is the winner.
 #[test]
 fn winners_of_measured_results_are_written() {
     let line = |m: u64, tile: u64, ns: f64| {
@@ -335,7 +337,7 @@ fn winners_of_measured_results_are_written() {
     assert_eq!(String::from_utf8(text).unwrap(), "{\n    \"16\": {\"mr\":8},\n    \"128\": {\"mr\":4}\n}\n");
 }
 
-/// Parameters of a command for the places of Helion's lists are these lists to `helion.Config.load`.
+/// Checks that parameters of a command for elements of Helion's lists become lists for `helion.Config.load`.
 #[test]
 fn places_of_lists_are_lists_of_helion() {
     let config = json!({
@@ -355,7 +357,7 @@ fn places_of_lists_are_lists_of_helion() {
     assert_eq!(serde_json::from_slice::<Json>(&text).unwrap(), expected);
 }
 
-/// `triton.Config(**config)` takes the arguments of the kernel apart from its own.
+/// Checks that `triton.Config(**config)` receives the arguments of the kernel separately from its own.
 #[test]
 fn triton_gets_arguments_of_its_configurations() {
     let text = written(named("triton").unwrap(), &read_file("triton.autotune.json").results);
@@ -458,7 +460,7 @@ fn descriptions_have_expressions_and_conditions() {
     assert!(error.starts_with("condition 1, block_size_x*tile && 1: position 19: "), "{error}");
 }
 
-/// The page that lists the formats has the rows of the table, and no others.
+/// Checks that the page that lists the formats has the rows of the table, and no others.
 #[test]
 fn the_page_lists_the_formats() {
     let page = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats.md");
@@ -473,7 +475,7 @@ fn the_page_lists_the_formats() {
     assert_eq!(listed, rows);
 }
 
-/// Reads whatever it is, by what stands in it or as any format; where it is refused, in one line.
+/// Reads any file, with a detected or any given format; errors are one line.
 fn read_anything(file: &[u8]) {
     for format in std::iter::once(None).chain(FORMATS.iter().map(Some)) {
         let line = |text: String| assert!(!text.is_empty() && !text.chars().any(char::is_control), "{text:?}");
@@ -554,7 +556,7 @@ fn small_files() -> Vec<Vec<u8>> {
     FILES.get_or_init(small).clone()
 }
 
-/// A small file of a format, where a cache of Kernel Tuner can be written as such.
+/// Writes a small file of a format, if it can represent a cache of Kernel Tuner.
 fn written_small(format: &Format) -> Option<Vec<u8>> {
     let results = read_file("kernel_tuner_cache.json").results;
     check_writable(format, &results).is_ok().then(|| written(format, &results))

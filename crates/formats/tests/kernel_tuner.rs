@@ -1,7 +1,7 @@
-//! Kernel Tuner itself goes on from what is written here, and what it writes is read here.
+//! Tests with Kernel Tuner itself: it continues from files written here, and its files are read here.
 //!
-//! `TILEWRIGHT_KERNEL_TUNER=/path/to/python`, of an environment with `kernel_tuner` and a C compiler on the
-//! path. Without it these tests say that they are skipped.
+//! `TILEWRIGHT_KERNEL_TUNER=/path/to/python` names the Python of an environment with `kernel_tuner` and a C
+//! compiler on the path. Without it these tests report that they are skipped.
 
 use std::path::Path;
 use std::process::Command;
@@ -17,7 +17,8 @@ fn python() -> Option<String> {
     python
 }
 
-/// A C kernel of made-up times, one of whose configurations fails, tuned by Kernel Tuner with a cache.
+/// Python program in which Kernel Tuner tunes a C kernel of made-up times, one of whose configurations fails,
+/// with a cache.
 const TUNE: &str = r#"
 import sys, os, json
 import kernel_tuner, numpy as np
@@ -72,7 +73,7 @@ fn caches_of_kernel_tuner_are_read_and_gone_on_with() {
     std::fs::write(&ours, &bytes).unwrap();
     let (is_finished, text) = tune(&python, folder.path(), &ours, 0);
     assert!(is_finished && text.contains("N 10"), "{text}");
-    // What was written here is there still, and only what was missing was measured.
+    // The results written here are still there, and only missing ones were measured.
     let after = std::fs::read_to_string(&ours).unwrap();
     let begin = String::from_utf8(bytes).unwrap();
     assert!(after.starts_with(begin.strip_suffix("}\n}").unwrap()), "{after}");

@@ -1,5 +1,5 @@
-//! Recorded spaces: every format is read, bad files are refused in one line, and searches keep their
-//! promises on them.
+//! Tests of recorded spaces: every format is read, bad files are refused in one line, and searches keep their
+//! contract on them.
 
 use std::collections::HashSet;
 use std::io::Write;
@@ -29,15 +29,15 @@ const CONVOLUTION_T1: &[u8] = include_bytes!("data/recorded/convolution_milo.jso
 const PNPOLY: &[u8] = include_bytes!("data/recorded/pnpoly-RTX_2080_Ti.json.gz");
 const RECORDS: &[u8] = include_bytes!("../../tune/tests/data/records-v1.jsonl");
 
-/// A folder of recorded spaces, in folders of their own or not, that searches have to keep their
-/// promises on as well.
+/// Environment variable that names a folder of further recorded spaces, possibly in subfolders, on which
+/// searches have to keep their contract as well.
 const MORE_SPACES: &str = "TILEWRIGHT_RECORDED_SPACES";
 
 fn real_spaces() -> [RecordedSpace; 2] {
     [CONVOLUTION, PNPOLY].map(|file| read("real", file, None).unwrap())
 }
 
-/// The real spaces, and those that whoever runs the tests adds.
+/// Real spaces, and those of the folder in [`MORE_SPACES`].
 fn all_spaces() -> Vec<RecordedSpace> {
     let mut spaces = Vec::from(real_spaces());
     let mut folders: Vec<PathBuf> = std::env::var_os(MORE_SPACES).map(PathBuf::from).into_iter().collect();
@@ -55,8 +55,7 @@ fn all_spaces() -> Vec<RecordedSpace> {
     spaces
 }
 
-/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do,
-/// and networks are small.
+/// Options of a search for tests: cost models with little training and annealing, and small networks.
 fn quick(name: &'static str) -> &'static str {
     match name {
         "gbt" => "gbt:steps=20,batch=32",
@@ -163,7 +162,7 @@ fn what_is_written_is_read_back() {
         for trial in &trials {
             let config = found.space().config_from_json(&space.config_to_json(&trial.config)).unwrap();
             let found = found.outcome(&config);
-            // T4 tells fewer classes apart.
+            // T4 distinguishes fewer classes.
             let class = trial.outcome.class().map(|class| match class {
                 ErrorClass::CompileErrorHost => ErrorClass::CompileErrorDevice,
                 ErrorClass::BuildTimeout => ErrorClass::RunTimeout,
@@ -180,7 +179,7 @@ fn refused(file: &[u8], expected: &str) {
     assert_eq!(error, expected);
 }
 
-/// Files of other tuners: the numbers of configurations and of valid ones, and the notes.
+/// Files of other tuners, with the numbers of configurations and of valid ones, and the notes.
 const FOREIGN: &[(&str, usize, usize, &[&str])] = &[
     ("kt-closed", 24, 24, &[]),
     ("kt-open-comma", 15, 15, &["the file is not closed, as a stopped run leaves it: 15 whole rows"]),
@@ -296,7 +295,7 @@ fn files_of_other_tuners_are_read_and_what_is_odd_is_told() {
         let recorded = read(name, &foreign(name), None).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!((recorded.len(), recorded.n_valid()), (*n_rows, *n_valid), "{name}");
         assert_eq!(recorded.notes(), *notes, "{name}");
-        // All of them hold the same space or a part of it; nothing that stands for a failure is its best.
+        // All of them hold the same space or a part of it; no value that stands for a failure is the best.
         assert!(recorded.optimum_ns().unwrap() >= 0.9e6, "{name}: {:?}", recorded.optimum_ns());
     }
     let all_failed = "none of its 24 configurations was measured successfully";
@@ -331,11 +330,11 @@ fn numbers_with_fractions_keep_their_order() {
         recorded.space().describe()["parameters"],
         json!([{"name": "a", "kind": "ordinal", "values": [0, 1, 2, 3, 4]}])
     );
-    // 8.0 and 8 are one, of 4 and 5 microseconds.
+    // 8.0 and 8 are one value, of 4 and 5 microseconds.
     let costs = (0..5).map(|at| recorded.outcome(&recorded.space().config_at(at)).cost());
     let found: Vec<f64> = costs.collect();
     assert_eq!(found, [6000.0, 2000.0, 3000.0, 1000.0, 4500.0]);
-    // A text beside the number that it writes.
+    // A text and the number that it spells.
     let rows = json!([row(json!({"a": "1"}), 1.into()), row(json!({"a": 1}), 2.into())]);
     assert_eq!(read("texts", t4(rows).to_string().as_bytes(), None).unwrap().len(), 2);
 }
@@ -369,7 +368,7 @@ fn what_is_in_the_way_of_reading_is_passed_over() {
     check("an objective that is null", closed.replace("\"time\", \"cache\"", "null, \"cache\"").into_bytes(), 0);
     check("a parameter without a list", closed.replace("\"unroll\": [1, 2]}", "\"unroll\": 2}").into_bytes(), 1);
     check("a number beyond all", closed.replacen("210.0", "1e999", 1).into_bytes(), 0);
-    // The same row again: the file of a run that went on.
+    // The same row again, as in the file of a run that was continued.
     let again =
         closed.replacen("\"8,1,2\"", "\"8,1,1\": {\"tx\": 8, \"ty\": 1, \"unroll\": 1, \"time\": NaN}, \"8,1,2\"", 1);
     check("a key twice", again.into_bytes(), 2);
@@ -392,7 +391,7 @@ fn files_that_end_anywhere_are_read_up_to_there() {
         }
     }
     assert!(most > 3);
-    // An end within a number: it may have been another one.
+    // An end within a number, whose further digits are unknown.
     let within = file.windows(11).position(|part| part == b"\"time\": 1.8").unwrap() + 11;
     let at_row = |end: usize| read("cut", &file[..end], None).unwrap().len();
     assert_eq!(at_row(within), at_row(within - 3));
@@ -547,7 +546,7 @@ fn the_whole_space_holds_the_optimum() {
 
 #[test]
 fn random_search_comes_as_far_as_its_expectation() {
-    // Exact expectations of the optimum over the best of so many draws without replacement.
+    // Exact expectations of the optimum's ratio to the best of this many draws without replacement.
     for (recorded, expected) in
         real_spaces().iter().zip([[0.627, 0.673, 0.724, 0.780, 0.837], [0.926, 0.947, 0.961, 0.971, 0.979]])
     {
@@ -574,7 +573,7 @@ fn searches_beat_random_on_average_over_real_spaces() {
         let n_repeats = match row.name {
             // Grid search has no reason to: the order of a space says nothing about speed.
             "random" | "grid" => continue,
-            // These two learn for longer than a test may take.
+            // These two take longer to learn than a test may take.
             "rnn_controller" | "tree_gru" => continue,
             "na2c" => 10,
             _ => 30,
@@ -590,7 +589,7 @@ fn proposals_on_real_spaces_are_legal_and_new() {
             let mut search = tilewright_search::build(quick(row.name), recorded.space(), 3).unwrap();
             let mut seen = HashSet::new();
             for _ in 0..40 {
-                // Nothing is observed: the worst a search can meet.
+                // Nothing is observed, which is the worst case for a search.
                 let proposals = search.propose(9);
                 assert!(proposals.len() <= 9, "{}", row.name);
                 for config in proposals {
@@ -615,7 +614,7 @@ fn small_files() -> [Vec<u8>; 4] {
     [results, cache, RECORDS.to_vec(), description]
 }
 
-/// Reads whatever it is; where it is refused, in one line.
+/// Reads any file; errors are one line.
 fn read_anything(file: &[u8]) {
     let [results, ..] = small_files();
     for (file, description) in [(file, None), (file, Some(file)), (&results[..], Some(file))] {
@@ -666,7 +665,7 @@ fn hypervolume(costs: &[[f64; 2]], corner: [f64; 2]) -> f64 {
     area
 }
 
-/// A recorded space with a second column: the outputs of a block, for which it needs shared memory.
+/// Recorded space with a second objective: the outputs of a block, for which it needs shared memory.
 fn of_two_columns() -> RecordedSpace {
     let [space, _] = real_spaces();
     let sizes = ["block_size_x", "block_size_y", "tile_size_x", "tile_size_y"];
@@ -739,8 +738,8 @@ fn our_recorded_convolution_is_what_its_page_says() {
         let plan = ReplayPlan { budgets: vec![50], ..plan(search, 6) };
         whole.replay(&plan).unwrap().budgets[0].mean()
     };
-    // Of a split each factor is learnt by itself, and of a sample there are hardly two that differ in one
-    // parameter.
+    // Each factor of a split is learnt separately, and a sample hardly contains two configurations that
+    // differ in one parameter.
     let replay = sample.replay(&ReplayPlan { budgets: vec![100], ..plan("auto", 8) }).unwrap();
     assert!(mean(&replay) > 0.945, "{:.4}", mean(&replay));
     let (auto, random) = (after_50("auto"), after_50("random"));

@@ -24,7 +24,7 @@ pub enum Acquisition {
 }
 
 impl Acquisition {
-    /// The score of a prediction, where `best` is the largest value known.
+    /// Returns the score of a prediction; `best` is the largest known value.
     pub fn score(self, mean: f64, standard_deviation: f64, best: f64) -> f64 {
         match self {
             Acquisition::Mean => mean,
@@ -46,12 +46,13 @@ impl Acquisition {
     }
 }
 
-/// The density of the standard normal distribution.
+/// Returns the density of the standard normal distribution.
 fn normal_density(z: f64) -> f64 {
     (-0.5 * z * z).exp() / (SQRT_2 * PI.sqrt())
 }
 
-/// The probability that a standard normal variable is below `z`, to about 14 digits, in the lower tail too.
+/// Returns the probability that a standard normal variable is below `z`, to about 14 digits, in the lower
+/// tail too.
 fn normal_cdf(z: f64) -> f64 {
     let x = z.abs();
     if x < 3.0 {
@@ -67,7 +68,7 @@ fn normal_cdf(z: f64) -> f64 {
         return 0.5 + normal_density(z) * sum;
     }
     // Mills' ratio as a continued fraction: Φ(−x) = φ(x) / (x + 1/(x + 2/(x + 3/…))). The larger x, the
-    // sooner it is exact.
+    // sooner it converges.
     let depth = 5 + (100.0 / x) as u32;
     let fraction = (1..=depth).rev().fold(x, |below, n| x + f64::from(n) / below);
     let tail = normal_density(x) / fraction;

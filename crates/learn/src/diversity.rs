@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, HashSet};
 /// Objective of a batch: `Σ score + alpha · Σ_j |distinct values of component j|`.
 ///
 /// # Source
-/// AutoTVM, equation 3, with scores (larger is better) in the place of negated costs.
+/// AutoTVM, equation 3, with scores (larger is better) instead of negated costs.
 pub fn diversity<C: AsRef<[u64]>>(scores: &[f64], components: &[C], alpha: f64, batch: &[usize]) -> f64 {
     let values = |&i: &usize| components[i].as_ref().iter().copied().enumerate();
     let covered: HashSet<(usize, u64)> = batch.iter().flat_map(values).collect();
@@ -15,16 +15,16 @@ pub fn diversity<C: AsRef<[u64]>>(scores: &[f64], components: &[C], alpha: f64, 
 
 /// Selects at most `n` candidates, best first, greedily to maximize [`diversity`].
 ///
-/// A candidate is its score and the values of its components. As the objective is submodular, the batch is
-/// worth at least 1 − 1/e of the best one of its size where no score is negative. Of equals the first is
-/// taken; a NaN counts as −∞.
+/// A candidate consists of its score and the values of its components. As the objective is submodular, the
+/// batch is worth at least 1 − 1/e of the best one of its size if no score is negative. Among equals the
+/// first is taken; NaN counts as −∞.
 ///
 /// # Panics
 /// If there is not one list of components for each score.
 ///
 /// # Cost
-/// Near O(candidates · components + n · log candidates): a gain is computed again only where it may still be
-/// the largest.
+/// Near O(candidates · components + n · log candidates): a gain is recomputed only if it may still be the
+/// largest.
 ///
 /// # Source
 /// The greedy algorithm of Nemhauser, Wolsey and Fisher (1978) with the lazy evaluation of Minoux (1978).

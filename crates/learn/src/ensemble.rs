@@ -37,7 +37,7 @@ impl Ensemble {
     /// Fits `n_models` models.
     ///
     /// # Errors
-    /// [`LearnError`] if there is no model, and as [`Gbt::fit`].
+    /// [`LearnError`] if `n_models` is 0, or as [`Gbt::fit`].
     pub fn fit(
         examples: &Examples<'_>,
         options: &GbtOptions,
@@ -69,7 +69,7 @@ impl Ensemble {
     /// Predicts these rows.
     ///
     /// # Panics
-    /// If the rows have not as many columns as the examples had.
+    /// If the rows do not have as many columns as the examples.
     pub fn predict(&self, rows: &Matrix) -> Vec<Prediction> {
         let by_model: Vec<Vec<f32>> = self.models.iter().map(|model| model.predict(rows)).collect();
         let n = by_model.len() as f64;
@@ -83,7 +83,7 @@ impl Ensemble {
     }
 }
 
-/// The values of these rows, or nothing of nothing.
+/// Values of these rows; empty if there are no values.
 fn pick<T: Copy>(values: &[T], rows: &[usize]) -> Vec<T> {
     if values.is_empty() { Vec::new() } else { rows.iter().map(|&row| values[row]).collect() }
 }

@@ -1,6 +1,6 @@
-//! The crate's error.
+//! Error type of the crate.
 
-/// Error of this crate; the caller is at fault.
+/// Error of this crate: invalid arguments of the caller.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum LearnError {
     /// Per-row values whose number differs from the number of rows.
@@ -8,7 +8,7 @@ pub enum LearnError {
     Length {
         /// Name of the values.
         what: &'static str,
-        /// The rows.
+        /// Number of rows.
         n_rows: usize,
         /// Number of values.
         found: usize,

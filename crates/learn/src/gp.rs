@@ -10,24 +10,24 @@ use crate::simd::{exp, wide};
 /// Rasmussen and Williams, "Gaussian Processes for Machine Learning" (2006), sections 4.2 and 5.4.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Matern {
-    /// The group of each column.
+    /// Group of each column.
     groups: Vec<usize>,
-    /// The logarithm of each group's rate, an inverse length.
+    /// Logarithm of each group's rate, an inverse length.
     log_rates: Vec<f64>,
     /// Prior standard deviation of each of these logarithms.
     spreads: Vec<f64>,
-    /// The logarithm of the variance of the noise over that of the signal.
+    /// Logarithm of the ratio of the noise variance to the signal variance.
     log_noise: f64,
 }
 
-/// A noise of 5 % of the signal, give or take a factor of e.
+/// Prior mean of the logarithm of the noise: 5 % of the signal, up to a factor of e.
 const PRIOR_LOG_NOISE: f64 = -6.0;
 const PRIOR_LOG_NOISE_SPREAD: f64 = 2.0;
 const LOG_NOISE_RANGE: [f64; 2] = [-9.0, 0.0];
 
 impl Matern {
     /// Makes the kernel with prior length scales, for columns between 0 and 1, whose groups are numbered from
-    /// 0. Rates are known to a factor of e.
+    /// 0. The prior standard deviation of the logarithm of a rate is 1.
     ///
     /// Columns that belong together, such as those of one category, are a group.
     pub fn new(groups: Vec<usize>) -> Matern {
@@ -39,7 +39,7 @@ impl Matern {
     /// Sets the prior standard deviation of the logarithm of each group's rate.
     ///
     /// # Panics
-    /// If they are not one for each group.
+    /// If there is not one spread for each group.
     #[must_use]
     pub fn with_spreads(self, spreads: Vec<f64>) -> Matern {
         assert_eq!(spreads.len(), self.log_rates.len(), "invariant: a spread for each group");
@@ -47,11 +47,10 @@ impl Matern {
     }
 
     /// Maximizes the marginal likelihood of these examples by coordinate search: a larger and a smaller value
-    /// is tried for each parameter in turn. Called again as examples come in, it continues from the last
-    /// values.
+    /// are tried for each parameter in turn. Further calls with more examples continue from the last values.
     ///
     /// # Panics
-    /// If the rows have not as many values as there are columns, or the targets are not one for each row.
+    /// If the rows do not have as many values as there are columns, or there is not one target for each row.
     ///
     /// # Cost
     /// O(groups · rows³).
@@ -79,7 +78,7 @@ impl Matern {
         }
     }
 
-    /// The logarithm of the targets' likelihood times the prior, up to a constant.
+    /// Returns the logarithm of the targets' likelihood times the prior, up to a constant.
     fn log_posterior(&self, rows: &Matrix, targets: &[Option<f64>]) -> f64 {
         let mut process = GaussianProcess::new(self.clone());
         process.extend(rows.rows());
@@ -94,7 +93,8 @@ impl Matern {
     }
 }
 
-/// A length of half the diagonal of the unit cube: neither are all rows alike, nor is each one alone.
+/// Returns the rate of a length scale of half the diagonal of the unit cube: rows are neither all alike nor
+/// all unrelated.
 fn prior_log_rate(n_groups: usize) -> f64 {
     (2.0 / (n_groups.max(1) as f64).sqrt()).ln()
 }
@@ -105,7 +105,7 @@ fn matern(squared_distance: f64) -> f64 {
     (1.0 + d + d * d / 3.0) * exp((-d).max(-700.0))
 }
 
-/// The root of what is left on the diagonal, which rounding must not bring to 0.
+/// Returns the square root of the rest of a diagonal element, which rounding must not reduce to 0.
 fn pivot(rest: f64) -> f64 {
     rest.max(1e-12).sqrt()
 }
@@ -125,33 +125,34 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
 
 /// Gaussian process with mean 0, which is updated row by row.
 ///
-/// What it takes to predict a row depends on the known rows, not on their targets. So [`Candidates`] keep it,
-/// and are updated by one step for each row that becomes known; and targets may come later than their rows.
+/// The intermediate results for predicting a row depend on the known rows, not on their targets.
+/// [`Candidates`] cache them and are updated by one step for each row that becomes known; and targets may
+/// come later than their rows.
 #[derive(Debug, Clone)]
 pub struct GaussianProcess {
     kernel: Matern,
-    /// The rate of each column.
+    /// Rate of each column.
     rates: Vec<f64>,
-    /// The known rows, each value times its column's rate.
+    /// Known rows, each value times its column's rate.
     rows: Vec<Vec<f64>>,
-    /// The rows of the lower Cholesky factor of the correlations, each to its diagonal.
+    /// Rows of the lower Cholesky factor of the correlations, each up to its diagonal.
     factor: Vec<Vec<f64>>,
 }
 
-/// f64 numbers of a register.
+/// Number of f64 values in a register.
 const WIDTH: usize = 8;
-/// Candidates of a block.
+/// Number of candidates in a block.
 const N_LANES: usize = 4 * WIDTH;
 
-/// A value of each candidate of a block, in so many registers that sums need not wait for each other.
+/// Value of each candidate of a block, in enough registers that sums need not wait for each other.
 type CandidateLanes = [[f64; WIDTH]; 4];
 
 const ZEROS: CandidateLanes = [[0.0; WIDTH]; 4];
 
-/// Adds to the sums of each candidate a term for each of its values and the number that goes with it.
+/// Adds to the sums of each candidate a term for each of its values and the corresponding number.
 #[inline(always)]
 fn sum_up(sums: &mut CandidateLanes, values: &[CandidateLanes], numbers: &[f64], add: impl Fn(f64, f64, f64) -> f64) {
-    // One array for each register: what is indexed twice stays in memory.
+    // One array for each register: an array that is indexed twice stays in memory.
     let [mut a, mut b, mut c, mut d] = *sums;
     for ([p, q, r, s], &number) in values.iter().zip(numbers) {
         for lane in 0..WIDTH {
@@ -174,11 +175,11 @@ pub struct Candidates {
 struct CandidateBlock {
     /// Number of lanes in use.
     n: usize,
-    /// The rows' values, column by column, times the column's rate.
+    /// Values of the rows, column by column, times the column's rate.
     columns: Vec<CandidateLanes>,
     /// Correlations with the known rows, divided by the factor.
     solved: Vec<CandidateLanes>,
-    /// The share of their variance that the known rows explain.
+    /// Share of the candidates' variance that the known rows explain.
     explained: CandidateLanes,
 }
 
@@ -201,7 +202,7 @@ impl GaussianProcess {
         &self.kernel
     }
 
-    /// The number of known rows.
+    /// Returns the number of known rows.
     pub fn len(&self) -> usize {
         self.factor.len()
     }
@@ -214,7 +215,7 @@ impl GaussianProcess {
     /// Appends known rows.
     ///
     /// # Panics
-    /// If a row has not as many values as there are columns.
+    /// If a row does not have as many values as there are columns.
     ///
     /// # Cost
     /// O(known rows²) for each.
@@ -233,7 +234,7 @@ impl GaussianProcess {
     /// Prepares rows for prediction.
     ///
     /// # Panics
-    /// If a row has not as many values as there are columns.
+    /// If a row does not have as many values as there are columns.
     ///
     /// # Cost
     /// O(known rows²) for each.
@@ -282,7 +283,7 @@ impl GaussianProcess {
     /// Updates candidates for the rows that became known since, which predictions require.
     ///
     /// # Panics
-    /// If they are candidates of another process with other columns.
+    /// If the candidates are of another process with other columns.
     ///
     /// # Cost
     /// O(known rows) for each candidate and each new row.
@@ -342,8 +343,8 @@ impl GaussianProcess {
         Solved { weights, standard_deviation }
     }
 
-    /// The logarithm of the likelihood of targets, one for each known row in order, up to a constant. The
-    /// variance of the signal is the most likely one.
+    /// Returns the logarithm of the likelihood of targets, one for each known row in order, up to a constant.
+    /// The variance of the signal is the most likely one.
     ///
     /// # Panics
     /// If there is not one target for each known row.
@@ -354,8 +355,8 @@ impl GaussianProcess {
         -0.5 * n * variance.max(f64::MIN_POSITIVE).ln() - log_determinant
     }
 
-    /// Posterior means at the known rows, in order: their targets without the noise. Missing targets count as
-    /// in [`GaussianProcess::solve`].
+    /// Posterior means at the known rows, in order: the targets without noise. Missing targets count as in
+    /// [`GaussianProcess::solve`].
     ///
     /// # Cost
     /// O(known rows²).
@@ -429,7 +430,7 @@ mod tests {
         process
     }
 
-    /// The solution of `matrix · x = right`, by elimination.
+    /// Solves `matrix · x = right`, by elimination.
     fn eliminate(mut matrix: Vec<Vec<f64>>, mut right: Vec<f64>) -> Vec<f64> {
         let n = right.len();
         for i in 0..n {

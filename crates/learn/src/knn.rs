@@ -6,15 +6,15 @@ use crate::matrix::Matrix;
 ///
 /// The prediction is `Σ w_i y_i / Σ w_i` over the `k` nearest known rows, with `w_i = 1 / d(x, x_i)` and
 /// `d(x, z) = Σ |x_l − z_l| / (|x_l| + |z_l|)`, where 0/0 is 0. A known row is predicted as its own target,
-/// or as the mean of its targets where it is known more than once.
+/// or as the mean of its targets if it is known more than once.
 ///
 /// # Source
-/// NoSE, the surrogate; `k` is 9 there. A value that is missing (NaN) on one side alone is as far away as a
-/// value can be, 1.
+/// NoSE, the surrogate; `k` is 9 there. A value that is missing (NaN) on one side only has the largest
+/// possible distance, 1.
 #[derive(Debug, Clone)]
 pub struct Knn {
     k: usize,
-    /// Values of all rows by column, so that distances to many rows are computed side by side.
+    /// Values of all rows by column, so that distances to many rows are computed in vectors.
     columns: Vec<Vec<f32>>,
     targets: Vec<f32>,
 }
@@ -32,7 +32,7 @@ impl Knn {
     /// Appends a known row.
     ///
     /// # Panics
-    /// If the row has not as many values as there are columns.
+    /// If the row does not have as many values as there are columns.
     pub fn push(&mut self, row: &[f32], target: f32) {
         assert_eq!(row.len(), self.columns.len(), "invariant: a row has a value for each column");
         self.columns.iter_mut().zip(row).for_each(|(column, &value)| column.push(value));
@@ -46,7 +46,7 @@ impl Knn {
         self.targets.drain(..n_forgotten);
     }
 
-    /// The number of known rows.
+    /// Returns the number of known rows.
     pub fn len(&self) -> usize {
         self.targets.len()
     }
@@ -59,7 +59,7 @@ impl Knn {
     /// Predicts these rows.
     ///
     /// # Panics
-    /// If the rows have not as many values as there are columns.
+    /// If the rows do not have as many values as there are columns.
     ///
     /// # Cost
     /// O(rows · known rows · columns).

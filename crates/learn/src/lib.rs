@@ -5,7 +5,7 @@
 //! learn. A [`Forest`] classifies rows into two classes; [`TreeGru`] learns from trees of rows.
 //! [`ActorCritic`] and [`Controller`] are policies, which learn from the rewards of their actions. Models of
 //! [`sequence`] predict the best parameters of a kernel from its problem alone. [`Acquisition`] turns a mean
-//! and a spread into a score, and [`diverse`] chooses a batch by score and variety.
+//! and a spread into a score, and [`diverse`] selects a batch by score and diversity.
 //!
 //! Larger targets give larger predictions. The caller knows whether large or small is better;
 //! [`Acquisition`], [`diverse`] and [`metrics::average_recall`] take larger as better. Everything runs on the

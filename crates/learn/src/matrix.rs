@@ -19,7 +19,7 @@ impl Matrix {
     /// Makes a matrix of these rows.
     ///
     /// # Panics
-    /// If a row has not `n_columns` values.
+    /// If a row does not have `n_columns` values.
     pub fn from_rows<R: AsRef<[f32]>>(n_columns: usize, rows: impl IntoIterator<Item = R>) -> Matrix {
         let mut matrix = Matrix::new(n_columns);
         rows.into_iter().for_each(|row| matrix.push(row.as_ref()));
@@ -29,29 +29,29 @@ impl Matrix {
     /// Adds a row.
     ///
     /// # Panics
-    /// If the row has not [`Matrix::n_columns`] values.
+    /// If the row does not have [`Matrix::n_columns`] values.
     pub fn push(&mut self, row: &[f32]) {
         assert_eq!(row.len(), self.n_columns, "invariant: a row has a value for each column");
         self.data.extend_from_slice(row);
         self.n_rows += 1;
     }
 
-    /// The number of rows.
+    /// Returns the number of rows.
     pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
-    /// The number of columns.
+    /// Returns the number of columns.
     pub fn n_columns(&self) -> usize {
         self.n_columns
     }
 
-    /// Row of an index.
+    /// Row at an index.
     pub fn row(&self, at: usize) -> &[f32] {
         &self.data[at * self.n_columns..][..self.n_columns]
     }
 
-    /// The rows, in order.
+    /// Rows, in order.
     pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
         (0..self.n_rows).map(|at| self.row(at))
     }
@@ -80,7 +80,7 @@ impl<'a> Examples<'a> {
     /// Sets the predictions of another model, to which the new one learns the correction.
     ///
     /// # Source
-    /// Transfer in AutoTVM, section 4: a global model of earlier workloads plus a local one of the present
+    /// Transfer in AutoTVM, section 4: a global model of earlier workloads plus a local one of the current
     /// workload.
     pub fn on_top_of(self, base: &'a [f32]) -> Examples<'a> {
         Examples { base, ..self }

@@ -1,9 +1,8 @@
 //! Metrics of prediction quality.
 
-/// The coefficient of determination: 1 for perfect predictions, 0 for those as good as the mean of the
-/// targets.
+/// Coefficient of determination: 1 for perfect predictions, 0 for those as good as the mean of the targets.
 ///
-/// Where all targets are equal it is 1 for perfect predictions and −∞ for others.
+/// If all targets are equal, it is 1 for perfect predictions and −∞ for others.
 ///
 /// # Panics
 /// If there is not one prediction for each target.
@@ -15,7 +14,7 @@ pub fn r_squared(predictions: &[f32], targets: &[f32]) -> f64 {
     if residual == 0.0 { 1.0 } else { 1.0 - residual / total }
 }
 
-/// Kendall's rank correlation τ-b: 1 for the same order, −1 for the reverse, 0 where either side is constant.
+/// Kendall's rank correlation τ-b: 1 for the same order, −1 for the reverse, 0 if either side is constant.
 ///
 /// # Panics
 /// If there is not one prediction for each target.
@@ -40,13 +39,13 @@ pub fn kendall_tau(predictions: &[f32], targets: &[f32]) -> f64 {
 
 /// Recall of the truly largest `k` values among the `k` predicted largest, averaged over `k` from 1 to `n`.
 ///
-/// With fewer than `n` targets, all of them are taken; without any it is 1.
+/// With fewer than `n` targets, all of them are used; without any the result is 1.
 ///
 /// # Panics
 /// If there is not one prediction for each target.
 ///
 /// # Source
-/// The quality that AutoTVM's public implementation watches while it trains.
+/// AutoTVM's public implementation, which monitors it during training.
 pub fn average_recall(predictions: &[f32], targets: &[f32], n: usize) -> f64 {
     assert_eq!(predictions.len(), targets.len(), "invariant: a prediction for each target");
     let n = n.min(targets.len());
@@ -54,7 +53,7 @@ pub fn average_recall(predictions: &[f32], targets: &[f32], n: usize) -> f64 {
         return 1.0;
     }
     let (predicted, actual) = (largest(predictions, n), largest(targets, n));
-    // 1 where a row stands in one of the lists read so far, 2 where it stands in both.
+    // 1 if a row is in one of the lists read so far, 2 if it is in both.
     let mut seen = vec![0u8; targets.len()];
     let (mut found, mut total) = (0, 0.0);
     for k in 0..n {
@@ -67,7 +66,7 @@ pub fn average_recall(predictions: &[f32], targets: &[f32], n: usize) -> f64 {
     total / n as f64
 }
 
-/// The rows of the `n` largest values, largest first.
+/// Returns the rows of the `n` largest values, largest first.
 fn largest(values: &[f32], n: usize) -> Vec<usize> {
     let mut rows: Vec<usize> = (0..values.len()).collect();
     let order = |a: &usize, b: &usize| values[*b].total_cmp(&values[*a]).then(a.cmp(b));

@@ -1,6 +1,7 @@
-//! Vector code for the CPU at hand, and functions that compile to it.
+//! Vector code for the CPU of this machine, and functions that compile to it.
 
-/// Work that compiles to vector code, with the widest vectors of this CPU. What it calls must be inlined.
+/// Runs work compiled to vector code, with the widest vectors of this CPU. Functions that it calls must be
+/// inlined.
 #[inline(always)]
 pub(crate) fn wide<R>(work: impl FnOnce() -> R) -> R {
     pulp::Arch::new().dispatch(work)
@@ -12,14 +13,14 @@ pub(crate) trait Real:
 {
     const ZERO: Self;
     const LOG2_E: Self;
-    /// Adding it rounds to an integer, which then are the lowest bits.
+    /// Number whose addition rounds to an integer, which is then in the lowest bits.
     const ROUNDER: Self;
-    /// ln 2 in two numbers, so that little is lost by taking a multiple of it away.
+    /// ln 2 as the sum of two numbers, so that little precision is lost when a multiple of it is subtracted.
     const LN_2: [Self; 2];
-    /// Coefficients of a polynomial that is eʳ where |r| is at most ln 2 / 2, from the highest power on.
+    /// Coefficients of a polynomial for eʳ, for |r| up to ln 2 / 2, highest power first.
     const COEFFICIENTS: &[Self];
 
-    /// Two to the power of the integer that `ROUNDER` was added to.
+    /// Returns two to the power of the integer that `ROUNDER` was added to.
     fn power_of_two(rounded: Self) -> Self;
 }
 
@@ -42,11 +43,11 @@ impl Real for f64 {
     const ROUNDER: f64 = 6_755_399_441_055_744.0;
     const LN_2: [f64; 2] = {
         use std::f64::consts::LN_2;
-        // Its multiples are exact.
+        // Multiples of the high part are exact.
         let high = f64::from_bits(LN_2.to_bits() & !0x7ff_ffff);
         [high, LN_2 - high + 2.319_046_813_846_3e-17]
     };
-    /// Taylor's, from 1 / 13! on.
+    /// Taylor coefficients, from 1 / 13! on.
     const COEFFICIENTS: &[f64] = &{
         let mut coefficients = [1.0; 14];
         let mut i = 13;
@@ -63,8 +64,9 @@ impl Real for f64 {
     }
 }
 
-/// e to the power of `x`: within 3·10⁻⁷ of its size for f32 and `x` from -87 to 87, to 14 digits
-/// for f64 and `x` from -700 to 700. Unlike the standard library's it compiles to vector code.
+/// Computes e to the power of `x`: with a relative error of at most 3·10⁻⁷ for f32 and `x` from -87 to 87, to
+/// 14 digits for f64 and `x` from -700 to 700. Unlike the standard library's function, it compiles to vector
+/// code.
 #[inline(always)]
 pub(crate) fn exp<R: Real>(x: R) -> R {
     let rounded = x * R::LOG2_E + R::ROUNDER;
@@ -74,13 +76,13 @@ pub(crate) fn exp<R: Real>(x: R) -> R {
     sum * R::power_of_two(rounded)
 }
 
-/// The logistic function, within 10⁻⁶.
+/// Computes the logistic function, within 10⁻⁶.
 #[inline(always)]
 pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp((-x).clamp(-87.0, 87.0)))
 }
 
-/// The hyperbolic tangent, within 10⁻⁶, but not of its size near 0.
+/// Computes the hyperbolic tangent, with an absolute but not a relative error of at most 10⁻⁶.
 #[inline(always)]
 pub(crate) fn tanh(x: f32) -> f32 {
     1.0 - 2.0 / (1.0 + exp((2.0 * x).clamp(-87.0, 87.0)))

@@ -1,4 +1,4 @@
-//! Promises to searches: models learn, rank rightly, take any input, and repeat themselves.
+//! Tests of the models' contract: they learn, rank correctly, take any input, and are reproducible.
 
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng};
@@ -27,8 +27,8 @@ fn ranking() -> GbtOptions {
     GbtOptions { objective: Objective::PairwiseRank { n_pairs: 8 }, ..REGRESSION }
 }
 
-/// Rows of numbers from 0 to 1, the first of which interact in the target; a fifth of them is missing where
-/// asked.
+/// Rows of numbers from 0 to 1, the first of which interact in the target; with `missing`, a fifth of them is
+/// missing.
 fn problem(n: usize, missing: bool, seed: u64) -> (Matrix, Vec<f32>) {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
     let (mut features, mut targets) = (Matrix::new(8), Vec::new());
@@ -70,7 +70,7 @@ fn ranking_orders_whatever_the_scale_of_the_targets() {
 
 #[test]
 fn groups_are_not_compared_with_each_other() {
-    // Every target of the second group is above all of the first, by a feature that tells the groups apart.
+    // Every target of the second group is above all of the first, by a feature that identifies the group.
     let (features, mut targets) = problem(600, false, 5);
     let groups: Vec<u32> = (0..600).map(|row| row % 2).collect();
     let with_group = Matrix::from_rows(9, features.rows().zip(&groups).map(|(row, &g)| [row, &[g as f32]].concat()));
@@ -223,7 +223,7 @@ fn an_ensemble_is_less_certain_where_it_knows_less() {
     assert!(spread(0.5) > 2.0 * spread(0.0), "known {}, unknown {}", spread(0.0), spread(0.5));
 }
 
-/// Weighted nearest neighbours, as the definition has it.
+/// Weighted nearest neighbours, computed by the definition.
 fn naive_knn(known: &[(Vec<f32>, f32)], row: &[f32], k: usize) -> f64 {
     let distance = |z: &[f32]| -> f64 {
         let term = |x: f32, z: f32| match (x.is_nan(), z.is_nan()) {
@@ -244,7 +244,7 @@ fn naive_knn(known: &[(Vec<f32>, f32)], row: &[f32], k: usize) -> f64 {
     near.iter().map(|(d, y)| y / d).sum::<f64>() / near.iter().map(|(d, _)| 1.0 / d).sum::<f64>()
 }
 
-/// Numbers that configurations have, and that numbers can be.
+/// Numbers that occur in configurations, and special floating-point values.
 fn any_value() -> impl Strategy<Value = f32> {
     prop_oneof![
         4 => (-8i32..64).prop_map(|v| v as f32),
@@ -276,7 +276,7 @@ proptest! {
         let scores = Gbt::fit(&examples, &options, seed).unwrap().predict(&features);
         prop_assert!(scores.iter().all(|s| s.is_finite()), "{scores:?}");
         prop_assert_eq!(&scores, &Gbt::fit(&examples, &options, seed).unwrap().predict(&features));
-        // A row is predicted the same alone and among others.
+        // The prediction of a row is the same alone and among others.
         for (row, score) in rows.iter().zip(&scores) {
             let alone = Gbt::fit(&examples, &options, seed).unwrap().predict(&Matrix::from_rows(5, [&row.0]));
             prop_assert_eq!(alone[0], *score);
@@ -359,7 +359,7 @@ proptest! {
     }
 }
 
-/// Numbers whose distances do not hang on rounding.
+/// Numbers whose distances do not depend on rounding.
 fn any_small() -> impl Strategy<Value = f32> {
     prop_oneof![8 => (-8i32..64).prop_map(|v| v as f32), 1 => Just(f32::NAN)]
 }

@@ -1,4 +1,4 @@
-//! Sequence models, as their users see them.
+//! Tests of the public interface of sequence models.
 
 use std::ops::ControlFlow;
 
@@ -18,8 +18,8 @@ fn vocabulary() -> Vocabulary {
     }
 }
 
-/// Tiles grow with the size, vectors need an even batch, and the unrolling follows from both and from the
-/// direction.
+/// Examples in which tiles grow with the size, vectors need an even batch, and the unrolling depends on both
+/// and on the direction.
 fn examples() -> Vec<Example> {
     let example = |i: i64| {
         let (size, batch, direction) = (1 + i * 7 % 90, 1 + i % 6, i % 2);
@@ -44,7 +44,7 @@ fn small() -> Training {
     }
 }
 
-/// Examples to learn from and to stop by.
+/// Training data and validation data.
 fn data<'a>(vocabulary: &'a Vocabulary, examples: &'a [Example]) -> TrainingData<'a> {
     TrainingData { vocabulary, train: examples, validation: examples }
 }
@@ -102,8 +102,8 @@ fn beams_of_models_are_sorted_whatever_the_problem() {
                 let sum: f64 = answers.iter().map(|a| a.log_probability.exp()).sum();
                 assert!((sum - 1.0).abs() < 1e-4, "{}: probabilities sum to {sum}", row.name);
                 assert!(answers.is_sorted_by(|a, b| a.log_probability >= b.log_probability));
-                // A narrow beam takes other prefixes along, but gives those that it finds the same
-                // probability.
+                // A narrow beam keeps other prefixes, but assigns the same probability to those that it
+                // finds.
                 for answer in model.answers(&problem, 2, None) {
                     let same = answers.iter().find(|a| a.values == answer.values).unwrap();
                     assert!((same.log_probability - answer.log_probability).abs() < 1e-4, "{}", row.name);
@@ -216,7 +216,7 @@ fn files_that_are_no_models_are_refused() {
         refused(&other.weights, description, FileKind::Weights);
         refused(weights, &description[..description.len() / 2], FileKind::Description);
         refused(weights, b"", FileKind::Description);
-        // The last numbers of the file are no numbers any more.
+        // The last numbers of the file are replaced by values that are not finite.
         for strange in [f32::NAN, f32::INFINITY] {
             let mut spoilt = weights.clone();
             spoilt.chunks_exact_mut(4).rev().take(8).for_each(|bytes| bytes.copy_from_slice(&strange.to_le_bytes()));

@@ -15,13 +15,13 @@ use crate::search::chosen;
 use crate::space::{Config, Space};
 use crate::trial::{Trial, quantile};
 
-/// Valid trials that it learns from, at most.
+/// Maximum number of valid trials that the model is fitted on.
 const MOST_TRIALS: usize = 200;
-/// Ratio of these to those that are held out, by which its spread is judged.
+/// Ratio of all used trials to the held-out ones, on which the intervals are calibrated.
 const HELD_OUT: usize = 4;
 /// Steps of the fit.
 const STEPS: [f64; 5] = [0.8, 0.8, 0.8, 0.4, 0.4];
-/// Random configurations, and best ones whose neighbours are looked at.
+/// Number of random configurations, and of best ones whose neighbours are considered.
 const N_RANDOM: usize = 1000;
 const N_BEST: usize = 5;
 /// Probability that a time is within its interval, and half the width of that in standard deviations of a
@@ -52,12 +52,13 @@ pub struct Promise {
     pub chance: f64,
 }
 
-/// Fits a Gaussian process, as `auto` has, to the trials, and returns the `n` unmeasured configurations with
-/// the highest probability of improvement; `None` for too few valid trials, or equal ones.
+/// Fits a Gaussian process, as the `auto` search does, to the trials, and returns the `n` unmeasured
+/// configurations with the highest probability of improvement; `None` if there are too few valid trials, or
+/// all times are equal.
 ///
 /// # Source
-/// Split conformal prediction (Papadopoulos et al., 2002), for intervals that trials held out confirm,
-/// whatever the model; Kushner (1964), for the probability of an improvement.
+/// Split conformal prediction (Papadopoulos et al., 2002), for intervals that hold on held-out trials,
+/// regardless of the model; Kushner (1964), for the probability of an improvement.
 ///
 /// # Cost
 /// A second or less.
@@ -106,8 +107,8 @@ pub fn belief(space: &Arc<Space>, trials: &[Trial], n: usize, seed: u64) -> Opti
     Some(Belief { widened, promising })
 }
 
-/// Features and targets of the model: standardized logarithms of throughput, cut off where they are as far
-/// below the median as the best is above.
+/// Features and targets of the model: standardized logarithms of throughput, clipped where they are farther
+/// below the median than the best is above it.
 struct BeliefModel {
     features: ProcessFeatures,
     mean: f64,
@@ -118,7 +119,7 @@ struct BeliefModel {
 }
 
 impl BeliefModel {
-    /// Makes the model's targets; `None` where all times are equal, of which nothing is learnt.
+    /// Makes the model's targets; `None` if all times are equal, because nothing can be learnt from them.
     fn new(space: &Arc<Space>, known: &[&Trial]) -> Option<BeliefModel> {
         let scale = LogCosts::new(known.iter().map(|trial| trial.outcome.cost()));
         let logs: Vec<f64> = known.iter().map(|trial| -scale.log(trial.outcome.cost())).collect();
@@ -179,7 +180,8 @@ mod tests {
         Trial { config, outcome: measured(time * rng.random_range(0.98..1.02)) }
     }
 
-    /// The valley is not among the trials; its middle is promising, and intervals hold what is measured.
+    /// Checks that the middle of the valley, which is not among the trials, is promising, and that intervals
+    /// contain the measured times.
     #[test]
     fn what_was_left_out_is_promising() {
         let space = space();

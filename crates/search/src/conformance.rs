@@ -1,6 +1,6 @@
-//! Conformance: tests in one call that a search keeps the promises of [`Search`].
+//! Conformance test: checks in one call that a search satisfies the contract of [`Search`].
 //!
-//! The searches of [`SEARCHES`](crate::SEARCHES) pass it, and so may one of your own:
+//! All [`SEARCHES`](crate::SEARCHES) pass it; run it on a search of your own, too:
 //!
 //! ```
 //! use std::collections::HashSet;
@@ -53,19 +53,19 @@ type Landscape = fn(&Space, &Config) -> Outcome;
 /// Tests a search on synthetic spaces and objective functions: small and huge spaces, smooth functions and
 /// ones that fail everywhere. `make` builds the search for a space from a seed.
 ///
-/// - Proposals are legal, at most as many as asked for, and never of what was proposed or observed before.
+/// - Proposals are legal, no more than requested, and were never proposed or observed before.
 /// - The same seed and the same trials give the same proposals.
-/// - A search ends, for good, once the whole space was proposed or observed, and not before; it waits for no
-///   observation.
-/// - Trials of other runs are taken note of before and between proposals, also many thousands; those of other
+/// - A search ends, permanently, once the whole space has been proposed or observed, and not before; it does
+///   not wait for observations.
+/// - Trials of other runs are accepted before and between proposals, even many thousands; trials of other
 ///   spaces are ignored.
 /// - Spaces of 10¹⁵ configurations and landscapes on which everything fails do not stall it.
 ///
 /// # Panics
-/// With the promise that the search breaks.
+/// If the search violates the contract; the message names the violation.
 ///
 /// # Cost
-/// Some 10,000 proposals: a search that learns is best tested with small models.
+/// About 10,000 proposals: test a search that learns with small models.
 pub fn check(make: impl Fn(&Arc<Space>, u64) -> Box<dyn Search>) {
     let make: Maker = &make;
     small_spaces_are_exhausted(make);
@@ -79,7 +79,7 @@ pub fn check(make: impl Fn(&Arc<Space>, u64) -> Box<dyn Search>) {
 /// mean over `n_runs` runs of `n_trials` trials.
 ///
 /// # Panics
-/// If it does not, with both means.
+/// If the search is not better; the message gives both means.
 pub fn check_against_random(make: impl Fn(&Arc<Space>, u64) -> Box<dyn Search>, n_runs: u64, n_trials: usize) {
     let space = gemm();
     let mean = |make: Maker| {
@@ -94,7 +94,7 @@ pub fn check_against_random(make: impl Fn(&Arc<Space>, u64) -> Box<dyn Search>, 
     assert!(found < random, "no better than random search: {found} ns against {random} ns");
 }
 
-/// Maker of a search of a space from a seed.
+/// Function that makes a search for a space from a seed.
 type Maker<'a> = &'a dyn Fn(&Arc<Space>, u64) -> Box<dyn Search>;
 
 pub(crate) fn space(parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Arc<Space> {
@@ -169,7 +169,7 @@ fn trial(space: &Space, landscape: Landscape, config: Config) -> Trial {
     Trial { outcome: landscape(space, &config), config }
 }
 
-/// Runs a search for up to `budget` trials and tests what it promises of each proposal.
+/// Runs a search for up to `budget` trials and checks the contract for each proposal.
 pub(crate) fn run(
     make: Maker,
     space: &Arc<Space>,
@@ -238,7 +238,7 @@ fn observed_trials_are_not_proposed(make: Maker) {
     search.observe(&prior);
     let mut rest = Vec::new();
     loop {
-        // Nothing is observed here: a search must not wait for it either.
+        // Nothing is observed here, and the search must not wait for it.
         let proposals = search.propose(5);
         if proposals.is_empty() {
             break;
@@ -270,7 +270,7 @@ fn trials_between_proposals_are_not_proposed(make: Maker) {
     }
 }
 
-/// More than a model is fitted on or a network trained with.
+/// Observes more trials than a model is fitted on or a network is trained with.
 fn many_trials_are_taken_note_of(make: Maker) {
     let space = gemm();
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);

@@ -12,13 +12,13 @@ use crate::log_costs::LogCosts;
 use crate::space::Space;
 use crate::trial::Trial;
 
-/// Valid trials below which [`importance`] and [`belief`](crate::belief()) fit no model.
+/// Minimum number of valid trials for [`importance`] and [`belief`](crate::belief()) to fit a model.
 pub const LEAST_TRIALS: usize = 40;
-/// Valid trials that are looked at, at most.
+/// Maximum number of valid trials that are used.
 const MOST_TRIALS: usize = 4000;
-/// Ratio of all trials to those that are held out, by which the model is judged.
+/// Ratio of all trials to the held-out ones, on which the model is evaluated.
 const HELD_OUT: usize = 4;
-/// Shuffles of a parameter, whose effects are averaged.
+/// Number of shuffles of a parameter, whose effects are averaged.
 const N_SHUFFLES: usize = 5;
 
 /// Importance of the parameters, by a cost model fitted to the trials.
@@ -31,12 +31,12 @@ pub struct Importance {
     pub by_parameter: Vec<f64>,
 }
 
-/// Computes the permutation importance of each parameter for the logarithm of the time; `None` for too few
-/// valid trials, or equal ones.
+/// Computes the permutation importance of each parameter for the logarithm of the time; `None` if there are
+/// too few valid trials, or all times are equal.
 ///
 /// Boosted trees are fitted on three quarters of the trials. A parameter that constraints tie to others
-/// shares its importance with them. Trials of a search are no uniform sample: what it settled early looks
-/// unimportant.
+/// shares its importance with them. The trials of a search are not a uniform sample: a parameter that it
+/// settled early looks unimportant.
 ///
 /// # Source
 /// Breiman, "Random forests" (2001), section 10, on groups of features: all those of a parameter are shuffled
@@ -79,7 +79,7 @@ pub fn importance(space: &Arc<Space>, trials: &[Trial], seed: u64) -> Option<Imp
         };
         (0..N_SHUFFLES).map(|_| one(&mut rng)).sum::<f64>() / N_SHUFFLES as f64
     };
-    // Where all times are equal there is nothing to explain.
+    // If all times are equal, there is nothing to explain.
     r_squared
         .is_finite()
         .then(|| Importance { r_squared, by_parameter: (0..space.n_parameters()).map(&mut fall).collect() })

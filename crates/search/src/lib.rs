@@ -37,8 +37,8 @@
 //!
 //! [`SEARCHES`] lists the searches with their papers and options; [`conformance`] tests one of your own. A
 //! [`RecordedSpace`] replays measured outcomes, so that searches are compared without a device;
-//! [`importance`] says which parameters matter, [`expected_gain`] what further trials may bring, and
-//! [`belief`] which configurations are worth one.
+//! [`importance`] estimates which parameters matter, [`expected_gain`] what further trials may gain, and
+//! [`belief`] which unmeasured configurations are promising.
 #![forbid(unsafe_code)]
 
 mod belief;

@@ -21,7 +21,7 @@ impl LogCosts {
             let (least, greatest) = ends.unwrap_or((cost, cost));
             Some((least.min(cost), greatest.max(cost)))
         });
-        // Where all are 0, any scale does.
+        // If all metrics are 0, any scale will do.
         let (least, greatest) = ends.unwrap_or((1.0, 1.0));
         LogCosts { least: (least / 2.0).ln(), greatest: (greatest * 2.0).ln() }
     }

@@ -1,4 +1,4 @@
-//! Measurement interface between searches and whatever runs their candidates.
+//! Measurement interface between searches and the devices or tables that measure candidates.
 
 use std::collections::VecDeque;
 use std::ops::{AddAssign, Range};
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::space::{Config, Space};
 use crate::trial::{ErrorClass, Limit, Outcome, is_tie, quantile};
 
-/// Boxed error of a part outside this crate.
+/// Boxed error from outside this crate.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Seconds spent on a trial, by activity.
@@ -37,9 +37,9 @@ impl AddAssign for Seconds {
 /// Configuration to measure, with its description.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
-    /// The point of the space.
+    /// Point of the space.
     pub config: Config,
-    /// Schedule as text, one step per line; empty where configurations are no programs, as in a replay.
+    /// Schedule as text, one step per line; empty if configurations are not programs, as in a replay.
     pub steps: Arc<str>,
     /// Timeout of its runs, regardless of other candidates. By default (`None`) a run that is much slower
     /// than the best is pruned.
@@ -48,7 +48,7 @@ pub struct Candidate {
 
 /// Description of configurations as text, such as a program's schedule or a command line.
 pub trait Describe {
-    /// Describes a configuration; empty if there is nothing to say.
+    /// Describes a configuration; an empty text is no description.
     fn describe(&self, config: &Config) -> String;
 }
 
@@ -80,7 +80,7 @@ impl<'a> Subject<'a> {
 }
 
 impl<'a> From<&'a Space> for Subject<'a> {
-    /// A space whose configurations have no descriptions.
+    /// Makes a subject whose configurations have no descriptions.
     fn from(space: &'a Space) -> Subject<'a> {
         Subject { space, describe: None }
     }
@@ -146,7 +146,7 @@ pub struct MeasuringTraits {
 /// Time limits of a race, the repeated measurement of the best candidates against each other.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RaceLimits {
-    /// Time for all rounds; a race usually keeps it.
+    /// Time for all rounds; a race usually stays within it.
     pub rounds: Duration,
     /// Time for the race as a whole: a round that would not end within it is not started.
     pub total: Duration,
@@ -155,8 +155,8 @@ pub struct RaceLimits {
 }
 
 impl RaceLimits {
-    /// Duration of a candidate's share of a round. For a long kernel, a further round later tells more than a
-    /// second sample now.
+    /// Duration of a candidate's share of a round. For a long kernel, another round later is more informative
+    /// than a second sample now.
     pub const ROUND: Duration = Duration::from_millis(15);
     /// Rounds before the first half of the candidates is eliminated; the next stage has twice as many
     /// (successive halving).
@@ -165,15 +165,15 @@ impl RaceLimits {
     pub const STAGES: u32 = 3;
     /// Usual ratio of a race's duration, with builds and verification, to that of its rounds.
     pub const GOAL: u32 = 3;
-    /// Rounds of the two leading candidates before which nothing is plain, and before which nothing is a tie.
+    /// Minimum number of rounds of the two leading candidates for a clear winner, and for a tie.
     const ROUNDS_UNTIL_PLAIN: usize = 4;
     const ROUNDS_UNTIL_TIE: usize = 8;
-    /// A lead that is more than what a process's luck with its memory makes of a kernel's time, and how many
-    /// times what rounds spread it has to be.
+    /// Minimum relative lead of a clear winner, above the variation that memory placement causes between
+    /// processes, and its minimum ratio to the spread of the rounds.
     const PLAIN_LEAD: f64 = 0.03;
     const PLAIN_SPREADS: f64 = 2.0;
 
-    /// Number of rounds of one candidate that fit the time.
+    /// Number of rounds of one candidate that fit within `time`.
     pub fn affordable(&self, time: Duration) -> u64 {
         let round_ns = self.best_ns.max(RaceLimits::ROUND.as_nanos() as f64);
         (time.as_nanos() as f64 / round_ns) as u64
@@ -214,12 +214,13 @@ pub struct Standing {
 
 /// Measuring side of a tuning run: a device, or the replay of a recorded space.
 ///
-/// It is polled and never calls back, so a proxy for a remote device only forwards calls.
+/// The loop polls a measuring side, which never calls back, so a proxy for a remote device only forwards
+/// calls.
 pub trait Measure: Send {
     /// Submits candidates, to be measured in order after earlier ones; returns their numbers.
     fn submit(&mut self, candidates: &[Candidate]) -> Range<u64>;
 
-    /// Waits up to `at_most` for the next result, of any submitted candidate, each of which has one result.
+    /// Waits up to `at_most` for the next result of any submitted candidate; each candidate has one result.
     /// `leading_ns` is the median of the best candidate so far, against which much slower ones may be pruned.
     ///
     /// # Errors
@@ -230,7 +231,7 @@ pub trait Measure: Send {
     /// Stops starting candidates; those not started yet get no result.
     fn wind_down(&mut self);
 
-    /// Informs that the results of all candidates below this number are recorded.
+    /// Notifies the measuring side that the results of all candidates below this number are recorded.
     fn recorded(&mut self, _before: u64) {}
 
     /// Cancels all candidates from this number on, running ones included.
@@ -245,7 +246,7 @@ pub trait Measure: Send {
     /// whenever it changes, and `stop` ends the race early.
     ///
     /// # Errors
-    /// As [`Measure::next`]; always by default.
+    /// As [`Measure::next`]; the default implementation always fails.
     fn race(
         &mut self,
         candidates: &[Candidate],
@@ -282,7 +283,8 @@ impl Queue {
         self.waiting.pop_front()
     }
 
-    /// Removes candidates from this number on, as [`Measure::cancel`]; with 0 as [`Measure::wind_down`].
+    /// Removes candidates from this number on, as [`Measure::cancel`]; all of them with 0, as
+    /// [`Measure::wind_down`].
     pub fn cancel(&mut self, from: u64) {
         self.waiting.retain(|(number, _)| *number < from);
     }
@@ -303,7 +305,7 @@ mod tests {
         check(&calm, 0.1, true);
         check(&calm[..4], 0.1, true);
         check(&calm[..3], 0.1, false);
-        // The pages of one process make as much.
+        // Memory placement in one process can cause as much.
         check(&calm, 0.02, false);
         check(&noisy, 0.1, false);
         check(&noisy, 0.02, true);

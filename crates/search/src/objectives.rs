@@ -19,8 +19,8 @@ impl Timing {
 }
 
 /// Indices of the timings in the Pareto set, by increasing cost of the first objective: no other timing is at
-/// least as good in every objective and better in one. Of equal timings the first is taken. Failures (`None`)
-/// and timings with fewer objectives than another are excluded.
+/// least as good in every objective and better in one. Of equal timings, the first is taken. Failures
+/// (`None`) and timings with fewer objectives than another are excluded.
 ///
 /// # Cost
 /// O(n log n + n × size of the set).
@@ -32,7 +32,7 @@ pub fn pareto_set<'a>(timings: impl IntoIterator<Item = Option<&'a Timing>>) -> 
     all.sort_by(|(_, a), (_, b)| a.partial_cmp(b).expect("invariant: costs are numbers"));
     let mut set: Vec<(usize, Vec<f64>)> = Vec::new();
     for (at, costs) in all {
-        // Whatever dominates it comes before it in this order.
+        // Any timing that dominates this one precedes it in this order.
         let is_beaten = set.iter().any(|(_, other)| other.iter().zip(&costs).all(|(other, own)| other <= own));
         if !is_beaten {
             set.push((at, costs));
@@ -41,22 +41,23 @@ pub fn pareto_set<'a>(timings: impl IntoIterator<Item = Option<&'a Timing>>) -> 
     set.into_iter().map(|(at, _)| at).collect()
 }
 
-/// Share of the weighted sum beside the largest weighted distance: without it, points that are as good in one
-/// objective and worse in another would count as equal.
+/// Weight of the weighted sum added to the largest weighted distance: without it, points that are equal in
+/// one objective and worse in another could have the same cost.
 const SUM_SHARE: f64 = 0.05;
 
 /// Augmented Chebyshev scalarisation of several costs: the largest of the weighted distances from the best of
 /// each objective, on a logarithmic scale that the Pareto set spans from 0 to 1.
 ///
 /// # Source
-/// Knowles, "ParEGO" (2006), equation 2, with its 0.05. We differ in the logarithms, and in that the scale is
-/// the Pareto set's, not that of all costs: one hopeless time would squeeze all others together.
+/// Knowles, "ParEGO" (2006), equation 2, with its 0.05. We differ in the logarithms, and in the scale, which
+/// is that of the Pareto set instead of all costs: one very slow trial would squeeze all others together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chebyshev {
     weights: Vec<f64>,
     /// Scale of the costs of each objective.
     scales: Vec<LogCosts>,
-    /// Logarithms of the least cost by objective, and of the greatest in the Pareto set over it.
+    /// Logarithm of the least cost by objective, and of the ratio of the greatest cost in the Pareto set to
+    /// it.
     least: Vec<f64>,
     spans: Vec<f64>,
 }
@@ -79,7 +80,7 @@ impl Chebyshev {
             logs.iter().map(|logs| logs[objective]).reduce(of).expect("invariant: the set is not empty")
         };
         let least: Vec<f64> = (0..n).map(|objective| end(f64::min, objective)).collect();
-        // Where all of the set agree, there is no scale: a factor of e is as much as any.
+        // If all of the set are equal in an objective, there is no scale: a factor of e is as good as any.
         let span = |objective: usize| end(f64::max, objective) - least[objective];
         let spans = (0..n).map(|objective| Some(span(objective)).filter(|span| *span > 0.0).unwrap_or(1.0)).collect();
         Some(Chebyshev { weights: weights.to_vec(), scales, least, spans })
@@ -143,7 +144,7 @@ mod tests {
             (0..all.len()).min_by(|&a, &b| costs[a].total_cmp(&costs[b])).unwrap()
         };
         assert_eq!([best(&[0.95, 0.05]), best(&[0.5, 0.5]), best(&[0.05, 0.95])], [0, 1, 2]);
-        // Of equals in the objective that counts, the other decides.
+        // Between equals in the weighted objective, the other one decides.
         let pair = [timing(&[1.0, 2.0]), timing(&[1.0, 1.0])];
         let by = Chebyshev::new(&[1.0, 0.0], pair.iter()).unwrap();
         assert!(by.cost(&pair[0]) >= by.cost(&pair[1]));
@@ -151,13 +152,13 @@ mod tests {
         assert_eq!(Chebyshev::new(&[0.5, 0.5], [timing(&[1.0])].iter()), None);
     }
 
-    /// Costs of errors, of which some have none, beside a time.
+    /// Costs by an error metric, which is 0 for some, beside a time.
     #[test]
     fn a_metric_of_0_leaves_the_others_a_scale() {
         let none = Timing::LEAST_COST;
         let all = [timing(&[none, 9.0]), timing(&[1.0, 4.0]), timing(&[2.0, 3.0]), timing(&[16.0, 1.0])];
         let by = Chebyshev::new(&[1.0, 0.0], all.iter()).unwrap();
-        // Between 1/2 in the place of 0 and 16 there are five doublings.
+        // From 1/2, which stands for 0, to 16 there are five doublings.
         for (timing, expected) in all.iter().zip([0.0, 0.2, 0.4, 1.0]) {
             assert!((by.cost(timing) - (1.0 + SUM_SHARE) * expected).abs() < 1e-12, "{timing:?}");
         }

@@ -3,13 +3,12 @@
 use crate::log_costs::LogCosts;
 use crate::trial::Timing;
 
-/// Trials below which nothing is said of further ones.
+/// Minimum number of trials for an estimate.
 const LEAST_TRIALS: usize = 60;
-/// Trials of the smallest samples whose fastest is looked at, on average.
+/// Minimum size of the random samples whose expected minimum is used.
 const LEAST_SAMPLE: f64 = 2.0;
 
-/// Expected gain of `n_more` trials, as a share of the best time so far; `None` where too few trials are
-/// known.
+/// Expected gain of `n_more` trials, as a share of the best time so far; `None` if too few trials are known.
 ///
 /// `costs` are the times of all trials in the order in which they were made, infinite for failures. What a
 /// search proposes next is taken to be like the later half of what it has proposed, and to gain on the best
@@ -17,10 +16,10 @@ const LEAST_SAMPLE: f64 = 2.0;
 /// foreseen. Where that half fails altogether, as many trials gain nothing, and of more nothing is known.
 ///
 /// # Source
-/// The expected minimum of a random part of a sample is known exactly. By extreme value theory (Gnedenko,
-/// "Sur la distribution limite du terme maximum d'une série aléatoire", 1943) minima of n trials come near
-/// their end by a power of n, or fall by its logarithm: the gains by equal factors of n shrink by a constant
-/// factor, up to 1, which the last two of them tell (Aitken's Δ² process).
+/// The expected minimum of a random subset of a sample is known exactly. By extreme value theory (Gnedenko,
+/// "Sur la distribution limite du terme maximum d'une série aléatoire", 1943) the minimum of n trials
+/// approaches its limit as a power of n, or falls with the logarithm of n: the gains for equal factors of n
+/// shrink by a constant factor of at most 1, which the last two gains determine (Aitken's Δ² process).
 ///
 /// # Cost
 /// O(n · log n) in the number of trials.
@@ -28,7 +27,7 @@ pub fn expected_gain(costs: &[f64], n_more: f64) -> Option<f64> {
     if costs.len() < LEAST_TRIALS {
         return None;
     }
-    // Nothing is below a metric of 0.
+    // No metric is below 0.
     if costs.iter().any(|&cost| cost <= Timing::LEAST_COST) {
         return Some(0.0);
     }
@@ -43,7 +42,7 @@ pub fn expected_gain(costs: &[f64], n_more: f64) -> Option<f64> {
     logs.sort_by(f64::total_cmp);
     let n = logs.len() as f64;
     let growth = 1.0 + n_more.max(0.0) / n;
-    // Factor between the sizes of the samples, and how often it fits into the growth.
+    // Factor between the sizes of the samples, and the number of such factors in the growth.
     let factor = growth.min((n / LEAST_SAMPLE).sqrt());
     let n_steps = growth.ln() / factor.ln();
     if factor <= 1.0 {
@@ -51,21 +50,21 @@ pub fn expected_gain(costs: &[f64], n_more: f64) -> Option<f64> {
     }
     let [few, some, all] = [n / factor / factor, n / factor, n].map(|size| expected_minimum(&logs, size));
     let (before, last) = (few - some, some - all);
-    // Rounding of equal times.
+    // The gain is a rounding error of equal times.
     if last <= 1e-12 {
         return Some(0.0);
     }
     let shrink = (last / before).min(1.0);
-    // A geometric series; all its terms are alike where nothing shrinks.
+    // Sum of a geometric series, whose terms are equal if nothing shrinks.
     let terms = if shrink > 0.999 { n_steps } else { shrink * (1.0 - shrink.powf(n_steps)) / (1.0 - shrink) };
-    // Logarithms of times to a share of the time.
+    // Converts a difference of logarithms to a share of the time.
     Some(-(-last * terms).exp_m1())
 }
 
-/// Expected minimum of a random part, of so many, of values in ascending order.
+/// Expected minimum of a random subset of `size` values, out of values in ascending order.
 fn expected_minimum(ascending: &[f64], size: f64) -> f64 {
     let n = ascending.len() as f64;
-    // Probability that the value at a place is the least of the part.
+    // Probability that the value at this position is the minimum of the subset.
     let mut probability = size / n;
     let (mut sum, mut total) = (0.0, 0.0);
     for (at, value) in ascending.iter().enumerate() {
@@ -87,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// Mean expected and mean found gain over many runs of independent draws.
+    /// Mean expected gain and mean actual gain over many runs of independent draws.
     fn gains(draw: impl Fn(f64) -> f64, n: usize, n_more: usize) -> (f64, f64) {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(3);
         let (mut expected, mut found) = (0.0, 0.0);
@@ -100,8 +99,9 @@ mod tests {
         (expected / 1000.0, found / 1000.0)
     }
 
-    /// Ends of every kind: times without one, with few or many near it, and failures among them. Half of what
-    /// is known makes the expectation larger, the more so the nearer the end.
+    /// Distributions with lower ends of every kind: unbounded, with few or many times near the end, and with
+    /// failures. Because only half of the trials are used, the expectation is larger, the more so the nearer
+    /// the end.
     #[test]
     fn the_gain_of_random_draws_is_as_expected() {
         let exponential = |scale: f64| move |u: f64| 1e6 * u.max(1e-12).powf(scale);
@@ -127,7 +127,7 @@ mod tests {
         assert!(expected_gain(&costs, 4e9).unwrap() < 0.02);
         assert!(expected_gain(&costs, 10.0).unwrap() < expected);
         assert_eq!(expected_gain(&costs, 0.0), Some(0.0));
-        // What is found after an early trial that was lucky counts, not that trial.
+        // The trials after a lucky early one count, not that one.
         let mut lucky = costs.clone();
         lucky[3] = 1e5;
         assert_eq!(expected_gain(&lucky, 400.0), Some(expected));

@@ -5,9 +5,9 @@ use std::io;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Interval at which a thread looks at the clock.
+/// Interval at which a thread reads the clock.
 const BEAT: Duration = Duration::from_millis(100);
-/// Largest delay of a look that the system's scheduling accounts for: after a larger one, the process counts
+/// Largest delay of a reading that the system's scheduling explains: after a larger one, the process counts
 /// as stopped.
 const LATEST: Duration = Duration::from_millis(500);
 
@@ -15,13 +15,14 @@ static PAUSES: Mutex<Pauses> = Mutex::new(Pauses { last_beat: None, total: Durat
 
 /// State of the pauses so far.
 struct Pauses {
-    /// `None` until a thread watches.
+    /// Time of the last reading; `None` until a thread watches.
     last_beat: Option<Instant>,
     total: Duration,
 }
 
 impl Pauses {
-    /// The pauses until now. Whoever asks first after one finds it, the watching thread or another.
+    /// Returns the total of the pauses until `now`. A pause is detected by the first caller after it, the
+    /// watching thread or another.
     fn until(&mut self, now: Instant) -> Duration {
         if let Some(last) = &mut self.last_beat {
             let gap = now.saturating_duration_since(*last);
@@ -41,7 +42,7 @@ fn pauses() -> MutexGuard<'static, Pauses> {
 /// Begins to detect pauses; earlier ones are not counted.
 ///
 /// # Errors
-/// If the system refuses a thread.
+/// If no thread can be started.
 pub fn watch() -> io::Result<()> {
     let mut pauses = pauses();
     if pauses.last_beat.is_none() {
@@ -85,10 +86,10 @@ mod tests {
         };
         assert_eq!(at(10_000, None), 0, "nobody watches");
         assert_eq!(at(100, Some(0)), 0);
-        // A busy machine.
+        // Delay on a busy machine.
         assert_eq!(at(550, None), 0);
         assert_eq!(at(5_550, None), 5_000);
-        // A moment that was taken before another thread's.
+        // Reading that is older than that of another thread.
         assert_eq!(at(5_540, None), 5_000);
         assert_eq!(at(5_650, None), 5_000);
         assert_eq!(at(6_650, None), 6_000);

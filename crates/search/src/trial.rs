@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use crate::other_costs::OtherCosts;
 use crate::space::Config;
 
-/// Error class of a failed trial. With success, [`Outcome::Measured`], these are the nine classes of the NoSE
-/// paper.
+/// Error class of a failed trial. Together with success, [`Outcome::Measured`], these are the nine classes of
+/// the NoSE paper.
 ///
 /// # Source
 /// NoSE, table I. The names are stable: records and scripts rely on them.
@@ -60,7 +60,7 @@ impl ErrorClass {
         }
     }
 
-    /// The class with this name.
+    /// Returns the class with this name.
     pub fn from_name(name: &str) -> Option<ErrorClass> {
         ErrorClass::ALL.into_iter().find(|class| class.name() == name)
     }
@@ -170,7 +170,7 @@ impl Timing {
     /// Statistics of samples in nanoseconds per run, with quartiles by [`quantile`].
     ///
     /// # Panics
-    /// Without samples.
+    /// If there are no samples.
     pub fn of_samples(samples_ns: &[f64], stopped_early: bool) -> Timing {
         let mut sorted = samples_ns.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -195,7 +195,7 @@ pub fn is_tie(margin: f64, spread: f64) -> bool {
 /// Quantile `q`, from 0 to 1, of sorted values, interpolated linearly.
 ///
 /// # Panics
-/// Without values. They are sorted.
+/// If there are no values.
 pub fn quantile(sorted: &[f64], q: f64) -> f64 {
     let position = q * (sorted.len() - 1) as f64;
     let below = sorted[position.floor() as usize];
@@ -248,7 +248,7 @@ impl Outcome {
 
     /// Throughput in runs per nanosecond, 0 for a failure; for searches, never stored.
     pub fn fitness(&self) -> f64 {
-        // Of a time that only an imported record can have, the reciprocal is no number.
+        // The reciprocal of a tiny time, which only an imported record can have, overflows.
         self.timing().map_or(0.0, |timing| timing.median_ns.recip().min(f64::MAX))
     }
 }

@@ -1,4 +1,4 @@
-//! The language of constraints, beside Python and on texts of any kind.
+//! Tests of the language of constraints, against Python and on arbitrary texts.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde_json::json;
 use tilewright_search::expression::{Datum, Expression, ValueType, VariableNames};
 
-/// Cases, of which there are more in a long run.
+/// Number of cases, larger in a long run.
 fn cases(usual: u32) -> u32 {
     std::env::var("TILEWRIGHT_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
@@ -41,7 +41,7 @@ proptest! {
     }
 }
 
-/// A random expression over x, y and z that both languages have, as text.
+/// A random expression over x, y and z that both languages support, as text.
 fn text(rng: &mut Xoshiro256PlusPlus, depth: usize) -> String {
     if depth == 0 || rng.random_range(0..8) == 0 {
         let leaves = ["x", "y", "z", "0", "1", "2", "3", "7", "0.5", "1.5", "True", "False", "-3"];
@@ -116,7 +116,7 @@ fn values_are_those_of_python() {
         let found = code.evaluate(&known);
         let has_none = expected.ends_with("Error") || expected == "complex" || expected == "large";
         match found {
-            // Python's integers have no end, ours have: a number in between may be too large.
+            // Python's integers are unbounded and ours are not: an intermediate result may be too large.
             None if !has_none => n_large += 1,
             None => {}
             Some(found) => {

@@ -1,4 +1,4 @@
-//! The crate's error: one variant for each part that can refuse.
+//! Error type of the crate.
 
 use crate::record::{RecordError, StoreError};
 

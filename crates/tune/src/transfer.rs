@@ -1,7 +1,7 @@
 //! Transfer learning: use of other workloads' trials for a new one.
 //!
-//! Their programs train a cost model, which then starts with knowledge ([`experience`]); their best
-//! configurations, mapped to the new space, are good first candidates ([`warm_start`]).
+//! The programs of these trials train a cost model, which then starts with knowledge ([`experience`]); the
+//! best configurations, mapped to the new space, are good first candidates ([`warm_start`]).
 
 use tilewright_ir::op::Workload;
 use tilewright_ir::schedule::{apply_all, parse_steps};
@@ -12,9 +12,9 @@ use crate::loops::loop_contexts;
 use crate::record::Record;
 use crate::template::Task;
 
-/// Configurations of a warm start, at most.
+/// Maximum number of configurations of a warm start.
 const MOST_GUESSES: usize = 16;
-/// Workloads that a warm start takes configurations from, at most.
+/// Maximum number of workloads that a warm start takes configurations from.
 const MOST_TASKS: usize = 4;
 
 /// Task tuned earlier, with its trials.
@@ -45,7 +45,7 @@ pub fn experience(tasks: &[EarlierTask], most_programs: usize) -> Experience {
             continue;
         }
         let untransformed = task.workload.program();
-        // Every so many, so that early and late trials, bad and good ones, are there alike.
+        // Samples at equal intervals, so that early and late, good and bad trials are all represented.
         for record in task.records.iter().step_by(task.records.len().div_ceil(share.max(1)).max(1)) {
             let steps = parse_steps(&record.steps).ok().filter(|steps| !steps.is_empty());
             let Some(program) = steps.and_then(|steps| apply_all(&untransformed, &steps).ok()) else { continue };
@@ -80,7 +80,7 @@ pub fn warm_start(task: &Task, earlier: &[EarlierTask]) -> Vec<Config> {
     guesses
 }
 
-/// The best configurations of a task as configurations of another, best first.
+/// Best configurations of a task, mapped to the space of another, best first.
 fn carried_over(task: &Task, earlier: &EarlierTask) -> Vec<Config> {
     let measured = |record: &&Record| record.outcome.timing().is_some();
     let mut records: Vec<&Record> = earlier.records.iter().filter(measured).collect();

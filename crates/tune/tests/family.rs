@@ -1,4 +1,4 @@
-//! Schedules of products and convolutions whose number of rows runs say.
+//! Tests of schedules of products and convolutions with a dynamic number of rows.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ const FAMILIES: [&str; 22] = [
     "conv2d_transpose:c=16,h=2..8/2,w=5,k=16,r=3,s=3,stride=2,pad=1,out_pad=1,const=w,in=c16,out=c16,epilogue=relu",
 ];
 
-/// Families of open columns that dot products along the reduction compute too.
+/// Families with dynamic columns that dot products along the reduction also support.
 const FAMILIES_OF_DOTS: [&str; 3] = [
     "batch_matmul:b=2,m=3,n=16..64/16,k=21,tb=1,epilogue=linear(0.125;0)",
     "heads_matmul:b=2,m=1,n=4..28/4,k=19,tb=1,hb=1",
@@ -69,10 +69,11 @@ fn task(text: &str, target: &str, n_threads: usize, template: Option<&str>) -> T
     Task::new(TemplateSetting { workload, target, n_threads }, template).unwrap()
 }
 
-/// Rows that an argument has at a size: those of the member's buffer of the same name, in order.
+/// Marks the elements of an argument that are inside a member: those of the member's buffer of the same name,
+/// in order.
 fn inside(program: &Program, member: &Program, at: usize) -> Vec<bool> {
     let mut shapes = [program, member].map(|p| p.arguments().nth(at).unwrap().1.shape.clone());
-    // Rows that a member has as a single one.
+    // Dimensions that are flattened to a single one in a member.
     let [whole, part] = &mut shapes;
     if whole.len() >= 4 && part[2] == 1 {
         (part[2], part[3]) = (part[3] / whole[3], whole[3]);
@@ -89,7 +90,7 @@ fn inside(program: &Program, member: &Program, at: usize) -> Vec<bool> {
 }
 
 /// Runs a family at a size, on inputs that are NaN beyond its rows, and its member. Returns each argument of
-/// both, the family's without what lies beyond.
+/// both, without the family's elements beyond the rows.
 fn both(family: &Program, member: &Program, size: &[i64]) -> Vec<[Vec<f64>; 2]> {
     const FENCE: f64 = 12345.0;
     let mut small: Vec<Vec<f64>> =
@@ -117,7 +118,7 @@ fn both(family: &Program, member: &Program, size: &[i64]) -> Vec<[Vec<f64>; 2]> 
     inside.zip(small).map(|(family, member)| [family, member]).collect()
 }
 
-/// Every value of each open size, beside values of the others that go round.
+/// Every value of each dynamic size, with cycling values of the others.
 fn sizes(workload: &Workload) -> Vec<Vec<i64>> {
     let values: Vec<Vec<i64>> = workload.open_sizes().map(|(_, range)| range.values().collect()).collect();
     let n = values.iter().map(Vec::len).max().unwrap();
@@ -126,8 +127,8 @@ fn sizes(workload: &Workload) -> Vec<Vec<i64>> {
     (0..n).flat_map(|i| [at(i, 0), at(i, 5)]).collect()
 }
 
-/// Families give the bits of the member scheduled by the same steps, at every size, and neither read nor
-/// write beyond its rows, before lowering and after it.
+/// Checks that families give bitwise the results of the member scheduled by the same steps, at every size,
+/// and neither read nor write beyond its rows, before and after lowering.
 #[test]
 fn families_compute_what_their_members_do_at_every_size() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(31);
@@ -171,7 +172,8 @@ fn families_compute_what_their_members_do_at_every_size() {
     }
 }
 
-/// A family has first guesses, even where a member of a single column could be computed in another way.
+/// Checks that a family has first guesses, even if a member with a single column could be computed in another
+/// way.
 #[test]
 fn families_have_first_guesses() {
     let of_algorithms = FAMILIES_OF_ALGORITHMS.map(|(text, _)| text);
@@ -182,8 +184,8 @@ fn families_have_first_guesses() {
     }
 }
 
-/// No tile of a family is computed by loops that ask how many rows are left: each number of them has code of
-/// its own.
+/// Checks that no tile of a family is computed by loops over the remaining rows: each number of them has
+/// separate code.
 #[test]
 fn tails_of_register_tiles_are_unrolled() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(7);

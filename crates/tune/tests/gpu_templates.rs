@@ -1,8 +1,8 @@
-//! Every template for GPUs on shapes that divide nothing: schedules are legal, compute what the untransformed
-//! programs do, and become kernels within what the device allows, which compute the same in whatever order
-//! threads run, without races.
+//! Tests of every GPU template on shapes that no tile divides: schedules are legal, compute the same as the
+//! untransformed programs, and become kernels within the limits of the device, which compute the same in any
+//! order of threads, without races.
 //!
-//! `TILEWRIGHT_CONFIGS=1000` makes a long run of it: so many configurations of each template, or with
+//! `TILEWRIGHT_CONFIGS=1000` makes a long run: this many configurations of each template, or with
 //! `TILEWRIGHT_TEMPLATE=gpu-conv` of that one, each in three orders of threads; by default three on each
 //! shape that it serves, each in one order.
 
@@ -18,7 +18,7 @@ use tilewright_ir::{Target, lower_gpu, verify};
 use tilewright_search::Config;
 use tilewright_tune::{TEMPLATES, Task, Template, TemplateSetting};
 
-/// Random configurations of a template on a shape in plain `cargo test`.
+/// Number of random configurations of a template on a shape in plain `cargo test`.
 const CONFIGS: usize = 3;
 
 /// Orders of threads.
@@ -47,10 +47,10 @@ fn serving(setting: &TemplateSetting) -> impl Iterator<Item = &'static Template>
     TEMPLATES.iter().filter(move |t| (t.serves)(setting))
 }
 
-/// A configuration's program is legal, computes this, and becomes kernels that the device takes and that do
-/// so too in these orders.
+/// Checks that a configuration's program is legal, computes the expected results, and becomes kernels that
+/// fit the device and compute the same in these orders.
 ///
-/// `expected`: what is computed of numbers divided by this, and how far results may lie apart.
+/// `expected`: results for numbers divided by `divisor`, and the maximum difference from them.
 fn check(
     task: &Task,
     config: &Config,
@@ -180,7 +180,7 @@ fn convolutions_of_any_shape_run_in_blocks_of_threads() {
     check_random(&texts, &named("sm_80"), (1.0, 0.0));
 }
 
-/// A CPU as a device of OpenCL has vectors of many lanes, and memory is as good as shared memory there.
+/// Checks products on a CPU as an OpenCL device, which has wide vectors and memory as fast as shared memory.
 #[test]
 fn products_fill_the_vectors_of_a_cpu() {
     let device = Target { vector_bits: 512, ..named("opencl") };
@@ -199,7 +199,7 @@ fn products_fill_the_vectors_of_a_cpu() {
     assert!(text.contains("vectorized j.e in 16") && !text.contains("shared"), "{text}");
 }
 
-/// A block of many threads copies a single weight.
+/// Checks that a block of many threads can copy a single weight.
 #[test]
 fn one_thread_copies_one_element() {
     let setting = setting("conv2d:c=4,h=6,w=7,k=5,r=3,s=3,pad=1", &named("sm_80"));
@@ -219,8 +219,8 @@ fn nests_of_any_kind_run_in_blocks_of_threads() {
     check_random(&texts, &named("opencl"), (8.0, 1e-5));
 }
 
-/// First guesses for an A100 of what one thread for each result would leave most of it idle with: at most so
-/// many kernels, of which the first has at least so many threads.
+/// Checks first guesses for an A100 of workloads for which one thread per result would leave most of it idle:
+/// the maximum number of kernels, and the minimum number of threads of the first.
 #[test]
 fn first_guesses_have_threads_for_a_whole_gpu() {
     let rows = |m: i64, n: i64| {
@@ -240,7 +240,7 @@ fn first_guesses_have_threads_for_a_whole_gpu() {
                    x0[i0,i1,i2]first i1==0&&i2==0}}}for i3 in 512{y[i3]=t0[i3]*0.02}}";
     for (text, n_kernels, n_threads) in [
         (&rows(1024, 256), 1, 1 << 14),
-        // Longer than shared memory, and fewer than there are units.
+        // Rows longer than shared memory, and fewer than there are compute units.
         (&rows(8, 50_000), 6, 1 << 13),
         (&one_row.to_owned(), 1, 128),
         (&pooling.to_owned(), 1, 1 << 12),
@@ -256,16 +256,16 @@ fn first_guesses_have_threads_for_a_whole_gpu() {
     }
 }
 
-/// The first guess of a template on an H100, as JSON.
+/// Returns the first guess of a template on an H100, as JSON.
 fn guess_for_an_h100(text: &str, template: Option<&str>) -> serde_json::Value {
     let task = Task::new(setting(text, &named("sm_90a")), template).unwrap();
     task.space.config_to_json(&task.first_guess(0).expect("there is a guess"))
 }
 
-/// Products that an H200 computed in 38.8 µs (1024³, TF32) and 1.04 ms (4096³) with `mma.sync`, where threads
-/// took 59.7 µs and 3.0 ms, and an H100 in 0.65 ms (4096³) with `wgmma`, begin with `wgmma`; those with
-/// `exact=1` with what was best of 384 configurations: copies through registers into two buffers, and steps
-/// that are repeated in the code as a whole.
+/// Checks that products that an H200 computed in 38.8 µs (1024³, TF32) and 1.04 ms (4096³) with `mma.sync`,
+/// where threads took 59.7 µs and 3.0 ms, and an H100 in 0.65 ms (4096³) with `wgmma`, begin with `wgmma`;
+/// those with `exact=1` begin with the best of 384 configurations: copies through registers into two buffers,
+/// and fully unrolled steps.
 #[test]
 fn first_guesses_for_an_h100_take_tensor_cores() {
     let guess = |n: i64, flags: &str| guess_for_an_h100(&format!("matmul:m={n},n={n},k={n}{flags}"), None);
@@ -273,10 +273,10 @@ fn first_guesses_for_an_h100_take_tensor_cores() {
         let guess = guess(n, flags);
         assert_eq!(guess["algorithm"], "wgmma", "{n}{flags}: {guess}");
     }
-    // TMA copies both factors, whichever way they lie.
+    // TMA copies both operands, whatever their layout.
     let across = guess(4096, ",tf32=1");
     assert_eq!((&across["copies"], &across["producer"]), (&"bulk".into(), &1.into()), "{across}");
-    // Converter warps have run on no card.
+    // Converter warps have not run on any GPU.
     let in_parts = guess_for_an_h100("dense:m=4096,n=4096,k=4096", None);
     let of = |name: &str| in_parts[name].as_str().unwrap_or_default();
     assert_eq!((of("algorithm"), of("precision"), of("copies")), ("wgmma", "tf32x3", "registers"), "{in_parts}");
@@ -286,8 +286,8 @@ fn first_guesses_for_an_h100_take_tensor_cores() {
     assert_eq!((of("block_m"), of("block_n"), of("unroll_k")), (&128.into(), &256.into(), of("block_k")), "{exact}");
 }
 
-/// Large products of halves begin with what CUTLASS's profiler and DeepGEMM's heuristics choose: tiles of
-/// 128 × 256 by two warpgroups, a producer warp and three stages at least.
+/// Checks that large half-precision products begin with the choice of CUTLASS's profiler and DeepGEMM's
+/// heuristics: tiles of 128 × 256 by two warpgroups, a producer warp and at least three stages.
 #[test]
 fn first_guesses_of_warpgroups_are_those_of_libraries() {
     for n in [4096, 8192] {
@@ -301,8 +301,8 @@ fn first_guesses_of_warpgroups_are_those_of_libraries() {
     }
 }
 
-/// ptxas refuses four warpgroups and a producer warp with 80 sums a thread: 96 registers are left of 544
-/// threads, as of 640, and it wants 106. With 64 sums it wants 90.
+/// Checks that four warpgroups and a producer warp have at most 64 sums per thread. With 80, ptxas refuses
+/// them: 96 registers are left for 544 threads, as for 640, and it needs 106. With 64 sums it needs 90.
 #[test]
 fn a_producer_warp_takes_registers_of_four_warps() {
     let task =
@@ -317,9 +317,9 @@ fn a_producer_warp_takes_registers_of_four_warps() {
     assert!(refused.contains("registers"), "{refused}");
 }
 
-/// Configurations in the order of their times on an H100 (2026-11-28), which the model of the machine puts in
-/// the same order: what all of a workload have in common, then of each its time in microseconds and what it
-/// has besides.
+/// Checks that the model of the machine ranks configurations in the order of their times on an H100
+/// (2026-11-28). Given are the parameters that all configurations of a workload share, then for each one its
+/// time in microseconds and its other parameters.
 #[test]
 fn configurations_are_ordered_as_an_h100_measured_them() {
     let boxes = json!({"block_k": 64, "groups_m": 2, "groups_n": 1, "vector_a": 1, "vector_b": 1, "ahead": 4,
@@ -499,7 +499,7 @@ fn limits_of_a_device_leave_so_much_of_the_papers_spaces() {
         let task = Task::new(setting(text, &named("sm_61")), Some(template)).unwrap();
         let all: u128 = (0..task.space.n_parameters()).map(|at| u128::from(task.space.n_values(at))).product();
         assert_eq!(all, size, "{text} {template}");
-        // The third axis has fewer threads still.
+        // The third axis allows even fewer threads.
         let space = task.space.without(&["threads_z"]).unwrap();
         let share = space.size() as f64 / all as f64 * 1000.0;
         assert_eq!(share.round() as i64, valid, "{text} {template}: {} of {all}", space.size());
@@ -515,7 +515,7 @@ fn templates_serve_gpus_or_cpus() {
         let (cpu, gpu) = (names("x86-64-v4"), names("sm_90a"));
         assert!(cpu.iter().all(|name| !name.starts_with("gpu-")), "{cpu:?}");
         assert!(gpu[0].starts_with("gpu-"), "{gpu:?}");
-        // A paper's space has one name, whatever runs it.
+        // A paper's space has the same name on CPUs and GPUs.
         assert!(cpu.iter().filter(|name| gpu.contains(name)).all(|name| name.contains("-4-")), "{cpu:?} {gpu:?}");
     }
 }

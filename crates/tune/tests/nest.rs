@@ -1,5 +1,5 @@
-//! The template of nests: every configuration is legal and computes what the nest says, and what it guesses
-//! without a search makes vectors of what there is.
+//! Tests of the template of nests: every configuration is legal and computes the nest, and first guesses are
+//! vectorized.
 
 use rand::SeedableRng;
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -10,7 +10,7 @@ use tilewright_ir::{BufferId, LoopId, LoopKind, Program, Role, Stmt, Target, int
 use tilewright_search::Config;
 use tilewright_tune::{Task, TemplateSetting};
 
-/// The nests of the tests, by name.
+/// Nests of the tests, by name.
 fn nests() -> impl Iterator<Item = (&'static str, Workload)> {
     let lines = include_str!("../../../tests/nests.txt").lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| {
@@ -70,7 +70,7 @@ fn every_configuration_computes_the_nest() {
     }
 }
 
-/// Loops of this kind in the program of what is guessed first.
+/// Number of loops of this kind in the program of the first guess.
 fn n_guessed(name: &str, n_threads: usize, kind: LoopKind) -> usize {
     n_guessed_of(nests().find(|(n, _)| *n == name).unwrap().1, n_threads, kind)
 }
@@ -101,7 +101,7 @@ fn guesses_use_vectors_and_threads() {
     assert_eq!(n_guessed_of(Workload::parse(&longer).unwrap(), 2, LoopKind::Parallel), 1);
 }
 
-/// Numbers that a program adds up one after the other in one place at most.
+/// Maximum number of values that a program adds sequentially into one element.
 fn longest_sum(program: &Program) -> i64 {
     fn walk(program: &Program, block: &[Stmt], around: &mut Vec<(LoopId, i64)>, ranges: &mut Ranges, most: &mut i64) {
         for stmt in block {
@@ -118,8 +118,8 @@ fn longest_sum(program: &Program) -> i64 {
                     walk(program, otherwise, around, ranges, most);
                 }
                 Stmt::Update { buffer, index, op: ReduceOp::Sum, .. } => {
-                    // From where the place is made, each round of a loop that it does not move with adds to
-                    // it.
+                    // Inside the allocation of the element, each iteration of a loop that does not move it
+                    // adds to it.
                     let made = allocated_in(program, *buffer);
                     let inside = around.iter().skip_while(|(var, _)| made.contains(var));
                     let n = inside.filter(|(var, _)| !index.iter().any(|i| i.uses(*var))).map(|(_, n)| n).product();
@@ -134,7 +134,7 @@ fn longest_sum(program: &Program) -> i64 {
     most
 }
 
-/// The loops in which a buffer is made anew.
+/// Loops in which a buffer is allocated anew.
 fn allocated_in(program: &Program, buffer: BufferId) -> Vec<LoopId> {
     fn find(block: &[Stmt], buffer: BufferId) -> Option<Vec<LoopId>> {
         block.iter().find_map(|stmt| match stmt {
@@ -146,7 +146,7 @@ fn allocated_in(program: &Program, buffer: BufferId) -> Vec<LoopId> {
     find(&program.body, buffer).unwrap_or_default()
 }
 
-/// Sums of blocks of channels, of rows, of all there is, and of a prime number of elements.
+/// Checks sums of blocks of channels, of rows, of all elements, and of a prime number of elements.
 #[test]
 fn no_configuration_adds_up_many_numbers_in_one_place() {
     let sum = |shape: &[i64], kept: &[usize]| {

@@ -1,4 +1,4 @@
-//! Kernel specifications, look-ahead, tables and metrics, as a user of `predict` relies on them.
+//! Tests of kernel specifications, look-ahead, tables and metrics through the public interface of `predict`.
 
 use std::path::{Path, PathBuf};
 
@@ -10,9 +10,10 @@ use tilewright_tune::predict::{
     HoldOut, InputFields, KernelSpecification, LookAhead, TrainingTableError, TunedProblem, divide, read_rows, score,
 };
 
-/// The kernels whose specifications are in the repository.
+/// Kernels whose specifications are in the repository.
 const KERNELS: &[&str] = &["ConvAsm1x1U", "ConvAsmBwdWrW1x1", "ConvAsmBwdWrW3x3", "ConvOclDirectFwd1x1"];
-/// A folder with whole tables, named as those of the corpus, to check instead of its samples.
+/// Environment variable that names a folder with whole tables, named as those of the corpus, to check instead
+/// of its samples.
 const WHOLE_TABLES: &str = "TILEWRIGHT_MIOPEN_TABLES";
 
 fn root() -> PathBuf {
@@ -25,7 +26,7 @@ fn kernel(name: &str) -> KernelSpecification {
     KernelSpecification::parse(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// The tables of a kernel with their names.
+/// Tables of a kernel with their names.
 fn tables(kernel: &str) -> Vec<(String, Vec<u8>)> {
     let folder = std::env::var_os(WHOLE_TABLES).map_or(root().join("tests/corpus/miopen"), PathBuf::from);
     let read = |precision| {
@@ -71,7 +72,8 @@ fn constraints_tell_configurations_apart() {
     }
 }
 
-/// For random problems, every way of taking allowed values ends in a valid configuration, and never sticks.
+/// Checks that for random problems every choice of allowed values ends in a valid configuration, without a
+/// dead end.
 #[test]
 fn looking_ahead_leads_to_valid_configurations_only() {
     let n_problems = std::env::var("TILEWRIGHT_CASES").map_or(60, |n| n.parse().expect("a number"));
@@ -82,7 +84,7 @@ fn looking_ahead_leads_to_valid_configurations_only() {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(2);
         let mut n_satisfiable = 0;
         for _ in 0..n_problems {
-            // Each field of another row: sizes that do not fit together as well.
+            // Each field is of another row, which gives sizes that do not fit together as well.
             let problem: Vec<i64> =
                 (0..kernel.fields.len()).map(|at| rows[rng.random_range(0..rows.len())].problem[at]).collect();
             let mut look_ahead = LookAhead::new(&kernel, &problem);
@@ -108,7 +110,7 @@ fn looking_ahead_leads_to_valid_configurations_only() {
     }
 }
 
-/// A kernel small enough to try everything, with some of these constraints.
+/// Constraints of a kernel that is small enough to enumerate.
 const SMALL_CONSTRAINTS: &[&str] = &[
     "a + b <= n",
     "b * c % 3 != 1",
@@ -146,7 +148,7 @@ fn small(constraints: &[usize]) -> KernelSpecification {
     KernelSpecification::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-/// All configurations of a kernel that begin so.
+/// All configurations of a kernel that begin with this prefix.
 fn continued(kernel: &KernelSpecification, prefix: &[u32]) -> Vec<Vec<u32>> {
     match kernel.parameters.get(prefix.len()) {
         None => vec![prefix.to_vec()],
@@ -198,7 +200,7 @@ proptest! {
     }
 }
 
-/// A kernel of 24 parameters of eight values under one constraint.
+/// Makes a kernel of 24 parameters of eight values under one constraint.
 fn wide(constraint: &str, definitions: &str) -> KernelSpecification {
     let parameter = |at: usize| format!("{{ name = \"p{at}\", values = [0, 1, 2, 3, 4, 5, 6, 7] }}");
     let parameters = (0..24).map(parameter).collect::<Vec<_>>().join(", ");
@@ -209,7 +211,7 @@ fn wide(constraint: &str, definitions: &str) -> KernelSpecification {
     KernelSpecification::parse(&text).unwrap_or_else(|e| panic!("{text}: {e}"))
 }
 
-/// A configuration of allowed values, chosen at random; `None` if a parameter has none.
+/// Chooses allowed values at random; `None` if a parameter has none.
 fn wander(look_ahead: &mut LookAhead, rng: &mut Xoshiro256PlusPlus) -> Option<Vec<u32>> {
     let mut prefix = Vec::new();
     while prefix.len() < 24 {
@@ -220,7 +222,7 @@ fn wander(look_ahead: &mut LookAhead, rng: &mut Xoshiro256PlusPlus) -> Option<Ve
     Some(prefix)
 }
 
-/// Prefixes with one partial result are searched once: 8^24 of them would take for ever.
+/// Checks that prefixes with equal partial results are searched once: 8^24 of them would take forever.
 #[test]
 fn looking_ahead_over_a_long_sum_is_exact_and_quick() {
     let names: Vec<String> = (0..24).map(|at| format!("p{at}")).collect();
@@ -253,14 +255,15 @@ fn looking_ahead_over_a_long_sum_is_exact_and_quick() {
     }
 }
 
-/// If nothing can be joined, the search is given up when told to, and whole answers are valid all the same.
+/// Checks that if no prefixes can be merged, the search stops when told to, and complete answers are still
+/// valid.
 #[test]
 fn looking_ahead_that_takes_too_long_is_given_up_and_says_so() {
     let mixed = (1..24).fold("p0".to_owned(), |mixed, at| format!("({mixed} * 31 + p{at}) % 1000003"));
     let kernel = wide(&format!("{mixed} == n"), "");
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(6);
     let (mut n_told, mut n_whole) = (0, 0);
-    // Nothing has so large a rest.
+    // No remainder is that large.
     let mut look_ahead = LookAhead::new(&kernel, &[2_000_000]).watched(|n_steps| {
         n_told += 1;
         if n_steps < 1 << 14 { std::ops::ControlFlow::Continue(()) } else { std::ops::ControlFlow::Break(()) }
@@ -269,7 +272,7 @@ fn looking_ahead_that_takes_too_long_is_given_up_and_says_so() {
     assert_eq!(wander(&mut look_ahead, &mut rng), None);
     drop(look_ahead);
     assert!(n_told >= 4);
-    // One in a thousand is valid.
+    // One configuration in a thousand is valid.
     let kernel = wide(&format!("{} % 1000 == n", mixed.replace("1000003", "1000000007")), "");
     let mut look_ahead = LookAhead::new(&kernel, &[7]).watched(|_| std::ops::ControlFlow::Break(()));
     for _ in 0..200 {
@@ -364,7 +367,7 @@ fn splits_hold_out_a_tenth_and_keep_groups_together() {
         assert_eq!(is_shared, split == HoldOut::Random);
     }
     assert_eq!(divide(&rows, HoldOut::Random, 1).1.len(), 100);
-    // The same groups, whatever else a table holds.
+    // The groups are the same, whatever else a table contains.
     let (few, _) = rows.split_at(500);
     let (all, some) = (divide(&rows, HoldOut::ByGroup, 7).1, divide(few, HoldOut::ByGroup, 7).1);
     assert_eq!(all.into_iter().filter(|&at| at < 500).collect::<Vec<_>>(), some);
@@ -412,8 +415,8 @@ fn labels_that_compile_to_the_same_code_are_equivalent() {
         let [a, b] = [a, b].map(|answer| answer.into_iter().enumerate().map(index).collect::<Vec<_>>());
         kernel.canonical(problem, &a) == kernel.canonical(problem, &b)
     };
-    // All channels divide by 16 and it runs forward: inputs beyond all of them make no difference, nor does
-    // the group.
+    // All channels are divisible by 16 and the direction is forward: inputs beyond all of them make no
+    // difference, nor does the group.
     let plain = problem("64", "96", "6", "F");
     assert!(same(
         &plain,

@@ -1,4 +1,4 @@
-//! The store against real files: sharing, damage, limits and work.
+//! Tests of the store on real files: sharing, damage, limits and cost.
 #![allow(missing_docs)]
 
 use std::collections::HashSet;
@@ -66,7 +66,7 @@ fn in_memory() -> Store {
     Store::new(Connection::open_in_memory().unwrap()).unwrap()
 }
 
-/// The trials of a space, whatever they say.
+/// Trials of a space, without plausibility checks.
 fn trials_of(store: &Store, template: &str, threads: u32) -> Vec<Record> {
     store.trials_of(WORKLOAD, TARGET, threads, Some(template), &|_| Validator::default()).unwrap().0
 }
@@ -75,12 +75,12 @@ fn all(store: &Store) -> Vec<Record> {
     trials_of(store, "gemm", 1)
 }
 
-/// The best on one thread, whatever the records say.
+/// Best record on one thread, without plausibility checks.
 fn best_of(store: &Store, template: Option<&str>) -> Option<BestRecord> {
     store.best(WORKLOAD, TARGET, 1, template, &|_| Validator::default()).unwrap().0
 }
 
-/// Adds lines as they are.
+/// Imports lines without checks.
 fn import(store: &mut Store, lines: &[u8]) -> Imported {
     store.import(lines, &mut |line| Ok((line, 0.0))).unwrap()
 }
@@ -182,7 +182,7 @@ fn records_travel_as_lines() {
     assert_eq!(best(&to), Some(BestRecord::Confirmed(raced_here)), "whatever the clocks say");
 }
 
-/// A trial of this time that came so late by its own clock.
+/// Trial with this time and this timestamp.
 fn timed(trial: u64, median_ns: f64, unix_time: u64) -> Record {
     let timing = Timing::of_samples(&[median_ns], false);
     Record { outcome: Outcome::Measured(timing), unix_time, ..record(trial) }
@@ -334,7 +334,8 @@ fn recorded_spaces_are_listed_once_each() {
     assert_eq!(store.tasks().unwrap(), [task(1), task(2)]);
 }
 
-/// Workloads that are not listed cost no query, and choices of one state are made anew in another.
+/// Checks that workloads that are not listed cost no query, and that choices made in one state are made again
+/// in another.
 #[test]
 fn a_store_lists_its_workloads_and_tells_when_it_changes() {
     let mut store = in_memory();
@@ -352,7 +353,7 @@ fn a_store_lists_its_workloads_and_tells_when_it_changes() {
     let workload = record(0).workload;
     assert!(store.workloads(1).unwrap().unwrap().contains(&workload));
     assert_eq!(store.workloads(0).unwrap(), None);
-    // Under the name that an earlier version gave it, it is found by today's.
+    // A record under the name of an earlier version is found under the current name.
     let earlier = Record { workload: format!("{workload},exact=1"), ..record(7) };
     store.insert(&[earlier], 0.0).unwrap();
     assert!(store.workloads(2).unwrap().unwrap().contains(&workload));
@@ -370,7 +371,7 @@ fn records_of_earlier_names_are_found() {
     assert_eq!(names, [now]);
     assert!(store.best(now, TARGET, 1, None, &|_| Validator::default()).unwrap().0.is_some());
 
-    // Where it says something, these are two.
+    // If the attribute has an effect, these are two workloads.
     let (all, exact) = ("conv2d:c=8,h=8,w=8,k=8,r=3,s=3", "conv2d:c=8,h=8,w=8,k=8,r=3,s=3,exact=1");
     let mut store = in_memory();
     store.insert(&[named(all, 0), named(exact, 1)], 0.0).unwrap();
@@ -390,7 +391,7 @@ fn a_file_shared_by_many_loses_nothing() {
         for writer in 0..N_WRITERS {
             let path = &path;
             scope.spawn(move || {
-                // All of them create the file at once, and neighbours overlap by half.
+                // All threads create the file at once, and adjacent ones overlap by half.
                 let mut store = open(path);
                 for batch in 0..20 {
                     let first = (writer * 20 + batch) * 16;
@@ -411,7 +412,7 @@ fn readers_do_not_wait_for_a_writer() {
     open(&path).insert(&records(0..10), 0.0).unwrap();
     let writer = Connection::open(&path).unwrap();
     writer.execute_batch("BEGIN IMMEDIATE").unwrap();
-    // Who waited would be told in the end that the database is locked, as the writer does not finish.
+    // A process that waited would fail because the database is locked, as the writer does not finish.
     assert_eq!(all(&open(&path)).len(), 10);
 }
 
@@ -470,8 +471,8 @@ fn a_full_disk_keeps_what_was_there() {
     assert_eq!(all(&store), records(0..10));
 }
 
-/// Instructions that SQLite carries out to open a file with `n` trials of four workloads, most of them ours,
-/// and to find the best.
+/// Number of instructions that SQLite executes to open a file with `n` trials of four workloads, most of them
+/// ours, and to find the best.
 fn instructions_of_best(n: u64) -> u64 {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("records.db");

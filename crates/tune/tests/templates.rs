@@ -1,5 +1,5 @@
-//! Every template on shapes that divide nothing: schedules are legal, and scheduled and lowered programs
-//! compute what the untransformed ones do.
+//! Tests of every template on shapes that no tile divides: schedules are legal, and scheduled and lowered
+//! programs compute the same as the untransformed ones.
 
 mod common;
 
@@ -63,7 +63,7 @@ fn every_template_computes_the_operator_on_any_shape() {
     check_all(&shapes, 12, 7);
 }
 
-/// Odd channels, borders that are no zeros, strides, groups, channels by themselves, layouts of all kinds.
+/// Checks odd channels, borders that are not zeros, strides, groups, depthwise channels, and all layouts.
 #[test]
 fn convolutions_of_integers_are_right_by_every_template() {
     let shapes = [
@@ -96,7 +96,7 @@ fn convolutions_of_integers_are_right_by_every_template() {
     check_all(&shapes, 2, 8);
 }
 
-/// Odd channels, borders, strides and layouts; no dot products where groups are.
+/// Checks odd channels, borders, strides and layouts; there are no dot products with groups.
 #[test]
 fn convolutions_of_rounded_factors_are_right_by_every_template() {
     let shapes = [
@@ -113,7 +113,8 @@ fn convolutions_of_rounded_factors_are_right_by_every_template() {
     check_all(&shapes, 3, 9);
 }
 
-/// Pointwise filters, padding, strides, groups and dilation; what Winograd's algorithm serves.
+/// Checks pointwise filters, padding, strides, groups and dilation, and the shapes that Winograd's algorithm
+/// serves.
 #[test]
 fn prologues_are_done_inside_of_images_by_every_template() {
     let shapes = [
@@ -130,9 +131,9 @@ fn prologues_are_done_inside_of_images_by_every_template() {
     check_all(&shapes, 4, 13);
 }
 
-/// Strides above the filter, that the filter is no multiple of, unlike along the two axes, as long as
-/// vectors; with padding on each side and at the end of the output, dilation with and without a divisor in
-/// common with the stride.
+/// Checks strides that are larger than the filter, that do not divide it, that differ between the axes, or
+/// are as long as vectors; with padding on each side and at the end of the output, and dilation with and
+/// without a common divisor with the stride.
 #[test]
 fn transposed_convolutions_add_up_columns_of_any_shape() {
     let shapes = [
@@ -149,7 +150,7 @@ fn transposed_convolutions_add_up_columns_of_any_shape() {
     for sizes in shapes {
         check_random(&format!("conv2d_transpose:{sizes}"), |name| name == "conv-col2im", 6, &mut rng);
     }
-    // No result meets a tap: there are no columns to add up.
+    // No tap contributes to a result, so there are no columns to add up.
     let nothing = "n=3,c=25,h=1,w=16,k=3,r=2,s=2,stride_h=2,pad_top=2,pad_left=3,pad_bottom=1,dilation_h=3";
     assert!(serving(&format!("conv2d_transpose:{nothing}")).all(|template| template.name != "conv-col2im"));
 }
@@ -173,7 +174,7 @@ fn check_random(text: &str, is_checked: fn(&str) -> bool, n_configs: usize, rng:
     }
 }
 
-/// A configuration's programs are legal and compute this.
+/// Checks that a configuration's programs are legal and compute the expected results.
 fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
     let TemplateSetting { workload, target, n_threads } = &task.setting;
     let json = task.space.config_to_json(config);
@@ -182,8 +183,8 @@ fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
     verify::verify(&scheduled).unwrap_or_else(|e| panic!("{case}: {e}\n{scheduled}"));
     let lowered = lower::lower_verified(&scheduled);
     match verify::verify(&lowered) {
-        // In specialised indices it may no longer be seen that the iterations of scheduled loops are
-        // independent: whether they are is then found out by going through all of them.
+        // Specialised indices may hide that the iterations of scheduled loops are independent; this is then
+        // checked by enumerating them.
         Err(VerifyError::Race { .. }) => {
             if let Some(race) = Threads::race(&lowered) {
                 panic!("{case}: {race}\n{lowered}");
@@ -200,11 +201,11 @@ fn check(task: &Task, config: &Config, expected: &[Vec<f64>]) {
     }
 }
 
-/// Loops that threads share, iteration by iteration.
+/// Detector of races between the iterations of parallel loops.
 struct Threads<'a> {
     program: &'a Program,
     values: HashMap<LoopId, i64>,
-    /// Iteration of a shared loop, and its own temporaries.
+    /// Iteration of a parallel loop, and its private temporaries.
     iteration: Option<(i64, HashSet<BufferId>)>,
     /// Accesses to each element so far.
     touched: HashMap<(BufferId, Vec<i64>), Touched>,
@@ -218,7 +219,8 @@ struct Touched {
 }
 
 impl Threads<'_> {
-    /// An element that one iteration of a shared loop writes and another one touches, where there is one.
+    /// Finds an element that one iteration of a parallel loop writes and another one accesses, if there is
+    /// one.
     fn race(program: &Program) -> Option<String> {
         let (values, touched) = (HashMap::new(), HashMap::new());
         let mut threads = Threads { program, values, iteration: None, touched, race: None };
@@ -230,7 +232,7 @@ impl Threads<'_> {
         index.eval(&|var| self.values[&var]).expect("indices of legal programs have values")
     }
 
-    /// Whether a condition holds; `None` where it depends on data.
+    /// Whether a condition holds; `None` if it depends on data.
     fn holds(&self, cond: &Cond) -> Option<bool> {
         match cond {
             Cond::True => Some(true),
@@ -319,7 +321,7 @@ fn races_are_found_by_going_through_all_iterations() {
     assert!(Threads::race(&program("i + j")).is_some_and(|race| race.contains("meet in y")));
 }
 
-/// Rows of tiles that the last block has fewer of, in several images: what threads share is in one loop.
+/// Checks a last block with fewer rows of tiles, in several images: the parallel loops are fused to one.
 #[test]
 fn lowering_makes_no_race_of_what_threads_share() {
     let shapes = [
@@ -342,14 +344,14 @@ fn serving(text: &str) -> impl Iterator<Item = &'static Template> {
     TEMPLATES.iter().filter(move |t| (t.serves)(&setting))
 }
 
-/// The part of a space in which threads share this, where it has one.
+/// Part of a space in which threads share this work, if there is one.
 fn sharing(space: &Space, what: &str) -> Option<Space> {
     let parameter = space.names().position(|name| name == "share")?;
     let rank = (0..space.n_values(parameter)).find(|&rank| space.value_at(parameter, rank).text() == what)?;
     space.part(parameter, rank)
 }
 
-/// Small results with sums that nothing divides, of every operator.
+/// Workloads of every operator with small results and sums of lengths that nothing divides.
 const LONG_SUMS: [&str; 16] = [
     "matmul:m=5,n=7,k=1907",
     "matmul:m=8,n=8,k=1031,const=b",
@@ -369,7 +371,8 @@ const LONG_SUMS: [&str; 16] = [
     "conv2d:c=131,h=3,w=5,k=6,r=3,s=3,pad=1,epilogue=relu",
 ];
 
-/// A record keeps its meaning when its template gets another algorithm, whose parameters the record lacks.
+/// Checks that a record keeps its meaning when its template gains an algorithm, whose parameters the record
+/// lacks.
 #[test]
 fn records_from_before_an_algorithm_came_are_read() {
     let workload = Workload::parse("conv2d_transpose:c=64,h=8,w=8,k=32,r=4,s=4,stride=2,pad=1").unwrap();
@@ -398,7 +401,7 @@ fn threads_share_long_sums_of_small_results() {
         for (target, n_threads) in [("x86-64-v4", 2), ("x86-64", 3)] {
             for template in serving(text) {
                 let task = task(text, target, n_threads, template);
-                // Algorithms of few configurations have theirs too.
+                // Algorithms with few configurations are represented, too.
                 let algorithm = task.space.names().position(|name| name == "algorithm");
                 let n_algorithms = algorithm.map_or(1, |at| task.space.n_values(at));
                 for of_algorithm in 0..n_algorithms {
@@ -415,8 +418,8 @@ fn threads_share_long_sums_of_small_results() {
     }
 }
 
-/// Schedules for one thread are among those for two, where another thread may be of no use: they need not
-/// lose.
+/// Checks that the schedules for one thread are among those for two, so that a search for two threads need
+/// not be worse if another thread does not help.
 #[test]
 fn one_thread_s_schedules_are_among_those_of_two() {
     let small = ["matmul:m=16,n=16,k=16", "dense:m=1,n=64,k=64", "conv2d:c=8,h=10,w=10,k=8,r=3,s=3,pad=1"];
@@ -441,8 +444,8 @@ fn one_thread_s_schedules_are_among_those_of_two() {
     }
 }
 
-/// The model sees what inserted zeros cost: where there are many, the first guess is the algorithm without
-/// them, and no guess is one that walks over them.
+/// Checks that the model knows the cost of inserted zeros: if there are many, the first guess is the
+/// algorithm without them, and no guess iterates over them.
 #[test]
 fn guesses_insert_few_zeros() {
     for sizes in ["c=1026,h=1,w=224,k=1,r=1,s=1024,stride_w=256", "c=256,h=10,w=10,k=64,r=5,s=5,stride=32,const=w"] {
@@ -458,7 +461,8 @@ fn guesses_insert_few_zeros() {
     }
 }
 
-/// First guesses of products that read weights from memory add each sum up in a block or two, and prefetch.
+/// Checks that first guesses of products that read weights from memory compute each sum in one or two blocks,
+/// and prefetch.
 #[test]
 fn guesses_stream_weights() {
     for sizes in ["m=1,n=2048,k=768", "m=16,n=768,k=768", "m=128,n=8192,k=768", "m=128,n=768,k=2048"] {
@@ -508,7 +512,8 @@ fn weights_lie_in_the_order_of_the_sum() {
     }
 }
 
-/// A block of weights of many bits and columns has more cache lines than one iteration may prefetch.
+/// Checks blocks of weights of many bits and columns, which have more cache lines than one iteration may
+/// prefetch.
 #[test]
 fn every_configuration_of_packed_weights_is_legal() {
     for how in ["bits=8,block=256,int8=1", "bits=8,block=256", "bits=4,block=256,int8=1", "bits=8,block=32"] {
@@ -523,7 +528,7 @@ fn every_configuration_of_packed_weights_is_legal() {
     }
 }
 
-/// Results that are large enough to be shared out leave no choice.
+/// Checks that results that are large enough to be shared among threads leave no choice.
 #[test]
 fn only_small_problems_leave_open_what_threads_share() {
     let large =
@@ -543,9 +548,9 @@ fn only_small_problems_leave_open_what_threads_share() {
     }
 }
 
-/// Products have the same parameters at every number of rows and at ranges of them, so that what one has
-/// learned carries over to every other; records from before, which lack what only few rows have, read as they
-/// are.
+/// Checks that products have the same parameters at every number of rows and at ranges of them, so that
+/// knowledge of one carries over to every other, and that older records, which lack the parameters that only
+/// few rows have, are still read.
 #[test]
 fn configurations_of_products_carry_over_to_every_number_of_rows() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(23);
@@ -574,7 +579,7 @@ fn configurations_of_products_carry_over_to_every_number_of_rows() {
     }
 }
 
-/// Records of versions that shared nothing but the result stay what they were.
+/// Checks that records of versions that shared only the result keep their meaning.
 #[test]
 fn configurations_that_do_not_say_what_threads_share_share_the_result() {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(17);
@@ -609,7 +614,7 @@ fn first_guesses_share_what_is_there_to_share() {
     }
 }
 
-/// Guesses are of every algorithm but those that the model thinks hopeless.
+/// Checks that guesses include every algorithm, except those that the model predicts to be hopeless.
 #[test]
 fn guesses_are_of_every_algorithm() {
     for text in [

@@ -1,6 +1,7 @@
-//! Trials of other workloads give models that know something from the start, and first candidates that fit.
+//! Tests of transfer: trials of other workloads yield models that predict from the start, and first
+//! candidates that fit.
 //!
-//! Made-up costs stand in for measuring, so that everything follows from seeds.
+//! Made-up costs replace measurements, so that everything is determined by seeds.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use tilewright_tune::predict::records::{self, Lessons, RecordsError, SpaceComple
 use tilewright_tune::transfer::{EarlierTask, experience, warm_start};
 use tilewright_tune::{Record, TEMPLATES, Task, TemplateSetting};
 
-/// The template of the paper's products.
+/// Template of the paper's products.
 const PAPER: &str = "gemm-4-2-4";
 
 fn setting(workload: &str) -> TemplateSetting {
@@ -29,8 +30,8 @@ fn task(workload: &str, template: Option<&str>) -> Task {
     Task::new(setting(workload), template).unwrap()
 }
 
-/// Smallest for one size of the inner tiles, whatever the size of the product; of templates other than that
-/// of the paper, any number.
+/// Cost that is smallest for one size of the inner tiles, regardless of the size of the product; arbitrary
+/// for templates other than the paper's.
 fn cost(task: &Task, config: &Config) -> f64 {
     if task.template.name != PAPER {
         return 1.0 + config.ranks().iter().zip(1..).map(|(rank, at)| rank * at).sum::<u64>() as f64;
@@ -80,7 +81,7 @@ fn earlier(task: &Task, n: usize, seed: u64) -> EarlierTask {
     }
 }
 
-/// The costs of the first candidates that a search proposes.
+/// Costs of the first candidates that a search proposes.
 fn first_costs(task: &Task, text: &str, experience: Option<&Arc<Experience>>, seed: u64, n: usize) -> Vec<f64> {
     let problem = tilewright_search::Problem { experience: experience.cloned(), ..task.problem() };
     let mut search = tilewright_search::build(text, problem, seed).unwrap();
@@ -146,7 +147,7 @@ fn experience_passes_over_what_it_cannot_use() {
     assert!(experience(&[earlier], 4096).is_empty(), "nothing of it was measured");
 }
 
-/// Pairs of workloads that one template may serve both.
+/// Pairs of workloads that the same template may serve.
 const PAIRS: &[[&str; 2]] = &[
     ["matmul:m=64,n=96,k=128", "matmul:m=17,n=330,k=1009"],
     ["matmul:m=64,n=96,k=128,tf32=1", "matmul:m=192,n=128,k=64,tf32=1"],
@@ -186,7 +187,7 @@ fn configurations_are_carried_over_legally_on_every_template() {
             let guesses = warm_start(&to, std::slice::from_ref(&source));
             assert!(guesses.iter().all(|config| to.space.contains(config)), "{} {pair:?}", template.name);
             n_carried += guesses.len();
-            // Carried over to its own space, a configuration stays what it is, the best one first.
+            // Carried over to its own space, a configuration is unchanged, and the best one comes first.
             let own = warm_start(&from, std::slice::from_ref(&source));
             let best = source.records.iter().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
             assert_eq!(from.space.config_to_json(&own[0]), best.config, "{} {pair:?}", template.name);
@@ -207,7 +208,7 @@ fn the_nearest_workload_comes_first() {
     assert!(warm_start(&task("matmul:m=64,n=64,k=64", None), &tasks).is_empty(), "they are of another template");
 }
 
-/// A model of lessons.
+/// Trains a model on lessons.
 fn learn(lessons: &Lessons) -> sequence::SequenceModel {
     let examples: Vec<_> = lessons.examples.concat();
     let training = Training { n_trees: 20, ..Training::default() };
@@ -246,7 +247,7 @@ fn a_model_of_records_knows_good_configurations_of_other_sizes() {
     assert!(matches!(Lessons::of(PAPER, &sources[..1]), Err(RecordsError::TooFew { n_workloads: 1, .. })));
 }
 
-/// Padding brings parameters that other workloads of the template do not have.
+/// Checks a workload with padding, which has parameters that other workloads of the template do not have.
 #[test]
 fn a_model_of_records_serves_workloads_with_and_without_some_parameters() {
     let [padded, plain] = ["r=3,s=3,pad=1", "r=1,s=1"]
@@ -265,8 +266,8 @@ fn a_model_of_records_serves_workloads_with_and_without_some_parameters() {
     }
 }
 
-/// Completions of a space after a prefix are those of its configurations, whichever of its values a model
-/// knows.
+/// Checks that the completions of a prefix are exactly those of the space's configurations, whichever values
+/// a model knows.
 #[test]
 fn completions_of_a_space_are_exact() {
     let parameters = vec![
@@ -322,7 +323,7 @@ fn completions_of_a_space_are_exact() {
     expected.sort();
     assert!(expected.len() > 10);
     assert_eq!(found, expected);
-    // Nothing leads on from what cannot be.
+    // An impossible prefix has no completions.
     assert_eq!(completions.allowed(&[0, 0, 3, 2]), [false], "f[2] = 12 with o = 8");
     let mut unknown = vocabulary.clone();
     unknown.parameters[5] = token("free", &["7"]);

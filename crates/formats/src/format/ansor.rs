@@ -1,7 +1,7 @@
 //! Logs of Ansor, v0.5 and v0.6: a line of JSON for each measurement, whose program is a list of steps.
 //!
-//! Which kinds of steps there are, by stage, is the sketch of a program; what a search chose of each is a
-//! parameter: the factors of a split, how far a loop is unrolled, and so on.
+//! The kinds of steps, by stage, form the sketch of a program; each decision of the search about a step is a
+//! parameter: the factors of a split, the unroll factor of a loop, and so on.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::read::{FormatError, Input, ReadResults, read_lines};
 use crate::results::TunerTask;
 use crate::rows::{ConfigInFile, Sheets, TaskRows};
 
-/// The name of the parameter that says which steps there are.
+/// Name of the parameter that identifies the sketch.
 pub(super) const SKETCH: &str = "sketch";
 
 /// Reads a log.
@@ -63,7 +63,7 @@ fn read_line(place: &str, reader: &mut JsonReader, sheets: &mut Sheets) -> Resul
     Ok(rows.add(config, reading, of)?)
 }
 
-/// The task of a key: a list of a function's hash or name and its arguments, as text.
+/// Task of a key: a list of a function's hash or name and its arguments, as text.
 fn task_of(key: &str, target: &str) -> TunerTask {
     let task = |kernel: &str| TunerTask { kernel: kernel.into(), device: target.into(), problem: Vec::new() };
     match serde_json::from_str::<Json>(key) {

@@ -1,7 +1,8 @@
 //! Logs of AutoTVM 0.2, a line of JSON for each measurement.
 //!
-//! Our own records are written as entities that AutoTVM decodes: factorizations as splits, all else as other
-//! options; workload, target and threads are arguments by keyword, by which they are known again.
+//! Our own records are written as entities that AutoTVM decodes: factorizations as splits, everything else as
+//! other options; workload, target and threads are keyword arguments, which identify our records when they
+//! are read back.
 
 use std::io::{self, Write};
 
@@ -15,9 +16,9 @@ use crate::read::{FormatError, Input, ReadResults, read_lines};
 use crate::results::{Results, TunerTask};
 use crate::rows::{Circumstances, ConfigInFile, Sheets, TaskRows};
 
-/// The most parts of a line.
+/// Maximum number of parts of a line.
 pub(super) const MOST_PARTS: usize = 1 << 16;
-/// Costs are in seconds.
+/// Nanoseconds per unit of a cost, which is in seconds.
 pub(super) const UNIT_NS: f64 = 1e9;
 /// Cost of a failure, as AutoTVM writes it.
 const FAILED_S: f64 = 1e9;
@@ -44,7 +45,7 @@ fn read_line(place: &str, reader: &mut JsonReader, sheets: &mut Sheets) -> Resul
     let mut config = ConfigInFile::new();
     for knob in entity {
         match knob.as_array().map(Vec::as_slice) {
-            // What was not chosen.
+            // Option that was not chosen.
             Some([Json::String(_), Json::String(_), Json::Null]) => {}
             Some([Json::String(name), Json::String(_), value]) => config.push((name.clone(), Some(value.clone()))),
             _ => return Err(problem("an entity is no name with kind and value")),
@@ -57,13 +58,13 @@ fn read_line(place: &str, reader: &mut JsonReader, sheets: &mut Sheets) -> Resul
     Ok(rows.add(config, reading, of)?)
 }
 
-/// Parses a result of AutoTVM or Ansor: costs, the number of an error, seconds in all and the time of day.
+/// Parses a result of AutoTVM or Ansor: costs, the number of an error, total seconds and the timestamp.
 pub(super) fn result_of(result: &Json) -> Option<(NotedOutcome, Circumstances)> {
     let [costs, error, seconds, unix_time] = result.as_array()?.as_slice() else { return None };
     let error = error.as_u64()?;
     let reading = match error.checked_sub(1) {
         None => NotedOutcome::of_runs(costs.as_array()?, UNIT_NS),
-        // Their errors are numbered in the order of our classes.
+        // AutoTVM numbers errors in the order of our classes.
         Some(at) => match usize::try_from(at).ok().and_then(|at| ErrorClass::ALL.get(at)) {
             Some(class) => NotedOutcome::failed(*class, &format!("error {error}")),
             None => NotedOutcome::unknown(&format!("error {error}")),
@@ -71,7 +72,7 @@ pub(super) fn result_of(result: &Json) -> Option<(NotedOutcome, Circumstances)> 
     };
     let number =
         |value: &Json| value.as_f64().filter(|number| number.is_finite() && *number >= 0.0).unwrap_or_default();
-    // Of what is spent only the sum is known.
+    // Only the sum of the time spent is known.
     let seconds = Seconds { build: 0.0, run: number(seconds), verify: 0.0 };
     Some((reading, Circumstances { seconds, unix_time: number(unix_time) as u64 }))
 }
@@ -97,13 +98,13 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
         keywords = json!({WORKLOAD: task.field(WORKLOAD), TARGET: task.device, THREADS: task.field(THREADS)});
         target = "llvm".into();
     } else if task.field(ARGUMENTS).is_none() {
-        // A task of another tuner.
+        // Task of another tuner.
         keywords = task.problem.iter().map(|(name, _)| (name.clone(), task.field(name).unwrap_or_default())).collect();
     }
     let arguments = task.field(ARGUMENTS).unwrap_or_else(|| json!([]));
     for (index, row) in results.rows.iter().enumerate() {
         let Json::Object(config) = results.config(row) else { unreachable!("invariant: a configuration is an object") };
-        // What a row lacks is null.
+        // Parameters that a row lacks are null.
         let entity = config.into_iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| {
             let is_split = value.as_array().is_some_and(|sizes| !sizes.is_empty() && sizes.iter().all(Json::is_i64));
             json!([name, if is_split { "sp" } else { "ot" }, value])

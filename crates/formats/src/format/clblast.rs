@@ -11,12 +11,12 @@ use crate::read::{FormatError, Input, ReadResults};
 use crate::results::TunerTask;
 use crate::rows::{Circumstances, ConfigInFile, Sheets, TaskRows, read_value};
 
-/// Keys beside the rows that describe the tuning: the first of these that is present names the device.
+/// Keys beside the rows that describe the device: the first one present names it.
 const DEVICE: &[&str] = &["clblast_device_name", "device", "device_name"];
-/// Beginnings of names that say what it was tuned for.
+/// Prefixes of names that describe the problem that was tuned.
 const PROBLEM: &[&str] = &["arg_", "precision"];
 
-/// Reads results, which have a task for each kernel: one file may have two.
+/// Reads results, with a task for each kernel: one file may have two.
 pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let mut head = BTreeMap::new();
     let mut reader = JsonReader::new(input.file)?;

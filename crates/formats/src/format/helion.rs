@@ -1,5 +1,5 @@
 //! Configurations of Helion: one saved by `helion.Config.save`, or an entry of its cache, `*.best_config`,
-//! which has the configuration as a text and the key that it was tuned for.
+//! which holds the configuration as text, and the key for which it was tuned.
 //!
 //! # Source
 //! `helion/runtime/config.py` and `helion/autotuner/local_cache.py`.
@@ -15,16 +15,16 @@ use crate::read::{FormatError, Input, ReadResults};
 use crate::results::Results;
 use crate::rows::{ConfigInFile, TaskRows, read_value};
 
-/// Name of the members of an entry that have the configuration and its key.
+/// Names of the members of an entry that hold the configuration and its key.
 const CONFIG: &str = "config";
 const KEY: &str = "key";
 /// Ending of the names of entries.
 const ENDING: &str = ".best_config";
-/// Fields of the key that say for what an entry was tuned: the device, and types and sizes of arguments.
+/// Fields of the key that describe what an entry was tuned for: the device, and types and sizes of arguments.
 const DEVICE: &str = "hardware";
 const ARGUMENTS: &str = "specialization_key";
 
-/// Reads the one configuration that a file has.
+/// Reads the single configuration of a file.
 pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let mut members = ConfigInFile::new();
     let mut reader = JsonReader::new(input.file)?;
@@ -63,7 +63,7 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// A configuration with a list for those parameters that are its places, `sizes[0]` and so on without a gap.
+/// Converts parameters that are elements of a list, `sizes[0]` and so on without a gap, to a list.
 fn in_lists(config: Map<String, Json>) -> Map<String, Json> {
     let place_of = |name: &str| {
         let (list, place) = name.strip_suffix(']')?.rsplit_once('[')?;
@@ -86,6 +86,6 @@ fn in_lists(config: Map<String, Json>) -> Map<String, Json> {
             None => drop(made.insert(name.clone(), value.clone())),
         }
     }
-    // Lists may be places of lists.
+    // Lists may be elements of lists.
     if lists.is_empty() { made } else { in_lists(made) }
 }

@@ -26,10 +26,10 @@ pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
 
 const PROBLEM_SIZE: &str = "problem_size";
 
-/// Members beside the rows.
+/// Members of the document besides the rows.
 #[derive(Default)]
 struct CacheHead {
-    /// The names of the parameters, in order.
+    /// Names of the parameters, in order.
     keys: Option<Vec<String>>,
     columns: Vec<ParameterColumn>,
     objectives: Vec<String>,
@@ -63,7 +63,7 @@ impl CacheHead {
         Ok(())
     }
 
-    /// No rows yet, of the parameters that are listed; or of those described elsewhere.
+    /// Makes an empty table of the listed parameters, or of those described elsewhere.
     fn rows(self, name: &str, described: Option<Vec<ParameterColumn>>) -> Result<TaskRows, FormatError> {
         let CacheHead { keys, mut columns, objectives, lists, mut notes, device, kernel, problem_size } = self;
         if described.is_none() && keys.is_none() && columns.is_empty() {
@@ -125,7 +125,7 @@ fn read_rows(reader: &mut JsonReader, rows: &mut TaskRows) -> Result<(), JsonFau
     })
 }
 
-/// Writes a cache, closed in the way in which Kernel Tuner opens it again to go on.
+/// Writes a cache, closed such that Kernel Tuner can open it again and continue.
 pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     let Results { task, rows, .. } = results;
     let parameters: Vec<ParameterValues> = results.parameters.iter().map(of_one_type).collect();
@@ -169,7 +169,8 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     write!(out, "}}\n}}")
 }
 
-/// A parameter whose values all have fractions where one has: Python tells 1.0 from 1 in its keys.
+/// Converts all values of a parameter to floating point if one is: Python distinguishes 1.0 from 1 in its
+/// keys.
 fn of_one_type(parameter: &ParameterValues) -> ParameterValues {
     let ParameterValues { name, values } = parameter;
     let is_real = values.iter().all(Json::is_number) && values.iter().any(Json::is_f64);
@@ -177,7 +178,7 @@ fn of_one_type(parameter: &ParameterValues) -> ParameterValues {
     ParameterValues { name: name.clone(), values: values.iter().map(real).collect() }
 }
 
-/// Values in ascending order, where all are numbers.
+/// Values in ascending order, if all are numbers.
 fn sorted(values: &[Json]) -> Vec<Json> {
     let mut sorted = values.to_vec();
     if values.iter().all(Json::is_number) {
@@ -187,7 +188,7 @@ fn sorted(values: &[Json]) -> Vec<Json> {
     sorted
 }
 
-/// A value as Python's `str` writes it.
+/// Formats a value as Python's `str` does.
 fn in_python(value: &Json) -> String {
     match value {
         Json::String(text) => text.clone(),
@@ -218,8 +219,8 @@ fn repr(value: &Json) -> String {
     }
 }
 
-/// A number with a fraction as Python writes it: the shortest that reads back, with an exponent of two digits
-/// at least below 1e-4 and from 1e16 on.
+/// Formats a floating-point number as Python does: the shortest text that reads back, with an exponent of at
+/// least two digits below 1e-4 and from 1e16 on.
 fn float(x: f64) -> String {
     let scientific = format!("{x:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));

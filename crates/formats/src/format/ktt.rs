@@ -18,7 +18,7 @@ const STATUS: &[(&str, ErrorClass)] = &[
     ("DeviceLimitsExceeded", ErrorClass::InstantiationError),
 ];
 
-/// Reads results, which have a task for each kernel.
+/// Reads results, with a task for each kernel.
 pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let (mut unit_ns, mut device) = (1e3, None);
     let mut reader = JsonReader::new(input.file)?;
@@ -80,7 +80,7 @@ pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     sheets.end(&mut reader, read)
 }
 
-/// Pairs of names and values.
+/// Reads pairs of names and values.
 fn read_config(reader: &mut JsonReader) -> Result<ConfigInFile, JsonFault> {
     let mut config = ConfigInFile::new();
     reader.array(|reader| {

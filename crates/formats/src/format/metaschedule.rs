@@ -1,6 +1,6 @@
 //! Tuning records of MetaSchedule: a line of JSON for each measurement, whose program is a trace.
 //!
-//! Which instructions there are is the sketch of a program; each decision of its sampling is a parameter.
+//! The instructions form the sketch of a program; each sampling decision is a parameter.
 
 use std::collections::HashMap;
 
@@ -55,7 +55,7 @@ fn read_line(place: &str, reader: &mut JsonReader, sheets: &mut Sheets) -> Resul
     Ok(rows.add(config, reading, Circumstances::default())?)
 }
 
-/// A short text that tells long ones apart: traces have hundreds of instructions.
+/// Returns a short text that identifies a long one: traces have hundreds of instructions.
 fn short(text: &str) -> String {
     format!("{:016x}", tilewright_tune::predict::content_hash(text.as_bytes()))
 }

@@ -1,4 +1,4 @@
-//! The formats: one file and one row of [`FORMATS`] each.
+//! Formats: one file and one row of [`FORMATS`] each.
 
 mod ansor;
 mod autotvm;
@@ -28,26 +28,26 @@ use crate::outcome::brief;
 use crate::read::{FormatError, Input, ReadResults};
 use crate::results::{Results, TunerTask};
 
-/// The objective that is replayed.
+/// Objective that is replayed.
 pub(crate) const OBJECTIVE: &str = "time";
 /// Key of a failure in the current Kernel Tuner's caches, and name of a T4 measurement that stands for one.
 const ERROR: &str = "__error__";
-/// The most times of single runs of one configuration.
+/// Maximum number of times of single runs of one configuration.
 const MOST_TIMES: usize = 1 << 16;
 
-/// A format of files.
+/// Format of files.
 pub struct Format {
-    /// Name, as options and messages have it.
+    /// Name in options and messages.
     pub name: &'static str,
     /// Description of the files.
     pub what: &'static str,
-    /// Contents that are read, or another use of the files.
+    /// Contents that are read, or other use of the files.
     pub read_for: &'static str,
-    /// Names of members that tell it, [`Format::A_LIST`] or [`Format::A_NUMBER`].
+    /// Names of members that identify the format, [`Format::A_LIST`] or [`Format::A_NUMBER`].
     pub(crate) signs: &'static [&'static str],
-    /// Whether what tells it may stand in files of a format further down as well.
+    /// Whether these members may also be in files of a format further down.
     pub(crate) is_doubtful: bool,
-    /// Whether a description may say its parameters.
+    /// Whether a description may provide the parameters.
     pub(crate) takes_description: bool,
     pub(crate) read: fn(Input) -> Result<ReadResults, FormatError>,
     writer: Option<Writer>,
@@ -55,26 +55,26 @@ pub struct Format {
 
 /// Writer of a format.
 enum Writer {
-    /// A file with a task.
+    /// Document with one task.
     Document(WriteTask),
-    /// Lines of any tasks.
+    /// Lines of any number of tasks.
     Lines(WriteTask),
-    /// A file with the best configuration of a task.
+    /// Document with the best configuration of one task.
     Winner(WriteTask),
-    /// A file with the best configurations of tasks, each with its key.
+    /// Document with the best configurations of several tasks, each with its key.
     Winners(WriteWinners),
 }
 
-/// Writes configurations, each with its number of rows.
+/// Function that writes configurations, each with its number of rows.
 type WriteWinners = fn(&[(u64, Json)], &mut dyn Write) -> io::Result<()>;
 
-/// Writes what is recorded of a task.
+/// Function that writes the results of a task.
 type WriteTask = fn(&Results, &mut dyn Write) -> io::Result<()>;
 
 impl Format {
-    /// The sign of files that are a list.
+    /// Sign of files that are a list.
     pub(crate) const A_LIST: &'static str = "[";
-    /// The sign of files whose members are called by numbers.
+    /// Sign of files whose members are named by numbers.
     pub(crate) const A_NUMBER: &'static str = "0";
 
     /// Whether the format can be written.
@@ -82,7 +82,7 @@ impl Format {
         self.writer.is_some()
     }
 
-    /// Whether what is written has configurations without times.
+    /// Whether the format stores configurations without times.
     fn holds_winners(&self) -> bool {
         matches!(self.writer, Some(Writer::Winner(_) | Writer::Winners(_)))
     }
@@ -99,7 +99,7 @@ impl fmt::Debug for Format {
     }
 }
 
-/// Table of formats. A file that matches two has the earlier one.
+/// Table of formats. A file that matches several has the first of them.
 pub static FORMATS: &[Format] = &[
     Format {
         name: "kernel-tuner",
@@ -228,7 +228,7 @@ pub fn named(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)
 }
 
-/// The names of formats, in one line.
+/// Names of formats, in one line.
 pub(crate) fn names_of_formats(is_meant: impl Fn(&Format) -> bool) -> String {
     FORMATS.iter().filter(|format| is_meant(format)).map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
@@ -245,7 +245,7 @@ pub enum WriteError {
     /// Several tasks, in a format with one task per file.
     #[error("{name} has one task in a file, and these are {n_tasks}: {tasks} (choose one with --task)")]
     Tasks {
-        /// The name of the format.
+        /// Name of the format.
         name: &'static str,
         /// Number of tasks.
         n_tasks: usize,
@@ -258,18 +258,18 @@ pub enum WriteError {
         names_of_formats(Format::holds_winners)
     )]
     NoTimes {
-        /// The name of the format.
+        /// Name of the format.
         name: &'static str,
     },
     /// Tasks without a number of rows, or several with one number, in a format that identifies tasks by it.
     #[error("{name} has one configuration for each number of rows M, and {problem} (choose one with --task)")]
     Key {
-        /// The name of the format.
+        /// Name of the format.
         name: &'static str,
         /// Description of the task and of the problem.
         problem: String,
     },
-    /// No results.
+    /// Absence of results.
     #[error("there are no results to write")]
     Nothing,
     /// Failed output.
@@ -319,7 +319,7 @@ pub fn check_writable(format: &Format, results: &[Results]) -> Result<(), WriteE
     }
 }
 
-/// The best configurations of tasks by their numbers of rows, in ascending order.
+/// Best configurations of tasks by their numbers of rows, in ascending order.
 fn keyed(name: &'static str, results: &[Results]) -> Result<Vec<(u64, Json)>, WriteError> {
     let mut found: BTreeMap<u64, Json> = BTreeMap::new();
     for results in results {
@@ -334,8 +334,8 @@ fn keyed(name: &'static str, results: &[Results]) -> Result<Vec<(u64, Json)>, Wr
 }
 
 /// Writes a recorded space as T4 results, in index order, compressed by gzip if `is_packed`. `about` is added
-/// to the metadata. [`read`](crate::read()) restores the medians, and the error classes as far as T4 has
-/// them.
+/// to the metadata. [`read`](crate::read()) restores the medians, and the error classes that T4
+/// distinguishes.
 ///
 /// # Errors
 /// If `output` fails.
@@ -359,17 +359,17 @@ pub fn write_space(
     }
 }
 
-/// Milliseconds, as most formats have them.
+/// Nanoseconds per millisecond, the unit of most formats.
 const MILLISECONDS_NS: f64 = 1e6;
 
-/// The task of a file that says nothing of its kernel but its name.
+/// Makes the task of a file that names its kernel but does not describe the problem.
 fn task_of(name: &str, kernel: Option<&Json>, device: Option<&Json>) -> TunerTask {
     let text = |value: Option<&Json>| value.and_then(Json::as_str).unwrap_or_default().to_owned();
     let kernel = Some(text(kernel)).filter(|kernel| !kernel.is_empty()).unwrap_or_else(|| name.to_owned());
     TunerTask { kernel, device: text(device), problem: Vec::new() }
 }
 
-/// A number of a member of an object.
+/// Number in an optional member of an object.
 fn number(value: &Option<Json>) -> f64 {
     value.as_ref().and_then(Json::as_f64).filter(|number| number.is_finite() && *number >= 0.0).unwrap_or_default()
 }

@@ -12,11 +12,11 @@ use crate::records;
 use crate::results::{Results, TunerTask};
 use crate::rows::{Circumstances, Sheets, TaskRows};
 
-/// The names of the fields of the task of a record.
+/// Names of the fields of a record's task.
 pub(crate) const WORKLOAD: &str = "workload";
 pub(crate) const THREADS: &str = "threads";
 
-/// Reads records; what is known of other tuners' tasks keeps their names.
+/// Reads records; records of other tuners' tasks keep the names of these.
 pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let mut sheets = Sheets::default();
     for (number, line) in read_lines(BufReader::new(unpacked(input.file))) {
@@ -43,7 +43,7 @@ pub(crate) fn add(sheets: &mut Sheets, place: String, record: Record) -> Result<
     rows.add(config.into_iter().map(|(name, value)| (name, Some(value))).collect(), outcome.into(), of)
 }
 
-/// The task of a record.
+/// Task of a record.
 fn task_of(record: &Record) -> TunerTask {
     let Record { workload, target, template, threads, .. } = record;
     records::foreign_task(record).unwrap_or_else(|| TunerTask {

@@ -10,12 +10,12 @@ use crate::read::{FormatError, Input, ReadResults};
 use crate::results::{ConfigResult, Results};
 use crate::rows::{Lists, ParameterColumn, read_value};
 
-/// Says what a description is good for.
+/// Refuses to read results, with a message that explains the use of a description.
 pub(super) fn refuse(_: Input) -> Result<ReadResults, FormatError> {
     Err(FormatError::NoResults { found: "a T1 description", mend: "give results, and this file with --description" })
 }
 
-/// A description of a space.
+/// Description of a space.
 pub struct SpaceDescription {
     pub(crate) columns: Vec<ParameterColumn>,
     /// Expressions that legal configurations satisfy.
@@ -25,10 +25,10 @@ pub struct SpaceDescription {
 }
 
 impl SpaceDescription {
-    /// Parses a T1 file, perhaps compressed by gzip.
+    /// Parses a T1 file, plain or compressed by gzip.
     ///
     /// # Errors
-    /// [`FormatError`], in one line, with the place.
+    /// [`FormatError`], in one line, with the position.
     pub fn read(file: &[u8]) -> Result<SpaceDescription, FormatError> {
         let (mut columns, mut conditions, mut lists) = (Vec::new(), Vec::new(), Lists::default());
         let mut reader = JsonReader::new(file)?;
@@ -60,7 +60,7 @@ impl SpaceDescription {
     /// Makes the described space.
     ///
     /// # Errors
-    /// [`FormatError`] if a condition is none, or the space is none.
+    /// [`FormatError`] if a condition is invalid, or there is no valid space.
     pub fn space(&self, name: &str) -> Result<Space, FormatError> {
         let of_column = |column: &ParameterColumn| {
             let values: Vec<Datum> = column.values().map(|value| datum(&value)).collect();
@@ -76,7 +76,8 @@ impl SpaceDescription {
         Ok(Space::new(name, parameters, constraints)?)
     }
 
-    /// Notes the conditions that some results violate, in a line; results tell themselves what is legal.
+    /// Lists the conditions that some results violate, in one line; the results themselves determine what is
+    /// legal.
     pub(crate) fn disagreement(&self, results: &Results) -> Vec<String> {
         let data: Vec<Vec<Datum>> =
             results.parameters.iter().map(|parameter| parameter.values.iter().map(datum).collect()).collect();
@@ -121,7 +122,7 @@ fn datum(value: &Json) -> Datum {
     }
 }
 
-/// The expression of a condition.
+/// Reads the expression of a condition.
 fn condition(reader: &mut JsonReader) -> Result<Option<String>, JsonFault> {
     let mut expression = None;
     reader.object(|reader, name| {

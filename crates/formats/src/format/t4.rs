@@ -25,14 +25,14 @@ pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     Ok((vec![rows.results()], Vec::new()))
 }
 
-/// Members beside the rows.
+/// Members of the document besides the rows.
 #[derive(Default)]
 struct T4Head {
     timeunit: Option<String>,
     metadata: Map<String, Json>,
 }
 
-/// Metadata of the problem in our own files.
+/// Names of the metadata of the problem in our own files.
 const PROBLEM: &[&str] = &["problem_size", "workload", "threads"];
 
 impl T4Head {
@@ -51,7 +51,7 @@ impl T4Head {
         }
     }
 
-    /// Task, as far as the metadata tell it.
+    /// Makes the task from the metadata, as far as they describe it.
     fn task(&self, name: &str) -> TunerTask {
         let of = |names: [&str; 2]| names.into_iter().find_map(|name| self.metadata.get(name));
         let task = task_of(name, of(["kernel_name", "template"]), of(["device_name", "target"]));
@@ -60,16 +60,16 @@ impl T4Head {
     }
 }
 
-/// A row as it is read.
+/// Row as it is read.
 #[derive(Default)]
 struct ReadRow {
     configuration: Option<ConfigInFile>,
     invalidity: Option<Json>,
     correctness: Option<Json>,
-    /// The measured time with its unit.
+    /// Measured time with its unit.
     time: Option<(Option<Json>, String)>,
     error: Option<Json>,
-    /// The times of single runs.
+    /// Times of single runs.
     runtimes: Option<Json>,
     objectives: Vec<String>,
     /// Costs by further objectives, as we write them: `cost_2` and so on.
@@ -80,13 +80,14 @@ struct ReadRow {
     validation: Option<Json>,
 }
 
-/// Beginning of the names of our measurements by further objectives.
+/// Prefix of the names of our measurements by further objectives.
 const OTHER_COST: &str = "cost_";
 
 /// Word for success.
 const CORRECT: &str = "correct";
 
-/// Names of failures. T4 tells fewer of them apart than we do: of classes with one name the first is read.
+/// Names of failures. T4 distinguishes fewer of them than we do: a name that several classes share is read as
+/// the first of them.
 const INVALIDITY: &[(&str, ErrorClass)] = &[
     ("compile", ErrorClass::CompileErrorDevice),
     ("compile", ErrorClass::CompileErrorHost),
@@ -152,7 +153,7 @@ impl ReadRow {
             ("times", Some(b'{')) => reader.object(|reader, name| {
                 match name.as_str() {
                     "runtimes" => self.runtimes = reader.value(MOST_TIMES)?,
-                    // Kernel Tuner leaves the second word out.
+                    // Kernel Tuner omits the second word.
                     "compilation_time" | "compilation" => self.compilation = read_value(reader)?,
                     "validation" => self.validation = read_value(reader)?,
                     _ => reader.skip()?,
@@ -256,7 +257,7 @@ impl ReadRow {
         reading
     }
 }
-/// A row as it is written: in nanoseconds, so that medians are read back to the bit.
+/// Row as it is written: in nanoseconds, so that medians are read back exactly.
 pub(super) struct T4Row<'a> {
     config: Json,
     outcome: &'a Outcome,
@@ -265,7 +266,7 @@ pub(super) struct T4Row<'a> {
 }
 
 impl T4Row<'_> {
-    /// The row of a configuration.
+    /// Makes the row of a configuration.
     pub(super) fn of(config: Json, outcome: &Outcome) -> T4Row<'_> {
         T4Row { config, outcome, seconds: Seconds::default(), unix_time: None }
     }
@@ -332,7 +333,7 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     write_entries(out, entries, &about)
 }
 
-/// Nanoseconds of a unit; files in circulation spell one of them with a single l.
+/// Nanoseconds of a unit; some existing files spell one of them with a single l.
 pub(super) fn nanoseconds(unit: &str) -> Option<f64> {
     match unit.trim().to_lowercase().as_str() {
         "seconds" | "second" | "sec" | "s" => Some(1e9),

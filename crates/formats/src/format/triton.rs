@@ -1,4 +1,4 @@
-//! `*.autotune.json`, in which Triton's autotuner keeps the measurements of a key.
+//! `*.autotune.json`, in which Triton's autotuner stores the measurements of a key.
 
 use std::io::{self, Write};
 
@@ -11,13 +11,13 @@ use crate::read::{FormatError, Input, ReadResults};
 use crate::results::Results;
 use crate::rows::{Circumstances, ConfigInFile, Sheets, TaskRows, read_value};
 
-/// The name of the field of the problem.
+/// Name of the field of the problem.
 const KEY: &str = "key";
 
-/// Arguments of `triton.Config` beside `kwargs`, which are the kernel's.
+/// Arguments of `triton.Config` besides `kwargs`, which are the kernel's.
 const OPTIONS: &[&str] = &["num_warps", "num_ctas", "num_stages", "maxnreg", "pre_hook", "ir_override"];
 
-/// Reads the timings. The file is called by the kernel.
+/// Reads the timings. The file is named after the kernel.
 pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let mut task = task_of(input.name.strip_suffix(".autotune").unwrap_or(input.name), None, None);
     let mut reader = JsonReader::new(input.file)?;
@@ -44,7 +44,7 @@ pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
                     return Ok(());
                 }
             };
-            // Of quantiles the median comes first.
+            // The median is the first of the quantiles.
             let time = times.as_array().map_or(Some(times), |times| times.first());
             let rows = sheets.of(task.clone(), |task| TaskRows::new(task, None, Vec::new()))?;
             rows.begin(place);
@@ -55,7 +55,7 @@ pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     sheets.end(&mut reader, read)
 }
 
-/// The arguments of the kernel beside the options of its compilation; what is null was not chosen.
+/// Merges the arguments of the kernel and the options of its compilation; null values were not chosen.
 fn flat(config: &Map<String, Json>) -> ConfigInFile {
     let mut values = ConfigInFile::new();
     for (name, value) in config {
@@ -68,8 +68,8 @@ fn flat(config: &Map<String, Json>) -> ConfigInFile {
     values
 }
 
-/// Writes the timings as Triton's autotuner reads them: a configuration's arguments, and its median in the
-/// place of each quantile; infinite of a failure.
+/// Writes the timings as Triton's autotuner reads them: a configuration's arguments, and its median for each
+/// quantile, which is infinite for a failure.
 pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
     let task = &results.task;
     let values = || Json::Array(task.problem.iter().filter_map(|(name, _)| task.field(name)).collect());
@@ -78,7 +78,7 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
         let (mut options, mut kwargs) = (Map::new(), Map::new());
         for (name, value) in results.config(row).as_object().into_iter().flatten() {
             let is_option = OPTIONS.contains(&name.as_str());
-            // An option that was not chosen has Triton's own value.
+            // An option that was not chosen gets Triton's default.
             if is_option && value.is_null() {
                 continue;
             }
@@ -87,7 +87,7 @@ pub(super) fn write(results: &Results, out: &mut dyn Write) -> io::Result<()> {
         }
         let mut config = Map::from_iter([("kwargs".to_owned(), kwargs.into())]);
         config.extend(options);
-        // JSON has no infinity, but Python's has.
+        // JSON has no infinity, but Python's dialect does.
         let infinite = || "Infinity".to_owned();
         let time = row
             .expect_outcome()

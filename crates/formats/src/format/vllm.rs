@@ -1,8 +1,7 @@
-//! Tables of tuned kernels, as vLLM and SGLang keep them beside their kernels: for each number of rows the
+//! Tables of tuned kernels, as vLLM and SGLang store them with their kernels: for each number of rows the
 //! configuration that won, without its time.
 //!
-//! The name of the file says which kernel was tuned, and on which device:
-//! `E=8,N=14336,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128,128].json`.
+//! The name of the file identifies the kernel and the device:
 //!
 //! # Source
 //! `get_moe_configs` and `get_config_file_name` of vLLM's `fused_moe.py`, which reads them.
@@ -19,12 +18,12 @@ use crate::rows::{ConfigInFile, Sheets, TaskRows, read_value};
 
 /// Number of rows, by which the kernel chooses a configuration.
 const ROWS: &str = "M";
-/// Field of the file's name that has the device.
+/// Field of the file's name for the device.
 const DEVICE: &str = "device_name";
-/// Number of experts: tables that have it are those of `fused_moe`.
+/// Number of experts: tables with this field are those of `fused_moe`.
 const EXPERTS: &str = "E";
 
-/// Reads a table, which has a task for each number of rows.
+/// Reads a table, with a task for each number of rows.
 pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let task = task_of_name(input.name);
     let mut sheets = Sheets::default();
@@ -32,7 +31,7 @@ pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     let read = reader.object(|reader, name| {
         let rows = name.parse::<u64>().ok();
         let (Some(n_rows), Some(b'{')) = (rows, reader.peek()?) else {
-            // The version of Triton stands among them.
+            // The version of Triton is a member, too.
             let is_remark = rows.is_none() && !matches!(reader.peek()?, Some(b'{'));
             if !is_remark {
                 sheets.leave_out(&brief(&name), "no number of rows with its configuration");
@@ -51,13 +50,13 @@ pub(super) fn read(input: Input) -> Result<ReadResults, FormatError> {
     sheets.end(&mut reader, read)
 }
 
-/// The task that the name of a table says.
+/// Task that the name of a table describes.
 fn task_of_name(name: &str) -> TunerTask {
     let mut task = TunerTask::default();
     for part in parts(name) {
         match part.split_once('=') {
             Some((DEVICE, device)) => task.device = device.to_owned(),
-            // Numbers and lists are such, all else is text.
+            // Numbers and lists are parsed; everything else is text.
             Some((field, value)) if !field.is_empty() => {
                 let value = serde_json::from_str(value).unwrap_or_else(|_| Json::from(value));
                 task = task.with(field, &value);
@@ -69,7 +68,7 @@ fn task_of_name(name: &str) -> TunerTask {
     task
 }
 
-/// Parts of a name between the commas that stand in no brackets.
+/// Parts of a name between commas outside of brackets.
 fn parts(name: &str) -> Vec<&str> {
     let mut depth = 0i64;
     name.split(|c| {

@@ -2,16 +2,16 @@
 
 use crate::matrix::Matrix;
 
-/// The largest number of bins of a column, that of missing values included.
+/// Maximum number of bins of a column, including that of missing values.
 pub(super) const MAX_BINS: usize = 256;
 
-/// The columns of a matrix that are not constant, as bins.
+/// Columns of a matrix that are not constant, as bins.
 pub(super) struct Bins {
     pub(super) columns: Vec<BinnedColumn>,
     pub(super) n_rows: usize,
 }
 
-/// A column as bins.
+/// Column as bins.
 pub(super) struct BinnedColumn {
     /// Index of the column in the matrix.
     pub(super) feature: u32,
@@ -19,12 +19,12 @@ pub(super) struct BinnedColumn {
     pub(super) cuts: Vec<f32>,
     /// Whether values are missing; their bin is the one after the last.
     pub(super) has_missing: bool,
-    /// The bin of each row.
+    /// Bin of each row.
     pub(super) of_row: Vec<u8>,
 }
 
 impl BinnedColumn {
-    /// The number of bins, that of missing values included.
+    /// Returns the number of bins, including that of missing values.
     pub(super) fn n_bins(&self) -> usize {
         self.cuts.len() + 1 + usize::from(self.has_missing)
     }
@@ -62,7 +62,7 @@ impl Bins {
     }
 }
 
-/// An integer that orders as the number does.
+/// Returns an integer that has the same order as the number.
 fn ascending(x: f32) -> u32 {
     let bits = x.to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
@@ -77,8 +77,8 @@ fn cuts(mut values: impl Iterator<Item = f32> + Clone, n: usize, max_bins: usize
     let mut left = n;
     for value in values {
         if value != last {
-            // What is left is shared among the bins that are left, so that one frequent value does not take
-            // theirs.
+            // The remaining rows are shared among the remaining bins, so that one frequent value does not
+            // take the bins of others.
             if distinct <= max_bins || (in_bin * (max_bins - cuts.len()) >= left && cuts.len() + 1 < max_bins) {
                 cuts.push(between(last, value));
                 left -= in_bin;
@@ -91,7 +91,7 @@ fn cuts(mut values: impl Iterator<Item = f32> + Clone, n: usize, max_bins: usize
     cuts
 }
 
-/// A threshold with `a` on or below it and `b` above it.
+/// Returns a threshold with `a` on or below it and `b` above it.
 fn between(a: f32, b: f32) -> f32 {
     let middle = a + (b - a) / 2.0;
     if middle >= a && middle < b { middle } else { a }

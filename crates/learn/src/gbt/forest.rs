@@ -10,16 +10,16 @@ use super::{GbtOptions, Objective};
 use crate::LearnError;
 use crate::matrix::{Examples, Matrix};
 
-/// Splits between the root and a leaf, at most.
+/// Maximum number of splits between the root and a leaf.
 const MOST_DEPTH: usize = 10;
 
-/// Random forest that tells two classes apart.
+/// Random forest that classifies rows into two classes.
 ///
 /// # Source
 /// Breiman, "Random Forests" (2001): each tree is grown on as many rows as there are, drawn with replacement,
-/// until leaves are pure, and each split looks at a random √c of c columns. A tree predicts the share of the
-/// positive weight in a leaf, the forest the mean of its trees. We differ in trees on binned columns, of at
-/// most ten splits from root to leaf.
+/// until leaves are pure, and each split considers a random √c of c columns. A tree predicts the share of the
+/// positive weight in a leaf, the forest the mean of its trees. We differ in that trees are grown on binned
+/// columns, with at most ten splits from root to leaf.
 #[derive(Debug, Clone)]
 pub struct Forest {
     n_columns: usize,
@@ -56,8 +56,8 @@ impl Forest {
     /// Fits `n_trees` trees to rows with binary labels and weights.
     ///
     /// # Errors
-    /// [`LearnError`] if there is no row or no tree, a weight is not finite, or classes or weights are not
-    /// one for each row.
+    /// [`LearnError`] if there is no row or no tree, a weight is not finite, or there is not one class and
+    /// one weight for each row.
     ///
     /// # Cost
     /// O(rows · √columns · trees · depth).
@@ -105,7 +105,7 @@ impl Forest {
     /// Predicts rows.
     ///
     /// # Panics
-    /// If the rows have not as many columns as those that the forest was fitted to.
+    /// If the rows do not have as many columns as those that the forest was fitted to.
     pub fn predict(&self, rows: &Matrix) -> Leaves {
         assert_eq!(rows.n_columns(), self.n_columns, "invariant: rows have the columns of the examples");
         let n_trees = self.trees.len();

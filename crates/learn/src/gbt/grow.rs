@@ -13,23 +13,24 @@ use super::tree::{SplitNode, Tree};
 /// Sums of first and second derivatives by column and bin. Of each column, only its own bins are ever used.
 type Histogram = Vec<[[f32; 2]; MAX_BINS]>;
 
-/// Grows trees; keeps its buffers from one to the next.
+/// Grower of trees, which reuses its buffers from tree to tree.
 pub(super) struct Grower<'a> {
     bins: &'a Bins,
     options: &'a GbtOptions,
     columns: Vec<u32>,
-    /// The rows of the tree, those of a leaf side by side.
+    /// Rows of the tree, those of a leaf adjacent.
     rows: Vec<u32>,
-    /// The derivatives of the rows of one leaf, in the leaf's order.
+    /// Derivatives of the rows of one leaf, in the leaf's order.
     pulls: Vec<[f32; 2]>,
     set_aside: Vec<u32>,
     free: Vec<Histogram>,
     scan: SplitScan,
-    /// Number of random columns that each split looks at, and where they are drawn from; `None` for all.
+    /// Number of random columns that each split considers, and the generator that draws them; `None` for all
+    /// columns.
     per_split: Option<(usize, Xoshiro256PlusPlus)>,
 }
 
-/// A leaf that may yet be split.
+/// Leaf that may still be split.
 struct OpenLeaf {
     /// Index in a complete binary tree.
     place: usize,
@@ -44,9 +45,9 @@ struct OpenLeaf {
 #[derive(Clone, Copy)]
 struct LeafSplit {
     gain: f32,
-    /// Among the columns of the bins.
+    /// Index among the columns of the bins.
     column: u32,
-    /// The last bin on the left side.
+    /// Last bin on the left side.
     bin: u8,
     missing_right: bool,
 }
@@ -59,12 +60,12 @@ impl<'a> Grower<'a> {
         Grower { bins, options, columns, rows, pulls, set_aside, free, scan, per_split: None }
     }
 
-    /// Lets each split look at so many random columns, or at further ones while none of them splits the leaf.
+    /// Makes each split consider `n` random columns, or further ones while none of them splits the leaf.
     pub(super) fn with_columns_per_split(self, n: usize, seed: u64) -> Grower<'a> {
         Grower { per_split: Some((n, Xoshiro256PlusPlus::seed_from_u64(seed))), ..self }
     }
 
-    /// The tree for these derivatives, on these rows and columns.
+    /// Grows the tree for these derivatives, on these rows and columns.
     pub(super) fn grow(&mut self, gradients: &[[f32; 2]], rows: Vec<u32>, columns: Vec<u32>) -> Tree {
         self.rows = rows;
         self.columns = columns;
@@ -77,7 +78,7 @@ impl<'a> Grower<'a> {
         while leaves.len() < self.options.max_leaves {
             let gain = |leaf: &OpenLeaf| leaf.split.map(|split| split.gain);
             let candidates = (0..leaves.len()).filter(|&at| leaves[at].split.is_some());
-            // Of equals the earlier one, so that the tree depends on nothing but its input.
+            // Among equals the earlier one, so that the tree depends only on its input.
             let best = candidates.reduce(|a, b| if gain(&leaves[b]) > gain(&leaves[a]) { b } else { a });
             let Some(at) = best else { break };
             let mut leaf = leaves.swap_remove(at);
@@ -85,8 +86,8 @@ impl<'a> Grower<'a> {
             match self.split(gradients, &mut leaf, split) {
                 Some(children) => {
                     let column = &self.bins.columns[split.column as usize];
-                    // A cut for every bin but the last; a split after the last parts missing values from all
-                    // others.
+                    // A cut for every bin but the last; a split after the last bin separates missing values
+                    // from all others.
                     let threshold = column.cuts.get(usize::from(split.bin)).copied().unwrap_or(f32::INFINITY);
                     let node = SplitNode { threshold, feature: column.feature, missing_right: split.missing_right };
                     splits.push((leaf.place, node));
@@ -125,7 +126,7 @@ impl<'a> Grower<'a> {
         histogram
     }
 
-    /// The sums over these rows.
+    /// Returns the sums over these rows.
     fn count(&mut self, gradients: &[[f32; 2]], rows: &Range<usize>) -> Histogram {
         let mut histogram = self.new_histogram();
         let rows = &self.rows[rows.clone()];
@@ -136,8 +137,8 @@ impl<'a> Grower<'a> {
         for (columns, sums) in columns.chunks(4).zip(histogram.chunks_mut(4)) {
             sums.iter_mut().zip(columns).for_each(|(sums, column)| sums[..column.n_bins()].fill([0.0; 2]));
             if let ([a, b, c, d], [sa, sb, sc, sd]) = (columns, &mut *sums) {
-                // Four columns at a time: a bin that follows itself waits for its last sum, and others fill
-                // the time.
+                // Four columns at a time: consecutive additions to the same bin wait for each other, and the
+                // other columns fill the time.
                 for (&row, pull) in rows.iter().zip(&self.pulls) {
                     let row = row as usize;
                     add(&mut sa[usize::from(a.of_row[row])], pull);
@@ -156,7 +157,7 @@ impl<'a> Grower<'a> {
         histogram
     }
 
-    /// Finds the split of a leaf that gains most, from its histogram.
+    /// Finds the split of a leaf with the largest gain, from its histogram.
     fn find_split(&mut self, leaf: &mut OpenLeaf) {
         let Some(histogram) = &leaf.histogram else { return };
         let mut order: Vec<usize> = (0..self.columns.len()).collect();
@@ -183,7 +184,7 @@ impl<'a> Grower<'a> {
         leaf.split = best;
     }
 
-    /// Carries out a split, or leaves the leaf as it is where all rows are on one side after all, which the
+    /// Carries out a split, or leaves the leaf unchanged if all rows turn out to be on one side, which the
     /// rounding of sums may have hidden.
     fn split(&mut self, gradients: &[[f32; 2]], leaf: &mut OpenLeaf, split: LeafSplit) -> Option<[OpenLeaf; 2]> {
         let column = &self.bins.columns[split.column as usize];
@@ -241,7 +242,8 @@ impl<'a> Grower<'a> {
     }
 }
 
-/// Scratch space of the search for a split on a column; derivatives lie apart, so that they are vectorized.
+/// Scratch space of the search for a split on a column; first and second derivatives are in separate arrays,
+/// so that they are vectorized.
 struct SplitScan {
     /// Sums up to each bin.
     slopes: [f32; MAX_BINS],
@@ -250,8 +252,8 @@ struct SplitScan {
 }
 
 impl SplitScan {
-    /// The gain of the best split on one column, the last bin on its left side, and whether missing values go
-    /// right.
+    /// Returns the gain of the best split on one column, the last bin on its left side, and whether missing
+    /// values go right.
     fn best_split(
         &mut self,
         options: &GbtOptions,
@@ -260,7 +262,7 @@ impl SplitScan {
         pull: [f64; 2],
     ) -> Option<(f32, u8, bool)> {
         let n_values = column.cuts.len() + 1;
-        // With missing values a split after the last bin is one too: it parts them from all others.
+        // With missing values a split after the last bin counts, too: it separates them from all others.
         let n_splits = if column.has_missing { n_values } else { n_values - 1 };
         let (slopes, curvatures, worths) =
             (&mut self.slopes[..n_splits], &mut self.curvatures[..n_splits], &mut self.worths[..n_splits]);
@@ -290,7 +292,7 @@ impl SplitScan {
                 }
             }
             if largest > best.map_or(f32::NEG_INFINITY, |best| best.0) {
-                // Where nothing is missing now, later missing values follow the larger side.
+                // If no values are missing now, later missing values follow the larger side.
                 let right = if column.has_missing { side == 0 } else { 2.0 * curvatures[bin] < all[1] };
                 best = Some((largest, bin as u8, right));
             }

@@ -22,9 +22,9 @@ use tree::Tree;
 
 /// Options of boosted trees.
 ///
-/// The defaults are those of AutoTVM's public implementation, but for the number of trees, which is fixed
-/// unless an early stop is asked for, and for trees of depth 6 at a learning rate of 0.1 instead of 3 and
-/// 0.3: on recorded spaces they rank better at less than twice the time.
+/// The defaults are those of AutoTVM's public implementation, except for the number of trees, which is fixed
+/// without early stopping, and for trees of depth 6 at a learning rate of 0.1 instead of 3 and 0.3: on
+/// recorded spaces these rank better at less than twice the time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GbtOptions {
     /// Objective that is minimized.
@@ -117,10 +117,11 @@ fn is_amount(x: f32) -> bool {
     x >= 0.0 && x.is_finite()
 }
 
-/// Steps of Newton's method towards the weight of base predictions, which may not leave 0 to this.
+/// Number of steps of Newton's method for the weight of base predictions, and the maximum weight; the minimum
+/// is 0.
 const WEIGHT_STEPS: usize = 20;
 const MOST_WEIGHT: f32 = 4.0;
-/// Rows that all trees predict before the next ones.
+/// Number of rows in a block, which all trees predict before the next one.
 const BLOCK_ROWS: usize = 64;
 
 /// Gradient-boosted trees: a sum of regression trees, each fitted to the residuals of the earlier ones.
@@ -139,8 +140,8 @@ impl Gbt {
     /// Fits trees to examples. Without any, the model predicts 0.
     ///
     /// # Errors
-    /// [`LearnError`] if an option is out of range, a number is not finite, or targets, base predictions
-    /// or groups are not one for each row.
+    /// [`LearnError`] if an option is out of range, a number is not finite, or there is not one target, base
+    /// prediction or group for each row.
     ///
     /// # Cost
     /// O(rows · columns · trees · depth).
@@ -167,8 +168,8 @@ impl Gbt {
             let columns = sample(bins.columns.len(), options.column_fraction, &mut rng);
             let tree = grower.grow(&gradients, rows, columns);
             tree.add_to(examples.features, 0, &mut scores);
-            // A tree that cannot split says that there is nothing left to learn, unless chance decides what
-            // it sees.
+            // A tree that cannot split means that there is nothing left to learn, unless it sees a random
+            // part of the data.
             let exhausted = tree.is_constant() && options.is_deterministic();
             model.trees.push(tree);
             if let Some(EarlyStop { patience, plan_size }) = options.early_stop {
@@ -196,7 +197,7 @@ impl Gbt {
     /// As [`Gbt::fit`].
     ///
     /// # Panics
-    /// If there is not a base prediction for each example.
+    /// If there is not one base prediction for each example.
     pub fn weight_of_base(examples: &Examples<'_>, options: &GbtOptions, seed: u64) -> Result<f32, LearnError> {
         options.check()?;
         examples.check()?;
@@ -229,7 +230,7 @@ impl Gbt {
     /// Predicts these rows; with base predictions, the correction to be added to them.
     ///
     /// # Panics
-    /// If the rows have not as many columns as the examples had.
+    /// If the rows do not have as many columns as the examples.
     pub fn predict(&self, rows: &Matrix) -> Vec<f32> {
         assert_eq!(rows.n_columns(), self.n_columns, "invariant: rows have the columns of the examples");
         let mut scores = vec![self.bias; rows.n_rows()];
@@ -240,7 +241,7 @@ impl Gbt {
         scores
     }
 
-    /// The number of trees.
+    /// Returns the number of trees.
     pub fn n_trees(&self) -> usize {
         self.trees.len()
     }
@@ -252,7 +253,7 @@ impl GbtOptions {
     }
 }
 
-/// A share of `0..n`, at least one of them, in ascending order.
+/// Draws a share of `0..n`, at least one of them, in ascending order.
 fn sample(n: usize, share: f32, rng: &mut impl Rng) -> Vec<u32> {
     let amount = ((n as f64 * f64::from(share)).round() as usize).clamp(n.min(1), n);
     if amount == n {

@@ -12,11 +12,11 @@ pub enum Objective {
     /// Pairwise logistic loss: `log(1 + exp(−(f_i − f_j)))` for each pair of a group in which target `i` is
     /// the larger.
     ///
-    /// Predictions have no scale of their own; only their order means something.
+    /// Predictions have no scale; only their order is meaningful.
     ///
     /// # Source
-    /// AutoTVM, equation 2. Instead of all pairs, each row meets so many random others, drawn anew for each
-    /// tree.
+    /// AutoTVM, equation 2. Instead of all pairs, each row is compared with `n_pairs` random others, drawn
+    /// anew for each tree.
     PairwiseRank {
         /// Number of random other rows that each row is compared with.
         n_pairs: usize,
@@ -31,7 +31,7 @@ impl Objective {
         }
     }
 
-    /// The constant that predictions start from.
+    /// Returns the constant that predictions start from.
     pub(super) fn bias(self, targets: &[f32], base: &[f32]) -> f32 {
         match self {
             Objective::PairwiseRank { .. } => 0.0,
@@ -43,11 +43,11 @@ impl Objective {
     }
 }
 
-/// The derivatives of an objective on given examples.
+/// Derivatives of an objective on given examples.
 pub(super) struct Pull<'a> {
     objective: Objective,
     targets: &'a [f32],
-    /// The rows of each group, for ranking.
+    /// Rows of each group, for ranking.
     groups: Vec<Vec<u32>>,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Pull<'a> {
         Pull { objective, targets: examples.targets, groups }
     }
 
-    /// Writes the first and second derivative of the loss by each row's score.
+    /// Writes the first and second derivative of the loss with respect to each row's score.
     pub(super) fn write(&self, scores: &[f32], rng: &mut impl Rng, out: &mut [[f32; 2]]) {
         match self.objective {
             Objective::SquaredError => {
@@ -79,8 +79,8 @@ impl<'a> Pull<'a> {
         let n = rows.len();
         // A row draws n_pairs others and is drawn by as many on average.
         let met = (2 * n_pairs).min(n.saturating_sub(1));
-        // The second derivative of one pair is at most 1/4. So weighted, a row's is at most about 1, as that
-        // of a squared error is, and the least weight of a leaf means the same for both.
+        // The second derivative of one pair is at most 1/4. With this weight, a row's is at most about 1, as
+        // that of a squared error, and the minimum weight of a leaf means the same for both.
         let weight = 4.0 / met.max(1) as f32;
         let mut compare = |a: u32, b: u32| {
             let (a, b) = (a as usize, b as usize);

@@ -2,8 +2,8 @@
 
 use crate::matrix::Matrix;
 
-/// A complete binary tree: the children of node `i` are `2i + 1` and `2i + 2`. Below a leaf that is reached
-/// early all values are the same, so that a descent takes the same steps for every row and has no branches.
+/// Complete binary tree: the children of node `i` are `2i + 1` and `2i + 2`. Below a leaf that is reached
+/// early all values are the same, so that every row descends the same number of steps without branches.
 #[derive(Debug, Clone)]
 pub(super) struct Tree {
     depth: usize,
@@ -11,10 +11,11 @@ pub(super) struct Tree {
     leaves: Box<[f32]>,
 }
 
-/// A split. The default one sends every row left, so that a leaf that is reached early has one place.
+/// Split of a node. The default one sends every row left, so that a leaf that is reached early has a unique
+/// position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SplitNode {
-    /// Values up to it go left.
+    /// Largest value that goes left.
     pub(super) threshold: f32,
     pub(super) feature: u32,
     /// Whether missing values go right.
@@ -29,7 +30,7 @@ impl Default for SplitNode {
 
 /// Leaf that a row falls into.
 pub(super) struct Leaf {
-    /// Place among the leaves of a complete tree.
+    /// Index among the leaves of a complete tree.
     pub(super) place: u16,
     pub(super) value: f32,
 }
@@ -40,11 +41,11 @@ impl SplitNode {
     }
 }
 
-/// Rows that descend side by side, to hide the latency of each step.
+/// Number of rows that descend simultaneously, to hide the latency of each step.
 const LANES: usize = 16;
 
 impl Tree {
-    /// The tree with these splits and leaves, by their places in a complete tree.
+    /// Makes the tree with these splits and leaves, by their indices in a complete tree.
     pub(super) fn new(splits: &[(usize, SplitNode)], leaves: &[(usize, f32)]) -> Tree {
         let level = |place: usize| (place + 1).ilog2() as usize;
         let depth = leaves.iter().map(|(place, _)| level(*place)).max().unwrap_or(0);
@@ -71,7 +72,8 @@ impl Tree {
         self.descend(rows, from, scores, |score, _, leaf| *score += leaf.value);
     }
 
-    /// Gives each score the leaf of its row, which is the one at its position from `from` on.
+    /// Calls a function with each score and the leaf of its row, which is the one at its position from `from`
+    /// on.
     pub(super) fn descend(
         &self,
         rows: &Matrix,

@@ -29,13 +29,13 @@ impl Default for ActorCriticOptions {
 /// Step of an episode, with its reward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Transition {
-    /// The features of the state.
+    /// Features of the state.
     pub state: Vec<f32>,
-    /// The action taken there.
+    /// Action taken in the state.
     pub action: usize,
     /// Reward of the action.
     pub reward: f32,
-    /// The features of the state that it led to.
+    /// Features of the state that the action led to.
     pub next_state: Vec<f32>,
 }
 
@@ -90,7 +90,7 @@ impl ActorCritic {
     /// Makes untrained networks.
     ///
     /// # Panics
-    /// Without features or actions.
+    /// If there are no features or no actions.
     pub fn new(n_features: usize, n_actions: usize, options: &ActorCriticOptions, seed: u64) -> ActorCritic {
         assert!(n_features > 0 && n_actions > 0, "invariant: a walk has states and actions");
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
@@ -112,7 +112,7 @@ impl ActorCritic {
     /// Action probabilities in each of these states.
     ///
     /// # Panics
-    /// If a state has not as many features as there are.
+    /// If a state does not have `n_features` features.
     pub fn policy<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> Vec<Vec<f32>> {
         let mut scores = self.actor.outputs(self.states(states));
         let policy = |row: &mut [f32]| {
@@ -125,7 +125,7 @@ impl ActorCritic {
     /// Value of each of these states.
     ///
     /// # Panics
-    /// If a state has not as many features as there are.
+    /// If a state does not have `n_features` features.
     pub fn values<'a>(&self, states: impl IntoIterator<Item = &'a [f32]>) -> Vec<f32> {
         self.critic.outputs(self.states(states)).values
     }
@@ -133,7 +133,7 @@ impl ActorCritic {
     /// Takes a training step of both networks.
     ///
     /// # Panics
-    /// If a state has not as many features as there are, or an action is none.
+    /// If a state does not have `n_features` features, or an action is out of range.
     ///
     /// # Cost
     /// Less than a millisecond for 64 transitions.
@@ -164,7 +164,7 @@ impl ActorCritic {
     }
 }
 
-/// The loss of the actions, with its gradients.
+/// Computes the loss of the actions, with its gradients.
 fn actor_loss(
     actor: &Perceptron,
     parameters: &Parameters,
@@ -179,7 +179,7 @@ fn actor_loss(
     (loss, tape.backward(vec![(scores, of_scores)]))
 }
 
-/// The mean squared error of the values, with its gradients.
+/// Computes the mean squared error of the values, with its gradients.
 fn critic_loss(
     critic: &Perceptron,
     parameters: &Parameters,

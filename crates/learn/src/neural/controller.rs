@@ -1,4 +1,4 @@
-//! Recurrent policy that makes one choice after the other.
+//! Recurrent policy that makes one choice after another.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -7,7 +7,7 @@ use super::Trained;
 use super::policy::{policy_loss, probability};
 use crate::tape::{Dense, LayerBuilder, Lstm, NumberRows, Parameters, Tape, Var, Weight, forth, log_softmax};
 
-/// The score of a choice that is not allowed.
+/// Score of a choice that is not allowed.
 const FORBIDDEN: f32 = -1e9;
 
 /// Training options of a controller.
@@ -32,28 +32,28 @@ impl Default for ControllerOptions {
 /// Recurrent policy over sequences of choices: an LSTM that reads each choice made and predicts the
 /// probabilities of the next one.
 ///
-/// It learns by REINFORCE with a moving average of the rewards as the baseline.
+/// The policy learns by REINFORCE with a moving average of the rewards as the baseline.
 ///
 /// # Source
-/// Zoph and Le, "Neural architecture search with reinforcement learning" (2017), section 3; a rival in the
+/// Zoph and Le, "Neural architecture search with reinforcement learning" (2017), section 3; a baseline in the
 /// paper on GEMM tiling as a Markov decision process.
 pub struct Controller {
     network: Trained<ControllerLayers>,
-    /// Alternatives at each place.
+    /// Number of alternatives at each position.
     n_choices: Vec<usize>,
     entropy: f32,
     baseline_decay: f32,
-    /// The moving average of the rewards, once there are some.
+    /// Moving average of the rewards, once there are any.
     baseline: Option<f32>,
     rng: Xoshiro256PlusPlus,
 }
 
 struct ControllerLayers {
-    /// A row for the start of a sequence, then one for each alternative of each place but the last.
+    /// Embedding of the start of a sequence, and then of each alternative of each position but the last.
     embedding: Weight,
     /// Cell from an embedded choice and the hidden state to the next state.
     lstm: Lstm,
-    /// Layers from the hidden state to the scores at each place.
+    /// Layers from the hidden state to the scores at each position.
     heads: Vec<Dense>,
 }
 
@@ -70,8 +70,8 @@ impl ControllerLayers {
         }
     }
 
-    /// Reads the choices made before `place`, as rows of the embedding, and gives the next state and the
-    /// scores there.
+    /// Reads the choices made before `place`, as rows of the embedding, and returns the next state and the
+    /// scores at that position.
     fn step(&self, tape: &mut Tape, before: Option<Var>, place: usize, rows: Vec<usize>) -> (Var, Var) {
         let n = rows.len();
         let inputs = tape.lookup(self.embedding, rows);
@@ -85,7 +85,7 @@ impl Controller {
     /// Makes an untrained policy, for sequences with `n_choices` alternatives at each position.
     ///
     /// # Panics
-    /// If a place has no alternative.
+    /// If a position has no alternative.
     pub fn new(n_choices: &[usize], options: &ControllerOptions, seed: u64) -> Controller {
         assert!(n_choices.iter().all(|&n| n > 0), "invariant: a place has an alternative");
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
@@ -105,7 +105,7 @@ impl Controller {
     /// least one must be.
     ///
     /// # Cost
-    /// About 0.1 ms for each place.
+    /// About 0.1 ms for each position.
     pub fn sample(&mut self, n_sequences: usize, allows: impl Fn(&[usize], usize) -> bool) -> Vec<Vec<usize>> {
         let mut tape = Tape::new(&self.network.parameters);
         let mut state = None;
@@ -124,7 +124,7 @@ impl Controller {
                     rest -= probability(log_policy[choice]);
                     rest < 0.0
                 });
-                // Rounding can leave a rest after the last one.
+                // Rounding can leave some probability after the last one.
                 let choice = drawn.or_else(|| (0..n).rfind(allowed));
                 sequence.push(choice.expect("invariant: an alternative is allowed"));
             }
@@ -136,7 +136,7 @@ impl Controller {
     /// [`Controller::sample`].
     ///
     /// # Panics
-    /// If there is not one reward for each sequence, or a sequence is not one that could be drawn.
+    /// If there is not one reward for each sequence, or a sequence could not have been drawn.
     pub fn train(&mut self, sequences: &[Vec<usize>], rewards: &[f32], allows: impl Fn(&[usize], usize) -> bool) {
         assert_eq!(sequences.len(), rewards.len(), "invariant: a reward for each sequence");
         if sequences.is_empty() || self.n_choices.is_empty() {
@@ -151,7 +151,7 @@ impl Controller {
         self.network.descend(|layers, parameters| loss(layers, parameters, &steps, &advantages, entropy));
     }
 
-    /// Inputs of the network at each place of these sequences.
+    /// Inputs of the network at each position of these sequences.
     fn steps(&self, sequences: &[Vec<usize>], allows: impl Fn(&[usize], usize) -> bool) -> Vec<SequenceStep> {
         let of_place = |(place, &n): (usize, &usize)| {
             assert!(
@@ -169,7 +169,7 @@ impl Controller {
         self.n_choices.iter().enumerate().map(of_place).collect()
     }
 
-    /// The row of the embedding for the last choice of each prefix; all are of one length.
+    /// Row of the embedding for the last choice of each prefix; all prefixes have the same length.
     fn embedding_rows<'a>(&self, prefixes: impl Iterator<Item = &'a [usize]>) -> Vec<usize> {
         let row = |prefix: &[usize]| match prefix.split_last() {
             None => 0,
@@ -179,14 +179,14 @@ impl Controller {
     }
 }
 
-/// Place of a batch of sequences.
+/// Position in a batch of sequences.
 struct SequenceStep {
     rows: Vec<usize>,
     forbidden: Vec<bool>,
     chosen: Vec<usize>,
 }
 
-/// Whether each alternative is not allowed after each of these prefixes.
+/// Determines whether each alternative is forbidden after each of these prefixes.
 fn forbidden<'a>(
     prefixes: impl Iterator<Item = &'a [usize]>,
     n: usize,
@@ -195,14 +195,14 @@ fn forbidden<'a>(
     prefixes.flat_map(|prefix| (0..n).map(move |choice| !allows(prefix, choice))).collect()
 }
 
-/// The scores, those of what is forbidden so low that it has no probability.
+/// Scores in which forbidden alternatives have such low values that their probability is 0.
 fn allowed(scores: &NumberRows, forbidden: &[bool]) -> NumberRows {
     let mut scores = scores.clone();
     scores.values.iter_mut().zip(forbidden).filter(|(_, forbidden)| **forbidden).for_each(|(x, _)| *x = FORBIDDEN);
     scores
 }
 
-/// The losses of the choices at each place together, with their gradients.
+/// Computes the sum of the losses of the choices at all positions, with its gradients.
 fn loss(
     layers: &ControllerLayers,
     parameters: &Parameters,

@@ -11,7 +11,7 @@ pub use actor_critic::{ActorCritic, ActorCriticOptions, Transition};
 pub use controller::{Controller, ControllerOptions};
 pub use tree_gru::{Readout, TreeGru, TreeGruOptions, TreeObjective, TreeRows};
 
-/// A network and what trains it.
+/// Network with its optimizer.
 struct Trained<L> {
     layers: L,
     parameters: Parameters,
@@ -31,7 +31,7 @@ impl<L> Trained<L> {
     }
 }
 
-/// The mean squared error of predictions, and its gradient by them.
+/// Computes the mean squared error of predictions, and its gradient with respect to them.
 fn squared_error(predicted: &[f32], targets: &[f32]) -> (f64, Vec<f32>) {
     let n = targets.len() as f32;
     let errors = predicted.iter().zip(targets).map(|(x, target)| x - target);

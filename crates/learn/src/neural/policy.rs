@@ -3,9 +3,9 @@
 use crate::simd::exp;
 use crate::tape::{NumberRows, log_softmax};
 
-/// The loss of choices that were made by the softmax of scores, a row for each, and its gradient by the
-/// scores: minus the mean of `advantage · log π(choice)` and of the weighted entropy. Descending it makes
-/// better choices likelier.
+/// Computes the loss of choices that were made by the softmax of scores, a row for each, and its gradient
+/// with respect to the scores: minus the mean of `advantage · log π(choice)` and of the weighted entropy.
+/// Gradient descent on it makes better choices more likely.
 pub(super) fn policy_loss(
     scores: &NumberRows,
     choices: impl Iterator<Item = usize>,
@@ -27,7 +27,7 @@ pub(super) fn policy_loss(
     (-gain * f64::from(share), gradient)
 }
 
-/// 0 where it is a logarithm of what is not allowed.
+/// Returns the probability; 0 for the logarithm of an alternative that is not allowed.
 pub(super) fn probability(log_policy: f32) -> f32 {
     if log_policy < -87.0 { 0.0 } else { exp(log_policy) }
 }

@@ -9,10 +9,10 @@ use crate::Matrix;
 use crate::simd::sigmoid;
 use crate::tape::{Dense, LayerBuilder, NumberRows, Parameters, Tape, Term, Var, forth};
 
-/// Trees that are predicted at once.
+/// Number of trees that are predicted at once.
 const BLOCK_TREES: usize = 128;
 
-/// Trees, or a forest, with a row of features for each node.
+/// Tree or forest with a row of features for each node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TreeRows {
     parents: Vec<Option<usize>>,
@@ -89,10 +89,11 @@ impl Default for TreeGruOptions {
 /// a linear layer predicts from the pooled states.
 ///
 /// # Source
-/// AutoTVM, sections 3.1 and 4, figures 3c and 3d. Loops are known by their features alone, in both readouts;
-/// who wants an embedding for each name, as in figure 3c, gives features that tell them apart. The paper does
-/// not say how children are summed up; we add their states, after Tai, Socher and Manning, "Improved semantic
-/// representations from tree-structured long short-term memory networks" (2015), section 3.1.
+/// AutoTVM, sections 3.1 and 4, figures 3c and 3d. Loops are identified by their features alone, in both
+/// readouts; for an embedding of each name, as in figure 3c, the features have to distinguish the names. The
+/// paper does not say how children are combined; we add their states, following Tai, Socher and Manning,
+/// "Improved semantic representations from tree-structured long short-term memory networks" (2015), section
+/// 3.1.
 pub struct TreeGru {
     network: Trained<TreeLayers>,
     objective: TreeObjective,
@@ -113,7 +114,7 @@ struct TreeLayers {
 }
 
 impl TreeGru {
-    /// Makes an untrained model, for nodes with `n_features` features. These should be of order 1.
+    /// Makes an untrained model, for nodes with `n_features` features, which should be of order 1.
     pub fn new(n_features: usize, options: &TreeGruOptions, seed: u64) -> TreeGru {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         let (n_embedding, n_hidden) = (options.n_embedding, options.n_hidden);
@@ -142,7 +143,7 @@ impl TreeGru {
     /// Takes `n_steps` further training steps on random batches of these trees.
     ///
     /// # Panics
-    /// If there is not one target for each tree, or a row has not as many features as there are.
+    /// If there is not one target for each tree, or a row does not have `n_features` features.
     ///
     /// # Cost
     /// A few milliseconds for each level of the trees and step.
@@ -163,7 +164,7 @@ impl TreeGru {
     /// Predicts a value for each tree; larger values stand for larger targets.
     ///
     /// # Panics
-    /// If a row has not as many features as there are.
+    /// If a row does not have `n_features` features.
     pub fn predict(&self, trees: &[TreeRows]) -> Vec<f32> {
         let block = |trees: &[TreeRows]| {
             let mut tape = Tape::new(&self.network.parameters);
@@ -174,14 +175,14 @@ impl TreeGru {
     }
 }
 
-/// Trees side by side, in levels that can be computed at once: leaves first, then the nodes all of whose
-/// children are below.
+/// Batch of trees, in levels that can be computed at once: leaves first, then the nodes all of whose children
+/// are below.
 struct LeveledTrees {
     n_trees: usize,
-    /// The features of all nodes, level by level.
+    /// Features of all nodes, level by level.
     rows: NumberRows,
     levels: Vec<TreeLevel>,
-    /// The tree of each node.
+    /// Tree of each node.
     trees: Vec<usize>,
     roots: Vec<NodePosition>,
 }
@@ -193,11 +194,11 @@ struct NodePosition {
     row: usize,
 }
 
-/// The nodes of one height.
+/// Nodes of one height.
 #[derive(Clone, Default)]
 struct TreeLevel {
     n_nodes: usize,
-    /// Each child, and the row of its parent in this level.
+    /// Children, each with the row of its parent in this level.
     children: Vec<(NodePosition, usize)>,
 }
 
@@ -247,7 +248,7 @@ impl LeveledTrees {
         }
     }
 
-    /// The tree of each root.
+    /// Tree of each root.
     fn trees_of_roots(&self) -> impl Iterator<Item = usize> {
         let firsts = self.levels.iter().scan(0, |first, level| {
             *first += level.n_nodes;
@@ -257,8 +258,8 @@ impl LeveledTrees {
         self.roots.iter().map(move |root| self.trees[firsts[root.level] + root.row])
     }
 
-    /// Whether each node of a level has one child, the one in its own row of the level below: what most
-    /// levels of loop nests do, and all of chains of equal length. Nothing need be gathered then.
+    /// Whether each node of a level has one child, in the same row of the level below, as in most levels of
+    /// loop nests and all of chains of equal length. Then no states need to be gathered.
     fn continues(&self, level: usize) -> bool {
         let TreeLevel { n_nodes, children } = &self.levels[level];
         let is_next =
@@ -270,7 +271,7 @@ impl LeveledTrees {
 }
 
 impl TreeLayers {
-    /// The prediction for each tree, as a column.
+    /// Computes the prediction for each tree, as a column.
     fn forward(&self, tape: &mut Tape, forest: &LeveledTrees) -> Var {
         let states = self.states(tape, forest);
         let summed = match (&self.slots, &states[..]) {
@@ -293,7 +294,7 @@ impl TreeLayers {
         tape.dense(summed, self.last)
     }
 
-    /// The states of the nodes of each level.
+    /// Computes the states of the nodes of each level.
     fn states(&self, tape: &mut Tape, forest: &LeveledTrees) -> Vec<Var> {
         let rows = tape.constant(forest.rows.clone());
         let embedded = tape.dense(rows, self.embedding);
@@ -320,7 +321,7 @@ impl TreeLayers {
     }
 }
 
-/// The loss of the predictions, with its gradients.
+/// Computes the loss of the predictions, with its gradients.
 fn loss(
     layers: &TreeLayers,
     parameters: &Parameters,
@@ -338,7 +339,7 @@ fn loss(
     (loss, tape.backward(vec![(predicted, of_values)]))
 }
 
-/// The mean over the pairs with different targets, and its gradient by the predictions.
+/// Computes the mean over the pairs with different targets, and its gradient with respect to the predictions.
 fn rank_loss(predicted: &[f32], targets: &[f32]) -> (f64, Vec<f32>) {
     let mut gradient = vec![0.0; targets.len()];
     let (mut sum, mut n_pairs) = (0.0, 0);
@@ -403,7 +404,7 @@ mod tests {
         }
     }
 
-    /// The definition, a node at a time.
+    /// Compares with the definition, one node at a time.
     #[test]
     fn a_forest_is_predicted_as_its_trees_are_one_by_one() {
         for (readout, objective) in VARIANTS {

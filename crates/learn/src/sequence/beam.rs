@@ -4,8 +4,8 @@ use std::cmp::Ordering;
 
 /// Constraint on decoding: the valid completions of a prefix, for a problem.
 pub trait Completions {
-    /// Whether some valid answer begins with this prefix and each value of the next parameter. It must be
-    /// exact: with a false positive, a search may end without an answer.
+    /// Whether some valid answer begins with this prefix and each value of the next parameter. The result
+    /// must be exact: after a false positive, a search may end without an answer.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool>;
 }
 
@@ -20,30 +20,31 @@ pub struct LikelyAnswer {
 
 /// Predictor of the next parameter of many prefixes at once.
 pub(super) trait Decoder {
-    /// The logarithms of the probabilities of the next parameter's values, one row for each prefix.
+    /// Returns the logarithms of the probabilities of the next parameter's values, one row for each prefix.
     ///
-    /// Prefixes come in the order of a search: first the empty one, then each time prefixes that are one
-    /// longer than the previous ones. `parents` are the places, among the previous prefixes, of those that
+    /// Prefixes come in the order of a search: first the empty one, then in each call prefixes that are one
+    /// longer than the previous ones. `parents` are the indices, among the previous prefixes, of those that
     /// the new ones extend.
     fn next(&mut self, prefixes: &[LikelyAnswer], parents: &[usize]) -> Vec<f32>;
 }
 
-/// A prefix on the beam.
+/// Prefix on the beam.
 struct Prefix {
     answer: LikelyAnswer,
     /// Position among the previous prefixes.
     parent: usize,
-    /// Whether a valid answer begins so.
+    /// Whether a valid answer begins with the prefix.
     valid: bool,
-    /// Whether a beam of the same width that knows of no validity would hold it.
+    /// Whether an unconstrained beam of the same width would hold the prefix.
     unconstrained: bool,
 }
 
-/// The likeliest whole answers that a beam of this width finds; `sizes` are the numbers of values.
+/// Returns the most likely complete answers that a beam of this width finds; `sizes` are the numbers of
+/// values.
 ///
-/// With completions, the beam without them goes along: a prefix that is dropped makes room for one that is
-/// likelier now but may lead to less, and so a constrained beam alone can lose valid answers that an
-/// unconstrained one of the same width finds. Those are kept first.
+/// With completions, the unconstrained beam is tracked as well: a prefix that is dropped makes room for one
+/// that is more likely now but may lead to less, and so a constrained beam alone can lose valid answers that
+/// an unconstrained one of the same width finds. Those are kept first.
 pub(super) fn search(
     decoder: &mut dyn Decoder,
     sizes: &[usize],
@@ -87,7 +88,7 @@ pub(super) fn search(
         }
     }
     beam.retain(|prefix| prefix.valid);
-    // Stable: within both kinds the likeliest stay first.
+    // Stable: within both kinds the most likely stay first.
     beam.sort_by_key(|prefix| !prefix.unconstrained);
     beam.truncate(width);
     let mut answers: Vec<LikelyAnswer> = beam.into_iter().map(|prefix| prefix.answer).collect();
@@ -95,8 +96,9 @@ pub(super) fn search(
     answers
 }
 
-/// The place of the answer that is expected to be best, where these are all there are. Average accuracy and
-/// perfect prediction count alike: a right parameter is one, and all of them together are as many again.
+/// Index of the answer that is expected to be best, if these are all possible answers. Average accuracy and
+/// perfect prediction have equal weight: each correct parameter counts as one, and all of them together as
+/// the number of parameters.
 ///
 /// # Source
 /// Kumar and Byrne, "Minimum Bayes-risk decoding for statistical machine translation" (2004).
@@ -110,11 +112,11 @@ pub(super) fn expected_best(answers: &[LikelyAnswer]) -> Option<usize> {
         answers.iter().zip(&probabilities).map(|(other, probability)| probability * right(other) as f64).sum()
     };
     let scores: Vec<f64> = answers.iter().map(expected).collect();
-    // Of equals the first, which is the likeliest.
+    // Among equals the first, which is the most likely.
     (0..answers.len()).rev().max_by(|&a, &b| scores[a].total_cmp(&scores[b]))
 }
 
-/// The likelier answer first; of equals, the one with the smaller values.
+/// Orders the more likely answer first; among equals, the one with the smaller values.
 fn likelier(a: &LikelyAnswer, b: &LikelyAnswer) -> Ordering {
     b.log_probability.total_cmp(&a.log_probability).then_with(|| a.values.cmp(&b.values))
 }
@@ -127,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// Any prefix has the probabilities that its hash gives.
+    /// Model in which the hash of a prefix determines its probabilities.
     struct Hashed {
         sizes: Vec<usize>,
         seed: u64,
@@ -189,7 +191,7 @@ mod tests {
         answers
     }
 
-    /// A value and then another; the second parameter's probabilities depend on the first one's value.
+    /// Model of two parameters; the second one's probabilities depend on the first one's value.
     struct TwoSteps([f32; 3], [[f32; 3]; 3]);
 
     impl Decoder for TwoSteps {
@@ -220,8 +222,8 @@ mod tests {
             expected_best(&answers.iter().map(answer).collect::<Vec<_>>())
         };
         assert_eq!(best(&[]), None);
-        // Expected of the first: 3 · 0.3 and as much for the whole, of the others 3 · 0.2 + 2 · 2 · 0.2 and 3
-        // · 0.2.
+        // Expected score of the first: 3 · 0.3 and as much for the whole; of the others: 3 · 0.2 + 2 · 2 ·
+        // 0.2 and 3 · 0.2.
         let others: [(&[u32], f64); 3] = [(&[1, 1, 0], 0.2), (&[1, 1, 2], 0.2), (&[1, 1, 3], 0.2)];
         assert_eq!(best(&[&[(&[0, 0, 1][..], 0.3)], &others[..]].concat()), Some(1));
         assert_eq!(best(&[&[(&[0, 0, 1][..], 0.7)], &others[..]].concat()), Some(0));
@@ -264,7 +266,7 @@ mod tests {
             for answer in free.iter().filter(|a| valid.contains(&a.values)) {
                 prop_assert!(bound.contains(answer), "{:?} is lost", answer);
             }
-            // As wide as there are answers, a beam is an enumeration.
+            // A beam as wide as the number of answers is an enumeration.
             let everything = search(&mut model, &sizes, all.len(), Some(&mut completions));
             let found: BTreeSet<Vec<u32>> = everything.iter().map(|a| a.values.clone()).collect();
             prop_assert_eq!(found, valid);

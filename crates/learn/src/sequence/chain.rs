@@ -1,4 +1,4 @@
-//! A classifier chain of forests of extremely randomized trees.
+//! Classifier chain of forests of extremely randomized trees.
 
 use std::ops::ControlFlow;
 
@@ -9,42 +9,42 @@ use super::beam::{Decoder, LikelyAnswer};
 use super::encoding::Columns;
 use super::{Epoch, Example, Fit, SequenceError, Training, TrainingData, TrainingProgress, likeliest};
 
-/// The least number of examples in a leaf; one that is drawn twice counts twice.
+/// Minimum number of examples in a leaf; one that is drawn twice counts twice.
 const MIN_LEAF: usize = 3;
 
-/// The share of the columns that a node looks at.
+/// Share of the columns that a node considers.
 const COLUMNS_SHARE: f64 = 0.8;
 
-/// The share of a prediction that comes from how frequent values are anyway, so that nothing is impossible.
+/// Share of a prediction that comes from the overall frequencies of values, so that no value is impossible.
 const SMOOTHING: f32 = 0.01;
 
-/// The mark of a leaf in [`ClassifierTrees::column`].
+/// Mark of a leaf in [`ClassifierTrees::column`].
 const LEAF: u32 = u32::MAX;
 
-/// A forest for each parameter, which predicts it from the problem and the values of the parameters before
-/// it.
+/// Chain of forests, one for each parameter, which predicts it from the problem and the values of the
+/// parameters before it.
 ///
 /// # Source
 /// Read et al., "Classifier chains for multi-label classification" (2009); Geurts et al., "Extremely
-/// randomized trees" (2006), but each tree learns from a bootstrap sample as in Breiman's forests. Leaves
-/// keep the frequencies of the values in them, and a forest's prediction is their mean.
+/// randomized trees" (2006), except that each tree learns from a bootstrap sample as in Breiman's forests.
+/// Leaves hold the frequencies of the values in them, and a forest's prediction is their mean.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Chain {
     pub(super) columns: Columns,
     pub(super) forests: Vec<ClassifierTrees>,
 }
 
-/// Trees that classify rows, node by node in one row of nodes.
+/// Trees that classify rows, with the nodes of all trees in one array.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct ClassifierTrees {
     pub(super) n_values: usize,
-    /// The roots' places.
+    /// Indices of the roots.
     pub(super) roots: Vec<u32>,
     /// Column that a node compares, or [`LEAF`].
     pub(super) column: Vec<u32>,
-    /// Rows up to this go to the first child.
+    /// Largest value that goes to the first child.
     pub(super) threshold: Vec<f32>,
-    /// The place of the first child, the second one's is the next; of a leaf, its place among the leaves.
+    /// Index of the first child, which the second one follows; for a leaf, its index among the leaves.
     pub(super) next: Vec<u32>,
     /// Frequencies of the values in each leaf.
     pub(super) leaves: Vec<f32>,
@@ -94,7 +94,7 @@ impl Chain {
             add(&mut sums.validation, &validation_rows, validation);
             forests.push(forest);
             let epoch = at + 1;
-            // Losses add up over the parameters that are learnt, accuracies are their mean.
+            // Losses add up over the parameters learnt so far, and accuracies are averaged.
             let mean = |sum: Fit| Fit { accuracy: sum.accuracy / epoch as f64, ..sum };
             epochs.push(Epoch { train: mean(sums.train), validation: mean(sums.validation) });
             let now = TrainingProgress { epochs: epochs.clone(), n_epochs: n_parameters, best_epoch: epoch };
@@ -147,7 +147,7 @@ impl ClassifierTrees {
             let mut rows: Vec<u32> = classes.iter().map(|_| rng.random_range(0..classes.len() as u32)).collect();
             let root = forest.push();
             forest.roots.push(root);
-            // Nodes that are yet to be split, with the rows in them.
+            // Nodes that are still to be split, with their rows.
             let mut open = vec![(root, 0, rows.len())];
             while let Some((node, from, to)) = open.pop() {
                 let inside = &mut rows[from..to];
@@ -175,12 +175,12 @@ impl ClassifierTrees {
         forest
     }
 
-    /// Whether every way through the trees, on rows of so many columns, ends in a leaf, and leaves hold
+    /// Whether every path through the trees, for rows of `n_columns` columns, ends in a leaf, and leaves hold
     /// frequencies.
     pub(super) fn is_sound(&self, n_columns: usize) -> bool {
         let n_nodes = self.column.len();
         let n_leaves = self.leaves.len() / self.n_values;
-        // Children come after their node, so no way is endless.
+        // Children come after their node, so every path is finite.
         let node_is_sound = |(node, (&column, &next)): (usize, (&u32, &u32))| match column {
             LEAF => (next as usize) < n_leaves,
             _ => (column as usize) < n_columns && next as usize > node && next as usize + 1 < n_nodes,
@@ -192,7 +192,7 @@ impl ClassifierTrees {
             && self.leaves.iter().chain(&self.prior).all(|&share| share >= 0.0)
     }
 
-    /// A new node, a leaf for now.
+    /// Adds a node, initially a leaf.
     fn push(&mut self) -> u32 {
         self.column.push(LEAF);
         self.threshold.push(0.0);
@@ -200,7 +200,7 @@ impl ClassifierTrees {
         (self.column.len() - 1) as u32
     }
 
-    /// The probability of each value, row by row.
+    /// Predicts the probability of each value, row by row.
     fn predict(&self, rows: &[Vec<f32>]) -> Vec<f32> {
         let mut sums = vec![0.0; rows.len() * self.n_values];
         // A tree is small enough to stay in the cache while all rows go through it.
@@ -223,14 +223,14 @@ impl ClassifierTrees {
     }
 }
 
-/// Rows up to a threshold of a column, and the others.
+/// Split of rows into those up to a threshold of a column and the others.
 struct RowSplit {
     column: usize,
     threshold: f32,
 }
 
-/// The best of random thresholds, one for each of some columns that vary among the rows; none where the rows
-/// should stay together.
+/// Best of random thresholds, one for each of some columns that vary among the rows; `None` if the rows
+/// should not be split.
 fn best_split(
     columns: &[Vec<f32>],
     classes: &[u32],
@@ -274,7 +274,8 @@ fn best_split(
         if n_first.min(n_second) < MIN_LEAF {
             continue;
         }
-        // The larger, the purer: Gini's impurity of the children, less what does not depend on the split.
+        // The larger, the purer: Gini's impurity of the children, without terms that do not depend on the
+        // split.
         let squares = |side: usize| counts.iter().map(|c| f64::from(c[side]).powi(2)).sum::<f64>();
         let purity = squares(0) / n_first as f64 + squares(1) / n_second as f64;
         if best.as_ref().is_none_or(|(least, _)| purity > *least) {
@@ -284,7 +285,7 @@ fn best_split(
     best.map(|(_, split)| split)
 }
 
-/// Brings the rows up to a threshold to the front; their number.
+/// Moves the rows up to a threshold to the front; returns their number.
 fn partition(rows: &mut [u32], values: &[f32], threshold: f32) -> usize {
     let mut n_first = 0;
     for at in 0..rows.len() {

@@ -6,32 +6,33 @@ use serde::{Deserialize, Serialize};
 
 use super::{Encoding, FieldKind, Vocabulary};
 
-/// A number made of a problem's fields, by their places in the vocabulary.
+/// Number derived from a problem's fields, given by their indices in the vocabulary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum DerivedNumber {
-    /// The field itself.
+    /// Value of the field.
     Number(usize),
-    /// The largest power of two that divides it, at most 64: what unrolled and vectorized code asks for.
+    /// Largest power of two that divides the field, at most 64, which matters for unrolled and vectorized
+    /// code.
     PowerOfTwo(usize),
-    /// The product of two fields: areas and volumes.
+    /// Product of two fields: areas and volumes.
     Product(usize, usize),
-    /// The product of all fields: the work to do.
+    /// Product of all fields: the amount of work.
     Work,
-    /// Whether a name, or a number that is as good as one, is this one.
+    /// Whether a category, or a number with few values, equals this one.
     Is(usize, i64),
 }
 
-/// The numbers that trees see: those that tell the training problems apart.
+/// Columns that trees see: those that distinguish the training problems.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Columns {
     columns: Vec<DerivedNumber>,
-    /// The places of the fields that are seen as numbers.
+    /// Indices of the fields that are seen as numbers.
     integers: Vec<usize>,
 }
 
 impl Columns {
-    /// Chooses the columns: none that is constant over these problems, none that is the same as another.
+    /// Chooses the columns, without ones that are constant over these problems or equal to another.
     pub(super) fn new<'a>(
         encoding: Encoding,
         vocabulary: &Vocabulary,
@@ -66,12 +67,12 @@ impl Columns {
         chosen
     }
 
-    /// The number of columns.
+    /// Returns the number of columns.
     pub(super) fn len(&self) -> usize {
         self.columns.len()
     }
 
-    /// Whether they can be made of so many fields.
+    /// Whether the columns can be computed from `n_fields` fields.
     pub(super) fn fit(&self, n_fields: usize) -> bool {
         let fits = |column: &DerivedNumber| match *column {
             DerivedNumber::Number(at) | DerivedNumber::PowerOfTwo(at) | DerivedNumber::Is(at, _) => at < n_fields,
@@ -81,7 +82,7 @@ impl Columns {
         self.columns.iter().all(fits) && self.integers.iter().all(|&at| at < n_fields)
     }
 
-    /// The columns of a problem.
+    /// Returns the columns of a problem.
     pub(super) fn row(&self, problem: &[i64]) -> Vec<f32> {
         self.columns.iter().map(|&column| self.value(column, problem)).collect()
     }

@@ -1,7 +1,7 @@
 //! Models and checkpoints as bytes of files.
 //!
-//! A model is two files: the weights as safetensors, the rest as JSON beside them. Numbers are four bytes
-//! wide, in rows without a shape: the rest says what shape they have.
+//! A model is two files: the weights as safetensors, and the rest as JSON. Numbers are four bytes wide, in
+//! arrays without a shape: the JSON determines their shape.
 
 use std::collections::HashMap;
 
@@ -14,10 +14,10 @@ use super::encoding::Columns;
 use super::network::{NetworkShape, SequenceNetwork};
 use super::{FileKind, LearntWeights, ModelFiles, SequenceError, SequenceModel, Vocabulary};
 
-/// The first words of a model's JSON file.
+/// Format name in a model's JSON file.
 const FORMAT: &str = "tilewright sequence model 2";
 
-/// The key of what a file of weights has to say beside them.
+/// Key of the metadata in a file of weights.
 const TOLD: &str = "told";
 
 /// Contents of the JSON file of a model.
@@ -110,7 +110,7 @@ pub(super) fn load(files: &ModelFiles) -> Result<(SequenceModel, serde_json::Val
     Ok((SequenceModel { vocabulary, weights }, description.about))
 }
 
-/// Rows of numbers on their way into a file.
+/// Arrays of numbers to be written to a file.
 #[derive(Default)]
 pub(super) struct Stored {
     tensors: Vec<(String, Dtype, Vec<u8>)>,
@@ -125,7 +125,7 @@ impl Stored {
         self.tensors.push((name, Dtype::U32, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
     }
 
-    /// The bytes of a file of them, and of a text with them.
+    /// Returns the bytes of a file of the arrays, with a text as metadata.
     pub(super) fn to_bytes(&self, told: Option<String>) -> Vec<u8> {
         let views = self.tensors.iter().map(|(name, dtype, bytes)| {
             let view = TensorView::new(*dtype, vec![bytes.len() / 4], bytes);
@@ -136,22 +136,22 @@ impl Stored {
     }
 }
 
-/// A file of numbers.
+/// File of numbers.
 pub(super) struct NumbersFile<'a> {
     kept: FileKind,
     bytes: &'a [u8],
-    /// Description of the rows in the file.
+    /// Description of the arrays in the file.
     metadata: Metadata,
     /// Offset of the numbers.
     start: usize,
 }
 
 impl<'a> NumbersFile<'a> {
-    /// Reads the bytes of a file that should be this.
+    /// Opens the bytes of a file that should be of the kind `kept`.
     pub(super) fn open(bytes: &'a [u8], kept: FileKind) -> Result<NumbersFile<'a>, SequenceError> {
         let header = SafeTensors::read_metadata(bytes);
         let (n_header, metadata) = header.map_err(|e| SequenceError::Foreign { kept, reason: e.to_string() })?;
-        // The header comes after its own length.
+        // The header follows its length.
         Ok(NumbersFile { kept, start: size_of::<u64>() + n_header, metadata, bytes })
     }
 
@@ -159,7 +159,7 @@ impl<'a> NumbersFile<'a> {
         SequenceError::Foreign { kept: self.kept, reason }
     }
 
-    /// The text that was written with the numbers.
+    /// Reads the metadata that were written with the numbers.
     pub(super) fn told<T: DeserializeOwned>(&self) -> Result<T, SequenceError> {
         let told = self.metadata.metadata().as_ref().and_then(|m| m.get(TOLD));
         let told = told.ok_or_else(|| self.foreign("it says nothing about itself".into()))?;
@@ -177,7 +177,7 @@ impl<'a> NumbersFile<'a> {
         Ok(numbers)
     }
 
-    /// The numbers of this name; `n` of them.
+    /// Reads the numbers with this name; `n` is their expected count.
     pub(super) fn floats(&self, name: &str, n: Option<usize>) -> Result<Vec<f32>, SequenceError> {
         let numbers = self.numbers(name, Dtype::F32, n)?.iter().map(|&bytes| f32::from_le_bytes(bytes));
         let finite = |x: f32| if x.is_finite() { Ok(x) } else { Err(self.foreign(format!("{name} holds {x}"))) };

@@ -1,11 +1,11 @@
-//! Sequence models that predict the parameters of a kernel, one after the other, from the sizes of a problem.
+//! Sequence models that predict the parameters of a kernel, one after another, from the sizes of a problem.
 //!
 //! A [`Vocabulary`] defines the fields of problems and the parameters of answers; [`train`] fits a
 //! [`SequenceModel`] of an [`Architecture`] to [`Example`]s, and [`SequenceModel::answers`] decodes the most
 //! likely answers for a new problem, restricted by [`Completions`] to valid ones.
 //!
 //! # Source
-//! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", for all architectures but
+//! "Optimal Kernel Tuning Parameter Prediction using Deep Sequence Models", for all architectures except
 //! [`Architecture::Chain`].
 
 mod beam;
@@ -26,7 +26,7 @@ pub use error::{FileKind, SequenceError};
 use chain::Chain;
 use network::SequenceNetwork;
 
-/// Answers that a chain compares where one is asked for.
+/// Number of answers that a chain compares when a single one is requested.
 const N_COMPARED: usize = 30;
 
 /// Vocabulary of problems and answers.
@@ -38,7 +38,7 @@ pub struct Vocabulary {
     pub parameters: Vec<KernelParameter>,
 }
 
-/// A field of a problem.
+/// Field of a problem.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Field {
     /// Name of the field.
@@ -60,7 +60,7 @@ pub enum FieldKind {
     },
 }
 
-/// A parameter of a kernel.
+/// Parameter of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelParameter {
     /// Name of the parameter.
@@ -194,7 +194,7 @@ pub enum Encoding {
     OneHot,
 }
 
-/// Training options of a model. Defaults are the paper's where it gives any, except the encoding.
+/// Training options of a model. Defaults are those of the paper if it gives any, except for the encoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Training {
     /// Maximum number of epochs.
@@ -209,7 +209,7 @@ pub struct Training {
     pub dropout: f64,
     /// Encoding of the numbers of problems.
     pub encoding: Encoding,
-    /// Width of LSTM states; the decoders of attention models have twice as many.
+    /// Width of LSTM states; the decoders of attention models are twice as wide.
     pub n_hidden: usize,
     /// Number of trees in each forest.
     pub n_trees: usize,
@@ -264,7 +264,7 @@ pub struct Fit {
     pub accuracy: f64,
 }
 
-/// A trained model.
+/// Trained model.
 #[derive(Debug, Clone)]
 pub struct SequenceModel {
     vocabulary: Vocabulary,
@@ -309,12 +309,12 @@ pub struct TrainingData<'a> {
 /// Trains a model.
 ///
 /// Runs on the calling thread. The same arguments give the same model, bit for bit, on the same kind of
-/// processor. With a checkpoint, a network's training that was killed goes on after the last whole epoch, to
-/// the result it would have had.
+/// processor. With a checkpoint, a network's training that was killed continues after the last complete
+/// epoch, with the same final result.
 ///
 /// # Errors
-/// Examples that do not fit the vocabulary, options out of range, a checkpoint that is of another training or
-/// cannot be kept; [`SequenceError::Stopped`] when `progress` breaks off.
+/// [`SequenceError`] for examples that do not fit the vocabulary, options out of range, a checkpoint that is
+/// of another training or cannot be stored; [`SequenceError::Stopped`] if `progress` stops the training.
 pub fn train(
     architecture: Architecture,
     data: TrainingData,
@@ -338,13 +338,13 @@ pub fn train(
     Ok(SequenceModel { vocabulary: data.vocabulary.clone(), weights })
 }
 
-/// The place of the likeliest value; of equals the first.
+/// Index of the most likely value; the first one among equals.
 fn likeliest(row: &[f32]) -> usize {
     let places = row.iter().enumerate();
     places.fold((0, f32::NEG_INFINITY), |best, (at, &value)| if value > best.1 { (at, value) } else { best }).0
 }
 
-/// Whether examples are there and fit.
+/// Checks that there are examples and that they fit the vocabulary.
 fn check(vocabulary: &Vocabulary, what: &'static str, examples: &[Example]) -> Result<(), SequenceError> {
     if vocabulary.fields.is_empty() || vocabulary.parameters.is_empty() {
         return Err(SequenceError::BadVocabulary { what: "no fields or no parameters".into() });
@@ -377,18 +377,19 @@ fn check(vocabulary: &Vocabulary, what: &'static str, examples: &[Example]) -> R
 }
 
 impl SequenceModel {
-    /// Up to `n` answers for a problem, the likeliest first, no two alike.
+    /// Predicts up to `n` different answers for a problem, most likely first.
     ///
-    /// Beam search: of all prefixes of answers the `n` likeliest go on. With `completions`, prefixes that no
-    /// valid answer begins with are dropped, and probabilities stay as they are. Fewer answers come out where
-    /// there are no more. Answers of equal probability are in the order of their values.
+    /// Beam search: of all prefixes of answers, the `n` most likely are extended. With `completions`,
+    /// prefixes that no valid answer begins with are dropped, without renormalizing probabilities. There are
+    /// fewer answers if no more exist. Answers of equal probability are in the order of their values.
     ///
-    /// A single answer of a network is the likeliest value after the likeliest value, as in the paper. That
-    /// of a chain is the one that is expected to be best, among those of a beam: it has most parameters in
+    /// For a single answer, a network chooses the most likely value of each parameter in turn, as in the
+    /// paper. A chain chooses the answer of a beam that is expected to be best: it has most parameters in
     /// common with the others.
     ///
     /// # Panics
-    /// If the problem has not a number for each field, or `completions` speak of another number of values.
+    /// If the problem does not have a number for each field, or `completions` returns another number of
+    /// values.
     ///
     /// # Source
     /// Section V.
@@ -405,7 +406,7 @@ impl SequenceModel {
         }
     }
 
-    /// Vocabulary that it was trained with.
+    /// Vocabulary that the model was trained with.
     pub fn vocabulary(&self) -> &Vocabulary {
         &self.vocabulary
     }
@@ -426,7 +427,7 @@ impl SequenceModel {
     /// Deserializes a model of [`SequenceModel::save`], with the caller's metadata.
     ///
     /// # Errors
-    /// [`SequenceError::Foreign`] if they are not a model's.
+    /// [`SequenceError::Foreign`] if the files are not those of a model.
     pub fn load(files: &ModelFiles) -> Result<(SequenceModel, serde_json::Value), SequenceError> {
         file::load(files)
     }

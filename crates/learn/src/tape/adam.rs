@@ -7,13 +7,13 @@ const BETA_1: f32 = 0.9;
 const BETA_2: f32 = 0.999;
 const EPSILON: f32 = 1e-8;
 
-/// Adam, with the constants of its paper.
+/// Adam optimizer, with the constants of its paper.
 ///
 /// # Source
 /// Kingma and Ba, "Adam: a method for stochastic optimization" (2015).
 #[derive(Debug, Clone)]
 pub(crate) struct Adam {
-    /// The running means of the gradients and of their squares.
+    /// Running means of the gradients and of their squares.
     pub(crate) first: Vec<Vec<f32>>,
     pub(crate) second: Vec<Vec<f32>>,
     pub(crate) n_steps: i32,

@@ -8,7 +8,7 @@ use super::{
 use crate::simd::wide;
 
 impl Tape<'_> {
-    /// The gradients of the parameters, where those of some values are known.
+    /// Computes the gradients of the parameters, given those of some values.
     pub(crate) fn backward(&self, seeds: Vec<(Var, Vec<f32>)>) -> Vec<Vec<f32>> {
         let n_weights = self.parameters.arrays.len();
         let mut gradients = Gradients {
@@ -27,7 +27,7 @@ impl Tape<'_> {
                 self.backward_of(&self.nodes[at], gradient, state, &mut gradients);
             }
         }
-        // One product for each weight: far fewer passes over it than one for each step of a sequence.
+        // One product for each weight needs far fewer passes over it than one for each step of a sequence.
         for (at, (inputs, outputs)) in gradients.pending.into_iter().enumerate() {
             let weight = &self.parameters.arrays[at];
             let gradient = &mut gradients.of_weights[at];
@@ -217,7 +217,7 @@ impl Tape<'_> {
     }
 }
 
-/// Gradients on the way back; empty where there is none yet.
+/// Gradients during backpropagation; empty if there is none yet.
 struct Gradients {
     of_values: Vec<Vec<f32>>,
     /// Gradients of cells' states.
@@ -239,7 +239,7 @@ impl Gradients {
     }
 }
 
-/// The gradients of what entered a cell's gates, and of the cell state before it.
+/// Computes the gradients of the inputs of a cell's gates, and of the cell state before it.
 fn backward_of_cell(
     width: usize,
     of_hidden: &[f32],
@@ -280,17 +280,17 @@ fn backward_of_cell(
     (of_gates, of_cell)
 }
 
-/// The gradients of what entered a gated recurrent unit.
+/// Gradients of the inputs of a gated recurrent unit.
 struct GruGradients {
     of_gates: Vec<f32>,
-    /// Gradients of the previous state's contribution to the gates, and of that state; empty where there was
+    /// Gradients of the previous state's contribution to the gates, and of that state; empty if there was
     /// none.
     of_added: Vec<f32>,
     of_state: Vec<f32>,
 }
 
-/// `gates` are its reset gate, update gate and candidate, `before` what the state before added to them, and
-/// that state.
+/// `gates` are the reset gate, update gate and candidate; `before` is the previous state's contribution to
+/// them, and that state.
 fn backward_of_gru(width: usize, gradient: Vec<f32>, gates: &[f32], before: Option<(&[f32], &[f32])>) -> GruGradients {
     let mut of_gates = vec![0.0; gates.len()];
     let (mut of_added, mut of_state) = (Vec::new(), Vec::new());

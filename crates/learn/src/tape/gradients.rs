@@ -3,13 +3,13 @@
 use super::Parameters;
 
 /// Step of the central differences, by which a weight is moved to each side; rounding in `f32` allows no
-/// less.
+/// smaller one.
 const STEP: f32 = 4e-3;
-/// Weights of each parameter that are tried, at most.
+/// Maximum number of weights of each parameter that are tested.
 const N_TRIED: usize = 25;
 
-/// Compares the gradient of a loss by weights all over a network with differences of the loss. `evaluate`
-/// gives both.
+/// Compares the gradient of a loss with respect to weights all over a network with differences of the loss.
+/// `evaluate` returns both.
 #[track_caller]
 pub(crate) fn check(parameters: &Parameters, evaluate: impl Fn(&Parameters) -> (f64, Vec<Vec<f32>>)) {
     let (_, gradients) = evaluate(parameters);

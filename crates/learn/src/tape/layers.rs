@@ -8,18 +8,18 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use super::NumberRows;
 use super::product::PanelFactor;
 
-/// A weight's place among the parameters.
+/// Index of a weight among the parameters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Weight(pub(super) usize);
 
-/// A layer of weights and a bias.
+/// Layer of weights and a bias.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Dense {
     pub(crate) weight: Weight,
     pub(crate) bias: Weight,
 }
 
-/// The weights of an LSTM. Columns: input gate, forget gate, output gate, candidate.
+/// Weights of an LSTM. Columns: input gate, forget gate, output gate, candidate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lstm {
     /// Layer from an input to the gates.
@@ -27,7 +27,7 @@ pub(crate) struct Lstm {
     pub(crate) recurrent: Weight,
 }
 
-/// The weights of a network, and the same ready for products.
+/// Weights of a network, also in packed form for products.
 #[derive(Debug, Clone)]
 pub(crate) struct Parameters {
     names: Vec<String>,
@@ -35,7 +35,7 @@ pub(crate) struct Parameters {
     factors: Vec<LazyFactor>,
 }
 
-/// A weight as a factor, made when it is first asked for.
+/// Weight as an operand of products, packed on first use.
 #[derive(Debug, Clone, Default)]
 struct LazyFactor {
     plain: OnceLock<PanelFactor>,
@@ -48,17 +48,17 @@ impl Parameters {
         Parameters { factors: vec![LazyFactor::default(); arrays.len()], names, arrays }
     }
 
-    /// All weights by their names.
+    /// All weights with their names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &[f32])> {
         self.names.iter().map(String::as_str).zip(self.arrays.iter().map(|array| array.values.as_slice()))
     }
 
-    /// The values of each weight.
+    /// Values of each weight.
     pub(crate) fn values(&self) -> Vec<Vec<f32>> {
         self.arrays.iter().map(|array| array.values.clone()).collect()
     }
 
-    /// The numbers that enter a weight's products.
+    /// Returns the number of inputs of a weight's products.
     pub(crate) fn n_inputs(&self, weight: Weight) -> usize {
         self.arrays[weight.0].n_rows()
     }
@@ -78,20 +78,20 @@ impl Parameters {
     }
 }
 
-/// Makes weights one after the other.
+/// Builder that makes weights one after another.
 pub(crate) struct LayerBuilder<'r> {
     names: Vec<String>,
     arrays: Vec<NumberRows>,
     rng: &'r mut Xoshiro256PlusPlus,
 }
 
-/// The limit between which weights keep the variance of what passes.
+/// Returns the limit for random weights that keep the variance of the values in the forward pass.
 pub(crate) fn forth(n_inputs: usize) -> f32 {
     (3.0 / n_inputs.max(1) as f32).sqrt()
 }
 
-/// The limit between which weights keep the variance of what passes, forth and back (Glorot and Bengio,
-/// 2010).
+/// Returns the limit for random weights that keep the variance of the values in the forward and the backward
+/// pass (Glorot and Bengio, 2010).
 pub(crate) fn both_ways(n_inputs: usize, n_outputs: usize) -> f32 {
     (6.0 / (n_inputs + n_outputs) as f32).sqrt()
 }
@@ -107,19 +107,19 @@ impl<'r> LayerBuilder<'r> {
         Weight(self.arrays.len() - 1)
     }
 
-    /// A weight that is drawn evenly between `-limit` and `limit`.
+    /// Makes a weight that is drawn uniformly between `-limit` and `limit`.
     pub(crate) fn weight(&mut self, name: String, n_inputs: usize, n_outputs: usize, limit: f32) -> Weight {
         let values = (0..n_inputs * n_outputs).map(|_| self.rng.random_range(-limit..=limit)).collect();
         self.push(name, NumberRows { n_columns: n_outputs, values })
     }
 
-    /// A layer with a bias of 0.
+    /// Makes a layer with a bias of 0.
     pub(crate) fn dense(&mut self, name: &str, n_inputs: usize, n_outputs: usize, limit: f32) -> Dense {
         let weight = self.weight(format!("{name}.weight"), n_inputs, n_outputs, limit);
         Dense { weight, bias: self.push(format!("{name}.bias"), NumberRows::zeros(1, n_outputs)) }
     }
 
-    /// An LSTM, its weights drawn between these limits, with this bias of its forget gates.
+    /// Makes an LSTM, with weights drawn between these limits and this bias of its forget gates.
     pub(crate) fn lstm(&mut self, name: &str, n_inputs: usize, n_hidden: usize, limits: [f32; 2], forget: f32) -> Lstm {
         let weight = self.weight(format!("{name}.input"), n_inputs, 4 * n_hidden, limits[0]);
         let recurrent = self.weight(format!("{name}.recurrent"), n_hidden, 4 * n_hidden, limits[1]);

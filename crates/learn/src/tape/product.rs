@@ -1,9 +1,8 @@
 //! Matrix products.
 //!
 //! # Source
-//! Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008). The left factor is read
-//! where it lies: with so few columns on the right as layers have, copying it would take a good part of the
-//! time.
+//! Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008). The left operand is
+//! read in place: with the few columns on the right that layers have, copying it would take much of the time.
 
 use std::array;
 
@@ -12,21 +11,21 @@ use pulp::{Simd, WithSimd};
 use super::NumberRows;
 use crate::simd::wide;
 
-/// Vectors of columns whose sums stay in registers, for each of some rows.
+/// Number of vectors of columns whose sums stay in registers, for each of some rows.
 const VECTORS: usize = 2;
 
-/// The rows for which they do, by the numbers of a vector.
+/// Number of rows whose sums stay in registers, by the number of lanes of a vector.
 const fn n_rows(lanes: usize) -> usize {
     if lanes == 16 { 8 } else { 6 }
 }
 
-/// Rows and depth of a block: a panel of columns stays in the L1 cache, and the rows that it meets in the L2
-/// cache.
+/// Depth and rows of a block: a panel of columns stays in the L1 cache, and the rows that it is multiplied
+/// with in the L2 cache.
 const MOST_DEPTH: usize = 256;
 const MOST_ROWS: usize = 192;
 
-/// The right factor of products, copied so that they find its numbers in their order: panels of columns,
-/// `[panels, depth, width]`, each filled up with zeros to whole vectors.
+/// Right operand of products, copied in the order of access: panels of columns, `[panels, depth, width]`,
+/// each padded with zeros to whole vectors.
 #[derive(Debug, Clone)]
 pub(super) struct PanelFactor {
     depth: usize,
@@ -35,7 +34,7 @@ pub(super) struct PanelFactor {
 }
 
 impl PanelFactor {
-    /// The factor of these rows.
+    /// Packs the operand of these rows.
     pub(super) fn new(rows: &NumberRows) -> PanelFactor {
         let (depth, n_columns) = (rows.n_rows(), rows.n_columns);
         let mut factor = PanelFactor { depth, n_columns, panels: Vec::new() };
@@ -48,7 +47,7 @@ impl PanelFactor {
         factor
     }
 
-    /// Panels of the factor: the first column, the numbers of a row, and how many of those are columns.
+    /// Panels of the operand: the first column, the row length, and the number of columns without padding.
     fn each_panel(&self) -> impl Iterator<Item = (usize, usize, usize)> + use<> {
         let (lanes, n_columns) = (pulp::Arch::new().dispatch(LaneCount), self.n_columns);
         (0..n_columns).step_by(VECTORS * lanes).map(move |first| {
@@ -61,7 +60,7 @@ impl PanelFactor {
 /// `to += left · right`, row by row.
 ///
 /// # Panics
-/// If the factors and the result do not fit each other.
+/// If the sizes of the operands and the result do not match.
 pub(super) fn add_product(left: &[f32], right: &PanelFactor, to: &mut [f32]) {
     if to.is_empty() || left.is_empty() {
         return;
@@ -71,7 +70,7 @@ pub(super) fn add_product(left: &[f32], right: &PanelFactor, to: &mut [f32]) {
     pulp::Arch::new().dispatch(PanelProduct { left, right, to });
 }
 
-/// The numbers of a vector on the CPU at hand.
+/// Number of lanes of a vector on this CPU.
 struct LaneCount;
 
 impl WithSimd for LaneCount {
@@ -133,9 +132,9 @@ impl PanelProduct<'_> {
     }
 }
 
-/// Some rows and a panel, summed up in registers.
+/// Tile of some rows and a panel, accumulated in registers.
 struct RegisterTile<'a> {
-    /// Left factor, from its first number of the first row on.
+    /// Left operand, from its first row on.
     left: &'a [f32],
     /// Stride of the rows.
     depth: usize,
@@ -184,7 +183,7 @@ impl RegisterTile<'_> {
 impl NumberRows {
     /// Transposes the rows.
     pub(super) fn transposed(&self) -> NumberRows {
-        /// Numbers of a cache line: whole lines are read and written.
+        /// Number of values in a cache line: whole lines are read and written.
         const BLOCK: usize = 16;
         let n_rows = self.n_rows();
         let mut values = vec![0.0; self.values.len()];

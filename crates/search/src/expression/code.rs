@@ -49,7 +49,7 @@ impl ValueType {
         }
     }
 
-    /// Common type of these values; [`ValueType::Any`] where they differ or there are none.
+    /// Common type of these values; [`ValueType::Any`] if they differ or the list is empty.
     pub fn of_all(data: &[Datum]) -> ValueType {
         let Some((first, rest)) = data.split_first() else { return ValueType::Any };
         let first = ValueType::of(first);
@@ -70,7 +70,7 @@ impl ValueType {
         matches!(self, ValueType::Text | ValueType::Category(_))
     }
 
-    /// Type of a value that is of one of two types.
+    /// Type of a value that has one of two types.
     fn or(self, other: ValueType) -> ValueType {
         match (self, other) {
             (a, b) if a == b => a,
@@ -121,7 +121,7 @@ impl Expression {
 
 struct NameResolver<'a> {
     scope: &'a VariableNames,
-    /// The names of comprehensions around, the outermost first.
+    /// Names bound by the enclosing comprehensions, outermost first.
     locals: Vec<(String, ValueType)>,
 }
 
@@ -144,7 +144,7 @@ impl NameResolver<'_> {
                     }
                 }
             }
-            // A parameter for one place of a list has the place in its name: `sizes[0]`.
+            // A parameter for one element of a list has the index in its name: `sizes[0]`.
             ExpressionNode::Apply(Op::Item, _) if let Some(slot) = self.place(expression) => {
                 Ok((ResolvedExpression::Slot(slot), self.scope[slot].1.clone()))
             }
@@ -181,7 +181,8 @@ impl NameResolver<'_> {
         }
     }
 
-    /// Slot of the name that an item's text is; none where the list is a comprehension's.
+    /// Slot of the parameter that an item access spells, as in `sizes[0]`; `None` if the list is bound by a
+    /// comprehension.
     fn place(&self, item: &Expression) -> Option<usize> {
         let name = item.name_of_place()?;
         let is_its = |local: &str| name.strip_prefix(local).is_some_and(|place| place.starts_with('['));
@@ -221,7 +222,7 @@ impl NameResolver<'_> {
         if is_list { Ok(code) } else { Self::refuse(operand, operator, &ValueType::List, &found) }
     }
 
-    /// A comparison of two values.
+    /// Compiles a comparison of two values.
     fn comparison(
         &mut self,
         operator: ExpressionOperator,
@@ -261,7 +262,7 @@ impl NameResolver<'_> {
         Ok(ResolvedExpression::Apply(operator, vec![a, b]))
     }
 
-    /// Refuses what no category can be equal to, which is a mistake of the writer.
+    /// Refuses a text that no category equals, which is a mistake of the author.
     fn check_category(
         &mut self,
         operator: &'static str,
@@ -376,7 +377,7 @@ impl NameResolver<'_> {
     }
 }
 
-/// An evaluation under way.
+/// State of an evaluation.
 struct ExpressionEvaluation<'a> {
     slots: &'a [Option<Datum>],
     locals: Vec<Datum>,
@@ -384,7 +385,7 @@ struct ExpressionEvaluation<'a> {
 }
 
 impl ExpressionEvaluation<'_> {
-    /// Counts items of lists against what an evaluation may make.
+    /// Counts list items against the limit of one evaluation.
     fn spend(&mut self, n: usize) -> Result<(), Undefined> {
         self.n_left = self.n_left.checked_sub(n).ok_or(Undefined::TooMany)?;
         Ok(())
@@ -450,7 +451,7 @@ impl ExpressionEvaluation<'_> {
         }
     }
 
-    /// Whether a list or a text has an item, without making a list of a range.
+    /// Whether a list or a text contains an item, without expanding a range to a list.
     fn is_in(&mut self, operands: &[ResolvedExpression]) -> Result<bool, Undefined> {
         let item = self.value(&operands[0])?;
         if let ResolvedExpression::Apply(Op::Range, bounds) = &operands[1] {
@@ -584,7 +585,7 @@ impl ExpressionEvaluation<'_> {
         }
     }
 
-    /// The first of those than which none is less, or greater.
+    /// First of the smallest or, by `wanted`, of the largest operands.
     fn extreme(&mut self, operands: &[ResolvedExpression], wanted: std::cmp::Ordering) -> Result<Datum, Undefined> {
         let items = match operands {
             [list] => self.items(list)?,
@@ -601,7 +602,7 @@ impl ExpressionEvaluation<'_> {
 }
 
 impl ResolvedExpression {
-    /// Evaluates the code; `None` where it is undefined.
+    /// Evaluates the code; `None` if it is undefined.
     pub fn evaluate(&self, slots: &[Option<Datum>]) -> Option<Datum> {
         self.try_evaluate(slots).ok()
     }
@@ -614,7 +615,7 @@ impl ResolvedExpression {
     /// Evaluates the code.
     ///
     /// # Errors
-    /// Why it has none.
+    /// The reason why the value is undefined.
     pub fn try_evaluate(&self, slots: &[Option<Datum>]) -> Result<Datum, Undefined> {
         ExpressionEvaluation { slots, locals: Vec::new(), n_left: MOST_ITEMS }.value(self)
     }
@@ -625,7 +626,7 @@ impl ResolvedExpression {
         self.fold_within(known, false)
     }
 
-    /// `in_each`: whether it is a part of a comprehension, of whose items it may depend.
+    /// `in_each`: whether the code is part of a comprehension, on whose items it may depend.
     fn fold_within(&self, known: &[Option<Option<Datum>>], in_each: bool) -> ResolvedExpression {
         let fold_slot = |slot: usize| match &known[slot] {
             Some(value) => ResolvedExpression::Constant(value.clone().ok_or(Undefined::Unknown)),
@@ -648,7 +649,7 @@ impl ResolvedExpression {
         let mut folded: Vec<ResolvedExpression> =
             operands.iter().map(|operand| operand.fold_within(known, in_each)).collect();
         if let (Op::In | Op::NotIn, [_, ResolvedExpression::Apply(Op::Range, bounds)]) = (operator, &operands[..]) {
-            // A range is no list here, however long it is.
+            // A range is not expanded to a list here, however long it is.
             folded[1] = ResolvedExpression::Apply(
                 Op::Range,
                 bounds.iter().map(|bound| bound.fold_within(known, in_each)).collect(),
@@ -675,7 +676,7 @@ impl ResolvedExpression {
         }
     }
 
-    /// The code with its places exchanged for others.
+    /// Returns the code with its slots renumbered by `place`.
     pub(crate) fn moved(&self, place: &impl Fn(usize) -> usize) -> ResolvedExpression {
         match self {
             ResolvedExpression::Constant(_) | ResolvedExpression::Local(_) => self.clone(),
@@ -703,7 +704,7 @@ impl ResolvedExpression {
         }
     }
 
-    /// The places of the scope that it reads, each as often as it does.
+    /// Slots that the code reads, repeated for each read.
     pub(crate) fn all_reads(&self) -> Vec<usize> {
         let mut slots = Vec::new();
         self.reads(&mut slots);

@@ -17,11 +17,11 @@ pub enum Datum {
     Bool(bool),
     /// Integer.
     Int(i64),
-    /// A floating-point number.
+    /// Floating-point number.
     Float(f64),
     /// A text.
     Text(Arc<str>),
-    /// A list, a tuple or a set.
+    /// List, tuple or set.
     List(Arc<[Datum]>),
 }
 
@@ -91,7 +91,7 @@ impl fmt::Display for Datum {
     }
 }
 
-/// A text in quotes, as it is written in an expression.
+/// Writes a text in quotes, as in an expression.
 pub(super) fn write_quoted(out: &mut fmt::Formatter, text: &str) -> fmt::Result {
     let quote = if text.contains('"') && !text.contains('\'') { '\'' } else { '"' };
     write!(out, "{quote}")?;
@@ -107,7 +107,7 @@ pub(super) fn write_quoted(out: &mut fmt::Formatter, text: &str) -> fmt::Result 
     write!(out, "{quote}")
 }
 
-/// A number, for arithmetic.
+/// Number, for arithmetic.
 #[derive(Clone, Copy)]
 pub(super) enum Number {
     Int(i64),
@@ -127,7 +127,7 @@ impl Number {
 }
 
 impl Datum {
-    /// The number that it is, if any; `True` is 1.
+    /// Returns the value as a number; `True` is 1.
     pub(super) fn number(&self) -> Result<Number, Undefined> {
         match self {
             Datum::Bool(value) => Ok(Number::Int((*value).into())),
@@ -181,7 +181,7 @@ impl Datum {
         }
     }
 
-    /// The order of two numbers, or of two texts; `None` where one is not a number.
+    /// Compares two numbers or two texts; `None` if one is NaN.
     pub(super) fn compare(&self, other: &Datum) -> Result<Option<Ordering>, Undefined> {
         if let (Datum::Text(a), Datum::Text(b)) = (self, other) {
             return Ok(Some(a.cmp(b)));
@@ -231,7 +231,7 @@ impl Datum {
         }
         let is_exact =
             |n: Number| matches!(n, Number::Float(_)) || matches!(n, Number::Int(i) if i.unsigned_abs() <= EXACT);
-        // Python rounds once; beyond that floats would round both and then the quotient.
+        // Python rounds once; beyond `EXACT`, floats would round both operands and then the quotient.
         let is_whole = matches!((a, b), (Number::Int(_), Number::Int(_)));
         if is_whole && !(is_exact(a) && is_exact(b)) {
             Err(Undefined::TooLarge)
@@ -290,7 +290,7 @@ fn whole(value: Option<i64>) -> Result<Datum, Undefined> {
     value.map(Datum::Int).ok_or(Undefined::TooLarge)
 }
 
-/// The order of an integer and a floating-point one, exactly.
+/// Compares an integer with a floating-point number exactly.
 fn mixed(a: i64, b: f64) -> Option<Ordering> {
     const END: f64 = 9_223_372_036_854_775_808.0;
     if b.is_nan() {
@@ -301,18 +301,18 @@ fn mixed(a: i64, b: f64) -> Option<Ordering> {
     } else if b < -END {
         Ordering::Greater
     } else {
-        // The part before the point fits, and what is behind it decides where that is equal.
+        // The integral part fits; the fraction decides between equal integral parts.
         a.cmp(&(b.trunc() as i64)).then(0.0f64.total_cmp(&(b.fract() + 0.0)))
     })
 }
 
-/// The quotient rounded down.
+/// Quotient rounded down.
 pub(super) fn floor_div(a: i64, b: i64) -> Option<i64> {
     let quotient = a.checked_div(b)?;
     Some(if a % b != 0 && (a < 0) != (b < 0) { quotient - 1 } else { quotient })
 }
 
-/// Quotient and rest as CPython has them.
+/// Quotient and remainder as CPython computes them.
 fn float_divmod(a: f64, b: f64) -> Result<(f64, f64), Undefined> {
     if b == 0.0 {
         return Err(Undefined::ZeroDivision);

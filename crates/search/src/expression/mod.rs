@@ -17,18 +17,18 @@ use std::fmt;
 pub use code::{ResolvedExpression, ValueType, VariableNames};
 pub use datum::Datum;
 
-/// The most words and symbols that an expression may have.
+/// Maximum number of tokens of an expression.
 const MOST_PARTS: usize = 20_000;
-/// The deepest nesting, which is walked by recursion.
+/// Maximum nesting depth: expressions are processed by recursion.
 const MOST_DEPTH: usize = 500;
-/// The most items of lists that one evaluation may make: expressions come from others.
+/// Maximum number of list items that one evaluation may create: expressions are untrusted input.
 const MOST_ITEMS: usize = 1 << 20;
 
-/// Error of a text that is no valid expression; its author is at fault.
+/// Error of a text that is not a valid expression; the mistake is its author's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("position {position}: {reason}")]
 pub struct ExpressionError {
-    /// Position of the character at fault, from 1.
+    /// Position of the offending character, counted from 1.
     pub position: usize,
     /// Reason of the error.
     pub reason: Reason,
@@ -45,7 +45,7 @@ pub enum Reason {
     Foreign {
         /// The symbol.
         found: String,
-        /// Advice on what to write in its place.
+        /// Advice on what to write instead.
         instead: String,
     },
     /// Malformed number, or integer beyond 64 bits.
@@ -57,9 +57,9 @@ pub enum Reason {
     /// Unexpected token.
     #[error("expected {expected}, found {found}")]
     Expected {
-        /// Description of what could stand here.
+        /// Description of the tokens that are valid at this position.
         expected: String,
-        /// Description of what stands here.
+        /// Description of the token found.
         found: String,
     },
     /// Expression of too many tokens.
@@ -117,10 +117,10 @@ pub enum Reason {
     Undefined(Undefined),
 }
 
-/// Reason why an expression is undefined, where Python raises an exception or a number overflows.
+/// Reason why an expression is undefined: Python raises an exception, or a number overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Undefined {
-    /// A division by zero.
+    /// Division by zero.
     #[error("a division by zero")]
     ZeroDivision,
     /// Integer overflow beyond 64 bits.
@@ -208,11 +208,11 @@ pub enum ExpressionOperator {
     ToInt,
     /// `float`: conversion to a floating-point number.
     ToFloat,
-    /// Quotient rounded up, which is no function of Python.
+    /// Quotient rounded up, which is not a Python function.
     CeilDivide,
     /// Greatest common divisor.
     Gcd,
-    /// Whether it is 1, 2, 4, 8, …
+    /// Whether a number is 1, 2, 4, 8, …
     IsPowerOfTwo,
 }
 
@@ -223,17 +223,17 @@ use ExpressionOperator as Op;
 enum OperatorForm {
     /// Infix form; operands on the right bind more tightly.
     Infix(u8),
-    /// Infix form of comparisons; several in a row hold where each does.
+    /// Infix form of comparisons; a chain holds if each of them does.
     Comparison,
     /// Prefix of its operand.
     Prefix(u8),
-    /// Function of this many arguments, at least and at most.
+    /// Function with this minimum and maximum number of arguments.
     Function(usize, usize),
-    /// Form of its own.
+    /// Special form.
     Special(u8),
 }
 
-/// Levels of binding, the loosest first.
+/// Binding strengths, loosest first.
 const CHOICE: u8 = 1;
 const COMPARISON: u8 = 5;
 const NEGATION: u8 = 8;
@@ -299,11 +299,11 @@ const FOREIGN: &[(&str, &str)] = &[
     (":", LONE_CONDITION),
 ];
 const LONE_CONDITION: &str = "write the condition alone, such as `tile <= 32`";
-/// A word that begins a function of Python's.
+/// Keyword that begins an anonymous function in Python.
 const LAMBDA: &str = "lambda";
-/// Symbols that belong to no one operator.
+/// Symbols that belong to no single operator.
 const PUNCTUATION: &[&str] = &["(", ")", "[", "]", "{", "}", ","];
-/// Words that belong to no one operator.
+/// Keywords that belong to no single operator.
 const ELSE: &str = "else";
 const FOR: &str = "for";
 const CONSTANTS: &[(&str, Datum)] =
@@ -324,8 +324,8 @@ impl ExpressionOperator {
     }
 }
 
-/// Whether a text is a valid name of a field, a parameter or a definition. Functions are told from names by
-/// their parentheses.
+/// Whether a text is a valid name of a field, a parameter or a definition. Functions are distinguished from
+/// names by their parentheses.
 pub fn is_name(text: &str) -> bool {
     let begins = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
     let is_operator =
@@ -348,7 +348,7 @@ pub enum Slash {
 pub struct Expression {
     kind: ExpressionNode,
     position: usize,
-    /// Depth of its nesting.
+    /// Nesting depth.
     depth: usize,
 }
 
@@ -363,7 +363,7 @@ enum ExpressionNode {
     Constant(Datum),
     Name(String),
     Apply(ExpressionOperator, Vec<Expression>),
-    /// Comparisons in a row, each with what is on its right.
+    /// Chain of comparisons, each with its right operand.
     Compare(Box<Expression>, Vec<(ExpressionOperator, Expression)>),
     /// `[item for name in list if condition]`.
     Each(Box<Expression>, Vec<Clause<Expression>>),
@@ -382,7 +382,7 @@ impl Expression {
     /// Parses an expression.
     ///
     /// # Errors
-    /// If the text is no expression, with the position.
+    /// If the text is not an expression; the error has the position.
     pub fn parse(text: &str) -> Result<Expression, ExpressionError> {
         Expression::parse_with(text, Slash::Divides)
     }
@@ -390,7 +390,7 @@ impl Expression {
     /// Evaluates an expression without names.
     ///
     /// # Errors
-    /// If it reads a name, or has no value.
+    /// If the expression reads a name or is undefined.
     pub fn value(&self) -> Result<Datum, ExpressionError> {
         let value = self.compile(&VariableNames::new())?.0.try_evaluate(&[]);
         value.map_err(|why| ExpressionError { position: self.position, reason: Reason::Undefined(why) })
@@ -410,7 +410,7 @@ impl Expression {
         Expression { kind, position, depth: depth + 1 }
     }
 
-    /// Text of a name, or of an item of what has such a text, at a place that is a number.
+    /// Text of a name, or of such a text indexed by a constant number, as in `sizes[0]`.
     fn name_of_place(&self) -> Option<String> {
         match &self.kind {
             ExpressionNode::Name(name) => Some(name.clone()),
@@ -434,7 +434,7 @@ impl Expression {
         }
     }
 
-    /// Prints it, with parentheses where its level is below what is wanted.
+    /// Prints the expression, in parentheses if it binds more loosely than `wanted`.
     fn print(&self, out: &mut fmt::Formatter, wanted: u8) -> fmt::Result {
         if self.level() < wanted { write!(out, "({self})") } else { write!(out, "{self}") }
     }
@@ -443,7 +443,7 @@ impl Expression {
 /// Parses and evaluates an expression with values for its names.
 ///
 /// # Errors
-/// A description, when the text is no expression or has no value.
+/// A description, if the text is not an expression or its value is undefined.
 pub fn evaluate(text: &str, known: &[(String, Datum)]) -> Result<Datum, String> {
     let scope: VariableNames = known.iter().map(|(name, value)| (name.clone(), ValueType::of(value))).collect();
     let slots: Vec<Option<Datum>> = known.iter().map(|(_, value)| Some(value.clone())).collect();
@@ -454,7 +454,7 @@ pub fn evaluate(text: &str, known: &[(String, Datum)]) -> Result<Datum, String> 
 /// Parses and evaluates an expression without names that yields a list.
 ///
 /// # Errors
-/// If the text is no expression, or its value no list.
+/// If the text is not an expression, or its value is not a list.
 pub fn list(text: &str) -> Result<Vec<Datum>, ExpressionError> {
     let expression = Expression::parse(text)?;
     match expression.value()? {

@@ -11,7 +11,7 @@ use super::{
 #[derive(Debug, Clone, PartialEq)]
 enum ExpressionToken {
     Constant(Datum),
-    /// A name, or an operator or function that is written as a word.
+    /// Name, or operator or function that is written as a word.
     Word(String),
     Symbol(&'static str),
     End,
@@ -29,7 +29,7 @@ impl fmt::Display for ExpressionToken {
     }
 }
 
-/// The words and symbols of a text with their positions; the last one is the end.
+/// Splits a text into tokens with their positions; the last one is the end.
 fn tokens(text: &str) -> Result<Vec<(ExpressionToken, usize)>, ExpressionError> {
     let (mut found, mut rest, mut position) = (Vec::new(), text, 1);
     loop {
@@ -86,7 +86,7 @@ fn refused(found: &str, instead: &str) -> ExpressionError {
     ExpressionError { position: 0, reason: Reason::Foreign { found: found.into(), instead: instead.into() } }
 }
 
-/// The number that a text begins with, as Python writes decimal ones, and its length.
+/// Number at the beginning of a text, in Python's decimal notation, and its length.
 fn number(text: &str) -> Option<(Datum, usize)> {
     let digits = |from: usize| {
         let rest = &text[from..];
@@ -106,7 +106,7 @@ fn number(text: &str) -> Option<(Datum, usize)> {
             end = exponent;
         }
     }
-    // A letter behind it, such as in `0x10` or `3k`, makes it none.
+    // Digits followed by a letter, as in `0x10` or `3k`, are not a number.
     if text[end..].starts_with(|c: char| c.is_ascii_alphanumeric()) && !begins_with_word(&text[end..]) {
         return None;
     }
@@ -123,14 +123,14 @@ fn number(text: &str) -> Option<(Datum, usize)> {
     Some((datum, end))
 }
 
-/// Whether a word of the language stands right behind a number, which Python allows.
+/// Whether a keyword directly follows a number, which Python allows.
 fn begins_with_word(text: &str) -> bool {
     ["if", "or", "and", "in", "not", ELSE, FOR].iter().any(|word| {
         text.strip_prefix(word).is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '_'))
     })
 }
 
-/// The text in quotes that a text begins with, and its length with the quotes.
+/// Quoted text at the beginning of a text, and its length with the quotes.
 fn quoted(text: &str, quote: char) -> Option<(String, usize)> {
     let mut found = String::new();
     let mut characters = text.char_indices().skip(1);
@@ -174,7 +174,7 @@ impl Expression {
     }
 }
 
-/// A parser by levels of binding (Pratt).
+/// Operator-precedence parser (Pratt).
 struct Parser {
     tokens: Vec<(ExpressionToken, usize)>,
     at: usize,
@@ -210,7 +210,7 @@ impl Parser {
         }
     }
 
-    /// Whether this is at hand; then it is passed.
+    /// Consumes the next token if it is `text`; returns whether it is.
     fn takes(&mut self, text: &str) -> bool {
         let is_it = self.is_at(text);
         if is_it {
@@ -223,7 +223,7 @@ impl Parser {
         if self.takes(text) { Ok(()) } else { Err(self.expected(&format!("`{text}`"))) }
     }
 
-    /// The operator at hand that stands after an operand, and its number of words.
+    /// Operator that follows an operand at the current position, and its number of tokens.
     fn operator(&self) -> Option<(ExpressionOperator, usize)> {
         let text = match self.peek() {
             ExpressionToken::Word(word) => word.as_str(),
@@ -247,7 +247,7 @@ impl Parser {
         if made.depth > MOST_DEPTH { Err(ExpressionError { position, reason: Reason::TooDeep }) } else { Ok(made) }
     }
 
-    /// An expression whose operators are of this level or bind more tightly.
+    /// Parses an expression whose operators bind at least as tightly as `lowest`.
     fn expression(&mut self, lowest: u8) -> Result<Expression, ExpressionError> {
         self.depth += 1;
         if self.depth > MOST_DEPTH {
@@ -257,7 +257,8 @@ impl Parser {
         while let Some((operator, n_words)) = self.operator().filter(|(operator, _)| operator.level() >= lowest) {
             let position = self.position();
             let level = operator.level();
-            // What belongs to a comprehension: no choice is in its lists and conditions without parentheses.
+            // The lists and conditions of a comprehension contain no conditional expression without
+            // parentheses.
             (0..n_words).for_each(|_| {
                 self.next();
             });
@@ -332,7 +333,7 @@ impl Parser {
         Ok((items, has_comma))
     }
 
-    /// A list or a set with these items; a comprehension is one already.
+    /// Makes a list or set of these items; a comprehension is a list already.
     fn collection(
         &self,
         operator: ExpressionOperator,

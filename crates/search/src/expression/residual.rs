@@ -7,14 +7,14 @@
 
 use super::{Datum, ExpressionOperator as Op, ResolvedExpression};
 
-/// Interval of an integer value, where it is defined.
+/// Interval of an integer value, if it is defined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ValueRange {
     least: i128,
     most: i128,
 }
 
-/// Largest absolute value of ranges that are followed: what is regrouped stays far within 64 bits.
+/// Largest absolute value of ranges that are tracked, so that regrouped values stay within 64 bits.
 const MOST: i128 = 1 << 62;
 
 impl ValueRange {
@@ -22,13 +22,13 @@ impl ValueRange {
         (least >= -MOST && most <= MOST).then_some(ValueRange { least, most })
     }
 
-    /// Interval of these values; `None` where one is no integer.
+    /// Interval of these values; `None` if one is not an integer.
     pub fn of(values: &[Datum]) -> Option<ValueRange> {
         let numbers = values.iter().map(Datum::int).collect::<Option<Vec<_>>>()?;
         ValueRange::new((*numbers.iter().min()?).into(), (*numbers.iter().max()?).into())
     }
 
-    /// The largest absolute value.
+    /// Returns the largest absolute value.
     fn size(self) -> i128 {
         self.least.abs().max(self.most.abs())
     }
@@ -60,7 +60,7 @@ impl ValueRange {
             Op::Choose => Some(hull(of(0)?, of(2)?)),
             Op::Minimum | Op::Maximum if operands.len() == 1 => None,
             Op::Minimum | Op::Maximum => (1..operands.len()).try_fold(of(0)?, |all, at| Some(hull(all, of(at)?))),
-            // Divisors are integers, so no quotient is larger than what is divided, but for rounding.
+            // Divisors are integers, so no quotient exceeds the dividend, except by rounding.
             Op::FloorDivide | Op::CeilDivide if of(1).is_some() => {
                 ValueRange::new(-of(0)?.size() - 1, of(0)?.size() + 1)
             }
@@ -79,7 +79,7 @@ impl ValueRange {
 pub fn regrouped(code: &ResolvedExpression, ranges: &[Option<ValueRange>]) -> ResolvedExpression {
     let ResolvedExpression::Apply(operator, operands) = code else { return code.clone() };
     let mut parts = parts(code);
-    // Two are a group of their own.
+    // Two operands need no regrouping.
     if parts.len() < 3 || !can_regroup(*operator, &parts, ranges) {
         return ResolvedExpression::Apply(
             *operator,
@@ -92,7 +92,7 @@ pub fn regrouped(code: &ResolvedExpression, ranges: &[Option<ValueRange>]) -> Re
         signed.reduce(|a, b| ResolvedExpression::Apply(joining(*operator), vec![a, b])).expect("invariant: not empty");
     match operator {
         Op::Add | Op::Subtract | Op::Negate | Op::Multiply | Op::Minimum | Op::Maximum => joined,
-        // The difference of both sides.
+        // The difference of both sides is compared with 0.
         _ => ResolvedExpression::Apply(*operator, vec![joined, ResolvedExpression::Constant(Ok(Datum::Int(0)))]),
     }
 }
@@ -137,7 +137,7 @@ pub fn residual(
     found: &mut Vec<ResolvedExpression>,
 ) {
     let ResolvedExpression::Apply(operator, operands) = code else {
-        // Within a comprehension what depends on its item is no result of its own.
+        // Within a comprehension, a subexpression that depends on the item is not a partial result.
         let mut reads = Vec::new();
         code.reads(&mut reads);
         return reads
@@ -156,14 +156,14 @@ pub fn residual(
         (true, false) => {}
     }
     let parts = parts(code);
-    // Constants are no results: what is known of a group reads something.
+    // Constants are not partial results: the known part of a group has to read a slot.
     let of_group: Vec<&ChainOperand> = parts.iter().filter(|part| known(part.code) == (true, true)).collect();
     if of_group.is_empty() || of_group.len() > 1 && !can_regroup(*operator, &parts, ranges) {
         return operands.iter().for_each(|operand| residual(operand, is_decided, ranges, found));
     }
     let joined = match &of_group[..] {
         [part] => part.code.clone(),
-        // All are numbers, or they could not be regrouped.
+        // All operands are numbers, or they could not be regrouped.
         _ => {
             let signed = of_group.iter().map(|part| part.signed());
             let joined = signed.reduce(|a, b| ResolvedExpression::Apply(joining(*operator), vec![a, b]));
@@ -181,10 +181,10 @@ fn add(result: ResolvedExpression, found: &mut Vec<ResolvedExpression>) {
     }
 }
 
-/// An operand of a chain of operators that can be regrouped.
+/// Operand of a chain of operators that can be regrouped.
 struct ChainOperand<'a> {
     code: &'a ResolvedExpression,
-    /// Whether it is subtracted.
+    /// Whether the operand is subtracted.
     is_negative: bool,
 }
 
@@ -195,7 +195,7 @@ impl ChainOperand<'_> {
     }
 }
 
-/// The operator of a chain; a comparison is one of sums, for it depends on the difference of its sides.
+/// Operator of a chain; a comparison counts as a sum, because it depends on the difference of its sides.
 fn joining(operator: Op) -> Op {
     match operator {
         Op::Multiply | Op::Minimum | Op::Maximum => operator,
@@ -203,7 +203,7 @@ fn joining(operator: Op) -> Op {
     }
 }
 
-/// The operands of the chain that an expression is; empty if it is no chain.
+/// Operands of an expression that is a chain; empty for any other.
 fn parts(code: &ResolvedExpression) -> Vec<ChainOperand<'_>> {
     let mut parts = Vec::new();
     match code {
@@ -215,7 +215,7 @@ fn parts(code: &ResolvedExpression) -> Vec<ChainOperand<'_>> {
             terms(&sides[1], true, &mut parts);
         }
         ResolvedExpression::Apply(Op::Add | Op::Subtract | Op::Negate, _) => terms(code, false, &mut parts),
-        // Of one argument, an extreme is that of a list.
+        // With one argument, `min` and `max` are those of a list.
         ResolvedExpression::Apply(Op::Minimum | Op::Maximum, operands) if operands.len() == 1 => {}
         ResolvedExpression::Apply(operator @ (Op::Multiply | Op::Minimum | Op::Maximum), _) => {
             let mut open = vec![code];
@@ -244,7 +244,7 @@ fn terms<'a>(code: &'a ResolvedExpression, is_negative: bool, parts: &mut Vec<Ch
     }
 }
 
-/// Whether a chain means the same in any order: then no partial result may overflow.
+/// Whether a chain has the same value in any order, which requires that no partial result overflows.
 fn can_regroup(operator: Op, parts: &[ChainOperand], ranges: &[Option<ValueRange>]) -> bool {
     let sizes = parts.iter().map(|part| Some(ValueRange::of_code(part.code, ranges)?.size()));
     match joining(operator) {
@@ -253,7 +253,7 @@ fn can_regroup(operator: Op, parts: &[ChainOperand], ranges: &[Option<ValueRange
             let product = |all: i128, size: Option<i128>| Some(all * size?.max(1)).filter(|size| *size <= MOST);
             sizes.into_iter().try_fold(1, product).is_some()
         }
-        // An order of what may be no number depends on that.
+        // The minimum or maximum of values that may not be numbers depends on their order.
         _ => sizes.into_iter().all(|size| size.is_some()),
     }
 }
@@ -353,7 +353,8 @@ mod tests {
     }
 
     proptest! {
-        /// Checks that where the partial results agree, so does the expression, whatever is decided later.
+        /// Checks that if the partial results agree, so does the expression, whatever values are chosen
+        /// later.
         #[test]
         fn results_tell_all_that_matters(text in text(), values in prop::array::uniform6(-3i64..4), far: bool, n_decided in 1usize..4) {
             let (least, most) = (if far { i64::MIN } else { -3 }, if far { i64::MAX } else { 4 });

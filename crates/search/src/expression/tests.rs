@@ -15,7 +15,7 @@ fn slots(x: i64, y: i64) -> Vec<Option<Datum>> {
     vec![Some(x.into()), Some(y.into()), Some("B".into()), Some(list)]
 }
 
-/// The value of a text for x = 7, y = -2, d = "B", l = [4, 2, 8].
+/// Returns the value of a text for x = 7, y = -2, d = "B", l = [4, 2, 8].
 fn value(text: &str) -> Result<Option<Datum>, String> {
     let compiled = Expression::parse(text).and_then(|e| e.compile(&scope()));
     compiled.map(|(code, _)| code.evaluate(&slots(7, -2))).map_err(|e| e.to_string())

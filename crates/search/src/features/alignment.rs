@@ -14,7 +14,7 @@ pub struct Alignments {
 
 impl Alignments {
     /// Alignments of a space: a feature for each ordinal parameter whose values are all positive, unless
-    /// alignment is monotonic in the value, as of powers of two.
+    /// alignment is monotonic in the value, as for powers of two.
     pub fn new(space: &Space) -> Alignments {
         let of = |parameter| Some((parameter, column(space.domain(parameter))?));
         Alignments { columns: (0..space.n_parameters()).filter_map(of).collect() }
@@ -32,7 +32,7 @@ impl Alignments {
     }
 }
 
-/// Alignment of each value, the least one 0 and the largest one 1; `None` where it is no feature.
+/// Alignment of each value, from 0 for the least to 1 for the largest; `None` if it makes no feature.
 fn column(domain: &Domain) -> Option<Vec<f32>> {
     let Domain::Ordinal(values) = domain else { return None };
     let n_twos: Vec<u32> = values.iter().map(|value| value.trailing_zeros()).collect();
@@ -60,13 +60,13 @@ mod tests {
         check(&[16, 32, 48, 64, 80, 96], Some(&[0.0, 0.5, 0.0, 1.0, 0.0, 0.5]));
         check(&[1, 2, 3, 4], Some(&[0.0, 0.5, 0.0, 1.0]));
         check(&[96, 80, 64], Some(&[0.5, 0.0, 1.0]));
-        // Goes with the order, or against it.
+        // Alignment that rises or falls with the value.
         check(&[1, 2, 4, 8], None);
         check(&[64, 32, 16], None);
         check(&[3, 5, 7], None);
         check(&[5], None);
         check(&[], None);
-        // Not sizes: names of methods, differences.
+        // Numbers that are not sizes, such as codes of methods or differences.
         check(&[0, 1, 2, 3], None);
         check(&[-4, 1, 6], None);
         check(&[i64::MIN, 3, 2, 5], None);

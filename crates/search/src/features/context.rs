@@ -4,12 +4,13 @@ use tilewright_learn::{Matrix, TreeRows};
 
 use super::{N_BUFFERS, log_scale};
 
-/// Loops that [`LoopContexts::features`] describes; of a longer chain the innermost ones.
+/// Maximum number of loops in [`LoopContexts::features`]; of a longer chain, the innermost ones are
+/// described.
 const N_LOOPS: usize = 12;
 
 /// Length, kind, top-down, bottom-up, nest level and three counts of operations.
 const N_LOOP_FEATURES: usize = 7 + N_KINDS;
-/// The kinds of loops that a feature tells apart: see [`LoopContext::kind`].
+/// Number of loop kinds that a feature distinguishes: see [`LoopContext::kind`].
 const N_KINDS: usize = 10;
 
 /// Touch count, reuse ratio and stride.
@@ -21,7 +22,7 @@ pub const N_CONTEXT_FEATURES: usize = N_LOOPS * (N_LOOP_FEATURES + N_BUFFERS * N
 /// Row length of [`LoopContexts::tree`].
 pub const N_TREE_FEATURES: usize = N_LOOP_FEATURES + N_BUFFERS * N_TOUCH_FEATURES;
 
-/// Brings logarithms of sizes, up to some 20, to order 1.
+/// Scale that brings logarithms of sizes, up to about 20, to order 1.
 const TREE_SCALE: f32 = 0.1;
 
 /// Context of a loop: its position in the nest, its operations, and its buffer accesses.
@@ -29,12 +30,12 @@ const TREE_SCALE: f32 = 0.1;
 pub struct LoopContext {
     /// Enclosing loop, as an index into the contexts; `None` for an outermost loop.
     pub parent: Option<usize>,
-    /// Number of loops around it.
+    /// Number of enclosing loops.
     pub depth: usize,
     /// Largest number of iterations.
     pub extent: f64,
-    /// Kind of loop as a number of the program's choice: serial, parallel, vectorized and so on. A model does
-    /// not tell numbers from 10 on apart.
+    /// Kind of the loop as a number that the program chooses: serial, parallel, vectorized and so on. A model
+    /// does not distinguish numbers from 10 on.
     pub kind: usize,
     /// Product of the extents of the enclosing loops: how often the loop is entered.
     pub top_down: f64,
@@ -68,9 +69,9 @@ pub struct Touch {
 pub struct LoopContexts {
     /// Outer loops before inner ones, in the order of the program.
     loops: Vec<LoopContext>,
-    /// The longest chain, outermost first.
+    /// Longest chain, outermost first.
     chain: Vec<usize>,
-    /// The buffers that the statements of the chain's innermost loop touch, in the order of first occurrence.
+    /// Buffers that the statements of the chain's innermost loop touch, in the order of first occurrence.
     innermost: Vec<u32>,
 }
 
@@ -78,7 +79,7 @@ impl LoopContexts {
     /// Wraps the contexts of a program's loops.
     ///
     /// # Panics
-    /// If a loop stands before the one around it.
+    /// If a loop precedes its enclosing loop.
     pub fn new(loops: Vec<LoopContext>) -> LoopContexts {
         let is_after_parent = |(at, l): (usize, &LoopContext)| l.parent.is_none_or(|parent| parent < at);
         assert!(loops.iter().enumerate().all(is_after_parent), "invariant: outer loops stand before inner ones");
@@ -98,7 +99,8 @@ impl LoopContexts {
         &self.loops
     }
 
-    /// Longest chain of nested loops, outermost first; of equally long ones, that with the most iterations.
+    /// Longest chain of nested loops, outermost first; among equally long ones, the one with the most
+    /// iterations.
     pub fn chain(&self) -> impl DoubleEndedIterator<Item = &LoopContext> + Clone {
         self.chain.iter().map(|&at| &self.loops[at])
     }
@@ -108,8 +110,8 @@ impl LoopContexts {
         &self.innermost
     }
 
-    /// The contexts of the longest chain, innermost loop first, on a logarithmic scale. Absent numbers are
-    /// NaN.
+    /// Returns the contexts of the longest chain, innermost loop first, on a logarithmic scale. Absent
+    /// numbers are NaN.
     ///
     /// [`N_CONTEXT_FEATURES`] numbers: for each loop its length, one-hot kind, top-down and bottom-up
     /// product, nest level and counts of operations, then touch count, reuse ratio and stride for each

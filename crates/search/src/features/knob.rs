@@ -5,13 +5,14 @@ use std::sync::Arc;
 use super::Alignments;
 use crate::space::{Config, Domain, Space, Value};
 
-/// Features of parameters with at most so many values are looked up.
+/// Maximum number of values of a parameter whose features are tabulated.
 const MAX_TABLE: u64 = 1 << 14;
 
 /// Encoder of the configurations of one space as feature vectors.
 ///
-/// An ordinal is its number, a factorization its factors, a categorical is one-hot, and a permutation is the
-/// position of each of its names. [`KnobFeatures::aligned`] adds the alignments of ordinals.
+/// An ordinal is encoded as its number, a factorization as its factors, a categorical as a one-hot vector,
+/// and a permutation as the position of each of its names. [`KnobFeatures::aligned`] adds the alignments of
+/// ordinals.
 #[derive(Debug, Clone)]
 pub struct KnobFeatures {
     space: Arc<Space>,
@@ -24,7 +25,7 @@ pub struct KnobFeatures {
 struct Knob {
     name: String,
     n_features: usize,
-    /// The features of all values in order of rank; empty where there are too many values.
+    /// Features of all values in order of rank; empty if there are too many values.
     table: Vec<f32>,
 }
 

@@ -7,8 +7,8 @@ use tilewright_learn::Matern;
 use super::{Alignments, UnitFeatures};
 use crate::space::{Config, Domain, Space};
 
-/// Prior standard deviation of the logarithm of an ordinal's rate, or of an alignment's. Whoever lists values
-/// takes them to differ alike, so that ordinals matter more alike than what has no list.
+/// Prior standard deviation of the logarithm of an ordinal's rate, or of an alignment's. The listed values of
+/// an ordinal differ about equally by design, so ordinals vary less in importance than other parameters.
 const LISTED_SPREAD: f64 = 0.6;
 /// Prior standard deviation of the logarithm of the rate of a factor, a category or an order.
 const OTHER_SPREAD: f64 = 1.3;

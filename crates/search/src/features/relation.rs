@@ -3,10 +3,10 @@
 use super::context::{LoopContext, LoopContexts, Touch};
 use super::{N_BUFFERS, log_scale};
 
-/// Thresholds of a relation: `2, 4, 8, …`
+/// Number of thresholds of a relation: `2, 4, 8, …`
 const N_THRESHOLDS: usize = 24;
 
-/// Touch count against reuse ratio and against top-down product.
+/// Number of relations: touch count against reuse ratio, and against top-down product.
 const N_PAIRS: usize = 2;
 
 /// Number of [`LoopContexts::relations`].
@@ -15,9 +15,9 @@ pub const N_RELATION_FEATURES: usize = N_BUFFERS * N_PAIRS * N_THRESHOLDS;
 impl LoopContexts {
     /// Largest touch counts of each buffer of the innermost loop: at little reuse, and at few runs.
     ///
-    /// [`N_RELATION_FEATURES`] numbers: over the loops `k` of the longest chain, the largest touch count (on
-    /// a logarithmic scale; 0 without one) with a reuse ratio, then with a top-down product, below each
-    /// threshold. A missing buffer is NaN.
+    /// [`N_RELATION_FEATURES`] numbers: for each threshold, the largest touch count of the loops `k` of the
+    /// longest chain with a reuse ratio below it, then with a top-down product below it (on a logarithmic
+    /// scale; 0 if there is no such loop). A missing buffer is NaN.
     ///
     /// # Source
     /// AutoTVM, section 4 and appendix A.2.2: `R_t = max over k with Z_kj < β_t of Z_ki` with `β_t = 2^t`.

@@ -8,9 +8,9 @@ use crate::space::{Config, Domain, Space};
 /// Encoder of the configurations of one space as points of the unit cube, where distances along each
 /// parameter are comparable.
 ///
-/// An ordinal is its rank, for the values that a template lists are those that it takes to differ alike; a
-/// factorization is the logarithms of its factors; a categorical is one-hot; a permutation is the position of
-/// each of its names.
+/// An ordinal is encoded as its rank, because the values that a template lists differ about equally; a
+/// factorization as the logarithms of its factors; a categorical as a one-hot vector; a permutation as the
+/// position of each of its names.
 #[derive(Debug, Clone)]
 pub struct UnitFeatures {
     knobs: KnobFeatures,

@@ -7,12 +7,11 @@ use super::log_scale;
 /// Length of [`value_features`]: longer configurations are cut, shorter ones padded with missing numbers.
 pub const N_VALUE_FEATURES: usize = 64;
 
-/// Values of a configuration in the order of its parameters, with factors and permutation entries one by one.
+/// Values of a configuration in the order of its parameters, with factors and permutation entries flattened.
 /// They are comparable only between spaces of one template.
 ///
 /// # Source
-/// AutoTVM, section 6.2: the features of configurations that its representations of programs are compared
-/// with.
+/// AutoTVM, section 6.2: the configuration features with which its program representations are compared.
 pub fn value_features(config: &Json) -> Vec<f32> {
     let mut values = Vec::with_capacity(N_VALUE_FEATURES);
     push(config, &mut values);
@@ -26,7 +25,7 @@ fn push(value: &Json, values: &mut Vec<f32>) {
         Json::Array(parts) => parts.iter().for_each(|part| push(part, values)),
         Json::Number(number) => values.push(log_scale(number.as_f64().unwrap_or(f64::NAN))),
         Json::Bool(is) => values.push(f32::from(u8::from(*is))),
-        // Categories have no order: a tree tells them apart by any numbers.
+        // Categories have no order, so any distinct numbers serve a tree.
         Json::String(text) => {
             let hash = text.bytes().fold(0u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
             values.push((hash % 4096) as f32);

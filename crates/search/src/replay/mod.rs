@@ -29,7 +29,7 @@ pub struct RecordedSpace {
 }
 
 impl RecordedSpace {
-    /// Recorded space of these trials; of two with one configuration the later counts.
+    /// Recorded space of these trials; of two trials of the same configuration, the later one counts.
     pub fn new(space: Arc<Space>, trials: impl IntoIterator<Item = Trial>) -> RecordedSpace {
         let outcomes = trials.into_iter().map(|trial| (trial.config, trial.outcome)).collect();
         RecordedSpace { space, outcomes: Arc::new(outcomes), notes: Arc::default(), queue: Queue::default() }
@@ -40,7 +40,7 @@ impl RecordedSpace {
         RecordedSpace { notes: notes.into(), ..self }
     }
 
-    /// The space whose configurations are recorded.
+    /// Returns the space whose configurations are recorded.
     pub fn space(&self) -> &Arc<Space> {
         &self.space
     }
@@ -73,7 +73,7 @@ impl RecordedSpace {
         outcomes
     }
 
-    /// Lowest recorded median in nanoseconds; `None` where every trial failed.
+    /// Lowest recorded median in nanoseconds; `None` if every trial failed.
     pub fn optimum_ns(&self) -> Option<f64> {
         self.outcomes.values().filter_map(|outcome| Some(outcome.timing()?.median_ns)).min_by(f64::total_cmp)
     }

@@ -41,8 +41,8 @@ pub struct Replay {
 pub struct AtBudget {
     /// Number of trials.
     pub budget: u64,
-    /// Fraction of the optimum reached, by run: the optimum's time over the best time found; 0 where all
-    /// trials failed.
+    /// Fraction of the optimum reached, by run: the optimum's time over the best time found; 0 if all trials
+    /// failed.
     pub fractions: Vec<f64>,
 }
 
@@ -60,7 +60,7 @@ impl AtBudget {
     }
 }
 
-/// The curve of one run.
+/// Curve of one run.
 struct RunCurve {
     /// Best time after each trial, infinite before the first that succeeds.
     best_ns: Vec<f64>,
@@ -79,8 +79,7 @@ impl RecordedSpace {
         self.replay_until(plan, &AtomicBool::new(false))
     }
 
-    /// Replays as [`RecordedSpace::replay`], until `stop` is raised: then the fractions are of the trials
-    /// until then.
+    /// Replays as [`RecordedSpace::replay`] until `stop` is set; the fractions then cover the trials so far.
     ///
     /// # Errors
     /// As for [`RecordedSpace::replay`].
@@ -103,7 +102,7 @@ impl RecordedSpace {
         };
         std::thread::scope(|scope| {
             for _ in 1..plan.n_threads.clamp(1, plan.n_repeats.max(1)) {
-                // Where the system refuses a thread, those that there are do it all.
+                // If no further thread can be started, the existing ones do all the work.
                 if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
                     break;
                 }

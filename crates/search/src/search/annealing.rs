@@ -14,21 +14,22 @@ use super::{Search, SearchError, SearchOption};
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
-/// Steps of the annealing without a change among the best candidates after which it ends.
+/// Number of annealing steps without a change among the best candidates after which the annealing ends.
 const PATIENCE: usize = 50;
-/// Candidates from which each one of a batch is chosen.
+/// Number of candidates per configuration of a batch, from which the batch is chosen.
 const CANDIDATES_EACH: usize = 2;
-/// A batch grows with what is known, by one for so many trials, up to the paper's: the more is known, the
-/// less a trial changes the model, and the longer a fit takes.
+/// Number of known trials for which a batch grows by one, up to the size in the paper: the more trials are
+/// known, the less one of them changes the model, and the longer a fit takes.
 const KNOWN_PER_CANDIDATE: usize = 16;
 const GROWN_BATCH: usize = 64;
-/// Random configurations of which the first batch is the best, where the model knows something beforehand.
+/// Number of random configurations of which the first batch is the best, if the model has learnt from other
+/// workloads.
 const N_FIRST: usize = 1024;
-/// Chains of the annealing where programs are made, at most unless asked for: to schedule one takes as long
-/// as to predict a thousand.
+/// Maximum number of chains if features need programs, unless the option is given: scheduling one program
+/// takes as long as predicting a thousand.
 const PROGRAM_CHAINS: usize = 32;
-/// Likewise for the trials that are known when a search begins: so many of the latest, and of the best
-/// before.
+/// Maximum number of the latest trials, and of the best earlier ones, that are scheduled when a search
+/// begins.
 const MOST_PROGRAMS: usize = 512;
 const PROGRAM_STEPS: usize = 32;
 
@@ -57,21 +58,21 @@ pub(super) const STEPS: SearchOption = SearchOption {
     text: "steps of the annealing, at most; unless given, at most 32 where programs are made",
 };
 
-/// Cost model by which the annealing climbs.
+/// Cost model whose predictions the annealing maximizes.
 pub(super) trait CostModel: Send {
-    /// Takes note of a trial.
+    /// Records a trial.
     fn observe(&mut self, config: &Config, fitness: f64);
 
     /// Learns from all trials so far.
     fn fit(&mut self, seed: u64);
 
-    /// The predictions for these configurations, larger for better ones, in units of the best fitness so far.
+    /// Predictions for these configurations, larger for better ones, in units of the best fitness so far.
     fn score(&mut self, configs: &[Config]) -> Vec<f64>;
 
-    /// Whether a look at a configuration takes its program.
+    /// Whether the features of a configuration need its program.
     fn makes_programs(&self) -> bool;
 
-    /// Whether it predicts something before any trial is known.
+    /// Whether the model can predict before any trial is known.
     fn is_experienced(&self) -> bool {
         false
     }
@@ -83,13 +84,14 @@ pub(super) fn targets(fitness: &[f64]) -> Vec<f32> {
     fitness.iter().map(|fitness| (fitness / best) as f32).collect()
 }
 
-/// The tuner of AutoTVM around a cost model.
+/// Tuner of AutoTVM around a cost model.
 ///
 /// # Source
-/// AutoTVM, algorithm 1, with its 128 chains of 500 steps that go on from round to round, its ε of 0.05, its
-/// objectives, and its annealing from temperature 1 to 0 that stops early. We differ in the batch, by default
-/// 16, which suits budgets of a few hundred trials, and growing to 64 with what is known, and in that batches
-/// are not varied on purpose by default: the paper's figure 6 and our runs of it find no effect.
+/// AutoTVM, algorithm 1, with its 128 chains of 500 steps that continue from round to round, its ε of 0.05,
+/// its objectives, and its annealing from temperature 1 to 0 that stops early. We differ in the batch, which
+/// is 16 by default, to suit budgets of a few hundred trials, and grows to 64 with the number of known
+/// trials, and in that batches are not diversified by default: the paper's figure 6 and our runs of it find
+/// no effect.
 pub(super) struct Annealing<M> {
     model: M,
     batch: usize,
@@ -106,10 +108,10 @@ pub(super) struct Annealing<M> {
 }
 
 impl<M: CostModel> Annealing<M> {
-    /// The annealing that [`BATCH`], [`EPSILON`], [`DIVERSITY`], [`CHAINS`] and [`STEPS`] ask for.
+    /// Makes the annealing with the options [`BATCH`], [`EPSILON`], [`DIVERSITY`], [`CHAINS`] and [`STEPS`].
     pub(super) fn new(model: M, space: &Arc<Space>, seed: u64, options: &Options) -> Result<Annealing<M>, SearchError> {
         let (chains, steps) = (options.number(CHAINS.name, 1..=1_000_000)?, options.number(STEPS.name, 0..=1_000_000)?);
-        // Who names a number has the time for it.
+        // Only defaults are reduced, not numbers that the user gives.
         let affordable = |name: &str, number: usize, most: usize| match model.makes_programs() {
             true if !options.is_given(name) => number.min(most),
             _ => number,
@@ -129,9 +131,9 @@ impl<M: CostModel> Annealing<M> {
         })
     }
 
-    /// The best of a few random configurations, with their scores. The maximum of a model that has seen
-    /// nothing of this space is more likely its error than the space's optimum, and all that is near shares
-    /// it.
+    /// Returns the best of a few random configurations, with their scores. The maximum of a model that has
+    /// seen no trial of this space is more likely an error of the model than the optimum of the space, and
+    /// nearby configurations share the error.
     fn first(&mut self, n: usize) -> Vec<(f64, Config)> {
         let configs: Vec<Config> = (0..N_FIRST).map(|_| self.seen.space().sample(&mut self.rng)).collect();
         let mut best = BestUnseen::new(n);
@@ -141,7 +143,8 @@ impl<M: CostModel> Annealing<M> {
         best.ranking
     }
 
-    /// The best unseen configurations that the chains come across, best first, with their scores.
+    /// Anneals; returns the best unseen configurations that the chains visited, best first, with their
+    /// scores.
     fn anneal(&mut self, n: usize) -> Vec<(f64, Config)> {
         while self.chains.len() < self.n_chains {
             self.chains.push(self.seen.space().sample(&mut self.rng));
@@ -175,8 +178,8 @@ impl<M: CostModel> Annealing<M> {
         best.ranking
     }
 
-    /// Changes one parameter of a configuration to another random value; `None` if the result is not legal or
-    /// no other.
+    /// Changes one parameter of a configuration to another random value; `None` if the result is illegal or
+    /// unchanged.
     fn step_from(&mut self, config: &Config) -> Option<Config> {
         if config.ranks().is_empty() {
             return None;
@@ -187,7 +190,7 @@ impl<M: CostModel> Annealing<M> {
         (moved != *config && space.contains(&moved)).then_some(moved)
     }
 
-    /// The next batch.
+    /// Plans the next batch.
     fn plan(&mut self) -> VecDeque<Config> {
         let n = self.batch.max((self.n_known / KNOWN_PER_CANDIDATE).min(GROWN_BATCH));
         let n_random = (0..n).filter(|_| self.rng.random_bool(self.epsilon)).count();
@@ -223,7 +226,7 @@ impl<M: CostModel> Search for Annealing<M> {
                 }
                 continue;
             };
-            // Others may have measured it since it was planned.
+            // Another run may have measured it since it was planned.
             if self.seen.insert(&config) {
                 batch.push(config);
             }
@@ -238,7 +241,7 @@ impl<M: CostModel> Search for Annealing<M> {
             true => fresh.len().saturating_sub(MOST_PROGRAMS),
             false => 0,
         };
-        // The best are not forgotten.
+        // The best of the skipped trials are kept.
         let (earlier, latest) = fresh.split_at_mut(n_skipped);
         earlier.sort_by(|a, b| b.outcome.fitness().total_cmp(&a.outcome.fitness()));
         for trial in earlier.iter().take(MOST_PROGRAMS).chain(latest.iter()) {
@@ -247,14 +250,14 @@ impl<M: CostModel> Search for Annealing<M> {
     }
 }
 
-/// The standard deviation.
+/// Returns the standard deviation.
 fn spread(values: &[f64]) -> f64 {
     let n = values.len().max(1) as f64;
     let mean = values.iter().sum::<f64>() / n;
     (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt()
 }
 
-/// The best unseen configurations that were offered, best first.
+/// Best unseen configurations that were offered, best first.
 struct BestUnseen {
     n: usize,
     ranking: Vec<(f64, Config)>,
@@ -266,7 +269,7 @@ impl BestUnseen {
         BestUnseen { n, ranking: Vec::new(), configs: HashSet::new() }
     }
 
-    /// Whether the configuration is one of the best now and was not before.
+    /// Offers a configuration; returns whether it newly became one of the best.
     fn offer(&mut self, seen: &Seen, config: &Config, score: f64) -> bool {
         let place = self.ranking.partition_point(|(other, _)| *other >= score);
         if place >= self.n || !seen.is_fresh(config) || !self.configs.insert(config.clone()) {

@@ -16,26 +16,28 @@ use crate::objectives::Chebyshev;
 use crate::space::Config;
 use crate::trial::{Timing, Trial};
 
-/// Configurations that are spread over the space before the model has a say.
+/// Number of configurations that are spread over the space before the model is used.
 const N_START: usize = 6;
-/// Random configurations of which the one that is most remote from those known is taken to spread them.
+/// Number of random draws for each configuration that is spread over the space, of which the one farthest
+/// from the known configurations is taken.
 const N_DRAWS: usize = 1000;
-/// The model's parameters are fitted again when it knows so many times as many trials.
+/// Growth factor of the number of known trials after which the model's parameters are fitted again.
 const GROWTH: f64 = 1.07;
-/// Trials that the parameters are fitted on, at most: the time goes with their third power.
+/// Maximum number of trials that the parameters are fitted on: the time grows with the cube of it.
 const MOST_FITTED: usize = 100;
-/// Trials that the model knows after a fit, at most, and before the next.
+/// Maximum number of trials in the model after a fit, and before the next one.
 const MOST_KNOWN: usize = 400;
 const MOST_ROWS: usize = 800;
-/// Random configurations in the pool.
+/// Number of random configurations in the pool.
 const N_RANDOM: usize = 200;
-/// Best configurations whose surroundings join the pool, and how often those of the most promising join it.
+/// Number of best configurations whose neighbourhoods join the pool, and number of times that the
+/// neighbourhood of the most promising candidate does.
 const N_BEST: usize = 3;
 const N_CLIMBS: usize = 6;
-/// Configurations in the surroundings of one, at most.
+/// Maximum number of configurations in a neighbourhood.
 const MOST_AROUND: usize = 64;
-/// Configurations in the surroundings of one, at least: where constraints leave fewer that differ in one
-/// parameter, others do in several, by so many steps.
+/// Minimum number of configurations in a neighbourhood: if constraints leave fewer that differ in one
+/// parameter, it includes others that differ in several, by this many steps.
 const LEAST_AROUND: usize = 8;
 const RADIUS: usize = 2;
 /// Parameters with more values than this are changed to neighbours and random values only.
@@ -69,19 +71,21 @@ pub(super) const ROW: SearchRow = SearchRow {
 
 /// Bayesian optimization over a pool of candidates.
 ///
-/// The target is the logarithm of the time, cut off where it is bad; failures count as the worst. Beside its
-/// place in the unit cube a configuration has the alignments of its numbers. The pool holds random
-/// configurations, the surroundings of the best ones, and those of the most promising candidates, a step in
-/// every proposal: a local search on the model. A batch is chosen one by one, each as if those
-/// before had turned out as predicted, which lowers the doubt around them and keeps the batch varied.
+/// The target is the logarithm of the time, clipped for slow configurations; failures count as the worst. The
+/// features of a configuration are its point in the unit cube and the alignments of its numbers. The pool
+/// holds random configurations, the neighbourhoods of the best ones, and those of the most promising
+/// candidates, with one step in every proposal: a local search on the model. The configurations of a batch
+/// are chosen one by one, each as if the previous ones had turned out as predicted, which lowers the
+/// uncertainty around them and keeps the batch diverse.
 ///
-/// Several objectives of a trial are weighed anew for each proposal, at random: the target is what
-/// [`Chebyshev`] makes of them.
+/// Several objectives get new random weights for each proposal: the target is their [`Chebyshev`]
+/// scalarisation.
 ///
 /// # Source
 /// Jones, Schonlau and Welch, "Efficient Global Optimization of Expensive Black-Box Functions" (1998), for
 /// the model and the expected improvement. We differ in the Matérn kernel, the discrete pool and the batches.
-/// Knowles, "ParEGO" (2006), for several objectives. We differ in weights from the whole simplex.
+/// Knowles, "ParEGO" (2006), for several objectives. We differ in that weights are drawn from the whole
+/// simplex.
 struct Auto {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
@@ -90,16 +94,16 @@ struct Auto {
     known: Vec<SeenConfig>,
     places: HashMap<Config, usize>,
     process: GaussianProcess,
-    /// The known configuration of each row of the process.
+    /// Known configuration of each row of the process.
     rows: Vec<usize>,
-    /// The known ones up to here are in the process, or were left out of it.
+    /// Number of known configurations that are in the process or were left out of it.
     n_entered: usize,
     /// Number of known configurations when the process's parameters were fitted.
     n_at_fit: usize,
     n_fits: usize,
-    /// The best configuration whose surroundings the pool has.
+    /// Best configuration whose neighbourhood is in the pool.
     best: Option<usize>,
-    /// The most objectives of a trial.
+    /// Largest number of objectives of a trial.
     n_objectives: usize,
     pool: CandidatePool,
 }
@@ -109,7 +113,7 @@ struct SeenConfig {
     features: Vec<f32>,
     /// Cost, infinite for a failure; `None` until it is observed.
     cost: Option<f64>,
-    /// Timing by several objectives, where there are any.
+    /// Timing, if it has several objectives.
     several: Option<Timing>,
 }
 
@@ -118,27 +122,27 @@ struct SeenConfig {
 struct CandidatePool {
     offers: Vec<Offers>,
     places: HashMap<Config, OfferPosition>,
-    /// Configurations whose surroundings are in the pool.
+    /// Configurations whose neighbourhoods are in the pool.
     expanded: HashSet<Config>,
 }
 
-/// Configurations that came into the pool together.
+/// Configurations that were added to the pool together.
 struct Offers {
     configs: Vec<Config>,
-    /// Whether each is yet to be measured.
+    /// Whether each configuration is yet to be proposed or observed.
     is_fresh: Vec<bool>,
     candidates: Candidates,
     means: Vec<f64>,
 }
 
-/// Place of a configuration in the pool: the index of the offers that it came with, and its position there.
+/// Position of a configuration in the pool: the index of its offers, and its position in them.
 type OfferPosition = (usize, usize);
 
-/// Targets that a question to the model refers to.
+/// Targets that a query to the model refers to.
 struct ModelQuestion {
-    /// The largest target so far, without its noise: no improvement on a lucky measurement is asked for.
+    /// Largest target so far, without its noise, so that no improvement over a lucky measurement is required.
     best: f64,
-    /// The targets of the rows of the process.
+    /// Targets of the rows of the process.
     solved: Solved,
 }
 
@@ -153,8 +157,8 @@ impl Auto {
         self.known[place].cost = cost;
     }
 
-    /// Logarithms of throughput, by known configuration; of several objectives what random weights make of
-    /// them, so that a call differs from the next.
+    /// Logarithms of throughput, by known configuration; with several objectives, of their scalarisation with
+    /// random weights, so that each call differs.
     fn throughputs(&mut self) -> Vec<Option<f64>> {
         let scale = LogCosts::new(self.known.iter().filter_map(|known| known.cost));
         let plain = |known: &SeenConfig| known.cost.map(|cost| -scale.log(cost));
@@ -162,21 +166,22 @@ impl Auto {
             return self.known.iter().map(plain).collect();
         }
         let several = self.known.iter().filter_map(|known| known.several.as_ref());
-        // Exponential numbers, made to add up to 1, are spread evenly over the simplex.
+        // Exponential variates, normalized to sum to 1, are uniform on the simplex.
         let draws: Vec<f64> = (0..self.n_objectives).map(|_| -(1.0 - self.rng.random::<f64>()).ln()).collect();
         let sum: f64 = draws.iter().sum::<f64>().max(f64::MIN_POSITIVE);
         let weights: Vec<f64> = draws.iter().map(|draw| draw / sum).collect();
         let Some(by) = Chebyshev::new(&weights, several) else { return self.known.iter().map(plain).collect() };
         let scalar = |known: &SeenConfig| match &known.several {
             Some(timing) => Some(-by.cost(timing)),
-            // Whatever lacks objectives, failures above all, is no answer to the question.
+            // A trial that lacks objectives, such as a failure, counts as the worst.
             None => known.cost.map(|_| f64::NEG_INFINITY),
         };
         self.known.iter().map(scalar).collect()
     }
 
-    /// Standardized logarithms of throughput, by known configuration. What is farther below the median than
-    /// the best is above counts as just so far: how bad the bad ones are says little about the good ones.
+    /// Standardized logarithms of throughput, by known configuration. A value farther below the median than
+    /// the best is above it is clipped to that distance: how bad the bad ones are says little about the good
+    /// ones.
     fn targets(&mut self) -> Vec<Option<f64>> {
         let mut targets = self.throughputs();
         let mut successes: Vec<f64> = targets.iter().flatten().copied().filter(|log| log.is_finite()).collect();
@@ -196,14 +201,14 @@ impl Auto {
         targets
     }
 
-    /// The known configurations that were observed, best first.
+    /// Known configurations that were observed, best first.
     fn ranking(&self, targets: &[Option<f64>]) -> Vec<usize> {
         let mut ranking: Vec<usize> = (0..targets.len()).filter(|&at| targets[at].is_some()).collect();
         ranking.sort_by(|&a, &b| targets[b].partial_cmp(&targets[a]).expect("invariant: targets are finite"));
         ranking
     }
 
-    /// Draws at most `most` of these: the better half of them from the top, the others at random.
+    /// Draws at most `most` of these: half of them from the top, the others at random.
     fn sample(&mut self, ranking: &[usize], most: usize) -> Vec<usize> {
         if ranking.len() <= most {
             return ranking.to_vec();
@@ -213,7 +218,7 @@ impl Auto {
         top.iter().copied().chain(others.into_iter().map(|at| rest[at])).collect()
     }
 
-    /// Fits the kernel and makes a process of what is known.
+    /// Fits the kernel and makes a process of the known configurations.
     fn fit(&mut self, targets: &[Option<f64>]) {
         let ranking = self.ranking(targets);
         let fitted = self.sample(&ranking, MOST_FITTED);
@@ -221,14 +226,14 @@ impl Auto {
         let features = Matrix::from_rows(self.features.n_features(), features);
         let values: Vec<f64> = fitted.iter().filter_map(|&at| targets[at]).collect();
         let mut kernel = self.process.kernel().clone();
-        // The first fit goes some way; then coarse and fine steps take turns.
+        // The first fit takes more steps; afterwards coarse and fine steps alternate.
         for _ in 0..if self.n_fits == 0 { 3 } else { 1 } {
             kernel.fit(&features, &values, if self.n_fits.is_multiple_of(2) { 0.8 } else { 0.4 });
             self.n_fits += 1;
         }
         self.process = GaussianProcess::new(kernel);
         self.rows = self.sample(&ranking, MOST_KNOWN);
-        // What is being measured comes last, so that what is known predicts it.
+        // Configurations that are being measured come last, so that the known ones predict them.
         self.rows.extend((0..self.known.len()).filter(|&at| targets[at].is_none()));
         self.process.extend(self.rows.iter().map(|&at| &self.known[at].features[..]));
         self.n_entered = self.known.len();
@@ -294,8 +299,8 @@ impl Auto {
         self.pool.offers.push(Offers { is_fresh: vec![true; configs.len()], configs, candidates, means });
     }
 
-    /// Adds the surroundings of a configuration to the pool: what differs from it in one parameter, and in
-    /// more where too little does.
+    /// Adds the neighbourhood of a configuration to the pool: configurations that differ from it in one
+    /// parameter, or in more if too few differ in one.
     fn expand(&mut self, config: Config, question: &ModelQuestion) {
         if !self.pool.expanded.insert(config.clone()) {
             return;
@@ -321,7 +326,7 @@ impl Auto {
         self.offer(around, question);
     }
 
-    /// Adds the surroundings of the most promising candidates to the pool, one after the other.
+    /// Adds the neighbourhoods of the most promising candidates to the pool, one after another.
     fn climb(&mut self, n: usize, question: &ModelQuestion) {
         for _ in 0..n {
             let Some((group, at)) = self.most_promising(question) else { return };
@@ -333,8 +338,8 @@ impl Auto {
         }
     }
 
-    /// The place in the pool of the candidate with the largest expected improvement; of those with none, as
-    /// where all trials failed, that with the largest mean.
+    /// Position in the pool of the candidate with the largest expected improvement; if no improvement is
+    /// expected, for example because all trials failed, of the one with the largest mean.
     fn most_promising(&self, question: &ModelQuestion) -> Option<OfferPosition> {
         let mut top = None;
         let [mut promise, mut prediction] = [(f64::NEG_INFINITY, f64::NEG_INFINITY); 2];
@@ -342,7 +347,7 @@ impl Auto {
             let spreads = self.process.standard_deviations(&offers.candidates, &question.solved);
             let offers = offers.means.iter().zip(spreads).zip(&offers.is_fresh).enumerate();
             for (at, ((&mean, spread), _)) in offers.filter(|(_, (_, is_fresh))| **is_fresh) {
-                // Less mean and less spread promise less.
+                // A lower mean with a lower spread promises less.
                 if mean <= prediction.0 && spread <= prediction.1 {
                     continue;
                 }
@@ -355,7 +360,7 @@ impl Auto {
         top
     }
 
-    /// Takes a configuration out of the pool and lets the model know of it.
+    /// Takes a configuration out of the pool and adds it to the model.
     fn take(&mut self, (group, at): OfferPosition) -> Config {
         let offers = &mut self.pool.offers[group];
         offers.is_fresh[at] = false;
@@ -372,7 +377,7 @@ impl Auto {
     }
 }
 
-/// The positions of so many of the largest targets, the largest first.
+/// Positions of the `n` largest targets, largest first.
 fn largest(targets: &[Option<f64>], n: usize) -> Vec<usize> {
     let mut largest: Vec<(f64, usize)> = Vec::new();
     for (at, target) in targets.iter().enumerate() {

@@ -41,16 +41,16 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
-/// A priority queue of measured states, cheapest first.
+/// Priority queue of measured states, cheapest first.
 ///
 /// # Source
 /// G-BFS, algorithm 1 of the paper on GEMM tiling as a Markov decision process. We differ in three points.
-/// Batches: as many states are popped as it takes to fill one. Failures: their neighbours are worth a look
+/// Batches: as many states are popped as it takes to fill one. Failures: their neighbours are worth trying
 /// once nothing better is queued, so they join the queue at infinite cost. End of the queue: the paper stops;
-/// we go on from a random state that has not been visited, so that a budget is always used.
+/// we continue from a random unvisited state, so that the budget is always used.
 struct Gbfs {
     rho: usize,
-    /// The visited set.
+    /// Visited set.
     seen: Seen,
     rng: Xoshiro256PlusPlus,
     /// Neighbours sampled of the states popped so far, not proposed yet.

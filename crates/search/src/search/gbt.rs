@@ -12,10 +12,10 @@ use super::view::{Described, FeatureKind, Rows, View};
 use super::{SearchOption, SearchRow};
 use crate::space::Config;
 
-/// Standard deviations that the upper confidence bound adds.
+/// Number of standard deviations that the upper confidence bound adds.
 const KAPPA: f64 = 1.0;
-/// Most trials that a model is fitted on, so that a run of hours thinks no longer for each trial than one of
-/// a minute.
+/// Maximum number of trials that a model is fitted on, so that a proposal in a run of hours takes no longer
+/// than in a run of minutes.
 const MOST_ROWS: usize = 4096;
 
 /// Features of trees.
@@ -27,7 +27,7 @@ pub(super) const FEATURES: SearchOption = SearchOption {
 /// Values of [`FEATURES`] that need programs.
 pub(super) const OF_PROGRAMS: [&str; 2] = ["loop", "relation"];
 
-/// Trials of other workloads that a model learns from.
+/// Option: the number of trials of other workloads that a model learns from.
 pub(super) const EXPERIENCE: SearchOption = SearchOption {
     name: "experience",
     default: "4096",
@@ -124,15 +124,15 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
-/// Boosted trees, of the parameters unless features of loops are asked for, where AutoTVM has those of loops.
-/// What other workloads have taught is a model of its own, on whose predictions the trees build (AutoTVM,
-/// section 4). We differ in that these predictions have a weight, which the trials of this workload decide.
+/// Boosted trees, on features of the parameters by default, whereas AutoTVM uses features of loops. Trials of
+/// other workloads train a separate model, on whose predictions the trees build (AutoTVM, section 4). We
+/// differ in that these predictions have a weight, which is fitted to the trials of this workload.
 struct BoostedTrees {
     options: GbtOptions,
     n_models: usize,
     acquisition: Acquisition,
     view: View,
-    /// Features of all trials, with what the model of other workloads predicts for each.
+    /// Features of all trials, each with the prediction of the model of other workloads.
     known: Vec<(Vec<f32>, f32)>,
     fitness: Vec<f64>,
     /// Weight of the predictions of the model of other workloads.
@@ -146,8 +146,8 @@ enum TreeModel {
     Several(Ensemble),
 }
 
-/// The trials that a model is fitted on, by their fitness: of more than `most`, the better half of those from
-/// the top and the rest at random, in the order in which they were made.
+/// Selects the trials that a model is fitted on, by their fitness: if there are more than `most`, half of the
+/// selection is the best and the rest random. The order of the trials is kept.
 pub(crate) fn chosen(fitness: &[f64], most: usize, seed: u64) -> Vec<usize> {
     let mut places: Vec<usize> = (0..fitness.len()).collect();
     if fitness.len() <= most {
@@ -162,7 +162,7 @@ pub(crate) fn chosen(fitness: &[f64], most: usize, seed: u64) -> Vec<usize> {
 }
 
 impl BoostedTrees {
-    /// The weight of what other workloads say, and trees on top of that.
+    /// Fits the weight of the predictions of the model of other workloads, and trees on top of them.
     fn fitted(&self, seed: u64) -> Result<(f32, TreeModel), LearnError> {
         let chosen = chosen(&self.fitness, MOST_ROWS, seed);
         let targets = targets(&self.fitness);

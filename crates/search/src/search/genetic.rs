@@ -60,23 +60,23 @@ pub(super) const MUTANT: SearchOption = SearchOption {
     text: "other mutations take any value, the old one included, or another value (other), as in NoSE",
 };
 
-/// A genetic algorithm in a steady state: children are bred from the best of all trials so far.
+/// Steady-state genetic algorithm: children are bred from the best of all trials so far.
 ///
 /// # Source
 /// The genetic algorithm that the NoSE paper compares itself with has generations, of which an elite of 3 of
 /// 100 survives, roulette selection, one-point crossover and a mutation of 0.1 to any value:
 /// `population=100,generation=97,selection=fitness,start=random` with
-/// `crossover=one_point,mutation=0.1,steps=0`. By default we differ in all of these: what has been measured
-/// is never measured again, so that a good configuration which is forgotten is lost; ranks select alike
-/// whatever the scale of the times; uniform crossover does not depend on the order in which a template
-/// declares its parameters; and steps to neighbours refine what is good already.
+/// `crossover=one_point,mutation=0.1,steps=0`. By default we differ in all of these: no configuration is
+/// measured twice, so a good one that leaves the population would be lost; selection by rank does not depend
+/// on the scale of the times; uniform crossover does not depend on the order in which a template declares its
+/// parameters; and steps to neighbours refine configurations that are good already.
 struct Genetic {
     population: Population,
     crossover: Crossover,
     mutation: Mutation,
 }
 
-/// Makes one configuration of two.
+/// Operator that combines two configurations into one.
 #[derive(Clone, Copy)]
 pub(super) enum Crossover {
     Uniform,
@@ -107,11 +107,11 @@ impl Crossover {
     }
 }
 
-/// Replaces each parameter with some probability by a neighbouring or any value.
+/// Operator that replaces each parameter with some probability by a neighbouring or any value.
 pub(super) struct Mutation {
     probability: f64,
     steps: f64,
-    /// Whether a value is replaced by another one for certain, where there is one.
+    /// Whether a mutated value always differs from the old one, if the parameter has another value.
     is_other: bool,
 }
 
@@ -133,7 +133,7 @@ impl Mutation {
             } else if self.is_other {
                 match space.n_values(parameter) {
                     1 => rank,
-                    // The others are the old one and so many further on, in a ring.
+                    // Adding 1 to n − 1 to the old rank, modulo n, gives every other value.
                     n => (rank + rng.random_range(1..n)) % n,
                 }
             } else {

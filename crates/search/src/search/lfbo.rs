@@ -16,11 +16,11 @@ use crate::features::{KnobFeatures, UnitFeatures};
 use crate::space::{Config, Space};
 use crate::trial::{Trial, quantile};
 
-/// Most trials that a forest is fitted on.
+/// Maximum number of trials that a forest is fitted on.
 const MOST_ROWS: usize = 2048;
-/// Share of its time by which a step has to be faster to count as one.
+/// Minimum relative improvement in time for a step to count as one.
 const LEAST_STEP: f64 = 1e-3;
-/// Least weight of what is as fast as the threshold, as a share of the threshold's time.
+/// Minimum weight of a trial that is as fast as the threshold, as a share of the threshold's time.
 const LEAST_WEIGHT: f64 = 1e-5;
 
 pub(super) const ROW: SearchRow = SearchRow {
@@ -84,9 +84,10 @@ pub(super) const ROW: SearchRow = SearchRow {
 
 /// Walks over the space, side by side, from the best of the first configurations.
 ///
-/// In each generation a walk meets random neighbours of its place. A forest that has learnt which trials were
-/// good, by how much faster than the rest they were, chooses those that are measured, one by one, by their
-/// probability of being good less their similarity to those before. The walk goes on from the fastest child.
+/// In each generation a walk draws random neighbours of its position. A forest classifies good trials,
+/// weighted by how much faster than the rest they are, and chooses the neighbours to measure one by one, by
+/// their probability of being good minus their similarity to those already chosen. The walk continues from
+/// the fastest child.
 ///
 /// # Source
 /// Song et al., "A General Recipe for Likelihood-free Bayesian Optimization" (2022), for the classifier whose
@@ -94,9 +95,10 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// Helion's `LFBOPatternSearch` and its authors' "Accelerating Autotuning in Helion with Bayesian
 /// Optimization" (2026) for the search, whose settings are those of
 /// `population=100,start=random,neighbours=300,children=30`. We differ in fewer trials a generation, so that
-/// the forest has a say in runs of a hundred trials. One random parameter goes up to `radius` steps, where
-/// Helion's block size and number of warps do. Failed trials have no place in a walk. Where all walks have
-/// ended we go on from the best places at which none has, so that a budget is always used.
+/// the forest matters in runs of a hundred trials. One random parameter moves up to `radius` steps, whereas
+/// in Helion the block size and the number of warps do. Failed trials do not take part in a walk. Once all
+/// walks have ended, new ones start from the best positions at which none has ended, so that the budget is
+/// always used.
 struct Lfbo {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
@@ -113,10 +115,10 @@ struct Lfbo {
     penalty: f32,
     n_trees: usize,
     known: Vec<ObservedConfig>,
-    /// Place of each known configuration.
+    /// Index of each known configuration.
     places: HashMap<Config, usize>,
     walks: Vec<NeighbourWalk>,
-    /// Places at which a walk ended.
+    /// Configurations at which a walk ended.
     ended: HashSet<usize>,
     /// Children left to propose, marked as seen.
     unborn: VecDeque<Config>,
@@ -131,9 +133,9 @@ struct ObservedConfig {
 }
 
 struct NeighbourWalk {
-    /// Known configuration that it is at.
+    /// Known configuration at which the walk is.
     at: usize,
-    /// Generations without a step that it survives.
+    /// Number of generations without a step after which the walk ends.
     patience: usize,
     children: Vec<Config>,
 }
@@ -148,7 +150,7 @@ impl Lfbo {
         self.seen.draw_spread(n, N_DRAWS, &mut self.rng, &self.unit, points)
     }
 
-    /// Moves each walk to its fastest child, and begins new ones where all have ended.
+    /// Moves each walk to its fastest child, and starts new walks if all have ended.
     fn step(&mut self) {
         let Lfbo { known, places, walks, ended, .. } = self;
         walks.retain_mut(|walk| {
@@ -174,7 +176,7 @@ impl Lfbo {
         }
     }
 
-    /// Fits the forest; `None` where all trials are equally good.
+    /// Fits the forest; `None` if all trials are equally good.
     fn fit(&mut self) -> Option<Forest> {
         let fitness: Vec<f64> = self.known.iter().map(|known| known.cost.recip()).collect();
         let trials: Vec<&ObservedConfig> =
@@ -250,7 +252,8 @@ impl Lfbo {
     }
 }
 
-/// A random neighbour: one parameter goes up to `radius` steps, and up to `radius` others one.
+/// Draws a random neighbour: one parameter moves up to `radius` steps, and up to `radius` others move one
+/// step.
 pub(super) fn neighbour(space: &Space, of: &Config, radius: usize, rng: &mut Xoshiro256PlusPlus) -> Config {
     let mut ranks = of.ranks().to_vec();
     let mut order: Vec<usize> = (0..ranks.len()).collect();
@@ -293,7 +296,7 @@ impl Search for Lfbo {
                 }
             }
         }
-        // Others may measure what is bred already.
+        // Another run may have measured children that are bred already.
         self.unborn.retain(|child| !self.places.contains_key(child));
     }
 }

@@ -36,26 +36,26 @@ use crate::features::LoopContexts;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
-/// A search over one space for the configuration of the smallest [`Outcome::cost`](crate::Outcome::cost). Its
-/// proposals follow from its seed, its options and the trials it was told alone.
+/// Search over one space for the configuration of the smallest [`Outcome::cost`](crate::Outcome::cost). Its
+/// proposals depend only on its seed, its options and the trials that it observed.
 pub trait Search: Send {
     /// Proposes at most `n` legal configurations that were neither proposed nor observed before. Fewer do not
-    /// mean the end; none at all, for `n` above 0, means that the space is exhausted.
+    /// mean the end; an empty list, for `n` above 0, means that the space is exhausted.
     fn propose(&mut self, n: usize) -> Vec<Config>;
 
-    /// Whether proposals are about as good before the last ones are observed, so that the next batch can be
-    /// prepared while one is measured.
+    /// Whether proposals are about as good if the last ones are not observed yet, so that the next batch can
+    /// be prepared while one is measured.
     fn looks_ahead(&self) -> bool {
         false
     }
 
-    /// Whether it handles several objectives by itself. Other searches observe the geometric mean of all
+    /// Whether the search handles several objectives itself. Other searches observe the geometric mean of all
     /// costs.
     fn weighs_objectives(&self) -> bool {
         false
     }
 
-    /// Observes trials, whoever proposed them: those of an earlier run count as the search's own.
+    /// Observes trials, including ones that it did not propose: trials of an earlier run count as its own.
     /// Configurations that are not of this space are ignored.
     fn observe(&mut self, trials: &[Trial]);
 }
@@ -65,7 +65,7 @@ pub trait Search: Send {
 pub struct Problem {
     /// The space.
     pub space: Arc<Space>,
-    /// Loop contexts of configurations; `None` where configurations are no programs, as in a replay.
+    /// Loop contexts of configurations; `None` if configurations are not programs, as in a replay.
     pub contexts: Option<Contexts>,
     /// Measurements of other workloads for searches with transfer learning; see [`SearchRow::transfers`].
     pub experience: Option<Arc<Experience>>,
@@ -75,7 +75,7 @@ pub struct Problem {
 pub type Contexts = Arc<dyn Fn(&Config) -> Option<LoopContexts> + Send + Sync>;
 
 impl From<&Arc<Space>> for Problem {
-    /// A space of which nothing else is known.
+    /// Makes a problem of a space alone, without further knowledge.
     fn from(space: &Arc<Space>) -> Problem {
         Problem { space: space.clone(), contexts: None, experience: None }
     }
@@ -87,16 +87,16 @@ pub struct SearchRow {
     pub name: &'static str,
     /// Description, in one line.
     pub text: &'static str,
-    /// Paper that describes it; empty for textbook searches.
+    /// Paper that describes the search; empty for textbook searches.
     pub paper: &'static str,
-    /// Whether it has a model that learns from [`Problem::experience`] (transfer learning).
+    /// Whether the search has a model that learns from [`Problem::experience`] (transfer learning).
     pub transfers: bool,
     /// Options of the search.
     pub options: &'static [SearchOption],
     make: Make,
 }
 
-/// Makes a search of a problem from a seed and the options of its row.
+/// Function that makes a search for a problem from a seed and the options of its row.
 type Make = fn(&Problem, u64, &Options) -> Result<Box<dyn Search>, SearchError>;
 
 /// Option of a search.
@@ -126,7 +126,7 @@ pub const SEARCHES: &[SearchRow] = &[
     lfbo::ROW,
 ];
 
-/// Error in the name or options of a search; the user is at fault.
+/// Error in the name or options of a search; the mistake is the user's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SearchError {
     /// Unknown search.
@@ -178,7 +178,7 @@ pub fn build(text: &str, problem: impl Into<Problem>, seed: u64) -> Result<Box<d
     (row.make)(&problem.into(), seed, &Options::parse(row, options)?)
 }
 
-/// The row of the search that `text` asks for, and its options.
+/// Finds the row of the search that `text` names, and its options.
 fn row(text: &str) -> Result<(&'static SearchRow, &str), SearchError> {
     let (name, options) = text.split_once(':').unwrap_or((text, ""));
     let row = SEARCHES.iter().find(|row| row.name == name).ok_or_else(|| SearchError::UnknownSearch {
@@ -188,8 +188,8 @@ fn row(text: &str) -> Result<(&'static SearchRow, &str), SearchError> {
     Ok((row, options))
 }
 
-/// Maximum number of programs of other workloads that the search named by `text` learns from; `None` if it
-/// does not learn from [`Problem::experience`].
+/// Maximum number of programs of other workloads that the search named by `text` learns from; `None` if the
+/// search does not learn from [`Problem::experience`].
 ///
 /// # Errors
 /// [`SearchError`] if there is no such search or option.
@@ -199,7 +199,7 @@ pub fn most_experience(text: &str) -> Result<Option<usize>, SearchError> {
     row.transfers.then(|| options.number(gbt::EXPERIENCE.name, gbt::EXPERIENCES)).transpose()
 }
 
-/// Option given in `text` that has no effect where configurations are no programs, if any.
+/// Option given in `text` that has no effect if configurations are not programs, if there is one.
 ///
 /// # Errors
 /// [`SearchError`] if there is no such search or option.

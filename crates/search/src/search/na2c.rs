@@ -15,21 +15,24 @@ use crate::features::UnitFeatures;
 use crate::space::{Config, Domain, Space, Value};
 use crate::trial::Trial;
 
-/// Configurations that are spread over the space before walks set out.
+/// Number of configurations that are spread over the space before the first walks.
 const N_START: usize = 10;
-/// Random configurations of which the most remote one is such a state.
+/// Number of random draws for each configuration that is spread over the space, of which the one farthest
+/// from the others is taken.
 const N_DRAWS: usize = 20;
-/// Times that walkers set out for a batch before it is taken as it is.
+/// Maximum number of rounds of walks for a batch, after which it may stay incomplete.
 const ROUNDS: usize = 4;
-/// Batches without a better state after which walks grow by a step.
+/// Number of batches without a better state after which walks grow by a step.
 const PATIENCE: usize = 4;
-/// Times its length that a walk may grow to.
+/// Maximum length of a walk, as a multiple of its initial length.
 const MOST_GROWTH: usize = 8;
-/// Transitions in a step of learning.
+/// Number of transitions in a learning step.
 const LEARNING_BATCH: usize = 64;
-/// Steps of learning at once: a step for each trial is many where thousands are known when a search begins.
+/// Maximum number of learning steps at once: one for each trial would be too many if thousands are known when
+/// a search begins.
 const MOST_STEPS: usize = 512;
-/// Categories of a parameter that have an action each; of more, several share one.
+/// Maximum number of categories of a parameter that have an action each; if there are more, several share
+/// one.
 const MOST_CATEGORIES: u64 = 64;
 
 pub(super) const ROW: SearchRow = SearchRow {
@@ -103,7 +106,7 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
-/// Configurations that are far apart, at least one.
+/// Draws configurations that are far apart, at least one.
 fn spread(space: &Arc<Space>, features: &UnitFeatures, rng: &mut Xoshiro256PlusPlus) -> VecDeque<Config> {
     let mut drawn = Seen::new(space);
     let mut points: Vec<Vec<f32>> = Vec::with_capacity(N_START);
@@ -120,9 +123,9 @@ fn spread(space: &Arc<Space>, features: &UnitFeatures, rng: &mut Xoshiro256PlusP
 /// # Source
 /// N-A2C, algorithm 2 of the paper on GEMM tiling as a Markov decision process, with its T = 3 and its
 /// reward, scaled so that the best state so far gives 1. Batch, width, rate and τ are those of NNI. We differ
-/// in that actions are the moves of every kind of parameter (see [`Actions`]), in that a walk ends where no
-/// move is legal, in that a batch is drawn at random where walks reach no unvisited state, and in where walks
-/// first set out, which can be as in the paper.
+/// in that actions are the moves of every kind of parameter (see [`Actions`]), in that a walk ends if no move
+/// is legal, in that a batch is drawn at random if walks reach no unvisited state, and in the starting points
+/// of the first walks, which can be as in the paper.
 struct Na2c {
     n_steps: usize,
     tau: f64,
@@ -132,9 +135,9 @@ struct Na2c {
     rng: Xoshiro256PlusPlus,
     features: UnitFeatures,
     actions: Actions,
-    /// `None` where the space has no moves.
+    /// Actor-critic network; `None` if the space has no moves.
     learner: Option<ActorCritic>,
-    /// The time of each known state, infinite for a failure.
+    /// Time of each known state, infinite for a failure.
     costs: HashMap<Config, f64>,
     /// Steps between known states, the latest last.
     memory: VecDeque<(Config, usize, Config)>,
@@ -145,8 +148,8 @@ struct Na2c {
     best: f64,
     /// Configurations of the batch that are left to measure.
     collected: VecDeque<Config>,
-    /// Configurations that walks came across and that are being measured: trials of others say nothing about
-    /// the best length of walks.
+    /// Configurations that walks found and that are being measured: other trials say nothing about the best
+    /// length of walks.
     under_way: HashSet<Config>,
     walk_length: usize,
     /// States of walks observed since the last batch ended.
@@ -156,7 +159,7 @@ struct Na2c {
 }
 
 impl Na2c {
-    /// The unvisited states that walks from the centre come across, walk by walk, at most a batch.
+    /// Collects the unvisited states on walks from the centre, walk by walk, at most a batch.
     fn collect(&mut self) -> VecDeque<Config> {
         let mut found = HashSet::new();
         let mut collected = VecDeque::new();
@@ -178,7 +181,7 @@ impl Na2c {
         collected
     }
 
-    /// The states on each of several walks from the centre.
+    /// Walks from the centre several times; returns the states of each walk.
     fn walk(&mut self, n_walks: usize) -> Vec<Vec<Config>> {
         let mut walks = vec![Vec::new(); n_walks];
         let Some(learner) = &self.learner else { return walks };
@@ -213,7 +216,7 @@ impl Na2c {
         self.memory.drain(..self.memory.len().saturating_sub(self.n_remembered));
     }
 
-    /// Learns from a batch of random memories.
+    /// Learns from a random batch of the memory.
     fn learn(&mut self) {
         let Some(learner) = &mut self.learner else { return };
         let memory = self.memory.make_contiguous();
@@ -232,7 +235,7 @@ impl Na2c {
         learner.train(&chosen);
     }
 
-    /// Shortens the walks while better states are found, lengthens them while none are.
+    /// Shortens the walks while better states are found, and lengthens them otherwise.
     fn end_batch(&mut self) {
         self.n_observed = 0;
         self.n_idle += 1;
@@ -256,7 +259,7 @@ impl Search for Na2c {
         if !batch.is_empty() {
             return batch;
         }
-        // Others may have measured some since they were collected.
+        // Another run may have measured some since they were collected.
         self.collected.retain(|config| self.seen.is_fresh(config));
         if self.collected.is_empty() {
             self.collected = self.collect();
@@ -290,14 +293,14 @@ impl Search for Na2c {
     }
 }
 
-/// The moves of a space as a fixed set of numbered actions, whatever the state.
+/// Moves of a space as a fixed set of numbered actions, which are the same in every state.
 ///
 /// For an ordinal: down and up. For a categorical: to each value. For a factorization: one of its primes from
-/// one part to another. For a permutation: a swap at each place. An action that is not a move of a state has
-/// no effect on what is done there.
+/// one part to another. For a permutation: a swap at each place. An action that is not a move of the current
+/// state has no effect there.
 struct Actions {
     space: Arc<Space>,
-    /// The first action of each parameter.
+    /// First action of each parameter.
     first: Vec<usize>,
     n_actions: usize,
 }
@@ -319,7 +322,7 @@ impl Actions {
         Actions { space: Arc::clone(space), first, n_actions }
     }
 
-    /// The legal moves of a state, each with its action.
+    /// Returns the legal moves of a state, each with its action.
     fn moves(&self, config: &Config) -> Vec<(usize, Config)> {
         let mut moves = Vec::new();
         for (parameter, &here) in config.ranks().iter().enumerate() {
@@ -334,7 +337,7 @@ impl Actions {
         moves
     }
 
-    /// The action that leads from a state to a neighbour.
+    /// Returns the action that leads from a state to a neighbour.
     fn between(&self, from: &Config, to: &Config) -> usize {
         let differs = |parameter: &usize| from.ranks()[*parameter] != to.ranks()[*parameter];
         let parameter = (0..self.first.len()).find(differs).expect("invariant: neighbours differ");
@@ -406,7 +409,7 @@ mod tests {
                 assert_eq!(actions.between(&config, &neighbour), action);
             }
         }
-        // 5 goes from the first part to the last, whatever the others hold.
+        // Factor 5 moves from the first part to the last, regardless of the others.
         let move_of = |from: [u64; 3], to: [u64; 3]| {
             let config = |factors: &[u64]| Config::new([0, 0, space.rank_of_factors(2, factors).unwrap(), 0]);
             actions.between(&config(&from), &config(&to))

@@ -12,17 +12,17 @@ use crate::features::KnobFeatures;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
-/// Once twice as many trials are known, the surrogate forgets all but this many, so that it stays quick.
+/// Number of trials that the surrogate keeps once it has twice as many, so that it stays fast.
 const MOST_KNOWN: usize = 2048;
 
-/// Features of configurations, an option of searches that see no programs.
+/// Option of searches that use no programs: the features of configurations.
 pub(super) const FEATURES: SearchOption = SearchOption {
     name: "features",
     default: "knob",
     text: "what the model sees: knob (parameters) or aligned (also which powers of two divide them)",
 };
 
-/// The features of a space that [`FEATURES`] asks for.
+/// Encoder of a space that the option [`FEATURES`] selects.
 pub(super) fn features(space: &Arc<Space>, options: &Options) -> Result<KnobFeatures, SearchError> {
     Ok([KnobFeatures::new, KnobFeatures::aligned][options.choice(FEATURES.name, &["knob", "aligned"])?](space))
 }
@@ -70,16 +70,16 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
-/// A genetic algorithm that measures only the children of which a surrogate without training expects most.
+/// Genetic algorithm that measures only the children that a training-free surrogate predicts to be the best.
 ///
 /// # Source
 /// NoSE, section III, with its 5 children bred for each that is measured (M = 1.5 N, E = 0.3 N) and k = 9.
-/// The rest is the paper's as `population=100,generation=30,selection=fitness,start=random` with
+/// The other settings of the paper are `population=100,generation=30,selection=fitness,start=random` with
 /// `crossover=one_point,mutation=0.3,steps=0,mutant=other`; by default we differ as the genetic search does,
 /// for the same reasons. A child that is not new or not legal is mutated again, and after several illegal
 /// ones becomes the nearest legal configuration. Categories are compared by equality, since their codes have
-/// no distance, and the terms of the distance are of features, so that two categories are 2 apart and a
-/// factorization counts as many times as it has parts. Of many thousand trials, the earliest are forgotten.
+/// no distance, and the distance is a sum over features, so that two categories are 2 apart and a
+/// factorization counts once for each of its parts. After many thousand trials, the earliest are dropped.
 struct NoSe {
     population: Population,
     /// Children bred for each that is measured.
@@ -87,7 +87,7 @@ struct NoSe {
     crossover: Crossover,
     mutation: Mutation,
     features: KnobFeatures,
-    /// The latest trials with their fitness.
+    /// Latest trials with their fitness.
     knowledge: Knn,
 }
 

@@ -34,11 +34,10 @@ pub(super) const ROW: SearchRow = SearchRow {
 ///
 /// # Source
 /// OpEvo, algorithm 1, with its λ = 8; `generation=8,selection=fitness,q=0.5,start=random` are the paper's.
-/// By default we differ in that children are bred from all that is known, not 8 at a time; in selection by
+/// By default we differ in that children are bred from all known trials, not 8 at a time; in selection by
 /// rank, which the scale of the times does not change; in q, since 0.5 changes most parameters of a child at
-/// once; and in the first configurations, which are spread over the space. A child which constraints forbid
-/// is mutated again, as one that is not new, and after several such mutations becomes the nearest legal
-/// configuration.
+/// once; and in the first configurations, which are spread over the space. A child that is illegal or not new
+/// is mutated again; after several illegal mutations it becomes the nearest legal configuration.
 struct OpEvo {
     population: Population,
     q: f64,

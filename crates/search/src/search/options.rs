@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::{SearchError, SearchRow};
 
-/// The value of every option of a row: the given one or its default.
+/// Value of every option of a row, given or default.
 pub struct Options {
     search: &'static str,
     given: Vec<&'static str>,
@@ -35,7 +35,7 @@ impl Options {
         Ok(Options { search, given, values: row.options.iter().zip(values).map(or_default).collect() })
     }
 
-    /// The value of an option as a number in `range`.
+    /// Returns the value of an option as a number in `range`.
     pub(super) fn number<T>(&self, name: &str, range: RangeInclusive<T>) -> Result<T, SearchError>
     where
         T: FromStr + PartialOrd + std::fmt::Display,
@@ -44,7 +44,7 @@ impl Options {
         parsed.ok_or_else(|| self.bad_value(name, format!("a number from {} to {}", range.start(), range.end())))
     }
 
-    /// The value of an option as the position of one of `alternatives`.
+    /// Returns the value of an option as an index into `alternatives`.
     pub(super) fn choice(&self, name: &str, alternatives: &[&str]) -> Result<usize, SearchError> {
         let position = alternatives.iter().position(|alternative| *alternative == self.text(name));
         position.ok_or_else(|| self.bad_value(name, alternatives.join(" or ")))
@@ -55,12 +55,12 @@ impl Options {
         self.given.contains(&name)
     }
 
-    /// The value of an option.
+    /// Returns the value of an option.
     pub(super) fn text(&self, name: &str) -> &str {
         &self.entry(name).1
     }
 
-    /// Error that the value of an option is not what is expected.
+    /// Makes the error for an invalid value of an option.
     pub(super) fn bad_value(&self, name: &str, expected: String) -> SearchError {
         let (option, value) = self.entry(name).clone();
         SearchError::BadValue { search: self.search, option, value, expected }

@@ -14,7 +14,8 @@ use crate::features::UnitFeatures;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
-/// Random configurations of which the most remote one begins a population.
+/// Number of random draws for each first configuration of a population, of which the one farthest from the
+/// others is taken.
 pub(super) const N_DRAWS: usize = 20;
 
 /// Option of every evolutionary search: the measure by which parents are selected.
@@ -41,27 +42,27 @@ pub(super) const START: SearchOption = SearchOption {
 /// Measured configurations and the generation that is bred from them.
 ///
 /// The first ones are spread over the space or random; the parents of each generation are the best of the
-/// survivors of the last and of what was observed since. Trials of earlier runs count as members of the
-/// first.
+/// survivors of the previous one and of the trials observed since. Trials of earlier runs count as members of
+/// the first generation.
 pub(super) struct Population {
     seen: Seen,
     rng: Xoshiro256PlusPlus,
     n_parents: usize,
-    /// Number of them that may be parents of the next generation too.
+    /// Number of parents that may be parents of the next generation, too.
     n_survivors: usize,
-    /// Children of a generation; `None` for as many as are asked for.
+    /// Children of a generation; `None` for as many as are requested.
     n_children: Option<usize>,
     by_rank: bool,
-    /// Whether the first ones are spread over the space.
+    /// Whether the first configurations are spread over the space.
     is_spread: bool,
     features: UnitFeatures,
-    /// The survivors and what was observed since.
+    /// Survivors and the trials observed since.
     members: Vec<Individual>,
     /// Children left to propose, marked as seen.
     unborn: VecDeque<Config>,
 }
 
-/// A measured configuration and its fitness, 0 where it failed.
+/// Measured configuration and its fitness, 0 for a failure.
 struct Individual {
     fitness: f64,
     config: Config,
@@ -70,7 +71,8 @@ struct Individual {
 /// Members from which a generation is bred.
 pub(super) struct Parents<'a> {
     members: &'a [Individual],
-    /// `None` if none is any good, for example if all trials failed: then each counts alike.
+    /// Weights for the selection; `None` if no member is valid, for example because all trials failed: then
+    /// all are equally likely.
     weights: Option<WeightedIndex<f64>>,
 }
 
@@ -86,10 +88,10 @@ impl Parents<'_> {
 }
 
 impl Population {
-    /// An empty population, of which all survive that are good enough.
+    /// Makes an empty population, in which all members that are good enough survive.
     ///
     /// # Errors
-    /// If an option has a value that it cannot have.
+    /// If an option has an invalid value.
     pub(super) fn new(
         space: &Arc<Space>,
         seed: u64,
@@ -117,21 +119,21 @@ impl Population {
         Population { n_survivors, ..self }
     }
 
-    /// Takes note of trials and gives those of this space.
+    /// Records trials and returns those of this space.
     pub(super) fn observe<'a>(&mut self, trials: &'a [Trial]) -> Vec<&'a Trial> {
         let noted = self.seen.note(trials);
         let member = |trial: &&Trial| Individual { fitness: trial.outcome.fitness(), config: trial.config.clone() };
         self.members.extend(noted.iter().map(member));
-        // Others may measure what is bred already.
+        // Another run may have measured children that are bred already.
         self.unborn.retain(|child| noted.iter().all(|trial| trial.config != *child));
         noted
     }
 
-    /// Proposes at most `n` children. When none is left `breed` makes the next generation from its parents. A
-    /// batch ends with its generation, because the next one is bred from this one's results.
+    /// Proposes at most `n` children. When no child is left, `breed` makes the next generation from the
+    /// parents. A batch ends with its generation, because the next one is bred from this one's results.
     pub(super) fn propose(&mut self, n: usize, breed: impl FnOnce(&mut Breeding) -> Vec<Config>) -> Vec<Config> {
         if self.unborn.is_empty() {
-            // Of equals the earlier ones stay.
+            // Among equally good members, the earlier ones stay.
             self.members.sort_by(|a, b| b.fitness.total_cmp(&a.fitness));
             self.members.truncate(self.n_parents);
             let n_missing = self.n_parents - self.members.len();
@@ -142,7 +144,7 @@ impl Population {
             let n_children = self.n_children.unwrap_or(n);
             let mut children = breed(&mut Breeding { parents, seen: &self.seen, rng: &mut self.rng, n_children });
             children.iter().for_each(|child| assert!(self.seen.insert(child), "invariant: children are new"));
-            // Where breeding gives too few, chance does.
+            // If breeding yields too few children, random configurations complete the generation.
             let n_lacking = n_children.saturating_sub(children.len());
             children.extend((0..n_lacking).map_while(|_| self.seen.draw(&mut self.rng)));
             self.unborn = children.into();
@@ -163,14 +165,14 @@ impl Population {
     fn weights(&self) -> Option<WeightedIndex<f64>> {
         let n = self.members.len();
         let weight = |(place, member): (usize, &Individual)| {
-            // However good its rank, a failure is no parent while others are there.
+            // A failure is not a parent while there are valid members, whatever its rank.
             if self.by_rank && member.fitness > 0.0 { (n - place) as f64 } else { member.fitness }
         };
         WeightedIndex::new(self.members.iter().enumerate().map(weight)).ok()
     }
 }
 
-/// Means by which a generation is bred.
+/// Resources for breeding one generation.
 pub(super) struct Breeding<'a> {
     parents: Parents<'a>,
     seen: &'a Seen,
@@ -180,7 +182,7 @@ pub(super) struct Breeding<'a> {
 }
 
 impl Breeding<'_> {
-    /// The number of parameters of a configuration.
+    /// Returns the number of parameters of a configuration.
     pub(super) fn n_parameters(&self) -> usize {
         self.seen.space().n_parameters()
     }
@@ -200,7 +202,7 @@ impl Breeding<'_> {
             let heir = recombine(&self.parents, self.rng);
             let child =
                 self.seen.bred(self.rng, |space, rng| mutate(space, &heir, rng), |child| !siblings.contains(child));
-            // Where one heir has no new child, hardly any other has.
+            // If one attempt finds no new child, further ones hardly will.
             let Some(child) = child else { break };
             siblings.insert(child.clone());
             children.push(child);

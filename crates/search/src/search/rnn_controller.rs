@@ -1,4 +1,4 @@
-//! Recurrent policy that emits one parameter after the other.
+//! Recurrent policy that emits one parameter after another.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use super::{Problem, Search, SearchOption, SearchRow};
 use crate::space::{Config, Domain, Space};
 use crate::trial::Trial;
 
-/// Alternatives of one choice; parameters with more values take several.
+/// Maximum number of alternatives of a choice; parameters with more values take several choices.
 const MOST_ALTERNATIVES: u64 = 64;
-/// Times that the policy is asked for unseen configurations before random ones stand in.
+/// Number of times that the policy is sampled for unseen configurations before random ones replace them.
 const ROUNDS: usize = 4;
-/// Most trials that it learns from when a search begins, the latest of those known.
+/// Maximum number of trials that the policy learns from when a search begins: the latest ones.
 const MOST_LESSONS: usize = 512;
 
 pub(super) const ROW: SearchRow = SearchRow {
@@ -58,8 +58,8 @@ pub(super) const ROW: SearchRow = SearchRow {
 /// # Source
 /// Zoph and Le, "Neural architecture search with reinforcement learning" (2017), which the paper on GEMM
 /// tiling as a Markov decision process compares with. The reward is the throughput, as a share of the best so
-/// far. A configuration that was measured is not measured again: when the policy draws it, it learns from the
-/// known reward. One that constraints forbid becomes the nearest legal one.
+/// far. No configuration is measured twice: when the policy draws a known one, it learns from the known
+/// reward. An illegal configuration becomes the nearest legal one.
 struct RnnController {
     batch: usize,
     controller: Controller,
@@ -74,7 +74,7 @@ struct RnnController {
 }
 
 impl RnnController {
-    /// Learns from what has come together.
+    /// Learns from the collected lessons.
     fn learn(&mut self) {
         let sequences: Vec<Vec<usize>> = self.lessons.iter().map(|(config, _)| self.sequences.of(config)).collect();
         let rewards: Vec<f32> = self.lessons.iter().map(|(_, fitness)| (fitness / self.best) as f32).collect();
@@ -130,21 +130,21 @@ impl Search for RnnController {
     }
 }
 
-/// The configurations of a space as sequences of choices, few alternatives each.
+/// Encoding of the configurations of a space as sequences of choices with few alternatives each.
 ///
-/// A factorization is one divisor of what is left after the other, the last part being the rest. Every other
-/// value is the digits of its rank: in the factorial number system for a permutation, so that each digit says
-/// which of the remaining names comes next; a single digit for a parameter of few values; and digits of equal
-/// size for one of many, the coarsest first.
+/// A factorization is a sequence of divisors, each of the quotient that the previous ones leave; the last
+/// part is the remaining quotient. Any other value is the digits of its rank: in the factorial number system
+/// for a permutation, so that each digit selects one of the remaining names; a single digit for a parameter
+/// with few values; and digits of equal size for one with many, coarsest first.
 struct Sequences {
     space: Arc<Space>,
     choices: Vec<Decision>,
 }
 
 enum Decision {
-    /// A digit of a parameter's rank.
+    /// Digit of a parameter's rank.
     Digit { parameter: usize, weight: u64, n: u64 },
-    /// A factor of a factorization, by its place among the divisors of the product.
+    /// Factor of a factorization, as an index into the divisors of the product.
     Factor { parameter: usize, product: u64, divisors: Vec<u64> },
 }
 
@@ -192,7 +192,7 @@ impl Sequences {
         Sequences { space: Arc::clone(space), choices }
     }
 
-    /// The number of alternatives of each choice.
+    /// Returns the number of alternatives of each choice.
     fn n_choices(&self) -> Vec<usize> {
         let n = |choice: &Decision| match choice {
             Decision::Digit { n, .. } => *n as usize,
@@ -220,10 +220,10 @@ impl Sequences {
         }
     }
 
-    /// The sequence that makes a configuration.
+    /// Sequence of choices for a configuration.
     fn of(&self, config: &Config) -> Vec<usize> {
         let mut sequence = Vec::with_capacity(self.choices.len());
-        // Factors still to come of the factorization at hand.
+        // Remaining factors of the current factorization.
         let mut factors = Vec::new();
         let mut at = usize::MAX;
         for choice in &self.choices {
@@ -245,10 +245,10 @@ impl Sequences {
         sequence
     }
 
-    /// The configuration that a sequence makes, which need not be legal.
+    /// Configuration of a sequence, which need not be legal.
     fn config(&self, sequence: &[usize]) -> Config {
         let mut ranks = vec![0; self.space.n_parameters()];
-        // Of each parameter that is a factorization: all factors but the last.
+        // For each factorization, all factors but the last.
         let mut factors = vec![Vec::new(); ranks.len()];
         for (choice, &alternative) in self.choices.iter().zip(sequence) {
             match choice {
@@ -269,7 +269,7 @@ impl Sequences {
     }
 }
 
-/// The divisors of a product of prime powers, in ascending order.
+/// Returns the divisors of a product of prime powers, in ascending order.
 fn divisors(prime_powers: &[(u64, u32)]) -> Vec<u64> {
     let mut divisors = vec![1];
     for &(prime, exponent) in prime_powers {
@@ -299,7 +299,7 @@ mod tests {
         for index in 0..space.size() {
             check(&sequences, &space.config_at(index));
         }
-        // Choices whose alternatives are all forbidden would end the drawing.
+        // A choice whose alternatives are all forbidden would end the sampling.
         assert_eq!(sequences.n_choices(), [4, 3, 2, 12, 12, 3]);
         assert!(sequences.allows(&[0, 0, 0, 3], 2) && !sequences.allows(&[0, 0, 0, 3], 6), "60 = 4 · 15");
     }

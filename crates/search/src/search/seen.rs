@@ -10,12 +10,12 @@ use crate::features::UnitFeatures;
 use crate::space::{Config, Space};
 use crate::trial::Trial;
 
-/// Attempts to breed a child before a random configuration stands in for it.
+/// Number of attempts to breed a child before a random configuration takes its place.
 const ATTEMPTS: usize = 100;
-/// Illegal children in a row after which the nearest legal configuration is taken for one.
+/// Number of illegal children in a row after which the nearest legal configuration takes their place.
 const ILLEGAL_IN_A_ROW: usize = 10;
 
-/// The configurations of a space that a search must not propose again.
+/// Configurations of a space that a search must not propose again.
 pub(super) struct Seen {
     space: Arc<Space>,
     indices: HashSet<u128>,
@@ -33,12 +33,12 @@ impl Seen {
         &self.space
     }
 
-    /// Marks a configuration as seen; false where it was before or is not legal.
+    /// Marks a configuration as seen; returns false if it is seen already or illegal.
     pub(super) fn insert(&mut self, config: &Config) -> bool {
         self.space.index_of(config).is_some_and(|index| self.insert_index(index))
     }
 
-    /// Marks what trials are of as seen, and gives those of this space.
+    /// Marks the configurations of trials as seen, and returns the trials of this space.
     pub(super) fn note<'a>(&mut self, trials: &'a [Trial]) -> Vec<&'a Trial> {
         let mut noted = Vec::with_capacity(trials.len());
         for trial in trials {
@@ -50,7 +50,7 @@ impl Seen {
         noted
     }
 
-    /// Marks the configuration with this index as seen; false where it was before.
+    /// Marks the configuration with this index as seen; returns false if it is seen already.
     pub(super) fn insert_index(&mut self, index: u128) -> bool {
         self.indices.insert(index)
     }
@@ -60,9 +60,9 @@ impl Seen {
         self.space.index_of(config).is_some_and(|index| !self.indices.contains(&index))
     }
 
-    /// A configuration that `breed` makes and `accept` takes, legal and unseen, but not marked as seen;
-    /// `None` where many attempts give none. Illegal ones are bred again, and after several such the nearest
-    /// legal configuration counts.
+    /// Breeds a legal and unseen configuration that `accept` takes, without marking it as seen; `None` if
+    /// many attempts fail. Illegal ones are bred again; after several in a row, the nearest legal
+    /// configuration is tried.
     pub(super) fn bred(
         &self,
         rng: &mut Xoshiro256PlusPlus,
@@ -86,8 +86,8 @@ impl Seen {
         })
     }
 
-    /// Draws the one of `n_draws` unseen configurations that is farthest from all of these points, which have
-    /// these features, and marks it as seen; `None` where the space is exhausted.
+    /// Draws `n_draws` unseen configurations, and marks and returns the one that is farthest from all of
+    /// these points of feature space; `None` if the space is exhausted.
     pub(super) fn draw_remote(
         &mut self,
         n_draws: usize,
@@ -117,8 +117,8 @@ impl Seen {
         }
     }
 
-    /// Draws at most `n` unseen configurations, each of them the most remote of `n_draws` from those before
-    /// and from these points, and marks them as seen.
+    /// Draws at most `n` unseen configurations and marks them as seen: each is the farthest of `n_draws` from
+    /// the previous ones and from these points.
     pub(super) fn draw_spread(
         &mut self,
         n: usize,
@@ -139,7 +139,7 @@ impl Seen {
     ///
     /// # Cost
     /// O(1) expected, averaged over the draws that exhaust the space: rejection while most of the space is
-    /// unseen, then one pass over the indices, which is no longer than what has been seen already.
+    /// unseen, then one pass over the indices, which are no more than the configurations seen already.
     pub(super) fn draw(&mut self, rng: &mut Xoshiro256PlusPlus) -> Option<Config> {
         let size = self.space.size();
         let index = if (self.indices.len() as u128) < size.div_ceil(2) {

@@ -44,13 +44,13 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
-/// A Metropolis walk whose energy is the logarithm of the time, restarted from a random configuration when it
+/// Metropolis walk whose energy is the logarithm of the time, restarted from a random configuration when it
 /// is cold.
 ///
-/// Candidates are unseen neighbours of the current configuration; without any, unseen configurations that
-/// differ in one parameter; without these either, a new walk starts. A batch is drawn around one
-/// configuration and decided in the order of its trials. Trials of others, such as those of an earlier run,
-/// are no steps of the walk: it only moves to what is faster.
+/// Candidates are unseen neighbours of the current configuration; if there are none, unseen configurations
+/// that differ in one parameter; if there are none either, a new walk starts. A batch is drawn around one
+/// configuration and decided in the order of its trials. Trials from elsewhere, such as an earlier run, are
+/// not steps of the walk: it moves to one of them only if it is faster.
 struct SimulatedAnnealing {
     hottest: f64,
     cooling: f64,

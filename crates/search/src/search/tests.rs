@@ -6,8 +6,7 @@ use super::*;
 use crate::conformance::{self, gemm, measured, mixed, smooth, space};
 use crate::space::Parameter;
 
-/// A search for tests: those with cost models learn and anneal only as long as it takes to see that they do,
-/// and networks are small.
+/// Options of a search for tests: cost models with little training and annealing, and small networks.
 fn quick(name: &'static str) -> &'static str {
     match name {
         "gbt" => "gbt:steps=20,batch=32",
@@ -60,7 +59,7 @@ fn guided_searches_beat_random_on_a_smooth_landscape() {
     }
 }
 
-/// Takes fewer runs, since these think for milliseconds a trial.
+/// Takes fewer runs, since these searches take milliseconds per trial.
 #[test]
 fn neural_searches_beat_random_on_a_smooth_landscape() {
     for text in ["na2c", "rnn_controller", "tree_gru:steps=20,updates=5"] {
@@ -147,7 +146,7 @@ fn gbfs_starts_untiled_and_goes_to_neighbours() {
 fn a_walk_begins_at_the_best_of_earlier_trials() {
     let space = gemm();
     let prior = conformance::run(&maker("random"), &space, smooth, 3, 16, 400);
-    // The last of several as fast.
+    // The last of several equally fast trials.
     let fastest = prior.iter().rev().min_by(|a, b| a.outcome.cost().total_cmp(&b.outcome.cost())).unwrap();
     let mut search = build("simulated_annealing", &space, 0).unwrap();
     search.observe(&prior);

@@ -62,12 +62,12 @@ pub(super) const ROW: SearchRow = SearchRow {
     },
 };
 
-/// A TreeGRU, which goes on learning from fit to fit.
+/// TreeGRU, which continues training from fit to fit.
 struct Recursive {
     network: TreeGru,
     n_updates: usize,
     trees: Trees,
-    /// The trees of all trials.
+    /// Trees of all trials.
     known: Vec<TreeRows>,
     fitness: Vec<f64>,
 }
@@ -92,11 +92,11 @@ impl CostModel for Recursive {
     }
 }
 
-/// The way from a configuration to the tree that the network reads.
+/// Source of the tree that the network reads for a configuration.
 enum Trees {
-    /// The loops of its program; no tree at all where it makes none.
+    /// Loops of the configuration's program; an empty tree if it yields no program.
     Loops(Contexts),
-    /// Features of configurations that are no programs: a sequence of the parameters, each with its number
+    /// Features of configurations that are not programs: a sequence of the parameters, each with its number
     /// and features.
     Parameters { features: UnitFeatures, groups: Vec<usize>, n_parameters: usize, width: usize },
 }
@@ -113,7 +113,7 @@ impl Trees {
         Trees::Parameters { features, groups, n_parameters, width }
     }
 
-    /// The number of features of a node.
+    /// Returns the number of features of a node.
     fn n_features(&self) -> usize {
         match self {
             Trees::Loops(_) => N_TREE_FEATURES,

@@ -12,9 +12,9 @@ use crate::features::{
 };
 use crate::space::{Config, Space};
 
-/// Configurations whose programs are remembered, at most.
+/// Maximum number of configurations whose program features are cached.
 const MOST_KEPT: usize = 1 << 14;
-/// Configurations of which the model of other workloads is asked.
+/// Number of configurations for which the model of other workloads is evaluated.
 const N_ASKED: usize = 1024;
 
 /// Kind of features.
@@ -22,30 +22,30 @@ const N_ASKED: usize = 1024;
 pub(super) enum FeatureKind {
     /// The configuration.
     Knob,
-    /// The configuration and the alignments of its numbers.
+    /// Configuration, and the alignments of its numbers.
     Aligned,
-    /// The loops of its program.
+    /// Loops of the configuration's program.
     Loop,
     /// Relations between the loops of its program.
     Relation,
 }
 
-/// Features that the model of other workloads has of a program.
+/// Features by which the model of other workloads describes a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Described {
     /// Relations, which mean the same for any nest of loops, and the loops themselves, the innermost one
     /// first, which mean the same for all programs of a template.
     All,
-    /// The loops.
+    /// Loops of the program.
     Loop,
     /// Relations.
     Relation,
-    /// The configuration that it is made of.
+    /// Configuration of the program.
     Knob,
 }
 
 impl Described {
-    /// The number of features.
+    /// Returns the number of features.
     fn n_features(self) -> usize {
         match self {
             Described::All => N_RELATION_FEATURES + N_CONTEXT_FEATURES,
@@ -55,7 +55,7 @@ impl Described {
         }
     }
 
-    /// The features of a program and of the values of its configuration.
+    /// Returns the features of a program and of the values of its configuration.
     fn features(self, program: &LoopContexts, values: &[f32]) -> Vec<f32> {
         match self {
             Described::All => [program.relations(), program.features()].concat(),
@@ -66,18 +66,18 @@ impl Described {
     }
 }
 
-/// Turns configurations of a problem into rows of features.
+/// Encoder of configurations of a problem as rows of features.
 pub(super) struct View {
     kind: FeatureKind,
     knobs: KnobFeatures,
     contexts: Option<Contexts>,
     /// Model of other workloads, as trees on the features of configurations.
     prior: Option<Gbt>,
-    /// The features of configurations whose programs were made.
+    /// Cached features of configurations whose programs were made.
     kept: HashMap<Config, Vec<f32>>,
 }
 
-/// Configurations as a model takes them.
+/// Configurations as the input of a model.
 pub(super) struct Rows {
     pub(super) features: Matrix,
     /// Prediction of the model of other workloads for each row; 0 without one.
@@ -85,11 +85,12 @@ pub(super) struct Rows {
 }
 
 impl View {
-    /// The view of a problem with features of this kind, or of configurations if there are no programs. Trees
-    /// with these options are fitted on the trials of other workloads, described so.
+    /// Makes the view of a problem with features of this kind, or with features of configurations if there
+    /// are no programs. Trees with these options are fitted on the trials of other workloads, with the
+    /// features that `described` names.
     ///
     /// # Cost
-    /// Where something is known, [`N_ASKED`] configurations are scheduled.
+    /// If there are trials of other workloads, [`N_ASKED`] configurations are scheduled.
     pub(super) fn new(
         problem: &Problem,
         kind: FeatureKind,
@@ -111,17 +112,17 @@ impl View {
         View { kind, knobs, contexts, prior, kept: HashMap::new() }
     }
 
-    /// Whether something is known of configurations before any of them is measured.
+    /// Whether there are predictions before any configuration is measured.
     pub(super) fn is_experienced(&self) -> bool {
         self.prior.is_some()
     }
 
-    /// Whether a look at a configuration takes its program.
+    /// Whether the features of a configuration need its program.
     pub(super) fn makes_programs(&self) -> bool {
         matches!(self.kind, FeatureKind::Loop | FeatureKind::Relation)
     }
 
-    /// The number of features.
+    /// Returns the number of features.
     pub(super) fn n_features(&self) -> usize {
         match self.kind {
             FeatureKind::Knob | FeatureKind::Aligned => self.knobs.n_features(),
@@ -130,10 +131,10 @@ impl View {
         }
     }
 
-    /// The rows of these configurations. The features of one that makes no program are missing.
+    /// Rows of these configurations. The features of one that yields no program are missing.
     ///
     /// # Cost
-    /// Where features are of programs, each new configuration is scheduled.
+    /// If features are of programs, each new configuration is scheduled.
     pub(super) fn of(&mut self, configs: &[Config]) -> Rows {
         let knobs = Matrix::from_rows(self.knobs.n_features(), configs.iter().map(|config| self.knobs.of(config)));
         let base = self.prior.as_ref().map_or_else(|| vec![0.0; configs.len()], |prior| prior.predict(&knobs));
@@ -154,7 +155,7 @@ impl View {
         Rows { features, base }
     }
 
-    /// The features of a configuration's program.
+    /// Returns the features of a configuration's program.
     fn look_at(&self, config: &Config) -> Vec<f32> {
         let features: fn(&LoopContexts) -> Vec<f32> = match self.kind {
             FeatureKind::Relation => LoopContexts::relations,
@@ -165,8 +166,9 @@ impl View {
     }
 }
 
-/// The model of other workloads. Ranks within a task compare, throughputs do not; nor do ranks of several
-/// tasks, so that all trees are grown.
+/// Fits the model of other workloads. It learns ranks within each task, since throughputs of tasks do not
+/// compare; ranks do not compare across tasks either, so that there is no early stopping and all trees are
+/// grown.
 fn fit_global(experience: &Experience, described: Described, trees: &GbtOptions, seed: u64) -> Gbt {
     let programs = experience.contexts.iter().zip(&experience.values);
     let features = programs.map(|(program, values)| described.features(program, values));
@@ -177,8 +179,8 @@ fn fit_global(experience: &Experience, described: Described, trees: &GbtOptions,
         .unwrap_or_else(|error| panic!("invariant: options and targets are sound: {error}"))
 }
 
-/// Trees on the parameters that learnt the other model's predictions for a sample of the space: asking them
-/// takes no program.
+/// Fits trees on the parameters to the other model's predictions for a sample of the space: evaluating them
+/// needs no program.
 fn fit_prior(
     (global, described): (&Gbt, Described),
     space: &Space,

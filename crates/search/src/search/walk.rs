@@ -6,8 +6,8 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::space::Space;
 
-/// Draws the end of a random walk from `rank` that moves to a neighbour, each alike, with probability `q`,
-/// which is below 1, and stops otherwise. A value without neighbours keeps the walk.
+/// Draws the end of a random walk from `rank` that with probability `q`, which is below 1, moves to a
+/// neighbour, each with equal probability, and stops otherwise. At a value without neighbours the walk stays.
 ///
 /// # Source
 /// OpEvo, section 4.3: the end points are distributed as `(1 − q)(I − qW)⁻¹`, W being the uniform random
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
     use crate::space::Parameter;
 
-    /// The rows of `(1 − q)(I − qW)⁻¹` for one start, by summing its series.
+    /// Computes the row of `(1 − q)(I − qW)⁻¹` for one start, by summing its series.
     fn closed_form(space: &Space, start: u64, q: f64) -> Vec<f64> {
         let n = space.n_values(0) as usize;
         let mut at = vec![0.0; n];

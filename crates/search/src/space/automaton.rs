@@ -15,7 +15,7 @@ use crate::expression::{Datum, ResolvedExpression};
 pub(super) const NOTHING: u32 = 0;
 /// State after which everything is legal.
 pub(super) const ANYTHING: u32 = 1;
-/// Number of these two.
+/// Number of states after which everything is decided.
 const N_DECIDED: u32 = 2;
 /// Transition that is not computed yet.
 const UNKNOWN: u32 = u32::MAX;
@@ -23,30 +23,30 @@ const UNKNOWN: u32 = u32::MAX;
 /// Values of the parameter of each level.
 pub(super) struct Levels {
     pub(super) values: Vec<Vec<Value>>,
-    /// Form in which expressions read them.
+    /// Form in which expressions read the values.
     pub(super) readings: Vec<Reading>,
-    /// Values as expressions see them; empty where there are no expressions.
+    /// Values as expressions see them; empty if there are no expressions.
     pub(super) data: Vec<Vec<Datum>>,
     /// Intervals of these values, where they are integers.
     pub(super) ranges: Vec<Option<ValueRange>>,
 }
 
-/// Rest of a constraint.
+/// Residual of a constraint.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Rest {
-    /// Expression whose places are levels.
+    /// Expression whose slots are levels.
     Code(ResolvedExpression),
-    /// Ranks, by level, of what a function reads.
+    /// Ranks, by level, of the values that a function reads.
     Ranks(Vec<u32>),
 }
 
 /// States in which an automaton may be when it reads a level.
 struct LevelStates {
     level: usize,
-    /// Rest of each state, but for the first two.
+    /// Residual of each state except the first two.
     states: Vec<Rest>,
     ids: HashMap<Rest, u32>,
-    /// Transitions of each of these states, by rank of the level's value; none before the first.
+    /// Transitions of each of these states, by rank of the level's value; empty before the first is computed.
     next: Vec<Vec<u32>>,
 }
 
@@ -93,7 +93,7 @@ impl<'a> Automaton<'a> {
             let mut read: Vec<usize> = guards.iter().map(|(level, _)| *level).chain(read).collect();
             read.sort_unstable();
             read.dedup();
-            // Where nothing is read, that is decided with the first value.
+            // A predicate that reads nothing is decided by the first value.
             let read = if read.is_empty() { vec![0] } else { read };
             let mut stages: Vec<LevelStates> = read.into_iter().map(LevelStates::new).collect();
             stages[0].intern(first);
@@ -108,12 +108,12 @@ impl<'a> Automaton<'a> {
         }
     }
 
-    /// The levels that it reads, in ascending order.
+    /// Returns the levels that the automaton reads, in ascending order.
     pub(super) fn levels(&self) -> impl DoubleEndedIterator<Item = usize> {
         self.stages.iter().map(|stage| stage.level)
     }
 
-    /// The state after the value with this rank. `at`: how many levels it has read before.
+    /// State after the value with this rank; `at` is the number of levels read before.
     pub(super) fn step(&mut self, at: usize, state: u32, rank: u32, levels: &Levels) -> u32 {
         if state < N_DECIDED {
             return state;
@@ -151,7 +151,7 @@ impl<'a> Automaton<'a> {
                 match code.all_reads()[..] {
                     [] if code.holds(&[]) => return ANYTHING,
                     [] if self.guards.iter().all(|(of, _)| *of <= level) => return NOTHING,
-                    // A guard may say that it need not hold.
+                    // With guards left, the constraint may turn out not to apply.
                     [] => Rest::Code(ResolvedExpression::Constant(Ok(Datum::Bool(false)))),
                     [..] => Rest::Code(code),
                 }
@@ -178,15 +178,16 @@ impl<'a> Automaton<'a> {
 }
 
 impl Levels {
-    /// The expression that a predicate of the values at these levels is, if any.
+    /// Expression of a predicate over the values at these levels; `None` if it is a function.
     fn code<'a>(&self, predicate: &'a Predicate, arguments: &[usize]) -> Option<&'a ResolvedExpression> {
         let Predicate::Expression(code, own) = predicate else { return None };
-        // An algorithm's own values of a parameter may all be numbers where those of all algorithms are not.
+        // The values of a parameter in one algorithm may all be numbers even if those of all algorithms are
+        // not.
         let is_same = arguments.iter().zip(&**own).all(|(&level, own)| self.readings[level] == *own);
         is_same.then_some(code)
     }
 
-    /// Whether predicates of the values at these levels are expressions.
+    /// Whether a predicate over the values at these levels is an expression.
     pub(super) fn is_read_by_code(&self, predicate: &Predicate, arguments: &[usize]) -> bool {
         match predicate {
             Predicate::Guarded(_, guarded) => self.is_read_by_code(guarded, &arguments[1..]),

@@ -12,10 +12,10 @@ type ConfigTest = dyn Fn(&[&Value]) -> bool + Send + Sync;
 #[derive(Clone)]
 pub(super) enum Predicate {
     Function(Arc<ConfigTest>),
-    /// The places that the code reads are those of the parameters.
+    /// Expression; the slots that it reads are the indices of the parameters.
     Expression(Arc<ResolvedExpression>, Arc<[Reading]>),
-    /// Predicate over all values but the first, where the guard applies to that one; elsewhere anything is
-    /// legal.
+    /// Predicate over all values but the first, which has to hold only if the guard applies to the first
+    /// value.
     Guarded(Guard, Arc<Predicate>),
 }
 
@@ -55,7 +55,7 @@ pub(super) enum Reading {
 }
 
 impl Reading {
-    /// Texts that are all numbers, or all yes and no, are read as such.
+    /// Form for a domain: texts that are all numbers, or all booleans, are read as such.
     pub(super) fn of(domain: &Domain) -> Reading {
         let Domain::Categorical(texts) = domain else { return Reading::Text };
         let is_number = |text: &String| text.parse::<f64>().is_ok_and(f64::is_finite);
@@ -147,7 +147,7 @@ impl Constraint {
     /// ```
     ///
     /// # Errors
-    /// If the text is no condition over these parameters, with the position.
+    /// If the text is not a condition over these parameters; the error has the position.
     pub fn parse(name: &str, text: &str, parameters: &[Parameter]) -> Result<Constraint, ExpressionError> {
         let (code, readings) = compiled(text, parameters)?;
         let mut reads = Vec::new();
@@ -165,11 +165,11 @@ impl Constraint {
     }
 
     /// Parses a constraint that is declared over all of these parameters, even if the expression does not
-    /// need some of them at these sizes. So the same parameters are tied at all sizes, and a space numbers
+    /// need some of them at these sizes. The same parameters are then tied at all sizes, and a space numbers
     /// its configurations in the same order.
     ///
     /// # Errors
-    /// If the text is no expression over these parameters.
+    /// If the text is not an expression over these parameters.
     pub fn parse_over(name: &str, text: &str, parameters: &[Parameter]) -> Result<Constraint, ExpressionError> {
         let (code, readings) = compiled(text, parameters)?;
         Ok(Constraint {
@@ -229,7 +229,7 @@ impl Constraint {
     }
 }
 
-/// Compiles a condition whose places are these parameters.
+/// Compiles a condition whose slots are these parameters.
 fn compiled(text: &str, parameters: &[Parameter]) -> Result<(ResolvedExpression, Vec<Reading>), ExpressionError> {
     let readings: Vec<Reading> = parameters.iter().map(|parameter| Reading::of(&parameter.domain)).collect();
     let kinds = parameters.iter().zip(&readings);

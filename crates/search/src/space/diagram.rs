@@ -1,12 +1,12 @@
 //! Legal combinations of tied parameters as a decision diagram.
 //!
 //! Level `i` of the diagram decides the `i`-th parameter; a path from the root to the end is a legal
-//! combination, and every edge knows how many legal combinations come before it, which makes counting,
-//! numbering and sampling exact. What can follow a prefix depends only on what it leaves of the constraints
-//! still to be checked, so prefixes that leave the same share one node. A chain of constraints over many
-//! parameters stays small that way, where a list of its combinations would not fit in memory. Of a constraint
-//! that is an expression, less is left than the values that it reads: of a product that is limited, that of
-//! the factors chosen so far, and nothing where one side of an `or` already holds.
+//! combination, and every edge stores the number of legal combinations before it, which makes counting,
+//! numbering and sampling exact. What can follow a prefix depends only on the residuals of the constraints
+//! still to be checked, so prefixes with equal residuals share one node. The diagram of a chain of
+//! constraints over many parameters thus stays small, while a list of its combinations would not fit in
+//! memory. The residual of an expression holds less than the values that it reads: for a bounded product,
+//! only the product of the factors chosen so far, and nothing if one side of an `or` already holds.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -17,28 +17,29 @@ use super::domain::CountedParameter;
 use super::{SpaceError, Value};
 use crate::expression::residual::ValueRange;
 
-/// The most prefixes that the construction tries before it gives up; a few seconds' work.
+/// Maximum number of prefixes that the construction tries before it gives up; a few seconds' work.
 const VISIT_LIMIT: u64 = 1 << 26;
-/// The most values of one parameter under constraints, all of which are held while the diagram is built.
+/// Maximum number of values of one parameter under constraints, all of which are in memory while the diagram
+/// is built.
 const VALUE_LIMIT: u64 = 1 << 22;
 
-/// A node without legal combinations, to which no edge leads.
+/// Node without legal combinations, to which no edge leads.
 const DEAD: u32 = 0;
-/// The node after the last parameter.
+/// Node after the last parameter.
 const END: u32 = 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Edge {
     rank: u32,
     child: u32,
-    /// Legal combinations through the edges on the left.
+    /// Number of legal combinations through the preceding edges of the node.
     before: u64,
 }
 
-/// The legal combinations of the parameters of one component.
+/// Legal combinations of the parameters of one component.
 #[derive(Debug, Clone)]
 pub(super) struct Diagram {
-    /// The parameters, by position in the space, in the order of the levels.
+    /// Parameters, by position in the space, in the order of the levels.
     pub(super) order: Vec<usize>,
     /// Number of legal combinations.
     pub(super) len: u64,
@@ -48,7 +49,8 @@ pub(super) struct Diagram {
 }
 
 impl Diagram {
-    /// The diagram of the parameters `members` under `constraints`, each with the positions of what it reads.
+    /// Builds the diagram of the parameters `members` under `constraints`, each with the positions of the
+    /// parameters that it reads.
     pub(super) fn new(
         axes: &[CountedParameter],
         members: &[usize],
@@ -67,8 +69,8 @@ impl Diagram {
         Ok(builder.nodes.diagram(order, root))
     }
 
-    /// The diagram of exactly these combinations of all parameters, which are sorted, distinct and of ranks
-    /// below 2^32.
+    /// Builds the diagram of exactly these combinations of all parameters, which are sorted, distinct and of
+    /// ranks below 2^32.
     pub(super) fn of_list(combinations: &[&[u64]], n_parameters: usize) -> Diagram {
         let mut nodes = Nodes::new();
         let root = nodes.of_list(combinations, 0, n_parameters);
@@ -88,7 +90,7 @@ impl Diagram {
         }
     }
 
-    /// The index of the combination in `ranks`, or `None` where it is not legal.
+    /// Returns the index of the combination in `ranks`, or `None` if it is not legal.
     pub(super) fn index_of(&self, ranks: &[u64]) -> Option<u64> {
         let mut node = self.root;
         self.order.iter().try_fold(0, |index, &axis| {
@@ -100,13 +102,13 @@ impl Diagram {
     }
 
     /// Adds to `found` the ranks that one of the members has in legal combinations all of whose ranks are
-    /// allowed. `allowed` is by position in the space, `None` where every rank is.
+    /// allowed. `allowed` is by position in the space, `None` allows every rank.
     ///
     /// # Cost
     /// O(edges) up to the last restricted level.
     pub(super) fn ranks_possible(&self, axis: usize, allowed: &[Option<Vec<bool>>], found: &mut [bool]) {
         let at = self.order.iter().position(|&a| a == axis).expect("invariant: a member");
-        // Behind the last restriction every node leads to a legal combination.
+        // After the last restriction, every node leads to a legal combination.
         let depth = self.order.iter().rposition(|&a| allowed[a].is_some()).map_or(0, |last| last + 1).max(at + 1);
         let is_allowed = |level: usize, edge: &Edge| {
             allowed[self.order[level]].as_ref().is_none_or(|allowed| allowed[edge.rank as usize])
@@ -139,11 +141,11 @@ impl Diagram {
     /// among these by the fewest ranks.
     ///
     /// # Cost
-    /// A shortest path through the diagram: O(edges) at worst, little where a legal combination is near.
+    /// A shortest path through the diagram: O(edges) at worst, much less if a legal combination is near.
     pub(super) fn write_nearest(&self, ranks: &mut [u64]) {
         /// Cost of a changed parameter, besides the distance in ranks.
         const CHANGE: u64 = 1 << 40;
-        // Each step of a path names the one before it, so that the queue holds no paths.
+        // Each step of a path has the index of the previous one, so that the queue holds no paths.
         let mut steps: Vec<(usize, u32)> = vec![(0, 0)];
         let mut queue = BinaryHeap::from([Reverse((0u64, Reverse(0), self.root, 0))]);
         let mut closed = HashSet::new();
@@ -169,7 +171,7 @@ impl Diagram {
     }
 }
 
-/// The nodes of a diagram while it is built; equal ones are one node.
+/// Nodes of a diagram under construction; equal ones are shared.
 struct Nodes {
     ids: HashMap<Box<[Edge]>, u32>,
     /// Number of legal combinations of each node.
@@ -181,7 +183,7 @@ impl Nodes {
         Nodes { ids: HashMap::new(), counts: vec![0, 1] }
     }
 
-    /// The node with these edges, through which so many combinations lead.
+    /// Returns the node with these edges, through which `count` combinations lead.
     fn intern(&mut self, edges: Vec<Edge>, count: u64) -> u32 {
         if edges.is_empty() {
             return DEAD;
@@ -249,7 +251,7 @@ struct DiagramBuilder<'a> {
     /// Nodes of each level already built, by the states of these automata.
     built: Vec<HashMap<Box<[u32]>, u32>>,
     nodes: Nodes,
-    /// States of the automata after the prefix at hand.
+    /// States of the automata after the current prefix.
     states: Vec<u32>,
 }
 
@@ -372,7 +374,8 @@ impl<'a> DiagramBuilder<'a> {
         Some(node)
     }
 
-    /// Has automata read a value, which were in states `before`; whether anything can follow it.
+    /// Advances the automata from the states `before` by the value with this rank; returns whether anything
+    /// can follow it.
     fn step(&mut self, level: usize, before: &[u32], rank: u32) -> bool {
         self.readers[level].iter().zip(before).all(|(&(id, at), &state)| {
             self.states[id] = self.automata[id].step(at, state, rank, &self.levels);

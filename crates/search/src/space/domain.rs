@@ -35,8 +35,8 @@ pub struct Parameter {
     pub name: String,
     /// Domain of its values.
     pub domain: Domain,
-    /// Whether a recorded configuration may lack it, which then means its first value: for a parameter that a
-    /// template gained after configurations were recorded.
+    /// Whether a recorded configuration may lack the parameter, which then has its first value: for a
+    /// parameter that was added to a template after configurations were recorded.
     pub optional: bool,
 }
 
@@ -92,7 +92,7 @@ fn owned(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| name.to_string()).collect()
 }
 
-/// A parameter that has been checked and counted. Its values are numbered by ranks `0..len`.
+/// Parameter that has been checked and counted. Its values are numbered by ranks `0..len`.
 #[derive(Debug, Clone)]
 pub(super) struct CountedParameter {
     pub(super) name: String,
@@ -129,7 +129,7 @@ impl CountedParameter {
         }
     }
 
-    /// The value with this rank, which is below `len`.
+    /// Returns the value with this rank, which is below `len`.
     pub(super) fn value(&self, rank: u64) -> Value {
         match &self.domain {
             Domain::Factorization { parts, .. } => Value::Factors(self.primes.unrank(*parts, rank)),
@@ -141,15 +141,15 @@ impl CountedParameter {
         }
     }
 
-    /// The rank of the value that this JSON stands for, if it is feasible.
+    /// Returns the rank of the value that this JSON represents, if it is feasible.
     pub(super) fn rank_of_json(&self, json: &Json) -> Option<u64> {
         match &self.domain {
             Domain::Factorization { parts, .. } => {
                 let factors: Vec<u64> = json.as_array()?.iter().map(Json::as_u64).collect::<Option<_>>()?;
                 (factors.len() == *parts).then(|| self.primes.rank(&factors))?
             }
-            // Numbers and the words that they are written as are the same: a list of numbers becomes one of
-            // words when a text joins it.
+            // Numbers and their texts are equivalent: a list of numbers becomes one of texts when a text is
+            // added.
             Domain::Ordinal(values) => {
                 let of_word = |word: &str| word.parse::<i64>().ok().filter(|number| number.to_string() == word);
                 position(values, &json.as_i64().or_else(|| of_word(json.as_str()?))?)
@@ -167,12 +167,12 @@ impl CountedParameter {
         }
     }
 
-    /// The rank of the value that is nearest to one of a parameter with another feasible set, if it can be
-    /// compared.
+    /// Returns the rank of the value that is nearest to one of a parameter with another feasible set, if it
+    /// can be compared.
     ///
-    /// Numbers are compared by their ratio. Of a factorization of another number the inner factors are kept,
-    /// as far as the number's own factors allow, and the outermost one takes up the difference: inner factors
-    /// are sizes of tiles.
+    /// Numbers are compared by their ratio. For a factorization of another number, the inner factors are kept
+    /// as far as the product of this parameter allows, because they are tile sizes, and the outermost factor
+    /// absorbs the difference.
     pub(super) fn nearest_to_json(&self, json: &Json) -> Option<u64> {
         if let Some(rank) = self.rank_of_json(json) {
             return Some(rank);
@@ -197,7 +197,7 @@ impl CountedParameter {
                     let factors = self.primes.unrank(*parts, rank);
                     factors.iter().zip(&wanted).map(|(&factor, wanted)| ((factor as f64).ln() - wanted).powi(2)).sum()
                 };
-                // Downhill from no tiling: there may be too many factorizations to look at each.
+                // Descends from the untiled factorization, since there may be too many to try each.
                 let (mut best, mut least) = (0, distance(0));
                 while let Some((distance, rank)) = self
                     .neighbours(best)
@@ -214,7 +214,7 @@ impl CountedParameter {
         }
     }
 
-    /// The ranks of the neighbours of a value.
+    /// Returns the ranks of the neighbours of a value.
     pub(super) fn neighbours(&self, rank: u64) -> Vec<u64> {
         match &self.domain {
             Domain::Factorization { parts, .. } => self.primes.neighbours(*parts, rank),

@@ -8,7 +8,7 @@ const FEWER: &str = "(list fewer values, or let each constraint read fewer param
 /// Reason why a space cannot be built; its declaration is at fault.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpaceError {
-    /// Two parameters of one name.
+    /// Two parameters of the same name.
     #[error("parameter {parameter} is declared twice")]
     ParameterTwice {
         /// The name.
@@ -68,7 +68,7 @@ pub enum SpaceError {
     },
 }
 
-/// Reason why JSON is not a configuration of a space; its author is at fault.
+/// Reason why JSON is not a configuration of a space; the mistake is its author's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// JSON value that is not an object.

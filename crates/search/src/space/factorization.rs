@@ -5,12 +5,12 @@
 //! in descending lexicographic order through the combinatorial number system; rank 0 is `[n, 1, …, 1]`, no
 //! tiling.
 
-/// The prime powers of a number: `(prime, exponent)` in ascending order of the prime.
+/// Prime powers of a number: `(prime, exponent)` in ascending order of the prime.
 #[derive(Debug, Clone)]
 pub(super) struct Primes(Vec<(u64, u32)>);
 
 impl Primes {
-    /// The prime powers of `n`, which is at least 1, by trial division: O(√n).
+    /// Returns the prime powers of `n`, which is at least 1, by trial division: O(√n).
     pub(super) fn of(mut n: u64) -> Primes {
         let mut powers = Vec::new();
         let mut prime = 2;
@@ -27,7 +27,7 @@ impl Primes {
         Primes(powers)
     }
 
-    /// The prime powers, in ascending order of the prime.
+    /// Returns the prime powers, in ascending order of the prime.
     pub(super) fn powers(&self) -> &[(u64, u32)] {
         &self.0
     }
@@ -37,7 +37,7 @@ impl Primes {
         self.0.iter().try_fold(1u64, |count, &(_, a)| count.checked_mul(compositions(a, parts)?))
     }
 
-    /// The factors of the factorization with this rank.
+    /// Returns the factors of the factorization with this rank.
     pub(super) fn unrank(&self, parts: usize, mut rank: u64) -> Vec<u64> {
         let mut factors = vec![1; parts];
         for &(prime, a) in self.0.iter().rev() {
@@ -50,12 +50,12 @@ impl Primes {
         factors
     }
 
-    /// The rank of these factors, or `None` where their product is another number.
+    /// Returns the rank of these factors, or `None` if their product is another number.
     pub(super) fn rank(&self, factors: &[u64]) -> Option<u64> {
         let mut rest = factors.to_vec();
         let mut rank = 0;
         for &(prime, a) in &self.0 {
-            // Zero is divisible by everything, without end.
+            // Zero is divisible by a prime infinitely often.
             let exponents: Vec<u32> = rest.iter_mut().map(|f| if *f == 0 { 0 } else { strip(f, prime) }).collect();
             if exponents.iter().sum::<u32>() != a {
                 return None;
@@ -65,7 +65,8 @@ impl Primes {
         rest.iter().all(|&factor| factor == 1).then_some(rank)
     }
 
-    /// The ranks of the factorizations that differ by one prime factor moved from one part to another.
+    /// Returns the ranks of the factorizations that differ by one prime factor moved from one part to
+    /// another.
     pub(super) fn neighbours(&self, parts: usize, rank: u64) -> Vec<u64> {
         let mut neighbours = Vec::new();
         let mut weight = 1;
@@ -91,7 +92,7 @@ impl Primes {
     }
 }
 
-/// Divides `n` by `prime` as often as it goes and says how often that was.
+/// Divides `n` by `prime` as often as possible and returns the number of divisions.
 fn strip(n: &mut u64, prime: u64) -> u32 {
     let mut exponent = 0;
     while n.is_multiple_of(prime) {

@@ -28,10 +28,10 @@ pub use domain::{Domain, Parameter};
 pub use error::{ConfigError, SpaceError};
 pub use value::Value;
 
-/// The name of the constraint that only listed configurations satisfy.
+/// Name of the constraint that only listed configurations satisfy.
 const LISTED: &str = "listed";
 
-/// The name of the constraint that a part of a space adds.
+/// Name of the constraint that a part of a space adds.
 const PART: &str = "part";
 
 /// Configuration: for each parameter of its space, in order, the rank of its value in the domain.
@@ -73,7 +73,7 @@ pub struct Space {
     numbering: OnceLock<Numbering>,
 }
 
-/// Numbers of the legal configurations of a space: of each component, the last one counting fastest.
+/// Numbering of the legal configurations of a space, in which the last component varies fastest.
 #[derive(Debug, Clone)]
 struct Numbering {
     components: Vec<Component>,
@@ -84,7 +84,7 @@ struct Numbering {
 /// components.
 #[derive(Debug, Clone)]
 enum Component {
-    /// A parameter that no constraint reads.
+    /// Parameter that no constraint reads.
     Free { axis: usize, len: u64 },
     /// Parameters tied together by constraints.
     Tied(Diagram),
@@ -117,14 +117,14 @@ impl Space {
     /// Builds a space of these parameters and constraints, and enumerates its legal configurations.
     ///
     /// # Errors
-    /// [`SpaceError`], all of them the template's fault: names or values that occur twice, a parameter
+    /// [`SpaceError`], always a mistake in the template: names or values that occur twice, a parameter
     /// without values, a constraint that reads an unknown parameter, no legal configuration, more than 2^128
     /// configurations, or tied parameters with too many combinations to enumerate.
     ///
     /// # Cost
     /// Unconstrained parameters: O(1) each. Tied ones: one step of each constraint for each value that
-    /// follows a prefix of their combinations, once for prefixes that leave the same of all constraints; at
-    /// most 2^26.
+    /// follows a prefix of their combinations, where prefixes with equal residuals of all constraints count
+    /// once; at most 2^26.
     pub fn new(name: &str, parameters: Vec<Parameter>, constraints: Vec<Constraint>) -> Result<Space, SpaceError> {
         let space = Space::declare(name, parameters, constraints)?;
         space.enumerate()?;
@@ -135,8 +135,8 @@ impl Space {
     /// [`Space::enumerate`] does so later, or the first call that needs it.
     ///
     /// # Errors
-    /// [`SpaceError`], the template's fault: names or values that occur twice, a parameter without values, or
-    /// a constraint that reads an unknown parameter.
+    /// [`SpaceError`], a mistake in the template: names or values that occur twice, a parameter without
+    /// values, or a constraint that reads an unknown parameter.
     ///
     /// # Cost
     /// O(values and constraints).
@@ -166,8 +166,9 @@ impl Space {
     /// Enumerates the legal configurations, unless that has been done.
     ///
     /// # Errors
-    /// [`SpaceError`], the template's fault: no legal configuration, more than 2^128 configurations, or tied
-    /// parameters with too many combinations to enumerate. All other functions rely on there being none.
+    /// [`SpaceError`], a mistake in the template: no legal configuration, more than 2^128 configurations, or
+    /// tied parameters with too many combinations to enumerate. All other functions rely on this call to
+    /// succeed.
     ///
     /// # Cost
     /// As for [`Space::new`].
@@ -276,7 +277,7 @@ impl Space {
         Ok(self)
     }
 
-    /// The name of the template that declares the space.
+    /// Name of the template that declares the space.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -291,7 +292,7 @@ impl Space {
         self.axes.iter().try_fold(1u128, |n, axis| n.checked_mul(axis.len.into()))
     }
 
-    /// The number of parameters.
+    /// Number of parameters.
     pub fn n_parameters(&self) -> usize {
         self.axes.len()
     }
@@ -301,7 +302,7 @@ impl Space {
         self.axes[parameter].len
     }
 
-    /// The names of the parameters, in order.
+    /// Names of the parameters, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.axes.iter().map(|axis| axis.name.as_str())
     }
@@ -311,7 +312,7 @@ impl Space {
         self.names().any(|known| known == name)
     }
 
-    /// The feasible set of a parameter.
+    /// Domain of a parameter.
     pub fn domain(&self, parameter: usize) -> &Domain {
         &self.axes[parameter].domain
     }
@@ -321,7 +322,7 @@ impl Space {
         self.axes[parameter].optional
     }
 
-    /// The value of a parameter with this rank.
+    /// Returns the value of a parameter with this rank.
     ///
     /// # Panics
     /// If the rank is not below [`Space::n_values`].
@@ -329,13 +330,14 @@ impl Space {
         self.axes[parameter].value(rank)
     }
 
-    /// The primes of a factorization's product with their exponents, in ascending order; none for other
-    /// parameters.
+    /// Returns the primes of a factorization's product with their exponents, in ascending order; empty for
+    /// other parameters.
     pub(crate) fn prime_powers(&self, parameter: usize) -> &[(u64, u32)] {
         self.axes[parameter].primes.powers()
     }
 
-    /// The rank of a factorization with these factors, one a part; `None` if their product is another number.
+    /// Returns the rank of a factorization with these factors, one for each part; `None` if their product is
+    /// another number.
     pub(crate) fn rank_of_factors(&self, parameter: usize, factors: &[u64]) -> Option<u64> {
         self.axes[parameter].primes.rank(factors)
     }
@@ -408,7 +410,7 @@ impl Space {
             if axes.contains(&parameter) {
                 possible = of_axis(component, parameter);
             } else if !of_axis(component, axes[0]).contains(&true) {
-                // Whatever this parameter is, another one has nothing left.
+                // Whatever the value of this parameter, another one has no rank left.
                 return vec![false; self.axes[parameter].len as usize];
             }
         }
@@ -469,7 +471,7 @@ impl Space {
     /// Value of the parameter with this name.
     ///
     /// # Panics
-    /// If the space has no such parameter: the template reads what it did not declare.
+    /// If the space has no such parameter: a bug in the template, which reads an undeclared parameter.
     pub fn value(&self, config: &Config, name: &str) -> Value {
         let axis = self.axis(name).unwrap_or_else(|| panic!("invariant: space {} declares {name}", self.name));
         self.axes[axis].value(config.0[axis])
@@ -524,8 +526,8 @@ impl Space {
     /// Reads a configuration from a JSON object from parameter to value.
     ///
     /// # Errors
-    /// [`ConfigError`] if the object lacks a parameter that is not optional, has one too many, holds a
-    /// value that is not feasible, or violates a constraint: the fault of whoever wrote it.
+    /// [`ConfigError`] if the object lacks a parameter that is not optional, has one too many, holds a value
+    /// that is not feasible, or violates a constraint: a mistake of its author.
     pub fn config_from_json(&self, json: &Json) -> Result<Config, ConfigError> {
         let object = json.as_object().ok_or_else(|| ConfigError::NotAnObject { found: json.to_string() })?;
         if let Some(name) = object.keys().find(|name| self.axis(name).is_none()) {
@@ -552,8 +554,8 @@ impl Space {
         }
     }
 
-    /// Nearest legal configuration to one of another space with parameters of the same names; `None` where
-    /// names differ, or a category or permutation does not exist here.
+    /// Nearest legal configuration to one of another space with parameters of the same names; `None` if names
+    /// differ, or a category or permutation does not exist here.
     pub fn nearest_to_json(&self, json: &Json) -> Option<Config> {
         let object = json.as_object().filter(|object| object.keys().all(|name| self.axis(name).is_some()))?;
         let ranks = self.axes.iter().map(|axis| match object.get(&axis.name) {
@@ -591,7 +593,7 @@ impl ListedProduct {
         Ok(ListedProduct(Space::declare(name, parameters, Vec::new())?))
     }
 
-    /// Rank of a JSON value in a parameter's domain; `None` if it is not in it.
+    /// Rank of a JSON value in a parameter's domain; `None` if it is not in the domain.
     pub fn rank_of_json(&self, parameter: usize, value: &Json) -> Option<u64> {
         self.0.axes[parameter].rank_of_json(value)
     }
@@ -626,8 +628,8 @@ fn positions(axes: &[CountedParameter], constraint: &Constraint) -> Result<Vec<u
     constraint.parameters.iter().map(position).collect()
 }
 
-/// The constraint to blame if these leave nothing: the first that excludes everything, alone or with those
-/// before.
+/// Finds the constraint that leaves no legal combination: the first that excludes everything, alone or
+/// together with those before it.
 fn nothing_legal(axes: &[CountedParameter], tied: &[(&Constraint, &[usize])]) -> SpaceError {
     let leaves_nothing = |some: &[(&Constraint, &[usize])]| {
         let mut members: Vec<usize> = some.iter().flat_map(|(_, reads)| reads.iter().copied()).collect();

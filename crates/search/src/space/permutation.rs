@@ -5,7 +5,7 @@ pub(super) fn count(n: usize) -> Option<u64> {
     (1..=n as u64).try_fold(1u64, u64::checked_mul)
 }
 
-/// The permutation of `0..n` with this rank.
+/// Returns the permutation of `0..n` with this rank.
 pub(super) fn unrank(n: usize, mut rank: u64) -> Vec<usize> {
     let mut left: Vec<usize> = (0..n).collect();
     (0..n)
@@ -19,7 +19,7 @@ pub(super) fn unrank(n: usize, mut rank: u64) -> Vec<usize> {
         .collect()
 }
 
-/// The rank of a permutation of `0..order.len()`.
+/// Returns the rank of a permutation of `0..order.len()`.
 pub(super) fn rank(order: &[usize]) -> u64 {
     (0..order.len()).fold(0, |rank, i| {
         let smaller = order[i + 1..].iter().filter(|&&later| later < order[i]).count();
@@ -27,7 +27,7 @@ pub(super) fn rank(order: &[usize]) -> u64 {
     })
 }
 
-/// The ranks of the permutations that differ by the swap of two adjacent entries.
+/// Returns the ranks of the permutations that differ by the swap of two adjacent entries.
 pub(super) fn neighbours(n: usize, rank_here: u64) -> Vec<u64> {
     let mut order = unrank(n, rank_here);
     (1..n)

@@ -26,7 +26,8 @@ fn small() -> Space {
     Space::new("small", parameters, constraints).unwrap()
 }
 
-/// A space that is declared reads configurations as the whole one does, and asks a constraint about no other.
+/// Checks that a declared space reads configurations as an enumerated one does, and evaluates constraints for
+/// no others.
 #[test]
 fn declared_spaces_read_configurations_before_they_are_enumerated() {
     let n_asked = Arc::new(AtomicU64::new(0));
@@ -268,8 +269,8 @@ fn the_description_holds_parameters_constraints_and_size() {
     );
 }
 
-/// A condition that sizes decide ties the parameters that it is over all the same: configurations keep their
-/// indexes.
+/// Checks that a condition that is decided by the sizes still ties its parameters, so that configurations
+/// keep their indices.
 #[test]
 fn a_constraint_over_parameters_ties_those_that_it_does_not_read() {
     let parameters =
@@ -297,7 +298,7 @@ fn constraints_read_parameters_that_are_places_of_a_list() {
     };
     assert_eq!(size("sizes[0] * sizes[1] <= 1024"), Ok(6 * 3));
     assert_eq!(size("sizes[0] == sizes[ 1 ] == order[0][1]"), Ok(3));
-    // Other names, and items of other lists, are not taken for them.
+    // Other names and items of other lists are not confused with these.
     assert_eq!(size("[sizes[0], 1][1] == 1"), Ok(27));
     assert_eq!(size("sizes[1] == 16 and sum(sizes[0] for sizes in [[5]]) == 5"), Ok(9));
     for unknown in ["sizes[2] > 1", "sizes > 1", "sizes[-1] > 1", "sizes[True] > 1"] {
@@ -454,7 +455,7 @@ fn what_a_configuration_may_lack_has_its_first_value() {
     assert!(space.part(0, 1).unwrap().is_optional(1));
 }
 
-/// The space of these parameters under constraints that are expressions, and the same by functions.
+/// Space of these parameters under constraints given as expressions, and the same space with functions.
 fn by_expressions(parameters: &[Parameter], texts: &[&str]) -> Result<Space, SpaceError> {
     let constraint = |text: &&str| Constraint::parse(text, text, parameters).unwrap_or_else(|e| panic!("{text}: {e}"));
     Space::new("expressions", parameters.to_vec(), texts.iter().map(constraint).collect())
@@ -505,7 +506,7 @@ fn texts_that_are_numbers_or_yes_and_no_are_read_as_such() {
     assert_eq!(space.config_to_json(&space.config_at(0))["on"], "True");
 }
 
-/// Checks that partial results stand for what would be 10⁹ combinations one by one.
+/// Checks that partial results replace the 10⁹ single combinations.
 #[test]
 fn a_space_of_a_billion_combinations_is_built_at_once() {
     let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
@@ -603,7 +604,8 @@ fn condition() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    /// A space by partial results has the configurations for which the constraints hold, and no others.
+    /// Checks that a space built from partial results has exactly the configurations for which the
+    /// constraints hold.
     #[test]
     fn expressions_leave_what_they_hold_for(texts in proptest::collection::vec((condition(), 0..6), 1..4)) {
         let mut parameters: Vec<Parameter> =

@@ -9,21 +9,21 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize)]
 #[serde(untagged)]
 pub enum Value {
-    /// An entry of an ordinal parameter.
+    /// Entry of an ordinal parameter.
     Int(i64),
-    /// An entry of a categorical parameter.
+    /// Entry of a categorical parameter.
     Text(String),
-    /// A factorization, outermost factor first.
+    /// Factorization, outermost factor first.
     Factors(Vec<u64>),
-    /// A permutation of named loops, outermost first.
+    /// Permutation of named loops, outermost first.
     Order(Vec<String>),
 }
 
 impl Value {
-    /// The number of an ordinal value.
+    /// Returns the number of an ordinal value.
     ///
     /// # Panics
-    /// On a value of another kind: the template reads a parameter as what it did not declare.
+    /// On a value of another kind: a bug in the template, which declared another kind of parameter.
     pub fn int(&self) -> i64 {
         match self {
             Value::Int(value) => *value,
@@ -31,7 +31,7 @@ impl Value {
         }
     }
 
-    /// The text of a categorical value.
+    /// Returns the text of a categorical value.
     ///
     /// # Panics
     /// On a value of another kind.
@@ -42,7 +42,7 @@ impl Value {
         }
     }
 
-    /// The factors of a factorization, outermost first.
+    /// Returns the factors of a factorization, outermost first.
     ///
     /// # Panics
     /// On a value of another kind.
@@ -53,7 +53,7 @@ impl Value {
         }
     }
 
-    /// The names of a permutation, outermost first.
+    /// Returns the names of a permutation, outermost first.
     ///
     /// # Panics
     /// On a value of another kind.
@@ -64,7 +64,7 @@ impl Value {
         }
     }
 
-    /// The value in its natural JSON form.
+    /// Returns the value in its natural JSON form.
     pub fn to_json(&self) -> serde_json::Value {
         match self {
             Value::Int(value) => (*value).into(),

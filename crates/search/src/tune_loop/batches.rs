@@ -8,29 +8,29 @@ use crate::measure::{Candidate, Measure, Measured, Subject};
 use crate::space::Config;
 use crate::trial::Trial;
 
-/// Batches beside the one at hand.
+/// Batches other than the current one.
 #[derive(Default)]
 pub(super) struct Batches {
-    /// Left over from the last time, to come first.
+    /// Batches left over from the previous call, which come first.
     waiting: VecDeque<Batch>,
-    /// Chosen to come next, and submitted perhaps.
+    /// Batch chosen to come next, possibly already submitted.
     next: Option<Batch>,
-    /// Left over now, for the next time.
+    /// Batches left over for the next call.
     left_over: VecDeque<Batch>,
 }
 
 impl Batches {
-    /// Batches of which these are waiting.
+    /// Makes the state in which these batches are waiting.
     pub(super) fn of(waiting: VecDeque<Batch>) -> Batches {
         Batches { waiting, ..Batches::default() }
     }
 
-    /// Takes the batch that is to be measured now, where one was chosen already.
+    /// Takes the batch to measure now, if one is chosen or waiting.
     pub(super) fn take(&mut self) -> Option<Batch> {
         self.next.take().or_else(|| self.waiting.pop_front())
     }
 
-    /// Chooses a waiting batch to come next, where none is chosen; whether one is chosen then.
+    /// Chooses a waiting batch to come next unless one is chosen; returns whether one is.
     pub(super) fn look_ahead(&mut self) -> bool {
         if self.next.is_none() {
             self.next = self.waiting.pop_front();
@@ -43,19 +43,19 @@ impl Batches {
         self.next = Some(batch);
     }
 
-    /// Has the next one measured, too.
+    /// Submits the next batch as well.
     pub(super) fn submit_next(&mut self, measure: &mut dyn Measure) {
         if let Some(next) = &mut self.next {
             next.submit(measure);
         }
     }
 
-    /// Has the next one measured no longer; it stays chosen.
+    /// Cancels the next batch, which stays chosen.
     pub(super) fn withdraw_next(&mut self, measure: &mut dyn Measure) -> Result<(), Error> {
         self.next.as_mut().map_or(Ok(()), |next| next.cancel(measure))
     }
 
-    /// Cuts the batch at hand to so many candidates; the others come next.
+    /// Truncates the current batch to `most` candidates; the others come next.
     pub(super) fn cut(&mut self, batch: &mut Batch, most: usize, measure: &mut dyn Measure) -> Result<(), Error> {
         if batch.candidates.len() > most {
             batch.cancel(measure)?;
@@ -64,19 +64,20 @@ impl Batches {
         Ok(())
     }
 
-    /// Keeps an early result of the batch that comes next, to be told with it; one of no batch is dropped.
+    /// Keeps an early result of the next batch, to be reported with it; a result of any other batch is
+    /// dropped.
     pub(super) fn keep_early(&mut self, number: u64, measured: Measured) {
         if let Some(next) = self.next.as_mut().filter(|next| next.candidate(number).is_some()) {
             next.early.push_back((number, measured));
         }
     }
 
-    /// Leaves a batch for the next time.
+    /// Leaves a batch for the next call.
     pub(super) fn leave(&mut self, batch: Batch) {
         self.left_over.push_back(batch);
     }
 
-    /// Returns all that is left for the next time, none of which is measured any longer.
+    /// Cancels the remaining batches and returns them for the next call.
     pub(super) fn into_left_over(self, measure: &mut dyn Measure) -> Result<VecDeque<Batch>, Error> {
         let Batches { waiting, next, mut left_over } = self;
         left_over.extend(next.into_iter().chain(waiting));
@@ -88,11 +89,11 @@ impl Batches {
 /// Candidates that are measured together.
 pub(super) struct Batch {
     pub(super) candidates: Vec<Candidate>,
-    /// Whether no search has proposed it.
+    /// Whether the batch is of guesses, which no search has proposed.
     pub(super) is_guess: bool,
     /// Numbers of the candidates, once they are submitted.
     pub(super) numbers: Option<Range<u64>>,
-    /// Results that came while the batch before was at hand.
+    /// Results that arrived during the previous batch.
     pub(super) early: VecDeque<(u64, Measured)>,
 }
 
@@ -105,7 +106,7 @@ impl Batch {
         Batch { candidates, is_guess, numbers: None, early: VecDeque::new() }
     }
 
-    /// Returns what is left of it without those that are measured.
+    /// Returns the rest of the batch without the measured candidates.
     pub(super) fn without(&self, measured: &[(u64, Trial)]) -> Batch {
         let measured: HashSet<u64> = measured.iter().map(|(number, _)| *number).collect();
         let numbered = self.numbers.clone().into_iter().flatten().zip(&self.candidates);
@@ -113,20 +114,20 @@ impl Batch {
         Batch::of(left.collect(), self.is_guess)
     }
 
-    /// Has it measured, unless it is already.
+    /// Submits the batch unless it is submitted already.
     pub(super) fn submit(&mut self, measure: &mut dyn Measure) {
         if self.numbers.is_none() {
             self.numbers = Some(measure.submit(&self.candidates));
         }
     }
 
-    /// Has it measured no longer, nor what was submitted after it.
+    /// Cancels the batch and everything submitted after it.
     pub(super) fn cancel(&mut self, measure: &mut dyn Measure) -> Result<(), Error> {
         self.early.clear();
         self.numbers.take().map_or(Ok(()), |numbers| measure.cancel(numbers.start)).map_err(Error::Measure)
     }
 
-    /// Returns the candidate of a number; none where that is of another batch.
+    /// Returns the candidate with this number; `None` if it is of another batch.
     pub(super) fn candidate(&self, number: u64) -> Option<&Candidate> {
         let numbers = self.numbers.as_ref().filter(|numbers| numbers.contains(&number))?;
         self.candidates.get((number - numbers.start) as usize)

@@ -10,21 +10,21 @@ use crate::Error;
 use crate::measure::{BoxError, Measure, Next};
 use crate::trial::{Outcome, Trial};
 
-/// Time after the beginning of a course until which guesses are begun where there is no valid one yet.
+/// Time from the beginning of a course within which further guesses are started while no trial is valid.
 const FOR_A_RESULT: Duration = Duration::from_secs(5);
-/// Time that candidates under test have when all is over: most are done by then.
+/// Grace period for running candidates at the end of a course; most are done by then.
 const LAST_WAIT: Duration = Duration::from_millis(500);
-/// Time between two looks whether all is over.
+/// Interval at which the end of the course is checked for.
 const LOOK: Duration = Duration::from_millis(50);
-/// Seconds whose expected gain decides whether a run goes on.
+/// Horizon in seconds whose expected gain decides whether a run continues.
 const OUTLOOK_S: f64 = 60.0;
 
-/// Moment of a course, read once a turn, so that all that is decided in a turn agrees.
+/// Clock reading of a course, taken once per turn, so that all decisions of the turn agree.
 #[derive(Clone, Copy)]
 struct Moment {
     /// Time since the beginning of the course.
     now: Duration,
-    /// Time that is left of the budget.
+    /// Time left of the budget.
     left: Duration,
     is_stopped: bool,
 }
@@ -34,22 +34,22 @@ impl Moment {
         self.left.is_zero()
     }
 
-    /// Whether nothing more is to be begun, as a rule.
+    /// Whether, as a rule, no more candidates are started.
     fn is_over(self) -> bool {
         self.is_stopped || self.is_late()
     }
 }
 
-/// Right of a batch to be measured.
+/// Phase of a course, which determines how long the results of a batch are awaited.
 #[derive(Clone, Copy, PartialEq)]
 enum Phase {
-    /// First guess of a run that knows nothing valid: measured however long it takes.
+    /// First guess of a run without a valid trial: measured however long it takes.
     First,
     /// Within the budget.
     Searching,
-    /// Past the budget of time, one candidate after the other, as none is valid yet.
+    /// Past the time budget, one candidate at a time while no trial is valid.
     ForAResult,
-    /// All is over: what is under test has until this moment.
+    /// End of the course: running candidates have until this time.
     Draining(Duration),
 }
 
@@ -72,7 +72,7 @@ impl Phase {
     }
 }
 
-/// Results of the batch at hand.
+/// Results of the current batch.
 struct BatchResults {
     phase: Phase,
     reports: Vec<Report>,
@@ -95,7 +95,7 @@ pub(super) struct Course<'c, 'a> {
     start: Duration,
     /// Trials of earlier courses.
     n_before: u64,
-    /// Whether a batch is chosen before the results of the one before are there, which gains time.
+    /// Whether a batch is chosen before the results of the previous one arrive, to save time.
     works_ahead: bool,
 }
 
@@ -113,7 +113,7 @@ impl<'c, 'a> Course<'c, 'a> {
         Course { tuning, measure, budget, stop, observer, batches, start, n_before, works_ahead }
     }
 
-    /// Goes on until the end; why it ended.
+    /// Runs the course to its end; returns the reason for the end.
     ///
     /// # Errors
     /// As [`Tuning::go_on`].
@@ -129,7 +129,7 @@ impl<'c, 'a> Course<'c, 'a> {
         Ok(ended)
     }
 
-    /// Chooses a batch and measures it; why the course ends, where it does.
+    /// Chooses a batch and measures it; returns the reason if the course ends.
     fn round(&mut self) -> Result<Option<Ended>, Error> {
         let begun = self.moment();
         let left = self.trials_left();
@@ -161,13 +161,13 @@ impl<'c, 'a> Course<'c, 'a> {
         Moment { now, left, is_stopped: self.stop.load(Ordering::Relaxed) }
     }
 
-    /// Trials that are left of the budget.
+    /// Number of trials left of the budget.
     fn trials_left(&self) -> u64 {
         let most = self.budget.trials.map_or(u64::MAX, |trials| trials + self.n_before);
         most.saturating_sub(self.tuning.stats.n_trials)
     }
 
-    /// The phase of a batch that begins now; why none does.
+    /// Phase of a batch that begins now, or the reason why none does.
     fn begin(&self, moment: Moment, left: u64, is_first: bool) -> Result<Phase, Ended> {
         let has_none = self.tuning.stats.best.is_none();
         match moment.is_late() {
@@ -181,7 +181,7 @@ impl<'c, 'a> Course<'c, 'a> {
         }
     }
 
-    /// Whether too little is expected of the next minute.
+    /// Whether the gain expected of the next minute is too small.
     fn gains_little(&self, moment: Moment) -> bool {
         let stats = &self.tuning.stats;
         let n_trials = stats.n_trials - self.n_before;
@@ -190,8 +190,8 @@ impl<'c, 'a> Course<'c, 'a> {
             .is_some_and(|least| stats.expected_gain(OUTLOOK_S, n_trials, moment.now).is_some_and(|gain| gain < least))
     }
 
-    /// Chooses a batch: guesses as long as there are any, and then what the search proposes; `None` where it
-    /// has no time to think.
+    /// Chooses a batch: guesses as long as there are any, and then proposals of the search; `None` if the
+    /// search has no time to propose.
     fn choose(&mut self, moment: Moment, left: u64, is_first: bool) -> Option<Batch> {
         let Tuning { search, subject, stats, guesses, .. } = &mut *self.tuning;
         let n = if is_first || moment.is_late() { 1 } else { self.budget.most_at_a_time(left) };
@@ -205,7 +205,8 @@ impl<'c, 'a> Course<'c, 'a> {
         })
     }
 
-    /// Chooses the batch after the one at hand, and has it measured after that; `left` trials are left then.
+    /// Chooses the batch after the current one, and submits it to be measured after that; `left` trials of
+    /// the budget are then left.
     fn look_ahead(&mut self, batch: &Batch, left: u64) {
         if left == 0 {
             return;
@@ -217,7 +218,7 @@ impl<'c, 'a> Course<'c, 'a> {
             if !guesses.is_empty() {
                 self.batches.put_next(Batch::new(guesses, true, *subject));
             } else if !batch.is_guess && stats.may_think(moment.left) {
-                // One that does not know of the guesses yet could propose them again.
+                // A search that does not know of the guesses yet could propose them again.
                 let n = self.budget.at_a_time(stats.n_known() + batch.candidates.len() as u64, left);
                 self.batches.put_next(Batch::new(stats.propose(*search, subject.space, n), false, *subject));
             }
@@ -225,7 +226,7 @@ impl<'c, 'a> Course<'c, 'a> {
         self.batches.submit_next(self.measure);
     }
 
-    /// Waits for the results of the batch at hand, as long as its phase allows.
+    /// Waits for the results of the current batch, as long as its phase allows.
     fn wait_for(&mut self, batch: &mut Batch, phase: Phase) -> Result<BatchResults, Error> {
         let leading_ns = self.tuning.stats.leading_ns();
         let mut round = BatchResults { phase, reports: Vec::new(), trials: Vec::new(), refused: None, broken: None };
@@ -271,7 +272,7 @@ impl<'c, 'a> Course<'c, 'a> {
         Ok(round)
     }
 
-    /// Tells the search and the observer of the batch at hand; why the course ends, where it does.
+    /// Reports the current batch to the search and the observer; returns the reason if the course ends.
     fn finish(&mut self, mut batch: Batch, round: BatchResults) -> Result<Option<Ended>, Error> {
         let BatchResults { phase, reports, mut trials, refused, broken } = round;
         let moment = self.moment();
@@ -285,7 +286,7 @@ impl<'c, 'a> Course<'c, 'a> {
         trials.sort_by_key(|(number, _)| *number);
         let trials: Vec<Trial> = trials.into_iter().map(|(_, trial)| trial).collect();
         if moment.is_over() {
-            // One that is not asked again need not learn.
+            // A search that is not asked again need not observe.
             self.tuning.untold.extend(trials);
         } else {
             self.observe(&trials);
@@ -298,11 +299,11 @@ impl<'c, 'a> Course<'c, 'a> {
             self.measure.recorded(numbers.end);
         }
         broken.map_or(Ok(()), Err).map_err(Error::Measure)?;
-        // A measuring side that gives no results would be asked for ever.
+        // A measuring side that gives no results would be polled forever.
         Ok((reports.is_empty() && !moment.is_late()).then_some(Ended::Interrupted))
     }
 
-    /// Tells the search of trials, on the search's clock.
+    /// Reports trials to the search, and counts the time as search time.
     fn observe(&mut self, trials: &[Trial]) {
         let Tuning { search, stats, .. } = &mut *self.tuning;
         let told = if search.weighs_objectives() { Cow::Borrowed(trials) } else { joined(trials) };
@@ -310,7 +311,7 @@ impl<'c, 'a> Course<'c, 'a> {
     }
 }
 
-/// Trials with one objective each: of several the geometric mean.
+/// Trials with one objective each: the geometric mean if there are several.
 fn joined(trials: &[Trial]) -> Cow<'_, [Trial]> {
     let has_several = |trial: &Trial| trial.outcome.timing().is_some_and(|timing| !timing.others.is_empty());
     if !trials.iter().any(has_several) {

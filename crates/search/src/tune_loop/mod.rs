@@ -1,4 +1,4 @@
-//! Tuning loop: asks a search for candidates, has them measured, and tells the search their outcomes.
+//! Tuning loop: asks a search for candidates, has them measured, and reports their outcomes to the search.
 
 mod batches;
 mod course;
@@ -41,7 +41,7 @@ pub struct Budget {
 }
 
 impl Default for Budget {
-    /// No limit, 16 candidates at a time.
+    /// Budget without limits and with batches of at most 16.
     fn default() -> Budget {
         Budget { trials: None, time: None, stop_below: None, batch: 16, least: 1 }
     }
@@ -51,12 +51,12 @@ impl Default for Budget {
 const KNOWN_PER_CANDIDATE: u64 = 16;
 
 impl Budget {
-    /// The most of the trials that are left to ask for at a time.
+    /// Maximum number of the `left` trials to ask for at a time.
     fn most_at_a_time(&self, left: u64) -> usize {
         left.min(self.batch.max(self.least).max(1) as u64) as usize
     }
 
-    /// Trials to ask a search for, of those that are left, where `n_known` are known.
+    /// Number of the `left` trials to ask a search for when `n_known` are known.
     fn at_a_time(&self, n_known: u64, left: u64) -> usize {
         let grown = if n_known == 0 { u64::MAX } else { (n_known / KNOWN_PER_CANDIDATE).max(self.least.max(1) as u64) };
         self.most_at_a_time(left.min(grown))
@@ -103,7 +103,7 @@ pub enum Event<'a> {
 /// Summary of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
-    /// Best of the prior and the new trials; `None` where all failed.
+    /// Best of the prior and the new trials; `None` if all failed.
     pub best: Option<Trial>,
     /// Number of trials of this call, failures included.
     pub n_trials: u64,
@@ -145,9 +145,9 @@ pub struct Tuning<'a> {
     guesses: std::vec::IntoIter<Config>,
     /// Whether there is a valid trial, or the first guess has been tried.
     is_begun: bool,
-    /// Trials that the search has not been told yet.
+    /// Trials that the search has not observed yet.
     untold: Vec<Trial>,
-    /// Batches that were chosen when the time was up.
+    /// Batches that were chosen but not measured when the time ran out.
     left_over: VecDeque<Batch>,
     wall: Duration,
 }
@@ -160,7 +160,7 @@ impl<'a> Tuning<'a> {
         Tuning::by_clock(search, subject, head_start, Rc::new(move || pause::now() - start))
     }
 
-    /// Makes a run that keeps time by another clock.
+    /// Makes a run with the given clock.
     fn by_clock(
         search: &'a mut dyn Search,
         subject: Subject<'a>,
@@ -225,24 +225,24 @@ impl<'a> Tuning<'a> {
     /// Continues the run until the budget is spent, the space is exhausted or `stop` is raised; returns the
     /// reason for its end.
     ///
-    /// The observer is told every trial as it completes and the end of every batch; where it fails, the run
+    /// The observer receives every trial as it completes and the end of every batch; if it fails, the run
     /// ends.
     ///
-    /// The first guess is measured alone if no valid trial is known, so that there is a result as soon as can
-    /// be. A search is not asked where it thought for longer the last time than is left.
+    /// The first guess is measured alone if no valid trial is known, so that there is a result as soon as
+    /// possible. The search is not asked if its last proposal took longer than the time left.
     ///
-    /// Batches are a sixteenth of what is known, one candidate at least: the candidates of a batch are chosen
-    /// without each other's results, and early every result changes the choice.
+    /// The size of a batch is a sixteenth of the number of known trials, at least one: the candidates of a
+    /// batch are chosen without each other's results, and early in a run every result changes the choice.
     ///
-    /// The search is told a batch as a whole and in order of batches, whatever comes first: what it proposes
-    /// does not depend on how many candidates `measure` has under way. What is chosen and not measured when
-    /// the time is up comes first the next time.
+    /// The search observes batches as a whole and in their order, regardless of the order of the results: its
+    /// proposals do not depend on how many candidates `measure` runs at once. Candidates that are chosen but
+    /// not measured when the time runs out come first in the next call.
     ///
     /// # Errors
-    /// [`Error::Measure`] and [`Error::Observer`]. What was measured until then has been observed.
+    /// [`Error::Measure`] and [`Error::Observer`]. Everything measured until then has been observed.
     ///
     /// # Panics
-    /// If a median is not a positive, finite number: the measuring side's fault.
+    /// If a median is not a positive, finite number: a bug of the measuring side.
     pub fn go_on(
         &mut self,
         measure: &mut dyn Measure,
@@ -258,7 +258,7 @@ impl<'a> Tuning<'a> {
     }
 }
 
-/// The time since some moment.
+/// Time since some moment.
 type Clock<'a> = Rc<dyn Fn() -> Duration + 'a>;
 
 #[cfg(test)]

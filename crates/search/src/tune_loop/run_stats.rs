@@ -11,8 +11,7 @@ use crate::search::Search;
 use crate::space::{Config, Space};
 use crate::trial::{ErrorClass, Trial};
 
-/// The last of the leading trials is the fastest of ten, the second fastest of twenty and so on, but no later
-/// than this.
+/// Maximum number of leading trials: the fastest of ten, the two fastest of twenty and so on.
 const MOST_LEADING: usize = 10;
 const ONE_LEADS_OF: usize = 10;
 
@@ -24,7 +23,8 @@ pub(super) struct RunStats<'a> {
     pub(super) best: Option<Trial>,
     /// Times of all trials in nanoseconds, infinite for failures, in the order in which they ended.
     costs_ns: Vec<f64>,
-    /// Medians of the fastest, ascending, [`MOST_LEADING`] at most, and of how many they are.
+    /// Medians of the fastest trials, ascending, at most [`MOST_LEADING`], and the number of trials that they
+    /// are the fastest of.
     leading_ns: Vec<f64>,
     n_measured: usize,
     n_prior: u64,
@@ -66,14 +66,14 @@ impl<'a> RunStats<'a> {
         self.best.as_ref().map(|trial| trial.outcome.cost())
     }
 
-    /// The median of the last of those that lead. The fastest of many is seldom the best: it owes its time to
-    /// luck, too, and beside it good candidates would look hopeless.
+    /// Median of the slowest leading trial. The fastest of many trials owes its time partly to luck, and
+    /// compared with it good candidates would look hopeless.
     pub(super) fn leading_ns(&self) -> Option<f64> {
         self.leading_ns.get((self.n_measured / ONE_LEADS_OF).clamp(1, MOST_LEADING) - 1).copied()
     }
 
-    /// Share of the best time that the next `seconds` are expected to gain, where trials come at the pace of
-    /// `n_trials` in `elapsed`; `None` where too little is known.
+    /// Share of the best time that the next `seconds` are expected to gain at a pace of `n_trials` in
+    /// `elapsed`; `None` if too few trials are known.
     pub(super) fn expected_gain(&self, seconds: f64, n_trials: u64, elapsed: Duration) -> Option<f64> {
         let pace = n_trials as f64 / elapsed.as_secs_f64();
         expected_gain(&self.costs_ns, pace * seconds).filter(|_| pace.is_finite() && pace > 0.0)
@@ -91,7 +91,7 @@ impl<'a> RunStats<'a> {
         self.n_measured += 1;
     }
 
-    /// Runs a part of the search on the search's clock.
+    /// Runs a part of the search and counts its time as search time.
     pub(super) fn search<T>(&mut self, part: impl FnOnce() -> T) -> T {
         let start = (self.clock)();
         let result = part();
@@ -104,7 +104,7 @@ impl<'a> RunStats<'a> {
         guesses.filter(|config| self.seen.insert(config.clone())).take(n).collect()
     }
 
-    /// Whether a search that thinks as long as the last time has something measured in the time that is left.
+    /// Whether a proposal that takes as long as the last one leaves time to measure it.
     pub(super) fn may_think(&self, left: Duration) -> bool {
         self.last_thought < left
     }

@@ -139,7 +139,7 @@ fn one_lucky_trial_does_not_lead() {
     assert_eq!(leading_ns(&third), Some(80.0));
 }
 
-/// A table that has candidates of two batches at once, and tells the last ones first or the first ones.
+/// Table that holds candidates of two batches at once, and returns the last or the first of them first.
 struct Ahead {
     table: RecordedSpace,
     waiting: Vec<(u64, Candidate)>,
@@ -251,7 +251,7 @@ fn batches_grow_with_what_is_known() {
     assert_eq!(lengths(HeadStart { prior: &prior, guesses: &guesses }, 22), [16, 4, 2]);
 }
 
-/// A table of which each trial takes its time, and a search that takes its own.
+/// Table whose trials take time, and a search that takes time as well.
 struct Timed<'a, T> {
     of: T,
     takes_s: u64,
@@ -323,20 +323,20 @@ fn nothing_is_begun_past_the_limit_but_the_first_guess() {
     // A result is worth more than the limit …
     check_time([0, 3, 0], &[], &[1, 2, 4], (1, 3));
     check_time([2, 3, 0], &[], &[1, 2, 4], (1, 3));
-    // … and another guess is tried where the first is wrong, for a while.
+    // … and another guess is tried if the first is wrong, for a while.
     check_time([2, 3, 0], &[], &[3, 2, 4], (2, 6));
     check_time([2, 3, 0], &[], &[3, 7, 4], (2, 6));
     check_time([2, 6, 0], &[], &[3, 2, 4], (1, 6));
-    // What is known already is no reason …
+    // A valid trial that is known is no reason …
     let known = |index: u128| Trial { config: table().space().config_at(index), outcome: outcome_at(index) };
     check_time([0, 3, 0], &[known(5)], &[1, 2], (0, 0));
-    // … and what is known to fail is none.
+    // … and neither is a guess that is known to fail.
     check_time([0, 3, 0], &[known(3)], &[3], (0, 0));
     check_time([0, 3, 0], &[known(3)], &[3, 2], (1, 3));
 }
 
-/// Trials until a run ends that stops below a share, where times fall from 2 to 1 over a space of 4,096, one
-/// trial takes a second, and a space is searched at random.
+/// Number of trials until a run ends that stops below a share: times fall from 2 to 1 over a space of 4,096,
+/// one trial takes a second, and the search is random.
 fn trials_until(stop_below: f64, prior: &[Trial]) -> (u64, Ended) {
     let space = Arc::new(Space::new("test", vec![Parameter::ordinal("a", 0..4096)], vec![]).unwrap());
     let outcome = |at: u128| Outcome::Measured(Timing::of_samples(&[1e6 * (2.0 - at as f64 / 4096.0)], false));
@@ -353,14 +353,14 @@ fn trials_until(stop_below: f64, prior: &[Trial]) -> (u64, Ended) {
 }
 
 /// The best of n random trials is 1/n above the optimum, and 60 more gain 1/n − 1/(n + 60): less than 0.01
-/// from 53 trials on, than 0.001 from 217 on; of a half it is expected with twice as many.
+/// from 53 trials on, than 0.001 from 217 on; since only half of the trials count, twice as many are needed.
 #[test]
 fn a_run_ends_where_the_next_minute_gains_too_little() {
     let (few, many) = (trials_until(0.01, &[]), trials_until(0.001, &[]));
     assert!(few.1 == Ended::LittleGain && (60..250).contains(&few.0), "{few:?}");
     assert!(many.1 == Ended::LittleGain && (few.0..900).contains(&many.0), "{many:?}");
     assert_eq!(trials_until(1e-9, &[]), (4096, Ended::Exhausted));
-    // Trials of an earlier run count, but a pace takes a trial of this one.
+    // Trials of an earlier run count, but the pace needs a trial of this one.
     let space = Space::new("test", vec![Parameter::ordinal("a", 0..4096)], vec![]).unwrap();
     let outcome = Outcome::Measured(Timing::of_samples(&[1e6], false));
     let prior: Vec<Trial> =
@@ -373,7 +373,7 @@ fn a_run_ends_where_the_next_minute_gains_too_little() {
 fn a_search_is_not_asked_that_would_think_past_the_limit() {
     check_time([10, 1, 4], &[], &[], (5, 9));
     check_time([30, 1, 4], &[], &[], (9, 29));
-    // One of which nothing is known is asked.
+    // A search whose time for a proposal is unknown is asked.
     check_time([3, 1, 4], &[], &[], (0, 4));
 }
 
@@ -392,7 +392,7 @@ fn a_run_in_turns_measures_each_once_and_forgets_none() {
         loop {
             // Some turns end by time, in the middle of a batch, and others by trials.
             let time = Some(Duration::from_secs(5)).filter(|_| n_turns % 2 == 0);
-            // What is left over need not fit the next turn.
+            // A batch that is left over need not fit the next turn.
             let batch = if n_turns % 4 == 1 { 1 } else { 4 };
             let budget = Budget { time, trials: time.is_none().then_some(2), batch, ..Budget::default() };
             let mut observer = |event: Event| {
@@ -407,7 +407,7 @@ fn a_run_in_turns_measures_each_once_and_forgets_none() {
             };
             let ended = tuning.go_on(&mut measure, budget, &AtomicBool::new(false), &mut observer).unwrap();
             n_turns += 1;
-            // What was proposed and not measured is left for the next turn, whatever it was.
+            // Proposals that were not measured are left for the next turn, whatever the reason for the end.
             match ended {
                 Ended::Exhausted => break,
                 Ended::Time | Ended::Trials => assert!(n_turns < 20, "{name}"),

@@ -1,4 +1,4 @@
-//! Traces: what the loop asks of a search and of a measuring side, in order, by a clock of its own.
+//! Traces: calls of the loop to a search and a measuring side, in order, by a simulated clock.
 
 use std::fmt::Write;
 use std::ops::Range;
@@ -16,9 +16,10 @@ struct Script {
     works_ahead: bool,
     proposal_s: u64,
     trial_s: u64,
-    /// Values that fail; all others take as many nanoseconds as they say.
+    /// Values that fail; any other value takes that many nanoseconds.
     failing: &'static [i64],
-    /// Turns at which there is no result yet, for a second; nothing left; no machine any more.
+    /// Turns at which there is no result yet, for a second; at which nothing is left; and at which measuring
+    /// fails.
     pending: &'static [usize],
     idle: &'static [usize],
     broken: &'static [usize],
@@ -50,7 +51,7 @@ impl Stage {
     }
 }
 
-/// A search that counts up, and a machine that measures in order; a value of `x` is a configuration.
+/// Search that counts up, and measuring side that measures in order; a value of `x` is a configuration.
 struct Side<'a> {
     stage: &'a Mutex<Stage>,
     space: &'a Space,
@@ -154,7 +155,7 @@ impl Measure for Side<'_> {
     }
 }
 
-/// Trace of a run over the values 1 to 40 that goes on once for each budget.
+/// Trace of a run over the values 1 to 40, which continues once for each budget.
 fn trace(name: &str, script: Script, guesses: &[u64], budgets: &[Budget]) -> String {
     let stop = Arc::new(AtomicBool::new(false));
     let stage = Mutex::new(Stage { script, log: format!("{name}\n"), stop: stop.clone(), ..Stage::default() });

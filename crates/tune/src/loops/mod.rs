@@ -31,23 +31,23 @@ pub fn loop_contexts(program: &Program) -> LoopContexts {
     LoopContexts::new(walk.loops)
 }
 
-/// Returns the number of a kind of loop: those of tensor cores, which models do not tell apart, come last.
+/// Returns the number of a kind of loop: those of tensor cores, which models do not distinguish, come last.
 fn number_of(kind: LoopKind) -> usize {
     LoopKind::ALL.iter().position(|(other, _)| *other == kind).expect("every kind is listed")
 }
 
-/// A walk through a program, loop by loop.
+/// Traversal of a program, loop by loop.
 struct Walk<'a> {
     program: &'a Program,
     /// Strides of each buffer.
     strides: Vec<Vec<i64>>,
-    /// Extents of each loop variable that has been met.
+    /// Extent of each loop variable visited so far.
     extents: Vec<i64>,
-    /// The place of each variable on the stack; `usize::MAX` where it is not there.
+    /// Position of each variable on the stack; `usize::MAX` if it is not on the stack.
     depth_of: Vec<usize>,
-    /// The loops around the present point, by their places among the contexts.
+    /// Loops around the current statement, as indices into the contexts.
     stack: Vec<usize>,
-    /// The variable of each loop that has been met, and its context.
+    /// Variable of each loop visited so far, and its context.
     vars: Vec<LoopId>,
     loops: Vec<LoopContext>,
 }
@@ -102,7 +102,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Adds what a statement does to every loop around it.
+    /// Adds the operations and accesses of a statement to every loop around it.
     fn leaf(&mut self, stmt: &Stmt, n_operations: [u32; 3]) {
         for &at in &self.stack {
             self.loops[at].n_operations.iter_mut().zip(n_operations).for_each(|(sum, n)| *sum += n);
@@ -110,7 +110,7 @@ impl Walk<'_> {
         if let Some((buffer, index)) = stmt.own_write() {
             self.access(buffer, index);
         }
-        // An update reads what it writes; nothing new comes of that.
+        // An update reads the element that it writes, which adds no access.
         let written = stmt.own_write();
         stmt.for_each_own_read(&mut |buffer, index| {
             if written != Some((buffer, index)) {
@@ -122,8 +122,8 @@ impl Walk<'_> {
     fn access(&mut self, buffer: BufferId, index: &[Index]) {
         let shape = &self.program.buffer(buffer).shape;
         let mut accesses = 1.0;
-        // By dimension: combinations of the variables from the present loop inwards that occur in its
-        // subscript.
+        // By dimension: number of combinations of the variables that occur in its subscript, from the current
+        // loop inwards.
         let mut combinations = vec![1.0f64; index.len()];
         for depth in (0..self.stack.len()).rev() {
             let at = self.stack[depth];
@@ -144,7 +144,7 @@ impl Walk<'_> {
             match touches.iter_mut().find(|touch| touch.buffer == buffer.0) {
                 None => touches.push(Touch { buffer: buffer.0, count, reuse: accesses / count.max(1.0), stride }),
                 Some(touch) => {
-                    // Accesses by several statements mostly meet the same elements; the largest stands for
+                    // Accesses by several statements are mostly to the same elements; the largest stands for
                     // all.
                     let all = (touch.reuse * touch.count).max(accesses);
                     touch.count = touch.count.max(count);
@@ -157,7 +157,7 @@ impl Walk<'_> {
         }
     }
 
-    /// An upper bound of how far a value moves while the loops from `depth` inwards run and the others stand
+    /// Upper bound on the change of a value while the loops from `depth` inwards run and the others stand
     /// still.
     fn span(&self, e: &Index, depth: usize) -> i64 {
         let of_atom = |atom: &Atom| match atom {
@@ -167,7 +167,7 @@ impl Walk<'_> {
             }
             Atom::FloorDiv(x, d) => {
                 let span = self.span(x, depth);
-                // A span that is no multiple may still cross one boundary more.
+                // A span that is not a multiple of the divisor may cross one more boundary.
                 span / (*d).max(1) + i64::from(span % (*d).max(1) != 0)
             }
             Atom::Mod(x, d) => self.span(x, depth).min((d - 1).max(0)),
@@ -177,7 +177,7 @@ impl Walk<'_> {
         terms.fold(0, i64::saturating_add)
     }
 
-    /// Bounds of a value, with each variable anywhere in its loop.
+    /// Bounds of a value over all values of its variables.
     fn bounds(&self, e: &Index) -> (i64, i64) {
         let of_atom = |atom: &Atom| match atom {
             Atom::Var(var) => (0, (self.extents[var.0 as usize] - 1).max(0)),
@@ -203,8 +203,7 @@ impl Walk<'_> {
     }
 }
 
-/// The coefficient of a variable in an index; inside a division it is divided, and of two alternatives the
-/// larger counts.
+/// Coefficient of a variable in an index; divided inside a division, and the larger one of two alternatives.
 fn slope(e: &Index, var: LoopId) -> f64 {
     let of_atom = |atom: &Atom| match atom {
         Atom::Var(v) => f64::from(u8::from(*v == var)),

@@ -16,7 +16,7 @@ fn matmul() -> Program {
     Workload::parse("matmul:m=8,n=8,k=8").unwrap().program()
 }
 
-/// Table, by loop and buffer in the order of the program, of what `of` says of the touch.
+/// Table of `of` for each touch, by loop and buffer in the order of the program.
 fn table(contexts: &LoopContexts, of: fn(&Touch) -> f64) -> Vec<Vec<f64>> {
     contexts.loops().iter().map(|l| l.touches.iter().map(of).collect()).collect()
 }
@@ -35,13 +35,13 @@ fn contexts_of_a_matrix_product_are_those_of_the_paper() {
     assert_eq!(contexts.chain().count(), 3);
 }
 
-/// Elements that one run of each loop touches of each buffer, at most, by enumeration.
+/// Largest number of elements of each buffer that one run of each loop touches, by enumeration.
 fn enumerate(program: &Program, contexts: &LoopContexts) -> Vec<Vec<f64>> {
     use std::collections::{BTreeMap, HashSet};
     type Elements = HashSet<Vec<i64>>;
     struct Run<'a> {
         values: Vec<i64>,
-        /// Elements that the present run of each loop around has touched, with the loop's place in the
+        /// Elements that the current run of each enclosing loop has touched, with the loop's index in the
         /// program.
         touched: Vec<(usize, BTreeMap<u32, Elements>)>,
         most: Vec<BTreeMap<u32, f64>>,

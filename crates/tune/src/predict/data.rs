@@ -8,10 +8,10 @@ use fnv::FnvHasher;
 use super::count;
 use super::specification::{KernelSpecification, ProblemError};
 
-/// Values of a column that messages name, at most.
+/// Maximum number of values of a column that messages list.
 const MOST_NAMED: usize = 12;
 
-/// Reason why a table is not usable as training data; the file or the request is at fault.
+/// Reason why a table is not usable as training data; the error is in the file or the request.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingTableError {
     /// Column that the table does not have.
@@ -30,7 +30,7 @@ pub enum TrainingTableError {
         /// Header line.
         head: String,
     },
-    /// Two columns of one name.
+    /// Two columns of the same name.
     #[error("column {column} occurs twice")]
     ColumnTwice {
         /// The name.
@@ -115,7 +115,7 @@ pub struct TunedProblem {
 /// name are ignored.
 ///
 /// # Errors
-/// [`TrainingTableError`], with the line that it is about.
+/// [`TrainingTableError`], with the line number.
 pub fn read_rows(
     kernel: &KernelSpecification,
     table: &[u8],
@@ -125,7 +125,7 @@ pub fn read_rows(
     let mut reader =
         csv::ReaderBuilder::new().has_headers(false).flexible(true).trim(csv::Trim::All).from_reader(table);
     let mut records = reader.byte_records().enumerate().map(|(at, record)| {
-        // Reading from memory, the reader can only fail where it is asked to check lengths.
+        // When reading from memory, the reader can fail only if it is asked to check lengths.
         let record = record.expect("invariant: bytes are read as they are");
         let line = record.position().map_or(at as u64 + 1, csv::Position::line);
         csv::StringRecord::from_byte_record(record)
@@ -196,7 +196,7 @@ pub fn read_rows(
     Ok(rows)
 }
 
-/// Refuses a constraint that no row satisfies: it says something else than its author meant.
+/// Refuses a constraint that no row satisfies, since it cannot be what its author meant.
 fn check_constraints(kernel: &KernelSpecification, rows: &[TunedProblem]) -> Result<(), TrainingTableError> {
     let mut never: Vec<_> = kernel.constraints.iter().collect();
     for row in rows {

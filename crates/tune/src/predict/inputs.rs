@@ -6,10 +6,10 @@ use tilewright_learn::sequence::{Example, Field, FieldKind, KernelParameter, Voc
 use super::data::TunedProblem;
 use super::specification::{KernelSpecification, ProblemError, SpecificationError};
 
-/// Reason why a model cannot be queried; its file or the query is at fault.
+/// Reason why a model cannot be queried; the error is in its file or the query.
 #[derive(Debug, thiserror::Error)]
 pub enum InputsError {
-    /// Metadata that are not of a kernel's model.
+    /// Metadata that do not describe a kernel's model.
     #[error("the model is of no kernel ({0} is missing)")]
     NoKernel(&'static str),
     /// Invalid specification in the model's file.
@@ -36,7 +36,7 @@ pub enum InputsError {
 /// Fields of a kernel's problems that are inputs of a model: those that vary in its training data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InputFields {
-    /// The fields by place.
+    /// Fields, as indices into the specification.
     fields: Vec<usize>,
     /// Value of each field that is always the same.
     fixed: Vec<Option<i64>>,
@@ -89,7 +89,7 @@ impl InputFields {
     /// Kernel and inputs of a model with this vocabulary, from its file's metadata.
     ///
     /// # Errors
-    /// [`InputsError`] if that does not fit together.
+    /// [`InputsError`] if metadata and vocabulary do not match.
     pub fn read(about: &Json, vocabulary: &Vocabulary) -> Result<(KernelSpecification, InputFields), InputsError> {
         let text = about["specification"].as_str().ok_or(InputsError::NoKernel("specification"))?;
         let kernel = KernelSpecification::parse(text)?;
@@ -114,7 +114,8 @@ impl InputFields {
     /// Problem from values of fields; a field that is constant in the training data may be omitted.
     ///
     /// # Errors
-    /// Fields that are unknown, missing or have an impossible value, or one the model can say nothing about.
+    /// [`InputsError`] for a field that is unknown, missing or has an invalid value, or a value that the
+    /// model cannot predict for.
     pub fn ask(&self, kernel: &KernelSpecification, given: &[(String, String)]) -> Result<Vec<i64>, InputsError> {
         for (name, _) in given {
             kernel.check_field(name)?;

@@ -10,28 +10,28 @@ use tilewright_search::expression::{Datum, ResolvedExpression};
 
 use super::specification::KernelSpecification;
 
-/// The most choices of a value that all questions together may try while they are exact; some seconds' work.
+/// Maximum number of choices that all queries together may try while they are exact; some seconds' work.
 const MOST_STEPS: u64 = 1 << 24;
-/// Steps of a question once these are spent.
+/// Maximum number of choices of a query once [`MOST_STEPS`] are spent.
 const LEAST_STEPS: u64 = 256;
-/// The most numbers that are remembered of prefixes; some hundred megabytes.
+/// Maximum number of values that are cached for prefixes; some hundred megabytes.
 const MOST_REMEMBERED: usize = 1 << 23;
-/// Cost of remembering a prefix, beside its numbers.
+/// Overhead of caching a prefix, besides its values.
 const COST_OF_PREFIX: usize = 4;
-/// Choices between two looks at whether to go on.
+/// Number of choices between two calls of the observer.
 const WATCH_EVERY: u64 = 1 << 12;
 
-/// Observer of a search: receives the number of choices tried, and may break off.
+/// Observer of a search: receives the number of choices tried, and may stop it.
 type ChoiceWatch<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
 
 /// Constraints of a kernel for one problem, each checked as soon as all parameters that it reads are chosen.
 ///
-/// It is exact unless that would take too long or too much memory: then a value counts as possible until it
-/// is known not to be. Complete configurations are valid in any case, but a prefix may lead to none.
-/// [`LookAhead::is_exact`] tells which.
+/// The look-ahead is exact unless that would take too long or too much memory: then a value counts as
+/// possible until it is known not to be. Complete configurations are valid in any case, but a prefix may lead
+/// to none. [`LookAhead::is_exact`] tells whether it was exact.
 pub struct LookAhead<'a> {
     levels: Vec<ParameterLevel>,
-    /// The values of all names: fields, parameters, definitions.
+    /// Values of all names: fields, parameters, definitions.
     slots: Vec<Option<Datum>>,
     /// Whether a constraint that reads no parameter fails.
     is_impossible: bool,
@@ -41,7 +41,7 @@ pub struct LookAhead<'a> {
 /// Cost of the queries so far.
 struct Effort<'a> {
     n_steps: u64,
-    /// The number of steps at which the question at hand is given up.
+    /// Number of steps at which the current query is given up.
     limit: u64,
     n_remembered: usize,
     is_exact: bool,
@@ -50,7 +50,7 @@ struct Effort<'a> {
 }
 
 impl Effort<'_> {
-    /// Counts a choice, and tells whether the query goes on.
+    /// Counts a choice; returns whether the query continues.
     fn step(&mut self) -> bool {
         self.n_steps += 1;
         if self.n_steps.is_multiple_of(WATCH_EVERY)
@@ -61,25 +61,25 @@ impl Effort<'_> {
         !self.is_stopped && self.n_steps < self.limit
     }
 
-    /// Begins with a question.
+    /// Begins a query.
     fn ask(&mut self) {
         let left = MOST_STEPS.saturating_sub(self.n_steps);
         self.limit = self.n_steps + (left / 2).max(LEAST_STEPS);
     }
 }
 
-/// A parameter, and what its value decides.
+/// Parameter, with the definitions and constraints that its value decides.
 struct ParameterLevel {
     slot: usize,
     /// Legal values, as expressions see them.
     values: Vec<Datum>,
-    /// Definitions that are known from here on, with their places.
+    /// Definitions that are known from here on, with their slots.
     definitions: Vec<(usize, ResolvedExpression)>,
     /// Constraints that can be checked from here on.
     constraints: Vec<ResolvedExpression>,
-    /// Partial results of earlier levels that this one or later ones read, as expressions of earlier places.
+    /// Partial results of earlier levels that this one or later ones read, as expressions of earlier slots.
     frontier: Vec<ResolvedExpression>,
-    /// Whether a valid completion exists from here, by the values on the frontier.
+    /// Whether a valid completion exists from here, by the values of the frontier.
     is_possible: HashMap<Box<[Option<Datum>]>, bool>,
 }
 
@@ -95,8 +95,8 @@ impl<'a> LookAhead<'a> {
         LookAhead::with(kernel, problem, kernel.constraints.iter().map(|constraint| &constraint.code))
     }
 
-    /// Sets an observer that can stop the look-ahead. Once stopped, it accepts any prefix that is not
-    /// decided.
+    /// Sets an observer that can stop the look-ahead. Once stopped, the look-ahead accepts any prefix that is
+    /// not known to be impossible.
     pub fn watched(mut self, watch: impl FnMut(u64) -> ControlFlow<()> + 'a) -> LookAhead<'a> {
         self.effort.watch = Some(Box::new(watch));
         self
@@ -128,7 +128,7 @@ impl<'a> LookAhead<'a> {
                 is_possible: HashMap::new(),
             })
             .collect();
-        // By place: the level that fills it, and what it may hold.
+        // For each slot, the level that fills it, and its possible range.
         let mut level_of: Vec<usize> = (0..n_slots).map(|slot| slot.saturating_sub(n_fields)).collect();
         let mut ranges: Vec<Option<ValueRange>> = vec![None; n_slots];
         for level in &levels {
@@ -165,7 +165,7 @@ impl<'a> LookAhead<'a> {
                 }
             }
         }
-        // The last definition first, since each may be read by later ones only.
+        // Last definition first, since only later ones can read a definition.
         for (slot, code) in definitions.into_iter().rev() {
             if wanted.contains(&slot) {
                 wanted.extend(reads(&code));
@@ -179,7 +179,7 @@ impl<'a> LookAhead<'a> {
             places.dedup();
             let mut frontier = Vec::new();
             codes().for_each(|code| residual(code, &|slot| level_of[slot] < at, &ranges, &mut frontier));
-            // Results that are no fewer than the places they are of tell no more prefixes apart.
+            // Partial results that are no fewer than the slots they are computed from merge no more prefixes.
             if frontier.len() >= places.len() {
                 frontier = places.into_iter().map(ResolvedExpression::Slot).collect();
             }
@@ -190,7 +190,7 @@ impl<'a> LookAhead<'a> {
         LookAhead { levels, slots, is_impossible, effort }
     }
 
-    /// Whether any valid configuration exists; `None` where deciding that would take too long.
+    /// Whether any valid configuration exists; `None` if deciding that would take too long.
     pub fn is_satisfiable(&mut self) -> Option<bool> {
         if self.is_impossible {
             return Some(false);
@@ -198,8 +198,8 @@ impl<'a> LookAhead<'a> {
         self.ask(0)
     }
 
-    /// Chooses a value on a level and tells whether the constraints due there hold. Earlier levels must be
-    /// chosen.
+    /// Chooses a value on a level; returns whether the constraints that are decided there hold. Earlier
+    /// levels must be chosen.
     fn choose(&mut self, level: usize, value: Datum) -> bool {
         let ParameterLevel { slot, definitions, constraints, .. } = &self.levels[level];
         self.slots[*slot] = Some(value);
@@ -209,7 +209,7 @@ impl<'a> LookAhead<'a> {
         constraints.iter().all(|constraint| constraint.holds(&self.slots))
     }
 
-    /// Queries as [`LookAhead::is_possible`] does, with a limit of its own.
+    /// Queries as [`LookAhead::is_possible`] does, with a new limit.
     fn ask(&mut self, level: usize) -> Option<bool> {
         self.effort.ask();
         let known = self.is_possible(level);
@@ -245,7 +245,7 @@ impl<'a> LookAhead<'a> {
 
 impl Completions for LookAhead<'_> {
     /// # Panics
-    /// If the prefix is a whole configuration or longer, or holds what is no index of a value.
+    /// If the prefix is a complete configuration or longer, or contains an invalid index.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
         let n_values = self.levels[prefix.len()].values.len();
         let mut holds = !self.is_impossible;
@@ -268,7 +268,7 @@ impl Completions for LookAhead<'_> {
 
 impl KernelSpecification {
     /// Constraint that makes a problem unsatisfiable: the first that excludes everything, alone or together
-    /// with those before it. `None` if some configuration is valid, or that is not decided.
+    /// with those before it. `None` if some configuration is valid, or if that could not be decided.
     pub fn unsatisfiable(&self, problem: &[i64]) -> Option<&str> {
         let codes = || self.constraints.iter().map(|constraint| &constraint.code);
         let is_excluded = |from: usize, to: usize| {

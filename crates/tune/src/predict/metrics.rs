@@ -15,7 +15,7 @@ pub struct Score {
     pub average_accuracy: f64,
     /// Share of problems with a prediction that is correct in all parameters.
     pub perfect: f64,
-    /// Share like `perfect`, where an equivalent kernel counts as correct, too.
+    /// Like `perfect`, but an equivalent kernel counts as correct, too.
     pub perfect_equivalent: f64,
     /// Share of predictions that are valid configurations.
     pub valid: f64,

@@ -2,8 +2,7 @@
 //!
 //! A [`KernelSpecification`] defines a kernel's problems and parameters; [`read_rows`] reads tuned problems,
 //! from which a sequence model learns through [`InputFields`]; [`LookAhead`] restricts its predictions to
-//! valid configurations. For Tilewright's own records, where spaces take the place of specifications, see
-//! [`records`].
+//! valid configurations. For Tilewright's own records, where spaces replace specifications, see [`records`].
 
 mod data;
 mod inputs;
@@ -24,7 +23,7 @@ pub use specification::{
 pub use split::{HoldOut, divide};
 pub use tilewright_search::expression::ExpressionError;
 
-/// `n` things, in the singular where it is one.
+/// Formats `n` with the noun `thing`, in the singular for 1.
 fn count(n: usize, thing: &str) -> String {
     format!("{n} {thing}{}", if n == 1 { "" } else { "s" })
 }

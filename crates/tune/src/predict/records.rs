@@ -1,8 +1,8 @@
 //! Prediction models trained on Tilewright's own records: workloads are problems, their best configurations
 //! answers.
 //!
-//! A configuration is encoded in tokens that mean the same for every size: numbers, texts and permutations as
-//! they are, and the inner factors of a factorization, which are tile sizes; the outermost factor follows
+//! A configuration is encoded in tokens that mean the same for every size: numbers, texts and permutations
+//! unchanged, and the inner factors of a factorization, which are tile sizes; the outermost factor follows
 //! from the size. A parameter that only other workloads of the template have is encoded as absent.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,15 +16,15 @@ use super::count;
 use crate::record::Record;
 use crate::transfer::EarlierTask;
 
-/// Configurations of a workload that are learnt from, at most.
+/// Maximum number of configurations of a workload that the model learns from.
 const MOST_ANSWERS: usize = 8;
-/// The token of a parameter that a workload does not have.
+/// Token of a parameter that a workload does not have.
 const ABSENT: &str = "-";
-/// Largest ratio to its workload's best time of a configuration that serves as an example.
+/// Largest time of a configuration that serves as an example, relative to the best of its workload.
 const NEAR_BEST: f64 = 1.05;
 
-/// Reason why records are no training data, or a model cannot be queried; the records or the model are at
-/// fault.
+/// Reason why records cannot serve as training data, or a model cannot be queried; the error is in the
+/// records or the model.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
     /// Too few workloads for training and validation.
@@ -37,7 +37,7 @@ pub enum RecordsError {
         /// Required number.
         least: usize,
     },
-    /// Metadata that are not of a template's model.
+    /// Metadata that do not describe a template's model.
     #[error("the model is of no template")]
     NoTemplate,
     /// Parameter of the space that the model was not trained on.
@@ -53,7 +53,7 @@ pub enum RecordsError {
     NothingKnown,
 }
 
-/// Workloads that are needed: with fewer there is nothing to validate with.
+/// Minimum number of workloads: with fewer there is nothing to validate with.
 const LEAST_WORKLOADS: usize = 2;
 
 /// Training data for a template's model, from records.
@@ -71,8 +71,8 @@ impl Lessons {
     /// # Errors
     /// [`RecordsError::TooFew`].
     pub fn of(template: &str, tasks: &[EarlierTask]) -> Result<Lessons, RecordsError> {
-        // By workload on its machine: its description and its configurations as tokens by
-        // parameter, best first.
+        // For each workload on its machine, its description and its configurations as tokens by parameter,
+        // best first.
         let mut taught: Vec<(WorkloadProperties, Vec<BTreeMap<String, String>>)> = Vec::new();
         let mut values: BTreeMap<String, BTreeSet<TextOrNumber>> = BTreeMap::new();
         for task in tasks.iter().filter(|task| task.template == template) {
@@ -150,14 +150,14 @@ pub fn read_template(about: &Json) -> Result<&str, RecordsError> {
     about["template"].as_str().ok_or(RecordsError::NoTemplate)
 }
 
-/// A property of a workload on a machine.
+/// Property of a workload on a machine.
 #[derive(Debug, Clone, PartialEq)]
 enum Property {
     Number(i64),
     Text(String),
 }
 
-/// The properties of a workload on a machine by name.
+/// Properties of a workload on a machine, by name.
 type WorkloadProperties = BTreeMap<String, Property>;
 
 fn describe(workload: &Workload, threads: u32, target: &str) -> WorkloadProperties {
@@ -182,7 +182,7 @@ fn describe(workload: &Workload, threads: u32, target: &str) -> WorkloadProperti
     sizes.chain(texts).chain([("threads".to_owned(), Property::Number(threads.into()))]).collect()
 }
 
-/// A field for each property that varies; for all where none does.
+/// Makes a field for each property that varies, or for all if none does.
 fn fields_of<'a>(descriptions: impl Iterator<Item = &'a WorkloadProperties>) -> Vec<Field> {
     let mut seen: BTreeMap<&str, Vec<Option<&Property>>> = BTreeMap::new();
     let descriptions: Vec<&WorkloadProperties> = descriptions.collect();
@@ -216,7 +216,7 @@ fn problem_of(vocabulary: &Vocabulary, description: &WorkloadProperties) -> Vec<
     vocabulary.fields.iter().map(number).collect()
 }
 
-/// A token; texts come before numbers, which come in their order.
+/// Token, ordered with texts before numbers and numbers by value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct TextOrNumber(String);
 
@@ -233,7 +233,7 @@ impl PartialOrd for TextOrNumber {
     }
 }
 
-/// The tokens of one parameter's value with their names: one, or one for each inner factor.
+/// Tokens of one parameter's value with their names: one, or one for each inner factor.
 fn tokens_of_value(name: &str, value: &Json) -> Option<Vec<(String, String)>> {
     let one = |text: String| Some(vec![(name.to_owned(), text)]);
     match value {
@@ -258,11 +258,11 @@ pub struct SpaceCompletions<'a> {
     space: &'a Space,
     /// Position of the first token, by parameter of the space.
     first: Vec<usize>,
-    /// Values of the tokens, where the model knows them, by parameter of the space and rank.
+    /// Values of the tokens, by parameter of the space and rank; `None` if the model does not know them.
     tokens: Vec<Vec<Option<Vec<u32>>>>,
-    /// Parameter of the space, where it has one, by position.
+    /// Parameter of the space for each position, if the space has it.
     places: Vec<Option<usize>>,
-    /// Values of the model that may stand at each position where the space has no such parameter.
+    /// Values allowed at each position for which the space has no parameter.
     absent: Vec<Vec<bool>>,
 }
 
@@ -281,7 +281,7 @@ impl SpaceCompletions<'_> {
         for (axis, name) in space.names().enumerate() {
             let of_rank = |rank: u64| tokens_of_value(name, &space.value_at(axis, rank).to_json()).unwrap_or_default();
             let mut named: Vec<String> = of_rank(0).into_iter().map(|(name, _)| name).collect();
-            // A model of records without an optional parameter means its first value.
+            // In a model of records without an optional parameter, its absence means its first value.
             let is_unsaid = space.is_optional(axis) && !vocabulary.parameters.iter().any(|p| named.contains(&p.name));
             if is_unsaid {
                 named.clear();
@@ -345,7 +345,7 @@ impl SpaceCompletions<'_> {
 
 impl Completions for SpaceCompletions<'_> {
     /// # Panics
-    /// If the prefix is a whole answer or longer.
+    /// If the prefix is a complete answer or longer.
     fn allowed(&mut self, prefix: &[u32]) -> Vec<bool> {
         let absent = &self.absent[prefix.len()];
         let Some(axis) = self.places[prefix.len()] else { return absent.clone() };

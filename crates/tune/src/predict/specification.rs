@@ -8,7 +8,7 @@ use tilewright_search::expression::{
     Datum, Expression, ExpressionError, ResolvedExpression, Slash, ValueType, VariableNames, is_name,
 };
 
-/// Reason why a text is not a kernel specification; its author is at fault.
+/// Reason why a text is not a kernel specification; the error is its author's.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecificationError {
     /// Text that is not TOML, or not of the expected structure.
@@ -58,7 +58,7 @@ pub enum SpecificationError {
     },
 }
 
-/// Reason why something is not a problem of a kernel; the user is at fault.
+/// Reason why something is not a problem of a kernel; the error is the user's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
     /// Field that the kernel does not have, or that is computed.
@@ -106,7 +106,7 @@ pub struct FieldSpecification {
     pub name: String,
     /// Values of a categorical field; `None` for an integer field.
     pub values: Option<Arc<[String]>>,
-    /// Expression over the fields before it, where the field is computed.
+    /// Expression over the preceding fields, if the field is computed.
     expression: Option<ResolvedExpression>,
 }
 
@@ -135,10 +135,11 @@ pub struct ConstraintSpecification {
 /// constraints on its configurations.
 ///
 /// Expressions can read the fields, the parameters and earlier definitions, whose values are passed in one
-/// list in that order. They are those of [`tilewright_search::expression`], except that `/` rounds down.
+/// list in that order. The language is that of [`tilewright_search::expression`], except that `/` rounds
+/// down.
 #[derive(Debug, Clone)]
 pub struct KernelSpecification {
-    /// The kernel's name.
+    /// Name of the kernel.
     pub name: String,
     /// Fields of a problem.
     pub fields: Vec<FieldSpecification>,
@@ -154,7 +155,7 @@ pub struct KernelSpecification {
     equivalence: Vec<ResolvedExpression>,
 }
 
-/// A specification as it stands in a file.
+/// Specification as written in a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SpecificationForm {
@@ -196,7 +197,7 @@ enum Values {
     Texts(Vec<String>),
 }
 
-/// A definition or a constraint.
+/// Definition or constraint, as written in a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NamedForm {
@@ -334,7 +335,8 @@ impl KernelSpecification {
         self.violated(problem, answer).next().is_none()
     }
 
-    /// Canonical form of a configuration: two are equal exactly if they mean the same kernel for a problem.
+    /// Canonical form of a configuration: two forms are equal if and only if the configurations yield the
+    /// same kernel for a problem.
     pub fn canonical(&self, problem: &[i64], answer: &[u32]) -> Vec<Option<Datum>> {
         if self.equivalence.is_empty() {
             return answer.iter().map(|&value| Some(i64::from(value).into())).collect();
@@ -379,7 +381,7 @@ impl FieldSpecification {
         }
     }
 
-    /// The number that stands for what an expression has given.
+    /// Number that represents the value of an expression, if it is one of the field.
     fn number(&self, datum: &Datum) -> Option<i64> {
         match (&self.values, datum) {
             (Some(values), Datum::Text(text)) => values.iter().position(|value| **value == **text).map(|at| at as i64),

@@ -6,7 +6,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::data::{TunedProblem, content_hash};
 
-/// The share of rows that is held out.
+/// Share of rows that is held out.
 const HELD_OUT: f64 = 0.1;
 
 /// Unit of a random split.
@@ -20,7 +20,7 @@ pub enum HoldOut {
 
 /// Splits rows into nine tenths for training and a tenth held out, both as indices.
 ///
-/// A hash of its name and the seed decides about a group, so that it is on the same side in every table.
+/// The side of a group is decided by a hash of its name and the seed, so that it is the same in every table.
 pub fn divide(rows: &[TunedProblem], split: HoldOut, seed: u64) -> (Vec<usize>, Vec<usize>) {
     match split {
         HoldOut::Random => {

@@ -1,11 +1,11 @@
 //! Tables for tuning on a fleet: unfinished runs, whose results may wait on a server, and candidates during
-//! which machines vanished.
+//! whose measurement machines vanished.
 
 use rusqlite::{OptionalExtension, params};
 
 use super::{Store, StoreError, TaskKey};
 
-/// Tables that versions without fleets do not know, and leave alone.
+/// Schema of tables that versions without fleets do not know and ignore.
 const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS fleet_runs (
     run TEXT PRIMARY KEY,
@@ -29,13 +29,13 @@ const STRIKE: &str = "
 INSERT INTO fleet_strikes (workload, target, threads, template, config, n) VALUES (?1, ?2, ?3, ?4, ?5, 1)
 ON CONFLICT DO UPDATE SET n = n + 1 RETURNING n";
 
-/// The classes of machines of a target that a workload is recorded of.
+/// Query for the machine classes of a target under which a workload has records.
 const CLASSES: &str = "
 SELECT DISTINCT target FROM tasks
 WHERE workload = ?1 AND threads = ?3 AND substr(target, 1, length(?2) + 1) = ?2 || '@' ORDER BY id";
 
 impl Store {
-    /// Names of machine classes that include this target, as far as the workload has records of them.
+    /// Names of machine classes that include this target, if the workload has records of them.
     ///
     /// # Errors
     /// [`StoreError`].

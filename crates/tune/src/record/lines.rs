@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Record, Winner};
 
-/// The longest line that is read, in bytes; far above any record.
+/// Maximum length of a line in bytes, far above that of any record.
 const LINE_LIMIT: u64 = 16 << 20;
 
 /// Line of JSON: a record and, if its configuration won a race, the result of the race.
@@ -15,18 +15,18 @@ pub struct RecordLine {
     /// The trial.
     #[serde(flatten)]
     pub record: Record,
-    /// Result of the race; `None` if the record won none.
+    /// Result of the race; `None` if the configuration won no race.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub winner: Option<Winner>,
 }
 
-/// Reason why a line cannot be read as a record; the file is at fault.
+/// Reason why a line cannot be read as a record; the error is in the file.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Error of the reader.
     #[error("line {line}: {source}")]
     Read {
-        /// The line, counted from 1.
+        /// Line, counted from 1.
         line: u64,
         /// Error of the system.
         source: io::Error,
@@ -34,7 +34,7 @@ pub enum RecordError {
     /// Line that is not a record.
     #[error("line {line}: {problem}")]
     Malformed {
-        /// The line, counted from 1.
+        /// Line, counted from 1.
         line: u64,
         /// Reason, in one line.
         problem: String,
@@ -50,7 +50,7 @@ impl RecordLine {
     /// Parses a line of JSON.
     ///
     /// # Errors
-    /// What is wrong with the line, in one line.
+    /// A description of the problem, in one line.
     pub fn parse(line: &[u8]) -> Result<RecordLine, String> {
         let RecordLine { record, winner } = serde_json::from_slice(line)
             .map_err(|error| one_line(&error.to_string().replace(" at line 1 column ", " at column ")))?;
@@ -64,7 +64,7 @@ impl RecordLine {
 /// Reads records from JSON lines, each with its line number, from 1; blank lines are skipped.
 ///
 /// # Errors
-/// Each item that could not be read or is no record. Reading can go on behind a malformed line.
+/// An item that could not be read or is not a record. Reading can continue after a malformed line.
 pub fn read_lines(mut input: impl BufRead) -> impl Iterator<Item = (u64, Result<RecordLine, RecordError>)> {
     let mut line = 0;
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Records: trials with all that is needed to reproduce, compare and resume them.
+//! Records: trials with everything needed to reproduce, compare and resume them.
 
 mod fleet;
 mod lines;
@@ -35,7 +35,7 @@ pub struct TaskKey {
 pub struct Record {
     /// Operator with its sizes, for example `matmul:m=1024,n=1024,k=1024`.
     pub workload: String,
-    /// Name of the target that ran it.
+    /// Name of the target on which the trial ran.
     pub target: String,
     /// Template that declares the space.
     pub template: String,
@@ -49,30 +49,30 @@ pub struct Record {
     pub seconds: Seconds,
     /// Schedule steps as text; empty if the configuration could not be instantiated.
     pub steps: String,
-    /// Search that proposed it, with its options.
+    /// Search that proposed the configuration, with its options.
     pub search: String,
     /// Seed of the search.
     pub seed: u64,
     /// Number in the workload's history.
     pub trial: u64,
-    /// Tilewright version that measured it.
+    /// Tilewright version that measured the trial.
     pub version: String,
-    /// Compiler that built it, with its version.
+    /// Compiler that built the kernel, with its version.
     pub toolchain: String,
     /// Unix time of the measurement, in seconds.
     pub unix_time: u64,
     /// Time within its run; `None` in records of early versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<RunTime>,
-    /// Limit that caused the failure, which may be raised; `None` for other outcomes and in records of early
+    /// Limit that caused the failure and may be raised; `None` for other outcomes and in records of early
     /// versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Limit>,
     /// Conditions of the measurement, as far as known.
     #[serde(flatten)]
     pub conditions: Conditions,
-    /// Whether it was imported, so that it may have been measured on another machine. Exports do not contain
-    /// this.
+    /// Whether the record was imported, so that it may have been measured on another machine. Exports do not
+    /// contain this.
     #[serde(skip)]
     pub is_imported: bool,
 }
@@ -87,10 +87,10 @@ pub struct RunTime {
 }
 
 impl Record {
-    /// Refuses records that no version writes, and numbers that JSON cannot express.
+    /// Refuses records that no version can have written, and numbers that JSON cannot express.
     ///
     /// # Errors
-    /// Names the field in one line.
+    /// A message that names the field, in one line.
     fn check(&self) -> Result<(), String> {
         if !self.config.is_object() {
             return Err("config is not an object".into());
@@ -121,7 +121,7 @@ impl Record {
     /// Converts the record to a trial of `space`.
     ///
     /// # Errors
-    /// [`ConfigError`] if the configuration is not one of the space's, as after a change of the template.
+    /// [`ConfigError`] if the configuration is not in the space, for example after a change of the template.
     pub fn trial(&self, space: &Space) -> Result<Trial, ConfigError> {
         Ok(Trial { config: space.config_from_json(&self.config)?, outcome: self.outcome.clone() })
     }

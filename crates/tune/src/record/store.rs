@@ -14,13 +14,13 @@ use super::winner::Winner;
 use super::{PassedOver, Record, RecordLine, RejectReason, RunTime, TaskKey, Validator, read_lines};
 use crate::Error;
 
-/// Marks a database as ours: "TLWR".
+/// Application id that marks a database as ours: "TLWR".
 const APPLICATION_ID: i32 = 0x544c_5752;
-/// The version of the schema below.
+/// Version of the schema below.
 const SCHEMA_VERSION: i32 = 1;
 
-/// Texts that are the same for all trials of a run are kept once, in `tasks`. Failures have no median, and so
-/// no place in the index that answers which trial is best.
+/// Schema of the store. Texts that are the same for all trials of a run are stored once, in `tasks`. Failures
+/// have no median and are therefore not in the index that finds the best trial.
 const SCHEMA: &str = "
 CREATE TABLE tasks (
     id INTEGER PRIMARY KEY,
@@ -68,8 +68,9 @@ CREATE TABLE winners (
 ) STRICT;
 ";
 
-/// Columns, each with its table, that the schema's first form did not have. They may be null, so versions
-/// that do not know them read and write such a database as before, and the schema's version stays.
+/// Columns, each with its table, that the first form of the schema did not have. They are nullable, so
+/// versions that do not know them read and write such a database as before, and the schema version is
+/// unchanged.
 const LATER_COLUMNS: &[(&str, &str, &str)] = &[
     ("trials", "run_start_unix_ms", "INTEGER"),
     ("trials", "run_elapsed_s", "REAL"),
@@ -87,8 +88,8 @@ const LATER_COLUMNS: &[(&str, &str, &str)] = &[
     ("winners", "spread", "REAL"),
 ];
 
-/// A trial that is there already stays, but for one that failed of a limit: what was measured takes its
-/// place, and a later failure of something else or of a higher limit.
+/// Inserts a trial. An existing trial is kept, unless it failed because of a limit: it is replaced by a
+/// success, or by a later failure with another cause or at a higher limit.
 const INSERT_TRIAL: &str = "
 INSERT INTO trials (task, config, class, message, median_ns, min_ns, spread, n_samples, stopped_early,
     build_s, run_s, verify_s, steps, search, seed, trial, version, toolchain, unix_time,
@@ -111,7 +112,7 @@ ON CONFLICT (task, config) DO UPDATE SET (class, message, median_ns, min_ns, spr
 WHERE trials.limit_name IS NOT NULL AND (excluded.median_ns IS NOT NULL OR excluded.unix_time >= trials.unix_time
     AND (excluded.limit_name IS NOT trials.limit_name OR excluded.limit_number > trials.limit_number))";
 
-/// Makes room for a trial where one that cannot be true has its configuration.
+/// Deletes an implausible trial of the configuration, to make room for a new one.
 const DELETE_DOUBTED: &str = "
 DELETE FROM trials WHERE task = ?1 AND config = ?2 AND class = ?3 AND NOT coalesce(median_ns BETWEEN ?4 AND 1e300, 0)";
 
@@ -128,18 +129,19 @@ SELECT format('%d %d %d %d %.17g', (SELECT max(id) FROM tasks), (SELECT max(id) 
 
 const WINNERS: &str = "SELECT * FROM tasks JOIN winners ON winners.task = tasks.id";
 
-/// The trials of a space that are faster than `?2`, the fastest first.
+/// Selects the trials of a space that are faster than `?2`, fastest first.
 const FASTEST_TRIALS: &str = "
 SELECT *, trials.id AS trial_id FROM trials JOIN tasks ON trials.task = tasks.id
 WHERE task = ?1 AND median_ns < ?2 ORDER BY median_ns";
 
-/// The last trial of a space.
+/// Selects the last trial of a space.
 const LAST_TRIAL: &str = "SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1";
 
-/// The trial that a winner's race came after, where an earlier version recorded the winner: by its own clock.
+/// Selects the last trial before a winner's race, for a winner recorded by an earlier version: by its own
+/// clock.
 const LAST_BEFORE: &str = "SELECT coalesce(max(id), 0) FROM trials WHERE task = ?1 AND unix_time <= ?2";
 
-/// A trial that was not raced must be faster than a winner by this factor to count for more.
+/// Factor by which a trial that was not raced must be faster than a winner to take precedence.
 const BEYOND_NOISE: f64 = 0.95;
 
 const SET_WINNER: &str = "
@@ -191,7 +193,7 @@ pub struct Imported {
 }
 
 impl Imported {
-    /// Refused lines that are kept with their reasons.
+    /// Maximum number of refused lines that are kept with their reasons.
     const MOST_REASONS: usize = 5;
 }
 
@@ -200,14 +202,14 @@ impl Imported {
 pub struct Exported {
     /// Number of records written.
     pub written: u64,
-    /// Number of rows skipped, as this version cannot read them.
+    /// Number of rows skipped because this version cannot read them.
     pub left_out: u64,
 }
 
 /// Records and winners in an SQLite database.
 ///
-/// Several processes may use one file: writes are short transactions that wait for each other, and a trial
-/// that another process has already recorded is skipped. Inserted records survive a kill of the process.
+/// Several processes may use one file: writes are short transactions that are serialized, and a trial that
+/// another process has already recorded is skipped. Inserted records survive a kill of the process.
 #[derive(Debug)]
 pub struct Store {
     pub(super) connection: Connection,
@@ -217,9 +219,9 @@ impl Store {
     /// Opens the store of this connection; creates the schema if the database is empty.
     ///
     /// # Errors
-    /// [`StoreError::NotADatabase`], [`StoreError::Foreign`] and [`StoreError::NewerSchema`] if the file is
-    /// not ours to use; it stays as it was. [`StoreError::ReadOnly`] if it is empty and cannot be written; an
-    /// existing store can be read without that.
+    /// [`StoreError::NotADatabase`], [`StoreError::Foreign`] and [`StoreError::NewerSchema`] if the file
+    /// belongs to another program or version; it is left unchanged. [`StoreError::ReadOnly`] if it is empty
+    /// and cannot be written; reading an existing store needs no write access.
     pub fn new(mut connection: Connection) -> Result<Store, StoreError> {
         connection.busy_timeout(BUSY_TIMEOUT)?;
         let exists = check_owner(&connection.transaction()?)?;
@@ -229,7 +231,7 @@ impl Store {
         if !exists {
             write_ahead(&connection)?;
             let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            // Another process may have been faster.
+            // Another process may have done it first.
             if !check_owner(&transaction)? {
                 transaction.execute_batch(SCHEMA)?;
                 transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
@@ -248,7 +250,7 @@ impl Store {
     /// its configuration.
     ///
     /// # Errors
-    /// [`StoreError`]; nothing of the batch is kept then.
+    /// [`StoreError`]; nothing of the batch is stored in that case.
     pub fn insert(&mut self, records: &[Record], least_ns: f64) -> Result<u64, StoreError> {
         let transaction = self.write()?;
         let mut new = 0;
@@ -329,7 +331,7 @@ impl Store {
         let mut rows = statement.query(params![workload, target, threads, template, earlier])?;
         let (mut records, mut passed_over) = (Vec::new(), PassedOver::default());
         let mut known: HashMap<String, Validator> = HashMap::new();
-        // Under two names, a configuration may have been measured twice.
+        // A configuration may have been measured under both names of the workload.
         let mut seen = HashSet::new();
         while let Some(row) = rows.next()? {
             let Some(record) = understood(record(row))? else {
@@ -355,14 +357,14 @@ impl Store {
     /// or a later trial is faster beyond the noise of single trials. Imported records count only if no race
     /// was run here.
     ///
-    /// Clocks of other machines decide nothing: later is what was recorded later.
+    /// "Later" is by the order of recording, not by the clocks of other machines.
     ///
     /// # Errors
     /// [`StoreError`].
     ///
     /// # Cost
-    /// A few index look-ups, whatever the number of records, one more for each that is passed over, and that
-    /// of the validators.
+    /// A few index look-ups, regardless of the number of records, one more for each skipped record, and the
+    /// cost of the validators.
     pub fn best(
         &self,
         workload: &str,
@@ -398,8 +400,8 @@ impl Store {
     ) -> Result<Option<BestRecord>, StoreError> {
         let known = self.winner_of(task, validator, passed_over)?;
         let limit_ns = known.as_ref().map_or(f64::MAX, |(winner, _)| BEYOND_NOISE * winner.median_ns);
-        // A race says nothing of what was not in it: what came later, and where it was run elsewhere what was
-        // measured here.
+        // A race has no bearing on trials outside it: those recorded later and, if it was run elsewhere,
+        // those measured here.
         let competes = |is_imported: bool, id: i64| match &known {
             None => true,
             Some((winner, last)) => match (winner.is_imported, is_imported) {
@@ -426,7 +428,7 @@ impl Store {
         Ok(known.map(|(winner, _)| BestRecord::Confirmed(winner)))
     }
 
-    /// The winner of a space, where it can be true, and the last trial that its race came after.
+    /// Winner of a space, if it is plausible, and the last trial before its race.
     fn winner_of(
         &self,
         task: i64,
@@ -455,7 +457,7 @@ impl Store {
         Ok(Some((winner, last)))
     }
 
-    /// Whether this is the winner of a race run here, after which nothing was recorded for its space.
+    /// Whether this is the winner of a race run here, with nothing recorded for its space since.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -507,7 +509,7 @@ impl Store {
     /// of their races.
     ///
     /// # Errors
-    /// [`StoreError`], of which [`StoreError::Write`] is the fault of `output`.
+    /// [`StoreError`]; [`StoreError::Write`] with the error of `output`.
     pub fn export(&self, output: &mut dyn Write) -> Result<Exported, StoreError> {
         let exported = self.each_line(&mut |line| writeln!(output, "{}", line.to_text()))?;
         output.flush().map_err(StoreError::Write)?;
@@ -547,7 +549,8 @@ impl Store {
     /// An existing winner is kept if its race was run here; otherwise the last one counts.
     ///
     /// # Errors
-    /// [`Error::Record`] with the first line that is no record, [`Error::Store`]; nothing was added then.
+    /// [`Error::Record`] with the first line that is not a record, or [`Error::Store`]; nothing is added in
+    /// either case.
     pub fn import(
         &mut self,
         input: impl BufRead,
@@ -577,7 +580,7 @@ impl Store {
                 winners.insert(task, Winner { is_imported: true, ..winner });
             }
         }
-        // Behind all trials: a race that was run elsewhere came after those that are there with it.
+        // After all trials: a race that was run elsewhere came after the trials imported with it.
         for (task, winner) in winners {
             let query = "SELECT imported IS NULL FROM winners WHERE task = ?1";
             let is_raced_here: Option<bool> =
@@ -595,8 +598,8 @@ impl Store {
     }
 }
 
-/// Whether the database is a store; false if it is empty. It is a transaction, so that the answers belong to
-/// one moment even while another process creates the store.
+/// Whether the database is a store; false if it is empty. Runs in a transaction, so that the checks are
+/// consistent even while another process creates the store.
 fn check_owner(transaction: &Transaction) -> Result<bool, StoreError> {
     let pragma = |name| transaction.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     let application_id = pragma("application_id")?;
@@ -612,7 +615,8 @@ fn check_owner(transaction: &Transaction) -> Result<bool, StoreError> {
     if n_tables > 0 || application_id != 0 { Err(StoreError::Foreign { application_id }) } else { Ok(false) }
 }
 
-/// Turns the write-ahead log on. SQLite does not wait for others that do the same at this moment, so we do.
+/// Turns the write-ahead log on. SQLite does not wait for other processes that do so at the same time, so we
+/// retry.
 fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
     let start = Instant::now();
     loop {
@@ -625,7 +629,7 @@ fn write_ahead(connection: &Connection) -> Result<(), StoreError> {
     }
 }
 
-/// Gives a database of an earlier version the columns that it lacks.
+/// Adds the columns that a database of an earlier version lacks.
 fn add_later_columns(connection: &mut Connection) -> Result<(), StoreError> {
     let lacks = |connection: &Connection, table: &str, name: &str| -> Result<bool, StoreError> {
         Ok(connection.query_row(HAS_COLUMN, [table, name], |row| row.get::<_, i64>(0))? == 0)
@@ -636,7 +640,7 @@ fn add_later_columns(connection: &mut Connection) -> Result<(), StoreError> {
     }
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     for (table, name, kind) in LATER_COLUMNS {
-        // Another process may have been faster.
+        // Another process may have done it first.
         if lacks(&transaction, table, name)? {
             transaction.execute_batch(&format!("ALTER TABLE {table} ADD COLUMN {name} {kind}"))?;
         }
@@ -687,7 +691,7 @@ fn replace_winner(transaction: &Transaction, task: i64, winner: &Winner) -> Resu
     Ok(())
 }
 
-/// Adds a trial and says how many rows that made: 0 or 1.
+/// Adds a trial; returns the number of new rows, 0 or 1.
 fn insert_trial(transaction: &Transaction, record: &Record, least_ns: f64) -> Result<u64, StoreError> {
     let Record { workload, target, template, threads, .. } = record;
     let task = task_id(transaction, workload, target, template, *threads)?;
@@ -713,7 +717,7 @@ fn insert_trial(transaction: &Transaction, record: &Record, least_ns: f64) -> Re
         ":verify_s": record.seconds.verify,
         ":steps": record.steps,
         ":search": record.search,
-        // SQLite's integers are signed; these are kept bit by bit.
+        // SQLite's integers are signed; the bits of the seed are kept.
         ":seed": record.seed as i64,
         ":trial": record.trial as i64,
         ":version": record.version,
@@ -732,7 +736,7 @@ fn insert_trial(transaction: &Transaction, record: &Record, least_ns: f64) -> Re
     Ok(n_rows as u64)
 }
 
-/// A configuration as text that does not depend on the order of its parameters, by which it is unique.
+/// Text of a configuration that does not depend on the order of its parameters, used as its unique key.
 fn canonical(config: &Json) -> String {
     let mut sorted = config.clone();
     sorted.sort_all_objects();
@@ -787,8 +791,8 @@ fn record(row: &Row) -> Result<Record, StoreError> {
     Ok(record)
 }
 
-/// A row, where this version understands it. Another program may have written what no version writes, a later
-/// version what this one does not know.
+/// Row, or `None` if this version does not understand it: another program or a later version may have written
+/// it.
 fn understood<T>(row: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     match row {
         Ok(row) => Ok(Some(row)),
@@ -803,7 +807,7 @@ fn understood<T>(row: Result<T, StoreError>) -> Result<Option<T>, StoreError> {
     }
 }
 
-/// Whether a column is set that may be null, or lacking in a database of an earlier version.
+/// Whether a column is set; it may be null, or missing in a database of an earlier version.
 fn flag(row: &Row, column: &str) -> Result<bool, StoreError> {
     match row.as_ref().column_index(column) {
         Ok(column) => Ok(row.get::<_, Option<bool>>(column)?.unwrap_or(false)),
@@ -811,7 +815,7 @@ fn flag(row: &Row, column: &str) -> Result<bool, StoreError> {
     }
 }
 
-/// A number that a database of an earlier version may lack.
+/// Number in a column that a database of an earlier version may lack.
 fn later_number(row: &Row, column: &str) -> Result<Option<f64>, StoreError> {
     match row.as_ref().column_index(column) {
         Ok(column) => Ok(row.get(column)?),
@@ -819,7 +823,7 @@ fn later_number(row: &Row, column: &str) -> Result<Option<f64>, StoreError> {
     }
 }
 
-/// The trial's place in its run. A read-only database of an earlier version lacks the columns.
+/// Time of the trial within its run. A read-only database of an earlier version lacks the columns.
 fn run_time(row: &Row) -> Result<Option<RunTime>, StoreError> {
     if row.as_ref().column_index("run_elapsed_s").is_err() {
         return Ok(None);
@@ -829,7 +833,7 @@ fn run_time(row: &Row) -> Result<Option<RunTime>, StoreError> {
     Ok(start.zip(elapsed_s).map(|(start, elapsed_s)| RunTime { start_unix_ms: start as u64, elapsed_s }))
 }
 
-/// The limit that the trial failed of; the same of such a database.
+/// Limit that made the trial fail. A read-only database of an earlier version lacks the columns.
 fn limit(row: &Row) -> Result<Option<Limit>, StoreError> {
     if row.as_ref().column_index("limit_number").is_err() {
         return Ok(None);
@@ -876,13 +880,13 @@ fn winner(row: &Row) -> Result<Winner, StoreError> {
 /// Attribute that earlier versions wrote at the end of workloads without any effect on them.
 const SAYS_NOTHING: &str = ",exact=1";
 
-/// The name under which earlier versions may have kept records of a workload; its own where that is the same.
+/// Name under which earlier versions may have recorded a workload; the same name if it did not change.
 fn earlier_called(workload: &str) -> String {
     let earlier = format!("{workload}{SAYS_NOTHING}");
     if now_called(earlier.clone()) == workload { earlier } else { workload.to_owned() }
 }
 
-/// The name by which this version calls a workload that an earlier one may have recorded.
+/// Current name of a workload that an earlier version may have recorded.
 fn now_called(workload: String) -> String {
     match workload.ends_with(SAYS_NOTHING).then(|| Workload::parse(&workload)) {
         Some(Ok(parsed)) => parsed.to_string(),

@@ -19,9 +19,9 @@ use crate::template::{Task, TemplateSetting, least_flops};
 
 /// Upper bound on a CPU clock, in GHz.
 const FASTEST_CLOCK_GHZ: f64 = 8.0;
-/// Units that multiply and add vectors of up to 128 bits, and wider ones, in a core that has most of them.
+/// Largest number per core of units that multiply and add vectors of up to 128 bits, and of wider ones.
 const MOST_UNITS: (f64, f64) = (4.0, 2.0);
-/// More threads than any machine has CPUs: no space is made for them.
+/// Number of threads above that of CPUs in any machine: no space is made for more.
 const MOST_THREADS: u32 = 4096;
 
 /// Reason why a record is skipped.
@@ -35,7 +35,7 @@ pub enum RejectReason {
     Unreadable,
 }
 
-/// Numbers of skipped records by reason.
+/// Numbers of skipped records, by reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct PassedOver {
     /// Records of configurations that the current space does not have.
@@ -94,7 +94,7 @@ pub struct Validator {
 /// Knowledge of a space.
 #[derive(Debug, Clone, Default)]
 enum KnownSpace {
-    /// Nothing: the space depends on a machine that is not this one.
+    /// Unknown: the space depends on a machine that is not this one.
     #[default]
     Nothing,
     /// Absent: this version has no such template.
@@ -164,11 +164,11 @@ impl Validator {
 /// Lower bound on the time of a workload, in nanoseconds, on a target by its name in records; 0 for an
 /// unknown CPU.
 ///
-/// No real time is below it: it is the time of the fewest operations that any template needs, at more
-/// multiply-adds per cycle and a higher clock than any core has. Measured peaks are a quarter to a half of
-/// it.
+/// No real time is below the bound: it assumes the fewest operations that any template needs, more
+/// multiply-adds per cycle and a higher clock than any core has. Measured peak rates are a quarter to a half
+/// of the assumed one.
 pub fn least_ns(workload: &Workload, target: &str, threads: f64) -> f64 {
-    // Without the class of machines behind it.
+    // The machine class after the `@` is removed.
     let mut parts = target.split('@').next().unwrap_or_default().split('/');
     let is_cpu = matches!(parts.next(), Some("x86_64" | "aarch64"));
     let bits = parts.nth(1).and_then(|bits| bits.parse::<u32>().ok()).filter(|bits| is_cpu && *bits > 0);
@@ -200,8 +200,8 @@ mod tests {
         check("matmul-256:dtype=f64", "x86_64/znver3/256", 1, 128.0);
         check("matmul-256:dtype=u8i8", "x86_64/znver5/512", 1, 2048.0);
         check("matmul-256", "aarch64/neoverse-v2/128", 1, 256.0);
-        // Winograd's algorithm makes do with a quarter, and where an output meets one tap of nine, that can
-        // be all.
+        // Winograd's algorithm needs a quarter of the multiplications, and if one tap of nine meets each
+        // output, that can be all of them.
         let inside = |n: f64| (n - 2.0 / 3.0) / n;
         check("resnet18.C2", "x86_64/znver5/512", 1, 4.0 * 512.0 / inside(56.0).powi(2));
         check("resnet18.C2:exact=1", "x86_64/znver5/512", 1, 512.0 / inside(56.0).powi(2));

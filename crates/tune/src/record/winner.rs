@@ -5,8 +5,8 @@ use serde_json::Value as Json;
 
 use super::Record;
 
-/// Winner of a run's final race. Its JSON accompanies the record of its trial, without repeating the fields
-/// of that.
+/// Winner of a run's final race. Its JSON accompanies the record of its trial and does not repeat the fields
+/// of the record.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Winner {
     /// Workload, as in [`Record`].
@@ -28,14 +28,14 @@ pub struct Winner {
     pub median_ns: f64,
     /// Margin over the runner-up, as a share of the winner's median; `None` for a single finalist.
     pub margin: Option<f64>,
-    /// Relative spread of its rounds and of the runner-up's, the larger one, if known.
+    /// Relative spread of the rounds: the larger of the winner's and the runner-up's, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spread: Option<f64>,
     /// Configuration of the runner-up; `None` for a single finalist.
     pub runner_up: Option<Json>,
     /// Throughput at the median, in GFLOP/s.
     pub gflops: f64,
-    /// Whether its output was compared with the reference in the race.
+    /// Whether the output was compared with the reference in the race.
     pub verified: bool,
     /// Version, as in [`Record`].
     pub version: String,
@@ -49,15 +49,15 @@ pub struct Winner {
 }
 
 impl Winner {
-    /// Refuses winners that no version writes, and numbers that JSON cannot express.
+    /// Refuses winners that no version can have written, and numbers that JSON cannot express.
     ///
     /// # Errors
-    /// Names the number in one line.
+    /// A message that names the number, in one line.
     pub(super) fn check(&self) -> Result<(), String> {
         if !(self.median_ns > 0.0 && self.median_ns.is_finite()) {
             return Err(format!("winner: median_ns {} is not a positive number", self.median_ns));
         }
-        // Nobody counts the operations of a command.
+        // The throughput of a command is 0, since its operations are not counted.
         if !(self.gflops >= 0.0 && self.gflops.is_finite()) {
             return Err(format!("winner: gflops {} is not a number of at least 0", self.gflops));
         }
@@ -69,7 +69,7 @@ impl Winner {
         Ok(())
     }
 
-    /// The winner as the configuration of this record.
+    /// Winner with the configuration and key of this record.
     pub(crate) fn of(self, record: &Record) -> Winner {
         let Record { workload, target, template, threads, config, .. } = record.clone();
         Winner { workload, target, template, threads, config, ..self }

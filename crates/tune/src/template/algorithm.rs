@@ -7,7 +7,7 @@ use tilewright_search::{Config, Constraint, Domain, Parameter, Space, SpaceError
 /// Name of the parameter that selects the algorithm.
 pub const CHOICE: &str = "algorithm";
 
-/// Algorithm for a problem, which is the operator's sizes as its templates need them.
+/// Algorithm for a problem, which holds the operator's sizes in the form that its templates need.
 pub struct Algorithm<Problem> {
     /// Value of the parameter `algorithm`.
     pub name: &'static str,
@@ -105,7 +105,7 @@ pub fn chosen<'a, P>(problem: &P, all: &'a [Algorithm<P>], space: &Space, config
     }
 }
 
-/// The values of both, of parameters of the same name: numbers, or alternatives.
+/// Union of the domains of two parameters of the same name: numbers, or alternatives.
 fn union(a: Domain, b: Domain) -> Domain {
     match (a, b) {
         (Domain::Ordinal(a), Domain::Ordinal(b)) => {

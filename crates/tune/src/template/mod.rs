@@ -25,11 +25,11 @@ pub struct Template {
     pub name: &'static str,
     /// Description of the space, in one line.
     pub text: &'static str,
-    /// Whether it has configurations for a workload on a target.
+    /// Whether the template has configurations for a workload on a target.
     pub serves: fn(&TemplateSetting) -> bool,
     /// Space of a task, declared but not enumerated.
     pub space: fn(&TemplateSetting) -> Result<Space, SpaceError>,
-    /// The schedule of a configuration of that space.
+    /// Schedule of a configuration of that space.
     pub steps: fn(&TemplateSetting, &Space, &Config) -> Vec<Step>,
     /// Estimated cost of a run, in cycles of a core, by an analytical model; `None` without one. It ranks
     /// initial guesses.
@@ -63,8 +63,8 @@ pub const TEMPLATES: &[Template] = &[
     gpu::DEPTHWISE_4_4_4,
 ];
 
-/// Smallest number of floating-point operations by which any template computes a workload, as by leaving out
-/// padding or by Winograd's algorithm.
+/// Smallest number of floating-point operations with which any template computes a workload, for example by
+/// leaving out padding or with Winograd's algorithm.
 pub fn least_flops(workload: &Workload) -> f64 {
     workload.flops_inside() * conv::least_share(workload)
 }
@@ -72,7 +72,7 @@ pub fn least_flops(workload: &Workload) -> f64 {
 /// Setting that a template is instantiated for.
 #[derive(Clone, Debug)]
 pub struct TemplateSetting {
-    /// The operator and its sizes.
+    /// Operator and its sizes.
     pub workload: Workload,
     /// Target machine.
     pub target: Target,
@@ -81,7 +81,7 @@ pub struct TemplateSetting {
 }
 
 impl TemplateSetting {
-    /// Whether copies of 8-bit factors are 16-bit integers: where the machine has no dot products of bytes,
+    /// Whether copies of 8-bit operands are 16-bit integers: if the machine has no dot products of bytes,
     /// unless sums of two products with weights of 7 bits fit 16 bits.
     pub(crate) fn widens_bytes(&self) -> bool {
         let stay = self.target.adds_pairs_of_bytes() && self.workload.factors().contains(&DType::I7);
@@ -100,10 +100,10 @@ pub struct Task {
     pub space: Arc<Space>,
 }
 
-/// Reason why there is no task. The caller is at fault, except for `Space`, where the template is.
+/// Reason why there is no task: a mistake of the caller, except for `Space`, which is a bug in the template.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// Name of no template that serves the workload.
+    /// Name that is not one of a template that serves the workload.
     #[error("no template `{name}` for {workload}; there are {known}")]
     NoTemplate {
         /// The name given.
@@ -138,12 +138,12 @@ pub enum TaskError {
     Space(#[from] SpaceError),
 }
 
-/// The constraint that an expression over these parameters says.
+/// Makes the constraint of an expression over these parameters.
 fn constraint(name: &str, text: &str, parameters: &[Parameter]) -> Constraint {
     Constraint::parse(name, text, parameters).unwrap_or_else(|e| panic!("invariant: `{text}` is an expression: {e}"))
 }
 
-/// The constraint over some of these parameters, `reads`, that an expression says; see
+/// Makes the constraint of an expression over some of these parameters, `reads`; see
 /// [`Constraint::parse_over`].
 fn constraint_over(name: &str, reads: &[&str], text: &str, parameters: &[Parameter]) -> Constraint {
     let read: Vec<Parameter> = reads.iter().map(|name| named(parameters, name).clone()).collect();
@@ -151,7 +151,7 @@ fn constraint_over(name: &str, reads: &[&str], text: &str, parameters: &[Paramet
         .unwrap_or_else(|e| panic!("invariant: `{text}` is an expression over {reads:?}: {e}"))
 }
 
-/// The parameter of a name.
+/// Parameter with this name.
 fn named<'a>(parameters: &'a [Parameter], name: &str) -> &'a Parameter {
     parameters.iter().find(|p| p.name == name).unwrap_or_else(|| panic!("invariant: there is a parameter {name}"))
 }
@@ -161,7 +161,7 @@ fn has_value(parameters: &[Parameter], name: &str, word: &str) -> bool {
     matches!(&named(parameters, name).domain, Domain::Categorical(words) if words.iter().any(|known| known == word))
 }
 
-/// Condition that a parameter has a value that is none of these, as an expression.
+/// Condition that a parameter has none of these values, as an expression.
 fn none_of(parameters: &[Parameter], name: &str, words: &[&str]) -> String {
     let Domain::Categorical(values) = &named(parameters, name).domain else {
         panic!("invariant: the values of {name} are words")
@@ -171,11 +171,11 @@ fn none_of(parameters: &[Parameter], name: &str, words: &[&str]) -> String {
     format!("{name} in [{}]", others.join(", "))
 }
 
-/// A size that a template has a configuration for, whatever the others are within reason.
+/// Size for which a template has a configuration, whatever the others are within reason.
 const MODEST_SIZE: i64 = 256;
 
-/// The error of a space, and where nothing is legal what is too large: each size that alone would do if it
-/// were modest, or all of them.
+/// Error of a space; if nothing is legal, it names the sizes that are too large: each one that alone would do
+/// if it were modest, or all of them.
 fn too_large(template: &Template, setting: &TemplateSetting, error: SpaceError) -> TaskError {
     let workload = &setting.workload;
     let large =
@@ -224,7 +224,7 @@ impl Task {
             let (workload, target) = (setting.workload.label(), setting.target.name());
             return Err(TaskError::FamilyOnGpu { workload, target });
         }
-        // A vector has the columns of a part of a pair, or more of them.
+        // A part of a pair must fit into a vector, and pairs are not supported on GPUs.
         let is_wide = |part: i64| setting.target.gpu.is_some() || part > setting.target.lanes(setting.workload.dtype);
         let has_wide_pairs = setting.workload.pairs().is_some_and(is_wide);
         let serving: Vec<&Template> = TEMPLATES.iter().filter(|t| !has_wide_pairs && (t.serves)(&setting)).collect();
@@ -270,9 +270,10 @@ impl Task {
     pub fn guesses(&self, seed: u64) -> Vec<Config> {
         const SAMPLE: u64 = 4096;
         const OF_EACH_ALGORITHM: usize = 16;
-        /// The best of a sample from which better neighbours are followed.
+        /// Number of best samples from which better neighbours are followed.
         const WALKS: usize = 32;
-        // So many times as slow as the best of all is not worth a trial, were the model wrong by a lot.
+        // A guess that is slower than the best one by this factor is not worth a trial, even if the model is
+        // far off.
         const HOPELESS: f64 = 30.0;
         let Some(estimate) = self.template.estimate else { return Vec::new() };
         let (space, algorithm) = (self.advised(), self.space.names().position(|name| name == "algorithm"));
@@ -293,7 +294,8 @@ impl Task {
             let order = |a: &(f64, Config), b: &(f64, Config)| a.0.total_cmp(&b.0).then_with(|| a.1.cmp(&b.1));
             let mut ranked: Vec<(f64, Config)> = sample.into_iter().map(cost).collect();
             ranked.sort_by(order);
-            // Spaces of GPUs are much larger than the sample: the best one is not in it, but near some of it.
+            // GPU spaces are much larger than the sample: the best configuration is not in it, but near some
+            // of it.
             let is_large = self.setting.target.gpu.is_some() && part.size() > n.into();
             let starts: Vec<(f64, Config)> = ranked.iter().take(if is_large { WALKS } else { 0 }).cloned().collect();
             for (least, start) in starts {
@@ -309,13 +311,14 @@ impl Task {
             distances.map_while(|at| ranked.get(at).cloned()).collect::<Vec<_>>()
         };
         let mut guesses: Vec<(f64, Config)> = parts.iter().flat_map(&mut of_part).collect();
-        // Who has no time for all of them has that which runs where nothing is measured.
+        // The first guess is the configuration that runs if nothing is measured, so that it is tried even
+        // without time for all of them.
         guesses.sort_by(|a, b| a.0.total_cmp(&b.0));
         let best = guesses.first().map_or(0.0, |(cycles, _)| *cycles);
         guesses.into_iter().filter(|(cycles, _)| *cycles <= HOPELESS * best).map(|(_, config)| config).collect()
     }
 
-    /// First of the [guesses](Task::guesses): the configuration that runs where nothing is recorded.
+    /// First of the [guesses](Task::guesses): the configuration that runs if nothing is recorded.
     pub fn first_guess(&self, seed: u64) -> Option<Config> {
         self.guesses(seed).into_iter().next()
     }
@@ -339,7 +342,7 @@ impl Task {
     /// Scheduled, unlowered program of a configuration.
     ///
     /// # Errors
-    /// The position of the step that is illegal, and why: the template's fault.
+    /// The position of the illegal step, and the reason; a bug in the template.
     pub fn program(&self, config: &Config) -> Result<Program, (usize, Illegal)> {
         apply_all(&self.setting.workload.program(), &self.steps(config))
     }
@@ -366,17 +369,17 @@ mod step {
     use tilewright_ir::schedule::{LayoutAxis, Tail};
     use tilewright_ir::{DType, LoopKind, Step, TensorProduct};
 
-    /// Split with a shorter last round where the factor does not divide.
+    /// Split with a shorter last iteration if the factor does not divide the extent.
     pub fn split(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Shrink, target, factor, outer, inner)
     }
 
-    /// Split by a factor that must divide.
+    /// Split by a factor that must divide the extent.
     pub fn exact(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Exact, target, factor, outer, inner)
     }
 
-    /// Split with guards: a condition skips iterations beyond the extent in the last round.
+    /// Split with guards: a condition skips iterations beyond the extent in the last iteration.
     pub fn guard(target: &str, factor: i64, outer: &str, inner: &str) -> Step {
         split_with(Tail::Guard, target, factor, outer, inner)
     }

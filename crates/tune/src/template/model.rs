@@ -1,8 +1,8 @@
 //! Analytical performance model of a CPU core, by which templates rank configurations: multiply-adds, loads,
 //! caches.
 //!
-//! It is rough, and only has to rank better configurations before worse ones. Instruction throughput is the
-//! target's; cache bandwidths are those of current x86-64 cores.
+//! The model is rough, and only has to rank better configurations before worse ones. Instruction throughput
+//! is the target's; cache bandwidths are those of current x86-64 cores.
 
 use super::TemplateSetting;
 use tilewright_ir::Target;

@@ -3,8 +3,7 @@
 //! Threads take tiles of a result if there are enough of them. For a small result with a long reduction, each
 //! takes a part of the reduction instead; the partial sums are added up in their order once all are done, so
 //! that results depend on the schedule alone. The smallest problems are done before another thread has
-//! started: then one thread does everything. Only where several of these may be best is there a parameter for
-//! it.
+//! started, so one thread does everything. There is a parameter only if several of these may be the best.
 
 use super::step::{layout, reorder, rfactor, split};
 use super::{TemplateSetting, ceil_div, constraint_over, none_of};
@@ -13,27 +12,27 @@ use tilewright_ir::schedule::LINE_BYTES;
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space, Value};
 
-/// The parameter.
+/// Name of the parameter.
 const NAME: &str = "share";
 
-/// Multiply-adds of which one thread does fewer in less time than it takes to have others begin and to wait.
+/// Number of multiply-adds below which one thread takes less time than starting others and waiting for them.
 const FEWEST_TO_SHARE: i64 = 1 << 19;
-/// Multiply-adds of which each thread's part is long enough to be worth adding up.
+/// Minimum number of multiply-adds of each thread's part for which adding up parts is worthwhile.
 const FEWEST_TO_SUM_APART: i64 = 1 << 16;
-/// Results of which each thread may have its own.
+/// Maximum number of results of which each thread may have a copy.
 const MOST_RESULTS_EACH: i64 = 1 << 15;
-/// Elements of a sum for each thread and row or column of its result, from which sharing rows or columns
-/// leaves much that every thread reads.
+/// Number of elements of a sum per thread and per row or column of its result from which on every thread
+/// reads too much if rows or columns are shared.
 const LONG_SUM: i64 = 8;
 /// Number of results for each thread from which on no sum needs to be shared.
 const RESULTS_PER_THREAD: i64 = 4;
 /// Number of results from which on all threads take part in adding up partial sums.
 pub const MANY_RESULTS: i64 = 1 << 13;
 
-/// Elements of a sum that a thread takes at a time: vectors of any machine, several steps of any unrolling.
+/// Granularity of a thread's part of a sum: whole vectors of any machine and whole steps of any unrolling.
 const SUM_STEP: i64 = 64;
 
-/// Cycles that it takes to have other threads begin, and to wait for them.
+/// Cycles for starting other threads, and for waiting for them.
 const START_CYCLES: f64 = 2000.0;
 
 /// Buffer of the partial sums, and prefix of the names of their loops.
@@ -57,7 +56,7 @@ pub enum SharedWork {
 }
 
 impl SharedWork {
-    /// Every one of them with its value of the parameter.
+    /// All variants, each with its value of the parameter.
     const ALL: [(SharedWork, &'static str); 3] =
         [(SharedWork::Result, "result"), (SharedWork::Sum, "sum"), (SharedWork::Nothing, "nothing")];
 
@@ -142,7 +141,7 @@ impl ShareableWork {
         s.n_threads > 1 && is_small || self.has_long_sum(s)
     }
 
-    /// Parameter of the sharing; `None` where there is no choice.
+    /// Parameter of the sharing; `None` if there is no choice.
     ///
     /// `can_share_sum` tells whether the algorithm can share a long reduction.
     pub fn parameter(&self, s: &TemplateSetting, can_share_sum: bool) -> Option<Parameter> {
@@ -152,8 +151,8 @@ impl ShareableWork {
         self.is_choice(s).then(|| Parameter::categorical(NAME, &values).optional())
     }
 
-    /// Parameter of an algorithm that can share long reductions, with the same values at every size; where
-    /// there is no choice, threads share the result.
+    /// Parameter of an algorithm that can share long reductions, with the same values at every size; if there
+    /// is no choice, threads share the result.
     pub fn parameter_at_any_size(&self, s: &TemplateSetting) -> Option<Parameter> {
         let held = || Parameter::categorical(NAME, &[SharedWork::Result.name()]).optional();
         (s.n_threads > 1).then(|| self.parameter(s, true).unwrap_or_else(held))
@@ -219,7 +218,7 @@ pub fn on_own_lines(s: &TemplateSetting, order: &[usize], padded: usize, extent:
     let fills = (1..=per_line).find(|n| n * inside % per_line == 0).expect("a line's worth of them does");
     let padded_extent = ceil_div(extent, fills) * fills;
     let axes = order.iter().enumerate().flat_map(|(at, &axis)| match at == padded {
-        // One tile that is as long as there is room for.
+        // One tile that fills the padded extent.
         true => vec![Outer(axis, padded_extent), Inner(axis, padded_extent)],
         false => vec![Whole(axis)],
     });

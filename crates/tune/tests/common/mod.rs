@@ -2,8 +2,8 @@
 
 use tilewright_ir::{Buffer, BufferId, Program, Role, interp};
 
-/// Small numbers for a program's arguments, those of floating point divided by this; of whole ones, which 1
-/// leaves, no order of summation rounds a sum.
+/// Small numbers for a program's arguments; floating-point ones are divided by `divisor`. With 1 they are
+/// integers, whose sums are exact in any order.
 pub fn arguments(program: &Program, divisor: f64) -> Vec<Vec<f64>> {
     let of = |(id, b): (BufferId, &Buffer)| {
         let n = b.n_elements().unwrap() as usize;
@@ -17,13 +17,13 @@ pub fn arguments(program: &Program, divisor: f64) -> Vec<Vec<f64>> {
     program.arguments().map(of).collect()
 }
 
-/// The arguments that a program writes.
+/// Returns the arguments that a program writes.
 pub fn written(program: &Program, arguments: Vec<Vec<f64>>) -> Vec<Vec<f64>> {
     let is_output = program.arguments().map(|(_, b)| b.role == Role::Output);
     arguments.into_iter().zip(is_output).filter(|(_, is_output)| *is_output).map(|(a, _)| a).collect()
 }
 
-/// Runs a program on such arguments.
+/// Runs a program on such arguments and returns its outputs.
 pub fn outputs_of(program: &Program, divisor: f64) -> Vec<Vec<f64>> {
     let mut arguments = arguments(program, divisor);
     interp::run(program, &mut arguments).unwrap_or_else(|fault| panic!("{fault}\n{program}"));

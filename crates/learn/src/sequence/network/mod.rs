@@ -1,4 +1,4 @@
-//! The networks: encoders, decoders, and their training.
+//! Networks: encoders, decoders, and their training.
 
 mod tokens;
 mod training;
@@ -16,26 +16,27 @@ use crate::tape::{
 pub(super) use tokens::Tokens;
 pub(super) use training::train;
 
-/// Nodes of the dense layer that weighs what attention is paid to, as in the paper.
+/// Number of nodes of the dense layer that computes attention weights, as in the paper.
 const N_ATTENTION: usize = 2;
 
-/// Filters of each convolution, steps that one sees, and convolutions. The paper does not say.
+/// Number of filters of each convolution, number of steps in its window, and number of convolutions. The
+/// paper does not say.
 const N_FILTERS: usize = 64;
 const WINDOW: usize = 3;
 const N_CONVOLUTIONS: usize = 2;
 
-/// Shape of a network, which decides its layers beside the vocabulary.
+/// Shape of a network, which together with the vocabulary determines its layers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct NetworkShape {
     pub(super) architecture: Architecture,
     pub(super) n_hidden: usize,
     pub(super) tokens: Tokens,
-    /// The numbers of values of the parameters.
+    /// Number of values of each parameter.
     pub(super) sizes: Vec<usize>,
 }
 
 impl NetworkShape {
-    /// Whether it is one for this vocabulary.
+    /// Whether the shape is one for this vocabulary.
     pub(super) fn fits(&self, vocabulary: &Vocabulary) -> bool {
         let sizes = vocabulary.parameters.iter().map(|p| p.values.len());
         self.architecture != Architecture::Chain
@@ -45,7 +46,7 @@ impl NetworkShape {
     }
 }
 
-/// A network and its weights.
+/// Network and its weights.
 #[derive(Debug, Clone)]
 pub(super) struct SequenceNetwork {
     shape: NetworkShape,
@@ -68,23 +69,23 @@ enum NetworkBody {
     Hybrid { convolutions: Vec<Dense>, first: [Lstm; 2], second: [Lstm; 2] },
 }
 
-/// A layer whose weights are drawn alike whichever way they are passed.
+/// Makes a layer whose weights keep the variance in both directions.
 fn dense(builder: &mut LayerBuilder, name: &str, n_inputs: usize, n_outputs: usize) -> Dense {
     builder.dense(name, n_inputs, n_outputs, both_ways(n_inputs, n_outputs))
 }
 
-/// An LSTM whose cells remember until they learn to forget.
+/// Makes an LSTM whose cells remember until they learn to forget.
 fn lstm(builder: &mut LayerBuilder, name: &str, n_inputs: usize, n_hidden: usize) -> Lstm {
     builder.lstm(name, n_inputs, n_hidden, [both_ways(n_inputs, n_hidden), forth(n_hidden)], 1.0)
 }
 
-/// An LSTM for each direction.
+/// Makes an LSTM for each direction.
 fn two_lstms(builder: &mut LayerBuilder, name: &str, n_inputs: usize, n_hidden: usize) -> [Lstm; 2] {
     ["forward", "backward"].map(|way| lstm(builder, &format!("{name}.{way}"), n_inputs, n_hidden))
 }
 
 impl SequenceNetwork {
-    /// A network that knows nothing yet.
+    /// Makes an untrained network.
     fn new(
         architecture: Architecture,
         vocabulary: &Vocabulary,
@@ -96,13 +97,13 @@ impl SequenceNetwork {
         SequenceNetwork::drawn(shape, training.seed)
     }
 
-    /// The network of this shape with the weights that `read` gives by name; `read` knows how many there
-    /// should be.
+    /// Makes the network of this shape with the weights that `read` returns by name; `read` receives their
+    /// expected number.
     pub(super) fn read<E>(
         shape: NetworkShape,
         mut read: impl FnMut(&str, usize) -> Result<Vec<f32>, E>,
     ) -> Result<SequenceNetwork, E> {
-        // What is drawn is thrown away; names and sizes are kept.
+        // The drawn values are discarded; only names and sizes are used.
         let mut network = SequenceNetwork::drawn(shape, 0);
         let read = |(name, values): (&str, &[f32])| read(name, values.len());
         let values = network.parameters.iter().map(read).collect::<Result<Vec<_>, E>>()?;
@@ -117,7 +118,7 @@ impl SequenceNetwork {
         SequenceNetwork { shape, layers, parameters: builder.finish() }
     }
 
-    /// Gives all weights other values.
+    /// Replaces the values of all weights.
     fn set(&mut self, values: Vec<Vec<f32>>) {
         self.parameters.update(|arrays| arrays.zip(values).for_each(|(array, values)| *array = values));
     }
@@ -126,7 +127,7 @@ impl SequenceNetwork {
         &self.shape
     }
 
-    /// All weights by their names.
+    /// All weights with their names.
     pub(super) fn weights(&self) -> impl Iterator<Item = (&str, &[f32])> {
         self.parameters.iter()
     }
@@ -190,11 +191,11 @@ impl DropoutMasks<'_> {
     }
 }
 
-/// A network at work on some problems.
+/// Run of a network on a batch of problems.
 struct NetworkRun<'a> {
     network: &'a SequenceNetwork,
     tape: Tape<'a>,
-    /// The problems; with a beam, the prefixes of one.
+    /// Number of problems; with a beam, of prefixes for one problem.
     n: usize,
     inputs: NumberRows,
     dropout: Option<DropoutMasks<'a>>,
@@ -204,19 +205,19 @@ struct NetworkRun<'a> {
 /// State of the decoding.
 enum Decoding {
     Begun,
-    /// The decoder of `NetworkBody::EncDec`.
+    /// Decoder of `NetworkBody::EncDec`.
     Recurrent {
         cell: Var,
         masks: Masks,
     },
-    /// The decoder of `NetworkBody::Attention`; `cell` is none before the first step.
+    /// Decoder of `NetworkBody::Attention`; `cell` is `None` before the first step.
     Attending {
         keys: Var,
         values: Var,
         cell: Option<Var>,
         masks: Masks,
     },
-    /// End of decoding: all outputs are there.
+    /// End of decoding: all outputs are computed.
     Done {
         states: Vec<Var>,
     },
@@ -259,7 +260,7 @@ impl<'a> NetworkRun<'a> {
         self.tape.lstm(lstm, entering, row, self.n, before)
     }
 
-    /// The states after each step; with `constant`, every step enters alike.
+    /// Returns the states after each step; with `constant`, every step has the same input.
     fn states(
         &mut self,
         lstm: Lstm,
@@ -338,7 +339,7 @@ impl<'a> NetworkRun<'a> {
             self.states(lstm, entering, n_outputs, StepOrder::Constant, &masks.state)
         });
         let layered = self.network.shape.architecture == Architecture::Hybrid2;
-        // What was written last by either way is the input of every step, or each step has its own.
+        // The last output of both directions is the input of every step, or each step has a separate one.
         let between: Vec<Var> = (0..n_outputs)
             .filter(|at| !layered || *at + 1 == n_outputs)
             .map(|at| {
@@ -360,13 +361,13 @@ impl<'a> NetworkRun<'a> {
         forward.iter().zip(backward.iter().rev()).map(|(&f, &b)| self.tape.beside(&[f, b])).collect()
     }
 
-    /// Whether what comes next depends on what was written before.
+    /// Whether the next output depends on the previous ones.
     fn feeds_back(&self) -> bool {
         matches!(self.network.shape.architecture, Architecture::EncDec | Architecture::Attn)
     }
 
-    /// The scores of the values of the next parameter; `written` are the values of the one before, one for
-    /// each problem.
+    /// Computes the scores of the next parameter's values; `written` are the values of the previous
+    /// parameter, one for each problem.
     fn decode(&mut self, at: usize, written: Option<&[u32]>) -> Var {
         let network = self.network;
         let decoding = std::mem::replace(&mut self.decoding, Decoding::Begun);
@@ -408,7 +409,7 @@ impl<'a> NetworkRun<'a> {
         self.tape.dense(state, network.layers.heads[at])
     }
 
-    /// The values of the parameter before, as tokens; none before the first.
+    /// Values of the previous parameter as tokens; zero before the first.
     fn token(&mut self, at: usize, written: Option<&[u32]>) -> Var {
         let sizes = &self.network.shape.sizes;
         let mut tokens = NumberRows::zeros(self.n, sizes.iter().sum());
@@ -422,7 +423,7 @@ impl<'a> NetworkRun<'a> {
         self.tape.constant(tokens)
     }
 
-    /// Goes on with these of the prefixes.
+    /// Continues with these prefixes only.
     fn select(&mut self, parents: &[usize]) {
         let n = std::mem::replace(&mut self.n, parents.len());
         match &mut self.decoding {
@@ -445,7 +446,7 @@ impl<'a> NetworkRun<'a> {
     }
 }
 
-/// Order in which an LSTM sees steps, or that all steps are alike.
+/// Order in which an LSTM processes steps, or a constant input for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum StepOrder {
     Forward,
@@ -485,7 +486,7 @@ mod tests {
         Example { problem: problem.to_vec(), answer: answer.to_vec() }
     }
 
-    /// Each weight of each architecture, with dropout, in a few places.
+    /// Checks each weight of each architecture, with dropout, at a few positions.
     #[test]
     fn gradients_are_those_of_the_loss() {
         let field = |name: &str| Field { name: name.into(), kind: FieldKind::Integer };

@@ -5,23 +5,23 @@ use serde::{Deserialize, Serialize};
 use super::super::{Encoding, FieldKind, Vocabulary};
 use crate::tape::NumberRows;
 
-/// Numbers are told apart by these powers of two: whether they reach them, and whether they are multiples.
+/// Number of powers of two that distinguish numbers: whether they reach them, and whether they are multiples.
 const N_SIZES: usize = 12;
 const N_DIVISORS: usize = 6;
 
 /// Encoding of problems as steps of numbers.
 ///
-/// A field that is the same in all training problems is no step. Every step has a token for each value that
-/// its field had in training and one for all others. With [`Encoding::Numeric`], a number also has, so that
-/// unseen ones mean something: its logarithm, which powers of two it reaches, which powers of two divide it,
-/// the logarithm of its odd part, and the logarithms of its products with all other numbers.
+/// A field that is constant in all training problems has no step. Every step has a token for each value of
+/// its field in training and one for all others. With [`Encoding::Numeric`], so that unseen numbers are
+/// meaningful, a number also has: its logarithm, which powers of two it reaches, which powers of two divide
+/// it, the logarithm of its odd part, and the logarithms of its products with all other numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) struct Tokens {
     encoding: Encoding,
     steps: Vec<VaryingField>,
 }
 
-/// A field that varies.
+/// Field that varies.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct VaryingField {
     field: usize,
@@ -49,22 +49,22 @@ impl Tokens {
         Tokens { encoding, steps }
     }
 
-    /// Whether they can be made of so many fields.
+    /// Whether the tokens can be computed from `n_fields` fields.
     pub(super) fn fit(&self, n_fields: usize) -> bool {
         !self.steps.is_empty() && self.steps.iter().all(|step| step.field < n_fields)
     }
 
-    /// The number of steps.
+    /// Returns the number of steps.
     pub(super) fn n_steps(&self) -> usize {
         self.steps.len()
     }
 
-    /// The numbers of a step.
+    /// Returns the number of values per step.
     pub(super) fn width(&self) -> usize {
         self.n_tokens() + self.n_numbers()
     }
 
-    /// The tokens of the field that has most, that for unseen values included.
+    /// Largest number of tokens of a field, including that for unseen values.
     fn n_tokens(&self) -> usize {
         1 + self.steps.iter().map(|step| step.values.len()).max().unwrap_or(0)
     }

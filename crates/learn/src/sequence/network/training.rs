@@ -17,10 +17,10 @@ use super::super::{
 use super::{DropoutMasks, NetworkRun, SequenceNetwork, Tokens};
 use crate::tape::{Adam, Var, log_softmax};
 
-/// Examples at a time where nothing is learnt from them.
+/// Batch size for evaluation without training.
 const VALIDATION_BATCH: usize = 256;
 
-/// Learns a network.
+/// Trains a network.
 pub(in super::super) fn train(
     architecture: Architecture,
     data: TrainingData,
@@ -81,7 +81,7 @@ fn check(training: &Training) -> Result<(), SequenceError> {
     Ok(())
 }
 
-/// Hash that tells trainings apart by what is learnt, from what, and how. Checkpoints keep it, so it is
+/// Hash that identifies a training by its architecture, data and options. Checkpoints store it, so it is
 /// FNV-1a of a text: the standard library's hash may change with the compiler.
 fn fingerprint(architecture: Architecture, data: TrainingData, training: &Training) -> u64 {
     let TrainingData { vocabulary, train, validation } = data;
@@ -93,11 +93,11 @@ fn fingerprint(architecture: Architecture, data: TrainingData, training: &Traini
     hasher.finish()
 }
 
-/// A training under way.
+/// State of a training.
 struct TrainingState {
     network: SequenceNetwork,
     adam: Adam,
-    /// The weights with the lowest validation loss.
+    /// Weights with the lowest validation loss.
     best: Vec<Vec<f32>>,
     at: Position,
 }
@@ -123,8 +123,8 @@ impl TrainingState {
         self.at.epochs.len()
     }
 
-    /// Runs an epoch, a pass over the examples, and gives their fit in its course. The seed and the number of
-    /// the epoch decide its order and dropout, so that a resumed training has the same.
+    /// Runs an epoch, a pass over the examples, and returns their fit during it. The seed and the number of
+    /// the epoch determine its order and dropout, so that they are the same in a resumed training.
     fn epoch(&mut self, train: &[Example], training: &Training) -> Fit {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(training.seed ^ (self.n_epochs() as u64 + 1).rotate_left(32));
         let mut order: Vec<&Example> = train.iter().collect();
@@ -187,7 +187,7 @@ impl TrainingState {
     }
 }
 
-/// The scores of every parameter's values, while the decoder sees the right answers.
+/// Computes the scores of every parameter's values, with teacher forcing.
 fn scores(run: &mut NetworkRun, examples: &[&Example]) -> Vec<Var> {
     run.encode();
     (0..run.network.shape.sizes.len())
@@ -239,7 +239,7 @@ impl Sum {
         self.n_values += 1;
     }
 
-    /// Mean loss and accuracy over so many examples.
+    /// Returns the mean loss and accuracy over `n_examples` examples.
     fn fit(&self, n_examples: usize) -> Fit {
         Fit { loss: self.loss / n_examples as f64, accuracy: self.n_right as f64 / self.n_values as f64 }
     }

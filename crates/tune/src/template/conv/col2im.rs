@@ -12,17 +12,17 @@ use tilewright_ir::op::{SizeRange, Window, WindowAxis};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
-/// A matrix product `columns[krs, hw] = Σ W[c, krs] · X[c, hw]` around a register tile, then each result as
-/// the sum of the columns that meet it: no inserted zero is read or multiplied.
+/// Matrix product `columns[krs, hw] = Σ W[c, krs] · X[c, hw]` around a register tile; each result is then the
+/// sum of the columns that contribute to it. No inserted zero is read or multiplied.
 ///
-/// The lanes of the product are channels and taps, as constant weights are laid out for. Columns are made for
-/// all channels or for a block of them just before they are added up, row by row of the output, with the
-/// epilogue behind. The lanes of the sum are output channels, or columns of the output where the stride is
-/// about a vector, since what meets neighbours in a stride are neighbouring taps.
+/// The lanes of the product are channels and taps, as in the layout of constant weights. Columns are computed
+/// for all channels, or for a block of them just before they are added up, row by row of the output, followed
+/// by the epilogue. The lanes of the sum are output channels, or columns of the output if the stride is about
+/// a vector, since adjacent results within a stride come from adjacent taps.
 ///
 /// # Source
-/// Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4, says what is
-/// computed; adding up columns is what Caffe's deconvolution does.
+/// Dumoulin and Visin, "A guide to convolution arithmetic for deep learning" (2016), chapter 4, for the
+/// operation; Caffe's deconvolution, for adding up columns.
 pub const COL2IM: Algorithm<ReductionSizes> = Algorithm {
     name: "col2im",
     applies: |shape| shape.inserts_zeros && !shape.is_agreed,
@@ -32,9 +32,9 @@ pub const COL2IM: Algorithm<ReductionSizes> = Algorithm {
     estimate,
 };
 
-/// Columns larger than this are never made as a whole.
+/// Maximum size in bytes of columns that are computed as a whole.
 const MOST_BYTES: i64 = 1 << 30;
-/// Most phases, taps and vectors of the sum that are repeated in the code.
+/// Maximum number of phases, taps and vectors of the sum that are unrolled.
 const MOST_UNROLLED: i64 = 4;
 
 /// Pixels of the input that a register tile may have, up to a number; tiles of an open number of rows end
@@ -48,7 +48,7 @@ fn tiles_of_pixels(s: &TemplateSetting, shape: &ReductionSizes, most: i64) -> Ve
 /// The sizes along one spatial axis.
 struct SpatialSizes {
     stride: i64,
-    /// Taps that meet one result, at most.
+    /// Maximum number of taps that contribute to one result.
     met: i64,
 }
 
@@ -60,7 +60,7 @@ fn along(shape: &ReductionSizes) -> [SpatialSizes; 2] {
     })
 }
 
-/// Elements of a column for each channel: taps.
+/// Number of elements of a column per channel: the taps.
 fn taps(shape: &ReductionSizes) -> i64 {
     shape.r * shape.s
 }
@@ -101,10 +101,11 @@ fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
         .flat_map(|y| (1..=pixels.min(registers - 2)).map(move |x| (y, x)));
     let largest = tiles.filter(|&(y, x)| fits(y, x)).map(|(y, x)| y * x).max().unwrap_or(1);
     let vectors = format!("ceil_div(k_block * {taps}, {lanes})");
-    // Half of what a tile within a block can be.
+    // Half of the largest possible tile within a block.
     let enough = format!("min({largest}, {vectors} * {}) // 2", pixels.min(registers / 4));
     let in_registers = format!("y_tile * pixels + y_tile < {registers} and y_tile * pixels >= {enough}");
-    // Channels are lanes where a block fills a vector or holds all, columns where a stride is half a vector.
+    // Channels are lanes if a block fills a vector or holds all of them; columns if a stride is at least half
+    // a vector.
     let by_channels = format!("lanes == 'k' and k_block >= {}", lanes.min(k));
     let by_columns = if 2 * columns.stride >= lanes { " or lanes == 'q'" } else { "" };
     let mut constraints = vec![
@@ -113,7 +114,7 @@ fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
         over("lanes_of_sum", &["lanes", "k_block"], &(by_channels + by_columns)),
     ];
     if s.n_threads > 1 {
-        // All of the columns are shared out by tiles.
+        // Columns that are computed as a whole are shared among threads by tiles.
         let is_whole = if has_value(&parameters, "cols", "whole") { "cols == 'whole' or " } else { "" };
         let text = format!("{is_whole}{} // k_block >= {}", n * k, (s.n_threads as i64).min(n * k));
         constraints.push(over("work_for_all_threads", &["cols", "k_block"], &text));
@@ -135,12 +136,12 @@ fn steps(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Co
     .concat()
 }
 
-/// Decisions of a configuration, and what follows from them.
+/// Decisions of a configuration, and values derived from them.
 struct Col2ImDecisions<'a> {
     s: &'a TemplateSetting,
     shape: &'a ReductionSizes,
     lanes: i64,
-    /// Whether the lanes of the sum are channels, and whether the epilogue walks vectors of them.
+    /// Whether the lanes of the sum are channels, and whether the epilogue processes vectors of them.
     by_channels: bool,
     in_vectors: bool,
     /// Channels of a block.
@@ -156,7 +157,8 @@ struct Col2ImDecisions<'a> {
     is_packed: bool,
     rows: SpatialSizes,
     columns: SpatialSizes,
-    /// Whether one tap at most meets a result: the epilogue reads the columns themselves, phase by phase.
+    /// Whether at most one tap contributes to a result: the epilogue then reads the columns directly, phase
+    /// by phase.
     is_alone: bool,
     /// Loops around a row of results.
     outer: &'static [&'static str],
@@ -196,7 +198,7 @@ impl<'a> Col2ImDecisions<'a> {
         }
     }
 
-    /// The operands. Weights come in the order of their use.
+    /// Steps for the operands. Weights are stored in the order of their use.
     fn operands(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         if self.by_channels {
@@ -205,7 +207,7 @@ impl<'a> Col2ImDecisions<'a> {
                 split("acc.w.k", self.lanes, "acc.w.v", "acc.w.l"),
                 reorder(&["acc.w.c", "acc.w.t", "acc.w.v", "acc.w.x", "acc.w.l"]),
             ]);
-            // Taps that lie next to each other are transposed together.
+            // Adjacent taps are transposed together.
             if taps(self.shape) > 1 && taps(self.shape) <= 16 {
                 steps.push(unroll("acc.w.x"));
             }
@@ -233,7 +235,7 @@ impl<'a> Col2ImDecisions<'a> {
         steps
     }
 
-    /// Rows of a block of channels, each added up in memory of its own, from which the epilogue reads it.
+    /// Steps for rows of a block of channels, each added up in a buffer of its own, which the epilogue reads.
     fn results(&self) -> Vec<Step> {
         let mut steps = vec![split("ok", self.k_block, "okt", "okr")];
         match (self.by_channels, self.in_vectors) {
@@ -266,7 +268,7 @@ impl<'a> Col2ImDecisions<'a> {
         steps
     }
 
-    /// The product.
+    /// Steps for the product.
     fn product(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         let (outside, inside) = self.order;
@@ -289,7 +291,7 @@ impl<'a> Col2ImDecisions<'a> {
         steps
     }
 
-    /// The sum of the columns, a few vectors of it in registers.
+    /// Steps for the sum of the columns, with a few vectors of it in registers.
     fn sums(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         if self.by_channels {
@@ -320,7 +322,7 @@ impl<'a> Col2ImDecisions<'a> {
         steps
     }
 
-    /// The epilogue.
+    /// Steps for the epilogue.
     fn epilogue(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         match (self.by_channels, self.in_vectors) {
@@ -336,7 +338,7 @@ impl<'a> Col2ImDecisions<'a> {
         steps
     }
 
-    /// Loops that threads share.
+    /// Parallel loops.
     fn threads(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         let is_open = self.shape.open_rows.is_some();
@@ -370,8 +372,8 @@ impl<'a> Col2ImDecisions<'a> {
     }
 }
 
-/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
-/// read from whichever cache holds them; then what writing, adding up and storing takes.
+/// Estimated cycles: register tiles, bound by their multiply-adds and loads or by reading the weights and the
+/// input from the cache that holds them; then writing the columns, adding them up and storing the results.
 fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;
@@ -392,7 +394,7 @@ fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: 
             for (n_c, depth) in cuts(c, c_block) {
                 let slice = (depth * y * lanes) as f64 * bytes;
                 let patch = (depth * x) as f64 * bytes;
-                // What the inner loop runs over comes by again for each tile of the outer one.
+                // The operand of the inner loop is read again for each tile of the outer one.
                 let weights_from = if by_rows { all_weights + patch } else { slice + patch };
                 let input_from = if by_rows { patch } else { input * depth as f64 / c as f64 + slice };
                 let read = slice / bandwidth(s, weights_from) + 2.0 * patch / bandwidth(s, input_from);
@@ -402,14 +404,14 @@ fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: 
         }
     }
     cycles *= n_blocks;
-    // Weights that no cache holds come by once.
+    // Weights that no cache holds are read once.
     cycles = cycles.max(all_weights / bandwidth(s, all_weights + input));
 
     let in_columns = (k * taps * pixels) as f64;
     let made = in_columns * bytes / if text("cols") == "whole" { 1.0 } else { n_blocks };
     cycles += 2.0 * in_columns * bytes / bandwidth(s, made);
     let (results, met) = ((k * p * q) as f64, (rows.met * columns.met) as f64);
-    // A vector of the sum is begun and stored, and tests which taps meet it.
+    // A vector of the sum is initialized and stored, and its taps are tested.
     let of_vector = |width: i64, tests: f64| results / width.min(lanes) as f64 * (2.0 + tests * met);
     cycles += match by_channels {
         true => of_vector(k_block, 1.0 + 2.0 / ceil_div(k_block, lanes).min(MOST_UNROLLED) as f64),

@@ -12,21 +12,21 @@ use tilewright_ir::op::{Window, WindowAxis};
 use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
-/// A matrix product `acc[k, pq] = Σ W[k, crs] · cols[crs, pq]` around a register tile of channels and pixels.
+/// Matrix product `acc[k, pq] = Σ W[k, crs] · cols[crs, pq]` around a register tile of channels and pixels.
 ///
 /// Lanes are pixels, whose rows follow each other in `cols` and in NCHW, so that narrow images fill vectors
 /// too. The patches are copied for the whole input (explicit im2col) or for a block of rows just before it is
 /// multiplied (implicit); a pointwise convolution of stride 1 reads the input itself. Blocks are whole rows
 /// of the output and divide it evenly, so that each is a box in every buffer and its last tile is known when
-/// code is made. Grouped convolutions are not served: their patches differ from group to group.
+/// code is generated. Grouped convolutions are not supported: their patches differ from group to group.
 ///
 /// # Source
 /// Explicit: Chellapilla et al., "High Performance Convolutional Neural Networks for Document Processing"
 /// (2006), section 3. Implicit: Chetlur et al., "cuDNN: Efficient Primitives for Deep Learning" (2014),
 /// section 3; ours makes blocks that fit the second-level cache rather than a GPU's shared memory. The
 /// reduction stays three loops: weights are read in any order equally well, and channels are the innermost
-/// loop of a tap. Integers, and factors that are rounded, are left to [`super::direct`], which has dot
-/// products of channels.
+/// loop of a tap. Integer and rounded operands are left to [`super::direct`], which has dot products of
+/// channels.
 pub const IM2COL: Algorithm<ReductionSizes> = Algorithm {
     name: "im2col",
     applies: |shape| {
@@ -43,7 +43,7 @@ pub const IM2COL: Algorithm<ReductionSizes> = Algorithm {
     estimate,
 };
 
-/// A matrix of patches larger than this is never made as a whole.
+/// Maximum size in bytes of a matrix of patches that is computed as a whole.
 const MOST_BYTES: i64 = 1 << 30;
 
 /// Whether the input is its own matrix of patches.
@@ -52,18 +52,18 @@ fn is_pointwise(shape: &ReductionSizes) -> bool {
     (shape.r, shape.s) == (1, 1) && !is_strided && !shape.padded
 }
 
-/// Whether the stage ahead of the patches has their elements, one by one.
+/// Whether each patch element is one element of the stage before the patches.
 fn is_elementwise(shape: &ReductionSizes) -> bool {
     let is_plain = |axis: &WindowAxis| axis.filter == 1 && axis.stride == 1 && (axis.before, axis.after) == (0, 0);
     !shape.transposed && shape.axes.iter().all(is_plain)
 }
 
-/// Bytes of the patches of a row of the output.
+/// Size in bytes of the patches of a row of the output.
 fn bytes_per_row(s: &TemplateSetting, shape: &ReductionSizes) -> i64 {
     shape.c.unwrap_or(1) * shape.r * shape.s * shape.q * s.workload.dtype.bytes() as i64
 }
 
-/// Vectors that hold the pixels of some rows.
+/// Number of vectors that hold the pixels of `rows` rows.
 fn vectors(shape: &ReductionSizes, lanes: i64, rows: i64) -> i64 {
     ceil_div(rows * shape.q, lanes)
 }
@@ -79,7 +79,7 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     };
     let pads: &[&str] = match shape.padded {
         false => &["none"],
-        // The patches are the stage itself: each element is one of one patch.
+        // The patches are the stage itself: each of its elements belongs to one patch.
         true if is_elementwise(shape) => &["inline"],
         true => &["copied", "inline"],
     };
@@ -98,7 +98,7 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     parameters
 }
 
-/// Whether each thread may take a part of the channels that are summed.
+/// Whether threads may share the channels of the reduction.
 fn can_cut_sum(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     shape.c.is_some_and(|c| c >= s.n_threads as i64)
 }
@@ -110,7 +110,7 @@ fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
     let registers = i64::from(s.target.n_vector_registers);
     let ReductionSizes { n, k, p, q, .. } = *shape;
     let fits = move |k: i64, x: i64| k * x + x < registers;
-    // Half of what a tile within one row can be, which every block of rows admits.
+    // Half of the largest possible tile within one row, which fits every block of rows.
     let tiles = (1..=k.min(registers / 2)).flat_map(|k| (1..=vectors(shape, lanes, 1).min(6)).map(move |x| (k, x)));
     let enough = tiles.filter(|&(k, x)| fits(k, x)).map(|(k, x)| k * x).max().unwrap_or(1) / 2;
     let vectors_of_rows = format!("ceil_div(rows * {q}, {lanes})");
@@ -127,12 +127,12 @@ fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
     let mut constraints = vec![
         over("registers", &["k_tile", "x_tile"], &registers),
         over("inside", &["x_tile", "rows"], &format!("x_tile <= {vectors_of_rows}")),
-        // Patches of a block fit, or it is less than two of the largest tiles.
+        // The patches of a block fit, or the block is less than two of the largest tiles.
         over("block_in_l2", &["cols", "rows"], &in_l2),
         over("block_copied_once", &["cols", "outer"], &by_rows),
     ];
     if s.n_threads > 1 {
-        // Rows can always be shared out that far.
+        // Rows can always be shared among this many threads.
         let needed = (s.n_threads as i64).min(n * p);
         let iterations = format!("{n} * ({p} // rows if outer == 'rows' else ceil_div({k}, k_tile))");
         let reads = ["outer", "rows", "k_tile"];
@@ -142,8 +142,8 @@ fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
     constraints
 }
 
-/// Register tiles at the rate of their multiply-adds and loads, or of the patches that they read from
-/// whichever cache holds a block of them; then what copying the patches takes.
+/// Estimated cycles: register tiles, bound by their multiply-adds and loads or by reading the patches from
+/// the cache that holds a block of them; then copying the patches.
 fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
@@ -235,7 +235,7 @@ impl<'a> Im2ColDecisions<'a> {
         self.share == SharedWork::Sum
     }
 
-    /// The stage that sums, and its loops.
+    /// Stage that computes the sums, and its loops.
     fn sums(&self) -> [&'static str; 7] {
         match self.is_cut() {
             false => [Window::ACC, "k", "p", "q", "c", "r", "s"],
@@ -243,7 +243,7 @@ impl<'a> Im2ColDecisions<'a> {
         }
     }
 
-    /// Patches as a buffer, whose axes are n, p, q, c, r and s; p and q come to stand last, as pixels.
+    /// Steps that make the patches a buffer with axes n, p, q, c, r and s, and move p and q last, as pixels.
     fn patches(&self) -> Vec<Step> {
         if self.cols == "none" {
             return Vec::new();
@@ -259,8 +259,8 @@ impl<'a> Im2ColDecisions<'a> {
         ]
     }
 
-    /// Tiles of channels of a block of rows; the sum of each has memory of its own, from which the epilogue
-    /// reads it.
+    /// Steps for tiles of channels of a block of rows; the sum of each has a buffer of its own, which the
+    /// epilogue reads.
     fn tiles(&self) -> Vec<Step> {
         let Im2ColDecisions { shape, lanes, outer, .. } = self;
         let mut steps = vec![
@@ -275,7 +275,7 @@ impl<'a> Im2ColDecisions<'a> {
         } else {
             steps.push(compute_at(Window::ACC, outer[1]));
         }
-        // Vectors that hold several rows each, and a last one that holds fewer, hide that blocks do not
+        // If vectors hold several rows each and the last one fewer, it is not evident that blocks do not
         // overlap.
         let hides = shape.q > 1 && lanes % shape.q == 0 && self.rows * shape.q % lanes != 0;
         let pixels = if hides {
@@ -297,7 +297,7 @@ impl<'a> Im2ColDecisions<'a> {
         steps
     }
 
-    /// The operands in the order of their use.
+    /// Steps that store the operands in the order of their use.
     fn operands(&self) -> Vec<Step> {
         let Im2ColDecisions { shape, lanes, k_tile, .. } = self;
         let mut steps = Vec::new();
@@ -321,7 +321,7 @@ impl<'a> Im2ColDecisions<'a> {
         steps
     }
 
-    /// Sums of a tile in registers, and sums of the threads' parts.
+    /// Steps that keep the sums of a tile in registers, and add up the threads' parts.
     fn register_tile(&self) -> Vec<Step> {
         let [sum, k, ..] = self.sums();
         let mut steps = vec![accumulate(sum, "xt", "acc.r")];
@@ -338,7 +338,7 @@ impl<'a> Im2ColDecisions<'a> {
         steps
     }
 
-    /// Loops of the convolution and of copies whose iterations threads share.
+    /// Parallel loops of the convolution and of copies.
     fn threads(&self) -> Vec<Step> {
         if self.share == SharedWork::Nothing {
             return Vec::new();

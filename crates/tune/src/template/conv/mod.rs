@@ -86,38 +86,38 @@ pub const CONV_COL2IM: Template = Template {
 /// All algorithms.
 const ALGORITHMS: &[Algorithm<ReductionSizes>] = &[direct::DIRECT, im2col::IM2COL, winograd::WINOGRAD, col2im::COL2IM];
 
-/// The sizes of a convolution's reduction, as its program has them.
+/// Sizes of a convolution's reduction, taken from its program.
 struct ReductionSizes {
     n: i64,
     k: i64,
     p: i64,
     q: i64,
-    /// Input channels that one output sums over; none in a depthwise convolution.
+    /// Input channels that one output sums over; `None` in a depthwise convolution.
     c: Option<i64>,
     /// Rows and columns of a filter.
     r: i64,
     s: i64,
     /// Elements from one output to the next, along rows and columns.
     stride: [i64; 2],
-    /// Whether the input is read through a stage, which pads it or does to it what a prologue says.
+    /// Whether the input is read through a stage that pads it or applies a prologue.
     padded: bool,
-    /// Whether it is padded with a zero point, which adds to sums, instead of zeros.
+    /// Whether the padding is a zero point, which contributes to sums, instead of zeros.
     zero_point: bool,
-    /// Whether there is a prologue, which is not to be repeated for every product that an element enters.
+    /// Whether there is a prologue, which should not be repeated for every product of an element.
     has_prologue: bool,
     /// Whether elements are 8-bit integers.
     has_integers: bool,
-    /// Whether factors are rounded before they are multiplied, as their copies are.
+    /// Whether operands are rounded before they are multiplied, as their copies are.
     rounds: bool,
-    /// Channels of the output that read the same channels of the input.
+    /// Number of output channels that read the same input channels.
     k_group: i64,
-    /// Channels of the input.
+    /// Number of input channels.
     channels: i64,
-    /// Whether channels of the output that belong to different groups take turns.
+    /// Whether output channels of different groups alternate.
     interleaved: bool,
-    /// Whether it is a transposed convolution's.
+    /// Whether the convolution is transposed.
     transposed: bool,
-    /// Number of rows of the result that divides all numbers of them, where runs say how many there are.
+    /// Common divisor of all possible numbers of rows of the result, if the number is dynamic.
     open_rows: Option<i64>,
     /// Dimensions of the weights: that of output channels and that of the channels summed over.
     weight_axes: [usize; 2],
@@ -126,7 +126,7 @@ struct ReductionSizes {
     /// Whether Winograd's algorithm applies, 3×3, stride 1, no dilation, no groups, and its
     /// rounding is accepted.
     has_winograd: bool,
-    /// Whether neighbours in a network decide how channels of input or result lie.
+    /// Whether neighbours in a network determine the layout of the channels of input or result.
     is_agreed: bool,
     /// Whether the input is read with zeros inserted, as in a transposed convolution of a stride above 1, and
     /// some result meets some tap.
@@ -154,14 +154,14 @@ impl ReductionSizes {
             has_prologue: !w.prologue().is_empty(),
             has_integers: w.has_integer_factors(),
             rounds: w.takes_bf16(),
-            // All channels of a depthwise convolution are cut alike.
+            // All channels of a depthwise convolution are cut the same way.
             k_group: if depthwise { k } else { k / groups },
             channels: window.c,
             interleaved: interleaved && groups > 1,
             inserts_zeros: transposed && axes.iter().any(|axis| axis.stride > 1) && axes.iter().all(meets_taps),
             weight_axes: window.weight_axes(),
             axes,
-            // Its step knows images of four dimensions, as the padded one is.
+            // The Winograd step requires an image of four dimensions, as the padded one has.
             has_winograd: open_rows.is_none_or(|rows| rows % winograd::SMALLEST_TILE == 0)
                 && !w.exact
                 && w.has_winograd()
@@ -185,7 +185,7 @@ impl ReductionSizes {
     }
 }
 
-/// Number that divides all the numbers of rows of a result whose input has any number of a range.
+/// Common divisor of the numbers of rows of the result for all numbers of input rows in a range.
 fn common_rows(range: SizeRange, rows: &WindowAxis, transposed: bool) -> i64 {
     let (of_step, of_least) = match transposed {
         true => (range.step * rows.stride, rows.output - (range.most - range.least) * rows.stride),
@@ -199,8 +199,8 @@ fn common_divisor(a: i64, b: i64) -> i64 {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// Whether along an axis of a transposed convolution some tap meets some of the results: with padding beyond
-/// what the taps reach none does.
+/// Whether, along an axis of a transposed convolution, any tap contributes to any result: none does if the
+/// padding exceeds the reach of the taps.
 fn meets_taps(axis: &WindowAxis) -> bool {
     let meets = |i: i64, tap: i64| i * axis.stride + tap * axis.dilation - axis.before;
     (0..axis.input).any(|i| (0..axis.filter).any(|tap| (0..axis.output).contains(&meets(i, tap))))
@@ -211,13 +211,13 @@ fn divisors(n: i64, least: i64) -> impl Iterator<Item = i64> {
     (1..=n).filter(move |d| n % d == 0 && (*d >= least || *d == n))
 }
 
-/// Whether the template chooses the layouts in which activations come and go.
+/// Whether the template chooses the layouts of the activations.
 fn is_blocked(setting: &TemplateSetting) -> bool {
     setting.workload.layout() == Layout::Blocked
 }
 
-/// Whether the input and the result have channels next to each other, or may have: the template or neighbours
-/// in a network chose so.
+/// Whether the input and the result have, or may have, contiguous channels, as chosen by the template or by
+/// neighbours in a network.
 fn in_blocks(setting: &TemplateSetting) -> [bool; 2] {
     setting.workload.layout().channels().map(|channels| is_blocked(setting) || channels > 1)
 }

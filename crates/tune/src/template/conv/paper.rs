@@ -16,22 +16,20 @@ use tilewright_search::{Config, Parameter, Space, SpaceError};
 /// whose four loops are blocks, virtual threads, threads and the elements of a thread, and whose kernel is
 /// left as it is.
 ///
-/// On a GPU it is that schedule: a step of the outer loops of the sum has its part of the input, padded,
-/// and of the weights in shared memory, which each thread fills by a run of neighbours; sums are in
-/// registers.
-/// Ours differs in `auto_unroll_max_step`: with `unroll_explicit` we repeat a thread's loops in the code up
-/// to so many operations, and leave it to the compiler without; images are blocks along z, with channels.
+/// On a GPU the schedule is the same: each step of the outer reduction loops has its part of the padded input
+/// and of the weights in shared memory, to which each thread copies a run of adjacent elements; sums are in
+/// registers. Ours differs in `auto_unroll_max_step`: with `unroll_explicit` we unroll a thread's loops up to
+/// this many operations, and otherwise leave them to the compiler; images are blocks along z, with channels.
 ///
 /// The papers leave open what a CPU does with the loops; here, as in `gemm-4-2-4`,
-/// - blocks `k0 p0 q0` stand outermost, are spread over several threads, and each has its sum in
-///   memory of its own;
+/// - blocks `k0 p0 q0` are outermost and shared among threads, and each has a buffer of its own for its sum;
 /// - inside, loops nest as `k1 p1 q1 c0 r0 s0 k2 p2 q2 c1 r1 s1 k3 p3 q3`, so that what a GPU's threads
 ///   `k2 p2 q2` share is read from cache;
-/// - columns `q3` are vector lanes, since they lie next to each other in NCHW, input and output;
+/// - columns `q3` are vector lanes, since they are contiguous in NCHW, in both input and output;
 /// - a tile `k3 × p3 × q3` that fits the registers is kept in them, a larger one in memory;
-/// - the input is padded ahead of the blocks, which is what shared memory is for on a GPU;
-/// - `unroll_explicit` repeats in the code the innermost loops that stand for at most `auto_unroll_max_step`
-///   operations on vectors. Without it that is left to LLVM, which leaves loops as they are.
+/// - the input is padded before the blocks, for which a GPU uses shared memory;
+/// - `unroll_explicit` unrolls the innermost loops of at most `auto_unroll_max_step` vector operations.
+///   Without it, unrolling is left to LLVM, which does not unroll them.
 pub const CONV_4_4_4_2_2_2: Template = Template {
     name: "conv-4-4-4-2-2-2",
     text: "the OpEvo and NoSE papers' space: factorizations of outputs into 4, of the reduction into 2, unrolling",
@@ -43,8 +41,8 @@ pub const CONV_4_4_4_2_2_2: Template = Template {
     estimate: None,
 };
 
-/// Whether the template serves a workload: on a CPU all but transposed convolutions and layouts that others
-/// chose; on a GPU those without groups and layouts of ours.
+/// Whether the template serves a workload: on a CPU, all but transposed convolutions and layouts that others
+/// chose; on a GPU, those without groups and without our own layouts.
 fn serves(s: &TemplateSetting) -> bool {
     let Structure::Window(window) = s.workload.structure() else { return false };
     let is_plain = window.groups == 1 && !is_blocked(s);
@@ -68,7 +66,7 @@ fn space(setting: &TemplateSetting) -> Result<Space, SpaceError> {
     let mut constraints = Vec::new();
     if setting.target.gpu.is_some() {
         constraints.extend(gpu::threads(setting, &["q[2]", "p[2]", "k[2]"], &parameters));
-        // What a block has of a dimension is what is left of it besides blocks.
+        // The extent of a block in a dimension is the dimension divided by the number of blocks.
         let reach = |output: &str, n: i64, tap: &str, at: usize| {
             let (stride, dilation) = (stride[at], axes[at].dilation);
             format!("(({n} // {output}[0] - 1) * {stride} + ({tap}[1] - 1) * {dilation} + 1)")
@@ -80,7 +78,7 @@ fn space(setting: &TemplateSetting) -> Result<Space, SpaceError> {
     Space::declare("conv-4-4-4-2-2-2", parameters, constraints)
 }
 
-/// The schedule of a configuration on a GPU.
+/// Returns the schedule of a configuration on a GPU.
 fn gpu_steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let Structure::Window(window) = s.workload.structure() else { unreachable!("the template serves convolutions") };
     let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
@@ -108,7 +106,7 @@ fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
         steps.extend([split("pw", lanes, "pw.v", "pw.l"), vectorize("pw.l")]);
     }
 
-    // Blocks of the output; the sum of each is computed inside, then goes through the epilogue.
+    // Blocks of the output; the sum of each is computed inside, followed by the epilogue.
     for axis in ["k", "p", "q"] {
         let block = factors(axis)[1..].iter().product();
         steps.push(split(&format!("o{axis}"), block, &format!("{axis}0"), &format!("o{axis}.b")));

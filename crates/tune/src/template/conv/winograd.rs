@@ -34,7 +34,7 @@ pub fn least_share() -> f64 {
     TILES.map(share).into_iter().fold(1.0, f64::min)
 }
 
-/// Whether blocks of so many rows of the result are whole, as those of an open number have to be.
+/// Whether blocks of this many rows of the result are whole, which a dynamic number of rows requires.
 fn is_whole(shape: &ReductionSizes, rows: i64) -> bool {
     shape.open_rows.is_none_or(|common| common % rows == 0)
 }
@@ -66,14 +66,14 @@ fn constraints(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Constraint> {
     let (n, k, p, q, c) = (shape.n, shape.k, shape.p, shape.q, shape.c.unwrap_or(1));
     let vectors = ceil_div(k, s.target.lanes(s.workload.dtype));
     let tiles = format!("(min(rows, ceil_div({p}, m)) * ceil_div({q}, m))");
-    // Half of the registers are in use where there are tiles.
+    // Half of the registers are used if there are enough tiles.
     let enough = format!("min({}, {} * min({tiles}, {}))", registers / 2 - 2, vectors.min(4), registers / 4);
     let in_registers = format!("k_tile * t_tile + k_tile < {registers} and k_tile * t_tile >= {enough}");
-    // A block of channels is some tiles, but for the only one.
+    // A block of channels consists of whole tiles, unless it is the only one.
     let whole = format!("k_blocks == 1 or {vectors} // k_blocks % k_tile == 0");
     // The transformed input and the product of several rows of tiles.
     let of_block = format!("(m + 2) * (m + 2) * {tiles} * ({c} + {k} // k_blocks) * {bytes}");
-    // Blocks of an open number of rows are whole.
+    // Blocks of a dynamic number of rows are whole.
     let whole_blocks = match shape.open_rows {
         None => format!("rows <= ceil_div({p}, m)"),
         Some(common) => format!("{common} % (m * rows) == 0"),
@@ -130,7 +130,7 @@ struct WinogradDecisions<'a> {
     unroll_c: i64,
     /// Whether the input is copied.
     is_packed: bool,
-    /// Whether input and result have channels next to each other.
+    /// Whether input and result have contiguous channels.
     takes_blocks: bool,
     gives_blocks: bool,
     channels_last: [LayoutAxis; 5],
@@ -162,7 +162,7 @@ impl<'a> WinogradDecisions<'a> {
         }
     }
 
-    /// The input, channels of a vector next to each other.
+    /// Steps that make the channels of a vector contiguous in the input.
     fn input(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         match (self.shape.padded, self.is_packed) {
@@ -212,7 +212,7 @@ impl<'a> WinogradDecisions<'a> {
         let at = if self.gives_blocks {
             "okv"
         } else {
-            // A block of results stands channels last, and is written row by row.
+            // A block of results is stored channels-last, and is written row by row.
             steps.extend([
                 compute_at(Window::ACC, "okt"),
                 split("p", self.m, "th", "pi"),
@@ -288,7 +288,7 @@ impl<'a> WinogradDecisions<'a> {
         steps
     }
 
-    /// The epilogue.
+    /// Steps for the epilogue.
     fn epilogue(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         if self.gives_blocks {
@@ -301,7 +301,7 @@ impl<'a> WinogradDecisions<'a> {
         steps
     }
 
-    /// Loops that threads share.
+    /// Parallel loops.
     fn threads(&self) -> Vec<Step> {
         let mut steps = Vec::new();
         if self.share == SharedWork::Result {
@@ -320,8 +320,8 @@ impl<'a> WinogradDecisions<'a> {
     }
 }
 
-/// Products at the rate of their register tile or of the transformed weights, which come by once a block of
-/// rows; the transforms; and writing and reading what lies between them.
+/// Estimated cycles: products, bound by their register tile or by reading the transformed weights once per
+/// block of rows; the transforms; and writing and reading intermediate results.
 fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> f64 {
     let lanes = s.target.lanes(s.workload.dtype);
     let bytes = s.workload.dtype.bytes() as f64;

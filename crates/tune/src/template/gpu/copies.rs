@@ -1,4 +1,4 @@
-//! Copies of operands to shared memory: through registers, or asynchronous where the GPU supports that.
+//! Copies of operands to shared memory: through registers, or asynchronous if the GPU supports that.
 
 use super::super::TemplateSetting;
 use super::super::step::{exact, pipeline, stream, unroll};
@@ -11,11 +11,11 @@ use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
 /// registers.
 pub const AT_A_TIME: i64 = 8;
 
-/// Bytes of the mbarriers of a pipeline stage: one that says when it is full, one that says when it is empty.
+/// Bytes of the mbarriers of a pipeline stage: one that signals that it is full, and one that it is empty.
 const STAGE_BARRIERS: u64 = 2 * BARRIER_BYTES;
 
-/// Steps that split the loop over a thread's `n_loads` copies, where they are more than are unrolled, and
-/// that unroll it.
+/// Steps that split the loop over a thread's `n_loads` copies, if there are more than are unrolled, and that
+/// unroll it.
 fn repeated(name: &str, n_loads: i64) -> (Option<Step>, Option<Step>) {
     let [all, outer, inner] = ["o", "g", "i"].map(|part| format!("{name}.{part}"));
     match n_loads {
@@ -25,7 +25,7 @@ fn repeated(name: &str, n_loads: i64) -> (Option<Step>, Option<Step>) {
     }
 }
 
-/// Whether factors may be copied so: those that nothing is made of on the way.
+/// Whether operands may be copied asynchronously, which requires that they are not modified on the way.
 fn is_possible(s: &TemplateSetting) -> bool {
     s.target.has_async_copies() && s.workload.prologue().is_empty()
 }
@@ -36,7 +36,7 @@ pub fn ahead(s: &TemplateSetting, most: i64) -> Parameter {
     Parameter::ordinal("ahead", 0..=if is_possible(s) { most } else { 2 })
 }
 
-/// Kind of copies to shared memory; `None` where there is no choice.
+/// Kind of copies to shared memory; `None` if there is no choice.
 pub fn way(s: &TemplateSetting) -> Option<Parameter> {
     is_possible(s).then(|| Parameter::categorical("copies", &["registers", "async"]).optional())
 }
@@ -64,7 +64,7 @@ pub fn constraints(
         if has_boxes { format!(" + ({STAGE_BARRIERS} * ahead if copies == 'bulk' else 0)") } else { String::new() };
     let shared = format!("max(ahead, 1) * ({elements}) * {bytes}{barriers}{beside} <= {limit}");
     let ways = is_possible(s).then(|| {
-        // Copies have four bytes at least.
+        // Asynchronous copies have at least four bytes.
         let long = if bytes < 4 { " and (copies != 'async' or min(vector_a, vector_b) >= 2)" } else { "" };
         constraint("copies", &format!("ahead <= 2 if copies == 'registers' else ahead >= 2{long}"), parameters)
     });

@@ -10,8 +10,8 @@ use tilewright_ir::{LoopKind, Step};
 pub struct Direct {
     /// Tiles of channels, rows and columns of the output.
     pub tiles: [BlockTile; 3],
-    /// Extents of the inner reduction loops: input channels, where there is such a loop, filter rows and
-    /// filter columns.
+    /// Extents of the inner reduction loops: input channels, if there is such a loop, filter rows and filter
+    /// columns.
     pub inner: [i64; 3],
     /// Whether input and weights are staged in shared memory, for each step of the outer reduction loops.
     pub is_shared: bool,
@@ -21,14 +21,15 @@ pub struct Direct {
     pub lanes: bool,
 }
 
-/// The axes of the output that are divided, and the thread axes of their parts.
+/// Axes of the output that are divided, and the thread axes of their parts.
 const AXES: [(&str, u8); 3] = [("k", 2), ("p", 1), ("q", 0)];
 
-/// Threads of a block that pads the input ahead.
+/// Number of threads of a block that pads the input in advance.
 const PAD_THREADS: i64 = 256;
 
 impl Direct {
-    /// Schedule for a convolution without groups, or for a depthwise one of as many output as input channels.
+    /// Schedule for a convolution without groups, or for a depthwise one with as many output as input
+    /// channels.
     pub fn steps(&self, w: &Workload, window: &Window) -> Vec<Step> {
         let has_pad = window.has_pad(w);
         let input = if has_pad { Window::PAD } else { Window::INPUT };
@@ -86,7 +87,7 @@ impl Direct {
         steps.push(fuse("on", "k.b", "nk"));
         steps.extend([("nk", 2), ("p.b", 1), ("q.b", 0)].map(|(name, axis)| bind(name, LoopKind::Block(axis))));
 
-        // What is made of the sums.
+        // The epilogue.
         for ((axis, _), tile) in AXES.iter().zip(self.tiles) {
             steps.extend(tile.divide(&format!("o{axis}.b"), &format!("o{axis}")));
         }
@@ -101,7 +102,8 @@ impl Direct {
         steps
     }
 
-    /// Input and weights of a step of the sum in shared memory, padded on the way there.
+    /// Steps that stage the input and the weights of a reduction step in shared memory, and pad the input on
+    /// the way.
     fn stage(&self, window: &Window, input: &str) -> Vec<Step> {
         let [k, p, q] = self.tiles.map(|tile| tile.extent());
         let [c, r, s] = self.inner;

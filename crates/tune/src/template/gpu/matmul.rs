@@ -11,14 +11,14 @@ use tilewright_ir::op::Structure;
 use tilewright_ir::target::{Arch, GpuApi};
 use tilewright_search::{Config, Constraint, Domain, Parameter, Space};
 
-/// Blocks of the result in tiles of registers, factors through shared memory.
+/// Blocks of the result in register tiles, with operands staged in shared memory.
 ///
 /// # Source
 /// The structure is that of CUTLASS's SIMT products and of "Anatomy of High-Performance Matrix
 /// Multiplication" brought to GPUs (Nath, Tomov and Dongarra, "An Improved MAGMA GEMM for Fermi GPUs", 2010):
-/// a thread's tile comes in parts of 4 a stride apart, so that the threads of a warp read shared memory
-/// without conflicts. Ours pads the factors with zeros in shared memory, so that sizes divide nothing, and
-/// may share a sum among blocks, whose parts a second kernel adds up.
+/// a thread's tile consists of parts of 4, a stride apart, so that the threads of a warp read shared memory
+/// without conflicts. We pad the operands with zeros in shared memory, so that tiles need not divide the
+/// sizes, and may share a sum among blocks, whose partial sums a second kernel adds up.
 pub const GPU_MATMUL: Template = Template {
     name: "gpu-matmul",
     text: "GPU: block and thread tiles, shared memory, vector loads, split K, rasterization of blocks",
@@ -46,22 +46,22 @@ pub(super) fn is_contraction(s: &TemplateSetting) -> bool {
     matches!(s.workload.structure(), Structure::Contraction(_)) && !s.workload.has_integer_factors()
 }
 
-/// The product that a workload is.
+/// Product of a workload.
 pub(super) fn product(s: &TemplateSetting) -> GpuProduct {
     GpuProduct::of(&s.workload).expect("the template serves products")
 }
 
-/// Elements that a thread has next to each other, where vectors hold no more.
+/// Number of adjacent elements of a thread, unless vectors hold more.
 const NEXT: i64 = 4;
-/// Steps of the sum that a block has at a time, at least.
+/// Minimum number of reduction steps that a block stages at a time.
 const LEAST_DEPTH: i64 = 8;
-/// Registers for addresses and counters: what ptxas needs besides in tiles of 4 × 4 to 8 × 16, at the least.
-/// It takes more where there are some.
+/// Number of registers for addresses and counters: the least that ptxas needs besides tiles of 4 × 4 to 8 ×
+/// 16. It uses more if they are available.
 const OTHER_REGISTERS: i64 = 20;
-/// Elements of a sum for each block that shares it, at least.
+/// Minimum number of elements of a sum for each block that shares it.
 const LEAST_PART: i64 = 64;
 
-/// Parameter of the blocks that share a sum of `k` elements (split-k).
+/// Parameter of the number of blocks that share a sum of `k` elements (split-k).
 pub(super) fn split_k(k: i64) -> Parameter {
     Parameter::ordinal("split_k", [1, 2, 4, 8, 16].into_iter().filter(|&n| n == 1 || k >= n * LEAST_PART))
 }
@@ -71,15 +71,15 @@ fn blocks(n: i64) -> impl Iterator<Item = i64> {
     [1, 2, 4, 8].map(|n| n * LEAST_BLOCK).into_iter().filter(move |&b| b == LEAST_BLOCK || b / 2 < n)
 }
 
-/// Numbers of neighbouring columns of a thread, which are lanes of a vector: four, and more where vectors
+/// Possible numbers of adjacent columns of a thread, which are lanes of a vector: four, and more if vectors
 /// hold more, as on CPUs that are OpenCL devices.
 fn lanes(s: &TemplateSetting) -> impl Iterator<Item = i64> + use<> {
     let most = s.target.lanes(s.workload.dtype);
     [NEXT, 8, 16].into_iter().filter(move |&n| n == NEXT || n <= most)
 }
 
-/// Whether threads may read factors where they are, without shared memory: on devices where that may be no
-/// faster than other memory. Neighbouring columns lie next to each other.
+/// Whether threads may read operands in place, without shared memory: on devices whose shared memory may be
+/// no faster than other memory. Adjacent columns must be contiguous.
 fn may_read_directly(s: &TemplateSetting, products: &[GpuProduct]) -> bool {
     s.target.arch == Arch::Gpu(GpuApi::OpenCl) && products.iter().all(|p| !p.b.along_k && p.b.loads >= NEXT)
 }
@@ -123,10 +123,10 @@ pub(super) fn parameters(s: &TemplateSetting, products: &[GpuProduct]) -> Vec<Pa
     own.into_iter().chain(copies::way(s)).chain(wide).chain(direct).chain(pad).collect()
 }
 
-/// Blocks of rows that make up a group.
+/// Number of rows of blocks in a group.
 const GROUP: i64 = 8;
 
-/// A number of a product, as an expression: which one it is, the first of the parameters says.
+/// Size of the product that the first parameter selects, as an expression.
 fn size(products: &[GpuProduct], parameters: &[Parameter], of: impl Fn(&GpuProduct) -> i64) -> String {
     let sizes: Vec<i64> = products.iter().map(of).collect();
     match (&sizes[..], &parameters[0].domain) {
@@ -137,14 +137,14 @@ fn size(products: &[GpuProduct], parameters: &[Parameter], of: impl Fn(&GpuProdu
     }
 }
 
-/// Constraints between the parameters. Of several products, the first parameter chooses one.
+/// Constraints between the parameters. If there are several products, the first parameter chooses one.
 pub(super) fn constraints(s: &TemplateSetting, products: &[GpuProduct], parameters: &[Parameter]) -> Vec<Constraint> {
     let gpu = gpu(s);
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let words = words(s);
     let threads = "(block_m // thread_m) * (block_n // thread_n)";
     let loaded = loaded_ahead(s, threads);
-    // Sums, and the factors of a step and of the next one.
+    // Sums, and the operands of a step and of the next one.
     let tile = "thread_m * thread_n + 2 * (thread_m + thread_n)";
     let registers = format!("{words} * ({tile} + {loaded}) + {OTHER_REGISTERS}");
     let mut constraints = vec![
@@ -248,9 +248,9 @@ fn words(s: &TemplateSetting) -> i64 {
     s.workload.dtype.arithmetic().bytes() as i64 / 4
 }
 
-/// Registers of a thread, of `threads`, for elements that are loaded ahead, as an expression: elements that
-/// are loaded one by one have an address each, those gathered for a convolution a condition too, and two f16
-/// or bf16 that are loaded together share a register.
+/// Number of registers of each of `threads` threads for elements that are loaded ahead, as an expression: an
+/// element that is loaded singly has an address, one that is gathered for a convolution also a condition, and
+/// two f16 or bf16 elements that are loaded together share a register.
 pub(super) fn loaded_ahead(s: &TemplateSetting, threads: &str) -> String {
     let is_loaded = copies::in_registers(s);
     let is_gathered = matches!(s.workload.structure(), Structure::Window(_));
@@ -262,11 +262,11 @@ pub(super) fn loaded_ahead(s: &TemplateSetting, threads: &str) -> String {
     format!("{is_loaded} * ({} + {}) * block_k // ({threads}){each}", of('a', 'm'), of('b', 'n'))
 }
 
-/// Registers for a copy of one element: its address, and where it goes.
+/// Number of registers for a copy of one element: its source and destination.
 const COPY_REGISTERS: i64 = 3;
 
-/// Registers of a thread, of `threads`, for copies of single elements that it does not load ahead, as an
-/// expression.
+/// Number of registers of each of `threads` threads for copies of single elements that are not loaded ahead,
+/// as an expression.
 fn copied_alone(threads: &str, parameters: &[Parameter]) -> String {
     let of = |factor: char, block: char| {
         let n = format!("min(block_{block} * block_k // ({threads}), {})", copies::AT_A_TIME);
@@ -276,8 +276,8 @@ fn copied_alone(threads: &str, parameters: &[Parameter]) -> String {
 }
 
 /// Constraints on the registers of a thread, and of all threads of a block. `registers`: registers of a
-/// thread besides those for copies of single elements, of which many threads have less at a time, as an
-/// expression.
+/// thread besides those for copies of single elements, of which each thread has fewer the more threads there
+/// are, as an expression.
 pub(super) fn in_registers(
     s: &TemplateSetting,
     registers: &str,
@@ -326,7 +326,7 @@ pub(super) fn of_blocks(
             ),
         ),
     ];
-    // What is padded is loaded element by element.
+    // Padded operands are loaded element by element.
     for (name, factor, block, size) in [("a", products[0].a, "block_m", m), ("b", products[0].b, "block_n", n)] {
         let is_whole = if factor.along_k { format!("{k} % {depth}") } else { format!("{size} % {block}") };
         constraints.push(say(&format!("vectors_of_{name}"), &format!("vector_{name} == 1 or {is_whole} == 0")));
@@ -348,7 +348,7 @@ pub(super) fn order(space: &Space, config: &Config) -> Rasterization {
     }
 }
 
-/// The schedule of a configuration.
+/// Tiling of a configuration.
 pub(super) fn tiling(s: &TemplateSetting, space: &Space, config: &Config) -> Tiling {
     let int = |name: &str| space.int(config, name);
     let tile = |block: &str, each: &str, next: i64| {
@@ -376,23 +376,25 @@ pub(super) fn tiling(s: &TemplateSetting, space: &Space, config: &Config) -> Til
     }
 }
 
-/// Sums that the threads of a compute unit have together where these keep its arithmetic busy: a thread with
-/// many of its own need not wait for one of them.
+/// Number of accumulators of all threads of a compute unit from which on its arithmetic is busy: a thread
+/// with many accumulators need not wait for one of them.
 const FILLED: i64 = 128 * 128;
 
 // How threads wait for each other and for shared memory on an H100, from 384 configurations of 4096³,
 // measured on 2026-11-28: model and times agree in rank to 0.87, and to 0.65 without these.
 
-/// Cycles between two rounds of the loop within a step, where that is not repeated in the code as a whole.
+/// Cycles between two iterations of the loop within a step, if it is not fully unrolled.
 const BETWEEN_ROUNDS: f64 = 700.0;
-/// Cycles of a step whose elements are loaded when they are needed, and a step ahead into the one buffer.
+/// Cycles of a step whose elements are loaded when they are needed, and of one whose elements are loaded a
+/// step ahead into a single buffer.
 const LOADED_LATE: f64 = 600.0;
 const ONE_BUFFER: f64 = 300.0;
-/// Instructions that an asynchronous copy of a single element takes, with those that wait for the same unit.
+/// Number of instructions of an asynchronous copy of a single element, including those that wait for the same
+/// unit.
 const ASYNC_ELEMENT: f64 = 40.0;
 
-/// Instructions of a thread, and of these the cycles of shared memory that four warps wait for, by which
-/// copies of a step of the sum fill shared memory, for each step.
+/// Number of instructions per thread and step that copy operands to shared memory, and the cycles of shared
+/// memory among them, for which four warps wait.
 fn copies(t: &Tiling, p: &GpuProduct) -> [f64; 2] {
     let n_threads = t.threads().n() as f64;
     let each = t.operands(p).map(|operand| {
@@ -424,7 +426,7 @@ fn between_steps(t: &Tiling) -> f64 {
     BETWEEN_STEPS + BETWEEN_ROUNDS * (t.depth / t.inner - 1) as f64 + late
 }
 
-/// Blocks of multiply-adds and what they read, then the kernel that adds up parts.
+/// Estimated cycles: blocks of multiply-adds with their reads, then the kernel that adds up partial sums.
 pub(super) fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> f64 {
     let (t, gpu) = (tiling(s, space, config), gpu(s));
     let bytes = s.workload.dtype.bytes() as f64;
@@ -466,8 +468,8 @@ pub(super) fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, confi
 }
 
 /// Cycles of the blocks of a tiling on a CPU with vectors of `lanes` lanes: each core runs one block after
-/// the other. Threads take turns between barriers there, and their sums lie in memory meanwhile: on Zen 4 by
-/// Intel's runtime that leaves two fifths of the speed.
+/// another. Its threads take turns between barriers, with their sums in memory meanwhile: on Zen 4 with
+/// Intel's runtime, that leaves two fifths of the speed.
 fn cycles_of_cores(s: &TemplateSetting, t: &Tiling, lanes: i64, blocks: &Blocks) -> f64 {
     let by_barriers = if t.shared { 0.4 } else { 1.0 };
     let used = by_barriers * (t.columns.elements as f64 / lanes as f64).min(1.0) * blocks.efficiency;
@@ -476,7 +478,7 @@ fn cycles_of_cores(s: &TemplateSetting, t: &Tiling, lanes: i64, blocks: &Blocks)
     rounds as f64 * blocks.fmas / (used * 2.0 * lanes as f64)
 }
 
-/// Cost of the kernel that adds up parts, where blocks share sums (split-k), in cycles.
+/// Cost of the kernel that adds up partial sums, if blocks share sums (split-k), in cycles.
 pub(super) fn sums_of_parts(s: &TemplateSetting, p: &GpuProduct, split: i64) -> f64 {
     if split == 1 {
         return 0.0;

@@ -1,7 +1,7 @@
 //! Templates for GPUs: blocks of threads, tiles in shared memory and in registers.
 //!
-//! What a device allows are constraints of the spaces, by name: [`LIMITS`], and in templates of our own
-//! `registers`. All of it is arithmetic, so that hardly a configuration is built in vain.
+//! The limits of a device are constraints of the spaces, named by [`LIMITS`], and `registers` in templates of
+//! our own. All are arithmetic, so that hardly any configuration is built in vain.
 
 mod conv;
 mod copies;
@@ -44,17 +44,17 @@ pub const GPU_ANY: Template = Template {
     estimate: Some(|s, space, config| algorithm::estimate(s, s, ALGORITHMS, space, config)),
 };
 
-/// All of them; what there is to know of a problem is its setting.
+/// All algorithms; the problem is the setting itself.
 const ALGORITHMS: &[Algorithm<TemplateSetting>] =
     &[matmul::SIMT, tensor::MMA, warpgroup::WGMMA, winograd::WINOGRAD, nest::ROWS];
 
 /// Names of the constraints that express a device's limits.
 pub const LIMITS: [&str; 3] = ["threads", "threads_z", "shared_bytes"];
 
-/// The GPU that a setting is for.
+/// Returns the GPU that a setting is for.
 ///
 /// # Panics
-/// If it is for a CPU, which a template for GPUs does not serve.
+/// If the setting is for a CPU, which a GPU template does not serve.
 fn gpu(s: &TemplateSetting) -> Gpu {
     s.target.gpu.expect("templates for GPUs serve targets that are one")
 }

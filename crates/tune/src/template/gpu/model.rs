@@ -5,12 +5,12 @@ use super::super::nest::stages::LoopStage;
 use tilewright_ir::target::{Gpu, Target};
 use tilewright_ir::{BufferId, Program};
 
-/// Bytes that a compute unit gets from the last-level cache in a cycle.
+/// Bandwidth of a compute unit from the last-level cache, in bytes per cycle.
 const BYTES: f64 = 20.0;
-/// Bytes that a multiprocessor of an H100 gets from the L2 cache in a cycle, as DeepGEMM's heuristics have
-/// it: 8 MB in 1,300 cycles for all 132.
+/// Bandwidth of a multiprocessor of an H100 from the L2 cache, in bytes per cycle, as in DeepGEMM's
+/// heuristics: 8 MB in 1,300 cycles for all 132.
 const HOPPER_BYTES: f64 = 46.0;
-/// Cycles from asking for an element in memory to having it for all threads of a block.
+/// Latency in cycles of loading an element from memory for all threads of a block.
 const LATENCY: f64 = 700.0;
 /// Cycles of a barrier per step, an estimate.
 pub const BARRIER: f64 = 20.0;
@@ -22,7 +22,7 @@ pub const BETWEEN_STEPS: f64 = 250.0;
 pub const UNPROVEN_WAY: f64 = 1.5;
 /// Cycles to launch a further kernel.
 pub const START: f64 = 3000.0;
-/// Cycles that a block takes to begin and to end.
+/// Cycles for beginning and ending a block.
 const EACH: f64 = 300.0;
 
 /// Blocks of a kernel in the performance model. Each goes through reduction steps, and copies operands for
@@ -73,17 +73,18 @@ impl Blocks {
         let stall = (LATENCY + (memory - self.stages as f64 * longer) / self.steps).max(0.0) + self.exposed;
         let covered = if self.stages > 0 { longer } else { compute };
         let alone = 2.0 * LATENCY + self.begins + covered + self.steps * stall + self.stores;
-        // Blocks that run at a time stop at the same barriers: the more there are, the more go on by chance.
+        // Concurrent blocks stop at the same barriers: the more there are, the more of them continue by
+        // chance.
         let shared = at_a_time * (longer + self.stores) / filled + self.steps * self.exposed / at_a_time.sqrt();
         waves as f64 * alone.max(shared)
     }
 }
 
-/// Cycles from asking for an element to having it, where it is in a cache.
+/// Latency in cycles of loading an element from a cache.
 const CACHED: f64 = 400.0;
-/// Cycles from asking for an element to having it, where it is in shared memory.
+/// Latency in cycles of loading an element from shared memory.
 const SHARED: f64 = 30.0;
-/// Bytes that a unit loads at once.
+/// Number of bytes that a unit loads at once.
 const LINE: i64 = 128;
 
 /// Work of a kernel that consists of stages, per thread.

@@ -31,7 +31,7 @@ pub const GPU_NEST: Template = Template {
     estimate: Some(estimate),
 };
 
-/// The template as an algorithm for products of few rows or columns, of which tiles would be mostly empty.
+/// Template as an algorithm for products of few rows or columns, whose tiles would be mostly empty.
 pub(super) const ROWS: Algorithm<TemplateSetting> = Algorithm {
     name: "rows",
     applies: |s| match s.workload.structure() {
@@ -44,26 +44,26 @@ pub(super) const ROWS: Algorithm<TemplateSetting> = Algorithm {
     estimate: |s, _, space, config| estimate(s, space, config),
 };
 
-/// Rows of a product, or columns, that are few.
+/// Maximum number of rows or columns of a product that count as few.
 const FEW_ROWS: i64 = 8;
-/// Sums of fewer elements are not shared.
+/// Minimum number of elements of a sum that threads share.
 const LONG_SUM: i64 = 64;
-/// Sums of fewer elements blocks do not share.
+/// Minimum number of elements of a sum that blocks share.
 const VERY_LONG_SUM: i64 = 4096;
 /// Number of sums from which on blocks do not share them.
 const MANY_SUMS: i64 = 1024;
-/// Iterations that a single block does where a further kernel would begin otherwise.
+/// Number of iterations up to which a single block does the work of a further kernel.
 const ALONE: f64 = 65536.0;
 
-/// A nest of loops around one assignment.
+/// Nest of loops around one assignment.
 struct AssignmentNest {
-    /// The buffer that it writes.
+    /// Buffer that the nest writes.
     buffer: String,
-    /// Outermost first: names, extents at most, and whether threads may share the iterations.
+    /// Loops, outermost first: names, maximum extents, and whether threads may share the iterations.
     loops: Vec<(String, i64, bool)>,
-    /// The loop along which neighbours are written.
+    /// Loop along which the written elements are contiguous.
     contiguous: Option<String>,
-    /// Whether it combines values.
+    /// Whether the nest is a reduction.
     reduces: bool,
 }
 
@@ -91,12 +91,12 @@ impl AssignmentNest {
         })
     }
 
-    /// Elements that threads may compute at a time.
+    /// Number of elements that threads may compute in parallel.
     fn n_elements(&self) -> i64 {
         self.loops.iter().filter(|l| l.2).map(|l| l.1).product()
     }
 
-    /// Iterations of each.
+    /// Number of iterations for each element.
     fn n_combined(&self) -> i64 {
         self.loops.iter().filter(|l| !l.2).map(|l| l.1).product()
     }
@@ -105,13 +105,13 @@ impl AssignmentNest {
         self.reduces && self.n_combined() >= LONG_SUM
     }
 
-    /// Whether blocks may share each of its sums.
+    /// Whether the nest has so few and long sums that blocks may share each of them.
     fn has_few_sums(&self) -> bool {
         self.reduces && self.n_combined() >= VERY_LONG_SUM && self.n_elements() <= MANY_SUMS
     }
 }
 
-/// The nests of a program, in order; `None` where it has something else.
+/// Nests of a program, in order; `None` if the program contains any other statement.
 fn all_nests(program: &Program) -> Option<Vec<AssignmentNest>> {
     let stmts = program.parts().into_iter().flatten().filter(|s| !matches!(s, Stmt::Alloc(_)));
     stmts.map(|s| AssignmentNest::of(program, s)).collect()
@@ -173,8 +173,8 @@ fn constraints(parameters: &[Parameter]) -> Vec<Constraint> {
     is_shared.then(|| constraint("along", "along <= threads", parameters)).into_iter().collect()
 }
 
-/// The stages that are computed together: those that go by the same rows, or where it is little, all; each by
-/// itself otherwise.
+/// Groups the stages that are computed together: those with common rows, or all if there is little work;
+/// otherwise each stage separately.
 fn groups_of(program: &Program, stages: &[LoopStage], by_rows: bool) -> Vec<StageGroup> {
     let mut all = groups(program, stages, !by_rows, true);
     let is_between = |stage: &LoopStage| {
@@ -192,7 +192,7 @@ fn groups_of(program: &Program, stages: &[LoopStage], by_rows: bool) -> Vec<Stag
         }];
     }
     for group in &mut all {
-        // Each sum of a stage by itself is a row.
+        // In a separate stage, each sum is a row.
         let root = &stages[group.root];
         let n_axes = root.axes().count();
         if group.attached.is_empty() && root.reduces && root.axes().eq(0..n_axes) {
@@ -202,7 +202,7 @@ fn groups_of(program: &Program, stages: &[LoopStage], by_rows: bool) -> Vec<Stag
     all
 }
 
-/// Division of a group among the blocks of one kernel; `None` where one does not compute it.
+/// Division of a group among the blocks of one kernel; `None` if one kernel does not compute it.
 fn division_of(stages: &[LoopStage], group: &StageGroup, choices: &GpuNestConfig) -> Option<RowDivision> {
     let root = &stages[group.root];
     let n_combined: i64 = root.reduction().map(|r| root.loops[r].extent).product();
@@ -211,7 +211,7 @@ fn division_of(stages: &[LoopStage], group: &StageGroup, choices: &GpuNestConfig
     is_one.then(|| RowDivision::new(stages, group, choices.threads, choices.along))
 }
 
-/// The program whose sums blocks share, with its steps.
+/// Program whose sums are shared among blocks, with its steps.
 fn split_sums(s: &TemplateSetting, choices: &GpuNestConfig) -> ScheduleBuilder {
     let (program, steps) = inlined(s);
     let mut builder = ScheduleBuilder::on(program, steps);
@@ -258,11 +258,11 @@ fn scheduled(s: &TemplateSetting, choices: &GpuNestConfig) -> Vec<Step> {
     builder.finish()
 }
 
-/// Gives a nest's elements to threads.
+/// Maps a nest's elements to threads.
 fn bound(builder: &mut ScheduleBuilder, nest: &AssignmentNest, at: usize, choices: &GpuNestConfig) {
     let own = format!("nest{at}");
     let (mut free, rest): (Vec<_>, Vec<_>) = nest.loops.iter().map(|l| (l.0.as_str(), l.2)).partition(|l| l.1);
-    // Neighbouring threads write neighbours.
+    // Adjacent threads write adjacent elements.
     free.sort_by_key(|l| Some(l.0) == nest.contiguous.as_deref());
     let order: Vec<&str> = free.iter().chain(&rest).map(|l| l.0).collect();
     let mut free: Vec<&str> = free.iter().map(|l| l.0).collect();
@@ -271,7 +271,7 @@ fn bound(builder: &mut ScheduleBuilder, nest: &AssignmentNest, at: usize, choice
         free = nest.loops.iter().take_while(|l| l.2).map(|l| l.0.as_str()).collect();
     }
     if free.is_empty() {
-        // One thread does all.
+        // A single thread computes everything.
         let Some((name, extent, _)) = nest.loops.first() else { return };
         let [outer, inner, block, thread] = ["o", "i", "block", "thread"].map(|part| format!("{own}.{part}"));
         builder.attempt_all([
@@ -295,7 +295,7 @@ fn bound(builder: &mut ScheduleBuilder, nest: &AssignmentNest, at: usize, choice
     }
 }
 
-/// Every kernel by itself.
+/// Estimated cycles, as the sum over all kernels.
 fn estimate(s: &TemplateSetting, space: &Space, config: &Config) -> f64 {
     let choices = GpuNestConfig::of(space, config);
     let builder = split_sums(s, &choices);
@@ -315,7 +315,7 @@ fn estimate(s: &TemplateSetting, space: &Space, config: &Config) -> f64 {
     cycles
 }
 
-/// Cycles of a stage of which each thread has an element.
+/// Cycles of a stage in which each thread computes one element.
 fn of_each(s: &TemplateSetting, program: &Program, stage: &LoopStage, choices: &GpuNestConfig) -> f64 {
     let n: i64 = stage.axes().map(|l| stage.loops[l].extent).product();
     let near = stage.axes().find(|l| stage.loops[*l].stride == Some(1)).or(stage.axes().last());

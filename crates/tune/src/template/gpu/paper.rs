@@ -1,4 +1,4 @@
-//! Spaces of AutoTVM's templates for GPUs beside that of its direct convolution.
+//! Spaces of AutoTVM's templates for GPUs other than that of its direct convolution.
 
 use super::super::{Template, TemplateSetting};
 use super::{BlockTile, Direct, shared_bytes, threads};
@@ -6,13 +6,13 @@ use tilewright_ir::Step;
 use tilewright_ir::op::{Layout, Structure, Window};
 use tilewright_search::{Config, Parameter, Space, SpaceError};
 
-/// A depthwise convolution: channels, rows and columns of the output in 4 loops each, and unrolling.
+/// Depthwise convolution: channels, rows and columns of the output in 4 loops each, and unrolling.
 ///
 /// # Source
-/// TVM's `depthwise_conv2d_nchw` for CUDA (topi, AutoTVM's template). As there, blocks, virtual threads,
-/// threads and elements of a thread; input and weights of a block in shared memory. Ours reads them from
-/// there as it multiplies, without copies of them in registers, and serves one channel of the output for each
-/// of the input.
+/// TVM's `depthwise_conv2d_nchw` for CUDA (topi, AutoTVM's template). As there, the loops are blocks, virtual
+/// threads, threads and elements of a thread, and the input and the weights of a block are in shared memory.
+/// We read them from there in each multiplication, without copies in registers, and support one output
+/// channel per input channel.
 pub const DEPTHWISE_4_4_4: Template = Template {
     name: "depthwise-4-4-4",
     text: "GPU: AutoTVM's depthwise convolution: factorizations of outputs into 4, shared memory, unrolling",
@@ -22,13 +22,13 @@ pub const DEPTHWISE_4_4_4: Template = Template {
     estimate: None,
 };
 
-/// A direct convolution without shared memory: channels, rows and columns of the output in 3 loops each,
+/// Direct convolution without shared memory: channels, rows and columns of the output in 3 loops each,
 /// vectors, unrolling.
 ///
 /// # Source
 /// TVM's spatial packing for Mali (topi/mali, described in "Optimizing Mobile Deep Learning on ARM GPU with
 /// TVM", 2018), the AutoTVM paper's template for the T860: blocks, threads and elements of a thread, which
-/// are vectors along columns. Ours pads the input ahead, and leaves it and the weights in their layouts.
+/// are vectors along columns. We pad the input in advance, and leave it and the weights in their layouts.
 pub const CONV_3_3_3: Template = Template {
     name: "conv-3-3-3",
     text: "GPU: AutoTVM's convolution without shared memory: factorizations of outputs into 3, vectors, unrolling",
@@ -41,12 +41,12 @@ pub const CONV_3_3_3: Template = Template {
     estimate: None,
 };
 
-/// The most elements of a thread along an axis of [`CONV_3_3_3`], as in TVM's template.
+/// Maximum number of elements of a thread along an axis of [`CONV_3_3_3`], as in TVM's template.
 const MOST_ALONG: i64 = 16;
-/// The most elements of a thread in all, which is to keep them in registers.
+/// Maximum number of elements of a thread in total, so that they stay in registers.
 const MOST_ELEMENTS: i64 = 128;
 
-/// A convolution of floating-point numbers in the layouts that its caller gives it.
+/// Convolution of floating-point numbers in the layouts that its caller provides.
 fn plain_window(s: &TemplateSetting) -> Option<Window> {
     match s.workload.structure() {
         _ if s.workload.has_integer_factors() => None,
@@ -75,7 +75,7 @@ fn depthwise_space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let mut parameters = factorizations(&window, 4);
     parameters
         .extend([Parameter::boolean("unroll_explicit"), Parameter::ordinal("auto_unroll_max_step", [0, 256, 1500])]);
-    // What a block has of a dimension is what is left of it besides blocks.
+    // The extent of a block in a dimension is the dimension divided by the number of blocks.
     let [rows, columns] = [("p", 0), ("q", 1)].map(|(name, at)| {
         let axis = window.program_axes()[at];
         format!("(({} // {name}[0] - 1) * {} + {})", axis.output, axis.stride, axis.reach())

@@ -115,7 +115,7 @@ impl Copied<'_> {
         let n_loads = self.extents.iter().product::<i64>() / self.vector;
         let [x, y, z] = threads.0;
         let (t, o) = (of("t"), of("o"));
-        // One load is one thread's.
+        // A single load is done by one thread.
         let is_one = n_loads == 1;
         if self.runs || is_one {
             steps.push(guard(&all, ceil_div(n_loads, threads.n()), &t, &o));
@@ -142,13 +142,13 @@ impl Copied<'_> {
     }
 }
 
-/// Elements that neighbours in shared memory and in the device's memory have of a copy that is made element
-/// by element: of those the threads of a warp write to all banks, and read whole sectors.
+/// Elements along the dimension contiguous in shared memory and along the one contiguous in device memory, in
+/// an element-by-element copy: with these, the threads of a warp write to all banks and read whole sectors.
 const ACROSS: [i64; 2] = [4, 8];
 
 impl Copied<'_> {
-    /// Divides the last two loops where neighbours lie along the one in shared memory, along the other in
-    /// the device's: vectors go along the first, or warps have some of both.
+    /// Divides the last two loops if one is contiguous in shared memory and the other in device memory:
+    /// vectors lie along the first, or warps cover some of both.
     fn divide_across(&self, loops: &mut Vec<String>) -> Vec<Step> {
         let of = |part: &str| format!("{}.{part}", self.name);
         let (last, before) = (loops.pop(), loops.pop());
@@ -187,7 +187,7 @@ pub fn cut(loops: &[&str], cuts: &[Cut]) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut order: Vec<&str> = loops.to_vec();
     for cut in cuts {
-        // Conditions come to stand inside all loops.
+        // Conditions are moved inside all loops.
         if order.last() != Some(&cut.target) {
             order.retain(|name| *name != cut.target);
             order.push(cut.target);

@@ -14,20 +14,20 @@ use tilewright_ir::{LoopKind, Step};
 
 /// Name of the stage that sums up products, once it is reindexed.
 pub(super) const SUM: &str = "sum";
-/// Parts of the sums, where blocks share them.
+/// Buffer of the partial sums, if blocks share sums.
 const PARTS: &str = "P";
-/// Threads of a block that adds up parts.
+/// Number of threads of a block that adds up partial sums.
 const SUM_THREADS: i64 = 256;
-/// Elements of a thread that are kept in registers; more are loops over memory.
+/// Maximum number of elements of a thread that are kept in registers; more are loops over memory.
 const MOST_UNROLLED: i64 = 256;
 
 /// Workload as a batched product `sum[b, i, j] = Σ_k A.x[b, i, k] · B.x[b, j, k]`, with its epilogue.
 pub struct GpuProduct {
-    /// Steps that bring its program into this form.
+    /// Steps that bring the workload's program into this form.
     pub(super) steps: Vec<Step>,
-    /// Loops over products, where there are several, over rows, columns and the sum.
+    /// Loops over products, if there are several, over rows, over columns and over the reduction.
     pub(super) loops: [&'static str; 4],
-    /// The loops of the stage that comes last, in the same order.
+    /// Loops of the last stage, in the same order.
     pub(super) last: [&'static str; 3],
     /// Batch size; `None` without a batch loop.
     pub batch: Option<i64>,
@@ -71,10 +71,10 @@ fn loaded(w: &Workload, n: i64) -> i64 {
 }
 
 impl GpuProduct {
-    /// Product of a workload; `None` if it is none.
+    /// Product of a workload; `None` if it is not a product.
     pub fn of(w: &Workload) -> Option<GpuProduct> {
         match w.structure() {
-            // Shared memory and tensor cores are for numbers of one type.
+            // Shared memory and tensor cores require numbers of one type.
             _ if w.has_integer_factors() => None,
             Structure::Contraction(c) => Some(GpuProduct::of_contraction(w, &c, false)),
             Structure::Window(window) if !window.depthwise && w.layout() == Layout::Nchw => {
@@ -86,7 +86,7 @@ impl GpuProduct {
     }
 
     /// Transposed product `sum[b, j, i]` of a workload, whose rows are the columns of the result; `None` if
-    /// it is no contraction.
+    /// it is not a contraction.
     pub fn transposed(w: &Workload) -> Option<GpuProduct> {
         match w.structure() {
             Structure::Contraction(c) if !w.has_integer_factors() => Some(GpuProduct::of_contraction(w, &c, true)),
@@ -145,7 +145,7 @@ impl GpuProduct {
 
     /// Batched product of Winograd's algorithm for tiles of `tile` × `tile` results: rows are output
     /// channels, columns are tiles, and the batch is the elements of a transformed tile. The transforms are
-    /// kernels of their own.
+    /// separate kernels.
     pub fn of_winograd(window: &Window, tile: i64) -> GpuProduct {
         let [th, tw] = window.axes.map(|axis| ceil_div(axis.output, tile));
         let steps = vec![
@@ -174,8 +174,8 @@ impl GpuProduct {
         }
     }
 
-    /// Rows are channels of the output, columns its pixels, and the sum goes over channels and taps: the
-    /// matrix of patches comes into being in shared memory.
+    /// Product of a convolution: rows are output channels, columns are output pixels, and the reduction is
+    /// over channels and taps. The matrix of patches exists in shared memory only.
     fn of_window(w: &Workload, window: &Window) -> GpuProduct {
         let Window { n, c, k, groups, .. } = *window;
         let [rows, columns] = window.program_axes();
@@ -223,7 +223,7 @@ pub struct Division {
     pub products: i64,
     /// Depth of the tiles in shared memory: number of reduction steps staged at a time.
     pub depth: i64,
-    /// Number of blocks that share a reduction (split-k); a kernel of its own adds up their partial sums in
+    /// Number of blocks that share a reduction (split-k); a separate kernel adds up their partial sums in
     /// order.
     pub split: i64,
 }
@@ -426,7 +426,7 @@ impl Tiling {
         steps.push(reorder(&[&["k.o"][..], &products, &["i.t"], &columns, &elements].concat()));
         steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
-        // Factors in shared memory, and in registers.
+        // Operands in shared memory, and in registers.
         if self.shared {
             steps.extend(self.share(p));
         } else {
@@ -439,7 +439,7 @@ impl Tiling {
         steps.extend(self.tile(["i.v", "i.e", "j.v", "j.e"], self.lanes));
         steps.extend(bind_blocks(self.order, division.outer(p)));
 
-        // What is made of the sums.
+        // The epilogue.
         if self.split == 1 {
             steps.extend(self.rows.divide("oi.b", "oi"));
             let (divided, columns) = self.divide_columns("oj.b", "oj");
@@ -462,7 +462,7 @@ impl Tiling {
         steps
     }
 
-    /// Brings both factors into shared memory, and from there into registers.
+    /// Steps that copy both operands to shared memory, and from there to registers.
     fn share(&self, p: &GpuProduct) -> Vec<Step> {
         let [a, b] = self.operands(p);
         let staged = [self.factor("A", a, p.batch.is_some()), self.factor("B", b, p.batch.is_some())];
@@ -499,8 +499,7 @@ impl Tiling {
         steps
     }
 
-    /// Repeats the loops over a thread's elements in the code, or makes the last one lanes, where they fit
-    /// the registers.
+    /// Unrolls the loops over a thread's elements, or vectorizes the last one, if they fit the registers.
     fn tile(&self, [iv, ie, jv, je]: [&str; 4], lanes: bool) -> Vec<Step> {
         if self.rows.each() * self.columns.each() > MOST_UNROLLED {
             return Vec::new();
@@ -509,7 +508,8 @@ impl Tiling {
         vec![last, unroll(jv), unroll(ie), unroll(iv)]
     }
 
-    /// Divides a loop over a block's columns; the names of its loops over threads, outermost first.
+    /// Divides a loop over a block's columns; also returns the names of its loops over threads, outermost
+    /// first.
     fn divide_columns(&self, target: &str, name: &str) -> (Vec<Step>, Vec<String>) {
         let mut steps = self.columns.divide(target, name).to_vec();
         let threads = format!("{name}.t");
@@ -549,8 +549,8 @@ impl Tiling {
     }
 }
 
-/// Binds the loops over a block's threads: those of rows, of columns, and of products where columns leave
-/// them the third axis.
+/// Binds the loops over a block's threads: those of rows, of columns, and of products if columns leave them
+/// the third axis.
 fn bind_threads(rows: &str, columns: &[&str], products: Option<&str>) -> Vec<Step> {
     let mut third = products;
     let first = match *columns {
@@ -613,7 +613,7 @@ pub fn bind_units(order: Rasterization, outer: Vec<String>, n_units: i64) -> Vec
     steps
 }
 
-/// Makes loops, outermost first, one; its name, where there are some.
+/// Fuses loops, outermost first; returns the name of the fused loop, if there are any.
 fn fuse_all(loops: Vec<String>, steps: &mut Vec<Step>) -> Option<String> {
     let fused = loops.into_iter().enumerate().reduce(|(_, outer), (at, inner)| {
         let name = format!("z{at}");
@@ -623,13 +623,13 @@ fn fuse_all(loops: Vec<String>, steps: &mut Vec<Step>) -> Option<String> {
     fused.map(|(_, name)| name)
 }
 
-/// A factor on its way into shared memory.
+/// Operand that is copied to shared memory.
 struct StagedFactor {
     stage: Vec<Step>,
     /// Steps that pad its rows, once nothing is staged from them any more.
     padding: Vec<Step>,
     /// Extents of the copy's loops.
     extents: Vec<i64>,
-    /// The loops in the order in which neighbours lie in memory.
+    /// Loops in memory order, the contiguous one last.
     order: Vec<usize>,
 }

@@ -11,11 +11,12 @@ use tilewright_ir::gpu::GpuKernel;
 use tilewright_ir::schedule::LayoutAxis::Whole;
 use tilewright_ir::{BufferId, Index, LoopKind, Program, Step, lower_gpu};
 
-/// Parts of a sum that one thread adds up at most; of more, several threads add up some each first.
+/// Maximum number of parts of a sum that one thread adds up; if there are more, several threads first add up
+/// some each.
 const MOST_PARTS: i64 = 32;
-/// Sums of fewer elements one thread does alone.
+/// Minimum number of elements of a sum that threads share.
 const LEAST_SUM: i64 = 8;
-/// Elements of a stage in between that a thread may have for itself.
+/// Maximum number of elements of an intermediate stage that are private to a thread.
 const MOST_PRIVATE: i64 = 64;
 
 /// Division of rows among blocks.
@@ -93,7 +94,7 @@ impl RowDivision {
     }
 }
 
-/// The loop of a stage that follows such a one of the last stage.
+/// Loop of a stage that follows the loop `of_root` of the last stage.
 fn row_loop(group: &StageGroup, at: usize, of_root: usize) -> Option<usize> {
     group.follows[at].iter().position(|followed| *followed == Some(of_root))
 }
@@ -103,12 +104,12 @@ pub(super) fn members(group: &StageGroup) -> impl Iterator<Item = usize> + '_ {
     group.attached.iter().chain([&group.root]).copied()
 }
 
-/// A stage's loops over the elements that it has of a row.
+/// Loops of a stage over its elements of a row.
 pub(super) fn own<'a>(stages: &'a [LoopStage], group: &'a StageGroup, at: usize) -> impl Iterator<Item = usize> + 'a {
     stages[at].axes().filter(move |l| !group.is_row(at, *l))
 }
 
-/// The schedule with a group as one kernel, where that is legal and a block has the room.
+/// Schedule with a group as one kernel, if that is legal and fits into a block.
 pub(super) fn scheduled(
     s: &TemplateSetting,
     builder: &ScheduleBuilder,
@@ -125,7 +126,7 @@ pub(super) fn scheduled(
     kernels.kernels().all(fits).then_some(making.builder)
 }
 
-/// A group on its way to a kernel.
+/// State while a group is made a kernel.
 struct Making<'a> {
     builder: ScheduleBuilder,
     stages: &'a [LoopStage],
@@ -134,20 +135,21 @@ struct Making<'a> {
     n_unrolled: i64,
 }
 
-/// Parts of a sum, of which threads have one each.
+/// Parts of a sum, one for each thread.
 struct ThreadParts {
     levels: Vec<ThreadSums>,
-    /// The loop over what is left.
+    /// Loop over the parts that are left.
     last: String,
     n_last: i64,
 }
 
-/// Parts, more of them first. Their buffer has the stage's dimensions, then the parts.
+/// Level of partial sums, the one with the most parts first. Their buffer has the stage's dimensions, then
+/// the parts.
 struct ThreadSums {
     name: String,
-    /// The loop over what each part combines, with its extent, where that is more than one element.
+    /// Loop over the elements that each part combines, with its extent, if there is more than one element.
     combined: Option<(String, i64)>,
-    /// The loop over parts.
+    /// Loop over parts.
     part: String,
     n_parts: i64,
 }
@@ -163,7 +165,7 @@ impl Making<'_> {
         self.builder.attempt(step).then_some(())
     }
 
-    /// The loop of a stage that follows the last one over rows.
+    /// Returns the loop of a stage that follows the last one over rows.
     fn row_loop(&self, at: usize) -> Option<usize> {
         row_loop(self.group, at, self.group.rows.checked_sub(1)?)
     }
@@ -179,7 +181,7 @@ impl Making<'_> {
         let root_parts = all.last().and_then(|(_, parts)| parts.as_ref());
         let (block, row, first) = self.blocks(root_parts.map(|parts| (parts.last.as_str(), parts.n_last)))?;
         let along = self.division.along;
-        // Readers first: what they read is then read in the block alone.
+        // Readers come first, so that their inputs are then read within the block only.
         let mut inlined = vec![false; stages.len()];
         for (at, parts) in all.iter().rev() {
             let stage = &stages[*at];
@@ -205,7 +207,7 @@ impl Making<'_> {
             let is_root = *at == group.root;
             let row_loop = self.row_loop(*at).filter(|_| self.division.rows > 1);
             let row_name = row_loop.map(|l| stage.loops[l].name.clone());
-            // The dimension of the buffer that is a loop.
+            // Dimension of the buffer that a loop indexes.
             let dimension = |l: usize| stage.subscripts.iter().position(|i| *i == Index::from(stage.loops[l].var));
             let row_part = row_loop.and_then(|l| stage.axes().position(|a| a == l));
             for level in parts.iter().flat_map(|parts| &parts.levels) {
@@ -246,8 +248,8 @@ impl Making<'_> {
         self.require(bind(&block, LoopKind::Block(0)))
     }
 
-    /// Divides a stage's sum among the threads of a row, where it is long enough; parts of it, fewer and
-    /// fewer.
+    /// Divides a stage's sum among the threads of a row, if it is long enough, in levels of fewer and fewer
+    /// parts.
     fn in_parts(&mut self, stage: &LoopStage) -> Option<Option<ThreadParts>> {
         let reduced: Vec<usize> = stage.reduction().collect();
         let n: i64 = reduced.iter().map(|r| stage.loops[*r].extent).product();
@@ -281,8 +283,9 @@ impl Making<'_> {
         Some(Some(ThreadParts { levels, last: all, n_last: left }))
     }
 
-    /// Makes a loop over blocks of the last stage's rows, or of all of it, of which `last` is what is left of
-    /// its sum: that loop, the one over the rows of a block, and what the first other loop is called since.
+    /// Makes a loop over blocks of the last stage's rows, or of the whole stage; `last` is the remaining loop
+    /// of its sum. Returns this loop, the one over the rows of a block, and the new name of the first other
+    /// loop.
     fn blocks(&mut self, last: Option<(&str, i64)>) -> Option<(String, Option<String>, Option<String>)> {
         let root = &self.stages[self.group.root];
         let of = |part: &str| format!("{}.{part}", root.name);
@@ -308,13 +311,13 @@ impl Making<'_> {
         Some((all, row, None))
     }
 
-    /// Has what a stage computes for a block's rows in memory that its threads share.
+    /// Places the results of a stage for a block's rows in shared memory.
     fn share(&mut self, buffer: &str, block: &str, rank: usize) -> Option<()> {
         let whole: Vec<_> = (0..rank).map(Whole).collect();
         self.require(shared(buffer, block, &format!("{buffer}.s"), &whole))
     }
 
-    /// Has each thread combine its part in a register.
+    /// Keeps the part that each thread combines in a register.
     fn sum(&mut self, level: &ThreadSums, block: &str) -> Option<()> {
         let Some((combined, extent)) = &level.combined else { return Some(()) };
         self.require(accumulate(&level.name, block, &level.of("r")))?;
@@ -322,7 +325,7 @@ impl Making<'_> {
         Some(())
     }
 
-    /// Writes out as many iterations of a loop as divide it, up to what is asked for.
+    /// Unrolls a loop by the largest factor that divides it, up to the chosen one.
     fn unrolled(&mut self, name: &str, extent: i64) {
         let n = (1..=self.n_unrolled).rev().find(|n| extent % n == 0).unwrap_or(1);
         let (outer, inner) = (format!("{name}.uo"), format!("{name}.u"));
@@ -331,14 +334,14 @@ impl Making<'_> {
         }
     }
 
-    /// Spreads the copy of a buffer to shared memory over threads; its dimensions over rows and elements.
+    /// Distributes the copy of a buffer to shared memory over threads; its dimensions are rows and elements.
     fn threads_of_copy(&mut self, buffer: &str, row: Option<usize>, own: &[usize], n_own: i64) -> Option<()> {
         let of = |d: usize| format!("{buffer}.s.{d}");
         self.threads(row.map(of), own.iter().map(|d| of(*d)).collect(), n_own).map(drop)
     }
 
-    /// Spreads a nest over threads: the rows of a block, and `n_own` elements of each. Returns the loop over
-    /// a thread's elements, or else over rows, where there is one.
+    /// Distributes a nest over threads: the rows of a block, and `n_own` elements of each. Returns the loop
+    /// over a thread's elements, or else over rows, if there is one.
     fn threads(&mut self, row: Option<String>, own: Vec<String>, n_own: i64) -> Option<Option<String>> {
         let [along, across] = if self.division.along_first { [0, 1] } else { [1, 0] };
         let mut inside = row.clone();

@@ -15,13 +15,12 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{DType, LoopKind, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
-/// Tiles of warps in tensor cores, factors through shared memory.
+/// Warp tiles on tensor cores, with operands staged in shared memory.
 ///
 /// # Source
 /// The structure is that of CUTLASS's products with `mma.sync`: tiles of blocks, warps and instructions, and
-/// three products of parts of 11 bits in place of one in f32 (its example 27). Rows of the
-/// factors in shared memory end in elements that nobody uses, so that the threads of a warp read without
-/// conflicts.
+/// three products of parts of 11 bits in place of one in f32 (its example 27). Rows of the operands in shared
+/// memory are padded, so that the threads of a warp read without conflicts.
 pub const GPU_MATMUL_MMA: Template = Template {
     name: "gpu-matmul-mma",
     text: "GPU: mma by warps, on f16, bf16, or f32 as one or three TF32 products; block and warp tiles",
@@ -41,7 +40,7 @@ pub const GPU_CONV_MMA: Template = Template {
     estimate: Some(|s, space, config| (MMA.estimate)(s, s, space, config)),
 };
 
-/// Both as one of several algorithms.
+/// Both templates as an algorithm.
 pub(super) const MMA: Algorithm<TemplateSetting> = Algorithm {
     name: "mma",
     applies: |s| {
@@ -60,13 +59,13 @@ pub(super) const MMA: Algorithm<TemplateSetting> = Algorithm {
 
 /// Rows and columns of a tile that an instruction computes.
 const TILE: [i64; 2] = [16, 8];
-/// Rows and columns of the least block: two tiles of 16.
+/// Rows and columns of the smallest block: two tiles of 16.
 const LEAST_BLOCK: i64 = 32;
-/// Registers for addresses, counters and what is on its way to shared memory.
+/// Number of registers for addresses, counters and data on the way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
 
-/// Elements that end a row of a factor in shared memory, whose threads read along the sum, or across it:
-/// 16 bytes where they load tiles together.
+/// Padding in elements of an operand's row in shared memory, for threads that read along the reduction and
+/// for ones that read across it: 16 bytes if they load tiles together.
 fn row_ends(dtype: DType) -> [i64; 2] {
     if dtype.is_half() { [8, 8] } else { [4, 8] }
 }
@@ -100,7 +99,7 @@ fn parameters(s: &TemplateSetting, p: &GpuProduct) -> Vec<Parameter> {
     own.into_iter().chain(copies::way(s)).collect()
 }
 
-/// Elements of a factor in shared memory, as an expression.
+/// Number of elements of an operand in shared memory, as an expression.
 fn elements(dtype: DType, factor: &GpuFactor, block: &str) -> String {
     let [along, across] = row_ends(dtype);
     if factor.along_k { format!("{block} * (block_k + {along})") } else { format!("block_k * ({block} + {across})") }
@@ -112,9 +111,9 @@ fn constraints(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) ->
     let warp = gpu.warp_size;
     let threads = format!("{warp} * (block_m // warp_m) * (block_n // warp_n)");
     let dtype = s.workload.dtype;
-    // Sums, which in three parts begin anew in each step, and both parts of the factors of a step; halves
-    // have one part, and a register holds two of them. Where the products of three parts leave time, factors
-    // of half of the steps that are repeated in the code are loaded ahead.
+    // Sums, which restart in each step if products have three parts, and both parts of the operands of a
+    // step; half-precision operands have one part, and a register holds two of them. If the products of three
+    // parts leave time, the operands of half of the unrolled steps are loaded ahead.
     let (again, each_register, ahead) = match dtype.is_half() {
         true => ("", 4, ""),
         false => (
@@ -139,8 +138,8 @@ fn constraints(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) ->
     constraints
 }
 
-/// Divides rows and columns of a block into warps, tiles, and what threads have of these: loops `name.w`,
-/// which is one for both, and in `rows` and `columns` the others. `over`: what the names begin with.
+/// Divides the rows and columns of a block into warps, tiles and elements of threads. `over`: prefix of the
+/// names of the loops.
 fn divide(over: &str, [rows, columns]: [&str; 2], warp: [i64; 2]) -> Vec<Step> {
     let of = |name: &str| format!("{over}{name}");
     let [iw, ir, im, it, ih, il] = ["i.w", "i.r", "i.m", "i.t", "i.h", "i.l"].map(of);
@@ -186,7 +185,7 @@ fn steps(dtype: DType, p: &GpuProduct, space: &Space, config: &Config) -> Vec<St
     steps.push(fuse("i.w", "j.w", "w"));
     steps.push(accumulate(division.stage(), "j.b", "C.r"));
 
-    // Factors in shared memory.
+    // Operands in shared memory.
     let warps = (bm / warp[0]) * (bn / warp[1]);
     let threads = BlockThreads([WARP[0], WARP[1], warps]);
     let mut copied_by = Vec::new();
@@ -219,7 +218,7 @@ fn steps(dtype: DType, p: &GpuProduct, space: &Space, config: &Config) -> Vec<St
     steps.push(tensorize("k.i", precision(space, config)));
     steps.extend(bind_blocks(order(space, config), division.outer(p)));
 
-    // What is made of the sums.
+    // The epilogue.
     if division.split > 1 {
         steps.extend(division.sums_of_parts(p));
         return steps;
@@ -246,8 +245,8 @@ fn precision(space: &Space, config: &Config) -> TensorProduct {
 /// Cycles of a store by a warp for each of the eight rows that it writes to, measured on an H100.
 const STORE: f64 = 1.5;
 
-/// Cycles in which warps store a tile: a lane stores 16 bytes of a row where threads exchange halves, else
-/// two elements, or one at a time of a tile that is not whole.
+/// Cycles for storing a tile: a lane stores 16 bytes of a row if threads exchange halves, otherwise two
+/// elements, or one at a time in a partial tile.
 pub(super) fn stores(p: &GpuProduct, [bm, bn]: [i64; 2], split: i64, is_exchanged: bool) -> f64 {
     let is_whole = split > 1 || p.m % bm == 0 && p.n % bn == 0 && p.stores % 2 == 0;
     let each = match (is_exchanged, is_whole) {
@@ -255,11 +254,11 @@ pub(super) fn stores(p: &GpuProduct, [bm, bn]: [i64; 2], split: i64, is_exchange
         (false, true) => 2,
         (false, false) => 1,
     };
-    // Four lanes store what is next to each other.
+    // Four lanes store adjacent elements.
     STORE * (bm * bn) as f64 / (4 * each) as f64
 }
 
-/// Blocks of products of tiles and what they read.
+/// Estimated cycles of the blocks, with their tile products and reads.
 fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let [wm, wn] = ["warp_m", "warp_n"].map(int);
@@ -285,7 +284,7 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
         threads,
         registers: wm * wn / 32 + (wm + wn) / 2 * bytes / 4 + loaded + OTHER_REGISTERS,
         shared_bytes: bytes * copies.n() * (bm + bn) * (depth + 8),
-        // In those of threads.
+        // In units of the threads' multiply-adds.
         fmas: (bm * bn * padded) as f64 * n_products * f64::from(gpu.unit_fmas) / tensor_fmas,
         efficiency: products / (products + others),
         bytes: bytes as f64 * ((bm + bn) * padded + bm * bn) as f64,

@@ -17,12 +17,12 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{DType, LoopKind, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
-/// Tiles of groups of four warps in tensor cores, which read both factors from shared memory.
+/// Warpgroup tiles on tensor cores, which read both operands from shared memory.
 ///
 /// # Source
-/// The structure is that of CUTLASS's products with `wgmma`: tiles of blocks and of groups of warps, factors
-/// in rows of 128 bytes that are swizzled, along the sum or, of halves, across it, and a warp that does
-/// nothing but copy them.
+/// The structure is that of CUTLASS's products with `wgmma`: tiles of blocks and of warpgroups, operands in
+/// swizzled rows of 128 bytes, along the reduction or, in half precision, across it, and a producer warp that
+/// only copies them.
 pub const GPU_MATMUL_WGMMA: Template = Template {
     name: "gpu-matmul-wgmma",
     text: "GPU: wgmma by warpgroups, on f16, bf16, or f32 as one or three TF32 products",
@@ -49,17 +49,19 @@ pub(super) const WGMMA: Algorithm<TemplateSetting> = Algorithm {
     estimate: |s, _, space, config| estimate(s, &product(s), space, config),
 };
 
-/// Most pipeline stages: small blocks need many, for one takes less time than a copy.
+/// Maximum number of pipeline stages: small blocks need many, since computing one takes less time than a
+/// copy.
 const MOST_STAGES: i64 = 8;
 /// Divisor of the bytes of rows that are copied in boxes.
 const BOX_BYTES: i64 = 16;
-/// Columns of the least block.
+/// Columns of the smallest block.
 const LEAST_COLUMNS: i64 = 32;
-/// Elements of a load of steps of the sum that do not lie next to each other.
+/// Number of elements of a load along reduction steps that are not contiguous.
 const APART: [i64; 2] = [1, 4];
 /// Cycles that tensor cores idle between two dependent steps, a guess.
 const IDLE: f64 = 60.0;
-/// Multiply-adds of a multiprocessor's threads while tensor cores begin an instruction, a guess.
+/// Multiply-adds of a multiprocessor's threads in the time in which tensor cores begin an instruction, a
+/// guess.
 const BEGUN: f64 = 128.0 * 2.0;
 /// Bytes that tensor cores read from shared memory in a cycle.
 const SHARED_BYTES: f64 = 128.0;
@@ -68,25 +70,25 @@ const SHARED_BYTES: f64 = 128.0;
 // 2,300 configurations on an H100, measured on 2026-11-28: of eight products, model and times agree in rank
 // to 0.89 on average, and to 0.82 without these.
 
-/// An element in two parts, and a load of some.
+/// Instructions for an element in two parts, and for a load of several.
 const IN_PARTS: [f64; 2] = [11.0, 6.0];
-/// An element that is rounded to TF32, and a load of some.
+/// Instructions for an element that is rounded to TF32, and for a load of several.
 const ROUNDED: [f64; 2] = [2.0, 4.0];
-/// An element of 16 bits, and a load of some.
+/// Instructions for an element of 16 bits, and for a load of several.
 const AS_IT_IS: [f64; 2] = [1.0, 8.0];
-/// An asynchronous copy by a thread.
+/// Instructions for an asynchronous copy by a thread.
 const ASYNC: f64 = 6.0;
 /// Cycles in which blocks of a cluster wait for each other when they begin and when they end.
 const CLUSTER: f64 = 2000.0;
-/// Registers for addresses, counters and what is on its way to shared memory.
+/// Number of registers for addresses, counters and data on the way to shared memory.
 const OTHER_REGISTERS: i64 = 40;
-/// Threads of the producer warp and of converter warps.
+/// Number of threads of the producer warp and of converter warps.
 const BESIDE_PARTS: i64 = producer_warp::THREADS + producer_warp::CONVERTER_THREADS;
-/// Registers besides sums where boxes are copied: ptxas wants 26, of multiples of 8.
+/// Number of registers besides sums if boxes are copied: ptxas needs 26, rounded up to a multiple of 8.
 const BOX_REGISTERS: i64 = 32;
 
-/// Cycles of a tile that what has run on no card is said to take beyond the way that was measured: first
-/// guesses take that one, searches what is faster.
+/// Penalty in cycles per tile for variants that have not run on any GPU, so that first guesses use the
+/// measured variant, while searches use whichever is faster.
 const UNPROVEN: f64 = 1.0;
 
 /// Rasterizations of the blocks: the first three, as elsewhere, then groups of fewer rows and of columns.
@@ -100,35 +102,36 @@ const ORDERS: [&str; 8] = [
     "groups_of_columns_4",
     "groups_of_columns_2",
 ];
-/// Divisor of an output's rows where the tiles that divide them begin at multiples of 16 bytes.
+/// Required divisor of an output's row length, so that tiles begin at multiples of 16 bytes.
 const IN_LINES: i64 = 4;
 
-/// Product of a workload: transposed where threads may then load the factor of rows from boxes.
+/// Product of a workload, transposed if threads may then load the operand of the rows from boxes.
 fn product(s: &TemplateSetting) -> GpuProduct {
     let transposed = || GpuProduct::transposed(&s.workload).filter(|p| is_loaded(s, p));
     let own = super::matmul::product(s);
     if is_loaded(s, &own) || are_boxes(s, &own) { own } else { transposed().unwrap_or(own) }
 }
 
-/// Whether threads may load the factor of rows, which lies across the sum, into registers from boxes, so that
-/// nobody transposes it. That of columns lies along the sum then.
+/// Whether threads may load the operand of the rows, which is not contiguous along the reduction, into
+/// registers from boxes, so that it need not be transposed. The operand of the columns must be contiguous
+/// along the reduction.
 fn is_loaded(s: &TemplateSetting, p: &GpuProduct) -> bool {
     let dtype = s.workload.dtype;
     let is_whole = p.a.loads * dtype.bytes() as i64 == BOX_BYTES;
     s.workload.takes_tf32() && is_turned(dtype, &p.a) && is_whole && is_box(dtype, &p.b) && copies::way(s).is_some()
 }
 
-/// Whether threads of a configuration do so.
+/// Whether the threads of a configuration load the operand of the rows from boxes.
 fn loads_rows(s: &TemplateSetting, p: &GpuProduct, copies: Copies) -> bool {
     matches!(copies, Copies::Bulk(_)) && is_loaded(s, p)
 }
 
-/// Elements that a row of a factor in shared memory has.
+/// Number of elements of an operand's row in shared memory.
 fn row(dtype: DType) -> i64 {
     ROW_BYTES / dtype.bytes() as i64
 }
 
-/// Whether a factor is transposed on its way into shared memory: tensor cores take f32 K-major only, f16 and
+/// Whether an operand is transposed on its way to shared memory: tensor cores take f32 K-major only, f16 and
 /// bf16 MN-major too.
 fn is_turned(dtype: DType, factor: &GpuFactor) -> bool {
     !factor.along_k && !dtype.is_half()
@@ -167,14 +170,14 @@ fn parameters(s: &TemplateSetting, p: &GpuProduct) -> Vec<Parameter> {
         Parameter::categorical("precision", precisions(s)).optional(),
     ];
     let ways: &[&str] = match precisions(s) {
-        // Parts of numbers are made on the way, or behind it.
+        // Numbers are split into parts on the way to shared memory, or after it.
         ["tf32x3"] if are_boxes(s, p) => &["registers", "bulk"],
         ["tf32x3"] => &["registers"],
         _ if is_loaded(s, p) || is_box(dtype, &p.a) || is_box(dtype, &p.b) => &["registers", "async", "bulk"],
         _ => &["registers", "async"],
     };
     let way = copies::way(s).map(|_| Parameter::categorical("copies", ways).optional());
-    // Sums of parts begin anew in each step.
+    // Sums of products in parts restart in each step.
     let goes_on = Some("in_flight").filter(|_| precisions(s) != ["tf32x3"]);
     let of_boxes = goes_on.into_iter().chain(["producer", "persistent"]);
     let of_boxes = of_boxes.map(|name| Parameter::ordinal(name, [0, 1]).optional());
@@ -193,12 +196,12 @@ fn may_store_boxes(s: &TemplateSetting, p: &GpuProduct) -> bool {
     is_contraction(s) && are_boxes(s, p) && p.stores % IN_LINES == 0
 }
 
-/// Whether threads may exchange what they have of the output, so that each stores 16 bytes of a row.
+/// Whether threads may exchange elements of the output, so that each stores 16 bytes of a row.
 fn may_exchange(s: &TemplateSetting, p: &GpuProduct) -> bool {
     s.workload.dtype.is_half() && p.stores % IN_LINES == 0
 }
 
-/// Whether one thread may copy both factors in boxes.
+/// Whether one thread may copy both operands in boxes.
 fn are_boxes(s: &TemplateSetting, p: &GpuProduct) -> bool {
     let is_box = |factor| is_box(s.workload.dtype, factor);
     is_loaded(s, p) || copies::way(s).is_some() && is_box(&p.a) && is_box(&p.b)
@@ -218,32 +221,32 @@ fn precision(space: &Space, config: &Config) -> TensorProduct {
     if space.text(config, "precision") == "tf32x3" { TensorProduct::Wgmmax3 } else { TensorProduct::Wgmma }
 }
 
-/// Whether the products of a step of the sum go on while those of the next are begun.
+/// Whether the products of a reduction step are in flight while those of the next one are issued.
 fn goes_on(space: &Space, config: &Config) -> bool {
     has(space, config, "in_flight")
 }
 
-/// Whether a warp does nothing but to copy boxes.
+/// Whether there is a producer warp, which only copies boxes.
 fn has_producer(space: &Space, config: &Config) -> bool {
     has(space, config, "producer")
 }
 
-/// Whether there is a block for each compute unit, which goes through several tiles.
+/// Whether blocks are persistent: one for each compute unit, which processes several tiles.
 fn is_persistent(space: &Space, config: &Config) -> bool {
     has(space, config, "persistent")
 }
 
-/// Neighbouring blocks that copy for each other the factor that they share.
+/// Number of neighbouring blocks that copy the operand that they share for each other.
 fn cluster(space: &Space, config: &Config) -> i64 {
     if space.has("cluster") { space.int(config, "cluster") } else { 1 }
 }
 
-/// Teams of warpgroups that take tiles in turns.
+/// Number of teams of warpgroups, which take tiles in turns.
 fn teams(space: &Space, config: &Config) -> i64 {
     if space.has("teams") { space.int(config, "teams") } else { 1 }
 }
 
-/// Whether threads exchange what they have of a row before they store it.
+/// Whether threads exchange elements of a row before they store it.
 fn exchanges(space: &Space, config: &Config) -> bool {
     space.has("store") && space.text(config, "store") == "exchanged"
 }
@@ -257,13 +260,13 @@ fn has(space: &Space, config: &Config, name: &str) -> bool {
     space.has(name) && space.int(config, name) > 0
 }
 
-/// Columns of the least block: rows of a factor that lie across the sum are whole.
+/// Columns of the smallest block: rows of an operand that is not contiguous along the reduction are whole.
 fn least_columns(dtype: DType, factor: &GpuFactor) -> i64 {
     if factor.along_k || is_turned(dtype, factor) { LEAST_COLUMNS } else { row(dtype) }
 }
 
-/// Whether one thread may copy boxes of a factor: rows as tensor cores want them, which begin at multiples of
-/// 16 bytes.
+/// Whether one thread may copy boxes of an operand: rows in the order of tensor cores, which begin at
+/// multiples of 16 bytes.
 fn is_box(dtype: DType, factor: &GpuFactor) -> bool {
     !is_turned(dtype, factor) && factor.loads * dtype.bytes() as i64 == BOX_BYTES
 }
@@ -298,7 +301,7 @@ fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Pa
     };
     let tiles = format!("(block_m // ({ROWS} * groups_m))");
     let loaded = loaded_ahead(s, threads);
-    // In parts, sums begin anew in each step, and shared memory has both.
+    // With numbers in parts, sums restart in each step, and shared memory holds both parts.
     let twice = match precisions(s) {
         ["tf32x3"] => "2",
         ["halves"] => "1",
@@ -324,7 +327,8 @@ fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Pa
             ),
         ),
         say("threads", &format!("{launched} <= {}", gpu.most_threads)),
-        // Each of a multiprocessor's four parts has registers for as many warps: one more is one for each.
+        // Each of a multiprocessor's four partitions has registers for the same number of warps: one more
+        // warp counts for each.
         in_registers(s, &registers, &with_producer((WARPS * i64::from(gpu.warp_size)).to_string()), parameters),
         say("unrolled", &format!("{tiles} * block_k * block_n // groups_n <= 16384")),
     ];
@@ -337,7 +341,7 @@ fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Pa
     };
     let of_teams =
         if are_boxes(s, p) { format!(" + {} * (teams - 1)", 2 * bulk::BARRIER_BYTES) } else { String::new() };
-    // A barrier more for each stage of numbers in parts.
+    // One more barrier for each stage of numbers in parts.
     let of_parts = match precisions(s) {
         ["halves"] => String::new(),
         _ if !are_boxes(s, p) => String::new(),
@@ -350,8 +354,8 @@ fn of_block(s: &TemplateSetting, p: &GpuProduct, threads: &str, parameters: &[Pa
     constraints
 }
 
-/// Constraints on orders of blocks that take groups of rows or of columns: as `groups` and `grid`, which know
-/// the group of eight rows.
+/// Constraints on orders of blocks that take groups of rows or of columns: like `groups` and `grid`, which
+/// cover the group of eight rows.
 fn of_orders(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let split = if parameters.iter().any(|p| p.name == "split_k") { " * split_k" } else { "" };
     let (most, batch) = (gpu(s).most_blocks_along[2], p.batch.unwrap_or(1));
@@ -372,7 +376,7 @@ fn of_orders(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> V
     ]
 }
 
-/// Constraint on stores that want whole blocks.
+/// Constraint on stores that require whole blocks.
 fn of_stores(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Option<Constraint> {
     let whole = format!("{} % block_m == 0 and {} % block_n == 0 and split_k == 1", p.m, p.n);
     let parts = |columns: i64| format!("block_n % ({columns} * groups_n) == 0");
@@ -386,8 +390,8 @@ fn of_stores(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> O
     Some(constraint("store", &format!("store == 'direct' or {whole} and {parts}"), parameters))
 }
 
-/// Constraints on precisions, by what copies factors: what is loaded of several steps that lie apart is
-/// whole; what is copied in boxes nobody loads.
+/// Constraints on precisions, by the method that copies operands: a load along steps that are not contiguous
+/// is whole, and threads do not load data that are copied in boxes.
 fn of_precisions(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     if !has_ways(parameters) || precisions(s) == ["halves"] {
         return Vec::new();
@@ -408,13 +412,13 @@ fn of_precisions(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) 
     ]
 }
 
-/// Whether there is a choice of what copies factors.
+/// Whether there is a choice of the method that copies operands.
 fn has_ways(parameters: &[Parameter]) -> bool {
     parameters.iter().any(|p| p.name == "copies")
 }
 
-/// Constraints on kernels that copy boxes: on products that go on, a producer warp, blocks that go through
-/// several tiles, and clusters.
+/// Constraints on kernels that copy boxes: on products in flight, a producer warp, persistent blocks, and
+/// clusters.
 fn of_boxes(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let say = |name: &str, text: &str| constraint(name, text, parameters);
     let goes_on = "in_flight == 0 or copies == 'bulk' and ahead >= 3";
@@ -424,7 +428,7 @@ fn of_boxes(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Ve
         ["halves"] => Some(goes_on.to_owned()),
         _ => Some(format!("{goes_on} and precision == 'tf32'")),
     };
-    // A box that is outside of its array is zero, which is no copy.
+    // No box may lie wholly outside of its array: it would be all zeros, which is not a copy.
     let row = row(s.workload.dtype);
     let mut reaches = vec![format!("ceil_div({0}, block_k * split_k) * block_k * split_k - {0} < {row}", p.k)];
     for (factor, block, size) in [(&p.a, "block_m", p.m), (&p.b, "block_n", p.n)] {
@@ -435,7 +439,7 @@ fn of_boxes(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Ve
     let reaches = reaches.join(" and ");
     let blocks = format!("ceil_div({}, block_m) * ceil_div({}, block_n) * split_k", p.m, p.n);
     let several = format!("{} * {blocks} > {}", p.batch.unwrap_or(1), n_units(s));
-    // Neighbours are of the same rows in these orders, else of the same columns.
+    // Neighbours share rows in these orders, and columns in all others.
     let [rows, columns] = [("block_m", p.m), ("block_n", p.n)].map(|(block, n)| format!("ceil_div({n}, {block})"));
     let by_rows = "order in ['rows', 'groups_of_columns', 'groups_of_columns_4', 'groups_of_columns_2']";
     let pairs = format!("({columns} if {by_rows} else {rows}) % {} == 0", cluster::BLOCKS);
@@ -450,7 +454,7 @@ fn of_boxes(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Ve
     most_in_flight.into_iter().chain(others).collect()
 }
 
-/// Constraints on the vectors in which threads load each factor.
+/// Constraints on the vectors in which threads load each operand.
 fn of_vectors(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let dtype = s.workload.dtype;
     let may_be_boxes = has_ways(parameters) && (precisions(s) != ["tf32x3"] || are_boxes(s, p));
@@ -468,18 +472,18 @@ fn of_vectors(s: &TemplateSetting, p: &GpuProduct, parameters: &[Parameter]) -> 
     constraints
 }
 
-/// Division of rows and columns of a block into groups of warps, tiles, and what threads have of these.
+/// Division of rows and columns of a block into warpgroups, tiles, and elements of threads.
 struct Divided {
     steps: Vec<Step>,
     /// Loops over threads, in order.
     of_threads: Vec<String>,
-    /// Steps that then make three loops of them, `w`, `i.l` and `j.l`.
+    /// Steps that then join them to three loops, `w`, `i.l` and `j.l`.
     joined: Vec<Step>,
 }
 
-/// Divides rows and columns of a block. `over`: what the names of loops begin with; `is_loaded`: whether
-/// threads load the rows, of which eight of them then have two times four that lie next to each other in
-/// shared memory, in different banks for four steps.
+/// Divides rows and columns of a block. `over`: prefix of the names of loops; `is_loaded`: whether threads
+/// load the rows: eight threads then have two times four rows that are adjacent in shared memory, in
+/// different banks for four steps.
 fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64, is_loaded: bool) -> Divided {
     let of = |name: &str| format!("{over}{name}");
     let [im, it, iw, iq, ih, il] = ["i.m", "i.t", "i.w", "i.q", "i.h", "i.l"].map(of);
@@ -509,24 +513,24 @@ fn divide(over: &str, [rows, columns]: [&str; 2], groups_m: i64, group_n: i64, i
     Divided { steps, of_threads, joined }
 }
 
-/// Has loops over threads stand behind those `ahead` and around those `inner`.
+/// Moves loops over threads inside those `ahead` and outside those `inner`.
 fn ordered(ahead: &[&str], of_threads: &[String], inner: &[&str]) -> Step {
     let of_threads: Vec<&str> = of_threads.iter().map(String::as_str).collect();
     reorder(&[ahead, &of_threads, inner].concat())
 }
 
-/// The device's compute units.
+/// Number of the device's compute units.
 fn n_units(s: &TemplateSetting) -> i64 {
     i64::from(gpu(s).n_units).max(1)
 }
 
-/// Blocks that go through several tiles: whole clusters of them.
+/// Number of persistent blocks, in whole clusters.
 fn n_persistent(s: &TemplateSetting, space: &Space, config: &Config) -> i64 {
     let cluster = cluster(space, config);
     n_units(s) / cluster * cluster
 }
 
-/// Tiles, of `n_tiles`, that a block goes through at most.
+/// Maximum number of the `n_tiles` tiles that one block processes.
 fn n_rounds(s: &TemplateSetting, space: &Space, config: &Config, n_tiles: i64) -> i64 {
     if is_persistent(space, config) { ceil_div(n_tiles, n_persistent(s, space, config)) } else { 1 }
 }
@@ -540,7 +544,7 @@ fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) ->
     let ([_, bn], depth) = (division.tile, division.depth);
     let (mut steps, [b, i, j, k]) = division.steps(p);
 
-    // Tiles of groups of warps and their threads.
+    // Tiles of warpgroups and their threads.
     let is_loaded = loads_rows(s, p, copies);
     let Divided { steps: divided, of_threads, joined } = divide("", [&i, &j], groups_m, bn / groups_n, is_loaded);
     steps.extend(divided);
@@ -567,7 +571,7 @@ fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) ->
     });
     steps.extend((teams(space, config) > 1).then(|| bind("round", LoopKind::Turns)));
 
-    // What is made of the sums.
+    // The epilogue.
     if division.split > 1 {
         steps.extend(division.sums_of_parts(p));
         return steps;
@@ -576,16 +580,16 @@ fn steps(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) ->
     steps
 }
 
-/// Steps that copy factors to shared memory.
+/// Steps that copy operands to shared memory.
 struct CopiedFactors {
     steps: Vec<Step>,
-    /// Buffer of each factor, and the loads of a thread for it; as many as there are for boxes.
+    /// Buffer of each operand, and the loads of a thread for it; as many as there are for boxes.
     copied_by: Vec<(String, i64)>,
-    /// Loops over the boxes of factors that TMA copies.
+    /// Loops over the boxes of operands that TMA copies.
     boxes: Vec<String>,
 }
 
-/// Copies factors to shared memory, in rows along the sum or, where they lie so, across it.
+/// Copies operands to shared memory, in rows along the reduction or, if that is their layout, across it.
 fn copied_factors(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> CopiedFactors {
     let dtype = s.workload.dtype;
     let row = row(dtype);
@@ -625,7 +629,7 @@ fn copied_factors(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &C
     CopiedFactors { steps, copied_by, boxes }
 }
 
-/// Steps of what is made of the sums, and of how it is stored.
+/// Steps for the epilogue, and for its stores.
 fn stored(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> Vec<Step> {
     let dtype = s.workload.dtype;
     let [groups_m, groups_n] = ["groups_m", "groups_n"].map(|name| space.int(config, name));
@@ -656,7 +660,7 @@ fn stored(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -
     steps
 }
 
-/// Blocks of products of tiles and what they read.
+/// Estimated cycles of the blocks, with their tile products and reads.
 fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let division = division(space, config);
@@ -667,7 +671,7 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
     let threads = WARPS * i64::from(gpu.warp_size) * groups_m * groups_n;
     let stages = Copies::of(space, config);
     let is_loaded = loads_rows(s, p, stages);
-    // Converter warps have run on no card: they count as the way through registers, and more.
+    // Converter warps have not run on any GPU: they are modelled as copies through registers, with a penalty.
     let in_parts = precision(space, config) == TensorProduct::Wgmmax3;
     let is_converted = in_parts && matches!(stages, Copies::Bulk(_));
     let copies = if is_converted { Copies::Registers(1) } else { stages };
@@ -675,8 +679,8 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
     let of_rows = if is_loaded { bm / ROWS / groups_m * depth / 2 } else { 0 };
     let loaded = copies.in_registers((bm + bn) * depth / threads) * bytes / 4 + of_rows;
     let padded = division.padded_sum(p) / split;
-    // Tensor cores do eight times the multiply-adds of threads, of halves 16 times. Of numbers in two parts
-    // there are three products.
+    // Tensor cores do eight times the multiply-adds of threads, and 16 times in half precision. Numbers in
+    // two parts need three products.
     let faster = if in_parts { 8.0 / 3.0 } else { (32 / bytes) as f64 };
     let twice = if in_parts { 2 } else { 1 };
     let products = (bm * bn * depth) as f64 / faster;
@@ -696,24 +700,25 @@ fn estimate(s: &TemplateSetting, p: &GpuProduct, space: &Space, config: &Config)
             Copies::Registers(_) => each * elements + load * loads,
         }
     });
-    // Where threads wait for the products of each step, tensor cores do nothing for some cycles, unless other
-    // groups go on by themselves.
+    // If threads wait for the products of each step, tensor cores idle for some cycles, unless other
+    // warpgroups proceed independently.
     let idle = if goes_on(space, config) || has_producer && groups_m * groups_n > 1 { 0.0 } else { IDLE };
     let barrier = if has_producer { 0.0 } else { BARRIER };
     let n_steps = padded / depth;
-    // A block that goes through several tiles waits once: it copies for the next one while it stores.
+    // A persistent block waits once: it copies for the next tile while it stores.
     let n_tiles = p.batch.unwrap_or(1) * split * ceil_div(p.m, bm) * ceil_div(p.n, bn);
     let rounds = if is_converted { 1 } else { n_rounds(s, space, config, n_tiles) };
-    // Of what the blocks of a cluster share each reads its part.
+    // Each block of a cluster reads its part of the shared operand.
     let cluster = if is_converted { 1 } else { cluster(space, config) };
     let rows_and_columns = match order(space, config) {
         Rasterization::Rows | Rasterization::GroupsOfColumns(_) => bm / cluster + bn,
         Rasterization::Columns | Rasterization::Groups(_) => bm + bn / cluster,
     };
-    // An instruction reads 64 rows of one factor and all of its columns of the other.
+    // An instruction reads 64 rows of one operand and all of its columns of the other.
     let columns = (bn / groups_n).min(MOST_COLUMNS) as f64;
     let read = (ROWS as f64 + columns) * 32.0 / SHARED_BYTES;
-    // Bulk stores and teams have run on no card: they count as the way that has, and a little more.
+    // Bulk stores and teams have not run on any GPU: they are modelled as the measured variant, with a small
+    // penalty.
     let (are_boxes, teams) = (stores_boxes(space, config), teams(space, config));
     let unproven = UNPROVEN * (i64::from(are_boxes) + teams - 1) as f64;
     let is_measured = exchanges(space, config) || are_boxes && dtype.is_half();

@@ -40,10 +40,10 @@ pub(super) const WINOGRAD: Algorithm<TemplateSetting> = Algorithm {
 /// Rows and columns of a tile of results.
 const TILES: [i64; 2] = [2, 4];
 
-/// Threads of a block that transforms.
+/// Number of threads of a block that transforms.
 const THREADS: i64 = 128;
 
-/// A convolution for which the algorithm is one, and whose rounding is accepted.
+/// Convolution to which the algorithm applies and whose rounding is accepted.
 fn window(s: &TemplateSetting) -> Option<Window> {
     let w = &s.workload;
     match w.structure() {
@@ -57,7 +57,7 @@ fn product(s: &TemplateSetting, tile: i64) -> GpuProduct {
     GpuProduct::of_winograd(&window(s).expect("the template serves such convolutions"), tile)
 }
 
-/// The products of each of the tiles.
+/// Returns the products of each of the tiles.
 fn products(s: &TemplateSetting) -> [GpuProduct; 2] {
     TILES.map(|tile| product(s, tile))
 }
@@ -72,7 +72,7 @@ fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     if window(s).is_some_and(|window| window.has_pad(&s.workload)) {
         steps.push(inline(Window::PAD));
     }
-    // Results, a tile a thread.
+    // Results, one tile per thread.
     steps.extend([
         inline(Window::ACC),
         split("op", tile, "oth", "opi"),
@@ -83,13 +83,13 @@ fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     steps.extend(bound);
     steps.push(compute_at("acc.r", &thread));
     steps.extend(["acc.r.i", "acc.r.b", "opi", "oqi"].map(unroll));
-    // Data, a tile a thread.
+    // Data, one tile per thread.
     steps.push(reorder(&["acc.v.n", "acc.v.c", "acc.v.th", "acc.v.tw", "acc.v.a", "acc.v.b"]));
     let (bound, thread) = each_thread("data", &["acc.v.n", "acc.v.c", "acc.v.th", "acc.v.tw"], THREADS);
     steps.extend(bound);
     steps.push(compute_at("acc.d", &thread));
     steps.extend(["acc.d.a", "acc.d.j", "acc.v.a", "acc.v.b"].map(unroll));
-    // Weights, an element a thread.
+    // Weights, one element per thread.
     for (name, loops) in [("g", ["a", "s", "k", "c"]), ("u", ["a", "b", "k", "c"])] {
         let loops = loops.map(|axis| format!("acc.{name}.{axis}"));
         steps.extend(each_thread(&format!("weights.{name}"), &loops.each_ref().map(String::as_str), THREADS).0);
@@ -98,7 +98,7 @@ fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     steps
 }
 
-/// The products, and transforms that pass what memory gives.
+/// Estimated cycles: the products, and transforms bound by memory bandwidth.
 fn estimate(s: &TemplateSetting, space: &Space, config: &Config) -> f64 {
     let tile = space.int(config, "m");
     let p = product(s, tile);

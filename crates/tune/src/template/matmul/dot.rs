@@ -10,11 +10,11 @@ use tilewright_ir::dot::STEPS;
 use tilewright_ir::{DType, Step, TensorProduct};
 use tilewright_search::{Config, Constraint, Parameter, Space};
 
-/// Scalar products of a tile of rows with a tile of columns: the reduction's neighbours are vector lanes,
-/// each of which sums what it meets, and the lanes are added up at the end.
+/// Dot products of a tile of rows with a tile of columns: vector lanes run along the reduction, each
+/// accumulates a partial sum, and the lanes are added up at the end.
 ///
-/// Both factors are read where they lie. With few rows or columns a packed panel is not read often enough to
-/// be worth its copy.
+/// Both operands are read in place. With few rows or columns, a packed panel is not read often enough to be
+/// worth the copy.
 pub const MATMUL_DOT: Template = Template {
     name: "matmul-dot",
     text: "dot products along the reduction: register tile, partial sums in the lanes of vectors, threads",
@@ -27,7 +27,7 @@ pub const MATMUL_DOT: Template = Template {
 /// Dot product algorithm.
 pub const DOT: Algorithm<MatmulProduct> = Algorithm { name: "dot", applies, parameters, constraints, steps, estimate };
 
-/// Most rows and columns; beyond them packed panels win.
+/// Maximum number of rows or columns, whichever is smaller; beyond it packed panels are faster.
 const MOST_OF_FEWER: i64 = 64;
 
 /// Rows or columns of a tile.
@@ -36,8 +36,8 @@ const TILES: [i64; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// Bytes of the widest vector.
 const MOST_BYTES: i64 = 64;
 
-/// Whether factors are multiplied as they are read: in f32 or what becomes it, or the bytes of a single
-/// column in whole vectors.
+/// Whether operands are multiplied without conversion to a copy: in f32 or a type that is converted to it, or
+/// the bytes of a single column in whole vectors.
 fn multiplies_as_read(p: &MatmulProduct) -> bool {
     let fits = !multiplies_bytes(p) || (p.n == 1 && !p.is_family() && p.k % MOST_BYTES == 0);
     fits && !matches!(p.copied, Some(DType::Bf16 | DType::I16))
@@ -48,9 +48,9 @@ fn multiplies_bytes(p: &MatmulProduct) -> bool {
 }
 
 fn applies(p: &MatmulProduct) -> bool {
-    // A factor of one column or row lies along the reduction in any case.
+    // An operand of one column or row is contiguous along the reduction in any case.
     let lies_along = |is_k_last: bool, n: i64| is_k_last || n == 1;
-    // Of open sizes, columns may be in whole tiles.
+    // Of the dynamic sizes, columns may be in whole tiles.
     let (is_whole, n_few) = match p.open {
         [None, None, None] => (true, p.m.min(p.n)),
         [None, Some(_), None] => (true, p.m),
@@ -73,7 +73,7 @@ fn tiles(n: i64) -> impl Iterator<Item = i64> {
     TILES.into_iter().filter(move |&t| t <= n)
 }
 
-/// Loops that threads may share.
+/// Loops that may be parallel.
 fn parallel_loops(p: &MatmulProduct) -> &'static [&'static str] {
     if p.batch.is_some() { &["b", "tiles"] } else { &["tiles"] }
 }
@@ -97,7 +97,7 @@ fn constraints(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Constraint> {
     let over = |name: &str, reads: &[&str], text: &str| constraint_over(name, reads, text, &parameters);
     let (m, n) = (p.m, p.n);
     let in_registers = format!("tile_m * tile_n + min(tile_m, tile_n) < {}", s.target.n_vector_registers);
-    // With one row or one column there is nothing that the inner loop returns to.
+    // With one row or one column, the inner loop reuses nothing.
     let tiles = match (m, n) {
         (1, _) => "tiles == 'jr-ir'".to_owned(),
         (_, 1) => "tiles == 'ir-jr'".to_owned(),
@@ -109,7 +109,7 @@ fn constraints(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Constraint> {
     ];
     if s.n_threads > 1 {
         let (batch, n_threads) = (p.batch.unwrap_or(1), s.n_threads as i64);
-        // An iteration for every thread, where one of the loops has as many.
+        // One iteration for every thread, if one of the loops has as many.
         let needed = m.max(n).max(batch).min(n_threads);
         let outer = format!("ceil_div({m}, tile_m) if tiles == 'ir-jr' else ceil_div({n}, tile_n)");
         let iterations = match p.batch {
@@ -129,7 +129,7 @@ fn constraints(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Constraint> {
 /// Estimated cycles of the busiest thread.
 fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let each = |n: i64| ceil_div(n, s.n_threads as i64);
-    // Of rows or columns a thread takes whole tiles.
+    // A thread takes whole tiles of rows or columns.
     let tiles = |n: i64, tile: &str| n.min(each(ceil_div(n, space.int(config, tile))) * space.int(config, tile));
     let share = SharedWork::of(s, space, config);
     let mut own = *p;
@@ -147,8 +147,8 @@ fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Conf
     of_one_thread(s, &own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
 }
 
-/// Tiles at the rate of their multiply-adds and loads, or of the factor that passes by for each
-/// tile of the other.
+/// Estimated cycles: tiles, bound by their multiply-adds and loads or by streaming one operand for each tile
+/// of the other.
 fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config) -> f64 {
     let int = |name: &str| space.int(config, name);
     let (bytes, at_once) = if multiplies_bytes(p) { (1, STEPS) } else { (s.workload.dtype.bytes() as i64, 1) };
@@ -179,7 +179,7 @@ fn steps(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Config)
     [before, product(s, &parts, "", space, config), after].concat()
 }
 
-/// The schedule of a product, in which `threads` names the loop that they share, if any.
+/// Schedule of a product; `threads` names the parallel loop, if any.
 fn product(s: &TemplateSetting, p: &MatmulProduct, threads: &str, space: &Space, config: &Config) -> Vec<Step> {
     let lanes = s.target.lanes(s.workload.dtype);
     let (int, text) = (|name: &str| space.int(config, name), |name: &str| space.text(config, name));
@@ -193,7 +193,7 @@ fn product(s: &TemplateSetting, p: &MatmulProduct, threads: &str, space: &Space,
     let mut steps = if of_bytes { vec![split(k, STEPS, "kq", "k4")] } else { Vec::new() };
     let vectors = if of_bytes { "kq" } else { k };
     steps.extend([split(vectors, lanes, "ko", "kl"), rfactor(p.sum, "kl", "P")]);
-    // The loops over a tile, of the sums and of what finishes them.
+    // Loops over a tile, of the sums and of the epilogue.
     let (rows, columns) = if p.has_epilogue {
         steps.extend([split("oi", tile_m, "ir", "om"), split("oj", tile_n, "jr", "on")]);
         steps.push(reorder(&p.in_batch("ob", &[outer, inner, "om", "on"])));
@@ -213,7 +213,7 @@ fn product(s: &TemplateSetting, p: &MatmulProduct, threads: &str, space: &Space,
     steps.extend(["P.ki", &lanes_i, &lanes_j].map(unroll));
     steps.extend(fours.iter().map(|four| tensorize(four, TensorProduct::Dot4)));
 
-    // Sums of neighbours are finished together: their lanes are transposed, then added.
+    // Sums of adjacent results are finished together: their lanes are transposed, then added.
     let along_columns = tile_n >= tile_m;
     let (one, together) = if along_columns { (rows, columns) } else { (columns, rows) };
     steps.extend([reorder(&[one, together, "kl"]), accumulate(p.sum, one, "C.r")]);

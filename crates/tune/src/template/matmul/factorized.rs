@@ -1,4 +1,4 @@
-//! The spaces of papers that give a factorization for each dimension and nothing else.
+//! Spaces of papers that consist of one factorization for each dimension.
 
 use super::super::gpu::{self, BlockTile, Copies, Fragments, Rasterization, Tiling};
 use super::super::step::{accumulate, parallel, reorder, split, unroll, vectorize};
@@ -11,14 +11,13 @@ use tilewright_search::{Config, Parameter, Space, SpaceError};
 /// Rows and columns in 4 loops each, the reduction in 2, and nothing else.
 ///
 /// # Source
-/// "Compiler-Level Matrix Multiplication Optimization for Deep Learning", section 2.2, equations 2 to
-/// 4, with the values of section 5. The paper leaves open what a CPU does with the loops; here they
-/// nest as `m0 n0 m1 n1 k0 m2 n2 k1 m3 n3`, the columns of `n3` are vector lanes, and a tile `m3 × n3`
-/// that fits the registers is kept in them; with several threads `m0` is spread over them. An epilogue
-/// is a pass of its own.
+/// "Compiler-Level Matrix Multiplication Optimization for Deep Learning", section 2.2, equations 2 to 4, with
+/// the values of section 5. The paper leaves open what a CPU does with the loops; here they nest as `m0 n0 m1
+/// n1 k0 m2 n2 k1 m3 n3`, the columns of `n3` are vector lanes, and a tile `m3 × n3` that fits the registers
+/// is kept in them; with several threads, `m0` is parallel. An epilogue is a separate pass.
 ///
 /// On a GPU the four loops are blocks, virtual threads, threads and the elements of a thread, as in TVM's
-/// schedules; the part of both factors that belongs to a step of `k0` is in shared memory.
+/// schedules; the parts of both operands for a step of `k0` are in shared memory.
 pub const GEMM_4_2_4: Template = Template {
     name: "gemm-4-2-4",
     text: "the G-BFS and N-A2C paper's space: factorizations of m and n into 4 and of k into 2",
@@ -34,9 +33,9 @@ pub const GEMM_4_2_4: Template = Template {
 ///
 /// # Source
 /// "OpEvo: An Evolutionary Method for Tensor Operator Optimization", section 5. The paper's loops are those
-/// of a GPU kernel. On a CPU they nest as `b0 b1 m0 n0 m1 n1 k0 m2 n2 k1 k2 m3 n3` and are carried out as in
-/// [`GEMM_4_2_4`], but that `b0` is what is spread over threads where there is a batch. On a GPU a step of
-/// `k0` has its part of the factors in shared memory, and one of `k1` in registers; `b1` are threads too.
+/// of a GPU kernel. On a CPU they nest as `b0 b1 m0 n0 m1 n1 k0 m2 n2 k1 k2 m3 n3` and run as in
+/// [`GEMM_4_2_4`], except that `b0` is parallel if there is a batch. On a GPU, the parts of the operands for
+/// a step of `k0` are in shared memory, and for a step of `k1` in registers; `b1` is bound to threads, too.
 pub const MATMUL_4_3_4: Template = Template {
     name: "matmul-4-3-4",
     text: "OpEvo's space: factorizations of m and n into 4, of k into 3, of a batch into 2",
@@ -48,14 +47,15 @@ pub const MATMUL_4_3_4: Template = Template {
     estimate: None,
 };
 
-/// Whether it is one product of matrices of floating-point numbers that are stored as they are multiplied.
+/// Whether a workload is one matrix product of floating-point numbers that are multiplied in the type in
+/// which they are stored.
 fn is_plain(w: &Workload) -> bool {
     let is_plain = |c: Contraction| c.batch.is_none() && !c.a.k_first && c.b.k_first;
     let is_single = !w.has_integer_factors() && !w.is_family() && w.pairs().is_none();
     is_single && matches!(w.structure(), Structure::Contraction(c) if is_plain(c))
 }
 
-/// Whether it is a batch of products, stored in whatever way.
+/// Whether a workload is a batch of products, in any storage type.
 fn is_batched(w: &Workload) -> bool {
     let has_batch = matches!(w.structure(), Structure::Contraction(Contraction { batch: Some(_), .. }));
     has_batch && !w.has_integer_factors() && !w.is_family()
@@ -70,7 +70,7 @@ fn space(name: &str, s: &TemplateSetting, k_parts: usize) -> Result<Space, Space
     if s.target.gpu.is_some() {
         let along = ["n[2]", "m[2]", "b[1]"];
         constraints.extend(gpu::threads(s, if p.batch.is_some() { &along } else { &along[..2] }, &parameters));
-        // What a block has of a dimension is what is left of it besides blocks.
+        // The extent of a block in a dimension is the dimension divided by the number of blocks.
         let products = if p.batch.is_some() { " * b[1]" } else { "" };
         let depth = format!("({} // k[0])", p.k);
         let elements = [("m", p.m), ("n", p.n)].map(|(f, n)| format!("({n} // {f}[0]) * {depth}{products}"));
@@ -79,7 +79,7 @@ fn space(name: &str, s: &TemplateSetting, k_parts: usize) -> Result<Space, Space
     Space::declare(name, parameters, constraints)
 }
 
-/// The schedule of a configuration on a GPU.
+/// Returns the schedule of a configuration on a GPU.
 fn gpu_steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let factors = |name: &str| space.factors(config, name).into_iter().map(|f| f as i64).collect::<Vec<_>>();
     let tile = |f: Vec<i64>| BlockTile { strides: f[1], threads: f[2], elements: f[3] };

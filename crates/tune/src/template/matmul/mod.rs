@@ -27,7 +27,7 @@ pub const MATMUL: Template = Template {
     space,
     steps: |s, space, config| algorithm::steps(s, &MatmulProduct::of(s), ALGORITHMS, space, config),
     estimate: Some(|s, space, config| {
-        // A member may have a choice of algorithms that its family has not.
+        // A member may have a choice of algorithms that its family does not have.
         let chosen = algorithm::chosen(&MatmulProduct::of(s), ALGORITHMS, space, config);
         of_members(s, |s| (chosen.estimate)(s, &MatmulProduct::of(s), space, config))
     }),
@@ -35,8 +35,9 @@ pub const MATMUL: Template = Template {
 
 const ALGORITHMS: &[Algorithm<MatmulProduct>] = &[blocked::BLOCKED, dot::DOT];
 
-/// The space of [`MATMUL`], which has the same parameters at every number of rows: those of dot products are
-/// held to one value where there are too many rows. So configurations carry over from size to size.
+/// Returns the space of [`MATMUL`], which has the same parameters at every number of rows: those of dot
+/// products are fixed to one value if there are too many rows, so that configurations carry over from size to
+/// size.
 fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let p = MatmulProduct::of(s);
     let (mut parameters, constraints) = algorithm::declarations(s, &p, ALGORITHMS);
@@ -50,7 +51,7 @@ fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
         let held: Vec<Parameter> = held.collect();
         parameters.extend(held);
     }
-    // Records of many rows lack what only dot products have.
+    // Records of many rows lack the parameters that only dot products have.
     let of_blocked = (blocked::BLOCKED.parameters)(s, &p);
     for parameter in parameters.iter_mut().filter(|p| of_blocked.iter().all(|b| b.name != p.name)) {
         parameter.optional = true;
@@ -58,7 +59,8 @@ fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     Space::declare("matmul", parameters, constraints)
 }
 
-/// Geometric mean of an estimate over the members that stand for a family; the estimate of another workload.
+/// Geometric mean of an estimate over representative members of a family; for any other workload, its
+/// estimate.
 fn of_members(s: &TemplateSetting, estimate: impl Fn(&TemplateSetting) -> f64) -> f64 {
     if !s.workload.is_family() {
         return estimate(s);
@@ -83,50 +85,50 @@ fn is_product_on_cpu(s: &TemplateSetting) -> bool {
     s.target.gpu.is_none() && matches!(s.workload.structure(), Structure::Contraction(_))
 }
 
-/// Fewer rows than this stream the other factor, and read it once.
+/// Number of rows below which the other operand is streamed and read once.
 const FEW_ROWS: i64 = 8;
 
-/// A product of matrices: that of a [`Contraction`], or one that computes parts of its sums.
+/// Matrix product: that of a [`Contraction`], or one that computes partial sums.
 #[derive(Clone, Copy)]
 struct MatmulProduct {
     /// Loops over products, rows, columns and the sum.
     loops: [&'static str; 4],
-    /// Number of products, where there is a loop over them.
+    /// Number of products, if there is a loop over them.
     batch: Option<i64>,
-    /// Rows; the most of them, where runs say how many.
+    /// Number of rows; the maximum if it is dynamic.
     m: i64,
-    /// Distances of neighbouring numbers of rows, of columns and of terms of a sum, where runs say these.
+    /// Steps between possible numbers of rows, of columns and of terms of a sum, if these are dynamic.
     open: [Option<i64>; 3],
     n: i64,
     k: i64,
-    /// The factor of rows.
+    /// Operand of the rows.
     a: MatmulFactor,
-    /// The factor of columns.
+    /// Operand of the columns.
     b: MatmulFactor,
-    /// The buffer that is summed into.
+    /// Buffer of the sums.
     sum: &'static str,
     has_epilogue: bool,
-    /// Columns of the part of a pair, where the epilogue makes its output of pairs.
+    /// Number of columns of each part of a pair, if the epilogue combines pairs.
     pairs: Option<i64>,
-    /// Bytes of an element of a factor.
+    /// Size in bytes of an operand's element.
     factor_bytes: i64,
-    /// Dot products of neighbours along the sum that multiply factors, where the machine's kernels have them.
+    /// Dot product instruction over adjacent elements of the reduction, if the machine's kernels have one.
     dot: Option<TensorProduct>,
-    /// Element type of the factors' copies, where it is another one. Factors are then read from copies alone.
+    /// Element type of the operands' copies, if it differs. Operands are then read from copies only.
     copied: Option<DType>,
 }
 
-/// Factor of a product.
+/// Operand of a product.
 #[derive(Clone, Copy)]
 struct MatmulFactor {
     name: &'static str,
-    /// Dimension over products, where there is a batch.
+    /// Dimension over products, if there is a batch.
     batch: usize,
     /// Dimension over rows or columns of the product.
     outer: usize,
     /// Dimension that is summed over.
     k: usize,
-    /// Whether the workload gives it ahead of time.
+    /// Whether the operand is given ahead of time.
     is_constant: bool,
 }
 
@@ -148,7 +150,7 @@ impl MatmulProduct {
         let (a, b, sum) = (factor(a), factor(b), contraction.sum(w));
         let factor_bytes = w.factors()[0].bytes() as i64;
         let (has_epilogue, pairs) = (!w.is_plain(), w.pairs());
-        // Few rows read what is packed once, and longer integers take longer to read.
+        // With few rows, packed data are read once, and wider integers take longer to read.
         let widens = s.widens_bytes() && m >= FEW_ROWS;
         let dot = match w.factors() {
             _ if widens => Some(TensorProduct::Dot2),
@@ -157,7 +159,7 @@ impl MatmulProduct {
             [DType::Bf16, _] if s.target.prefers_dot2() => Some(TensorProduct::Dot2),
             _ => None,
         };
-        // Of f16 a conversion for each multiply-add takes longer than these; few rows read what is packed
+        // Converting f16 for each multiply-add takes longer than copies, unless few rows read the packed data
         // once.
         let copied = match w.dtype {
             _ if widens => Some(DType::I16),
@@ -171,12 +173,12 @@ impl MatmulProduct {
         MatmulProduct { loops, batch, m, open, n, k, a, b, sum, has_epilogue, pairs, factor_bytes, dot, copied }
     }
 
-    /// Steps of the sum that one multiply-add of vectors takes.
+    /// Number of reduction steps of one vector multiply-add.
     fn steps_at_once(&self) -> i64 {
         self.dot.and_then(TensorProduct::dot_steps).unwrap_or(1)
     }
 
-    /// Whether runs say a size.
+    /// Whether a size is dynamic.
     fn is_family(&self) -> bool {
         self.open.iter().any(Option::is_some)
     }
@@ -187,8 +189,8 @@ impl MatmulProduct {
         ShareableWork { results, rows: self.m, columns: self.n, sum: self.k, has_whole_sums }
     }
 
-    /// The products of parts of the sums, one part for each thread, as a product of its own; what makes it of
-    /// this one, and what adds the parts up once it is scheduled.
+    /// Product that computes partial sums, one part for each thread: the steps that derive it from this one,
+    /// the product, and the steps that add up the parts once it is scheduled.
     fn in_parts(&self, s: &TemplateSetting) -> (Vec<Step>, MatmulProduct, Vec<Step>) {
         let lanes = s.target.lanes(s.workload.dtype);
         let [b, i, j, k] = self.loops;
@@ -200,7 +202,7 @@ impl MatmulProduct {
 
         let order: Vec<usize> = (0..=result.len()).collect();
         let mut after = vec![parallel(EACH_PART), share::on_own_lines(s, &order, result.len(), self.n, 1)];
-        // A vector of results at a time, where there is an epilogue from which it goes on.
+        // One vector of results at a time, if there is an epilogue that continues from it.
         let columns = if self.has_epilogue { "oj" } else { j };
         after.push(split(columns, lanes, "total.v", "total.l"));
         if self.has_epilogue {
@@ -215,24 +217,24 @@ impl MatmulProduct {
         (before, parts, after)
     }
 
-    /// Columns of sums that an iteration of the epilogue's loop over columns is made of.
+    /// Number of columns of sums per iteration of the epilogue's loop over columns.
     fn sums_at_once(&self) -> i64 {
         self.pairs.map_or(1, |columns| 2 * columns)
     }
 
-    /// The loop over products, if any, then these loops.
+    /// Returns the loop over products, if any, then these loops.
     fn in_batch<'a>(&self, batch: &'a str, loops: &[&'a str]) -> Vec<&'a str> {
         self.batch.map(|_| batch).into_iter().chain(loops.iter().copied()).collect()
     }
 
-    /// The layout of a copy of a factor that has these dimensions within each product.
+    /// Layout of a copy of an operand that has these dimensions within each product.
     fn copy_layout(&self, factor: &MatmulFactor, axes: &[LayoutAxis]) -> Vec<LayoutAxis> {
         self.batch.map(|_| Whole(factor.batch)).into_iter().chain(axes.iter().copied()).collect()
     }
 }
 
 impl MatmulFactor {
-    /// Whether what is summed over lies next to each other in memory.
+    /// Whether the operand is contiguous along the reduction.
     fn is_k_last(&self) -> bool {
         self.k > self.outer
     }

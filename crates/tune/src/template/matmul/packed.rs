@@ -15,9 +15,9 @@ use tilewright_search::{Config, Parameter, Space, SpaceError};
 
 /// Register tiles of sums over panels of packed weights, unpacked in registers.
 ///
-/// Loops: the tiles `ir jr` in either order, the blocks of the sum `kb`, then the sum of a block in a tile of
-/// its own, whose results are scaled and added to the tile of the result. Panels of `nr` columns have what a
-/// dot product takes next to each other, and their scales as well.
+/// Loops: the tiles `ir jr` in either order, the blocks of the sum `kb`, then the sum of a block in a
+/// separate tile, whose results are scaled and added to the tile of the result. In panels of `nr` columns,
+/// the elements of a dot product are contiguous, and so are the scales.
 pub const PACKED: Template = Template {
     name: "packed",
     text: "register tile over panels of packed weights, unpacked in registers; unrolling, prefetch, threads",
@@ -32,21 +32,22 @@ fn packed(s: &TemplateSetting) -> Packed {
     p
 }
 
-/// Eights, or fours, of steps of the sum in a block.
+/// Number of groups of eight, or of four, reduction steps in a block.
 fn groups_of_block(p: &Packed) -> i64 {
     p.block / (STEPS * p.weights_per_byte())
 }
 
-/// Vectors of columns of the widest tile.
+/// Maximum number of vectors of columns of a tile.
 const MOST_VECTORS: i64 = 8;
 
-/// Whether registers hold a tile: sums of a block and of all, the weights of a row and what unpacks them.
+/// Whether registers hold a tile: the sums of a block and in total, the weights of a row and temporaries for
+/// unpacking them.
 fn fits(s: &TemplateSetting, mr: i64, nv: i64) -> bool {
     2 * mr * nv + nv + 2 < i64::from(s.target.n_vector_registers)
 }
 
-/// Vectors of columns of a panel: as many as the widest tile of one row has, for any number of rows, so that
-/// programs of several numbers read the same weights. Panels have whole tiles.
+/// Number of vectors of columns of a panel: as many as the widest tile of one row has, for any number of
+/// rows, so that programs for different numbers of rows read the same weights. Panels consist of whole tiles.
 fn panel(s: &TemplateSetting, p: &Packed) -> i64 {
     let vectors = ceil_div(p.n, s.target.lanes(s.workload.dtype));
     let widths = std::iter::successors(Some(MOST_VECTORS), |&nv| (nv > 1).then_some(nv / 2));
@@ -58,7 +59,7 @@ fn lines_of_block(s: &TemplateSetting, p: &Packed, nv: i64, width: i64) -> i64 {
     let at_once = if p.rounds { STEPS } else { 1 };
     let rows = p.block / (p.weights_per_byte() * at_once);
     let bytes = nv * s.target.lanes(s.workload.dtype) * at_once;
-    // Rows of a tile lie one behind the other where it is a whole panel.
+    // The rows of a tile are contiguous if it is a whole panel.
     if nv == width { ceil_div(rows * bytes, LINE_BYTES) } else { rows * ceil_div(bytes, LINE_BYTES) }
 }
 
@@ -66,7 +67,7 @@ fn space(s: &TemplateSetting) -> Result<Space, SpaceError> {
     let p = packed(s);
     let lanes = s.target.lanes(s.workload.dtype);
     let registers = i64::from(s.target.n_vector_registers);
-    // A tile has whole pairs.
+    // A tile consists of whole pairs.
     let of_pair = s.workload.pairs().map_or(1, |part| 2 * part);
     let (most_rows, width) = (p.m.min(8), panel(s, &p));
     let widths: Vec<i64> = (1..=width).filter(|nv| width % nv == 0 && nv * lanes % of_pair == 0).collect();
@@ -207,7 +208,7 @@ fn steps(s: &TemplateSetting, space: &Space, config: &Config) -> Vec<Step> {
     let sum = p.sum(w);
     let mut steps = if p.rounds { rounding(s, &p) } else { Vec::new() };
 
-    // The tiles of the result, in which its sums stand.
+    // Tiles of the result, which hold its sums.
     let [i, j, kb] = Packed::SUM;
     let (rows, columns) = if w.is_plain() {
         steps.extend([split(i, mr, "ir", "im"), split(j, nr, "jr", "jm")]);

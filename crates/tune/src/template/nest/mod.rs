@@ -1,7 +1,7 @@
 //! Template of loop nests on CPUs: rows shared among threads, vectors along the output or along the
 //! reduction.
 //!
-//! Its first guess must be good by itself, as a model that nobody tunes runs it.
+//! The first guess has to be good, since an untuned model runs it.
 
 mod schedule;
 pub mod stages;
@@ -32,11 +32,11 @@ pub fn inlined(s: &TemplateSetting) -> (Program, Vec<Step>) {
     ScheduleBuilder::inlined(s)
 }
 
-/// Cycles that it takes to have other threads begin, and to wait for them.
+/// Cycles for starting other threads, and for waiting for them.
 const START_CYCLES: f64 = 5000.0;
-/// Cycles that a kernel of one thread takes at most for which others are never asked.
+/// Cycles of a single-threaded kernel up to which other threads are never used.
 const ALONE_CYCLES: f64 = 4000.0;
-/// Cycles from which on all threads are always asked.
+/// Cycles from which on all threads are always used.
 const SHARED_CYCLES: f64 = 4e6;
 
 /// Makes the space, whose parameters depend on the stages.
@@ -92,7 +92,7 @@ fn cycles(
     for group in groups {
         let all: Vec<usize> = group.attached.iter().chain([&group.root]).copied().collect();
         compute += all.iter().map(|at| stage_cycles(stages, group, *at, lanes, choices)).sum::<f64>();
-        // What is computed for a row stays near; all else comes and goes once a group.
+        // Buffers computed for a row stay in cache; all others are read or written once per group.
         let is_near = |b: &BufferId| group.attached.iter().any(|at| stages[*at].buffer == *b);
         let read = all.iter().flat_map(|at| stages[*at].reads.iter().map(|r| r.buffer));
         let touched: BTreeSet<BufferId> = read.chain([stages[group.root].buffer]).filter(|b| !is_near(b)).collect();
@@ -133,7 +133,8 @@ fn stage_cycles(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64,
     let cost_of_masks: f64 =
         stage.reads.iter().map(|r| if r.strides[along] == Some(1) { 2.0 } else { 0.2 * lanes as f64 }).sum();
     let is_conditional = stage.conditions.iter().any(|c| c.iter().any(|i| i.uses(stage.loops[along].var)));
-    // Iterations of the loop over lanes at whose ends conditions hold for some lanes only.
+    // Share of the iterations of the lane loop that are masked, and cost of those that are peeled off, if
+    // conditions hold for some lanes only.
     let (mut masked, mut of_peeled) = (0.0, 0.0);
     if is_conditional && at == group.root {
         let width = (lanes * choices.vectors).min(extent);
@@ -142,7 +143,7 @@ fn stage_cycles(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64,
                 let vectors = (ceil_div(front, width) + ceil_div(back, width)).min(ceil_div(extent, width));
                 masked = (vectors * width) as f64 / extent as f64;
             }
-            // Element by element, through memory where it reduces.
+            // Element by element, through memory if it is a reduction.
             Some([front, back]) => {
                 let of_each = if stage.reduces { 16.0 } else { 2.0 };
                 of_peeled = (front + back) as f64 * (n / extent as f64) * of_each * stage.reads.len() as f64;
@@ -156,7 +157,7 @@ fn stage_cycles(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64,
     of_peeled
         + match of_lanes {
             LaneLoop::Along(_) => {
-                // Sums wait for those before.
+                // Each addition waits for the previous one.
                 let step = (step + 0.5).max(4.0 / vectors) + 1.5 / vectors;
                 let n_results: f64 = stage.axes().map(|a| stage.loops[a].extent as f64).product();
                 n_steps * step + n_results * (10.0 + 2.0 * (lanes as f64).log2() + 1.5 * vectors)

@@ -18,9 +18,9 @@ pub struct Choices {
     pub vectors: i64,
     /// Unroll factor of a reduction.
     pub unroll: i64,
-    /// Direction of vector lanes, where both are possible.
+    /// Direction of vector lanes, if both are possible.
     pub lanes: Option<LaneDirection>,
-    /// Tile size across the lanes, where an input is transposed relative to the output.
+    /// Tile size across the lanes, if an input is transposed relative to the output.
     pub tile: i64,
     /// Whether stages are computed separately, rather than fused by rows.
     pub apart: bool,
@@ -79,7 +79,7 @@ pub enum LaneLoop {
     Across(usize),
     /// Loop of the reduction, by index.
     Along(usize),
-    /// None, as there is a single element.
+    /// No loop, as there is a single element.
     None,
 }
 
@@ -131,33 +131,33 @@ pub fn n_added(stages: &[LoopStage], group: &StageGroup, at: usize, lanes: i64, 
     }
 }
 
-/// Parts that lanes hold of a sum along a loop.
+/// Number of partial sums in lanes along a loop.
 fn parts_width(stage: &LoopStage, r: usize, lanes: i64, choices: &Choices) -> i64 {
     let extent = stage.loops[r].extent;
     let wanted = lanes * choices.vectors.min((extent / lanes).max(1));
     wanted.min(1 << extent.ilog2())
 }
 
-/// Elements that each result combines.
+/// Number of elements that each result combines.
 fn n_combined(stage: &LoopStage) -> f64 {
     stage.reduction().map(|r| stage.loops[r].extent as f64).product()
 }
 
-/// The loop over elements whose lanes are neighbours in what is written, else the last one.
+/// Loop over elements along which the output is contiguous, else the last one.
 fn across(stages: &[LoopStage], group: &StageGroup, at: usize) -> Option<usize> {
     let stage = &stages[at];
     let own: Vec<usize> = stage.axes().filter(|a| !group.is_row(at, *a)).collect();
     own.iter().copied().find(|a| stage.loops[*a].stride == Some(1)).or(own.last().copied())
 }
 
-/// The loop of a reduction that most of what is read lies along.
+/// Reduction loop along which most inputs are contiguous.
 fn along(stage: &LoopStage, lanes: i64) -> Option<usize> {
     let long = stage.reduction().filter(|r| stage.loops[*r].extent >= 4 && stage.reduces);
     let best = long.min_by(|a, b| cost(stage, *a, lanes).total_cmp(&cost(stage, *b, lanes)));
     best.filter(|r| stage.reads.iter().any(|read| read.strides[*r] == Some(1)))
 }
 
-/// Cycles of reading for each element where lanes lie along a loop.
+/// Cycles of reading per element if lanes lie along a loop.
 fn cost(stage: &LoopStage, at: usize, lanes: i64) -> f64 {
     let extent = stage.loops[at].extent;
     let read = |strides: &[Option<i64>]| match strides[at] {
@@ -219,12 +219,12 @@ pub fn borders(stages: &[LoopStage], group: &StageGroup, lanes: i64) -> Option<[
         }
         if end <= n - start { front = front.max(end) } else { back = back.max(n - start) }
     }
-    // Wide borders are a matter of what is joined rather than of padding.
+    // Wide borders come from concatenation rather than from padding.
     let is_narrow = front + back > 0 && front + back <= n / 4;
     is_narrow.then_some([front, back])
 }
 
-/// A group of stages, with the choices that schedule it.
+/// Group of stages, with the choices that schedule it.
 struct InGroup<'a> {
     all: &'a [LoopStage],
     group: &'a StageGroup,
@@ -234,7 +234,7 @@ struct InGroup<'a> {
 }
 
 impl InGroup<'_> {
-    /// The last stage.
+    /// Returns the last stage.
     fn root(&self) -> &LoopStage {
         &self.all[self.group.root]
     }
@@ -249,7 +249,7 @@ impl InGroup<'_> {
 /// a tile, the one of lanes.
 struct RootLoops {
     outside: Vec<usize>,
-    /// Number of those outside that attached stages have as rows, too.
+    /// Number of outside loops that are rows of attached stages, too.
     n_rows: usize,
     tile: Option<usize>,
     lane: Option<usize>,
@@ -277,7 +277,7 @@ struct ScheduledLoops {
     /// Loops around the lanes, outermost first.
     around: Vec<String>,
     lane: Option<String>,
-    /// The loop that threads share.
+    /// Loop that threads share.
     shared: Option<String>,
 }
 
@@ -353,7 +353,7 @@ impl ScheduleBuilder {
         }
     }
 
-    /// Makes sums of more than [`MOST_ADDED`] numbers sums of sums, each a stage of its own.
+    /// Splits sums of more than [`MOST_ADDED`] numbers into sums of partial sums, each in a separate stage.
     fn cut_long_sums(&mut self, lanes: i64, choices: &Choices) {
         let mut refused: Vec<String> = Vec::new();
         loop {
@@ -372,8 +372,8 @@ impl ScheduleBuilder {
         }
     }
 
-    /// Has a stage add up sums over parts of its outermost loop that can be cut, so that at most
-    /// [`MOST_ADDED`] of its `n_added` numbers are added one after the other.
+    /// Splits a stage's sum into partial sums over its outermost loop that can be cut, so that at most
+    /// [`MOST_ADDED`] of its `n_added` numbers are added sequentially.
     fn cut_sum(&mut self, stage: &LoopStage, n_added: i64, along: LaneLoop, lanes: i64) -> bool {
         let long = stage.reduction().filter(|r| stage.loops[*r].extent > 1);
         for r in long {
@@ -406,7 +406,7 @@ impl ScheduleBuilder {
         }
         let parts = format!("{}.s{number}", stage.name);
         let is_cut = self.attempt(rfactor(&stage.name, &outer, &parts));
-        // Results that are neighbours in what is read stay neighbours, so that lanes lie across them.
+        // Results that are adjacent in the input stay adjacent, so that lanes lie across them.
         if let LaneLoop::Across(lane) = along
             && stage.reads.iter().any(|read| read.strides[lane] == Some(1))
         {
@@ -419,7 +419,7 @@ impl ScheduleBuilder {
     /// Schedules the stages of a group around the loops of its last one.
     fn group(&mut self, s: &TemplateSetting, g: &InGroup) {
         let root = g.root();
-        // Parts of sums come before anything moves.
+        // Sums are split into parts before any loop is moved.
         let mut parts: Vec<(usize, LaneParts)> = Vec::new();
         for at in g.group.attached.iter().chain([&g.group.root]) {
             if let LaneLoop::Along(r) = g.lanes_of(*at) {
@@ -438,7 +438,7 @@ impl ScheduleBuilder {
         if wanted > 1 && !self.share_rows(g, &loops, [wanted, s.n_threads as i64], &mut nest) {
             self.share_lane(g, &loops, wanted, &mut nest);
         }
-        // Rows: fused ones come first, and take two names where each thread takes several.
+        // Rows: fused ones come first, and take two names if each thread takes several.
         let row = match g.group.attached.is_empty() {
             true => nest.around.last().cloned(),
             false => {
@@ -491,7 +491,7 @@ impl ScheduleBuilder {
         true
     }
 
-    /// Has threads share the loop of lanes of a stage by itself that has no other one.
+    /// Makes the lane loop parallel in a separate stage without another loop.
     fn share_lane(&mut self, g: &InGroup, loops: &RootLoops, wanted: i64, nest: &mut ScheduledLoops) {
         let (root, is_alone) = (g.root(), g.group.attached.is_empty() && loops.tile.is_none());
         let (Some(at), Some(inner)) = (loops.lane, &nest.lane) else { return };
@@ -511,7 +511,8 @@ impl ScheduleBuilder {
     /// Computes attached stages inside of a row, and finishes sums whose parts lie in lanes.
     fn attach(&mut self, g: &InGroup, parts: &[(usize, LaneParts)], nest: &ScheduledLoops, row: Option<String>) {
         let (all, group) = (g.all, g.group);
-        // Readers first, each with the parts of its sum: what they read is then read in the row alone.
+        // Readers come first, each with the parts of its sum, so that their inputs are then read within the
+        // row only.
         let parts_of = |at: usize| parts.iter().find(|(of, _)| *of == at).map(|(_, parts)| parts);
         if let Some(parts) = parts_of(group.root) {
             self.finish_parts(g.root(), parts, nest.around.last().map(String::as_str));
@@ -538,7 +539,7 @@ impl ScheduleBuilder {
         }
     }
 
-    /// Has the last stage walk vectors or tiles, its borders apart, or unrolls what it combines.
+    /// Vectorizes or tiles the last stage, with its borders separate, or unrolls its reduction.
     fn lanes_of_root(&mut self, g: &InGroup, loops: &RootLoops, wanted: i64, nest: &mut ScheduledLoops) {
         let (root, choices) = (g.root(), g.choices);
         let (Some(at), Some(lane)) = (loops.lane, nest.lane.clone()) else {
@@ -570,15 +571,15 @@ impl ScheduleBuilder {
         }
     }
 
-    /// The innermost of the loops that the fused rows have become.
+    /// Innermost of the loops that the fused rows were split into.
     fn innermost_shared(&self, around: &[String], root: &LoopStage) -> String {
         let each = format!("{}.row", root.name);
         if around.contains(&each) { each } else { around[0].clone() }
     }
 
-    /// Makes a stage without a reduction walk vectors, or has each of some vectors of results combine.
+    /// Vectorizes a stage without a reduction, or vectors of results of one with a reduction.
     ///
-    /// `is_cut`: whether something was taken off the ends of the loop.
+    /// `is_cut`: whether the ends of the loop were peeled off.
     fn in_vectors(
         &mut self,
         stage: &LoopStage,
@@ -628,8 +629,8 @@ impl ScheduleBuilder {
         self.attempt(vectorize(&inner));
     }
 
-    /// Makes a stage walk tiles in which rows of an input become columns; the outer of the loops over tiles,
-    /// where there is one.
+    /// Tiles a stage so that rows of an input become columns; returns the outer loop over tiles, if there is
+    /// one.
     fn in_tiles(
         &mut self,
         stage: &LoopStage,
@@ -674,8 +675,8 @@ impl ScheduleBuilder {
         }
     }
 
-    /// Has lanes combine what lies along a loop of a reduction, then halves of them until one is left: as
-    /// many as is wanted, or as divide an extent that a run says.
+    /// Splits a reduction loop into partial results in lanes, which are then combined by halves until one is
+    /// left. The number of lanes is the chosen one, or divides an extent that is dynamic.
     fn in_lanes(&mut self, stage: &LoopStage, r: usize, lanes: i64, choices: &Choices) -> Option<LaneParts> {
         let width = parts_width(stage, r, lanes, choices);
         if self.program.sizes.is_empty() {
@@ -694,7 +695,7 @@ impl ScheduleBuilder {
         None
     }
 
-    /// Has so many lanes combine what lies along a loop of a reduction, where they can.
+    /// Splits a reduction loop into partial results in `width` lanes, if that is possible.
     fn in_parts(&mut self, stage: &LoopStage, r: usize, width: i64) -> Option<LaneParts> {
         let LoopStage { name, .. } = stage;
         let k = &stage.loops[r].name;
@@ -729,10 +730,10 @@ impl ScheduleBuilder {
         Some(parts)
     }
 
-    /// Puts the parts of a sum where it is, and makes vectors of their lanes.
+    /// Moves the partial sums to the place of their sum, and vectorizes their lanes.
     fn finish_parts(&mut self, stage: &LoopStage, parts: &LaneParts, place: Option<&str>) {
         let Some(place) = place else {
-            // A single result: nothing is around it.
+            // A single result has no loop around it.
             for level in &parts.levels {
                 self.attempt(vectorize(&format!("{}.{}", level.name, level.lane)));
             }
@@ -766,20 +767,20 @@ impl ScheduleBuilder {
     }
 }
 
-/// Parts of a sum that lanes hold: more of them first.
+/// Levels of partial sums in lanes, the one with the most parts first.
 struct LaneParts {
     levels: Vec<LaneSums>,
-    /// The loop over what is left.
+    /// Loop over the parts that are left.
     last: String,
 }
 
-/// Parts of a sum.
+/// Level of partial sums.
 struct LaneSums {
     /// Name of their buffer, and prefix of their loops' names.
     name: String,
-    /// The stage's loop that became their lanes.
+    /// Stage's loop that became their lanes.
     lane: String,
-    /// The stage's loop over what each of them combines.
+    /// Loop of the stage over the elements that each part combines.
     outer: Option<String>,
 }
 

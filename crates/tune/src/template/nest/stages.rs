@@ -13,7 +13,7 @@ pub struct LoopStage {
     pub loops: Vec<StageLoop>,
     /// Whether the stage is a reduction.
     pub reduces: bool,
-    /// Whether it sums floating-point numbers.
+    /// Whether the stage sums floating-point numbers.
     pub is_sum: bool,
     /// Reads of the stage.
     pub reads: Vec<StageLoad>,
@@ -33,9 +33,9 @@ pub struct StageLoop {
     pub var: LoopId,
     /// Number of iterations.
     pub extent: i64,
-    /// Whether it is a reduction loop.
+    /// Whether the loop is a reduction loop.
     pub reduced: bool,
-    /// Stride of the written element in elements; `None` where it varies.
+    /// Stride of the written element in elements; `None` if it varies.
     pub stride: Option<i64>,
 }
 
@@ -45,7 +45,7 @@ pub struct StageLoad {
     pub buffer: BufferId,
     /// Subscripts of the element.
     pub subscripts: Vec<Index>,
-    /// Stride of each loop in elements; `None` where it varies.
+    /// Stride of each loop in elements; `None` if it varies.
     pub strides: Vec<Option<i64>>,
 }
 
@@ -60,8 +60,7 @@ impl LoopStage {
         (0..self.loops.len()).filter(|at| self.loops[*at].reduced)
     }
 
-    /// The loop that most of what it reads, and what it writes, lies along; by how many elements that is, or
-    /// by how many accesses.
+    /// Loop along which most of the reads and the write are contiguous, weighted by elements or by accesses.
     fn contiguous(&self, by_elements: bool) -> Option<usize> {
         let written: Vec<Option<i64>> = self.loops.iter().map(|l| l.stride).collect();
         let n_of = |strides: &[Option<i64>]| -> i64 {
@@ -110,7 +109,7 @@ impl LoopStage {
         });
         TreePart::Expr(value).walk(&mut |node| {
             let TreePart::Expr(gather @ Expr::Gather(b, subscripts)) = node else { return };
-            // From iteration to iteration it is anywhere, where a value says so.
+            // An index that a value determines may be anywhere in each iteration.
             let index: Vec<Index> = subscripts.iter().map(Subscript::known).collect();
             let mut of_each = strides(*b, &index);
             for (stride, (var, _)) in of_each.iter_mut().zip(&loops) {
@@ -225,11 +224,11 @@ impl StageGroup {
     }
 }
 
-/// A stage with this many times fewer iterations than another is negligible beside it.
+/// Ratio of iterations from which on the smaller of two stages is negligible.
 const LITTLE: f64 = 8.0;
 
-/// Groups stages of a program for fusion, in order; each stage by itself if `apart`. `by_elements` decides by
-/// the number of elements read, rather than of reads, whether a stage is computed per row.
+/// Groups stages of a program for fusion, in order; each stage separately if `apart`. `by_elements` decides
+/// by the number of elements read, rather than of reads, whether a stage is computed per row.
 pub fn groups(program: &Program, stages: &[LoopStage], apart: bool, by_elements: bool) -> Vec<StageGroup> {
     let n = stages.len();
     let mut root_of: Vec<usize> = (0..n).collect();
@@ -251,7 +250,7 @@ pub fn groups(program: &Program, stages: &[LoopStage], apart: bool, by_elements:
         let root_axes = &stages[root].loops;
         let is_followed = |at: &usize| !root_axes[*at].reduced && mapped.contains(&Some(*at));
         let mut leading = (0..root_axes.len()).take_while(is_followed).count();
-        // What is read in rows of its own is computed in them, unless it is little.
+        // The loop along which the stage is contiguous stays inside a row, unless the stage is negligible.
         let is_much = stage.iterations() * LITTLE > stages[root].iterations();
         if let Some(kept) = stage.contiguous(by_elements).and_then(|at| mapped[at]).filter(|_| is_much) {
             leading = leading.min(kept);
@@ -272,7 +271,7 @@ pub fn groups(program: &Program, stages: &[LoopStage], apart: bool, by_elements:
     (0..n).filter(|s| root_of[*s] == *s).map(of_root).collect()
 }
 
-/// Loop of its readers' last stage that each loop of a stage follows wherever it is read; `None` where the
+/// Loop of its readers' last stage that each loop of a stage follows wherever it is read; `None` if the
 /// stage's subscripts cannot be followed.
 fn followed(
     stages: &[LoopStage],

@@ -6,19 +6,19 @@ use super::super::{ReductionSizes, ceil_div, in_blocks};
 use super::{columns_read_text, cut_sum, decides_padding, dot, in_rows, steps_at_once};
 use tilewright_search::{Constraint, Domain, Parameter, Value};
 
-/// Most multiply-adds of unrolled code for each vector register. Beyond, compiling takes several times as
-/// long and no kernel was among the fastest.
+/// Maximum number of unrolled multiply-adds per vector register. Beyond it, compilation takes several times
+/// as long, and no kernel was among the fastest.
 const MOST_UNROLLED: i64 = 24;
-/// Most multiply-adds of unrolled code for each vector register where channels are not unrolled but padding
-/// is decided tap by tap.
+/// Maximum number of unrolled multiply-adds per vector register if channels are not unrolled but padding is
+/// decided tap by tap.
 const MOST_FORCED: i64 = 40;
-/// Vectors that a row of pixels fills at least to be worth having them as lanes: masks at its ends cost time,
-/// and code for each version of a tile.
+/// Minimum number of vectors in a row of pixels for pixels to be lanes: masks at its ends cost time, and code
+/// for each version of a tile.
 const ROW_VECTORS: i64 = 3;
 
 /// Vectors of a register tile, as an expression.
 const VECTORS: &str = "(k_tile if lanes == 'k' else p_tile * q_tile)";
-/// Products of these and the elements that are broadcast, as an expression.
+/// Number of accumulators of a register tile, vectors times broadcast elements, as an expression.
 const TILE: &str = "k_tile * p_tile * q_tile";
 
 /// Constraints on the tile, on how it is read and written, on the code, and on threads.
@@ -47,7 +47,7 @@ fn of_tile(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]
     let (lanes, registers) = (s.target.lanes(s.workload.dtype), s.target.n_vector_registers);
     let ReductionSizes { q, c, s: columns, k_group, stride: [_, stride], .. } = *shape;
     let fits = if in_rows(s, shape) {
-        // Sums and columns stay in registers beside weights and the order of interleaved rows.
+        // Sums and columns stay in registers, besides weights and the order of interleaved rows.
         let read = columns_read_text("q_tile", stride, columns);
         format!("k_tile * (p_tile * q_tile + p_tile * {read}) + 2 <= {registers}")
     } else if c.is_none() {
@@ -56,13 +56,13 @@ fn of_tile(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]
     } else {
         format!("{TILE} + {VECTORS} < {registers}")
     };
-    // Not larger than what there is, but for the last vector.
+    // Tiles are not larger than the extent, rounded up to whole vectors.
     let [most_k, most_q] = [k_group, q].map(|n| ceil_div(n, lanes));
     let inside =
         format!("k_tile <= {most_k} and q_tile <= {q} if lanes == 'k' else k_tile <= {k_group} and q_tile <= {most_q}");
     let tile = ["lanes", "k_tile", "p_tile", "q_tile"];
     let mut constraints = vec![over("registers", &tile, &fits, parameters), over("inside", &tile, &inside, parameters)];
-    // Half the vectors that fit, at least, so that multiply-adds do not wait for each other.
+    // At least half of the vectors that fit, so that multiply-adds do not wait for each other.
     let most = |lanes: &str| largest_tile(&constraints, parameters, lanes);
     let large = match has_value(parameters, "lanes", "q") {
         true => format!("2 * {TILE} >= ({} if lanes == 'k' else {})", most("k"), most("q")),
@@ -72,8 +72,8 @@ fn of_tile(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]
     constraints
 }
 
-/// Most products of a tile's vectors and broadcast elements that these constraints over the tile allow. They
-/// allow all tiles that are narrower than one that they allow.
+/// Largest number of accumulators of a tile that these constraints allow. If they allow a tile, they allow
+/// all narrower ones.
 fn largest_tile(constraints: &[Constraint], parameters: &[Parameter], lanes: &str) -> i64 {
     let sizes = |name: &str| match &named(parameters, name).domain {
         Domain::Ordinal(sizes) => sizes.clone(),
@@ -95,7 +95,7 @@ fn largest_tile(constraints: &[Constraint], parameters: &[Parameter], lanes: &st
     largest
 }
 
-/// Constraints on what reads and writes vectors of channels or of pixels.
+/// Constraints on reads and writes of vectors of channels or of pixels.
 fn of_lanes(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]) -> Vec<Constraint> {
     let lanes = s.target.lanes(s.workload.dtype);
     let ReductionSizes { q, c, k_group, .. } = *shape;
@@ -104,12 +104,12 @@ fn of_lanes(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter
     // Pixels as lanes read rows, not blocks of channels.
     let reads_rows = !in_blocks(s)[0] && has_value(parameters, "input", "plain");
     let as_they_are = format!("lanes == 'k' or c_block == 1{}", if reads_rows { " or input == 'plain'" } else { "" });
-    // Pixels are lanes only where a row fills vectors or channels fill none.
+    // Pixels are lanes only if a row fills vectors or channels fill none.
     let short = match c {
         Some(_) => format!("lanes == 'k' or {q} >= {} or {k_group} < {lanes}", ROW_VECTORS * lanes),
         None => none_of(parameters, "lanes", &[]),
     };
-    // A row of tiles is written at once, and channels are scattered, only where channels are lanes.
+    // A row of tiles is written at once, and channels are scattered, only if channels are lanes.
     let (by_row, scattered) = match has_value(parameters, "write", "row") {
         true => ("write != 'row' or lanes == 'k' and order[2] == 'q'", "write != 'scatter' or lanes == 'k'"),
         false => ("write == 'tile'", "write == 'tile'"),
@@ -128,7 +128,7 @@ fn of_code(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Parameter]
     let registers = i64::from(s.target.n_vector_registers);
     let ReductionSizes { p, q, r, s: columns, .. } = *shape;
     let (decides_padding, is_dot) = (decides_padding(s, shape), dot(s, shape).is_some());
-    // Tiles at either border of the image, those between and a smaller last one have code of their own.
+    // Tiles at either border of the image, those in between and a smaller last one have separate code.
     let versions = |n: i64, tile: &str| {
         format!("(min(ceil_div({n}, {tile}), 3) + (1 if {n} % {tile} != 0 and {n} > 3 * {tile} else 0))")
     };
@@ -193,7 +193,7 @@ fn of_threads(s: &TemplateSetting, shape: &ReductionSizes, parameters: &[Paramet
     let mut constraints = vec![shape.work().of_result(s, for_all)];
     if let (Some((cut, extent)), true) = (cut_sum(s, shape), shape.work().has_long_sum(s)) {
         constraints.extend(["row", "scatter"].map(|write| SharedWork::Sum.excludes(parameters, "write", write)));
-        // Where channels are shared out, each thread has blocks of them.
+        // If threads share the channels, each thread has whole blocks of them.
         let part = format!("ceil_div({}, c_block) * c_block", ceil_div(extent, n_threads));
         let blocks = format!("ceil_div({extent}, {part}) >= {n_threads}");
         let blocks = if cut == "c" { blocks } else { "c_block >= 1".into() };

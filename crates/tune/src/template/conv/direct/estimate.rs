@@ -11,18 +11,18 @@ use tilewright_search::{Config, Space};
 
 /// Slowdown of pixels as lanes: rows seldom begin and end where vectors do.
 const LANES_OF_PIXELS: f64 = 1.12;
-/// Cycles of a vector whose elements lie apart.
+/// Cycles of loading a vector of strided elements.
 const APART: f64 = 3.5;
-/// Instructions that interleave rows of a column.
+/// Number of instructions that interleave rows of a column.
 const INTERLEAVING: i64 = 3;
-/// Cycles of a vector whose elements may be zeros between those of the input.
+/// Cycles of loading a vector that may contain inserted zeros between elements of the input.
 const BETWEEN_ZEROS: f64 = 8.0;
-/// Slowdown of several unrolled channels where the last vector of a large tile is not full: vectors of two
+/// Slowdown of several unrolled channels if the last vector of a large tile is not full: vectors of two
 /// widths share broadcast elements, for which LLVM spills sums to the stack (f32 of Zen 5: 1.65 to 1.8).
 const SPILLED: f64 = 1.7;
 
-/// Register tiles at the rate of their multiply-adds and loads, or of the weights and the input that they
-/// read from whichever cache holds what the loops around return to; then what copies and stores take.
+/// Estimated cycles: register tiles, bound by their multiply-adds and loads or by reading the weights and the
+/// input from the cache that holds what the enclosing loops reuse; then copies and stores.
 pub(super) fn estimate(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> f64 {
     let model = CycleFacts::of(s, shape, space, config);
     let ReductionSizes { n, k, p, q, k_group, .. } = *shape;
@@ -58,12 +58,12 @@ fn inside(axis: &WindowAxis) -> f64 {
     n as f64 / (axis.output * axis.filter) as f64
 }
 
-/// Facts of a configuration that its cycles depend on.
+/// Properties of a configuration that its cycles depend on.
 struct CycleFacts<'a> {
     s: &'a TemplateSetting,
     shape: &'a ReductionSizes,
     lanes: i64,
-    /// Bytes of an element of a factor as it is read.
+    /// Size in bytes of an element of an operand as it is read.
     bytes: f64,
     by_channels: bool,
     /// Channels, rows and columns of a tile.
@@ -78,19 +78,19 @@ struct CycleFacts<'a> {
     pads_by_tile: bool,
     /// Whether dot products take rows of a filter.
     rows: bool,
-    /// Channels that an element of the result is made of, and bytes of those of an image.
+    /// Number of channels summed for an element of the result, and size in bytes of the channels of an image.
     channels: f64,
     image: f64,
     /// Whether several channels of the sum are unrolled.
     unrolls_channels: bool,
     /// Whether vectors gather channels from plane after plane.
     gathers: bool,
-    /// Cycles of loading a vector of pixels whose elements lie apart.
+    /// Cycles of loading a vector of strided pixels.
     apart: f64,
-    /// Distances of the rows, and of the columns, that a tap of the filter meets: strides of a transposed
-    /// convolution in code that leaves out zeros, else 1.
+    /// Distances between the rows, and between the columns, to which a tap of the filter contributes: strides
+    /// of a transposed convolution in code that leaves out zeros, else 1.
     met_apart: [i64; 2],
-    /// Share of the steps of a sum that code computes.
+    /// Share of the reduction steps that are computed.
     met: f64,
 }
 
@@ -102,8 +102,8 @@ impl<'a> CycleFacts<'a> {
         let (by_channels, is_packed) = (text("lanes") == "k", text("input") == "packed");
         let channels = shape.c.map_or(shape.k_group, |c| c) as f64;
         let ReductionSizes { p, q, stride, .. } = *shape;
-        // Unrolled code leaves out the taps of a transposed convolution that meet zeros where all tiles begin
-        // with the same ones.
+        // Unrolled code leaves out the taps of a transposed convolution that meet zeros, if all tiles begin
+        // with the same taps.
         let strides = shape.axes.map(|axis| axis.stride);
         let begins_alike = int("q_tile") % strides[1] == 0 || int("q_tile") >= q;
         let is_known = shape.transposed && by_channels && !is_packed && text("unroll_s") == "true" && begins_alike;
@@ -128,7 +128,7 @@ impl<'a> CycleFacts<'a> {
             image: channels * read as f64 * bytes,
             unrolls_channels: int("unroll_c") > 1,
             gathers: shape.c.is_none() && by_channels && !has_neighbours && !in_blocks(s)[0],
-            // Lanes that are pixels load what lies strides apart, or zeros in between.
+            // Lanes that are pixels load strided elements, or zeros in between.
             apart: match (by_channels, shape.transposed) {
                 (false, true) => BETWEEN_ZEROS,
                 (false, false) if stride[1] > 1 && !is_packed => APART,
@@ -156,8 +156,8 @@ impl<'a> CycleFacts<'a> {
             let instructions = (vectors * ceil_div(r, STEPS)) as f64 * (dots + (INTERLEAVING * read) as f64);
             return instructions / self.s.target.core().fmas + 10.0;
         }
-        // Where channels do not mix, every product reads an element of its own: lanes over channels gather
-        // them from plane after plane.
+        // In a depthwise convolution every product reads a separate element of the input: lanes over channels
+        // gather them from plane after plane.
         let gathered = if self.gathers { (vectors * broadcast * self.lanes) as f64 } else { 0.0 };
         let loads = if c.is_none() { vectors * broadcast } else { vectors } as f64;
         let is_large = 4 * vectors * broadcast >= 3 * i64::from(self.s.target.n_vector_registers);
@@ -169,7 +169,7 @@ impl<'a> CycleFacts<'a> {
         self.met * n_steps * step * if self.by_channels { 1.0 } else { LANES_OF_PIXELS } + 3.0 * taps + 20.0
     }
 
-    /// Cycles in which the weights and the input of a tile of these channels, rows and columns are read.
+    /// Cycles of reading the weights and the input of a tile of these channels, rows and columns.
     fn reading(&self, [kt, pt, qt]: [i64; 3]) -> f64 {
         let ReductionSizes { p, c, r, s: columns, stride, k_group, .. } = *self.shape;
         let taps = (r * columns) as f64;
@@ -177,12 +177,13 @@ impl<'a> CycleFacts<'a> {
         let (row, weights) = (self.image / p as f64, k_group as f64 * steps * self.bytes);
         let (inner, outer) = (self.order[2].as_str(), self.order[0].as_str());
         let slice = kt as f64 * steps * self.bytes * if self.met_apart[0] > 1 { self.met } else { 1.0 };
-        // Where channels do not mix, a tile reads its own alone.
+        // In a depthwise convolution a tile reads its own channels only.
         let channels = if c.is_none() { kt as f64 } else { self.channels };
         let along =
             |n: i64, axis: usize, taps: i64| ceil_div((n - 1) * stride[axis] + taps, self.met_apart[axis]) as f64;
         let patch = along(pt, 0, r) * along(qt, 1, columns) * channels * self.bytes;
-        // Weights stay where tiles of the image are the innermost loop; else all come by again and again.
+        // Weights stay in cache if tiles of the image are the innermost loop; otherwise all are read again
+        // and again.
         let weights_from = if inner == "k" { weights + patch } else { slice + patch };
         let input_from = match (inner, outer) {
             ("k", _) => patch,

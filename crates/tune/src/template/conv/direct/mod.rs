@@ -16,9 +16,8 @@ pub use pack::{pack, pack_padded};
 
 /// Loops over tiles of channels, rows and columns in any order, each computing one register tile completely.
 ///
-/// The lanes of vectors are output channels, which wants the input's channels next to each other, or
-/// pixels of a row, which reads rows as they are. Taps in the padding are left out where the position of
-/// the tile decides it.
+/// Vector lanes are output channels, which requires contiguous input channels, or pixels of a row, which
+/// reads rows without a copy. Taps in the padding are left out if the position of the tile determines them.
 ///
 /// # Source
 /// The tile and the blocked layouts are those of Georganas et al., "Anatomy of High-Performance Deep Learning
@@ -32,14 +31,14 @@ pub const DIRECT: Algorithm<ReductionSizes> = Algorithm {
     estimate: estimate::estimate,
 };
 
-/// Whether channels of a tile are padded as their turn comes, so that they stay in a cache.
+/// Whether the channels of a tile are padded just before their use, so that they stay in a cache.
 fn pads_by_tile(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> bool {
     let is_outermost = space.order(config, "order")[0] == "k";
     in_rows(s, shape) && shape.padded && is_outermost && SharedWork::of(s, space, config) == SharedWork::Nothing
 }
 
-/// Dot products of neighbouring channels that take the sums, where the machine's kernels have them. The
-/// channels of groups then fill vectors of results and what a dot product takes.
+/// Dot product instruction over adjacent channels, if the machine's kernels have one. The channels of a group
+/// then fill whole vectors of results and whole dot products.
 fn dot(s: &TemplateSetting, shape: &ReductionSizes) -> Option<TensorProduct> {
     let agreed = s.workload.layout().channels()[0];
     let fills = |c: i64| {
@@ -55,12 +54,12 @@ fn dot(s: &TemplateSetting, shape: &ReductionSizes) -> Option<TensorProduct> {
     shape.c.is_some_and(|c| shape.k_group == shape.k || fills(c)).then_some(how)
 }
 
-/// Steps of the sum that one multiply-add of vectors takes.
+/// Number of reduction steps of one vector multiply-add.
 fn steps_at_once(s: &TemplateSetting, shape: &ReductionSizes) -> i64 {
     dot(s, shape).and_then(TensorProduct::dot_steps).unwrap_or(1)
 }
 
-/// Element type of the copies that factors are read from, where it is another one.
+/// Element type of the operands' copies, if it differs from that of the operands.
 fn copied(s: &TemplateSetting, shape: &ReductionSizes) -> Option<DType> {
     match shape.c {
         _ if shape.rounds => Some(DType::Bf16),
@@ -69,12 +68,12 @@ fn copied(s: &TemplateSetting, shape: &ReductionSizes) -> Option<DType> {
     }
 }
 
-/// Most columns of a filter whose dot products are unrolled.
+/// Maximum number of columns of a filter whose dot products are unrolled.
 const MOST_COLUMNS: i64 = 8;
 
-/// Whether sums of integers of a depthwise convolution are taken by dot products of rows of the filter, of
-/// which a block of channels fills vectors. Rows of a column of the image are interleaved once for all the
-/// results that it enters.
+/// Whether a depthwise convolution of integers uses dot products over rows of the filter, with the channels
+/// of a block as vector lanes. Rows of an image column are interleaved once for all results that it
+/// contributes to.
 fn in_rows(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     let [takes_blocks, gives_blocks] = in_blocks(s);
     let agreed = s.workload.layout().channels()[0];
@@ -85,7 +84,7 @@ fn in_rows(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     has_rows && shape.channels == shape.k && !shape.transposed && !shape.has_prologue && takes_blocks && gives_blocks
 }
 
-/// Columns of the input that `q_tile` neighbouring results read, of a filter of `columns`.
+/// Number of input columns that `q_tile` adjacent results read, for a filter of `columns` columns.
 fn columns_read(q_tile: i64, stride: i64, columns: i64) -> i64 {
     ((q_tile - 1) * stride + columns).min(q_tile * columns)
 }
@@ -95,19 +94,19 @@ fn columns_read_text(q_tile: &str, stride: i64, columns: i64) -> String {
     format!("min(({q_tile} - 1) * {stride} + {columns}, {q_tile} * {columns})")
 }
 
-/// Whether channels of the input that groups see are whole blocks.
+/// Whether the input channels of a group are whole blocks.
 fn divides_groups(shape: &ReductionSizes, block: i64) -> bool {
     shape.k_group == shape.k || shape.c.is_some_and(|c| c % block == 0)
 }
 
-/// Whether the code of tiles decides which taps are padding: where the input is read as it is.
+/// Whether the tile code decides which taps are padding, which it does if the input is not copied.
 fn decides_padding(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     let may_skip = dot(s, shape).is_none() || skips_padding(s, shape);
     shape.padded && !shape.has_prologue && may_skip && !in_rows(s, shape)
 }
 
-/// Whether dot products of integers may leave out taps in the padding, of blocks of channels that are read as
-/// they are. They always do so tap by tap, so that no dot product waits for a condition.
+/// Whether dot products of integers may leave out taps in the padding, for blocks of channels that are read
+/// without a copy. They always do so tap by tap, so that no dot product depends on a condition.
 fn skips_padding(s: &TemplateSetting, shape: &ReductionSizes) -> bool {
     let is_plain = shape.has_integers && dot(s, shape).is_some() && in_blocks(s)[0] && copied(s, shape).is_none();
     is_plain && shape.padded && !shape.has_prologue && !shape.zero_point && !shape.transposed
@@ -124,7 +123,7 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
         let fits = if agreed > 1 { b == agreed } else { b == least || c.is_none_or(|c| b < 2 * c) };
         fits && b >= least && (!fours || divides_groups(shape, b))
     };
-    // Blocks of two are for what has no more channels.
+    // Blocks of two are for inputs with no more channels.
     let smallest = if least == 2 && c.is_some_and(|c| c <= 2) { 2 } else { 1 };
     let channel_blocks = [smallest, 4, 8, 16, 32, 64, 128].into_iter().filter(is_block);
     let copies_dots = fours && (padded && !skips_padding(s, shape) || !takes_blocks);
@@ -152,7 +151,7 @@ fn parameters(s: &TemplateSetting, shape: &ReductionSizes) -> Vec<Parameter> {
     parameters
 }
 
-/// The loop of the sum of which each thread may take a part, and its extent.
+/// Reduction loop that threads may share, and its extent.
 fn cut_sum(s: &TemplateSetting, shape: &ReductionSizes) -> Option<(&'static str, i64)> {
     if in_rows(s, shape) {
         return None;
@@ -163,8 +162,8 @@ fn cut_sum(s: &TemplateSetting, shape: &ReductionSizes) -> Option<(&'static str,
     (extent >= s.n_threads as i64).then_some((cut, extent))
 }
 
-/// The loops over channels, rows and columns of the result, then over channels, rows and columns of the
-/// filter, of the stage that sums or, where a loop of the sum is cut, of the parts.
+/// Returns the loops over channels, rows and columns of the result, then over channels, rows and columns of
+/// the filter, of the stage that sums or, if a reduction loop is cut, of the parts.
 fn loops(cut: Option<&str>) -> [&'static str; 6] {
     match cut {
         None => ["k", "p", "q", "c", "r", "s"],
@@ -173,7 +172,7 @@ fn loops(cut: Option<&str>) -> [&'static str; 6] {
     }
 }
 
-/// Number of elements of a tile size, which counts vectors where it is of lanes.
+/// Number of elements of a tile size, which counts vectors along the lanes.
 fn elements(tile: i64, is_lanes: bool, lanes: i64) -> i64 {
     if is_lanes { tile * lanes } else { tile }
 }

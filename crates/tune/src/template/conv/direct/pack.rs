@@ -18,7 +18,7 @@ pub fn pack_padded(s: &TemplateSetting, shape: &ReductionSizes, c_block: i64) ->
         split("pc", c_block, "pco", "pci"),
         reorder(&["pn", "pco", "ph", "pw", "pci"]),
     ];
-    // The zeros that a transposed convolution inserts leave no middle without padding.
+    // The zeros that a transposed convolution inserts leave no interior without padding.
     if !shape.transposed {
         for (axis, n, last, border) in borders(shape) {
             if n > 0 {
@@ -32,7 +32,7 @@ pub fn pack_padded(s: &TemplateSetting, shape: &ReductionSizes, c_block: i64) ->
         }
     }
     if s.workload.layout().channels()[0] > 1 {
-        // Channels lie next to each other on both sides.
+        // Channels are contiguous in both the source and the copy.
         steps.extend([split("pci", lanes, "pci.v", "pci.l"), vectorize("pci.l")]);
     } else {
         steps.extend(pack("pw", "pci", lanes));
@@ -40,8 +40,8 @@ pub fn pack_padded(s: &TemplateSetting, shape: &ReductionSizes, c_block: i64) ->
     steps
 }
 
-/// Copies the stage `pad` of what dot products take into blocks of channels: rows of pixels as they are where
-/// the input has such blocks, its borders apart.
+/// Copies the stage `pad`, which dot products read, into blocks of channels: whole rows of pixels if the
+/// input has such blocks, with the borders separate.
 pub(super) fn pad_blocks(s: &TemplateSetting, shape: &ReductionSizes, c_block: i64) -> Vec<Step> {
     if !has_whole_blocks(s, shape, c_block) {
         return pack_padded(s, shape, c_block);
@@ -86,7 +86,7 @@ fn borders(shape: &ReductionSizes) -> [(&'static str, i64, bool, &'static str); 
 
 /// Packs a row of pixels into a block of channels, by vectors of pixels of several channels at a time.
 pub fn pack(column: &str, channel: &str, lanes: i64) -> Vec<Step> {
-    // As many as there are pixels, which are transposed at once: more would be more code, not more speed.
+    // As many channels as pixels, which are transposed at once: more would add code, not speed.
     let [vectors, lane] = ["v", "l"].map(|end| format!("{column}.{end}"));
     let [groups, of_group] = ["g", "c"].map(|end| format!("{channel}.{end}"));
     vec![

@@ -15,16 +15,16 @@ use tilewright_ir::schedule::LayoutAxis::{Inner, Outer, Whole};
 use tilewright_ir::{DType, Step, TensorProduct};
 use tilewright_search::{Config, Space};
 
-/// Constant weights from which on copying them one by one takes longer than compiling code that copies
-/// vectors.
+/// Number of constant weights from which on copying them one by one takes longer than compiling code that
+/// copies vectors.
 const MANY_WEIGHTS: i64 = 1 << 18;
-/// Distance at which weights are prefetched: tiles of results read each of them once or a few times, from one
-/// end to the other.
+/// Prefetch distance of weights in bytes: tiles of results read the weights once or a few times,
+/// sequentially.
 const BYTES_AHEAD: i64 = 4096;
-/// Most taps of a filter that are copied together.
+/// Maximum number of taps of a filter that are copied together.
 const MOST_TAPS: i64 = 16;
 
-/// Steps of a configuration: the input, the tiles of the result, their sums, then what threads share.
+/// Steps of a configuration: the input, the tiles of the result, their sums, then the parallel loops.
 pub(super) fn steps(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, config: &Config) -> Vec<Step> {
     let plan = DirectDecisions::of(s, shape, space, config);
     [
@@ -42,7 +42,7 @@ pub(super) fn steps(s: &TemplateSetting, shape: &ReductionSizes, space: &Space, 
     .concat()
 }
 
-/// Decisions of a configuration, and what follows from them.
+/// Decisions of a configuration, and values derived from them.
 struct DirectDecisions<'a> {
     s: &'a TemplateSetting,
     shape: &'a ReductionSizes,
@@ -67,7 +67,8 @@ struct DirectDecisions<'a> {
     share: SharedWork,
     /// Loop of the sum of which each thread takes a part, and its extent.
     cut: Option<(&'static str, i64)>,
-    /// Dot products, the steps of the sum that they take, and whether these are rows of the filter.
+    /// Dot product instruction, the number of reduction steps that it takes, and whether these are rows of
+    /// the filter.
     dot: Option<TensorProduct>,
     at_once: i64,
     rows: bool,
@@ -123,7 +124,7 @@ impl<'a> DirectDecisions<'a> {
         self.write == "row"
     }
 
-    /// The loop over columns of what is written at once.
+    /// Loop over the columns that are written at once.
     fn row(&self) -> &'static str {
         if self.by_row() { "oq" } else { "oqr" }
     }
@@ -139,12 +140,12 @@ impl<'a> DirectDecisions<'a> {
         ["on"].into_iter().chain(is_grouped.then_some("og")).chain(of_tiles).collect()
     }
 
-    /// The innermost of these.
+    /// Innermost loop around a tile of the result.
     fn at(&self) -> &'static str {
         self.outer().pop().expect("there are tile loops")
     }
 
-    /// Steps that read the input where it is, or copy it.
+    /// Steps that read the input in place, or copy it.
     fn input(&self) -> Vec<Step> {
         let (s, shape, c_block) = (self.s, self.shape, self.c_block);
         match (shape.padded, self.is_packed) {
@@ -168,7 +169,7 @@ impl<'a> DirectDecisions<'a> {
         }
     }
 
-    /// Steps that copy the whole padded input, and it once more where factors are of another type.
+    /// Steps that copy the whole padded input, and copy it again if operands have another type.
     fn padded_copy(&self) -> Vec<Step> {
         let (s, shape, c_block) = (self.s, self.shape, self.c_block);
         let is_long = copied(s, shape) == Some(DType::I16);
@@ -189,7 +190,7 @@ impl<'a> DirectDecisions<'a> {
         steps
     }
 
-    /// Layouts of activations, where the template chooses them.
+    /// Steps for the layouts of activations, if the template chooses them.
     fn kept_layouts(&self) -> Vec<Step> {
         let (s, mut steps) = (self.s, Vec::new());
         if !is_blocked(s) {
@@ -207,7 +208,7 @@ impl<'a> DirectDecisions<'a> {
         steps
     }
 
-    /// Tiles of the output. A row of tiles that is written at once is not cut here.
+    /// Steps for the tiles of the output. A row of tiles that is written at once is not cut here.
     fn tiles(&self) -> Vec<Step> {
         let shape = self.shape;
         let is_grouped = shape.k_group < shape.k;
@@ -226,7 +227,8 @@ impl<'a> DirectDecisions<'a> {
         steps
     }
 
-    /// Memory of its own for the sums of a tile, from which the epilogue reads them, or for parts of them.
+    /// Steps that put the sums of a tile, or parts of them, into a buffer of their own, which the epilogue
+    /// reads.
     fn sums(&self) -> Vec<Step> {
         let (shape, mut steps) = (self.shape, Vec::new());
         if let Some((cut, extent)) = self.cut {
@@ -248,7 +250,7 @@ impl<'a> DirectDecisions<'a> {
         steps
     }
 
-    /// The loop around a register tile of sums, and the one over its columns.
+    /// Loop around a register tile of sums, and the one over its columns.
     fn tile_of_sums(&self) -> (&'static str, &'static str) {
         match self.cut {
             Some(_) => (EACH_PART, self.loops()[2]),
@@ -257,7 +259,8 @@ impl<'a> DirectDecisions<'a> {
         }
     }
 
-    /// The reduction, outermost first: blocks of channels, taps, channels of a block; then the tile.
+    /// Steps for the reduction, outermost first: blocks of channels, taps, channels of a block; then the
+    /// tile.
     fn reduction(&self) -> Vec<Step> {
         let [k, p, _, c, r, columns] = self.loops();
         let (_, column) = self.tile_of_sums();
@@ -290,7 +293,7 @@ impl<'a> DirectDecisions<'a> {
         steps
     }
 
-    /// Weights in the order of their use.
+    /// Steps that store weights in the order of their use.
     fn weights(&self) -> Vec<Step> {
         let (shape, k_tile, [k_axis, c_axis]) = (self.shape, self.k_tile, self.shape.weight_axes);
         let packed = |axes: &[_]| stage(Window::WEIGHTS, None, "W.p", axes);
@@ -299,7 +302,7 @@ impl<'a> DirectDecisions<'a> {
         let blocks = [outer_k, outer_c, Whole(2), Whole(3), inner_c, inner_k];
         match shape.c {
             Some(_) if self.dot.is_some() => {
-                // Steps of a dot product are neighbours, within the block of channels summed for a tap.
+                // The elements of a dot product are adjacent, within the block of channels summed for a tap.
                 let of_steps = [0, 1, 2, 3].map(Whole).into_iter();
                 let of_steps = of_steps.chain([Outer(4, self.at_once), Whole(5), Inner(4, self.at_once)]);
                 vec![
@@ -320,7 +323,7 @@ impl<'a> DirectDecisions<'a> {
         }
     }
 
-    /// Steps that transpose taps together that lie next to each other, where the time for it matters.
+    /// Steps that transpose adjacent taps together, if the time for it matters.
     fn transposed_taps(&self) -> Vec<Step> {
         let shape = self.shape;
         let is_large = shape.k * shape.c.unwrap_or(1) * shape.r * shape.s >= MANY_WEIGHTS;
@@ -340,7 +343,7 @@ impl<'a> DirectDecisions<'a> {
         steps
     }
 
-    /// Sums of a tile in registers, with the loops that are unrolled for it.
+    /// Steps that keep the sums of a tile in registers, with the loops that are unrolled for it.
     fn register_tile(&self) -> Vec<Step> {
         let (shape, [k, p, _, _, r, columns]) = (self.shape, self.loops());
         let (at, column) = self.tile_of_sums();
@@ -366,8 +369,7 @@ impl<'a> DirectDecisions<'a> {
             let bytes = 4 * self.k_tile * self.unroll_c;
             steps.push(prefetch("W.p", "ci", (BYTES_AHEAD / bytes).max(1)));
         }
-        // What is padding depends on the tap; it is decided tap by tap where rows or columns of a tile are
-        // unrolled.
+        // Padding depends on the tap; it is decided tap by tap if rows or columns of a tile are unrolled.
         if shape.padded && !self.is_packed {
             steps.extend(self.unrolls_columns.then(|| unroll(columns)));
             steps.extend((self.p_tile > 1).then(|| unroll(r)));
@@ -375,7 +377,7 @@ impl<'a> DirectDecisions<'a> {
         steps
     }
 
-    /// Sums of the threads' parts.
+    /// Steps that add up the threads' parts.
     fn total(&self) -> Vec<Step> {
         if self.cut.is_none() {
             return Vec::new();
@@ -392,7 +394,7 @@ impl<'a> DirectDecisions<'a> {
         ]
     }
 
-    /// The epilogue, over the lanes that its reads and writes have in a row.
+    /// Steps for the epilogue, over lanes that are contiguous in its reads and writes.
     fn epilogue(&self) -> Vec<Step> {
         let (lanes, row, mut steps) = (self.lanes, self.row(), Vec::new());
         if self.by_channels {
@@ -402,7 +404,7 @@ impl<'a> DirectDecisions<'a> {
         if scatters || (in_blocks(self.s)[1] && self.by_channels && self.groups_fill_tiles) {
             steps.extend([split("okr", lanes, "okv", "okl"), reorder(&["opr", row, "okv", "okl"])]);
             steps.extend([unroll("okv"), vectorize("okl")]);
-            // Lanes that are stored one by one make long code, which is no faster for being repeated.
+            // Lanes that are stored one by one need long code, which unrolling makes no faster.
             if !scatters {
                 steps.extend([unroll("opr"), unroll(row)]);
             }
@@ -414,7 +416,7 @@ impl<'a> DirectDecisions<'a> {
         steps
     }
 
-    /// Loops of the convolution and of copies whose iterations threads share.
+    /// Parallel loops of the convolution and of copies.
     fn threads(&self) -> Vec<Step> {
         let (s, shape, mut steps) = (self.s, self.shape, Vec::new());
         if self.share == SharedWork::Nothing {

@@ -41,13 +41,13 @@ fn of_tile(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> 
     let (registers, lanes) = (i64::from(s.target.n_vector_registers), s.target.lanes(s.workload.dtype));
     let tile = ["mr", "nv"];
     let fits = format!("mr * nv + nv < {registers}");
-    // Loads a step: mr elements of A and nv vectors of B for mr * nv multiply-adds. Two loads go with two of
-    // them a cycle, and a row count below 4 asks more of the second-level cache than it gives.
+    // Loads per step: mr elements of A and nv vectors of B for mr * nv multiply-adds. A core does two loads
+    // and two multiply-adds per cycle, and with fewer than 4 rows the second-level cache is too slow.
     let reuse = format!("mr >= {} and 10 * (mr + nv) <= 7 * mr * nv", p.m.min(4));
     let reuse = format!("{} < {FEW_ROWS} or {} <= {lanes} or {reuse}", p.m, p.n);
     let reuse = over("tile_reuse", &tile, &reuse, parameters);
     let (most_rows, most_vectors) = most_tile(s, p);
-    // A tile has whole pairs.
+    // A tile consists of whole pairs.
     let fits = match p.pairs {
         Some(columns) => format!("{fits} and nv * {lanes} % {} == 0", 2 * columns),
         None => fits,
@@ -68,7 +68,7 @@ fn of_caches(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -
     let (m, n, k, bytes, lanes) = (p.m, p.n, p.k, p.factor_bytes, s.target.lanes(s.workload.dtype));
     let (l2, l3) = (s.target.l2_bytes as i64, s.target.l3_bytes as i64);
     let depth = depth(p);
-    // B is left as it is only where it fits twice L2 or serves few rows.
+    // B stays unpacked only if it fits into twice the L2 cache or serves few rows.
     let plain_b =
         format!("{} or {m} <= 128 or {n} * {k} * {bytes} <= {}", none_of(parameters, "pack_b", &["none"]), 2 * l2);
     let a_block = format!("{m} <= 64 or {} * {depth} * {bytes} <= {l2}", rows(m));
@@ -82,7 +82,7 @@ fn of_caches(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -
     ]
 }
 
-/// Constraints on copies of blocks and on what is fetched ahead.
+/// Constraints on copies of blocks and on prefetches.
 fn of_copies(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> Vec<Constraint> {
     let (m, n, bytes, lanes) = (p.m, p.n, p.factor_bytes, s.target.lanes(s.workload.dtype));
     let unless_a_is = |ways: &[&str], condition: &str| {
@@ -97,7 +97,7 @@ fn of_copies(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -
                   order[2] == 'pc'";
     // A block of A is packed for at least 256 columns, or once.
     let for_enough = format!("order[2] == 'jc' or {} >= {}", columns(n, lanes), n.min(256));
-    // The next rows of A are prefetched once a block, where they are not packed.
+    // The next rows of A are prefetched once per block, if they are not packed.
     let lines = match p.a.is_k_last() {
         true => format!("mr * ceil_div({} * {bytes}, {LINE_BYTES})", depth(p)),
         false => format!("{} * ceil_div(mr * {bytes}, {LINE_BYTES})", depth(p)),
@@ -108,7 +108,7 @@ fn of_copies(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -
         }
         false => "not prefetch_a".into(),
     };
-    // Rows of A are interleaved only where a tile has more than one.
+    // Rows of A are interleaved only if a tile has more than one.
     let plain: &[&str] = if p.a.is_k_last() { &["none", "rows"] } else { &["none"] };
     let interleaved = unless_a_is(plain, &format!("mr > 1 or {m} == 1"));
     let prefetched = ["prefetch_a", "pack_a", "inner", "mr", "k_blocks"];
@@ -130,8 +130,8 @@ fn of_sums(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> 
     let can_share_sum = p.work().has_long_sum(s);
     let mut constraints = Vec::new();
     if p.has_epilogue {
-        // A tile is finished only where k is in one block; blocks of k are not the outermost ones where an
-        // epilogue follows them.
+        // The epilogue finishes single tiles only if k is in one block; blocks of k are not the outermost
+        // ones if an epilogue follows them.
         let (of_tile, of_block) = ("epilogue != 'tile' or k_blocks == 1", "k_blocks == 1 or order[0] != 'pc'");
         let of_result = [
             over("sums_of_tile", &["epilogue", "k_blocks"], of_tile, parameters),
@@ -142,7 +142,7 @@ fn of_sums(s: &TemplateSetting, p: &MatmulProduct, parameters: &[Parameter]) -> 
         constraints.extend(can_share_sum.then(|| SharedWork::Sum.excludes(parameters, "epilogue", "block")));
     }
     if can_share_sum && !p.b.is_constant {
-        // Threads pack what they read.
+        // Each thread packs the data that it reads.
         constraints.push(SharedWork::Sum.excludes(parameters, "pack_b", "whole"));
     }
     constraints

@@ -14,13 +14,13 @@ use tilewright_search::{Config, Parameter, Space};
 /// Multi-level tiling around a register tile of `mr × nv` vectors.
 ///
 /// Loops: the products of a batch, then the three block loops `ic jc pc` in any order, then the tiles `ir jr`
-/// of a block, then the reduction `ko ki`, then the tile `im jv jl`. Blocks are given by their number rather
-/// than their size, so that they come out balanced at any size, and so that threads get equal shares. An
-/// epilogue finishes a tile in registers, or a block of sums in the cache.
+/// of a block, then the reduction `ko ki`, then the tile `im jv jl`. Parameters give the number of blocks
+/// rather than their size, so that blocks are balanced at any size and threads get equal shares. An epilogue
+/// finishes a tile in registers, or a block of sums in the cache.
 ///
 /// # Source
 /// The loop structure is that of Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
-/// (2008), with the order of the block loops, what is packed and where left to the search.
+/// (2008), except that the order of the block loops and the packing are left to the search.
 pub const MATMUL_BLOCKED: Template = Template {
     name: "matmul-blocked",
     text: "cache blocks in any order, packed or plain operands, register tile, unrolling, prefetch, threads",
@@ -40,13 +40,13 @@ pub const BLOCKED: Algorithm<MatmulProduct> = Algorithm {
     estimate,
 };
 
-/// Blocks that a dimension may be cut into.
+/// Possible numbers of blocks of a dimension.
 const N_BLOCKS: [i64; 16] = [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128];
 
 /// Copies of blocks of A.
 const PACK_A: &[&str] = &["none", "rows", "panels"];
 
-/// Products of a batch for each thread from which on a product needs no parallel loops inside.
+/// Number of batch products per thread from which on no parallel loops inside a product are needed.
 const PRODUCTS_PER_THREAD: i64 = 4;
 
 /// Rows or columns of a block of whole tiles: `n` cut into about `blocks` equal parts.
@@ -54,7 +54,7 @@ fn block_of(n: i64, tile: i64, blocks: i64) -> i64 {
     ceil_div(ceil_div(n, tile), blocks) * tile
 }
 
-/// Steps of the reduction in a block, a multiple of the unrolling where there is more than one block.
+/// Steps of the reduction in a block, a multiple of the unroll factor if there is more than one block.
 fn k_block_of(p: &MatmulProduct, blocks: i64) -> i64 {
     if blocks == 1 { p.k } else { ceil_div(ceil_div(p.k, blocks), 8 * p.steps_at_once()) * 8 * p.steps_at_once() }
 }
@@ -70,12 +70,12 @@ fn most_tile(s: &TemplateSetting, p: &MatmulProduct) -> (i64, i64) {
     (p.m.min(i64::from(s.target.n_vector_registers) / 2), vectors.min(if p.m < 4 { 8 } else { 6 }))
 }
 
-/// Whether there are so few rows that the other factor is read once and streamed.
+/// Whether there are so few rows that the other operand is streamed and read once.
 fn streams(p: &MatmulProduct) -> bool {
     p.m < FEW_ROWS
 }
 
-/// Loops that threads may share.
+/// Loops that may be parallel.
 fn parallel_loops(s: &TemplateSetting, p: &MatmulProduct) -> &'static [&'static str] {
     match p.batch {
         None => &["ic", "jc", "jr"],
@@ -88,20 +88,20 @@ fn parameters(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Parameter> {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
     let (most_rows, most_vectors) = most_tile(s, p);
-    // Deep blocks of what is streamed would stride through it.
+    // Deep blocks of a streamed operand would stride through it.
     let (least_k, most_k) = if streams(p) { (4, 64) } else { (128, 1024) };
     let [least_k, most_k] = [least_k, most_k].map(|steps| steps * p.steps_at_once());
-    // However long the reduction, there are numbers of blocks that leave blocks of any useful depth.
+    // Numbers of blocks include ones that give blocks of any useful depth, however long the reduction.
     let by_depth = std::iter::successors(Some(most_k), |&d| (d > least_k).then_some(d / 2)).map(|d| ceil_div(k, d));
     let mut k_blocks: Vec<i64> = n_blocks(k, least_k).chain(by_depth.filter(|&b| k / b >= least_k)).collect();
     k_blocks.sort_unstable();
     k_blocks.dedup();
-    // The lanes of a transposed B lie apart, and a batch is packed product by product unless that
-    // is done ahead.
+    // The lanes of a transposed B are strided, and a batch is packed product by product unless it is packed
+    // ahead of time.
     let mut pack_b = vec!["block"];
     pack_b.extend((!p.b.is_k_last() && p.dot.is_none() && p.copied.is_none()).then_some("none"));
     pack_b.extend((p.batch.is_none() || p.b.is_constant).then_some("whole"));
-    // Open columns and sums end where a run says, in a tail of each block.
+    // Dynamic columns and reductions end at a size known at run time, in a tail of each block.
     let [_, has_open_columns, has_open_sum] = p.open.map(|step| step.is_some());
     let n_blocks_of_n: Vec<i64> = if has_open_columns { vec![1] } else { n_blocks(n, 4 * lanes).collect() };
     let mut unrolled = vec![1, 2, 4];
@@ -109,7 +109,7 @@ fn parameters(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Parameter> {
     if has_open_sum {
         (k_blocks, unrolled, pack_a) = (vec![1], vec![1], &["none"]);
     }
-    // What a dot product takes are neighbours along the sum.
+    // The elements of a dot product are adjacent along the reduction.
     if p.dot.is_some() && !p.a.is_k_last() {
         pack_a = &["panels"];
     } else if p.copied.is_some() {
@@ -129,7 +129,7 @@ fn parameters(s: &TemplateSetting, p: &MatmulProduct) -> Vec<Parameter> {
         Parameter::boolean("prefetch_a"),
         Parameter::ordinal("prefetch_b", [0, 4, 8]),
     ];
-    // What an epilogue reads is in registers or in the cache.
+    // The sums that an epilogue reads are in registers or in the cache.
     parameters.push(match p.has_epilogue {
         false => Parameter::boolean("prefetch_c"),
         true => Parameter::categorical("epilogue", &["tile", "block"]),
@@ -185,9 +185,10 @@ fn estimate(s: &TemplateSetting, p: &MatmulProduct, space: &Space, config: &Conf
     of_one_thread(s, &own, of_own, space, config) + share::overhead(s, share, n_begins, p.work().elements())
 }
 
-/// Register tiles at the rate of their multiply-adds and loads, or of the panels that they read from
-/// whichever cache holds what the loops around return to; then sums that later blocks of the reduction take
-/// up again, packing, and the first read of B, the more beside the rest the earlier it is prefetched.
+/// Estimated cycles: register tiles, bound by their multiply-adds and loads or by reading the panels from the
+/// cache that holds what the enclosing loops reuse; then loading the sums again for later blocks of the
+/// reduction, packing, and the first read of B, which overlaps with the rest the more the earlier it is
+/// prefetched.
 fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, space: &Space, config: &Config) -> f64 {
     let (m, n, k) = (p.m, p.n, p.k);
     let lanes = s.target.lanes(s.workload.dtype);
@@ -200,7 +201,7 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     let (a_block, b_block) = (rows * depth * bytes, columns * depth * bytes);
     let rows_inside = text("inner") == "jr-ir";
     let cost = if p.dot == Some(TensorProduct::Dot4) { cost_of_dot4(s) } else { 1.0 };
-    // Each panel of B is read once for each tile of rows, the first time from where B lies.
+    // Each panel of B is read once for each tile of rows, the first time from the memory level that holds B.
     let is_copied = text("pack_b") == "block";
     let again = if is_copied { 1.0 } else { 1.0 - 1.0 / ceil_div(m, mr) as f64 };
     let mut cycles = 0.0;
@@ -209,8 +210,8 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
         for (n_m, rows) in cuts(m, mr) {
             for (n_n, columns) in cuts(n, nr) {
                 let (a, b) = (rows as f64 * steps * bytes, columns as f64 * steps * bytes);
-                // The operand of the outer tile loop stays near; that of the inner one passes by in whole
-                // blocks.
+                // The operand of the outer tile loop stays in a near cache; that of the inner one is streamed
+                // in whole blocks.
                 let (a_from, b_from) = if rows_inside { (a_block + b, a + b) } else { (a + b, b_block + a) };
                 let read = a / bandwidth(s, a_from) + again * b / bandwidth(s, b_from);
                 let vectors = ceil_div(columns, lanes);
@@ -233,7 +234,7 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
         _ => 1.0 * a_elements * repeats("ic", blocks.columns, "jc"),
     };
     cycles += match text("pack_b").as_str() {
-        // Rows of B lie pages apart.
+        // Rows of B are pages apart.
         "none" => 0.1 * cycles,
         "whole" if p.b.is_constant => 0.0,
         _ => 0.5 * b_elements * repeats("jc", blocks.rows, "ic"),
@@ -245,7 +246,7 @@ fn of_one_thread(s: &TemplateSetting, p: &MatmulProduct, blocks: BlockSizes, spa
     cycles += n_again * 2.0 * (m * n) as f64 * sum_bytes / bandwidth(s, sums * sum_bytes);
     if !is_copied {
         let b_bytes = b_elements * bytes;
-        // Between two runs other kernels read theirs.
+        // Between two runs, the data of other kernels evict B.
         let from = if p.b.is_constant && b_bytes > 0.7 * s.target.l2_bytes as f64 { f64::INFINITY } else { b_bytes };
         let first = b_bytes / bandwidth(s, from);
         let in_the_way = 0.8 - 0.075 * int("prefetch_b") as f64;

@@ -24,7 +24,7 @@ pub(super) fn steps(s: &TemplateSetting, p: &MatmulProduct, space: &Space, confi
     [before, BlockedDecisions::of(&parts, lanes, String::new(), blocks_of_part, space, config).steps(), after].concat()
 }
 
-/// Decisions of a configuration, and what follows from them.
+/// Decisions of a configuration, and values derived from them.
 struct BlockedDecisions<'a> {
     p: &'a MatmulProduct,
     lanes: i64,
@@ -38,7 +38,7 @@ struct BlockedDecisions<'a> {
     threads: String,
     /// Loops over blocks and tiles, the outermost first.
     loops: Vec<&'static str>,
-    /// Number of these that are loops of the epilogue, inside the last of which it finds the sums it reads.
+    /// Number of outermost loops that the epilogue shares; it reads its sums inside the last of them.
     n_finished: usize,
     rows: TiledLoops,
     columns: TiledLoops,
@@ -50,7 +50,8 @@ struct BlockedDecisions<'a> {
 }
 
 impl<'a> BlockedDecisions<'a> {
-    /// `threads`: the loop that threads share, or nothing; `k_blocks`: blocks of the sum that they do not.
+    /// `threads`: the parallel loop, or empty; `k_blocks`: number of blocks of the reduction that threads do
+    /// not share.
     fn of(
         p: &'a MatmulProduct,
         lanes: i64,
@@ -120,17 +121,17 @@ impl<'a> BlockedDecisions<'a> {
         self.loops.iter().position(|o| *o == l)
     }
 
-    /// The inner one of the loops over the sum's blocks and those of rows or columns.
+    /// Returns the inner one of the loops over the sum's blocks and those of rows or columns.
     fn innermost(&self, blocks: &'static str) -> &'static str {
         if self.position("pc") > self.position(blocks) { "pc" } else { blocks }
     }
 
-    /// The innermost loop over tiles.
+    /// Returns the innermost loop over tiles.
     fn at(&self) -> &'static str {
         self.loops[self.loops.len() - 1]
     }
 
-    /// Loops of the epilogue, around the sums that it reads.
+    /// Steps for the loops of the epilogue, around the sums that it reads.
     fn finished(&self) -> Vec<Step> {
         let BlockedDecisions { p, n_finished, rows, columns, .. } = self;
         if *n_finished == 0 {
@@ -143,7 +144,7 @@ impl<'a> BlockedDecisions<'a> {
         steps
     }
 
-    /// Loops of the stage that sums: blocks, tiles, the reduction, then a tile.
+    /// Steps for the loops of the stage that sums: blocks, tiles, the reduction, then a tile.
     fn sum(&self) -> Vec<Step> {
         let BlockedDecisions { p, rows, columns, .. } = self;
         let [batch, .., k] = p.loops;
@@ -167,7 +168,7 @@ impl<'a> BlockedDecisions<'a> {
         steps
     }
 
-    /// Whether all threads make and share a copy: one outside the parallel loop.
+    /// Whether all threads share a copy, which is then made outside the parallel loop.
     fn is_shared(&self, at: Option<&str>) -> bool {
         match at {
             _ if self.threads.is_empty() => false,
@@ -205,8 +206,8 @@ impl<'a> BlockedDecisions<'a> {
         } else {
             pack(p, &p.a, "A.p", Some(at), self.mr, self.lanes)
         };
-        // Rows of a transposed A lie interleaved as they are; read to their ends they come as fast as memory
-        // gives.
+        // Rows of a transposed A are interleaved already; read to their ends, they arrive at memory
+        // bandwidth.
         if self.pack_a == "rows" && !p.a.is_k_last() {
             steps.push(reorder(&[&k, &panel]));
             outermost = &k;
@@ -217,7 +218,7 @@ impl<'a> BlockedDecisions<'a> {
         steps
     }
 
-    /// Sums of a tile in registers, and what is fetched ahead.
+    /// Steps that keep the sums of a tile in registers, and prefetch.
     fn tile(&self) -> Vec<Step> {
         let p = self.p;
         let mut steps = vec![accumulate(p.sum, self.at(), "C.r"), vectorize("jl")];
@@ -236,7 +237,7 @@ impl<'a> BlockedDecisions<'a> {
         steps
     }
 
-    /// The epilogue of a tile or a block, and the loop that threads share.
+    /// Steps for the epilogue of a tile or a block, and for the parallel loop.
     fn ends(&self) -> Vec<Step> {
         let BlockedDecisions { p, rows, columns, n_finished, threads, .. } = self;
         let mut steps = Vec::new();
@@ -250,7 +251,7 @@ impl<'a> BlockedDecisions<'a> {
         if !threads.is_empty() {
             let batch = if *n_finished > 0 { "ob" } else { p.loops[0] };
             steps.push(parallel(if threads == "b" { batch } else { threads }));
-            // Where threads share the work on a block they share its epilogue.
+            // Threads that share the work on a block also share its epilogue.
             if p.has_epilogue && threads != "b" && self.position(threads) >= Some(*n_finished) {
                 steps.push(parallel(rows.finish));
             }
@@ -259,7 +260,7 @@ impl<'a> BlockedDecisions<'a> {
     }
 }
 
-/// Loops over rows or columns that are those of the epilogue, which compute what it reads inside them.
+/// Loops over rows or columns that the epilogue shares, and inside which the sums that it reads are computed.
 #[derive(Clone, Copy)]
 enum EpilogueLoops {
     /// No fusion: the product is computed first, or there is no epilogue.
@@ -270,21 +271,21 @@ enum EpilogueLoops {
     Tiles,
 }
 
-/// The loops of one dimension of the result, cut into blocks of tiles.
+/// Loops of one dimension of the result, cut into blocks of tiles.
 struct TiledLoops {
     /// Steps that split the loops of the last stage, before it is fused with the one that sums.
     last: Vec<Step>,
-    /// Steps that split the loops of the stage that sums, thereafter.
+    /// Steps that then split the loops of the stage that sums.
     sum: Vec<Step>,
-    /// The loop over a tile.
+    /// Loop over a tile.
     inside: &'static str,
-    /// The loop of the epilogue over what it finishes at a time.
+    /// Loop of the epilogue over the elements that it finishes at a time.
     finish: &'static str,
 }
 
 impl TiledLoops {
     /// `names`: the product's loop, the epilogue's, and those over blocks, tiles, and elements of a tile;
-    /// `at_once`: the sums that an iteration of the epilogue's is made of.
+    /// `at_once`: number of sums per iteration of the epilogue's loop.
     fn new(finished: EpilogueLoops, names: [&'static str; 5], [tile, at_once]: [i64; 2], block: i64) -> TiledLoops {
         let [product, epilogue, blocks, tiles, elements] = names;
         let (rest, finish) = (format!("{product}.rest"), if epilogue == "oi" { "om" } else { "on" });
@@ -311,7 +312,7 @@ impl TiledLoops {
     }
 }
 
-/// Copies panels of `width` rows or columns of a factor, step by step of the reduction.
+/// Copies panels of `width` rows or columns of an operand, step by step of the reduction.
 fn pack(p: &MatmulProduct, factor: &MatmulFactor, name: &str, at: Option<&str>, width: i64, lanes: i64) -> Vec<Step> {
     if p.dot.is_some() {
         return pack_in_groups(p, factor, name, at, width, lanes);
@@ -334,8 +335,8 @@ fn pack(p: &MatmulProduct, factor: &MatmulFactor, name: &str, at: Option<&str>, 
     steps
 }
 
-/// Copies panels of `width` rows or columns of a factor, in which the steps that a dot product takes are
-/// neighbours.
+/// Copies panels of `width` rows or columns of an operand, in which the elements of a dot product are
+/// adjacent.
 fn pack_in_groups(
     p: &MatmulProduct,
     factor: &MatmulFactor,
@@ -358,7 +359,7 @@ fn pack_in_groups(
     steps
 }
 
-/// Copies blocks of `mr` rows of the first factor as they are.
+/// Copies blocks of `mr` rows of the first operand in their layout.
 fn copy_rows(p: &MatmulProduct, at: &str, mr: i64, lanes: i64) -> Vec<Step> {
     let axes: [LayoutAxis; 3] = [Outer(p.a.outer, mr), Inner(p.a.outer, mr), Whole(p.a.k)];
     let k = format!("A.p.{}", 2 + usize::from(p.batch.is_some()));
