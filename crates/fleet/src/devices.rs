@@ -9,7 +9,7 @@ use crate::jetstream::last_of_each;
 use crate::nats::Client;
 use crate::protocol::{DEVICES, Finding, VERSION};
 
-/// Description of a device, announced by itself.
+/// Description that a device announces of itself.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DeviceDescription {
     /// Protocol version.
@@ -21,10 +21,10 @@ pub struct DeviceDescription {
     /// Target as text.
     #[serde(default)]
     pub target: String,
-    /// Version of its program.
+    /// Version of the device's program.
     #[serde(default)]
     pub version: String,
-    /// Compiler of its kernels.
+    /// Compiler of the device's kernels.
     #[serde(default)]
     pub toolchain: String,
     /// Number of cores.
@@ -39,16 +39,16 @@ pub struct DeviceDescription {
     /// Times of the anchors, kernels that all devices measure, in nanoseconds.
     #[serde(default)]
     pub anchors_ns: Vec<f64>,
-    /// Current frequency of its first core, in MHz.
+    /// Current frequency of the first core, in MHz.
     #[serde(default)]
     pub frequency_mhz: Option<f64>,
-    /// Temperature of its warmest zone, in degrees Celsius.
+    /// Temperature of the warmest zone, in degrees Celsius.
     #[serde(default)]
     pub temperature_c: Option<f64>,
-    /// Whether it is emulated, so that its times are meaningless.
+    /// Whether the device is emulated, so that its times are meaningless.
     #[serde(default)]
     pub is_emulated: bool,
-    /// Sandboxing mechanisms for its candidates.
+    /// Sandboxing mechanisms for candidates.
     #[serde(default)]
     pub sandbox: String,
     /// Current work, in words.
@@ -90,7 +90,7 @@ impl DeviceDescription {
         }
     }
 
-    /// Reason why it cannot be used; `None` if it can.
+    /// Reason why the device cannot be used; `None` if it can.
     pub fn obstacle(&self) -> Option<String> {
         (self.protocol != VERSION).then(|| format!("not usable: speaks {}", self.protocol))
     }
@@ -115,7 +115,7 @@ pub fn listed(client: &mut Client) -> Result<Vec<DeviceDescription>, Error> {
     Ok(devices)
 }
 
-/// Formats devices as a table for people.
+/// Formats devices as the rows of a table.
 pub fn rows(devices: &[DeviceDescription]) -> Vec<Vec<String>> {
     let head = ["device", "class", "machine", "cores", "GFLOP/s a core", "MHz", "°C", "trials", "at"];
     let head = head.map(str::to_owned).to_vec();
@@ -142,7 +142,7 @@ pub fn rows(devices: &[DeviceDescription]) -> Vec<Vec<String>> {
 /// Waits, up to `at_most`, until a device of a class is online; returns all of the class.
 ///
 /// # Errors
-/// [`Error::Nobody`] if there is none, and as [`all`].
+/// [`Error::Nobody`] if no device comes online in time, or as [`all`].
 pub fn wait_for(
     client: &mut Client,
     class: &str,

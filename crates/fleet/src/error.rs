@@ -29,7 +29,7 @@ pub enum Error {
         /// Address of the server.
         address: String,
     },
-    /// Unencrypted connection to another machine, which is refused.
+    /// Unencrypted connection to another machine, which is not allowed.
     #[error(
         "{address} is another machine, and the connection is not encrypted (make keys by `tilewright fleet keys`, and give tls://… with --key)"
     )]
@@ -37,13 +37,13 @@ pub enum Error {
         /// Address of the server.
         address: String,
     },
-    /// Server that requires encryption.
+    /// Server that requires encryption, addressed without it.
     #[error("the NATS server {address} takes encrypted connections only (give tls://… with --key)")]
     TlsRequired {
         /// Address of the server.
         address: String,
     },
-    /// Server without encryption, where it is required.
+    /// Server without encryption, although the address requires it.
     #[error(
         "the NATS server at {address} does not encrypt (start it with the configuration of `tilewright fleet keys`)"
     )]
@@ -59,7 +59,7 @@ pub enum Error {
         /// Reason.
         why: String,
     },
-    /// Refused authentication.
+    /// Failed authentication.
     #[error("the NATS server {address} refuses: {why} (give a key that it knows with --key)")]
     Refused {
         /// Address of the server.
@@ -67,7 +67,7 @@ pub enum Error {
         /// Message of the server.
         why: String,
     },
-    /// Operation that the key does not permit.
+    /// Operation that the key's permissions do not allow.
     #[error("the key does not allow that: {why}")]
     Denied {
         /// Message of the server.
@@ -90,12 +90,12 @@ pub enum Error {
     /// Invalid key file.
     #[error("{name}: {why} (give a file that `tilewright fleet keys` made)")]
     Key {
-        /// The file.
+        /// Name of the file.
         name: String,
         /// Reason.
         why: String,
     },
-    /// Server without JetStream, or one that refuses a stream.
+    /// Server without JetStream, or one that cannot create a stream.
     #[error("the NATS server keeps no messages: {why} (start it with -js)")]
     NoStreams {
         /// Reason.
@@ -114,7 +114,7 @@ pub enum Error {
         "no device of class `{class}` is there{others} (start one: tilewright serve --fleet {address} --class {class})"
     )]
     Nobody {
-        /// The class.
+        /// Name of the class.
         class: String,
         /// Address of the server.
         address: String,
@@ -126,7 +126,7 @@ pub enum Error {
     Odd(String),
 }
 
-/// Advice on a certificate that is not valid yet, or no longer.
+/// Hint for a certificate that is not valid yet, or has expired.
 fn clock(why: &str) -> &'static str {
     if why.contains("NotValidYet") || why.contains("Expired") { "; this machine's clock is wrong: set it" } else { "" }
 }

@@ -21,17 +21,17 @@ use crate::nkey::random_name;
 use crate::protocol::Assignment;
 use crate::serve::{Here, serve};
 
-/// Kernels that all devices measure at the start and now and then: one bound by computation, one by memory,
-/// one by both.
+/// Kernels that all devices measure at the start and periodically: one bound by computation, one by memory,
+/// and one by both.
 const ANCHORS: [&str; 3] = [
     "matmul:m=192,n=192,k=192",
     "depthwise_conv2d:c=64,h=28,w=28,r=3,s=3,pad=1",
     "conv2d:c=32,h=14,w=14,k=32,r=3,s=3,pad=1",
 ];
-/// Interval of these measurements while the device is idle, and the time limit of one.
+/// Interval of these measurements while the device is idle, and the time limit for a kernel.
 const ANCHORS_EVERY: Duration = Duration::from_secs(600);
 const ANCHOR_TIME: Duration = Duration::from_secs(5);
-/// The name of the file in the user's data folder that this machine's name as a device is in.
+/// Name of the file in the user's data folder that contains this machine's name as a device.
 const NAME: &str = "device";
 
 /// Hardware that a device of a fleet measures on.
@@ -49,8 +49,8 @@ pub enum Measures<'a> {
 /// or a generated one that is kept in the user's data folder.
 ///
 /// # Errors
-/// If the server cannot be reached, a name is none, this machine serves already, or there is no such GPU or
-/// runner.
+/// If the server cannot be reached, a name is invalid, this machine serves already, or there is no such GPU
+/// or runner.
 pub fn serve_here(
     fleet: &Fleet,
     worker: &WorkerCommand,
@@ -65,7 +65,7 @@ pub fn serve_here(
     };
     fs::create_dir_all(folder).map_err(|error| failed("the data folder", error))?;
     let lock = File::open(folder).map_err(|error| failed("the data folder", error))?;
-    // Kernels that are timed side by side would be slower than they are.
+    // Kernels timed by two processes at once would slow each other down.
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
         return Err(tilewright::Error::input("this machine serves already (end the other `tilewright serve` first)"));
     }
@@ -83,7 +83,7 @@ pub fn serve_here(
     let name = fleet.credentials.as_ref().map_or(name, |credentials| credentials.name.clone());
     crate::protocol::check_name("device", &name)?;
     let kernels = KernelPlace { worker, on: found(measures, fleet)? };
-    // What is refused is refused at once.
+    // Errors of the connection are reported before measuring.
     drop(fleet.connect(Some(&name))?);
     let mut description = kernels.describe(&name, &fleet.class);
     description.anchors_ns = kernels.anchors();
@@ -104,23 +104,23 @@ pub fn serve_here(
     Ok(())
 }
 
-/// Place where kernels run, and the way that they are built.
+/// Machine on which kernels run, and how they are built.
 struct KernelPlace<'a> {
     worker: &'a WorkerCommand,
     on: FoundMachine<'a>,
 }
 
-/// Machine that was found.
+/// Machine that was detected.
 enum FoundMachine<'a> {
     /// CPUs of this machine.
     Cpus,
-    /// GPU of this machine, and the version of what makes its code.
+    /// GPU of this machine, and the version of its code generator.
     Gpu { target: Target, version: String },
-    /// Machine where the command starts a runner, which says this.
+    /// Machine on which the command starts a runner, with the runner's greeting.
     Runner(&'a str, Hello),
 }
 
-/// Finds the machine. One other than this machine's CPUs must be of a named class.
+/// Detects the machine. Unless it is this machine's CPUs, the class must be given.
 fn found<'a>(measures: Measures<'a>, fleet: &Fleet) -> Result<FoundMachine<'a>, tilewright::Error> {
     let check_class = |option: &str, what: &str| match fleet.class == class_here() {
         true => Err(tilewright::Error::input(format!("{option}: {what} is of a class of its own (give --class NAME)"))),
@@ -143,7 +143,7 @@ fn found<'a>(measures: Measures<'a>, fleet: &Fleet) -> Result<FoundMachine<'a>, 
     }
 }
 
-/// Text of a target by which machines are compared: GPUs of one kind have different numbers.
+/// Text of a target by which machines are compared; independent of the index of a GPU.
 fn text_of(target: &Target) -> String {
     let mut target = target.clone();
     if let Some(gpu) = &mut target.gpu {
@@ -161,7 +161,7 @@ impl KernelPlace<'_> {
         }
     }
 
-    /// Cores of a CPU; a GPU counts as one.
+    /// Number of cores of a CPU; 1 for a GPU.
     fn n_cores(&self) -> usize {
         match &self.on {
             FoundMachine::Cpus => host::allowed_cpus().len().max(1),
@@ -202,7 +202,7 @@ impl KernelPlace<'_> {
         }
     }
 
-    /// A device for an assignment.
+    /// Starts a measuring side for an assignment.
     fn start(&self, assignment: &Assignment) -> Result<Box<dyn Measure>, BoxError> {
         let (target, n_cores) = (self.target(), self.n_cores());
         let own = text_of(&target);
@@ -226,7 +226,7 @@ impl KernelPlace<'_> {
         Ok(Box::new(Device::new(request.workload()?.clone(), &target, options)?))
     }
 
-    /// A request that is measured here.
+    /// Adapts a request to be measured on this machine.
     fn request(&self, request: Request) -> Request {
         let runner = match &self.on {
             FoundMachine::Runner(command, hello) => {
@@ -237,7 +237,7 @@ impl KernelPlace<'_> {
         request.target(self.target()).runner(runner)
     }
 
-    /// Times the kernels that all devices measure; empty where one does not work, or times mean nothing.
+    /// Times the anchor kernels; empty if one of them fails, or times are meaningless.
     fn anchors(&self) -> Vec<f64> {
         if matches!(&self.on, FoundMachine::Runner(_, hello) if hello.is_emulated) {
             return Vec::new();
@@ -267,7 +267,7 @@ impl KernelPlace<'_> {
     }
 }
 
-/// The compiler.
+/// Name and version of the compiler.
 fn toolchain() -> String {
     tilewright::toolchain()
 }
@@ -275,7 +275,7 @@ fn toolchain() -> String {
 /// Class name for machines like this one.
 pub fn class_here() -> String {
     let what = format!("{} {} {}", host::target(), host::allowed_cpus().len(), toolchain());
-    // FNV-1a: the same on every machine and in every version.
+    // FNV-1a is the same on every machine and in every version.
     let mut hash = FnvHasher::default();
     hash.write(what.as_bytes());
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
@@ -283,7 +283,7 @@ pub fn class_here() -> String {
     format!("{cpu}-{:08x}", hash.finish() as u32)
 }
 
-/// Conditions of this machine, on which kernels are timed.
+/// Current conditions of this machine, which affect the times of kernels.
 fn conditions_here() -> Conditions {
     host::conditions(host::pin_cpus(1).first().copied().unwrap_or(0))
 }

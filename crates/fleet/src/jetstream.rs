@@ -1,8 +1,8 @@
-//! JetStream: streams and consumers on the server, as far as a fleet uses them.
+//! Streams and consumers on the server (JetStream), as far as a fleet uses them.
 //!
 //! # Source
-//! <https://docs.nats.io/reference/reference-protocols/nats_api_reference>: requests in JSON, as servers from
-//! 2.9 on know them.
+//! Requests are in JSON, as supported by servers since version 2.9:
+//! <https://docs.nats.io/reference/reference-protocols/nats_api_reference>.
 
 use std::time::Duration;
 
@@ -15,14 +15,14 @@ use crate::protocol::{DEVICES, RESULTS, TASKS, VERSION, class_consumer, device_c
 
 /// Timeout of the server's replies.
 pub const PATIENCE: Duration = Duration::from_secs(5);
-/// Time without news after which a device counts as offline.
+/// Time without an announcement after which a device counts as offline.
 pub const DEVICE_AGE: Duration = Duration::from_secs(30);
-/// Tasks are kept for so long, and results for so long.
+/// Time for which tasks are stored, and time for which results are stored.
 const TASK_AGE: Duration = Duration::from_secs(3600);
 const RESULT_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Time for which the server recognises duplicates.
 const WINDOW: Duration = Duration::from_secs(120);
-/// Most deliveries of a task: the tuner ends a task that takes machines along before that.
+/// Maximum number of deliveries of a task; the tuner ends a task that crashes machines before that.
 const MOST_DELIVERIES: u32 = 8;
 
 /// Error code of a missing stream or consumer.
@@ -32,7 +32,7 @@ fn ns(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// The answer to a request, without the server's refusals.
+/// Sends a request and returns the answer; the inner error is the code and text of an error of the server.
 fn ask(client: &mut Client, subject: &str, payload: &Json) -> Result<Result<Json, (u64, String)>, Error> {
     let payload = if payload.is_null() { Vec::new() } else { payload.to_string().into_bytes() };
     let answer = client.request(subject, &payload, PATIENCE)?;
@@ -57,7 +57,7 @@ fn must(client: &mut Client, subject: &str, payload: &Json) -> Result<Json, Erro
 /// Creates the streams unless they exist.
 ///
 /// # Errors
-/// If the server keeps no messages.
+/// If the server does not support streams.
 pub fn make_streams(client: &mut Client) -> Result<(), Error> {
     let work = |age| json!({"retention": "workqueue", "max_age": ns(age), "duplicate_window": ns(WINDOW)});
     let last = json!({"max_msgs_per_subject": 1, "max_age": ns(DEVICE_AGE), "duplicate_window": ns(DEVICE_AGE)});
@@ -71,7 +71,7 @@ pub fn make_streams(client: &mut Client) -> Result<(), Error> {
         config["subjects"] = json!([subject]);
         config["storage"] = json!("file");
         config["num_replicas"] = json!(1);
-        // Another version's may be there, which does as well.
+        // A stream made by another version is fine, too.
         if let Err((NOT_FOUND, _)) = ask(client, &format!("$JS.API.STREAM.INFO.{name}"), &Json::Null)? {
             must(client, &format!("$JS.API.STREAM.CREATE.{name}"), &config)?;
         }
@@ -79,8 +79,8 @@ pub fn make_streams(client: &mut Client) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates a consumer unless it exists. A server that was killed may have lost the number of a stream's last
-/// message, and delivers nothing by a consumer that remembers a later one: that consumer is created again.
+/// Creates a consumer unless it exists. A server that was killed may have lost a stream's last sequence
+/// number; a consumer that remembers a later number then gets no messages, and is created again.
 fn make_consumer(client: &mut Client, stream: &str, name: &str, config: &Json) -> Result<(), Error> {
     let mut config = config.clone();
     config["durable_name"] = json!(name);
@@ -154,7 +154,7 @@ pub fn purge_tasks(client: &mut Client, run: &str) -> Result<(), Error> {
     Ok(())
 }
 
-/// Number of a run's tasks on the server, unacknowledged ones included; `None` if there is no stream of
+/// Number of a run's tasks on the server, including unacknowledged ones; `None` if there is no stream of
 /// tasks.
 ///
 /// # Errors
@@ -194,7 +194,7 @@ pub fn last_of_each(client: &mut Client, stream: &str) -> Result<Vec<Vec<u8>>, E
     let mut found = Vec::new();
     for subject in subjects {
         let last = json!({"last_by_subj": subject});
-        // It may be gone meanwhile.
+        // The message may have been removed meanwhile.
         if let Ok(answer) = ask(client, &format!("$JS.API.STREAM.MSG.GET.{stream}"), &last)? {
             let data = answer["message"]["data"].as_str();
             found.extend(data.and_then(|text| BASE64.decode(text.as_bytes()).ok()));
@@ -203,7 +203,7 @@ pub fn last_of_each(client: &mut Client, stream: &str) -> Result<Vec<Vec<u8>>, E
     Ok(found)
 }
 
-/// Requests `n` messages, which are delivered to an inbox, or a status in their place.
+/// Requests `n` messages, which are delivered to an inbox, or a status instead of them.
 pub fn pull(client: &Client, stream: &str, consumer: &str, n: u64, inbox: &str, expires: Option<Duration>) {
     let request = match expires {
         Some(expires) => json!({"batch": n, "expires": ns(expires)}),
@@ -213,7 +213,7 @@ pub fn pull(client: &Client, stream: &str, consumer: &str, n: u64, inbox: &str, 
     client.link().publish(&subject, Some(inbox), None, request.to_string().as_bytes());
 }
 
-/// Publishes a message to a stream, and returns whether it is stored; a duplicate of a known id counts as
+/// Publishes a message to a stream, and returns whether it is stored; a duplicate with a known id counts as
 /// stored.
 ///
 /// # Errors

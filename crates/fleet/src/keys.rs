@@ -29,14 +29,14 @@ pub struct Credentials {
     /// Class of a device; `None` for a tuner.
     #[serde(default)]
     pub class: Option<String>,
-    /// The secret.
+    /// Secret seed of the key pair.
     seed: String,
-    /// Certificate of the authority that signed the server's.
+    /// Certificate of the authority that signed the server's certificate.
     pub authority: String,
 }
 
 impl std::fmt::Debug for Credentials {
-    /// All but the secret.
+    /// Formats everything but the secret.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Credentials").field("name", &self.name).field("role", &self.role).finish_non_exhaustive()
     }
@@ -46,7 +46,7 @@ impl Credentials {
     /// Reads a key file.
     ///
     /// # Errors
-    /// If it cannot be read or is none.
+    /// If the file cannot be read, or is not a key file.
     pub fn read(path: &Path) -> Result<Credentials, tilewright::Error> {
         let bytes = tilewright::file::read(path, "a key that `tilewright fleet keys` made")?;
         Ok(Credentials::parse(&path.display().to_string(), &bytes)?)
@@ -55,7 +55,7 @@ impl Credentials {
     /// Parses the contents of a key file; `name` is its name in messages.
     ///
     /// # Errors
-    /// [`Error::Key`] if it is none.
+    /// [`Error::Key`] if the contents are not those of a key file.
     pub fn parse(name: &str, bytes: &[u8]) -> Result<Credentials, Error> {
         let refuse = |why: String| Error::Key { name: name.to_owned(), why };
         let credentials: Credentials =
@@ -64,10 +64,10 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// Key pair.
+    /// Returns the key pair.
     ///
     /// # Errors
-    /// [`Error::Key`] if the seed is none.
+    /// [`Error::Key`] if the seed is invalid.
     pub fn key(&self) -> Result<NKey, Error> {
         let refuse = || Error::Key { name: format!("the key of {}", self.name), why: "its seed is damaged".to_owned() };
         NKey::parse(&self.seed).ok_or_else(refuse)
@@ -83,7 +83,7 @@ impl Credentials {
         }
     }
 
-    /// Subjects that it may publish to, and those that it may subscribe to.
+    /// Subjects that the machine may publish to, and subjects that it may subscribe to.
     fn permissions(&self) -> (Vec<String>, Vec<String>) {
         let inbox = format!("_INBOX.{}.>", self.name);
         let device = &self.name;
@@ -115,7 +115,7 @@ impl Credentials {
 pub struct KeysRequest {
     /// Names and addresses of the server.
     pub hosts: Vec<String>,
-    /// Folder of the server's files on the server, for its configuration.
+    /// Folder on the server that will contain its files, as used in its configuration.
     pub folder: String,
     /// Class of the devices.
     pub class: String,
@@ -130,14 +130,14 @@ pub struct KeyFile {
     pub name: String,
     /// Contents of the file.
     pub text: String,
-    /// Description of its user.
+    /// Description of the machine that uses the file.
     pub what: &'static str,
 }
 
 /// Generates a server's configuration with its certificate, and a key file for the tuner and for each device.
 ///
 /// # Errors
-/// If a name is none.
+/// If a name is invalid.
 pub fn make_keys(request: &KeysRequest) -> Result<Vec<KeyFile>, Error> {
     check_name("class", &request.class)?;
     request.devices.iter().try_for_each(|device| check_name("device", device))?;
@@ -186,7 +186,7 @@ pub fn make_keys(request: &KeysRequest) -> Result<Vec<KeyFile>, Error> {
 /// Writes all keys to a folder that only its owner can read; returns the paths, each with the file's user.
 ///
 /// # Errors
-/// As [`make_keys`], and where there are files already or they cannot be written.
+/// As [`make_keys`], or if files exist already or cannot be written.
 pub fn write_keys(folder: &Path, request: KeysRequest) -> Result<Vec<(String, &'static str)>, tilewright::Error> {
     let failed = |path: &Path, error| tilewright::Error::input(format!("cannot write {}: {error}", path.display()));
     std::fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
@@ -205,10 +205,10 @@ pub fn write_keys(folder: &Path, request: KeysRequest) -> Result<Vec<(String, &'
     Ok(paths.iter().zip(made).map(|(path, made)| (path.display().to_string(), made.what)).collect())
 }
 
-/// The name of who asks.
+/// Name of the tuner in its credentials.
 const TUNER: &str = "tuner";
 
-/// The server's configuration.
+/// Makes the server's configuration.
 fn configuration(request: &KeysRequest, all: &[Credentials]) -> Result<String, Error> {
     let quoted = |texts: &[String]| texts.iter().map(|text| format!("{text:?}")).collect::<Vec<_>>().join(", ");
     let folder = &request.folder;

@@ -1,7 +1,7 @@
 //! Tuning on many machines, over NATS JetStream.
 //!
 //! A machine of the fleet calls [`serve`](serve()): it announces its hardware, takes tasks from the server,
-//! measures candidates and sends results. A tuner has a [`Remote`], which measures like a local device. The
+//! measures candidates and sends results. A tuner uses a [`Remote`], which measures like a local device. The
 //! server's state may be lost at any time: only the tuner's database is authoritative, and unfinished work is
 //! sent again.
 #![forbid(unsafe_code)]
@@ -32,7 +32,7 @@ use here::class_here;
 use keys::{Credentials, FleetRole};
 use nats::Client;
 
-/// Default lease of a task: time without a sign of life after which another device may take it.
+/// Default lease of a task: time without a heartbeat after which another device may take it.
 pub const LEASE: Duration = Duration::from_secs(10);
 
 /// Server of a fleet, and a class of its devices.
@@ -44,16 +44,15 @@ pub struct Fleet {
     pub credentials: Option<Credentials>,
     /// Class of the devices.
     pub class: String,
-    /// Lease of a task: time without a sign of life after which another device may take it.
+    /// Lease of a task: time without a heartbeat after which another device may take it.
     pub lease: Duration,
 }
 
 impl Fleet {
-    /// Opens a fleet at a server address. Without a class it is that of the key, or of machines like this
-    /// one.
+    /// Opens a fleet at a server address. The default class is that of the key, or of machines like this one.
     ///
     /// # Errors
-    /// If an address, the key or the class is none.
+    /// If an address, the key or the class is invalid.
     pub fn open(url: &str, key: Option<&Path>, class: Option<&str>) -> Result<Fleet, tilewright::Error> {
         let servers = Servers::parse(url)?;
         let credentials = key.map(Credentials::read).transpose()?;
@@ -63,18 +62,18 @@ impl Fleet {
         Ok(Fleet { servers, credentials, class, lease: LEASE })
     }
 
-    /// The lease divided by `of`. All waits are such fractions, so that tests with a short lease wait briefly
-    /// everywhere.
+    /// Returns the lease divided by `of`. All waits are such fractions, so that tests with a short lease
+    /// never wait long.
     fn part(&self, of: u32) -> Duration {
         self.lease / of
     }
 
-    /// Interval after which a message is sent again that the server has not confirmed.
+    /// Interval after which a message that the server has not confirmed is sent again.
     fn resend(&self) -> Duration {
         self.part(5)
     }
 
-    /// Connects, as a device or as who asks.
+    /// Connects as the given device, or as a tuner.
     fn connect(&self, device: Option<&str>) -> Result<Client, Error> {
         let credentials = self.credentials.as_ref();
         let wanted = if device.is_some() { FleetRole::Device } else { FleetRole::Tuner };
@@ -93,7 +92,7 @@ impl Fleet {
     pub fn devices(&self) -> Result<Vec<devices::DeviceDescription>, Error> {
         let mut client = self.connect(None)?;
         jetstream::make_streams(&mut client)?;
-        // Those that had no place to say that they are there do so now.
+        // Devices that could not announce themselves without the stream do so now.
         if let Ok(there) = devices::all(&mut client)
             && !there.is_empty()
         {

@@ -1,8 +1,8 @@
-//! NATS client: one connection, on which any thread can send and one receives.
+//! NATS client: a connection on which any thread can send and one thread receives.
 //!
 //! # Source
-//! <https://docs.nats.io/reference/reference-protocols/nats-protocol>. It is a protocol of lines; what we use
-//! of it is here, blocking, so that nothing else of this program has to know another kind of function.
+//! Implements the required part of the line-based protocol with blocking functions, so that the program needs
+//! no async runtime: <https://docs.nats.io/reference/reference-protocols/nats-protocol>.
 
 mod address;
 mod wire;
@@ -30,19 +30,20 @@ pub use address::Servers;
 
 /// Timeout of a connection, a handshake or a write.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// A server that says nothing for so long at first may encrypt that, too.
+/// Time without a first message after which the server is assumed to encrypt that message, too.
 const FIRST_WORD: Duration = Duration::from_secs(2);
-/// Silence after which a server is sent a ping.
+/// Silence after which a ping is sent to the server.
 const QUIET: Duration = Duration::from_secs(2);
 /// Silence after which a server counts as dead.
 const DEAD: Duration = Duration::from_secs(7);
 /// Interval of the checks for silence.
 const LOOK: Duration = Duration::from_millis(500);
-/// Most bytes of messages that wait to be taken: a slower reader is cut off, as servers do.
+/// Maximum total size of messages that wait to be read; the connection of a slower reader is closed, as
+/// servers do.
 const MOST_WAITING: usize = 64 << 20;
-/// Bytes of a message besides its payload.
+/// Approximate size of a message without its payload, in bytes.
 const OF_MESSAGE: usize = 128;
-/// Time before the second try to connect, and the most between two tries.
+/// Time before the second attempt to connect, and maximum time between two attempts.
 const FIRST_TRY: Duration = Duration::from_millis(100);
 const MOST_BETWEEN_TRIES: Duration = Duration::from_secs(5);
 
@@ -68,7 +69,7 @@ impl Retry {
     pub fn failed(&mut self) {
         let most = FIRST_TRY.saturating_mul(1 << self.n_failed.min(16)).min(MOST_BETWEEN_TRIES);
         let [byte] = random();
-        // Between half of it and all of it.
+        // Random time between half of the interval and all of it.
         self.at = Instant::now() + most.mul_f64(0.5 + f64::from(byte) / 510.0);
         self.n_failed += 1;
     }
@@ -81,7 +82,7 @@ pub struct ReceivedMessage {
     pub subject: String,
     /// Subject for a reply.
     pub reply: Option<String>,
-    /// Status in place of a reply, such as 503 for no responders.
+    /// Status instead of a reply, such as 503 for no responders.
     pub status: Option<u16>,
     /// Contents of the message.
     pub payload: Vec<u8>,
@@ -92,14 +93,14 @@ pub struct ReceivedMessage {
 pub enum ConnectionEvent {
     /// Received message.
     Message(ReceivedMessage),
-    /// Error of the server, in its words.
+    /// Error message of the server.
     Refused(String),
     /// End of the connection, with the reason.
     Lost(String),
 }
 
 impl ConnectionEvent {
-    /// About how many bytes it takes while it waits.
+    /// Approximate number of bytes that the event takes while it waits.
     fn weight(&self) -> usize {
         match self {
             ConnectionEvent::Message(message) => OF_MESSAGE + message.subject.len() + message.payload.len(),
@@ -116,9 +117,9 @@ pub struct Link(Arc<Inner>);
 struct Inner {
     socket: TcpStream,
     tls: Option<Mutex<ClientConnection>>,
-    /// Held for the time of a message.
+    /// Held while a message is sent.
     sending: Mutex<()>,
-    /// The largest payload that the server takes.
+    /// Maximum payload that the server accepts.
     max_payload: AtomicUsize,
 }
 
@@ -145,7 +146,8 @@ impl Link {
     }
 
     /// Sends a message; returns false without sending it if it exceeds the server's limit, which would end
-    /// the connection. A message that cannot be sent is lost with the connection, whose end is an event.
+    /// the connection. If sending fails, the message is lost with the connection, whose end is reported as an
+    /// event.
     pub fn publish(&self, subject: &str, reply: Option<&str>, id: Option<&str>, payload: &[u8]) -> bool {
         let head = id.map_or(String::new(), |id| format!("NATS/1.0\r\nNats-Msg-Id: {id}\r\n\r\n"));
         let total = head.len() + payload.len();
@@ -182,9 +184,9 @@ fn flush(tls: &mut ClientConnection, mut socket: &TcpStream) -> io::Result<()> {
 pub struct Client {
     link: Link,
     events: Receiver<ConnectionEvent>,
-    /// Events received while another was waited for.
+    /// Events received while waiting for another one.
     early: VecDeque<ConnectionEvent>,
-    /// Bytes of what has come and is not taken.
+    /// Total size of received events that have not been read.
     waiting: Arc<AtomicUsize>,
     inbox: String,
     n_requests: u64,
@@ -195,7 +197,7 @@ impl Client {
     /// Connects to the first server that accepts. Replies are received on inboxes with this prefix.
     ///
     /// # Errors
-    /// If none can be reached, or all refuse: what the first of those says that refuse.
+    /// If no server accepts: the error of the first one that answered, if any.
     pub fn connect(servers: &Servers, credentials: Option<&Credentials>, inbox: &str) -> Result<Client, Error> {
         let mut why: Option<Error> = None;
         for address in &servers.0 {
@@ -210,7 +212,7 @@ impl Client {
         Err(why.expect("invariant: there is an address"))
     }
 
-    /// Connects to a server; `is_only`: whether no other one will be tried.
+    /// Connects to a server; `is_only` tells whether it is the only one.
     fn to(
         address: &ServerAddress,
         is_only: bool,
@@ -225,7 +227,7 @@ impl Client {
             socket.set_write_timeout(Some(TIMEOUT))
         };
         set(&socket).map_err(failed)?;
-        // The first line is not encrypted as a rule, and says whether others are.
+        // The first line is usually not encrypted, and tells whether the others are.
         let mut parser = WireParser::default();
         let info = first_word(&socket, &mut parser, address)?;
         socket.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;
@@ -238,7 +240,7 @@ impl Client {
             (true, Some(info)) if !info.tls_required && !info.tls_available => {
                 return Err(Error::NoTls { address: address.to_string() });
             }
-            // What came in plain behind the first line is nobody's, or somebody else's.
+            // Unencrypted data after the first line is invalid, or may be injected.
             (true, _) if !parser.is_empty() => return Err(Error::NoServer { address: address.to_string() }),
             (true, _) => Some(Mutex::new(handshake(address, credentials, &socket)?)),
         };
@@ -268,7 +270,8 @@ impl Client {
         wire.wait_for(address, |frame| (frame == Frame::Pong).then_some(()))?;
         let (sender, events) = channel();
         std::thread::Builder::new().spawn(move || wire.listen(&sender)).map_err(failed)?;
-        // Answers to a connection that has ended are none to this one.
+        // The inbox is unique, so that replies to an earlier connection are not mistaken for replies to this
+        // one.
         let inbox = format!("_INBOX.{inbox}.{}", random_name());
         let early = VecDeque::new();
         let mut client = Client { link, events, early, waiting, inbox, n_requests: 0, n_subscriptions: 0 };
@@ -276,7 +279,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Sending side.
+    /// Sending side of the connection.
     pub fn link(&self) -> &Link {
         &self.link
     }
@@ -292,7 +295,7 @@ impl Client {
         format!("{}.{name}", self.inbox)
     }
 
-    /// Name given to an inbox's subject; `None` for other subjects.
+    /// Name with which an inbox subject was made; `None` for other subjects.
     pub fn name_of<'a>(&self, subject: &'a str) -> Option<&'a str> {
         subject.strip_prefix(&self.inbox)?.strip_prefix('.')
     }
@@ -316,8 +319,8 @@ impl Client {
     /// [`Client::next`].
     ///
     /// # Errors
-    /// [`Error::Lost`] if the connection ends, [`Error::Denied`] where this may not be asked, and
-    /// [`Error::TooLarge`] where the server takes no message of this size.
+    /// [`Error::Lost`] if the connection ends, [`Error::Denied`] if the request is not permitted, and
+    /// [`Error::TooLarge`] if the server does not accept a message of this size.
     pub fn request(
         &mut self,
         subject: &str,
@@ -374,7 +377,7 @@ impl Drop for Client {
     }
 }
 
-/// First message of a server; `None` where it waits for an encrypted connection.
+/// Reads the first message of a server; `None` if it waits for an encrypted connection.
 fn first_word(
     mut socket: &TcpStream,
     parser: &mut WireParser,
@@ -397,7 +400,7 @@ fn first_word(
     }
 }
 
-/// Whether nothing came in the time that was given.
+/// Whether an error is a timeout.
 fn is_silence(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
@@ -431,19 +434,19 @@ fn handshake(
     Ok(tls)
 }
 
-/// The side of a connection that receives.
+/// Receiving side of a connection.
 struct Wire {
     link: Link,
-    /// Whether there is no other server.
+    /// Whether the server is the only one.
     is_only: bool,
     raw: Vec<u8>,
     parser: WireParser,
-    /// Bytes of what nobody has taken yet.
+    /// Total size of events that have not been read.
     waiting: Arc<AtomicUsize>,
 }
 
 impl Wire {
-    /// Waits for more bytes; how many came from the system, none at the end.
+    /// Waits for more bytes; returns the number received from the system, 0 at the end.
     fn fill(&mut self) -> io::Result<usize> {
         let inner = &*self.link.0;
         let n = (&inner.socket).read(&mut self.raw)?;
@@ -465,7 +468,7 @@ impl Wire {
         Ok(n)
     }
 
-    /// Waits for something that has to come before all else; refusals end that.
+    /// Waits for an expected frame during the handshake; an error of the server ends the wait.
     fn wait_for<T>(&mut self, address: &ServerAddress, of: impl Fn(Frame) -> Option<T>) -> Result<T, Error> {
         let failed = |source| Error::Unreachable { address: address.to_string(), source };
         let until = Instant::now() + TIMEOUT;
@@ -493,7 +496,7 @@ impl Wire {
         }
     }
 
-    /// Handles a frame about the server itself.
+    /// Handles a frame that concerns only the connection.
     fn heed(&self, frame: &Frame) {
         match frame {
             Frame::Ping => self.link.send_or_end(b"PONG\r\n"),
@@ -502,7 +505,7 @@ impl Wire {
         }
     }
 
-    /// Tells what comes until the connection or the listener ends.
+    /// Forwards received events until the connection or the receiver ends.
     fn listen(mut self, to: &Sender<ConnectionEvent>) {
         let (mut heard, mut asked) = (Instant::now(), false);
         let mut refusal = None;
@@ -513,7 +516,8 @@ impl Wire {
                     refusal = Some(why.clone());
                     ConnectionEvent::Refused(why)
                 }
-                // To others it may go now; the only one is waited for where it goes.
+                // If there are other servers, the connection can move to one now; else it stays until the
+                // server ends it.
                 Ok(Some(Frame::Info(ServerInfo { ldm: true, .. }))) if !self.is_only => {
                     break "it is being shut down".to_owned();
                 }
@@ -564,7 +568,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that takes one connection, says this of itself, and goes on so.
+    /// Starts a server that accepts one connection, sends this information, and continues with `go_on`.
     fn fake(info: &'static str, go_on: impl FnOnce(BufReader<TcpStream>, TcpStream) + Send + 'static) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("nats://{}", listener.local_addr().unwrap());
@@ -594,7 +598,7 @@ mod tests {
         client.next(Duration::from_secs(10)).expect("something comes")
     }
 
-    /// A place where nobody listens.
+    /// Address at which no server listens.
     fn nowhere() -> String {
         format!("nats://{}", TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap())
     }
@@ -618,10 +622,10 @@ mod tests {
             assert!(connect(&all).unwrap().link().publish("x", None, None, b""), "{all}");
         }
         assert!(matches!(connect(&nowhere()), Err(Error::Unreachable { .. })));
-        // Who answers tells more than who does not.
+        // The error of a server that answers is more informative.
         let all = [nowhere(), bad(), nowhere()].join(",");
         assert!(matches!(connect(&all), Err(Error::Refused { why, .. }) if why == "Authorization Violation"));
-        // What is none at all.
+        // A server of another kind.
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         std::thread::spawn(move || listener.accept().unwrap().0.write_all(b"220 mail\r\n"));
@@ -676,7 +680,7 @@ mod tests {
         assert!(matches!(refused, Err(Error::TooLarge { n_bytes: 101, most: 100 })));
         assert!(client.link().publish("a", None, None, &[b'.'; 100]));
         assert!(matches!(event(&mut client), ConnectionEvent::Message(_)));
-        // The head counts.
+        // The header counts towards the size.
         assert!(!client.link().publish("a", None, Some("1"), &[b'.'; 74]));
         assert!(client.link().publish("a", None, Some("1"), &[b'.'; 73]));
         assert!(matches!(event(&mut client), ConnectionEvent::Message(_)));
@@ -690,7 +694,7 @@ mod tests {
             while socket.write_all(&message).is_ok() {}
         });
         let mut client = connect(&server).unwrap();
-        // It is taken note of without anybody taking it.
+        // Messages are received although no thread reads them.
         while client.waiting.load(Ordering::Relaxed) < MOST_WAITING {
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -1,8 +1,8 @@
-//! NATS' keys: pairs of Ed25519 keys as text, and signatures by them.
+//! NATS keys (nkeys): Ed25519 key pairs as text, and signatures by them.
 //!
 //! # Source
-//! <https://github.com/nats-io/nkeys>: base 32 of a prefix that says what the key is for, the key, and a
-//! check sum of both.
+//! The text is base 32 of a prefix for the kind of key, the key, and a checksum of both:
+//! <https://github.com/nats-io/nkeys>.
 
 use data_encoding::{BASE32_NOPAD, BASE64URL_NOPAD, HEXLOWER};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -12,7 +12,7 @@ use ring::signature::{Ed25519KeyPair, KeyPair};
 const SEED: u8 = 18 << 3;
 const USER: u8 = 20 << 3;
 
-/// A user's key pair.
+/// Key pair of a user.
 pub struct NKey {
     pair: Ed25519KeyPair,
     seed: [u8; 32],
@@ -32,7 +32,7 @@ impl NKey {
         NKey { pair, seed }
     }
 
-    /// Parses the text of a user's seed; `None` if it is none.
+    /// Parses the text of a user's seed; `None` if it is invalid.
     pub fn parse(text: &str) -> Option<NKey> {
         let bytes = BASE32_NOPAD.decode(text.trim().as_bytes()).ok()?;
         let (bytes, sum) = bytes.split_last_chunk::<2>()?;
@@ -51,7 +51,7 @@ impl NKey {
         with_sum(&[&[USER], self.pair.public_key().as_ref()].concat())
     }
 
-    /// Signature of a text, as text.
+    /// Signs a text, and returns the signature as text.
     pub fn sign(&self, what: &str) -> String {
         BASE64URL_NOPAD.encode(self.pair.sign(what.as_bytes()).as_ref())
     }
@@ -67,14 +67,14 @@ fn with_sum(bytes: &[u8]) -> String {
     BASE32_NOPAD.encode(&[bytes, &crc16(bytes).to_le_bytes()].concat())
 }
 
-/// Check sum of keys: CRC-16/XMODEM.
+/// Checksum of keys: CRC-16/XMODEM.
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0u16, |crc, byte| {
         (0..8).fold(crc ^ u16::from(*byte) << 8, |crc, _| crc << 1 ^ if crc & 0x8000 == 0 { 0 } else { 0x1021 })
     })
 }
 
-/// Random bytes.
+/// Returns random bytes of the system.
 ///
 /// # Panics
 /// If the system has none.
@@ -84,7 +84,7 @@ pub fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-/// A random name of 128 bits.
+/// Makes a random name of 128 bits.
 pub fn random_name() -> String {
     HEXLOWER.encode(&random::<16>())
 }
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn keys_are_those_of_the_nats_tools() {
-        // RFC 8032's first key, as the text that `nsc` would write of it.
+        // First key of RFC 8032, in the format of the tool `nsc`.
         let seed: [u8; 32] = HEXLOWER
             .decode(b"9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60")
             .unwrap()

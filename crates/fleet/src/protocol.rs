@@ -20,16 +20,16 @@ pub const TASKS: &str = "TW_TASKS";
 pub const RESULTS: &str = "TW_RESULTS";
 /// Key-value bucket of device descriptions, and its stream.
 pub const DEVICES: &str = "KV_TW_DEVICES";
-/// Part of a subject that stands for any device of a class.
+/// Part of a subject that denotes any device of a class.
 pub const ANY: &str = "any";
 
-/// The bytes of a failure's message that are sent.
+/// Maximum number of bytes of a failure's message that are sent.
 const MOST_OF_MESSAGE: usize = 16 << 10;
 
 /// Checks that a name is a valid part of a subject.
 ///
 /// # Errors
-/// [`Error::Name`] if it may not.
+/// [`Error::Name`] if the name is not valid.
 pub fn check_name(what: &'static str, name: &str) -> Result<(), Error> {
     let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
     let is_name = (1..=40).contains(&name.len()) && name.chars().all(is_plain) && name != ANY;
@@ -46,7 +46,7 @@ pub fn result_subject(run: &str, device: &str) -> String {
     format!("tw.{VERSION}.result.{run}.{device}")
 }
 
-/// Subject for reports that a device works on a run's task.
+/// Subject for reports that a device is working on a run's task.
 pub fn started_subject(run: &str) -> String {
     format!("tw.{VERSION}.started.{run}")
 }
@@ -111,7 +111,7 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// The candidate to measure.
+    /// Returns the candidate to measure.
     pub fn candidate(&self) -> Candidate {
         let patience = self.patience_s.and_then(|s| Duration::try_from_secs_f64(s).ok());
         Candidate { config: Config::new([]), steps: self.steps.as_str().into(), patience }
@@ -196,7 +196,7 @@ pub enum Finding {
         outcome: Outcome,
         /// Seconds spent on the candidate, by activity.
         seconds: Seconds,
-        /// Limit that caused the failure, if any; under a higher one it may succeed.
+        /// Limit that caused the failure, if any; under a higher one the candidate may succeed.
         limit: Option<Limit>,
         /// Conditions of the measurement.
         #[serde(default)]
@@ -213,7 +213,7 @@ impl Finding {
     pub fn of(sent: &Sent, device: &str, measured: Measured) -> Finding {
         let Measured { mut outcome, seconds, limit, conditions } = measured;
         if let Outcome::Failed { message, .. } = &mut outcome {
-            // A compiler may have much to say, and servers take no message of any size.
+            // A compiler's message may be long, and servers limit the size of messages.
             message.truncate(message.floor_char_boundary(MOST_OF_MESSAGE));
         }
         let conditions = Conditions { device: Some(device.to_owned()), ..conditions };
@@ -221,7 +221,7 @@ impl Finding {
     }
 }
 
-/// Finalist of a race. For one that failed the quartile is absent, which means infinite.
+/// Finalist of a race. The quartile of a failed one is absent, which means infinite.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finalist {
     at: usize,
@@ -242,13 +242,13 @@ impl From<Finalist> for Standing {
     }
 }
 
-/// Report that a device works on a task, sent when it starts, when it renews its lease, and when it returns
-/// the task.
+/// Report that a device is working on a task, sent when it starts, when it renews its lease, and when it
+/// returns the task.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
     /// Number of the task.
     pub task: u64,
-    /// Index of the current candidate, where they are measured one at a time.
+    /// Index of the current candidate, if candidates are measured one at a time.
     pub index: Option<usize>,
     /// Name of the device; `None` when it returns the task.
     pub device: Option<String>,
@@ -261,7 +261,7 @@ pub struct Ask {
     pub task: Option<u64>,
     /// Name of the device.
     pub device: String,
-    /// Number of deliveries of the task, this one included.
+    /// Number of deliveries of the task, including this one.
     pub n_times: u64,
 }
 
@@ -270,7 +270,7 @@ pub struct Ask {
 pub struct RemainingTask {
     /// Indices of the candidates that are still wanted.
     pub wanted: Vec<usize>,
-    /// Whether one of them may crash the machine, so that they are to be measured one at a time.
+    /// Whether one of the candidates may crash the machine, so that they must be measured one at a time.
     pub is_dangerous: bool,
     /// Whether this device is excluded from the run.
     pub is_aside: bool,
@@ -279,7 +279,7 @@ pub struct RemainingTask {
 /// Cancellation of tasks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cancel {
-    /// Tasks from this number on, running ones included.
+    /// Tasks from this number on, including running ones.
     From(u64),
     /// Tasks that are not running.
     WindDown,

@@ -1,7 +1,7 @@
 //! A fleet as a [`Measure`] of the tuner.
 //!
-//! What the server keeps may be lost at any time: what is submitted stays here until its result is there, and
-//! is sent again where the server has it no longer. Results are acknowledged once they are on record.
+//! The server's data may be lost at any time: submitted candidates are kept here until their results arrive,
+//! and are sent again if the server has lost them. Results are acknowledged once they are recorded.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::ops::Range;
@@ -25,43 +25,44 @@ use crate::protocol::{
     cancel_subject, class_consumer, rest_subject, result_subject, started_subject, task_subject,
 };
 
-/// Most candidates of a task.
+/// Maximum number of candidates of a task.
 const MOST_OF_TASK: usize = 16;
-/// Bytes of a message around a task, and those by which its numbers may grow, at most.
+/// Maximum number of bytes of a message besides the task, including the growth of its numbers.
 const AROUND: usize = 512;
-/// Tasks that each device is to have of a batch: one to measure, and one to build meanwhile.
+/// Number of tasks of a batch for each device: one to measure, and one to build meanwhile.
 const TASKS_PER_DEVICE: usize = 2;
-/// Results that are asked for at a time, and for how long.
+/// Number of results in a request, and its timeout.
 const PULLED: u64 = 256;
 const PULL_TIME: Duration = Duration::from_secs(20);
-/// The part of a lease in which it is looked whether all is well.
+/// Divisor of the lease that gives the interval of checks.
 const WATCH: u32 = 20;
-/// A message that waits for a connection is waited for so long at a time.
+/// Maximum time of a single wait while there is no connection.
 const NO_SERVER: Duration = Duration::from_millis(50);
 /// Silence, in leases, after which the server is asked whether it still has the tasks.
 const QUIET_LEASES: u32 = 2;
-/// Machines that may vanish while a candidate runs before it counts as failed.
+/// Number of machines that may vanish while a candidate runs before it counts as failed.
 const MOST_STRIKES: u64 = 2;
-/// Interval at which a race checks whether it is to end.
+/// Interval at which a race checks whether it should end.
 const LOOK: Duration = Duration::from_millis(50);
 /// Timeout of the wait for a device to race on.
 const FIRST_DEVICE: Duration = Duration::from_secs(5);
-/// A race of which nothing is heard for so much longer than it may take is had elsewhere.
+/// Time beyond its limit after which a race without news is repeated on another device.
 const RACE_SLACK: Duration = Duration::from_secs(30);
-/// Time for which the end of a run waits for a server that is away.
+/// Time for which the end of a run waits for an unreachable server.
 const FAREWELL: Duration = Duration::from_secs(3);
 
-/// A task under way.
+/// Task in progress.
 struct PendingTask {
-    /// The number of its first candidate.
+    /// Number of the task's first candidate.
     first: u64,
     candidates: Vec<Sent>,
     is_done: Vec<bool>,
-    /// Whether the server confirmed it, when it was last sent, and how often.
+    /// Whether the server has confirmed the task; below, the time of the last attempt to send it, and their
+    /// number.
     is_kept: bool,
     sent: Instant,
     attempt: u32,
-    /// Device that works on it, and the candidate where that is known.
+    /// Device that works on the task, and below the current candidate, if known.
     device: Option<String>,
     at: Option<usize>,
 }
@@ -86,7 +87,8 @@ fn sent(candidate: &Candidate) -> Sent {
     }
 }
 
-/// Candidates in parts of so many at most, each with room in a message; one that has none is a part alone.
+/// Divides candidates into parts of at most `most`, each of which fits a message; a candidate that does not
+/// fit is a part of its own.
 fn parts(candidates: impl Iterator<Item = Sent>, most: usize, room: usize) -> Vec<Vec<Sent>> {
     let (mut parts, mut left): (Vec<Vec<Sent>>, usize) = (Vec::new(), 0);
     for candidate in candidates {
@@ -105,7 +107,7 @@ fn parts(candidates: impl Iterator<Item = Sent>, most: usize, room: usize) -> Ve
     parts
 }
 
-/// A race under way on one device.
+/// Race in progress on a device.
 struct DeviceRace {
     number: u64,
     n_candidates: usize,
@@ -127,9 +129,9 @@ pub struct Remote<'a> {
     assignment: Assignment,
     run: String,
     books: RunRecords<'a>,
-    /// Connection; `None` while there is none.
+    /// Connection; `None` while disconnected.
     client: Option<Client>,
-    /// The largest message that the server takes, or took.
+    /// Maximum message size of the server, as last known.
     max_payload: usize,
     retry: Retry,
     watched: Instant,
@@ -142,25 +144,25 @@ pub struct Remote<'a> {
     n_devices: usize,
     leading_ns: Option<f64>,
     ready: VecDeque<(u64, Measured)>,
-    /// Subjects of acknowledgements of results, by the candidate's number.
+    /// Acknowledgement subjects of results, by the candidate's number.
     acks: Vec<(u64, String)>,
-    /// Devices that are left out, and those that have measured something, the last one at the end.
+    /// Excluded devices; below, devices that have measured something, the most recent last.
     aside: HashSet<String>,
     of_use: Vec<String>,
     race: Option<DeviceRace>,
     is_store_gone: bool,
     /// Reason why nothing can be measured any more, if any.
     broken: Option<String>,
-    /// Results that had come before.
+    /// Number of duplicate results.
     n_duplicates: u64,
     is_told: BTreeSet<&'static str>,
 }
 
 impl<'a> Remote<'a> {
-    /// Starts a run of a unique name that uses `n_devices` devices.
+    /// Starts a run with a unique name that uses `n_devices` devices.
     ///
     /// # Errors
-    /// If the server cannot be reached or refuses, or no device of the class is there.
+    /// If the server cannot be reached or rejects the connection, or no device of the class is online.
     pub fn start(
         fleet: &Fleet,
         run: &str,
@@ -206,7 +208,7 @@ impl<'a> Remote<'a> {
         Ok(remote)
     }
 
-    /// Excludes the devices of these names.
+    /// Excludes the devices with these names.
     #[must_use]
     pub fn without(mut self, aside: impl IntoIterator<Item = String>) -> Remote<'a> {
         self.aside.extend(aside);
@@ -233,7 +235,7 @@ impl<'a> Remote<'a> {
         self.client = Some(client);
     }
 
-    /// The devices of the class that can be used.
+    /// Returns the usable devices of the class.
     fn devices(&mut self) -> Result<Vec<DeviceDescription>, Error> {
         let Some(client) = &mut self.client else { return Ok(Vec::new()) };
         let devices: Vec<_> = listed(client)?.into_iter().filter(|device| device.class == self.fleet.class).collect();
@@ -249,14 +251,14 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Tells something once.
+    /// Tells the user something once.
     fn tell_once(&mut self, key: &'static str, text: impl FnOnce() -> String) {
         if self.is_told.insert(key) {
             (self.books.tell)(text());
         }
     }
 
-    /// Sends a task, or what is left of it.
+    /// Sends a task, or its remaining part.
     fn send(&mut self, number: u64) {
         let Some(pending) = self.tasks.get_mut(&number) else { return };
         pending.sent = Instant::now();
@@ -276,7 +278,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// A task of these candidates, which race or do not.
+    /// Makes a task of these candidates, for a race if limits are given.
     fn task(&self, number: u64, candidates: Vec<Sent>, race: Option<RaceLimits>) -> DeviceTask {
         DeviceTask {
             run: self.run.clone(),
@@ -289,7 +291,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Takes back what the server has of this run, and sends all that is not done.
+    /// Removes this run's tasks from the server, and sends all unfinished ones.
     fn send_all(&mut self) -> Result<(), Error> {
         if let Some(client) = &mut self.client {
             make_streams(client)?;
@@ -308,7 +310,7 @@ impl<'a> Remote<'a> {
         Ok(())
     }
 
-    /// Sees to the connection, and to what may be lost.
+    /// Maintains the connection, and resends tasks that may be lost.
     fn watch(&mut self) {
         let now = Instant::now();
         if self.client.is_none() {
@@ -322,7 +324,7 @@ impl<'a> Remote<'a> {
                     self.pulled.0 = 0;
                     self.is_told.remove("lost");
                     (self.books.tell)("the NATS server is there again".to_owned());
-                    // What it had may be gone.
+                    // The server's data may be lost.
                     if let Err(error) = self.look_after() {
                         return self.lose(&error.to_string());
                     }
@@ -360,8 +362,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Sends again, after a long silence, the tasks that the server has lost, and reports tasks that nobody
-    /// takes.
+    /// After a long silence, resends tasks that the server has lost, and reports if no device is online.
     fn look_after(&mut self) -> Result<(), Error> {
         let Some(client) = &mut self.client else { return Ok(()) };
         if self.tasks.is_empty() {
@@ -369,7 +370,7 @@ impl<'a> Remote<'a> {
         }
         let n_there = n_tasks(client, &self.run)?;
         let n_left = n_left(client, TASKS, &class_consumer(&self.fleet.class))?;
-        // What is there and for nobody was given away too often.
+        // Stored tasks that are not pending have exceeded the maximum number of deliveries.
         let is_lost = n_there.is_none_or(|n| n < self.tasks.len() as u64) || n_left.is_none_or(|n| n == 0);
         if is_lost {
             return self.send_all();
@@ -401,9 +402,9 @@ impl<'a> Remote<'a> {
         let name = self.client.as_ref().and_then(|client| client.name_of(&message.subject)).map(str::to_owned);
         if let Some(name) = name {
             if name == "results" {
-                // There are none, or nobody to give them.
+                // There are no results, or no consumer.
                 self.pulled.0 = 0;
-                // Nobody is known any more who takes them: the server has lost what it kept.
+                // The consumer does not exist any more: the server has lost its data.
                 if message.status == Some(503) {
                     self.is_store_gone = true;
                     self.pulled = (1, Instant::now());
@@ -480,7 +481,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Takes a result; its candidate's number, where it is wanted.
+    /// Handles a result; returns the candidate's number if it is still wanted.
     fn settle(&mut self, task: u64, index: usize, measured: Measured) -> Option<u64> {
         let pending = self.tasks.get_mut(&task)?;
         if std::mem::replace(pending.is_done.get_mut(index)?, true) {
@@ -494,7 +495,7 @@ impl<'a> Remote<'a> {
         Some(number)
     }
 
-    /// Answers a device what is still wanted of a task.
+    /// Answers a device's query for the remaining part of a task.
     fn rest(&mut self, ask: &Ask) -> RemainingTask {
         if self.aside.contains(&ask.device) {
             return RemainingTask { is_aside: true, ..RemainingTask::default() };
@@ -523,7 +524,7 @@ impl<'a> Remote<'a> {
         RemainingTask { wanted, is_dangerous, is_aside: false }
     }
 
-    /// Waits for something to happen.
+    /// Waits for an event, and handles it.
     fn wait(&mut self, at_most: Duration) {
         self.watch();
         match self.client.as_mut().map(|client| client.next(at_most)) {
@@ -533,7 +534,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Has candidates raced on one device; none where it does not come to an end there.
+    /// Races candidates on a device; `None` if the race does not finish there.
     fn race_on(
         &mut self,
         device: &str,
@@ -618,7 +619,7 @@ impl Measure for Remote<'_> {
             }
             let now = Instant::now();
             if now >= until {
-                // What has come is taken note of, however little time there is.
+                // Received messages are handled even if no time is left.
                 self.wait(Duration::ZERO);
                 return Ok(self.ready.pop_front().map_or(Next::Pending, |(at, measured)| Next::Done(at, measured)));
             }
@@ -666,7 +667,7 @@ impl Measure for Remote<'_> {
     ) -> Result<Vec<Standing>, BoxError> {
         left(candidates.len());
         let start = Instant::now();
-        // One that has just come may not have said so.
+        // A device that has just come online may not have announced itself yet.
         let until = Instant::now() + FIRST_DEVICE;
         let mut devices = Vec::new();
         while devices.is_empty() && Instant::now() < until {
@@ -674,7 +675,7 @@ impl Measure for Remote<'_> {
             devices = self.devices()?.into_iter().map(|device| device.device).collect();
             devices.retain(|device| !self.aside.contains(device));
         }
-        // What has measured last is known to.
+        // Devices that measured most recently come first, as they are known to work.
         devices.sort_by_key(|device| std::cmp::Reverse(self.of_use.iter().position(|known| known == device)));
         for (at, device) in devices.iter().enumerate() {
             let Some(standings) = self.race_on(device, candidates, limits, stop)? else { continue };
@@ -695,7 +696,7 @@ impl Measure for Remote<'_> {
 }
 
 impl Remote<'_> {
-    /// Races winner and runner-up on another device, and says so where they are the other way round there.
+    /// Races winner and runner-up on another device, and reports whether that confirms their order.
     fn confirm(
         &mut self,
         first: &str,
@@ -724,8 +725,8 @@ impl Remote<'_> {
 }
 
 impl Drop for Remote<'_> {
-    /// Deletes what the server keeps of the run. A server that is away at the end is waited for a little, as
-    /// devices would measure for nobody once it is back; otherwise it forgets the run in time.
+    /// Deletes the run's data on the server. Waits briefly for an unreachable server, since devices would
+    /// otherwise measure in vain once it is back; if it stays away, the data expires.
     fn drop(&mut self) {
         let until = Instant::now() + if self.n_tasks == 0 { Duration::ZERO } else { FAREWELL };
         self.retry = Retry::at_once();
@@ -744,12 +745,13 @@ impl Drop for Remote<'_> {
     }
 }
 
-/// Two devices on which two kernels differ by no more are of one mind.
+/// Relative difference of two kernels up to which two devices are taken to agree on their order.
 const NOISE: f64 = 0.03;
 /// Largest relative difference between devices of a class that is tolerated.
 const MOST_STRAY: f64 = 0.05;
 
-/// Outliers: devices whose anchors are slower or faster than those of others of the class, with the factor.
+/// Finds outliers: devices whose anchors are slower or faster than those of others of the class, with the
+/// factor.
 pub fn strays(devices: &[DeviceDescription]) -> Vec<(String, f64)> {
     let n_anchors = devices.iter().map(|device| device.anchors_ns.len()).min().unwrap_or(0);
     if n_anchors == 0 || devices.len() < 2 {
@@ -758,7 +760,7 @@ pub fn strays(devices: &[DeviceDescription]) -> Vec<(String, f64)> {
     let median = |anchor: usize| {
         let mut ns: Vec<f64> = devices.iter().map(|device| device.anchors_ns[anchor]).collect();
         ns.sort_by(f64::total_cmp);
-        // Of two the faster one is right: nothing makes a machine faster than it is.
+        // For two devices, the faster one is the reference, as disturbances only slow a machine down.
         ns[(ns.len() - 1) / 2]
     };
     let medians: Vec<f64> = (0..n_anchors).map(median).collect();

@@ -18,29 +18,30 @@ use crate::protocol::{
 };
 use crate::remote::to_json;
 
-/// Tasks that are at hand at a time: one is measured, the next one built meanwhile.
+/// Maximum number of tasks held at a time: one is measured, the next one is built meanwhile.
 const MOST_HELD: usize = 2;
-/// Assignments of which workers and data are kept for when they come again.
+/// Maximum number of assignments whose workers and data are kept for reuse.
 const MOST_ASSIGNMENTS: usize = 6;
 /// Divisors of the lease that give the time for which the server holds a request for a task, and the time
-/// after that when the request counts as lost: the server does not answer at all while nobody has made a
-/// place for tasks, and a device that joins first is to begin soon all the same.
+/// after that when the request counts as lost. The server does not answer at all while the stream of tasks
+/// does not exist, and a device that joins first should start soon all the same.
 ///
-/// The next two give a tuner's time to say what it still wants, after which it wants all of it, and the time
-/// where there is nobody to ask for tasks yet.
+/// The next two give the time for a tuner's answer to the query for the remaining part of a task, without
+/// which all of it counts as wanted, and the pause before the next request while there is no consumer of
+/// tasks.
 const PULL_TIME: u32 = 10;
 const PULL_SLACK: u32 = 20;
 const ANSWER_TIME: u32 = 5;
 const NOBODY: u32 = 40;
-/// The least time for which the server holds a request.
+/// Minimum time for which the server holds a request.
 const LEAST_PULL: Duration = Duration::from_millis(100);
-/// Interval of the announcements, and the pause before one that was not stored is repeated.
+/// Interval of announcements, and pause before an announcement that was not stored is repeated.
 const SELF: Duration = Duration::from_secs(5);
 pub const SELF_AGAIN: Duration = Duration::from_millis(500);
-/// Longest wait for a result while kernels are measured, and for a message while none are.
+/// Maximum wait for a result while kernels are measured, and for a message while none are.
 const LISTEN: Duration = Duration::from_millis(1);
 const REST: Duration = Duration::from_millis(50);
-/// Interval of the checks which leases are to be renewed; each is renewed three times in its length.
+/// Interval at which leases are checked for renewal; each lease is renewed three times in its duration.
 const LOOK: Duration = Duration::from_millis(20);
 const RENEWALS: u32 = 3;
 
@@ -55,14 +56,15 @@ pub struct Here<'a> {
     pub renew: &'a mut (dyn FnMut(&mut DeviceDescription, bool) + 'a),
 }
 
-/// A task at hand.
+/// Task held by the device.
 struct TaskAtHand {
     task: DeviceTask,
     ack: String,
-    /// Time of the question what is still wanted; `None` once that is known.
+    /// Time of the query for the remaining part; `None` once that is known.
     asked: Option<Instant>,
     is_dangerous: bool,
-    /// Candidates not submitted yet, and those submitted, by their number there.
+    /// Candidates that have not been submitted yet; below, submitted ones by their number at the measuring
+    /// side.
     waiting: VecDeque<usize>,
     numbers: BTreeMap<u64, usize>,
 }
@@ -72,18 +74,18 @@ impl TaskAtHand {
         self.task.run == run && self.task.number == number
     }
 
-    /// Whether both are measured by the same, for the same.
+    /// Whether both tasks have the same assignment and run, so that they can be measured together.
     fn goes_with(&self, other: &TaskAtHand) -> bool {
         self.task.run == other.task.run && self.task.assignment == other.task.assignment
     }
 
-    /// Whether all that was wanted is measured.
+    /// Whether all wanted candidates have been measured.
     fn is_done(&self) -> bool {
         self.asked.is_none() && self.waiting.is_empty() && self.numbers.is_empty()
     }
 }
 
-/// A result that the server is not known to keep yet.
+/// Result that the server has not confirmed yet.
 struct Unsent {
     token: u64,
     run: String,
@@ -94,7 +96,7 @@ struct Unsent {
     sent: Instant,
 }
 
-/// A task that others get where this is not renewed.
+/// Lease of a task, which other devices get if it is not renewed.
 struct Lease {
     run: String,
     number: u64,
@@ -106,7 +108,7 @@ struct Lease {
     is_over: bool,
 }
 
-/// The leases of all tasks at hand, renewed by a thread of its own.
+/// Leases of all held tasks, renewed by a separate thread.
 #[derive(Default)]
 struct Leases {
     link: Mutex<Option<Link>>,
@@ -125,7 +127,7 @@ impl Leases {
             let link = lock(&self.link).clone();
             for lease in lock(&self.all).iter_mut() {
                 let age = lease.renewed.elapsed();
-                // This process was stopped, or had no connection: others may be at the task by now.
+                // This process was stopped, or had no connection: another device may have the task by now.
                 if age > lease.length {
                     lease.is_over = true;
                 } else if age > lease.length / RENEWALS
@@ -152,7 +154,7 @@ impl Lease {
 /// Serves tasks until `stop` is raised.
 ///
 /// # Errors
-/// If the server cannot be reached or refuses at the beginning; later it is tried again.
+/// If the server cannot be reached or rejects the connection at the start; later the device reconnects.
 pub fn serve(
     fleet: &Fleet,
     description: DeviceDescription,
@@ -195,7 +197,7 @@ pub fn serve(
     served
 }
 
-/// The two ways in which tasks come: for any device of the class, and for this one.
+/// Names of the two sources of tasks: for any device of the class, and for this one.
 const WAYS: [&str; 2] = ["any", "own"];
 
 struct Server<'a, 'h> {
@@ -211,9 +213,9 @@ struct Server<'a, 'h> {
     /// Time of the next or last request for a task, by consumer.
     pulls: [Instant; 2],
     is_pulling: [bool; 2],
-    /// Tasks in the order in which they came.
+    /// Tasks in the order of arrival.
     held: VecDeque<TaskAtHand>,
-    /// The last one used first.
+    /// Measuring sides, the most recently used first.
     measures: Vec<(Assignment, Box<dyn Measure>)>,
     unsent: Vec<Unsent>,
     n_tokens: u64,
@@ -239,7 +241,7 @@ impl Server<'_, '_> {
         Ok(())
     }
 
-    /// Does the next work, or waits a little where there is none.
+    /// Does the next work, or waits a little if there is none.
     fn turn(&mut self) {
         self.keep_in_touch();
         self.drop_what_is_over();
@@ -259,7 +261,7 @@ impl Server<'_, '_> {
         self.finish();
     }
 
-    /// Has a connection, and says and asks what is due.
+    /// Maintains the connection, and sends announcements, requests and results that are due.
     fn keep_in_touch(&mut self) {
         let now = Instant::now();
         if self.client.is_none() {
@@ -292,7 +294,8 @@ impl Server<'_, '_> {
         }
         for (way, name) in WAYS.iter().enumerate() {
             let is_late = self.is_pulling[way] && now - self.pulls[way] > pull_time + pull_slack;
-            // What is measured and only waits for a word of the server's keeps nobody from the next one.
+            // A measured task that only waits for the server's confirmation does not keep the device from
+            // taking the next one.
             let n_held = self.held.iter().filter(|held| !held.is_done()).count();
             let is_free = n_held + usize::from(self.is_pulling[0] && way == 0) < MOST_HELD + way;
             if (is_late || !self.is_pulling[way]) && is_free && now >= self.pulls[way] {
@@ -322,13 +325,13 @@ impl Server<'_, '_> {
             None if message.subject.starts_with(&format!("tw.{VERSION}.task.")) => self.take(&message),
             None => self.hear_cancel(&message),
             Some("self") if !is_kept(&message) => {
-                // Nobody has made a place for it yet.
+                // The stream for announcements does not exist yet.
                 self.said = Instant::now().checked_sub(SELF - SELF_AGAIN);
             }
             Some("self") => {}
             Some(name) => {
                 if let Some(way) = WAYS.iter().position(|way| *way == name) {
-                    // There is no task, or nobody yet to give one.
+                    // There is no task, or no consumer of tasks yet.
                     let is_for_nobody = matches!(message.status, Some(status) if ![404, 408].contains(&status));
                     let wait = if is_for_nobody { self.fleet.part(NOBODY) } else { Duration::ZERO };
                     (self.is_pulling[way], self.pulls[way]) = (false, Instant::now() + wait);
@@ -339,7 +342,8 @@ impl Server<'_, '_> {
                 } else if let Some((number, run)) = name.strip_prefix("rest.").and_then(|rest| rest.split_once('.'))
                     && let Ok(number) = number.parse::<u64>()
                 {
-                    // Without a tuner all of it is wanted by whoever comes later.
+                    // If no tuner answers, all of the task counts as wanted, for a tuner that comes back
+                    // later.
                     let rest =
                         message.status.is_none().then(|| serde_json::from_slice(&message.payload).ok()).flatten();
                     self.hear_rest(run, number, rest);
@@ -348,7 +352,7 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Takes a task on, once it is known what of it is wanted.
+    /// Accepts a task, and asks the tuner which part of it is still wanted.
     fn take(&mut self, message: &ReceivedMessage) {
         let Some(ack) = &message.reply else { return };
         let way = usize::from(!message.subject.starts_with(&format!("tw.{VERSION}.task.{}.any.", self.fleet.class)));
@@ -359,7 +363,7 @@ impl Server<'_, '_> {
         let length = Duration::try_from_secs_f64(task.lease_s).unwrap_or_default();
         let (run, number) = (task.run.clone(), task.number);
         if let Some(held) = self.held.iter_mut().find(|held| held.is(&run, number)) {
-            // The server thought that it was lost.
+            // The server considered the task lost, and delivered it again.
             held.ack.clone_from(ack);
             for lease in lock(&self.leases.all).iter_mut().filter(|lease| lease.run == run && lease.number == number) {
                 lease.ack.clone_from(ack);
@@ -398,7 +402,7 @@ impl Server<'_, '_> {
         let all = || RemainingTask { wanted: (0..held.task.candidates.len()).collect(), ..RemainingTask::default() };
         let rest = rest.unwrap_or_else(all);
         held.asked = None;
-        // With nobody to say so, what others had before may be dangerous.
+        // Without a tuner's answer, a task that was delivered before may be dangerous.
         held.is_dangerous = rest.is_dangerous;
         held.waiting = rest.wanted.into_iter().filter(|index| *index < held.task.candidates.len()).collect();
         if rest.is_aside {
@@ -408,10 +412,11 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Lets go of a task, with a word to the server.
+    /// Releases a task with an acknowledgement to the server.
     fn leave(&self, held: &TaskAtHand, word: &[u8]) {
         if let Some(client) = self.client.as_ref().filter(|_| word == b"-NAK") {
-            // Whoever gets it next does so for no fault of any candidate's.
+            // The report tells the tuner that the task was returned, and not because a candidate crashed the
+            // device.
             let given_back = Started { task: held.task.number, index: None, device: None };
             client.link().publish(&started_subject(&held.task.run), None, None, &to_json(&given_back));
         }
@@ -420,7 +425,7 @@ impl Server<'_, '_> {
     }
 
     fn answer(&self, ack: &str, word: &[u8]) {
-        // No word at all would be one: that it is done.
+        // An empty payload would be an acknowledgement.
         if let Some(client) = self.client.as_ref().filter(|_| !word.is_empty()) {
             client.link().publish(ack, None, None, word);
         }
@@ -447,7 +452,7 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Gives tasks up.
+    /// Abandons tasks.
     fn cancel(&mut self, is_meant: impl Fn(&TaskAtHand) -> bool, word: &[u8]) {
         let (meant, left): (VecDeque<TaskAtHand>, _) = std::mem::take(&mut self.held).into_iter().partition(is_meant);
         self.held = left;
@@ -459,7 +464,7 @@ impl Server<'_, '_> {
                 (self.tell)(format!("workers are started anew: {error}"));
                 self.measures.remove(0);
             }
-            // What came after is given up with it, and begun again.
+            // Candidates submitted later are cancelled with it, and submitted again.
             for held in &mut self.held {
                 let numbers: Vec<u64> = held.numbers.range(from..).map(|(number, _)| *number).collect();
                 for number in numbers.into_iter().rev() {
@@ -478,13 +483,14 @@ impl Server<'_, '_> {
             .map(|lease| (lease.run.clone(), lease.number))
             .collect();
         if !over.is_empty() {
-            // Others have it by now; without a word, for the server would take it for theirs.
+            // Another device has the task by now; no acknowledgement is sent, since the server would
+            // attribute it to that device.
             (self.tell)("a task is given up that others have by now".to_owned());
             self.cancel(|held| over.iter().any(|(run, number)| held.is(run, *number)), b"");
         }
     }
 
-    /// Has what is wanted measured.
+    /// Submits wanted candidates for measurement.
     fn submit(&mut self) {
         let (now, answer_time) = (Instant::now(), self.fleet.part(ANSWER_TIME));
         let late: Vec<(String, u64)> = self
@@ -502,7 +508,7 @@ impl Server<'_, '_> {
             if held.waiting.is_empty() || !has_turn {
                 continue;
             }
-            // What may take the machine along runs alone: it is known then which one it was.
+            // A candidate that may crash the machine runs alone, so that the culprit is known.
             if dangerous.is_some_and(|dangerous| dangerous != at || busy.is_some()) {
                 continue;
             }
@@ -530,7 +536,7 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Says that a task is begun.
+    /// Reports that a task has started.
     fn begin(&self, run: &str, number: u64, index: Option<usize>) {
         let link = lock(&self.leases.link).clone();
         for lease in lock(&self.leases.all).iter_mut().filter(|lease| lease.run == run && lease.number == number) {
@@ -545,7 +551,7 @@ impl Server<'_, '_> {
         self.description.doing = doing;
     }
 
-    /// Puts what measures an assignment first.
+    /// Moves the measuring side of an assignment to the front, and starts it if necessary.
     fn wake(&mut self, assignment: &Assignment) -> Result<(), BoxError> {
         if let Some(at) = self.measures.iter().position(|(known, _)| known == assignment) {
             let measure = self.measures.remove(at);
@@ -558,7 +564,7 @@ impl Server<'_, '_> {
         Ok(())
     }
 
-    /// Says that nothing can be measured of a task's assignment here, and leaves it to others.
+    /// Reports that a task's assignment cannot be measured here, and leaves the task to other devices.
     fn refuse(&mut self, at: usize, why: &str) {
         let Some(held) = self.held.remove(at) else { return };
         (self.tell)(format!("{}: {why}", held.task.assignment.workload));
@@ -569,7 +575,7 @@ impl Server<'_, '_> {
             device: self.device().to_owned(),
             what: Finding::Broken(why.to_owned()),
         };
-        // Each device may say so of itself.
+        // The id contains the device, as each one may report this.
         let id = format!("{run}.{number}.broken.{}", self.description.device);
         self.n_tokens += 1;
         self.send(run, *number, id, to_json(&done));
@@ -577,14 +583,14 @@ impl Server<'_, '_> {
         self.pulls = [Instant::now() + self.fleet.part(NOBODY); 2];
     }
 
-    /// Sends a result, until it is known to be kept.
+    /// Sends a result, repeatedly until the server confirms it.
     fn report(&mut self, run: &str, done: Done) {
         self.n_tokens += 1;
         let id = done.id(run);
         self.send(run, done.task, id, to_json(&done));
     }
 
-    /// Sends what is to be kept of a task.
+    /// Sends a message to be stored for a task.
     fn send(&mut self, run: &str, number: u64, id: String, payload: Vec<u8>) {
         let subject = result_subject(run, self.device());
         if let Some(client) = &self.client {
@@ -602,14 +608,14 @@ impl Server<'_, '_> {
         });
     }
 
-    /// Takes what has been measured.
+    /// Handles finished measurements.
     fn measure(&mut self) {
         let leading_ns = self.held.iter().rev().find(|held| !held.numbers.is_empty()).and_then(|h| h.task.leading_ns);
         let Some((_, measure)) = self.measures.first_mut() else { return };
         match measure.next(leading_ns, LISTEN) {
             Ok(Next::Done(number, measured)) => self.found(number, measured),
             Ok(Next::Pending) => {}
-            // It was to begin no more: of the rest nothing comes.
+            // The measuring side was told to start nothing more, so there are no further results.
             Ok(Next::Idle) => {
                 let meant = |held: &TaskAtHand| !held.numbers.is_empty();
                 if self.is_winding_down {
@@ -642,7 +648,7 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Times candidates against each other, and listens meanwhile whether that is still wanted.
+    /// Races candidates, and meanwhile listens for a cancellation.
     fn race(&mut self, at: usize) {
         let Some(mut held) = self.held.remove(at) else { return };
         let Some(bounds) = held.task.race else { return };
@@ -653,7 +659,7 @@ impl Server<'_, '_> {
         let (stop, is_over, cancel) = (AtomicBool::new(false), AtomicBool::new(false), cancel_subject(&run));
         let (_, measure) = &mut self.measures[0];
         let mut client = self.client.take();
-        // The race is on this thread: worker processes end with the one that starts them.
+        // The race runs on this thread, as worker processes end with the thread that starts them.
         let (raced, later) = std::thread::scope(|scope| {
             let listening = scope.spawn(|| {
                 let mut later = Vec::new();
@@ -697,7 +703,7 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Lets go of tasks all of whose results are kept.
+    /// Releases tasks all of whose results are stored.
     fn finish(&mut self) {
         let unsent = &self.unsent;
         let (done, left): (VecDeque<TaskAtHand>, _) = std::mem::take(&mut self.held)
@@ -710,11 +716,11 @@ impl Server<'_, '_> {
         }
     }
 
-    /// Gives back what is at hand.
+    /// Returns all held tasks.
     fn give_back(&mut self) {
         self.cancel(|_| true, b"-NAK");
         if let Some(client) = &self.client {
-            // Nothing in the place of what it is: it is not there.
+            // An empty description means that the device is offline.
             client.link().publish(&device_subject(self.device()), None, None, b"");
         }
     }

@@ -22,20 +22,20 @@ use crate::remote::{Remote, RunRecords, to_json};
 
 /// Timeout of the wait for a device of the class.
 const FIRST_DEVICE: Duration = Duration::from_secs(5);
-/// Candidates that a device is to have at a time, at least: one that is measured, one that is built.
+/// Minimum number of candidates that a device should have at a time: one to measure, one to build.
 const PER_DEVICE: usize = 2;
-/// Searches that are made ready at a time: a core each, and none for each of those that wait.
+/// Number of searches that are prepared at a time: each takes a core.
 const MADE_READY: usize = 2;
-/// Timeout for the tuner of a run to report its presence.
+/// Timeout for the tuner of a run to answer.
 const SIGN: Duration = Duration::from_secs(1);
-/// Results that are taken over at a time, and how long none may come.
+/// Number of results that are taken over at a time, and maximum time between two.
 const TAKEN: u64 = 256;
 const SILENCE: Duration = Duration::from_millis(500);
 
 /// Tunes a workload on the devices of a class.
 ///
 /// # Errors
-/// As [`Session::tune`], and where the server cannot be reached, no device is there, or none is of use.
+/// As [`Session::tune`], or if the server cannot be reached, or no usable device is online.
 pub fn tune(
     session: &Session,
     fleet: &Fleet,
@@ -56,7 +56,7 @@ pub type Each = (usize, Result<Tuned, tilewright::Error>);
 /// started.
 ///
 /// # Errors
-/// As [`tune`], where none could be begun.
+/// As [`tune`], if no workload could be started.
 pub fn tune_many(
     session: &Session,
     fleet: &Fleet,
@@ -73,7 +73,7 @@ pub fn tune_many(
     let turns = Turns::new(n_at_a_time, n_devices.div_ceil(n_at_a_time));
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
-        // Those whose turn comes next are made ready meanwhile: their spaces, and what they begin with.
+        // The next searches are prepared meanwhile: their spaces, and their initial candidates.
         for _ in 0..(2 * n_at_a_time).min(requests.len()) {
             scope.spawn(|| {
                 while !stop.load(Ordering::Relaxed) {
@@ -98,23 +98,24 @@ pub fn in_equal_parts(requests: Vec<Request>, time: Duration) -> Vec<Request> {
     requests.into_iter().map(|request| request.time(time / n_requests)).collect()
 }
 
-/// Turns by which several searches share devices.
+/// Turns in which several searches share devices.
 struct Turns {
-    /// The devices that each is to keep busy.
+    /// Number of devices that each search should keep busy.
     n_devices: usize,
-    /// Gates of the searches that are prepared, so that the first ones begin early, and of those under way.
+    /// Gate of searches in preparation, which lets the first ones begin early; below, the gate of running
+    /// searches.
     ready: ConcurrencyGate,
     under_way: ConcurrencyGate,
 }
 
 impl Turns {
-    /// `n` searches at a time, with `n_devices` devices each.
+    /// Makes turns for `n` searches at a time, with `n_devices` devices each.
     fn new(n: usize, n_devices: usize) -> Turns {
         Turns { n_devices, ready: ConcurrencyGate::new(MADE_READY), under_way: ConcurrencyGate::new(n) }
     }
 }
 
-/// A place for so many at the same time.
+/// Gate with a limited number of places.
 struct ConcurrencyGate {
     left: Mutex<usize>,
     one_is_over: Condvar,
@@ -125,7 +126,7 @@ impl ConcurrencyGate {
         ConcurrencyGate { left: Mutex::new(n), one_is_over: Condvar::new() }
     }
 
-    /// Waits for a turn, which is over when that is dropped.
+    /// Waits for a turn, which ends when the result is dropped.
     fn take(&self) -> Turn<'_> {
         let left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
         *self.one_is_over.wait_while(left, |left| *left == 0).unwrap_or_else(PoisonError::into_inner) -= 1;
@@ -133,7 +134,7 @@ impl ConcurrencyGate {
     }
 }
 
-/// A place that is taken.
+/// Occupied place of a gate.
 struct Turn<'a>(&'a ConcurrencyGate);
 
 impl Drop for Turn<'_> {
@@ -143,7 +144,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// The devices of a class.
+/// Devices of a class.
 struct Devices {
     of_use: Vec<DeviceDescription>,
     target: Target,
@@ -151,14 +152,14 @@ struct Devices {
     aside: Vec<String>,
 }
 
-/// The devices of the class that are of one kind, and have the cores.
+/// Selects the usable devices of the class that are of the same kind, and have enough cores.
 fn of_use(fleet: &Fleet, request: &Request, observer: &dyn Observer) -> Result<Devices, tilewright::Error> {
     let threads = request.settings().threads;
     let mut client = fleet.connect(None)?;
     make_streams(&mut client)?;
     let all = wait_for(&mut client, &fleet.class, &fleet.servers.to_string(), FIRST_DEVICE)?;
     let kind = |device: &DeviceDescription| (device.target.clone(), device.toolchain.clone());
-    // The most frequent kind; of as frequent ones that of the first device.
+    // The most frequent kind; if several are, the one of the first device.
     let frequency = |of: &DeviceDescription| all.iter().filter(|device| kind(device) == kind(of)).count();
     let most = all.iter().rev().max_by_key(|device| frequency(device)).expect("invariant: one is there");
     let (mut of_use, mut aside) = (Vec::new(), Vec::new());
@@ -190,7 +191,7 @@ fn of_use(fleet: &Fleet, request: &Request, observer: &dyn Observer) -> Result<D
     Ok(Devices { target, of_use, aside })
 }
 
-/// Tunes a workload on these devices, once it has a turn.
+/// Tunes a workload on these devices, once it is its turn.
 fn tune_on(
     (session, fleet): (&Session, &Fleet),
     devices: &Devices,
@@ -204,7 +205,7 @@ fn tune_on(
     let settings = request.settings();
     let task = request.task()?;
     let peak = devices.of_use.iter().filter_map(|device| device.peak_gflops).reduce(f64::max);
-    // They say it in f32, which says nothing of integers.
+    // Devices report the peak of f32, which does not apply to integers.
     let peak = peak.filter(|_| !task.setting.workload.multiplies_bytes());
     let per_element = 4.0 / task.setting.workload.dtype.arithmetic().bytes() as f64;
     let database = session.database();
@@ -219,13 +220,13 @@ fn tune_on(
     let start = || -> Result<Box<dyn Measure + '_>, tilewright::Error> {
         let strike = |config: &str| {
             let counted = database.open_to_write().map(|mut opened| opened.store.strike(&key, config));
-            // What cannot be counted is no reason to go on with it.
+            // If strikes cannot be counted, the candidate is not tried again.
             counted.ok().and_then(Result::ok).unwrap_or(u64::MAX)
         };
         drop(ready.lock().unwrap_or_else(PoisonError::into_inner).take());
         let turn = turns.under_way.take();
         let tell = move |text: String| {
-            // It is over with whatever tells something.
+            // The closure owns the turn, so the turn ends with it.
             let _ = &turn;
             observer.note(Note::Message(text));
         };
@@ -263,7 +264,7 @@ pub fn assignment(task: &Task, settings: &Settings) -> Assignment {
     }
 }
 
-/// Takes results of runs that were killed, which wait at the server, and puts them on record.
+/// Records results of killed runs that are still on the server.
 fn take_over(
     fleet: &Fleet,
     database: &Database,
@@ -279,7 +280,7 @@ fn take_over(
         let ask = Ask { task: None, device: "tuner".to_owned(), n_times: 1 };
         let sign = client.request(&rest_subject(&run), &to_json(&ask), SIGN)?;
         if sign.is_some_and(|sign| sign.status.is_none()) {
-            // Another process is at it.
+            // Another process is already taking these results over.
             continue;
         }
         client.link().publish(&cancel_subject(&run), None, None, &to_json(&Cancel::From(0)));
@@ -315,7 +316,7 @@ fn take_over(
     Ok(())
 }
 
-/// The results of a run that wait at the server.
+/// Fetches the results of a run from the server.
 fn results_of(client: &mut Client, run: &str) -> Vec<Done> {
     let mut found = Vec::new();
     loop {

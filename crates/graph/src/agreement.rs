@@ -5,7 +5,7 @@ use crate::Tensor;
 /// Measures of the agreement of two tensors.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Agreement {
-    /// Cosine similarity of the two tensors as vectors; 1 where both are all zero.
+    /// Cosine similarity of the two tensors as vectors; 1 if both are all zero.
     pub cosine: f64,
     /// Relative error in the Euclidean norm: ‖found − wanted‖ / ‖wanted‖.
     pub relative_error: f64,
@@ -15,8 +15,8 @@ pub struct Agreement {
 }
 
 impl Agreement {
-    /// Compares tensors; `None` where their shapes differ. Elements that are both infinite with the same
-    /// sign, or both NaN, agree.
+    /// Compares tensors; `None` if their shapes differ. Elements that are both infinite with the same sign,
+    /// or both NaN, agree.
     pub fn of(found: &Tensor, wanted: &Tensor) -> Option<Agreement> {
         if found.shape() != wanted.shape() {
             return None;
@@ -31,7 +31,7 @@ impl Agreement {
             (dot, found_2, wanted_2, error_2) =
                 (dot + x * y, found_2 + x * x, wanted_2 + y * y, error_2 + error * error);
             largest = largest.max(y.abs());
-            // A difference that is no number is the largest.
+            // A NaN difference counts as the largest.
             max_error = if error.is_nan() || error > max_error { error } else { max_error };
         }
         let over = |error: f64, size: f64| if error == 0.0 { 0.0 } else { error / size };
@@ -43,7 +43,7 @@ impl Agreement {
         })
     }
 
-    /// The worst agreement of several outputs; `None` where their number or a shape differs.
+    /// Worst agreement of several outputs; `None` if their number or a shape differs.
     pub fn of_all(found: &[Tensor], wanted: &[Tensor]) -> Option<Agreement> {
         if found.len() != wanted.len() {
             return None;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The type of a tensor's elements.
+/// Type of a tensor's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
     /// IEEE half precision.
@@ -37,12 +37,12 @@ pub enum DType {
     U2,
     /// Unsigned, 4 bits.
     U4,
-    /// A byte that is 0 or 1.
+    /// Boolean: a byte that is 0 or 1.
     Bool,
 }
 
-/// Each type with its name here, its number in ONNX and its bytes. In memory, numbers of fewer bits than a
-/// byte take one each.
+/// Table of the types: name, number in ONNX, and size in bytes. In memory, numbers of fewer than 8 bits take
+/// a byte each.
 const ROWS: &[(DType, &str, i32, usize)] = &[
     (DType::F16, "f16", 10, 2),
     (DType::Bf16, "bf16", 16, 2),
@@ -63,7 +63,7 @@ const ROWS: &[(DType, &str, i32, usize)] = &[
     (DType::Bool, "bool", 9, 1),
 ];
 
-/// ONNX's names of the types that are not supported, by number.
+/// ONNX's names of the unsupported types, by number.
 const FOREIGN: &[(i32, &str)] = &[
     (8, "string"),
     (14, "complex64"),
@@ -101,10 +101,10 @@ impl DType {
         self.row().1
     }
 
-    /// The type of a number of ONNX's `TensorProto.DataType`.
+    /// Returns the type for a number of ONNX's `TensorProto.DataType`.
     ///
     /// # Errors
-    /// The name of the type, which is not supported.
+    /// The name of the type, if it is not supported.
     pub fn from_onnx(number: i64) -> Result<DType, String> {
         let row = ROWS.iter().find(|row| i64::from(row.2) == number);
         row.map(|row| row.0).ok_or_else(|| {
@@ -113,7 +113,7 @@ impl DType {
         })
     }
 
-    /// The type's number in ONNX.
+    /// Number of the type in ONNX.
     pub fn to_onnx(self) -> i32 {
         self.row().2
     }
@@ -128,10 +128,10 @@ impl DType {
         !self.is_float() && self != DType::Bool
     }
 
-    /// The smallest and the largest integer of the type; 0 and 1 of `bool`.
+    /// Smallest and largest integer of the type; 0 and 1 for `bool`.
     ///
     /// # Panics
-    /// Of a floating-point type.
+    /// For a floating-point type.
     pub fn integer_range(self) -> (i128, i128) {
         match self {
             DType::I8 => (i8::MIN.into(), i8::MAX.into()),

@@ -1,4 +1,4 @@
-//! Errors in a model, each on one line: what, where, and how to mend it.
+//! Errors in a model, each on one line: the problem, its location, and how to fix it.
 
 use std::fmt;
 
@@ -46,11 +46,11 @@ pub(crate) use {invalid, unsupported};
 /// Location of a node in a model, for error messages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Name of the node; of its first output where the node is unnamed.
+    /// Name of the node, or of its first output if the node is unnamed.
     pub node: String,
     /// Operator, with its domain unless that is ONNX's own.
     pub operator: String,
-    /// The opset of its domain that the model was written for; 0 where it names none.
+    /// Version of the operator's domain that the model imports; 0 if the model does not import it.
     pub opset: i64,
 }
 
@@ -69,12 +69,12 @@ pub enum Reason {
     /// Inputs with dimensions that no binding gives a size.
     #[error("{} (give all, such as{})", .0.missing(), .0.options())]
     Unbound(Unbound),
-    /// The shape of an output depends on an input's value.
+    /// Output shape that depends on the value of an input.
     #[error("{error}{}", set_hint(.inputs))]
     NeedsInput {
         /// Error of the operator.
         error: OpError,
-        /// The model's inputs that the value is computed from.
+        /// Model inputs that the value is computed from.
         inputs: Vec<String>,
     },
     /// Binding that does not fit the model: of an unknown name, or of a wrong size.
@@ -82,7 +82,7 @@ pub enum Reason {
     Binding(String),
 }
 
-/// Inputs with unbound dimensions, by name. The dimensions are `None` where not even the rank is known; those
+/// Inputs with unbound dimensions, by name. The dimensions are `None` if not even the rank is known; those
 /// with a size are [`Dim::Size`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Unbound(pub Vec<(String, Option<Vec<Dim>>)>);
@@ -131,7 +131,7 @@ impl Unbound {
         inputs.map(|(input, dims)| (input.as_str(), sizes(dims))).collect()
     }
 
-    /// Options that bind all of them, as a shell takes them.
+    /// Command-line options that bind all of them, quoted for a shell.
     fn options(&self) -> String {
         let quoted = |text: &str| {
             let is_plain = |c: char| c.is_alphanumeric() || "_@%+=:,./-".contains(c);
@@ -144,12 +144,12 @@ impl Unbound {
     }
 }
 
-/// Whether only a whole shape binds an input.
+/// Whether an input can be bound only by its whole shape.
 fn needs_shape(dims: Option<&[Dim]>) -> bool {
     dims.is_none_or(|dims| dims.contains(&Dim::Unknown))
 }
 
-/// Hint to set the inputs on whose values a shape depends, where they are few.
+/// Hint to set the inputs on whose values a shape depends, if they are few.
 fn set_hint(inputs: &[String]) -> String {
     match inputs {
         [] => String::new(),
@@ -177,7 +177,7 @@ impl Problem {
         }
     }
 
-    /// Whether the model is right and this crate cannot do it.
+    /// Whether the model is valid and only this crate's support is missing.
     pub fn is_unsupported(&self) -> bool {
         match &self.reason {
             Reason::Op(error) => error.is_unsupported(),
@@ -196,7 +196,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Group of nodes with the same operator that are refused for the same reason.
+/// Group of nodes with the same operator that are rejected for the same reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refused {
     /// Operator, with its domain unless that is ONNX's own.

@@ -7,7 +7,7 @@ use crate::op::{Elements, Fact, Inputs, Item, Unary};
 use crate::tensor::shape_text;
 use crate::{Graph, Node, NodeId, Op, OpError, Problem, Reason, Tensor, TensorType, ValueId};
 
-/// The largest dimension and the most bytes of a tensor; beyond, sizes could overflow.
+/// Maximum dimension of a tensor, and maximum number of its bytes; beyond them, sizes could overflow.
 const LARGEST_DIM: usize = 1 << 31;
 const MOST_BYTES: usize = 1 << 42;
 
@@ -28,7 +28,7 @@ pub enum EvaluateError {
 }
 
 impl EvaluateError {
-    /// Error of the operator; `None` where an input is wrong.
+    /// Error of the operator; `None` if an input is wrong.
     pub fn reason(&self) -> Option<&OpError> {
         match self {
             EvaluateError::Node(problem) => match &problem.reason {
@@ -47,7 +47,7 @@ impl EvaluateError {
 /// it; integers are exact.
 ///
 /// # Errors
-/// If inputs are missing or do not fit, or an operator refuses.
+/// If inputs are missing or do not fit, or an operator fails.
 pub fn evaluate(graph: &Graph, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>, EvaluateError> {
     let names: Vec<&str> = graph.inputs.iter().map(|&id| graph.value(id).name.as_str()).collect();
     let input = |name: &str, what: String| EvaluateError::Input { name: name.to_owned(), what };
@@ -71,19 +71,19 @@ pub fn evaluate(graph: &Graph, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>,
 /// Evaluates a graph for its inputs in their order.
 ///
 /// # Errors
-/// If an operator refuses.
+/// If an operator fails.
 pub(crate) fn run(graph: &Graph, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, EvaluateError> {
     run_with(graph, inputs, &mut |_, _| None)
 }
 
-/// Evaluator of single nodes by other means, for the known inputs: the outputs, or `None` for a node that is
-/// left to the reference.
+/// Alternative evaluator of single nodes: returns the outputs for the given inputs, or `None` for a node that
+/// is left to the reference.
 pub type NodeEvaluator<'a> = dyn FnMut(NodeId, Inputs<'_>) -> Option<Vec<Tensor>> + 'a;
 
-/// Evaluates a graph as [`run`] does, but the nodes that `other` takes.
+/// Evaluates a graph as [`run`] does, except for the nodes that `other` evaluates.
 ///
 /// # Errors
-/// If an operator refuses.
+/// If an operator fails.
 pub(crate) fn run_with(
     graph: &Graph,
     inputs: Vec<Tensor>,
@@ -123,7 +123,7 @@ pub(crate) fn run_with(
     })
 }
 
-/// Runs a node that reads or makes a sequence: its tensors, if it makes any.
+/// Runs a node that reads or makes a sequence; returns the tensors that it makes, if any.
 fn run_sequence(
     node: &Node,
     tensors: &[Option<Tensor>],
@@ -152,7 +152,7 @@ fn run_sequence(
     }))
 }
 
-/// Tensors that are all known.
+/// Inputs whose elements are all known.
 struct Known;
 
 impl Elements for Known {
@@ -189,9 +189,10 @@ fn run_node(
     }
     let inputs = Inputs(&facts);
     let is_checked = match node.op {
-        // Nodes of graphs within a node are checked one by one.
+        // Nodes of subgraphs are checked one by one.
         Op::If(_) | Op::Loop(_) | Op::Scan(_) => false,
-        // Where the data says a shape, inference evaluates, and an output is hardly larger than the input.
+        // If the shape depends on the data, inference evaluates, and the output is at most slightly larger
+        // than the input.
         Op::NonZero(_) | Op::NonMaxSuppression(_) | Op::Unique(_) => false,
         _ => true,
     };
@@ -201,10 +202,10 @@ fn run_node(
     other(inputs).map_or_else(|| node.op.operation().evaluate(inputs), Ok)
 }
 
-/// Whether an operator's outputs are as many as a node names, and fit memory.
+/// Checks that an operator has as many outputs as a node names, and that they fit memory.
 ///
 /// # Errors
-/// If they do not.
+/// If there are too few outputs, or an output is too large.
 pub(crate) fn check_types(types: &[TensorType], n_named: usize) -> Result<(), OpError> {
     if n_named > types.len() {
         return Err(crate::error::unsupported!("its output {n_named} is not supported"));

@@ -38,7 +38,7 @@ impl std::fmt::Display for Dim {
 pub struct Declared {
     /// The type of its elements.
     pub dtype: DType,
-    /// Dimensions; `None` where the rank is unknown.
+    /// Dimensions; `None` if the rank is unknown.
     pub dims: Option<Vec<Dim>>,
 }
 
@@ -51,13 +51,13 @@ pub struct Value {
     pub declared: Option<Declared>,
     /// Concrete type and shape; `Some` for every value of a [`specialise`](crate::specialise())d graph.
     pub ty: Option<TensorType>,
-    /// Elements, where they are constant.
+    /// Elements, if they are constant.
     pub constant: Option<Tensor>,
     /// Whether its elements or its shape depend on the size of the open dimension (see [`Graph::open_size`]).
     pub varies: bool,
     /// String table of a string tensor: its elements are integers that index this list.
     pub texts: Option<Texts>,
-    /// Tensors of a sequence, which nothing but operators on sequences reads; no type has such a value.
+    /// Tensors of a sequence, which only operators on sequences read; such a value has no type.
     pub parts: Option<Vec<ValueId>>,
     /// Node that computes the value, with the index of its output; `None` for inputs and constants.
     pub producer: Option<(NodeId, usize)>,
@@ -99,7 +99,7 @@ pub struct Graph {
 /// Model as read from its file.
 #[derive(Debug, Clone)]
 pub struct Model {
-    /// The main graph.
+    /// Main graph.
     pub graph: Graph,
     /// Imported operator sets: each domain with its version. The domain of ONNX's own operators is empty.
     pub opsets: Vec<(String, i64)>,
@@ -118,12 +118,12 @@ impl Graph {
         self.nodes.iter().enumerate().map(|(at, node)| (NodeId(at as u32), node))
     }
 
-    /// Value of an index.
+    /// Value with an index.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]
     }
 
-    /// Value of an index, mutable; only its name and properties may be changed, not its links.
+    /// Value with an index, mutable; only its name and properties may be changed, not its links.
     pub fn value_mut(&mut self, id: ValueId) -> &mut Value {
         &mut self.values[id.0 as usize]
     }
@@ -153,7 +153,7 @@ impl Graph {
         self.nodes.iter_mut().map(|node| &mut node.op)
     }
 
-    /// Node of an index.
+    /// Node with an index.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]
     }
@@ -161,7 +161,7 @@ impl Graph {
     /// Concrete type of a value.
     ///
     /// # Panics
-    /// In a graph that is not specialised.
+    /// If the graph is not specialised.
     pub fn ty(&self, id: ValueId) -> &TensorType {
         self.value(id).ty.as_ref().expect("every value of a specialised graph has its type")
     }

@@ -3,7 +3,7 @@
 //! [`onnx::read`] makes a [`Model`] from a file's bytes; [`specialise`] binds its symbolic dimensions and
 //! inputs, infers all shapes and folds constants, so that every tensor has a concrete type; [`evaluate`]
 //! computes a graph in f64, as the reference for compiled models. Begin with these three functions, or with
-//! [`OPERATORS`], the table of supported operators: a row imports an operator, and its [`op::Operation`]
+//! [`OPERATORS`], the table of supported operators: a row imports an operator as an [`op::Operation`], which
 //! infers and evaluates it.
 
 mod agreement;

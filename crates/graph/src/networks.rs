@@ -45,13 +45,13 @@ impl Network {
     }
 }
 
-/// A model that grows. A node is called as the value that it computes.
+/// Builder of a model. A node has the name of the value that it computes.
 struct NetworkBuilder {
     model: ModelFile,
     random: SplitMix64,
 }
 
-/// Channels that go in and come out, window, stride, padding.
+/// Convolution layer: input and output channels, window, stride, padding.
 #[derive(Clone, Copy)]
 struct ConvLayer {
     channels: (usize, usize),
@@ -72,7 +72,8 @@ fn sizes<const N: usize>(sizes: [usize; N]) -> Vec<Dim> {
     sizes.map(Dim::Size).to_vec()
 }
 
-/// The bound of uniform weights that keep the size of numbers, where each result sums so many products.
+/// Bound of uniform weights that preserve the magnitude of activations, if each result sums `n_products`
+/// products.
 fn he(n_products: usize) -> f64 {
     (6.0 / n_products as f64).sqrt()
 }
@@ -87,7 +88,7 @@ impl NetworkBuilder {
         self.model.outputs.push(GraphPort { name: name.to_owned(), dtype: DType::F32, dims });
     }
 
-    /// A weight of numbers between these.
+    /// Adds a weight with random numbers in a range.
     fn weight(&mut self, name: String, shape: &[usize], (low, high): (f64, f64)) -> String {
         let tensor = self.random.tensor(shape, low, high);
         self.constant(name, tensor)
@@ -128,7 +129,7 @@ impl NetworkBuilder {
         self.node("Conv", name, &[x, &w], attributes)
     }
 
-    /// Normalises a batch, with scales between these.
+    /// Adds a batch normalization with random scales in a range.
     fn batch_norm(&mut self, x: &str, channels: usize, scales: (f64, f64)) -> String {
         let name = format!("{x}.norm");
         let mut each = |what: &str, range| self.weight(format!("{name}.{what}"), &[channels], range);
@@ -144,14 +145,14 @@ impl NetworkBuilder {
         self.relu(&y)
     }
 
-    /// A product with weights and a bias.
+    /// Adds a product with weights and a bias.
     fn dense(&mut self, name: &str, x: &str, (k, n): (usize, usize), bound: f64) -> String {
         let w = self.weight(format!("{name}.weight"), &[n, k], (-bound, bound));
         let bias = self.weight(format!("{name}.bias"), &[n], (-0.1, 0.1));
         self.node("Gemm", name, &[x, &w, &bias], vec![("transB", Attribute::Int(1))])
     }
 
-    /// The mean of each channel, and what it says of so many classes.
+    /// Adds global average pooling and a dense layer for `n_classes` classes.
     fn classify(&mut self, x: &str, channels: usize, n_classes: usize) {
         let y = self.node("GlobalAveragePool", "pool", &[x], vec![]);
         let y = self.node("Flatten", "features", &[&y], vec![]);
@@ -162,7 +163,7 @@ impl NetworkBuilder {
 
 /// Range of a normalisation's scales.
 const SCALES: (f64, f64) = (0.5, 1.5);
-/// Range of a normalisation's scales where its result is added to another: sums grow slowly.
+/// Range of a normalisation's scales if its result is added to another, so that sums grow slowly.
 const DAMPED: (f64, f64) = (0.3, 0.6);
 
 fn resnet18(net: &mut NetworkBuilder) {
@@ -221,11 +222,12 @@ fn mobilenet(net: &mut NetworkBuilder) {
     net.classify(&x, 1024, 1000);
 }
 
-/// State goes in and comes out, so that a text can be given in parts.
+/// Builds an LSTM language model whose state is an input and an output, so that a text can be processed in
+/// parts.
 fn lstm(net: &mut NetworkBuilder) {
     const WORDS: usize = 10_000;
     const UNITS: usize = 200;
-    // As the paper draws them.
+    // Range of the paper's random weights.
     const RANGE: (f64, f64) = (-0.1, 0.1);
     let steps = || Dim::Named("steps".to_owned());
     let tokens = net.input("tokens", DType::I64, vec![steps()]);
@@ -278,7 +280,7 @@ fn dcgan(net: &mut NetworkBuilder) {
     let mut x = net.relu(&x);
     for (at, pair) in CHANNELS.windows(2).enumerate() {
         let (name, [c, k]) = (format!("up{}", at + 1), [pair[0], pair[1]]);
-        // Of the 16 places of a window a result meets 4.
+        // Each result sums over 4 of the 16 positions of a window.
         let bound = he(4 * c);
         let w = net.weight(format!("{name}.weight"), &[c, k, 4, 4], (-bound, bound));
         let attributes = vec![both::<2>("kernel_shape", 4), both::<2>("strides", 2), both::<4>("pads", 1)];

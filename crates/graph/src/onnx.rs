@@ -45,11 +45,11 @@ const DEEPEST: usize = 16;
 /// Operators that are not supported are kept as [`Op::Unknown`].
 ///
 /// # Errors
-/// If the bytes are no model, or the model breaks ONNX's rules.
+/// If the bytes are not a model, or the model violates ONNX's rules.
 ///
 /// # Cost
-/// Linear in the file without its weights; memory stays below four times the file and 64 MiB, whatever it
-/// says.
+/// Linear in the size of the file without its weights. Memory stays below four times the file's size plus 64
+/// MiB, even for malicious files.
 pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadError> {
     let budget = Budget::of_file(file.len());
     let message = Message { bytes: file, at: 0 };
@@ -73,7 +73,7 @@ pub fn read(file: &Bytes, external: &mut External<'_>) -> Result<Model, ReadErro
         source,
         functions: &proto.functions,
         scopes: Vec::new(),
-        // Until then every weight had to be listed among the inputs.
+        // Before version 4, every weight had to be listed among the inputs.
         has_defaults: proto.ir_version >= 4,
     };
     let graph = importer.graph(graph, &opsets)?.0;
@@ -91,7 +91,7 @@ fn is_known(domain: &str, name: &str) -> bool {
     is_value || find(plain, name).is_some() || functions::has(plain, name) || drafted_row(domain, name).is_some()
 }
 
-/// The row of an operator that becomes nodes of others.
+/// Row of an operator that is decomposed into other operators.
 fn drafted_row(domain: &str, name: &str) -> Option<&'static draft::Row> {
     let tables: [(&str, &[draft::Row]); 4] = [
         ("", deform::ROWS),
@@ -106,21 +106,21 @@ fn drafted_row(domain: &str, name: &str) -> Option<&'static draft::Row> {
         .find(|row| row.name == name)
 }
 
-/// ONNX's own domain has two names.
+/// Normalises the name of ONNX's own domain, which has two.
 fn plain_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-/// A graph that is being built.
+/// Graph under construction.
 #[derive(Default)]
 struct Scope<'a> {
     graph: Graph,
     names: HashMap<&'a str, ValueId>,
-    /// Nodes in the file's order, which need not be one in which they can run.
+    /// Nodes in the file's order, which need not be topological.
     pending: Vec<Node>,
-    /// Values captured from the graph around it: the value there, and the input here.
+    /// Values captured from the enclosing graph: the value there, and the input here.
     captures: Vec<(ValueId, ValueId)>,
-    /// Whether names of the graph around it cannot be seen: in a function.
+    /// Whether names of the enclosing graph are not visible, as in a function.
     is_closed: bool,
 }
 
@@ -128,7 +128,7 @@ struct Importer<'a, 'b> {
     source: TensorBytes<'b>,
     functions: &'b [FunctionProto<'a>],
     scopes: Vec<Scope<'a>>,
-    /// Whether initializers that are inputs as well are defaults.
+    /// Whether initializers that are also inputs are defaults.
     has_defaults: bool,
 }
 
@@ -139,7 +139,7 @@ impl<'a> Importer<'a, '_> {
         self.scopes.last_mut().expect("a graph is being built")
     }
 
-    /// Builds a graph, and says which values of the graph around it its last inputs are.
+    /// Builds a graph; returns it with the values of the enclosing graph that its last inputs capture.
     fn graph(&mut self, message: Message<'a>, opsets: &Opsets<'a>) -> Result<(Graph, Vec<ValueId>), ReadError> {
         if self.scopes.len() >= DEEPEST {
             return Err(ReadError::NoModel(format!("graphs lie in graphs more than {DEEPEST} deep")));
@@ -171,7 +171,7 @@ impl<'a> Importer<'a, '_> {
         }
         for input in &proto.inputs {
             let known = self.scope().names.get(input.name).copied();
-            // Older models list their weights among the inputs.
+            // Old models list their weights among the inputs.
             let id = match known {
                 Some(id) if !self.scope().graph.inputs.contains(&id) => {
                     let is_default = self.has_defaults && self.scopes.len() == 1;
@@ -214,7 +214,7 @@ impl<'a> Importer<'a, '_> {
         Ok((graph, outer))
     }
 
-    /// A new value of this name; the empty name stands for none.
+    /// Declares a new value of this name; an empty name is anonymous.
     fn declare(&mut self, name: &'a str) -> Result<ValueId, ReadError> {
         self.source.budget.charge(2 * size_of::<Value>() + name.len())?;
         let scope = self.scope();
@@ -240,7 +240,7 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    /// The value of a name here, or an input that stands for one of a graph around.
+    /// Resolves a name to a value of this graph, or to an input that captures a value of an enclosing graph.
     fn resolve(&mut self, name: &'a str) -> Option<ValueId> {
         self.resolve_at(self.scopes.len() - 1, name)
     }
@@ -255,7 +255,7 @@ impl<'a> Importer<'a, '_> {
         let outer = self.resolve_at(level - 1, name)?;
         let around = &self.scopes[level - 1].graph;
         let (value, is_default) = (around.value(outer), around.defaults.contains(&outer));
-        // Another may come in the place of a default.
+        // A caller may replace a default.
         let known = |value: &Value| (value.ty.clone(), value.constant.clone());
         let (ty, constant) = if is_default { (None, None) } else { known(value) };
         let declared = value.declared.clone();
@@ -284,7 +284,7 @@ impl<'a> Importer<'a, '_> {
     }
 
     fn nodes(&mut self, nodes: &[NodeProto<'a>], opsets: &Opsets<'a>) -> Result<(), ReadError> {
-        // A node may read what a later one computes.
+        // A node may read the result of a later one.
         let mut outputs = Vec::with_capacity(nodes.len());
         for node in nodes {
             let mut ids = Vec::with_capacity(node.outputs.len());
@@ -336,7 +336,7 @@ impl<'a> Importer<'a, '_> {
             }
             None => {}
         }
-        // What a loop captures stands behind its own inputs, of which two may be left out.
+        // Captured values of a loop follow its own inputs, two of which may be omitted.
         if node.op_type == "Loop" {
             inputs.resize(inputs.len().max(2), None);
         }
@@ -378,7 +378,7 @@ impl<'a> Importer<'a, '_> {
         inputs.len() - 1
     }
 
-    /// Puts the nodes of a model's own function in the place of a call.
+    /// Inlines the nodes of a model's own function in place of a call.
     fn function(
         &mut self,
         function: &FunctionProto<'a>,
@@ -389,7 +389,8 @@ impl<'a> Importer<'a, '_> {
         if self.scopes.len() >= DEEPEST {
             return Err(ReadError::NoModel(format!("functions call functions more than {DEEPEST} deep")));
         }
-        // The function's names are a scope of their own over the same graph, which it has meanwhile.
+        // The function has a scope of names of its own over the same graph, which is moved into that scope
+        // for the time being.
         let caller = self.scopes.len() - 1;
         let mut scope = Scope { is_closed: true, ..Scope::default() };
         std::mem::swap(&mut scope.graph, &mut self.scopes[caller].graph);
@@ -432,7 +433,7 @@ impl<'a> Importer<'a, '_> {
         Ok(())
     }
 
-    /// Puts nodes of known operators, such as ONNX's own, in the place of one that has a draft.
+    /// Replaces a node that has a draft by nodes of known operators, such as ONNX's own.
     fn drafted(
         &mut self,
         row: Option<&draft::Row>,
@@ -500,7 +501,7 @@ impl<'a> Importer<'a, '_> {
     }
 }
 
-/// The declaration of a tensor; `None` of anything else.
+/// Declaration of a tensor; `None` for anything else.
 fn declared_of(info: &ValueInfo<'_>) -> Option<Declared> {
     let dtype = DType::from_onnx(info.elements.filter(|_| !info.is_foreign)?).ok()?;
     let dim = |dim: &DimProto<'_>| match dim {
@@ -511,7 +512,7 @@ fn declared_of(info: &ValueInfo<'_>) -> Option<Declared> {
     Some(Declared { dtype, dims: info.dims.as_ref().map(|dims| dims.iter().map(dim).collect()) })
 }
 
-/// An attribute that is no tensor.
+/// Decodes an attribute that is not a tensor.
 fn plain_attribute(proto: &AttributeProto<'_>) -> Attribute {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     match proto.kind {
@@ -521,7 +522,7 @@ fn plain_attribute(proto: &AttributeProto<'_>) -> Attribute {
         6 => Attribute::Floats(floats(&proto.floats)),
         7 => Attribute::Ints(proto.ints.clone()),
         8 => Attribute::Texts(proto.texts.iter().map(|bytes| text(bytes)).collect()),
-        // Before the kind was written down, it was that of the field that is there.
+        // Old files do not state the kind; it follows from the field that is present.
         0 => match (proto.float, proto.int, proto.text) {
             (Some(float), ..) => Attribute::Float(float),
             (_, Some(int), _) => Attribute::Int(int),
@@ -538,7 +539,7 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
 }
 
-/// The opset of a node's domain, 0 where the model names none.
+/// Version of a node's domain; 0 if the model does not import it.
 fn opset_of(node: &NodeProto<'_>, opsets: &Opsets<'_>) -> i64 {
     let domain = plain_domain(node.domain);
     opsets.iter().find(|(name, _)| plain_domain(name) == domain).map_or(0, |(_, version)| *version)
@@ -556,7 +557,7 @@ fn refuse(node: &NodeProto<'_>, opsets: &Opsets<'_>, reason: OpError) -> ReadErr
     ReadError::Node(Box::new(Problem { place: Some(place_of(node, opsets)), reason: Reason::Op(reason) }))
 }
 
-/// The operator of a node, with its attributes understood.
+/// Makes the operator of a node from its attributes.
 fn make_op(
     node: &NodeProto<'_>,
     opsets: &Opsets<'_>,
@@ -596,7 +597,7 @@ fn draw(
 
 fn not_supported(domain: &str) -> OpError {
     match domain {
-        // Its weights lie in an order that the file does not tell.
+        // The order of its weights is not stated in the file.
         "com.microsoft.nchwc" => unsupported!(
             "ONNX Runtime optimized the model for one kind of CPU (save it with ORT_ENABLE_EXTENDED at most)"
         ),
@@ -604,7 +605,7 @@ fn not_supported(domain: &str) -> OpError {
     }
 }
 
-/// The version of an operator: the last of those in which it changed that is not after the model's.
+/// Version of an operator: the last version in which it changed that is not newer than the model's.
 fn version_of(node: &NodeProto<'_>, opsets: &Opsets<'_>, since: &[i64]) -> Result<i64, OpError> {
     let domain = plain_domain(node.domain);
     let opset = opset_of(node, opsets);
@@ -623,7 +624,7 @@ fn version_of(node: &NodeProto<'_>, opsets: &Opsets<'_>, since: &[i64]) -> Resul
     version.ok_or_else(|| unsupported!("this operator is supported from opset {} on (convert the model)", since[0]))
 }
 
-/// Tells which inputs are present, and checks their number.
+/// Determines which inputs are present, and checks their number.
 fn given(inputs: &[Option<ValueId>], known: &std::ops::RangeInclusive<usize>) -> Result<Vec<bool>, OpError> {
     if inputs.len() > *known.end() {
         return Err(unsupported!("it has {} inputs, and at most {} are known", inputs.len(), known.end()));
@@ -635,7 +636,7 @@ fn given(inputs: &[Option<ValueId>], known: &std::ops::RangeInclusive<usize>) ->
     Ok(inputs.iter().map(Option::is_some).collect())
 }
 
-/// Whether somebody asked for each attribute.
+/// Checks that the import has read every attribute.
 fn all_read(import: &Import) -> Result<(), OpError> {
     match import.attributes.unused() {
         Some(name) => Err(unsupported!("attribute `{name}` is not supported at this opset")),
@@ -643,7 +644,7 @@ fn all_read(import: &Import) -> Result<(), OpError> {
     }
 }
 
-/// Nodes in an order in which each reads what is there, the file's where that is one.
+/// Sorts nodes topologically; keeps the file's order if it is topological.
 fn sorted(pending: Vec<Node>, graph: &Graph) -> Result<Vec<Node>, ReadError> {
     let n_values = graph.values().len();
     let mut producer = vec![None; n_values];

@@ -1,7 +1,7 @@
 //! Operators: ONNX names, import of attributes, shape inference and evaluation of each.
 //!
 //! A row of [`OPERATORS`] imports an ONNX operator of any version as an [`Op`], with its attributes
-//! normalised to the newest version. Its meaning, shape inference and evaluation, is an [`Operation`].
+//! normalised to the newest version. Shape inference and evaluation are its implementation of [`Operation`].
 
 // Numeric code reads several lists by one index.
 #![allow(clippy::needless_range_loop)]
@@ -87,7 +87,7 @@ pub struct Operator {
     pub import: fn(&Import) -> Result<Op, OpError>,
 }
 
-/// A row of ONNX's own domain.
+/// Makes a row of ONNX's own domain.
 const fn row(
     name: &'static str,
     since: &'static [i64],
@@ -97,7 +97,7 @@ const fn row(
     Operator { domain: "", name, since, n_inputs, import }
 }
 
-/// A number of inputs without bound.
+/// Unlimited number of inputs.
 const ANY: usize = usize::MAX;
 
 /// Supported ONNX operators, one slice per module.
@@ -133,12 +133,12 @@ pub fn find(domain: &str, name: &str) -> Option<&'static Operator> {
     OPERATORS.iter().flat_map(|rows| rows.iter()).find(|row| row.name == name && row.domain == domain)
 }
 
-/// Knowledge of an operator's input during inference: its type, and its value where it is constant.
+/// Knowledge of an operator's input during inference: its type, and its value if it is constant.
 #[derive(Debug, Clone, Copy)]
 pub struct Fact<'a> {
     /// Type of the input.
     pub ty: &'a TensorType,
-    /// Elements, where the input is constant.
+    /// Elements, if the input is constant.
     pub value: Option<&'a Tensor>,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Fact<'a> {
         &self.ty.shape
     }
 
-    /// The type of its elements.
+    /// Type of its elements.
     pub fn dtype(&self) -> DType {
         self.ty.dtype
     }
@@ -164,7 +164,7 @@ impl<'a> Inputs<'a> {
         self.0.len()
     }
 
-    /// Optional input; `None` where it is omitted.
+    /// Optional input; `None` if it is omitted.
     pub fn optional(&self, at: usize) -> Option<Fact<'a>> {
         self.0.get(at).copied().flatten()
     }
@@ -172,47 +172,47 @@ impl<'a> Inputs<'a> {
     /// Required input.
     ///
     /// # Errors
-    /// If it is not.
+    /// If the input is missing.
     pub fn fact(&self, at: usize) -> Result<Fact<'a>, OpError> {
         self.optional(at).ok_or_else(|| invalid!("its input {} is missing", at + 1))
     }
 
-    /// The type of an input.
+    /// Type of an input.
     ///
     /// # Errors
-    /// If it is missing.
+    /// If the input is missing.
     pub fn ty(&self, at: usize) -> Result<&'a TensorType, OpError> {
         Ok(self.fact(at)?.ty)
     }
 
-    /// The dimensions of an input.
+    /// Dimensions of an input.
     ///
     /// # Errors
-    /// If it is missing.
+    /// If the input is missing.
     pub fn shape(&self, at: usize) -> Result<&'a [usize], OpError> {
         Ok(self.fact(at)?.shape())
     }
 
-    /// The elements of an input.
+    /// Elements of an input.
     ///
     /// # Errors
-    /// If it is missing, or they are not known yet.
+    /// If the input is missing, or its elements are not known yet.
     pub fn tensor(&self, at: usize) -> Result<&'a Tensor, OpError> {
         self.fact(at)?.value.ok_or(OpError::NeedsValue(at))
     }
 
-    /// Elements of an optional input; `None` where it is omitted.
+    /// Elements of an optional input; `None` if it is omitted.
     ///
     /// # Errors
-    /// If they are not known yet.
+    /// If the elements are not known yet.
     pub fn optional_tensor(&self, at: usize) -> Result<Option<&'a Tensor>, OpError> {
         self.optional(at).map(|fact| fact.value.ok_or(OpError::NeedsValue(at))).transpose()
     }
 
-    /// Elements of an optional input as integers; `None` where it is omitted.
+    /// Elements of an optional input as integers; `None` if it is omitted.
     ///
     /// # Errors
-    /// If they are not known yet.
+    /// If the elements are not known yet.
     pub fn optional_i64s(&self, at: usize) -> Result<Option<Vec<i64>>, OpError> {
         Ok(self.optional_tensor(at)?.map(Tensor::i64s))
     }
@@ -220,13 +220,13 @@ impl<'a> Inputs<'a> {
 
 /// Semantics of an operator: type inference and evaluation.
 pub trait Operation: Debug {
-    /// Infers the types of all outputs, those that the node omits included.
+    /// Infers the types of all outputs, including those that the node omits.
     ///
     /// # Errors
-    /// If inputs do not fit, are not supported, or values are needed that are not known.
+    /// If inputs do not fit or are not supported, or required values are not known.
     fn infer(&self, inputs: Inputs<'_>) -> Result<Vec<TensorType>, OpError>;
 
-    /// Evaluates all outputs, those that the node omits included, when every input's value is known.
+    /// Evaluates all outputs, including those that the node omits. The value of every input must be known.
     /// Floating-point arithmetic is f64, rounded to the output's type at the end; integers are exact.
     ///
     /// # Errors
@@ -373,7 +373,7 @@ impl Op {
     /// table.
     ///
     /// # Errors
-    /// If it would compute with the places of texts, or mix those of several lists.
+    /// If the operator would compute with the indices of strings, or mix several string tables.
     pub fn texts(&self, inputs: &[Option<&Texts>]) -> Result<Option<Texts>, OpError> {
         if inputs.iter().all(Option::is_none) {
             return Ok(None);

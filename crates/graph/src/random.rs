@@ -12,7 +12,7 @@ impl SplitMix64 {
         SplitMix64(seed)
     }
 
-    /// The next bits.
+    /// Returns the next 64 bits.
     fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -29,7 +29,7 @@ impl SplitMix64 {
     /// Random f32 tensor, uniform in `low..high`.
     ///
     /// # Panics
-    /// If its elements are too many to count.
+    /// If the number of elements overflows.
     pub fn tensor(&mut self, shape: impl Into<Vec<usize>>, low: f64, high: f64) -> Tensor {
         let ty = TensorType::new(DType::F32, shape);
         let numbers = (0..ty.n_elements()).flat_map(|_| (self.between(low, high) as f32).to_le_bytes());

@@ -26,22 +26,22 @@ pub struct Bindings {
     /// Inputs that become constants, by name: comma-separated numbers, one for each element or one for all.
     pub values: Vec<(String, String)>,
     /// Name of the dimension whose size each run gives (the open dimension), if any. Values that depend on
-    /// its size are folded only as far as they are element counts or positions. Masks of a key-value cache
-    /// are those of a sequence without padding.
+    /// its size are folded only if they are element counts or positions. The masks of a key-value cache are
+    /// those of sequences without padding.
     pub open: Option<String>,
-    /// Limit of constant folding: a node with constant inputs is folded where its outputs take at most this
-    /// many bytes.
+    /// Limit of constant folding: a node with constant inputs is folded if its outputs take at most this many
+    /// bytes.
     pub fold_bytes: usize,
 }
 
 impl Default for Bindings {
-    /// No bindings; anything that may be a shape is folded, and weights are not.
+    /// No bindings; values as small as shapes are folded, and weights are not.
     fn default() -> Bindings {
         Bindings { dims: Vec::new(), shapes: Vec::new(), values: Vec::new(), open: None, fold_bytes: 1 << 16 }
     }
 }
 
-/// A part of an option `NAME=…`. A name may contain `=`, what is bound to it does not.
+/// Splits an option `NAME=…`. A name may contain `=`, but its value may not.
 fn halves<'a>(option: &str, text: &'a str, example: &str) -> Result<(&'a str, &'a str), String> {
     text.rsplit_once('=')
         .filter(|(name, value)| !name.is_empty() && !value.is_empty())
@@ -52,7 +52,7 @@ impl Bindings {
     /// Shape of declared dimensions with names replaced by their sizes.
     ///
     /// # Errors
-    /// If a size is missing: the dimensions, with sizes where they are bound.
+    /// If a size is missing: the dimensions, with the sizes of bound ones.
     pub fn bound(&self, dims: &[Dim]) -> Result<Vec<usize>, Vec<Dim>> {
         let bound = |dim: &Dim| match dim {
             Dim::Named(name) => {
@@ -66,10 +66,10 @@ impl Bindings {
         dims.iter().map(size).collect::<Option<_>>().ok_or(dims)
     }
 
-    /// Binds a symbolic dimension, from a text such as `N=1`.
+    /// Binds a symbolic dimension, given as text such as `N=1`.
     ///
     /// # Errors
-    /// If the text is no binding.
+    /// If the text is not a binding.
     pub fn bind_dim(&mut self, text: &str) -> Result<(), String> {
         let (name, size) = halves("--dim", text, "N=1")?;
         let size = size.parse().map_err(|_| format!("--dim {text}: `{size}` is no size (give a whole number)"))?;
@@ -77,10 +77,10 @@ impl Bindings {
         Ok(())
     }
 
-    /// Binds an input's shape, from a text such as `x=1,3,224,224`.
+    /// Binds an input's shape, given as text such as `x=1,3,224,224`.
     ///
     /// # Errors
-    /// If the text is no binding.
+    /// If the text is not a binding.
     pub fn bind_shape(&mut self, text: &str) -> Result<(), String> {
         let (name, sizes) = halves("--shape", text, "x=1,3,224,224")?;
         let read = |size: &str| {
@@ -91,10 +91,10 @@ impl Bindings {
         Ok(())
     }
 
-    /// Binds an input to a constant, from a text such as `sr=16000`.
+    /// Binds an input to a constant, given as text such as `sr=16000`.
     ///
     /// # Errors
-    /// If the text is no binding.
+    /// If the text is not a binding.
     pub fn bind_value(&mut self, text: &str) -> Result<(), String> {
         let (name, numbers) = halves("--set", text, "sr=16000")?;
         self.values.push((name.to_owned(), numbers.to_owned()));
@@ -107,9 +107,9 @@ impl Bindings {
 pub struct Specialised {
     /// Specialised graph, without the nodes that problems exclude.
     pub graph: Graph,
-    /// Problems in the order of nodes; consequences of earlier ones are left out.
+    /// Problems in the order of nodes, without consequences of earlier ones.
     pub problems: Vec<Problem>,
-    /// Division of the graph, where the only problems are shapes that depend on the data.
+    /// Division of the graph, if the only problems are shapes that depend on the data.
     pub dynamic: Option<DynamicPart>,
 }
 
@@ -118,7 +118,7 @@ pub struct Specialised {
 /// of constant length by its iterations. Dead nodes are removed.
 ///
 /// # Cost
-/// Linear in nodes, and what is folded is computed.
+/// Linear in the number of nodes, plus the evaluation of folded ones.
 pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
     let open_size = bindings.open.as_ref().and_then(|open| bindings.dims.iter().rfind(|(name, _)| name == open));
     let bindings = &with_cache(graph, bindings);
@@ -166,7 +166,7 @@ pub fn specialise(graph: &Graph, bindings: &Bindings) -> Specialised {
 }
 
 /// If-converts a specialised graph: computes both branches of each `If` and selects among their outputs by
-/// [`Select`]. With `unrolls`, loops of constant length are unrolled as far as this is affordable.
+/// [`Select`]. With `unrolls`, loops of constant length are unrolled unless they are too long.
 ///
 /// # Panics
 /// If the graph is not specialised.
@@ -192,10 +192,10 @@ pub fn with_both_branches(graph: &Graph, unrolls: bool) -> Cow<'_, Graph> {
     Cow::Owned(pruned(&job.graph))
 }
 
-/// Dimensions of a shape about whose elements a model may ask.
+/// Maximum rank of a shape whose elements a model may test.
 const MOST_DIMS: usize = 8;
 
-/// Inputs of a graph with their concrete types, and with their elements where they are bound to constants.
+/// Inputs of a graph with their concrete types, and with their elements if they are bound to constants.
 ///
 /// # Errors
 /// The first problem.
@@ -208,7 +208,7 @@ pub fn bind_inputs(graph: &Graph, bindings: &Bindings) -> Result<Vec<Value>, Box
     job.problems.into_iter().next().map_or(Ok(values), |problem| Err(Box::new(problem)))
 }
 
-/// The types of a graph's outputs, for inputs of which this is known.
+/// Infers the types of a graph's outputs from facts about its inputs.
 ///
 /// # Errors
 /// The first problem.
@@ -234,7 +234,7 @@ pub(crate) fn infer_graph(graph: &Graph, inputs: &[Option<Fact<'_>>]) -> Result<
     Ok(types)
 }
 
-/// The error of a node that has a graph with this problem in it.
+/// Makes the error of a node whose subgraph has this problem.
 fn within(problem: Problem) -> OpError {
     let error = match problem.reason {
         Reason::Op(error) | Reason::NeedsInput { error, .. } => error,
@@ -250,12 +250,12 @@ fn within(problem: Problem) -> OpError {
 struct Specialiser {
     graph: Graph,
     problems: Vec<Problem>,
-    /// Inputs that lack sizes, which are told together.
+    /// Inputs that lack sizes, which are reported together.
     unbound: Unbound,
     fold_bytes: usize,
-    /// Both graphs of an `If` are put in its place where its condition is not known.
+    /// Whether both subgraphs of an `If` are inlined if its condition is not known.
     takes_both: bool,
-    /// All iterations of loops are put in their place where that is affordable.
+    /// Whether loops are unrolled unless they are too long.
     unrolls: bool,
 }
 
@@ -272,7 +272,7 @@ impl Specialiser {
         }
     }
 
-    /// A constant of text for one that a model has.
+    /// Parses a constant that replaces a default of the model.
     fn in_place_of_default(&mut self, default: &Value, text: &str) -> Option<ValueId> {
         let constant = match parsed(default.ty.as_ref()?, text) {
             Ok(constant) => constant,
@@ -290,7 +290,7 @@ impl Specialiser {
         self.problems.push(Problem { place: None, reason });
     }
 
-    /// Names that are bound, and that the model does not have.
+    /// Reports bound names that do not exist in the model.
     fn check_names(&mut self, graph: &Graph, bindings: &Bindings) {
         let inputs: Vec<&Value> = graph.inputs.iter().map(|&id| graph.value(id)).collect();
         let names = graph.input_names();
@@ -321,7 +321,7 @@ impl Specialiser {
         }
     }
 
-    /// An input with its exact type, and its elements where they are bound.
+    /// Makes an input with its concrete type, and its elements if they are bound.
     fn input(&mut self, value: &Value, bindings: &Bindings) -> Option<Value> {
         let name = value.name.clone();
         let given_shape = bindings.shapes.iter().rfind(|(n, _)| *n == name).map(|(_, shape)| shape);
@@ -346,7 +346,7 @@ impl Specialiser {
             (Some(shape), None) => shape.clone(),
             (None, Some(dims)) => match bindings.bound(dims) {
                 Ok(shape) => shape,
-                // One number needs no shape.
+                // A single number needs no shape.
                 Err(_) if given_value.is_some_and(|text| !text.contains(',')) => vec![1; dims.len()],
                 Err(dims) => {
                     self.unbound.0.push((name, Some(dims)));
@@ -372,14 +372,14 @@ impl Specialiser {
             }
         };
         let is_open = |dim: &Dim| matches!((dim, &bindings.open), (Dim::Named(name), Some(open)) if name == open);
-        // A mask that is filled is as long as the dimension says.
+        // A filled mask has the length of the open dimension.
         let varies = bindings.open.is_some()
             && (constant.is_some() && name == MASK
                 || declared.dims.as_ref().is_some_and(|dims| dims.iter().any(is_open)));
         Some(Value { name, declared: value.declared.clone(), ty: Some(ty), constant, varies, ..Value::default() })
     }
 
-    /// The new value of an old one; constants come over when they are first read.
+    /// Returns the new value of an old one; constants are copied when they are first read.
     fn mapped(&mut self, old: &Graph, map: &mut [Option<ValueId>], id: ValueId) -> Option<ValueId> {
         let value = old.value(id);
         let slot = &mut map[id.0 as usize];
@@ -396,7 +396,7 @@ impl Specialiser {
             let inputs: Vec<Option<ValueId>> =
                 node.inputs.iter().map(|id| id.and_then(|id| self.mapped(old, map, id))).collect();
             let is_complete = node.inputs.iter().zip(&inputs).all(|(old, new)| old.is_some() == new.is_some());
-            // Without an operator it cannot be had, whatever its inputs are.
+            // A node with an unknown operator fails regardless of its inputs.
             if !is_complete && !matches!(node.op, Op::Unknown(_)) {
                 continue;
             }
@@ -406,7 +406,7 @@ impl Specialiser {
         }
     }
 
-    /// Puts the graphs of a node in its place, where its inputs decide which. Returns whether it did.
+    /// Inlines the subgraphs of a node, if its inputs determine which. Returns whether it did.
     fn replaced(
         &mut self,
         old: &Graph,
@@ -497,15 +497,14 @@ impl Specialiser {
         Ok(())
     }
 
-    /// Reason for which a node is refused; where a value is needed, with the model's inputs that it is
-    /// computed from.
+    /// Reason why a node is rejected; if a value is needed, with the model's inputs that it is computed from.
     fn reason(&self, error: OpError, inputs: &[Option<ValueId>]) -> Reason {
         let OpError::NeedsValue(at) = error else { return Reason::Op(error) };
         let from = inputs.get(at).copied().flatten().map_or(Vec::new(), |id| sources(&self.graph, id));
         Reason::NeedsInput { error, inputs: from }
     }
 
-    /// Puts a graph in the place of the node that has it, given the graph's inputs: the graph's outputs.
+    /// Inlines a subgraph with the given inputs, and returns its outputs.
     fn inline(&mut self, graph: &Graph, inputs: &[Option<ValueId>]) -> Vec<Option<ValueId>> {
         let mut inner: Vec<Option<ValueId>> = vec![None; graph.values().len()];
         for (&id, &given) in graph.inputs.iter().zip(inputs) {
@@ -515,8 +514,8 @@ impl Specialiser {
         graph.outputs.iter().map(|&id| self.mapped(graph, &mut inner, id)).collect()
     }
 
-    /// Puts both graphs of a node in its place, and selects their outputs. A graph that refuses the sizes of
-    /// its inputs is left out.
+    /// Inlines both subgraphs of a node, and selects among their outputs. A subgraph that does not support
+    /// the sizes of its inputs is left out.
     fn both(&mut self, old: &Graph, choice: &If, node: &Node, inputs: &[Option<ValueId>], map: &mut [Option<ValueId>]) {
         let [mut then, mut otherwise] =
             [&choice.then, &choice.otherwise].map(|body| self.inline(&body.graph, &body.captured(inputs)));
@@ -540,7 +539,7 @@ impl Specialiser {
         }
     }
 
-    /// A graph's output by its name: what came out of a graph that was put in has another.
+    /// Renames an output of the graph, as values of an inlined subgraph have other names.
     fn named_output(&mut self, id: ValueId, name: &str) -> ValueId {
         let value = self.graph.value(id);
         if value.name == name {
@@ -562,7 +561,7 @@ impl Specialiser {
     }
 }
 
-/// Facts on a node's inputs, as far as they are given and typed.
+/// Facts about a node's inputs, if they are present and typed.
 fn facts_of<'g>(graph: &'g Graph, inputs: &[Option<ValueId>]) -> Vec<Option<Fact<'g>>> {
     let fact = |id: &Option<ValueId>| {
         let value = graph.value((*id)?);
@@ -571,18 +570,18 @@ fn facts_of<'g>(graph: &'g Graph, inputs: &[Option<ValueId>]) -> Vec<Option<Fact
     inputs.iter().map(fact).collect()
 }
 
-/// Whether a node of known inputs may become constants: quantized weights stay integers, and of inputs that
-/// vary only numbers of elements, places and the truth of a branch are known.
+/// Whether a node with known inputs may be folded: quantized weights stay integers, and of inputs that vary
+/// with the open size only element counts, positions and conditions of branches are folded.
 fn may_fold(op: &Op, types: &[TensorType], varies: bool) -> bool {
     let is_size = |ty: &TensorType| match ty.dtype {
-        // Exporters ask of each element of a shape whether it is -1.
+        // Exported models test whether each element of a shape is -1.
         DType::Bool => ty.n_elements() == 1 || ty.shape.len() == 1 && ty.n_elements() <= MOST_DIMS,
         dtype => !dtype.is_float(),
     };
     !matches!(op, Op::DequantizeLinear(_)) && (!varies || types.iter().all(is_size))
 }
 
-/// Has readers of a node's outputs find what stands in their place.
+/// Maps a node's outputs to the values that replace them.
 fn name_outputs(node: &Node, outputs: Vec<Option<ValueId>>, map: &mut [Option<ValueId>]) {
     for (output, new) in node.outputs.iter().zip(outputs) {
         output.iter().for_each(|id| map[id.0 as usize] = new);
@@ -594,10 +593,10 @@ fn comma(shape: &[usize]) -> String {
     text[1..text.len() - 1].to_owned()
 }
 
-/// Largest tensor that one number fills, in bytes.
+/// Maximum size of a tensor that a single number fills, in bytes.
 const MOST_FILLED: usize = 1 << 24;
 
-/// A constant of text.
+/// Parses a constant.
 fn parsed(ty: &TensorType, text: &str) -> Result<Tensor, String> {
     let mut parts: Vec<&str> = text.split(',').map(str::trim).collect();
     // A single number fills the tensor.
@@ -625,7 +624,7 @@ fn parsed(ty: &TensorType, text: &str) -> Result<Tensor, String> {
     Ok(Tensor::from_integers(ty.dtype, ty.shape.clone(), &numbers))
 }
 
-/// The graph's inputs that a value is computed from.
+/// Inputs of the graph that a value is computed from.
 fn sources(graph: &Graph, id: ValueId) -> Vec<String> {
     let mut seen = vec![false; graph.values().len()];
     let (mut stack, mut found) = (vec![id], Vec::new());
@@ -644,7 +643,7 @@ fn sources(graph: &Graph, id: ValueId) -> Vec<String> {
     found
 }
 
-/// A graph without what no output needs.
+/// Copies a graph without dead nodes and values.
 fn pruned(graph: &Graph) -> Graph {
     let mut is_needed = vec![false; graph.nodes().len()];
     let mut stack: Vec<ValueId> = graph.outputs.clone();

@@ -66,7 +66,7 @@ pub fn summarise(graph: &Graph) -> ModelSummary {
     };
     count_operators(graph, &mut summary.operators);
 
-    // What is computed from constants alone is known before the model runs, even where it was too large to
+    // Values computed only from constants are known before the model runs, even if they were too large to
     // fold.
     let mut is_known: Vec<bool> = graph.values().map(|(_, value)| value.constant.is_some()).collect();
     let mut is_counted = vec![false; is_known.len()];
@@ -92,7 +92,7 @@ pub fn summarise(graph: &Graph) -> ModelSummary {
     summary
 }
 
-/// The convolution, product or recurrent network that a node is.
+/// Describes a node that is a convolution, product or recurrent network.
 fn task_of(graph: &Graph, node: &Node) -> Option<CountedOperation> {
     let shape = |at: usize| Some(graph.ty((*node.inputs.get(at)?)?).shape.as_slice());
     let ints = |list: &[i64]| list.iter().map(i64::to_string).collect::<Vec<_>>().join(",");

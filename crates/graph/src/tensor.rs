@@ -10,7 +10,7 @@ use crate::DType;
 /// Type of a tensor: element type and shape.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorType {
-    /// The type of its elements.
+    /// Type of its elements.
     pub dtype: DType,
     /// Dimensions in row-major order; empty for a scalar.
     pub shape: Vec<usize>,
@@ -30,7 +30,7 @@ impl TensorType {
     /// Number of elements.
     ///
     /// # Panics
-    /// If their number does not fit a `usize`.
+    /// If the number does not fit a `usize`.
     pub fn n_elements(&self) -> usize {
         self.checked_len().expect("tensors are checked to fit memory")
     }
@@ -125,7 +125,7 @@ impl Tensor {
     /// saturated for an integer type.
     ///
     /// # Panics
-    /// If there are more or fewer numbers than its shape takes.
+    /// If the number of numbers differs from the shape's number of elements.
     pub fn from_floats(dtype: DType, shape: impl Into<Vec<usize>>, numbers: &[f64]) -> Tensor {
         let clamped: Vec<f64>;
         let numbers = match dtype.bits() {
@@ -140,10 +140,10 @@ impl Tensor {
         Tensor::new(TensorType::new(dtype, shape), bytes.into()).expect("as many numbers as the shape takes")
     }
 
-    /// Makes a tensor from integers, which wrap around to the type; for `bool` all but zero are true.
+    /// Makes a tensor from integers, which wrap around to the type; for `bool`, all numbers but 0 are true.
     ///
     /// # Panics
-    /// If there are more or fewer numbers than its shape takes.
+    /// If the number of numbers differs from the shape's number of elements.
     pub fn from_integers(dtype: DType, shape: impl Into<Vec<usize>>, numbers: &[i128]) -> Tensor {
         let wrapped: Vec<i128>;
         let numbers = match dtype.bits() {
@@ -205,7 +205,7 @@ impl Tensor {
         &self.ty
     }
 
-    /// The type of its elements.
+    /// Type of its elements.
     pub fn dtype(&self) -> DType {
         self.ty.dtype
     }
@@ -253,7 +253,7 @@ impl Tensor {
     /// Tensor of another shape with the same elements, shared.
     ///
     /// # Panics
-    /// If the shape takes more or fewer.
+    /// If the shape has another number of elements.
     pub fn reshaped(&self, shape: impl Into<Vec<usize>>) -> Tensor {
         let ty = TensorType::new(self.ty.dtype, shape);
         assert_eq!(ty.checked_len(), Some(self.n_elements()), "a reshape keeps the elements");
@@ -261,12 +261,12 @@ impl Tensor {
     }
 }
 
-/// The bytes of numbers, one behind the other.
+/// Concatenates the bytes of numbers.
 fn bytes_of<T: Copy, const N: usize>(numbers: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
     numbers.iter().flat_map(|&x| bytes(x)).collect()
 }
 
-/// The bytes of numbers of 16 bits in f32. Weights are most of what a model has.
+/// Converts 16-bit numbers to the bytes of f32. Must be fast, as weights are most of a model's data.
 fn singles_of(bytes: &[u8], number: impl Fn([u8; 2]) -> f32) -> Vec<u8> {
     let from = bytes.as_chunks::<2>().0;
     let mut all = vec![0; 4 * from.len()];
@@ -274,7 +274,7 @@ fn singles_of(bytes: &[u8], number: impl Fn([u8; 2]) -> f32) -> Vec<u8> {
     all
 }
 
-/// The numbers that bytes hold, one behind the other.
+/// Decodes consecutive numbers from bytes.
 fn numbers_of<T, const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> T) -> Vec<T> {
     bytes.as_chunks::<N>().0.iter().map(|&b| number(b)).collect()
 }
@@ -285,7 +285,7 @@ fn bf16_from_f64(x: f64) -> bf16 {
     if !single.is_finite() || f64::from(single) == x {
         return bf16::from_f32(single);
     }
-    // Rounded to odd, so that the second rounding sees that something was cut off.
+    // Rounded to odd, so that the second rounding takes the discarded bits into account.
     let towards_zero = if f64::from(single).abs() > x.abs() { f32::from_bits(single.to_bits() - 1) } else { single };
     bf16::from_f32(f32::from_bits(towards_zero.to_bits() | 1))
 }

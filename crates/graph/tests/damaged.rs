@@ -1,4 +1,4 @@
-//! Models that may be anything: read or refused, without a panic, an endless loop or much memory.
+//! Random and damaged models: read or rejected, without a panic, an endless loop or much memory.
 
 mod common;
 
@@ -11,7 +11,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use tilewright_graph::op::OPERATORS;
 use tilewright_graph::{Bindings, DType, Tensor, onnx, specialise};
 
-/// Reads what may be anything, and goes on with what is read.
+/// Reads arbitrary bytes, and processes the model if it can be read.
 fn survives(bytes: Vec<u8>) {
     if let Ok(model) = onnx::read(&bytes.into(), &mut no_files) {
         let _ = specialise(&model.graph, &Bindings::default());
@@ -60,7 +60,7 @@ const NAMES: [&str; 36] = [
 
 const TEXTS: [&str; 8] = ["SAME_UPPER", "VALID", "linear", "cubic", "bidirectional", "ij,jk->ik", "DCR", "reflect"];
 
-/// A number of attributes and tensors: mostly small, sometimes beyond all bounds.
+/// Random number for attributes and tensors: mostly small, sometimes extreme.
 fn number(random: &mut Xoshiro256PlusPlus) -> i64 {
     match random.random_range(0..12) {
         0 => i64::MIN,
@@ -82,7 +82,7 @@ fn attribute(random: &mut Xoshiro256PlusPlus) -> Attr {
     }
 }
 
-/// A tensor of few elements.
+/// Random tensor of few elements.
 fn small(random: &mut Xoshiro256PlusPlus) -> Tensor {
     let types = [DType::F32, DType::I64, DType::I32, DType::Bool, DType::U8, DType::F16];
     let shape: Vec<usize> = (0..random.random_range(0..5)).map(|_| random.random_range(0..4)).collect();
@@ -95,7 +95,7 @@ fn small(random: &mut Xoshiro256PlusPlus) -> Tensor {
     }
 }
 
-/// A model of a few nodes of operators there are, with inputs and attributes that hardly fit them.
+/// Random model of a few nodes with supported operators, whose inputs and attributes rarely fit.
 fn random_model(random: &mut Xoshiro256PlusPlus) -> Vec<u8> {
     let rows: Vec<_> = OPERATORS.iter().flat_map(|rows| rows.iter()).collect();
     let mut graph = Vec::new();
@@ -132,7 +132,7 @@ fn models_that_may_be_anything_are_refused_without_a_panic() {
     let (node_cases, light, learned) = (cases("node.cases.gz"), cases("light.cases.gz"), cases("ml.cases.gz"));
     let files: Vec<&Bytes> = node_cases.iter().chain(&light).map(|case| &case.model).collect();
     let files: Vec<&&Bytes> = files.iter().filter(|file| file.len() < 3000).collect();
-    // One with weights, which are no reason to take more.
+    // A model with weights, which must not raise the limit.
     let weights = Tensor::from_floats(DType::F32, [512, 1024], &vec![0.5; 512 * 1024]);
     let large = [node("MatMul", &["x", "w"], &["y"], &[]), field(11, declared("x", DType::F32, &[4, 512]))].concat();
     let large = model(17, [large, field(5, tensor("w", &weights)), field(12, field(1, "y"))].concat());

@@ -1,4 +1,4 @@
-//! Models that break rules, weights in all places they can be, and what is known of shapes.
+//! Tests of invalid models, of weights in all possible forms, and of shape inference.
 
 mod common;
 
@@ -9,7 +9,7 @@ use tilewright_graph::{
     Bindings, DType, Graph, Tensor, TensorType, evaluate, onnx, problems_text, refused, specialise, summarise,
 };
 
-/// An integer, as a tensor without dimensions.
+/// Encodes an integer as a scalar tensor.
 fn scalar(name: &str, x: i128) -> Vec<u8> {
     tensor(name, &Tensor::from_integers(DType::I64, [], &[x]))
 }
@@ -18,7 +18,7 @@ fn read(file: &Bytes) -> Result<Graph, String> {
     onnx::read(file, &mut no_files).map(|model| model.graph).map_err(|e| e.to_string())
 }
 
-/// The one constant of a model of a `Constant`-free graph that gives an initializer.
+/// Reads an initializer: the only constant of a model that returns it.
 fn initializer(message: Vec<u8>, external: &mut onnx::External<'_>) -> Result<Tensor, String> {
     let graph = [field(5, message), field(12, field(1, "w"))].concat();
     let model = onnx::read(&model(17, graph), external).map_err(|e| e.to_string())?;
@@ -47,7 +47,7 @@ fn elements_are_read_wherever_they_stand() {
     check(DType::I64, field(7, packed(&[-1 << 40, 4])), &[-(2.0_f64.powi(40)), 4.0]);
     check(DType::U64, field(11, packed(&[5, 6])), &[5.0, 6.0]);
     check(DType::U32, field(11, packed(&[5, 4_000_000_000])), &[5.0, 4e9]);
-    // The first of those that share a byte lies in its lowest bits.
+    // The first of the numbers that share a byte is in its lowest bits.
     check(DType::I4, field(9, [0x8f, 0x07]), &[-1.0, -8.0, 7.0]);
     check(DType::U4, field(9, [0x8f, 0x07]), &[15.0, 8.0, 7.0]);
     check(DType::I4, field(5, packed(&[0x8f, 0x07])), &[-1.0, -8.0, 7.0]);
@@ -126,7 +126,7 @@ fn broken_rules_are_told_in_one_line() {
     let short = [int(1, 2), int(2, 1), field(8, "w"), field(9, [0; 4])].concat();
     check([field(5, short), y.clone()].concat(), "f32[2] takes 8 bytes, and 4 are there");
     assert!(onnx::read(&Bytes::new(), &mut no_files).is_err());
-    // Nodes in another order than they can run in are put into one.
+    // Nodes that are not in topological order are sorted.
     let graph = read(&model(17, [relu("z", "y"), relu("x", "z"), x, y].concat())).unwrap();
     assert_eq!(graph.nodes().map(|(_, node)| node.place.node.as_str()).collect::<Vec<_>>(), ["z", "y"]);
 }
@@ -173,14 +173,14 @@ fn shapes_that_are_computed_are_known() {
     assert!(special.problems.is_empty(), "{}", special.problems[0]);
     let special = special.graph;
     assert_eq!(*special.ty(special.outputs[0]), TensorType::new(DType::F32, [5, 12]));
-    // Only the reshape is left.
+    // Only the reshape remains.
     assert_eq!(special.nodes().len(), 1);
     assert_eq!(summarise(&special).operators.keys().collect::<Vec<_>>(), ["Reshape"]);
 }
 
 #[test]
 fn a_known_condition_takes_one_graph() {
-    // y = if rate == 16000 { x + x } else { x − w }, with names of the graph around.
+    // y = if rate == 16000 { x + x } else { x − w }, with names of the enclosing graph.
     let branch = |op: &str, other: &str, output: &'static str| {
         [node(op, &["x", other], &[output], &[]), field(12, field(1, output))].concat()
     };
@@ -239,10 +239,10 @@ fn what_is_not_supported_says_where() {
     check(single("NonZero", 17, &[], &[x()], 1), wanted);
 }
 
-/// A model is divided where shapes depend on the data, also within the graph of a node.
+/// A model is divided where shapes depend on the data, also in a subgraph.
 #[test]
 fn shapes_of_the_data_divide_a_model() {
-    // More than what is folded.
+    // More than is folded.
     const N: usize = 40_000;
     let places = [node("NonZero", &["y"], &["p"], &[]), field(12, field(1, "p"))].concat();
     let none = [node("Shape", &["y"], &["s"], &[]), field(12, field(1, "s"))].concat();
@@ -268,12 +268,12 @@ fn shapes_of_the_data_divide_a_model() {
     let (names, found): (Vec<String>, Vec<Tensor>) = part.evaluate(&ahead).unwrap().into_iter().unzip();
     assert_eq!((names, found[2].shape()), (vec!["x".into(), "y".into(), "z".into()], &[N - N.div_ceil(3), 1][..]));
     assert_eq!(found, evaluate(&graph, &[("x", x)]).unwrap());
-    // Beside another problem there is no use of that.
+    // With another problem, the graph is not divided.
     let graph = read(&model(17, nodes("Frob").concat())).unwrap();
     assert!(specialise(&graph, &Bindings::default()).dynamic.is_none());
 }
 
-/// The data may say a number as well as a shape.
+/// Data may determine a length as well as a shape.
 #[test]
 fn lengths_of_the_data_divide_a_model() {
     let nodes = [
@@ -292,7 +292,7 @@ fn lengths_of_the_data_divide_a_model() {
     assert_eq!((part.n_nodes(), &found[0].1), (1, &Tensor::vector(&[0, 1, 2, 3])));
 }
 
-/// Sequences are gone once a graph is specialised, those that iterations of a loop extend as well.
+/// A specialised graph has no sequences, not even those that iterations of a loop extend.
 #[test]
 fn loops_that_fill_sequences_are_unrolled() {
     let body = [
@@ -334,7 +334,7 @@ fn loops_that_fill_sequences_are_unrolled() {
     assert!(found[0].to_string().ends_with("a sequence of tensors is supported only in operators on sequences"));
 }
 
-/// Of no elements there is no last one to begin at.
+/// An empty dimension has no last element to start from.
 #[test]
 fn a_slice_from_the_end_of_nothing_is_empty() {
     let numbers = |name: &str, x: i64| field(5, tensor(name, &Tensor::vector(&[x])));
@@ -352,7 +352,7 @@ fn a_slice_from_the_end_of_nothing_is_empty() {
 /// Unknown operators are reported before their attributes are read.
 #[test]
 fn unknown_operators_are_told_before_their_attributes_are_read() {
-    // Integers of a byte each, which would be more than reading may take.
+    // Integers of a byte each, which would exceed the memory budget when decoded.
     let numbers = field(5, [field(1, "a"), field(8, vec![1_u8; 16 << 20]), int(20, 7)].concat());
     let of = |domain: &str, name: &str| {
         let call = [field(2, "y"), numbers.clone(), field(4, name), field(7, domain)].concat();
@@ -433,8 +433,8 @@ fn operators_of_onnx_runtime_are_functions() {
     assert!(said.contains("(com.microsoft.Attention") && said.contains("not supported with these inputs"), "{said}");
 }
 
-/// An LSTM with weights of bytes multiplies them by inputs, and at each step by states, that are rounded to
-/// the levels of their range.
+/// An LSTM with 8-bit weights multiplies them by inputs, and at each step by states, that are dynamically
+/// quantized.
 #[test]
 fn a_dynamically_quantized_lstm_rounds_inputs_and_states() {
     let cycle = |n: usize, seed: usize| (0..n).map(move |at| ((at * 7 + seed) % 23) as i128);
@@ -447,7 +447,7 @@ fn a_dynamically_quantized_lstm_rounds_inputs_and_states() {
     };
     let (w, r) = (bytes(DType::U8, &[1, 3, 8], 1), bytes(DType::I8, &[1, 2, 8], 2));
     let by_gate: Vec<f64> = (0..8).map(|at| f64::from(1 << (at % 3)) / 64.0).collect();
-    // The weights as numbers, with rows and columns the other way round.
+    // Dequantized weights, transposed.
     let turned = |x: &Tensor, zero: f64, scale: &dyn Fn(usize) -> f64| {
         let (x, n) = (x.floats(), x.shape()[1]);
         let element = |at: usize| (x[at % n * 8 + at / n] - zero) * scale(at / n);
@@ -576,7 +576,7 @@ fn saved_models_of_onnx_runtime_are_read() {
             vec![turned("x", &[0, 2, 1], "t"), node("MatMul", &["t", "x"], &["y"], &[])],
         ),
         (
-            // The second factor's batch stands between its two dimensions, which change places.
+            // The batch dimension of operand B is between its other two, which are transposed.
             theirs("FusedMatMul", &["x", "wb"], &[on("transBatchB")]),
             vec![turned("wb", &[1, 0, 2], "t"), node("MatMul", &["x", "t"], &["y"], &[])],
         ),
@@ -642,14 +642,14 @@ fn saved_models_of_onnx_runtime_are_read() {
 
 #[test]
 fn small_files_do_not_take_much_memory() {
-    // Nodes without anything, of two bytes each, and lists of small numbers: more than is charged for is
-    // refused.
+    // Empty nodes of two bytes each, and lists of small numbers: files that would exceed the budget are
+    // rejected.
     let many: Vec<u8> = std::iter::repeat_n([0x0a, 0x00], 1 << 21).flatten().collect();
     let error = read(&model(17, field(1, field(5, [field(1, "x"), many.clone()].concat())))).err();
     assert!(error.is_some());
     let error = read(&model(17, many)).unwrap_err();
     assert!(error.contains("more than"), "{error}");
-    // Graphs in graphs end somewhere.
+    // The nesting of graphs is limited.
     let mut graph = field(12, field(1, "x"));
     for _ in 0..1000 {
         graph = node("If", &["x"], &["y"], &[("then_branch", Attr::Graph(graph))]);
@@ -672,7 +672,8 @@ fn a_node_in_a_graph_of_another_is_named() {
     };
     let wanted = "node `y` (If, opset 17): node `z` (Frob, opset 17): this operator is not supported";
     assert_eq!(said("Neg", "Frob"), [wanted]);
-    // Of sizes that neither graph takes, the first one's are told; those that one takes are no problem.
+    // If neither subgraph supports the sizes, the first one's error is reported; if one does, there is no
+    // error.
     assert_eq!(said("Det", "Neg"), [""; 0]);
     assert!(said("Det", "Det")[0].starts_with("node `y` (If, opset 17): node `z` (Det, opset 17): "));
 }
@@ -695,7 +696,7 @@ fn all_sizes_that_are_missing_are_told_at_once() {
     let missing = "N, dimension 1 of `x`, a b, h, dimension 1 of `u:0`, the shape of `q`";
     let options = "--dim N=1 --dim h=1 --shape x=1,1,1 --shape u:0=1,1 --shape q=1";
     assert_eq!(all, [format!("sizes of inputs are missing: {missing} (give all, such as {options})")]);
-    // What the line says binds all of them.
+    // The suggested options bind all sizes.
     for text in ["N=1", "h=1"] {
         bindings.bind_dim(text).unwrap();
     }

@@ -1,7 +1,6 @@
-//! The topologies of nine real networks with weights of our own, against what ONNX Runtime computes of the
-//! same.
+//! Topologies of nine real networks with generated weights, compared with ONNX Runtime.
 //!
-//! Four of them take some seconds; `TILEWRIGHT_ALL_MODELS=1` has all nine evaluated.
+//! Four of them take some seconds; set `TILEWRIGHT_ALL_MODELS=1` to evaluate all nine.
 
 mod common;
 
@@ -16,7 +15,7 @@ fn real_networks_compute_what_onnx_runtime_does() {
     let all = std::env::var_os("TILEWRIGHT_ALL_MODELS").is_some();
     let wanted = light::answers();
     let mut n_evaluated = 0;
-    // GFLOP of convolutions and products, as they are known.
+    // Published GFLOP of convolutions and products.
     let known = HashMap::from([
         ("bvlc_alexnet", 1.31),
         ("densenet121", 5.67),

@@ -1,4 +1,4 @@
-//! Loops and scans: their values and types, and the reasons why some are refused.
+//! Loops and scans: their values and types, and the reasons why some are rejected.
 
 mod common;
 
@@ -7,7 +7,7 @@ use common::build::{Attr, declared, field, model, node};
 use common::no_files;
 use tilewright_graph::{Bindings, DType, Op, Tensor, TensorType, evaluate, onnx, specialise};
 
-/// An input of a graph: name, type and dimensions.
+/// Input of a graph: name, type and dimensions.
 type In<'a> = (&'a str, DType, &'a [i64]);
 
 fn graph(nodes: &[Vec<u8>], inputs: &[In], outputs: &[&str]) -> Vec<u8> {
@@ -34,7 +34,8 @@ fn floats(x: &[f64]) -> Tensor {
 
 const F: DType = DType::F32;
 
-/// Values of a model as it is and specialised, and how many loops are left in that.
+/// Evaluates a model both directly and specialised; returns the values, and the number of loops in the
+/// specialised graph.
 fn run(file: &Bytes, given: &[(&str, Tensor)]) -> Result<(Vec<Tensor>, usize), String> {
     let read = onnx::read(file, &mut no_files).map_err(|e| e.to_string())?.graph;
     let special = specialise(&read, &Bindings::default());
@@ -94,9 +95,9 @@ fn conditions_of_runs_are_kept() {
         let (y, n_loops) = run(&file(None, true, false), &given(bound, Some(n))).unwrap();
         assert_eq!((y[0].floats(), n_loops), (vec![sum, last], 1));
     }
-    // Fewer than none is none, as in ONNX Runtime.
+    // A negative number of iterations counts as 0, as in ONNX Runtime.
     assert_eq!(run(&file(None, true, false), &given(9.0, Some(-3))).unwrap().0[0].floats(), [0.0, 5.0]);
-    // One that does not begin gives no rows.
+    // A loop without iterations gives no rows.
     let (y, n_loops) = run(&file(Some(4), false, true), &given(9.0, None)).unwrap();
     assert_eq!((y[0].floats(), y[1].ty().to_string(), n_loops), (vec![0.0, 5.0], "f32[0,2]".to_owned(), 0));
     let error = run(&file(Some(4), true, true), &given(9.0, None)).unwrap_err();
@@ -133,7 +134,7 @@ fn short_loops_are_written_out_and_long_ones_kept() {
 
 #[test]
 fn a_loop_may_carry_nothing() {
-    // Its third input would be taken for one of its own.
+    // The third input would be mistaken for an input of the loop itself.
     let body = graph(
         &[node("Cast", &["i"], &["f"], &[("to", Attr::Int(1))]), node("Mul", &["f", "x"], &["row"], &[])],
         &[("i", DType::I64, &[]), ("c", DType::Bool, &[])],
@@ -172,7 +173,8 @@ fn what_grows_is_written_out_where_its_end_is_known() {
 
 #[test]
 fn counters_that_are_known_end_loops() {
-    // Doubles from 1 on while below 100: all is known, whatever is added beside it.
+    // Doubles from 1 on while below 100: the number of iterations is known, even if the loop also carries an
+    // unknown value.
     let body = graph(
         &[
             node("Add", &["k", "k"], &["twice"], &[]),
@@ -193,7 +195,7 @@ fn counters_that_are_known_end_loops() {
     assert_eq!(found[2].floats(), [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]);
 }
 
-/// A scan of `x` and `z` with sums from a state on.
+/// A scan of `x` and `z` that adds to a state.
 fn scan(attributes: &[(&str, Attr)], dims: [&[i64]; 3], opset: i64) -> Bytes {
     let body = graph(
         &[
@@ -230,14 +232,14 @@ fn scans_go_along_any_dimension_either_way() {
     ];
     let file = scan(&attributes, [&[2], &[3, 2], &[2, 3]], 11);
     let (found, _) = run(&file, &given(&[3, 2], &[2, 3])).unwrap();
-    // x is [[1, 2], [3, 4], [5, 6]] from below; z is [[−2, −1, 0], [1, 2, 3]] by columns.
+    // x is [[1, 2], [3, 4], [5, 6]], scanned in reverse; z is [[−2, −1, 0], [1, 2, 3]], scanned by columns.
     let sums = [[-9.5, 5.0], [-12.5, 13.0], [-12.5, 19.0]];
     assert_eq!(found[0].floats(), sums[2]);
     assert_eq!(found[1].floats(), [sums[2][0], sums[1][0], sums[0][0], sums[2][1], sums[1][1], sums[0][1]]);
     let none = scan(&[], [&[2], &[0, 2], &[0, 2]], 9);
     let (found, _) = run(&none, &given(&[0, 2], &[0, 2])).unwrap();
     assert_eq!((found[0].floats(), found[1].shape()), (vec![0.5, -1.0], &[0, 2][..]));
-    // Before opset 9 sequences of a batch.
+    // Before opset 9, scans have a batch of sequences.
     let file = scan(&[("directions", ints(&[0, 1]))], [&[2, 2], &[2, 2, 2], &[2, 2, 2]], 8);
     let given = [("s0", n(&[2, 2], 0.0)), ("x", n(&[2, 2, 2], 0.0)), ("z", n(&[2, 2, 2], 1.0))];
     let (found, _) = run(&file, &given).unwrap();

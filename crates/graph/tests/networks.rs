@@ -1,4 +1,4 @@
-//! Networks with seeded weights: that they are models, and that their answers say something.
+//! Networks with seeded weights: they are valid models, and their outputs are meaningful.
 
 mod common;
 
@@ -7,7 +7,7 @@ use common::{cases, no_files};
 use tilewright_graph::networks::NETWORKS;
 use tilewright_graph::{Agreement, Bindings, Graph, SplitMix64, Tensor, evaluate, onnx, specialise, summarise};
 
-/// The graph of a file, without problems.
+/// Reads the graph of a file, which must not have problems.
 fn graph_of(name: &str, file: Vec<u8>, dims: &[(&str, usize)]) -> Graph {
     let model = onnx::read(&Bytes::from(file), &mut no_files).unwrap_or_else(|error| panic!("{name}: {error}"));
     let dims = dims.iter().map(|(dim, size)| ((*dim).to_owned(), *size)).collect();
@@ -16,7 +16,7 @@ fn graph_of(name: &str, file: Vec<u8>, dims: &[(&str, usize)]) -> Graph {
     special.graph
 }
 
-/// Outputs for seeded inputs.
+/// Evaluates a graph for seeded inputs.
 fn answer(graph: &Graph, seed: u64) -> Vec<Tensor> {
     let mut random = SplitMix64::new(seed);
     let input = |&id| (graph.value(id).name.as_str(), random.input(graph.ty(id)));
@@ -24,7 +24,7 @@ fn answer(graph: &Graph, seed: u64) -> Vec<Tensor> {
     evaluate(graph, &inputs).unwrap_or_else(|error| panic!("{}: {error}", graph.name))
 }
 
-/// Checks that outputs for two inputs are numbers of some size, and differ.
+/// Checks that outputs for two inputs are numbers of reasonable magnitude, and differ.
 fn check_answers(name: &str, graph: &Graph) {
     let (one, other) = (answer(graph, 1), answer(graph, 2));
     let agreement = Agreement::of_all(&one, &other).expect("one model gives one shape");
@@ -38,8 +38,8 @@ fn check_answers(name: &str, graph: &Graph) {
 
 #[test]
 fn networks_are_models_of_known_size() {
-    // GFLOP of convolutions, products and recurrent networks, and millions of parameters, as the literature
-    // has them; of the language model at one step.
+    // GFLOP of convolutions, products and recurrent networks, and millions of parameters, from the
+    // literature; for the language model at one step.
     let known = [
         ("resnet18", 3.63, 11.7),
         ("mobilenet", 1.14, 4.2),

@@ -1,11 +1,11 @@
-//! The official tests of ONNX: what is refused or wrong is listed in `tests/onnx/refused.txt`, case by case.
+//! Official tests of ONNX; unsupported and wrong cases are listed in `tests/onnx/refused.txt`.
 
 mod common;
 
 use common::{Case, agree, cases, check_cases, no_files, refused};
 use tilewright_graph::{Bindings, Tensor, evaluate, onnx, specialise};
 
-/// Evaluates a case, and specialises it as well: both must say the same of the outputs' types.
+/// Evaluates a case, and also specialises it: both must agree on the outputs' types.
 fn check(case: &Case) -> Result<(), String> {
     let model = onnx::read(&case.model, &mut no_files).map_err(|e| e.to_string())?;
     let names: Vec<String> = model.graph.inputs.iter().map(|&id| model.graph.value(id).name.clone()).collect();
@@ -20,7 +20,7 @@ fn check(case: &Case) -> Result<(), String> {
         }
         let shapes = names.iter().cloned().zip(inputs.iter().map(|x| x.shape().to_vec())).collect();
         let special = specialise(&model.graph, &Bindings { shapes, ..Bindings::default() });
-        // Where shapes depend on values, nothing is said.
+        // If shapes depend on values, types are not compared.
         if special.problems.is_empty() {
             let types: Vec<_> = special.graph.outputs.iter().map(|&id| special.graph.ty(id).clone()).collect();
             let wanted: Vec<_> = outputs.iter().map(|x| x.ty().clone()).collect();

@@ -1,4 +1,4 @@
-//! Operators of older opsets: the official tests are of the newest.
+//! Operators of older opsets; the official tests cover only the newest.
 
 mod common;
 
@@ -14,7 +14,7 @@ fn i64s(numbers: &[i64]) -> Tensor {
     Tensor::vector(numbers)
 }
 
-/// The first output of a node of an operator.
+/// Evaluates a node, and returns its first output.
 fn run(op: &str, opset: i64, attributes: &[(&str, Attr)], inputs: &[Option<Tensor>]) -> Result<Tensor, String> {
     let file = single(op, opset, attributes, inputs, 1);
     let model = onnx::read(&file, &mut no_files).map_err(|e| e.to_string())?;
@@ -40,7 +40,7 @@ fn softmax_once_took_all_dimensions_from_one_on() {
     check("Softmax", 13, &[], &[x()], &[1, 2, 2], &[0.5, 0.5, 0.25, 0.75]);
     check("Softmax", 12, &[("axis", Attr::Int(2))], &[x()], &[1, 2, 2], &[0.5, 0.5, 0.25, 0.75]);
     check("Hardmax", 11, &[], &[x()], &[1, 2, 2], &[0.0, 0.0, 0.0, 1.0]);
-    // A scalar is its own largest.
+    // A scalar is its own maximum.
     for (op, wanted) in [("Softmax", 1.0), ("LogSoftmax", 0.0), ("Hardmax", 1.0)] {
         for axis in [0, -1] {
             check(op, 17, &[("axis", Attr::Int(axis))], &[f32s(&[], &[2.5])], &[], &[wanted]);
@@ -74,7 +74,7 @@ fn bounds_sizes_and_borders_were_attributes() {
     let parts = [("starts", Attr::Ints(vec![1])), ("ends", Attr::Ints(vec![-1])), ("axes", Attr::Ints(vec![0]))];
     check("Slice", 9, &parts, &[x()], &[2], &[0.5, 3.0]);
     check("Slice", 10, &[], &[x(), i64s(&[-1]), i64s(&[-5]), i64s(&[0]), i64s(&[-2])], &[2], &[9.0, 0.5]);
-    // A step beyond the end, in either direction, is never taken.
+    // A step that would overflow, in either direction, is never taken.
     for (start, end, step) in [(1, i64::MAX, i64::MAX), (1, i64::MIN, i64::MIN), (1, i64::from(i32::MAX), 3)] {
         check("Slice", 13, &[], &[x(), i64s(&[start]), i64s(&[end]), i64s(&[0]), i64s(&[step])], &[1], &[0.5]);
     }
@@ -130,7 +130,7 @@ fn resize_by_version() {
     let corners = || ("coordinate_transformation_mode", Attr::Text("align_corners"));
     let wanted = [1.0, 4.0 / 3.0, 5.0 / 3.0, 2.0];
     check("Resize", 11, &[linear(), corners()], &[x(), empty(), scales()], &[1, 1, 1, 4], &wanted);
-    // Corners stay corners where the factor makes no whole size, as of 5 · 0.7.
+    // Corners stay aligned even if the factor does not give an integer size, such as 5 · 0.7.
     let row = f32s(&[1, 1, 1, 5], &[1.0, 2.0, 3.0, 4.0, 5.0]);
     let scales_of = |factor: f64| f32s(&[4], &[1.0, 1.0, 1.0, factor]);
     check("Resize", 19, &[linear(), corners()], &[row, empty(), scales_of(0.7)], &[1, 1, 1, 3], &[1.0, 3.0, 5.0]);
@@ -159,7 +159,7 @@ fn integers_are_exact() {
     let least = integers(DType::I64, &[1], &[i64::MIN.into()]);
     assert_eq!(of("Div", 14, &[&least, &i64s(&[-1])]), [i64::MIN.into()]);
     assert_eq!(of("Pow", 15, &[&i64s(&[3]), &i64s(&[70])]), [i128::from(3_i64.wrapping_pow(70))]);
-    // Sums of products modulo two to the number of bits.
+    // Sums of products modulo 2 to the number of bits.
     let a = integers(DType::I64, &[1, 2], &[big, i64::MAX.into()]);
     let b = integers(DType::I64, &[2, 1], &[3, 2]);
     let product = (3 * big + 2 * i128::from(i64::MAX)) as i64;
@@ -168,7 +168,7 @@ fn integers_are_exact() {
     let equation = [("equation", Attr::Text("ij,jk->ik"))];
     let sum = run("Einsum", 12, &equation, &[Some(a), Some(b)]).unwrap();
     assert_eq!(sum.integers(), [product.into()]);
-    // Neighbours that are one double.
+    // Neighbouring integers that are equal as doubles.
     let near = integers(DType::I64, &[3], &[big, big + 1, big - 1]);
     assert_eq!(of("ArgMax", 13, &[&near]), [1]);
     assert_eq!(of("Unique", 11, &[&near]).len(), 3);

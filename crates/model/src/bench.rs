@@ -18,7 +18,7 @@ use crate::compile::Compiled;
 use crate::inputs::named_dims;
 use crate::runner::Runner;
 
-/// Least extent of an implementation's runs in a round.
+/// Minimum length of a round: time and samples for each implementation.
 const ROUND: RoundLength = RoundLength { time: Duration::from_millis(100), min_samples: 3 };
 
 /// Request to benchmark implementations of a model side by side.
@@ -40,7 +40,7 @@ pub struct ModelBenchRequest<'a> {
     pub peers: Vec<&'static ModelPeerSpec>,
     /// Folder searched for the libraries of runtimes before the system's folders.
     pub peer_path: Option<PathBuf>,
-    /// Index of the GPU that all run on; `None` for the CPU.
+    /// Index of the GPU that all implementations run on; `None` for the CPU.
     pub gpu: Option<u32>,
     /// Number of rounds; each runs every implementation once, in random order.
     pub rounds: u32,
@@ -49,7 +49,7 @@ pub struct ModelBenchRequest<'a> {
 /// Result of a benchmark.
 #[derive(Debug)]
 pub struct ModelBench {
-    /// Floating-point operations of a run, as far as known.
+    /// Number of floating-point operations of a run, as far as known.
     pub flops: f64,
     /// Source of the reference outputs: the interpreter, or the first implementation that yields outputs.
     pub reference: Option<&'static str>,
@@ -128,7 +128,7 @@ impl ModelBench {
     }
 }
 
-/// An implementation that has answered once.
+/// Implementation that has run once and yielded outputs.
 struct ReadyImplementation {
     name: &'static str,
     version: String,
@@ -143,7 +143,7 @@ enum NetImplementation {
 }
 
 impl ReadyImplementation {
-    /// Nanoseconds a run, one for each sample.
+    /// Measures a round; returns the nanoseconds per run of each sample.
     fn round(&mut self, round: RoundLength) -> Result<Vec<f64>, String> {
         let plain = |error: &dyn std::fmt::Display| one_line(&error.to_string());
         match &mut self.who {
@@ -158,13 +158,13 @@ impl ReadyImplementation {
 /// Benchmarks a model. Runtimes that cannot run it are left out, with a message to `note`.
 ///
 /// # Errors
-/// If inputs do not fit, threads or memory do not suffice, or nobody runs it.
+/// If inputs do not fit the model, threads or memory do not suffice, or no implementation can run the model.
 pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<ModelBench, Error> {
     let ModelBenchRequest { path, graph, inputs, threads, .. } = request;
     let flops = summarise(graph).flops() as f64;
     let (mut reference, mut contestants) = (None, Vec::new());
     if !request.ours.is_empty() {
-        // All run on the same CPUs; a GPU's driver has threads of its own.
+        // All implementations run on the same CPUs, except on a GPU, whose driver has threads of its own.
         if request.ours.iter().all(|(_, compiled)| compiled.model.cpu().is_some()) {
             host::pin_thread(&host::pin_cpus(*threads));
         }
@@ -221,7 +221,7 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
                 gflops_best: flops / timing.min_ns,
                 ms_median: timing.median_ns / 1e6,
                 ms_best: timing.min_ns / 1e6,
-                // Until ours is known.
+                // Filled in once the throughput of ours is known.
                 ratio_to_ours: None,
                 spread: timing.spread,
                 rounds: timing.n_samples,
@@ -241,7 +241,7 @@ pub fn bench_model(request: &ModelBenchRequest, note: &dyn Fn(&str)) -> Result<M
     Ok(ModelBench { flops, reference, rows })
 }
 
-/// Ours, and what it answers.
+/// Prepares one of our compilations; returns it with its outputs.
 fn ours(
     compiled: &Compiled,
     inputs: &[(Value, Tensor)],

@@ -9,7 +9,7 @@ use crate::value_memory::Places;
 /// Boolean value, and the truth value that it must have.
 pub type BranchCondition = (ValueId, bool);
 
-/// Conditions that all readers of a value have in common, the outermost first; `None` before any is known.
+/// Conditions that all readers of a value have in common, outermost first; `None` before any reader is known.
 type Need = Option<Vec<BranchCondition>>;
 
 /// Keeps the conditions that two needs have in common.
@@ -34,7 +34,7 @@ pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<BranchCondition>> {
         let (reads, writes) = uses(step);
         let mut own = None;
         if let Step::Again(round) = step {
-            // What the last iteration leaves is needed, and so is all that comes before it.
+            // The results of the last iteration are needed, and therefore those of all iterations before it.
             for id in round.values() {
                 if let Some(need) = &needs[root(id)] {
                     join(&mut own, need);
@@ -60,7 +60,8 @@ pub fn conditions(fused: &Fused, places: &Places) -> Vec<Vec<BranchCondition>> {
     all
 }
 
-/// Lists the values that a step reads, each with the condition under which it does, and those that it makes.
+/// Lists the values that a step reads, each with the condition under which it is read, and the values that
+/// the step computes.
 fn uses(step: &Step) -> (Vec<(ValueId, Option<BranchCondition>)>, Vec<ValueId>) {
     let always = |ids: Vec<ValueId>| ids.into_iter().map(|id| (id, None)).collect();
     match step {

@@ -9,20 +9,21 @@ use tilewright_ir::op::Workload;
 use crate::fuse::{Fused, Kernel, Step};
 use crate::net::ValueId;
 
-/// Part of the last cache that a run may count on: others use it too.
+/// Divisor of the last-level cache's size for the share that a run may rely on: other cores use the cache
+/// too.
 const PART_OF_L3: u64 = 2;
 
 /// Cache state for each kernel of a run.
 pub struct CachesOfKernels {
-    /// States by the text of the workload that represents the kernel's.
+    /// States, by the text of the representative of a kernel's workload.
     known: HashMap<String, Caches>,
     /// State for a kernel that runs once.
     others: Caches,
 }
 
 impl CachesOfKernels {
-    /// Cache state for the kernel of a workload. One that is not in the run, such as a variant in another
-    /// layout, gets that of kernels which run once.
+    /// Cache state for the kernel of a workload. A kernel that is not in the run, such as a variant in
+    /// another layout, gets the state of kernels that run once.
     pub fn of(&self, workload: &Workload) -> Caches {
         self.known.get(&workload.representative().to_string()).copied().unwrap_or(self.others)
     }
@@ -33,16 +34,16 @@ impl CachesOfKernels {
     }
 }
 
-/// Run of a kernel: its constants, each with its size in bytes.
+/// Constants that one execution of a kernel reads, each with its size in bytes.
 type ConstantsUse = Vec<(ValueId, u64)>;
 
 impl Fused {
-    /// Determines the cache state for each kernel by the bytes of constants that are read between two of its
-    /// runs. Its own constants are in cache if all these fit a core's second-level cache or, within a
-    /// sequence, half of the last-level one. Where occurrences of a kernel differ, the majority counts. What
-    /// the caller does between two runs is unknown, and assumed to evict the caches.
+    /// Determines the cache state for each kernel from the bytes of constants that are read between two of
+    /// its executions. The kernel's constants are in cache if all of these fit a core's second-level cache
+    /// or, within a sequence, half of the last-level cache. Where occurrences of a kernel differ, the
+    /// majority counts. The caller's work between two runs is unknown, and assumed to evict the caches.
     pub fn caches(&self, target: &Target) -> CachesOfKernels {
-        // Runs of few rows are the most.
+        // Runs of few rows are the most frequent.
         let mut all = self.forms().map(|form| form.own_caches(target));
         let first = all.next().expect("there is one");
         all.fold(first, |mut all, CachesOfKernels { known, .. }| {
@@ -88,8 +89,8 @@ impl Fused {
     }
 }
 
-/// Whether a run of a kernel finds its constants in a cache: one of `between_runs` bytes, or from an earlier
-/// use in the same run of the model in one of `within_run`.
+/// Whether an execution of a kernel finds its constants in a cache: in one of `between_runs` bytes or, after
+/// an earlier use in the same run of the model, in one of `within_run` bytes.
 fn finds_constants(uses: &[ConstantsUse], at: usize, between_runs: u64, within_run: u64) -> bool {
     let largest = uses[at].iter().max_by_key(|(_, n_bytes)| *n_bytes).expect("there is a constant").0;
     let mut seen: HashSet<ValueId> = HashSet::new();
@@ -125,9 +126,8 @@ fn finds_constants(uses: &[ConstantsUse], at: usize, between_runs: u64, within_r
 mod tests {
     use super::*;
 
-    /// Checks which of the uses find their constants, where each reads the constants named by letters, of 100
-    /// bytes
-    /// each; the caches hold 250 bytes between runs and 450 within one.
+    /// Checks which uses find their constants in a cache. Each use reads constants named by letters, of 100
+    /// bytes each; the caches hold 250 bytes between runs and 450 bytes within a run.
     fn check(uses: &str, expected: &str) {
         let constants = |of: &str| of.bytes().map(|letter| (ValueId(letter as usize), 100)).collect();
         let each: Vec<ConstantsUse> = uses.split(' ').map(constants).collect();
@@ -137,15 +137,16 @@ mod tests {
 
     #[test]
     fn constants_are_found_where_what_is_read_between_fits() {
-        // All fit from run to run.
+        // All constants stay in the cache from run to run.
         check("a b", "ww");
         check("a", "w");
-        // They do not.
+        // The constants do not fit.
         check("a b c", "ccc");
-        // One is used again at once, as from step to step of a sequence; before the first step are others.
+        // A constant is used again at once, as from step to step of a sequence; others are read before the
+        // first step.
         check("a b c c c", "cccww");
         check("abc abc abc", "cww");
-        // Between two steps others are read, which fit in the last cache or do not.
+        // Other constants are read between two steps, and do or do not fit in the last-level cache.
         check("a b c d a b c d", "ccccwwww");
         check("a b c d e a b c d e", "cccccccccc");
     }

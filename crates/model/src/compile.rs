@@ -87,13 +87,13 @@ pub type Schedule<'a> = &'a dyn Fn(&Workload) -> Result<Program, String>;
 pub struct CompileOptions<'a> {
     /// Cache of code and schedules.
     pub cache: &'a Cache,
-    /// Whether the result is only run: then memory of packed weights is released, and constants of
-    /// [`Compiled::fused`] with it.
+    /// Whether the result is only run. If so, the memory of packed weights is released, and with it the
+    /// constants of [`Compiled::fused`].
     pub for_runs: bool,
 }
 
 impl Default for CompileOptions<'_> {
-    /// Compiles everything anew, for any use.
+    /// Options for any use of the result, with an empty cache.
     fn default() -> Self {
         CompileOptions { cache: &NO_CACHE, for_runs: false }
     }
@@ -122,7 +122,7 @@ pub fn compile_as(
     compile_scheduled(fused, target, Scheduling { determined: &|_| Ok(None), scheduled: &alone(schedule) }, making)
 }
 
-/// Compiles as [`compile_as`] does, what has known code without making its program.
+/// Compiles as [`compile_as`] does, but does not build the program of a kernel whose code is cached.
 ///
 /// # Errors
 /// As [`compile`].
@@ -139,8 +139,8 @@ pub(crate) fn compile_scheduled(
     compiled(fused, target, scheduling, Makers { known: &known, code: &code }, making.for_runs)
 }
 
-/// Compiles as [`compile`] does in a build without LLVM, where our own back end serves the target: in a tenth
-/// of the time, to code that is about as fast.
+/// Compiles as [`compile`] does in a build without LLVM: with our own back end where it supports the target,
+/// in a tenth of the time, to code that is about as fast.
 ///
 /// # Errors
 /// As [`compile`].
@@ -160,20 +160,20 @@ pub fn compile_quickly(fused: Fused, target: &Target, schedule: Schedule) -> Res
 pub(crate) struct Scheduled {
     /// Scheduled program.
     pub program: Program,
-    /// Cache key: a text that determines the program, if there is one.
+    /// Cache key: a text that determines the program, if any.
     pub determined_by: Option<String>,
 }
 
-/// Programs of workloads.
+/// Functions that schedule the programs of workloads.
 #[derive(Clone, Copy)]
 pub(crate) struct Scheduling<'a> {
-    /// Cache key of a workload's program, before the program is made.
+    /// Cache key of a workload's program, available before the program is built.
     pub determined: &'a dyn Fn(&Workload) -> Result<Option<String>, String>,
     /// Scheduled program of a workload.
     pub scheduled: &'a dyn Fn(&Workload) -> Result<Scheduled, String>,
 }
 
-/// Programs that nothing is known to determine.
+/// Wraps a schedule whose programs have no cache keys.
 fn alone(schedule: Schedule) -> impl Fn(&Workload) -> Result<Scheduled, String> {
     move |workload| schedule(workload).map(|program| Scheduled { program, determined_by: None })
 }
@@ -185,16 +185,16 @@ type MakeCode<'a> =
 /// Sources of code.
 #[derive(Clone, Copy)]
 struct Makers<'a> {
-    /// Code that is kept of the program that a text determines.
+    /// Lookup of cached code by its program's cache key.
     known: &'a dyn Fn(&Compiler, &str) -> Option<runtime::Code>,
-    /// Compiler of what is not.
+    /// Compiler of programs that are not cached.
     code: MakeCode<'a>,
 }
 
 /// Kernels of a model, each once.
 #[derive(Default)]
 struct Kernels<'a> {
-    /// The number of each, by its text.
+    /// Number of each kernel, by its text.
     numbers: HashMap<String, usize>,
     /// Kernels with code, by their workloads' texts.
     each: Vec<(String, &'a Kernel)>,
@@ -213,7 +213,7 @@ impl<'a> Kernels<'a> {
         kernels
     }
 
-    /// The program of one.
+    /// Scheduled program of a kernel.
     fn program(&self, at: usize, scheduling: Scheduling) -> Result<Scheduled, CompileError> {
         let (text, kernel) = &self.each[at];
         let Scheduled { mut program, determined_by } =
@@ -224,7 +224,7 @@ impl<'a> Kernels<'a> {
         Ok(Scheduled { program, determined_by: determined_by.map(|by| format!("{text} {by}")) })
     }
 
-    /// The code of all of them, in order.
+    /// Code of all kernels, in order.
     fn codes(
         &self,
         target: &Target,
@@ -232,7 +232,7 @@ impl<'a> Kernels<'a> {
         makers: Makers,
     ) -> Result<Vec<runtime::Code>, CompileError> {
         let compiler = || Compiler::for_arguments(target_here(target), ArgumentAlign::Elements);
-        // What is known is loaded sooner than another thread would have begun.
+        // Loading cached code takes less time than starting another thread.
         let (own, mut codes, mut programs) = (compiler(), Vec::new(), Vec::new());
         for (at, (text, kernel)) in self.each.iter().enumerate() {
             let determined_by = (scheduling.determined)(&kernel.workload).map_err(|why| refuse(text, why))?;
@@ -303,25 +303,26 @@ fn compiled(
     Ok(Compiled { model, fused, memory, origins, n_guessed: 0 })
 }
 
-/// Kept buffers of a kernel, in its order.
+/// Kept buffers of a program, in its order.
 fn kept_by(program: &Program) -> Vec<KeptBuffer> {
     let kept = program.buffers.iter().filter(|buffer| buffer.role == Role::Kept);
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
 }
 
-/// Kept buffers of a kernel that is compiled, in its order.
+/// Kept buffers of a compiled kernel, in its order.
 fn kept_of(interface: &Interface) -> Vec<KeptBuffer> {
     let kept = interface.buffers.iter().filter(|buffer| buffer.role == Role::Kept);
     kept.map(|b| (b.name.clone(), b.dtype, b.shape.iter().map(|&d| d as usize).collect())).collect()
 }
 
-/// Whether bytes are the same, at one place perhaps.
+/// Whether two byte strings are equal, perhaps because they share memory.
 fn are_same(a: &Bytes, b: &Bytes) -> bool {
     a.len() == b.len() && (a.as_ptr() == b.as_ptr() || a == b)
 }
 
-/// Text of what prepares the constants of a kernel: its own, but for products with weights of few bits, whose
-/// panels depend on the weights and, as the shapes of what is kept say, on the machine alone.
+/// Text of the code that prepares the constants of a kernel. This is the kernel's own text, except for
+/// products with weights of few bits: their panels depend only on the weights and on the machine, which the
+/// shapes of the kept buffers reflect.
 fn prepared_by(kernel: &Kernel) -> String {
     let of_weights = match kernel.workload.structure() {
         Structure::Packed(_) => kernel.workload.with_size("m", 1),
@@ -333,7 +334,7 @@ fn prepared_by(kernel: &Kernel) -> String {
     }
 }
 
-/// Text of the part of a kernel that prepares constants, with the buffers that it uses; none where it has no
+/// Text of the part of a kernel that prepares constants, with the buffers that it uses; `None` if there is no
 /// such part.
 fn text_of_preparation(code: &runtime::Code) -> Option<String> {
     let program = code.program();
@@ -345,7 +346,7 @@ fn text_of_preparation(code: &runtime::Code) -> Option<String> {
     (!program.prepare.is_empty()).then(|| statements.fold(buffers, |all, stmt| all + &stmt))
 }
 
-/// Times of their bytes that values need room for, as code takes them to have more rows.
+/// Factors by which the memory of values must exceed their bytes, as kernels assume that they have more rows.
 fn rooms(fused: &Fused, places: &Places) -> HashMap<ValueId, i64> {
     let mut rooms = HashMap::new();
     for step in &fused.steps {
@@ -380,14 +381,14 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
             blocks.push((root, block));
             blocks.len() - 1
         });
-        // What each item has a place for is there as long as any item has its turn.
+        // A value with a place for each item lives as long as any item is being processed.
         let groups = fused.items.as_ref().and_then(|items| items.groups.as_ref());
         let groups = groups.filter(|groups| groups.values.contains_key(&root));
         let [first, last] = groups.map_or([step; 2], |groups| groups.turn_of(step));
         blocks[at].1.first = blocks[at].1.first.min(first);
         blocks[at].1.last = blocks[at].1.last.max(last);
     };
-    // What varies with the size is put there before all else.
+    // Values that vary with the size are written before the first step.
     fused.numbers().for_each(|(id, _)| touch(id, 0));
     net.inputs.iter().for_each(|id| touch(*id, 0));
     for (at, step) in fused.steps.iter().enumerate() {
@@ -419,7 +420,7 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
             touch(copy.to, copy.before);
         }
     }
-    // What is there before or behind a loop, and in it, is there in all iterations.
+    // A value that is live both inside a loop and before or after it is live in all iterations.
     let mut begun = Vec::new();
     for (at, step) in fused.steps.iter().enumerate() {
         match step {
@@ -440,7 +441,7 @@ pub fn lay_out(fused: &Fused, places: &Places, line: usize) -> (Vec<ValueId>, Ar
     (blocks.into_iter().map(|(id, _)| id).collect(), memory)
 }
 
-/// A buffer that a kernel keeps: its name, its type and its shape.
+/// Buffer that a kernel keeps: its name, its type and its shape.
 type KeptBuffer = (String, DType, Vec<usize>);
 
 struct PlanBuilder<'a> {
@@ -450,44 +451,46 @@ struct PlanBuilder<'a> {
     /// Alignment of tensors in the arena.
     line: usize,
     memory: ArenaLayout,
-    /// The plan's tensor of each value whose memory others may have parts of.
+    /// Plan tensor of each value that owns its memory.
     tensors: HashMap<ValueId, usize>,
     kernels: KernelFacts,
-    /// Buffers that kernels of one preparation keep of these parts of constants.
+    /// Kept buffers, by the preparation and the parts of constants that they were prepared from.
     prepared: HashMap<(Preparation, Vec<PartOf>), Vec<TensorSlice>>,
     origins: Vec<Option<usize>>,
-    /// Guard of the steps that are added.
+    /// Guard of the steps that are being added.
     guard: Option<usize>,
-    /// Room for values, in times of their bytes; see [`rooms`].
+    /// Memory of values as a multiple of their bytes; see [`rooms`].
     rooms: HashMap<ValueId, i64>,
-    /// Constants that earlier pieces have.
+    /// Constants of earlier pieces.
     given: Vec<usize>,
-    /// Values at the present step of a sequence: the value that each stands for, and its offset in bytes.
+    /// Values in the current step of a sequence: the value that each stands for, and its offset in bytes.
     moving: HashMap<ValueId, (ValueId, usize)>,
-    /// Inputs that a run unpacks, with the tensors that callers pass.
+    /// Inputs that a run unpacks, each with the tensor that the caller passes.
     packed: Vec<(ValueId, usize)>,
 }
 
-/// Kernels of a plan.
+/// Facts about the kernels of a plan.
 struct KernelFacts {
-    /// The number of each, by its text.
+    /// Number of each kernel, by its text.
     numbers: HashMap<String, usize>,
-    /// Buffers that each keeps.
+    /// Buffers that each kernel keeps.
     kept: Vec<Vec<KeptBuffer>>,
-    /// Text of what prepares these, where more than a kernel's own text is to be compared.
+    /// Text of the code that prepares each kernel's buffers, if more than the kernel's own text must be
+    /// compared.
     prepared_by: Vec<Option<String>>,
 }
 
-/// Text of what prepares buffers, and these.
+/// Text of the code that prepares buffers, and the buffers.
 type Preparation = (String, Vec<KeptBuffer>);
 
-/// Part of a constant: its number, where it begins and how long it is.
+/// Part of a constant: number of the constant, offset and length.
 type PartOf = (usize, usize, usize);
 
-/// A net of a plan, with its steps and its tensors.
+/// Net of a plan, with its steps and its tensors.
 type PlannedForm<'a> = (&'a Fused, Range<usize>, Range<usize>);
 
-/// Plan of a run, or of its pieces: with the origins of its steps, and the most memory of one.
+/// Makes the plan of a run, or of its pieces, with the origins of its steps and the largest memory plan of a
+/// piece.
 fn planned(
     fused: &Fused,
     places: &[Places],
@@ -543,8 +546,8 @@ fn planned(
     Ok((plan, origins, memory))
 }
 
-/// Members of a plan whose nets are planned: one for each combination of sizes. Those that differ in a
-/// dimension that a net is for any size of have the same steps.
+/// Makes the members of a plan from its planned nets: one for each combination of sizes. Members that differ
+/// only in a dimension of which their net supports any size share their steps.
 fn members(plan: &mut Plan, sized: &SizedNets, made: &[PlannedForm]) -> Members {
     let of_ports = [plan.ports(Place::Input), plan.ports(Place::Output)].concat();
     let places: Vec<Place> = of_ports.iter().map(|tensor| plan.tensors[*tensor].place).collect();
@@ -571,7 +574,7 @@ fn members(plan: &mut Plan, sized: &SizedNets, made: &[PlannedForm]) -> Members 
             each.push(Member { sizes, steps: steps.clone(), ports });
         }
     }
-    // Members have the shapes of their sizes.
+    // Each member gives tensors the shapes of its sizes.
     for tensor in &mut plan.tensors {
         if matches!(tensor.place, Place::Input(_) | Place::Output(_)) {
             tensor.open = None;
@@ -581,10 +584,10 @@ fn members(plan: &mut Plan, sized: &SizedNets, made: &[PlannedForm]) -> Members 
     Members { dims: sized.dims.clone(), each }
 }
 
-/// The type of a run for a type of a graph.
+/// Type that a run uses for a value of the net.
 fn dtype_of(net: &Net, id: ValueId) -> Result<DType, CompileError> {
     let value = net.value(id);
-    // Integers of fewer than 8 bits have a byte each.
+    // Integers of fewer than 8 bits are stored in a byte each.
     let stored = net.element_type(id).map_or(value.dtype.name(), |dtype| dtype.name());
     let found = DType::ALL.into_iter().find(|(_, name)| *name == stored);
     let error = || CompileError::Dtype { name: value.name.clone(), dtype: value.dtype.name() };
@@ -615,7 +618,7 @@ impl<'a> PlanBuilder<'a> {
         }
     }
 
-    /// Goes on with the steps of another piece, of the same constants and states.
+    /// Continues with the steps of another piece, which shares constants and states.
     fn piece(self, fused: &'a Fused, places: &'a Places) -> PlanBuilder<'a> {
         let (tensors, guard, moving, memory, packed) = Default::default();
         let given = (0..self.plan.constants.len()).collect();
@@ -623,7 +626,7 @@ impl<'a> PlanBuilder<'a> {
         PlanBuilder { fused, places, tensors, guard, moving, memory, packed, rooms, given, ..self }
     }
 
-    /// Plans all steps, which are numbered from `first` on among those that origins tell.
+    /// Plans all steps; their origins are numbered from `first` on.
     fn done(mut self, first: usize) -> Result<PlanBuilder<'a>, CompileError> {
         self.ports()?;
         self.states()?;
@@ -682,7 +685,7 @@ impl<'a> PlanBuilder<'a> {
         self.guard = None;
         for copy in copies {
             let from = self.slice(copy.from)?;
-            // At the end, it is the outputs that are copied to.
+            // Copies at the end go to the outputs.
             let value = self.fused.net.value(copy.from);
             let dtype = dtype_of(&self.fused.net, copy.from)?;
             let shape = value.ty().shape;
@@ -699,7 +702,7 @@ impl<'a> PlanBuilder<'a> {
         Ok(self)
     }
 
-    /// Brings inputs whose open dimension lies behind others to where there is room for the largest size.
+    /// Unpacks inputs whose open dimension is not the outermost into memory with room for the largest size.
     fn unpack_inputs(&mut self) -> Result<(), CompileError> {
         for (id, tensor) in std::mem::take(&mut self.packed) {
             let (from, to) = (self.plan.whole(tensor), self.slice(id)?);
@@ -708,8 +711,8 @@ impl<'a> PlanBuilder<'a> {
         Ok(())
     }
 
-    /// Moves the elements of a value with an open dimension behind others between memory in which they are
-    /// packed and memory that has room for the largest size: one move for each element of those others.
+    /// Moves the elements of a value whose open dimension is not the outermost between packed memory and
+    /// memory with room for the largest size: one move for each index of the outer dimensions.
     fn move_rows(&mut self, id: ValueId, from: TensorSlice, to: TensorSlice, is_from_packed: bool) {
         let Some((axis, size)) = self.fused.open_behind(id) else { return };
         let value = self.fused.net.value(id);
@@ -740,7 +743,7 @@ impl<'a> PlanBuilder<'a> {
         Together { most: groups.most, steps: self.origins.iter().map(of_step).collect(), tensors }
     }
 
-    /// Finds or adds the guard that has all of some conditions hold, given the outermost first.
+    /// Finds or adds the guard under which all of the given conditions hold, outermost first.
     fn guard_of(&mut self, conditions: &[BranchCondition]) -> Result<Option<usize>, CompileError> {
         let mut outer = None;
         for &(truth, holds) in conditions {
@@ -754,7 +757,7 @@ impl<'a> PlanBuilder<'a> {
         Ok(outer)
     }
 
-    /// A copy, where there is anything to copy.
+    /// Adds a copy, if there is anything to copy.
     fn copy(&mut self, from: TensorSlice, to: TensorSlice, rows: Option<(RunSize, usize)>) {
         if from.n_bytes > 0 {
             self.push("copy", Work::Copy { from, to, rows }, None);
@@ -766,7 +769,7 @@ impl<'a> PlanBuilder<'a> {
         self.origins.push(origin);
     }
 
-    /// The tensors that the caller passes.
+    /// Adds the tensors that the caller passes.
     fn ports(&mut self) -> Result<(), CompileError> {
         for (at, &id) in self.fused.net.inputs.iter().enumerate() {
             let tensor = self.tensor(id, Place::Input(at))?;
@@ -789,7 +792,7 @@ impl<'a> PlanBuilder<'a> {
         Ok(())
     }
 
-    /// The tensors that stay between runs.
+    /// Adds the tensors that persist between runs.
     fn states(&mut self) -> Result<(), CompileError> {
         for (at, state) in self.fused.net.states.iter().enumerate() {
             let tensor = self.tensor(state.value, Place::State(at))?;
@@ -798,8 +801,8 @@ impl<'a> PlanBuilder<'a> {
         Ok(())
     }
 
-    /// Puts numbers that vary with the size where kernels read them: rows of a table that has those of each
-    /// size.
+    /// Adds copies of numbers that vary with the size to where kernels read them, from a table with a row for
+    /// each size.
     fn numbers(&mut self) -> Result<(), CompileError> {
         let Some(dim) = self.fused.open.as_ref().map(|open| open.dim.clone()) else { return Ok(()) };
         let of = |size: i64| RunSize { factor: size, term: -size * dim.least, multiple: 1, divisor: 1 };
@@ -813,7 +816,7 @@ impl<'a> PlanBuilder<'a> {
                 DType::F64 => (number as f64).to_le_bytes().to_vec(),
                 _ => number.to_le_bytes()[..n_bytes].to_vec(),
             };
-            // Of numbers that count on, each row begins with the second one of the row before.
+            // Rows of consecutive numbers overlap: each begins with the second number of the previous row.
             let (table, pitch): (Vec<u8>, usize) = match are_counted(sizes) {
                 true => {
                     let [first, last] = [(dim.least, &sizes[0]), (dim.most, &sizes[sizes.len() - 1])];
@@ -841,7 +844,7 @@ impl<'a> PlanBuilder<'a> {
         Ok(())
     }
 
-    /// Appends what is new to a state, behind what it has along a dimension.
+    /// Appends new elements to a state along a dimension.
     fn append(&mut self, from: ValueId, to: ValueId, axis: usize, origin: usize) -> Result<(), CompileError> {
         let net = &self.fused.net;
         let (new, all) = (net.shape(from).to_vec(), net.shape(to).to_vec());
@@ -865,7 +868,8 @@ impl<'a> PlanBuilder<'a> {
         Ok(())
     }
 
-    /// Number of rows of a value of so many bytes, and bytes of one, where runs say how many there are.
+    /// Number of rows of a value of `n_bytes` bytes, and bytes of a row, if a run determines how many there
+    /// are.
     fn open_rows(&self, id: ValueId, n_bytes: usize) -> Option<(RunSize, usize)> {
         let shape = self.fused.net.shape(id);
         let (axis, size) = self.open_axis(id).filter(|(axis, _)| shape[..*axis].iter().all(|n| *n == 1))?;
@@ -884,7 +888,7 @@ impl<'a> PlanBuilder<'a> {
         let mut shape = value.ty().shape;
         if matches!(place, Place::Arena(_)) {
             if let Some(room) = self.rooms.get(&id) {
-                // Rows that this piece does not have lie behind its own.
+                // Rows that this piece does not have follow its own in memory.
                 let n: usize = shape.iter().product();
                 shape = vec![*room as usize, n];
             }
@@ -900,7 +904,7 @@ impl<'a> PlanBuilder<'a> {
         Ok(tensor)
     }
 
-    /// Lays out what is computed on the way.
+    /// Lays out intermediate results.
     fn arena(&mut self) -> Result<(), CompileError> {
         let (roots, memory) = lay_out(self.fused, self.places, self.line);
         for (id, offset) in roots.iter().zip(&memory.offsets) {
@@ -910,7 +914,8 @@ impl<'a> PlanBuilder<'a> {
         Ok(())
     }
 
-    /// Step by step: what is done is the same, with other parts of what goes along.
+    /// Adds the steps of a sequence, unrolled: the work of each time step is the same, on other slices of the
+    /// moving values.
     fn sequence(&mut self, sequence: &Steps, origin: usize) -> Result<(), CompileError> {
         let kernels = sequence.steps.iter().zip(origin..).filter_map(|(step, origin)| match step {
             Step::Kernel(kernel) => Some((kernel, self.number(kernel), origin)),
@@ -962,14 +967,14 @@ impl<'a> PlanBuilder<'a> {
         self.given.iter().copied().find(|at| is_same(&self.plan.constants[*at]))
     }
 
-    /// The first constant that has the same bytes as one.
+    /// Finds the first constant with the same bytes as the constant `at`.
     fn first_like(&self, at: usize) -> usize {
         let Constant::Data(own) = &self.plan.constants[at] else { return at };
         let is_same = |other: &Constant| matches!(other, Constant::Data(other) if are_same(other, own));
         self.plan.constants.iter().position(is_same).unwrap_or(at)
     }
 
-    /// The number of a kernel's code.
+    /// Number of a kernel's code.
     fn number(&self, kernel: &Kernel) -> usize {
         self.kernels.numbers[&kernel.code_name()]
     }
@@ -983,7 +988,7 @@ impl<'a> PlanBuilder<'a> {
                 slice.n_bytes *= kernel.room() as usize;
             }
         }
-        // What is made of the same constants in the same way is made once.
+        // Buffers prepared from the same constants in the same way are prepared once.
         let of_constant = |slice: &TensorSlice| match self.plan.tensors[slice.tensor].place {
             Place::Constant(at) => Some((self.first_like(at), slice.offset, slice.n_bytes)),
             _ => None,
@@ -1009,7 +1014,7 @@ impl<'a> PlanBuilder<'a> {
         Ok(Work::Kernel { kernel: number, arguments, kept: slices, parts, all_threads: true, sizes })
     }
 
-    /// Work of a step that is not a kernel.
+    /// Makes the work of a step that is not a kernel.
     fn host(&mut self, node: &Node) -> Result<Work, CompileError> {
         match &node.kind {
             Kind::Host(host) => self.evaluated(node, &host.op),
@@ -1022,11 +1027,11 @@ impl<'a> PlanBuilder<'a> {
         }
     }
 
-    /// An operator as the reference computes it.
+    /// Makes the work of an operator that the reference evaluates.
     fn evaluated(&mut self, node: &Node, op: &Op) -> Result<Work, CompileError> {
         let op = op.clone();
         let net = &self.fused.net;
-        // What is known goes with the function; what is not comes from the run.
+        // Known inputs are stored with the function; the run passes the others.
         let mut known: Vec<Option<Tensor>> = Vec::new();
         let mut types = Vec::new();
         let mut passed = Vec::new();

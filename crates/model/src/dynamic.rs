@@ -14,12 +14,12 @@ use crate::schedule::compile_known;
 
 /// Name of the dimension that is open in a node's kernel: the first of its inputs.
 const COUNT: &str = "count";
-/// Fewest rows that an open kernel has room for.
+/// Minimum number of rows that an open kernel has room for.
 const LEAST_ROOM: i64 = 64;
-/// Most kernels of one node for single shapes.
+/// Maximum number of kernels of a node for single shapes.
 const MOST_KERNELS: usize = 8;
 
-/// Means of compiling the nodes of a part.
+/// Options for compiling the nodes of a part.
 #[derive(Clone, Copy)]
 pub struct PartOptions<'a> {
     /// Machine to compile for.
@@ -44,18 +44,18 @@ struct MetNode {
     runner: Option<Runner>,
 }
 
-/// Kernel of a node for any number of rows, the elements of the first dimension of some of its inputs.
+/// Kernel of a node for any number of rows, the size of the first dimension of some of its inputs.
 struct CountedNode {
     types: Types,
     /// Whether each input has the rows.
     has_rows: Vec<bool>,
-    /// Most rows.
+    /// Maximum number of rows.
     most: i64,
     runner: Runner,
 }
 
 impl CountedNode {
-    /// Number of rows of inputs of these types; `None` where they differ in more.
+    /// Number of rows of inputs of these types; `None` if they differ in more than the rows.
     fn n_rows(&self, types: &Types) -> Option<i64> {
         let (has_others, [_, n]) = rows_between(&self.types, types)?;
         if has_others.contains(&true) {
@@ -66,8 +66,8 @@ impl CountedNode {
     }
 }
 
-/// Inputs that have another number of rows in the second of two runs, and the numbers; `None` where they
-/// differ in more.
+/// Inputs whose number of rows differs between two runs, and both numbers; `None` if the inputs differ in
+/// more.
 fn rows_between(first: &Types, second: &Types) -> Option<(Vec<bool>, [usize; 2])> {
     let mut numbers = None;
     let mut has_rows = |(a, b): (&Option<TensorType>, &Option<TensorType>)| {
@@ -86,7 +86,7 @@ fn rows_between(first: &Types, second: &Types) -> Option<(Vec<bool>, [usize; 2])
 /// Kernels of a node.
 #[derive(Default)]
 struct NodeKernels {
-    /// Kernels for single shapes, the last one met behind the others.
+    /// Kernels for single shapes, the most recently met last.
     met: Vec<MetNode>,
     counted: Option<CountedNode>,
     n_compiled: usize,
@@ -106,13 +106,14 @@ impl NodeKernels {
         run_alone(met.runner.as_mut()?, node.inputs)
     }
 
-    /// Number of rows of inputs of these types, where the kernel for any number takes them.
+    /// Number of rows of inputs of these types, if the kernel for any number of rows takes them.
     fn n_rows(&self, types: &Types) -> Option<i64> {
         let counted = self.counted.as_ref()?;
         counted.n_rows(types).filter(|n| (1..=counted.most).contains(n))
     }
 
-    /// Compiles a node for shapes that it meets first: for any number of rows where it has met another one.
+    /// Compiles a node for shapes that are new to it: for any number of rows if only that number differs from
+    /// an earlier run.
     fn meet(&mut self, node: &RunNode, types: &Types) {
         let before = self.counted.as_ref().map(|counted| &counted.types).or(self.met.last().map(|met| &met.types));
         if let Some(counted) = before.and_then(|before| node.counted(before, types)) {
@@ -130,9 +131,9 @@ impl NodeKernels {
 }
 
 /// Part of a model whose shapes depend on the data, evaluated operator by operator. Nodes with much
-/// arithmetic become kernels when a run meets their shapes: where a second one differs from the first in the
-/// number of rows alone, such as that of a detector's boxes, a kernel for any number, else one for each of
-/// the last shapes.
+/// arithmetic are compiled when a run first has their shapes: if the shapes of a second run differ only in
+/// the number of rows, such as that of a detector's boxes, to a kernel for any number of rows; otherwise to a
+/// kernel for each of the most recent shapes.
 pub struct PartRunner<'a> {
     part: &'a DynamicPart,
     options: PartOptions<'a>,
@@ -150,7 +151,7 @@ impl<'a> PartRunner<'a> {
         self.nodes.iter().filter(|node| node.n_compiled > 0).count()
     }
 
-    /// Number of kernels that were compiled for them.
+    /// Number of kernels that were compiled for these nodes.
     pub fn n_compiled(&self) -> usize {
         self.nodes.iter().map(|node| node.n_compiled).sum()
     }
@@ -158,7 +159,7 @@ impl<'a> PartRunner<'a> {
     /// Computes the model's outputs, by name, from the outputs of the graph ahead of the part.
     ///
     /// # Errors
-    /// If an operator refuses.
+    /// If an operator fails.
     pub fn run(&mut self, ahead: &[Tensor]) -> Result<Vec<(String, Tensor)>, EvaluateError> {
         let PartRunner { part, options, nodes } = self;
         let (part, options) = (*part, *options);
@@ -184,7 +185,7 @@ impl From<OpenError> for NotCounted {
 }
 
 impl RunNode<'_> {
-    /// Lowers the node for inputs of these types; `None` where it has no code, or none that is worth it.
+    /// Lowers the node for inputs of these types; `None` if it has no code, or is not worth a kernel.
     fn lowered(&self, inputs: Inputs<'_>) -> Option<Fused> {
         let fused = lower(&self.part.node_alone(self.id, inputs)?, false, self.options.target).ok()?;
         let has_code = fused.without_code().next().is_none();
@@ -197,12 +198,12 @@ impl RunNode<'_> {
         Runner::cached(&compiled, pool, making.cache).ok()
     }
 
-    /// Compiles the node by itself.
+    /// Compiles the node on its own.
     fn kernel(&self) -> Option<Runner> {
         self.part.is_heavy(self.id, self.inputs).then(|| self.compiled(self.lowered(self.inputs)?)).flatten()
     }
 
-    /// Compiles the node for any number of rows, those in which its inputs differ from `before`.
+    /// Compiles the node for any number of rows, the dimension in which its inputs differ from `before`.
     fn counted(&self, before: &Types, types: &Types) -> Option<CountedNode> {
         let (has_rows, numbers) = rows_between(before, types)?;
         let is_worth_it = has_rows.contains(&true) && self.part.is_heavy(self.id, self.inputs);
@@ -233,7 +234,7 @@ impl RunNode<'_> {
     }
 }
 
-/// Runs a node by itself on its inputs, which are named by their places.
+/// Runs a node on its own; its inputs are named by their indices.
 fn run_alone(runner: &mut Runner, inputs: Inputs<'_>) -> Option<Vec<Tensor>> {
     let names: Vec<String> = runner.inputs().map(|(name, _)| name.to_owned()).collect();
     for name in names {

@@ -12,11 +12,11 @@ use crate::scalar::{cost, number, sigmoid};
 /// Operations of an epilogue, each with the index of the input that is its operand, if any.
 pub type Operations = Vec<(Epilogue, Option<usize>)>;
 
-/// Function from an input to the kind and type of operand it is relative to the result; `None` where it
-/// cannot be one.
+/// Function from an input to the kind and type of operand it is relative to the result; `None` if it cannot
+/// be one.
 pub type OperandReader<'a> = &'a dyn Fn(usize) -> Option<(Operand, DType)>;
 
-/// Function like [`OperandReader`], for an input of a node in a net that changes meanwhile.
+/// Function like [`OperandReader`], for a net that is being modified.
 pub type OperandsIn<'a> = &'a dyn Fn(&Net, usize) -> Option<(Operand, DType)>;
 
 /// Largest part of a map that can be an epilogue of its input `x`, as operations and as the part's
@@ -177,7 +177,7 @@ fn peeled(e: &Expr, x: usize, operands: OperandReader, quantizes: bool) -> Optio
     };
     match e {
         Expr::Load(slot, _) => (slot.0 as usize == x).then(Vec::new),
-        // Of numbers that are f32 all the same.
+        // The cast does not change the numbers, which are f32.
         Expr::Cast(DType::F32, t) => peeled(t, x, operands, quantizes),
         Expr::Cast(dtype @ (DType::U8 | DType::I8), t) if quantizes => {
             let Quantized { of, scale, zero } = quantized(t, *dtype)?;
@@ -248,7 +248,7 @@ fn peeled(e: &Expr, x: usize, operands: OperandReader, quantizes: bool) -> Optio
     }
 }
 
-/// The parts of a product: numbers, what reads `x`, and the rest.
+/// Splits a product into its constant factor, the factors that read `x`, and the others.
 fn factors<'a>(e: &'a Expr, x: usize, factor: &mut f64, own: &mut Vec<&'a Expr>, others: &mut Vec<&'a Expr>) {
     match e {
         Expr::Binary(BinaryOp::Mul, a, b) => {
@@ -265,7 +265,7 @@ fn is_near(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-6 * b.abs()
 }
 
-/// A value times a function of it: the value, the operation, and the factor that is left.
+/// Matches a value times a function of it: the value, the operation, and the remaining factor.
 #[expect(clippy::type_complexity, reason = "three things that have nothing else in common")]
 fn gate<'a>(t: &'a Expr, g: &'a Expr, factor: f64) -> Option<(&'a Expr, Option<(Epilogue, Option<usize>)>, f64)> {
     if *g == sigmoid(t.clone()) {
@@ -301,7 +301,7 @@ pub fn without_casts(e: &Expr) -> &Expr {
     }
 }
 
-/// `a·t + b` of an expression: `t`, `a`, `b`.
+/// Decomposes an expression into `a·t + b`: `t`, `a`, `b`.
 fn line(e: &Expr) -> (&Expr, f64, f64) {
     match without_casts(e) {
         Expr::Binary(BinaryOp::Add, a, b) => match (&**a, &**b) {
@@ -344,7 +344,7 @@ fn is_sigmoid(e: &Expr) -> Option<&Expr> {
     (*e == sigmoid((**t).clone())).then_some(t)
 }
 
-/// `max(t, 0)` and `s·min(t, 0)`: `t` and `s`.
+/// Matches `max(t, 0)` and `s·min(t, 0)`: `t` and `s`.
 fn leaky_relu<'a>(above: &'a Expr, below: &'a Expr) -> Option<(&'a Expr, f64)> {
     let Expr::Binary(BinaryOp::Max, t, zero) = above else { return None };
     let Expr::Binary(BinaryOp::Mul, a, b) = below else { return None };

@@ -45,7 +45,7 @@ pub fn widened(graph: &Graph, rounds: bool) -> Cow<'_, Graph> {
 struct Widening<'a> {
     old: &'a Graph,
     new: Graph,
-    /// The new value for each old one, of its own type.
+    /// New value of each old one, with the same type.
     plain: Vec<Option<ValueId>>,
     /// Counterparts in f32 of values of 16 bits.
     wide: Vec<Option<ValueId>>,
@@ -56,7 +56,7 @@ impl Widening<'_> {
         is_half(self.old.ty(id).dtype)
     }
 
-    /// A value as it is.
+    /// Adds a copy of a value.
     fn add(&mut self, id: ValueId) -> ValueId {
         let value = Value { producer: None, users: Vec::new(), ..self.old.value(id).clone() };
         let new = self.new.add_value(value);
@@ -93,7 +93,7 @@ impl Widening<'_> {
         new
     }
 
-    /// Counterpart of an old value, in f32 where it has 16 bits.
+    /// Counterpart of an old value, in f32 if it has 16 bits.
     fn wide(&mut self, id: ValueId) -> ValueId {
         if !self.is_half(id) {
             return self.plain(id);
@@ -114,7 +114,7 @@ impl Widening<'_> {
         let has_half = node.inputs.iter().chain(&node.outputs).flatten().any(|&id| self.is_half(id));
         let mut node = node.clone();
         if let (Op::Cast(_), Some(&Some(to))) = (&node.op, node.outputs.first()) {
-            // A cast to 16 bits rounds: the model asks for it.
+            // A cast to 16 bits is explicit in the model, so its rounding is kept.
             node.inputs.truncate(1);
             node.inputs.iter_mut().flatten().for_each(|id| *id = self.wide(*id));
             node.op = Cast { to: Some(self.old.ty(to).dtype) }.into();
@@ -123,7 +123,7 @@ impl Widening<'_> {
             return;
         }
         let inputs: Vec<Option<ValueId>> = node.inputs.iter().map(|id| id.map(|id| self.wide(id))).collect();
-        // The graph of a loop is widened by itself.
+        // The graph of a loop is widened separately.
         let is_wide = has_half && !matches!(node.op, Op::Loop(_)) && self.computes(&node, &inputs);
         node.inputs = match is_wide {
             true => inputs,
@@ -148,7 +148,7 @@ impl Widening<'_> {
         }
     }
 
-    /// Whether a node, given such inputs, computes in f32 what it gave before.
+    /// Whether a node with widened inputs computes in f32 what it computed before.
     fn computes(&self, node: &Node, inputs: &[Option<ValueId>]) -> bool {
         let fact = |id: &Option<ValueId>| {
             let value = self.new.value((*id)?);

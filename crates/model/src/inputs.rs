@@ -10,7 +10,7 @@ use tilewright_graph::{Bindings, Declared, Dim, Graph, Model, SplitMix64, Tensor
 /// the model is in use.
 ///
 /// # Errors
-/// If a file cannot be read, or it is no model.
+/// If a file cannot be read, or is not a model.
 pub fn read_model(path: &Path) -> Result<Model, Error> {
     let bytes = file::map(path, "an ONNX model")?;
     let model = onnx::read(&bytes, &mut weights_beside(path));
@@ -39,7 +39,7 @@ pub struct Given {
 /// defaults in the graph.
 ///
 /// # Errors
-/// If there is no such input, or one has another type or shape.
+/// If an input does not exist, or has another type or shape.
 pub fn feed(graph: &mut Graph, bindings: &Bindings, tensors: Vec<(String, Tensor)>) -> Result<Given, Error> {
     let mut given = Given::default();
     for (name, tensor) in tensors {
@@ -58,7 +58,7 @@ pub fn feed(graph: &mut Graph, bindings: &Bindings, tensors: Vec<(String, Tensor
         if let Some(declared) = &value.declared {
             fits(declared, &tensor).map_err(refuse)?;
             let is_bound = !is_default && matches_bound(&name, declared, bindings, tensor.shape()).map_err(refuse)?;
-            // There is nothing to bind of a scalar.
+            // A scalar has no sizes to bind.
             if !is_default && !is_bound && !tensor.shape().is_empty() {
                 given.shapes.push((name.clone(), tensor.shape().to_vec()));
             }
@@ -73,7 +73,7 @@ pub fn feed(graph: &mut Graph, bindings: &Bindings, tensors: Vec<(String, Tensor
     Ok(given)
 }
 
-/// Compares a tensor with what a model declares.
+/// Checks a tensor against an input's declaration.
 fn fits(declared: &Declared, tensor: &Tensor) -> Result<(), String> {
     let (dims, shape) = (declared.dims.as_deref(), tensor.shape());
     let texts = dims.map(|dims| dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(","));
@@ -94,7 +94,7 @@ fn fits(declared: &Declared, tensor: &Tensor) -> Result<(), String> {
     }
 }
 
-/// Compares a tensor's shape with what is bound, and says whether that binds all of it.
+/// Checks a tensor's shape against the bindings; returns whether they bind all of its dimensions.
 fn matches_bound(name: &str, declared: &Declared, bindings: &Bindings, shape: &[usize]) -> Result<bool, String> {
     if let Some((_, bound)) = bindings.shapes.iter().rfind(|(input, _)| input == name) {
         let sizes = bound.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
@@ -116,7 +116,7 @@ fn matches_bound(name: &str, declared: &Declared, bindings: &Bindings, shape: &[
 /// integers).
 ///
 /// # Errors
-/// If something does not fit the model, or a size is not bound.
+/// If a tensor or binding does not fit the model, or a size is not bound.
 pub fn all_inputs(
     graph: &Graph,
     bindings: &Bindings,

@@ -3,16 +3,16 @@
 use tilewright_graph::op::{Binary, Unary};
 use tilewright_graph::{Graph, Node, Op, ValueId};
 
-/// Values that are looked at, at most.
+/// Maximum number of values that are examined.
 const MOST: usize = 64;
 
 /// Use of a value by a node.
 enum ValueUse {
-    /// The result jumps where the value hardly changes.
+    /// The result may jump for a small change of the value.
     Jumps,
-    /// The result is as near as the value is.
+    /// The result changes as little as the value does.
     Follows,
-    /// The result is of many values, or unknown.
+    /// The result depends on many values, or the operator is unknown.
     Ends,
 }
 

@@ -15,31 +15,32 @@ use crate::open::loops::{OpenLoop, OpenSizes};
 /// Costs of workloads, in any common unit.
 #[derive(Clone, Copy)]
 pub struct Costs<'a> {
-    /// Expected cost of a workload; `None` where it has no kernel.
+    /// Expected cost of a workload; `None` if it has no kernel.
     pub expected: &'a dyn Fn(&Workload) -> Option<f64>,
     /// Measured cost of a workload; `None` if it was not measured.
     pub measured: &'a dyn Fn(&Workload) -> Option<f64>,
 }
 
-/// Weight of a conversion's own cost, which is measured with its input in a cache and room to spare:
-/// conversions that hardly pay are left out.
+/// Factor on the measured cost of a conversion, which was measured with its input in cache: a conversion that
+/// gains too little is left out.
 const CONVERTED: f64 = 1.5;
 
-/// Most choices for the images that are needed at one place that are followed up; far more than networks
-/// have, but those made by machines.
+/// Maximum number of states that the search keeps at one step; far more than networks have, except for
+/// generated ones.
 const MOST_STATES: usize = 1 << 10;
 
 impl Fused {
     /// Chooses the image layouts that minimise the total cost of all kernels, with blocks of `block` channels
-    /// or plain: neighbours agree, or the image between them is converted by a kernel whose cost counts.
+    /// or plain: neighbouring kernels use the same layout, or a kernel, whose cost counts, converts the image
+    /// between them.
     ///
-    /// Inputs and outputs stay as they are, and so does what operators without code read and write. A kernel
-    /// that changes from one layout to another between two that are open takes what was measured, else as
-    /// much as the slower one of those that do not: to expect something of its own costs time. Dynamic
-    /// programming over the steps: a state is the layouts of the images that later steps still read, and of
-    /// those with the same layouts the cheapest is followed up.
+    /// Inputs and outputs keep their layouts, and so do images that operators without code read or write. The
+    /// cost of a kernel that reads one layout and writes another is the measured one; if it was not measured,
+    /// that of the slower of its two variants that keep the layout, since an estimate of its own would take
+    /// time. The search is dynamic programming over the steps: a state holds the layouts of the images that
+    /// later steps still read, and only the cheapest choice for each state is kept.
     ///
-    /// With `prefers_measured`, these are the cheapest of those for which all was measured, where there are
+    /// With `prefers_measured`, only layouts for which all kernels were measured are considered, if there are
     /// such.
     ///
     /// # Errors
@@ -49,7 +50,7 @@ impl Fused {
         self.with_layouts(block, &cheapest)
     }
 
-    /// The layouts that [`Fused::laid_out`] chooses.
+    /// Finds the layouts that [`Fused::laid_out`] chooses.
     ///
     /// # Errors
     /// As [`Fused::laid_out`].
@@ -81,7 +82,7 @@ impl Fused {
         Ok(ImageLayouts { in_blocks, ways })
     }
 
-    /// Whether these are layouts of these images: for another model, or from another time, they may not be.
+    /// Whether the layouts fit these images; those of another model, or of an older version, may not.
     pub(crate) fn can_have(&self, block: i64, layouts: &ImageLayouts) -> bool {
         let ImageLayouts { in_blocks, ways } = layouts;
         if in_blocks.is_empty() {
@@ -106,8 +107,8 @@ impl Fused {
         in_blocks.len() == images.n_classes && ways.len() == self.steps.len() && self.steps.iter().zip(ways).all(fits)
     }
 
-    /// Text on which the choice of layouts depends, the costs of workloads aside: the kernels with what they
-    /// read and write, and the shapes of that.
+    /// Text on which, besides the costs of workloads, the choice of layouts depends: the kernels, the values
+    /// that they read and write, and their shapes.
     pub(crate) fn text_of_images(&self) -> String {
         let mut text = String::new();
         for step in &self.steps {
@@ -127,7 +128,7 @@ impl Fused {
         text
     }
 
-    /// The steps with images in these layouts, and the conversions between them.
+    /// Gives the images these layouts, and inserts the conversions between them.
     ///
     /// # Errors
     /// As [`Fused::laid_out`].
@@ -139,7 +140,7 @@ impl Fused {
         let images = Images::new(&self, block);
         let mut out = self;
         let steps = std::mem::take(&mut out.steps);
-        // What is converted, by what it is and whether that is to blocks.
+        // Converted images, by the original value and whether the conversion is to blocks.
         let mut converted: HashMap<(ValueId, bool), ValueId> = HashMap::new();
         for (step, way) in steps.into_iter().zip(ways) {
             let (Step::Kernel(kernel), Some(way)) = (&step, *way) else {
@@ -177,12 +178,12 @@ impl Fused {
     }
 }
 
-/// Layouts that were chosen for the images of a model; empty where all are plain.
+/// Layouts chosen for the images of a model; empty if all are plain.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ImageLayouts {
     /// Whether each class of images is in blocks.
     in_blocks: Vec<bool>,
-    /// The way of each step that is a kernel.
+    /// Layouts of the input and output of each step that is a kernel.
     ways: Vec<Option<KernelLayouts>>,
 }
 
@@ -198,7 +199,7 @@ impl fmt::Display for ImageLayouts {
 }
 
 impl ImageLayouts {
-    /// Reads what was written; `None` where it is something else.
+    /// Parses the text of layouts; `None` if it is malformed.
     pub(crate) fn parse(text: &str) -> Option<ImageLayouts> {
         let is_set = |digit: char| match digit {
             '0' => Some(false),
@@ -226,22 +227,22 @@ struct KernelLayouts {
     output: bool,
 }
 
-/// The images of a net, and which of them have one layout.
+/// Images of a net, in classes that share a layout.
 struct Images {
     block: i64,
     /// Class of each value whose layout is open.
     classes: Vec<Option<usize>>,
     n_classes: usize,
-    /// Results of kernels of loops, which have no choice.
+    /// Results of kernels in loops, whose layout is fixed.
     in_loops: HashSet<ValueId>,
 }
 
-/// Whether images of a type may lie in blocks.
+/// Whether images of a type may be stored in blocks.
 fn is_of_images(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::U8 | DType::I8)
 }
 
-/// Whether a value is an image whose channels fill blocks, and in which its layout matters.
+/// Whether a value is an image whose channels fill blocks and whose layout matters.
 fn is_image(net: &Net, id: ValueId, block: i64) -> bool {
     match *net.shape(id) {
         [_, c, h, w] => c % block == 0 && h * w > 1 && net.element_type(id).is_some_and(is_of_images),
@@ -266,7 +267,8 @@ impl Images {
             match step {
                 Step::While(_) => depth += 1,
                 Step::Again(_) => depth -= 1,
-                // Iterations may be none, so that none of them converts what others read.
+                // A loop may run no iterations, so its iterations must not convert images that other steps
+                // read.
                 Step::Kernel(kernel) if depth > 0 => {
                     in_loops.insert(kernel.output);
                     closed.extend(kernel.inputs.iter().chain([&kernel.output]));
@@ -279,7 +281,7 @@ impl Images {
                 }
                 Step::Host(node) => closed.extend(node.inputs.iter().flatten().chain(&node.outputs)),
                 Step::Part { of, part, offset } => {
-                    // Some of the channels of one image are an image of their own.
+                    // A part of an image's channels is an image of its own.
                     let [whole, own] = [of, part].map(|id| net.shape(*id));
                     let is_alike = is_image(net, *of, block)
                         && is_image(net, *part, block)
@@ -314,7 +316,7 @@ impl Images {
             }
         }
         closed.iter().for_each(|id| is_open[id.0] = false);
-        // A class is as open as all of it.
+        // The layout of a class is open only if that of each member is.
         let mut class_is_open = vec![true; net.values.len()];
         (0..net.values.len()).filter(|at| !is_open[*at]).for_each(|at| class_is_open[root(&group, at)] = false);
         let mut numbers: HashMap<usize, usize> = HashMap::new();
@@ -327,7 +329,7 @@ impl Images {
         });
         let classes = classes.collect();
         let mut images = Images { block, classes, n_classes: numbers.len(), in_loops };
-        // What a kernel makes that cannot write blocks is plain.
+        // The result of a kernel that cannot write blocks is plain.
         let kernels = fused.steps.iter().filter_map(|step| match step {
             Step::Kernel(kernel) => Some(kernel),
             _ => None,
@@ -343,7 +345,7 @@ impl Images {
         self.classes.get(id.0).copied().flatten().is_some_and(|class| in_blocks[class])
     }
 
-    /// Sides of a kernel that may be blocked; `None` where it has no choice.
+    /// Sides of a kernel that may be blocked; `None` if its layouts are fixed.
     fn freedom(&self, net: &Net, kernel: &Kernel) -> Option<KernelLayouts> {
         let is_image = |id: ValueId| is_image(net, id, self.block);
         if self.in_loops.contains(&kernel.output) {
@@ -360,7 +362,7 @@ impl Images {
             }
             Structure::Nest(_) => {
                 let has_images = kernel.inputs.iter().chain([&kernel.output]).any(|id| is_image(*id));
-                // What is written in one element a channel is the same in memory either way.
+                // An image with one element per channel has the same memory layout either way.
                 let output = output || in_one_element(net, kernel.output);
                 (has_images && output && keeps_channels(net, kernel)).then_some(KernelLayouts { input: true, output })
             }
@@ -381,7 +383,7 @@ impl Images {
         }
     }
 
-    /// A kernel that reads and writes so.
+    /// Makes the variant of a kernel with these layouts.
     fn kernel(&self, net: &Net, kernel: &Kernel, way: KernelLayouts) -> Result<Kernel, WorkloadError> {
         let blocks = |is_in_blocks: bool| if is_in_blocks { self.block } else { 1 };
         match kernel.workload.structure() {
@@ -407,19 +409,20 @@ pub(crate) fn block_of(net: &Net, id: ValueId, block: i64) -> i64 {
     if is_image || is_alike { block } else { 1 }
 }
 
-/// Whether a value has one element a channel.
+/// Whether a value has one element per channel.
 fn in_one_element(net: &Net, id: ValueId) -> bool {
     matches!(net.shape(id), [_, _, 1, 1])
 }
 
-/// Whether a nest does the same to every channel by itself, so that it can do it to a block of them.
+/// Whether a nest processes each channel separately and identically, so that it can process blocks of
+/// channels.
 fn keeps_channels(net: &Net, kernel: &Kernel) -> bool {
     let is_of_images = |id: &ValueId| net.shape(*id).len() == 4;
     kernel.members.iter().map(|&at| &net.nodes[at]).all(|node| {
         node.outputs.iter().all(is_of_images)
             && match &node.kind {
                 Kind::Map(_) => true,
-                // Each element by itself, in a list.
+                // A gather of single elements from a list.
                 Kind::Gather { axis: 0, .. } => net.shape(node.input(0)).len() == 1,
                 Kind::Reduce(_, dims) => dims.iter().all(|d| *d >= 2),
                 Kind::Window(_, windows) => (windows.kernel[1], windows.strides[1], windows.before[1]) == (1, 1, 0),
@@ -428,7 +431,7 @@ fn keeps_channels(net: &Net, kernel: &Kernel) -> bool {
     })
 }
 
-/// A kernel that gives an image its blocks of channels, or takes them away, and its result.
+/// Makes a kernel that converts an image to or from blocks of channels, and its result.
 fn conversion(net: &mut Net, from: ValueId, block: i64, to_blocks: bool) -> Result<Kernel, WorkloadError> {
     let value = net.value(from).clone();
     let (layout, origin) = match to_blocks {
@@ -443,7 +446,7 @@ fn conversion(net: &mut Net, from: ValueId, block: i64, to_blocks: bool) -> Resu
     Ok(Kernel { workload, inputs: vec![from], output, origin, members: Vec::new(), block, in_blocks, open: None })
 }
 
-/// The workload of a conversion, of as many rows as runs say where these are open.
+/// Makes the workload of a conversion; open rows are as many as the run says.
 pub(crate) fn conversion_of(
     dtype: DType,
     shape: &[i64],
@@ -460,7 +463,8 @@ pub(crate) fn conversion_of(
     let x = program.input("X", from);
     let names = ["i0", "i1", "i2", "i3", "i4"];
     let axes: Vec<(&str, i64)> = names.into_iter().zip(to.iter().copied()).collect();
-    // The two dimensions of the plain image that stand last in the other, behind its channels.
+    // The channels of a block precede rows and columns in the plain image, and follow them in the blocked
+    // one.
     let order = if to_blocks { [0, 1, 4, 2, 3] } else { [0, 1, 3, 4, 2] };
     program.stage(StageSpec { name: "Y", axes: &axes, reduce: None, role: Role::Output }, |at| {
         Expr::Load(x, order.iter().map(|&d| at[d].clone()).collect())
@@ -478,7 +482,7 @@ struct Prices<'a> {
     net: &'a Net,
     images: &'a Images,
     costs: Costs<'a>,
-    /// Whether what was not measured is not to be had.
+    /// Whether kernels that were not measured are excluded.
     only_measured: bool,
     /// Costs by the workload's text.
     known: HashMap<String, Option<f64>>,
@@ -531,8 +535,8 @@ impl<'a> Prices<'a> {
         Ok(cost)
     }
 
-    /// The cheapest way of a kernel where the images have these layouts, and what it takes with the
-    /// conversions ahead of it; none where it cannot write so.
+    /// Finds the cheapest variant of a kernel for these layouts of the images, and its cost including the
+    /// conversions before it; `None` if the kernel cannot write the layout.
     fn way(
         &mut self,
         at: usize,
@@ -553,7 +557,7 @@ impl<'a> Prices<'a> {
                 Some(free) => KernelLayouts { input: input && free.input, output },
                 None => KernelLayouts { input: false, output: false },
             };
-            // A nest that writes an image reads as it writes.
+            // A nest that writes an image reads images in the same layout.
             let is_fixed = is_nest && images.classes[kernel.output.0].is_some();
             if is_fixed && way.output != output || input && !way.input {
                 continue;
@@ -577,11 +581,11 @@ impl<'a> Prices<'a> {
         Ok(best)
     }
 
-    /// Whether each class of images is in blocks, where all kernels together are cheapest; none where some
-    /// kernel is not to be had in any layout.
+    /// Finds, for each class of images, whether blocks minimise the total cost; `None` if some kernel is
+    /// unavailable in every layout.
     fn cheapest(&mut self, steps: &[Step]) -> Result<Option<Vec<bool>>, WorkloadError> {
         let images = self.images;
-        // The last step that has something to do with a class.
+        // The last step that reads or writes an image of each class.
         let mut last = vec![0; images.n_classes];
         let of_kernel = |kernel: &Kernel| -> Vec<usize> {
             let ids = kernel.inputs.iter().chain([&kernel.output]);
@@ -613,7 +617,7 @@ impl<'a> Prices<'a> {
             for (in_blocks, cost) in &mut states {
                 *cost += self.way(at, kernel, in_blocks)?.map_or(f64::INFINITY, |(cost, _)| cost);
             }
-            // The cheapest of those that later steps cannot tell apart.
+            // The cheapest choice among those that are equal for all later steps.
             let mut cheapest: HashMap<Vec<bool>, (Vec<bool>, f64)> = HashMap::new();
             for (in_blocks, cost) in states {
                 let seen = (0..images.n_classes).map(|class| in_blocks[class] && last[class] > at).collect();

@@ -19,11 +19,11 @@ pub struct ValueId(pub usize);
 pub struct Value {
     /// Name in the model, or one derived from it.
     pub name: String,
-    /// The type of its elements.
+    /// Type of its elements.
     pub dtype: DType,
     /// Shape, row-major.
     pub shape: Vec<i64>,
-    /// Elements, where they are constant.
+    /// Elements, if they are constant.
     pub constant: Option<Tensor>,
 }
 
@@ -59,7 +59,7 @@ impl Line {
     /// Identity map.
     pub const SAME: Line = Line { factor: 1, term: 0, divisor: 1 };
 
-    /// Map of this form that takes `0, 1, …` to these indices; `None` if there is none.
+    /// Map of this form from `0, 1, …` to these indices; `None` if no such map exists.
     pub fn through(places: &[i64]) -> Option<Line> {
         const MOST: i64 = 16;
         let first = *places.first()?;
@@ -103,7 +103,7 @@ pub struct Convolution {
     pub groups: i64,
     /// Whether the output's channels are interleaved across groups (a channel shuffle); weights are not.
     pub interleaved: bool,
-    /// Strides; of the output where the convolution is transposed.
+    /// Strides; those of the output if the convolution is transposed.
     pub strides: [i64; 2],
     /// Dilations of the filter.
     pub dilations: [i64; 2],
@@ -115,7 +115,7 @@ pub struct Convolution {
     pub transposed: bool,
 }
 
-/// Layout of a batched product whose operands lie like the heads of attention.
+/// Layout of a batched product whose operands are laid out like the heads of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsHeads {
     /// Batch size.
@@ -157,7 +157,7 @@ pub enum Kind {
     Product {
         /// Whether operand B is stored transposed.
         turned: bool,
-        /// Layout of the batch, where it is not the one above.
+        /// Layout of the batch, if it is not the one above.
         heads: Option<AsHeads>,
     },
     /// Matrix product with block-quantized weights: input 0 is A, 1 the packed weights, 2 their scales, 3
@@ -234,7 +234,7 @@ pub struct Repeat {
     pub n_carried: usize,
     /// Number of iterations, if known.
     pub n: Option<i64>,
-    /// Original operator.
+    /// Operator of the graph.
     pub op: Op,
 }
 
@@ -279,7 +279,7 @@ pub struct Node {
     pub inputs: Vec<Option<ValueId>>,
     /// Outputs.
     pub outputs: Vec<ValueId>,
-    /// Names of the model's nodes that it comes from, for people.
+    /// Names of the model's nodes that it comes from, for display.
     pub origin: String,
 }
 
@@ -410,8 +410,8 @@ impl Net {
         found.map(|(dtype, _)| dtype)
     }
 
-    /// Whether results in the arithmetic of a value's type are of that type already: not for integers that
-    /// are computed in wider ones, but for booleans.
+    /// Whether arithmetic on a value's type yields results of that type: `false` for integers that are
+    /// computed in a wider type, except booleans.
     pub fn stays(&self, id: ValueId) -> bool {
         self.element_type(id)
             .is_some_and(|dtype| dtype.is_float() || dtype.arithmetic() == dtype || dtype == tilewright_ir::DType::Bool)
@@ -470,7 +470,7 @@ impl Net {
     /// Sorts the nodes topologically, with as few moves as possible.
     ///
     /// # Panics
-    /// If they go round in a circle.
+    /// If the nodes form a cycle.
     pub fn sort(&mut self) {
         let producers = self.producers();
         let mut order = Vec::with_capacity(self.nodes.len());

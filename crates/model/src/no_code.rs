@@ -63,25 +63,25 @@ pub enum NoCode {
     /// Operand without elements.
     #[error("`{0}` has no elements")]
     Empty(String),
-    /// The operator refuses what is known of its inputs.
+    /// Error of the operator for what is known of its inputs.
     #[error(transparent)]
     Op(#[from] OpError),
 }
 
-/// Hint to cast, where numbers of another type would have code.
+/// Hint to cast, if the operator has code for another numeric type.
 fn cast_hint(dtype: DType, takes: &str) -> &'static str {
     if dtype.is_float() || takes.contains("f32") { " (put a Cast ahead of it)" } else { "" }
 }
 
-/// Asks for a condition that a lowering relies on.
+/// Checks a condition that a lowering relies on.
 pub(crate) fn need(holds: bool, otherwise: impl FnOnce() -> NoCode) -> Lowered {
     if holds { Ok(()) } else { Err(otherwise()) }
 }
 
 /// Lowerings to try one after another.
 pub(crate) trait Otherwise<T> {
-    /// Tries another lowering, of more cases, where this one failed. Of two reasons that is kept which says
-    /// more: the other lowering's, unless that does not know the operator at all.
+    /// Tries another, more general lowering if this one failed. If both fail, the reason of the other one is
+    /// kept, unless that does not know the operator at all.
     fn otherwise(self, other: impl FnOnce() -> Lowered<T>) -> Lowered<T>;
 }
 

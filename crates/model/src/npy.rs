@@ -1,4 +1,4 @@
-//! Tensors in NumPy's files: `.npy` holds one, `.npz` several by name.
+//! Tensors in NumPy's files: a `.npy` file holds one, a `.npz` file several by name.
 
 use std::collections::HashSet;
 use std::io::{Cursor, Read};
@@ -12,7 +12,8 @@ use tilewright_graph::onnx::kind_of_other;
 use tilewright_graph::{DType, Tensor, TensorType};
 use tilewright_ir::{Buffer, Program, Role};
 
-/// Characters of a tensor's name that a file is called by: systems allow 255, of which some are for a number.
+/// Maximum number of characters of a tensor's name that go into a file name: systems allow 255, some of which
+/// are reserved for a number.
 const MOST_OF_NAME: usize = 200;
 
 fn error<T>(what: impl Into<String>) -> Result<T, NpyError> {
@@ -38,7 +39,7 @@ const TYPES: [(DType, &str); 12] = [
 /// Parses a `.npy` file.
 ///
 /// # Errors
-/// If it is none, is cut off, or holds something other than numbers in row-major order.
+/// If the file is not a `.npy` file, is truncated, or holds anything other than numbers in row-major order.
 pub fn read_npy(file: &Bytes) -> Result<Tensor, NpyError> {
     let array = npy::read(file)?;
     let Some((dtype, _)) = TYPES.iter().find(|(_, name)| *name == array.element) else {
@@ -52,7 +53,7 @@ pub fn read_npy(file: &Bytes) -> Result<Tensor, NpyError> {
 /// Encodes a tensor as a `.npy` file.
 ///
 /// # Panics
-/// For elements of a type that NumPy does not have.
+/// If NumPy does not have the element type.
 pub fn write_npy(tensor: &Tensor) -> Vec<u8> {
     let dtype = match tensor.dtype() {
         DType::I2 | DType::I4 => DType::I8,
@@ -63,7 +64,7 @@ pub fn write_npy(tensor: &Tensor) -> Vec<u8> {
     let order = if tensor.dtype().size() == 1 { '|' } else { '<' };
     let dims: String = tensor.shape().iter().map(|d| format!("{d}, ")).collect();
     let mut header = format!("{{'descr': '{order}{name}', 'fortran_order': False, 'shape': ({}), }}", dims.trim_end());
-    // The data begins at a multiple of 64.
+    // The data begins at a multiple of 64 bytes.
     let end = (10 + header.len() + 1).next_multiple_of(64);
     header.extend(std::iter::repeat_n(' ', end - 10 - header.len() - 1));
     header.push('\n');
@@ -78,7 +79,7 @@ pub fn write_npy(tensor: &Tensor) -> Vec<u8> {
 /// Parses a `.npz` file: tensors by name.
 ///
 /// # Errors
-/// If it is none, or one of its files is no `.npy` file.
+/// If the file is not a `.npz` file, or one of its members is not a `.npy` file.
 pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
     let no_archive = |why: zip::result::ZipError| NpyError(format!("it is no .npz file: {why} (use numpy.savez)"));
     let mut archive = zip::ZipArchive::new(Cursor::new(file)).map_err(no_archive)?;
@@ -88,7 +89,7 @@ pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
         let name = entry.name().map_err(no_archive)?.into_owned();
         let name = name.strip_suffix(".npy").unwrap_or(&name).to_owned();
         let in_it = |why: String| NpyError(format!("its array `{name}`: {why}"));
-        // What is announced is not believed.
+        // The announced length is not trusted.
         let mut data = Vec::new();
         let most = (file.len() as u64).saturating_mul(1100);
         entry.take(most).read_to_end(&mut data).map_err(|why| in_it(format!("{why} (use numpy.savez)")))?;
@@ -101,7 +102,7 @@ pub fn read_npz(file: &Bytes) -> Result<Vec<(String, Tensor)>, NpyError> {
 /// Reads a file of either kind: one tensor without a name, or several with names.
 ///
 /// # Errors
-/// If it cannot be read, or is neither.
+/// If the file cannot be read, or is of neither kind.
 pub fn read_tensors(path: &Path) -> Result<Vec<(Option<String>, Tensor)>, tilewright::Error> {
     let bytes = Bytes::from(file::read(path, "a .npy or .npz file")?);
     let is_archive = bytes.starts_with(b"PK");
@@ -123,7 +124,7 @@ pub fn read_tensors(path: &Path) -> Result<Vec<(Option<String>, Tensor)>, tilewr
 /// Bytes of a kernel's buffer from a file: a `.npy` file of the right type, or raw elements.
 ///
 /// # Errors
-/// If it has another type, or more or fewer bytes.
+/// If the file has another type or another number of bytes.
 pub fn read_elements(file: Bytes, buffer: &Buffer) -> Result<Bytes, NpyError> {
     let ty = format!("{}{:?}", buffer.dtype.name(), buffer.shape);
     if file.starts_with(MAGIC) {
@@ -144,7 +145,7 @@ pub fn read_elements(file: Bytes, buffer: &Buffer) -> Result<Bytes, NpyError> {
 /// `option`.
 ///
 /// # Errors
-/// If one is not given or does not fit, or there is none of a name.
+/// If an input is missing or does not fit, or a name is unknown.
 pub fn read_constants(
     given: &[(String, PathBuf)],
     program: &Program,
@@ -193,15 +194,15 @@ pub fn write_tensors(folder: &Path, tensors: &[(String, Tensor)]) -> Result<Vec<
     Ok(files)
 }
 
-/// Names of files for tensors of these names, no two alike wherever large letters are small ones: NAME.npy
-/// where a file can be called so. What a name of a file cannot have becomes `_` elsewhere, and a number tells
-/// apart what is alike then, or is cut.
+/// File names for tensors of these names, distinct even on case-insensitive file systems: NAME.npy if that is
+/// a valid file name. Otherwise invalid characters become `_`, and a number is added to names that are
+/// shortened or would be equal.
 fn file_names(names: &[&str]) -> Vec<String> {
     let plain = |c: char| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' };
     let plain = |name: &str| name.chars().map(plain).take(MOST_OF_NAME).collect::<String>();
     let mut taken = HashSet::new();
     let mut files: Vec<Option<String>> = vec![None; names.len()];
-    // Those that need no change come first: nobody else is to be found under their names.
+    // Names that need no change are assigned first, so that no other tensor takes them.
     for is_exact in [true, false] {
         for (name, file) in names.iter().zip(&mut files).filter(|(name, _)| (plain(name) == **name) == is_exact) {
             let plain = plain(name);
@@ -239,7 +240,7 @@ mod tests {
     fn outputs_are_found_under_their_names() {
         let check = |names: &[&str], expected: &[&str]| assert_eq!(file_names(names), expected, "{names:?}");
         check(&["y", "a b"], &["y.npy", "a_b.npy"]);
-        // Whoever is called so has the name, wherever the one stands that is like it.
+        // The tensor with exactly this name gets it, in whichever order similar names come.
         check(&["a/b", "a_b", "a_b.1"], &["a_b.2.npy", "a_b.npy", "a_b.1.npy"]);
         check(&["Y", "y"], &["Y.npy", "y.1.npy"]);
         check(&["..", "", "ä"], &["...npy", ".npy", "_.npy"]);

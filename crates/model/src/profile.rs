@@ -132,7 +132,7 @@ pub struct ProfiledStep {
     pub gflops: Option<f64>,
 }
 
-/// Label of a step that is no kernel.
+/// Label of a step that is not a kernel.
 fn host_label(node: &Node) -> String {
     let how = if matches!(node.kind, Kind::Call(_)) { "in C" } else { "without code" };
     format!("{} {how}", node.operator())
@@ -143,9 +143,9 @@ fn is_one(n: &usize) -> bool {
 }
 
 impl Compiled {
-    /// Steps of a run, in order, not measured; a step that a run has several times is at its first place. Of
-    /// a model that takes several numbers of rows, those of the fewest; of one with steps for each size,
-    /// those of the largest.
+    /// Steps of a run, in order, without times; a step that is executed several times is listed at its first
+    /// occurrence. For a model with plans for several numbers of rows, these are the steps for the fewest
+    /// rows; for a model with steps for each size, those for the largest size.
     pub fn steps(&self) -> Vec<ProfiledStep> {
         let plan = self.model.plan();
         let (rows, row_of_steps) = self.rows();
@@ -156,7 +156,7 @@ impl Compiled {
         }
     }
 
-    /// The steps that are listed, and which of them each step of the plan is.
+    /// Listed steps, and the index among them of each step of the plan.
     fn rows(&self) -> (Vec<ProfiledStep>, Vec<usize>) {
         let each: Vec<(&Step, usize)> = self.fused.all().collect();
         let (mut rows, mut row_of): (Vec<ProfiledStep>, HashMap<usize, usize>) = (Vec::new(), HashMap::new());
@@ -204,7 +204,7 @@ impl Compiled {
         }
         let are_uncounted = self.fused.are_uncounted();
         for (row, origin) in row_of_steps.iter().zip(&self.origins) {
-            // What a kernel with open sizes, or one of such a loop, computes depends on the run.
+            // The work of a kernel with open sizes, or in a loop of unknown length, depends on the run.
             if let Some(Step::Kernel(kernel)) = origin.map(|at| each[at])
                 && kernel.open.is_none()
                 && !origin.is_some_and(|at| are_uncounted[at])
@@ -226,7 +226,7 @@ impl Compiled {
     }
 }
 
-/// The rows of these numbers, each once.
+/// Selects the rows of these numbers, each once.
 fn chosen(rows: Vec<ProfiledStep>, numbers: &[usize]) -> Vec<ProfiledStep> {
     rows.into_iter().enumerate().filter(|(at, _)| numbers.contains(at)).map(|(_, row)| row).collect()
 }

@@ -42,12 +42,12 @@ pub struct Runner {
     states: Vec<KeptState>,
 }
 
-/// An input or output with memory for the largest size of an open dimension.
+/// Input or output with memory for the largest size of an open dimension.
 struct LargestPort {
     name: String,
     /// Type at the size of the next run.
     ty: TensorType,
-    /// Tensor of the plan that it is.
+    /// Tensor of the plan.
     tensor: Option<runtime::PlanTensor>,
     memory: Aligned,
 }
@@ -67,7 +67,7 @@ impl LargestPort {
     }
 }
 
-/// A state of the context, which the model has as an input and an output.
+/// State of the context, which appears in the model as an input and an output.
 struct KeptState {
     past: String,
     present: String,
@@ -77,15 +77,15 @@ struct KeptState {
 }
 
 impl KeptState {
-    /// Type with so many rows.
+    /// Type with `n` rows.
     fn with(&self, n: usize) -> TensorType {
         let mut ty = self.ty.clone();
         ty.shape[self.axis] = n;
         ty
     }
 
-    /// Bytes of the rows that lie next to each other, at the largest size and with so many rows, for each of
-    /// those places.
+    /// Byte ranges of each contiguous run of rows: in memory for the largest size, and in a tensor with `n`
+    /// rows.
     fn parts(&self, n: usize) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<> {
         let row = self.ty.shape[self.axis + 1..].iter().product::<usize>() * self.ty.dtype.size();
         let (all, most) = (self.ty.shape[..self.axis].iter().product::<usize>(), self.ty.shape[self.axis]);
@@ -104,7 +104,7 @@ impl Runner {
     /// Allocates the memory for a model and, for a GPU, loads its code and constants.
     ///
     /// # Errors
-    /// If there are not enough, or the GPU refuses.
+    /// If memory or threads do not suffice, or the GPU reports an error.
     pub fn new(compiled: &Compiled, threads: &SharedPool) -> Result<Runner, RunError> {
         Runner::cached(compiled, threads, &NO_CACHE)
     }
@@ -153,7 +153,7 @@ impl Runner {
         self.inputs.iter().map(|port| (port.name.as_str(), &port.ty))
     }
 
-    /// The rows of a run, where it says how many they are.
+    /// Dimension of the rows of a run, if their number is open.
     fn rows_dim(&self) -> Option<&OpenDimension> {
         let RunContext::Cpu(context) = &self.context else { return None };
         context.model().plan().rows.as_ref()
@@ -171,11 +171,11 @@ impl Runner {
         context.member().map(|member| member.steps.clone())
     }
 
-    /// Sets the size of an open dimension of the model for what is set and run from now on; until then it is
-    /// the largest.
+    /// Sets the size of an open dimension of the model for subsequent inputs and runs; the default is the
+    /// largest size.
     ///
     /// # Errors
-    /// If there is no such dimension, or that no such size.
+    /// If there is no such dimension, or the size is outside its range.
     pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
         let RunContext::Cpu(context) = &mut self.context else {
             return Err(runtime::RunError::NoDim { name: name.to_owned(), open: None }.into());
@@ -188,7 +188,7 @@ impl Runner {
             }
             return Ok(());
         }
-        // Where runs say how many rows they have, ports are as long as these.
+        // If the number of rows is open, inputs and outputs are as long as the rows.
         let size = context.rows().or(context.size()).unwrap_or(0);
         let n_items = context.items().unwrap_or(1);
         for port in self.inputs.iter_mut().chain(&mut self.outputs) {
@@ -202,7 +202,7 @@ impl Runner {
     /// Sets an input by name, or the past of a state. Inputs that are not set keep their values.
     ///
     /// # Errors
-    /// If there is none of a name, or it has another type.
+    /// If there is no input of that name, or it has another type.
     pub fn set(&mut self, name: &str, tensor: &Tensor) -> Result<(), RunError> {
         let names: Vec<String> = self.inputs.iter().map(|port| port.name.clone()).collect();
         let refuse = |what: String| RunError::Input { name: name.to_owned(), what };
@@ -228,8 +228,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Sizes that tensors have, where they tell: of the past, which those of states have, of the rows of a
-    /// run or of the model's open dimension, and of its items.
+    /// Sizes of open dimensions that tensors determine: the length of the past, from the tensors of states;
+    /// the rows of a run or the model's open dimension; and the number of items.
     fn sizes_of(&self, inputs: &[(Value, Tensor)]) -> Vec<(String, i64)> {
         let RunContext::Cpu(context) = &self.context else { return Vec::new() };
         let plan = context.model().plan();
@@ -239,7 +239,7 @@ impl Runner {
                 let mut ports = self.inputs.iter().zip(&member.ports);
                 ports.all(|(port, own)| given(&port.name).is_none_or(|x| x.shape() == plan.tensors[*own].shape))
             };
-            // Where nothing says another one, it is the one that was set.
+            // The size that was set applies unless the tensors determine another.
             let found = context.member().into_iter().chain(&members.each).find(fits);
             let sizes = found.map_or(&[][..], |member| &member.sizes[..]);
             return members.dims.iter().zip(sizes).map(|(dim, size)| (dim.name.clone(), *size)).collect();
@@ -288,13 +288,13 @@ impl Runner {
     /// Runs the model on the current inputs; returns the time in nanoseconds.
     ///
     /// # Errors
-    /// If an operator without code refuses.
+    /// If an operator without code fails.
     pub fn run(&mut self) -> Result<u64, RunError> {
         let inputs: Vec<&[u8]> = self.inputs.iter().map(LargestPort::bytes).collect();
         let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(LargestPort::bytes_mut).collect();
         let start = Instant::now();
         match &mut self.context {
-            // States are as long as they were: runs are at the size that was set.
+            // States keep their length: runs have the size that was set.
             RunContext::Cpu(context) if context.model().plan().appends > 0 => {
                 let past = context.past();
                 context.run(&inputs, &mut outputs)?;

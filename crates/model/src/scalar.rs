@@ -19,7 +19,7 @@ pub fn number(x: f64) -> Expr {
 /// Magnitude beyond which doubles skip integers.
 const MOST_EXACT: f64 = (1u64 << 53) as f64;
 
-/// Integer literal of a type; a sum of two where an f64 does not represent it.
+/// Integer literal of a type; a sum of two if an f64 cannot represent it.
 pub fn whole(dtype: DType, n: i128) -> Expr {
     if n.abs() < MOST_EXACT as i128 {
         return number(n as f64);
@@ -28,7 +28,7 @@ pub fn whole(dtype: DType, n: i128) -> Expr {
     Expr::cast(dtype, Expr::binary(BinaryOp::Add, number(high as f64), number(low as f64)))
 }
 
-/// A number computed of others, unless it would have to be rounded though it may stand for an integer.
+/// Folds to the literal `x`, unless it could be an integer that was rounded.
 fn folded(x: f64) -> Option<Expr> {
     (x.abs() < MOST_EXACT || x.fract() != 0.0).then_some(Expr::Const(x))
 }
@@ -75,7 +75,7 @@ const NORMAL: f64 = f32::MIN_POSITIVE as f64;
 /// `a / b`
 pub fn div(a: Expr, b: Expr) -> Expr {
     match b {
-        // Of other divisors the inverse is no number with all its digits.
+        // The inverses of other divisors overflow or are subnormal.
         Expr::Const(b) if (NORMAL..=1.0 / NORMAL).contains(&b.abs()) => mul(a, Expr::Const(1.0 / b)),
         b => Expr::binary(BinaryOp::Div, a, b),
     }
@@ -97,7 +97,7 @@ pub fn max(a: Expr, b: Expr) -> Expr {
     bound(BinaryOp::Max, a, b, f64::NEG_INFINITY)
 }
 
-/// A bound, which is none where it is infinite.
+/// Applies a bound; the infinite bound `none` has no effect.
 fn bound(op: BinaryOp, a: Expr, b: Expr, none: f64) -> Expr {
     match (&a, &b) {
         (Expr::Const(x), _) if *x == none => b,
@@ -152,11 +152,11 @@ pub fn not(cond: Cond) -> Cond {
 pub fn is_extreme(x: Expr, extreme: Expr, is_min: bool) -> Cond {
     let is_nan = |x: Expr| not(less(x.clone(), number(1.0))).and(not(less(number(0.0), x)));
     let (worse, better) = if is_min { (extreme.clone(), x.clone()) } else { (x.clone(), extreme.clone()) };
-    // Where the extreme is NaN, numbers are worse though no comparison says so.
+    // If the extreme is NaN, all numbers are worse, although no comparison with NaN holds.
     not(less(worse, better)).and(not(is_nan(extreme).and(not(is_nan(x)))))
 }
 
-/// 1 where something holds, else 0.
+/// Expression that is 1 if the condition holds, else 0.
 fn truth(is: Cond) -> Expr {
     Expr::Select(Box::new(is), Box::new(number(1.0)), Box::new(number(0.0)))
 }
@@ -167,7 +167,7 @@ fn softplus(x: Expr) -> Expr {
     add(max(x, number(0.0)), of(UnaryOp::Log1p, small))
 }
 
-/// `eˣ − 1` of what is not positive, else 0.
+/// `eˣ − 1` for `x ≤ 0`, else 0.
 fn negative_exp(x: Expr) -> Expr {
     of(UnaryOp::Expm1, min(x, number(0.0)))
 }
@@ -179,18 +179,18 @@ fn mish(x: Expr) -> Expr {
     mul(x, Expr::binary(BinaryOp::Div, above.clone(), add(above, number(2.0))))
 }
 
-/// The hyperbolic sine, of `h = e^(|x| / 2) − 1`, which is finite wherever the sine is.
+/// Hyperbolic sine, computed from `h = e^(|x| / 2) − 1`, which is finite wherever the result is.
 fn sinh(x: Expr) -> Expr {
     let h = of(UnaryOp::Expm1, mul(of(UnaryOp::Abs, x.clone()), number(0.5)));
     let root = add(h.clone(), number(1.0));
     let share = add(div(number(1.0), mul(root.clone(), root)), number(1.0));
     let of_absolute = mul(mul(mul(h.clone(), number(0.5)), add(h, number(2.0))), share);
-    // Zeros and NaN stay.
+    // Zeros keep their sign, and NaN stays NaN.
     let others = where_less(x.clone(), number(0.0), of(UnaryOp::Neg, of_absolute.clone()), x.clone());
     where_less(number(0.0), x, of_absolute, others)
 }
 
-/// The hyperbolic cosine, of `e^(|x| / 2)`, which is finite wherever the cosine is.
+/// Hyperbolic cosine, computed from `e^(|x| / 2)`, which is finite wherever the result is.
 fn cosh(x: Expr) -> Expr {
     let root = of(UnaryOp::Exp, mul(of(UnaryOp::Abs, x), number(0.5)));
     let half = mul(root.clone(), number(0.5));
@@ -238,7 +238,7 @@ pub fn binary_of_whole(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
     })
 }
 
-/// A power of an integer, as products, where the exponent is known and not large.
+/// Power of an integer as products; `None` unless the exponent is a small constant.
 fn power(base: Expr, exponent: &Expr) -> Option<Expr> {
     let Expr::Const(n @ 0.0..=64.0) = exponent else { return None };
     let (mut rest, mut square, mut power) = (*n as u32, base, number(1.0));
@@ -313,7 +313,7 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
         }
         U::Not => sub(number(1.0), x),
         U::IsNan => {
-            // Every number is below 1 or above 0.
+            // Every number is below 1 or above 0; NaN is neither.
             let is_below = less(x.clone(), number(1.0));
             truth(Cond::Not(Box::new(is_below)).and(Cond::Not(Box::new(less(number(0.0), x)))))
         }
@@ -323,7 +323,7 @@ pub fn unary(f: Unary, x: Expr) -> Option<Expr> {
     })
 }
 
-/// 1 of a number, 0 of what is none.
+/// Expression that is 1 for a number, 0 for NaN.
 fn number_of(x: &Expr) -> Expr {
     match x {
         Expr::Const(_) => number(1.0),
@@ -340,11 +340,11 @@ pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
         Binary::Div => div(a, b),
         Binary::Less => truth(less(a, b)),
         Binary::Greater => truth(less(b, a)),
-        // Neither holds where one is not a number.
+        // Neither comparison holds if an operand is NaN.
         Binary::LessOrEqual => where_less(a.clone(), b.clone(), number(1.0), binary(Binary::Equal, a, b)?),
         Binary::GreaterOrEqual => where_less(b.clone(), a.clone(), number(1.0), binary(Binary::Equal, a, b)?),
         Binary::Equal => {
-            // Numbers of which neither is less are equal, or one is none.
+            // If neither operand is less, they are equal or one is NaN.
             let differ = |a: &Expr, b: &Expr| Cond::Not(Box::new(less(a.clone(), b.clone())));
             let is = differ(&a, &b).and(differ(&b, &a));
             mul(truth(is), mul(number_of(&a), number_of(&b)))
@@ -356,7 +356,7 @@ pub fn binary(f: Binary, a: Expr, b: Expr) -> Option<Expr> {
             Expr::Const(slope) if slope.is_finite() => {
                 add(max(a.clone(), number(0.0)), mul(number(slope), min(a, number(0.0))))
             }
-            // A slope counts below 0 alone, and may be anything elsewhere.
+            // The slope applies only below 0, and may have any value elsewhere, even infinity.
             slope => where_less(a.clone(), number(0.0), mul(a.clone(), slope), a),
         },
         Binary::Pow => match b {
@@ -417,7 +417,7 @@ pub fn replaced(e: &Expr, old: &Expr, new: &Expr) -> Expr {
     }
 }
 
-/// A condition with every occurrence of an expression replaced.
+/// Replaces every occurrence of an expression in a condition.
 fn replaced_in(cond: &Cond, old: &Expr, new: &Expr) -> Cond {
     match cond {
         Cond::Less(a, b) => less(replaced(a, old, new), replaced(b, old, new)),
@@ -427,7 +427,7 @@ fn replaced_in(cond: &Cond, old: &Expr, new: &Expr) -> Cond {
     }
 }
 
-/// The expression with what is known of numbers computed.
+/// Rebuilds an expression, folding constants.
 fn rebuilt(e: &Expr) -> Expr {
     match e {
         Expr::Binary(op, a, b) => {
@@ -438,7 +438,7 @@ fn rebuilt(e: &Expr) -> Expr {
                 BinaryOp::Mul => mul(a, b),
                 BinaryOp::Min => min(a, b),
                 BinaryOp::Max => max(a, b),
-                // Of integers, a division is no product.
+                // A division of integers cannot become a product.
                 BinaryOp::Div | BinaryOp::Pow | BinaryOp::Nibble => Expr::binary(*op, a, b),
             }
         }
@@ -447,7 +447,7 @@ fn rebuilt(e: &Expr) -> Expr {
         Expr::Select(cond, a, b) => {
             let (a, b) = (rebuilt(a), rebuilt(b));
             match &**cond {
-                // What a boolean was made of is asked itself.
+                // The condition that the boolean was made from is used directly.
                 Cond::Less(zero, is) if **zero == number(0.0) => choose(rebuilt(is), a, b),
                 _ => Expr::Select(cond.clone(), Box::new(a), Box::new(b)),
             }

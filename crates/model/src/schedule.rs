@@ -27,17 +27,17 @@ pub enum LayoutPurpose<'a> {
     Guess,
 }
 
-/// Rough nanoseconds of a cycle in the machine's model.
+/// Approximate nanoseconds per cycle of the machine model.
 const NS: f64 = 0.3;
-/// Rough time of a guess relative to that of a search's result.
+/// Approximate time of a guessed configuration relative to a tuned one.
 const GUESSED: f64 = 1.25;
 
-/// Guesses of a machine's model for kernels, which take some milliseconds each and are made once.
+/// Configurations guessed by the machine model, each of which takes some milliseconds and is computed once.
 struct Guesses<'a> {
     target: &'a Target,
     threads: usize,
     cache: &'a Cache,
-    /// The estimates of the choices, by the workload's text.
+    /// Estimated costs of the guesses, by the workload's text.
     estimates: RefCell<HashMap<String, Option<f64>>>,
     /// Guesses by the workload's text, or the reasons why there are none.
     known: RefCell<HashMap<String, Result<Rc<Choice>, String>>>,
@@ -48,14 +48,14 @@ impl<'a> Guesses<'a> {
         Guesses { target, threads, cache, estimates: RefCell::default(), known: RefCell::default() }
     }
 
-    /// Cost of the guess by the model of the machine, in cycles.
+    /// Cost of the guess according to the machine model, in cycles.
     fn estimate(&self, workload: &Workload) -> Option<f64> {
         let estimate =
             || self.cache.number(&[workload, self.target, &self.threads], || self.of(workload).ok()?.estimate());
         *self.estimates.borrow_mut().entry(workload.to_string()).or_insert_with(estimate)
     }
 
-    /// The scheduled program of its choice.
+    /// Scheduled program of the guess.
     fn program(&self, workload: &Workload) -> Result<Program, String> {
         let made = || self.of(workload)?.program().map_err(|error| error.to_string());
         self.cache.program(&[workload, self.target, &self.threads], made)
@@ -100,7 +100,7 @@ fn one_laid_out(fused: Fused, layouts: LayoutPurpose, guesses: &Guesses) -> Resu
     }
     let caches = fused.caches(target);
     let failed: Cell<Option<String>> = Cell::new(None);
-    // Images of an open batch go one by one.
+    // Images of an open batch are processed one by one.
     let is_open = fused.open.is_some();
     let of_images = |workload: &Workload| match workload.structure() {
         Structure::Window(window) if is_open => (workload.with_size("n", 1), window.n as f64),
@@ -149,8 +149,8 @@ fn one_laid_out(fused: Fused, layouts: LayoutPurpose, guesses: &Guesses) -> Resu
     Ok(fused.with_layouts(block, &chosen).map_err(|error| refuse(error.to_string()))?.open_kernels()?)
 }
 
-/// Layouts of images, from the cache or from `choose`. What goes with a model is chosen anew: the answers
-/// that led to it go along.
+/// Finds the layouts of images in the cache, or with `choose`. If the cache is collecting entries for a
+/// package, the layouts are chosen anew, so that the entries they depend on are collected too.
 fn known_layouts(
     fused: &Fused,
     layouts: LayoutPurpose,
@@ -173,7 +173,7 @@ fn known_layouts(
     }
 }
 
-/// The best time that is recorded of a workload: for such caches, else for others.
+/// Best recorded time of a workload: for this cache state, else for another.
 fn best_ns(
     records: &Records,
     workload: &Workload,
@@ -190,10 +190,10 @@ fn best_ns(
     Ok(None)
 }
 
-/// Compiles fused steps with the best recorded configurations, and with guesses where nothing is recorded.
+/// Compiles fused steps with the best recorded configurations, and with guesses for kernels without records.
 ///
 /// # Errors
-/// As [`compile`], and where records cannot be read.
+/// As [`compile`], or if records cannot be read.
 pub fn compile_known(
     fused: Fused,
     target: &Target,

@@ -45,7 +45,7 @@ impl Places {
         for (step, _) in fused.each() {
             match step {
                 Step::Kernel(kernel) => is_computed[kernel.output.0] = true,
-                // What an iteration leaves to the next one is in nobody else's memory.
+                // Loop-carried values do not share memory with other values.
                 Step::Append { .. } | Step::Set { .. } | Step::While(_) | Step::Again(_) => {}
                 Step::Sequence(_) => unreachable!("no sequence is within another"),
                 Step::Host(node) => node.outputs.iter().for_each(|id| is_computed[id.0] = true),
@@ -68,7 +68,7 @@ impl Places {
         for moving in sequences.flat_map(|sequence| &sequence.moving) {
             is_computed[moving.of.0] |= is_computed[moving.value.0];
         }
-        // An output that is all of what is computed is computed where the caller wants it.
+        // A value that is an output as a whole is computed in the caller's memory.
         for (at, &id) in fused.net.outputs.iter().enumerate() {
             let ValuePart { root, offset } = places.locate(id);
             let is_all = offset == 0 && fused.net.value(root).n_bytes() == fused.net.value(id).n_bytes();
@@ -80,7 +80,7 @@ impl Places {
             }
         }
         let n_at_end = places.copies.len();
-        // Larger tensors come later: what they are made of may be made of others.
+        // Steps are visited backwards, as the parts of a concatenation may be concatenations themselves.
         for (at, step) in fused.steps.iter().enumerate().rev() {
             let Step::Join { parts, whole } = step else { continue };
             let n_bytes = |id: ValueId| fused.net.value(id).n_bytes() as usize;
@@ -88,7 +88,7 @@ impl Places {
             let mut rest = &parts[..];
             while let Some(&first) = rest.first() {
                 let own = places.locate(first);
-                // Parts of one value that follow each other there too, as after a split.
+                // Parts that are consecutive in another value too, as after a split.
                 let mut end = own.offset;
                 let follows = |part: &&ValueId| {
                     let is_next = places.locate(**part) == ValuePart { root: own.root, offset: end };
@@ -99,7 +99,7 @@ impl Places {
                 rest = behind;
                 let is_all = own.offset == 0 && n_bytes(own.root) == end;
                 let is_free = is_computed[own.root.0] && places.outputs[own.root.0].is_none();
-                // What is a part of itself goes round in a circle.
+                // A value must not become a part of itself.
                 if is_all && is_free && own.root != *whole && places.locate(*whole).root != own.root {
                     places.parents[own.root.0] = Some(ValuePart { root: *whole, offset });
                     offset += end;

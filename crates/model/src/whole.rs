@@ -1,9 +1,9 @@
 //! End-to-end comparison of a model before and after its kernels were tuned, which decides which
 //! configurations stay.
 //!
-//! Kernels are measured one by one, in a state of the caches that is near to that of a run, and the sum of
-//! their times decides nothing here: two whole models are run in turns. Kernels that a run is plainly faster
-//! with as they were before get that configuration back.
+//! Kernels are measured one by one, in a cache state close to that of a run, but the sum of their times
+//! decides nothing here: two whole models are run in turns. Kernels with whose previous configuration a run
+//! is clearly faster get that configuration back.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -25,21 +25,22 @@ use crate::fuse::{Fused, Step};
 use crate::runner::{RunError, Runner};
 use crate::schedule::{LayoutPurpose, laid_out};
 
-/// Time that runs in turns may take, and the fewest turns.
+/// Limits of runs in turns: total time, and minimum and maximum number of turns.
 const ROUNDS_TIME: Duration = Duration::from_secs(2);
 const FEWEST_ROUNDS: usize = 5;
 const MOST_ROUNDS: usize = 31;
 /// Time of the runs of one turn.
 const ROUND_NS: f64 = 2e6;
-/// Profiled runs, and time for them.
+/// Number of profiled runs, and time limit for them.
 const PROFILED: usize = 15;
 const PROFILE_NS: f64 = 0.5e9;
-/// Kernels that take so many times as long as before, and lose so much of the run by it, were better before.
+/// Factor by which a kernel must be slower than before, and share of the run that it must lose by it, to be
+/// restored.
 const SLOWER: f64 = 1.05;
 const PART_OF_RUN: f64 = 0.003;
-/// Whole runs that differ by less are equally fast.
+/// Relative difference of whole runs below which they count as equally fast.
 const NOISE: f64 = 0.01;
-/// Largest difference of outputs, as part of the largest element, between two sets of right kernels.
+/// Maximum difference of outputs, relative to the largest element, between two sets of correct kernels.
 const SAME: f64 = 1e-2;
 
 /// Model with a configuration for each of its kernels.
@@ -90,14 +91,14 @@ impl Whole {
 #[derive(Clone, Copy, Default)]
 struct Spent {
     us: f64,
-    /// Number of times that the run has the kernel.
+    /// Number of calls of the kernel in the run.
     times: usize,
 }
 
 /// Times of a run by the text of the workload.
 type Profile = BTreeMap<String, Spent>;
 
-/// A kernel's workload as records have it.
+/// Workload of a kernel in the form that records use.
 fn recorded_as(workload: &Workload) -> String {
     workload.representative().to_string()
 }
@@ -130,8 +131,8 @@ impl ConfiguredModel {
         compiled.map_err(|error| Error::failed(&error).because(error))
     }
 
-    /// Workloads, as records have them, of which another one has another configuration, or which it is
-    /// without.
+    /// Workloads, in the form that records use, whose configuration differs from that of `other` or is
+    /// missing there.
     fn changed_from(&self, other: &ConfiguredModel) -> HashSet<String> {
         let is_same = |a: &Choice, b: &Choice| a.same_configuration(b);
         let changed = self
@@ -153,7 +154,7 @@ impl ConfiguredModel {
     }
 }
 
-/// A compiled model that runs.
+/// Compiled model with its runner.
 struct RunningModel {
     compiled: Compiled,
     runner: Runner,
@@ -203,7 +204,7 @@ fn in_turns(all: [&mut RunningModel; 2]) -> Result<[f64; 2], Error> {
             break;
         }
         for turn in 0..2 {
-            // Who comes first changes.
+            // The order alternates.
             let at = (round + turn) % 2;
             let n_runs = (ROUND_NS / once[at].max(1.0)).ceil().clamp(1.0, 1e4) as usize;
             let ns = (0..n_runs).try_fold(0.0, |sum, _| runners[at].run().map(|ns| sum + ns as f64));
@@ -213,7 +214,7 @@ fn in_turns(all: [&mut RunningModel; 2]) -> Result<[f64; 2], Error> {
     Ok(samples.map(|ns| Timing::of_samples(&ns, false).median_ns))
 }
 
-/// Whether the last outputs of two models are those of right kernels.
+/// Whether the last outputs of two models agree, as those of correct kernels do.
 fn agree(a: &RunningModel, b: &RunningModel) -> bool {
     let pairs = a.runner.outputs().into_iter().zip(b.runner.outputs());
     pairs.into_iter().all(|((_, a), (_, b))| {
@@ -226,7 +227,7 @@ fn agree(a: &RunningModel, b: &RunningModel) -> bool {
     })
 }
 
-/// Workloads that plainly took less of a run before.
+/// Workloads that took clearly less of a run before.
 fn better_before(before: &Profile, after: &Profile) -> HashSet<String> {
     let whole: f64 = after.values().map(|spent| spent.us).sum();
     let plain = after.iter().filter(|(text, after)| {
@@ -237,7 +238,8 @@ fn better_before(before: &Profile, after: &Profile) -> HashSet<String> {
 }
 
 /// Compares a model before and after tuning, and restores the previous configurations of those kernels with
-/// which it is faster: those that profiles show, or all if the model as a whole was faster before.
+/// which it is faster: those that the profiles identify, or all kernels if the model as a whole was faster
+/// before.
 ///
 /// # Errors
 /// If the model does not run here, or records cannot be written.
@@ -284,7 +286,8 @@ pub fn settle(
     Ok(whole)
 }
 
-/// Records that configurations of before are the best for some workloads; those for which they are.
+/// Records the previous configurations as the best ones for some workloads; returns the workloads for which
+/// they now are.
 fn record(
     before: &ConfiguredModel,
     after: &ConfiguredModel,

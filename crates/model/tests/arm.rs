@@ -1,4 +1,4 @@
-//! A network as a library for another machine, run by an emulator of it.
+//! Network as a library for another machine, run in an emulator.
 #![cfg(feature = "llvm")]
 
 #[path = "../../graph/tests/common/mod.rs"]
@@ -15,7 +15,7 @@ use tilewright_ir::Target;
 use tilewright_model::{Runner, compile_guessed, lower};
 use tilewright_runtime::SharedPool;
 
-/// Runs the library on what is in one file, and writes its answer to another.
+/// Program that runs the library on the input in one file, and writes the output to another.
 const MAIN: &str = r#"#include <stdio.h>
 #include <stdlib.h>
 #include "net.h"

@@ -1,4 +1,4 @@
-//! Files of NumPy's that may be anything: read or refused, without a panic or much memory.
+//! Random and damaged NumPy files: read or rejected, without a panic or much memory.
 
 #[path = "../../graph/tests/common/damage.rs"]
 mod damage;
@@ -36,7 +36,7 @@ fn arrays_that_may_be_anything_are_refused_without_a_panic() {
         files.push(archive(&files[..5], method));
         assert_eq!(read_npz(&files[files.len() - 1].clone().into()).unwrap().len(), 5);
     }
-    // What a header announces is not taken before it is there.
+    // The memory that a header announces is not allocated before the data is there.
     let header = |random: &mut Xoshiro256PlusPlus| {
         let dims: Vec<String> = (0..random.random_range(0..4)).map(|_| random.random::<u64>().to_string()).collect();
         let mut header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({},), }}\n", dims.join(", "));

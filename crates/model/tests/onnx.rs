@@ -1,4 +1,5 @@
-//! Models as kernels: the official tests of ONNX, and real networks, against what others compute of them.
+//! Models compiled to kernels: the official tests of ONNX, and real networks, compared with results of other
+//! implementations.
 
 #[path = "../../graph/tests/common/mod.rs"]
 mod common;
@@ -86,7 +87,7 @@ use tilewright_model::{
 use tilewright_runtime::SharedPool;
 use tilewright_tune::{Task, TemplateSetting};
 
-/// Guess of the machine's model, for one thread; made once for all tests.
+/// Program of the machine model's guess for one thread, made once for all tests.
 fn guess(workload: &Workload, target: &Target) -> Result<Program, String> {
     static KNOWN: Mutex<BTreeMap<String, Program>> = Mutex::new(BTreeMap::new());
     let known = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,11 +121,11 @@ fn compiled_with(graph: &Graph, exact: bool, target: &Target) -> Result<Compiled
     compile_quickly(fused, target, &|workload| guess(workload, target))
 }
 
-/// The first OpenCL device, which one test has at a time: PoCL's compiler is not for several threads. Says
-/// why a test is skipped where there is none.
+/// First OpenCL device, which one test uses at a time, as PoCL's compiler is not thread-safe. Without a
+/// device, prints why the test is skipped.
 fn device() -> Option<(Target, MutexGuard<'static, ()>)> {
     static ONE: Mutex<()> = Mutex::new(());
-    // Looking for devices is not for several threads either.
+    // Searching for devices is not thread-safe either.
     let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     match opencl::device(0) {
         Ok(device) => Some((device.target, one)),
@@ -135,7 +136,7 @@ fn device() -> Option<(Target, MutexGuard<'static, ()>)> {
     }
 }
 
-/// A graph in which an input is known.
+/// Copies a graph with an input made constant.
 fn with_known(graph: &Graph, name: &str, tensor: &Tensor) -> Graph {
     let mut new = Graph::default();
     for (_, value) in graph.values() {
@@ -155,8 +156,8 @@ fn with_known(graph: &Graph, name: &str, tensor: &Tensor) -> Graph {
 /// Inputs by name.
 type Given = Vec<(String, Tensor)>;
 
-/// Compiles a case for inputs in their order: the model, and those of them that it takes. Nothing where
-/// shapes depend on data, or elements are of a type that runs do not have.
+/// Compiles a case for inputs in order; returns the model with the inputs that it takes. `None` if shapes
+/// depend on data, or an element type is not supported by runs.
 fn compiled_case(case: &Case, inputs: &[Tensor], target: &Target) -> Result<Option<(Compiled, Given)>, String> {
     let model = onnx::read(&case.model, &mut no_files).map_err(|e| e.to_string())?;
     let names = model.graph.inputs.iter().map(|&id| model.graph.value(id).name.clone());
@@ -178,7 +179,7 @@ fn compiled_case(case: &Case, inputs: &[Tensor], target: &Target) -> Result<Opti
         Some(problem) if problem.is_unsupported() => return Ok(None),
         Some(problem) => return Err(problem.to_string()),
     }
-    // What follows from bf16 is compared to two digits or so: the model's own steps are computed.
+    // Results of bf16 are compared to about two digits, so the model's own rounding steps are computed.
     let exact = case.sets.iter().flat_map(|(_, outputs)| outputs).any(|x| x.dtype() == DType::Bf16);
     let compiled = match compiled_with(&special.graph, exact, target) {
         Err(CompileError::Dtype { .. }) => return Ok(None),
@@ -188,7 +189,8 @@ fn compiled_case(case: &Case, inputs: &[Tensor], target: &Target) -> Result<Opti
     Ok(Some((compiled, given)))
 }
 
-/// Results of a model for these inputs, each by its kernels and by the evaluator, with the compiled model.
+/// Runs a model on these inputs by kernels and by the evaluator; returns both results of each output, with
+/// the compiled model.
 fn by_both(about: &str, model: bytes::Bytes, inputs: &[Option<Tensor>]) -> (Compiled, Vec<(Tensor, Tensor)>) {
     let inputs: Vec<Tensor> = inputs.iter().flatten().cloned().collect();
     let graph = onnx::read(&model, &mut no_files).unwrap().graph;
@@ -204,7 +206,8 @@ fn by_both(about: &str, model: bytes::Bytes, inputs: &[Option<Tensor>]) -> (Comp
     (compiled, found.zip(expected).collect())
 }
 
-/// Runs a case with kernels; how many operators had no code. Nothing where [`compiled_case`] gives nothing.
+/// Runs a case with kernels; returns the number of operators without code. `None` if [`compiled_case`]
+/// returns `None`.
 fn check(case: &Case, target: &Target) -> Result<Option<usize>, String> {
     let mut n_host = 0;
     for (inputs, outputs) in &case.sets {
@@ -215,7 +218,7 @@ fn check(case: &Case, target: &Target) -> Result<Option<usize>, String> {
         }
         let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).map_err(|e| e.to_string())?;
         given.iter().try_for_each(|(name, x)| runner.set(name, x)).map_err(|e| e.to_string())?;
-        // Twice: what a run leaves behind must not matter to the next.
+        // Twice, as the data that a run leaves behind must not affect the next.
         for _ in 0..2 {
             runner.run().map_err(|e| e.to_string())?;
             for (at, ((_, found), wanted)) in runner.outputs().iter().zip(outputs).enumerate() {
@@ -231,7 +234,7 @@ fn single_operators_compute_what_onnx_says() {
     check_file("node.cases.gz", 500, 1499);
 }
 
-/// Operators compute the same with AVX2: lane by lane, where it has no vectors of something.
+/// Operators compute the same with AVX2: lane by lane if it lacks vector instructions.
 #[test]
 fn single_operators_need_no_avx512() {
     let target = Target::named("x86-64-v3").expect("a target");
@@ -260,7 +263,7 @@ fn check_file(file: &str, at_least: usize, by_kernels: usize) {
 
 #[test]
 fn real_networks_compute_what_onnx_runtime_does_in_few_kernels() {
-    // Kernels, and bytes on the way for each of the least that there must be room for.
+    // Maximum number of kernels, and maximum ratio of the arena's size to its lower bound.
     let most = [("shufflenet", 60, 1.05), ("squeezenet", 32, 1.05)];
     let wanted = light::answers();
     for case in cases("light.cases.gz") {
@@ -281,7 +284,7 @@ fn real_networks_compute_what_onnx_runtime_does_in_few_kernels() {
     }
 }
 
-/// Numbers of either sign, the same ones each time.
+/// Deterministic numbers of either sign.
 fn weights(shape: &[usize]) -> Tensor {
     let n = shape.iter().product::<usize>();
     let of = |at: usize| ((at * 37 + shape.len() * 11) % 23) as f64 / 23.0 - 0.4;
@@ -293,10 +296,10 @@ fn whole(shape: &[usize], numbers: &[i64]) -> Tensor {
     Tensor::from_integers(DType::I64, shape, &numbers)
 }
 
-/// A node's name, operator, inputs, and an attribute where it has one.
+/// Node: name, operator, inputs, and an attribute, if any.
 type Node<'a> = (&'a str, &'a str, &'a [&'a str], Option<(&'a str, Attribute)>);
 
-/// The graph of nodes with an input, of this type, and an output.
+/// Makes a graph of nodes with one input, with the type of the given tensor, and one output.
 fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Tensor)], nodes: &[Node]) -> Graph {
     let port = |name: &str, dtype: DType, dims: &[usize]| {
         let dims = dims.iter().map(|&n| Dim::Size(n)).collect();
@@ -322,8 +325,8 @@ fn graph_of(input: (&str, &Tensor), output: (&str, &[usize]), known: &[(&str, Te
     onnx::read(&onnx::write(&model).into(), &mut no_files).expect("a model").graph
 }
 
-/// Checks what nodes make of the numbers of sequences of six tokens, `ids: [n, 6]`, in `y: [n, 6, 8]`, and
-/// how many kernels that takes; nothing else may run.
+/// Checks the result `y: [n, 6, 8]` of nodes for sequences of six tokens, `ids: [n, 6]`, and the number of
+/// kernels; nothing else may run.
 fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels: usize) {
     let n = ids.len() / 6;
     let given = [("ids", whole(&[n, 6], ids))];
@@ -343,13 +346,13 @@ fn check_tokens(known: &[(&str, Tensor)], nodes: &[Node], ids: &[i64], n_kernels
     agree(&runner.outputs()[0].1, &wanted[0]).unwrap_or_else(|what| panic!("{what}"));
 }
 
-/// Rows are looked up, and queries, keys and values are one product, whose heads nothing moves.
+/// Rows are gathered, and queries, keys and values are one product, whose heads are used in place.
 #[test]
 fn attention_is_five_kernels() {
     check_attention(&[3, 10, 0, -1, -11, 7], 5);
 }
 
-/// Each sequence has its two products, and all have the rest in common.
+/// Each sequence has two products of its own; all share the other kernels.
 #[test]
 fn attention_of_several_sequences_moves_nothing() {
     check_attention(&[3, 10, 0, -1, -11, 7, 1, 2, 3, 4, 5, 6, 9, 8, 7, 6, 5, 4], 3 + 2 * 3);
@@ -359,7 +362,8 @@ fn check_attention(ids: &[i64], n_kernels: usize) {
     with_attention(ids.len() as i64 / 6, |known, nodes| check_tokens(known, nodes, ids, n_kernels));
 }
 
-/// Gives a function the constants and nodes of attention of two heads over `n` sequences of six tokens.
+/// Calls a function with the constants and nodes of attention with two heads over `n` sequences of six
+/// tokens.
 fn with_attention<T>(n: i64, of: impl FnOnce(&[(&str, Tensor)], &[Node]) -> T) -> T {
     let perm = |order: [i64; 4]| Some(("perm", Attribute::Ints(order.to_vec())));
     let known = [
@@ -394,7 +398,7 @@ fn with_attention<T>(n: i64, of: impl FnOnce(&[(&str, Tensor)], &[Node]) -> T) -
     of(&known, nodes)
 }
 
-/// Indices expanded to rows scatter rows of updates, in C; indices out of range are refused.
+/// Indices expanded to rows scatter rows of updates, in C; indices out of range are errors.
 #[test]
 fn rows_are_scattered_as_a_whole() {
     let known = [("x", weights(&[11, 8])), ("u", weights(&[6, 8])), ("rows", whole(&[2], &[6, 8]))];
@@ -423,7 +427,7 @@ fn rows_are_scattered_as_a_whole() {
     }
 }
 
-/// Whatever the numbers are: what is none of the places has no 1 in its row.
+/// Holds for any indices: an index out of range has no 1 in its row.
 #[test]
 fn one_hot_rows_times_a_matrix_are_looked_up() {
     let known = [
@@ -440,7 +444,7 @@ fn one_hot_rows_times_a_matrix_are_looked_up() {
     check_tokens(&known, nodes, &[3, 0, 4, 5, -1, 1_000_000_000_000], 1);
 }
 
-/// Every number leads to the one row, within a larger kernel too.
+/// Every index selects the only row, also within a larger kernel.
 #[test]
 fn a_table_of_one_row_is_looked_up() {
     let known = [("table", weights(&[1, 8])), ("bias", weights(&[8])), ("shape", whole(&[3], &[1, 6, 8]))];
@@ -452,7 +456,7 @@ fn a_table_of_one_row_is_looked_up() {
     check_tokens(&known, nodes, &[0, -1, 0, 0, -1, 0], 1);
 }
 
-/// A matrix times each of many is one convolution, and a matrix times each of batches that broadcast is
+/// A matrix times each matrix of a batch is one convolution; for batches that broadcast, the matrix is
 /// repeated.
 #[test]
 fn products_with_matrices_in_common_are_kernels() {
@@ -466,7 +470,7 @@ fn products_with_matrices_in_common_are_kernels() {
 #[test]
 fn assignments_to_slices_are_kernels() {
     let x = weights(&[2, 4, 5, 3]);
-    // Of each of two, rows 1 and 2, columns from the second last on.
+    // Of each of two matrices, rows 1 and 2, and columns from the second last on.
     let places: Vec<i64> = [0, 1]
         .into_iter()
         .flat_map(|n| [1, 2].into_iter().flat_map(move |row| [-2, -1].into_iter().flat_map(move |c| [n, row, c])))
@@ -480,7 +484,8 @@ fn assignments_to_slices_are_kernels() {
     check_images(&graph_of(("x", &x), ("y", &[2, 4, 5, 3]), &known, nodes), &x, 1);
 }
 
-/// Halves of an image that are followed by what is made of them lie where all are wanted, without a copy.
+/// Halves of an image and results computed from them are written directly to their concatenation, without a
+/// copy.
 #[test]
 fn parts_of_an_image_that_stay_together_are_not_copied() {
     let x = weights(&[1, 3, 8, 8]);
@@ -505,7 +510,7 @@ fn parts_of_an_image_that_stay_together_are_not_copied() {
     check_images(&graph_of(("x", &x), ("y", &[1, 2, 8, 8]), &known, nodes), &x, 3);
 }
 
-/// Checks what a graph makes of `x`, in as many kernels and without a copy or anything else.
+/// Checks the result of a graph for `x`, with this number of kernels, and without copies or other steps.
 fn check_images(graph: &Graph, x: &Tensor, n_kernels: usize) {
     let compiled = compiled(&specialise(graph, &Bindings::default()).graph).unwrap_or_else(|e| panic!("{e}"));
     let outline = Outline::of(&compiled.fused);
@@ -517,7 +522,7 @@ fn check_images(graph: &Graph, x: &Tensor, n_kernels: usize) {
     check_near(&runner.outputs()[0].1, &evaluate(graph, &[("x", x.clone())]).unwrap()[0], 1e-5);
 }
 
-/// A network of every kind of step that images pass: its input, and it.
+/// Makes a network with every kind of step on images; returns its input and the graph.
 fn network_of_images() -> (Tensor, Graph) {
     let x = weights(&[1, 3, 14, 14]);
     let ints = |name: &'static str, numbers: &[i64]| Some((name, Attribute::Ints(numbers.to_vec())));
@@ -554,7 +559,7 @@ fn network_of_images() -> (Tensor, Graph) {
     (x, specialise(&graph, &Bindings::default()).graph)
 }
 
-/// Neighbours agree on layouts by what kernels and conversions take together; the answer stays what it is.
+/// Layouts minimise the total cost of kernels and conversions; the results do not change.
 #[test]
 fn layouts_are_those_that_are_cheapest_together() {
     let (x, graph) = network_of_images();
@@ -569,7 +574,7 @@ fn layouts_are_those_that_are_cheapest_together() {
     };
     let wanted = answer(&plain);
     let laid_out = |of_conversion: f64, of_blocks: f64| {
-        // A convolution takes less the more of it has blocks; whatever else does not care.
+        // A convolution costs less the more of its images are in blocks; other kernels cost the same.
         let cost = |workload: &Workload| match workload.layout().channels() {
             _ if workload.label().starts_with("nest:copy") => Some(of_conversion),
             [input, output] => Some(10.0 - of_blocks * (f64::from(input > 1) + f64::from(output > 1))),
@@ -579,8 +584,8 @@ fn layouts_are_those_that_are_cheapest_together() {
     let layouts =
         |fused: &Fused| -> Vec<[i64; 2]> { fused.tasks().iter().map(|(w, _)| w.layout().channels()).collect() };
 
-    // Blocks everywhere but at the ends and around the convolution of groups, which has no choice: one
-    // conversion ahead of it; what is behind it reads plain channels without one.
+    // Blocks everywhere except at the ends and around the grouped convolution, which has no choice: one
+    // conversion before it; the kernel after it reads plain channels without a conversion.
     let fused = laid_out(2.0, 3.0);
     assert_eq!(fused.n_conversions(), 1);
     let of_convolutions: Vec<[i64; 2]> = layouts(&fused).into_iter().filter(|sides| *sides != [1, 1]).collect();
@@ -588,7 +593,7 @@ fn layouts_are_those_that_are_cheapest_together() {
     assert_eq!(of_convolutions, [[1, 16], both, both, both, both, [1, 16]]);
     check_near(&answer(&fused), &wanted, 1e-5);
 
-    // What costs more than it brings is left.
+    // Conversions that cost more than they save are left out.
     let fused = laid_out(100.0, 3.0);
     assert_eq!(fused.n_conversions(), 0);
     check_near(&answer(&fused), &wanted, 1e-5);
@@ -596,8 +601,8 @@ fn layouts_are_those_that_are_cheapest_together() {
     assert_eq!((fused.n_conversions(), layouts(&fused)), (0, layouts(&plain)));
 }
 
-/// Layouts are chosen once for the same model, machine and records: what is kept leads to the same steps, and
-/// new records lead to another choice.
+/// Layouts are chosen once for the same model, machine and records: cached layouts lead to the same steps,
+/// and new records lead to a new choice.
 #[test]
 fn chosen_layouts_are_kept() {
     let (_, graph) = network_of_images();
@@ -631,8 +636,8 @@ fn chosen_layouts_are_kept() {
     assert_eq!(n_kept(), 3, "records may say more");
 }
 
-/// A convolution that reads blocks and writes plain channels takes as much as the slower of those that do not
-/// change layouts, as long as it was not measured itself.
+/// A convolution that reads blocks and writes plain channels costs as much as the slower variant that keeps
+/// the layout, unless it was measured itself.
 #[test]
 fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
     let x = weights(&[1, 32, 6, 6]);
@@ -660,17 +665,17 @@ fn convolutions_change_layouts_where_that_is_cheaper_than_a_conversion() {
     let (converted, changed) = ((1, vec![[1, 16], [16, 16], [1, 1]]), (0, vec![[1, 16], [16, 1], [1, 1]]));
     assert_eq!(layouts(Costs { expected: &cheap, measured: &unknown }), converted);
     assert_eq!(layouts(Costs { expected: &dear, measured: &unknown }), changed);
-    // Of those for which all was measured, this is the cheapest.
+    // This choice is the cheapest of those for which everything was measured.
     let measured = |workload: &Workload| dear(workload).filter(|_| workload.layout().channels() != [16, 1]);
     assert_eq!(layouts(Costs { expected: &dear, measured: &measured }), converted);
 }
 
-/// Value of a graph's only output, and the profile of its steps.
+/// Returns the value of a graph's only output, and the profile of its steps.
 fn answer(graph: &Graph, target: &Target, name: &str, x: &Tensor) -> (Tensor, Vec<ProfiledStep>) {
     let compiled = compiled_for(graph, target).unwrap_or_else(|e| panic!("{e}"));
     let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap_or_else(|e| panic!("{e}"));
     runner.set(name, x).unwrap();
-    // Twice: what a run leaves behind must not matter to the next.
+    // Twice, as the data that a run leaves behind must not affect the next.
     runner.run().unwrap();
     let first = runner.outputs();
     let steps = compiled.profile(&mut runner, 1).unwrap();
@@ -678,7 +683,7 @@ fn answer(graph: &Graph, target: &Target, name: &str, x: &Tensor) -> (Tensor, Ve
     (first[0].1.clone(), steps)
 }
 
-/// Checks that two answers differ by no more than a part of the largest number.
+/// Checks that two results differ by no more than a fraction of the largest number.
 fn check_near(found: &Tensor, wanted: &Tensor, tolerance: f64) {
     assert_eq!(found.ty(), wanted.ty());
     let (found, wanted) = (found.floats(), wanted.floats());
@@ -688,7 +693,7 @@ fn check_near(found: &Tensor, wanted: &Tensor, tolerance: f64) {
     }
 }
 
-/// Parts of a whole begin where no device wants an argument to, and one operator has no code.
+/// Parts of a tensor begin at offsets that no device accepts for an argument, and one operator has no code.
 #[test]
 fn a_small_network_runs_on_a_device() {
     let Some((target, _one)) = device() else { return };
@@ -734,7 +739,7 @@ fn a_real_network_computes_on_a_device_what_it_does_on_the_cpu() {
     check_near(&found, &answer(&graph, &host::target(), &input, &x).0, 1e-4);
 }
 
-/// Some of the official cases; how many to pass over between two can be set.
+/// Runs some of the official cases; the number skipped between two can be set.
 #[test]
 fn operators_compute_on_a_device_what_onnx_says() {
     let Some((target, _one)) = device() else { return };

@@ -1,9 +1,10 @@
-//! Functions of ONNX Runtime's C interface that are used here, and its structures that this library fills in.
+//! Functions of ONNX Runtime's C interface that this library uses, and structures of it that this library
+//! fills in.
 //!
-//! The interface is a table of function pointers that grows at its end: a function's slot is the same in
-//! every release from the one that has it. Everything here is there since version 23 of the interface
-//! (ONNX Runtime 1.23), which is the one that is asked for. A test compares slots and structures with the
-//! crate `ort-sys`.
+//! The interface is a table of function pointers that grows at its end: a function keeps its slot in all
+//! releases after the one that introduced it. Everything used here exists since version 23 of the interface
+//! (ONNX Runtime 1.23), which is the version requested. A test compares slots and structures with the crate
+//! `ort-sys`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -11,7 +12,7 @@ use std::ptr::{null, null_mut};
 /// Version of the interface.
 pub const VERSION: u32 = 23;
 
-/// Declares types that only ONNX Runtime looks into.
+/// Declares opaque types of ONNX Runtime.
 macro_rules! opaque {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         $($(#[$doc])* #[repr(C)] pub struct $name { _private: [u8; 0] })*
@@ -19,23 +20,23 @@ macro_rules! opaque {
 }
 
 opaque! {
-    /// Outcome of a call that failed; a null pointer is success.
+    /// Error of a failed call; a null pointer means success.
     Status,
     /// Graph of a session, or a part of one.
     Graph,
     /// Node of a graph.
     Node,
-    /// Value of a graph: its name, type and, of an initializer, elements.
+    /// Value of a graph: its name, type and, for an initializer, elements.
     ValueInfo,
     /// Attribute of a node.
     Attribute,
-    /// Tensor, or something else that a session passes on.
+    /// Tensor, or another kind of value that a session passes.
     Value,
     /// Type of a value.
     TypeInfo,
     /// Element type and shape of a tensor.
     TensorInfo,
-    /// List of pairs of texts.
+    /// List of pairs of strings.
     Pairs,
     /// Options of a session.
     SessionOptions,
@@ -45,7 +46,7 @@ opaque! {
     HardwareDevice,
     /// Device together with the factory of a provider for it.
     EpDevice,
-    /// Collector of what a provider claims of a graph.
+    /// Collector of the parts of a graph that a provider claims.
     SupportInfo,
     /// Run of a fused node: its inputs and outputs.
     KernelContext,
@@ -55,16 +56,16 @@ opaque! {
 pub const TENSOR: c_int = 1;
 /// Kind of device that is a CPU.
 pub const CPU: c_int = 0;
-/// Error code of a fault of a provider.
+/// Error code of a failure of a provider.
 pub const EP_FAIL: c_int = 11;
-/// Kind of attribute that is a whole number.
+/// Kind of attribute that is an integer.
 pub const INT: c_int = 1;
-/// Kind of attribute that is a text, or bytes.
+/// Kind of attribute that is a string, or bytes.
 pub const TEXT: c_int = 5;
 /// Error code of bad input.
 pub const INVALID_ARGUMENT: c_int = 2;
 
-/// Function that runs one piece of a loop.
+/// Function that runs a piece of a loop.
 pub type LoopPiece = unsafe extern "C" fn(data: *mut c_void, index: usize);
 
 /// Table of functions.
@@ -86,11 +87,12 @@ macro_rules! functions {
                 /// Calls the function of this name.
                 ///
                 /// # Safety
-                /// As ONNX Runtime's documentation says: pointers lead to what they are named after.
+                /// As ONNX Runtime's documentation requires: pointers are valid, and point to values of the
+                /// kind that their names state.
                 #[allow(clippy::too_many_arguments, reason = "ONNX Runtime's functions take so many")]
                 pub unsafe fn $method(&self, $($arg: $ty),*) $(-> $ret)? {
                     type Function = unsafe extern "C" fn($($ty),*) $(-> $ret)?;
-                    // SAFETY: the table has a function of this type there.
+                    // SAFETY: the table has a function of this type in this slot.
                     let function = unsafe { std::mem::transmute::<*const c_void, Function>(*self.table.add($slot)) };
                     // SAFETY: promised by the caller.
                     unsafe { function($($arg),*) }
@@ -166,10 +168,10 @@ functions! { OrtApi, SLOTS:
         -> *mut Status;
 }
 
-/// Reason of a call that failed, as ONNX Runtime says it.
+/// Message of a failed call, from ONNX Runtime.
 pub type OrtFailure = String;
 
-/// Fills in a value by a function that writes it through a pointer.
+/// Returns a value that a function writes through a pointer.
 ///
 /// # Errors
 /// If the function fails.
@@ -181,25 +183,25 @@ pub fn got<T>(api: &OrtApi, empty: T, call: impl FnOnce(*mut T) -> *mut Status) 
 }
 
 impl OrtApi {
-    /// Table of functions of a process's ONNX Runtime; `None` where that is older than 1.23.
+    /// Returns the function table of the process's ONNX Runtime; `None` if it is older than 1.23.
     ///
     /// # Safety
-    /// The base is the one that ONNX Runtime passed.
+    /// `base` is the pointer that ONNX Runtime passed.
     pub unsafe fn of(base: *const OrtApiBase) -> Option<OrtApi> {
         // SAFETY: promised by the caller.
         let table = unsafe { ((*base).get_api)(VERSION) };
         (!table.is_null()).then_some(OrtApi { table })
     }
 
-    /// Turns an outcome into a result, and releases it.
+    /// Converts a status to a result, and releases it.
     ///
     /// # Errors
-    /// The message of an outcome that is no success.
+    /// The message of a status that is not a success.
     pub fn check(&self, status: *mut Status) -> Result<(), OrtFailure> {
         if status.is_null() {
             return Ok(());
         }
-        // SAFETY: it came from a function of this table, and nobody else has it.
+        // SAFETY: the status came from a function of this table, and is owned here.
         let message = unsafe {
             let message = text(self.error_message(status));
             self.release_status(status);
@@ -208,7 +210,7 @@ impl OrtApi {
         Err(message)
     }
 
-    /// A list whose length one function says, and whose elements another writes.
+    /// Returns a list whose length one function returns, and whose elements another one writes.
     ///
     /// # Errors
     /// If one of the functions fails.
@@ -224,10 +226,10 @@ impl OrtApi {
     }
 }
 
-/// Text that a pointer leads to; empty where it is null.
+/// Copies the string at a pointer; empty if it is null.
 ///
 /// # Safety
-/// The pointer is null, or leads to a text that ends with a zero.
+/// The pointer is null, or points to a zero-terminated string.
 pub unsafe fn text(pointer: *const c_char) -> String {
     if pointer.is_null() {
         return String::new();
@@ -236,21 +238,21 @@ pub unsafe fn text(pointer: *const c_char) -> String {
     unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
-/// Way to the tables of functions.
+/// Access to the function tables.
 #[repr(C)]
 pub struct OrtApiBase {
-    /// Gives the table of a version; null where it is not known.
+    /// Returns the table of a version; null if the version is not supported.
     pub get_api: unsafe extern "C" fn(version: u32) -> *const *const c_void,
-    /// Names the version of ONNX Runtime.
+    /// Returns the version of ONNX Runtime.
     pub get_version: unsafe extern "C" fn() -> *const c_char,
 }
 
-/// Options of a fused part.
+/// Options of a fused node.
 #[repr(C)]
 pub struct FusionOptions {
     /// Version of the interface.
     pub version: u32,
-    /// Whether constants are no inputs of the fused node.
+    /// Whether constants are excluded from the inputs of the fused node.
     pub drops_constants: bool,
 }
 
@@ -273,9 +275,9 @@ functions! { EpApi, EP_SLOTS:
 }
 
 impl EpApi {
-    /// Table of the functions for providers.
+    /// Returns the function table for providers.
     pub fn of(api: &OrtApi) -> EpApi {
-        // SAFETY: it takes nothing.
+        // SAFETY: the function takes no arguments.
         EpApi { table: unsafe { api.ep_api() } }
     }
 }
@@ -294,9 +296,9 @@ functions! { EditorApi, EDITOR_SLOTS:
 }
 
 impl EditorApi {
-    /// Table of the functions that make models; `None` where ONNX Runtime is built without them.
+    /// Returns the function table for making models; `None` if ONNX Runtime is built without it.
     pub fn of(api: &OrtApi) -> Option<EditorApi> {
-        // SAFETY: it takes nothing.
+        // SAFETY: the function takes no arguments.
         let table = unsafe { api.editor_api() };
         (!table.is_null()).then_some(EditorApi { table })
     }
@@ -311,7 +313,7 @@ pub struct EpFactory {
     pub get_name: unsafe extern "C" fn(*const EpFactory) -> *const c_char,
     /// Vendor of the provider.
     pub get_vendor: unsafe extern "C" fn(*const EpFactory) -> *const c_char,
-    /// Devices that the provider can run on, among those that there are.
+    /// Selects the devices that the provider can run on from those available.
     pub get_supported_devices: unsafe extern "C" fn(
         *mut EpFactory,
         *const *const HardwareDevice,
@@ -330,29 +332,29 @@ pub struct EpFactory {
         *const Logger,
         *mut *mut Ep,
     ) -> *mut Status,
-    /// Ends a provider.
+    /// Releases a provider.
     pub release_ep: unsafe extern "C" fn(*mut EpFactory, *mut Ep),
     /// Number of the vendor; 0 for none.
     pub get_vendor_id: unsafe extern "C" fn(*const EpFactory) -> u32,
     /// Version of the provider.
     pub get_version: unsafe extern "C" fn(*const EpFactory) -> *const c_char,
-    /// Judges compiled models; there are none.
+    /// Checks compiled models for compatibility; not used.
     pub validate: *const c_void,
-    /// Makes an allocator; null stands for the CPU's.
+    /// Makes an allocator; null selects the CPU's.
     pub create_allocator:
         unsafe extern "C" fn(*mut EpFactory, *const c_void, *const Pairs, *mut *mut c_void) -> *mut Status,
-    /// Ends an allocator.
+    /// Releases an allocator.
     pub release_allocator: unsafe extern "C" fn(*mut EpFactory, *mut c_void),
-    /// Makes something that copies between devices; null where nothing has to be copied.
+    /// Makes an object that copies between devices; null if nothing has to be copied.
     pub create_data_transfer: unsafe extern "C" fn(*mut EpFactory, *mut *mut c_void) -> *mut Status,
-    /// Whether there are streams.
+    /// Whether the provider supports streams.
     pub is_stream_aware: unsafe extern "C" fn(*const EpFactory) -> bool,
     /// Makes a stream; null for none.
     pub create_sync_stream:
         unsafe extern "C" fn(*mut EpFactory, *const c_void, *const Pairs, *mut *mut c_void) -> *mut Status,
 }
 
-/// Provider of a session, as ONNX Runtime sees it. Functions that are null are not needed.
+/// Provider of a session, as ONNX Runtime sees it. Null functions are optional.
 #[repr(C)]
 pub struct Ep {
     /// Version of the interface.
@@ -370,10 +372,10 @@ pub struct Ep {
         *mut *mut ComputeInfo,
         *mut *mut Node,
     ) -> *mut Status,
-    /// Ends compiled parts.
+    /// Releases compiled parts.
     pub release_compute_infos: unsafe extern "C" fn(*mut Ep, *mut *mut ComputeInfo, usize),
-    /// Layout of data, that of each operator, options at run time, the start and the end of a run, an
-    /// allocator, a stream and compatibility of compiled models: none of them is needed.
+    /// Optional functions for the data layout, the layout of each operator, options at run time, the start
+    /// and end of a run, an allocator, a stream, and the compatibility of compiled models.
     pub unused: [*const c_void; 8],
 }
 
@@ -386,14 +388,14 @@ pub struct ComputeInfo {
     pub create_state: unsafe extern "C" fn(*mut ComputeInfo, *mut c_void, *mut *mut c_void) -> *mut Status,
     /// Runs the part.
     pub compute: unsafe extern "C" fn(*mut ComputeInfo, *mut c_void, *mut KernelContext) -> *mut Status,
-    /// Ends a state.
+    /// Releases a state.
     pub release_state: unsafe extern "C" fn(*mut ComputeInfo, *mut c_void),
 }
 
-/// The null pointers of functions that are not needed.
+/// Null pointers for optional functions.
 pub const NONE: [*const c_void; 8] = [null(); 8];
 
-/// Null, of any type.
+/// Returns a null pointer of any type.
 pub fn nothing<T>() -> *mut T {
     null_mut()
 }
@@ -403,14 +405,14 @@ mod tests {
     use super::*;
     use std::mem::{offset_of, size_of};
 
-    /// Lists the slots of fields of a table of others.
+    /// Lists the slots of fields of a table declared by another crate.
     macro_rules! slots_of {
         ($table:ty: $($name:ident)*) => {
             &[$((stringify!($name), offset_of!($table, $name) / size_of::<usize>())),*]
         };
     }
 
-    /// The slots of the functions in the table of `ort-sys`.
+    /// Slots of the functions in the table of `ort-sys`.
     const OTHERS: &[(&str, usize)] = slots_of!(ort_sys::OrtApi:
         CreateStatus GetErrorMessage GetTensorMutableData CastTypeInfoToTensorInfo GetOnnxTypeFromTypeInfo
         GetTensorElementType GetDimensionsCount GetDimensions GetSymbolicDimensions GetTensorTypeAndShape

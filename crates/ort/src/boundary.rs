@@ -1,28 +1,28 @@
-//! Boundary to C: outcomes as ONNX Runtime takes them, and no panic that goes beyond it.
+//! Boundary to C: converts results to ONNX Runtime's status, and stops panics.
 
 use std::ffi::{CString, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::api::{EP_FAIL, OrtApi, Status, nothing};
 
-/// Runs what ONNX Runtime asked for; a panic is a failure like others.
+/// Runs work for a call of ONNX Runtime; a panic is reported as a failure.
 pub fn guarded(api: &OrtApi, work: impl FnOnce() -> Result<(), String>) -> *mut Status {
     guarded_as(api, EP_FAIL, work)
 }
 
-/// Runs as [`guarded`] does; failures have this error code.
+/// Runs work as [`guarded`] does, with this error code for failures.
 pub fn guarded_as(api: &OrtApi, code: c_int, work: impl FnOnce() -> Result<(), String>) -> *mut Status {
     match caught(work) {
         Ok(()) => nothing(),
         Err(message) => {
             let message = CString::new(message.replace('\0', " ")).expect("it has no zero");
-            // SAFETY: the message ends with a zero, and is copied.
+            // SAFETY: the message is zero-terminated, and is copied.
             unsafe { api.create_status(code, message.as_ptr()) }
         }
     }
 }
 
-/// Runs work; a panic is an error that has its message.
+/// Runs work; a panic becomes an error with its message.
 pub fn caught<T>(work: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

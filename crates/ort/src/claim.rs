@@ -1,11 +1,11 @@
 //! Choice of the parts of a graph that run here.
 //!
-//! A node is taken if this crate's compiler has a kernel for it, given its types. Nodes that are taken are
-//! grouped into parts as large as can be: no path leads out of a part and back into it. Of these parts those
-//! stay that are expected to be faster than node by node: those with enough arithmetic in products,
-//! convolutions and recurrences, and those that touch much memory once where node by node would touch it
-//! several times. Products between `DequantizeLinear` and `QuantizeLinear` are left out unless these are
-//! taken as well, since ONNX Runtime makes integer products of them.
+//! A node is supported if the compiler has a kernel for it, given its types. Supported nodes are grouped into
+//! maximal parts such that no path leads out of a part and back into it. A part is claimed if it is expected
+//! to be faster than separate nodes: if it has enough arithmetic in products, convolutions and recurrent
+//! networks, or if it saves much memory traffic between its nodes. Products between `DequantizeLinear` and
+//! `QuantizeLinear` are left out unless these are claimed as well, since ONNX Runtime turns them into integer
+//! products.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,38 +15,39 @@ use tilewright_model::{Kind, Net, import};
 use crate::draft::{DraftNode, NoSessionGraph, NodeAt, Ports, SessionGraph, ValueIndex, node_at, node_of, types_of};
 use crate::options::Claims;
 
-/// Sizes in the places of dimensions that are not known, tried in turn.
+/// Stand-ins for unknown sizes, tried in turn.
 const STAND_INS: [usize; 3] = [64, 224, 1];
-/// Rounds in which nodes that are refused are left out.
+/// Maximum number of rounds in which unsupported nodes are left out.
 const MOST_ROUNDS: usize = 32;
-/// Least arithmetic of a part, in floating-point operations: about ten times what its call costs.
+/// Minimum arithmetic of a part, in floating-point operations: about ten times the cost of a call.
 const LEAST_FLOPS: f64 = 1e6;
-/// Least bytes that a part without such arithmetic saves.
+/// Minimum number of bytes that a part without such arithmetic must save.
 const LEAST_SAVED_BYTES: f64 = 4e6;
 
-/// Most multiplications of a step of a quantized recurrence that runs here in several threads. On Zen 5 with
-/// two, 2026-11-29, layers with up to 262 thousand took 1.10 to 1.50 times as long in ONNX Runtime 1.32, and
-/// those with a million and more 0.68 to 0.99 times; with one thread all did 0.98 to 1.49 times.
+/// Maximum number of multiplications per step of a quantized recurrent network that is claimed for several
+/// threads. On Zen 5 with two, 2026-11-29, layers with up to 262 thousand took 1.10 to 1.50 times as long in
+/// ONNX Runtime 1.32, and those with a million and more 0.68 to 0.99 times; with one thread all did 0.98 to
+/// 1.49 times.
 const MOST_OF_STEP: usize = 1 << 19;
 
 /// Parts that run here.
 #[derive(Debug, Default)]
 pub struct Claim {
-    /// The parts, each in the order of the graph's nodes.
+    /// Parts, each in the order of the graph's nodes.
     pub parts: Vec<Vec<NodeAt>>,
     /// Reasons why nodes were left out, in words.
     pub left: Vec<String>,
-    /// Specialised graph of the only part, where all its sizes are known.
+    /// Specialised graph of the part, if there is only one and all its sizes are known.
     pub graph: Option<Graph>,
 }
 
 /// Nodes for which there are kernels.
 struct Supported {
     nodes: HashSet<NodeAt>,
-    /// Types of values, with stand-ins for sizes that are not known.
+    /// Types of values, with stand-ins for unknown sizes.
     types: HashMap<ValueIndex, TensorType>,
     left: Vec<String>,
-    /// Specialised graph of all of them, and its net.
+    /// Specialised graph of all supported nodes, and its net.
     whole: Option<(Graph, Net)>,
 }
 
@@ -73,7 +74,7 @@ pub fn claim(draft: &SessionGraph, claims: Claims, threads: usize) -> Claim {
     Claim { parts, left, graph }
 }
 
-/// Bindings of a part whose sizes are known: whatever is constant is folded.
+/// Bindings of a part with known sizes: all constants are folded.
 pub fn for_runs() -> Bindings {
     Bindings { fold_bytes: usize::MAX, ..Bindings::default() }
 }
@@ -83,7 +84,7 @@ fn has_fixed_sizes(draft: &SessionGraph) -> bool {
     (0..draft.values.len()).all(|at| draft.fixed_shape(at).is_some() || draft.values[at].declared.is_none())
 }
 
-/// Nodes for which there are kernels, with the stand-ins that most nodes agree with.
+/// Finds the nodes for which there are kernels, with the stand-ins for which there are the most such nodes.
 fn supported(draft: &SessionGraph) -> Supported {
     let tried = STAND_INS[..if has_fixed_sizes(draft) { 1 } else { STAND_INS.len() }].iter();
     let mut best: Option<Supported> = None;
@@ -100,8 +101,8 @@ fn supported(draft: &SessionGraph) -> Supported {
     best.expect("at least one was tried")
 }
 
-/// The declared shape of a value that is given to a part, with a stand-in for unknown sizes; `None` where
-/// there is none. What is declared as a scalar may as well be of unknown rank.
+/// Declared shape of an input of a part, with a stand-in for unknown sizes; `None` without a declared shape.
+/// A declared scalar may also be of unknown rank.
 fn given_shape(draft: &SessionGraph, value: ValueIndex, stand_in: usize) -> Option<Vec<usize>> {
     draft.shape_with(value, stand_in).filter(|shape| !shape.is_empty())
 }
@@ -120,7 +121,7 @@ fn supported_with(draft: &SessionGraph, stand_in: usize) -> Supported {
             nodes.remove(&at);
         }
     }
-    // As for a part of known sizes, which then is specialised already.
+    // Same bindings as for a part of known sizes, which is then specialised already.
     let bindings = if has_fixed_sizes(draft) { for_runs() } else { Bindings::default() };
     for _ in 0..MOST_ROUNDS {
         let part: Vec<NodeAt> = (0..draft.nodes.len()).filter(|at| nodes.contains(at)).collect();
@@ -166,7 +167,7 @@ fn supported_with(draft: &SessionGraph, stand_in: usize) -> Supported {
 /// Imports a specialised graph.
 ///
 /// # Errors
-/// The nodes that have no kernels, with reasons.
+/// The nodes without kernels, with reasons.
 fn imported(special: &Specialised) -> Result<Net, Vec<(NodeAt, String)>> {
     let place = |problem: &Problem| Some((problem.place.as_ref().and_then(node_of)?, problem.reason.to_string()));
     if !special.problems.is_empty() {
@@ -181,7 +182,7 @@ fn imported(special: &Specialised) -> Result<Net, Vec<(NodeAt, String)>> {
     if refused.is_empty() { Ok(net) } else { Err(refused) }
 }
 
-/// Leaves out nodes around which ONNX Runtime has quantization that is not taken.
+/// Leaves out nodes between quantization operators that are not taken.
 fn leave_quantized(draft: &SessionGraph, nodes: &mut HashSet<NodeAt>) {
     let is_left = |at: NodeAt, op: &str, nodes: &HashSet<NodeAt>| !nodes.contains(&at) && draft.nodes[at].op == op;
     let outputs_of = |at: NodeAt| draft.nodes[at].outputs.iter().flatten().copied();
@@ -198,8 +199,8 @@ fn leave_quantized(draft: &SessionGraph, nodes: &mut HashSet<NodeAt>) {
     });
 }
 
-/// Leaves out nodes that ONNX Runtime has faster kernels for: recurrences of quantized weights whose steps
-/// are long enough to be divided among threads, which it does better.
+/// Leaves out nodes for which ONNX Runtime has faster kernels: recurrent networks with quantized weights
+/// whose steps are large enough to be divided among threads, which ONNX Runtime does better.
 fn leave_slow(
     draft: &SessionGraph,
     types: &HashMap<ValueIndex, TensorType>,
@@ -214,7 +215,7 @@ fn leave_slow(
         });
         ty.and_then(|ty| ty.shape.get(axis).copied()).unwrap_or(1)
     };
-    // The batch times the weights of a direction.
+    // Batch size times the number of weights of a direction.
     let of_step = |node: &DraftNode| size(node, 0, 1) * size(node, 2, 1) * size(node, 2, 2);
     nodes.retain(|&at| {
         let node = &draft.nodes[at];
@@ -225,7 +226,7 @@ fn leave_slow(
     }
 }
 
-/// Groups nodes into parts as large as can be, in the order of their first nodes.
+/// Groups nodes into maximal parts, in the order of their first nodes.
 fn groups(draft: &SessionGraph, nodes: &HashSet<NodeAt>) -> Vec<Vec<NodeAt>> {
     let mut grouping = Grouping::new(draft);
     for at in (0..draft.nodes.len()).filter(|at| nodes.contains(at)) {
@@ -235,7 +236,7 @@ fn groups(draft: &SessionGraph, nodes: &HashSet<NodeAt>) -> Vec<Vec<NodeAt>> {
             }
         }
     }
-    // Nodes that share what they read are joined as well: fewer parts are fewer calls.
+    // Nodes that read the same value are merged as well: fewer parts mean fewer calls.
     let mut readers: HashMap<ValueIndex, NodeAt> = HashMap::new();
     for at in (0..draft.nodes.len()).filter(|at| nodes.contains(at)) {
         for &value in draft.nodes[at].inputs.iter().flatten() {
@@ -254,13 +255,13 @@ fn groups(draft: &SessionGraph, nodes: &HashSet<NodeAt>) -> Vec<Vec<NodeAt>> {
 
 /// Groups of nodes, between which there are no cycles.
 struct Grouping {
-    /// The nodes that each reads of and that read it.
+    /// Predecessors and successors of each node.
     before: Vec<Vec<NodeAt>>,
     after: Vec<Vec<NodeAt>>,
     /// Group of each node, and the nodes of each group.
     group: Vec<usize>,
     members: Vec<Vec<NodeAt>>,
-    /// The first and the last node of each group.
+    /// First and last node of each group.
     ends: Vec<(NodeAt, NodeAt)>,
 }
 
@@ -283,7 +284,7 @@ impl Grouping {
         Grouping { before, after, group: (0..n).collect(), members, ends: (0..n).map(|at| (at, at)).collect() }
     }
 
-    /// Joins the groups of two nodes, unless a path leads from one to the other by way of a third.
+    /// Merges the groups of two nodes, unless a path leads from one to the other through a third group.
     fn join(&mut self, a: NodeAt, b: NodeAt) {
         let (a, b) = (self.group[a], self.group[b]);
         if a == b || self.has_detour(a, b) || self.has_detour(b, a) {
@@ -297,7 +298,7 @@ impl Grouping {
         self.ends[into] = (first.min(other_first), last.max(other_last));
     }
 
-    /// Whether a path leads from one group to another by way of a third.
+    /// Whether a path leads from one group to another through a third.
     fn has_detour(&self, from: usize, to: usize) -> bool {
         let last = self.ends[to].1;
         let mut seen: HashSet<usize> = HashSet::from([from]);
@@ -307,7 +308,7 @@ impl Grouping {
                 let other = self.group[at];
                 match () {
                     () if other == to && group != from => return true,
-                    // Nodes come after those that they read, so that none beyond the last leads back.
+                    // Nodes come after those that they read, so no node after the last one can lead back.
                     () if other == to || self.ends[other].0 > last => {}
                     () if seen.insert(other) => next.push(other),
                     () => {}
@@ -326,16 +327,16 @@ struct PartWork {
 }
 
 impl PartWork {
-    /// Whether it is expected to be done faster here.
+    /// Whether a part is expected to be faster here.
     fn is_enough(self) -> bool {
         self.flops >= LEAST_FLOPS || self.saved_bytes >= LEAST_SAVED_BYTES
     }
 }
 
-/// Work of a part by itself, whose net may be known.
+/// Computes the work of a part, whose net may be known already.
 ///
 /// # Errors
-/// In words, where the part has no code by itself.
+/// The reason why the part has no code on its own.
 fn work(
     draft: &SessionGraph,
     part: &[NodeAt],
@@ -356,7 +357,7 @@ fn work(
     Ok(PartWork { flops: flops(net), saved_bytes: saved_bytes(draft, part, types) })
 }
 
-/// Net of a part for inputs of these types.
+/// Makes the net of a part for inputs of these types.
 fn net_of(
     draft: &SessionGraph,
     part: &[NodeAt],
@@ -374,7 +375,7 @@ fn net_of(
     }
 }
 
-/// Floating-point operations of products, convolutions and recurrences.
+/// Floating-point operations of products, convolutions and recurrent networks.
 fn flops(net: &Net) -> f64 {
     let elements = |id| net.value(id).n_elements() as f64;
     let of_node = |node: &tilewright_model::Node| match &node.kind {
@@ -391,7 +392,7 @@ fn flops(net: &Net) -> f64 {
     net.nodes.iter().map(of_node).sum()
 }
 
-/// Bytes of values between a part's nodes, which are written and read where each node runs by itself.
+/// Bytes of values between a part's nodes, which would be written and read if each node ran separately.
 fn saved_bytes(draft: &SessionGraph, part: &[NodeAt], types: &HashMap<ValueIndex, TensorType>) -> f64 {
     let inside = part.iter().flat_map(|&at| &draft.nodes[at].outputs).flatten();
     let read: HashSet<ValueIndex> = part.iter().flat_map(|&at| &draft.nodes[at].inputs).flatten().copied().collect();
@@ -405,7 +406,7 @@ mod tests {
     use crate::draft::DraftValue;
     use tilewright_graph::{DType, Declared, Dim};
 
-    /// A graph of nodes `operator inputs > output`, whose values are matrices of 512 by 512.
+    /// Makes a graph from nodes `operator inputs > output`, whose values are matrices of 512 by 512.
     fn draft(nodes: &str, outputs: &str) -> SessionGraph {
         let mut draft = SessionGraph { opset: 17, ..SessionGraph::default() };
         let mut names: Vec<String> = Vec::new();
@@ -447,9 +448,9 @@ mod tests {
 
     #[test]
     fn no_part_is_left_and_entered_again() {
-        // The last product reads the first one directly, and by way of an unknown operator.
+        // The last product reads the first one directly, and through an unknown operator.
         check("MatMul x w > a\nNoSuch a > b\nMatMul b a > y", "y", &[&[0], &[2]]);
-        // A branch beside it may join either.
+        // A parallel branch may join either.
         check("MatMul x w > a\nMatMul a w > c\nNoSuch a > b\nAdd c b > y", "y", &[&[0, 1]]);
     }
 
@@ -460,7 +461,7 @@ mod tests {
         check("Relu x > a\nNeg a > b\nExp b > c\nAbs c > d\nSqrt d > y", "y", &[&[0, 1, 2, 3, 4]]);
     }
 
-    /// Whether no path leads out of a group and back: by the reachability of all pairs of nodes.
+    /// Whether no path leads out of a group and back, by reachability between all pairs of nodes.
     fn is_convex(draft: &SessionGraph, part: &[NodeAt]) -> bool {
         let n = draft.nodes.len();
         let mut reaches = vec![vec![false; n]; n];
@@ -504,7 +505,7 @@ mod tests {
             let mut expected: Vec<NodeAt> = nodes.into_iter().collect();
             expected.sort_unstable();
             assert_eq!(all, expected, "{text}");
-            // Parts may be convex one by one, and in a cycle together: each is contracted in its turn.
+            // Parts that are convex individually may form a cycle together, so each is contracted in turn.
             let mut grouping = Grouping::new(&draft);
             for part in &parts {
                 assert!(is_convex(&draft, part), "{part:?} of\n{text}");

@@ -1,17 +1,17 @@
 //! Compiled parts as nodes of a model.
 //!
-//! ONNX Runtime, if a session's option `ep.context_enable` asks for it, writes a copy of the model in which a
-//! node `EPContext` stands for each part. Its context, embedded or in a file beside the model, has the part's
-//! nodes, the configurations of its kernels as records had them, and its code:
+//! If a session's option `ep.context_enable` requests it, ONNX Runtime writes a copy of the model in which
+//! each part is replaced by a node `EPContext`. Its context, embedded or in a file beside the model, contains
+//! the part's nodes, the configurations of its kernels from the records, and its code:
 //!
 //! ```text
 //! tilewright context 1\n
 //! sections: the part as a model without weights, configurations as JSON, entries of a cache of code
 //! ```
 //!
-//! A section is its length (eight bytes, the lowest first), its checksum (eight bytes) and its bytes. Weights
-//! stay among the model's own. Where configurations or code cannot be used, as on another machine or by
-//! another version, the part is compiled anew; code is run only where the session's options trust it.
+//! A section consists of its length (eight bytes, little-endian), its checksum (eight bytes) and its bytes.
+//! Weights stay in the model. If configurations or code cannot be used, for example on another machine or
+//! with another version, the part is recompiled; code is run only if the session's options trust it.
 
 use std::hash::Hasher;
 use std::path::{Path, PathBuf};
@@ -31,22 +31,22 @@ pub const OPERATOR: &str = "EPContext";
 pub const DOMAIN: &str = "com.microsoft";
 
 const MAGIC: &[u8] = b"tilewright context 1\n";
-/// Beginning of what every version writes.
+/// Beginning of contexts of all versions.
 const KIND: &[u8] = b"tilewright context ";
 
-/// Wish of a session for a model with contexts.
+/// Request of a session to write a model with contexts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wish {
     /// Whether contexts are embedded in the model.
     pub is_embedded: bool,
-    /// The model's file, where one is named.
+    /// File of the new model, if it is named.
     pub file: Option<PathBuf>,
     /// Beginning of the nodes' names.
     pub prefix: String,
 }
 
 impl Wish {
-    /// The wish in options of a session, if any; `value` gives an option's value.
+    /// Reads the request from a session's options, if any; `value` returns an option's value.
     pub fn read(value: impl Fn(&str) -> Option<String>) -> Option<Wish> {
         let is_set = |name: &str| value(name).is_some_and(|text| text == "1");
         is_set("ep.context_enable").then(|| Wish {
@@ -56,10 +56,10 @@ impl Wish {
         })
     }
 
-    /// The file that ONNX Runtime writes for the model in a file.
+    /// Path of the file that ONNX Runtime writes for a model.
     ///
     /// # Errors
-    /// If neither has a name.
+    /// If neither file has a name.
     fn path(&self, model: &Path) -> Result<PathBuf, String> {
         if let Some(file) = &self.file {
             return Ok(file.clone());
@@ -69,7 +69,7 @@ impl Wish {
         Ok(model.with_file_name(format!("{}_ctx.onnx", stem.to_string_lossy())))
     }
 
-    /// Writes a context beside the model with contexts that is made of the one in a file; its name there.
+    /// Writes a context beside the new model, which is made from the one at `model`; returns the file's name.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -84,10 +84,10 @@ impl Wish {
     }
 }
 
-/// Reads the context in a file beside the model in a file.
+/// Reads a context from a file beside the model.
 ///
 /// # Errors
-/// If the name leads elsewhere, or the file cannot be read.
+/// If the name leads to another folder, or the file cannot be read.
 pub fn read_beside(model: &Path, name: &str) -> Result<Vec<u8>, String> {
     let is_plain = Path::new(name).file_name().is_some_and(|file| file == name);
     if !is_plain {
@@ -102,18 +102,18 @@ pub fn read_beside(model: &Path, name: &str) -> Result<Vec<u8>, String> {
 /// Context of a part.
 #[derive(Debug)]
 pub struct PartContext {
-    /// The part, as a model without weights.
+    /// Part, as a model without weights.
     pub model: ModelFile,
     /// Configurations of its kernels.
     pub answers: Vec<Answer>,
     /// Entries of a cache of code.
     pub entries: Vec<u8>,
-    /// Reasons why something could not be used.
+    /// Reasons why some content could not be used.
     pub notes: Vec<String>,
 }
 
 impl PartContext {
-    /// Writes it down.
+    /// Encodes the context.
     pub fn to_bytes(&self) -> Vec<u8> {
         let answers = serde_json::to_vec(&self.answers).expect("invariant: answers are text, numbers and JSON");
         let mut bytes = MAGIC.to_vec();
@@ -125,10 +125,10 @@ impl PartContext {
         bytes
     }
 
-    /// Reads what [`PartContext::to_bytes`] has written. Answers and entries that are damaged are left out.
+    /// Decodes a context written by [`PartContext::to_bytes`]. Damaged answers and entries are left out.
     ///
     /// # Errors
-    /// If it is no context, of another version, or its part is damaged.
+    /// If the bytes are not a context, are of another version, or the part is damaged.
     pub fn from_bytes(bytes: &[u8]) -> Result<PartContext, String> {
         let again = "make it again from the original model";
         let Some(mut rest) = bytes.strip_prefix(MAGIC) else {
@@ -152,7 +152,7 @@ impl PartContext {
     }
 }
 
-/// Takes a section off the front; `None` where it is not whole.
+/// Removes a section from the front; `None` if it is incomplete.
 fn section<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     let (len, rest) = bytes.split_first_chunk()?;
     let (expected, rest) = rest.split_first_chunk()?;
@@ -161,14 +161,14 @@ fn section<'a>(bytes: &mut &'a [u8]) -> Option<&'a [u8]> {
     (u64::from_le_bytes(*expected) == sum(section)).then_some(section)
 }
 
-/// Checksum that all builds compute alike.
+/// Checksum that is the same in all builds.
 fn sum(bytes: &[u8]) -> u64 {
     let mut hasher = FnvHasher::default();
     hasher.write(bytes);
     hasher.finish()
 }
 
-/// A part as a model without weights, whose constants are inputs after its own.
+/// Makes a model without weights from a part; its constants become inputs after the others.
 pub fn outline(part: &PartDraft) -> ModelFile {
     let PartDraft { graph: draft, nodes, ports } = part;
     let port = |&value: &ValueIndex| {
@@ -200,10 +200,10 @@ pub fn outline(part: &PartDraft) -> ModelFile {
     }
 }
 
-/// The draft of a part in a session's graph, with the constants and sizes that are known there by name.
+/// Makes the draft of a part, with the constants and sizes that the session's graph has under the same names.
 ///
 /// # Errors
-/// If the graph has something else by the name of a port.
+/// If a value of the graph has the name of an input or output, but another type.
 pub fn draft_of(model: &ModelFile, session: &SessionGraph) -> Result<SessionGraph, String> {
     let mut draft = SessionGraph { opset: model.opset, domains: model.domains.clone(), ..SessionGraph::default() };
     let at = |draft: &mut SessionGraph, name: &str| {
@@ -222,7 +222,7 @@ pub fn draft_of(model: &ModelFile, session: &SessionGraph) -> Result<SessionGrap
         if declared.is_some_and(|declared| declared.dtype != port.dtype) {
             return Err(format!("`{}` has elements of another type than in its context", port.name));
         }
-        // The session may have bound sizes that were free.
+        // The session may have bound previously unknown sizes.
         let bound = declared.and_then(|declared| declared.dims.clone()).filter(|dims| dims.len() == port.dims.len());
         let dims = Some(bound.unwrap_or_else(|| port.dims.clone()));
         draft.values[value].declared = Some(Declared { dtype: port.dtype, dims });
@@ -247,7 +247,8 @@ mod tests {
     use super::*;
     use tilewright_graph::{DType, Dim};
 
-    /// A part of two nodes between others: `x`, with a free dimension, times `w`, then its exponentials.
+    /// Makes a part of two nodes between others: `x`, with an open dimension, times `w`, then the
+    /// exponential.
     fn draft() -> (SessionGraph, Vec<NodeAt>) {
         let value = |name: &str, dims: Vec<Dim>| DraftValue {
             name: name.to_owned(),

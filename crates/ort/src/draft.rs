@@ -1,4 +1,4 @@
-//! Graph of a session in memory of our own, and parts of it as graphs that are compiled.
+//! Copy of a session's graph, and its parts as graphs to compile.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,9 +8,9 @@ use tilewright_graph::{Declared, Dim, Graph, Place, ReadError, Tensor, TensorTyp
 
 use crate::sizes::{DimensionNames, InputShape};
 
-/// A value's index in [`SessionGraph::values`].
+/// Index of a value in [`SessionGraph::values`].
 pub type ValueIndex = usize;
-/// A node's index in [`SessionGraph::nodes`].
+/// Index of a node in [`SessionGraph::nodes`].
 pub type NodeAt = usize;
 
 /// Value of a session's graph.
@@ -18,9 +18,9 @@ pub type NodeAt = usize;
 pub struct DraftValue {
     /// Name in the session's graph.
     pub name: String,
-    /// Element type and dimensions; `None` where it is no tensor of a type that is known here.
+    /// Element type and dimensions; `None` unless the value is a tensor of a supported type.
     pub declared: Option<Declared>,
-    /// Elements, where it is a constant.
+    /// Elements, if the value is a constant.
     pub constant: Option<Tensor>,
 }
 
@@ -31,13 +31,14 @@ pub struct DraftNode {
     pub op: String,
     /// Domain of the operator; empty for ONNX's own.
     pub domain: String,
-    /// Inputs; `None` for those that are left out. Of a node with graphs within, these read the last ones.
+    /// Inputs; `None` for omitted ones. The last inputs of a node with subgraphs are those that these
+    /// capture.
     pub inputs: Vec<Option<ValueIndex>>,
-    /// Outputs; `None` for those that are not asked for.
+    /// Outputs; `None` for omitted ones.
     pub outputs: Vec<Option<ValueIndex>>,
     /// Attributes by name.
     pub attributes: Vec<(String, Attribute)>,
-    /// Reason why it cannot run here whatever its operator, such as a graph within it.
+    /// Reason why the node cannot run here regardless of its operator, such as a subgraph.
     pub foreign: Option<String>,
 }
 
@@ -56,14 +57,14 @@ pub struct SessionGraph {
     pub domains: Vec<(String, i64)>,
 }
 
-/// Interface of a part: values that it takes and gives, each in the order of the nodes.
+/// Interface of a part: its inputs, constants and outputs, each in the order of the nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ports {
-    /// Values that are computed or given outside.
+    /// Values that are computed outside the part, or inputs of the graph.
     pub inputs: Vec<ValueIndex>,
-    /// Constants that it reads.
+    /// Constants that the part reads.
     pub constants: Vec<ValueIndex>,
-    /// Values that are read outside.
+    /// Values that are read outside the part.
     pub outputs: Vec<ValueIndex>,
 }
 
@@ -72,26 +73,26 @@ pub struct Ports {
 pub enum NoSessionGraph {
     /// A node breaks a rule of its operator.
     Node(NodeAt, String),
-    /// Something else.
+    /// Any other reason.
     Other(String),
 }
 
-/// Name that a value has in a graph that is compiled.
+/// Name of a value in a graph to compile.
 fn name_of(value: ValueIndex) -> String {
     format!("v{value}")
 }
 
-/// The node of a place in a graph that was made of a part.
+/// Parses the index of a node from its name in the graph of a part.
 pub fn node_at(place: &str) -> Option<NodeAt> {
     place.strip_prefix('n')?.parse().ok()
 }
 
-/// The value of a name in a graph that was made of a part.
+/// Parses the index of a value from its name in the graph of a part.
 pub fn value_at(name: &str) -> Option<ValueIndex> {
     name.strip_prefix('v')?.parse().ok()
 }
 
-/// The node that a place is of.
+/// Index of the node at a place.
 pub fn node_of(place: &Place) -> Option<NodeAt> {
     node_at(&place.node)
 }
@@ -99,7 +100,7 @@ pub fn node_of(place: &Place) -> Option<NodeAt> {
 /// Part of a session's graph.
 #[derive(Clone, Debug)]
 pub struct PartDraft {
-    /// Graph that the part is of.
+    /// Graph that contains the part.
     pub graph: SessionGraph,
     /// Nodes of the part, in the order of the graph's.
     pub nodes: Vec<NodeAt>,
@@ -108,7 +109,7 @@ pub struct PartDraft {
 }
 
 impl PartDraft {
-    /// Part that these nodes of a graph are.
+    /// Makes a part from these nodes of a graph.
     pub fn new(graph: SessionGraph, nodes: Vec<NodeAt>) -> PartDraft {
         PartDraft { ports: graph.ports(&nodes), graph, nodes }
     }
@@ -118,7 +119,7 @@ impl PartDraft {
         self.ports.inputs.iter().position(|&input| input == value)
     }
 
-    /// Shapes of the inputs where all their dimensions are known.
+    /// Shapes of the inputs, if all their dimensions are known.
     pub fn fixed_shapes(&self) -> Option<Vec<InputShape>> {
         self.ports.inputs.iter().map(|&value| self.graph.fixed_shape(value)).collect()
     }
@@ -128,12 +129,12 @@ impl PartDraft {
         DimensionNames(self.ports.inputs.iter().map(|&value| self.graph.dim_names(value)).collect())
     }
 
-    /// Constants that the part reads, where they are known.
+    /// Elements of the constants that the part reads, where known.
     pub fn constants(&self) -> impl Iterator<Item = &Tensor> {
         self.ports.constants.iter().filter_map(|&value| self.graph.values[value].constant.as_ref())
     }
 
-    /// Forgets the elements of all constants.
+    /// Releases the elements of all constants.
     pub fn forget_constants(&mut self) {
         self.graph.values.iter_mut().for_each(|value| value.constant = None);
     }
@@ -164,7 +165,7 @@ impl SessionGraph {
     /// Graph of a part, for inputs of these shapes.
     ///
     /// # Errors
-    /// If a node breaks a rule, or an input has no shape or is no tensor.
+    /// If a node is invalid, or an input has no shape or is not a tensor.
     pub fn graph(
         &self,
         part: &[NodeAt],
@@ -184,7 +185,7 @@ impl SessionGraph {
             inputs.push(port(value, shape(value).ok_or_else(unknown)?)?);
         }
         let constant = |value: ValueIndex| self.values[value].constant.as_ref().expect("it is among the constants");
-        // They become constants below, so that their elements are in no file.
+        // These become constants below, so that their elements need not be encoded.
         for &value in &ports.constants {
             inputs.push(port(value, constant(value).shape().to_vec())?);
         }
@@ -227,7 +228,7 @@ impl SessionGraph {
         Ok(graph)
     }
 
-    /// Shape of a value where all its dimensions are known.
+    /// Shape of a value, if all its dimensions are known.
     pub fn fixed_shape(&self, value: ValueIndex) -> Option<Vec<usize>> {
         let dims = self.values[value].declared.as_ref()?.dims.as_ref()?;
         dims.iter().map(|dim| if let Dim::Size(size) = dim { Some(*size) } else { None }).collect()
@@ -240,14 +241,14 @@ impl SessionGraph {
         dims.into_iter().flatten().map(name).collect()
     }
 
-    /// Shape of a value with a stand-in for each dimension that is not known.
+    /// Shape of a value with a stand-in for each unknown dimension.
     pub fn shape_with(&self, value: ValueIndex, stand_in: usize) -> Option<Vec<usize>> {
         let dims = self.values[value].declared.as_ref()?.dims.as_ref()?;
         Some(dims.iter().map(|dim| if let Dim::Size(size) = dim { *size } else { stand_in }).collect())
     }
 }
 
-/// Types of a graph's values by the values that they are named after.
+/// Types of the values of a part's graph, by their indices in the session's graph.
 pub fn types_of(graph: &Graph) -> HashMap<ValueIndex, TensorType> {
     let known = |value: &tilewright_graph::Value| Some((value_at(&value.name)?, value.ty.clone()?));
     graph.values().filter_map(|(_, value)| known(value)).collect()

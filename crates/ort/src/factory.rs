@@ -15,7 +15,7 @@ use crate::options::ProviderOptions;
 use crate::part::SessionState;
 use crate::provider::Provider;
 
-/// Beginning of the names that ONNX Runtime gives a provider's options: `ep.`, its name, a point.
+/// Prefix of the names that ONNX Runtime gives a provider's options: `ep.`, the provider's name, a dot.
 const PREFIX: &str = "ep.tilewrightexecutionprovider.";
 /// Version of the provider.
 const PROVIDER_VERSION: &CStr = match CStr::from_bytes_with_nul(concat!(env!("CARGO_PKG_VERSION"), "\0").as_bytes()) {
@@ -52,13 +52,13 @@ impl Factory {
         Factory { factory, api, functions: EpApi::of(&api) }
     }
 
-    /// All options of a session: their names and values.
+    /// Returns all options of a session as pairs of name and value.
     ///
     /// # Safety
     /// The options are ONNX Runtime's.
     unsafe fn entries(&self, session: *const SessionOptions) -> Result<Vec<(String, String)>, String> {
         let api = &self.api;
-        // SAFETY: promised by the caller; lists are as long as they say, and live until they are released.
+        // SAFETY: promised by the caller; lists have the returned length, and live until they are released.
         unsafe {
             let pairs = got(api, nothing(), |out| api.session_entries(session, out))?;
             let (mut keys, mut values, mut n) = (null(), null(), 0);
@@ -70,7 +70,7 @@ impl Factory {
     }
 }
 
-/// The provider's options among those of a session.
+/// Reads the provider's options from those of a session.
 fn own_options(entries: &[(String, String)]) -> Result<ProviderOptions, String> {
     ProviderOptions::read(entries.iter().filter_map(|(key, value)| {
         let is_own = key.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
@@ -81,7 +81,7 @@ fn own_options(entries: &[(String, String)]) -> Result<ProviderOptions, String> 
 /// Makes the factory of providers.
 ///
 /// # Safety
-/// Called by ONNX Runtime: the base is its own, and there is room for so many factories.
+/// Called by ONNX Runtime: `base` is its own, and there is room for the given number of factories.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "ONNX Runtime looks for this name")]
 pub unsafe extern "C" fn CreateEpFactories(
@@ -97,11 +97,12 @@ pub unsafe extern "C" fn CreateEpFactories(
         *n = 0;
         OrtApi::of(base)
     };
-    // Without its functions there is no way to say that ONNX Runtime is too old: there are no factories then.
+    // Without the function table, an error cannot be returned: if ONNX Runtime is too old, there are no
+    // factories.
     let Some(api) = api else { return nothing() };
     guarded(&api, || {
         if most > 0 {
-            // SAFETY: there is room for one.
+            // SAFETY: there is room for one factory.
             unsafe {
                 *factories = Box::into_raw(Box::new(Factory::new(api))).cast();
                 *n = 1;
@@ -111,10 +112,10 @@ pub unsafe extern "C" fn CreateEpFactories(
     })
 }
 
-/// Ends a factory.
+/// Releases a factory.
 ///
 /// # Safety
-/// Called by ONNX Runtime, with what [`CreateEpFactories`] made.
+/// Called by ONNX Runtime, with a factory that [`CreateEpFactories`] made.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "ONNX Runtime looks for this name")]
 pub unsafe extern "C" fn ReleaseEpFactory(factory: *mut EpFactory) -> *mut Status {
@@ -150,7 +151,7 @@ unsafe extern "C" fn get_supported_devices(
     // SAFETY: ONNX Runtime passes a factory that was made here.
     let own = unsafe { &*factory.cast::<Factory>() };
     guarded(&own.api, || {
-        // SAFETY: there are so many devices, and there is room for so many.
+        // SAFETY: the list has the given number of devices, and there is room for the given maximum.
         unsafe {
             *n = 0;
             for at in 0..n_devices {
@@ -183,7 +184,7 @@ unsafe extern "C" fn create_ep(
         let options = own_options(&entries)?;
         let value = |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
         let wish = Wish::read(value);
-        // SAFETY: the log is the session's, which ends after its providers.
+        // SAFETY: the log belongs to the session, which outlives its providers.
         let log = unsafe { Log::new(own.api, logger, options.log) };
         let session = SessionState::new(own.api, log, options, wish);
         let session = session.map_err(|why| log.problem(&format!("all is left to ONNX Runtime: {why}"))).ok();
@@ -197,7 +198,7 @@ unsafe extern "C" fn release_ep(factory: *mut EpFactory, ep: *mut Ep) {
     // SAFETY: ONNX Runtime passes a factory that was made here.
     let own = unsafe { &*factory.cast::<Factory>() };
     let status = guarded(&own.api, || {
-        // SAFETY: it is what `create_ep` made, given back once.
+        // SAFETY: the provider was made by `create_ep`, and is released once.
         drop(unsafe { Box::from_raw(ep.cast::<Provider>()) });
         Ok(())
     });
@@ -210,7 +211,7 @@ unsafe extern "C" fn create_allocator(
     _: *const Pairs,
     out: *mut *mut c_void,
 ) -> *mut Status {
-    // SAFETY: there is room for a pointer; null stands for the CPU's own.
+    // SAFETY: there is room for a pointer; null selects the CPU's own allocator.
     unsafe { *out = nothing() };
     nothing()
 }
@@ -218,7 +219,7 @@ unsafe extern "C" fn create_allocator(
 unsafe extern "C" fn release_allocator(_: *mut EpFactory, _: *mut c_void) {}
 
 unsafe extern "C" fn create_data_transfer(_: *mut EpFactory, out: *mut *mut c_void) -> *mut Status {
-    // SAFETY: there is room for a pointer; null says that nothing has to be copied.
+    // SAFETY: there is room for a pointer; null means that nothing has to be copied.
     unsafe { *out = nothing() };
     nothing()
 }
@@ -233,7 +234,7 @@ unsafe extern "C" fn create_sync_stream(
     _: *const Pairs,
     out: *mut *mut c_void,
 ) -> *mut Status {
-    // SAFETY: there is room for a pointer; null says that there are no streams.
+    // SAFETY: there is room for a pointer; null means that there are no streams.
     unsafe { *out = nothing() };
     nothing()
 }

@@ -15,47 +15,47 @@ use crate::context::{DOMAIN, OPERATOR};
 use crate::draft::{DraftNode, DraftValue, NodeAt, SessionGraph, ValueIndex};
 use crate::name::NAME;
 
-/// Elements of a constant that ONNX Runtime holds. All of its constants share a mark, which tells whether any
-/// of them is still in use.
+/// Elements of a constant that ONNX Runtime owns. All constants of a graph share a mark, whose reference
+/// count shows whether any of them is still in use.
 struct HeldConstant {
     pointer: *const u8,
     len: usize,
     _mark: Arc<()>,
 }
 
-// SAFETY: nobody writes the elements of a constant.
+// SAFETY: the elements of a constant are never written.
 unsafe impl Send for HeldConstant {}
 // SAFETY: as above.
 unsafe impl Sync for HeldConstant {}
 
 impl AsRef<[u8]> for HeldConstant {
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: ONNX Runtime keeps so many bytes there for as long as whoever reads graphs says.
+        // SAFETY: ONNX Runtime keeps `len` bytes there for as long as the caller of [`read`] promises.
         unsafe { std::slice::from_raw_parts(self.pointer, self.len) }
     }
 }
 
-/// A session's graph, with its nodes as ONNX Runtime knows them.
+/// Session's graph as read, with ONNX Runtime's pointers to its nodes.
 pub struct ReadGraph {
-    /// The graph.
+    /// Copy of the graph.
     pub draft: SessionGraph,
-    /// The nodes of the draft.
+    /// ONNX Runtime's nodes, in the order of the draft's.
     pub nodes: Vec<*const Node>,
-    /// Mark of the constants' elements; others hold it for as long as they are in use.
+    /// Mark of the constants' elements, which holds references to it while they are in use.
     pub mark: Arc<()>,
-    /// Whether values are read that a graph around it has.
+    /// Whether the graph reads values of an enclosing graph.
     pub reads_outside: bool,
-    /// Nodes that stand for compiled parts of this provider.
+    /// Nodes that represent compiled parts of this provider.
     pub contexts: Vec<ContextNode>,
-    /// File of the model; empty where it has none.
+    /// File of the model; empty if it has none.
     pub file: PathBuf,
 }
 
-/// Node that stands for a compiled part.
+/// Node that represents a compiled part.
 pub struct ContextNode {
-    /// The node.
+    /// Index of the node.
     pub at: NodeAt,
-    /// Whether the context is in the node, and not in a file beside the model.
+    /// Whether the context is embedded in the node, rather than in a file beside the model.
     pub is_embedded: bool,
     /// Context, or the name of its file.
     pub content: Vec<u8>,
@@ -70,18 +70,18 @@ struct GraphReader<'a> {
     reads_outside: bool,
 }
 
-/// Reads a graph. The elements of constants stay where they are.
+/// Reads a graph. The elements of constants are not copied.
 ///
 /// # Errors
-/// If ONNX Runtime does not answer.
+/// If a function of ONNX Runtime fails.
 ///
 /// # Safety
-/// The graph is one of ONNX Runtime's, and it as well as its constants live until the draft is dropped.
+/// The graph belongs to ONNX Runtime; it and its constants live until the draft is dropped.
 pub unsafe fn read(api: &OrtApi, graph: *const Graph) -> Result<ReadGraph, OrtFailure> {
     let mark = Arc::new(());
     let draft = SessionGraph::default();
     let mut reader = GraphReader { api, draft, known: HashMap::new(), mark: Arc::clone(&mark), reads_outside: false };
-    // SAFETY: the graph is one, and the functions write as many elements as they are told.
+    // SAFETY: the graph is valid, and the functions write as many elements as requested.
     unsafe {
         let mut versions = vec![0; got(api, 0, |out| api.n_opsets(graph, out))?];
         let mut domains = vec![null(); versions.len()];
@@ -111,18 +111,18 @@ pub unsafe fn read(api: &OrtApi, graph: *const Graph) -> Result<ReadGraph, OrtFa
     }
 }
 
-/// Whether a node stands for a compiled part of some provider.
+/// Whether a node represents a compiled part of any provider.
 fn is_context(node: &DraftNode) -> bool {
     node.op == OPERATOR && node.domain == DOMAIN
 }
 
-/// The inputs and outputs of a node, by name.
+/// Returns the names of a node's inputs and outputs.
 ///
 /// # Errors
-/// If ONNX Runtime does not answer.
+/// If a function of ONNX Runtime fails.
 ///
 /// # Safety
-/// The node is one of ONNX Runtime's.
+/// The node is a valid node of ONNX Runtime.
 pub unsafe fn ports_of(api: &OrtApi, node: *const Node) -> Result<[Vec<String>; 2], OrtFailure> {
     // SAFETY: promised by the caller.
     unsafe {
@@ -141,10 +141,10 @@ impl GraphReader<'_> {
     /// Reads a node.
     ///
     /// # Safety
-    /// The node is one of ONNX Runtime's.
+    /// The node is a valid node of ONNX Runtime.
     unsafe fn node(&mut self, node: *const Node) -> Result<DraftNode, OrtFailure> {
         let api = self.api;
-        // SAFETY: promised by the caller; names end with a zero and are copied.
+        // SAFETY: promised by the caller; names are zero-terminated, and are copied.
         unsafe {
             let op = text(got(api, null(), |out| api.operator(node, out))?);
             let domain = text(got(api, null(), |out| api.domain(node, out))?);
@@ -159,7 +159,7 @@ impl GraphReader<'_> {
                 read.outputs.push(self.value(value)?);
             }
             if got(api, 0, |out| api.n_subgraphs(node, out))? > 0 {
-                // Graphs within it read values of this one by name.
+                // Subgraphs of the node read values of this graph by name.
                 let captured = api.list(null(), |n| api.n_captured(node, n), |list, n| api.captured(node, list, n))?;
                 for value in captured {
                     read.inputs.push(self.value(value)?);
@@ -185,13 +185,13 @@ impl GraphReader<'_> {
         }
     }
 
-    /// The attributes of a node, by name.
+    /// Returns the attributes of a node, by name.
     ///
     /// # Safety
-    /// The node is one of ONNX Runtime's.
+    /// The node is a valid node of ONNX Runtime.
     unsafe fn attributes(&self, node: *const Node) -> Result<Vec<(String, *const api::Attribute)>, OrtFailure> {
         let api = self.api;
-        // SAFETY: promised by the caller; names end with a zero and are copied.
+        // SAFETY: promised by the caller; names are zero-terminated, and are copied.
         unsafe {
             let all = api.list(null(), |n| api.n_attributes(node, n), |list, n| api.attributes(node, list, n))?;
             let named = |at| Ok((text(got(api, null(), |out| api.attribute_name(at, out))?), at));
@@ -199,10 +199,10 @@ impl GraphReader<'_> {
         }
     }
 
-    /// Reads a node that stands for a compiled part; `None` where it is another provider's.
+    /// Reads a node that represents a compiled part; `None` if it is another provider's.
     ///
     /// # Safety
-    /// The node is one of ONNX Runtime's.
+    /// The node is a valid node of ONNX Runtime.
     unsafe fn context(&self, at: NodeAt, node: *const Node) -> Result<Option<ContextNode>, OrtFailure> {
         let (mut source, mut is_embedded, mut content) = (Vec::new(), true, Vec::new());
         // SAFETY: promised by the caller.
@@ -219,19 +219,20 @@ impl GraphReader<'_> {
         Ok((without_end(&source) == NAME.to_bytes()).then_some(ContextNode { at, is_embedded, content }))
     }
 
-    /// The bytes of an attribute.
+    /// Returns the bytes of an attribute.
     ///
     /// # Safety
-    /// The attribute is one of ONNX Runtime's.
+    /// The attribute is a valid attribute of ONNX Runtime.
     unsafe fn attribute_bytes(&self, attribute: *const api::Attribute, kind: i32) -> Result<Vec<u8>, OrtFailure> {
         let api = self.api;
         let mut n_bytes = 0;
-        // SAFETY: promised by the caller. Without room it says how much it needs, as an error.
+        // SAFETY: promised by the caller. Called without room, the function fails but returns the size
+        // needed.
         unsafe {
             let status = api.read_attribute(attribute, kind, api::nothing(), 0, &mut n_bytes);
             let asked = api.check(status);
             if n_bytes == 0 {
-                // Without elements it may have succeeded.
+                // The call may have succeeded for an empty attribute.
                 return asked.map(|()| Vec::new()).or(Ok(Vec::new()));
             }
             let mut bytes = vec![0_u8; n_bytes];
@@ -241,10 +242,10 @@ impl GraphReader<'_> {
         }
     }
 
-    /// Reads an attribute; `None` where it is of another kind.
+    /// Reads an attribute; `None` for unsupported kinds.
     ///
     /// # Safety
-    /// The attribute is one of ONNX Runtime's.
+    /// The attribute is a valid attribute of ONNX Runtime.
     unsafe fn attribute(&self, attribute: *const api::Attribute) -> Result<Option<Attribute>, OrtFailure> {
         // SAFETY: promised by the caller.
         let kind = unsafe { got(self.api, 0, |out| self.api.attribute_kind(attribute, out))? };
@@ -265,21 +266,21 @@ impl GraphReader<'_> {
             3 => floats().first().map(|&float| Attribute::Float(float)),
             4 => Some(Attribute::Floats(floats())),
             5 => Some(Attribute::Text(word(&bytes))),
-            // Each ends with a zero.
+            // Each string is zero-terminated.
             _ => Some(Attribute::Texts(bytes.split_inclusive(|&byte| byte == 0).map(word).collect())),
         })
     }
 
-    /// A value; `None` for one that is left out.
+    /// Reads a value; `None` for an omitted one.
     ///
     /// # Safety
-    /// The value is null or one of ONNX Runtime's.
+    /// The value is null, or a valid value of ONNX Runtime.
     unsafe fn value(&mut self, value: *const ValueInfo) -> Result<Option<ValueIndex>, OrtFailure> {
         if value.is_null() {
             return Ok(None);
         }
         let api = self.api;
-        // SAFETY: promised by the caller; names end with a zero and are copied.
+        // SAFETY: promised by the caller; names are zero-terminated, and are copied.
         let name = unsafe { text(got(api, null(), |out| api.value_name(value, out))?) };
         if name.is_empty() {
             return Ok(None);
@@ -299,20 +300,20 @@ impl GraphReader<'_> {
             let is_constant = got(api, false, |out| api.is_constant(value, out))?;
             (declared, if is_constant { self.constant(value)? } else { None })
         };
-        // A constant without elements here is no value that can be computed with.
+        // A constant whose elements are not available cannot be used.
         let declared = constant.as_ref().map(|tensor| exactly(tensor.ty())).or(declared);
         self.draft.values.push(DraftValue { name: name.clone(), declared, constant });
         self.known.insert(name, self.draft.values.len() - 1);
         Ok(Some(self.draft.values.len() - 1))
     }
 
-    /// The elements of a constant; `None` where they are of a type that is not known here.
+    /// Returns the elements of a constant; `None` for unsupported types.
     ///
     /// # Safety
-    /// The value is a constant of ONNX Runtime's.
+    /// The value is a valid constant of ONNX Runtime.
     unsafe fn constant(&self, value: *const ValueInfo) -> Result<Option<Tensor>, OrtFailure> {
         let api = self.api;
-        // SAFETY: promised by the caller; what `tensor_info` gives is released.
+        // SAFETY: promised by the caller; the result of `tensor_info` is released.
         unsafe {
             let tensor = got(api, null(), |out| api.initializer(value, out))?;
             if tensor.is_null() {
@@ -331,25 +332,25 @@ impl GraphReader<'_> {
     }
 }
 
-/// A text without the zero that may end it.
+/// Strips a terminating zero, if any.
 pub fn without_end(text: &[u8]) -> &[u8] {
     text.strip_suffix(&[0]).unwrap_or(text)
 }
 
-/// The declaration of a value of a type.
+/// Makes the declaration of a value of a known type.
 fn exactly(ty: &TensorType) -> Declared {
     Declared { dtype: ty.dtype, dims: Some(ty.shape.iter().map(|&size| Dim::Size(size)).collect()) }
 }
 
-/// Element type and shape of a tensor; `None` where the type is not known here.
+/// Returns element type and shape of a tensor; `None` for unsupported types.
 ///
 /// # Errors
-/// If ONNX Runtime does not answer.
+/// If a function of ONNX Runtime fails.
 ///
 /// # Safety
-/// The tensor is one of ONNX Runtime's.
+/// The tensor is a valid tensor of ONNX Runtime.
 pub unsafe fn type_of(api: &OrtApi, tensor: *const api::Value) -> Result<Option<(DType, Vec<usize>)>, OrtFailure> {
-    // SAFETY: promised by the caller; the information is ours, and released once.
+    // SAFETY: promised by the caller; the information is owned here, and released once.
     unsafe {
         let info = got(api, api::nothing(), |out| api.tensor_info(tensor, out))?;
         let declared = declared(api, info);
@@ -360,12 +361,12 @@ pub unsafe fn type_of(api: &OrtApi, tensor: *const api::Value) -> Result<Option<
     }
 }
 
-/// Element type and dimensions; `None` where the type is not known here.
+/// Returns element type and dimensions; `None` for unsupported types.
 ///
 /// # Safety
-/// The information is ONNX Runtime's.
+/// The information is valid, from ONNX Runtime.
 unsafe fn declared(api: &OrtApi, info: *const TensorInfo) -> Result<Option<Declared>, OrtFailure> {
-    // SAFETY: promised by the caller; the functions write as many elements as they are told.
+    // SAFETY: promised by the caller; the functions write as many elements as requested.
     unsafe {
         let number = got(api, 0, |out| api.element_type(info, out))?;
         let Ok(dtype) = DType::from_onnx(number.into()) else { return Ok(None) };

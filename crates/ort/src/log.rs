@@ -5,7 +5,7 @@ use std::ffi::{CString, c_int};
 use crate::api::{Logger, OrtApi};
 use crate::options::LogLines;
 
-/// Level of warnings, which ONNX Runtime shows unless it was told otherwise.
+/// Level of warnings, which ONNX Runtime shows by default.
 const WARNING: c_int = 2;
 
 /// Log of a session.
@@ -22,22 +22,22 @@ unsafe impl Send for Log {}
 unsafe impl Sync for Log {}
 
 impl Log {
-    /// The log behind a pointer.
+    /// Wraps the log at a pointer.
     ///
     /// # Safety
-    /// The logger lives as long as the provider.
+    /// The logger outlives the provider.
     pub unsafe fn new(api: OrtApi, logger: *const Logger, lines: LogLines) -> Log {
         Log { api, logger, lines }
     }
 
-    /// Tells of a problem, after which ONNX Runtime goes on.
+    /// Logs a problem that is not fatal for the session.
     pub fn problem(&self, message: &str) {
         if self.lines != LogLines::Off {
             self.line(message);
         }
     }
 
-    /// Tells how things go.
+    /// Logs information.
     pub fn note(&self, message: impl FnOnce() -> String) {
         if self.lines == LogLines::All {
             self.line(&message());
@@ -47,12 +47,12 @@ impl Log {
     fn line(&self, message: &str) {
         let one_line = format!("tilewright: {}", message.replace(['\n', '\0'], " "));
         let message = CString::new(one_line).expect("it has no zero");
-        // SAFETY: the logger lives, and the texts end with a zero.
+        // SAFETY: the logger is alive, and the strings are zero-terminated.
         let status = unsafe {
             let function = c"tilewright".as_ptr();
             self.api.log(self.logger, WARNING, message.as_ptr(), c"tilewright-ort".as_ptr(), 0, function)
         };
-        // Whoever cannot log cannot tell of that either.
+        // A failure to log cannot be reported either.
         let _ = self.api.check(status);
     }
 }

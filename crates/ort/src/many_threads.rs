@@ -1,4 +1,4 @@
-//! Runs of parts from many threads and sessions at once, on a stand-in for ONNX Runtime.
+//! Tests of parts that run from many threads and sessions at once, on a mock of ONNX Runtime.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::log::Log;
 use crate::options::{Claims, LogLines, ProviderOptions};
 use crate::part::{PartOfModel, SessionState};
 
-/// Rows of the weights, and columns.
+/// Number of rows and of columns of the weights.
 const SIDE: usize = 48;
 /// Number of an element type in ONNX Runtime: f32.
 const F32: c_int = 1;
@@ -35,7 +35,7 @@ struct Run {
 }
 
 unsafe extern "C" fn input(run: *const KernelContext, at: usize, out: *mut *const TensorValue) -> *mut Status {
-    // SAFETY: the run is the test's, and lives.
+    // SAFETY: the run belongs to the test, and is alive.
     let run = unsafe { &*run.cast::<Run>() };
     // SAFETY: there is room.
     unsafe { *out = std::ptr::from_ref(&run.inputs[at]).cast() };
@@ -49,7 +49,7 @@ unsafe extern "C" fn output(
     rank: usize,
     out: *mut *mut TensorValue,
 ) -> *mut Status {
-    // SAFETY: as above; nobody else has the run, and there are so many dimensions.
+    // SAFETY: as above; the run is not shared, and the shape has `rank` dimensions.
     unsafe {
         let output = &mut (*run.cast::<Run>()).output;
         output.shape = std::slice::from_raw_parts(dims, rank).to_vec();
@@ -60,13 +60,13 @@ unsafe extern "C" fn output(
 }
 
 unsafe extern "C" fn tensor_data(value: *mut TensorValue, out: *mut *mut c_void) -> *mut Status {
-    // SAFETY: the tensor is one of the test's.
+    // SAFETY: the tensor belongs to the test.
     unsafe { *out = (*value.cast::<Passed>()).elements.as_mut_ptr().cast() };
     nothing()
 }
 
 unsafe extern "C" fn tensor_info(value: *const TensorValue, out: *mut *mut TensorInfo) -> *mut Status {
-    // SAFETY: there is room; a tensor tells its own type.
+    // SAFETY: there is room; a tensor serves as its own type information.
     unsafe { *out = value.cast_mut().cast() };
     nothing()
 }
@@ -78,19 +78,19 @@ unsafe extern "C" fn element_type(_: *const TensorInfo, out: *mut c_int) -> *mut
 }
 
 unsafe extern "C" fn rank(info: *const TensorInfo, out: *mut usize) -> *mut Status {
-    // SAFETY: it is a tensor of the test's.
+    // SAFETY: the pointer is to a tensor of the test.
     unsafe { *out = (*info.cast::<Passed>()).shape.len() };
     nothing()
 }
 
 unsafe extern "C" fn dims(info: *const TensorInfo, out: *mut i64, rank: usize) -> *mut Status {
-    // SAFETY: as above, with so many dimensions.
+    // SAFETY: as above, with `rank` dimensions.
     unsafe { (*info.cast::<Passed>()).shape.as_ptr().copy_to(out, rank) };
     nothing()
 }
 
 unsafe extern "C" fn dim_names(_: *const TensorInfo, out: *mut *const c_char, rank: usize) -> *mut Status {
-    // SAFETY: there is room for so many; none has a name.
+    // SAFETY: there is room for `rank` names; no dimension has one.
     unsafe { std::slice::from_raw_parts_mut(out, rank) }.fill(null());
     nothing()
 }
@@ -107,7 +107,7 @@ unsafe extern "C" fn parallel_for(
     let data = data as usize;
     std::thread::scope(|scope| {
         for index in 0..total {
-            // SAFETY: the data lives until all pieces are done, and pieces may run at the same time.
+            // SAFETY: the data outlives all pieces, which may run at the same time.
             scope.spawn(move || unsafe { piece(data as *mut c_void, index) });
         }
     });
@@ -122,7 +122,7 @@ unsafe extern "C" fn log(
     _: c_int,
     _: *const c_char,
 ) -> *mut Status {
-    // SAFETY: the text ends with a zero.
+    // SAFETY: the string is zero-terminated.
     panic!("{}", unsafe { crate::api::text(message) });
 }
 
@@ -154,12 +154,12 @@ unsafe extern "C" fn no_version() -> *const c_char {
     null()
 }
 
-/// Weight of a row and a column.
+/// Weight at a row and a column.
 fn weight(row: usize, column: usize) -> f32 {
     ((row * 7 + column * 3) % 11) as f32 - 5.0
 }
 
-/// Graph of `Relu(x · w)`, with as many rows as a run brings or as are given.
+/// Makes the graph of `Relu(x · w)`, with a fixed number of rows, or an open one if `rows` is `None`.
 fn draft(rows: Option<usize>) -> SessionGraph {
     let rows = rows.map_or(Dim::Named("rows".to_owned()), Dim::Size);
     let declared = Some(Declared { dtype: DType::F32, dims: Some(vec![rows, Dim::Size(SIDE)]) });
@@ -183,12 +183,12 @@ fn draft(rows: Option<usize>) -> SessionGraph {
     }
 }
 
-/// Surroundings of parts, with their files in a folder.
+/// Makes the state of a session, with its files in a folder.
 fn session(folder: &Path, change: impl FnOnce(&mut ProviderOptions)) -> Arc<SessionState> {
     let base = OrtApiBase { get_api: table, get_version: no_version };
-    // SAFETY: the base is one.
+    // SAFETY: the base is valid.
     let api = unsafe { OrtApi::of(&raw const base) }.expect("a table");
-    // SAFETY: no logger is looked at.
+    // SAFETY: the logger is never used.
     let log = unsafe { Log::new(api, null(), LogLines::Problems) };
     let place = |name: &str| Some(folder.join(name));
     let mut options = ProviderOptions {
@@ -201,7 +201,7 @@ fn session(folder: &Path, change: impl FnOnce(&mut ProviderOptions)) -> Arc<Sess
     Arc::new(SessionState::new(api, log, options, None).expect("surroundings"))
 }
 
-/// Compiles the part that a draft is, which keeps none of its weights.
+/// Compiles a draft as one part, which does not keep any of its weights.
 fn part(session: &Arc<SessionState>, draft: SessionGraph) -> PartOfModel {
     let Claim { parts, graph, .. } = claim(&draft, Claims::All, 1);
     let [nodes] = <[_; 1]>::try_from(parts).expect("one part");
@@ -212,7 +212,7 @@ fn part(session: &Arc<SessionState>, draft: SessionGraph) -> PartOfModel {
     part
 }
 
-/// Runs a part on so many rows of numbers that a seed determines, and checks the result.
+/// Runs a part on `rows` rows of numbers from a seed, and checks the result.
 fn run(part: &PartOfModel, rows: usize, seed: usize) {
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
     let positions = part.positions(&names(&["x", "w"]), &names(&["y"])).expect("positions");
@@ -226,7 +226,7 @@ fn run(part: &PartOfModel, rows: usize, seed: usize) {
     let inputs = vec![Passed { shape: shape.clone(), elements: x.clone() }, w];
     let output = Passed { shape: Vec::new(), elements: Vec::new() };
     let mut under_way = Run { inputs, output };
-    // SAFETY: the run is under way, with the positions of its node.
+    // SAFETY: the run is active, and the positions are those of its node.
     let outcome = unsafe { part.run(&positions, (&raw mut under_way).cast()) };
     assert_eq!(outcome, Ok(()));
     assert_eq!((under_way.output.shape, under_way.output.elements), (shape, expected));
@@ -236,7 +236,7 @@ fn run(part: &PartOfModel, rows: usize, seed: usize) {
 fn check(fixed: Option<usize>, n_runs: usize) {
     let folder = tempfile::tempdir().expect("a folder");
     let part = part(&session(folder.path(), |_| {}), draft(fixed));
-    // Code for sizes of runs is made of constants that these pass.
+    // Code for the sizes of a run is made from the constants passed to that run.
     assert_eq!(part.needs_constants(), fixed.is_none());
     std::thread::scope(|scope| {
         for thread in 0..8 {
@@ -255,13 +255,13 @@ fn a_part_of_one_size_runs_in_many_threads() {
     check(Some(40), 50);
 }
 
-/// Sizes are met by several threads at once, and code for them is made while others run.
+/// Several threads use new sizes at once, and code for them is made while others run.
 #[test]
 fn a_part_of_open_size_runs_in_many_threads() {
     check(None, 50);
 }
 
-/// Sessions share the same part, of which either may end first, and nothing stays of it after both.
+/// Sessions share a part; either may end first, and the part is released after both.
 #[test]
 fn sessions_share_a_part() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -276,7 +276,7 @@ fn sessions_share_a_part() {
     assert_eq!(model.strong_count(), 0);
 }
 
-/// Sessions whose settings or parts differ share nothing.
+/// Sessions with different settings or parts share nothing.
 #[test]
 fn other_parts_are_not_shared() {
     let folder = tempfile::tempdir().expect("a folder");

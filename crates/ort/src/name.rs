@@ -2,5 +2,5 @@
 
 use std::ffi::CStr;
 
-/// Name by which sessions ask for the provider.
+/// Name by which sessions select the provider.
 pub const NAME: &CStr = c"TilewrightExecutionProvider";

@@ -1,33 +1,33 @@
-//! Options of the provider, as texts.
+//! Options of the provider, given as strings.
 
 use std::path::PathBuf;
 
 /// Lines that the provider adds to ONNX Runtime's log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogLines {
-    /// None.
+    /// No lines.
     Off,
-    /// Problems, after which ONNX Runtime runs what was to run here.
+    /// Problems, after which ONNX Runtime runs the nodes itself.
     Problems,
-    /// Problems, and which parts run here.
+    /// Problems, and the parts that run here.
     All,
 }
 
-/// Parts whose sizes are known only when they run.
+/// Policy for parts whose sizes are known only when they run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FreeSizes {
-    /// Compiled when sizes are first met.
+    /// Compiled when sizes first occur.
     Compile,
     /// Left to ONNX Runtime.
     Leave,
 }
 
-/// Parts that run here of those for which there are kernels.
+/// Policy for claiming parts for which there are kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claims {
     /// Parts that are expected to be faster than in ONNX Runtime.
     Fast,
-    /// Every part.
+    /// All parts.
     All,
 }
 
@@ -36,23 +36,24 @@ pub enum Claims {
 pub struct ProviderOptions {
     /// Database of records; by default the user's.
     pub database: Option<PathBuf>,
-    /// Store of winners for what is not recorded; by default the one of the environment.
+    /// Shared store of best configurations for kernels that are not recorded; by default the one set in the
+    /// environment.
     pub store: Option<String>,
-    /// Folder of compiled kernels; by default the user's.
+    /// Cache folder of compiled kernels; by default the user's.
     pub cache: Option<PathBuf>,
-    /// Name of the CPU in records; by default the one that this build knows.
+    /// Name of the CPU in records; by default the detected one.
     pub cpu: Option<String>,
     /// Number of threads that kernels are chosen for; by default one for each CPU.
     pub threads: Option<usize>,
-    /// Whether kernels add up in the order of the operators' definition.
+    /// Whether kernels sum in the order of the operators' definition.
     pub exact: bool,
-    /// Whether products round their factors to bf16, where the CPU multiplies these faster than f32.
+    /// Whether products round their operands to bf16, if the CPU multiplies these faster than f32.
     pub bf16: bool,
     /// Parts that run here.
     pub claim: Claims,
-    /// Parts whose sizes are known only when they run.
+    /// Policy for parts whose sizes are known only when they run.
     pub free_sizes: FreeSizes,
-    /// Whether code that comes with a model's compiled parts is run as it is.
+    /// Whether code stored in a model with compiled parts is trusted and run.
     pub context_code: bool,
     /// Seconds in which kernels without records are tuned when a session starts.
     pub tune_seconds: f64,
@@ -61,7 +62,7 @@ pub struct ProviderOptions {
 }
 
 impl Default for ProviderOptions {
-    /// Options of a session that gives none.
+    /// Options of a session that sets none.
     fn default() -> ProviderOptions {
         ProviderOptions {
             database: None,
@@ -80,16 +81,16 @@ impl Default for ProviderOptions {
     }
 }
 
-/// An option: its name, what it takes, and how it is set.
+/// Option: its name, its accepted values, and the function that sets it.
 struct OptionRow {
     name: &'static str,
     takes: &'static str,
     set: fn(&mut ProviderOptions, &str) -> Option<()>,
 }
 
-/// Most threads that kernels are chosen for.
+/// Maximum number of threads that kernels are chosen for.
 const MOST_THREADS: usize = 1024;
-/// Longest time of tuning: a day.
+/// Maximum tuning time: a day.
 const MOST_TUNE_SECONDS: f64 = 86_400.0;
 
 const ROWS: &[OptionRow] = &[
@@ -188,10 +189,10 @@ fn one_of<T: Copy>(text: &str, all: &[(&str, T)]) -> Option<T> {
 }
 
 impl ProviderOptions {
-    /// Reads options of a provider: their names and values.
+    /// Reads options of a provider from pairs of name and value.
     ///
     /// # Errors
-    /// If there is no such option, or the value is none that it takes.
+    /// If an option does not exist, or its value is invalid.
     pub fn read<'a>(given: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<ProviderOptions, String> {
         let mut options = ProviderOptions::default();
         for (name, text) in given {

@@ -23,7 +23,7 @@ use crate::shared::{ModelOfPart, PartKey};
 use crate::sizes::{CodeForRun, Codes, DimensionNames, InputShape, Sizes};
 use crate::threads::Loops;
 
-/// Surroundings of all parts of a session.
+/// State shared by all parts of a session.
 pub struct SessionState {
     /// Functions of ONNX Runtime.
     pub api: OrtApi,
@@ -35,33 +35,33 @@ pub struct SessionState {
     pub target: Target,
     /// Number of threads that kernels are chosen for.
     pub threads: usize,
-    /// Wish for a model with compiled parts.
+    /// Request to write a model with compiled parts.
     pub wish: Option<Wish>,
-    /// End of the time in which kernels are tuned, from the beginning of that on.
+    /// End of the tuning time, set when tuning starts.
     tuned_until: OnceLock<Instant>,
     cache: Cache,
-    /// Whether the log says that the cache cannot be written.
+    /// Guard that logs only once that the cache cannot be written.
     said_unkept: Once,
-    /// Database of records, where there is one.
+    /// Database of records, if any.
     pub database: Option<Database>,
 }
 
-/// Knowledge about a part that comes or goes with a model.
+/// Knowledge about a part that is loaded from a model, or will be stored in one.
 #[derive(Default)]
 pub struct PartKnowledge {
-    /// Cache of the part's own.
+    /// Cache for this part only.
     cache: Option<Cache>,
     /// Configurations of kernels.
     answers: Mutex<Vec<Answer>>,
-    /// Specialised graph of a part whose sizes are known, until it is compiled.
+    /// Specialised graph of a part with known sizes, until it is compiled.
     graph: Mutex<Option<Graph>>,
 }
 
 impl SessionState {
-    /// Surroundings with these options.
+    /// Makes the state of a session with these options.
     ///
     /// # Errors
-    /// If there is no code for this machine, or an option names a folder that cannot be.
+    /// If this machine is not supported, or an option names an invalid folder.
     pub fn new(api: OrtApi, log: Log, options: ProviderOptions, wish: Option<Wish>) -> Result<SessionState, String> {
         let threads = options.threads.unwrap_or_else(cpus);
         let place = DeviceSpec { device: CPU, target: HOST, threads: threads.min(cpus()) };
@@ -79,19 +79,20 @@ impl SessionState {
         Ok(SessionState { api, log, options, target, threads, wish, tuned_until, cache, said_unkept, database })
     }
 
-    /// Time that is left to tune kernels.
+    /// Remaining time to tune kernels.
     pub fn time_to_tune(&self) -> Duration {
         let now = Instant::now();
         let time = Duration::from_secs_f64(self.options.tune_seconds);
         self.tuned_until.get_or_init(|| now + time).saturating_duration_since(now)
     }
 
-    /// Knowledge about a part of a model: what is to go with the model is collected.
+    /// Makes the knowledge about a part of a model; entries to be stored in the new model, if requested, are
+    /// collected.
     pub fn known(&self) -> PartKnowledge {
         PartKnowledge { cache: self.wish.as_ref().map(|_| self.cache.collecting()), ..PartKnowledge::default() }
     }
 
-    /// Knowledge that came with a model.
+    /// Makes the knowledge from a context of a model.
     pub fn known_by(&self, context: PartContext) -> PartKnowledge {
         let cache = match (&self.wish, self.options.context_code) {
             (None, true) => Some(self.cache.with_entries(&context.entries)),
@@ -139,11 +140,11 @@ impl SessionState {
     fn compile(&self, part: &PartDraft, sizes: &Sizes, known: &PartKnowledge) -> Result<CompiledPart, String> {
         let start = Instant::now();
         let making = CompileOptions { cache: known.cache.as_ref().unwrap_or(&self.cache), for_runs: true };
-        // An error of the part itself, or one that records may be to blame for.
+        // The outer error may be due to records; the inner one is due to the part itself.
         let with = |records: &Records| -> Result<Result<(ModelOfPart, bool), String>, String> {
             let key = self.key(part, sizes, known, records);
             if let Some(made) = key.as_ref().and_then(PartKey::find) {
-                // It holds constants of ONNX Runtime, which go when the session has started.
+                // The graph holds constants of ONNX Runtime, which are released once the session has started.
                 drop(known.take_graph());
                 return Ok(Ok((made, true)));
             }
@@ -197,8 +198,8 @@ impl SessionState {
         Ok(CompiledPart { made, idle: Mutex::default() })
     }
 
-    /// Key of a part that sessions may share. There is none where the part goes with a model or came with
-    /// one, nor where a shared store of records may change its answers unseen.
+    /// Key of a part that sessions may share; `None` if the part is stored in or loaded from a model, or if a
+    /// shared store of records may change its answers unnoticed.
     fn key(&self, part: &PartDraft, sizes: &Sizes, known: &PartKnowledge, records: &Records) -> Option<PartKey> {
         if self.wish.is_some() || known.cache.is_some() || !known.answers().is_empty() {
             return None;
@@ -211,8 +212,8 @@ impl SessionState {
     }
 }
 
-/// Graph of a part for inputs of these shapes, specialised; what depends on the varying dimension, where
-/// there is one, is not folded.
+/// Makes the specialised graph of a part for inputs of these shapes; values that depend on the varying
+/// dimension, if any, are not folded.
 fn specialised(
     part: &PartDraft,
     shapes: &[InputShape],
@@ -239,7 +240,7 @@ fn specialised(
 }
 
 impl PartKnowledge {
-    /// Adds the specialised graph of a part whose sizes are known.
+    /// Adds the specialised graph of a part with known sizes.
     pub fn with_graph(self, graph: Option<Graph>) -> PartKnowledge {
         PartKnowledge { graph: Mutex::new(graph), ..self }
     }
@@ -258,7 +259,7 @@ fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Reason why a part has no code for sizes, whatever the records.
+/// Reason why a part has no code for sizes, regardless of records.
 struct NoCodeOfPart(String);
 
 impl From<OpenError> for NoCodeOfPart {
@@ -270,7 +271,7 @@ impl From<OpenError> for NoCodeOfPart {
 /// Code of a part for sizes of its inputs.
 struct CompiledPart {
     made: ModelOfPart,
-    /// Memory of runs that are over: there is as much as runs have been under way at the same time.
+    /// Memory of finished runs: as many entries as runs have been active at the same time.
     idle: Mutex<Vec<RunMemory>>,
 }
 
@@ -308,8 +309,7 @@ impl CompiledPart {
         outputs
     }
 
-    /// Copies of those inputs that do not begin at an element: ONNX Runtime takes tensors that begin
-    /// anywhere.
+    /// Copies inputs that are not aligned to their elements, which ONNX Runtime allows.
     ///
     /// # Errors
     /// If memory does not suffice.
@@ -330,13 +330,13 @@ impl CompiledPart {
 
 /// Code of a part.
 enum PartCode {
-    /// Code for the only shapes that the inputs can have.
+    /// Code for the only possible shapes of the inputs.
     Fixed(Box<CompiledPart>),
-    /// Code for the sizes that were met last.
+    /// Code for the most recent sizes.
     Free(Codes<CompiledPart>),
 }
 
-/// Positions of a part's values among those of the node that stands for it.
+/// Positions of a part's values among those of the node that represents it.
 pub struct Positions {
     /// Positions of the inputs.
     pub inputs: Vec<usize>,
@@ -355,11 +355,11 @@ pub struct PartOfModel {
 }
 
 impl PartOfModel {
-    /// Compiles a part, or has it compiled when its sizes are known. Constants of the draft are in use until
-    /// it returns.
+    /// Compiles a part, or prepares it to be compiled once its sizes are known. Constants of the draft are
+    /// used only until the function returns.
     ///
     /// # Errors
-    /// If there is no code for it.
+    /// If there is no code for the part.
     pub fn new(
         session: &Arc<SessionState>,
         draft: &SessionGraph,
@@ -379,7 +379,7 @@ impl PartOfModel {
         Ok(PartOfModel { session: Arc::clone(session), draft, code, known })
     }
 
-    /// Context of the part, which is to go with a model.
+    /// Makes the context of the part, which will be stored in a model.
     pub fn context(&self) -> PartContext {
         PartContext {
             model: outline(&self.draft),
@@ -389,7 +389,7 @@ impl PartOfModel {
         }
     }
 
-    /// Model of a part whose sizes are known.
+    /// Compiled model of a part with known sizes.
     #[cfg(test)]
     pub fn model(&self) -> &Arc<Model> {
         match &self.code {
@@ -398,15 +398,15 @@ impl PartOfModel {
         }
     }
 
-    /// Whether its constants have to be passed to each run, since it is compiled for sizes that runs bring.
+    /// Whether constants must be passed to each run, as the part is compiled for the sizes of runs.
     pub fn needs_constants(&self) -> bool {
         matches!(self.code, PartCode::Free(_))
     }
 
-    /// Finds the part's values among the inputs and outputs of a node that stands for it.
+    /// Finds the part's values among the inputs and outputs of the node that represents it.
     ///
     /// # Errors
-    /// If one is not there.
+    /// If a value is missing.
     pub fn positions(&self, inputs: &[String], outputs: &[String]) -> Result<Positions, String> {
         let name = |value: &ValueIndex| &self.draft.graph.values[*value].name;
         let find = |list: &[String], value: &ValueIndex| list.iter().position(|other| other == name(value));
@@ -423,11 +423,11 @@ impl PartOfModel {
     /// Runs the part.
     ///
     /// # Errors
-    /// If inputs are not what was declared, no code can be made for their sizes, or memory does not
+    /// If inputs do not match their declarations, no code can be made for their sizes, or memory does not
     /// suffice.
     ///
     /// # Safety
-    /// The run is under way, of a node with these positions.
+    /// The run is active, and its node has these positions.
     pub unsafe fn run(&self, positions: &Positions, run: *mut KernelContext) -> Result<(), String> {
         let api = &self.session.api;
         let mut shapes = Vec::with_capacity(positions.inputs.len());
@@ -463,10 +463,10 @@ impl PartOfModel {
         }
     }
 
-    /// The code for shapes, made where it is not known. Only runs for the same sizes wait for it.
+    /// Returns the code for shapes, which is made if necessary. Only runs with the same sizes wait for it.
     ///
     /// # Errors
-    /// If it cannot be made; the next run tries again.
+    /// If the code cannot be made; the next run tries again.
     ///
     /// # Safety
     /// As [`PartOfModel::run`].
@@ -507,7 +507,7 @@ impl PartOfModel {
         }
     }
 
-    /// The draft with the constants that a run is passed, as copies.
+    /// Makes a draft with copies of the constants that are passed to a run.
     ///
     /// # Safety
     /// As [`PartOfModel::run`].
@@ -523,7 +523,7 @@ impl PartOfModel {
         Ok(draft)
     }
 
-    /// Runs code on inputs of its sizes, of which those of the open dimensions are given.
+    /// Runs code on inputs that fit its sizes; `of_run` gives the sizes of the open dimensions.
     ///
     /// # Safety
     /// As [`PartOfModel::run`].
@@ -554,30 +554,30 @@ impl PartOfModel {
             memory.context.set_dim(&dim.name, size).map_err(|error| error.to_string())?;
         }
         let loops = Loops { api, run, shares: &memory.shares };
-        // SAFETY: loops carry out each iteration once, under numbers of threads below that of the shares, and
-        // one thread at a time has a number.
+        // SAFETY: loops execute each iteration once, with thread numbers below the number of shares, and no
+        // two threads have the same number at a time.
         let result = unsafe { memory.context.run_on(&loops.runtime(), &taken, &mut outputs) };
         compiled.idle().push(memory);
         result.map_err(|error| error.to_string())
     }
 }
 
-/// Place of tensors without elements, of which ONNX Runtime gives no address.
+/// Address for tensors without elements, for which ONNX Runtime may return none.
 #[repr(align(64))]
 struct Empty([u8; 0]);
 
 static EMPTY: Empty = Empty([]);
 
-/// Type, shape and bytes of an input of a run.
+/// Returns type, shape and bytes of an input of a run.
 ///
 /// # Safety
-/// The run is under way, and the input is not written while the bytes are in use.
+/// The run is active, and the input is not written while the bytes are in use.
 unsafe fn passed<'a>(
     api: &OrtApi,
     run: *mut KernelContext,
     at: usize,
 ) -> Result<(DType, Vec<usize>, &'a [u8]), String> {
-    // SAFETY: promised by the caller; so many bytes are there as the type takes.
+    // SAFETY: promised by the caller; the tensor has as many bytes as its type requires.
     unsafe {
         let value = got(api, std::ptr::null(), |out| api.input(run, at, out))?;
         if value.is_null() {
@@ -592,14 +592,14 @@ unsafe fn passed<'a>(
     }
 }
 
-/// Bytes of an output of a run, of a type.
+/// Returns the bytes of an output of a run, given its type.
 ///
 /// # Safety
-/// The run is under way, and nobody else uses the output while the bytes are in use.
+/// The run is active, and the output is not used elsewhere while the bytes are in use.
 unsafe fn asked<'a>(api: &OrtApi, run: *mut KernelContext, at: usize, ty: &TensorType) -> Result<&'a mut [u8], String> {
     let dims: Vec<i64> = ty.shape.iter().map(|&size| size as i64).collect();
     let n_bytes = ty.checked_bytes().ok_or("an output is larger than memory")?;
-    // SAFETY: promised by the caller; ONNX Runtime allocates as much as the type takes.
+    // SAFETY: promised by the caller; ONNX Runtime allocates as many bytes as the type requires.
     unsafe {
         let value = got(api, api::nothing(), |out| api.output(run, at, dims.as_ptr(), dims.len(), out))?;
         if value.is_null() {

@@ -24,28 +24,28 @@ use crate::part::{PartOfModel, Positions, SessionState};
 pub struct Provider {
     ep: Ep,
     functions: EpApi,
-    /// Surroundings of parts; without them nothing is claimed.
+    /// State of the session; without it nothing is claimed.
     session: Option<Arc<SessionState>>,
     api: OrtApi,
     /// Parts that were claimed, until they are compiled.
     claimed: Mutex<Vec<Claimed>>,
-    /// File of the model; empty where it has none.
+    /// File of the model; empty if it has none.
     file: OnceLock<PathBuf>,
-    /// Whether a graph had parts: only one of a session has, since ONNX Runtime 1.23 gives the parts of
-    /// several the same names.
+    /// Whether parts of a graph were claimed already. Only one graph of a session may have parts, since ONNX
+    /// Runtime 1.23 gives the parts of several graphs the same names.
     has_claimed: AtomicBool,
 }
 
-/// Part that ONNX Runtime was told of.
+/// Claimed part, as reported to ONNX Runtime.
 struct Claimed {
-    /// Names of its outputs.
+    /// Names of the part's outputs.
     outputs: Vec<String>,
-    /// The part, or the reason why there is no code for it.
+    /// Part, or the reason why there is no code for it.
     part: Result<PartOfModel, String>,
 }
 
 impl Provider {
-    /// A provider; without surroundings it claims nothing.
+    /// Makes a provider; without a session state, it claims nothing.
     pub fn new(api: OrtApi, session: Option<SessionState>) -> Provider {
         let ep = Ep {
             version: VERSION,
@@ -64,7 +64,7 @@ impl Provider {
     /// Claims parts of a graph.
     ///
     /// # Safety
-    /// Both are ONNX Runtime's.
+    /// Both pointers are valid, from ONNX Runtime.
     unsafe fn claim(&self, graph: *const Graph, info: *mut SupportInfo) -> Result<(), String> {
         let (api, Some(session)) = (&self.api, &self.session) else { return Ok(()) };
         // SAFETY: promised by the caller.
@@ -72,11 +72,11 @@ impl Provider {
         if is_nested || self.has_claimed.load(Ordering::Relaxed) {
             return Ok(());
         }
-        // Whatever goes wrong here, ONNX Runtime can run the graph.
+        // If anything fails here, ONNX Runtime can still run the graph.
         let outcome = caught(|| {
-            // SAFETY: the graph lives until this function has returned, and the draft not as long.
+            // SAFETY: the graph lives until this function returns, and the draft is dropped before that.
             let found = unsafe { read(api, graph)? };
-            // ONNX Runtime 1.23 names no parents.
+            // ONNX Runtime 1.23 does not report parents.
             if found.reads_outside {
                 return Ok(());
             }
@@ -84,11 +84,11 @@ impl Provider {
             let parts = if found.contexts.is_empty() { chosen(session, &found.draft) } else { given(session, &found) };
             for (nodes, part) in parts {
                 let needs_constants = part.as_ref().is_ok_and(PartOfModel::needs_constants);
-                // A model with compiled parts keeps their constants.
+                // A model with compiled parts must keep their constants.
                 let drops_constants = !needs_constants && session.wish.is_none();
                 let pointers: Vec<*const Node> = nodes.iter().map(|&at| found.nodes[at]).collect();
                 let options = FusionOptions { version: VERSION, drops_constants };
-                // SAFETY: the nodes are those of the graph.
+                // SAFETY: the nodes belong to the graph.
                 api.check(unsafe { self.functions.fuse(info, pointers.as_ptr(), pointers.len(), &options) })?;
                 self.has_claimed.store(true, Ordering::Relaxed);
                 session.log.note(|| format!("{} of {} nodes run here", nodes.len(), found.nodes.len()));
@@ -97,7 +97,7 @@ impl Provider {
                 self.claimed.lock().unwrap_or_else(PoisonError::into_inner).push(Claimed { outputs, part });
             }
             drop(found.draft);
-            // Whoever still holds a constant would read what ONNX Runtime may have given back.
+            // A part that still held a constant would read memory that ONNX Runtime may release.
             assert_eq!(Arc::strong_count(&found.mark), 1, "no part keeps constants of ONNX Runtime");
             Ok(())
         });
@@ -107,10 +107,10 @@ impl Provider {
         })
     }
 
-    /// The claimed part that a fused node stands for.
+    /// Returns the claimed part that a fused node represents.
     ///
     /// # Safety
-    /// The node is ONNX Runtime's.
+    /// The node is a valid node of ONNX Runtime.
     unsafe fn computed(&self, node: *const Node) -> Result<Computed, String> {
         // SAFETY: promised by the caller.
         let [inputs, outputs] = unsafe { ports_of(&self.api, node)? };
@@ -123,10 +123,10 @@ impl Provider {
         Ok(Computed { info, api: self.api, part, positions })
     }
 
-    /// The node of a model with compiled parts that a fused node becomes.
+    /// Makes the node that represents a fused node in a model with compiled parts.
     ///
     /// # Safety
-    /// The node is ONNX Runtime's.
+    /// The node is a valid node of ONNX Runtime.
     unsafe fn context(&self, wish: &Wish, node: *const Node, part: &PartOfModel) -> Result<*mut Node, String> {
         let api = &self.api;
         // SAFETY: promised by the caller.
@@ -159,7 +159,8 @@ impl Provider {
         let editor = EditorApi::of(api).ok_or("this ONNX Runtime makes no models")?;
         let (operator, domain) = (c_text(OPERATOR)?, c_text(DOMAIN)?);
         let (n, list) = (attributes.all.len(), attributes.all.as_mut_ptr());
-        // SAFETY: the texts end with zeros, and the lists are as long as they say; all of it is copied.
+        // SAFETY: the strings are zero-terminated, and the lists have the given lengths; everything is
+        // copied.
         got(api, nothing(), |out| unsafe {
             let (inputs, outputs) = ((inputs.as_ptr(), inputs.len()), (outputs.as_ptr(), outputs.len()));
             let (operator, domain, name) = (operator.as_ptr(), domain.as_ptr(), name.as_ptr());
@@ -168,7 +169,7 @@ impl Provider {
     }
 }
 
-/// Attributes of a node that is made.
+/// Attributes of a node under construction.
 struct NewAttributes<'a> {
     api: &'a OrtApi,
     all: Vec<*mut Attribute>,
@@ -183,12 +184,12 @@ impl NewAttributes<'_> {
         self.push(name, text.as_ptr().cast(), text.len(), TEXT)
     }
 
-    /// Adds an attribute of so many elements, which are copied.
+    /// Adds an attribute of `len` elements, which are copied.
     fn push(&mut self, name: &str, data: *const c_void, len: usize, kind: c_int) -> Result<(), String> {
         let len =
             c_int::try_from(len).map_err(|_| format!("{name} has more than 2 GiB (give ep.context_embed_mode=0)"))?;
         let name = CString::new(name).expect("invariant: names here have no zero");
-        // SAFETY: so many elements are there.
+        // SAFETY: `data` has `len` elements.
         let make = |out| unsafe { self.api.create_attribute(name.as_ptr(), data, len, kind, out) };
         self.all.push(got(self.api, nothing(), make)?);
         Ok(())
@@ -197,12 +198,12 @@ impl NewAttributes<'_> {
 
 impl Drop for NewAttributes<'_> {
     fn drop(&mut self) {
-        // SAFETY: they were made here, and whoever took them has copies.
+        // SAFETY: the attributes were made here, and the nodes that use them have copies.
         self.all.drain(..).for_each(|attribute| unsafe { self.api.release_attribute(attribute) });
     }
 }
 
-/// Parts of a graph that are to run here, each with its nodes.
+/// Chooses and compiles the parts of a graph that run here; returns each with its nodes.
 fn chosen(session: &Arc<SessionState>, draft: &SessionGraph) -> Vec<(Vec<NodeAt>, Result<PartOfModel, String>)> {
     let mut claim = claim(draft, session.options.claim, session.threads);
     for why in &claim.left {
@@ -222,8 +223,8 @@ fn chosen(session: &Arc<SessionState>, draft: &SessionGraph) -> Vec<(Vec<NodeAt>
     parts
 }
 
-/// Parts of a graph that were compiled earlier. One that cannot be used is claimed all the same, since nobody
-/// else can run it, and fails when it is to be compiled.
+/// Loads the parts of a graph that were compiled earlier. An unusable part is claimed all the same, since no
+/// other provider can run it, and fails when it is compiled.
 fn given(session: &Arc<SessionState>, found: &ReadGraph) -> Vec<(Vec<NodeAt>, Result<PartOfModel, String>)> {
     let part = |node: &ContextNode| {
         let name = String::from_utf8_lossy(without_end(&node.content));
@@ -253,7 +254,7 @@ unsafe extern "C" fn get_name(_: *const Ep) -> *const c_char {
 unsafe extern "C" fn get_capability(ep: *mut Ep, graph: *const Graph, info: *mut SupportInfo) -> *mut Status {
     // SAFETY: ONNX Runtime passes a provider that `create_ep` made.
     let provider = unsafe { &*ep.cast::<Provider>() };
-    // SAFETY: the graph and the collector are ONNX Runtime's.
+    // SAFETY: the graph and the collector are valid, from ONNX Runtime.
     guarded(&provider.api, || unsafe { provider.claim(graph, info) })
 }
 
@@ -270,18 +271,18 @@ unsafe extern "C" fn compile(
     guarded(&provider.api, || {
         let mut all = Vec::with_capacity(n);
         for at in 0..n {
-            // SAFETY: there are so many nodes, each for a claimed part.
+            // SAFETY: the list has the given number of nodes, each for a claimed part.
             all.push(Box::new(unsafe { provider.computed(*nodes.add(at))? }));
         }
         let wish = provider.session.as_ref().and_then(|session| session.wish.as_ref());
         if let Some(wish) = wish.filter(|_| !contexts.is_null()) {
             for (at, computed) in all.iter().enumerate() {
-                // SAFETY: there is room for so many, which are ONNX Runtime's from then on.
+                // SAFETY: there is room for all nodes, which ONNX Runtime owns from then on.
                 unsafe { *contexts.add(at) = provider.context(wish, *nodes.add(at), &computed.part)? };
             }
         }
         for (at, computed) in all.into_iter().enumerate() {
-            // SAFETY: there is room for so many.
+            // SAFETY: there is room for all of them.
             unsafe { *out.add(at) = Box::into_raw(computed).cast() };
         }
         Ok(())
@@ -293,7 +294,7 @@ unsafe extern "C" fn release_computes(ep: *mut Ep, infos: *mut *mut ComputeInfo,
     let provider = unsafe { &*ep.cast::<Provider>() };
     let status = guarded(&provider.api, || {
         for at in 0..n {
-            // SAFETY: they are those that `compile` made, each given back once.
+            // SAFETY: the parts were made by `compile`, and each is released once.
             drop(unsafe { Box::from_raw((*infos.add(at)).cast::<Computed>()) });
         }
         Ok(())
@@ -302,7 +303,8 @@ unsafe extern "C" fn release_computes(ep: *mut Ep, infos: *mut *mut ComputeInfo,
 }
 
 unsafe extern "C" fn create_state(_: *mut ComputeInfo, _: *mut c_void, out: *mut *mut c_void) -> *mut Status {
-    // SAFETY: there is room for the pointer. Runs have no state of their own: they may be many at a time.
+    // SAFETY: there is room for the pointer. There is no state per node, as several runs may be active at a
+    // time.
     unsafe { *out = nothing() };
     nothing()
 }
@@ -310,7 +312,7 @@ unsafe extern "C" fn create_state(_: *mut ComputeInfo, _: *mut c_void, out: *mut
 unsafe extern "C" fn compute(info: *mut ComputeInfo, _: *mut c_void, run: *mut KernelContext) -> *mut Status {
     // SAFETY: ONNX Runtime passes a part that `compile` made.
     let computed = unsafe { &*info.cast::<Computed>() };
-    // SAFETY: the run is one of the node that the positions are of.
+    // SAFETY: the run belongs to the node with these positions.
     guarded(&computed.api, || unsafe { computed.part.run(&computed.positions, run) })
 }
 

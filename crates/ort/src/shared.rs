@@ -1,8 +1,8 @@
 //! Compiled parts that sessions of a process share.
 //!
-//! A server often has a session of the same model for each of its threads. Where parts of sessions are the
-//! same, weights included, they share one model with one copy of the packed weights, for as long as one of
-//! the sessions lives. Memory of runs stays each session's own.
+//! A server often has a session of the same model for each of its threads. If parts of sessions are equal,
+//! including weights, they share one model with one copy of the packed weights, for as long as one of the
+//! sessions lives. The memory of runs is not shared.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,7 +12,7 @@ use tilewright_graph::onnx::{self, ModelFile};
 use tilewright_graph::{Tensor, TensorType};
 use tilewright_runtime::Model;
 
-/// Everything that determines a compiled part, with a hash in place of the weights.
+/// Key of a compiled part: everything that determines it, with a hash in place of the weights.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PartKey {
     /// Model of the part, without its constants.
@@ -27,7 +27,7 @@ pub struct PartKey {
 pub struct ModelOfPart {
     /// Model of the part.
     pub model: Arc<Model>,
-    /// The part's input that each of the model's is.
+    /// Index of the part's input for each input of the model.
     pub inputs: Vec<usize>,
     /// Types of the part's outputs, at the largest size of the open dimension.
     pub outputs: Vec<TensorType>,
@@ -35,7 +35,7 @@ pub struct ModelOfPart {
     pub n_guessed: usize,
 }
 
-/// Compiled part, as long as a session has it.
+/// Compiled part, kept alive only by sessions.
 struct KeptModel {
     model: Weak<Model>,
     inputs: Vec<usize>,
@@ -47,7 +47,7 @@ struct KeptModel {
 static KNOWN: LazyLock<Mutex<HashMap<PartKey, KeptModel>>> = LazyLock::new(Mutex::default);
 
 impl PartKey {
-    /// Key of a part with these constants.
+    /// Makes the key of a part with these constants.
     pub fn new<'a>(outline: &ModelFile, settings: String, constants: impl Iterator<Item = &'a Tensor>) -> PartKey {
         let mut hash = Weights::new();
         for tensor in constants {
@@ -57,7 +57,7 @@ impl PartKey {
         PartKey { outline: onnx::write(outline), settings, weights: hash.lanes }
     }
 
-    /// The part, if a session has it.
+    /// Finds the part, if a session has it.
     pub fn find(&self) -> Option<ModelOfPart> {
         let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
         let KeptModel { model, inputs, outputs, n_guessed } = known.get(self)?;
@@ -65,7 +65,7 @@ impl PartKey {
         Some(ModelOfPart { model: model.upgrade()?, inputs, outputs, n_guessed: *n_guessed })
     }
 
-    /// Has later sessions find a part, and forgets those that no session has any more.
+    /// Makes a part available to later sessions, and drops entries of parts that no session has any more.
     pub fn keep(self, made: &ModelOfPart) {
         let ModelOfPart { model, inputs, outputs, n_guessed } = made.clone();
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -74,12 +74,12 @@ impl PartKey {
     }
 }
 
-/// Number of sums of a hash, which depend on each other only where a tensor ends.
+/// Number of independent lanes of a hash, which are combined only at the end of a tensor.
 const LANES: usize = 4;
 
-/// Hash of weights by factors that differ from process to process, so that no model can be made to collide
-/// with another. A session hashes all its weights: a hash of the standard library would take longer than
-/// packing them.
+/// Hash of weights with secret factors that differ from process to process, so that a model cannot be crafted
+/// to collide with another. A session hashes all its weights: a hash of the standard library would take
+/// longer than packing them.
 struct Weights {
     lanes: [u64; LANES],
     factors: [u64; LANES],
@@ -95,7 +95,8 @@ impl Weights {
         Weights { lanes, factors }
     }
 
-    /// Adds the bytes of a tensor, with their number: the same bytes divided otherwise have another hash.
+    /// Adds the bytes of a tensor and their number, so that the same bytes divided differently have another
+    /// hash.
     fn add(&mut self, bytes: &[u8]) {
         const BLOCK: usize = 8 * LANES;
         let (blocks, rest) = bytes.as_chunks::<BLOCK>();
@@ -104,14 +105,14 @@ impl Weights {
         last[..rest.len()].copy_from_slice(rest);
         self.step(words_of(&last));
         self.step([bytes.len() as u64; LANES]);
-        // Each lane in all of them.
+        // Mixes the sum of all lanes into each.
         let sum = self.lanes.iter().fold(0_u64, |sum, lane| sum.rotate_left(17) ^ lane);
         self.step([sum; LANES]);
     }
 
     fn step(&mut self, words: [u64; LANES]) {
         for ((lane, factor), word) in self.lanes.iter_mut().zip(self.factors).zip(words) {
-            // Where a bit of the word goes depends on the secret.
+            // The secret factor determines how each bit of the word affects the result.
             let product = u128::from(*lane ^ word) * u128::from(factor);
             *lane = product as u64 ^ (product >> 64) as u64;
         }
@@ -141,7 +142,7 @@ mod tests {
         PartKey::new(&ModelFile::default(), String::new(), tensors.iter())
     }
 
-    /// A tensor of an attribute is part of a node.
+    /// A tensor in an attribute is part of a node.
     #[test]
     fn keys_differ_with_any_attribute() {
         let key = |fill: u8| {

@@ -1,39 +1,39 @@
-//! Sizes that runs bring, and which of them a part has code for.
+//! Sizes of runs, and the code that a part has for them.
 //!
-//! Code for the sizes of the first run is for these alone. Where a run brings sizes that differ from known
-//! ones in a single named dimension, the code that is made is for every size of it up to some largest one,
-//! and runs say theirs. A dimension behind a batch, such as tokens of several texts, is open together with
-//! the batch, whose items run one after the other. What cannot be made so is made for each size.
+//! The code for the sizes of the first run supports only these. If the sizes of a run differ from known ones
+//! only in a single named dimension, the new code supports every size of it up to some maximum, and each run
+//! passes its size. A dimension after a batch, such as the tokens of several texts, is open together with the
+//! batch, whose items run one after the other. If that is not possible, code is made for each size.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tilewright_runtime::OpenDimension;
 
-/// Number of sizes, or ranges of sizes, for which a part stays compiled as long as none is met again that it
-/// is no more compiled for.
+/// Number of sizes, or ranges of sizes, for which code is kept, unless dropped sizes recur.
 const FEWEST_KEPT: usize = 8;
-/// Number of them where such sizes come back, and of those that are remembered.
+/// Maximum number of sizes for which code is kept if dropped sizes recur, and of dropped sizes that are
+/// remembered.
 const MOST_KEPT: usize = 64;
-/// Sizes that a range ends at are multiples of this, so that vectors are whole.
+/// Multiple to which the end of a range is rounded up, so that vectors are whole.
 const WHOLE_VECTORS: usize = 16;
-/// Number of ranges of a dimension without code after which no other one is tried.
+/// Number of failed ranges of a dimension after which no further one is tried.
 const MOST_REFUSALS: usize = 3;
-/// Least size that a range ends at behind a batch: items are processed together as long as they have no more
-/// rows than the largest one.
+/// Minimum end of a range after a batch: items are processed together as long as they have no more rows in
+/// total than the largest item.
 const LEAST_ROWS: usize = 128;
-/// Least number of items that a range of batches ends at, which costs nothing.
+/// Minimum end of a range of batch sizes; a large end costs nothing.
 const LEAST_ITEMS: usize = 256;
 
 /// Shape of an input.
 pub type InputShape = Vec<usize>;
 
-/// Shapes of a part's inputs that code is for.
+/// Shapes of a part's inputs that code supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// Shapes of the inputs; those at the largest sizes of the open dimensions.
     pub shapes: Vec<InputShape>,
-    /// Dimensions of which each run says a size: none, one, or one behind a batch and the batch.
+    /// Open dimensions, whose sizes each run passes: none, one, or one after a batch and the batch.
     pub open: Vec<OpenDimension>,
 }
 
@@ -52,7 +52,7 @@ impl std::fmt::Display for Sizes {
 pub struct DimensionNames(pub Vec<Vec<Option<String>>>);
 
 impl DimensionNames {
-    /// Size of a dimension in shapes; `None` where there is none, or several.
+    /// Size of a dimension in shapes; `None` if the dimension does not occur, or with several sizes.
     pub fn size_of(&self, shapes: &[InputShape], dim: &str) -> Option<usize> {
         let mut sizes = self.places(dim).map(|(input, axis)| shapes.get(input)?.get(axis).copied());
         let first = sizes.next()??;
@@ -78,7 +78,8 @@ impl DimensionNames {
         dims.iter().fold(shapes.to_vec(), |shapes, (dim, size)| self.with(&shapes, dim, *size))
     }
 
-    /// The named dimensions in which alone shapes differ, each with the larger of its two sizes.
+    /// Named dimensions in which shapes differ, each with the larger of its two sizes; `None` if they differ
+    /// in anything else.
     fn differences(&self, known: &[InputShape], shapes: &[InputShape]) -> Option<Vec<(&str, usize)>> {
         let (mut dims, mut same) = (Vec::new(), known.to_vec());
         while let Some((input, axis)) = first_difference(&same, shapes) {
@@ -91,8 +92,8 @@ impl DimensionNames {
         Some(dims)
     }
 
-    /// The dimension that lies ahead of another one in all its places, if a single one does and has no other
-    /// place than the first of an input.
+    /// Batch dimension of a dimension: the one that precedes it wherever it occurs, if it is unique and
+    /// occurs only as the first dimension of inputs.
     fn batch_of(&self, dim: &str) -> Option<&str> {
         let mut ahead = self.places(dim).map(|(input, axis)| match axis {
             1 => self.0[input][0].as_deref(),
@@ -103,8 +104,8 @@ impl DimensionNames {
         is_it.then_some(batch)
     }
 
-    /// Sizes that runs of code for these sizes say, of each open dimension; `None` where shapes are none of
-    /// its.
+    /// Sizes of the open dimensions for a run of these shapes; `None` if the code does not support the
+    /// shapes.
     fn fit(&self, sizes: &Sizes, shapes: &[InputShape]) -> Option<Vec<i64>> {
         let size = |dim: &OpenDimension| Some(self.size_of(shapes, &dim.name)? as i64).filter(|&size| dim.has(size));
         let of_run = sizes.open.iter().map(size).collect::<Option<Vec<i64>>>()?;
@@ -117,28 +118,28 @@ fn most_of(open: &[OpenDimension]) -> Vec<(&str, usize)> {
     open.iter().map(|dim| (dim.name.as_str(), dim.most as usize)).collect()
 }
 
-/// The first input and axis at which shapes differ.
+/// First input and axis at which shapes differ.
 fn first_difference(known: &[InputShape], shapes: &[InputShape]) -> Option<(usize, usize)> {
     let pairs = known.iter().zip(shapes).enumerate();
     let mut axes = pairs.flat_map(|(input, (a, b))| (0..a.len().max(b.len())).map(move |axis| (input, axis)));
     axes.find(|&(input, axis)| known[input].get(axis) != shapes[input].get(axis))
 }
 
-/// Code that one run makes, and that others for the same sizes wait for.
+/// Code that one run makes, while others with the same sizes wait.
 pub type Pending<T> = Arc<OnceLock<Result<T, String>>>;
 
-/// Code of a part for the sizes that were met last.
+/// Code of a part for the most recent sizes.
 pub struct Codes<T> {
     names: DimensionNames,
     state: Mutex<CodesState<T>>,
 }
 
 struct CodesState<T> {
-    /// Code that was in use last is at the end.
+    /// Code by sizes, the most recently used last.
     codes: Vec<(Sizes, Pending<T>)>,
-    /// Sizes whose code gave way, the last ones at the end.
+    /// Sizes whose code was dropped, the most recent last.
     dropped: Vec<Sizes>,
-    /// Number of sizes that are kept.
+    /// Number of sizes for which code is kept.
     n_kept: usize,
     /// Largest sizes of the ranges of dimensions for which no code could be made.
     refused: HashMap<Vec<String>, Vec<usize>>,
@@ -146,16 +147,16 @@ struct CodesState<T> {
 
 /// Code for a run.
 pub struct CodeForRun<T> {
-    /// Code, once it is made.
+    /// Code, once made.
     pub pending: Pending<T>,
-    /// Sizes that it is for.
+    /// Sizes that the code supports.
     pub sizes: Sizes,
     /// Sizes of the open dimensions in the run.
     pub of_run: Vec<i64>,
 }
 
 impl<T> Codes<T> {
-    /// No code yet, for inputs with these names of dimensions.
+    /// Makes an empty collection, for inputs with these names of dimensions.
     pub fn new(names: DimensionNames) -> Codes<T> {
         let (codes, dropped, refused) = (Vec::new(), Vec::new(), HashMap::new());
         Codes { names, state: Mutex::new(CodesState { codes, dropped, n_kept: FEWEST_KEPT, refused }) }
@@ -165,12 +166,12 @@ impl<T> Codes<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Finds code for shapes, or a place for it, with the sizes that were in use least lately where these
-    /// give way.
+    /// Finds code for shapes, or adds a pending entry for it; also returns the least recently used sizes if
+    /// they are dropped.
     pub fn find(&self, shapes: &[InputShape]) -> (CodeForRun<T>, Option<Sizes>) {
         let mut state = self.state();
         let fit = |sizes: &Sizes| self.names.fit(sizes, shapes);
-        // What is for these shapes alone is the faster one.
+        // Code for exactly these shapes is faster.
         let exact = state.codes.iter().position(|(sizes, _)| sizes.open.is_empty() && sizes.shapes == shapes);
         if let Some(at) = exact.or_else(|| state.codes.iter().rposition(|(sizes, _)| fit(sizes).is_some())) {
             let (sizes, pending) = state.codes.remove(at);
@@ -179,7 +180,7 @@ impl<T> Codes<T> {
         }
         let sizes = self.wanted(&state, shapes);
         let of_run = fit(&sizes).unwrap_or_default();
-        // A caller who takes turns with more sizes than are kept would have all of them made again and again.
+        // If a caller cycled through more sizes than are kept, all of them would be compiled again and again.
         if let Some(at) = state.dropped.iter().position(|dropped| *dropped == sizes) {
             state.dropped.remove(at);
             state.n_kept = (state.n_kept + 1).min(MOST_KEPT);
@@ -194,7 +195,7 @@ impl<T> Codes<T> {
         (CodeForRun { pending, sizes, of_run }, dropped)
     }
 
-    /// Sizes that code for shapes is to be for.
+    /// Chooses the sizes that new code for shapes should support.
     fn wanted(&self, state: &CodesState<T>, shapes: &[InputShape]) -> Sizes {
         let range = state.codes.iter().rev().find_map(|(known, _)| self.range(known, shapes));
         let open = range.and_then(|dims| {
@@ -221,8 +222,8 @@ impl<T> Codes<T> {
         Sizes { shapes: self.names.with_all(shapes, &most_of(&open)), open }
     }
 
-    /// Dimensions that are to be open for shapes beside known ones, with the largest sizes met: the batch
-    /// comes last.
+    /// Dimensions to open so that code supports both these shapes and known ones, with the largest sizes
+    /// seen; the batch comes last.
     fn range<'a>(&'a self, known: &'a Sizes, shapes: &[InputShape]) -> Option<Vec<(&'a str, usize)>> {
         let mut dims = self.names.differences(&known.shapes, shapes)?;
         for (name, most) in most_of(&known.open) {
@@ -245,14 +246,14 @@ impl<T> Codes<T> {
         (1..=2).contains(&dims.len()).then_some(dims)
     }
 
-    /// Forgets code that could not be made; whether it was for a range, so that code for the shapes of the
-    /// run alone may be made yet.
+    /// Drops code that could not be made; returns whether it was for a range, so that code for exactly the
+    /// run's shapes can be tried.
     pub fn refuse(&self, found: &CodeForRun<T>) -> bool {
         let mut state = self.state();
         let n_before = state.codes.len();
         state.codes.retain(|(_, pending)| !Arc::ptr_eq(pending, &found.pending));
         let Some(dim) = found.sizes.open.first() else { return false };
-        // Of the runs that waited for it the first one says so.
+        // Counted only by the first of the runs that waited for the code.
         if state.codes.len() < n_before {
             let names = names_of(found.sizes.open.iter().map(|dim| dim.name.as_str()));
             state.refused.entry(names).or_default().push(dim.most as usize);
@@ -260,7 +261,7 @@ impl<T> Codes<T> {
         true
     }
 
-    /// Forgets ranges that are within one for which there is code now.
+    /// Drops ranges that are within a range for which there is code now.
     pub fn supersede(&self, found: &CodeForRun<T>) {
         let open = &found.sizes.open;
         let is_within = |sizes: &Sizes| {
@@ -281,7 +282,7 @@ fn names_of<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 mod tests {
     use super::*;
 
-    /// Code for the inputs of a model; ranges have some if they end where `ranges` says.
+    /// Code for the inputs of a model; a range has code if `ranges` accepts its end.
     struct Met {
         codes: Codes<String>,
         ranges: fn(i64) -> bool,
@@ -294,7 +295,8 @@ mod tests {
     }
 
     impl Met {
-        /// Runs shapes, which makes code where there is none, and compares what code ran, and its open size.
+        /// Simulates a run of shapes, which makes code if there is none, and compares the code used and its
+        /// open sizes with the expected ones.
         #[track_caller]
         fn check(&self, shapes: &[&[usize]], expected: (&str, &[i64])) {
             let shapes: Vec<InputShape> = shapes.iter().map(|shape| shape.to_vec()).collect();
@@ -322,12 +324,12 @@ mod tests {
         met.check(&[&[1, 7, 64], &[1, 7]], ("[1, 7, 64], [1, 7]", &[]));
         met.check(&[&[1, 9, 64], &[1, 9]], ("[1, 16, 64], [1, 16] and tokens=1..16", &[9]));
         met.check(&[&[1, 3, 64], &[1, 3]], ("[1, 16, 64], [1, 16] and tokens=1..16", &[3]));
-        // The first one keeps its own.
+        // The first sizes keep their own code.
         met.check(&[&[1, 7, 64], &[1, 7]], ("[1, 7, 64], [1, 7]", &[]));
-        // A longer range takes the place of the shorter.
+        // A longer range replaces the shorter one.
         met.check(&[&[1, 33, 64], &[1, 33]], ("[1, 64, 64], [1, 64] and tokens=1..64", &[33]));
         assert_eq!(met.n_codes(), 2);
-        // A batch of several is open as well.
+        // A batch of several items is open as well.
         met.check(&[&[2, 8, 64], &[2, 8]], ("[256, 128, 64], [256, 128] and tokens=1..128 and batch=1..256", &[8, 2]));
         met.check(&[&[5, 9, 64], &[5, 9]], ("[256, 128, 64], [256, 128] and tokens=1..128 and batch=1..256", &[9, 5]));
         met.check(&[&[1, 9, 64], &[1, 9]], ("[256, 128, 64], [256, 128] and tokens=1..128 and batch=1..256", &[9, 1]));
@@ -343,14 +345,14 @@ mod tests {
         texts.check(&[&[4, 60], &[4]], ("[256, 128], [256] and tokens=1..128 and batch=1..256", &[60, 4]));
         texts.check(&[&[20, 60], &[20]], ("[256, 128], [256] and tokens=1..128 and batch=1..256", &[60, 20]));
         assert_eq!(texts.n_codes(), 2);
-        // Of images no dimension lies behind the batch alone; of tokens at the front no batch is known.
+        // Images have no dimension that follows only the batch; tokens as the first dimension have no batch.
         let images = met(&[&["batch", "", "height", "width"]], |_| true);
         images.check(&[&[2, 3, 64, 64]], ("[2, 3, 64, 64]", &[]));
         images.check(&[&[3, 3, 64, 96]], ("[3, 3, 64, 96]", &[]));
         let both = met(names, |_| true);
         both.check(&[&[2, 7], &[2], &[7]], ("[2, 7], [2], [7]", &[]));
         both.check(&[&[3, 9], &[3], &[9]], ("[3, 9], [3], [9]", &[]));
-        // Where no range has code, sizes have.
+        // If no range has code, single sizes have.
         let none = met(&names[..1], |_| false);
         for size in 30..50 {
             none.check(&[&[2, size]], (&format!("[2, {size}]"), &[]));
@@ -370,7 +372,7 @@ mod tests {
 
     #[test]
     fn ranges_without_code_are_tried_a_few_times() {
-        // As where positions end at 40.
+        // As in a model with at most 40 positions.
         let positions = met(&[&["tokens"]], |most| most <= 40);
         positions.check(&[&[30]], ("[30]", &[]));
         positions.check(&[&[31]], ("[32] and tokens=1..32", &[31]));
@@ -394,7 +396,7 @@ mod tests {
         assert_eq!(met.n_codes(), FEWEST_KEPT);
         (0..3).for_each(|_| round());
         assert_eq!(met.n_codes(), 12);
-        // Sizes that are new keep no more of them.
+        // New sizes do not raise the number of sizes kept.
         (20..100).for_each(|size| met.check(&[&[size]], (&format!("[{size}]"), &[])));
         assert_eq!(met.n_codes(), 12);
     }

@@ -1,7 +1,7 @@
 //! Parallel loops of kernels on ONNX Runtime's threads.
 //!
-//! A session has a pool of threads, of which its options say how many there are. Kernels use that pool and no
-//! threads of their own, so that no two pools spin for the same cores.
+//! A session has a thread pool, whose size its options set. Kernels use that pool and no threads of their
+//! own, so that two pools do not compete for the same cores.
 
 use std::ffi::c_void;
 
@@ -10,17 +10,17 @@ use tilewright_runtime::shares::{self, LoopBody, Share};
 
 use crate::api::{KernelContext, OrtApi};
 
-/// Loops of one run: its calls of ONNX Runtime's threads.
+/// Parallel loops of one run, on ONNX Runtime's threads.
 pub struct Loops<'a> {
     /// Functions of ONNX Runtime.
     pub api: &'a OrtApi,
-    /// The run.
+    /// Active run.
     pub run: *const KernelContext,
-    /// A share of iterations for each number of a thread; of this run alone.
+    /// Share of iterations for each thread number, used only by this run.
     pub shares: &'a [Share],
 }
 
-/// Loop under way.
+/// Active loop.
 struct LoopUnderWay<'a> {
     shares: &'a [Share],
     body: LoopBody,
@@ -28,7 +28,7 @@ struct LoopUnderWay<'a> {
 }
 
 impl Loops<'_> {
-    /// Runtime of kernels whose loops are these, for as long as they are borrowed.
+    /// Returns a runtime whose kernels run their loops here, valid while `self` is borrowed.
     pub fn runtime(&self) -> Runtime {
         unsafe extern "C" fn parallel_for(context: *mut c_void, body: LoopBody, env: *mut c_void, n_iterations: i64) {
             // SAFETY: the context is the one that made the runtime.
@@ -38,7 +38,7 @@ impl Loops<'_> {
         Runtime { context: std::ptr::from_ref(self).cast_mut().cast(), parallel_for }
     }
 
-    /// Carries out all iterations, each number of a thread its own first, then those of others.
+    /// Executes all iterations; each thread number first takes its own share, then those of others.
     fn run(&self, body: LoopBody, env: *mut c_void, n_iterations: i64) {
         let n = self.shares.len().min(usize::try_from(n_iterations).unwrap_or(0)).max(1);
         let shares = &self.shares[..n];
@@ -46,26 +46,26 @@ impl Loops<'_> {
         let mut all = LoopUnderWay { shares, body, env };
         if n > 1 {
             let data = std::ptr::from_mut(&mut all).cast();
-            // SAFETY: the run is under way, and the loop lives until the call returns, as all pieces are done
-            // by then. ONNX Runtime's own locks order what threads write.
+            // SAFETY: the run is active, and the loop lives until the call returns, when all pieces are done.
+            // ONNX Runtime's own locks synchronise the threads' writes.
             let status = unsafe { self.api.parallel_for(self.run, piece, n, 0, data) };
-            // Threads that it could not have would leave iterations, which are carried out below.
+            // If threads were not available, iterations may be left, which are executed below.
             let _ = self.api.check(status);
         }
         all.work(0);
     }
 }
 
-/// Works as one number of a thread.
+/// Executes iterations with a thread number.
 unsafe extern "C" fn piece(data: *mut c_void, index: usize) {
-    // SAFETY: the data is a loop, which nobody changes meanwhile.
+    // SAFETY: the data is a loop, which does not change meanwhile.
     unsafe { &*data.cast::<LoopUnderWay>() }.work(index);
 }
 
 impl LoopUnderWay<'_> {
     fn work(&self, thread: usize) {
-        // SAFETY: iterations of a loop are independent, which scheduling has checked; under this number
-        // nobody else works.
+        // SAFETY: iterations of a loop are independent, which scheduling has checked; no other thread uses
+        // this number.
         unsafe { shares::work(self.shares, self.body, self.env, thread) };
     }
 }

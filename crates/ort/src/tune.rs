@@ -1,7 +1,7 @@
-//! Tuning of a part's kernels when a session starts, where its options give time for that.
+//! Tuning of a part's kernels when a session starts, if its options allow time for that.
 //!
-//! Candidates run in workers, processes that load this library: what fails there leaves the host program
-//! alone. What is found goes on record, and later sessions begin with it.
+//! Candidates run in workers, processes that load this library, so that their failures do not affect the host
+//! program. The results are recorded, and later sessions start with them.
 
 use std::ffi::{CStr, OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
@@ -19,7 +19,7 @@ use crate::sizes::InputShape;
 
 impl SessionState {
     /// Tunes the kernels of a part for inputs of these shapes that have no records, for as long as the
-    /// options say; what goes wrong is one line in the log.
+    /// options allow; a failure is logged as one line.
     pub fn tune(&self, part: &PartDraft, shapes: &[InputShape]) {
         if self.options.tune_seconds == 0.0 {
             return;
@@ -32,7 +32,7 @@ impl SessionState {
         }
     }
 
-    /// Tunes as [`SessionState::tune`] says; the number of kernels that had no records.
+    /// Tunes as [`SessionState::tune`] does; returns the number of kernels that had no records.
     fn try_to_tune(&self, part: &PartDraft, shapes: &[InputShape]) -> Result<usize, String> {
         let in_words = |error: &dyn std::fmt::Display| error.to_string();
         let left = self.time_to_tune();
@@ -68,7 +68,7 @@ impl SessionState {
     }
 }
 
-/// Does work with a flag that is set when a time is over.
+/// Runs work, and sets a flag when the time is over.
 fn within<T>(time: Duration, stop: &AtomicBool, work: impl FnOnce() -> T) -> T {
     let (is_done, changed) = (Mutex::new(false), Condvar::new());
     std::thread::scope(|scope| {
@@ -89,16 +89,16 @@ fn within<T>(time: Duration, stop: &AtomicBool, work: impl FnOnce() -> T) -> T {
 /// File that this library was loaded from.
 fn own_file() -> Option<PathBuf> {
     let address = TilewrightWorker as *const () as *const libc::c_void;
-    // SAFETY: zeros are such a value.
+    // SAFETY: all zeros are a valid value of the type.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: the address is that of a function, and there is room for what is said of it.
+    // SAFETY: the address is that of a function, and there is room for the result.
     let is_known = unsafe { libc::dladdr(address, &mut info) } != 0 && !info.dli_fname.is_null();
-    // SAFETY: the name ends with a zero, and stays for as long as the library.
+    // SAFETY: the name is zero-terminated, and lives as long as the library.
     let name = is_known.then(|| unsafe { CStr::from_ptr(info.dli_fname) })?;
     Some(OsStr::from_bytes(name.to_bytes()).into())
 }
 
-/// Serves as a worker process until its input ends; returns 0 where all went well.
+/// Serves as a worker process until its input ends; returns 0 on success.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case, reason = "named as the other functions of the library")]
 pub extern "C" fn TilewrightWorker() -> c_int {

@@ -1,4 +1,4 @@
-//! The command that the wheel brings: that of the project, with the back end of our own.
+//! Command that the wheel installs: the project's command, with our own back end.
 
 #![forbid(unsafe_code)]
 

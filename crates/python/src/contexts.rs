@@ -13,17 +13,17 @@ use crate::value;
 /// Name, element type and shape of an input or output.
 pub type Signature = (String, &'static str, Vec<usize>);
 
-/// A model with memory for its runs. Each run has a context of its own, and leaves it to later ones, so that
-/// there are as many as runs have been under way at the same time; loops of all share one set of threads.
+/// Model with contexts for its runs. Each run uses a context of its own, which later runs reuse, so that
+/// there are as many as runs have been active at the same time; the loops of all share one thread pool.
 pub struct ContextPool {
     model: Arc<Model>,
     threads: SharedPool,
-    /// Idle contexts; taken while Python's lock is held, and so never during a fork.
+    /// Idle contexts; locked only while Python's lock is held, and therefore never during a fork.
     idle: Mutex<Vec<Context>>,
 }
 
 impl ContextPool {
-    /// Makes contexts of a model, one of them at once, on `n_threads` threads.
+    /// Makes a pool for a model on `n_threads` threads, with one context initially.
     ///
     /// # Errors
     /// If memory or threads do not suffice.
@@ -37,8 +37,8 @@ impl ContextPool {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes outputs of inputs, all of them the bytes of arrays as they lie in memory; other threads of
-    /// Python run meanwhile.
+    /// Computes outputs from inputs, all of them the bytes of arrays in memory order; other Python threads
+    /// can run meanwhile.
     ///
     /// # Errors
     /// If an array does not fit, a step of the model fails, or memory does not suffice for another

@@ -14,19 +14,19 @@ use tilewright_runtime::Port;
 use crate::contexts::{ContextPool, Signature};
 use crate::value;
 
-/// A kernel in this process: the best configuration that is recorded, or what the model of the machine
-/// guesses, compiled for this machine.
+/// Kernel in this process: the best recorded configuration, or the machine model's guess, compiled for this
+/// machine.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Kernel {
     workload: String,
     contexts: ContextPool,
     inputs: Vec<Signature>,
     outputs: Vec<Signature>,
-    /// Seconds a run, as recorded.
+    /// Recorded seconds per run.
     time: Option<f64>,
 }
 
-/// The constants of a workload, which are all given and have its sizes.
+/// Checks that all constants of a workload are given, with the right sizes.
 fn checked(workload: &Workload, mut given: Vec<(String, Vec<u8>)>) -> PyResult<Vec<(String, Bytes)>> {
     let program = workload.program();
     let mut found = Vec::new();
@@ -84,7 +84,7 @@ impl Kernel {
         Ok(Kernel { workload: workload.to_string(), contexts, inputs, outputs, time })
     }
 
-    /// Workload that it computes.
+    /// Workload that the kernel computes.
     #[getter]
     fn workload(&self) -> &str {
         &self.workload
@@ -102,13 +102,13 @@ impl Kernel {
         self.outputs.clone()
     }
 
-    /// Seconds that a run took when it was measured; None of a guess.
+    /// Measured seconds per run; None for a guess.
     #[getter]
     fn time(&self) -> Option<f64> {
         self.time
     }
 
-    /// Makes outputs of inputs, all of them the bytes of arrays as they lie in memory.
+    /// Computes outputs from inputs, all of them the bytes of arrays in memory order.
     fn run(
         &self,
         py: Python,

@@ -1,5 +1,5 @@
 //! Tilewright for Python: spaces, searches, replays, records, runs of `tune`, kernels and models, behind the
-//! package `python/tilewright`. It is built without LLVM: kernels come from our own back end.
+//! package `python/tilewright`. Built without LLVM: kernels are compiled by our own back end.
 
 mod contexts;
 mod kernel;

@@ -15,13 +15,13 @@ use tilewright_runtime::AnyModel;
 use crate::contexts::{ContextPool, Signature};
 use crate::value;
 
-/// Time that Python waits for a model before it looks for an interrupt.
+/// Interval of checks for an interrupt while Python waits for a model.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Note on an option that changes nothing.
+/// Note on an option that has no effect.
 const NO_BF16: &str = "bf16=True changes nothing: this CPU has no products of bf16 that are faster than those of f32";
 
-/// Model to load, and the options.
+/// Model to load, with options.
 struct ModelRequest {
     file: PathBuf,
     bindings: Bindings,
@@ -32,13 +32,13 @@ struct ModelRequest {
     store: Option<String>,
 }
 
-/// A model with memory and threads, and what it takes and gives.
+/// Model with memory and threads, and its inputs and outputs.
 struct LoadedModel {
     contexts: ContextPool,
     inputs: Vec<Signature>,
     outputs: Vec<Signature>,
     n_untuned: usize,
-    /// Lines about a store that could not be used, or an option that changes nothing.
+    /// Messages about a store that could not be used, or an option that has no effect.
     notes: Vec<String>,
 }
 
@@ -83,7 +83,7 @@ impl ModelRequest {
     }
 }
 
-/// Problems in one text: what has to be mended first, or all that is not supported.
+/// Formats problems as one text: those to be fixed first, or all that are unsupported.
 fn told(problems: &[Problem]) -> String {
     match problems.iter().find(|problem| !problem.is_unsupported()) {
         Some(Problem { reason: Reason::Unbound(unbound), .. }) => {
@@ -100,7 +100,7 @@ fn told(problems: &[Problem]) -> String {
     }
 }
 
-/// A message whose advice names options of the command, with those of `tilewright.load` in their places.
+/// Replaces the command's options in a message's hints by those of `tilewright.load`.
 fn in_python(text: &str) -> String {
     let options = [("--dim ", "dims"), ("--shape ", "shapes"), ("--set ", "values")];
     let (mut out, mut rest) = (String::new(), text);
@@ -118,8 +118,8 @@ fn in_python(text: &str) -> String {
     out + rest
 }
 
-/// Runs work in a thread of its own, so that an interrupt of Python's need not wait for it. The thread goes
-/// on then, and its result is dropped.
+/// Runs work in a separate thread, so that an interrupt of Python need not wait for it. After an interrupt,
+/// the thread continues, and its result is dropped.
 fn interruptible<T: Send + 'static>(py: Python, work: impl FnOnce() -> T + Send + 'static) -> PyResult<T> {
     let (sender, mut receiver) = mpsc::sync_channel(1);
     let thread = std::thread::Builder::new().name("tilewright".to_owned());
@@ -128,7 +128,7 @@ fn interruptible<T: Send + 'static>(py: Python, work: impl FnOnce() -> T + Send 
     });
     thread.map_err(|error| PyRuntimeError::new_err(format!("a thread: {error}")))?;
     loop {
-        // A receiver belongs to one thread at a time.
+        // A receiver can be used by one thread at a time.
         let receiver = &mut receiver;
         match py.detach(move || receiver.recv_timeout(WAIT)) {
             Ok(result) => return Ok(result),
@@ -140,8 +140,8 @@ fn interruptible<T: Send + 'static>(py: Python, work: impl FnOnce() -> T + Send 
     }
 }
 
-/// An ONNX model in this process, with the best kernels that are recorded, or what the model of the machine
-/// guesses, compiled for this machine.
+/// ONNX model in this process, with the best recorded kernels, or the machine model's guesses, compiled for
+/// this machine.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Model {
     file: PathBuf,
@@ -172,7 +172,7 @@ impl Model {
         Ok(Model { file, loaded })
     }
 
-    /// The file.
+    /// File of the model.
     #[getter]
     fn file(&self) -> &Path {
         &self.file
@@ -190,13 +190,13 @@ impl Model {
         self.loaded.outputs.clone()
     }
 
-    /// Number of distinct kernels that are not recorded, so that the model of the machine chose them.
+    /// Number of distinct kernels without records, whose configurations the machine model guessed.
     #[getter]
     fn n_untuned(&self) -> usize {
         self.loaded.n_untuned
     }
 
-    /// Makes outputs of inputs, all of them the bytes of arrays as they lie in memory.
+    /// Computes outputs from inputs, all of them the bytes of arrays in memory order.
     fn run(
         &self,
         py: Python,

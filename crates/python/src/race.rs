@@ -10,10 +10,11 @@ use tilewright::referee::{Rules, race_calls};
 use crate::value;
 
 /// Races callables, by name, in interleaved rounds whose order is shuffled, and names the winner or declares
-/// a tie; with `allow`, a share, says which are slower than the first by more. One that raises ends the race.
+/// a tie; with `allow`, a relative tolerance, also reports which are slower than the first by more. An
+/// exception ends the race.
 ///
-/// The result is the dict that `tilewright race --json` prints. `time` is in seconds. All run in this
-/// process.
+/// The result is the dict that `tilewright race --json` prints. `time` is in seconds. All callables run in
+/// this process.
 #[pyfunction]
 #[pyo3(signature = (callables, *, rounds=None, time=None, seed=None, allow=None))]
 pub fn race<'py>(

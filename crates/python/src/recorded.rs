@@ -1,4 +1,4 @@
-//! Recorded spaces: what others, or we, measured of a space, to run searches on.
+//! Recorded spaces: measurements of a space, by this or other tools, on which searches can be replayed.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,10 +12,10 @@ use tilewright_search::{AtBudget, Outcome, RecordedSpace, ReplayPlan};
 use crate::space::Space;
 use crate::value;
 
-/// Interval of the checks whether Python was interrupted.
+/// Interval of checks for an interrupt of Python.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// A recorded space: `open_recorded` reads one from a file of a format that `tilewright formats` lists.
+/// Recorded space; `open_recorded` reads one from a file of a format that `tilewright formats` lists.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Recorded {
     recorded: RecordedSpace,
@@ -23,7 +23,7 @@ pub struct Recorded {
     task: String,
 }
 
-/// Reads a recorded space. Of a file with several tasks `task` says which, by its number or a part of its
+/// Reads a recorded space. If the file has several tasks, `task` selects one, by its number or a part of its
 /// text; `description` is the T1 file of T4 results.
 #[pyfunction]
 #[pyo3(signature = (file, *, task=None, description=None))]
@@ -51,7 +51,7 @@ pub fn open_recorded(
 
 #[pymethods]
 impl Recorded {
-    /// The space whose configurations are recorded.
+    /// Space whose configurations are recorded.
     #[getter]
     fn space(&self, py: Python) -> Py<Space> {
         self.space.clone_ref(py)
@@ -63,7 +63,7 @@ impl Recorded {
         &self.task
     }
 
-    /// Oddities of the file, each in a line.
+    /// Oddities of the file, one line each.
     #[getter]
     fn notes(&self) -> Vec<String> {
         self.recorded.notes().to_vec()
@@ -75,7 +75,7 @@ impl Recorded {
         self.recorded.n_valid()
     }
 
-    /// The best recorded time in seconds.
+    /// Best recorded time in seconds.
     #[getter]
     fn optimum(&self) -> Option<f64> {
         self.recorded.optimum_ns().map(|ns| ns / 1e9)
@@ -89,7 +89,7 @@ impl Recorded {
         format!("Recorded({}: {} configurations)", self.task, self.recorded.len())
     }
 
-    /// The time of a configuration in seconds, or the kind of its failure.
+    /// Time of a configuration in seconds, or the kind of its failure.
     fn outcome<'py>(&self, config: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = config.py();
         let json = match self.recorded.outcome(&self.space.get().config(config)?) {
@@ -99,8 +99,8 @@ impl Recorded {
         value::python(py, &json)
     }
 
-    /// Runs a search several times, and says for each budget which part of the optimum each run has come to:
-    /// the optimum's time over the best one's.
+    /// Runs a search several times, and returns for each budget the fraction of the optimum that each run has
+    /// reached: the optimum's time divided by the best time found.
     #[pyo3(signature = (search, budgets, repeats, seed, batch, threads))]
     #[allow(clippy::too_many_arguments, reason = "they have names in Python")]
     fn replay<'py>(

@@ -1,4 +1,4 @@
-//! The database of records.
+//! Database of records.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use tilewright_device::host;
 use crate::run::Worker;
 use crate::value;
 
-/// The database of records: that of the command `tilewright`, or a file.
+/// Database of records: that of the command `tilewright`, or a file.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Records {
     database: Database,
@@ -24,7 +24,7 @@ impl Records {
         Ok(Records { database: Database::new(file.as_deref()).map_err(value::error)? })
     }
 
-    /// The name of the file, which need not be there yet.
+    /// Path of the file, which need not exist yet.
     #[getter]
     fn file(&self) -> PathBuf {
         self.database.path.clone()
@@ -34,7 +34,7 @@ impl Records {
         format!("Records({})", self.database.name())
     }
 
-    /// Tasks with records: a dict for each workload, target, template and number of threads.
+    /// Tasks with records: a dict for each combination of workload, target, template and number of threads.
     fn tasks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let tasks = py.detach(|| -> Result<Vec<Json>, tilewright::Error> {
             let Some(store) = self.database.open_to_read()? else { return Ok(Vec::new()) };
@@ -47,8 +47,7 @@ impl Records {
         value::python(py, &tasks.map_err(value::error)?.into())
     }
 
-    /// The best that is recorded of a workload, a command or a kernel for this machine; None where nothing
-    /// is.
+    /// Best record of a workload, a command or a kernel for this machine; None without records.
     #[pyo3(signature = (workload, *, threads=1, template=None))]
     fn best<'py>(
         &self,
@@ -74,7 +73,7 @@ impl Records {
         value::python(py, &serde_json::to_value(best).expect("invariant: it is numbers and texts by name"))
     }
 
-    /// Every trial that is recorded, as a dict; of one workload where its name is given.
+    /// All recorded trials as dicts, or those of one workload if its name is given.
     #[pyo3(signature = (workload=None))]
     fn trials<'py>(&self, py: Python<'py>, workload: Option<&str>) -> PyResult<Bound<'py, PyAny>> {
         let name = workload.map(|text| Workload::parse(text).map_or(text.to_owned(), |known| known.to_string()));
@@ -93,7 +92,7 @@ impl Records {
         value::python(py, &trials.map_err(value::error)?.into())
     }
 
-    /// Adds what a file holds: records of ours as JSON lines, or what another tuner recorded. Says how many
+    /// Adds the records of a file: JSON lines of this tool, or a format of another tuner. Returns how many
     /// were read, and how many are new.
     fn add<'py>(&self, py: Python<'py>, file: PathBuf) -> PyResult<Bound<'py, PyAny>> {
         let mut notes = std::sync::Mutex::new(Vec::new());

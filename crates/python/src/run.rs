@@ -1,4 +1,4 @@
-//! Runs of `tune` in the background: they go on in a thread of their own, and Python takes what they say.
+//! Runs of `tune` in background threads, whose events Python receives.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -33,13 +33,13 @@ impl Worker {
     }
 }
 
-/// Serves as a worker process, by the arguments behind those that start one; whether all went well.
+/// Serves as a worker process, given the arguments after those that start one; returns whether it succeeded.
 #[pyfunction]
 pub fn serve(py: Python, arguments: Vec<OsString>) -> bool {
     py.detach(|| tilewright::serve(&arguments))
 }
 
-/// Function from a trial's nanoseconds to its value: seconds, or the number that is its metric.
+/// Function from a trial's nanoseconds to its value: seconds, or the value of its metric.
 type ValueOfTime = Box<dyn Fn(f64) -> f64 + Send + Sync>;
 
 fn value_of(request: &Request) -> Result<ValueOfTime, Error> {
@@ -47,7 +47,7 @@ fn value_of(request: &Request) -> Result<ValueOfTime, Error> {
     Ok(if metric.is_time() { Box::new(|ns| ns / 1e9) } else { Box::new(move |ns| metric.value(ns)) })
 }
 
-/// A run that is under way.
+/// Run in progress.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Running {
     events: Mutex<Receiver<Json>>,
@@ -65,7 +65,7 @@ impl Running {
         let stopped = Arc::clone(&stop);
         let work = move || {
             let note = |note: Note| {
-                // Whoever does not listen any more has stopped the run.
+                // If the receiver is gone, the run has been stopped.
                 let _ = event(&note, &space, &value).map(|event| sender.send(event));
             };
             session.run(&request, &stopped, &note)
@@ -83,8 +83,8 @@ impl Running {
 
 #[pymethods]
 impl Running {
-    /// Next event of the run, as a dict with its `kind`; None where it takes longer than `seconds`, and the
-    /// kind `end` after the last one.
+    /// Next event of the run, as a dict with its `kind`; None if there is none within `seconds`, and the kind
+    /// `end` after the last one.
     fn next<'py>(&self, py: Python<'py>, seconds: f64) -> PyResult<Option<Bound<'py, PyAny>>> {
         let wait = Duration::try_from_secs_f64(seconds).unwrap_or_default();
         let events = || self.events.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(wait);
@@ -95,18 +95,18 @@ impl Running {
         }
     }
 
-    /// Has the run end early and in order: what was measured is recorded.
+    /// Stops the run early but cleanly: finished measurements are recorded.
     fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Has it end, and waits for that.
+    /// Stops the run, and waits for its end.
     fn end(&self, py: Python) {
         self.stop();
         py.detach(|| self.join().map(drop)).unwrap_or_default();
     }
 
-    /// Result of the run, as `tilewright tune --json` has it; waits for the end. None where it was given
+    /// Result of the run, in the form of `tilewright tune --json`; waits for the end. None if it was returned
     /// already.
     fn result<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(tuned) = py.detach(|| self.join()) else { return Ok(None) };
@@ -119,7 +119,7 @@ impl Running {
     }
 }
 
-/// Event for Python of a note.
+/// Converts a note to an event for Python.
 fn event(note: &Note, space: &Space, value: &dyn Fn(f64) -> f64) -> Option<Json> {
     let told = |kind: &str, text: String| Some(json!({"kind": kind, "text": text}));
     match note {
@@ -148,7 +148,7 @@ fn event(note: &Note, space: &Space, value: &dyn Fn(f64) -> f64) -> Option<Json>
     }
 }
 
-/// A time that is given in seconds.
+/// Converts a time in seconds.
 fn seconds(time: Option<f64>) -> PyResult<Option<Duration>> {
     let refuse = |time: f64| value::refuse(format!("time takes a number of seconds above 0, not {time}"));
     let duration = |time: f64| Duration::try_from_secs_f64(time).ok().filter(|d| !d.is_zero()).ok_or(refuse(time));
@@ -178,12 +178,12 @@ fn set(request: Request, name: &str, given: Json) -> PyResult<Request> {
     })
 }
 
-/// Sets all that are given.
+/// Sets all given settings.
 fn with_settings(request: Request, given: Map<String, Json>) -> PyResult<Request> {
     given.into_iter().try_fold(request, |request, (name, given)| set(request, &name, given))
 }
 
-/// Entries of a dict with texts as keys.
+/// Entries of a dict with strings as keys.
 fn entries(dict: &Bound<PyAny>) -> PyResult<Map<String, Json>> {
     let Json::Object(entries) = value::json(dict)? else { return Err(value::refuse("a request is a dict")) };
     Ok(entries)
@@ -204,7 +204,7 @@ pub fn start_workload(
     Running::start(with_settings(request, entries(settings)?)?, db, worker)
 }
 
-/// Starts a run for a command, by the fields of its request and settings beside them.
+/// Starts a run for a command, given the fields of its request together with settings.
 #[pyfunction]
 #[pyo3(signature = (request, *, worker, db))]
 pub fn start_command(request: &Bound<PyAny>, worker: Vec<String>, db: Option<PathBuf>) -> PyResult<Running> {
@@ -214,7 +214,7 @@ pub fn start_command(request: &Bound<PyAny>, worker: Vec<String>, db: Option<Pat
     Running::start(with_settings(Request::new(command), settings)?, db, worker)
 }
 
-/// Starts a run for a kernel of the user's that a file describes, with settings by name.
+/// Starts a run for a user's kernel described by a file, with settings by name.
 #[pyfunction]
 #[pyo3(signature = (file, settings, *, worker, db))]
 pub fn start_kernel(

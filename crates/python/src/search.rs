@@ -1,4 +1,4 @@
-//! Searches to ask and tell.
+//! Searches with an ask-and-tell interface.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,12 +10,12 @@ use tilewright_search::{ErrorClass, Outcome, SEARCHES, Timing, Trial};
 use crate::space::Space;
 use crate::value;
 
-/// A search over a space: `ask` it what to measure, and `tell` it what became of that.
+/// Search over a space: `ask` returns configurations to measure, and `tell` takes their results.
 ///
-/// `name` is one of `searches()`, with its options behind a colon, such as `"genetic:population=50"`. What is
-/// proposed follows from the seed and from what was told. Nothing is proposed that is not legal, and nothing
-/// twice. `ask(1)` each time finds most with least; a larger number is for what is measured side by side.
-/// Results are made small, or great with `maximize`.
+/// `name` is one of `searches()`, with its options behind a colon, such as `"genetic:population=50"`. The
+/// proposals depend on the seed and on the results told; each is legal, and none is repeated. `ask(1)` each
+/// time needs the fewest trials; a larger number is for configurations that are measured in parallel. Results
+/// are minimised, or maximised with `maximize`.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Search {
     space: Py<Space>,
@@ -33,26 +33,26 @@ impl Search {
         Ok(Search { space: space.unbind(), name: name.to_owned(), maximize, search: Mutex::new(search) })
     }
 
-    /// The space.
+    /// Space that is searched.
     #[getter]
     fn space(&self, py: Python) -> Py<Space> {
         self.space.clone_ref(py)
     }
 
-    /// The name, with options.
+    /// Name of the search, with options.
     #[getter]
     fn name(&self) -> &str {
         &self.name
     }
 
-    /// At most `n` configurations to measure, none of which was proposed or told before; none once the whole
-    /// space was.
+    /// Up to `n` configurations to measure, none of which was proposed or told before; empty once the space
+    /// is exhausted.
     #[pyo3(signature = (n=1))]
     fn ask<'py>(&self, py: Python<'py>, n: usize) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let configs = py.detach(|| {
             let mut search = self.search.lock().unwrap_or_else(PoisonError::into_inner);
             let mut configs = search.propose(n);
-            // Fewer are no sign of the end.
+            // Fewer than `n` do not mean that the space is exhausted.
             while !configs.is_empty() && configs.len() < n {
                 let more = search.propose(n - configs.len());
                 if more.is_empty() {
@@ -97,7 +97,7 @@ fn outcome(result: &Bound<PyAny>, maximize: bool) -> PyResult<Outcome> {
     Ok(Outcome::Measured(Timing::of_samples(&[cost], false)))
 }
 
-/// Every search with what it does and its options.
+/// All searches with their descriptions and options.
 #[pyfunction]
 pub fn searches(py: Python) -> PyResult<Bound<PyAny>> {
     let row = |row: &tilewright_search::SearchRow| {

@@ -15,29 +15,29 @@ use crate::value;
 
 /// Name of spaces made from Python.
 const NAME: &str = "python";
-/// The most values of a parameter that a message names.
+/// Maximum number of a parameter's values that a message lists.
 const MOST_NAMED: usize = 12;
 
-/// The legal configurations of parameters under restrictions; a configuration is a dict.
+/// Space of the legal configurations of parameters under restrictions; a configuration is a dict.
 ///
-/// `params` has a list of values for each parameter, as `tune_params` of Kernel Tuner. `restrictions` are
-/// conditions in Python's words, such as `"tile * threads <= 64"`, of which each has to hold. With
-/// `configurations` these, and no others, are legal: dicts, or tuples in the order of the parameters.
+/// `params` has a list of values for each parameter, like `tune_params` of Kernel Tuner. `restrictions` are
+/// conditions in Python syntax, such as `"tile * threads <= 64"`, all of which must hold. If `configurations`
+/// are given, only these are legal: dicts, or tuples in the order of the parameters.
 ///
 /// A space knows exactly how many legal configurations it has, numbers them, and draws them uniformly.
 #[pyclass(frozen, module = "tilewright")]
 pub struct Space {
     pub space: Arc<core::Space>,
-    /// Values by parameter; `None` where they are those of one of our templates.
+    /// Values by parameter; `None` for the space of a template.
     listed: Option<Vec<Listed>>,
 }
 
-/// The values of a parameter as Python gave them.
+/// Values of a parameter as given by Python.
 struct Listed {
     name: Py<PyString>,
     /// Values by rank.
     values: Vec<Py<PyAny>>,
-    /// The rank of each value that can be a key.
+    /// Rank of each hashable value.
     ranks: Py<PyDict>,
 }
 
@@ -46,7 +46,7 @@ impl Listed {
         let py = value.py();
         match self.ranks.bind(py).get_item(value) {
             Ok(rank) => rank.map(|rank| rank.extract()).transpose(),
-            // Lists are no keys.
+            // Lists are not hashable.
             Err(_) => {
                 let is_it = |known: &Py<PyAny>| known.bind(py).eq(value).unwrap_or(false);
                 Ok(self.values.iter().position(is_it).map(|rank| rank as u64))
@@ -55,7 +55,7 @@ impl Listed {
     }
 }
 
-/// Values in the order in which the search sees them, with what stands for them there.
+/// Sorts values in the order in which searches see them; returns them with their representations there.
 fn ordered<'py>(values: &Bound<'py, PyAny>) -> PyResult<(Vec<Bound<'py, PyAny>>, Vec<Datum>)> {
     let mut pairs = Vec::new();
     for value in values.try_iter()? {
@@ -74,7 +74,7 @@ fn ordered<'py>(values: &Bound<'py, PyAny>) -> PyResult<(Vec<Bound<'py, PyAny>>,
     Ok((values, data))
 }
 
-/// The parameter of these values. Numbers with fractions are known by their places in ascending order.
+/// Makes the parameter of these values. Non-integers are represented by their indices in ascending order.
 fn parameter(name: &str, data: &[Datum]) -> Parameter {
     let is_number = |datum: &Datum| matches!(datum, Datum::Int(_) | Datum::Float(_));
     let has_fractions = data.iter().any(|datum| matches!(datum, Datum::Float(_)));
@@ -84,7 +84,7 @@ fn parameter(name: &str, data: &[Datum]) -> Parameter {
     Parameter::of_data(name, data)
 }
 
-/// A restriction of these parameters, whose values are these.
+/// Parses a restriction on these parameters with these values.
 fn constraint(text: &str, parameters: &[Parameter], data: &[Vec<Datum>]) -> PyResult<Constraint> {
     let wrong = |error| value::refuse(format!("the restriction `{text}`: {error}"));
     let has_fractions = |data: &Vec<Datum>| data.iter().any(|datum| matches!(datum, Datum::Float(_)));
@@ -98,7 +98,7 @@ fn constraint(text: &str, parameters: &[Parameter], data: &[Vec<Datum>]) -> PyRe
     code.reads(&mut reads);
     reads.sort_unstable();
     reads.dedup();
-    // By what is read: what stands for the values of the space.
+    // For each parameter read: the representation in the space of each value.
     let tables: Vec<Vec<(Value, Datum)>> = reads
         .iter()
         .map(|&at| {
@@ -119,7 +119,7 @@ fn constraint(text: &str, parameters: &[Parameter], data: &[Vec<Datum>]) -> PyRe
     }))
 }
 
-/// The texts of restrictions: one, or several.
+/// Texts of restrictions, given as one string or several.
 fn texts(restrictions: Option<&Bound<PyAny>>) -> PyResult<Vec<String>> {
     let Some(restrictions) = restrictions else { return Ok(Vec::new()) };
     if let Ok(text) = restrictions.extract::<String>() {
@@ -190,20 +190,20 @@ impl Space {
         Ok(Space { space: Arc::new(space), listed: Some(listed) })
     }
 
-    /// Number of legal configurations, exactly.
+    /// Exact number of legal configurations.
     #[getter]
     fn size(&self) -> u128 {
         self.space.size()
     }
 
-    /// The names of the parameters, in order.
+    /// Names of the parameters, in order.
     #[getter]
     fn names(&self) -> Vec<&str> {
         self.space.names().collect()
     }
 
-    /// The values of each parameter, in the order in which searches see them, whether legal together or not;
-    /// of a factorization or an order, which have too many, what they are.
+    /// Values of each parameter, in the order in which searches see them, regardless of restrictions; a
+    /// description for a factorization or an order, which have too many values.
     #[getter]
     fn params<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let dict = PyDict::new(py);
@@ -224,7 +224,7 @@ impl Space {
         Ok(dict.into_any())
     }
 
-    /// The restrictions, in words.
+    /// Restrictions as text.
     #[getter]
     fn restrictions(&self) -> Vec<&str> {
         self.space.constraints().iter().map(|constraint| constraint.text.as_str()).collect()
@@ -249,12 +249,12 @@ impl Space {
         self.contains(config)
     }
 
-    /// Reason why a configuration is not legal; None where it is.
+    /// Reason why a configuration is not legal; None if it is.
     fn violated(&self, config: &Bound<PyAny>) -> Option<String> {
         self.config(config).err().map(|error| error.value(config.py()).to_string())
     }
 
-    /// The legal configuration with this index; negative ones count from the end.
+    /// Legal configuration with this index; negative ones count from the end.
     fn config_at<'py>(&self, py: Python<'py>, index: i128) -> PyResult<Bound<'py, PyDict>> {
         let size = self.space.size();
         let at = if index < 0 { size.checked_sub(index.unsigned_abs()) } else { Some(index.unsigned_abs()) };
@@ -264,7 +264,7 @@ impl Space {
         }
     }
 
-    /// The index of a legal configuration.
+    /// Index of a legal configuration.
     fn index_of(&self, config: &Bound<PyAny>) -> PyResult<u128> {
         let config = self.config(config)?;
         Ok(self.space.index_of(&config).expect("invariant: it is legal"))
@@ -285,7 +285,7 @@ impl Space {
         }
     }
 
-    /// The legal configurations that differ in one parameter by one step.
+    /// Legal configurations that differ in one parameter by one step.
     fn neighbours<'py>(&self, config: &Bound<'py, PyAny>) -> PyResult<Vec<Bound<'py, PyDict>>> {
         let around = self.space.neighbours(&self.config(config)?);
         around.iter().map(|config_| self.dict(config.py(), config_)).collect()
@@ -297,12 +297,12 @@ impl Space {
 }
 
 impl Space {
-    /// Makes the space for Python of a space whose values are all JSON.
+    /// Wraps a space whose values can all be converted to JSON.
     pub fn of_json(space: Arc<core::Space>) -> Space {
         Space { space, listed: None }
     }
 
-    /// A configuration as a dict.
+    /// Converts a configuration to a dict.
     pub fn dict<'py>(&self, py: Python<'py>, config: &Config) -> PyResult<Bound<'py, PyDict>> {
         let Some(listed) = &self.listed else {
             let dict = value::python(py, &self.space.config_to_json(config))?;
@@ -315,7 +315,7 @@ impl Space {
         Ok(dict)
     }
 
-    /// The legal configuration that a dict, or a tuple in the order of the parameters, stands for.
+    /// Converts a dict, or a tuple in the order of the parameters, to a legal configuration.
     pub fn config(&self, given: &Bound<PyAny>) -> PyResult<Config> {
         let Some(listed) = &self.listed else {
             return self.space.config_from_json(&value::json(given)?).map_err(value::refuse);
@@ -330,7 +330,7 @@ impl Space {
     }
 }
 
-/// The combination of values that a dict, or a tuple in the order of the parameters, stands for.
+/// Converts a dict, or a tuple in the order of the parameters, to a combination of values, legal or not.
 fn ranks(listed: &[Listed], given: &Bound<PyAny>) -> PyResult<Config> {
     let py = given.py();
     let dict = given.cast::<PyDict>().ok();
@@ -360,7 +360,7 @@ fn ranks(listed: &[Listed], given: &Bound<PyAny>) -> PyResult<Config> {
     Ok(Config::new(ranks))
 }
 
-/// The configurations of a space, in order.
+/// Iterator over the configurations of a space, in order.
 #[pyclass]
 struct Configurations {
     space: Py<Space>,
@@ -383,7 +383,7 @@ impl Configurations {
     }
 }
 
-/// The space of a workload's template on this machine, by default the operator's first one.
+/// Space of a workload's template on this machine; the default template is the operator's first one.
 #[pyfunction]
 #[pyo3(signature = (workload, *, threads=1, template=None))]
 pub fn workload_space(workload: &str, threads: usize, template: Option<String>) -> PyResult<Space> {

@@ -1,4 +1,4 @@
-//! Values on their way between Python and Rust.
+//! Conversion of values between Python and Rust.
 
 use std::ffi::CString;
 
@@ -12,7 +12,7 @@ use tilewright_search::expression::Datum;
 /// Converts a value to the form that expressions see.
 ///
 /// # Errors
-/// If it is no number, text, truth value, `None`, or list of these.
+/// If the value is not a number, string, boolean, `None`, or list of these.
 pub fn datum(value: &Bound<PyAny>) -> PyResult<Datum> {
     if value.is_none() {
         Ok(Datum::Nothing)
@@ -25,7 +25,7 @@ pub fn datum(value: &Bound<PyAny>) -> PyResult<Datum> {
     } else if value.is_instance_of::<PyFloat>() {
         Ok(Datum::Float(value.extract()?))
     } else if let Ok(number) = value.extract::<i64>() {
-        // Of NumPy, too.
+        // NumPy's integers, too.
         Ok(Datum::Int(number))
     } else if let Ok(number) = value.extract::<f64>() {
         Ok(Datum::Float(number))
@@ -35,10 +35,10 @@ pub fn datum(value: &Bound<PyAny>) -> PyResult<Datum> {
     }
 }
 
-/// A value as JSON.
+/// Converts a value to JSON.
 ///
 /// # Errors
-/// As [`datum`], and where it is no number that JSON has, or the key of an entry is no text.
+/// As [`datum`], or if a number does not exist in JSON, or the key of an entry is not a string.
 pub fn json(value: &Bound<PyAny>) -> PyResult<Json> {
     if let Ok(entries) = value.cast::<PyDict>() {
         let entry = |(name, value): (Bound<PyAny>, Bound<PyAny>)| Ok((name.extract::<String>()?, json(&value)?));
@@ -53,7 +53,7 @@ pub fn json(value: &Bound<PyAny>) -> PyResult<Json> {
     }
 }
 
-/// Converts JSON to Python's values.
+/// Converts JSON to Python values.
 ///
 /// # Errors
 /// If memory does not suffice.
@@ -80,19 +80,19 @@ pub fn python<'py>(py: Python<'py>, json: &Json) -> PyResult<Bound<'py, PyAny>> 
     }
 }
 
-/// Warns of each of these lines.
+/// Issues a warning for each line.
 pub fn warn(py: Python, lines: &[String]) -> PyResult<()> {
     let category = py.get_type::<PyUserWarning>();
     let warn = |line: &String| PyErr::warn(py, &category, &CString::new(line.replace('\0', " "))?, 1);
     lines.iter().try_for_each(warn)
 }
 
-/// Error of a given value that does not fit.
+/// Error for an invalid argument.
 pub fn refuse(reason: impl ToString) -> PyErr {
     PyValueError::new_err(reason.to_string())
 }
 
-/// An error as Python has it: `ValueError` where what was given is at fault, else `RuntimeError`.
+/// Converts an error to a Python exception: `ValueError` if the input is at fault, else `RuntimeError`.
 pub fn error(error: Error) -> PyErr {
     if error.is_input() { refuse(error) } else { PyRuntimeError::new_err(error.to_string()) }
 }

@@ -2,7 +2,7 @@
 
 use crate::memory::ALIGN;
 
-/// Block of memory that is live from one step to another, both included.
+/// Block of memory that is live over a range of steps, both ends included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Size in bytes.
@@ -30,18 +30,18 @@ pub struct ArenaLayout {
     pub bound: usize,
 }
 
-/// Comparisons of two blocks that a layout is worth, which are some tens of milliseconds.
+/// Budget of a layout, in comparisons of two blocks: some tens of milliseconds.
 const COMPARISONS: usize = 20_000_000;
-/// Most orders that are tried.
+/// Maximum number of orders that are tried.
 const ORDERS: usize = 200;
 
 /// Lays blocks out so that no two that are live at the same time overlap: each goes into the smallest gap
 /// that fits, or above the blocks it overlaps in time. Several orders are tried until one meets the lower
-/// bound: by size; by breadth (the total size live at the same time, largest first); then those orders with
-/// the blocks that end last moved forward.
+/// bound: by size; by breadth (the total size live at the same time, largest first); then these orders with
+/// the blocks at the end of the arena moved forward.
 ///
 /// # Cost
-/// Quadratic in the number of blocks for each order, of which there are fewer where blocks are many.
+/// Quadratic in the number of blocks for each order; fewer orders are tried for many blocks.
 ///
 /// # Source
 /// Pisarchyk and Lee, *Efficient Memory Management for Deep Neural Net Inference*, arXiv 2001.03288, greedy
@@ -61,7 +61,7 @@ pub fn plan_memory(blocks: &[Block]) -> ArenaLayout {
         for _ in 0..n_orders / 2 {
             let offsets = place(blocks, &sizes, &order);
             let total = end(&offsets, &sizes);
-            // Who ends last has a better place the earlier it comes.
+            // Blocks at the end of the arena get better places the earlier they come.
             let is_last = |at: &usize| offsets[*at] + sizes[*at] == total;
             let last = order.iter().position(is_last).unwrap_or_default();
             let at = order.remove(last);
@@ -77,8 +77,8 @@ pub fn plan_memory(blocks: &[Block]) -> ArenaLayout {
     best
 }
 
-/// Blocks by the step at which the most lives: those of the step with the largest sum first, each step's by
-/// size.
+/// Orders blocks by breadth: first those live at the step with the largest total size, and so on; for each
+/// step by size.
 fn by_breadth(blocks: &[Block], sizes: &[usize], by_size: &[usize]) -> Vec<usize> {
     let mut steps: Vec<(usize, usize)> = Vec::with_capacity(blocks.len());
     for block in blocks {
@@ -103,7 +103,7 @@ fn by_breadth(blocks: &[Block], sizes: &[usize], by_size: &[usize]) -> Vec<usize
 /// Offsets of the blocks when they are laid out in this order.
 fn place(blocks: &[Block], sizes: &[usize], order: &[usize]) -> Vec<usize> {
     let mut offsets = vec![0usize; blocks.len()];
-    // Those that have a place, by their offsets.
+    // Blocks that have been placed, by offset.
     let mut placed: Vec<usize> = Vec::new();
     for &at in order {
         let (mut end, mut best) = (0usize, None::<(usize, usize)>);
@@ -126,7 +126,7 @@ fn end(offsets: &[usize], sizes: &[usize]) -> usize {
     offsets.iter().zip(sizes).map(|(offset, size)| offset + size).max().unwrap_or(0)
 }
 
-/// Most blocks begin to live where the sum is largest, so that only these steps are looked at.
+/// Computes the lower bound: the largest sum of the sizes of blocks live at the same time.
 fn bound(blocks: &[Block], sizes: &[usize]) -> usize {
     let mut changes: Vec<(usize, bool, usize)> = Vec::with_capacity(2 * blocks.len());
     for (block, size) in blocks.iter().zip(sizes) {
@@ -154,7 +154,7 @@ mod tests {
 
     #[test]
     fn chains_need_two_neighbours() {
-        // As in a network: every step reads what the one before wrote.
+        // As in a network: every step reads the result of the previous one.
         let blocks: Vec<Block> =
             [640, 1280, 320, 960, 64].iter().zip(0..).map(|(b, at)| block(*b, at, at + 1)).collect();
         let memory = plan_memory(&blocks);
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_smallest_gap_is_taken() {
-        // Gaps of 256 and of 128 bytes at step 1; 100 bytes fit both.
+        // Gaps of 256 and 128 bytes at step 1; 100 bytes fit both.
         let blocks = [block(1024, 0, 1), block(256, 0, 0), block(1000, 0, 1), block(128, 0, 0), block(960, 0, 1)];
         let memory = plan_memory(&[&blocks[..], &[block(100, 1, 1)]].concat());
         assert_eq!(memory.total, memory.bound);

@@ -50,9 +50,9 @@ impl KernelCall {
         let pointers = |buffers: &[Aligned]| buffers.iter().map(Aligned::pointer).collect::<Vec<_>>();
         let (arguments, kept) = (pointers(&self.arguments), pointers(&self.kept));
         let (scratch, runtime) = (self.scratch.pointer(), self.pool.runtime());
-        // SAFETY: the buffers have the sizes that the caller gave and those the kernel asks for, are aligned,
-        // and overlap nowhere; what it keeps is made before it runs; scratch memory is for as many threads as
-        // the pool has.
+        // SAFETY: the buffers have the sizes that the caller gave and that the kernel requires, are aligned,
+        // and do not overlap; kept buffers are prepared before the kernel runs; scratch memory suffices for
+        // all threads of the pool.
         unsafe {
             if !std::mem::replace(&mut self.is_prepared, true) {
                 self.kernel.prepare(&arguments, &kept, scratch, &runtime);

@@ -95,15 +95,15 @@ pub enum RunError {
     },
 }
 
-/// Iterations of all loops of a run, at most: a condition that never ends its loop fails the run.
+/// Maximum number of iterations of all loops of a run: an infinite loop fails the run.
 const MOST_ITERATIONS: u64 = 1 << 24;
 
-/// An address in a step's list that depends on what a run is passed, or on the item whose turn it is.
+/// Address in a step's list that depends on the tensors passed to a run, or on the current item.
 struct Passed {
     at: usize,
     base: BaseMemory,
     offset: usize,
-    /// Bytes of an item of a group, where the arena has a place for each.
+    /// Bytes of an item of a group, if the arena has a place for each.
     pitch: Option<RunSize>,
 }
 
@@ -111,7 +111,7 @@ struct Passed {
 struct Turn {
     steps: Range<usize>,
     is_together: bool,
-    /// Addresses of the steps among those that are passed.
+    /// Range of the steps' addresses in the list of passed ones.
     passed: Range<usize>,
 }
 
@@ -124,42 +124,42 @@ pub struct Context {
     /// Addresses of all slices, step by step.
     pointers: Vec<*mut u8>,
     passed: Vec<Passed>,
-    /// Turns of a run whose items are processed in groups; else there are none.
+    /// Turns of a run whose items are processed in groups; empty otherwise.
     turns: Arc<[Turn]>,
-    /// Addresses of the guards' booleans, the last ones of `pointers`, begin here.
+    /// Index in `pointers` of the first guard's boolean; these are last.
     first_truth: usize,
     /// Memory of each state.
     states: Vec<Aligned>,
-    /// Addresses of the states: an index in `pointers`, the state, and bytes from its beginning.
+    /// Addresses of the states: index in `pointers`, state, and offset in the state in bytes.
     of_states: Vec<(usize, usize, usize)>,
-    /// Size of the model's open dimension in the next run; 0 where it has none.
+    /// Size of the model's open dimension in the next run; 0 without one.
     size: i64,
-    /// Rows of the next run, where runs say so.
+    /// Number of rows of the next run, if it is open.
     n_rows: i64,
-    /// Items of the next run, where runs say so; else 1.
+    /// Number of items of the next run, if it is open; else 1.
     n_items: i64,
-    /// Index of the member that the next run carries out, where the plan has members.
+    /// Index of the member that the next run executes, if the plan has members.
     member: usize,
-    /// Steps of the next run, or of its present piece.
+    /// Steps of the next run, or of its current piece.
     steps: Range<usize>,
-    /// The kernels' open sizes in the next run, step by step.
+    /// Open sizes of the kernels in the next run, step by step.
     sizes: Vec<i64>,
-    /// Beginning of each step's addresses, and of its sizes.
+    /// Start of each step's addresses and sizes.
     starts: Vec<[usize; 2]>,
-    /// Room for what functions of this process are called with; empty between calls.
+    /// Reused list of arguments for functions of this process; empty between calls.
     reads: Vec<&'static [u8]>,
     writes: Vec<&'static mut [u8]>,
 }
 
-// SAFETY: its pointers lead to memory that it owns, to the model's constants, which nobody writes, and, while
-// it runs, to what the caller passed.
+// SAFETY: its pointers lead to memory that it owns, to the model's constants, which are never written, and,
+// during a run, to the caller's tensors.
 unsafe impl Send for Context {}
 
 impl Context {
     /// Allocates the memory to run a model.
     ///
     /// # Errors
-    /// If there is not enough.
+    /// If memory or threads do not suffice.
     pub fn new(model: &Arc<Model>, threads: &SharedPool) -> io::Result<Context> {
         Context::for_loops_of(model, threads, threads.n_threads())
     }
@@ -167,7 +167,7 @@ impl Context {
     /// Allocates the memory to run a model on `n_threads` threads of the caller ([`Context::run_on`]).
     ///
     /// # Errors
-    /// If there is not enough.
+    /// If memory or threads do not suffice.
     pub fn for_others(model: &Arc<Model>, n_threads: usize) -> io::Result<Context> {
         Context::for_loops_of(model, &SharedPool::new(1)?, n_threads)
     }
@@ -190,7 +190,7 @@ impl Context {
                         let (at, offset) = (pointers.len(), address.offset);
                         passed.push(Passed { at, base: BaseMemory::Arena, offset, pitch: Some(*pitch) });
                     }
-                    // SAFETY: the model has checked that slices are within what they are of.
+                    // SAFETY: the model has checked that slices are within their memory.
                     unsafe { arena.pointer().add(address.offset) }
                 }
                 // SAFETY: as above.
@@ -258,10 +258,10 @@ impl Context {
     }
 
     /// Sets the size of the model's open dimension for the following runs, without allocating memory.
-    /// Initially it is the largest, or the smallest where states have the dimension.
+    /// Initially it is the largest, or the smallest if states have the dimension.
     ///
     /// # Errors
-    /// If the model has no such dimension, or that no such size; then all stays as it was.
+    /// If the model has no such dimension, or the size is out of its range; then nothing changes.
     pub fn set_dim(&mut self, name: &str, size: i64) -> Result<(), RunError> {
         let plan = self.model.plan();
         if let Some(members) = &plan.members {
@@ -321,7 +321,7 @@ impl Context {
         self.model.plan().items.as_ref().map(|_| self.n_items)
     }
 
-    /// Member that the next run carries out, where the model has steps for each size.
+    /// Member that the next run executes, if the model has steps for each size.
     pub fn member(&self) -> Option<&Member> {
         self.model.plan().members.as_ref().map(|members| &members.each[self.member])
     }
@@ -341,11 +341,11 @@ impl Context {
         if self.model.plan().appends > 0 { self.size } else { 0 }
     }
 
-    /// Truncates states to a length, which becomes that of the past in the next run: 0 for a new sequence, or
-    /// less than the current length to continue from there in another way.
+    /// Truncates states to a length, which is then the length of the past in the next run: 0 for a new
+    /// sequence, or less than the current length to continue differently from there.
     ///
     /// # Errors
-    /// If the model has no states, or they are not so long; then all stays as it was.
+    /// If the model has no states, or they are shorter than `length`; then nothing changes.
     pub fn rewind(&mut self, length: i64) -> Result<(), RunError> {
         let no_dim = || RunError::NoDim { name: "past".to_owned(), open: None };
         let dim = self.model.plan().dim.as_ref().filter(|_| self.model.plan().appends > 0).ok_or_else(no_dim)?;
@@ -360,7 +360,7 @@ impl Context {
     /// Replaces the memory of a state, for example by that of another sequence; returns the previous memory.
     ///
     /// # Errors
-    /// If there is no such state, or the memory is too small; then all stays as it was.
+    /// If there is no such state, or the memory is too small; then nothing changes.
     pub fn bind_state(&mut self, state: usize, memory: Aligned) -> Result<Aligned, RunError> {
         let needed = self.model.plan().states().nth(state).map(|tensor| tensor.n_bytes());
         let (n_bytes, n_states) = (memory.bytes().len(), self.states.len());
@@ -368,7 +368,8 @@ impl Context {
             return Err(RunError::State { state, n_bytes, n_states });
         }
         for &(at, _, offset) in self.of_states.iter().filter(|(_, of, _)| *of == state) {
-            // SAFETY: the model has checked that slices are within the state, which has as many bytes.
+            // SAFETY: the model has checked that slices are within the state, and the new memory is at least
+            // as large.
             self.pointers[at] = unsafe { memory.pointer().add(offset) };
         }
         Ok(std::mem::replace(&mut self.states[state], memory))
@@ -384,13 +385,13 @@ impl Context {
         Some(self.states.get_mut(state)?.bytes_mut())
     }
 
-    /// Takes the sizes of steps at a size of the open dimension.
+    /// Sets the open sizes of steps for a size of the open dimension.
     fn at(&mut self, size: i64) {
         self.size = size;
         self.sizes_at(self.steps.clone(), size);
     }
 
-    /// Takes the sizes of these steps.
+    /// Sets the open sizes of these steps.
     fn sizes_at(&mut self, steps: Range<usize>, size: i64) {
         for at in steps {
             let step = &self.model.plan().steps[at];
@@ -406,17 +407,17 @@ impl Context {
         }
     }
 
-    /// The model.
+    /// Model of the context.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    /// Runs the model: computes outputs from inputs, both in its order, row-major and packed. It allocates
-    /// nothing, except in functions of this process.
+    /// Runs the model: computes outputs from inputs, both in the model's order, row-major and packed.
+    /// Allocates nothing, except in functions of this process.
     ///
     /// # Errors
-    /// If numbers or sizes are not the model's, an address is not aligned to its elements (to 64 bytes
-    /// where a kernel asks for that), or a step in this process fails.
+    /// If the number or sizes of tensors do not match the model, an address is not aligned to its elements
+    /// (to 64 bytes if a kernel requires it), or a step in this process fails.
     pub fn run(&mut self, inputs: &[&[u8]], outputs: &mut [&mut [u8]]) -> Result<(), RunError> {
         self.pieces(&self.threads.runtime(), inputs, outputs, None)
     }
@@ -427,8 +428,9 @@ impl Context {
     /// As for [`Context::run`].
     ///
     /// # Safety
-    /// The runtime carries out each iteration of a loop once before it returns, under a number of a thread
-    /// below that which the context was made for, and no two of one number at the same time.
+    /// The runtime executes each iteration of a loop exactly once before it returns, with thread numbers
+    /// below the number of threads that the context was made for, and never runs two iterations with the same
+    /// thread number at the same time.
     pub unsafe fn run_on(
         &mut self,
         runtime: &Runtime,
@@ -444,7 +446,7 @@ impl Context {
     /// As for [`Context::run`].
     ///
     /// # Panics
-    /// If there is not an entry for each step.
+    /// If `step_ns` does not have an entry for each step.
     pub fn profile(
         &mut self,
         inputs: &[&[u8]],
@@ -455,7 +457,7 @@ impl Context {
         self.pieces(&self.threads.runtime(), inputs, outputs, Some(step_ns))
     }
 
-    /// Carries out the pieces of a run one after the other, or all steps for the items where there are none.
+    /// Executes the pieces of a run one after the other; without pieces, all steps for the items.
     fn pieces(
         &mut self,
         on_all: &Runtime,
@@ -487,7 +489,7 @@ impl Context {
             self.at(first + done);
             self.pass(0..self.passed.len(), [done, 0], inputs, outputs);
             if let Err(error) = self.steps(self.steps.clone(), on_all, step_ns.as_deref_mut()) {
-                // What was added is forgotten.
+                // Discards elements that the failed run appended.
                 self.size = first;
                 return Err(error);
             }
@@ -497,7 +499,7 @@ impl Context {
         Ok(())
     }
 
-    /// Carries out the steps for groups of items.
+    /// Executes the steps for groups of items.
     fn groups(
         &mut self,
         on_all: &Runtime,
@@ -527,7 +529,7 @@ impl Context {
         Ok(())
     }
 
-    /// Checks what is passed.
+    /// Checks the tensors that the caller passes.
     fn check(&self, inputs: &[&[u8]], outputs: &[&mut [u8]]) -> Result<(), RunError> {
         let plan = self.model.plan();
         if let Some(dim) = plan.dim.as_ref().filter(|_| self.size + self.appends() > plan.capacity()) {
@@ -559,7 +561,8 @@ impl Context {
         Ok(())
     }
 
-    /// Has steps find what is passed, from a row or an item on, and what is an item's of a group.
+    /// Sets the addresses of the caller's tensors, from a row or item on, and of the current item within a
+    /// group.
     fn pass(&mut self, places: Range<usize>, [at, in_group]: [i64; 2], inputs: &[&[u8]], outputs: &mut [&mut [u8]]) {
         let plan = self.model.plan();
         let before = |port: &Port| {
@@ -586,18 +589,18 @@ impl Context {
                 }
                 BaseMemory::Constants | BaseMemory::State(_) => unreachable!("these are there from the beginning"),
             };
-            // A slice of nothing may be anywhere, and elements of nothing are aligned.
+            // An empty slice may have any aligned address.
             let start = if n_bytes == 0 { std::ptr::without_provenance_mut(ARGUMENT_ALIGN as usize) } else { start };
             self.pointers[*place] = start.wrapping_add(before + *offset);
         }
     }
 
-    /// Tells whether a run needs what has this guard. Truths that are not computed are of guards whose
-    /// outer one does not hold.
+    /// Whether steps with this guard are executed. If an outer guard does not hold, the booleans of its inner
+    /// guards may not have been computed.
     fn is_needed(&self, mut guard: Option<usize>) -> bool {
         while let Some(at) = guard {
             let StepCondition { holds, outer, .. } = self.model.plan().guards[at];
-            // SAFETY: the model has checked that it is a byte within what it is of.
+            // SAFETY: the model has checked that the boolean is a byte within its memory.
             if (unsafe { *self.pointers[self.first_truth + at] } != 0) != holds {
                 return false;
             }
@@ -623,7 +626,7 @@ impl Context {
             let sizes = &self.sizes[first_size..first_size + n_sizes_of(&step.work)];
             let is_needed = self.is_needed(step.guard);
             if let Work::While { end, .. } = step.work {
-                // SAFETY: the model has checked that it is a byte within what it is of.
+                // SAFETY: the model has checked that the boolean is a byte within its memory.
                 if !is_needed || unsafe { *pointers[0] } == 0 {
                     next = end + 1;
                 }
@@ -647,23 +650,23 @@ impl Context {
                     let runtime = if *all_threads { on_all } else { &on_one };
                     let kernel = self.model.codes()[*kernel].kernel();
                     for part in parts {
-                        // SAFETY: the model has checked sizes, alignments and overlaps, `pass` what the
-                        // caller passed; scratch memory is for as many threads as there are, and all is
+                        // SAFETY: the model has checked sizes, alignments and overlaps, and `pass` the
+                        // caller's tensors; scratch memory suffices for all threads, and all memory is
                         // borrowed.
                         unsafe { kernel.run_part(*part, sizes, pointers, self.scratch.pointer(), runtime) };
                     }
                 }
                 Work::Copy { from, rows, .. } => {
                     let n_bytes = rows.map_or(from.n_bytes, |(rows, row)| rows.at(self.size) as usize * row);
-                    // SAFETY: both are within what they are of; they may be the same.
+                    // SAFETY: both slices are within their memory; they may overlap.
                     unsafe { std::ptr::copy(pointers[0], pointers[1], n_bytes) }
                 }
                 Work::Move { rows, .. } => {
                     let [from_at, to_at, n_bytes] = [0, 1, 2].map(|at| sizes[at] as usize);
                     for row in 0..rows.n {
                         let [from, to] = [from_at + row * rows.pitches[0], to_at + row * rows.pitches[1]];
-                        // SAFETY: the model has checked that all rows are within what they are of, at any
-                        // size of the dimension, and that the two do not overlap.
+                        // SAFETY: the model has checked that all rows are within their memory, at any size of
+                        // the dimension, and that source and destination do not overlap.
                         unsafe { std::ptr::copy_nonoverlapping(pointers[0].add(from), pointers[1].add(to), n_bytes) };
                     }
                 }
@@ -674,12 +677,13 @@ impl Context {
                 }
                 Work::Host { inputs, outputs, run: Host::Function(run) } => {
                     let (reads, writes) = pointers.split_at(inputs.len());
-                    // A function that panicked may have left some.
+                    // A function that panicked may have left entries.
                     self.reads.clear();
                     self.writes.clear();
                     for (pointer, slice) in reads.iter().zip(inputs) {
-                        // SAFETY: within what it is of, which nobody writes meanwhile: the model has checked
-                        // that outputs overlap nothing. It is forgotten below.
+                        // SAFETY: the slice is within its memory, which is not written during the call, as
+                        // the model has checked that outputs do not overlap anything. The reference is
+                        // dropped below.
                         self.reads.push(unsafe { slice::from_raw_parts(*pointer, slice.n_bytes) });
                     }
                     for (pointer, slice) in writes.iter().zip(outputs) {
@@ -700,7 +704,8 @@ impl Context {
     }
 }
 
-/// Turns of a run in groups of items: addresses of steps begin at `starts` and end at `end`.
+/// Turns of a run in groups of items: each step's addresses begin at its entry of `starts`; those of the last
+/// step end at `end`.
 fn turns_of(plan: &Plan, starts: &[[usize; 2]], passed: &[Passed], end: usize) -> Arc<[Turn]> {
     let turn = |(steps, is_together): (Range<usize>, bool)| {
         let place = |step: usize| starts.get(step).map_or(end, |[first, _]| *first);

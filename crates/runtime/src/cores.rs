@@ -4,7 +4,8 @@ use std::num::NonZero;
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Maps items in parallel and in order, with a thread per core; `own` makes the state of a thread.
+/// Maps items in parallel, with a thread per core, and returns the results in order; `own` makes the state of
+/// a thread.
 pub fn on_all_cores<T: Send, R: Send, O>(
     items: Vec<T>,
     own: impl Fn() -> O + Sync,
@@ -22,7 +23,7 @@ pub fn on_all_cores<T: Send, R: Send, O>(
         made
     };
     let mut made = thread::scope(|scope| {
-        // Where the system refuses a thread, those that there are do it all.
+        // If a thread cannot be started, the others do all the work.
         let another = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
         let others: Vec<_> = (1..n_threads).map_while(another).collect();
         let mut made = work();
@@ -50,7 +51,7 @@ mod tests {
             },
         );
         assert!(made.iter().map(|(item, _)| *item).eq(0..1000));
-        // Each thread counts its own items from one on.
+        // Each thread counts its own items, from 1 on.
         let n_firsts = made.iter().filter(|(_, n_before)| *n_before == 1).count();
         let n_threads = thread::available_parallelism().map_or(1, NonZero::get);
         assert!((1..=n_threads).contains(&n_firsts), "{n_firsts} threads");

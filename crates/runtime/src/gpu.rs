@@ -1,4 +1,4 @@
-//! GPU plans as data: which kernels are launched on what, in which order.
+//! GPU plans as data: kernel launches in order, with their arguments.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -13,8 +13,7 @@ use tilewright_ir::{Buffer, BufferId, DType, Part, Role, Target};
 use crate::kernel_plan::plan_of_kernel;
 use crate::plan::{Place, Plan, TensorSlice, Work};
 
-/// Alignment in bytes that suffices for parts of memory on every known GPU, and that tensors in the arena
-/// have.
+/// Alignment, in bytes, of tensors in the arena, which suffices for memory ranges on every known GPU.
 pub const GPU_LINE: usize = 512;
 
 /// Plan with its kernels for a GPU. Several contexts may run it, if memory suffices.
@@ -28,7 +27,7 @@ pub struct GpuModel {
 }
 
 impl GpuModel {
-    /// Model of a single program, with a plan as [`crate::Code::plan`] makes it.
+    /// Makes the model of a single program, with a plan like that of [`crate::Code::plan`].
     pub fn of_program(program: GpuProgram, target: &Target, constant: &dyn Fn(&str) -> Option<Bytes>) -> GpuModel {
         let uses = Part::ALL.map(|(part, _)| (part, accesses(program.part(part), &program)));
         let argument = |(id, b): (BufferId, &Buffer)| {
@@ -58,9 +57,9 @@ impl GpuModel {
 /// Allocation of device memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Home {
-    /// Caller's input of this index.
+    /// Caller's input with this index.
     Input(usize),
-    /// Caller's output of this index.
+    /// Caller's output with this index.
     Output(usize),
     /// Arena of the plan.
     Arena,
@@ -100,9 +99,9 @@ pub struct Launches<'m> {
     /// Alignment of arguments, in bytes.
     align: u64,
     scratch_bytes: u64,
-    /// Constants that are made already.
+    /// Constants that have been prepared already.
     made: HashSet<usize>,
-    /// Numbers of copy kernels, by their text; they follow those of the model's kernels.
+    /// Numbers of copy kernels, by their text; they follow the numbers of the model's kernels.
     numbers: HashMap<String, usize>,
     copies: Vec<GpuProgram>,
     /// Launches that prepare constants, run once.
@@ -117,7 +116,7 @@ pub struct Launches<'m> {
 #[derive(Default)]
 struct Own {
     temporaries: HashMap<BufferId, u64>,
-    /// Arguments that do not begin where the device wants it are taken from here and back.
+    /// Offsets of copies of arguments that are not aligned as the device requires.
     moved: HashMap<BufferId, u64>,
     n_bytes: u64,
 }
@@ -152,7 +151,7 @@ impl<'m> Launches<'m> {
                     let launch = all.copy(at, all.span(from), all.span(to), model.plan.tensors[to.tensor].dtype);
                     all.launches.push(launch);
                 }
-                // Runs say no sizes on a GPU.
+                // Models for a GPU have no open sizes.
                 Work::Move { .. } | Work::Host { .. } => {}
                 Work::While { .. } | Work::Again { .. } => unreachable!("a GPU's plan has no loops"),
             }
@@ -161,7 +160,7 @@ impl<'m> Launches<'m> {
         all
     }
 
-    /// Program of an index: one of the model's kernels, or a generated copy.
+    /// Program with a number: one of the model's kernels, or a generated copy kernel.
     pub fn program(&self, number: usize) -> &GpuProgram {
         let n = self.model.kernels.len();
         if number < n { &self.model.kernels[number] } else { &self.copies[number - n] }
@@ -231,7 +230,7 @@ impl<'m> Launches<'m> {
             let n_bytes = program.program.buffer(id).size_bytes().unwrap_or(0);
             spans.insert(id, Span { home: Home::Scratch, at, n_bytes });
         }
-        // In the order of the table, so that the same plan has the same launches.
+        // In the order of the table, so that equal plans have equal launches.
         let mut moved = Vec::new();
         for id in own.moved.keys().copied().collect::<BTreeSet<_>>() {
             let span = spans.get_mut(&id).expect("invariant: what is moved is an argument");
@@ -242,7 +241,7 @@ impl<'m> Launches<'m> {
             Place::Constant(at) => Some(at),
             Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => None,
         };
-        // Steps that share what is prepared name the same constants.
+        // Steps that share prepared buffers refer to the same constants.
         let n_new = kept.iter().filter_map(constant).filter(|at| self.made.insert(*at)).count();
         if n_new > 0 && !parts.contains(&Part::Prepare) {
             let launches = self.launches_of((step, number), &[Part::Prepare], &spans, &moved);
@@ -252,7 +251,7 @@ impl<'m> Launches<'m> {
         self.launches.extend(launches);
     }
 
-    /// The launches of parts of a program, with copies of those arguments that are moved.
+    /// Makes the launches of parts of a program, with copies of unaligned arguments.
     fn launches_of(
         &mut self,
         (step, number): (usize, usize),
@@ -283,7 +282,7 @@ impl<'m> Launches<'m> {
         launches
     }
 
-    /// A kernel that copies bytes, wherever they begin.
+    /// Makes a launch that copies bytes, regardless of alignment.
     fn copy(&mut self, step: usize, from: Span, to: Span, dtype: DType) -> Launch {
         let is_words = [from.at, to.at, from.n_bytes].iter().all(|n| n.is_multiple_of(4));
         let dtype = if is_words { DType::I32 } else { dtype };
@@ -306,7 +305,7 @@ impl<'m> Launches<'m> {
     }
 }
 
-/// Whether kernels of a program read, and whether they write, what they take.
+/// Whether the kernels of a program read, and whether they write, each argument.
 fn accesses<'k>(
     kernels: impl IntoIterator<Item = &'k GpuKernel>,
     program: &GpuProgram,
@@ -320,7 +319,7 @@ fn accesses<'k>(
     found
 }
 
-/// Kernels of a loop over elements.
+/// Makes a program that copies elements in a loop.
 fn copying(text: &str) -> GpuProgram {
     const WHAT: &str = "invariant: what copies elements is a program that GPUs run";
     let steps = parse_steps("split i 256 -> b t shrink\nbind b block.x\nbind t thread.x\n").expect(WHAT);

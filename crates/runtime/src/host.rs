@@ -1,7 +1,7 @@
-//! Host operators: C functions for what no kernel computes, which runs call and libraries contain.
+//! Host operators: C functions for operators that no kernel computes, which runs call and libraries contain.
 //!
-//! Each is a file of `host/` and a row of [`HostOperator`]s. The file says which buffers and parameters its
-//! function takes; `host/host.h` says what all have in common.
+//! Each is a file in `host/` and a row of [`HostOperator`]s. The file documents the buffers and parameters of
+//! its function; `host/host.h` documents the common conventions.
 
 use std::ffi::{c_int, c_void};
 use std::fmt;
@@ -69,7 +69,7 @@ operators! {
 /// Call of a host operator, apart from its buffers.
 #[derive(Clone, Debug)]
 pub struct HostCall {
-    /// The operator.
+    /// Operator to call.
     pub operator: HostOperator,
     /// Parameters, in the function's order.
     pub parameters: Vec<i64>,
@@ -102,8 +102,8 @@ impl HostCall {
     /// Calls the function, with the parameters at a run's size where they depend on it.
     ///
     /// # Errors
-    /// If an index among the inputs leads out of a tensor, or a condition chooses a graph that refuses the
-    /// sizes of its inputs.
+    /// If an index among the inputs is out of bounds, or a condition selects a subgraph that does not support
+    /// the sizes of its inputs.
     ///
     /// # Safety
     /// Buffers and scratch memory are as large as the parameters say, aligned to their elements, and

@@ -6,8 +6,8 @@ use tilewright_ir::{Part, Role};
 
 use crate::plan::{Constant, Place, Plan, PlanStep, Work};
 
-/// Makes the plan that runs a kernel alone: its buffers, which parts it has, and what its own memory begins
-/// at multiples of; see [`crate::Code::plan`].
+/// Makes the plan that runs a kernel alone, from its buffers, its parts, and the alignment of its own memory;
+/// see [`crate::Code::plan`].
 pub(crate) fn plan_of_kernel(
     name: &str,
     buffers: &[CallerBuffer],

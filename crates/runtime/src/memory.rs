@@ -16,9 +16,9 @@ pub struct Aligned {
     n_bytes: usize,
 }
 
-// SAFETY: it owns plain memory.
+// SAFETY: the value owns plain memory.
 unsafe impl Send for Aligned {}
-// SAFETY: what is shared is not written through it; see [`Aligned::pointer`].
+// SAFETY: methods do not write through a shared reference; see [`Aligned::pointer`] for others.
 unsafe impl Sync for Aligned {}
 
 impl Aligned {
@@ -29,7 +29,7 @@ impl Aligned {
     /// If memory does not suffice.
     pub fn new(n_bytes: u64) -> io::Result<Aligned> {
         let memory = Aligned::untouched(n_bytes)?;
-        // SAFETY: so many bytes were allocated there.
+        // SAFETY: `n_bytes` bytes were allocated there.
         unsafe { memory.pointer.write_bytes(0, memory.n_bytes) };
         Ok(memory)
     }
@@ -37,7 +37,7 @@ impl Aligned {
     /// Allocates `n_bytes` zeroed bytes, whose pages are mapped at the first write.
     ///
     /// # Errors
-    /// If memory does not suffice, as far as the system knows yet.
+    /// If memory does not suffice, as far as the system can tell before the pages are mapped.
     pub fn untouched(n_bytes: u64) -> io::Result<Aligned> {
         let none = || io::Error::from(io::ErrorKind::OutOfMemory);
         let n_bytes = usize::try_from(n_bytes).map_err(|_| none())?;
@@ -49,18 +49,18 @@ impl Aligned {
         Ok(Aligned { pointer, n_bytes })
     }
 
-    /// Address of the memory; whoever writes there must ensure exclusive use.
+    /// Address of the memory; code that writes there must ensure exclusive use.
     pub fn pointer(&self) -> *mut u8 {
         self.pointer.as_ptr()
     }
 
-    /// The memory as bytes.
+    /// Memory as bytes.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the memory is initialised.
         unsafe { std::slice::from_raw_parts(self.pointer.as_ptr(), self.n_bytes) }
     }
 
-    /// The memory as mutable bytes.
+    /// Memory as mutable bytes.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.pointer.as_ptr(), self.n_bytes) }
@@ -71,34 +71,34 @@ impl Drop for Aligned {
     fn drop(&mut self) {
         let pointer = self.pointer.as_ptr();
         if self.n_bytes < LARGE_PAGE {
-            // SAFETY: it was allocated with this layout.
+            // SAFETY: the memory was allocated with this layout.
             unsafe { dealloc(pointer, small(self.n_bytes)) };
         } else {
-            // SAFETY: it was mapped with this length.
+            // SAFETY: the memory was mapped with this length.
             unsafe { libc::munmap(pointer.cast(), self.n_bytes.next_multiple_of(LARGE_PAGE)) };
         }
     }
 }
 
-/// The layout of memory that fills no large page.
+/// Layout of memory that does not fill a large page.
 fn small(n_bytes: usize) -> Layout {
     Layout::from_size_align(n_bytes.max(1), ALIGN).expect("a large page is no size that overflows")
 }
 
-/// Fresh zeros from the system at a large page, as many whole ones.
+/// Maps fresh zeroed memory, aligned to large pages and a multiple of them in size.
 fn map(n_bytes: usize) -> io::Result<NonNull<u8>> {
     let none = || io::Error::from(io::ErrorKind::OutOfMemory);
     let len = n_bytes.checked_next_multiple_of(LARGE_PAGE).ok_or_else(none)?;
     let more = len.checked_add(LARGE_PAGE).ok_or_else(none)?;
     let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: asks for fresh memory anywhere.
+    // SAFETY: requests fresh memory at any address.
     let start = unsafe { libc::mmap(ptr::null_mut(), more, access, kind, -1, 0) };
     if start == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
     let before = (start as usize).next_multiple_of(LARGE_PAGE) - start as usize;
-    // SAFETY: the parts before and behind are whole pages of the fresh mapping, and nobody's; advice changes
-    // nothing where it fails, and has to come before the first touch.
+    // SAFETY: the parts before and after are whole pages of the fresh mapping, and unused. If the advice
+    // fails, nothing changes; it must come before the first access.
     unsafe {
         let at = start.add(before);
         if before > 0 {

@@ -18,13 +18,13 @@ use crate::plan::{
     Constant, Member, Members, OpenDimension, Place, Plan, PlanStep, PlanTensor, RunSize, TensorSlice, Work,
 };
 
-/// Reason why a plan is invalid; whoever made it is at fault.
+/// Reason why a plan is invalid: a bug of the code that made it.
 #[derive(Debug, Error)]
 pub enum PlanError {
     /// Reference to something that does not exist.
     #[error("step `{step}` names {what} {index}, which does not exist")]
     Missing {
-        /// The step.
+        /// Name of the step.
         step: String,
         /// Kind of the missing thing.
         what: &'static str,
@@ -34,7 +34,7 @@ pub enum PlanError {
     /// Wrong number of a kernel's buffers.
     #[error("step `{step}` passes {given} {what}, its kernel takes {expected}")]
     Count {
-        /// The step.
+        /// Name of the step.
         step: String,
         /// Kind of the buffers.
         what: &'static str,
@@ -46,9 +46,9 @@ pub enum PlanError {
     /// Slice whose size differs from the argument's.
     #[error("step `{step}` passes {given} bytes of `{tensor}` where {expected} are taken")]
     Size {
-        /// The step.
+        /// Name of the step.
         step: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Size that the kernel takes, in bytes.
         expected: u64,
@@ -58,33 +58,33 @@ pub enum PlanError {
     /// Slice beyond its tensor, or tensor beyond its constant.
     #[error("step `{step}` goes beyond the end of `{tensor}`")]
     Outside {
-        /// The step.
+        /// Name of the step.
         step: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
     /// Slice without the alignment that the kernel requires.
     #[error("step `{step}` passes a part of `{tensor}` that is not aligned to {align} bytes")]
     Unaligned {
-        /// The step.
+        /// Name of the step.
         step: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Required alignment in bytes.
         align: usize,
     },
-    /// A write to read-only memory.
+    /// Write to read-only memory.
     #[error("step `{step}` writes to `{tensor}`, which is an input or a constant")]
     ReadOnly {
-        /// The step.
+        /// Name of the step.
         step: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
-    /// A written slice that overlaps another of the same step.
+    /// Written slice that overlaps another one of the same step.
     #[error("step `{step}` writes to `{written}`, which overlaps `{other}`")]
     Overlap {
-        /// The step.
+        /// Name of the step.
         step: String,
         /// Slice that is written.
         written: String,
@@ -94,15 +94,15 @@ pub enum PlanError {
     /// Kept buffer that is not made of constants only, or is not a whole constant.
     #[error("step `{step}` prepares constants with `{tensor}`, which is not constant")]
     NotConstant {
-        /// The step.
+        /// Name of the step.
         step: String,
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
     },
     /// Inputs or outputs with gaps in their indices, or with views that differ in size.
     #[error("`{tensor}` is input or output {index}, but one before it is missing or of another size")]
     Interface {
-        /// The tensor.
+        /// Name of the tensor.
         tensor: String,
         /// Number of the input or output.
         index: usize,
@@ -110,7 +110,7 @@ pub enum PlanError {
     /// Open (dynamic) size of a kernel that is out of range at some size of the model's dimension.
     #[error("step `{step}` does not give its kernel a value of each of its open sizes")]
     OpenSize {
-        /// The step.
+        /// Name of the step.
         step: String,
     },
     /// Insufficient memory.
@@ -127,14 +127,14 @@ pub struct Code {
 
 /// Program of a kernel.
 enum KernelSource {
-    /// The lowered program.
+    /// Lowered program.
     Lowered(Program),
-    /// A scheduled program as text, of which few ask.
+    /// Scheduled program as text, which is rarely needed.
     Text {
         /// Name, buffers and sizes.
         header: Program,
         text: String,
-        /// The lowered program, from when it was first asked for.
+        /// Lowered program, once it was requested.
         lowered: OnceLock<Program>,
     },
 }
@@ -144,7 +144,7 @@ impl Code {
     /// [`ArgumentAlign::Elements`].
     ///
     /// # Errors
-    /// As [`Compiler::compile`] says.
+    /// As [`Compiler::compile`].
     pub fn compile(compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
         let kernel = compiler.compile(&program)?;
         Code::new(compiler, program, kernel)
@@ -153,7 +153,7 @@ impl Code {
     /// Loads an object of the program, made by [`Compiler::object`] here or in another process.
     ///
     /// # Errors
-    /// As [`Compiler::load`] says.
+    /// As [`Compiler::load`].
     pub fn load(compiler: &Compiler, program: Program, object: &[u8]) -> Result<Code, CompileError> {
         let kernel = compiler.load(&program, object)?;
         Code::new(compiler, program, kernel)
@@ -163,7 +163,7 @@ impl Code {
     /// is given as its tables and as its text, which is not parsed until [`Code::program`] is called.
     ///
     /// # Errors
-    /// As [`Compiler::load_quick`] says.
+    /// As [`Compiler::load_quick`].
     pub fn load_quick(compiler: &Compiler, header: Program, text: String, code: &[u8]) -> Result<Code, CompileError> {
         let (kernel, interface) = compiler.load_quick(&header, code)?;
         Ok(Code { source: KernelSource::Text { header, text, lowered: OnceLock::new() }, kernel, interface })
@@ -172,7 +172,7 @@ impl Code {
     /// Compiles as [`Code::compile`] does, by [`Compiler::compile_without_llvm`].
     ///
     /// # Errors
-    /// As [`Compiler::compile_without_llvm`] says.
+    /// As [`Compiler::compile_without_llvm`].
     pub fn compile_without_llvm(compiler: &mut Compiler, program: Program) -> Result<Code, CompileError> {
         let kernel = compiler.compile_without_llvm(&program)?;
         Code::new(compiler, program, kernel)
@@ -183,10 +183,10 @@ impl Code {
         Ok(Code { source: KernelSource::Lowered(program), kernel, interface })
     }
 
-    /// The lowered program.
+    /// Lowered program.
     ///
     /// # Panics
-    /// If the text that it was loaded with is of no program.
+    /// If the text with which it was loaded is not a program.
     pub fn program(&self) -> &Program {
         match &self.source {
             KernelSource::Lowered(program) => program,
@@ -231,22 +231,22 @@ impl Code {
 /// Memory that addresses are relative to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BaseMemory {
-    /// Caller's input of this index.
+    /// Caller's input with this index.
     Input(usize),
-    /// Caller's output of this index.
+    /// Caller's output with this index.
     Output(usize),
     /// Arena of the context.
     Arena,
     /// Constants of the model.
     Constants,
-    /// Context's state of this index.
+    /// State of the context with this index.
     State(usize),
 }
 
 /// Address: an offset in some memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Address {
-    /// Memory that it is relative to.
+    /// Memory that the address is relative to.
     pub base: BaseMemory,
     /// Offset in bytes.
     pub offset: usize,
@@ -257,7 +257,7 @@ pub struct Model {
     plan: Plan,
     codes: Vec<Code>,
     constants: Aligned,
-    /// Offset of each constant in the block; `None` where only `prepare` reads it.
+    /// Offset of each constant in the block; `None` if only `prepare` parts read it.
     constant_offsets: Vec<Option<usize>>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
@@ -270,10 +270,10 @@ struct Preparation {
     buffers: Vec<PreparationBuffer>,
 }
 
-/// A buffer of a preparation.
+/// Buffer of a preparation.
 enum PreparationBuffer {
     Unused,
-    /// Offset from the beginning of the block of constants.
+    /// Offset in the block of constants.
     InBlock(usize),
     /// Data that no run needs, outside the block.
     Data(Bytes),
@@ -294,15 +294,15 @@ impl Model {
     /// Validates a plan, lays its constants out in one block, and prepares those that kernels keep. Constants
     /// that no run needs are not in the block.
     ///
-    /// A kernel may write the very slice that it reads, if it reads each element before writing it and never
-    /// again; other overlaps are refused.
+    /// A kernel may write a slice that it also reads, if it reads each element before writing it and never
+    /// again; other overlaps are rejected.
     pub fn new(plan: Plan, codes: Vec<Code>) -> Result<Model, PlanError> {
         Model::made(plan, codes, false)
     }
 
     /// Makes a model as [`Model::new`] does, for runs only and not for a library: constants become
-    /// [`Constant::Forgotten`] once they, or what kernels prepare of them, are in the block, so that they are
-    /// not in memory twice.
+    /// [`Constant::Forgotten`] once they, or the buffers prepared from them, are in the block, so that they
+    /// are not in memory twice.
     ///
     /// # Errors
     /// As [`Model::new`].
@@ -396,7 +396,7 @@ impl Model {
     fn fill_constants(&mut self, forgets_data: bool) -> Result<(), PlanError> {
         for (at, constant) in self.plan.constants.iter().enumerate() {
             if let (Constant::Data(data), Some(to)) = (constant, self.constant(at)) {
-                // SAFETY: the block has room for it there, and nobody else knows the block yet.
+                // SAFETY: the block has room for the constant there, and is not shared yet.
                 unsafe { ptr::copy_nonoverlapping(data.as_ptr(), to, data.len()) };
             }
         }
@@ -404,7 +404,7 @@ impl Model {
         let are_apart = self.are_apart(&steps);
         let preparations: Vec<Preparation> = steps.into_iter().map(|at| self.preparation(at)).collect();
         if forgets_data {
-            // From here on each preparation has its own, and gives it back when it is done.
+            // From here on each preparation owns a reference to its data, and releases it when it is done.
             for constant in self.plan.constants.iter_mut().filter(|constant| matches!(constant, Constant::Data(_))) {
                 *constant = Constant::Forgotten(constant.n_bytes());
             }
@@ -413,7 +413,7 @@ impl Model {
             Ok(scratch) => self.prepare(preparation, scratch),
             Err(error) => Err(error.kind().into()),
         };
-        // Few preparations use any of it.
+        // Few preparations use scratch memory.
         let scratch = || Aligned::untouched(self.scratch_bytes(1));
         let done: io::Result<()> = if are_apart {
             on_all_cores(preparations, scratch, prepare).into_iter().collect()
@@ -424,7 +424,7 @@ impl Model {
         Ok(done?)
     }
 
-    /// Whether no preparation reads or writes what another one writes.
+    /// Whether no preparation reads or writes a buffer that another one writes.
     fn are_apart(&self, steps: &[usize]) -> bool {
         let mut made = HashSet::new();
         steps.iter().all(|&at| {
@@ -437,8 +437,7 @@ impl Model {
         })
     }
 
-    /// Indices of the steps whose kernels prepare constants; of steps that share the same constants, the
-    /// first.
+    /// Indices of the steps whose kernels prepare constants; for steps that share constants, the first one.
     pub fn preparations(&self) -> Vec<usize> {
         let mut is_made = HashSet::new();
         let mut found = Vec::new();
@@ -453,7 +452,7 @@ impl Model {
         found
     }
 
-    /// The preparation of a step's kernel.
+    /// Preparation of a step's kernel.
     fn preparation(&self, step: usize) -> Preparation {
         let Work::Kernel { kernel, arguments, kept, .. } = &self.plan.steps[step].work else {
             unreachable!("what prepares is a kernel")
@@ -483,7 +482,7 @@ impl Model {
                 PreparationBuffer::Unused => ptr::null_mut(),
                 // SAFETY: the slice is within its constant, which is within the block.
                 PreparationBuffer::InBlock(offset) => unsafe { self.constants.pointer().add(*offset) },
-                // What a part reads alone it may read where it is.
+                // Aligned data that is only read is used in place.
                 PreparationBuffer::Data(data) if (data.as_ptr() as usize).is_multiple_of(code.argument_align(at)) => {
                     data.as_ptr().cast_mut()
                 }
@@ -495,8 +494,8 @@ impl Model {
                 }
             });
         }
-        // SAFETY: sizes, alignments and overlaps were checked; what the part uses are constants, which are
-        // all there; nobody else knows the block yet but preparations of other parts of it.
+        // SAFETY: sizes, alignments and overlaps were checked; the part uses only constants, which are all
+        // present; the block is not shared yet, except with preparations of other parts of it.
         unsafe { code.kernel.run_part(Part::Prepare, &[], &pointers, scratch.pointer(), &Runtime::serial()) };
         Ok(())
     }
@@ -533,7 +532,7 @@ impl AnyModel {
         }
     }
 
-    /// The model, if it is for this machine's CPU.
+    /// Model, if it is for this machine's CPU.
     pub fn cpu(&self) -> Option<&Arc<Model>> {
         match self {
             AnyModel::Cpu(model) => Some(model),
@@ -547,7 +546,7 @@ fn is_used(code: &Code, buffer: usize, parts: &[Part]) -> bool {
     buffer.read_by.iter().chain(&buffer.written_by).any(|part| parts.contains(part))
 }
 
-/// The constants that runs read.
+/// Constants that runs read.
 fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
     let mut needed = HashSet::new();
     let mut need = |slice: &TensorSlice| {
@@ -571,7 +570,7 @@ fn needed_constants(plan: &Plan, codes: &[Code]) -> HashSet<usize> {
     needed
 }
 
-/// Rows of a product of matrices that a step always computes, of those that its code has room for.
+/// Fixed number of rows that a step computes with code for a variable number of rows of a matrix product.
 #[derive(Clone, Copy)]
 struct ComputedRows {
     n: i64,
@@ -579,15 +578,15 @@ struct ComputedRows {
 }
 
 impl ComputedRows {
-    /// Whether a slice is these rows of a buffer, a matrix.
+    /// Whether a slice consists of these rows of a matrix buffer.
     fn are_all(&self, slice: &TensorSlice, buffer: &CallerBuffer) -> bool {
         let row = buffer.size_bytes / self.most.max(1) as u64;
         matches!(buffer.shape[..], [most, _] if most == self.most) && slice.n_bytes as u64 == row * self.n as u64
     }
 }
 
-/// The rows that a step computes, where its code is for any number of them and the step's is the same in all
-/// runs.
+/// Rows that a step computes, if its code supports any number of them and the step's number is the same in
+/// all runs.
 fn rows_of(code: &Code, sizes: &[RunSize]) -> Option<ComputedRows> {
     match (&code.interface.sizes[..], sizes) {
         ([open], &[RunSize { factor: 0, term, multiple: 1, divisor: 1 }]) if open.name == "m" => {
@@ -597,14 +596,14 @@ fn rows_of(code: &Code, sizes: &[RunSize]) -> Option<ComputedRows> {
     }
 }
 
-/// Looks at a plan before anything runs.
+/// Checker of a plan before it runs.
 struct PlanChecker<'p> {
     plan: &'p Plan,
     codes: &'p [Code],
 }
 
 impl PlanChecker<'_> {
-    /// The inputs and outputs, which are numbered without gaps.
+    /// Returns the inputs and outputs, and checks that they are numbered without gaps.
     fn interface(&self) -> Result<(Vec<Port>, Vec<Port>), PlanError> {
         let (mut inputs, mut outputs) = (self.ports(Place::Input), self.ports(Place::Output));
         for tensor in &self.plan.tensors {
@@ -654,7 +653,7 @@ impl PlanChecker<'_> {
         self.plan.ports(place).into_iter().map(port).collect()
     }
 
-    /// Checks that guards are bytes of tensors, and that each outer one stands before its inner ones.
+    /// Checks that guards are bytes of tensors, and that each outer guard precedes its inner ones.
     fn guards(&self) -> Result<(), PlanError> {
         for (at, guard) in self.plan.guards.iter().enumerate() {
             let step = PlanStep {
@@ -680,8 +679,8 @@ impl PlanChecker<'_> {
         }
     }
 
-    /// Checks that pieces have steps, go on from sizes that states have room for, and make up each number of
-    /// rows.
+    /// Checks that pieces have steps, start at sizes for which states have room, and can make up every number
+    /// of rows.
     fn pieces(&self) -> Result<(), PlanError> {
         let Plan { pieces, rows, .. } = self.plan;
         let wrong = |index: usize| PlanError::Missing { step: "pieces".to_owned(), what: "piece", index };
@@ -700,7 +699,7 @@ impl PlanChecker<'_> {
             None => pieces.is_empty(),
         };
         is_made_up.then_some(()).ok_or_else(|| wrong(pieces.len()))?;
-        // Items have nothing in common: no states, and no rows of one.
+        // Items are independent: they have no states, and no open rows.
         let have_items = self.plan.tensors.iter().filter(|tensor| tensor.in_items);
         let is_apart = |tensor: &PlanTensor| {
             tensor.shape.first() == Some(&1) && matches!(tensor.place, Place::Input(_) | Place::Output(_))
@@ -712,8 +711,8 @@ impl PlanChecker<'_> {
         fits.then_some(()).ok_or_else(|| PlanError::Missing { step: "items".to_owned(), what: "item", index: 0 })
     }
 
-    /// Checks that members have steps of the plan and all inputs and outputs, no larger than the first's, and
-    /// that their sizes fall.
+    /// Checks that members have steps of the plan and all inputs and outputs, none larger than the first
+    /// member's, and that their sizes are descending.
     fn members(&self) -> Result<(), PlanError> {
         let plan = self.plan;
         let Some(Members { dims, each }) = &plan.members else { return Ok(()) };
@@ -740,7 +739,7 @@ impl PlanChecker<'_> {
         (is_whole && is_alone).then_some(()).ok_or_else(|| wrong(each.len()))
     }
 
-    /// Checks that steps for several items are kernels of as many rows as these have, and that there is room
+    /// Checks that steps for several items are kernels over all rows of these items, and that there is room
     /// for each item of a group.
     fn together(&self) -> Result<(), PlanError> {
         let Plan { together, dim, items, steps, tensors, .. } = self.plan;
@@ -774,7 +773,7 @@ impl PlanChecker<'_> {
         })
     }
 
-    /// Checks that loops begin and end in turn, one within another.
+    /// Checks that loops are properly nested.
     fn loops(&self) -> Result<(), PlanError> {
         let mut begun: Vec<(usize, usize)> = Vec::new();
         for (at, step) in self.plan.steps.iter().enumerate() {
@@ -794,7 +793,7 @@ impl PlanChecker<'_> {
         }
     }
 
-    /// Checks a step, at any size of the open dimension that it has.
+    /// Checks a step, at all sizes of its open dimension.
     fn step(&self, step: &PlanStep, dim: Option<&OpenDimension>) -> Result<(), PlanError> {
         let name = || step.name.clone();
         match &step.work {
@@ -856,7 +855,7 @@ impl PlanChecker<'_> {
                     let mut others = all.clone();
                     others.remove(inputs.len() + at);
                     self.written(step, slice, &others)?;
-                    // A function takes references, of which two to the same bytes must not be.
+                    // A function takes references, which must not alias.
                     match others.iter().find(|other| self.overlap(slice, other)) {
                         Some(other) => Err(self.overlapping(step, slice, other)),
                         None => Ok(()),
@@ -888,7 +887,7 @@ impl PlanChecker<'_> {
             let align = if at < n_arguments { code.argument_align(at) } else { ALIGN };
             let start = match self.plan.tensors[slice.tensor].place {
                 Place::Arena(offset) => offset,
-                // These begin at lines. What callers pass is looked at in each run.
+                // These begin at cache lines. The caller's tensors are checked in each run.
                 Place::Constant(_) | Place::State(_) | Place::Input(_) | Place::Output(_) => 0,
             };
             let is_callers = at >= n_arguments && !self.is_ours(slice);
@@ -901,7 +900,7 @@ impl PlanChecker<'_> {
             Place::Constant(at) => matches!(self.plan.constants[at], Constant::Prepared(_)),
             Place::Input(_) | Place::Output(_) | Place::Arena(_) | Place::State(_) => false,
         };
-        // What runs write, and what may then not overlap it.
+        // Slices that runs write, and slices that must not overlap them.
         let used =
             |parts: &[Part]| -> Vec<usize> { (0..buffers.len()).filter(|at| is_used(code, *at, parts)).collect() };
         let writes =
@@ -915,7 +914,7 @@ impl PlanChecker<'_> {
         if parts.contains(&Part::Prepare) || !buffers[n_arguments..].iter().any(is_constant) {
             return Ok(());
         }
-        // What is made once: all of it lies in constants, and is made of constants.
+        // Prepared buffers are constants, and are made from constants only.
         for at in used(&[Part::Prepare]) {
             let fits = if writes(at, &[Part::Prepare]) { is_prepared(&buffers[at]) } else { is_constant(&buffers[at]) };
             if !fits {
@@ -958,7 +957,7 @@ impl PlanChecker<'_> {
         Ok(())
     }
 
-    /// Checks that a slice may be written beside others, of which one may be the same.
+    /// Checks that a slice may be written while others are used, one of which may be the same slice.
     fn written(&self, step: &PlanStep, slice: &TensorSlice, others: &[TensorSlice]) -> Result<(), PlanError> {
         match self.plan.tensors[slice.tensor].place {
             Place::Input(_) | Place::Constant(_) => {
@@ -977,7 +976,7 @@ impl PlanChecker<'_> {
         PlanError::Overlap { step: step.name.clone(), written: self.name(written), other: self.name(other) }
     }
 
-    /// Memory, where in it a slice begins, and where it ends.
+    /// Memory of a slice, with its start and end there.
     fn region(&self, slice: &TensorSlice) -> (Place, usize, usize) {
         let (place, start) = match self.plan.tensors[slice.tensor].place {
             Place::Arena(offset) => (Place::Arena(0), offset),

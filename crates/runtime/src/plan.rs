@@ -1,5 +1,4 @@
-//! Plan of a model's run: tensors, their memory, and steps in order. It is plain data, made by the model
-//! compiler.
+//! Plan of a model's run: tensors, their memory, and steps in order; plain data, made by the model compiler.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -14,7 +13,7 @@ use crate::host::HostCall;
 /// Open (dynamic) dimension, whose size each run gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OpenDimension {
-    /// Name, as the model has it.
+    /// Name in the model.
     pub name: String,
     /// Smallest size.
     pub least: i64,
@@ -25,10 +24,10 @@ pub struct OpenDimension {
 }
 
 impl OpenDimension {
-    /// Representative sizes: both ends, and some between them in about equal ratios; at most `n`, which is
-    /// two or more.
+    /// Representative sizes: both ends, and some between them in about equal ratios; at most `n`, which must
+    /// be at least 2.
     pub fn spread(&self, n: usize) -> Vec<i64> {
-        // None is as few as one.
+        // A size of 0 is treated as 1.
         let first = self.least.max(1) as f64;
         let ratio = self.most as f64 / first;
         let value = |i: usize| {
@@ -55,7 +54,7 @@ pub struct RunSize {
     pub factor: i64,
     /// Addend.
     pub term: i64,
-    /// Divisor of the sum, without a rest at sizes of the dimension; 1 for none.
+    /// Divisor of the sum, without a remainder at all sizes of the dimension; 1 for none.
     pub divisor: i64,
     /// Multiple to round up to; 1 for none.
     pub multiple: i64,
@@ -69,21 +68,21 @@ impl RunSize {
     }
 }
 
-/// Tensor of a run, or another view of one's memory.
+/// Tensor of a run, or another view of a tensor's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanTensor {
-    /// Name for people; of inputs and outputs, that of the interface.
+    /// Name for display; for inputs and outputs, the name in the interface.
     pub name: String,
-    /// The type of its elements.
+    /// Type of its elements.
     pub dtype: DType,
     /// Dimensions in memory, row-major.
     pub shape: Vec<usize>,
     /// Memory of the tensor.
     pub place: Place,
-    /// Open dimension: its index and its size in a run, at most as in the shape. A run uses the beginning of
-    /// the memory, in which callers have their inputs and outputs packed.
+    /// Open dimension: its index and its size in a run, at most as in the shape. A run uses only the
+    /// beginning of the memory; callers pass inputs and outputs packed.
     pub open: Option<(usize, RunSize)>,
-    /// Whether an input or output has an element of its first dimension, here 1, for each item of a run.
+    /// Whether the first dimension of an input or output, whose size here is 1, counts the items of a run.
     pub in_items: bool,
 }
 
@@ -128,15 +127,15 @@ impl PlanTensor {
 /// Memory of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// Caller's input of this index.
+    /// Caller's input with this index.
     Input(usize),
-    /// Caller's output of this index.
+    /// Caller's output with this index.
     Output(usize),
     /// Arena, at this offset in bytes; see [`crate::plan_memory`].
     Arena(usize),
-    /// Constant of this index in [`Plan::constants`].
+    /// Constant with this index in [`Plan::constants`].
     Constant(usize),
-    /// State of this index, which persists between runs of a context.
+    /// State with this index, which persists between runs of a context.
     State(usize),
 }
 
@@ -238,7 +237,7 @@ pub enum Work {
         inputs: Vec<TensorSlice>,
         /// Slices that the function writes.
         outputs: Vec<TensorSlice>,
-        /// The function.
+        /// Function to call.
         run: Host,
     },
     /// Start of a loop: the following steps up to the end repeat while the condition holds.
@@ -269,8 +268,8 @@ pub struct CopiedRows {
 }
 
 impl CopiedRows {
-    /// End of what is copied at a size of the dimension, in the source and in the destination; none where
-    /// that is no place.
+    /// End of the copied rows at a size of the dimension, in the source and in the destination; `None` if it
+    /// is not a valid offset.
     fn ends(&self, size: i64) -> Option<[usize; 2]> {
         let n_bytes = usize::try_from(self.n_bytes.at(size)).ok()?;
         let end = |at: usize| {
@@ -281,9 +280,9 @@ impl CopiedRows {
         Some([end(0)?, end(1)?])
     }
 
-    /// Whether all rows are within so many bytes, at any size of a dimension.
+    /// Whether all rows are within `n_bytes` of source and destination, at any size of a dimension.
     pub(crate) fn are_within(&self, n_bytes: [usize; 2], dim: Option<&OpenDimension>) -> bool {
-        // Sizes depend on the dimension linearly.
+        // Sizes are affine in the dimension, so its ends suffice.
         dim.map_or([0, 0], |dim| [dim.least, dim.most]).iter().all(|size| {
             self.ends(*size).is_some_and(|ends| ends.iter().zip(n_bytes).all(|(end, n_bytes)| *end <= n_bytes))
         })
@@ -293,7 +292,7 @@ impl CopiedRows {
 /// Step of a run.
 #[derive(Clone)]
 pub struct PlanStep {
-    /// Name for people.
+    /// Name for display.
     pub name: String,
     /// Work of the step.
     pub work: Work,
@@ -331,7 +330,7 @@ pub struct Member {
     pub sizes: Vec<i64>,
     /// Steps of the plan.
     pub steps: Range<usize>,
-    /// Tensors of the inputs and, behind them, of the outputs.
+    /// Tensors of the inputs, followed by those of the outputs.
     pub ports: Vec<usize>,
 }
 
@@ -340,18 +339,19 @@ pub struct Member {
 pub struct Members {
     /// The dimensions.
     pub dims: Vec<OpenDimension>,
-    /// Members in falling order of their sizes: one for each combination, unless the plan is for some alone.
+    /// Members in descending order of their sizes: one for each combination, unless the plan supports only
+    /// some.
     pub each: Vec<Member>,
 }
 
 impl Members {
-    /// Index of the dimension that steps are for any size of: members that differ in it alone have the same
+    /// Index of the dimension of which steps support any size: members that differ only in it share their
     /// steps.
     pub fn opened(&self, plan: &Plan) -> Option<usize> {
         self.dims.iter().position(|dim| Some(dim) == plan.dim.as_ref())
     }
 
-    /// Index of the member of these sizes.
+    /// Index of the member with these sizes.
     pub fn at(&self, sizes: impl Fn(usize) -> i64) -> Option<usize> {
         let of = |member: &Member| {
             let own = member.sizes.iter().enumerate().map(|(dim, size)| sizes(dim).cmp(size));
@@ -367,18 +367,18 @@ impl Members {
     }
 }
 
-/// Steps that process several items of a run at once, such as products by weights, which are then read once
-/// for all of them. The other steps run for one item after the other.
+/// Steps that process several items of a run at once, such as products with weights, which are then read once
+/// for all items. The other steps run for one item after the other.
 ///
-/// A group has as many items as have together no more rows than the largest item.
+/// A group has as many items as together have no more rows than the largest item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Together {
-    /// Most items of a group.
+    /// Maximum number of items of a group.
     pub most: i64,
     /// Whether each step processes all items of a group: a kernel whose sizes are multiples of the run's.
     pub steps: Vec<bool>,
-    /// Tensors that have a place for each item of a group, one behind the other, and the bytes of an item at
-    /// a size of the open dimension.
+    /// Tensors with contiguous places for the items of a group, each with the bytes of an item at a size of
+    /// the open dimension.
     pub tensors: Vec<(usize, RunSize)>,
 }
 
@@ -413,7 +413,7 @@ pub struct Plan {
     /// Open (dynamic) dimension, if any.
     pub dim: Option<OpenDimension>,
     /// Number of elements by which a run extends the states along the open dimension; 0 without states. With
-    /// several pieces, that of the smallest.
+    /// several pieces, the number of the smallest.
     pub appends: i64,
     /// Open number of rows (such as new tokens) of a run, if any. Inputs and outputs then have this length,
     /// rather than the dimension's.
@@ -426,7 +426,7 @@ pub struct Plan {
     /// Pieces that runs consist of, largest first, all multiples of the smallest; empty if each run executes
     /// all steps.
     pub pieces: Vec<Piece>,
-    /// Members of which each run carries out one, where each size has steps of its own. Tensors of inputs and
+    /// Members, one of which each run executes, if each size has steps of its own. Tensors of inputs and
     /// outputs are those of the largest sizes.
     pub members: Option<Members>,
 }

@@ -1,12 +1,12 @@
-//! Thread pool of low latency, for the parallel loops of kernels.
+//! Low-latency thread pool for the parallel loops of kernels.
 //!
-//! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. So idle
-//! workers spin for a while before they sleep. Every thread has iterations of its own, the same in each run
-//! of a loop, so that it finds in its cache what it left there; a thread that is done takes of the others',
-//! which evens out threads that are slowed down by other programs. A worker that has no core when a loop is
-//! published is not waited for: the loop closes once all its iterations are taken. Where a worker loses its
-//! core within an iteration, and the loop takes longer than its caller alone would have, the pool of a
-//! program leaves its workers out for a while.
+//! A kernel of 30 µs gains from a second thread only if handing work over costs about a microsecond. Idle
+//! workers therefore spin for a while before they sleep. Every thread has its own share of the iterations,
+//! the same in each run of a loop, so that its data may still be in its cache; a thread that has finished its
+//! share steals from the others, which compensates for threads slowed down by other programs. The pool does
+//! not wait for a worker that has no core when a loop is published: the loop closes once all its iterations
+//! are taken. If a worker loses its core within an iteration, and the loop takes longer than its caller alone
+//! would have, the pool of an application runs without its workers for a while.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -23,33 +23,33 @@ use crate::shares::{self, LoopBody, Share};
 /// parts of a kernel and the gap between two runs, short enough that an idle process leaves the cores alone.
 const SPIN: Duration = Duration::from_micros(200);
 
-/// Time that idle threads spin before they sleep, in a pool of a program with other things to do.
+/// Time that idle threads spin before they sleep, in a pool of an application with other work.
 const SHORT_SPIN: Duration = Duration::from_micros(50);
 
-/// Turns of a waiting caller between two looks at whether somebody else needs its core.
+/// Spins of a waiting caller between two yields of its core to other threads.
 const TURNS_TO_YIELD: u32 = 4096;
 
-/// Least time that a loop lost to a worker without a core for that to be no chance.
+/// Minimum time that a loop must lose to a worker without a core to count as a loss, rather than noise.
 const LEAST_LOSS: Duration = Duration::from_micros(20);
-/// Workers are left out for so many times the time that was lost, at most: once, and twice as long whenever
-/// it happens again within so many times the time for which they were out.
+/// Maximum factor between the time lost and the time for which workers are then left out. The factor starts
+/// at 1, and doubles if a loss recurs within `AGAIN` times the last duration after its end.
 const MOST_OUT_PER_LOSS: u32 = 16;
 const AGAIN: u32 = 4;
-/// Longest time for which they are left out.
+/// Maximum time for which workers are left out.
 const LONGEST_OUT: Duration = Duration::from_millis(200);
 
-/// Forks between the process that made the first pool and this one.
+/// Number of forks between the process that made the first pool and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Has forks counted from now on; how many there were.
+/// Starts counting forks; returns the number so far.
 fn watch_forks() -> u32 {
     static WATCHED: Once = Once::new();
     extern "C" fn in_child() {
         FORKS.fetch_add(1, Ordering::Relaxed);
     }
-    // SAFETY: what the child of a fork calls allocates nothing and takes no lock.
+    // SAFETY: the handler in the child of a fork allocates nothing and takes no lock.
     WATCHED.call_once(|| unsafe {
-        // Where memory for a handler is missing, forks go unnoticed.
+        // If the handler cannot be installed for lack of memory, forks go unnoticed.
         libc::pthread_atfork(None, None, Some(in_child));
     });
     FORKS.load(Ordering::Relaxed)
@@ -61,27 +61,28 @@ struct LoopJob {
     env: *mut c_void,
 }
 
-/// Entrance of workers to the loop at hand: its number, whether it is open, and how many are inside.
+/// Gate through which workers enter the current loop: the loop's number, whether it is open, and the number
+/// of workers inside.
 #[derive(Default)]
 struct Gate(AtomicU32);
 
 impl Gate {
-    /// The bits below the number of the loop.
+    /// Number of bits below the loop's number.
     const BITS: u32 = 12;
     const OPEN: u32 = 1 << (Gate::BITS - 1);
 
-    /// Opens the next loop. Nobody is inside.
+    /// Opens the next loop; no worker may be inside.
     fn open(&self) {
         let next = (self.0.load(Ordering::Relaxed) >> Gate::BITS).wrapping_add(1);
         self.0.store(next << Gate::BITS | Gate::OPEN, Ordering::SeqCst);
     }
 
-    /// The number of the last loop, which comes again after a million others.
+    /// Number of the last loop; numbers recur after a million loops.
     fn loop_number(&self) -> u32 {
         self.0.load(Ordering::SeqCst) >> Gate::BITS
     }
 
-    /// Lets a worker in, where the loop is open; the number of that loop either way.
+    /// Lets a worker in if the loop is open; returns the number of the loop, and whether the worker entered.
     fn enter(&self) -> (u32, bool) {
         let enter = |state: u32| (state & Gate::OPEN != 0).then_some(state + 1);
         match self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, enter) {
@@ -95,12 +96,12 @@ impl Gate {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// Closes the loop: nobody enters it any more.
+    /// Closes the loop to further workers.
     fn close(&self) {
         self.0.fetch_and(!Gate::OPEN, Ordering::Relaxed);
     }
 
-    /// Whether nobody is inside.
+    /// Whether no worker is inside.
     fn is_empty(&self) -> bool {
         self.0.load(Ordering::Acquire) & (Gate::OPEN - 1) == 0
     }
@@ -119,16 +120,16 @@ struct PoolState {
 }
 
 // SAFETY: `job` is written only by the thread that calls `ThreadPool::run`, which holds `&mut ThreadPool`,
-// while the gate is closed and nobody is inside, and is read by workers only inside.
+// while the gate is closed and no worker is inside; workers read it only while they are inside.
 unsafe impl Sync for PoolState {}
-// SAFETY: the raw pointers in a job are used only while `ThreadPool::run`, which was given them, has not
-// returned.
+// SAFETY: the raw pointers in a job are used only until the call of `ThreadPool::run` that received them
+// returns.
 unsafe impl Send for PoolState {}
 
 impl PoolState {
-    /// Carries out iterations until all are taken; how many of them.
+    /// Executes iterations until all are taken; returns the number executed.
     fn work(&self, job: LoopJob, thread: usize) -> i64 {
-        // SAFETY: whoever called `ThreadPool::run` promised that the body may be called so for every
+        // SAFETY: the caller of `ThreadPool::run` promised that the body may be called in this way for every
         // iteration.
         unsafe { shares::work(&self.shares, job.body, job.env, thread) }
     }
@@ -156,8 +157,8 @@ impl PoolState {
             let is_inside;
             (seen, is_inside) = self.gate.enter();
             if is_inside {
-                // SAFETY: the gate was opened after the job was written; it is not written again before this
-                // thread, which leaves below, is outside.
+                // SAFETY: the gate was opened after the job was written; the job is not written again until
+                // this thread has left, below.
                 let job = unsafe { *self.job.get() }.expect("an open gate follows a job");
                 self.work(job, thread);
                 self.gate.leave();
@@ -166,37 +167,37 @@ impl PoolState {
     }
 }
 
-/// Thread pool for parallel loops; the calling thread is one of its threads. In a child of `fork` only that
-/// one is left.
+/// Thread pool for parallel loops; the calling thread is one of its threads. In a child of `fork`, only the
+/// calling thread remains.
 pub struct ThreadPool {
     shared: Arc<PoolState>,
     threads: Vec<JoinHandle<()>>,
     /// Number of forks of the process before the pool was made.
     forks: u32,
-    /// Whether workers that cost more than they do are left out for a while.
+    /// Whether workers that cost more time than they save are left out for a while.
     adapts: bool,
     out: Out,
 }
 
-/// Time for which workers are left out.
+/// Period for which workers are left out.
 #[derive(Default)]
 struct Out {
-    /// Time at which they are let in again, where they are out.
+    /// Time at which workers take part again, if they are left out.
     until: Option<Instant>,
-    /// Last such time, and the time for which they were out then.
+    /// End and duration of the last period.
     last: Option<(Instant, Duration)>,
-    /// Times the loss.
+    /// Factor from the time lost to the duration.
     per_loss: u32,
 }
 
 impl Out {
-    /// Whether they are out at the moment.
+    /// Whether workers are currently left out.
     fn is_now(&mut self) -> bool {
         self.until = self.until.filter(|until| Instant::now() < *until);
         self.until.is_some()
     }
 
-    /// Leaves them out from now on, as a loop took so much longer with them than without.
+    /// Leaves workers out from now on, since a loop took longer by `lost` with them than without.
     fn lose(&mut self, now: Instant, lost: Duration) {
         let again = self.last.is_some_and(|(until, length)| now < until + AGAIN * length);
         self.per_loss = if again { (2 * self.per_loss).min(MOST_OUT_PER_LOSS) } else { 1 };
@@ -210,7 +211,7 @@ impl ThreadPool {
     /// Makes a pool of `n_threads`, the caller included. Thread `i` is pinned to `cpus[i]`, if given.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If a thread cannot be started.
     pub fn new(n_threads: usize, cpus: &[usize]) -> io::Result<ThreadPool> {
         ThreadPool::with(n_threads, cpus, SPIN, false)
     }
@@ -236,7 +237,7 @@ impl ThreadPool {
                 }
                 shared.serve(thread);
             };
-            // Where this fails, those that there are end with the pool.
+            // If this fails, the threads started so far end with the pool.
             pool.threads.push(std::thread::Builder::new().spawn(serve)?);
         }
         Ok(pool)
@@ -247,7 +248,7 @@ impl ThreadPool {
         self.threads.len() + 1
     }
 
-    /// Whether its threads are in this process, and not in one that this was forked from.
+    /// Whether the pool's threads are in this process, rather than in one from which it was forked.
     fn has_threads(&self) -> bool {
         !self.threads.is_empty() && self.forks == FORKS.load(Ordering::Relaxed)
     }
@@ -269,7 +270,7 @@ impl ThreadPool {
         let start = self.adapts.then(Instant::now);
         let shared = &*self.shared;
         shares::divide(&shared.shares, n_iterations);
-        // SAFETY: nobody is inside, and no worker enters before the gate opens.
+        // SAFETY: no worker is inside, and none enters before the gate opens.
         unsafe { *shared.job.get() = Some(job) };
         shared.gate.open();
         if shared.n_asleep.load(Ordering::SeqCst) > 0 {
@@ -285,7 +286,7 @@ impl ThreadPool {
         let mut turns = 0u32;
         while !shared.gate.is_empty() {
             turns = turns.wrapping_add(1);
-            // Where there are fewer cores than threads, a worker may need this one.
+            // If there are fewer cores than threads, a worker may need this one.
             match turns.is_multiple_of(TURNS_TO_YIELD) {
                 true => std::thread::yield_now(),
                 false => std::hint::spin_loop(),
@@ -313,9 +314,10 @@ impl ThreadPool {
     }
 }
 
-/// Time that a loop lost to its workers, where that is no chance.
+/// Time that a loop lost to its workers, if it is more than noise.
 ///
-/// `took`: the time of the loop; `own`: that in which the caller did `n_own` of its `n` iterations.
+/// `took` is the time of the loop; `own` is the time in which the caller executed `n_own` of the `n`
+/// iterations.
 fn lost(took: Duration, own: Duration, n_own: i64, n: i64) -> Option<Duration> {
     if n_own == 0 {
         return None;
@@ -327,7 +329,7 @@ fn lost(took: Duration, own: Duration, n_own: i64, n: i64) -> Option<Duration> {
 impl Drop for ThreadPool {
     fn drop(&mut self) {
         if !self.has_threads() {
-            // Threads that are not there cannot be waited for.
+            // Threads that do not exist in this process cannot be joined.
             return std::mem::forget(std::mem::take(&mut self.threads));
         }
         self.shared.stop.store(true, Ordering::SeqCst);
@@ -341,8 +343,8 @@ impl Drop for ThreadPool {
     }
 }
 
-/// Pool shared by several contexts. A parallel loop that finds it busy runs on its caller alone, so that
-/// nobody waits.
+/// Pool shared by several contexts. A parallel loop that finds the pool busy runs on its caller alone instead
+/// of waiting.
 #[derive(Clone)]
 pub struct SharedPool {
     pool: Arc<Mutex<ThreadPool>>,
@@ -353,7 +355,7 @@ impl SharedPool {
     /// Starts `n_threads − 1` threads, which sleep when idle; the caller is the other one.
     ///
     /// # Errors
-    /// If the system refuses a thread.
+    /// If a thread cannot be started.
     pub fn new(n_threads: usize) -> io::Result<SharedPool> {
         let pool = ThreadPool::with(n_threads, &[], SHORT_SPIN, true)?;
         let n_threads = pool.n_threads();
@@ -365,7 +367,7 @@ impl SharedPool {
         self.n_threads
     }
 
-    /// The threads as generated code calls them, for as long as they are borrowed.
+    /// Pool as the callback that generated code uses, valid while the pool is borrowed.
     pub(crate) fn runtime(&self) -> Runtime {
         unsafe extern "C" fn parallel_for(context: *mut c_void, body: LoopBody, env: *mut c_void, n_iterations: i64) {
             // SAFETY: the context is the pool that made the runtime.
@@ -400,9 +402,10 @@ mod tests {
         let shared = SharedPool::new(2).unwrap();
         let counters: Vec<AtomicU64> = (0..100).map(|_| AtomicU64::new(0)).collect();
         let env = std::ptr::from_ref(&counters).cast_mut().cast::<c_void>();
-        // As if another thread ran a loop meanwhile.
+        // As if another thread were running a loop.
         let held = shared.pool.lock().unwrap();
-        // SAFETY: the child ends without coming back, and what it calls in between has only to end.
+        // SAFETY: the child exits without returning from here, and an alarm ends it if a call before that
+        // hangs.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: the counters are atomic and outlive the calls.
@@ -414,17 +417,17 @@ mod tests {
             }
             drop(pool);
             let is_right = counters.iter().all(|c| c.load(Ordering::Relaxed) == 2);
-            // SAFETY: nothing of this process has to be done at its end.
+            // SAFETY: nothing has to be cleaned up at the end of this process.
             unsafe { libc::_exit(i32::from(!is_right)) };
         }
         drop(held);
         let mut status = 0;
-        // SAFETY: the child is this test's, and the status is written to what is borrowed.
+        // SAFETY: the child belongs to this test, and the status is written to a borrowed variable.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child hung (signal 14), or missed an iteration");
     }
 
-    /// Counters of iterations, of which a worker, which is no caller, takes so long for each.
+    /// Counters of iterations, each of which takes a worker, but not the caller, a certain time.
     struct Lagging {
         counters: Vec<AtomicU64>,
         n_of_workers: AtomicU64,
@@ -455,7 +458,7 @@ mod tests {
             gate.leave();
             assert!(gate.is_empty());
         }
-        // Loops are numbered anew after the last number.
+        // Loop numbers wrap around after the last one.
         gate.0.store(u32::MAX << Gate::BITS, Ordering::Relaxed);
         gate.open();
         assert_eq!((gate.enter(), gate.loop_number()), ((0, true), 0));
@@ -464,7 +467,7 @@ mod tests {
     #[test]
     fn a_loop_loses_what_it_takes_longer_than_its_caller_alone() {
         let ms = Duration::from_millis;
-        // Half of the iterations in 1 ms: alone it is 2 ms.
+        // The caller did half of the iterations in 1 ms, so alone it would have taken 2 ms.
         let check = |took: u64, n_own: i64, expected: Option<u64>| {
             assert_eq!(lost(ms(took), ms(1), n_own, 8), expected.map(ms), "{took} ms with {n_own} of 8");
         };
@@ -478,7 +481,7 @@ mod tests {
     #[test]
     fn workers_are_left_out_the_longer_the_oftener_they_lose() {
         let (mut out, mut now, ms) = (Out::default(), Instant::now(), Duration::from_millis);
-        // After a loss of 3 ms, so long behind the end of the last time.
+        // A loss of 3 ms, `after` the end of the last period.
         let mut check = |after: u64, expected: u64| {
             now = out.until.unwrap_or(now) + ms(after);
             out.lose(now, ms(3));
@@ -490,7 +493,7 @@ mod tests {
         check(10, 24);
         check(10, 48);
         check(10, 48);
-        // Nothing for a while.
+        // No losses for a while.
         check(200, 3);
         out.lose(now, ms(1000));
         assert_eq!(out.until.unwrap() - now, LONGEST_OUT);
@@ -503,11 +506,12 @@ mod tests {
             for _ in 0..5 {
                 let counters = (0..n).map(|_| AtomicU64::new(0)).collect();
                 let lagging = Lagging { counters, n_of_workers: 0.into(), lag: Duration::from_millis(20) };
-                // SAFETY: what is passed is shared and outlives the call.
+                // SAFETY: the argument is shared and outlives the call.
                 unsafe { pool.run(lag, std::ptr::from_ref(&lagging).cast_mut().cast(), n) };
                 let is_right = lagging.counters.iter().all(|c| c.load(Ordering::Relaxed) == 1);
                 assert!(is_right, "{n_threads} threads, {n} iterations");
-                // While one sleeps, others take what there is: a second one is for who is back in time.
+                // While a worker sleeps, the others take the remaining iterations; it gets a second one only
+                // if it wakes in time.
                 let n_of_workers = lagging.n_of_workers.into_inner();
                 assert!(n_of_workers < n_threads as u64, "{n_of_workers} of {n} by {n_threads} threads");
             }

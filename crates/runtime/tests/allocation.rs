@@ -1,4 +1,4 @@
-//! A run allocates nothing.
+//! Test that a run allocates nothing.
 
 mod common;
 
@@ -13,7 +13,7 @@ struct Counting;
 
 static N_ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: the system's, counted.
+// SAFETY: forwards to the system's allocator, and counts.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         N_ALLOCATIONS.fetch_add(1, Ordering::SeqCst);
@@ -36,7 +36,7 @@ fn a_run_allocates_nothing() {
     let mut context = Context::new(&model, &SharedPool::new(2).unwrap()).unwrap();
     let (x, mut y) = (bytes(&[1.5; 33]), vec![0; 66 * 4]);
     let mut step_ns = vec![0; model.plan().steps.len()];
-    // What threads make when they begin.
+    // The first run includes allocations of starting threads.
     context.run(&[&x], &mut [&mut y]).unwrap();
     std::thread::sleep(std::time::Duration::from_millis(20));
     let before = N_ALLOCATIONS.load(Ordering::SeqCst);

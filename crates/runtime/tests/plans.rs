@@ -1,4 +1,4 @@
-//! Plans: what they compute, alone and at the same time, and what is refused.
+//! Tests of plans: results of single and concurrent runs, and errors.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn a_plan_runs_its_steps() {
         let mut step_ns = vec![0; model.plan().steps.len()];
         for round in 0..20 {
             let x: Vec<f32> = (0..33).map(|i| (i * round) as f32 - 40.0).collect();
-            // At an address that is aligned to elements and no more.
+            // At an address that is aligned only to elements.
             let mut given = vec![0; 4];
             given.extend(bytes(&x));
             let mut y = vec![0; 66 * 4];
@@ -66,7 +66,7 @@ fn what_a_run_is_passed_is_checked() {
     check(&[&x], &mut [&mut y], "`x` has 132 bytes, 136 were passed");
     check(&[&x[1..133]], &mut [&mut y], "`x` is to be aligned to 4 bytes");
     check(&[&x[..132]], &mut [&mut y[..128]], "`y` has 264 bytes, 128 were passed");
-    // As a step in this process fails.
+    // A step in this process fails.
     let mut failing = plan(true);
     let Work::Host { run, .. } = &mut failing.steps[3].work else { panic!("the last step is the host's") };
     *run = Host::Function(Arc::new(|_, _| Err("no".to_owned())));
@@ -168,7 +168,8 @@ fn a_step_may_write_what_it_reads() {
     assert_eq!(floats(&y), vec![6.0; 66]);
 }
 
-/// A plan that appends a row of two numbers to both heads of a state of 2 × 4 × 2, and gives all of it.
+/// Makes a plan that appends a row of two numbers to both heads of a state of 2 × 4 × 2, and returns the
+/// whole state.
 fn appending(change: fn(&mut CopiedRows)) -> Result<Model, PlanError> {
     let mut plan =
         Plan { dim: Some(OpenDimension { name: "past".to_owned(), least: 0, most: 3, step: 1 }), ..Plan::default() };
@@ -206,7 +207,7 @@ fn states_stay_between_runs() {
     assert_eq!((floats(&y), context.past()), (vec![-1.0; 16], 4));
     context.rewind(1).unwrap();
     assert!(context.rewind(2).is_err() && context.past() == 1);
-    // One row too far at the largest size alone, a negative offset at the smallest, rows within each other.
+    // A row out of bounds only at the largest size, a negative offset at the smallest, overlapping rows.
     for change in [
         (|rows| rows.offsets[1].term = 8) as fn(&mut CopiedRows),
         |rows| rows.offsets[1].term = -8,
@@ -219,7 +220,8 @@ fn states_stay_between_runs() {
     }
 }
 
-/// A plan that appends rows of two numbers, four at once or one, to a state of six, and gives them back.
+/// Makes a plan that appends rows of two numbers, four or one at a time, to a state of six rows, and returns
+/// them.
 fn by_pieces(change: fn(&mut Plan)) -> Result<Model, PlanError> {
     let dim = |name: &str, least, most| Some(OpenDimension { name: name.to_owned(), least, most, step: 1 });
     let mut plan = Plan { dim: dim("past", 0, 5), rows: dim("tokens", 1, 4), appends: 1, ..Plan::default() };
@@ -249,7 +251,7 @@ fn runs_are_made_of_pieces() {
     let model = Arc::new(by_pieces(|_| {}).unwrap());
     let mut context = Context::new(&model, &SharedPool::new(1).unwrap()).unwrap();
     let x: Vec<f32> = (1..=12).map(|x| x as f32).collect();
-    // The fewest until another number is said; then four and one, three ones, and again.
+    // First the default, the smallest number; then pieces of four and one, three of one, and so on.
     for parts in [&[1, 5][..], &[4, 2], &[3, 3], &[2, 4]] {
         let (mut at, mut found) = (0, Vec::new());
         context.rewind(0).unwrap();
@@ -275,7 +277,8 @@ fn runs_are_made_of_pieces() {
     let full = context.run(&[&bytes(&x[..8])], &mut [&mut y]);
     assert_eq!(full, Err(RunError::Full { name: "past".to_owned(), size: 3 }));
     assert_eq!((floats(&y), context.past()), (vec![-1.0; 8], 3));
-    // A piece from too far on, of no rows, of more steps than there are, or none that the rows are made of.
+    // Pieces that start beyond the capacity, have no rows, have steps that do not exist, or cannot make up
+    // the rows.
     for change in [
         (|plan| plan.pieces[0].most = 3) as fn(&mut Plan),
         |plan| plan.pieces[1].n = 0,
@@ -294,7 +297,7 @@ fn runs_are_made_of_pieces() {
     }
 }
 
-/// A plan that gives its input back, with steps for each of four shapes.
+/// Makes a plan that returns its input, with steps for each of four shapes.
 fn by_members() -> Plan {
     let dim = |name: &str, step| OpenDimension { name: name.to_owned(), least: 2, most: 2 + step, step };
     let mut plan = Plan::default();
@@ -328,8 +331,8 @@ fn sizes_have_steps_of_their_own() {
         let refused = context.run(&[&bytes(&x[1..])], &mut [&mut y]);
         assert!(matches!(refused, Err(RunError::Size { .. })), "{refused:?}");
     }
-    // Steps that are not there, a size that is none or twice there, ports that are another's, missing or too
-    // large, a combination without steps, and a dimension beside.
+    // Steps that do not exist, an invalid or duplicate size, ports that belong to another member, are missing
+    // or too large, a combination without steps, and an additional dimension.
     for change in [
         (|plan, members| members.each[3].steps.end = plan.steps.len() + 1) as fn(&Plan, &mut Members),
         |_, members| members.each[2].sizes[1] = 4,

@@ -7,7 +7,7 @@ use std::net::{TcpStream, ToSocketAddrs};
 use super::TIMEOUT;
 use crate::error::Error;
 
-/// The port where an address says none.
+/// Default port.
 const PORT: u16 = 4222;
 
 /// Address of a server.
@@ -31,7 +31,7 @@ impl ServerAddress {
         if rest.contains(['/', '@']) {
             return Err(refuse("there is more than a host and a port (keys are in a file: --key)"));
         }
-        // An address in brackets has colons of its own.
+        // An IPv6 address in brackets contains colons.
         let (host, port) = match rest.rsplit_once(':') {
             Some((host, port)) if !port.ends_with(']') => {
                 (host, port.parse().map_err(|_| refuse("the port is not a number up to 65535"))?)
@@ -45,10 +45,10 @@ impl ServerAddress {
         Ok(ServerAddress { host: host.to_owned(), port, is_tls })
     }
 
-    /// A connection, of which nothing is known yet.
+    /// Opens a TCP connection, before any handshake.
     ///
     /// # Errors
-    /// If there is none, or others could read it.
+    /// If the connection fails, or others could read it.
     pub(super) fn connect(&self) -> Result<TcpStream, Error> {
         let unreachable = |source| Error::Unreachable { address: self.to_string(), source };
         let places: Vec<_> = (self.host.as_str(), self.port).to_socket_addrs().map_err(unreachable)?.collect();
@@ -83,7 +83,7 @@ impl Servers {
     /// commas.
     ///
     /// # Errors
-    /// [`Error::Address`] if it names none.
+    /// [`Error::Address`] if the text is not an address.
     pub fn parse(text: &str) -> Result<Servers, Error> {
         text.split(',').map(ServerAddress::parse).collect::<Result<_, _>>().map(Servers)
     }

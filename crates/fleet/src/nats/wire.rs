@@ -4,11 +4,11 @@ use serde::Deserialize;
 
 use super::ReceivedMessage;
 
-/// The longest line that is believed to be one; the longest is what a server says of a large cluster.
+/// Maximum length of a line; the longest valid lines are a server's facts about a large cluster.
 const MOST_LINE: usize = 1 << 20;
-/// The largest message that is believed to be one.
+/// Maximum size of a message.
 const MOST_BYTES: usize = 64 << 20;
-/// Room that is kept for what comes next.
+/// Capacity of the buffer that is retained.
 const ROOM: usize = 256 << 10;
 
 /// `INFO`: facts about a server, sent at the beginning and when they change.
@@ -31,7 +31,7 @@ pub struct ServerInfo {
     pub ldm: bool,
 }
 
-/// Largest payload of servers that do not tell theirs.
+/// Default maximum payload, for servers that do not state theirs.
 fn usual_payload() -> usize {
     1 << 20
 }
@@ -41,7 +41,7 @@ fn usual_payload() -> usize {
 pub enum Frame {
     /// A message.
     Message(ReceivedMessage),
-    /// Error, in the server's words.
+    /// Error message of the server.
     Refused(String),
     /// Facts about the server.
     Info(ServerInfo),
@@ -57,7 +57,7 @@ pub enum Frame {
 #[derive(Debug, Default)]
 pub struct WireParser {
     bytes: Vec<u8>,
-    /// Offset of the first byte not parsed.
+    /// Offset of the first byte that has not been parsed.
     at: usize,
     /// Offset up to which the buffer was searched for a line end.
     looked: usize,
@@ -77,7 +77,7 @@ impl WireParser {
     /// Takes the next frame, if it is complete.
     ///
     /// # Errors
-    /// If it is none: the connection is of no use any more.
+    /// If the bytes are not a frame; the connection is then unusable.
     pub fn frame(&mut self) -> Result<Option<Frame>, String> {
         let Some((frame, end)) = self.look()? else {
             self.bytes.drain(..self.at);
@@ -91,11 +91,11 @@ impl WireParser {
         Ok(Some(frame))
     }
 
-    /// The next frame, and where it ends.
+    /// Parses the next frame; returns it with its end.
     fn look(&mut self) -> Result<Option<(Frame, usize)>, String> {
         let from = self.looked.max(self.at);
         let Some(end) = self.bytes[from..].windows(2).position(|two| two == b"\r\n").map(|at| from + at) else {
-            // The last byte may be the first of the line's end.
+            // The last byte may be the first one of the line end.
             self.looked = self.bytes.len().saturating_sub(1).max(self.at);
             if self.bytes.len() - self.at > MOST_LINE {
                 return Err(odd(&self.bytes[self.at..]));
@@ -130,8 +130,8 @@ fn odd(line: &[u8]) -> String {
     format!("what a server does not say: {text}")
 }
 
-/// A message by what is said of it, whose payload begins there, where it is here as a whole; and where it
-/// ends.
+/// Parses a message from the arguments of its line, with the payload from offset `from` on; returns it with
+/// its end, or `None` if it is incomplete.
 fn message(has_head: bool, said: &str, bytes: &[u8], from: usize) -> Result<Option<(Frame, usize)>, ()> {
     let words: Vec<&str> = said.split_ascii_whitespace().collect();
     let n_sizes = if has_head { 2 } else { 1 };
@@ -167,7 +167,7 @@ mod tests {
 
     use super::*;
 
-    /// All frames of some bytes that come in such parts, and what ends them.
+    /// Parses bytes that arrive in parts; returns all frames, and the error that ended them, if any.
     fn frames<'a>(parts: impl Iterator<Item = &'a [u8]>) -> (Vec<Frame>, Option<String>) {
         let (mut parser, mut found) = (WireParser::default(), Vec::new());
         for part in parts {
@@ -282,7 +282,7 @@ mod tests {
         bytes
     }
 
-    /// `TILEWRIGHT_CASES=1000000` for a long run.
+    /// Set `TILEWRIGHT_CASES=1000000` for a long run.
     #[test]
     fn any_bytes_are_frames_or_the_end() {
         let n_cases = std::env::var("TILEWRIGHT_CASES").map_or(20_000, |n| n.parse().expect("a number of cases"));
@@ -291,7 +291,7 @@ mod tests {
         for _ in 0..n_cases {
             let bytes = random_bytes(&mut rng);
             let at_once = frames([&bytes[..]].into_iter());
-            // How it is cut into packets does not matter.
+            // The division into packets must not matter.
             let n = rng.random_range(1..20);
             assert_eq!(frames(bytes.chunks(n)), at_once, "{n}: {bytes:?}");
             n_frames += at_once.0.len();

@@ -1,4 +1,4 @@
-//! A NATS server for a test, with its store in a folder of its own.
+//! NATS server for a test, with its store in a separate folder.
 
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use tempfile::TempDir;
 
 use crate::port::free_port;
 
-/// The server that tests use: `TILEWRIGHT_NATS_SERVER`, or the one that is installed. So all of them can be
-/// run against another version.
+/// Program of the server that tests use: `TILEWRIGHT_NATS_SERVER`, or the installed one. The variable allows
+/// tests against another version.
 fn program() -> Option<PathBuf> {
     let given = std::env::var_os("TILEWRIGHT_NATS_SERVER").map(PathBuf::from);
     let paths = std::env::var_os("PATH").unwrap_or_default();
@@ -18,7 +18,7 @@ fn program() -> Option<PathBuf> {
     given.or_else(found).or_else(|| Some(PathBuf::from("/usr/sbin/nats-server")).filter(|path| path.is_file()))
 }
 
-/// Version of the server; `None`, with a message, where it is not installed.
+/// Version of the server; `None`, with a message, if it is not installed.
 pub fn version() -> Option<String> {
     let Some(program) = program() else {
         eprintln!("skipped: there is no nats-server (apt-get install nats-server)");
@@ -28,7 +28,7 @@ pub fn version() -> Option<String> {
     Some(String::from_utf8_lossy(&said).trim().to_owned())
 }
 
-/// A running server, ended with this.
+/// Running server, killed on drop.
 pub struct Broker {
     program: PathBuf,
     folder: TempDir,
@@ -39,12 +39,12 @@ pub struct Broker {
 }
 
 impl Broker {
-    /// A server on loopback; none, with a line that says so, where it is not installed.
+    /// Starts a server on loopback; `None`, with a message, if it is not installed.
     pub fn start() -> Option<Broker> {
         Broker::with(&[])
     }
 
-    /// Starts a server on all addresses of this machine: for a network namespace of its own.
+    /// Starts a server on all addresses of this machine, for use in a separate network namespace.
     pub fn open() -> Option<Broker> {
         Broker::on("0.0.0.0", &[])
     }
@@ -65,12 +65,12 @@ impl Broker {
         Some(broker)
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the server, and waits until it answers.
     pub fn begin(&mut self) {
         let mut command = Command::new(&self.program);
         command.args(["-a", self.host, "-p", &self.port.to_string()]);
         if self.more.is_empty() {
-            // A configuration says where itself.
+            // A configuration file names the store itself.
             command.args(["-js", "-sd"]).arg(self.store());
         }
         command.args(&self.more).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -79,7 +79,7 @@ impl Broker {
         while TcpStream::connect(("127.0.0.1", self.port)).is_err() {
             assert!(Instant::now() < until, "the server does not start");
             std::thread::sleep(Duration::from_millis(20));
-            // Where its port is not free yet it ends.
+            // The server exits if its port is not free yet.
             if child.try_wait().unwrap().is_some() {
                 child = command.spawn().unwrap();
             }
@@ -87,13 +87,13 @@ impl Broker {
         self.child = Some(child);
     }
 
-    /// Tells it to have its clients go elsewhere, and to end.
+    /// Tells the server to send its clients elsewhere, and to exit.
     pub fn shut_down(&self) {
         let id = self.child.as_ref().expect("it runs").id().to_string();
         assert!(Command::new("kill").args(["-USR2", &id]).status().unwrap().success());
     }
 
-    /// Ends it at once, as a loss of power would.
+    /// Kills the server, as a power failure would.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -101,12 +101,12 @@ impl Broker {
         }
     }
 
-    /// Folder of its messages.
+    /// Folder of the server's messages.
     pub fn store(&self) -> PathBuf {
         self.folder.path().join("store")
     }
 
-    /// A folder for other things of the test.
+    /// Folder for other files of the test.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }

@@ -1,5 +1,5 @@
-//! Fault tolerance of a fleet: whatever is killed, nothing is lost, nothing is there twice, and a search
-//! proposes what it would have proposed undisturbed.
+//! Fault tolerance of a fleet: regardless of what is killed, nothing is lost or duplicated, and a search
+//! makes the same proposals as undisturbed.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -26,31 +26,31 @@ use crate::replay::{
 
 /// Trials of a run.
 const TRIALS: u64 = 400;
-/// Devices of a run, how long a trial takes there, and how long they have a task without a sign of life.
+/// Devices of a run, time of a trial on them, and lease of a task.
 const DEVICES: usize = 3;
 const TRIAL: Duration = Duration::from_micros(800);
 const SHORT: Duration = Duration::from_millis(300);
-/// Runs that are under way at the same time: mostly they wait for leases.
+/// Number of concurrent runs, which mostly wait for leases.
 const RUNS_AT_A_TIME: usize = 4;
-/// A run that takes longer hangs.
+/// Time after which a run counts as hanging.
 const MOST_TIME: Duration = Duration::from_secs(60);
 
 /// Ways to cut devices off from the server while they keep running.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Partition {
-    /// All packets are dropped, by the system: this process has a network of its own.
+    /// All packets are dropped by the system; this process has its own network namespace.
     Nft,
-    /// Stopped processes.
+    /// The processes are stopped.
     Stop,
 }
 
-/// Makes a network of loopback alone, in which connections to a server at some address can be cut.
+/// Sets up a network of only loopback, in which connections to a server at an address can be cut.
 const NETWORK: &str = "ip link set lo up && nft 'add table inet tw; \
     add set inet tw cut { type ipv4_addr . inet_service; }; \
     add chain inet tw in { type filter hook input priority 0; }; \
     add rule inet tw in ip daddr . tcp dport @cut drop; add rule inet tw in ip saddr . tcp sport @cut drop'";
 
-/// Fault that has been mended.
+/// Repair of a fault.
 enum Mended {
     Device(usize, DeviceFault),
     Server,
@@ -63,7 +63,7 @@ enum DeviceFault {
     CutOff,
 }
 
-/// A fleet that things happen to.
+/// Fleet with injected faults.
 struct Disturbed {
     broker: Broker,
     devices: Vec<Process>,
@@ -71,7 +71,7 @@ struct Disturbed {
     mode: &'static str,
     rng: Xoshiro256PlusPlus,
     begun: Instant,
-    /// Present faults, and the times at which they end.
+    /// Current faults, and the times at which they end.
     open: Vec<(Instant, Mended)>,
     /// Log of the faults.
     done: Vec<String>,
@@ -87,7 +87,7 @@ impl Disturbed {
         Some(fleet)
     }
 
-    /// The address under which a device reaches the server.
+    /// Address at which a device reaches the server.
     fn address(&self, at: usize) -> Ipv4Addr {
         match self.partition {
             Partition::Nft => Ipv4Addr::new(127, 0, 0, 10 + at as u8),
@@ -100,14 +100,14 @@ impl Disturbed {
         Process::device(&url, &format!("device-{at}"), self.mode, TRIAL, SHORT)
     }
 
-    /// Adds a device to those whose packets are dropped, or takes it out.
+    /// Adds a device to the set whose packets are dropped, or removes it.
     fn cut(&self, what: &str, at: usize) {
         let element = format!("{{ {} . {} }}", self.address(at), self.broker.port());
         let cut = Command::new("nft").args([what, "element", "inet", "tw", "cut", &element]).status().unwrap();
         assert!(cut.success());
     }
 
-    /// Disturbs a healthy part of it.
+    /// Injects a fault into a healthy part.
     fn disturb(&mut self) {
         let pause = Duration::from_millis(self.rng.random_range(20..700));
         let at = self.rng.random_range(0..DEVICES);
@@ -148,7 +148,7 @@ impl Disturbed {
         self.open.push((Instant::now() + pause, mended));
     }
 
-    /// Mends what has been under a fault for long enough.
+    /// Repairs faults whose time is over.
     fn mend(&mut self) {
         let now = Instant::now();
         let (due, open): (Vec<_>, Vec<_>) = std::mem::take(&mut self.open).into_iter().partition(|(at, _)| *at <= now);
@@ -167,14 +167,14 @@ impl Disturbed {
         self.begun.elapsed().as_secs_f64()
     }
 
-    /// Numbers of trials at which something happens.
+    /// Numbers of trials at which faults are injected.
     fn moments(&mut self) -> Vec<u64> {
         let mut moments: Vec<u64> = (0..6).map(|_| self.rng.random_range(1..TRIALS)).collect();
         moments.sort_unstable_by(|a, b| b.cmp(a));
         moments
     }
 
-    /// Lets things happen whenever there are so many trials, until it is over.
+    /// Injects faults at these numbers of trials, until the run is over.
     fn go_on(&mut self, count: &AtomicU64, mut also: impl FnMut(&mut Disturbed) -> bool) {
         let mut moments = self.moments();
         while !also(self) {
@@ -188,7 +188,7 @@ impl Disturbed {
         }
     }
 
-    /// Checks that the server has nothing to do any more, once it is well.
+    /// Checks that the server has no tasks left once all faults are repaired.
     fn check_rest(mut self, seed: u64) -> String {
         while !self.open.is_empty() {
             self.mend();
@@ -204,17 +204,17 @@ impl Disturbed {
     }
 }
 
-/// Number of tasks that the server keeps.
+/// Number of tasks on the server.
 fn n_left(broker: &Broker) -> u64 {
     let mut client = Client::connect(&Servers::parse(&broker.url()).unwrap(), None, "look").unwrap();
     let info = client.request("$JS.API.STREAM.INFO.TW_TASKS", b"", Duration::from_secs(5)).unwrap().unwrap();
     let info: serde_json::Value = serde_json::from_slice(&info.payload).unwrap();
-    // A store that was deleted at the very end has no stream.
+    // If the store was deleted at the very end, there is no stream.
     let is_deleted = info["error"]["code"] == 404;
     info["state"]["messages"].as_u64().unwrap_or_else(|| if is_deleted { 0 } else { panic!("{info}") })
 }
 
-/// A run whose tuner lives: it proposes, batch by batch, what a local one does.
+/// Checks a run whose tuner is not killed: it makes the same proposals, batch by batch, as a local one.
 fn check_run(seed: u64, partition: Partition) -> Option<String> {
     let alone = proposals(&mut Slow::new(Duration::ZERO, recorded), "genetic", TRIALS, 2 * DEVICES);
     let mut disturbed = Disturbed::new(seed, partition, "recorded")?;
@@ -225,7 +225,7 @@ fn check_run(seed: u64, partition: Partition) -> Option<String> {
             let mut remote = remote(&fleet, &format!("seed{seed}"), DEVICES);
             proposals_counted(&mut remote, "genetic", TRIALS, 2 * DEVICES, &count)
         });
-        // Its end needs the server, which is mended meanwhile.
+        // The end of the run needs the server, whose faults are repaired meanwhile.
         disturbed.go_on(&count, |_| tuner.is_finished());
         tuner.join().unwrap()
     });
@@ -233,7 +233,7 @@ fn check_run(seed: u64, partition: Partition) -> Option<String> {
     Some(disturbed.check_rest(seed))
 }
 
-/// The records of a run in a database.
+/// Reads the records of a run from a database.
 fn records(path: &Path) -> Vec<Record> {
     let store = Database::new(Some(path)).unwrap().open_existing().unwrap();
     let target = format!("{}@{CLASS}", host::target().name());
@@ -242,8 +242,8 @@ fn records(path: &Path) -> Vec<Record> {
     store.trials_of(&operator.to_string(), &target, 1, None, &validators).unwrap().0
 }
 
-/// A run whose tuner is killed as well: in the end there are the trials that an undisturbed one comes to,
-/// each once, and each says which device it was measured on.
+/// Checks a run whose tuner is killed as well: in the end it has the trials of an undisturbed run, each once,
+/// and each names the device that measured it.
 fn check_run_of_tuners(seed: u64, partition: Partition) -> Option<String> {
     let mut disturbed = Disturbed::new(seed, partition, "hashed")?;
     let (path, url) = (disturbed.broker.folder().join("records.db"), disturbed.broker.url());
@@ -258,7 +258,7 @@ fn check_run_of_tuners(seed: u64, partition: Partition) -> Option<String> {
         match tuner.ended() {
             Some(true) => return true,
             Some(false) => {
-                // It does not begin where there is no server, or nobody to measure.
+                // A tuner does not start without a server or devices.
                 let is_ill = !disturbed.open.is_empty() || disturbed.done.len() > n_faults;
                 assert!(is_ill && n_starts < 100, "a tuner ends without a reason: {}", disturbed.done.join("; "));
             }
@@ -269,7 +269,7 @@ fn check_run_of_tuners(seed: u64, partition: Partition) -> Option<String> {
             }
             None => return false,
         }
-        // One that begins while something is amiss may end for that later.
+        // A tuner that starts during a fault may fail because of it later.
         let is_amiss = usize::from(!disturbed.open.is_empty());
         (n_faults, n_starts) = (disturbed.done.len().saturating_sub(is_amiss), n_starts + 1);
         tuner = start(&count);
@@ -285,7 +285,7 @@ fn check_run_of_tuners(seed: u64, partition: Partition) -> Option<String> {
     assert_eq!(steps(&found), steps(&expected), "seed {seed}: {what}");
     let mut n_struck = 0;
     for record in &found {
-        // At the second time that a machine goes away with it, a candidate is given up.
+        // A candidate is given up when a machine vanishes with it for the second time.
         let is_struck =
             matches!(&record.outcome, Outcome::Failed { message, .. } if message.starts_with("two machines"));
         n_struck += usize::from(is_struck);
@@ -297,7 +297,7 @@ fn check_run_of_tuners(seed: u64, partition: Partition) -> Option<String> {
     Some(disturbed.check_rest(seed))
 }
 
-/// Runs with faults, every second one with faults of its tuner as well.
+/// Checks runs with faults, every second one with faults of its tuner as well.
 fn check_runs(partition: Partition) {
     let n = std::env::var("TILEWRIGHT_CASES").map_or(20, |n| n.parse().expect("a number of runs"));
     let Some(version) = version() else { return };
@@ -325,7 +325,7 @@ fn check_runs(partition: Partition) {
     println!("{n} runs of {TRIALS} trials with {version} in {seconds:.1} s; devices are cut off: {how}");
 }
 
-/// `TILEWRIGHT_CASES=200` for a long run.
+/// Set `TILEWRIGHT_CASES=200` for a long run.
 #[test]
 fn what_is_killed_changes_nothing() {
     let in_network = |script: &str| {
@@ -349,7 +349,7 @@ fn in_a_network_of_its_own() {
     }
 }
 
-/// A device that tests can wait for.
+/// Starts a device with short trials and leases.
 fn device(broker: &Broker, at: usize, mode: &str) -> Process {
     let (trial, lease) = (Duration::from_millis(15), Duration::from_secs(1));
     Process::device(&broker.url(), &format!("device-{at}"), mode, trial, lease)
@@ -380,7 +380,7 @@ fn a_run_that_ends_without_a_server_leaves_nothing() {
     assert_eq!(n_left(&broker), 0);
 }
 
-/// A server that is killed may forget the number of a stream's last message, and not how far a consumer is.
+/// A killed server may lose a stream's last sequence number, but not the position of a consumer.
 #[test]
 fn a_server_that_counts_anew_delivers_all_results() {
     let Some(mut broker) = Broker::start() else { return };
@@ -457,7 +457,7 @@ fn what_takes_machines_along_is_one_failure() {
     assert_eq!(n_deaths, 2);
 }
 
-/// Seconds until all is measured where one of two devices dies at once.
+/// Seconds until everything is measured if one of two devices dies at once.
 fn seconds_without_one(lease: Duration) -> Option<f64> {
     let broker = Broker::start()?;
     let mut devices: Vec<Process> = (0..2).map(|at| device(&broker, at, "recorded")).collect();
@@ -473,7 +473,7 @@ fn seconds_without_one(lease: Duration) -> Option<f64> {
         if let Next::Done(_, measured) = remote.next(None, Duration::from_millis(50)).unwrap() {
             n += 1;
             killed.get_or_insert_with(|| {
-                // It has more to do: it has begun a task of ten.
+                // The device is not finished: it has started a task of ten candidates.
                 let at = if measured.conditions.device.as_deref() == Some("device-0") { 0 } else { 1 };
                 devices[at].kill();
                 Instant::now()

@@ -1,5 +1,5 @@
-//! Fleets on loopback, with a NATS server: what they propose, how they share work, what they survive, what
-//! they refuse.
+//! Tests of fleets on loopback, with a NATS server: proposals, sharing of work, fault tolerance, and rejected
+//! connections.
 
 mod broker;
 mod faults;

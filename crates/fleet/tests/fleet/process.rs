@@ -1,4 +1,4 @@
-//! Devices and tuners as processes of their own, which can be killed: this test program, started anew.
+//! Devices and tuners as separate processes that can be killed: this test program, started again.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -13,10 +13,10 @@ use tilewright_search::Measure;
 
 use crate::replay::{CLASS, Slow, fleet_with, hashed, recorded, serve_replay};
 
-/// Says what a process is, in words; the test of that name is it.
+/// Environment variable with the role of a process: the name of the test to run.
 pub const ROLE: &str = "TILEWRIGHT_TEST_ROLE";
 
-/// A process, killed with this.
+/// Process that is killed on drop.
 pub struct Process(Child);
 
 impl Process {
@@ -27,14 +27,13 @@ impl Process {
         Process(command.spawn().unwrap())
     }
 
-    /// A device of this name, with leases of so long; `mode` is what it knows, and what it does.
+    /// Starts a device with this name and lease; `mode` selects its outcomes and behaviour.
     pub fn device(url: &str, name: &str, mode: &str, trial: Duration, lease: Duration) -> Process {
         let [trial, lease] = [trial, lease].map(|time| time.as_micros().to_string());
         Process::start("process::as_a_device", &[url, name, mode, &trial, &lease])
     }
 
-    /// A tuner of a workload up to so many trials, which has its records there, with leases of so long; it
-    /// counts trials.
+    /// Starts a tuner of a workload with this number of trials, database and lease; it counts trials.
     pub fn tuner(url: &str, database: &Path, trials: u64, lease: Duration, count: &Arc<AtomicU64>) -> Process {
         let words = [url, database.to_str().unwrap(), &trials.to_string(), &lease.as_micros().to_string()];
         let mut process = Process::start("process::as_a_tuner", &words);
@@ -47,7 +46,7 @@ impl Process {
         process
     }
 
-    /// Ends it at once.
+    /// Kills the process.
     pub fn kill(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -58,7 +57,7 @@ impl Process {
         assert!(Command::new("kill").args([name, &id]).status().unwrap().success());
     }
 
-    /// Whether it has ended, and well.
+    /// Whether the process has succeeded; `None` while it runs.
     pub fn ended(&mut self) -> Option<bool> {
         self.0.try_wait().unwrap().map(|status| status.success())
     }
@@ -74,7 +73,7 @@ fn role() -> Option<Vec<String>> {
     Some(std::env::var(ROLE).ok()?.split(' ').map(str::to_owned).collect())
 }
 
-/// Configuration that takes the machine along in the mode `poison`.
+/// Configuration that crashes the machine in the mode `poison`.
 pub const POISON: &str = "[7,7,7]";
 
 #[test]
@@ -114,7 +113,7 @@ fn as_a_tuner() {
     };
     match tilewright_fleet::tune(&session, &fleet_with(url, time(lease)), &request, &stop, &note) {
         Ok(tuned) => assert!(tuned.recorded),
-        // Whoever waits for it knows whether there is a reason.
+        // The test that waits for this process knows whether to expect the error.
         Err(error) => {
             eprintln!("a tuner has ended: {error}");
             std::process::exit(1);
@@ -125,7 +124,7 @@ fn as_a_tuner() {
 /// Message of a tuner for each trial.
 const TRIAL: &str = "a trial";
 
-/// A session with its records there, which measures nothing here.
+/// Makes a session with this database, which does not measure on this machine.
 pub fn session(database: &Path) -> Session {
     let worker = WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new() };
     Session::new(Database::new(Some(database)).unwrap(), worker)
@@ -135,7 +134,7 @@ fn request(trials: u64) -> Request {
     Request::parse(WORKLOAD).unwrap().trials(trials).race(false).search("random")
 }
 
-/// Tunes without disturbance, with `n_devices` devices that are never late.
+/// Tunes without faults, with `n_devices` devices that are never late.
 pub fn tune_alone(database: &Path, trials: u64, n_devices: usize) {
     let start = || Ok(Box::new(Slow::new(Duration::ZERO, hashed)) as Box<dyn Measure>);
     let place =

@@ -1,4 +1,4 @@
-//! Refusals of a fleet, by keys and certificates.
+//! Connections and operations that keys and certificates do not allow.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ fn key(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.key"))
 }
 
-/// A server with keys, if there is one.
+/// Starts a server with keys, if it is installed.
 fn server(folder: &Path) -> Option<(Broker, String)> {
     let broker = Broker::with(&["-c", folder.join("server.conf").to_str().unwrap()])?;
     let url = format!("tls://localhost:{}", broker.port());
@@ -62,7 +62,7 @@ fn a_server_that_encrypts_its_first_word_is_reached() {
     let _device = Device::start(fleet(&url, folder.path(), "pi1"), "pi1", Duration::from_millis(1));
     let alone = proposals(&mut Slow::new(Duration::ZERO, recorded), "random", 10, 2);
     assert_eq!(proposals(&mut remote(&fleet(&url, folder.path(), "tuner"), "first", 1), "random", 10, 2), alone);
-    // Who speaks plainly hears nothing.
+    // An unencrypted client gets no answer.
     let plain = Client::connect(&Servers::parse(&broker.url()).unwrap(), None, "x");
     assert!(matches!(plain, Err(Error::NoServer { .. })));
 }
@@ -81,7 +81,7 @@ fn files_of_keys_are_their_owners_alone() {
     assert!(error.contains("is there already"), "{error}");
 }
 
-/// Error of the server for something that a client does.
+/// Error of the server for an operation of a client.
 fn refusal(client: &mut Client, what: &str) -> String {
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
@@ -96,7 +96,7 @@ fn refusal(client: &mut Client, what: &str) -> String {
 fn a_device_may_do_nothing_but_its_work() {
     let folder = keys("lab");
     let Some((_broker, url)) = server(folder.path()) else { return };
-    // The streams are there.
+    // The streams exist from here on.
     drop(remote(&fleet(&url, folder.path(), "tuner"), "run", 1));
     let address = Servers::parse(&url).unwrap();
     let credentials = Credentials::read(&key(folder.path(), "pi1")).unwrap();
@@ -142,26 +142,26 @@ fn who_has_no_key_is_not_let_in() {
         Err(error) => error,
     };
     let good = Credentials::read(&key(folder.path(), "pi1")).unwrap();
-    // A key of others, of which the server knows nothing.
+    // A key that the server does not know.
     let others = keys("lab");
     let mut other = Credentials::read(&key(others.path(), "pi1")).unwrap();
     other.authority.clone_from(&good.authority);
     assert!(matches!(fail(&address, Some(&other)), Error::Refused { .. }));
-    // A server that others vouch for.
+    // A server with a certificate of another authority.
     let stranger = Credentials::read(&key(others.path(), "pi1")).unwrap();
     assert!(matches!(fail(&address, Some(&stranger)), Error::Tls { .. }));
     // No key, and no encryption.
     assert!(matches!(fail(&address, None), Error::Tls { .. }));
     let plain = Servers::parse(&broker.url()).unwrap();
     assert!(matches!(fail(&plain, Some(&good)), Error::TlsRequired { .. }));
-    // Another name than the certificate's.
+    // A server name that is not in the certificate.
     let elsewhere = Servers::parse(&format!("tls://127.0.0.2:{}", broker.port())).unwrap();
     assert!(matches!(fail(&elsewhere, Some(&good)), Error::Tls { .. } | Error::Unreachable { .. }));
-    // A plain server where encryption is asked for.
+    // An unencrypted server, although encryption is requested.
     let Some(open) = Broker::start() else { return };
     let address = Servers::parse(&format!("tls://localhost:{}", open.port())).unwrap();
     assert!(matches!(fail(&address, Some(&good)), Error::NoTls { .. }));
-    // A device's key is no tuner's.
+    // A device's key does not permit the operations of a tuner.
     let error = fleet(&url, folder.path(), "pi1").devices().unwrap_err().to_string();
     assert!(error.contains("not the tuner's"), "{error}");
 }

@@ -1,5 +1,5 @@
-//! Devices that look up what became of a configuration, and take their time for it: what a search does with a
-//! fleet of them does not depend on a machine.
+//! Devices that look up the outcome of a configuration, and return it after a delay, so that a search on a
+//! fleet of them does not depend on the machine.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,7 +17,7 @@ use tilewright_search::{
     Outcome, Parameter, RaceLimits, Space, Standing, Subject, Timing, Trial, Tuning, build,
 };
 
-/// A space of 4,000 configurations.
+/// Space of 4,000 configurations.
 pub fn space() -> Arc<Space> {
     let parameters =
         vec![Parameter::ordinal("a", 0..20), Parameter::ordinal("b", 0..20), Parameter::ordinal("c", 0..10)];
@@ -35,7 +35,7 @@ pub fn recorded(steps: &str) -> Outcome {
     Outcome::Measured(Timing::of_samples(&[ns], false))
 }
 
-/// Outcome of any schedule, by its text alone.
+/// Outcome of any schedule, computed from its text.
 pub fn hashed(steps: &str) -> Outcome {
     let hash = steps.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
     Outcome::Measured(Timing::of_samples(&[1e6 + (hash >> 40) as f64], false))
@@ -46,8 +46,8 @@ pub fn describe(config: &Config) -> String {
     serde_json::to_string(config.ranks()).unwrap()
 }
 
-/// A measure that knows the outcome of a schedule, delays its answer, and queues the next batch, as devices
-/// do.
+/// Measuring side that knows the outcome of a schedule, delays its answer, and queues the next batch, as
+/// devices do.
 pub struct Slow {
     outcome: fn(&str) -> Outcome,
     trial: Duration,
@@ -68,7 +68,7 @@ impl Measure for Slow {
         let first = self.n_submitted;
         self.n_submitted += candidates.len() as u64;
         if self.queue.is_empty() {
-            // Time without work is none of a trial's.
+            // Idle time does not count towards a trial.
             self.until = Some(Instant::now() + self.trial);
         }
         self.queue.extend((first..).zip(candidates.iter().cloned()));
@@ -122,10 +122,10 @@ impl Measure for Slow {
     }
 }
 
-/// The class of all of them.
+/// Class of all devices.
 pub const CLASS: &str = "replay";
 
-/// The fleet at a server, with leases that tests can wait for.
+/// Connects to a fleet with short leases.
 pub fn fleet(url: &str) -> Fleet {
     fleet_with(url, Duration::from_secs(1))
 }
@@ -141,7 +141,7 @@ pub fn serve_replay(fleet: &Fleet, name: &str, trial: Duration, outcome: fn(&str
     let mut here = Here { start: &mut start, renew: &mut |_, _| () };
     let target = host::target().to_string();
     let description = DeviceDescription { target, ..DeviceDescription::named(name, &fleet.class) };
-    // One that begins while the server is away tries again.
+    // A device that starts while the server is down tries again.
     while let Err(error) = serve(fleet, description.clone(), &mut here, stop, &|_| ()) {
         eprintln!("{name}: {error}");
         if stop.load(Ordering::Relaxed) {
@@ -151,7 +151,7 @@ pub fn serve_replay(fleet: &Fleet, name: &str, trial: Duration, outcome: fn(&str
     }
 }
 
-/// A device in a thread of this process, which ends with this.
+/// Device in a thread of this process, which ends on drop.
 pub struct Device {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -178,15 +178,15 @@ impl Drop for Device {
     }
 }
 
-/// An assignment; the devices ignore it.
+/// Makes an assignment, which the devices ignore.
 pub fn assignment() -> Assignment {
     let request = tilewright::Request::parse("matmul:m=8,n=8,k=8").unwrap();
     tilewright_fleet::assignment(&request.task().unwrap(), request.settings())
 }
 
-/// The fleet as something that measures, for a run of this name.
+/// Makes the measuring side of a fleet, for a run with this name.
 pub fn remote(fleet: &Fleet, run: &str, n_devices: usize) -> Remote<'static> {
-    // Nothing takes a machine along here, whatever a test does to machines.
+    // No candidate crashes a machine here, even though tests kill machines.
     let books = RunRecords { strike: Box::new(|_| 1), tell: Box::new(|text| eprintln!("{text}")) };
     Remote::start(fleet, run, assignment(), n_devices, books).unwrap()
 }

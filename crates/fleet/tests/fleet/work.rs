@@ -11,7 +11,7 @@ use crate::broker::Broker;
 use crate::process::{Process, session};
 use crate::replay::{Device, Slow, describe, fleet, proposals, proposals_counted, recorded, remote, space};
 
-/// The trials of some batches, in the order of the batches.
+/// Number of trials in batches.
 fn n_trials(batches: &[Vec<tilewright_search::Trial>]) -> usize {
     batches.iter().map(Vec::len).sum()
 }
@@ -68,7 +68,7 @@ fn a_race_is_on_one_device_and_results_come_once() {
     let subject = Subject::described(&space, &describe);
     let candidates: Vec<_> = [0, 1, 2, 500, 2000].map(|at| subject.candidate(space.config_at(at))).into();
     let mut remote = remote(&fleet, "race", 2);
-    // There are devices by the time that one has measured something.
+    // Once something has been measured, the devices are online.
     let numbers = remote.submit(&candidates);
     let mut seen = Vec::new();
     while let Next::Done(number, _) = wait(&mut remote) {
@@ -83,13 +83,13 @@ fn a_race_is_on_one_device_and_results_come_once() {
     let there = Slow::new(Duration::ZERO, recorded).race(&candidates, limits, None, &mut |_| ()).unwrap();
     assert_eq!(standings, there);
     assert_eq!(remote.n_duplicates(), 0);
-    // What is given up is not measured, and nothing comes of it.
+    // Cancelled candidates are not measured, and have no results.
     let numbers = remote.submit(&candidates);
     remote.cancel(numbers.start).unwrap();
     assert_eq!(remote.next(None, Duration::from_millis(100)).unwrap(), Next::Idle);
 }
 
-/// The next result, or that there is none.
+/// Waits for the next result, or the end.
 fn wait(measure: &mut dyn Measure) -> Next {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
@@ -128,7 +128,7 @@ fn four_devices_measure_nearly_four_times_as_much() {
             (start - begun).as_secs_f64()
         );
     }
-    // Nothing is faster than its trials take: otherwise it is the test that is wrong.
+    // A run cannot be faster than its trials; otherwise the test is wrong.
     let least = [400.0 * trial.as_secs_f64(), 100.0 * trial.as_secs_f64()];
     assert!(seconds.iter().zip(least).all(|(seconds, least)| *seconds >= 0.98 * least), "{seconds:?}");
     let times = seconds[0] / seconds[1];
@@ -136,13 +136,13 @@ fn four_devices_measure_nearly_four_times_as_much() {
     assert!(times >= 3.6);
 }
 
-/// A device of 20 ms.
+/// Starts a device whose trials take 20 ms.
 fn device(broker: &Broker, at: usize) -> Process {
     let (trial, lease) = (Duration::from_millis(20), Duration::from_secs(1));
     Process::device(&broker.url(), &format!("device-{at}"), "hashed", trial, lease)
 }
 
-/// Seconds that so many trials of each of twelve layers take on so many devices.
+/// Seconds for `trials` trials of each of twelve layers on `n_devices` devices.
 fn seconds_of_layers(n_devices: usize, trials: u64) -> Option<f64> {
     let broker = Broker::start()?;
     let devices: Vec<Process> = (0..n_devices).map(|at| device(&broker, at)).collect();

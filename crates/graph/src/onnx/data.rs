@@ -14,7 +14,7 @@ use crate::{DType, ReadError, Tensor, TensorType};
 /// opened.
 pub type External<'a> = dyn FnMut(&str) -> Result<Bytes, String> + 'a;
 
-/// ONNX's number of the type of texts.
+/// ONNX's number of the string type.
 const TEXTS: i64 = 8;
 
 /// Source of tensors' elements.
@@ -38,10 +38,10 @@ pub enum LoadedTensor {
 }
 
 impl TensorBytes<'_> {
-    /// Loads a tensor's elements; they are copied only where they are stored as a list of numbers.
+    /// Loads a tensor's elements; they are copied only if they are stored as a list of numbers.
     ///
     /// # Errors
-    /// If they are more or fewer than the shape says, or beside the file and cannot be had.
+    /// If the number of elements does not match the shape, or an external data file cannot be opened.
     pub fn load(&mut self, proto: &TensorProto<'_>) -> Result<LoadedTensor, ReadError> {
         if proto.data_type == TEXTS {
             return self.texts(proto);
@@ -57,7 +57,7 @@ impl TensorBytes<'_> {
             })?;
         let ty = TensorType::new(dtype, shape);
         let too_large = || refuse(format!("its shape {:?} is too large", ty.shape));
-        // Several numbers of few bits share a byte.
+        // Several numbers of fewer than 8 bits share a byte.
         let each = 8 / dtype.bits().min(8);
         let wanted = ty.checked_bytes().ok_or_else(too_large)?.div_ceil(each);
         let bytes = if proto.is_external {
@@ -77,7 +77,7 @@ impl TensorBytes<'_> {
         })
     }
 
-    /// Texts as the places of those that differ, in the order in which they come.
+    /// Loads a string tensor as indices into the list of distinct strings, in order of first occurrence.
     fn texts(&self, proto: &TensorProto<'_>) -> Result<LoadedTensor, ReadError> {
         let (mut texts, mut places): (Vec<String>, Vec<i64>) = (Vec::new(), Vec::new());
         let mut known: HashMap<&[u8], i64> = HashMap::new();
@@ -101,7 +101,7 @@ impl TensorBytes<'_> {
         Ok(LoadedTensor::Texts(Tensor::vector(&places).reshaped(shape), texts.into()))
     }
 
-    /// Elements in one of the fields of numbers.
+    /// Loads elements from one of the typed fields.
     fn listed(&self, message: Message<'_>, dtype: DType) -> Result<Bytes, ReadError> {
         let (mut fixed, mut ints) = (Vec::new(), Vec::new());
         for field in message {
@@ -120,7 +120,7 @@ impl TensorBytes<'_> {
             return Ok(fixed.into());
         }
         self.budget.charge(ints.len() * dtype.size())?;
-        // Half precision stands in the list as its bits.
+        // Half-precision numbers are listed as their bits.
         let bits = match dtype {
             DType::F16 | DType::Bf16 => DType::U16,
             other => other,

@@ -1,5 +1,5 @@
-//! Deformable convolution: samples of the image at coordinates of its own for each element of each window,
-//! and a convolution of windows of one element over them.
+//! Deformable convolution: samples of the image at separate coordinates for each element of each window, and
+//! a 1×1 convolution of the samples.
 
 use super::draft::{Draft, Port, Row, row};
 use crate::error::{invalid, unsupported};
@@ -48,7 +48,7 @@ const MASK: Port = Port::Input(4);
 /// Windows along one dimension.
 #[derive(Clone, Copy)]
 struct Side {
-    /// The dimension, of the image and the weights.
+    /// Dimension of the image and of the weights.
     dim: i64,
     stride: usize,
     dilation: usize,
@@ -67,7 +67,7 @@ impl Deformed<'_> {
         self.draft.constant(Tensor::vector(numbers))
     }
 
-    /// Sizes of a tensor's dimensions.
+    /// Adds the sizes of a range of a tensor's dimensions.
     fn sizes(&mut self, of: Port, start: i64, end: i64) -> Port {
         self.draft.op(Shape { start, end: Some(end) }, &[of])
     }
@@ -77,14 +77,14 @@ impl Deformed<'_> {
         self.draft.op(Reshape { shape: None, allow_zero: false }, &[x, shape])
     }
 
-    /// Number of images times that of the groups of offsets.
+    /// Adds the product of the numbers of images and of offset groups.
     fn n_parts(&mut self) -> Port {
         let (n, groups) = (self.sizes(OFFSETS, 0, 1), self.numbers(&[self.offset_groups]));
         self.draft.op(Binary::Mul, &[n, groups])
     }
 
-    /// The numbers `0, step, …`, as many as a dimension has, of the type of the offsets, followed by
-    /// dimensions of size 1.
+    /// Adds the numbers `0, step, …`, one for each position of a dimension, of the type of the offsets,
+    /// followed by dimensions of size 1.
     fn steps(&mut self, (of, dim): (Port, i64), step: usize, n_behind: usize) -> Port {
         let n = self.sizes(of, dim, dim + 1);
         let [zero, one, step] =
@@ -103,11 +103,12 @@ impl Deformed<'_> {
         self.draft.op(Cast { to: None }, &[x, OFFSETS])
     }
 
-    /// Coordinates along one dimension, from -1 to 1 over the image, `[parts, rows and columns of a window,
-    /// rows and columns of the output, 1]`; `offsets` has those of both dimensions behind those of a window.
+    /// Adds coordinates along one dimension, from -1 to 1 over the image, `[parts, rows and columns of a
+    /// window, rows and columns of the output, 1]`; in `offsets`, the dimension that holds both directions'
+    /// offsets follows the window's.
     fn coordinates(&mut self, offsets: Port, side: Side) -> Port {
         let Side { dim, stride, dilation, pad } = side;
-        // Of the columns the numbers are in the last dimension, of the rows in the last but one.
+        // Columns vary along the last dimension, rows along the last but one.
         let n_behind = 3 - dim as usize;
         let inside = self.steps((WEIGHTS, dim), dilation, 2 + n_behind);
         let outside = self.steps((OFFSETS, dim), stride, n_behind);
@@ -128,12 +129,12 @@ impl Deformed<'_> {
         self.draft.op(Unsqueeze { axes: None }, &[centred, axis])
     }
 
-    /// Samples for all windows, `[parts, channels of a part, elements of a window · rows, columns]`.
+    /// Adds samples for all windows, `[parts, channels of a part, elements of a window · rows, columns]`.
     fn sampled(&mut self, [y, x]: [Side; 2]) -> Port {
         let (parts, window, out) = (self.n_parts(), self.sizes(WEIGHTS, 2, 4), self.sizes(OFFSETS, 2, 4));
         let two = self.numbers(&[2]);
         let offsets = self.reshaped(OFFSETS, &[parts, window, two, out]);
-        // The first coordinate is of the last dimension.
+        // The first coordinate belongs to the last dimension.
         let coordinates = [self.coordinates(offsets, x), self.coordinates(offsets, y)];
         let grid = self.draft.op(Concat { axis: -1 }, &coordinates);
         let (rest, columns) = (self.numbers(&[-1]), self.sizes(OFFSETS, 3, 4));
@@ -144,7 +145,7 @@ impl Deformed<'_> {
         let image = self.reshaped(IMAGE, &[parts, channels, image]);
         let sample = GridSample { mode: SampleMode::Linear, beyond: Beyond::Zeros, aligns_corners: false };
         let samples = self.draft.op(sample, &[image, grid]);
-        // A place that is no number is nowhere for GridSample; here it makes no number.
+        // GridSample treats a NaN coordinate as outside the image; here it must give NaN.
         let [in_columns, in_rows] = coordinates.map(|places| self.draft.op(Unary::IsNan, &[places]));
         let lacks = self.draft.op(Binary::Or, &[in_columns, in_rows]);
         let one = self.numbers(&[1]);
@@ -153,7 +154,7 @@ impl Deformed<'_> {
         self.draft.op(Where, &[lacks, nan, samples])
     }
 
-    /// Samples times the mask.
+    /// Multiplies samples by the mask.
     fn masked(&mut self, samples: Port) -> Port {
         let (parts, one, rest) = (self.n_parts(), self.numbers(&[1]), self.numbers(&[-1]));
         let columns = self.sizes(OFFSETS, 3, 4);
@@ -161,7 +162,7 @@ impl Deformed<'_> {
         self.draft.op(Binary::Mul, &[samples, mask])
     }
 
-    /// Product of the samples of each window and the weights.
+    /// Adds the products of each window's samples and the weights.
     fn convolved(&mut self, samples: Port, groups: usize, has_bias: bool) -> Port {
         let (n, rest, out) = (self.sizes(IMAGE, 0, 1), self.numbers(&[-1]), self.sizes(OFFSETS, 2, 4));
         let columns = self.reshaped(samples, &[n, rest, out]);

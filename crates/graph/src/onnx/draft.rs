@@ -5,7 +5,7 @@ use crate::{OpError, Tensor};
 
 /// Row of a table of operators that are decomposed.
 pub struct Row {
-    /// The operator's name.
+    /// Name of the operator.
     pub name: &'static str,
     /// Versions of the domain in which the operator changed, beginning with the first supported one.
     pub since: &'static [i64],
@@ -27,7 +27,7 @@ pub(super) const fn row(
 /// Operand of a node of a decomposition.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Port {
-    /// An input of the operator.
+    /// Input of the operator, by index.
     Input(usize),
     /// Constant of the decomposition, by index.
     Constant(usize),

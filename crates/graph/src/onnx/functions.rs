@@ -1,12 +1,11 @@
-//! Operators that are defined as ONNX functions: of ONNX Runtime's domain, as its tools write them, and of
-//! ONNX's own.
+//! Operators defined as ONNX functions: of ONNX Runtime's domain, as its tools write them, and of ONNX's own.
 
 use super::proto::{AttributeProto, FunctionProto, NodeProto};
 use super::{NEWEST_OPSET, plain_domain};
 use crate::OpError;
 use crate::error::unsupported;
 
-/// The domain of operators that ONNX Runtime adds.
+/// Domain of the operators that ONNX Runtime adds.
 const DOMAIN: &str = "com.microsoft";
 
 /// Definitions of operators by others: `name(inputs) defaults -> outputs: statements`. An input `_` is left
@@ -176,10 +175,10 @@ const REQUIRED: i64 = -1;
 /// Operators of ONNX's own domain, as in [`FUNCTIONS`].
 const PLAIN: &[&str] = &["SwiGLU(a, b) alpha=1.0 -> y: gate = Swish[alpha=@alpha](a); y = Mul(gate, b)"];
 
-/// The definitions of an operator, each behind its name and `(`.
+/// Definitions of an operator, without the leading name and `(`.
 fn definitions(domain: &str, name: &str) -> impl Iterator<Item = &'static str> {
     let rows = match (domain, name) {
-        // Models that have it leave its domain out.
+        // Models use this operator without a domain.
         (DOMAIN, _) | ("", "SimplifiedLayerNormalization") => FUNCTIONS,
         ("", _) => PLAIN,
         _ => &[],
@@ -195,7 +194,7 @@ pub fn has(domain: &str, name: &str) -> bool {
 /// Function body of a node's operator; `None` if the operator is not a function.
 ///
 /// # Errors
-/// If it is given something else than is known here.
+/// If the node has inputs or attributes that the definition does not support.
 pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpError>> {
     let domain = plain_domain(node.domain);
     if !has(domain, node.op_type) {
@@ -239,7 +238,7 @@ pub fn known<'a>(node: &NodeProto<'a>) -> Option<Result<FunctionProto<'a>, OpErr
     Some(Ok(function))
 }
 
-/// The function of a row, behind its name and `(`, whose nodes are named after the call.
+/// Parses a definition, without the leading name and `(`; its nodes are named after the call.
 fn read<'a>(call: &NodeProto<'a>, row: &'static str) -> FunctionProto<'a> {
     let list = |text: &'static str| text.split(',').map(str::trim).collect::<Vec<&str>>();
     let (head, statements) = row.split_once(": ").expect("statements stand behind a colon");
@@ -284,7 +283,7 @@ fn attribute(text: &'static str) -> AttributeProto<'static> {
     } else if let Some(reference) = value.strip_prefix('@') {
         attribute.reference = reference;
     } else if let Ok(numbers) = value.split(' ').map(whole).collect::<Result<Vec<i64>, _>>() {
-        // The names of lists end so.
+        // Names of list attributes have this ending.
         match numbers[..] {
             [number] if name != "value_ints" => (attribute.kind, attribute.int) = (2, Some(number)),
             _ => (attribute.kind, attribute.ints) = (7, numbers),

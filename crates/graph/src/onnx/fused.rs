@@ -39,7 +39,7 @@ pub const ROWS: &[Row] = &[
     row("FusedMatMul", &[1], 2..=2, product),
 ];
 
-/// The function of a node's attribute `activation` and its parameters, on a value.
+/// Applies the function of a node's attribute `activation`, with its parameters, to a value.
 fn activated(node: &Import, draft: &mut Draft, x: Port, parameters: &[f32]) -> Result<Vec<Port>, OpError> {
     let Some(name) = node.text("activation")?.filter(|name| !name.is_empty()) else { return Ok(vec![x]) };
     let parameter = |at: usize, default: f32| f64::from(parameters.get(at).copied().unwrap_or(default));
@@ -58,8 +58,8 @@ fn activated(node: &Import, draft: &mut Draft, x: Port, parameters: &[f32]) -> R
     Ok(vec![draft.op(unary, &[x])])
 }
 
-/// `alpha · A · B` over the last two dimensions, or the first and the last one where `transBatchA` or
-/// `transBatchB` says so, of which each factor may have its two the other way round.
+/// Draws `alpha · A · B` over the last two dimensions or, with `transBatchA` or `transBatchB`, over the first
+/// and the last one. Each operand may also be transposed.
 fn product(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let mut is_plain = true;
     let mut term = |[rows, columns]: [char; 2], turned: &str, batch_inside: &str| {

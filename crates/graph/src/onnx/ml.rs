@@ -1,4 +1,4 @@
-//! Operators of `ai.onnx.ml`, which converters of scikit-learn, LightGBM and XGBoost write, decomposed into
+//! Operators of `ai.onnx.ml`, which converters for scikit-learn, LightGBM and XGBoost write, decomposed into
 //! ONNX's own operators and tree ensembles. Where the specification is ambiguous, the behaviour is ONNX
 //! Runtime's.
 
@@ -35,7 +35,7 @@ pub const ROWS: &[Row] = &[
     row("TreeEnsemble", &[5], 1..=1, trees::ensemble),
     row("TreeEnsembleClassifier", &[1, 3, 5], 1..=1, trees::classifier),
     row("TreeEnsembleRegressor", &[1, 3, 5], 1..=1, trees::regressor),
-    // Arrays of all classes stay arrays, in the order of the labels.
+    // The maps from classes to scores stay arrays, in the order of the labels.
     row("ZipMap", &[1], 1..=1, |node, _| {
         let _ = (node.ints("classlabels_int64s")?, node.texts("classlabels_strings")?);
         Ok(vec![Port::Input(0)])
@@ -59,12 +59,12 @@ impl Draft {
         self.op(Cast { to: Some(to) }, &[x])
     }
 
-    /// Numbers of f32.
+    /// Casts to f32.
     fn single(&mut self, x: Port) -> Port {
         self.cast(x, DType::F32)
     }
 
-    /// Two dimensions, where there may be one.
+    /// Reshapes to two dimensions, if there is only one.
     fn rows(&mut self, x: Port) -> Port {
         let least = self.ints(&[1, 1]);
         self.op(Expand, &[x, least])
@@ -79,7 +79,7 @@ impl Draft {
         self.op(Reduce { kind, axes: Some(vec![-1]), keeps_dims: true, none_is_none: false }, &[x])
     }
 
-    /// A column without its dimension.
+    /// Selects a column, without its dimension.
     fn column(&mut self, x: Port, at: i64) -> Port {
         let at = self.constant(Tensor::from_integers(DType::I64, [], &[at.into()]));
         self.op(Gather { axis: 1 }, &[x, at])
@@ -89,20 +89,21 @@ impl Draft {
         self.op(Concat { axis: -1 }, columns)
     }
 
-    /// `1 − x`
+    /// Adds `1 − x`.
     fn complement(&mut self, x: Port) -> Port {
         let one = self.number(1.0);
         self.op(Binary::Sub, &[one, x])
     }
 
-    /// Whether each of one column is above a number, without its dimension, as 0 or 1.
+    /// Compares each element of a single column with a limit: 1 if above, else 0, without the column's
+    /// dimension.
     fn is_above(&mut self, scores: Port, limit: f64) -> Port {
         let (column, limit) = (self.column(scores, 0), self.number(limit));
         let is_above = self.op(Binary::Greater, &[column, limit]);
         self.cast(is_above, DType::I64)
     }
 
-    /// The first place of the largest of each row.
+    /// Adds the position of the first largest element of each row.
     fn best(&mut self, scores: Port) -> Port {
         self.op(ArgReduce { is_min: false, axis: -1, keeps_dims: false, takes_last: false }, &[scores])
     }
@@ -129,7 +130,7 @@ impl Labels {
         self.numbers.len()
     }
 
-    /// The labels at places.
+    /// Looks up the labels at positions.
     fn at(&self, places: Port, draft: &mut Draft) -> Port {
         draft.constants.push((Tensor::vector(&self.numbers), self.texts.clone()));
         let labels = Port::Constant(draft.constants.len() - 1);
@@ -160,7 +161,7 @@ impl PostTransform {
         node.one_of("post_transform", "NONE", &known)
     }
 
-    /// Scores of several columns.
+    /// Transforms scores of several columns.
     fn of_many(self, scores: Port, draft: &mut Draft) -> Port {
         match self {
             PostTransform::None => scores,
@@ -173,13 +174,13 @@ impl PostTransform {
         }
     }
 
-    /// Scores of so many columns; of one, all but [`PostTransform::Probit`] leave it as it is.
+    /// Transforms scores of `n` columns; a single column is changed only by [`PostTransform::Probit`].
     fn of(self, scores: Port, n: usize, draft: &mut Draft) -> Port {
         if n == 1 && self != PostTransform::Probit { scores } else { self.of_many(scores, draft) }
     }
 }
 
-/// A softmax that leaves zeros out, of which each becomes less than the least exponential.
+/// Adds a softmax that excludes zeros; each of these becomes less than the smallest exponential.
 fn softmax_zero(scores: Port, draft: &mut Draft) -> Port {
     let largest = draft.reduced(ReduceKind::Max, scores);
     let apart = draft.op(Binary::Sub, &[scores, largest]);
@@ -196,7 +197,7 @@ fn softmax_zero(scores: Port, draft: &mut Draft) -> Port {
     draft.op(Binary::Div, &[shares, sum])
 }
 
-/// The inverse of the normal distribution, by Winitzki's approximation of that of the error function.
+/// Adds the inverse of the normal distribution, by Winitzki's approximation of the inverse error function.
 fn probit(scores: Port, draft: &mut Draft) -> Port {
     let (two, one) = (draft.number(2.0), draft.number(1.0));
     let twice = draft.op(Binary::Mul, &[scores, two]);
@@ -221,7 +222,7 @@ fn probit(scores: Port, draft: &mut Draft) -> Port {
     draft.op(Binary::Mul, &[signed, factor])
 }
 
-/// Two columns of the score of the second of two classes.
+/// Expands the score of the second of two classes to two columns.
 fn two_classes(score: Port, transform: PostTransform, is_share: bool, draft: &mut Draft) -> Result<Port, OpError> {
     let other = match (transform, is_share) {
         (PostTransform::Probit, _) => {
@@ -234,12 +235,12 @@ fn two_classes(score: Port, transform: PostTransform, is_share: bool, draft: &mu
     Ok(if transform == PostTransform::Logistic { draft.op(Unary::Sigmoid, &[both]) } else { both })
 }
 
-/// Numbers as f64.
+/// Converts numbers to f64.
 fn wide(numbers: Option<Vec<f32>>) -> Vec<f64> {
     numbers.unwrap_or_default().into_iter().map(f64::from).collect()
 }
 
-/// Rows times a matrix `[targets, features]`, and a number added to each column.
+/// Multiplies rows by a matrix `[targets, features]`, and adds a number to each column.
 fn linear(x: Port, rows: &[f64], n_targets: usize, added: &[f64], draft: &mut Draft) -> Result<Port, OpError> {
     if n_targets == 0 || rows.is_empty() || !rows.len().is_multiple_of(n_targets) {
         return Err(invalid!("{} coefficients do not fit {n_targets} targets", rows.len()));
@@ -365,7 +366,7 @@ fn one_hot(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     if node.texts("cats_strings")?.is_some_and(|texts| !texts.is_empty()) {
         return Err(unsupported!("texts as categories are not supported (give it the numbers of the categories)"));
     }
-    // What is no category is no error: nothing of it is 1.
+    // An unknown category is not an error: its row is all zero.
     let _ = node.int("zeros")?;
     let categories = draft.ints(&node.ints("cats_int64s")?.unwrap_or_default());
     let x = draft.cast(Port::Input(0), DType::I64);
@@ -400,7 +401,7 @@ fn encoded(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let (of_int, of_float) = (node.int_or("default_int64", -1)?, node.float_or("default_float", -0.0)?);
     let of_tensor = node.tensor("default_tensor")?;
     let (keys, values) = if node.version < 2 {
-        // Texts are the keys of the numbers of their places, or the values.
+        // Strings are keys whose values are their indices, or the other way round.
         let texts = node.texts("classes_strings")?.unwrap_or_default();
         let places: Vec<i64> = (0..texts.len() as i64).collect();
         (Some(Items::Numbers(Tensor::vector(&places))), Some(Items::Texts(texts)))
@@ -431,7 +432,7 @@ fn encoded(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
             };
             (draft.constant(values), draft.constant(default))
         }
-        // The default stands behind them.
+        // The default follows the items.
         Items::Texts(texts) => {
             let places: Vec<i64> = (0..texts.len() as i64).collect();
             let all: Texts = texts.iter().cloned().chain([of_text]).collect();
@@ -443,7 +444,7 @@ fn encoded(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
         }
     };
     let is_any = keys.floats().iter().map(|key| f64::from(u8::from(key.is_nan()))).collect::<Vec<_>>();
-    // Before version 4, what is not a number is no key.
+    // Before version 4, NaN is not a key.
     let has_any = node.version >= 4 && keys.dtype().is_float() && is_any.contains(&1.0);
     let keys = draft.constant(keys);
     let x = draft.unsqueezed(Port::Input(0), -1);

@@ -1,8 +1,8 @@
-//! Diagnosis of files that are named as models and are of another kind, or truncated.
+//! Diagnosis of files that are given as models but are of another kind, or truncated.
 
 use super::wire::Message;
 
-/// Beginnings of files of other kinds, each with its place, and how to mend it.
+/// Signatures of other file formats, each with its offset and a hint.
 const KINDS: &[(usize, &[u8], &str)] = &[
     (
         0,
@@ -16,7 +16,7 @@ const KINDS: &[(usize, &[u8], &str)] = &[
     (4, b"ORTM", "it is a model in ONNX Runtime's own format (give the .onnx that it was made of)"),
 ];
 
-/// Beginnings of text, in small letters and behind blanks, and how to mend it.
+/// Beginnings of text files, in lower case and after whitespace, each with a hint.
 const TEXTS: &[(&str, &str)] = &[
     ("<!doctype html", PAGE),
     ("<html", PAGE),
@@ -25,8 +25,7 @@ const TEXTS: &[(&str, &str)] = &[
 ];
 const PAGE: &str = "it is an HTML page, such as a server's answer (download the file itself)";
 
-/// Names the format of a file that is neither a model nor an array, with a hint to mend it; `None` for
-/// unknown formats.
+/// Names the format of a file that is neither a model nor an array, with a hint; `None` for unknown formats.
 pub fn kind_of_other(bytes: &[u8]) -> Option<&'static str> {
     if bytes.is_empty() {
         return Some("it is empty (get it anew)");
@@ -71,7 +70,7 @@ mod tests {
         assert!(kind_of_other(b"version https://git-lfs.github.com/spec/v1\noid").unwrap().contains("git lfs pull"));
         assert!(kind_of_other(b"\x1c\0\0\0TFL3").is_some() && kind_of_other(b"").is_some());
         assert_eq!(kind_of_other(b"\x08\x08\x12\x07"), None);
-        // Whatever a file is, and wherever it ends, there is an answer.
+        // Every file, truncated anywhere, is diagnosed without a panic.
         let model = [&[8, 8, 0x12, 2, b'm', b'e', 0x3a, 0x80, 1][..], &[0; 100]].concat();
         let said = cut_off(Message { bytes: &model, at: 0 });
         assert_eq!(

@@ -14,7 +14,7 @@ use crate::{Declared, ReadError};
 /// subgraphs are not supported.
 ///
 /// # Errors
-/// If the bytes are no such model: they are damaged, or a port is no tensor of a known number of dimensions.
+/// If the bytes are not such a model: they are damaged, or an input or output is not a tensor of known rank.
 pub fn read_outline(file: &Bytes) -> Result<ModelFile, ReadError> {
     let budget = Budget::of_file(file.len());
     let proto = ModelProto::read(Message { bytes: file, at: 0 }, &budget)?;

@@ -84,7 +84,7 @@ pub struct ValueInfo<'a> {
     pub name: &'a str,
     /// Element type as the number of ONNX's `DataType`; `None` if the value is not a tensor.
     pub elements: Option<i64>,
-    /// Dimensions; `None` where the rank is unknown.
+    /// Dimensions; `None` if the rank is unknown.
     pub dims: Option<Vec<DimProto<'a>>>,
     /// Whether the value is a sequence, a map or anything else but a tensor.
     pub is_foreign: bool,
@@ -99,7 +99,7 @@ pub enum DimProto<'a> {
 }
 
 fn push<T>(list: &mut Vec<T>, item: T, budget: &Budget) -> Result<(), ReadError> {
-    // A growing list has up to twice its elements allocated.
+    // A growing list has memory for up to twice its elements allocated.
     budget.charge(2 * size_of::<T>())?;
     list.push(item);
     Ok(())
@@ -164,7 +164,7 @@ impl<'a> GraphProto<'a> {
 impl<'a> NodeProto<'a> {
     fn read(message: Message<'a>, budget: &Budget, is_read: &IsRead<'_>) -> Result<NodeProto<'a>, ReadError> {
         let mut node = NodeProto::default();
-        // Its domain stands behind its attributes, which may be larger than all else.
+        // The domain comes after the attributes, which may be larger than everything else.
         for field in message {
             let field = field?;
             match field.number {

@@ -1,8 +1,8 @@
 //! Quantized operators of ONNX Runtime's domain, which its quantizer writes in the format `QOperator`.
 //!
 //! Each becomes a floating-point operator between `DequantizeLinear` and `QuantizeLinear`; [`QGemm`](gemm)
-//! becomes one of integers. Matrix products agree with ONNX Runtime's bit for bit. Of the others, some
-//! kernels of ONNX Runtime round once more or once less, so that a result may differ by one quantization
+//! becomes an integer operator. Matrix products agree with ONNX Runtime's bit for bit. For other operators,
+//! some kernels of ONNX Runtime round once more or once less, so that a result may differ by one quantization
 //! step.
 
 use super::draft::{Draft, Port, Row, row};
@@ -65,19 +65,19 @@ pub const ROWS: &[Row] = &[
     }),
 ];
 
-/// Scale and zero point of a whole tensor, or as many as the tensor has columns.
+/// Scale and zero point of a whole tensor, or of each column.
 const SCALING: Scaling = Scaling { axis: 1, block: 0, dtype: None };
 
-/// Order of an image's dimensions: with channels before rows and columns, as ONNX has them, or behind, as
-/// ONNX Runtime's optimizer may.
+/// Order of an image's dimensions: with the channels before rows and columns, as in ONNX, or after them, as
+/// ONNX Runtime's optimizer may choose.
 enum ImageOrder {
     ChannelsFirst,
-    /// Channels behind rows and columns, in an image of this many dimensions.
+    /// Channels after rows and columns, in an image of this rank.
     ChannelsLast(i64),
 }
 
 impl ImageOrder {
-    /// The order that the attribute `channels_last` says.
+    /// Returns the order given by the attribute `channels_last`.
     fn of(node: &Import) -> Result<ImageOrder, OpError> {
         match node.flag("channels_last", false)? {
             false => Ok(ImageOrder::ChannelsFirst),
@@ -85,13 +85,14 @@ impl ImageOrder {
         }
     }
 
-    /// Channels last, for windows of a node's `kernel_shape`, or else for plane images.
+    /// Returns the order with channels last, for the rank of a node's `kernel_shape`, or else for
+    /// two-dimensional images.
     fn last(node: &Import) -> Result<ImageOrder, OpError> {
         let n_axes = node.ints("kernel_shape")?.map_or(2, |kernel| kernel.len() as i64);
         Ok(ImageOrder::ChannelsLast(2 + n_axes))
     }
 
-    /// The image with its channels first.
+    /// Transposes the image to channels first.
     fn read(&self, draft: &mut Draft, image: Port) -> Port {
         match *self {
             ImageOrder::ChannelsFirst => image,
@@ -102,7 +103,7 @@ impl ImageOrder {
         }
     }
 
-    /// The image in this order, from one with its channels first.
+    /// Transposes the image from channels first to this order.
     fn written(&self, draft: &mut Draft, image: Port) -> Port {
         match *self {
             ImageOrder::ChannelsFirst => image,
@@ -121,14 +122,14 @@ fn required(node: &Import, at: usize) -> Result<Port, OpError> {
     }
 }
 
-/// Numbers of an input that its scale and zero point follow.
+/// Dequantizes an input that is followed by its scale and zero point.
 fn dequantized(node: &Import, draft: &mut Draft, at: usize) -> Result<Port, OpError> {
     let mut inputs = vec![required(node, at)?, required(node, at + 1)?];
     inputs.extend(node.has_input(at + 2).then_some(Port::Input(at + 2)));
     Ok(draft.op(DequantizeLinear(SCALING), &inputs))
 }
 
-/// Numbers quantized by the scale that is input `at` and the zero point behind it; without one, the result
+/// Quantizes numbers by the scale, input `at`, and the zero point after it; without a zero point, the result
 /// has the type of input `like`.
 fn quantized(node: &Import, draft: &mut Draft, x: Port, at: usize, like: usize) -> Result<Vec<Port>, OpError> {
     let scale = required(node, at)?;
@@ -142,14 +143,14 @@ fn quantized(node: &Import, draft: &mut Draft, x: Port, at: usize, like: usize) 
     Ok(vec![draft.op(QuantizeLinear(SCALING), &[x, scale, zero])])
 }
 
-/// An operator of one tensor.
+/// Draws an operator of one tensor.
 fn one(node: &Import, draft: &mut Draft, op: impl Into<Op>) -> Result<Vec<Port>, OpError> {
     let x = dequantized(node, draft, 0)?;
     let y = draft.op(op, &[x]);
     quantized(node, draft, y, 3, 0)
 }
 
-/// An operator of one image.
+/// Draws an operator of one image.
 fn image(node: &Import, draft: &mut Draft, op: impl Into<Op>) -> Result<Vec<Port>, OpError> {
     let order = ImageOrder::of(node)?;
     let numbers = dequantized(node, draft, 0)?;
@@ -159,14 +160,15 @@ fn image(node: &Import, draft: &mut Draft, op: impl Into<Op>) -> Result<Vec<Port
     quantized(node, draft, y, 3, 0)
 }
 
-/// An operator of two tensors.
+/// Draws an operator of two tensors.
 fn pair(node: &Import, draft: &mut Draft, op: Binary) -> Result<Vec<Port>, OpError> {
     let (a, b) = (dequantized(node, draft, 0)?, dequantized(node, draft, 3)?);
     let y = draft.op(op, &[a, b]);
     quantized(node, draft, y, 6, 0)
 }
 
-/// Scale and zero point of the result, and tensors with theirs.
+/// Draws a concatenation, whose inputs are the scale and zero point of the result, and the tensors with
+/// theirs.
 fn concat(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let axis = node.int("axis")?.ok_or_else(|| invalid!("it has no axis"))?;
     let n = node.given.len();
@@ -178,7 +180,7 @@ fn concat(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     quantized(node, draft, joined, 0, 2)
 }
 
-/// `alpha · A · B + C`, whose sums are integers, as C is; numbers where no scale of the result is given.
+/// Draws `alpha · A · B + C` with integer sums and C; the result is floating-point if it has no scale.
 fn gemm(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let alpha = node.float_or("alpha", 1.0)?;
     let mut factors = [required(node, 0)?, required(node, 3)?];
@@ -193,7 +195,7 @@ fn gemm(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
         sums = draft.op(Binary::Add, &[sums, Port::Input(6)]);
     }
     let sums = draft.op(Cast { to: Some(DType::F32) }, &[sums]);
-    // In this order, in f32, as ONNX Runtime multiplies them.
+    // The scales are multiplied in this order, in f32, as in ONNX Runtime.
     let alpha = draft.constant(Tensor::scalar(DType::F32, alpha));
     let scale = draft.op(Binary::Mul, &[alpha, required(node, 1)?]);
     let mut scale = draft.op(Binary::Mul, &[scale, required(node, 4)?]);

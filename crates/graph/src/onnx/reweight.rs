@@ -10,25 +10,26 @@ use super::wire::{Budget, Message};
 use super::write;
 use crate::{Bindings, ReadError, SplitMix64, Tensor, TensorType, ValueId, evaluate, specialise};
 
-/// The numbers of fields.
+/// Numbers of the fields.
 const IR_VERSION: u32 = 1;
 const GRAPH: u32 = 7;
 const NODE: u32 = 1;
 const INITIALIZER: u32 = 5;
 const INPUT: u32 = 11;
 
-/// Spread (standard deviation) of the last product's results: softmax then tells classes apart, and none is
-/// certain.
+/// Spread (standard deviation) of the last product's results, for which softmax distinguishes classes without
+/// certainty.
 const SPREAD: f64 = 2.0;
 
-/// Replaces a model's f32 weights, and the outputs of its `ConstantOfShape`, by random ones of a seed.
+/// Replaces a model's f32 weights, and the outputs of its `ConstantOfShape`, by random ones from a seed.
 /// Everything else is kept.
 ///
-/// Weights of products are He's (uniform), variances and scales are positive, and the last product's are such
-/// that its results spread by 2: numbers keep their size, and the answer depends on the input.
+/// Weights of products follow He's uniform initialisation, variances and scales are positive, and the last
+/// product's weights give its results a standard deviation of 2: activations keep their magnitude, and the
+/// result depends on the input.
 ///
 /// # Errors
-/// If the bytes are no model, or its inputs have dimensions without a size.
+/// If the bytes are not a model, or its inputs have dimensions without a size.
 ///
 /// # Cost
 /// Evaluates the model once.
@@ -40,7 +41,7 @@ pub fn reweight(file: &Bytes, external: &mut External<'_>, seed: u64) -> Result<
     }
 }
 
-/// The weights of the last product and what they must be multiplied by.
+/// Weights of the last product, and the factor that they must be multiplied by.
 fn last_product(file: &Bytes, external: &mut External<'_>, seed: u64) -> Result<Option<(Vec<String>, f64)>, ReadError> {
     let mut graph = super::read(file, external)?.graph;
     let is_product = |operator: &str| PRODUCTS.contains(&operator);
@@ -68,7 +69,7 @@ fn last_product(file: &Bytes, external: &mut External<'_>, seed: u64) -> Result<
 /// Operators that sum products with weights.
 const PRODUCTS: [&str; 4] = ["Conv", "ConvTranspose", "Gemm", "MatMul"];
 
-/// The model with new weights; those of some names are multiplied by a factor.
+/// Replaces the weights of a model; those with some names are multiplied by a factor.
 fn replaced(
     file: &Bytes,
     external: &mut External<'_>,
@@ -112,7 +113,7 @@ fn replaced(
                 let Some(tensor) = single else { return false };
                 write::bytes(into, INITIALIZER.into(), &new(name, tensor.shape().to_vec()));
             }
-            // Weights need not be inputs, as they had to once.
+            // Weights are removed from the inputs, where old versions required them.
             INPUT => return tensors.contains_key(inputs.next().expect("each input was read").name),
             _ => return false,
         }
@@ -130,8 +131,8 @@ fn replaced(
     Ok(model)
 }
 
-/// Copies a message field by field; `replace` is asked for each, writes what comes in its place, and says
-/// whether it did.
+/// Copies a message field by field; `replace` is called for each field, and returns whether it has written a
+/// replacement.
 fn copy_fields(
     mut message: Message<'_>,
     into: &mut Vec<u8>,
@@ -146,21 +147,21 @@ fn copy_fields(
     }
 }
 
-/// The shape of what a node makes of nothing but a known shape.
+/// Shape of a node's result, if the node depends only on a constant shape.
 fn made_of_shape(node: &NodeProto<'_>, tensors: &HashMap<&str, Tensor>) -> Option<Vec<usize>> {
     let shape = tensors.get(*node.inputs.first()?).filter(|_| node.op_type == "ConstantOfShape")?;
     let shape: Vec<usize> = shape.i64s().iter().map(|&d| usize::try_from(d).ok()).collect::<Option<_>>()?;
     TensorType::new(crate::DType::F32, shape.clone()).checked_bytes().map(|_| shape)
 }
 
-/// Between which numbers a weight's are, by what reads it first.
+/// Range of a weight's numbers, which depends on its first reader.
 fn range(name: &str, shape: &[usize], graph: &GraphProto<'_>) -> (f64, f64) {
     let user = |name: &str| {
         let reads = |node: &&NodeProto<'_>| node.inputs.contains(&name);
         graph.nodes.iter().find(reads).map(|node| (node, node.inputs.iter().position(|input| *input == name)))
     };
     let mut found = user(name);
-    // Behind changes of its shape.
+    // Skips changes of its shape.
     while let Some((node, Some(0))) = found
         && matches!(node.op_type, "Reshape" | "Unsqueeze")
     {
@@ -172,14 +173,14 @@ fn range(name: &str, shape: &[usize], graph: &GraphProto<'_>) -> (f64, f64) {
             let bound = (6.0 / shape[1..].iter().product::<usize>().max(1) as f64).sqrt();
             (-bound, bound)
         }
-        // What is added to a sum of a network's own is small, so that sums grow slowly.
+        // The scales are small if the result is added to another one, so that sums grow slowly.
         ("BatchNormalization", 1) if is_added(node, graph) => (0.3, 0.6),
         ("BatchNormalization", 1 | 4) | ("Mul", _) => (0.5, 1.5),
         _ => (-0.1, 0.1),
     }
 }
 
-/// Whether a node's result is added to what another node computes.
+/// Whether a node's result is added to another node's result.
 fn is_added(node: &NodeProto<'_>, graph: &GraphProto<'_>) -> bool {
     let is_computed = |name: &&str| graph.nodes.iter().any(|node| node.outputs.contains(name));
     graph.nodes.iter().any(|user| {

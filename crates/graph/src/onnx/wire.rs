@@ -5,7 +5,7 @@ use std::cell::Cell;
 use crate::ReadError;
 
 /// Memory budget for decoding a file, in bytes beyond the file's own size; every list that is built is
-/// charged. A small hostile file thus cannot take gigabytes.
+/// charged, so that a small malicious file cannot take gigabytes.
 pub struct Budget {
     total: usize,
     left: Cell<usize>,
@@ -21,7 +21,7 @@ impl Budget {
     /// Charges `n_bytes` to the budget.
     ///
     /// # Errors
-    /// If there are not so many left.
+    /// If fewer than `n_bytes` are left.
     pub fn charge(&self, n_bytes: usize) -> Result<(), ReadError> {
         let left = self.left.get().checked_sub(n_bytes).ok_or(ReadError::TooLarge(self.total))?;
         self.left.set(left);
@@ -29,7 +29,7 @@ impl Budget {
     }
 }
 
-/// A field's payload.
+/// Payload of a field.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Payload<'a> {
     /// Varint: an integer of variable length.
@@ -42,7 +42,7 @@ pub enum Payload<'a> {
     Bytes(Message<'a>),
 }
 
-/// A field with its number.
+/// Field with its number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Field<'a> {
     /// Number of the field in its message.
@@ -77,7 +77,7 @@ impl<'a> Message<'a> {
     /// Reads a varint.
     ///
     /// # Errors
-    /// If it does not end, or is longer than 64 bits.
+    /// If the varint does not end, or is longer than 64 bits.
     pub fn varint(&mut self) -> Result<u64, ReadError> {
         let mut number = 0_u64;
         for shift in (0..70).step_by(7) {
@@ -98,7 +98,7 @@ impl<'a> Message<'a> {
     /// bytes.
     ///
     /// # Errors
-    /// If the bytes are no field.
+    /// If the bytes are not a field.
     pub fn head(&mut self) -> Result<(u64, usize), ReadError> {
         let at = self.at;
         let key = self.varint()?;
@@ -164,7 +164,7 @@ impl<'a> Field<'a> {
         ReadError::Malformed { at: self.at, what: "a field has the wrong wire type" }
     }
 
-    /// The field as a message.
+    /// Returns the field as a message.
     ///
     /// # Errors
     /// If the field is of another kind.
@@ -175,7 +175,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The field as text.
+    /// Returns the field as text.
     ///
     /// # Errors
     /// If the field is of another kind, or not UTF-8.
@@ -184,7 +184,7 @@ impl<'a> Field<'a> {
         std::str::from_utf8(self.message()?.bytes).map_err(|_| ReadError::Malformed { at: self.at, what })
     }
 
-    /// The field as an integer.
+    /// Returns the field as an integer.
     ///
     /// # Errors
     /// If the field is of another kind.
@@ -195,7 +195,7 @@ impl<'a> Field<'a> {
         }
     }
 
-    /// The field as an f32.
+    /// Returns the field as an f32.
     ///
     /// # Errors
     /// If the field is of another kind.
@@ -209,7 +209,7 @@ impl<'a> Field<'a> {
     /// Appends the field's integers, whether packed or single, to `into`.
     ///
     /// # Errors
-    /// If it has none, or too many.
+    /// If the field has no integers, or too many.
     pub fn ints(&self, into: &mut Vec<i64>, budget: &Budget) -> Result<(), ReadError> {
         match self.payload {
             Payload::Bytes(mut packed) => {
@@ -232,7 +232,7 @@ impl<'a> Field<'a> {
     /// Appends the field's numbers of `size` bytes each, whether packed or single, to `into` as bytes.
     ///
     /// # Errors
-    /// If it has none of that size, or too many.
+    /// If the field has no numbers of that size, or too many.
     pub fn fixed(&self, size: usize, into: &mut Vec<u8>, budget: &Budget) -> Result<(), ReadError> {
         match self.payload {
             Payload::Bytes(packed) if packed.bytes.len().is_multiple_of(size) => {

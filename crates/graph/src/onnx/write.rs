@@ -3,14 +3,14 @@
 use crate::op::Attribute;
 use crate::{DType, Dim, Tensor};
 
-/// The version of the format that is written: the first that need not list weights among inputs is 4, and
-/// runtimes of many years read this one.
+/// Version of the format that is written: weights need not be listed among inputs since version 4, and this
+/// version is old enough for all common runtimes.
 const IR_VERSION: i64 = 8;
 
 /// ONNX model under construction, to be written by [`write()`].
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ModelFile {
-    /// The graph's name.
+    /// Name of the graph.
     pub name: String,
     /// Version of ONNX's own operator set.
     pub opset: i64,
@@ -31,7 +31,7 @@ pub struct ModelFile {
 pub struct GraphPort {
     /// Name of the value.
     pub name: String,
-    /// The type of its elements.
+    /// Type of its elements.
     pub dtype: DType,
     /// Dimensions of the value.
     pub dims: Vec<Dim>,
@@ -57,7 +57,7 @@ pub struct NodeFile {
 /// Encodes a model as the bytes of an ONNX file.
 ///
 /// # Panics
-/// If an attribute is of a kind that is not supported.
+/// If an attribute is of an unsupported kind.
 pub fn write(model: &ModelFile) -> Vec<u8> {
     let mut graph = Vec::new();
     model.nodes.iter().for_each(|node| bytes(&mut graph, 1, &node_bytes(node)));
@@ -79,7 +79,7 @@ pub fn write(model: &ModelFile) -> Vec<u8> {
     file
 }
 
-/// The field of a model that says which version of the format it has.
+/// Appends the field of a model with the version of the format.
 pub(super) fn ir_version(into: &mut Vec<u8>) {
     int(into, 1, IR_VERSION);
 }
@@ -92,26 +92,26 @@ fn varint(into: &mut Vec<u8>, mut number: u64) {
     into.push(number as u8);
 }
 
-/// A field of a number.
+/// Appends an integer field.
 fn int(into: &mut Vec<u8>, field: u64, number: i64) {
     varint(into, field << 3);
     varint(into, number as u64);
 }
 
-/// A field of f32.
+/// Appends an f32 field.
 fn float(into: &mut Vec<u8>, field: u64, number: f32) {
     varint(into, field << 3 | 5);
     into.extend_from_slice(&number.to_le_bytes());
 }
 
-/// A field of bytes, a text or a message.
+/// Appends a field of bytes, text or a message.
 pub(super) fn bytes(into: &mut Vec<u8>, field: u64, content: &[u8]) {
     varint(into, field << 3 | 2);
     varint(into, content.len() as u64);
     into.extend_from_slice(content);
 }
 
-/// A tensor's message.
+/// Encodes a tensor as a message.
 pub(super) fn tensor_bytes(name: &str, tensor: &Tensor) -> Vec<u8> {
     let mut message = Vec::with_capacity(tensor.bytes().len() + name.len() + 64);
     tensor.shape().iter().for_each(|&d| int(&mut message, 1, d as i64));
@@ -262,7 +262,7 @@ mod tests {
         (0..below(random, 4)).map(|_| make(random)).collect()
     }
 
-    /// A text, now and then none, or long enough that its length takes two bytes.
+    /// Random text, sometimes empty, or so long that its length takes two bytes.
     fn text(random: &mut SplitMix64) -> String {
         let n = [0, 1, 5, 200][below(random, 4)];
         (0..n).map(|_| ['a', '_', '/', 'é', '→'][below(random, 5)]).collect()

@@ -8,7 +8,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// Scaled dot-product attention (ONNX `Attention`), `softmax(scale · Q·Kᵀ + mask) · V`. Inputs: 0 to 2
 /// queries, keys and values, `[batch, heads, sequence, head_size]` or `[batch, sequence, heads · head_size]`;
 /// 3 a mask that broadcasts to `[batch, heads, queries, keys]`, boolean or added; 4 and 5 past keys and
-/// values; 6 the number of keys of each sequence that are no padding. Outputs: the result, present keys and
+/// values; 6 the number of keys of each sequence that are not padding. Outputs: the result, present keys and
 /// values (past ones first), and the query-key products.
 #[derive(Debug, Clone)]
 pub struct Attention {
@@ -68,7 +68,7 @@ pub struct KeyMask {
 
 fn import(node: &Import) -> Result<Op, OpError> {
     let heads = |name: &str| node.int(name)?.filter(|&n| n != 0).map(size).transpose();
-    // Sums are of f64 here, whatever is asked for.
+    // Sums are always f64 here.
     let _ = node.int("softmax_precision")?;
     let window = |name: &str| Ok(if node.version < 25 { None } else { node.int(name)?.filter(|&n| n >= 0) });
     Ok(Attention {
@@ -123,7 +123,7 @@ pub(super) const ROWS: &[Operator] = &[
     },
 ];
 
-/// `[batch, heads, steps, size]` of a shape with heads in one dimension or apart.
+/// Returns `[batch, heads, steps, size]` for a shape with the heads in a dimension of their own or not.
 pub(super) fn heads_apart(shape: &[usize], n_heads: Option<usize>) -> Result<[usize; 4], OpError> {
     match (shape, n_heads) {
         (&[b, h, s, d], _) => Ok([b, h, s, d]),
@@ -132,13 +132,13 @@ pub(super) fn heads_apart(shape: &[usize], n_heads: Option<usize>) -> Result<[us
     }
 }
 
-/// A tensor as `[batch, heads, steps, size]`.
+/// Converts a tensor to `[batch, heads, steps, size]`.
 fn apart(x: &Tensor, n_heads: Option<usize>) -> Result<Tensor, OpError> {
     let [b, h, s, d] = heads_apart(x.shape(), n_heads)?;
     Ok(if x.shape().len() == 4 { x.clone() } else { transpose(&x.reshaped([b, s, h, d]), &[0, 2, 1, 3]) })
 }
 
-/// An attention's sizes.
+/// Sizes of an attention.
 struct AttentionSizes {
     q: [usize; 4],
     k: [usize; 4],
@@ -147,14 +147,14 @@ struct AttentionSizes {
 }
 
 impl AttentionSizes {
-    /// Keys in all, those of the past included.
+    /// Total number of keys, including those of the past.
     fn total(&self) -> usize {
         self.past + self.k[2]
     }
 }
 
-/// The numbers that a mask adds to products `[batch, heads, steps, keys]`: 0 or minus infinity, or what the
-/// mask says.
+/// Numbers that a mask adds to the products `[batch, heads, steps, keys]`: 0 or minus infinity for a boolean
+/// mask, else the mask's numbers.
 fn mask(inputs: Inputs<'_>, shape: &[usize; 4]) -> Result<Vec<f64>, OpError> {
     let [_, n_heads, steps, total] = *shape;
     let mut added = vec![0.0; product(shape)];
@@ -172,7 +172,7 @@ fn mask(inputs: Inputs<'_>, shape: &[usize; 4]) -> Result<Vec<f64>, OpError> {
             let column = at % total;
             let index = [at / (total * steps * n_heads), at / (total * steps) % n_heads, at / total % steps];
             let from: usize = index.iter().zip(&by).map(|(i, stride)| i * stride).sum();
-            // Keys that a shorter mask does not speak of are not seen.
+            // Keys beyond the end of a shorter mask are masked out.
             *added = if *width == 1 {
                 numbers[from]
             } else {
@@ -209,7 +209,7 @@ impl Attention {
         }
     }
 
-    /// Keys or values, input `at`, apart by heads, behind those of the past.
+    /// Keys or values, input `at`, separated by heads and appended to those of the past.
     fn with_past(&self, inputs: Inputs<'_>, at: usize, ty: &TensorType) -> Result<Tensor, OpError> {
         let new = apart(inputs.tensor(at)?, self.n_kv_heads)?;
         let Some(past) = inputs.optional_tensor(at + 3)? else { return Ok(new) };
@@ -223,7 +223,7 @@ impl Attention {
         Ok(Tensor::new(ty.clone(), bytes.into()).expect("past and new"))
     }
 
-    /// Hides keys behind the lengths, the causal bound and the windows from their queries.
+    /// Masks out keys beyond the lengths, the causal bound and the windows.
     fn hide(&self, inputs: Inputs<'_>, sizes: &AttentionSizes, added: &mut [f64]) -> Result<(), OpError> {
         let ([batch, n_heads, steps, _], total) = (sizes.q, sizes.total());
         let n_valid = inputs.optional_i64s(6)?;
@@ -249,7 +249,7 @@ impl Attention {
         Ok(())
     }
 
-    /// Computes the weighted sums of values, and the products that are asked for.
+    /// Computes the weighted sums of values, and the requested products.
     fn attend(
         &self,
         sizes: &AttentionSizes,
@@ -282,7 +282,7 @@ impl Attention {
                 };
                 scores.push(bounded + added[j]);
             }
-            // A query that sees no key gives zeros.
+            // The result of a query that sees no key is zero.
             let sees_none = added.iter().all(|&x| x == f64::NEG_INFINITY);
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let sum: f64 = scores.iter().map(|x| (x - largest).exp()).sum();
@@ -337,7 +337,7 @@ impl Operation for Attention {
 }
 
 impl RotaryEmbedding {
-    /// `[batch, heads, steps, size]`, and how much of a head is turned.
+    /// Returns `[batch, heads, steps, size]`, and the number of rotated elements of a head.
     fn sizes(&self, inputs: Inputs<'_>) -> Result<([usize; 4], usize), OpError> {
         let [cosines, sines, _] = self.inputs;
         let half = inputs.shape(cosines)?.last().copied().unwrap_or(0);

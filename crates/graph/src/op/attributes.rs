@@ -6,16 +6,16 @@ use super::Body;
 use crate::error::{invalid, unsupported};
 use crate::{DType, OpError, Tensor};
 
-/// An attribute's value.
+/// Value of an attribute.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Attribute {
     /// Floating-point number.
     Float(f32),
-    /// An integer.
+    /// Integer.
     Int(i64),
     /// String.
     Text(String),
-    /// A tensor.
+    /// Tensor.
     Tensor(Tensor),
     /// List of floating-point numbers.
     Floats(Vec<f32>),
@@ -27,7 +27,7 @@ pub enum Attribute {
     Foreign(String),
 }
 
-/// Attributes of a node, each with a mark whether the import has read it.
+/// Attributes of a node, each with a flag whether the import has read it.
 #[derive(Debug)]
 pub struct Attributes(Vec<(String, Attribute, Cell<bool>)>);
 
@@ -58,7 +58,7 @@ impl Attributes {
         Some(value)
     }
 
-    /// Name of the first attribute that the import did not read, and so does not know.
+    /// Name of the first attribute that the import did not read, and therefore does not support.
     pub fn unused(&self) -> Option<&str> {
         self.0.iter().find(|(.., used)| !used.get()).map(|(name, ..)| name.as_str())
     }
@@ -66,7 +66,7 @@ impl Attributes {
     /// Tensor of a `Constant` node, whichever attribute holds it.
     ///
     /// # Errors
-    /// If it is none that is supported.
+    /// If the attribute is missing or not supported.
     pub fn constant(&self) -> Result<Tensor, OpError> {
         match &self.0[..] {
             [(_, Attribute::Tensor(tensor), _)] => Ok(tensor.clone()),
@@ -114,34 +114,34 @@ getters! {
 }
 
 impl Import {
-    /// Reads an integer attribute, or `default` where it is absent.
+    /// Reads an integer attribute, or `default` if it is absent.
     ///
     /// # Errors
-    /// If it is no integer.
+    /// If the attribute is not an integer.
     pub fn int_or(&self, name: &str, default: i64) -> Result<i64, OpError> {
         Ok(self.int(name)?.unwrap_or(default))
     }
 
-    /// Reads a floating-point attribute, or `default` where it is absent.
+    /// Reads a floating-point attribute, or `default` if it is absent.
     ///
     /// # Errors
-    /// If it is no number.
+    /// If the attribute is not a number.
     pub fn float_or(&self, name: &str, default: f32) -> Result<f64, OpError> {
         Ok(self.float(name)?.unwrap_or(default).into())
     }
 
-    /// Reads a string attribute, or `default` where it is absent.
+    /// Reads a string attribute, or `default` if it is absent.
     ///
     /// # Errors
-    /// If it is no text.
+    /// If the attribute is not a string.
     pub fn text_or(&self, name: &str, default: &str) -> Result<String, OpError> {
         Ok(self.text(name)?.unwrap_or_else(|| default.to_owned()))
     }
 
-    /// Reads an integer attribute as a flag: true unless it is 0; `default` where it is absent.
+    /// Reads an integer attribute as a flag: true unless it is 0; `default` if it is absent.
     ///
     /// # Errors
-    /// If it is no integer.
+    /// If the attribute is not an integer.
     pub fn flag(&self, name: &str, default: bool) -> Result<bool, OpError> {
         Ok(self.int_or(name, default.into())? != 0)
     }
@@ -154,7 +154,7 @@ impl Import {
     /// Reads a string attribute that names one of `known`, and returns that name's value.
     ///
     /// # Errors
-    /// If it is none of these.
+    /// If the attribute is not one of these names.
     pub fn one_of<T: Copy>(&self, name: &str, default: &str, known: &[(&str, T)]) -> Result<T, OpError> {
         let text = self.text_or(name, default)?;
         let found = known.iter().find(|(n, _)| *n == text).map(|(_, value)| *value);
@@ -164,7 +164,7 @@ impl Import {
     /// Takes the subgraph of an attribute.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If there is no such subgraph.
     pub fn body(&self, name: &str) -> Result<Body, OpError> {
         let body = self.bodies.iter().find(|(n, _)| n == name).map(|(_, body)| body.clone());
         body.ok_or_else(|| invalid!("attribute `{name}` should be a graph"))

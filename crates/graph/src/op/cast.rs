@@ -24,7 +24,7 @@ fn type_of(number: i64) -> Result<DType, OpError> {
 
 pub(super) const ROWS: &[Operator] = &[
     row("Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], 1..=1, |node| {
-        // Both are about types of 8 bits.
+        // Both attributes matter only for 8-bit floating-point types.
         let _ = (node.int("saturate")?, node.text("round_mode")?);
         let to = node.int("to")?.ok_or_else(|| invalid!("it has no type to cast to"))?;
         Ok(Cast { to: Some(type_of(to)?) }.into())
@@ -54,7 +54,7 @@ impl Operation for Cast {
         Ok(vec![if x.dtype() == ty.dtype {
             x.clone()
         } else if x.dtype().is_float() {
-            // Of what is beyond a short integer the low bits stay, as those of a longer one.
+            // A number out of range of a short integer keeps its low bits as a longer integer.
             match ty.dtype {
                 DType::I8 | DType::U8 | DType::I16 | DType::U16 => low_bits(x, DType::I32, ty),
                 DType::I4 | DType::U4 | DType::I2 | DType::U2 => low_bits(x, DType::I32, ty),
@@ -67,7 +67,7 @@ impl Operation for Cast {
     }
 }
 
-/// Floating-point numbers as integers of a type, of which another has the low bits.
+/// Converts floating-point numbers to integers, as the low bits of a longer integer type.
 fn low_bits(x: &Tensor, longer: DType, ty: TensorType) -> Tensor {
     let integers = Tensor::from_floats(longer, x.shape(), &x.floats()).integers();
     Tensor::from_integers(ty.dtype, ty.shape, &integers)

@@ -16,7 +16,7 @@ pub struct Body {
 }
 
 impl Body {
-    /// The node's inputs that the graph reads, in the order of the graph's last inputs.
+    /// Inputs of the node that the graph captures, in the order of the graph's last inputs.
     pub(crate) fn captured<T: Copy>(&self, inputs: &[T]) -> Vec<T> {
         self.captures.iter().map(|&at| inputs[at]).collect()
     }
@@ -32,10 +32,10 @@ pub struct If {
 }
 
 /// Selection by a single boolean, input 0: input 1 if true, else input 2. Joins the outputs of both subgraphs
-/// of an [`If`] where these are computed unconditionally.
+/// of an [`If`] if these are computed unconditionally.
 #[derive(Debug, Clone, Copy)]
 pub struct Select {
-    /// Condition whose subgraph cannot be computed with these shapes; a run with it fails.
+    /// Condition whose subgraph cannot be computed with these shapes: a run in which it occurs fails.
     pub refused: Option<bool>,
 }
 
@@ -54,7 +54,7 @@ impl If {
     /// Subgraph that a condition selects.
     ///
     /// # Errors
-    /// If it is not one element.
+    /// If the condition does not have exactly one element.
     pub fn branch(&self, condition: &Tensor) -> Result<&Body, OpError> {
         match condition.integers()[..] {
             [holds] => Ok(if holds != 0 { &self.then } else { &self.otherwise }),
@@ -72,7 +72,7 @@ impl Operation for If {
         match (types(&self.then), types(&self.otherwise)) {
             (Ok(found), Ok(other)) if found == other => Ok(found),
             (Ok(_), Ok(_)) => Err(OpError::NeedsValue(0)),
-            // Sizes that fit one graph alone are those of runs that take it.
+            // If sizes fit only one subgraph, runs with these sizes are expected to select it.
             (Ok(found), Err(OpError::Invalid(_))) | (Err(OpError::Invalid(_)), Ok(found)) => Ok(found),
             (Err(error), _) | (_, Err(error)) => Err(error),
         }

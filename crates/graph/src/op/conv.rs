@@ -39,7 +39,7 @@ impl Conv {
     /// Reads the attributes of a convolution.
     ///
     /// # Errors
-    /// If they are no sizes.
+    /// If the attributes are not valid sizes.
     pub fn import(node: &Import) -> Result<Conv, OpError> {
         Ok(Conv { window: WindowAttributes::import(node)?, groups: size(node.int_or("group", 1)?)? })
     }
@@ -83,7 +83,7 @@ impl Conv {
     /// Computes the sizes for an image `x` and weights `w` of these shapes.
     ///
     /// # Errors
-    /// If they do not fit.
+    /// If the shapes do not fit.
     pub fn shape(&self, x: &[usize], w: &[usize]) -> Result<ConvShape, OpError> {
         let refuse = || invalid!("weights of shape {w:?} in {} groups do not fit an image of {x:?}", self.groups);
         let (&[n, c, ref image @ ..], &[m, per_group, ref kernel @ ..]) = (x, w) else { return Err(refuse()) };
@@ -99,7 +99,7 @@ impl Conv {
     }
 }
 
-/// A convolution of numbers: every window as a column, times the weights.
+/// Convolves numbers: multiplies the weights by a matrix with every window as a column.
 pub(super) fn convolve(shape: &ConvShape, x: &[f64], w: &[f64]) -> Vec<f64> {
     const ELEMENTS: usize = 1 << 20;
     let ConvShape { n, c, m, groups, image, geometry } = shape;
@@ -114,7 +114,7 @@ pub(super) fn convolve(shape: &ConvShape, x: &[f64], w: &[f64]) -> Vec<f64> {
     let mut index = vec![0; image.len()];
     for first in (0..places).step_by(width) {
         let width = width.min(places - first);
-        // Where each window of this stretch reads an image: at which of its taps, and where.
+        // Reads of each window of this stretch: the tap, and the position in the image.
         let mut reads = Vec::with_capacity(width * taps);
         for column in 0..width {
             geometry.for_window(&index, image, &own, &mut |tap, place| reads.push((column, tap, place)));
@@ -140,7 +140,7 @@ pub(super) fn convolve(shape: &ConvShape, x: &[f64], w: &[f64]) -> Vec<f64> {
     out
 }
 
-/// Adds a number to each channel of images of these many places.
+/// Adds a number to each channel of images with `places` positions.
 pub(super) fn add_bias(numbers: &mut [f64], bias: Option<&Tensor>, m: usize, places: usize) -> Result<(), OpError> {
     let Some(bias) = bias else { return Ok(()) };
     let bias = bias.floats();
@@ -187,7 +187,7 @@ impl Operation for ConvInteger {
 }
 
 impl ConvTranspose {
-    /// Computes the sizes for an input `x` and weights `w` of these shapes. Windows lie over the output: it
+    /// Computes the sizes for an input `x` and weights `w` of these shapes. Windows slide over the output: it
     /// is `image`, and `geometry.out` is the input's size.
     ///
     /// # Errors
@@ -204,7 +204,7 @@ impl ConvTranspose {
         let rank = places.len();
         let zeros = vec![0; rank];
         let extra = self.output_padding.as_ref().unwrap_or(&zeros);
-        // A size of the output may come with batch and channels.
+        // The output's shape may include batch and channels.
         let wanted = self.output_shape.as_ref().map(|shape| &shape[shape.len().saturating_sub(rank)..]);
         let in_range = |list: &[i64]| list.len() == rank && list.iter().all(|n| (0..1 << 31).contains(n));
         if !in_range(extra) || wanted.is_some_and(|wanted| !in_range(wanted)) || kernel.contains(&0) {
@@ -222,7 +222,7 @@ impl ConvTranspose {
             let wanted =
                 wanted.map(|wanted| wanted[d]).or_else(|| same.then(|| (places[d] as i64).saturating_mul(stride)));
             if let Some(wanted) = wanted {
-                // Borders may be negative: then the image is larger than what the windows reach.
+                // Padding may be negative: the image is then larger than the extent of the windows.
                 let total = full - wanted;
                 let total = if self.output_shape.is_some() { total } else { total.max(0) };
                 let smaller = total.div_euclid(2);
@@ -257,7 +257,7 @@ impl Operation for ConvTranspose {
         let mut out = vec![0.0; ty.n_elements()];
         for part in 0..n * groups {
             let group = part % groups;
-            // `[c, m·taps]` turned around.
+            // Transposed `[c, m·taps]`.
             let of_group = &weights[group * c * rows..(group + 1) * c * rows];
             let turned: Vec<f64> = (0..rows * c).map(|at| of_group[at % c * rows + at / c]).collect();
             let mut columns = vec![0.0; rows * places];

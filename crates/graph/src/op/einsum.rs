@@ -17,7 +17,7 @@ pub(super) const ROWS: &[Operator] = &[row("Einsum", &[12, 28], 1..=ANY, |node| 
     Ok(Einsum { equation: equation.split_whitespace().collect() }.into())
 })];
 
-/// Most products that are computed.
+/// Maximum number of products that are computed.
 const MOST: usize = 1 << 36;
 
 /// Equation resolved for inputs of given shapes: each index letter, and each dimension of an ellipsis, has a
@@ -54,7 +54,7 @@ impl Einsum {
     /// Resolves the equation for the inputs' shapes.
     ///
     /// # Errors
-    /// If it does not fit them.
+    /// If the equation does not fit the shapes.
     pub fn indices(&self, inputs: Inputs<'_>) -> Result<Indices, OpError> {
         let refuse = || invalid!("the equation `{}` does not fit the inputs", self.equation);
         let (left, right) = match self.equation.split_once("->") {
@@ -127,7 +127,7 @@ impl Operation for Einsum {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
         let Indices { sizes, n_out, inputs: of_inputs } = self.indices(inputs)?;
-        // For each input: how much further each index leads.
+        // Stride of each index, for each input.
         let mut steps = Vec::new();
         for (at, indices) in of_inputs.iter().enumerate() {
             let x = inputs.tensor(at)?;
@@ -158,8 +158,8 @@ impl Operation for Einsum {
     }
 }
 
-/// Adds to each element of an output, which come first in the indices, so many products: `add` is told the
-/// places of their factors.
+/// Adds to each element of an output, whose indices come first, all of its products: `add` gets the positions
+/// of their factors.
 fn sums<T>(
     sizes: &[usize],
     steps: &[Vec<usize>],

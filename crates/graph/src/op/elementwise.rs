@@ -100,9 +100,9 @@ pub enum Variadic {
 /// `min(max(x, lower), upper)`. Bounds that are `None` here are inputs 1 and 2, each optional.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Clip {
-    /// Lower bound, where an attribute gives it (before opset 11).
+    /// Lower bound, if it is an attribute (before opset 11).
     pub min: Option<f64>,
-    /// Upper bound, where an attribute gives it (before opset 11).
+    /// Upper bound, if it is an attribute (before opset 11).
     pub max: Option<f64>,
 }
 
@@ -129,7 +129,7 @@ const fn binary(name: &'static str, since: &'static [i64], import: ImportFunctio
     row(name, since, 2..=2, import)
 }
 
-/// An operator that did not always broadcast as it does now.
+/// Imports an operator whose broadcasting rules have changed.
 fn old(node: &Import, operation: Binary) -> Result<Op, OpError> {
     if node.version < 7 {
         let _ = node.int("broadcast")?;
@@ -336,7 +336,7 @@ impl Unary {
         }
     }
 
-    /// Value for an integer, where it is exact.
+    /// Result for an integer; `None` if it is not exact.
     fn of_integer(self, x: i128) -> Option<i128> {
         Some(match self {
             Unary::Abs => x.abs(),
@@ -386,7 +386,7 @@ impl Operation for Unary {
     }
 }
 
-/// The logistic function.
+/// Logistic function.
 pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
@@ -395,7 +395,7 @@ fn softplus(x: f64) -> f64 {
     x.max(0.0) + (-x.abs()).exp().ln_1p()
 }
 
-/// The error function: a series of positive terms, exact to the last digits. Beyond 6 it is 1.
+/// Error function, by a series of positive terms, exact to the last digits. Beyond 6 it is 1.
 pub(super) fn erf(x: f64) -> f64 {
     if x.is_nan() {
         return x;
@@ -463,7 +463,7 @@ impl Binary {
             B::Add => a + b,
             B::Sub => a - b,
             B::Mul => a.wrapping_mul(b),
-            // As kernels have it, which cannot fail.
+            // Same as in kernels, which cannot fail.
             B::Div | B::Mod { .. } if b == 0 => 0,
             B::Div => a / b,
             B::Mod { of_dividend: true } => a % b,
@@ -501,7 +501,7 @@ impl Binary {
             B::BitwiseAnd => a & b,
             B::BitwiseOr => a | b,
             B::BitwiseXor => a ^ b,
-            // Beyond the width, a shift to the right leaves the sign.
+            // A right shift by the width or more leaves only the sign; a left shift leaves 0.
             B::BitShift { to_left: true } if !(0..8 * dtype.size() as i128).contains(&b) => 0,
             B::BitShift { to_left: true } => a << b,
             B::BitShift { to_left: false } if !(0..64).contains(&b) => {
@@ -516,7 +516,7 @@ impl Binary {
     }
 }
 
-/// A power modulo 2⁶⁴ of an exponent that is not negative.
+/// Power modulo 2⁶⁴, for a non-negative exponent.
 fn power(base: i128, mut exponent: i128) -> i128 {
     let (mut power, mut base) = (1_i64, base as i64);
     while exponent > 0 {
@@ -635,7 +635,7 @@ impl Operation for Clip {
             };
             let (low, high) = (bound(self.min, min, f64::NEG_INFINITY), bound(self.max, max, f64::INFINITY));
             let mut numbers = x.floats();
-            // Where the bounds cross, the upper one wins; NaN stays, and is no bound.
+            // If the bounds cross, the upper one wins. NaN elements stay, and a NaN bound is ignored.
             numbers.iter_mut().filter(|x| !x.is_nan()).for_each(|x| *x = x.max(low).min(high));
             return Ok(vec![Tensor::from_floats(x.dtype(), x.shape(), &numbers)]);
         }

@@ -117,7 +117,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("Compress", &[9, 11, 28], 2..=2, |node| Ok(Compress { axis: node.int("axis")? }.into())),
 ];
 
-/// Indices that may count from the end, as places.
+/// Converts indices that may count from the end to positions.
 fn places(indices: &Tensor, n: usize) -> Result<Vec<usize>, OpError> {
     let place = |index: i64| {
         let counted = if index < 0 { index.saturating_add(n as i64) } else { index };
@@ -247,7 +247,7 @@ impl Operation for GatherNd {
 }
 
 impl Scatter {
-    /// Carries out updates: the place of each, in their order.
+    /// Applies updates, in order, at the given positions.
     fn apply(self, data: &Tensor, updates: &Tensor, places: impl Iterator<Item = usize>) -> Result<Tensor, OpError> {
         if data.dtype() != updates.dtype() {
             return Err(invalid!("updates of {} do not fit data of {}", updates.dtype(), data.dtype()));

@@ -9,7 +9,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// Causal grouped-query attention (ONNX Runtime's `GroupQueryAttention`): several query heads share a head of
 /// keys and values. Inputs: 0 to 2 queries, keys and values, each `[batch, new, heads · depth]`, or all
 /// packed into the first; 3 and 4 past keys and values `[batch, heads, past, depth]`; 5 each sequence's
-/// length less one; 6 the longest length; 7 and 8 cosines and sines of the rotary embedding; 9 positions; 10
+/// length minus one; 6 the longest length; 7 and 8 cosines and sines of the rotary embedding; 9 positions; 10
 /// a bias added to the query-key products. Outputs: the result, and present keys and values.
 ///
 /// All sequences of a batch must have the same length.
@@ -17,7 +17,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 pub struct GroupQueryAttention {
     /// Attention of the unpacked queries, keys and values, after their rotary embedding.
     pub attention: Attention,
-    /// Rotary embedding of queries and keys; `None` where there is none.
+    /// Rotary embedding of queries and keys, if any.
     pub rotary: Option<RotaryEmbedding>,
 }
 
@@ -55,7 +55,7 @@ fn import(node: &Import) -> Result<Op, OpError> {
             return Err(unsupported!("{name}={kind} is not supported"));
         }
     }
-    // These are of inputs that are refused.
+    // These belong to inputs that are not supported.
     for name in ["qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon"] {
         let _ = node.float(name)?;
     }
@@ -86,7 +86,7 @@ impl GroupQueryAttention {
         [self.attention.n_q_heads, self.attention.n_kv_heads].map(|n| n.expect("the operator says them"))
     }
 
-    /// Rotary embedding of queries or of keys, given their number of heads; `None` where there is none.
+    /// Rotary embedding of queries or of keys, given their number of heads; `None` without one.
     pub fn rotary_of(&self, n_heads: usize, angles: usize, depth: usize) -> Option<RotaryEmbedding> {
         let n_turned = if 2 * angles == depth { 0 } else { 2 * angles };
         self.rotary.map(|rotary| RotaryEmbedding { n_heads, n_turned, ..rotary })
@@ -95,7 +95,7 @@ impl GroupQueryAttention {
     /// Derives the sizes from the inputs.
     ///
     /// # Errors
-    /// If they do not fit, lengths are not known, or sequences of a batch differ in length.
+    /// If inputs do not fit, lengths are not known, or sequences of a batch differ in length.
     pub fn sizes(&self, inputs: Inputs<'_>) -> Result<CacheSizes, OpError> {
         if let Some(at) = (11..inputs.n_inputs()).find(|at| inputs.optional(*at).is_some()) {
             return Err(unsupported!("its input {} is not supported", at + 1));
@@ -188,7 +188,7 @@ impl Operation for GroupQueryAttention {
         let facts = given.map(|x| x.map(|x| Fact { ty: x.ty(), value: Some(x) }));
         let mut found = self.attention.evaluate(Inputs(&facts))?;
         found.truncate(3);
-        // Behind the last key, a cache with room stays as it was.
+        // After the last key, the unused room of a cache is unchanged.
         for (at, depth) in [(1, depth), (2, width)].into_iter().filter(|_| room > past + new) {
             let rest = kept(at + 2, depth, past + new, room - past - new)?.expect("there is a cache");
             let heads = |x: &Tensor| x.bytes().len() / (batch * n_kv);

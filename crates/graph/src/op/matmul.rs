@@ -32,7 +32,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("MatMul", &[1, 9, 13], 2..=2, |_| Ok(MatMul.into())),
     row("MatMulInteger", &[10], 2..=4, |_| Ok(MatMulInteger.into())),
     row("Gemm", &[1, 6, 7, 9, 11, 13], 2..=3, |node| {
-        // Before opset 7 it had to be said that input 2 broadcasts.
+        // Before opset 7, broadcasting of input 2 had to be requested.
         let _ = if node.version < 7 { node.int("broadcast")? } else { None };
         Ok(Gemm {
             alpha: node.float_or("alpha", 1.0)?,
@@ -103,7 +103,7 @@ pub struct ProductShape {
 /// Computes the sizes of a matrix product of operands of these shapes.
 ///
 /// # Errors
-/// If they do not fit.
+/// If the shapes do not fit.
 pub fn product_shape(a: &[usize], b: &[usize]) -> Result<ProductShape, OpError> {
     let refuse = || invalid!("matrices of shapes {a:?} and {b:?} have no product");
     let (left, right) = match (a, b) {
@@ -133,13 +133,13 @@ fn add_integer_product([_, n, k]: [usize; 3], a: &[i64], b: &[i64], c: &mut [i64
     }
 }
 
-/// Integers of a type of those of 64 bits that are the same modulo two to its number of bits.
+/// Truncates 64-bit integers to the low bits of a type.
 fn wrapped(dtype: DType, shape: &[usize], numbers: &[i64]) -> Tensor {
     let numbers: Vec<i128> = numbers.iter().map(|&x| x.into()).collect();
     Tensor::from_integers(dtype, shape, &numbers)
 }
 
-/// The product of matrices, with leading dimensions that broadcast.
+/// Multiplies matrices, with leading dimensions that broadcast.
 pub(super) fn batched_product(shape: &ProductShape, a: &[f64], b: &[f64]) -> Vec<f64> {
     batched(shape, a, b, add_product)
 }
@@ -183,8 +183,8 @@ impl Operation for MatMul {
     }
 }
 
-/// Refuses a zero point of another type than what it is subtracted from, and another number of them than
-/// there are places for: one, or `n`.
+/// Checks that a zero point has the type of the elements from which it is subtracted, and that there are one
+/// or `n` of them.
 pub(super) fn check_zero(inputs: Inputs<'_>, at: usize, dtype: DType, n: Option<usize>) -> Result<(), OpError> {
     let Some(zero) = inputs.optional(at) else { return Ok(()) };
     if zero.dtype() != dtype {
@@ -196,7 +196,7 @@ pub(super) fn check_zero(inputs: Inputs<'_>, at: usize, dtype: DType, n: Option<
     n.map_or(Ok(()), |n| check_number(inputs, at, "zero points", n))
 }
 
-/// Refuses another number of scales or zero points than there are places for: one, or `n`.
+/// Checks that there are one or `n` scales or zero points.
 pub(super) fn check_number(inputs: Inputs<'_>, at: usize, what: &str, n: usize) -> Result<(), OpError> {
     let (found, at) = (product(inputs.shape(at)?), at + 1);
     match found == 1 || found == n {
@@ -206,7 +206,7 @@ pub(super) fn check_number(inputs: Inputs<'_>, at: usize, what: &str, n: usize) 
     }
 }
 
-/// Numbers less a zero point: one for all, or one for each place along a dimension.
+/// Numbers minus a zero point: a single one, or one for each position along a dimension.
 pub(super) fn centred(x: &Tensor, zero: Option<&Tensor>, axis: usize) -> Result<Vec<f64>, OpError> {
     let mut numbers = x.floats();
     let Some(zero) = zero else { return Ok(numbers) };
@@ -248,7 +248,7 @@ impl Gemm {
     /// Sizes `[m, n, k]` for operands of these shapes.
     ///
     /// # Errors
-    /// If the inputs are no matrices that fit.
+    /// If the inputs are not matrices whose sizes fit.
     pub fn sizes(&self, a: &[usize], b: &[usize]) -> Result<[usize; 3], OpError> {
         let (&[a0, a1], &[b0, b1]) = (a, b) else {
             return Err(invalid!("its inputs of shapes {a:?} and {b:?} are no matrices"));
@@ -260,7 +260,7 @@ impl Gemm {
 }
 
 impl Gemm {
-    /// Evaluates a product of integers, modulo two to the power of their bits.
+    /// Evaluates a product of integers, modulo 2 to the power of their number of bits.
     fn evaluate_integers(&self, inputs: Inputs<'_>, ty: TensorType, sizes: [usize; 3]) -> Result<Tensor, OpError> {
         let [m, n, k] = sizes;
         let matrix = |at: usize, is_turned: bool| {
@@ -283,7 +283,7 @@ impl Gemm {
     }
 }
 
-/// A matrix turned around its diagonal.
+/// Transposes a matrix if `is_turned`.
 pub(super) fn turned<T: Copy>(x: Vec<T>, shape: &[usize], is_turned: bool) -> Vec<T> {
     if !is_turned {
         return x;
@@ -314,7 +314,7 @@ impl Operation for Gemm {
         let left = turned(a.floats(), a.shape(), self.transposes_a);
         let mut sums = vec![0.0; m * n];
         if self.transposes_b && m == 1 {
-            // Not worth turning the weights around.
+            // Transposing the weights would not pay off.
             let b = b.floats();
             sums.iter_mut().zip(b.chunks(k.max(1))).for_each(|(sum, row)| {
                 *sum = row.iter().zip(&left).map(|(x, y)| x * y).sum();

@@ -25,11 +25,11 @@ pub struct Concat {
 pub struct Split {
     /// Dimension to split; negative counts from the end.
     pub axis: i64,
-    /// Sizes of the parts, where an attribute gives them (before opset 13); else they are input 1, if given.
+    /// Sizes of the parts, if they are an attribute (before opset 13); else they are input 1, if given.
     pub sizes: Option<Vec<i64>>,
-    /// Number of equal parts, where no sizes are given.
+    /// Number of equal parts, if no sizes are given.
     pub n_parts: usize,
-    /// Whether the last part may be smaller: from opset 18 on, where `num_outputs` is given.
+    /// Whether the last part may be smaller: from opset 18 on, if `num_outputs` is given.
     pub may_be_uneven: bool,
 }
 
@@ -44,7 +44,7 @@ pub struct Slice {
     pub attributes: Option<SliceAttributes>,
 }
 
-/// Repetition of the whole tensor along each dimension, as often as input 1 says.
+/// Repetition of the whole tensor along each dimension; the numbers of repetitions are input 1.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile;
 
@@ -127,7 +127,7 @@ pub struct Col2Im {
     pub strides: Option<Vec<i64>>,
 }
 
-/// Rows and columns that are a channel's.
+/// Number of elements of a square block.
 fn block_size(block: i64) -> Result<usize, OpError> {
     if (1..1 << 15).contains(&block) { Ok(block as usize) } else { Err(invalid!("it has blocksize={block}")) }
 }
@@ -208,7 +208,7 @@ impl Transpose {
     /// Permutation for a tensor of the rank: the input dimension for each output dimension.
     ///
     /// # Errors
-    /// If it is no order of the dimensions.
+    /// If the attribute is not a permutation of the dimensions.
     pub fn order(&self, rank: usize) -> Result<Vec<usize>, OpError> {
         match &self.order {
             None => Ok((0..rank).rev().collect()),
@@ -264,7 +264,7 @@ impl Operation for Concat {
     }
 }
 
-/// Part of a tensor along an axis.
+/// Slices a tensor along an axis.
 pub(super) fn part(x: &Tensor, axis: usize, start: usize, n: usize) -> Tensor {
     let mut shape = x.shape().to_vec();
     let own: Vec<isize> = strides(&shape).iter().map(|&s| s as isize).collect();
@@ -342,7 +342,7 @@ impl Slice {
         let mut parts: Vec<(usize, i64, usize)> = shape.iter().map(|&n| (0, 1, n)).collect();
         for (((&start, &end), &step), &axis) in starts.iter().zip(&ends).zip(&steps).zip(&axes) {
             let n = shape[axis] as i64;
-            // Of no elements there is no last one.
+            // An empty dimension has no last element.
             let place =
                 |at: i64, low: i64, high: i64| (if at < 0 { at.saturating_add(n) } else { at }).max(low).min(high);
             let (start, span) = if step > 0 {
@@ -357,7 +357,7 @@ impl Slice {
                 return Err(invalid!("a step is 0"));
             }
             let n_places = (span.max(0) as u64).div_ceil(by) as usize;
-            // A step that is never taken may be any number.
+            // If there is at most one element, the step does not matter.
             parts[axis] = (start.max(0) as usize, if n_places > 1 { step } else { 1 }, n_places);
         }
         Ok(parts)
@@ -381,8 +381,8 @@ impl Operation for Slice {
     }
 }
 
-/// A tensor of this shape whose elements come from another one of as many dimensions: `from` says of a
-/// dimension and an index along it which index that is there. Elements from outside are 0.
+/// Makes a tensor of this shape from the elements of another one of equal rank: `from` maps a dimension and
+/// an index along it to the index in `x`. Elements from outside are 0.
 fn picked(x: &Tensor, shape: Vec<usize>, from: impl Fn(usize, usize) -> Option<usize>) -> Tensor {
     let own = strides(x.shape());
     let place = |at: usize| {
@@ -475,7 +475,7 @@ impl Operation for Pad {
         let borders = self.borders(inputs)?;
         let x = inputs.tensor(0)?;
         let own = strides(x.shape());
-        // For each dimension, where each place of the output comes from.
+        // Source of each position of the output, for each dimension.
         let sources: Vec<Vec<Option<usize>>> = (0..ty.shape.len())
             .map(|d| {
                 let n = x.shape()[d] as i64;
@@ -509,7 +509,7 @@ impl Operation for Pad {
     }
 }
 
-/// The four dimensions of an image.
+/// Checks that an image has four dimensions, and returns them.
 fn image(shape: &[usize]) -> Result<[usize; 4], OpError> {
     shape.try_into().map_err(|_| invalid!("its input has shape {shape:?}, and should have 4 dimensions"))
 }

@@ -119,7 +119,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("BatchNormalization", &[6, 7, 9, 14, 15], 5..=5, |node| {
         let epsilon = node.float_or("epsilon", 1e-5)?;
         let momentum = node.float_or("momentum", 0.9)?;
-        // Statistics of each element, and training by the number of outputs, are of old.
+        // Old versions have statistics per element, and signal training by the number of outputs.
         let is_of_channels = node.version >= 9 || node.flag("spatial", true)?;
         let is_training = match node.version {
             14.. => node.flag("training_mode", false)?,
@@ -140,7 +140,7 @@ pub(super) const ROWS: &[Operator] = &[
         let epsilon = node.float_or("epsilon", 1e-5)?;
         Ok(GroupNormalization { epsilon, n_groups: size(n_groups)?, scales_groups: node.version < 21 }.into())
     }),
-    // ONNX Runtime has it at all opsets, and its optimizer writes it into older models.
+    // ONNX Runtime supports it at all opsets, and its optimizer writes it into older models.
     row("LayerNormalization", &[1, 17], 2..=3, |node| {
         let _ = node.int("stash_type")?;
         Ok(LayerNormalization { axis: node.int_or("axis", -1)?, epsilon: node.float_or("epsilon", 1e-5)? }.into())
@@ -213,7 +213,7 @@ fn moments(numbers: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     (mean, numbers.map(|x| (x - mean) * (x - mean)).sum::<f64>() / n)
 }
 
-/// An input with one number for each of `n`.
+/// Returns an input that must have `n` numbers.
 fn one_each(inputs: Inputs<'_>, at: usize, n: usize) -> Result<Vec<f64>, OpError> {
     let numbers = inputs.tensor(at)?.floats();
     if numbers.len() == n {
@@ -275,7 +275,7 @@ impl Operation for BatchNormalization {
     }
 }
 
-/// Normalises each stretch of `n` numbers.
+/// Normalises each group of `n` consecutive numbers.
 fn normalise(numbers: &mut [f64], n: usize, epsilon: f64) {
     for stretch in numbers.chunks_mut(n.max(1)) {
         let (mean, variance) = moments(stretch.iter().copied());
@@ -284,7 +284,7 @@ fn normalise(numbers: &mut [f64], n: usize, epsilon: f64) {
     }
 }
 
-/// Scales and moves each channel.
+/// Scales and shifts each channel.
 fn scale_channels(numbers: &mut [f64], area: usize, scale: &[f64], offset: &[f64]) {
     for (at, numbers) in numbers.chunks_mut(area.max(1)).enumerate() {
         let channel = at % scale.len();
@@ -332,7 +332,7 @@ impl Operation for GroupNormalization {
     }
 }
 
-/// Scales by an input that broadcasts to dimensions from one on.
+/// Scales and shifts by inputs that broadcast to the last dimensions.
 fn scale_last(numbers: &mut [f64], shape: &[usize], scale: &Tensor, offset: Option<&Tensor>) -> Result<(), OpError> {
     let fits = |x: &Tensor| broadcast(&[x.shape(), shape]).is_ok_and(|out| out == shape);
     if !fits(scale) || !offset.is_none_or(fits) {
@@ -353,7 +353,7 @@ impl Operation for LayerNormalization {
         let at = axis(self.axis, ty.shape.len())?;
         let mut shape = ty.shape.clone();
         shape[at..].fill(1);
-        // Statistics are at least of f32.
+        // Statistics are at least f32.
         let dtype = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let statistics = TensorType::new(dtype, shape);
         Ok(vec![ty.clone(), statistics.clone(), statistics])
@@ -364,7 +364,7 @@ impl Operation for LayerNormalization {
         let x = inputs.tensor(0)?;
         let n = product(&x.shape()[axis(self.axis, x.shape().len())?..]);
         let mut numbers = x.floats();
-        // Of rows of nothing as well.
+        // Empty rows have statistics too.
         let rows = (0..product(&types[1].shape)).map(|row| &numbers[row * n..][..n]);
         let statistics: Vec<(f64, f64)> = rows.map(|row| moments(row.iter().copied())).collect();
         normalise(&mut numbers, n, self.epsilon);
@@ -438,7 +438,7 @@ impl Operation for LpNormalization {
             for i in 0..inner {
                 let at = |k: usize| (o * n + k) * inner + i;
                 let norm = super::pool::norm((0..n).map(|k| numbers[at(k)]), self.p);
-                // Nothing but zeros stays as it is.
+                // Vectors of zeros are unchanged.
                 (0..n).for_each(|k| numbers[at(k)] = if norm == 0.0 { 0.0 } else { numbers[at(k)] / norm });
             }
         }

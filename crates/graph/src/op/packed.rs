@@ -1,5 +1,5 @@
-//! Block-quantized weights of 2, 4 or 8 bits with a scale per block, as operators of ONNX Runtime's domain
-//! have them. Several numbers share a byte, the first in its lowest bits.
+//! Block-quantized weights of 2, 4 or 8 bits with a scale per block, as in operators of ONNX Runtime's
+//! domain. Several numbers share a byte, the first in its lowest bits.
 
 use super::util::{around, axis, product, size};
 use super::{Import, Inputs, Operation, Operator};
@@ -16,8 +16,8 @@ pub struct MatMulNBits {
     pub k: usize,
     /// Bits and block size of the weights.
     pub blocks: ScaledBlocks,
-    /// Whether blocks of A are quantized to 8 bits dynamically (`accuracy_level` 4), where the zero points
-    /// are integers.
+    /// Whether blocks of A are quantized to 8 bits dynamically (`accuracy_level` 4), if the zero points are
+    /// integers.
     pub rounds: bool,
 }
 
@@ -91,7 +91,7 @@ impl ScaledBlocks {
         Ok(ScaledBlocks { bits: bits as usize, size })
     }
 
-    /// Bytes that so many numbers take.
+    /// Number of bytes that `n` numbers take.
     fn bytes(&self, n: usize) -> usize {
         (n * self.bits).div_ceil(8)
     }
@@ -113,7 +113,7 @@ impl ScaledBlocks {
     }
 }
 
-/// An error unless a shape is one of these.
+/// Checks that a shape is one of these.
 fn check_shape(found: &[usize], what: &str, at: usize, wanted: &[&[usize]]) -> Result<(), OpError> {
     if wanted.contains(&found) {
         return Ok(());
@@ -132,7 +132,7 @@ pub(super) fn check_block_scales(inputs: Inputs<'_>, at: usize) -> Result<(), Op
     }
 }
 
-/// An error unless an input that may be left out is of one of these types.
+/// Checks that an optional input has one of these types.
 fn check_type(inputs: Inputs<'_>, at: usize, wanted: &[DType]) -> Result<(), OpError> {
     match inputs.optional(at) {
         Some(fact) if !wanted.contains(&fact.dtype()) => {
@@ -169,7 +169,7 @@ impl MatMulNBits {
         self.rounds && has_whole_zeros && inputs.optional(4).is_none()
     }
 
-    /// Whether the weights tensor, input 1, has no elements though the node's sizes call for some; such
+    /// Whether the weights tensor, input 1, has no elements although the node's sizes require some; such
     /// weights count as zeros.
     pub fn is_empty(&self, inputs: Inputs<'_>) -> Result<bool, OpError> {
         let whole = [self.n, self.n_blocks(), self.blocks.bytes(self.blocks.size)];
@@ -181,7 +181,7 @@ impl MatMulNBits {
     /// Unpacks the weights; they must be constants.
     ///
     /// # Errors
-    /// If they are not, or an index of a block is none.
+    /// If the weights are not constant, or a block index is invalid.
     pub fn weights(&self, inputs: Inputs<'_>) -> Result<PackedWeights, OpError> {
         let (n, n_blocks, blocks) = (self.n, self.n_blocks(), &self.blocks);
         let numbers = blocks.unpacked(inputs.tensor(1)?.bytes(), n_blocks * blocks.bytes(blocks.size), self.k);
@@ -222,8 +222,8 @@ impl PackedWeights {
 /// Quantizes a block to 8 bits symmetrically, as [`MatMulNBits`] does for a block of A: returns the scale and
 /// the integers.
 ///
-/// The scale is `max |x| / 127` in f32, and numbers are multiplied by its inverse, rounded as well. Where the
-/// scale has no inverse, as of zeros, all are 0.
+/// The scale is `max |x| / 127` in f32, and numbers are multiplied by its inverse, rounded as well. If the
+/// scale has no inverse, as for zeros, all integers are 0.
 pub fn rounded_block(block: &[f64]) -> (f64, impl Iterator<Item = f64> + '_) {
     let largest = block.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
     let most = if block.iter().any(|x| x.is_nan()) { f64::NAN } else { largest };
@@ -343,7 +343,7 @@ impl GatherBlockQuantized {
     /// Dequantizes the whole table, each operation rounded to f32; returns its shape and elements.
     ///
     /// # Errors
-    /// If it is not known.
+    /// If the table is not constant.
     pub fn numbers(&self, inputs: Inputs<'_>) -> Result<(Vec<usize>, Vec<f32>), OpError> {
         let GatherTable { shape, of_scales, quantize_axis, .. } = self.table(inputs)?;
         let data = inputs.tensor(0)?;

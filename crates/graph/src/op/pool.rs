@@ -123,7 +123,7 @@ impl Operation for Pool {
         for at in 0..n {
             let mut reads = Vec::new();
             geometry.for_window(&index, image, &own, &mut |_, place| reads.push(place));
-            // Places of a window in the image and its borders, without what stands out beyond these.
+            // Number of window positions within the image and its padding, without those beyond.
             let with_borders = || -> usize {
                 (0..image.len())
                     .map(|d| {
@@ -236,7 +236,7 @@ impl Operation for MaxUnpool {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
         let (x, places) = (inputs.tensor(0)?, inputs.tensor(1)?.i64s());
-        // Places count in the image that the windows' sizes give, which the output may be larger than.
+        // Indices refer to the image that the windows' sizes imply; the output may be larger.
         let inferred = self.infer(Inputs(&inputs.0[..2]))?.remove(0);
         let mut out = vec![0.0; ty.n_elements()];
         let own = strides(&inferred.shape);

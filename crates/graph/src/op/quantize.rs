@@ -92,7 +92,7 @@ fn scale_of(shape: &[usize], scale: &[usize], along: i64, block: usize) -> Resul
     })
 }
 
-/// The nearest integer of a type, ties to even; of NaN the least.
+/// Rounds to the nearest integer of a type, ties to even; NaN becomes the least.
 fn saturated(x: f64, dtype: DType) -> f64 {
     let (least, most) = dtype.integer_range();
     x.round_ties_even().max(least as f64).min(most as f64)
@@ -105,7 +105,7 @@ fn check_quantized(dtype: DType) -> Result<(), OpError> {
     }
 }
 
-/// Refuses known scales that are no positive numbers: nothing is a multiple of them.
+/// Checks that constant scales are positive finite numbers.
 fn check_scales(inputs: Inputs<'_>, at: usize) -> Result<(), OpError> {
     let Some(scale) = inputs.fact(at)?.value else { return Ok(()) };
     match scale.floats().into_iter().find(|scale| !(scale.is_finite() && *scale > 0.0)) {
@@ -123,7 +123,7 @@ impl Scaling {
         Ok(Scaling { axis: node.int_or("axis", 1)?, block, dtype: dtype_of(node.int("output_dtype")?)? })
     }
 
-    /// The type of the result, once it is known that the scales fit.
+    /// Checks the scales, and returns the type of the result.
     fn infer(&self, inputs: Inputs<'_>, dtype: DType, integers: DType) -> Result<Vec<TensorType>, OpError> {
         let _ = scale_of(inputs.shape(0)?, inputs.shape(1)?, self.axis, self.block)?;
         check_zero(inputs, 2, integers, None)?;
@@ -138,7 +138,7 @@ impl Scaling {
         Ok(vec![TensorType::new(dtype, inputs.shape(0)?)])
     }
 
-    /// Evaluates an element at a time, from the element, its scale and its zero point.
+    /// Evaluates a function of each element, its scale and its zero point.
     fn evaluate(
         &self,
         inputs: Inputs<'_>,
@@ -171,7 +171,7 @@ impl Operation for QuantizeLinear {
     fn evaluate(&self, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
         let ty = self.infer(inputs)?.remove(0);
         let dtype = ty.dtype;
-        // Divided in f32, as what rounds in practice does.
+        // Divided in f32, as in practical quantizers.
         let quotient = |x: f64, scale: f64| f64::from((x / scale) as f32);
         self.0.evaluate(inputs, ty, |x, scale, zero| saturated(quotient(x, scale).round_ties_even() + zero, dtype))
     }
@@ -194,8 +194,8 @@ impl Operation for DequantizeLinear {
     }
 }
 
-/// Numbers as whole multiples of a scale, plus a zero point, between 0 and 255, both of the numbers' range.
-/// The scale is NaN where one of them is.
+/// Quantizes numbers to 0 to 255, with a scale and zero point from their range; returns the integers, the
+/// scale and the zero point. The scale is NaN if any number is.
 pub(super) fn by_range(numbers: &[f64]) -> (Vec<f64>, f64, f64) {
     let (low, high) = numbers.iter().fold((0.0_f64, 0.0_f64), |(low, high), &x| (low.min(x), high.max(x)));
     let is_nan = numbers.iter().any(|x| x.is_nan());
@@ -223,7 +223,7 @@ impl Operation for DynamicQuantizeLinear {
     }
 }
 
-/// Scales for `n` channels, from one number or one for each.
+/// Scales for `n` channels, from a single number or one for each.
 fn factors(x: &Tensor, n: usize) -> Result<Vec<f64>, OpError> {
     match x.floats() {
         one if one.len() == 1 => Ok(vec![one[0]; n]),
@@ -239,8 +239,8 @@ fn multiple(sum: f64, [of_a, of_b, of_result]: [f64; 3]) -> f64 {
     f64::from(sum as f32 * factor)
 }
 
-/// Refuses factors and results of `QLinear` operators that are no integers, or have scales or zero points
-/// that do not fit: of the factors one, or so many.
+/// Checks that operands and results of `QLinear` operators are integers with fitting scales and zero points:
+/// for each operand one, or as many as `places` gives.
 fn check_factors(inputs: Inputs<'_>, places: [usize; 2]) -> Result<(), OpError> {
     let result = inputs.fact(7)?.dtype();
     check_quantized(result)?;

@@ -45,9 +45,9 @@ pub enum RecurrentDirection {
     Both,
 }
 
-/// A network over steps: input `[steps, batch, n]`, weights W `[directions, gates·hidden, n]`, R
-/// `[directions, gates·hidden, hidden]`, B `[directions, 2·gates·hidden]`, lengths, first states and
-/// peepholes; where inputs and states are rounded, also factors of W and R, one of each direction or of each
+/// Recurrent network. Inputs: sequence `[steps, batch, n]`, weights W `[directions, gates·hidden, n]`, R
+/// `[directions, gates·hidden, hidden]`, B `[directions, 2·gates·hidden]`, lengths, initial states and
+/// peepholes; if inputs and states are quantized, also scales of W and R, one for each direction or for each
 /// of its rows.
 #[derive(Debug, Clone)]
 pub struct Recurrent {
@@ -65,7 +65,7 @@ pub struct Recurrent {
     pub batch_first: bool,
 }
 
-/// The next number of an attribute, for an activation that takes one; its default where there are no more.
+/// Next number of an attribute, for an activation that takes one; its default if there are no more.
 fn parameter(
     (attribute, numbers): (&str, &mut dyn Iterator<Item = f32>),
     activation: &str,
@@ -75,8 +75,8 @@ fn parameter(
     given.or(default).ok_or_else(|| invalid!("the activation {activation} needs a number of {attribute}"))
 }
 
-/// Activations by their names. Numbers of `activation_alpha` and `activation_beta` belong to those, in their
-/// order, that take such.
+/// Activations by their names. The numbers of `activation_alpha` and `activation_beta` belong, in order, to
+/// the activations that take them.
 fn activations(names: &[String], alphas: &[f32], betas: &[f32]) -> Result<Vec<Unary>, OpError> {
     let (mut alphas, mut betas) = (alphas.iter().copied(), betas.iter().copied());
     let mut all = Vec::with_capacity(names.len());
@@ -145,7 +145,7 @@ fn lstm(node: &Import, rounds: bool) -> Result<Op, OpError> {
     import(node, Cell::Lstm { couples_gates, rounds }, &["Sigmoid", "Tanh", "Tanh"])
 }
 
-/// A network's sizes.
+/// Sizes of a network.
 struct RecurrentSizes {
     steps: usize,
     batch: usize,
@@ -154,7 +154,8 @@ struct RecurrentSizes {
     gates: usize,
 }
 
-/// Rounds numbers to the levels of `DynamicQuantizeLinear`, which are 256 over their range and zero.
+/// Rounds numbers to the levels of `DynamicQuantizeLinear`: 256 over their range, which is extended to
+/// include zero.
 fn round_by_range(numbers: &mut [f64]) {
     let (levels, scale, zero) = by_range(numbers);
     numbers.iter_mut().zip(levels).for_each(|(x, level)| *x = (level - zero) * scale);
@@ -189,7 +190,7 @@ impl Recurrent {
         Ok(RecurrentSizes { steps, batch, n, directions, gates })
     }
 
-    /// Weights, input `at`, times their scales, input `scales`.
+    /// Weights, input `at`, multiplied by their scales, input `scales`.
     fn weights(&self, inputs: Inputs<'_>, at: usize, scales: usize, rows: usize) -> Result<Vec<f64>, OpError> {
         let mut weights = inputs.tensor(at)?.floats();
         if let Some(scales) = inputs.optional_tensor(scales)? {
@@ -202,7 +203,7 @@ impl Recurrent {
         Ok(weights)
     }
 
-    /// The first states: input `at`, or zeros, as `[directions, batch, hidden]`.
+    /// Initial states: input `at`, or zeros, as `[directions, batch, hidden]`.
     fn states(&self, inputs: Inputs<'_>, at: usize, sizes: &RecurrentSizes) -> Result<Vec<f64>, OpError> {
         let RecurrentSizes { batch, directions, .. } = *sizes;
         let n = directions * batch * self.hidden;
@@ -220,7 +221,8 @@ impl Recurrent {
     }
 }
 
-/// A step of the cells of one sequence: weights and biases of their gates, row by row, and what they read.
+/// Step of the cells of one sequence: weights and biases of the gates, row by row, and the values that they
+/// read.
 struct CellStep<'a> {
     w: &'a [f64],
     r: &'a [f64],
@@ -230,7 +232,7 @@ struct CellStep<'a> {
     /// Hidden states that gates read.
     read: &'a [f64],
     activations: &'a [Unary],
-    /// Bound of what activations take.
+    /// Bound of the arguments of activations.
     clip: Option<f64>,
     peepholes: Option<&'a [f64]>,
 }

@@ -41,7 +41,7 @@ pub struct ArgReduce {
     pub is_min: bool,
     /// Dimension to search; negative counts from the end.
     pub axis: i64,
-    /// Whether the dimension stays, with size 1.
+    /// Whether the dimension is kept with size 1.
     pub keeps_dims: bool,
     /// Whether the last of several equal elements is taken (`select_last_index`).
     pub takes_last: bool,
@@ -52,14 +52,14 @@ pub struct ArgReduce {
 pub struct Cumulative {
     /// Whether products are accumulated, rather than sums.
     pub is_product: bool,
-    /// Whether each result excludes the element at its own place.
+    /// Whether each result excludes the element at its own position.
     pub is_exclusive: bool,
     /// Whether accumulation runs from the end.
     pub is_reverse: bool,
 }
 
 fn reduce(node: &Import, kind: ReduceKind) -> Result<Op, OpError> {
-    // Sums have their axes as an input earlier than the rest.
+    // `ReduceSum` takes its axes as an input since an earlier version than the others.
     let since = if kind == ReduceKind::Sum { 13 } else { 18 };
     let is_old = node.version < since;
     Ok(Reduce {
@@ -99,10 +99,10 @@ pub(super) const ROWS: &[Operator] = &[
 ];
 
 impl Reduce {
-    /// Dimensions to reduce; `None` where the operator copies its input.
+    /// Dimensions to reduce; `None` if the operator copies its input.
     ///
     /// # Errors
-    /// If they are not known, or there are no such.
+    /// If the dimensions are not known, or do not exist.
     pub fn axes(&self, inputs: Inputs<'_>) -> Result<Option<Vec<usize>>, OpError> {
         let rank = inputs.shape(0)?.len();
         let given = match &self.axes {
@@ -162,7 +162,7 @@ impl Operation for Reduce {
                 };
             });
             if self.kind == K::Mean {
-                // As ONNX Runtime and NumPy have it: the quotient of doubles, cut off.
+                // As in ONNX Runtime and NumPy: the truncated quotient of doubles.
                 sums.iter_mut().for_each(|sum| *sum = (*sum as f64 / n_each.max(1) as f64) as i128);
             }
             return Ok(vec![Tensor::from_integers(ty.dtype, ty.shape, &sums)]);
@@ -187,7 +187,7 @@ impl Operation for Reduce {
             };
         });
         if self.kind == K::LogSumExp {
-            // Less the largest, so that nothing overflows.
+            // The largest element is subtracted, so that nothing overflows.
             let largest: Vec<f64> = sums.iter().map(|&m| if m.is_finite() { m } else { 0.0 }).collect();
             let infinite = sums;
             sums = vec![0.0; n];
@@ -258,7 +258,7 @@ impl Operation for ArgReduce {
                 let order = integers[x].cmp(&integers[than]);
                 return is_more(order) || self.takes_last && order.is_eq();
             }
-            // NaN is both the largest and the smallest.
+            // NaN counts as both the largest and the smallest.
             let (x, than) = (floats[x], floats[than]);
             match x.partial_cmp(&than) {
                 Some(order) => is_more(order) || self.takes_last && order.is_eq(),

@@ -9,11 +9,11 @@ use crate::evaluate::run;
 use crate::specialise::infer_graph;
 use crate::{DType, Graph, Node, OpError, Tensor, TensorType, Value, ValueId};
 
-/// Iterations that the evaluation of a loop carries out at most.
+/// Maximum number of iterations in the evaluation of a loop.
 const MOST_EVALUATED: i64 = 1 << 20;
 
-/// `Loop`: repeats a subgraph. Input 0, optional, is the largest number of iterations; input 1, optional, the
-/// initial condition; the rest are the initial values of the loop-carried variables.
+/// `Loop`: repeats a subgraph. Input 0, optional, is the maximum number of iterations; input 1, optional, the
+/// initial condition; the other inputs are the initial values of the loop-carried variables.
 ///
 /// Inputs of the subgraph: the iteration number, the condition, the loop-carried variables, and captured
 /// values. Its outputs: the next condition, the updated variables, and values that are stacked along a new
@@ -60,7 +60,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("Scan", &[8, 9, 11, 16, 19, 21, 23, 24, 25], 1..=ANY, |node| Ok(Scan::import(node)?.into())),
 ];
 
-/// Checks that a graph takes and gives as many values as the node that has it.
+/// Checks that the numbers of a subgraph's inputs and outputs match those of its node.
 fn check_ports(node: &Import, body: &Body, n_in: usize, n_ahead: usize, n_carried: usize) -> Result<(), OpError> {
     let (takes, gives) = (body.graph.inputs.len() - body.captures.len(), body.graph.outputs.len());
     if takes != n_in {
@@ -90,7 +90,7 @@ impl Loop {
     /// Maximum number of iterations: `None` if it is not constant, `Some(None)` if there is no bound.
     ///
     /// # Errors
-    /// If it is not one element.
+    /// If the number does not have exactly one element.
     pub fn most(&self, inputs: Inputs<'_>) -> Result<Option<Option<i64>>, OpError> {
         let Some(fact) = inputs.optional(0) else { return Ok(Some(None)) };
         if fact.ty.checked_len() != Some(1) || fact.dtype().is_float() {
@@ -102,7 +102,7 @@ impl Loop {
     /// Whether the first iteration is executed; `None` if the condition is not constant.
     ///
     /// # Errors
-    /// If the condition is not one element.
+    /// If the condition does not have exactly one element.
     pub fn begins(&self, inputs: Inputs<'_>) -> Result<Option<bool>, OpError> {
         let Some(fact) = inputs.optional(1) else { return Ok(Some(true)) };
         if fact.ty.checked_len() != Some(1) || fact.dtype() != DType::Bool {
@@ -124,7 +124,7 @@ impl Loop {
         [(0, DType::I64), (1, DType::Bool)].map(ty).to_vec()
     }
 
-    /// Names of the node's outputs in messages: what is carried, then what is collected.
+    /// Name of an output of the node in messages: first the carried values, then the collected ones.
     pub(crate) fn what(&self, at: usize) -> String {
         match at.checked_sub(self.n_carried) {
             None => format!("carried value {}", at + 1),
@@ -133,7 +133,7 @@ impl Loop {
     }
 }
 
-/// A graph of one node and the values that it takes and gives.
+/// Makes a graph of a single node, with its inputs and outputs.
 fn alone(op: Op, n_inputs: usize, n_outputs: usize, given: impl Fn(usize) -> bool) -> Graph {
     let mut graph = Graph::default();
     graph.inputs = (0..n_inputs).map(|_| graph.add_value(Value::default())).collect();
@@ -145,12 +145,12 @@ fn alone(op: Op, n_inputs: usize, n_outputs: usize, given: impl Fn(usize) -> boo
     graph
 }
 
-/// Facts about the inputs of a graph whose node leaves some out: those are read by nobody.
+/// Facts about the inputs of a subgraph whose node omits some: the omitted ones are never read.
 fn with_all<'a>(inputs: &[Option<Fact<'a>>], none: &'a TensorType) -> Vec<Option<Fact<'a>>> {
     inputs.iter().map(|fact| Some(fact.unwrap_or(Fact { ty: none, value: None }))).collect()
 }
 
-/// The elements of inputs, all of which are known.
+/// Elements of inputs, all of which must be known.
 fn known(inputs: &[Option<Fact<'_>>]) -> Result<Vec<Option<Tensor>>, OpError> {
     let tensor = |(at, fact): (usize, &Option<Fact<'_>>)| match fact {
         None => Ok(None),
@@ -159,12 +159,12 @@ fn known(inputs: &[Option<Fact<'_>>]) -> Result<Vec<Option<Tensor>>, OpError> {
     inputs.iter().enumerate().map(tensor).collect()
 }
 
-/// Carries out a graph of a node.
+/// Evaluates the subgraph of a node.
 fn carry_out(graph: &Graph, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, OpError> {
     run(graph, inputs).map_err(|error| error.reason().cloned().unwrap_or_else(|| invalid!("{error}")))
 }
 
-/// Rows, one behind the other.
+/// Stacks rows along a new first dimension.
 fn stacked(rows: &[Tensor], ty: &TensorType) -> Result<Tensor, OpError> {
     if let Some(other) = rows.iter().find(|row| row.ty() != ty) {
         return Err(invalid!("what it collects is {ty} at first and {} later, and should be alike", other.ty()));
@@ -213,7 +213,7 @@ impl Operation for Loop {
         }
         let mut outputs = carried;
         if rows.first().is_some_and(Vec::is_empty) {
-            // Of no rows the graph alone tells the type.
+            // Without rows, the type follows only from the graph.
             let types = self.infer(inputs)?;
             let none = |ty: &TensorType| Tensor::new(ty.clone(), Bytes::new()).ok_or(OpError::ShapeOfData);
             outputs.extend(types[self.n_carried..].iter().map(none).collect::<Result<Vec<_>, _>>()?);
@@ -265,7 +265,7 @@ impl Scan {
         Ok(Scan { body, n_carried, inputs, outputs, by_batch })
     }
 
-    /// A graph with a [`Loop`] that does the same for inputs of these types: all of the node's.
+    /// Makes an equivalent graph with a [`Loop`], for inputs of these types, one for each input of the node.
     ///
     /// # Errors
     /// If dimensions do not fit.
@@ -310,8 +310,8 @@ impl Scan {
         Ok(draft.graph)
     }
 
-    /// Puts the loop for one sequence into a graph: its outputs. Facts about the graph's inputs, where they
-    /// are given, tell the ranks of outputs, which other dimensions than the first need.
+    /// Adds the loop for one sequence to a graph, and returns its outputs. Facts about the graph's inputs, if
+    /// given, determine the ranks of outputs, which are needed to stack along any dimension but the first.
     fn one(
         &self,
         draft: &mut GraphDraft<'_>,
@@ -371,7 +371,7 @@ impl Scan {
         Ok(all)
     }
 
-    /// The graph of the loop: the body, with what is at the place of each iteration.
+    /// Makes the graph of the loop: the body, preceded by slices at the position of each iteration.
     fn body_of_loop(&self, place: &Place, n: i64) -> Result<Graph, OpError> {
         let mut draft = GraphDraft { graph: Graph::default(), place };
         let n_captured = self.body.captures.len();
@@ -411,12 +411,12 @@ impl Operation for Scan {
     }
 }
 
-/// Place of nodes that no message names.
+/// Place of nodes that occur in no message.
 fn nowhere() -> Place {
     Place { node: String::new(), operator: "Scan".to_owned(), opset: 0 }
 }
 
-/// A graph under way whose nodes are of one node of a model.
+/// Graph under construction whose nodes all come from one node of a model.
 pub(crate) struct GraphDraft<'a> {
     /// Subgraph of the iterations.
     pub graph: Graph,
@@ -445,12 +445,12 @@ impl GraphDraft<'_> {
         output
     }
 
-    /// Tensors, one behind the other.
+    /// Concatenates tensors.
     fn join(&mut self, parts: Vec<Option<ValueId>>) -> ValueId {
         self.join_by(Concat { axis: 0 }.into(), parts)
     }
 
-    /// Puts another graph into this one, given its inputs: its outputs.
+    /// Inlines another graph with the given inputs, and returns its outputs.
     fn put(&mut self, graph: &Graph, given: &[ValueId]) -> Vec<ValueId> {
         let mut map: Vec<ValueId> = Vec::with_capacity(graph.values().len());
         for (id, value) in graph.values() {
@@ -467,7 +467,7 @@ impl GraphDraft<'_> {
     }
 }
 
-/// A graph that puts its inputs one behind the other.
+/// Makes a graph that stacks its inputs.
 pub(crate) fn stacking(n: usize, place: &Place) -> Graph {
     let mut draft = GraphDraft { graph: Graph::default(), place };
     draft.graph.inputs = (0..n).map(|_| draft.graph.add_value(Value::default())).collect();

@@ -212,14 +212,14 @@ impl Resize {
                 return Err(invalid!("a factor is {factor}"));
             }
             let region = span(at);
-            // Factors count for the region.
+            // Factors apply to the region.
             let to = (from as f64 * (region.1 - region.0) * factor).floor().max(0.0) as usize;
             Ok(ResizedAxis { axis: axes[at], from, to, factor, region })
         };
         (0..n).map(of).collect()
     }
 
-    /// Weights of the interpolation along each resized dimension; `None` where an output may lie outside the
+    /// Weights of the interpolation along each resized dimension; `None` if an output may be outside the
     /// image.
     ///
     /// # Errors
@@ -233,7 +233,7 @@ impl Resize {
         Ok(Some(self.resized(inputs)?.into_iter().filter(changes).map(of_axis).collect()))
     }
 
-    /// Coordinate in the input of an output's pixel.
+    /// Coordinate in the input of a pixel of the output.
     fn place(&self, at: usize, axis: &ResizedAxis) -> f64 {
         let (x, factor, from, to) = (at as f64, axis.factor, axis.from as f64, axis.to as f64);
         match self.coordinates {
@@ -250,7 +250,7 @@ impl Resize {
                     0.0
                 }
             }
-            // The last place of the output is the last one of the input, whatever the factor is.
+            // The last position of the output is the last one of the input, for any factor.
             Coordinates::AlignCorners => {
                 if to > 1.0 {
                     x * (from - 1.0) / (to - 1.0)
@@ -271,13 +271,14 @@ impl Resize {
         }
     }
 
-    /// The pixels that a place of the output is made of, with their weights; whether it is beyond the image.
+    /// Pixels that contribute to a position of the output, with their weights, and whether the position is
+    /// outside the image.
     fn taps(&self, at: usize, axis: &ResizedAxis) -> (Vec<(usize, f64)>, bool) {
         let x = self.place(at, axis);
         let n = axis.from as i64;
         let is_outside = self.coordinates == Coordinates::TfCropAndResize && (x < 0.0 || x > (n - 1) as f64);
         let clamped = |place: i64| place.clamp(0, n - 1) as usize;
-        // Where it shrinks, a tap is as wide as a pixel of the output.
+        // When downsampling, the filter is as wide as a pixel of the output.
         let shrink = if self.antialias { axis.factor.min(1.0) } else { 1.0 };
         let (radius, weight): (f64, Box<dyn Fn(f64) -> f64>) = match self.mode {
             ResizeMode::Nearest(rounding) => {
@@ -341,7 +342,7 @@ impl Operation for Resize {
         if let (false, Some(of_axes)) = (ty.dtype.is_float(), self.sums(inputs)?)
             && matches!(self.mode, ResizeMode::Nearest(_))
         {
-            // No double has all integers.
+            // Doubles cannot represent all integers.
             let mut numbers = x.integers();
             let mut shape = x.shape().to_vec();
             for (axis, places) in of_axes {
@@ -354,7 +355,7 @@ impl Operation for Resize {
             return Ok(vec![Tensor::from_integers(ty.dtype, ty.shape, &numbers)]);
         }
         let (mut numbers, mut shape) = (x.floats(), x.shape().to_vec());
-        // Dimension by dimension; what is beyond the image in one is beyond it.
+        // Dimension by dimension; a position outside the image in one dimension is outside it.
         let mut is_outside = vec![false; numbers.len()];
         for resized in self.resized(inputs)? {
             let is_same = resized.from == resized.to && resized.factor == 1.0;

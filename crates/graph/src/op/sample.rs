@@ -92,12 +92,12 @@ pub(super) const ROWS: &[Operator] =
     ];
 
 impl GridSample {
-    /// A coordinate as a place among `n` pixels.
+    /// Converts a coordinate to a position among `n` pixels.
     fn place(&self, x: f64, n: f64) -> f64 {
         if self.aligns_corners { (x + 1.0) / 2.0 * (n - 1.0) } else { ((x + 1.0) * n - 1.0) / 2.0 }
     }
 
-    /// A place brought back into the image, where what is beyond is of the image.
+    /// Maps a position into the image, for modes in which positions outside take values of the image.
     fn inside(&self, x: f64, n: f64) -> f64 {
         let (low, high) = if self.aligns_corners { (0.0, n - 1.0) } else { (-0.5, n - 0.5) };
         match self.beyond {
@@ -114,7 +114,7 @@ impl GridSample {
         }
     }
 
-    /// The pixels along one dimension, each with its weight; none where it is beyond.
+    /// Pixels along one dimension, each with its weight; `None` for a pixel outside the image.
     fn taps(&self, coordinate: f64, n: usize) -> Vec<(Option<usize>, f64)> {
         let size = n as f64;
         let x = self.place(coordinate, size);
@@ -164,7 +164,7 @@ impl Operation for GridSample {
         let mut out = vec![0.0; ty.n_elements()];
         for n in 0..x.shape()[0] {
             for place in 0..places {
-                // The last coordinate is of the first dimension.
+                // The last coordinate belongs to the first dimension.
                 let at = (n * places + place) * rank;
                 let taps: Vec<_> = (0..rank).map(|d| self.taps(grid[at + rank - 1 - d], image[d])).collect();
                 let lengths: Vec<usize> = taps.iter().map(Vec::len).collect();
@@ -209,7 +209,7 @@ impl Operation for AffineGrid {
         let mut out = Vec::with_capacity(ty.n_elements());
         for map in maps.chunks(rank * (rank + 1)) {
             for place in 0..product(image) {
-                // The first coordinate is of the last dimension.
+                // The first coordinate belongs to the last dimension.
                 let mut rest = place;
                 let coordinates: Vec<f64> = (0..rank)
                     .rev()
@@ -282,7 +282,7 @@ impl Operation for RoiAlign {
     }
 }
 
-/// The four pixels around a place, with their weights.
+/// Four pixels around a position, with their weights.
 fn corners(y: f64, x: f64, height: usize, width: usize) -> [(usize, f64); 4] {
     if y < -1.0 || y > height as f64 || x < -1.0 || x > width as f64 {
         return [(0, 0.0); 4];

@@ -47,7 +47,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("TopK", &[1, 10, 11, 24], 1..=2, |node| {
         let k = if node.version < 10 { node.int("k")?.map(size).transpose()? } else { None };
         let is_largest = node.version < 11 || node.flag("largest", true)?;
-        // What need not be sorted may be.
+        // The results are always sorted, which is allowed even if it is not requested.
         let _ = if node.version < 11 { None } else { node.int("sorted")? };
         Ok(TopK { k, axis: node.int_or("axis", -1)?, is_largest }.into())
     }),
@@ -59,12 +59,12 @@ pub(super) const ROWS: &[Operator] = &[
     }),
 ];
 
-/// The types of outputs whose shapes only their values say.
+/// Types of outputs whose shapes depend on their values.
 fn types_of(tensors: Vec<Tensor>) -> Vec<TensorType> {
     tensors.into_iter().map(|tensor| tensor.ty().clone()).collect()
 }
 
-/// Whether all inputs are known, so that outputs are as well.
+/// Checks that all inputs are known, so that the outputs are known as well.
 fn check_known(inputs: Inputs<'_>) -> Result<(), OpError> {
     let is_known = inputs.0.iter().flatten().all(|fact| fact.value.is_some());
     if is_known { Ok(()) } else { Err(OpError::ShapeOfData) }
@@ -123,7 +123,7 @@ impl Operation for TopK {
         let at = axis(self.axis, x.shape().len())?;
         let (outer, n, inner) = around(x.shape(), at);
         let k = types[0].shape[at];
-        // Integers in f64 may tie where they are not equal.
+        // Distinct integers may be equal as f64.
         let (floats, integers) = match x.dtype().is_float() {
             true => (x.floats(), Vec::new()),
             false => (Vec::new(), x.integers()),
@@ -137,7 +137,7 @@ impl Operation for TopK {
             for i in 0..inner {
                 let place = |j: usize| (o * n + j) * inner + i;
                 let mut order: Vec<usize> = (0..n).collect();
-                // Of equal ones the first.
+                // Equal elements stay in order, the first one first.
                 order.sort_by(|&a, &b| {
                     let by = compare(place(a), place(b));
                     if self.is_largest { by.reverse() } else { by }
@@ -173,7 +173,7 @@ impl Operation for Unique {
         };
         let slice = |k: usize| (0..outer * inner).map(move |j| (j / inner * n + k) * inner + j % inner);
         let compare = |a: usize, b: usize| slice(a).zip(slice(b)).map(|(i, j)| compare_at(i, j)).find(|o| o.is_ne());
-        // Equal ones stand together, the first one first.
+        // Equal slices become adjacent, the first one first.
         let mut order: Vec<usize> = (0..n).collect();
         order.sort_by(|&a, &b| compare(a, b).unwrap_or(Ordering::Equal));
         let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -202,7 +202,7 @@ impl Operation for Unique {
 }
 
 impl NonMaxSuppression {
-    /// Top, left, bottom and right.
+    /// Top, left, bottom and right edges of a box.
     fn corners(&self, b: &[f64]) -> [f64; 4] {
         match self.is_by_centre {
             true => [b[1] - b[3] / 2.0, b[0] - b[2] / 2.0, b[1] + b[3] / 2.0, b[0] + b[2] / 2.0],
@@ -211,7 +211,7 @@ impl NonMaxSuppression {
     }
 }
 
-/// The part of two boxes together that they have in common.
+/// Intersection over union of two boxes.
 fn overlap(a: [f64; 4], b: [f64; 4]) -> f64 {
     let area = |b: [f64; 4]| (b[2] - b[0]).max(0.0) * (b[3] - b[1]).max(0.0);
     let both = area([a[0].max(b[0]), a[1].max(b[1]), a[2].min(b[2]), a[3].min(b[3])]);
@@ -219,8 +219,8 @@ fn overlap(a: [f64; 4], b: [f64; 4]) -> f64 {
     if all > 0.0 { both / all } else { 0.0 }
 }
 
-/// Boxes of an image, with an index by their left edges. Detectors move the boxes of each class to a place of
-/// their own, so that few of them can overlap a given one.
+/// Boxes of an image, with an index by their left edges. Detectors shift the boxes of each class to a
+/// separate region, so that few boxes can overlap a given one.
 struct Boxes {
     corners: Vec<[f64; 4]>,
     /// Box at each position, in the order of left edges.
@@ -244,7 +244,7 @@ impl Boxes {
         Boxes { corners, by_left, lefts, rights }
     }
 
-    /// Positions of all boxes that may have an area in common with this one.
+    /// Positions of all boxes that may intersect a given one.
     fn near(&self, at: usize) -> Range<usize> {
         let [_, left, _, right] = self.corners[at];
         let first = self.rights.partition_point(|&other| other <= left);
@@ -252,7 +252,8 @@ impl Boxes {
         first..end.max(first)
     }
 
-    /// The first boxes in this order, `most` at most, of which no two overlap by more than `most_overlap`.
+    /// Selects boxes greedily in this order, at most `most`, such that no two overlap by more than
+    /// `most_overlap`.
     fn select(&self, order: &[usize], most: usize, most_overlap: f64) -> Vec<usize> {
         let overlaps = |a: usize, b: usize| overlap(self.corners[a], self.corners[b]) > most_overlap;
         let is_sparse = most_overlap >= 0.0 && self.corners.as_flattened().iter().all(|x| !x.is_nan());
@@ -317,7 +318,7 @@ mod tests {
     use super::{Boxes, overlap};
     use crate::random::SplitMix64;
 
-    /// Boxes selected by the definition: each is compared with all that are kept.
+    /// Selects boxes by the definition: each is compared with all selected ones.
     fn defined(corners: &[[f64; 4]], order: &[usize], most: usize, most_overlap: f64) -> Vec<usize> {
         let mut kept: Vec<usize> = Vec::new();
         for &at in order {
@@ -335,7 +336,7 @@ mod tests {
         for (spread, size, n) in [(0.0, 9.0, 200), (40.0, 9.0, 400), (1e4, 3.0, 300)] {
             let mut corners: Vec<[f64; 4]> = Vec::new();
             for at in 0..n {
-                // Classes have places of their own, corners may be the same.
+                // Classes are in separate regions; corners may coincide.
                 let class = f64::from(at % 20) * spread;
                 let [top, left] = [0; 2].map(|_| (class + random.between(0.0, 9.0)).round());
                 let [height, width] = [0; 2].map(|_| random.between(0.0, size).round());

@@ -1,5 +1,5 @@
-//! Operators on sequences of tensors. A graph has no sequences once it is specialised: their tensors are
-//! known by then.
+//! Operators on sequences of tensors. A specialised graph has no sequences, as their tensors are then known
+//! individually.
 
 use super::util::{axis, size};
 use super::{ANY, Concat, Inputs, Op, Operation, Operator, Slice, Squeeze, Unsqueeze, row};
@@ -26,10 +26,10 @@ pub enum Sequence {
     Split {
         /// Dimension to split; negative counts from the end.
         axis: i64,
-        /// Whether parts of size 1 keep the dimension, where no sizes are given.
+        /// Whether parts of size 1 keep the dimension, if no sizes are given.
         keeps_dim: bool,
     },
-    /// All tensors one behind the other along `axis`.
+    /// Concatenation of all tensors along `axis`.
     Concat {
         /// Dimension to concatenate along; negative counts from the end.
         axis: i64,
@@ -66,31 +66,31 @@ pub(crate) enum Item<T> {
     Many(Vec<T>),
 }
 
-/// Means of computing with the tensors of sequences, which may be known or stand for what a run computes.
+/// Operations on the tensors of sequences, which may be known tensors or values that a run computes.
 pub(crate) trait Elements {
-    /// Stands for a tensor.
+    /// Representation of a tensor.
     type Element: Clone;
 
     /// Type of a tensor.
     ///
     /// # Errors
-    /// If it is not known.
+    /// If the type is not known.
     fn ty(&self, of: &Self::Element) -> Result<TensorType, OpError>;
 
-    /// Elements of a tensor, where they are known.
+    /// Elements of a tensor, if they are known.
     fn known(&self, of: &Self::Element) -> Option<Tensor>;
 
-    /// Makes a tensor that is known.
+    /// Makes a constant tensor.
     fn constant(&mut self, tensor: Tensor) -> Self::Element;
 
     /// Computes the output of an operator that has one.
     ///
     /// # Errors
-    /// If it refuses.
+    /// If the operator fails.
     fn computed(&mut self, op: Op, inputs: &[Self::Element]) -> Result<Self::Element, OpError>;
 }
 
-/// Position among `n`, where as many are allowed as `n_places`.
+/// Resolves a position in a sequence of `n` tensors; `n_places` positions are valid.
 fn position(index: i64, n: usize, n_places: usize) -> Result<usize, OpError> {
     let counted = if index < 0 { index.saturating_add(n as i64) } else { index };
     let found = usize::try_from(counted).ok().filter(|&position| position < n_places);
@@ -98,7 +98,7 @@ fn position(index: i64, n: usize, n_places: usize) -> Result<usize, OpError> {
 }
 
 impl Sequence {
-    /// Computes the output for inputs, of which `None` are omitted.
+    /// Computes the output for inputs, `None` for omitted ones.
     ///
     /// # Errors
     /// If inputs do not fit, or a position or a size is not known.
@@ -171,7 +171,7 @@ impl Sequence {
     }
 }
 
-/// Parts of a tensor along an axis.
+/// Splits a tensor along an axis.
 fn split<E: Elements>(
     x: E::Element,
     along: i64,
@@ -211,7 +211,7 @@ fn split<E: Elements>(
     Ok(parts)
 }
 
-/// Refusal of a sequence where an operator takes tensors only.
+/// Error for a sequence where an operator takes only tensors.
 pub(crate) fn no_tensor() -> OpError {
     unsupported!("a sequence of tensors is supported only in operators on sequences")
 }

@@ -73,7 +73,7 @@ pub struct EyeLike {
     pub k: i64,
 }
 
-/// The axes of an attribute, in versions in which they are no input.
+/// Reads the axes of an attribute, in versions in which they are not an input.
 fn old_axes(node: &Import) -> Result<Option<Vec<i64>>, OpError> {
     if node.version < 13 { node.ints("axes") } else { Ok(None) }
 }
@@ -103,7 +103,7 @@ pub(super) const ROWS: &[Operator] = &[
         }
         Ok(ConstantOfShape { value }.into())
     }),
-    // What a constant is, its attribute says: those that are supported are no nodes.
+    // Supported constants are not imported as nodes, so a node's attribute is unsupported.
     row("Constant", &[1, 9, 11, 12, 13, 19, 21, 23, 24, 25], 0..=0, |node| match node.attributes.constant() {
         Ok(value) => Err(unsupported!("a constant {value:?} that nobody names")),
         Err(error) => Err(error),
@@ -127,7 +127,7 @@ impl Op {
     }
 }
 
-/// Gives an input's elements in the shape that was inferred.
+/// Returns an input's elements in the inferred shape.
 fn reshaped(operation: &dyn Operation, inputs: Inputs<'_>) -> Result<Vec<Tensor>, OpError> {
     let ty = operation.infer(inputs)?.remove(0);
     Ok(vec![inputs.tensor(0)?.reshaped(ty.shape)])

@@ -69,7 +69,7 @@ pub(super) const ROWS: &[Operator] = &[
     row("Det", &[11, 22], 1..=1, |_| Ok(Det.into())),
 ];
 
-/// The one number of an input.
+/// Returns the only element of an input.
 fn number(x: &Tensor) -> Result<i64, OpError> {
     match x.i64s()[..] {
         [number] => Ok(number),
@@ -93,7 +93,7 @@ impl Operation for CosineWindow {
     }
 }
 
-/// The transform of complex numbers, term by term, of which `n_out` are wanted.
+/// Transforms complex numbers, computing `n_out` terms by the definition.
 fn transform(x: &[(f64, f64)], n: usize, n_out: usize, is_inverse: bool) -> Vec<(f64, f64)> {
     let sign = if is_inverse { 1.0 } else { -1.0 };
     let term = |k: usize| {
@@ -110,7 +110,8 @@ fn transform(x: &[(f64, f64)], n: usize, n_out: usize, is_inverse: bool) -> Vec<
 }
 
 impl Dft {
-    /// The dimension, the transform's length, and how many numbers it gives, each of how many parts.
+    /// Returns the dimension, the transform's length, the number of its terms, and the number of parts of
+    /// each.
     fn sizes(&self, inputs: Inputs<'_>) -> Result<(usize, usize, usize, usize), OpError> {
         let shape = inputs.shape(0)?;
         check_rank(shape, 2)?;
@@ -158,7 +159,7 @@ impl Operation for Dft {
                 let number = |k: usize| (numbers[place(k)], if given == 2 { numbers[place(k) + 1] } else { 0.0 });
                 let mut signal: Vec<(f64, f64)> = (0..n_in.min(n)).map(number).collect();
                 if parts == 1 {
-                    // The other half is this one turned around, with the sign of the imaginary part changed.
+                    // The other half is this one reversed and conjugated.
                     signal.truncate(n / 2 + 1);
                     signal.resize(n / 2 + 1, (0.0, 0.0));
                     for k in n / 2 + 1..n {
@@ -180,7 +181,7 @@ impl Operation for Dft {
 }
 
 impl Stft {
-    /// The step, the window's length, how many windows, and how many numbers of each.
+    /// Returns the step, the window's length, the number of windows, and the number of terms of each.
     fn sizes(&self, inputs: Inputs<'_>) -> Result<(usize, usize, usize, usize), OpError> {
         let &[_, n, 1 | 2] = inputs.shape(0)? else {
             return Err(invalid!("a signal of shape {:?} should have 3 dimensions", inputs.shape(0)?));

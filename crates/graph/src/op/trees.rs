@@ -32,7 +32,7 @@ impl ThresholdTest {
     }
 }
 
-/// A node of a tree.
+/// Node of a tree.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum TreeNode {
     /// Inner node.
@@ -85,7 +85,7 @@ impl DecisionTrees {
     /// Makes trees from their roots and nodes, with weights of targets in the leaves.
     ///
     /// # Errors
-    /// If a node, a weight or a target that is named is not there, or a node leads back to itself.
+    /// If an index of a node, weight or target is out of range, or the nodes form a cycle.
     pub fn new(
         nodes: Vec<TreeNode>,
         roots: Vec<usize>,
@@ -148,7 +148,7 @@ impl DecisionTrees {
         self.depth
     }
 
-    /// The leaf that a row leads to from a root: its weights.
+    /// Weights of the leaf that a row reaches from a root.
     fn leaf(&self, root: usize, row: &[f64]) -> &[(usize, f64)] {
         let mut at = root;
         loop {
@@ -163,7 +163,7 @@ impl DecisionTrees {
         }
     }
 
-    /// Scores of a row by target; 0 where no leaf has a weight for one.
+    /// Scores of a row by target; 0 for a target without a weight in any leaf.
     fn scores(&self, row: &[f64]) -> Vec<f64> {
         let mut scores: Vec<Option<f64>> = vec![None; self.n_targets];
         for (target, weight) in self.roots.iter().flat_map(|&root| self.leaf(root, row)) {
@@ -180,7 +180,7 @@ impl DecisionTrees {
     }
 }
 
-/// The most branches on a way from a root.
+/// Largest number of branches on a path from a root.
 fn depth(nodes: &[TreeNode], roots: &[usize]) -> Result<usize, OpError> {
     const NEW: u32 = u32::MAX;
     const OPEN: u32 = u32::MAX - 1;

@@ -6,7 +6,7 @@ use crate::{DType, OpError, Tensor, TensorType};
 /// Resolves an axis that may count from the end.
 ///
 /// # Errors
-/// If there are not so many dimensions.
+/// If the axis is out of range.
 pub fn axis(axis: i64, rank: usize) -> Result<usize, OpError> {
     let counted = if axis < 0 { axis.saturating_add(rank as i64) } else { axis };
     usize::try_from(counted)
@@ -28,12 +28,12 @@ pub fn axes(list: &[i64], rank: usize) -> Result<Vec<usize>, OpError> {
     Ok(found)
 }
 
-/// The larger of two numbers; NaN where one is NaN.
+/// Larger of two numbers; NaN if one is NaN.
 pub fn larger(a: f64, b: f64) -> f64 {
     if a > b || a.is_nan() { a } else { b }
 }
 
-/// The smaller of two numbers; NaN where one is NaN.
+/// Smaller of two numbers; NaN if one is NaN.
 pub fn smaller(a: f64, b: f64) -> f64 {
     if a < b || a.is_nan() { a } else { b }
 }

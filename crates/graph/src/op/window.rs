@@ -5,7 +5,7 @@ use super::util::size;
 use crate::OpError;
 use crate::error::invalid;
 
-/// Sizes beyond these are mistakes, and would overflow.
+/// Largest size; larger ones are mistakes, and would overflow.
 const LARGEST: i64 = 1 << 31;
 
 /// Padding policy (`auto_pad`).
@@ -62,7 +62,7 @@ impl WindowAttributes {
     /// Reads the attributes of windows.
     ///
     /// # Errors
-    /// If they are no sizes.
+    /// If the attributes are not valid sizes.
     pub fn import(node: &Import) -> Result<WindowAttributes, OpError> {
         let sizes = |name: &str| -> Result<Option<Vec<usize>>, OpError> {
             let read = |&n: &i64| match n {
@@ -92,7 +92,8 @@ impl WindowAttributes {
         })
     }
 
-    /// Sizes, distances and borders as given, of as many dimensions as the kernel; no number of windows yet.
+    /// Kernel, strides, dilations and padding as given, with the kernel's rank; the number of windows is not
+    /// set yet.
     pub(super) fn given(&self, kernel: &[usize]) -> Result<Geometry, OpError> {
         let n = kernel.len();
         let list = |given: &Option<Vec<usize>>| match given {
@@ -143,7 +144,7 @@ impl WindowAttributes {
             }
             let room = n + found.begins[d] + found.ends[d] - window;
             let mut out = if self.ceil { (room + stride - 1).div_euclid(stride) } else { room.div_euclid(stride) } + 1;
-            // A window that begins behind the image and its first border is none.
+            // A window that would begin after the image and its leading padding does not count.
             if self.ceil && (out - 1) * stride >= n + found.begins[d] {
                 out -= 1;
             }
@@ -156,7 +157,7 @@ impl WindowAttributes {
     }
 }
 
-/// Extents of an image with its strides, in elements.
+/// Shape of an image with its strides, in elements.
 #[derive(Clone, Copy)]
 struct ImagePlaces<'a> {
     shape: &'a [usize],
@@ -170,8 +171,8 @@ impl Geometry {
         self.walk(at, ImagePlaces { shape: image, strides }, 0, [0; 2], act);
     }
 
-    /// Goes through the places of a window along its dimensions from `d` on, from a place within the window
-    /// and one in the image.
+    /// Visits the positions of a window along its dimensions from `d` on, starting at an index within the
+    /// window and an offset in the image.
     fn walk(
         &self,
         at: &[usize],

@@ -1,5 +1,5 @@
-//! Part of a model whose shapes depend on the data, such as a detector's last nodes, on the boxes that it
-//! keeps.
+//! Part of a model whose shapes depend on the data, such as the last nodes of a detector, whose shapes depend
+//! on the boxes that it keeps.
 
 use std::collections::HashMap;
 
@@ -8,24 +8,25 @@ use crate::evaluate::{EvaluateError, NodeEvaluator, run_with};
 use crate::op::Inputs;
 use crate::{Graph, Node, NodeId, Op, OpError, Place, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
-/// Nodes whose shapes are known only when they run, and the graph ahead of them, whose shapes are known.
+/// Nodes whose shapes are known only when they run, and the preceding graph, whose shapes are known.
 #[derive(Debug, Clone)]
 pub struct DynamicPart {
-    /// Specialised graph ahead of the part: the model's outputs that it computes, then what the part reads.
+    /// Specialised graph before the part. Its outputs are the model's outputs that it computes, then the
+    /// values that the part reads.
     pub ahead: Graph,
     graph: Graph,
-    /// Places, among the outputs of the graph ahead, of the part's inputs.
+    /// Indices of the part's inputs among the outputs of the graph ahead.
     reads: Vec<usize>,
-    /// The model's outputs, by name.
+    /// Outputs of the model, by name.
     outputs: Vec<(String, Source)>,
 }
 
-/// Place of a model's output.
+/// Source of an output of the model.
 #[derive(Debug, Clone, Copy)]
 enum Source {
-    /// Among the outputs of the graph ahead.
+    /// Index among the outputs of the graph ahead.
     Ahead(usize),
-    /// Among those of the part.
+    /// Index among the outputs of the part.
     Part(usize),
 }
 
@@ -35,7 +36,7 @@ impl DynamicPart {
         self.graph.nodes().len()
     }
 
-    /// The first node of the part, which makes its shapes depend on the data.
+    /// First node of the part, whose output shape depends on the data.
     pub fn first(&self) -> Option<&Place> {
         self.graph.nodes().next().map(|(_, node)| &node.place)
     }
@@ -46,18 +47,18 @@ impl DynamicPart {
     }
 
     /// Evaluates the part for the outputs of the graph ahead, operator by operator, as
-    /// [`evaluate`](crate::evaluate()) does: the model's outputs, by name.
+    /// [`evaluate`](crate::evaluate()) does; returns the model's outputs, by name.
     ///
     /// # Errors
-    /// If an operator refuses.
+    /// If an operator fails.
     pub fn evaluate(&self, ahead: &[Tensor]) -> Result<Vec<(String, Tensor)>, EvaluateError> {
         self.evaluate_with(ahead, &mut |_, _| None)
     }
 
-    /// Evaluates the part as [`DynamicPart::evaluate`] does, but the nodes that `other` takes.
+    /// Evaluates the part as [`DynamicPart::evaluate`] does, except for the nodes that `other` evaluates.
     ///
     /// # Errors
-    /// If an operator refuses.
+    /// If an operator fails.
     pub fn evaluate_with(
         &self,
         ahead: &[Tensor],
@@ -86,9 +87,9 @@ impl DynamicPart {
         of_inputs.chain(&types).map(TensorType::n_elements).sum::<usize>() >= HEAVY_ELEMENTS
     }
 
-    /// A node of the part by itself, with the types that its inputs have in a run, as a specialised graph.
-    /// Inputs are named by their places; those that are constants of the part are constants. `None` for a
-    /// node that refuses its inputs, or has outputs that nobody reads.
+    /// Makes a specialised graph of a single node of the part, with the types that its inputs have in a run.
+    /// Inputs are named by their indices; constants of the part are constants of the graph. `None` if the
+    /// node does not support its inputs, or has unnamed outputs.
     pub fn node_alone(&self, id: NodeId, inputs: Inputs<'_>) -> Option<Graph> {
         let node = self.graph.node(id);
         let types = node.op.operation().infer(inputs).ok()?;
@@ -109,18 +110,18 @@ impl DynamicPart {
             output.map(|_| alone.add_value(Value { name: format!("to {at}"), ty: Some(ty), ..Value::default() }))
         });
         let outputs: Vec<Option<ValueId>> = outputs.collect();
-        // What it does not name has no place among its outputs.
+        // The graph cannot have outputs that the node does not name.
         alone.outputs = outputs.iter().copied().collect::<Option<_>>()?;
         alone.add_node(Node { op: node.op.clone(), place: node.place.clone(), inputs: given, outputs });
         Some(alone)
     }
 }
 
-/// Number of elements of a node's tensors from which on a kernel is faster than the reference, after some
-/// runs: 64K take the reference a millisecond.
+/// Number of elements of a node's tensors from which a kernel pays off after some runs: the reference takes a
+/// millisecond for 64K elements.
 const HEAVY_ELEMENTS: usize = 1 << 16;
 
-/// Whether an operator computes more than it moves.
+/// Whether an operator does more arithmetic than data movement.
 fn is_arithmetic(op: &Op) -> bool {
     use Op as O;
     matches!(
@@ -144,11 +145,11 @@ fn is_arithmetic(op: &Op) -> bool {
     )
 }
 
-/// Number of elements of an input that a user may bind to a constant, at most: those of a shape.
+/// Maximum number of elements of an input that a user may bind to a constant: those of a shape.
 const MOST_BOUND: usize = 8;
 
 impl Specialiser {
-    /// Whether an operator refuses because the data says what shape its output has: no input that it is
+    /// Whether an operator fails because its output shape depends on the data: no input that the shape is
     /// computed from is as small as a size.
     fn is_of_data(&self, problem: &Problem) -> bool {
         let is_data = |name: &String| {
@@ -163,8 +164,8 @@ impl Specialiser {
         }
     }
 
-    /// Divides a graph at the nodes whose shapes depend on the data, if nothing else is wrong with it; `map`
-    /// says which of its values are in the specialised graph.
+    /// Divides a graph at the nodes whose shapes depend on the data, if it has no other problems; `map` maps
+    /// its values to those of the specialised graph.
     pub(super) fn dynamic_part(&self, old: &Graph, map: &[Option<ValueId>]) -> Option<DynamicPart> {
         if self.problems.is_empty() || !self.problems.iter().all(|problem| self.is_of_data(problem)) {
             return None;
@@ -211,19 +212,19 @@ fn needed<'g>(old: &'g Graph, map: &[Option<ValueId>]) -> Vec<&'g Node> {
     found
 }
 
-/// A graph that is divided in two.
+/// Graph that is being divided.
 struct Divider<'a> {
     ahead: Graph,
     part: Graph,
     reads: Vec<usize>,
     map: &'a [Option<ValueId>],
     old: &'a Graph,
-    /// Values of the old graph in the part.
+    /// Values of the part, by those of the old graph.
     moved: HashMap<ValueId, ValueId>,
 }
 
 impl Divider<'_> {
-    /// Makes a value an output of the graph ahead, and says at which place.
+    /// Makes a value an output of the graph ahead, and returns the output's index.
     fn output(&mut self, id: ValueId) -> usize {
         if let Some(at) = self.ahead.outputs.iter().position(|&output| output == id) {
             return at;
@@ -241,8 +242,7 @@ impl Divider<'_> {
         self.ahead.outputs.len() - 1
     }
 
-    /// The value of the part that stands for one of the old graph; none where it has texts
-    /// or is a sequence.
+    /// Returns the value of the part for one of the old graph; `None` if it has strings or is a sequence.
     fn value(&mut self, id: ValueId) -> Option<ValueId> {
         if let Some(&new) = self.moved.get(&id) {
             return Some(new);
@@ -265,13 +265,13 @@ impl Divider<'_> {
         Some(new)
     }
 
-    /// Takes a node into the part.
+    /// Moves a node to the part.
     fn take(&mut self, node: &Node) -> Option<()> {
         let inputs = node.inputs.iter().map(|id| id.map_or(Some(None), |id| self.value(id).map(Some)));
         let inputs: Vec<Option<ValueId>> = inputs.collect::<Option<_>>()?;
         let mut outputs = Vec::with_capacity(node.outputs.len());
         for &output in &node.outputs {
-            // What is known of a node in the part is of the graph ahead.
+            // A known result of a node in the part belongs to the graph ahead.
             let new = output.map(|id| {
                 let new = self.part.add_value(Value { name: self.old.value(id).name.clone(), ..Value::default() });
                 if self.map[id.0 as usize].is_none() {

@@ -1,5 +1,5 @@
-//! Specialisation of loops: folded where all inputs are constant, unrolled where they are short or must be,
-//! else kept with a subgraph of concrete types.
+//! Specialisation of loops: they are folded if all inputs are constant, unrolled if they are short or must
+//! be, and else kept with a subgraph of concrete types.
 
 use bytes::Bytes;
 
@@ -9,29 +9,29 @@ use crate::evaluate::check_types;
 use crate::op::{Body, Fact, Inputs, Loop, Operation, no_tensor, stacking};
 use crate::{DType, Graph, Node, OpError, Problem, Reason, Tensor, TensorType, Value, ValueId};
 
-/// Iterations that are unrolled in any case.
+/// Number of iterations up to which a loop is always unrolled.
 const SHORT: i64 = 8;
-/// Nodes of a loop that is unrolled though it is longer.
+/// Maximum number of nodes, over all iterations, of a longer loop that is unrolled.
 const FEW_NODES: usize = 256;
-/// Nodes of a loop that has to be unrolled, and its iterations, at most.
+/// Maximum number of nodes, and of iterations, of a loop that must be unrolled.
 const MOST_NODES: usize = 1 << 14;
 
-/// A loop's graph with exact types, which are those of each iteration.
+/// Subgraph of a loop with concrete types, which are the same in each iteration.
 struct Fixed {
     graph: Graph,
-    /// The captured inputs that it reads, by their number among all captured ones.
+    /// Indices, among all captured inputs, of those that it reads.
     kept: Vec<usize>,
     /// Types of its outputs.
     types: Vec<TensorType>,
-    /// The condition behind an iteration, where it is always the same.
+    /// Condition after an iteration, if it is constant.
     goes_on: Option<bool>,
 }
 
-/// Type of an input, and its elements where they are known.
+/// Type of an input, and its elements if they are known.
 type KnownInput = Option<(TensorType, Option<Tensor>)>;
 
 impl Specialiser {
-    /// Lowers a loop: the values that stand in the place of its outputs.
+    /// Lowers a loop; returns the values that replace its outputs.
     pub(super) fn repeated(
         &mut self,
         old: &Graph,
@@ -53,7 +53,7 @@ impl Specialiser {
         node.op.texts(&texts)?;
         let (most, begins) = (op.most(given)?, op.begins(given)?);
         let is_sequence = |id: &ValueId| self.graph.value(*id).parts.is_some();
-        // The sequences of an iteration are not those of the next.
+        // Sequences differ from iteration to iteration.
         let fixed = match inputs.iter().flatten().any(is_sequence) {
             true => Err(no_tensor()),
             false => self.fixed(op, &facts),
@@ -86,7 +86,8 @@ impl Specialiser {
         if let (Ok(_), false, Some(tensors)) = (&fixed, varies, self.folded(op, given, &known, n, collects)) {
             return Ok(tensors?.into_iter().map(|tensor| Some(self.constant(tensor))).collect());
         }
-        // What is computed in the iteration before says how far it goes, or nothing does.
+        // Unrolling can end only if the number of iterations is bounded, or the condition is computed in each
+        // iteration.
         let may_end = begins == Some(true) && (most.flatten().is_some() || (most.is_some() && goes_on.is_none()));
         if may_end {
             let must = fixed.is_err() || self.unrolls || n.is_none() && collects;
@@ -126,7 +127,7 @@ impl Specialiser {
         outputs
     }
 
-    /// Outputs of a loop of which all is known, where they are few and nothing large is read.
+    /// Outputs of a loop whose inputs are all known, if the outputs are small and no large tensor is read.
     fn folded(
         &self,
         op: &Loop,
@@ -149,7 +150,7 @@ impl Specialiser {
         }
     }
 
-    /// The graph of a loop whose iterations all have the same types.
+    /// Makes the subgraph of a loop whose iterations all have the same types.
     fn fixed(&self, op: &Loop, facts: &[Option<Fact<'_>>]) -> Result<Fixed, OpError> {
         let body = &op.body.graph;
         let mut job =
@@ -166,7 +167,7 @@ impl Specialiser {
             job.graph.inputs.push(new);
             map[id.0 as usize] = Some(new);
         }
-        // In an iteration it holds.
+        // The condition holds within an iteration.
         let holds = Tensor::from_integers(DType::Bool, types[1].shape.clone(), &vec![1; types[1].n_elements()]);
         map[body.inputs[1].0 as usize] = Some(job.constant(holds));
         let mut kept = Vec::new();
@@ -206,8 +207,8 @@ impl Specialiser {
         Ok(Fixed { graph, kept, types: gives, goes_on })
     }
 
-    /// Puts the iterations of a loop in its place, while it is known that it goes on. `None` where that is
-    /// not known, or there are too many of them; with `must`, more are affordable.
+    /// Unrolls a loop as long as it is known to continue. `None` if that is not known, or there are too many
+    /// iterations; with `must`, more are allowed.
     fn unrolled(
         &mut self,
         op: &Loop,
@@ -270,12 +271,13 @@ impl Specialiser {
         Ok(Some(carried))
     }
 
-    /// Whether a loop that need not be unrolled has too many nodes for that, given those of an iteration.
+    /// Whether a loop that need not be unrolled has too many nodes to be, given the number of nodes of an
+    /// iteration.
     fn is_too_long(&self, n_nodes: usize, most: Option<i64>) -> bool {
         most.is_some_and(|most| most > SHORT && n_nodes.saturating_mul(most as usize) > FEW_NODES)
     }
 
-    /// Keeps a loop, with its graph of exact types.
+    /// Keeps a loop, with its subgraph of concrete types.
     fn kept(
         &mut self,
         old: &Graph,
@@ -291,7 +293,7 @@ impl Specialiser {
         given.extend(fixed.kept.iter().map(|&at| captured[at]));
         let captures = (n_own..given.len()).collect();
         let mut types: Vec<TensorType> = fixed.types[1..=op.n_carried].to_vec();
-        // Where their number is not known, nobody reads them.
+        // If their number is unknown, the rows are not read.
         let rows = |ty: &TensorType| {
             TensorType::new(
                 ty.dtype,
@@ -317,7 +319,7 @@ impl Specialiser {
     }
 }
 
-/// Checks that a carried value keeps the type of its elements.
+/// Checks that a carried value keeps its element type.
 fn check_carried(op: &Loop, at: usize, before: &TensorType, after: &TensorType) -> Result<(), OpError> {
     match before.dtype == after.dtype {
         true => Ok(()),
@@ -325,7 +327,7 @@ fn check_carried(op: &Loop, at: usize, before: &TensorType, after: &TensorType) 
     }
 }
 
-/// Makes a problem in a loop's graph one of an iteration.
+/// Attributes a problem in a loop's subgraph to an iteration.
 fn in_iteration(iteration: i64) -> impl Fn(Problem) -> Reason {
     move |problem| match within(problem) {
         OpError::Invalid(what) => invalid!("in iteration {iteration}: {what}").into(),

@@ -7,11 +7,11 @@ use crate::error::Place;
 use crate::op::{Binary, Where};
 use crate::{DType, Dim, Graph, Node, Op, Tensor, TensorType, Value, ValueId};
 
-/// The mask of a language model with a cache, as exporters call it.
+/// Name that exporters give the mask of a language model with a cache.
 pub(super) const MASK: &str = "attention_mask";
 
-/// Bindings of a model with a cache whose length is open: its mask has the length of what is cached and what
-/// is new, and is ones where it is one for each key.
+/// Bindings of a model with a cache of open length: the mask has the total length of cached and new tokens,
+/// and is all ones if it has one element for each key.
 pub(super) fn with_cache<'b>(graph: &Graph, bindings: &'b Bindings) -> Cow<'b, Bindings> {
     let named = |name: &str| graph.inputs.iter().map(|&id| graph.value(id)).find(|value| value.name == name);
     let dims = |name: &str| named(name)?.declared.as_ref()?.dims.as_deref();
@@ -40,13 +40,14 @@ pub(super) fn with_cache<'b>(graph: &Graph, bindings: &'b Bindings) -> Cow<'b, B
     Cow::Owned(made)
 }
 
-/// Term added where a token does not see a key: about the least number to which others may be added.
+/// Term added where a token does not see a key: about the lowest number to which others can be added without
+/// overflow.
 const UNSEEN: f64 = -1e38;
 const UNSEEN_F16: f64 = -6e4;
 
 impl Specialiser {
-    /// Nodes that compute the mask of an input whose rows are of new tokens and whose columns are of keys, as
-    /// each token sees the keys up to its own; none where it is another one.
+    /// Adds nodes that compute a causal mask for an input with a row for each new token and a column for each
+    /// key, so that each token sees the keys up to its own position; `None` for any other mask.
     pub(super) fn causal_mask(&mut self, mask: &Value, bindings: &Bindings) -> Option<ValueId> {
         let (open, ty) = (bindings.open.as_ref()?, mask.ty.as_ref()?);
         let past = bindings.bound(&[Dim::Named(open.clone())]).ok()?[0];

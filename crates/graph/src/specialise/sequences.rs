@@ -1,4 +1,5 @@
-//! Specialisation of operators on sequences: what is in a sequence is known, so that none is left.
+//! Specialisation of operators on sequences: the tensors of each sequence are known, so that no sequences
+//! remain.
 
 use super::{Specialiser, facts_of, may_fold};
 use crate::evaluate::check_types;
@@ -6,7 +7,7 @@ use crate::op::{Elements, Inputs, Item, Op, Unary, no_tensor};
 use crate::{Graph, Node, OpError, Place, Tensor, TensorType, Value, ValueId};
 
 impl Specialiser {
-    /// Puts what a node gives in its place, if it reads or makes a sequence. Returns whether it does.
+    /// Replaces a node that reads or makes a sequence by its results. Returns whether the node is such a one.
     pub(super) fn sequence(
         &mut self,
         old: &Graph,
@@ -46,7 +47,7 @@ impl Specialiser {
     }
 }
 
-/// Tensors of a graph that is being specialised.
+/// Access to the tensors of a graph that is being specialised.
 struct Parts<'a> {
     job: &'a mut Specialiser,
     /// Place of the node on sequences.

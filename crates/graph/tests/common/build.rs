@@ -1,9 +1,9 @@
-//! ONNX files by hand.
+//! Encoder of ONNX files for tests.
 
 use bytes::Bytes;
 use tilewright_graph::{DType, Tensor};
 
-/// An integer of variable length.
+/// Encodes a varint.
 pub fn varint(mut n: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
     while n >= 0x80 {
@@ -14,24 +14,24 @@ pub fn varint(mut n: u64) -> Vec<u8> {
     bytes
 }
 
-/// A field of bytes.
+/// Encodes a field of bytes.
 pub fn field(number: u64, bytes: impl AsRef<[u8]>) -> Vec<u8> {
     let bytes = bytes.as_ref();
     [&varint(number << 3 | 2)[..], &varint(bytes.len() as u64), bytes].concat()
 }
 
-/// A field of a number.
+/// Encodes an integer field.
 pub fn int(number: u64, n: i64) -> Vec<u8> {
     [varint(number << 3), varint(n as u64)].concat()
 }
 
-/// A tensor with its elements as they are.
+/// Encodes a tensor with raw elements.
 pub fn tensor(name: &str, x: &Tensor) -> Vec<u8> {
     let dims: Vec<u8> = x.shape().iter().flat_map(|&d| int(1, d as i64)).collect();
     [dims, int(2, x.dtype().to_onnx().into()), field(8, name), field(9, x.bytes())].concat()
 }
 
-/// An attribute.
+/// Attribute of a node.
 pub enum Attr {
     Int(i64),
     Ints(Vec<i64>),
@@ -43,7 +43,7 @@ pub enum Attr {
     Graph(Vec<u8>),
 }
 
-/// A node's field of a graph.
+/// Encodes a node as a field of a graph.
 pub fn node(op: &str, inputs: &[&str], outputs: &[&str], attributes: &[(&str, Attr)]) -> Vec<u8> {
     node_of("", op, inputs, outputs, attributes)
 }
@@ -69,7 +69,7 @@ pub fn node_of(domain: &str, op: &str, inputs: &[&str], outputs: &[&str], attrib
     field(1, message)
 }
 
-/// A declared tensor; a negative dimension has no size.
+/// Encodes a declared tensor; a negative dimension has no size.
 pub fn declared(name: &str, dtype: DType, dims: &[i64]) -> Vec<u8> {
     let dim = |&n: &i64| field(1, if n < 0 { field(2, "N") } else { int(1, n) });
     let shape: Vec<u8> = dims.iter().flat_map(dim).collect();
@@ -77,13 +77,13 @@ pub fn declared(name: &str, dtype: DType, dims: &[i64]) -> Vec<u8> {
     [field(1, name), field(2, ty)].concat()
 }
 
-/// A model of a graph.
+/// Encodes a model with a graph.
 pub fn model(opset: i64, graph: impl AsRef<[u8]>) -> Bytes {
     [int(1, 8), field(7, graph), field(8, int(2, opset))].concat().into()
 }
 
-/// A model of one node: inputs `a`, `b`, …, of which those without a name are left out, and outputs `y0`,
-/// `y1`, ….
+/// Encodes a model of one node, with inputs `a`, `b`, …, of which those that are `None` are omitted, and
+/// outputs `y0`, `y1`, ….
 pub fn single(op: &str, opset: i64, attributes: &[(&str, Attr)], inputs: &[Option<Tensor>], n_outputs: usize) -> Bytes {
     let names: Vec<String> = (0..inputs.len()).map(|at| char::from(b'a' + at as u8).to_string()).collect();
     let given: Vec<&str> = names.iter().zip(inputs).map(|(n, x)| if x.is_some() { n.as_str() } else { "" }).collect();

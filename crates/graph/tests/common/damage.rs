@@ -1,13 +1,13 @@
-//! Files that may be anything, and what reading them takes.
+//! Random and damaged files, and checks of the memory that reading them takes.
 
 use std::fs;
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
-/// Memory that a reader may take whatever a file says, beside four times its size.
+/// Memory that a reader may take for any file, in addition to four times the file's size.
 const ALWAYS: u64 = 64 << 20;
-/// Files of which the memory is looked at together.
+/// Number of files whose memory is checked together.
 const BATCH: usize = 500;
 
 fn from_environment(name: &str) -> Option<u64> {
@@ -21,17 +21,17 @@ fn status(key: &str) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// Reads so many files that `make` makes of random numbers, and checks that none takes more than four times
-/// its size of memory, and something. `TILEWRIGHT_CASES=1000000` makes a long run, `TILEWRIGHT_SEED=…`
-/// another one.
+/// Reads random files from `make`, and checks that none takes more memory than four times its size plus a
+/// constant. `usual` is their number; set `TILEWRIGHT_CASES=1000000` for a long run, `TILEWRIGHT_SEED=…` for
+/// other files.
 ///
 /// # Panics
-/// If one takes more.
+/// If a file takes more.
 pub fn read_many(usual: usize, make: impl Fn(&mut Xoshiro256PlusPlus) -> Vec<u8>, read: impl Fn(Vec<u8>)) {
     let n_cases = from_environment("TILEWRIGHT_CASES").map_or(usual, |n| n as usize);
     let seed = from_environment("TILEWRIGHT_SEED").unwrap_or(1);
     let mut random = Xoshiro256PlusPlus::seed_from_u64(seed);
-    // Address space, of which the most there was is known, as what is not touched counts as well.
+    // The address space is measured, whose peak is known, as untouched memory counts, too.
     let before = status("VmSize");
     let mut largest = 0;
     for case in 0..n_cases {
@@ -49,7 +49,7 @@ pub fn read_many(usual: usize, make: impl Fn(&mut Xoshiro256PlusPlus) -> Vec<u8>
     }
 }
 
-/// A file with a few places changed, cut, repeated or left out.
+/// Mutates a file: changes, truncates, repeats or removes a few parts.
 pub fn mutated(file: &[u8], random: &mut Xoshiro256PlusPlus) -> Vec<u8> {
     let mut bytes = file.to_vec();
     for _ in 0..random.random_range(1..5) {
@@ -67,7 +67,7 @@ pub fn mutated(file: &[u8], random: &mut Xoshiro256PlusPlus) -> Vec<u8> {
                 bytes.splice(to..to, part);
             }
             4 => {
-                // A number of variable length that is large, or negative.
+                // A varint that is large, or negative.
                 let large: &[u8] = [
                     &[0xff, 0xff, 0xff, 0xff, 0x0f][..],
                     &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01],

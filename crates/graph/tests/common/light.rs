@@ -1,4 +1,4 @@
-//! The topologies of nine real networks with weights of our own, and what ONNX Runtime computes of them.
+//! Topologies of nine real networks with generated weights, and ONNX Runtime's results for them.
 
 use std::collections::HashMap;
 
@@ -8,14 +8,14 @@ use tilewright_graph::{Graph, Node, Op, Tensor, Value};
 
 use super::read;
 
-/// Numbers between two others, from a name.
+/// Numbers in a range, determined by a name.
 pub fn uniform(name: &str, n: usize, low: f64, high: f64) -> Vec<f64> {
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
     let mut random = SplitMix64::seed_from_u64(seed);
     (0..n).map(|_| low + (random.next_u64() >> 40) as f64 / f64::from(1 << 24) * (high - low)).collect()
 }
 
-/// First readers of a value behind changes of its shape: the operator, and the index of the input.
+/// First readers of a value, after changes of its shape: the operator, and the index of the input.
 fn users(graph: &Graph, value: &Value) -> Vec<(String, usize)> {
     let mut found = Vec::new();
     let mut seen = Vec::new();
@@ -40,7 +40,7 @@ fn users(graph: &Graph, value: &Value) -> Vec<(String, usize)> {
     found
 }
 
-/// Copies the graph, with numbers of its own in the place of each constant weight.
+/// Copies the graph, with generated numbers instead of each constant weight.
 pub fn with_weights(graph: &Graph) -> Graph {
     let mut new = Graph::default();
     for (_, value) in graph.values() {
@@ -49,7 +49,7 @@ pub fn with_weights(graph: &Graph) -> Graph {
     new.inputs.clone_from(&graph.inputs);
     new.outputs.clone_from(&graph.outputs);
     for (_, node) in graph.nodes() {
-        // Without the last softmax, which leaves nothing but the largest number.
+        // Without the last softmax, after which only the largest number matters.
         if matches!(node.op, Op::Softmax(_)) && node.outputs[0] == Some(graph.outputs[0]) {
             new.outputs = node.inputs.iter().flatten().copied().collect();
             continue;
@@ -75,7 +75,7 @@ pub fn with_weights(graph: &Graph) -> Graph {
     new
 }
 
-/// The input of a network.
+/// Makes the input of a network.
 pub fn input_of(graph: &Graph) -> (String, Tensor) {
     let &[input] = &graph.inputs[..] else { panic!("{}: one input", graph.name) };
     let ty = graph.ty(input).clone();
@@ -94,10 +94,10 @@ pub fn answers() -> HashMap<String, Vec<f64>> {
     wanted.lines().map(line).collect()
 }
 
-/// Checks what was computed of a network.
+/// Checks the results of a network.
 ///
 /// # Panics
-/// If it is not what ONNX Runtime computes.
+/// If the results differ from ONNX Runtime's.
 pub fn check(name: &str, y: &[f64], wanted: &[f64], tolerance: f64) {
     let largest = y.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).expect("an output").0;
     assert_eq!(largest as f64, wanted[0], "{name}: the largest");
@@ -105,7 +105,7 @@ pub fn check(name: &str, y: &[f64], wanted: &[f64], tolerance: f64) {
     for (x, y) in y.iter().step_by(31).zip(&wanted[2..]) {
         assert!((x - y).abs() <= tolerance * scale, "{name}: {x}, and ONNX Runtime has {y}");
     }
-    // Not all the same, which would say nothing.
+    // The results must not be all equal, or the test would be meaningless.
     let least = y.iter().fold(f64::INFINITY, |m, x| m.min(*x));
     assert!(scale - least > 1e-3 * scale, "{name}: all outputs are alike");
 }

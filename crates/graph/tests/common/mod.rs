@@ -1,4 +1,4 @@
-//! The official tests, as `tests/onnx/generate.py` writes them.
+//! Official tests, in the form that `tests/onnx/generate.py` writes.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 pub mod build;
@@ -11,20 +11,20 @@ use std::path::Path;
 use bytes::Bytes;
 use tilewright_graph::{DType, Tensor, TensorType};
 
-/// A set of inputs and the outputs that belong to it.
+/// Inputs and the expected outputs.
 pub type Set = (Vec<Tensor>, Vec<Tensor>);
 
-/// A model with sets of tensors.
+/// Model with sets of tensors.
 pub struct Case {
     /// Name of the case.
     pub name: String,
-    /// The model's file.
+    /// File of the model.
     pub model: Bytes,
-    /// The sets.
+    /// Sets of inputs and outputs.
     pub sets: Vec<Set>,
 }
 
-/// The bytes of a file of `tests/onnx`.
+/// Reads a file of `tests/onnx`.
 pub fn read(file: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../graph/tests/onnx").join(file);
     std::fs::read(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
@@ -38,7 +38,7 @@ fn tensor(record: &Bytes) -> Tensor {
     Tensor::new(ty, record.slice(2 + 4 * rank..)).expect("as many bytes as its type takes")
 }
 
-/// The cases of a file.
+/// Reads the cases of a file.
 pub fn cases(file: &str) -> Vec<Case> {
     let mut all = Vec::new();
     flate2::read::GzDecoder::new(&read(file)[..]).read_to_end(&mut all).expect("a packed file");
@@ -70,17 +70,17 @@ pub fn cases(file: &str) -> Vec<Case> {
     records[n_tensors + 1..].chunks(3).map(case).collect()
 }
 
-/// The names of the cases that `refused.txt` lists: what is not supported, or computed otherwise.
+/// Names of the cases that `refused.txt` lists: unsupported ones, or ones with other results.
 pub fn refused() -> Vec<String> {
     let listed = String::from_utf8(read("refused.txt")).expect("text");
     listed.lines().filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
 }
 
-/// Checks the cases of a file that are not listed as refused: what the check says of those that pass. A check
-/// that gives nothing passes a case over.
+/// Checks the cases of a file that are not listed as refused; returns the results of the check for those that
+/// pass. A check that returns `None` skips a case.
 ///
 /// # Panics
-/// If a case does not pass, or fewer pass than have to.
+/// If a case fails, or fewer than `at_least` pass.
 pub fn check_cases<T>(file: &str, at_least: usize, check: impl Fn(&Case) -> Result<Option<T>, String>) -> Vec<T> {
     let listed = refused();
     let (mut passed, mut n_plain, mut wrong) = (Vec::new(), 0, Vec::new());
@@ -100,13 +100,13 @@ pub fn check_cases<T>(file: &str, at_least: usize, check: impl Fn(&Case) -> Resu
     passed
 }
 
-/// Files beside models: there are none.
+/// Opens external data files: there are none.
 pub fn no_files(path: &str) -> Result<Bytes, String> {
     Err(format!("there is no {path}"))
 }
 
-/// Whether two tensors agree: equal types, and numbers that differ by no more than a thousandth, as ONNX's
-/// own tests have it, or by a little of the largest.
+/// Checks that two tensors agree: equal types, and numbers that differ by no more than a thousandth, as in
+/// ONNX's own tests, or by a small fraction of the largest number.
 pub fn agree(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
     if found.ty() != wanted.ty() {
         return Err(format!("is {}, and should be {}", found.ty(), wanted.ty()));
@@ -127,7 +127,7 @@ pub fn agree(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether a case is among those that f32, 32 and 64 bits, and `bool` suffice for.
+/// Whether a case needs only f32, 32- and 64-bit integers, and `bool`.
 pub fn is_plain(case: &Case) -> bool {
     let plain = [DType::F32, DType::I32, DType::I64, DType::Bool];
     let tensors = case.sets.iter().flat_map(|(inputs, outputs)| inputs.iter().chain(outputs));

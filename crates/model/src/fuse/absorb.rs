@@ -11,7 +11,7 @@ use crate::quantized::epilogue::{QuantizedOutput, closing, example, may_close};
 use crate::rules::{drop_unread, joined, merged};
 use crate::scalar::{self, input};
 
-/// Operand kind of an input of a result, per channel or per element, and its type; `None` for others.
+/// Kind of an epilogue operand, per channel or per element, and its type; `None` if the value cannot be one.
 fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<(Operand, DType)> {
     let dtype = net.element_type(id).filter(|dtype| matches!(dtype, DType::F32 | DType::U8))?;
     let shape = net.shape(id);
@@ -27,10 +27,11 @@ fn operand_of(net: &Net, id: ValueId, out: &[i64], axis: usize) -> Option<(Opera
     }
 }
 
-/// Maps behind products and convolutions become their epilogues, as far as they can.
+/// Turns maps after products and convolutions into epilogues, where possible.
 pub(super) fn absorb_maps(net: &mut Net, epilogues: &mut Vec<Operations>) {
     let mut job = Absorbing::new(net, std::mem::take(epilogues));
-    // A kernel of two products could take the map of either: the later one has what the other computes.
+    // A map of two products could be the epilogue of either: the later one takes it, as the other's result is
+    // available by then.
     for at in (0..job.net.nodes.len()).rev() {
         let mut anchor = is_anchor(&job.net.nodes[at].kind).then_some(at);
         while let Some(at) = anchor {
@@ -40,15 +41,15 @@ pub(super) fn absorb_maps(net: &mut Net, epilogues: &mut Vec<Operations>) {
     *epilogues = job.done();
 }
 
-/// Nodes on their way into others' epilogues. They keep their indices until all is done.
+/// State of absorbing nodes into epilogues. Nodes keep their indices until the end.
 struct Absorbing<'a> {
     net: &'a mut Net,
     epilogues: Vec<Operations>,
-    /// Nodes that read each value, and some that did.
+    /// Nodes that read each value; may include nodes that no longer do.
     users: Vec<Vec<usize>>,
     is_output: Vec<bool>,
     is_removed: Vec<bool>,
-    /// Sort key of each node: the place that it ends at, and the order of anchors that moved there.
+    /// Sort key of each node: its final position, and the order among the anchors that moved there.
     order: Vec<(usize, usize)>,
     n_moved: usize,
 }
@@ -63,7 +64,7 @@ impl<'a> Absorbing<'a> {
         Absorbing { net, epilogues, users, is_output, is_removed: vec![false; n], order, n_moved: 0 }
     }
 
-    /// Puts the nodes that are left in their order, and returns their epilogues.
+    /// Sorts the remaining nodes, and returns their epilogues.
     fn done(self) -> Vec<Operations> {
         let mut kept: Vec<usize> = (0..self.order.len()).filter(|&at| !self.is_removed[at]).collect();
         kept.sort_by_key(|&at| self.order[at]);
@@ -89,9 +90,9 @@ impl<'a> Absorbing<'a> {
         self.net.nodes[at] = node;
     }
 
-    /// Follows maps of numbers, each read by the next alone, to one that makes integers of 8 bits: finds
-    /// their places, the last one's place, and the map of all. `None` where the first makes such integers
-    /// itself.
+    /// Follows a chain of floating-point maps, each read only by the next, to one that yields 8-bit integers:
+    /// returns their indices, the last one's index, and the composed map. `None` if the first already yields
+    /// such integers.
     fn quantized_again(&self, first: usize) -> Option<(Vec<usize>, usize, Node)> {
         const MOST: usize = 3;
         let mut passed = vec![first];
@@ -111,8 +112,8 @@ impl<'a> Absorbing<'a> {
         None
     }
 
-    /// Takes what it can of the map behind an anchor, or of several one behind the other; where it then
-    /// stands, if a further map may follow.
+    /// Absorbs what it can of the map after an anchor, or of a chain of maps; returns the anchor's new index
+    /// if it may absorb a further map.
     fn absorb(&mut self, at: usize) -> Option<usize> {
         let user = self.only_user(self.net.nodes[at].output())?;
         if may_close(self.net, &self.net.nodes[at], &self.epilogues[at])
@@ -125,9 +126,9 @@ impl<'a> Absorbing<'a> {
         self.take(at, (user, node), &[])?
     }
 
-    /// Takes what it can of a map behind an anchor: of one made of several, of which `passed` are all but the
-    /// last, all of it or a part of it that is quantized. `None` where it takes nothing, else where it then
-    /// stands, if a further map may follow.
+    /// Absorbs what it can of a map after an anchor. If the map is composed of several, of which `passed` are
+    /// all but the last, it is absorbed as a whole or up to a quantization. Returns `None` if nothing is
+    /// absorbed, else the anchor's new index if it may absorb a further map.
     fn take(&mut self, at: usize, (user, node): (usize, Node), passed: &[usize]) -> Option<Option<usize>> {
         let mut anchor = self.net.nodes[at].clone();
         let x = anchor.output();
@@ -141,7 +142,7 @@ impl<'a> Absorbing<'a> {
             return None;
         }
         let slot = node.inputs.iter().position(|id| *id == Some(x))?;
-        // The result itself is nowhere but in the kernel.
+        // The anchor's own result is not in memory, so it cannot be an operand.
         let operands = |net: &Net, slot: usize| operand_of(net, node.inputs[slot].filter(|id| *id != x)?, &out, axis);
         let before = &self.epilogues[at];
         let bytes = if closes { bytes_of(net, &node, slot, &operands, before) } else { None };
@@ -160,7 +161,7 @@ impl<'a> Absorbing<'a> {
         }
         let operations = all.iter().map(|(operation, _)| *operation).collect();
         example(net, &anchor).with_epilogue(operations).ok()?;
-        // The operands are the anchor's inputs from now on, so that they are computed before it.
+        // The operands become inputs of the anchor, so they must be computed before it.
         let mut read = all.iter().filter_map(|(_, id)| id.map(|id| Some(ValueId(id)))).collect::<Vec<_>>();
         read.retain(|id| !anchor.inputs[2..].contains(id));
         anchor.inputs.extend(read);
@@ -180,7 +181,7 @@ impl<'a> Absorbing<'a> {
         rest_node.inputs.push(Some(output));
         drop_unread(&mut rest_node);
         self.set(user, rest_node);
-        // Just ahead of the rest, where all operands are there.
+        // Directly before the rest of the map, where all operands are available.
         self.order[at] = (self.order[user].0, self.n_moved);
         self.n_moved += 1;
         self.epilogues[at] = all;
@@ -189,8 +190,8 @@ impl<'a> Absorbing<'a> {
     }
 }
 
-/// Takes a map, or a part of it, that quantizes what an anchor gives: the operations of the anchor with it,
-/// that part, and its type.
+/// Matches a map, or a part of it, that quantizes an anchor's result: returns the anchor's operations
+/// including the quantization, that part, and its type.
 fn bytes_of(
     net: &mut Net,
     node: &Node,
@@ -215,13 +216,14 @@ fn bytes_of(
     })
 }
 
-/// The kernel's channel axis.
+/// Channel axis of the kernel's result.
 fn channel_axis(kind: &Kind, out: &[i64]) -> usize {
     if matches!(kind, Kind::Conv(_)) { 1 } else { out.len() - 1 }
 }
 
-/// Maps ahead of convolutions become their prologues where nothing else reads them: to compute one again
-/// costs less than to write it and to read it back. A nest that makes a map's input for it alone keeps it.
+/// Turns maps before convolutions into prologues if nothing else reads them: recomputing a map costs less
+/// than writing its result and reading it back. A map whose input is computed by a nest for it alone stays in
+/// that nest.
 pub(super) fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -> Vec<Operations> {
     let (n_uses, producers) = (net.n_uses(), net.producers());
     let mut prologues: Vec<Operations> = vec![Vec::new(); net.nodes.len()];
@@ -240,7 +242,7 @@ pub(super) fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -
         }
         let Some((x, operations)) = prologue_of(net, &node) else { continue };
         let operations = with_one_line(net, operations);
-        // A nest that nobody else reads computes the map too.
+        // A nest with no other reader computes the map too.
         let is_of_own_nest = producers[x.0].is_some_and(|before| is_of_nest(net, &net.nodes[before]));
         if is_of_own_nest && n_uses[x.0] == 1 {
             continue;
@@ -261,7 +263,7 @@ pub(super) fn absorb_prologues(net: &mut Net, epilogues: &mut Vec<Operations>) -
     prologues
 }
 
-/// Leaves out the entries at these places, which are in order.
+/// Removes the entries at these indices, which are ascending.
 fn leave_out<T>(list: &mut Vec<T>, places: &[usize]) {
     let (mut rest, mut next) = (places.iter().peekable(), 0..);
     list.retain(|_| {
@@ -274,8 +276,8 @@ fn reads(node: &Node, id: ValueId) -> bool {
     node.inputs.contains(&Some(id))
 }
 
-/// A map as a prologue, where it is cheap and reads one input besides constants by channel: that input, and
-/// the operations with their constants.
+/// Matches a map that can be a prologue, as it is cheap and reads one input besides per-channel constants:
+/// that input, and the operations with their constants.
 fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
     let Kind::Map(value) = &node.kind else { return None };
     let shape = net.shape(node.output());
@@ -317,7 +319,7 @@ fn prologue_of(net: &Net, node: &Node) -> Option<(ValueId, Operations)> {
     Some((x, own))
 }
 
-/// Operations that begin with one factor and one term by channel where they began with several.
+/// Merges leading per-channel factors and terms of operations into one factor and one term.
 fn with_one_line(net: &mut Net, operations: Operations) -> Operations {
     let (mut factor, mut term) = (vec![1.0], vec![0.0]);
     let mut n_joined = 0;

@@ -5,7 +5,7 @@ use crate::net::{Kind, Net, Node, ValueId};
 use crate::rules::MOST_COST;
 use crate::scalar::cost;
 
-/// The nodes of each nest, by its last one, in order.
+/// Groups nodes into nests: the nodes of each nest in order, at the index of its last node.
 pub(super) fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
     let (n_uses, producers, users) = (net.n_uses(), net.producers(), net.readers());
     let mut groups: Vec<Option<Vec<usize>>> = vec![None; net.nodes.len()];
@@ -17,7 +17,7 @@ pub(super) fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
         let mut members = vec![root];
         let mut n_operations = operations_of(&net.nodes[root]);
         is_taken[root] = true;
-        // Until nothing joins: a value with several readers may when they all have.
+        // Repeated until nothing changes: a value with several readers can join once all of them have.
         loop {
             let is_free = |at: usize| !is_taken[at] && is_of_nest(net, &net.nodes[at]);
             let is_plain_view = |at: usize| {
@@ -28,7 +28,7 @@ pub(super) fn groups(net: &Net) -> Vec<Option<Vec<usize>>> {
             let is_inside = |id: ValueId| {
                 n_uses[id.0] == users[id.0].len() && users[id.0].iter().all(|user| members.contains(user))
             };
-            // What is read, by way of views perhaps that change nothing but dimensions of one element.
+            // Values that are read directly, or through views that only add or remove dimensions of size 1.
             let candidate = |id: ValueId| {
                 let view = producers[id.0].filter(|&at| is_plain_view(at) && !is_taken[at]);
                 let id = view.map_or(id, |view| net.nodes[view].input(0));
@@ -77,7 +77,7 @@ pub(super) fn is_of_nest(net: &Net, node: &Node) -> bool {
     }
 }
 
-/// Operations of a nest, at most: it is compiled as one function, and may be one expression.
+/// Maximum number of operations of a nest, which is compiled as one function, and may be one expression.
 const MOST_OPERATIONS: usize = 4 * MOST_COST;
 
 /// Counts the operations that a node adds to a nest.
@@ -93,21 +93,21 @@ fn without_ones(shape: &[i64]) -> Vec<i64> {
     shape.iter().copied().filter(|&n| n != 1).collect()
 }
 
-/// A tensor is computed ahead of its readers where these have this many times as many elements.
+/// Factor by which readers must have more elements than a tensor for it to be computed before them.
 const LITTLE: i64 = 8;
 
-/// A node that only nodes of a nest read.
+/// Node that is read only by nodes of a nest.
 struct FusionCandidate {
     at: usize,
     /// Results of the node, and views of them.
     ids: Vec<ValueId>,
-    /// The nodes of these views.
+    /// Nodes of these views.
     views: Vec<usize>,
-    /// Nodes that read it or a view.
+    /// Nodes that read the result or a view of it.
     users: Vec<usize>,
 }
 
-/// Whether a node can be computed within the nest of those that read it.
+/// Whether a node can be computed within the nest of its readers.
 fn may_join(
     net: &Net,
     members: &[usize],
@@ -125,7 +125,7 @@ fn may_join(
         _ => false,
     };
     let n_root = count(net.nodes[root].output());
-    // What is gathered from is in memory.
+    // A gather reads its table from memory.
     let gathers_from = |user: &usize| {
         let user = &net.nodes[*user];
         matches!(user.kind, Kind::Gather { .. }) && user.inputs[0].is_some_and(|id| ids.contains(&id))
@@ -137,7 +137,7 @@ fn may_join(
     match &node.kind {
         Kind::Gather { .. } => users.len() == 1 && !has_window && n_own >= n_root,
         Kind::Map(value) => {
-            // What is of a row is computed once for it.
+            // A value with one element per row is computed once per row.
             let is_of_row = is_of_rows(net.shape(node.output()), net.shape(net.nodes[root].output()));
             let is_once = is_of_row || is_little;
             let is_repeated = users.iter().any(overlaps) || n_own < n_root && !has_reduce && !is_once;
@@ -164,7 +164,7 @@ fn may_join(
             });
             let is_plain =
                 |kind: &Kind| matches!(kind, Kind::Reduce(..) | Kind::Map(_) | Kind::Transpose(_) | Kind::View);
-            // Nothing of it is computed twice, as it is computed ahead.
+            // No element is computed twice, as the node is computed before its readers.
             is_last && is_same && !has_window || n_own <= n_root && !has_window && kinds().all(is_plain)
         }
         Kind::Window(..) => {

@@ -1,5 +1,5 @@
 //! Operator fusion: a simplified net becomes kernels, which are products and convolutions with their
-//! epilogues, and loop nests of the rest.
+//! epilogues, and loop nests of all other operations.
 
 mod absorb;
 mod groups;
@@ -44,29 +44,29 @@ pub struct Kernel {
     pub inputs: Vec<ValueId>,
     /// Output.
     pub output: ValueId,
-    /// Names of the model's nodes that it was fused from, for people.
+    /// Names of the model's nodes that it was fused from, for display.
     pub origin: String,
-    /// The nodes of the net that a nest computes, the last one's output being its own; none of others, and
-    /// none where it only gives its input another layout.
+    /// Nodes of the net that a nest computes, the last of which yields the kernel's output; empty for other
+    /// kernels, and for a layout conversion.
     pub(crate) members: Vec<usize>,
     /// Channel block of its output (NCHWc); 1 for the plain layout.
     pub block: i64,
-    /// Block of adjacent channels of a nest's images, or of those that a conversion makes or takes; 1 where
-    /// all lie plain.
+    /// Channel block of a nest's images, or of a conversion's input or output; 1 if all are plain.
     pub(crate) in_blocks: i64,
-    /// Sizes that runs say, where the model has an open dimension that the kernel depends on.
+    /// Open sizes, if the kernel depends on an open dimension of the model.
     pub(crate) open: Option<Box<Open>>,
 }
 
-/// Sizes of a kernel that runs say.
+/// Open sizes of a kernel, which each run determines.
 #[derive(Debug, Clone)]
 pub(crate) struct Open {
-    /// Sizes of the workload's own, in its order.
+    /// Sizes of the workload, in its order.
     pub(crate) sizes: Vec<RunSize>,
-    /// Number of times that the workload's kernel runs, one behind the other, and the range of that; which of
-    /// the arguments are further along each time.
+    /// Number of times that the workload's kernel is repeated, the range of that number, and which arguments
+    /// advance with each repetition.
     pub(crate) each: Option<(RunSize, SizeRange, Vec<bool>)>,
-    /// Times of its tensors' bytes that the code takes them to have, as other pieces of a run have more rows.
+    /// Factor on its tensors' bytes that the code assumes as their size, as other pieces of a run have more
+    /// rows.
     pub(crate) room: i64,
 }
 
@@ -79,7 +79,7 @@ impl Kernel {
         }
     }
 
-    /// Times of the bytes of what it reads and writes that its code takes these to have.
+    /// Factor on the bytes of its inputs and output that its code assumes as their size.
     pub(crate) fn room(&self) -> i64 {
         self.open.as_ref().map_or(1, |open| open.room)
     }
@@ -178,7 +178,7 @@ impl Moving {
 pub struct Items {
     /// Dimension that counts the items.
     pub dim: OpenDimension,
-    /// Whether each input, and each output behind them, has something of each item.
+    /// Whether each input, and then each output, has a part for each item.
     pub(crate) ports: Vec<bool>,
     /// Groups of items that steps process together, if any.
     pub(crate) groups: Option<Groups>,
@@ -189,7 +189,8 @@ pub struct Items {
 pub struct SizedNets {
     /// The dimensions.
     pub dims: Vec<OpenDimension>,
-    /// Sizes of each net, in the order of the nets; the largest of a dimension that it is for any size of.
+    /// Sizes of each net, in the order of the nets; for a dimension of which a net supports any size, the
+    /// largest.
     pub(crate) sizes: Vec<Vec<i64>>,
 }
 
@@ -204,15 +205,15 @@ pub struct Fused {
     pub open: Option<OpenNet>,
     /// Open (dynamic) number of rows (new tokens) per run, if any; the net is then for the largest piece.
     pub rows: Option<OpenDimension>,
-    /// Nets of smaller pieces, in falling order; or those of other sizes.
+    /// Nets of smaller pieces, in descending order, or of other sizes.
     pub pieces: Vec<Fused>,
-    /// Sizes of which each has a net of its own, where they do: this net is that of the largest.
+    /// Sizes that have nets of their own, if any: this net is for the largest.
     pub sized: Option<SizedNets>,
-    /// Dimension of each input, and of each output behind them, that has the rows.
+    /// Dimension of the rows, for each input and then each output.
     pub(crate) axes_of_rows: Vec<Option<usize>>,
     /// Independent items whose number each run gives, if any; the net is then for one item.
     pub items: Option<Items>,
-    /// Passes that made it from a graph.
+    /// Passes that made the net from a graph.
     pub trace: Trace,
 }
 
@@ -306,7 +307,7 @@ fn kernels_mut<'a>(steps: impl IntoIterator<Item = &'a mut Step>) -> impl Iterat
 }
 
 impl Fused {
-    /// Lets products round their operands to bf16 where the target multiplies these faster than f32.
+    /// Lets products round their operands to bf16 if the target multiplies these faster than f32.
     /// Convolutions of few channels, as of a network's input, are excluded, as their pairs are rarely full.
     pub fn round_factors(&mut self, target: &Target) {
         const LEAST_CHANNELS: i64 = 8;
@@ -357,7 +358,7 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     }
     trace.pass("import", wide.nodes().len(), net.nodes.len());
     trace.0.extend(simplify(&mut net).0);
-    // On a GPU no template has columns in pairs.
+    // No GPU template supports paired columns.
     let pairs = target.gpu.is_none().then(|| target.lanes(tilewright_ir::DType::F32));
     let mut fused = fuse_with(net, pairs)?;
     trace.0.append(&mut fused.trace.0);
@@ -369,7 +370,7 @@ pub fn lower(graph: &Graph, exact: bool, target: &Target) -> Result<Fused, Workl
     Ok(fused)
 }
 
-/// Rewrites the graphs of loops, and those within them.
+/// Rewrites the bodies of loops, including nested ones.
 fn with_bodies<'a>(graph: Cow<'a, Graph>, rewrite: &dyn Fn(&Graph) -> Graph) -> Cow<'a, Graph> {
     if !graph.nodes().any(|(_, node)| matches!(node.op, Op::Loop(_))) {
         return graph;
@@ -384,7 +385,7 @@ fn with_bodies<'a>(graph: Cow<'a, Graph>, rewrite: &dyn Fn(&Graph) -> Graph) -> 
     Cow::Owned(graph)
 }
 
-/// Leaves a loop to the reference, since a GPU's launches have no jumps.
+/// Leaves a loop to the reference, since a sequence of GPU launches cannot branch.
 fn evaluate_loop(node: &mut Node) {
     if let Kind::Loop(repeat) = &node.kind {
         let (op, reason) = (repeat.op.clone(), NoCode::Form("loops on a GPU whose end a run decides on"));
@@ -400,7 +401,8 @@ pub fn fuse(net: Net) -> Result<Fused, WorkloadError> {
     fuse_with(net, None)
 }
 
-/// Fuses a simplified net, and products that gate one another, so many columns of each in turns.
+/// Fuses a simplified net. If `pairs` is given, products of which one gates the other are fused with that
+/// number of columns of each in turns.
 fn fuse_with(mut net: Net, pairs: Option<i64>) -> Result<Fused, WorkloadError> {
     let (mut trace, n_nodes) = (Trace::default(), net.nodes.len());
     let mut gated = pairs.map(|columns| pair_products(&mut net, columns)).unwrap_or_default();
@@ -457,7 +459,7 @@ fn fuse_with(mut net: Net, pairs: Option<i64>) -> Result<Fused, WorkloadError> {
     })
 }
 
-/// The steps of a sequence, whose values become values of the net around it.
+/// Makes the steps of a sequence, whose values become values of the enclosing net.
 fn steps_of(net: &mut Net, node: &Node, sequence: &Sequence, trace: &mut Trace) -> Result<Steps, WorkloadError> {
     let mut body = sequence.body.clone();
     trace.within(&node.origin, simplify(&mut body));
@@ -516,7 +518,7 @@ fn contiguous(net: &Net, node: &Node, parts: &[(i64, i64)]) -> Option<i64> {
     is_one.then(|| parts[first].0 * from[first + 1..].iter().product::<i64>())
 }
 
-/// Whether tensors one behind the other are so in memory too.
+/// Whether a concatenation of tensors is contiguous in memory.
 fn is_flat(net: &Net, node: &Node, axis: usize) -> bool {
     net.shape(node.output())[..axis].iter().all(|&n| n == 1)
 }
@@ -525,7 +527,7 @@ fn is_anchor(kind: &Kind) -> bool {
     matches!(kind, Kind::Conv(_) | Kind::Product { .. } | Kind::Packed(_))
 }
 
-/// Shape in memory, with one dimension at least; of images with blocks of `block` adjacent channels.
+/// Shape in memory, with at least one dimension; images have blocks of `block` adjacent channels.
 pub(crate) fn in_memory(shape: &[i64], block: i64) -> Vec<i64> {
     match *shape {
         [] => vec![1],

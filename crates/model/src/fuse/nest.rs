@@ -16,9 +16,9 @@ use crate::scalar::{self, cost};
 /// Builds the program of a nest.
 struct NestBuilder<'a> {
     net: &'a Net,
-    /// Builder of the program; `None` while a stage is made.
+    /// Builder of the program; `None` while a stage is being built.
     program: Option<ProgramBuilder>,
-    /// The members that compute each value.
+    /// Members that compute each value.
     producers: Vec<(ValueId, usize)>,
     /// Values that are in buffers.
     buffers: Vec<(ValueId, BufferId)>,
@@ -26,11 +26,11 @@ struct NestBuilder<'a> {
     is_of_one_type: bool,
     /// Function for the block of adjacent channels of a value.
     block_of: &'a dyn Fn(ValueId) -> i64,
-    /// Function for what runs say of a dimension of a value.
+    /// Function that returns the open size of a value's dimension, if it is open.
     open: &'a dyn Fn(ValueId, usize) -> Option<(RunSize, SizeRange)>,
-    /// Loops along such dimensions.
+    /// Loops along open dimensions.
     ends: Vec<OpenLoop>,
-    /// Ends of such dimensions of values beyond which windows and borders reach.
+    /// Ends of the open dimensions of values that windows or borders extend past.
     borders: HashMap<(ValueId, usize), Index>,
 }
 
@@ -39,8 +39,8 @@ pub(crate) fn nest(net: &Net, members: &[usize], block_of: &dyn Fn(ValueId) -> i
     Ok(open_nest(net, members, block_of, &|_, _| None)?.0)
 }
 
-/// Makes a nest as [`nest`] does, of values some of whose dimensions are as long as runs say, at most as in
-/// the net: `open` tells which, with the range. Returns the sizes that are then the workload's, in its order.
+/// Makes a nest as [`nest`] does, with open dimensions, whose largest sizes are those in the net: `open`
+/// returns the size and range of each. Returns the open sizes of the workload, in its order.
 pub(crate) fn open_nest(
     net: &Net,
     members: &[usize],
@@ -95,10 +95,10 @@ pub(crate) fn open_nest(
     Ok((Kernel { workload, inputs, output, origin, members, block, in_blocks: 1, open: None }, sizes))
 }
 
-/// Whether a value of a nest is computed once for all that read it, rather than by each of them.
+/// Whether a value of a nest is computed once for all of its readers, rather than by each of them.
 fn is_staged(net: &Net, node: &Node, nodes: &[&Node]) -> bool {
     let id = node.output();
-    // What is gathered is looked up once.
+    // A gathered element is looked up once.
     const LOOK_UP: usize = 4;
     let gathers = |id: &ValueId| nodes.iter().any(|n| n.output() == *id && matches!(n.kind, Kind::Gather { .. }));
     let own_cost = match &node.kind {
@@ -108,7 +108,7 @@ fn is_staged(net: &Net, node: &Node, nodes: &[&Node]) -> bool {
         _ => return false,
     };
     let n_own = net.value(id).n_elements();
-    // As itself, or as a view of it within the nest.
+    // Reads of the value, or of a view of it within the nest.
     let views = nodes.iter().filter(|n| matches!(n.kind, Kind::View) && n.input(0) == id).map(|n| n.output());
     let ids: Vec<Option<ValueId>> = views.chain([id]).map(Some).collect();
     let reads_it = |user: &&&Node| !matches!(user.kind, Kind::View) && user.inputs.iter().any(|id| ids.contains(id));
@@ -172,7 +172,7 @@ impl NestBuilder<'_> {
             let (places, sums) = vars.split_at(rank);
             let out = &match places {
                 [n, blocks, h, w, c] if block > 1 => vec![n.clone(), blocks.scale(block).add(c), h.clone(), w.clone()],
-                // A number has a dimension in memory alone.
+                // A scalar has a dimension only in memory.
                 _ => places[..rank.min(this.net.shape(node.output()).len())].to_vec(),
             };
             match &node.kind {
@@ -199,7 +199,7 @@ impl NestBuilder<'_> {
         self.borders.get(&(id, d)).cloned().unwrap_or_else(|| self.net.shape(id)[d].into())
     }
 
-    /// Term of a window for one of its positions.
+    /// Term of a window reduction for one position of the window.
     fn tap(
         &self,
         node: &Node,
@@ -233,10 +233,10 @@ impl NestBuilder<'_> {
         }
     }
 
-    /// An element of a value, where it is in a buffer or computed.
+    /// Element of a value, read from a buffer or computed.
     fn element(&self, id: ValueId, at: &[Index]) -> Expr {
         let shape = self.net.shape(id);
-        // Numbers that broadcast are read at their only place.
+        // Along broadcast dimensions, the only element is read.
         let missing = at.len() - shape.len().min(at.len());
         let at: Vec<Index> = shape
             .iter()
@@ -259,13 +259,13 @@ impl NestBuilder<'_> {
         let (_, producer) = self.producers.iter().find(|(own, _)| *own == id).expect("a nest computes what it reads");
         let value = self.computed(&self.net.nodes[*producer], &at);
         match self.net.element_type(id) {
-            // It is computed in the type of its own.
+            // The value is computed in its own type.
             Some(dtype) if !self.is_of_one_type => Expr::cast(dtype, value),
             _ => value,
         }
     }
 
-    /// An element of what a node computes, of those that it reads.
+    /// Element of a node's result, as an expression of its inputs' elements.
     fn computed(&self, node: &Node, at: &[Index]) -> Expr {
         match &node.kind {
             Kind::Map(value) => value.map_loads(&mut |slot, _| Some(self.element(node.input(slot.0 as usize), at))),
@@ -304,7 +304,7 @@ impl NestBuilder<'_> {
         }
     }
 
-    /// An element of a tensor with borders of a number.
+    /// Element of a tensor padded with a number.
     fn padded(&self, node: &Node, at: &[Index], before: &[i64], fill: f64) -> Expr {
         let shape = self.net.shape(node.input(0));
         let out = self.net.shape(node.output());
@@ -322,7 +322,7 @@ impl NestBuilder<'_> {
         Expr::Select(Box::new(inside), Box::new(value), Box::new(Expr::Const(fill)))
     }
 
-    /// An element of a concatenation.
+    /// Element of a concatenation.
     fn concatenated(&self, node: &Node, at: &[Index], axis: usize) -> Expr {
         let mut end = self.net.shape(node.output())[axis];
         let mut value: Option<Expr> = None;
@@ -344,7 +344,7 @@ impl NestBuilder<'_> {
         value.expect("a concat has inputs")
     }
 
-    /// An element at a place that a number says.
+    /// Element at a position that an index tensor gives.
     fn gathered(&self, node: &Node, at: &[Index], axis: usize, by_element: bool) -> Expr {
         let [table, numbers] = [0, 1].map(|slot| node.input(slot));
         let n = if by_element { 1 } else { self.net.shape(numbers).len() };

@@ -11,15 +11,15 @@ use crate::epilogue::{Operations, peel};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::rules::{joined, only_user};
 
-/// Two products, of which the first, with operations, gates the second.
+/// Two products: the first, with its operations applied, gates the second.
 struct Pair {
     /// Indices of their nodes.
     products: [usize; 2],
     operations: Operations,
 }
 
-/// Makes one product of two of the same tensor that a map gates one by the other, so many columns of each in
-/// turns. Returns the operations of each such product, by its result.
+/// Merges pairs of products of the same tensor, of which a map gates one by the other, into single products
+/// with `columns` columns of each in turns. Returns the operations of each merged product, by its result.
 pub(super) fn pair_products(net: &mut Net, columns: i64) -> HashMap<ValueId, Operations> {
     let (users, producers) = (net.users(), net.producers());
     let mut gated = HashMap::new();
@@ -37,7 +37,7 @@ pub(super) fn pair_products(net: &mut Net, columns: i64) -> HashMap<ValueId, Ope
     gated
 }
 
-/// The pair that a map alone reads.
+/// Finds the pair of products that only this map reads.
 fn pair(net: &Net, users: &[Vec<usize>], producers: &[Option<usize>], at: usize, columns: i64) -> Option<Pair> {
     let node = &net.nodes[at];
     let (Kind::Map(value), &[Some(a), Some(b)], out) = (&node.kind, &node.inputs[..], net.shape(node.output())) else {
@@ -60,7 +60,7 @@ fn pair(net: &Net, users: &[Vec<usize>], producers: &[Option<usize>], at: usize,
     })
 }
 
-/// Whether two products have one first factor, and known weights of one kind.
+/// Whether two products have the same first factor, and constant weights of the same type and layout.
 fn are_alike(net: &Net, producers: &[Option<usize>], products: [&Node; 2]) -> bool {
     let is_one_kind = match products.map(|node| &node.kind) {
         [Kind::Product { turned, .. }, Kind::Product { turned: other, .. }] => turned == other,
@@ -84,7 +84,7 @@ fn are_alike(net: &Net, producers: &[Option<usize>], products: [&Node; 2]) -> bo
         && products.iter().all(|node| node.inputs[1..].iter().all(is_known) && are_numbers(node))
 }
 
-/// The product of a pair, in the place of the map that reads it.
+/// Makes the merged product of a pair, which replaces the map that reads it.
 fn paired(net: &mut Net, at: usize, products: [usize; 2], columns: i64) -> Node {
     let map = net.nodes[at].clone();
     let nodes = products.map(|product| net.nodes[product].clone());
@@ -102,7 +102,7 @@ fn paired(net: &mut Net, at: usize, products: [usize; 2], columns: i64) -> Node 
     Node { kind: nodes[0].kind.clone(), inputs, outputs: map.outputs, origin }
 }
 
-/// Columns of two known matrices, so many at a time in turns; `axis` is the dimension that they are along.
+/// Interleaves the columns of two constant matrices, `columns` at a time, along the dimension `axis`.
 fn in_turns(net: &Net, of: [ValueId; 2], axis: usize, columns: i64) -> Tensor {
     let known = of.map(|id| net.value(id).constant.as_ref().expect("weights are known"));
     let mut ty = known[0].ty().clone();

@@ -23,7 +23,7 @@ pub struct RunLoop {
     pub n: Option<i64>,
 }
 
-/// The steps of a loop, whose values become values of the net around it.
+/// Makes the steps of a loop, whose values become values of the enclosing net.
 pub(super) fn steps_of_loop(
     net: &mut Net,
     node: &Node,
@@ -94,7 +94,7 @@ pub(super) fn steps_of_loop(
         let parameters = vec![net.value(row).n_bytes() as i64, net.shape(whole)[0]];
         steps.push(call(PUT, parameters, &[Some(row), Some(number)], &[whole]));
     }
-    // What another one leaves to the next iteration is copied before that is.
+    // A loop-carried value that another update reads is copied before it is overwritten.
     let mut sets = Vec::new();
     for (&from, &to) in after.iter().zip(&before) {
         if root(from) == to && net.value(from).n_bytes() == net.value(to).n_bytes() {
@@ -116,7 +116,7 @@ pub(super) fn steps_of_loop(
     Ok(steps)
 }
 
-/// A step of other values.
+/// Renames the values of a step.
 fn renamed(step: Step, outer: &dyn Fn(ValueId) -> ValueId) -> Step {
     let all = |ids: Vec<ValueId>| ids.into_iter().map(outer).collect::<Vec<_>>();
     match step {
@@ -151,7 +151,7 @@ fn renamed(step: Step, outer: &dyn Fn(ValueId) -> ValueId) -> Step {
 }
 
 impl RunLoop {
-    /// Values that a loop reads and writes apart from its steps.
+    /// Values that a loop itself reads and writes, besides those of its steps.
     pub fn values(&self) -> impl Iterator<Item = ValueId> {
         self.carried.iter().chain(&self.collected).copied()
     }

@@ -11,8 +11,8 @@ use crate::epilogue::Operations;
 use crate::net::{AsHeads, Convolution, Net, Node, Packing, ValueId};
 use crate::quantized::epilogue::{padding, types_of};
 
-/// The kernel of an anchor: its workload, whose factors have these names, with prologue and epilogue, and its
-/// inputs in the order of the program's.
+/// Makes the kernel of an anchor: its workload, whose operands have these names, with prologue and epilogue,
+/// and its inputs in the program's order.
 fn anchored(
     net: &Net,
     node: &Node,
@@ -38,7 +38,7 @@ fn anchored(
         }
     }
     let workload = plain.with_prologue(prologue)?.with_epilogue(epilogue)?;
-    // Some operators do not have their first input constant.
+    // For some operators, the constant is not the first input.
     let known = workload.operator().constants;
     constants.retain(|name| !names.contains(&name.as_str()) || known.contains(&name.as_str()));
     let workload = workload.with_constants(constants)?;
@@ -59,8 +59,8 @@ pub(super) fn convolution(
     anchored(net, node, plain, &["x", "w"], operations)
 }
 
-/// Makes the workload of a convolution of images by weights of these shapes to some channels; of integers of
-/// two types, where they are given, perhaps with a zero point of the images.
+/// Makes the workload of a convolution for the given shapes of images and weights; integer, if two integer
+/// types are given, possibly with a zero point of the images.
 ///
 /// # Errors
 /// If an operand is larger than any memory.
@@ -124,13 +124,13 @@ pub(super) fn product(
     anchored(net, node, plain, &names, operations)
 }
 
-/// Number of columns of a product that is multiplied to have so many results in a row.
+/// Number of columns that a product must compute for `n` results per row.
 fn n_sums(n: i64, epilogue: &Operations) -> i64 {
     let is_paired = epilogue.iter().any(|(operation, _)| operation.function() == EpilogueFunction::Gated);
     if is_paired { 2 * n } else { n }
 }
 
-/// Makes the workload of a batch of products whose heads lie in larger tensors.
+/// Makes the workload of a batch of products whose heads are parts of larger tensors.
 fn heads_of(heads: AsHeads, turned: bool, out: &[i64], k: i64) -> Result<Workload, WorkloadError> {
     let AsHeads { b, of_a, of_b, beside } = heads;
     let (m, n) = (if beside { out[0] } else { out[1] }, out[2]);

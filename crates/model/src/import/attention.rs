@@ -12,7 +12,8 @@ use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, choose_if, input, less, mul, number, of, sub};
 
 impl NodeImport<'_> {
-    /// Heads of a tensor, `[batch, heads, steps, size]`, that lie apart or in one dimension.
+    /// Reshapes a tensor to heads, `[batch, heads, steps, size]`; in the input, they are separate or share a
+    /// dimension.
     fn heads(&mut self, x: ValueId, n_heads: Option<usize>) -> Lowered<ValueId> {
         let shape = self.net.shape(x).to_vec();
         match (&shape[..], n_heads) {
@@ -26,15 +27,15 @@ impl NodeImport<'_> {
         }
     }
 
-    /// A tensor with its dimensions in another order.
+    /// Permutes the dimensions of a tensor.
     fn turned_around(&mut self, what: &str, x: ValueId, order: &[usize]) -> ValueId {
         let shape: Vec<i64> = order.iter().map(|&axis| self.net.shape(x)[axis]).collect();
         let kind = turning(self.net.shape(x), order);
         self.step(what, kind, &[x], &shape)
     }
 
-    /// Keys or values of all heads behind those of the past, and what a cache has room for behind them, as
-    /// the node's output at a place; without that room.
+    /// Appends keys or values of all heads to those of the past, and any unused room of a cache, as the
+    /// node's output at an index. Returns them without the unused room.
     fn with_past(&mut self, new: ValueId, past: Option<ValueId>, n_past: i64, output: usize) -> ValueId {
         let &[b, h, n, d] = self.net.shape(new) else { unreachable!("heads lie apart") };
         let room = past.map_or(n, |past| self.net.shape(past)[2].max(n_past + n));
@@ -69,7 +70,7 @@ impl NodeImport<'_> {
         Ok(self.step("matrices", Kind::View, &[repeated], &[b * h * repeats, t, d]))
     }
 
-    /// Addend of a mask to products, `[.., total]`.
+    /// Converts a mask to a term of the products, `[.., total]`.
     fn mask(&mut self, mask: Option<ValueId>, total: i64) -> Lowered<Option<ValueId>> {
         let Some(mask) = mask else { return Ok(None) };
         self.need_code(mask)?;
@@ -81,7 +82,7 @@ impl NodeImport<'_> {
             mask = self.push(Kind::Map(value), &[mask], added);
         }
         let width = self.last_size(mask)?;
-        // Keys that a shorter mask does not speak of are not seen.
+        // Keys beyond the end of a shorter mask are masked out.
         if width != 1 && width < total {
             shape.last_mut().into_iter().for_each(|last| *last = total);
             mask = self.step("mask", Kind::Pad(vec![0; shape.len()], f64::NEG_INFINITY), &[mask], &shape);
@@ -137,7 +138,7 @@ impl NodeImport<'_> {
         }
         let place = || add(row.clone(), offset.clone());
         let minus = |a: Expr, b: Expr| Expr::binary(BinaryOp::Sub, a, b);
-        // A last query sees all that is there.
+        // A single query in the last position sees all keys.
         if op.is_causal && (steps > 1 || past + steps != total || valid.is_some()) {
             all.push(less(place(), column.clone()));
         }
@@ -157,7 +158,7 @@ impl NodeImport<'_> {
     /// Scaled dot-product attention.
     pub(super) fn attention(&mut self, op: &Attention) -> Lowered {
         let [q, k, v] = [self.input(0)?, self.input(1)?, self.input(2)?];
-        // Nothing to attend to: sums of nothing.
+        // No keys: the results are empty sums.
         if self.is_empty(k) && self.try_input(4).is_none_or(|past| self.is_empty(past)) {
             return Err(NoCode::Empty(self.net.value(k).name.clone()));
         }
@@ -167,7 +168,7 @@ impl NodeImport<'_> {
         self.attended(op, Attended { heads: [q, k, v], past: [past_k, past_v], n_past: None, mask, valid, is_apart })
     }
 
-    /// Attention of heads that share keys and values, with rotations and a cache.
+    /// Lowers attention whose heads share keys and values, with rotary embeddings and a cache.
     pub(super) fn grouped_attention(&mut self, op: &GroupQueryAttention) -> Lowered {
         let CacheSizes { batch, new, depth, width, past, .. } = op.sizes(Inputs(&self.facts()))?;
         let [b, s, d, width, past] = [batch, new, depth, width, past].map(|n| n as i64);
@@ -194,7 +195,7 @@ impl NodeImport<'_> {
                 job.turned(&rotary, x, tables, Some(positions))
             };
             if b * s == 1 {
-                // Heads of one row lie one behind the other, and turn together.
+                // The heads of a row are contiguous, and are rotated together.
                 let both = self.step("both", Kind::Concat(2), &[q, k], &[1, 1, sizes[0] + sizes[1]]);
                 let both = turned(self, both, n_q + n_kv)?;
                 let mut part = |first: i64, n: i64| {
@@ -213,13 +214,13 @@ impl NodeImport<'_> {
         self.attended(&op.attention, attended)
     }
 
-    /// Whether the size of the open dimension says something of the node's inputs.
+    /// Whether an input of the node depends on the size of the open dimension.
     pub(super) fn varies(&self) -> bool {
         self.node.inputs.iter().flatten().any(|id| self.graph().value(*id).varies)
     }
 
-    /// Takes a constant for one that depends on the open dimension, one tensor for all nodes that have the
-    /// same.
+    /// Marks a constant as depending on the open dimension; equal constants of several nodes become one
+    /// tensor.
     pub(super) fn varying(&mut self, id: ValueId) -> ValueId {
         let Some(constant) = self.net.values[id.0].constant.take() else { return id };
         match self.net.varying.iter().find(|(_, known)| *known == constant) {
@@ -231,7 +232,7 @@ impl NodeImport<'_> {
         }
     }
 
-    /// Positions of new steps behind a past.
+    /// Positions of new steps after a past.
     fn positions(&mut self, past: i64, [b, s]: [i64; 2]) -> ValueId {
         let counted: Vec<i64> = (0..b * s).map(|at| past + at % s).collect();
         let id = self.whole_constant("positions", DType::I64, &[b, s], &counted);
@@ -249,7 +250,7 @@ impl NodeImport<'_> {
         let (k, v) = (self.with_past(k, past_k, past, 1), self.with_past(v, past_v, past, 2));
         let [b, h, s, d] = self.sizes_of(q)?;
         let ([_, n_kv, total, _], width) = (self.sizes_of(k)?, self.last_size(v)?);
-        // Of one step, heads that share keys are the rows of one product.
+        // For a single step, heads that share keys are the rows of one product.
         let (n_products, rows) = if s == 1 { (b * n_kv, h / n_kv) } else { (b * h, s) };
         let (keys, values) = match s {
             1 => (self.matrices_of_heads(k, 1)?, self.matrices_of_heads(v, 1)?),
@@ -284,7 +285,7 @@ impl NodeImport<'_> {
         };
         let kept = [b, h, s, 1];
         let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, vec![3]), &[masked], &kept);
-        // A query that sees no key gives zeros.
+        // The result of a query that sees no key is zero.
         let (least, smallest) = match dtype {
             DType::F32 => (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE)),
             _ => (f64::MIN, f64::MIN_POSITIVE),
@@ -317,7 +318,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Pairs of numbers turned by the angles of their positions.
+    /// Lowers a rotary embedding: pairs of numbers rotated by the angles of their positions.
     pub(super) fn rotated(&mut self, op: &RotaryEmbedding) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         let tables = [self.input(op.inputs[0])?, self.input(op.inputs[1])?];
@@ -326,7 +327,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A tensor with pairs of its numbers turned by angles, of which the tables have cosines and sines.
+    /// Rotates pairs of a tensor's numbers by angles whose cosines and sines the tables contain.
     fn turned(
         &mut self,
         op: &RotaryEmbedding,
@@ -337,7 +338,7 @@ impl NodeImport<'_> {
         let shape = self.net.shape(x).to_vec();
         self.need_f32(x)?;
         let half = self.last_size(tables[0])?;
-        // Steps come first where heads are in one dimension.
+        // Steps come first if the heads share a dimension.
         let (sizes, steps_first) = match shape[..] {
             [b, h, s, d] => ([b, h, s, d], false),
             [b, s, all] if op.n_heads > 0 => ([b, s, op.n_heads as i64, all / op.n_heads as i64], true),
@@ -366,7 +367,7 @@ impl NodeImport<'_> {
                 let is_same = |node: &&Node| {
                     matches!(node.kind, Kind::Gather { axis: 0, by_element: false }) && node.inputs == inputs
                 };
-                // Queries and keys of all layers have the same.
+                // Queries and keys of all layers share these.
                 let known = self.net.nodes.iter().find(is_same).map(Node::output);
                 table = match known {
                     Some(known) => known,
@@ -379,7 +380,7 @@ impl NodeImport<'_> {
             let along = if op.is_interleaved { [b, first, second, half, 1] } else { [b, first, second, 1, half] };
             angles.push(self.viewed("angles", table, &along));
         }
-        // Both numbers of a pair lie along a dimension of their own, in which they change places.
+        // The two numbers of a pair are along a dimension of their own, in which they are swapped.
         let turned = 2 * half;
         let with = |last: i64| [sizes[0], sizes[1], sizes[2], last];
         let pairs_of = |last: [i64; 2]| [sizes[0], sizes[1], sizes[2], last[0], last[1]];
@@ -408,7 +409,7 @@ impl NodeImport<'_> {
     }
 }
 
-/// Neither holds.
+/// Condition that `a` or `b` holds.
 pub(super) fn either(a: Cond, b: Cond) -> Cond {
     let not = |cond: Cond| Cond::Not(Box::new(cond));
     not(not(a).and(not(b)))
@@ -420,11 +421,11 @@ struct Attended {
     heads: [ValueId; 3],
     /// Keys and values of the past.
     past: [Option<ValueId>; 2],
-    /// Number of these that count, where not all do.
+    /// Number of past keys and values that are valid, if not all are.
     n_past: Option<i64>,
     mask: Option<ValueId>,
-    /// Number of keys of each sequence that are no padding.
+    /// Number of keys of each sequence that are not padding.
     valid: Option<ValueId>,
-    /// Results lie as the queries do.
+    /// Whether the heads of the queries, and thus of the results, are separate.
     is_apart: bool,
 }

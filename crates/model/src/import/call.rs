@@ -1,4 +1,4 @@
-//! Operators imported as calls of generated C functions, where no kernel computes them.
+//! Operators that no kernel computes, imported as calls of generated C functions.
 
 use tilewright_graph::DType;
 use tilewright_runtime::host::{COUPLING, DET, HostCall, HostOperator, SELECT};
@@ -8,7 +8,7 @@ use crate::net::{Kind, ValueId};
 use crate::no_code::Lowered;
 
 impl NodeImport<'_> {
-    /// The number of a value's element type among parameters of host operators, where runs have that type.
+    /// Number that stands for a value's element type among the parameters of host operators.
     pub(super) fn type_number(&self, id: ValueId) -> Lowered<i64> {
         let name = self.net.value(id).dtype.name();
         let found = tilewright_ir::DType::ALL.into_iter().find(|(_, known)| *known == name);
@@ -29,7 +29,7 @@ impl NodeImport<'_> {
         self.push_several(Kind::Call(Box::new(call)), inputs, outputs);
     }
 
-    /// The node's output at a place, or one of this type that nobody reads.
+    /// Returns the node's output at an index, or an unused value of this type.
     pub(super) fn output_or(&mut self, at: usize, dtype: DType, shape: &[i64]) -> ValueId {
         match self.try_output(at) {
             Some(id) => id,
@@ -37,7 +37,7 @@ impl NodeImport<'_> {
         }
     }
 
-    /// Determinants of matrices.
+    /// Lowers determinants of matrices.
     pub(super) fn determinants(&mut self) -> Lowered {
         let (x, to, shape) = (self.input(0)?, self.output()?, self.shape(0)?);
         self.need_real(x)?;

@@ -8,11 +8,11 @@ use crate::net::{Convolution, Kind, ValueId};
 use crate::no_code::{Lowered, NoCode, Otherwise, need};
 use crate::scalar::{add, input};
 
-/// Elements of a window that are gathered into one tensor, at most.
+/// Maximum number of elements of a window that are gathered into one tensor.
 const MOST_TAPS: i64 = 512;
 
 impl NodeImport<'_> {
-    /// A convolution over one or two dimensions, with its bias added behind it.
+    /// Lowers a convolution over one or two dimensions, followed by its bias.
     pub(crate) fn convolution(&mut self, found: &ConvShape, transposed: bool) -> Lowered {
         let (mut x, mut w, to) = (self.input(0)?, self.input(1)?, self.output()?);
         self.need_f32(x)?;
@@ -51,7 +51,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A convolution of images of any number of dimensions, as products with what windows see.
+    /// Lowers a convolution over any number of dimensions to products with the patches that windows see.
     pub(super) fn convolved(&mut self, found: &ConvShape, x: ValueId, w: ValueId) -> Lowered<ValueId> {
         let geometry = &found.geometry;
         let whole = |list: &[usize]| list.iter().map(|&n| n as i64).collect::<Vec<_>>();
@@ -62,7 +62,7 @@ impl NodeImport<'_> {
         let too_large = || NoCode::Size { what: "elements of a window", size: n_taps, most: MOST_TAPS };
         need(n_taps <= MOST_TAPS, too_large)?;
         let rank = image.len();
-        // No window reaches further.
+        // No window extends further.
         let reach = |d: usize| (out[d] - 1) * strides[d] + (kernel[d] - 1) * dilations[d] + 1;
         let padded: Vec<i64> = [n, c].into_iter().chain((0..rank).map(reach)).collect();
         let before: Vec<i64> = [0, 0].into_iter().chain(geometry.begins.iter().copied()).collect();
@@ -88,7 +88,7 @@ impl NodeImport<'_> {
         Ok(self.viewed("convolved", products, &[&[n, m], &out[..]].concat()))
     }
 
-    /// A convolution that none of those over one or two dimensions is.
+    /// Lowers a convolution that the one- and two-dimensional forms do not cover.
     fn convolution_by_products(&mut self, found: &ConvShape) -> Lowered {
         let (x, w, to) = (self.input(0)?, self.input(1)?, self.output()?);
         self.need_real(x)?;
@@ -97,7 +97,7 @@ impl NodeImport<'_> {
         self.biased(product, 2, to)
     }
 
-    /// A bias of each channel added, where there is one.
+    /// Adds the bias of each channel, if any.
     pub(super) fn biased(&mut self, x: ValueId, at: usize, to: ValueId) -> Lowered {
         let Some(bias) = self.try_input(at) else {
             self.push(Kind::View, &[x], to);
@@ -110,7 +110,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A transposed convolution: one of the image with zeros between its elements, by weights turned round.
+    /// Lowers a transposed convolution to a convolution of the image with zeros between its elements, by
+    /// flipped weights.
     fn transposed_convolution(&mut self, found: &ConvShape) -> Lowered {
         let (x, w, to) = (self.input(0)?, self.input(1)?, self.output()?);
         self.need_real(x)?;
@@ -134,7 +135,8 @@ impl NodeImport<'_> {
             self.step("wide", Kind::Pad(before, 0.0), &[apart], &wide)
         };
         let spread = self.viewed("spread", wide, &spread);
-        // Channels of each group first, then those that it reads, turned round along all other dimensions.
+        // The weights have the output channels of each group first, then its input channels, and are flipped
+        // along all other dimensions.
         let kernel: Vec<i64> = geometry.kernel.iter().map(|&k| k as i64).collect();
         let by_group = [&[groups, c / groups, m / groups], &kernel[..]].concat();
         let turned = [&[groups, m / groups, c / groups], &kernel[..]].concat();
@@ -148,7 +150,7 @@ impl NodeImport<'_> {
             geometry: tilewright_graph::op::Geometry {
                 begins: (0..rank).map(|d| reach(d) - geometry.begins[d]).collect(),
                 strides: vec![1; rank],
-                // Windows of a transposed one lie over its output.
+                // Windows of a transposed convolution slide over its output.
                 out: found.image.clone(),
                 ..geometry.clone()
             },
@@ -158,7 +160,7 @@ impl NodeImport<'_> {
         self.biased(product, 2, to)
     }
 
-    /// A convolution of bytes with zero points, in integers.
+    /// Lowers a convolution of 8-bit integers with zero points, in integer arithmetic.
     fn whole_convolution(&mut self, found: &ConvShape) -> Lowered {
         let (x, w, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let behind = self.shape(1)?.len() - 1;
@@ -195,7 +197,8 @@ impl NodeImport<'_> {
     }
 }
 
-/// The windows of a convolution over one or two dimensions, unless parts of the image are left out.
+/// Returns the geometry of a convolution over one or two dimensions; `None` if parts of the image are
+/// cropped.
 pub(crate) fn window_of(found: &ConvShape, transposed: bool) -> Option<Convolution> {
     let geometry = &found.geometry;
     let rank = geometry.kernel.len();
@@ -204,7 +207,7 @@ pub(crate) fn window_of(found: &ConvShape, transposed: bool) -> Option<Convoluti
     }
     let mut after = geometry.ends.clone();
     if transposed {
-        // What is added to the output's size is what the border behind it would leave out.
+        // Output padding reduces the padding after the output.
         let behind = |d: usize| {
             let reach = (geometry.out[d] as i64 - 1) * geometry.strides[d] as i64
                 + (geometry.kernel[d] as i64 - 1) * geometry.dilations[d] as i64
@@ -213,11 +216,11 @@ pub(crate) fn window_of(found: &ConvShape, transposed: bool) -> Option<Convoluti
         };
         after = (0..rank).map(behind).collect();
     }
-    // Beyond the windows' reach is beyond the operator here.
+    // Negative padding, where the output exceeds all windows, is not supported here.
     if after.iter().any(|&n| n < 0) {
         return None;
     }
-    // What has one dimension has rows of one element.
+    // One dimension becomes two: rows of one element.
     let two = |list: &[i64], rest: i64| if list.len() == 2 { [list[0], list[1]] } else { [rest, list[0]] };
     Some(Convolution {
         interleaved: false,

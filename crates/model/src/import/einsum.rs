@@ -10,14 +10,14 @@ use crate::net::{Kind, ValueId};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{input, mul};
 
-/// Places of entries in a list that has them all.
+/// Positions of entries in a list that contains all of them.
 fn places_in(list: &[usize], entries: &[usize]) -> Vec<usize> {
     let place = |entry| list.iter().position(|own| own == entry).expect("the list has all entries");
     entries.iter().map(place).collect()
 }
 
 impl NodeImport<'_> {
-    /// A sum of products of two tensors by indices, as products of matrices.
+    /// Lowers an `Einsum` of two tensors to matrix products.
     pub(super) fn einsum(&mut self, op: &Einsum) -> Lowered {
         let (a, b, to) = (self.input(0)?, self.input(1)?, self.output()?);
         self.need_f32(a)?;
@@ -61,7 +61,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Sums of products of tensors by any indices, as sums over all of these.
+    /// Lowers any `Einsum` to one sum over all its summed indices.
     pub(super) fn sums_by_indices(&mut self, op: &Einsum) -> Lowered {
         let to = self.output()?;
         let indices = op.indices(Inputs(&self.facts()))?;
@@ -71,7 +71,7 @@ impl NodeImport<'_> {
             let x = self.input(at)?;
             self.need_code(x)?;
             let shape = self.net.shape(x).to_vec();
-            // Each index once, in order; along one that is there twice lies a diagonal.
+            // Each index once, in order; a repeated index selects a diagonal.
             let mut once = own.clone();
             once.sort_unstable();
             once.dedup();

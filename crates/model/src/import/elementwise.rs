@@ -14,7 +14,7 @@ use crate::scalar::{self, add, choose_if, clip, input, less, max, min, number, s
 const CASTS: &str = "f16, bf16, f32, f64, booleans and integers";
 
 impl NodeImport<'_> {
-    /// Elements by elements: the node's output of all its inputs.
+    /// Lowers to an elementwise map of all inputs to the node's output.
     pub(crate) fn map(&mut self, value: impl FnOnce(&[Expr]) -> Option<Expr>) -> Lowered {
         let inputs = self.all_inputs()?;
         let to = self.output()?;
@@ -23,7 +23,7 @@ impl NodeImport<'_> {
             .iter()
             .enumerate()
             .map(|(at, &id)| match self.net.literal(id) {
-                // A number of a higher rank would make the output's rank higher.
+                // A constant of a higher rank would raise the output's rank.
                 Some(x) if self.net.shape(id).len() <= self.net.shape(to).len() => x,
                 _ => input(at),
             })
@@ -54,7 +54,7 @@ impl NodeImport<'_> {
         })
     }
 
-    /// Between bounds that are known, or are inputs.
+    /// Lowers a clip to bounds that are constants or inputs.
     pub(super) fn clipped(&mut self, op: &Clip) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_code(x)?;
@@ -63,7 +63,7 @@ impl NodeImport<'_> {
             (Some(x), _) => number(x),
             (None, None) => number(none),
             (None, Some(id)) => match self.net.literal(id) {
-                // NaN is no bound.
+                // NaN is not a bound.
                 Some(Expr::Const(x)) if x.is_nan() => number(none),
                 Some(x) => x,
                 None => {
@@ -80,7 +80,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A triangle of each matrix.
+    /// Lowers the selection of a triangle of each matrix.
     pub(super) fn trilu(&mut self, op: &Trilu) -> Lowered {
         let (x, to, shape) = (self.input(0)?, self.output()?, self.shape(0)?);
         self.need_code(x)?;
@@ -102,7 +102,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// All as it is, and all of it kept.
+    /// Lowers a dropout, which does nothing in inference: the mask keeps all elements.
     pub(super) fn dropout(&mut self) -> Lowered {
         let x = self.input(0)?;
         if let Some(to) = self.try_output(0) {
@@ -117,7 +117,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A function of each element that kernels do not have.
+    /// Lowers a unary function that kernels do not support to a C function.
     fn unary_in_c(&mut self, f: Unary) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         if f == Unary::BitwiseNot {
@@ -132,7 +132,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A function of each integer, in f64 unless it is exact in integers.
+    /// Lowers a unary function of integers, in f64 unless it is exact in integers.
     fn unary_of_whole(&mut self, f: Unary) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         let (least, most) = self.net.value(x).dtype.integer_range();
@@ -140,7 +140,7 @@ impl NodeImport<'_> {
             && bias.fract() == 0.0
             && lambd >= 0.0
         {
-            // An integer is beyond a bound where it is beyond the bound's next integer inwards.
+            // An integer exceeds a bound if it exceeds the bound rounded to an integer towards the inside.
             let low = number((-lambd).ceil().max(least as f64));
             let high = number(lambd.floor().min(most as f64));
             let above = choose_if(less(high, input(0)), sub(input(0), number(bias)), number(0.0));
@@ -155,8 +155,8 @@ impl NodeImport<'_> {
         })
     }
 
-    /// Lowers the node in f64, where integers are what it reads first and what it gives; numbers
-    /// beyond these are the nearest ones.
+    /// Lowers a node whose first input and output are integers in f64; results outside the integers' range
+    /// saturate.
     pub(super) fn in_doubles(&mut self, lower: impl FnOnce(&mut Self) -> Lowered) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         let (shape, out) = (self.net.shape(x).to_vec(), self.net.shape(to).to_vec());
@@ -171,7 +171,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A function of two elements that kernels do not have.
+    /// Lowers a binary function that kernels do not support to a C function.
     fn binary_in_c(&mut self, f: Binary) -> Lowered {
         let (a, b, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let function = match f {
@@ -188,7 +188,7 @@ impl NodeImport<'_> {
         self.binary_of(function, a, b, to)
     }
 
-    /// Raises integers to powers of integers; lower bits of a power are those of the power of i64.
+    /// Raises integers to integer powers. Narrower results are the low bits of the power in i64.
     fn whole_power(&mut self, a: ValueId, b: ValueId, to: ValueId) -> Lowered {
         let shape = self.net.shape(to).to_vec();
         let [a, b] = [a, b].map(|id| self.whole_map("wide", input(0), &[id], &shape));
@@ -219,7 +219,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Lowers a function of one operand; of integers in f64, where it has no exact form.
+    /// Lowers a function of one operand; for integers in f64, unless it has an exact form.
     pub(super) fn unary(&mut self, f: Unary) -> Lowered {
         if !scalar::is_whole(f) && self.is_whole(self.input(0)?) {
             return self.unary_in_c(f).otherwise(|| self.unary_of_whole(f));
@@ -236,7 +236,7 @@ impl NodeImport<'_> {
         let is_exact = self.decides();
         self.map(|x| match f {
             Binary::Pow if is_whole && !exponent_is_whole => Some(scalar::power_of_whole(x[0].clone(), x[1].clone())),
-            // A product with the inverse is less than an integer that the quotient is.
+            // A product with the inverse may round below a quotient that is an integer.
             Binary::Div if is_exact => Some(Expr::binary(BinaryOp::Div, x[0].clone(), x[1].clone())),
             f if is_whole => scalar::binary_of_whole(f, x[0].clone(), x[1].clone()),
             f => scalar::binary(f, x[0].clone(), x[1].clone()),
@@ -263,12 +263,13 @@ impl NodeImport<'_> {
 
     /// Lowers a conversion to another type.
     pub(super) fn cast(&mut self) -> Lowered {
-        // The second operand only lends its type.
+        // Only the type of the second operand is used.
         self.inputs.truncate(1);
         let (x, to) = (self.input(0)?, self.output()?);
         match self.net.value(to).dtype {
             dtype if self.net.value(x).dtype == dtype => self.view(),
-            // Integers beyond these few bits keep their lowest bits, which stores of bytes do not see to.
+            // An integer that does not fit these few bits must be truncated to its low bits, which stores of
+            // bytes do not do.
             DType::I2 | DType::I4 | DType::U2 | DType::U4 => Err(self.no_code_for(to, "integers of 8 to 64 bits")),
             DType::Bool => self.map(|x| Some(scalar::is_not_zero(x[0].clone()))),
             _ => {

@@ -11,7 +11,7 @@ use crate::net::{Kind, ValueId};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{input, mul};
 
-/// Elements of a matrix that a Fourier transform multiplies by, at most.
+/// Maximum number of elements of the matrix of a Fourier transform.
 const MOST_OF_TRANSFORM: usize = 1 << 24;
 
 impl NodeImport<'_> {
@@ -30,8 +30,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// The matrix, in the precision of a value, that `rows` of complex numbers, or of numbers, are multiplied
-    /// by for `n_out` terms of their Fourier transform of length `n`.
+    /// Makes the matrix of a Fourier transform of length `n`, in the precision of `like`: rows of `n_in`
+    /// complex or real numbers multiplied by it yield `n_out` terms.
     fn transform(
         &mut self,
         like: ValueId,
@@ -51,14 +51,14 @@ impl NodeImport<'_> {
         need(n > 0, || NoCode::Form("transforms of no numbers"))?;
         let (sign, share) = if is_inverse { (1.0, 1.0 / n as f64) } else { (-1.0, 1.0) };
         let mut numbers = vec![0.0; rows * columns];
-        // Of numbers the other half of their transform is this one turned round, with other signs of sines.
+        // For real numbers, the second half of the transform is the first one reversed and conjugated.
         let n_given = if out_parts == 1 { n_in.min(n / 2 + 1) } else { n_in.min(n) };
         for t in 0..n_given {
             let times = if out_parts == 1 && t > 0 && 2 * t != n { 2.0 } else { 1.0 };
             for k in 0..n_out {
                 let (sine, cosine) = (sign * TAU * ((k * t) % n) as f64 / n as f64).sin_cos();
                 for part in 0..parts {
-                    // i times a number is it turned by a right angle.
+                    // A multiplication by i is a rotation by a right angle.
                     let terms = if part == 0 { [cosine, sine] } else { [-sine, cosine] };
                     for out_part in 0..out_parts {
                         numbers[(t * parts + part) * columns + k * out_parts + out_part] =
@@ -70,7 +70,7 @@ impl NodeImport<'_> {
         Ok(self.real_constant("waves", like, &[rows as i64, columns as i64], &numbers))
     }
 
-    /// A Fourier transform along a dimension, as a product with a matrix.
+    /// Lowers a Fourier transform along a dimension to a product with a matrix.
     pub(super) fn fourier(&mut self, op: &Dft) -> Lowered {
         let (x, to, shape) = (self.input(0)?, self.output()?, self.shape(0)?);
         self.need_real(x)?;
@@ -109,7 +109,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Fourier transforms of windows of a signal.
+    /// Lowers Fourier transforms of windows of a signal.
     pub(super) fn windows_of_fourier(&mut self, _: &Stft) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_real(x)?;

@@ -10,7 +10,7 @@ use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, choose_if, input, less, max, min, mul, not, number, where_less};
 
 impl NodeImport<'_> {
-    /// Lowers to one position of a dimension, without that dimension.
+    /// Lowers to a slice at one position of a dimension, without that dimension.
     fn part(&mut self, from: ValueId, axis: usize, place: i64, to: ValueId) -> Lowered {
         self.need_code(from)?;
         let mut shape = self.net.shape(from).to_vec();
@@ -22,7 +22,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Elements at the numbers of `index` along a dimension.
+    /// Lowers to a gather of the elements at the positions `index` along a dimension.
     fn gathered(&mut self, from: ValueId, index: ValueId, axis: usize, by_element: bool, to: ValueId) -> Lowered {
         self.need_code(from)?;
         self.need_integers(index)?;
@@ -30,7 +30,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Slices at known tuples of places, without dimensions that both have in common.
+    /// Lowers to slices at constant index tuples; batches are not supported.
     pub(super) fn gathered_by_tuples(&mut self, n_batch_dims: usize) -> Lowered {
         let (from, index, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let shape = self.shape(0)?;
@@ -61,7 +61,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Lowers one-hot: one of two numbers at the position of an index along a new dimension, the other
+    /// Lowers one-hot: along a new dimension, one number at the position of an index and another number
     /// elsewhere.
     pub(super) fn one_hot(&mut self, op: &OneHot) -> Lowered {
         let (index, values, to) = (self.input(0)?, self.input(2)?, self.output()?);
@@ -90,7 +90,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Slices at tuples of places that are known in a run alone, in batches that both have in common.
+    /// Lowers to slices at index tuples known only in a run, in batches along shared leading dimensions.
     pub(super) fn gathered_at(&mut self, n_batch: usize) -> Lowered {
         let (from, index, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let (shape, tuples) = (self.shape(0)?, self.shape(1)?);
@@ -124,7 +124,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Slices for which a known condition holds.
+    /// Lowers to the slices for which a constant condition holds.
     pub(super) fn compressed(&mut self, along: Option<i64>) -> Lowered {
         let (x, holds, to, mut shape) = (self.input(0)?, self.input(1)?, self.output()?, self.shape(0)?);
         self.need_code(x)?;
@@ -144,7 +144,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Columns of `n` rows of `depth` numbers each.
+    /// Splits `n` rows of `depth` numbers into columns.
     pub(super) fn tuple_columns(&mut self, rows: ValueId, n: i64, depth: i64) -> Vec<ValueId> {
         let table = self.step("tuples", Kind::View, &[rows], &[n, depth]);
         let column = |k: i64| {
@@ -154,7 +154,7 @@ impl NodeImport<'_> {
         (0..depth).map(column).collect()
     }
 
-    /// Lowers elements at the positions of one dimension that an operand says: one position is a slice.
+    /// Lowers a gather along one dimension; a single constant position becomes a slice.
     pub(super) fn gather(&mut self, op: &Gather) -> Lowered {
         let (from, index, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let axis = axis(op.axis, self.shape(0)?.len())?;
@@ -164,7 +164,7 @@ impl NodeImport<'_> {
         }
     }
 
-    /// Lowers elements each of which has a position of its own along one dimension.
+    /// Lowers a gather in which each element has its own position along one dimension.
     pub(super) fn gather_elements(&mut self, op: &GatherElements) -> Lowered {
         let (from, index, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let axis = axis(op.axis, self.shape(0)?.len())?;
@@ -172,7 +172,7 @@ impl NodeImport<'_> {
     }
 }
 
-/// An index that counts from the end where it is negative.
+/// Normalises an index, which counts from the end if it is negative.
 pub(crate) fn from_start(index: Expr, n: i64) -> Expr {
     where_less(index.clone(), number(0.0), add(index.clone(), number(n as f64)), index)
 }

@@ -9,7 +9,7 @@ use crate::net::{Kind, Net, Node, ValueId};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::input;
 
-/// A node of the graph on its way into the net.
+/// Node of the graph that is being imported into the net.
 pub(crate) struct NodeImport<'a> {
     pub(super) graph: &'a Graph,
     pub(crate) node: &'a GraphNode,
@@ -20,10 +20,10 @@ pub(crate) struct NodeImport<'a> {
     pub(crate) dots: bool,
 }
 
-/// Types that functions of numbers have code for.
+/// Types for which functions of real numbers have code.
 pub(super) const REALS: &str = "f32 and f64";
 
-/// Sizes as the net has them.
+/// Converts sizes to the type that nets use.
 pub(super) fn ints(list: &[usize]) -> Vec<i64> {
     list.iter().map(|&n| n as i64).collect()
 }
@@ -68,18 +68,18 @@ impl NodeImport<'_> {
         self.net.value(id).dtype == DType::F32
     }
 
-    /// Tells whether a value has no elements.
+    /// Whether a value has no elements.
     pub(crate) fn is_empty(&self, id: ValueId) -> bool {
         self.net.value(id).n_elements() == 0
     }
 
-    /// Whether there is code for its elements. Nothing but a cast has such for numbers of 16 bits, since
-    /// graphs are widened.
+    /// Whether there is code for a value's element type. For 16-bit floats only casts have code, since graphs
+    /// are widened.
     pub(super) fn has_code(&self, id: ValueId) -> bool {
         self.net.element_type(id).is_some_and(|dtype| !dtype.is_half())
     }
 
-    /// Whether its elements are integers or booleans that there is code for.
+    /// Whether a value's elements are integers or booleans for which there is code.
     pub(crate) fn is_whole(&self, id: ValueId) -> bool {
         self.net.element_type(id).is_some_and(|dtype| !dtype.is_float())
     }
@@ -94,7 +94,7 @@ impl NodeImport<'_> {
         (0..self.inputs.len()).map(|at| self.input(at)).collect()
     }
 
-    /// Returns an output, where it is read and has elements.
+    /// Returns an output; `None` if it is unused or has no elements.
     pub(crate) fn try_output(&self, at: usize) -> Option<ValueId> {
         self.outputs.get(at).copied().flatten()
     }
@@ -120,7 +120,7 @@ impl NodeImport<'_> {
         self.net.value(id).constant.as_ref().ok_or_else(|| self.unknown(id))
     }
 
-    /// Returns the number that a constant input of one element is.
+    /// Returns the only element of a constant input.
     pub(super) fn known_number(&self, at: usize) -> Lowered<f64> {
         let id = self.input(at)?;
         self.net.scalar(id).ok_or_else(|| self.unknown(id))
@@ -146,27 +146,27 @@ impl NodeImport<'_> {
         NoCode::Rank { value: self.name(id), rank: self.net.shape(id).len(), takes }
     }
 
-    /// Asks for elements that kernels compute with.
+    /// Checks that kernels support a value's element type.
     pub(super) fn need_code(&self, id: ValueId) -> Lowered {
         need(self.has_code(id), || self.no_code_for(id, "f32, f64, booleans and integers"))
     }
 
-    /// Asks for elements that functions of numbers have code for.
+    /// Checks that functions of real numbers have code for a value's element type.
     pub(super) fn need_real(&self, id: ValueId) -> Lowered {
         need(self.is_real(id), || self.no_code_for(id, REALS))
     }
 
-    /// Asks for elements of f32.
+    /// Checks that a value's elements are f32.
     pub(crate) fn need_f32(&self, id: ValueId) -> Lowered {
         need(self.is_f32(id), || self.no_code_for(id, "f32"))
     }
 
-    /// Asks for integers or booleans.
+    /// Checks that a value's elements are integers or booleans.
     pub(crate) fn need_integers(&self, id: ValueId) -> Lowered {
         need(self.is_whole(id), || self.no_code_for(id, "booleans and integers"))
     }
 
-    /// Asks for two values whose elements are of one type.
+    /// Checks that two values have the same element type.
     pub(super) fn need_same_type(&self, a: ValueId, b: ValueId) -> Lowered {
         let typed = |id| (self.name(id), self.net.value(id).dtype);
         need(self.net.value(a).dtype == self.net.value(b).dtype, || NoCode::Mixed(typed(a), typed(b)))
@@ -178,35 +178,35 @@ impl NodeImport<'_> {
         output
     }
 
-    /// A node that makes several values.
+    /// Adds a node with several outputs.
     pub(super) fn push_several(&mut self, kind: Kind, inputs: &[ValueId], outputs: &[ValueId]) {
         let inputs = inputs.iter().map(|&id| Some(id)).collect();
         self.net.nodes.push(Node { kind, inputs, outputs: outputs.to_vec(), origin: self.node.place.node.clone() });
     }
 
-    /// A value on the way to the node's output.
+    /// Adds an intermediate value.
     pub(crate) fn value(&mut self, what: &str, dtype: DType, shape: &[i64]) -> ValueId {
         let name = format!("{}.{what}", self.node.place.node);
         self.net.add_value(&name, dtype, shape)
     }
 
-    /// A node whose output is on the way, of the type of what it reads first.
+    /// Adds a node with an intermediate result, of the type of its first input.
     pub(crate) fn step(&mut self, what: &str, kind: Kind, inputs: &[ValueId], shape: &[i64]) -> ValueId {
         let to = self.value(what, self.net.value(inputs[0]).dtype, shape);
         self.push(kind, inputs, to)
     }
 
-    /// Whether a last digit of the node's output decides.
+    /// Whether a rounding error of the node's output may change a result discontinuously.
     pub(super) fn decides(&self) -> bool {
         self.node.outputs[0].is_some_and(|to| decides(self.graph, to))
     }
 
-    /// The graph that the node is of.
+    /// Graph of the node.
     pub(crate) fn graph(&self) -> &Graph {
         self.graph
     }
 
-    /// A constant of integers.
+    /// Adds a constant of integers.
     pub(crate) fn whole_constant(&mut self, what: &str, dtype: DType, shape: &[i64], numbers: &[i64]) -> ValueId {
         let id = self.value(what, dtype, shape);
         let numbers: Vec<i128> = numbers.iter().map(|&n| n.into()).collect();
@@ -241,28 +241,28 @@ impl NodeImport<'_> {
         Ok(self.push(Kind::Map(input(0)), &[id], to))
     }
 
-    /// Whether its elements are numbers that functions of numbers have code for.
+    /// Whether functions of real numbers have code for a value's element type.
     pub(super) fn is_real(&self, id: ValueId) -> bool {
         matches!(self.net.value(id).dtype, DType::F32 | DType::F64)
     }
 
-    /// A value in another shape of as many elements.
+    /// Reshapes a value.
     pub(crate) fn viewed(&mut self, what: &str, x: ValueId, shape: &[i64]) -> ValueId {
         if self.net.shape(x) == shape { x } else { self.step(what, Kind::View, &[x], shape) }
     }
 
-    /// A value repeated to a larger shape.
+    /// Broadcasts a value to a larger shape.
     pub(super) fn repeated(&mut self, what: &str, x: ValueId, shape: &[i64]) -> ValueId {
         if self.net.shape(x) == shape { x } else { self.step(what, Kind::Map(input(0)), &[x], shape) }
     }
 
-    /// Integers of i64 that an expression makes of others.
+    /// Adds a map of integers to i64.
     pub(crate) fn whole_map(&mut self, what: &str, value: Expr, inputs: &[ValueId], shape: &[i64]) -> ValueId {
         let to = self.value(what, DType::I64, shape);
         self.push(Kind::Map(value), inputs, to)
     }
 
-    /// Multiples of a number along one of `rank` dimensions.
+    /// Adds a constant of `n` multiples of `stride` along one of `rank` dimensions.
     pub(super) fn counted(&mut self, rank: usize, axis: usize, n: i64, stride: i64) -> ValueId {
         let mut along = vec![1; rank];
         along[axis] = n;

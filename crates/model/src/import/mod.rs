@@ -1,7 +1,7 @@
 //! Import of a graph of many operators to a net of few kinds of operations.
 //!
-//! [`NodeImport::lower`] dispatches on the operator; the lowerings lie in a file for each family. The reason
-//! why a node has no lowering is kept with it.
+//! [`NodeImport::lower`] dispatches on the operator; there is a file of lowerings for each family. If a node
+//! has no lowering, the reason is stored with it.
 
 mod any_length;
 mod attention;
@@ -56,17 +56,17 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
     net.outputs = graph.outputs.iter().map(|id| ValueId(id.0 as usize)).collect();
     for (_, node) in graph.nodes() {
         let inputs: Vec<Option<ValueId>> = node.inputs.iter().map(|id| id.map(|id| ValueId(id.0 as usize))).collect();
-        // What nobody reads need not be there.
+        // Unused outputs are omitted.
         let is_read = |id: &tilewright_graph::ValueId| !graph.value(*id).users.is_empty() || graph.outputs.contains(id);
         let outputs: Vec<Option<ValueId>> =
             node.outputs.iter().map(|id| id.filter(is_read).map(|id| ValueId(id.0 as usize))).collect();
         let mut job = NodeImport { graph, node, net: &mut net, inputs: inputs.clone(), outputs: outputs.clone(), dots };
         let n_nodes = job.net.nodes.len();
-        // Values on the way of what has no code after all are read by nobody.
+        // If the lowering fails, the intermediate values that it added stay unused.
         if let Err(reason) = job.lower() {
             job.net.nodes.truncate(n_nodes);
             job.inputs = inputs;
-            // What has no elements is known by now.
+            // Outputs without elements are constants by now.
             job.outputs = outputs.into_iter().map(|id| id.filter(|id| !job.is_empty(*id))).collect();
             if job.evaluate().is_none() {
                 job.host(reason);
@@ -78,8 +78,8 @@ pub fn import(graph: &Graph, dots: bool) -> Net {
     net
 }
 
-/// Makes states of inputs with a length that runs say: those that alone are read ahead of what is new, by a
-/// concatenation which is an output.
+/// Turns inputs of open length into states: those whose only reader concatenates them with new elements to an
+/// output.
 fn keep_states(graph: &Graph, net: &mut Net) {
     let (users, producers) = (net.users(), net.producers());
     let of_graph = |id: ValueId| graph.value(tilewright_graph::ValueId(id.0 as u32));
@@ -87,14 +87,15 @@ fn keep_states(graph: &Graph, net: &mut Net) {
         let node = &net.nodes[at];
         let (Kind::Concat(axis), &[Some(past), Some(new)]) = (&node.kind, &node.inputs[..]) else { continue };
         let (axis, value) = (*axis, node.output());
-        // Exporters join a cache that was empty with an input, which makes a view of the whole.
+        // Exporters also concatenate an initially empty cache with an input, which leaves a view of the
+        // whole.
         let (past, reader) = match producers[past.0].map(|view| (&net.nodes[view], view)) {
             Some((view, at_view)) if matches!(view.kind, Kind::View) && users[past.0] == [at] => {
                 (view.input(0), at_view)
             }
             _ => (past, at),
         };
-        // Outputs are views of what is computed for them.
+        // Outputs are views of computed values.
         let is_view = |user: &&usize| matches!(net.nodes[**user].kind, Kind::View);
         let views = users[value.0].iter().filter(is_view).map(|&user| net.nodes[user].output());
         let Some(present) = std::iter::once(value).chain(views).find(|id| net.outputs.contains(id)) else { continue };
@@ -111,7 +112,7 @@ fn keep_states(graph: &Graph, net: &mut Net) {
 }
 
 impl NodeImport<'_> {
-    /// Lowers the node to operations that have code, or says why there is none.
+    /// Lowers the node to operations that have code, or returns the reason why there is none.
     fn lower(&mut self) -> Lowered {
         self.check_outputs()?;
         let node = self.node;
@@ -172,7 +173,7 @@ impl NodeImport<'_> {
         }
     }
 
-    /// Lowers a node of the operators that are layers of networks, or much like them.
+    /// Lowers a node whose operator is a network layer, or similar.
     fn lower_layer(&mut self, op: &Op) -> Lowered {
         match op {
             // Normalizations.
@@ -223,8 +224,8 @@ impl NodeImport<'_> {
         }
     }
 
-    /// Checks that outputs besides the first have lowerings where they are read, and makes those without
-    /// elements constants: there is nothing to compute of them.
+    /// Checks that the used outputs besides the first have lowerings, and makes outputs without elements
+    /// constants.
     fn check_outputs(&mut self) -> Lowered {
         let has_several = matches!(
             self.node.op,
@@ -258,7 +259,7 @@ impl NodeImport<'_> {
         }
     }
 
-    /// Leaves the node to the reference, which evaluates it, for this reason.
+    /// Leaves the node to the reference, for this reason.
     fn host(&mut self, reason: NoCode) {
         let dummy = |net: &mut Net, at: usize, node: &GraphNode| {
             net.add_value(&format!("{}.unused{at}", node.place.node), DType::F32, &[0])
@@ -275,7 +276,7 @@ impl NodeImport<'_> {
         });
     }
 
-    /// The node's outputs as constants, where all that it reads is known or has no elements.
+    /// Evaluates the node if all of its inputs are known or have no elements; its outputs become constants.
     fn evaluate(&mut self) -> Option<()> {
         let empty = |ty: &TensorType| Tensor::new(ty.clone(), Bytes::new());
         let outputs: Vec<ValueId> = self.outputs.iter().flatten().copied().collect();

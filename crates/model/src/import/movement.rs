@@ -21,7 +21,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Borders of a known number, or of elements that lie on a line.
+    /// Lowers a padding with a constant, or with elements at positions that an affine map gives.
     pub(super) fn padded(&mut self, pad: &Pad) -> Lowered {
         let borders = pad.borders(Inputs(&self.facts()))?;
         let fill = match &pad.attributes {
@@ -58,7 +58,7 @@ impl NodeImport<'_> {
         }
     }
 
-    /// A tensor with its borders mirrored.
+    /// Pads a tensor by reflection.
     fn reflected(&mut self, mut from: ValueId, borders: &[(i64, i64)], to: ValueId) -> Lowered {
         self.need_f32(from)?;
         let mut shape = self.net.shape(from).to_vec();
@@ -83,7 +83,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A tensor in another shape, its dimensions in another order, in the output's shape.
+    /// Lowers to a reshape, a transpose, and a reshape to the output's shape.
     fn regrouped(&mut self, x: ValueId, split: &[i64], order: Vec<usize>, to: ValueId) -> Lowered {
         let turned: Vec<i64> = order.iter().map(|&d| split[d]).collect();
         let x = self.step("split", Kind::View, &[x], split);
@@ -92,14 +92,14 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Elements at other places.
+    /// Adds an operation that moves elements.
     pub(crate) fn moved(&mut self, kind: Kind, from: ValueId, to: ValueId) -> Lowered {
         self.need_code(from)?;
         self.push(kind, &[from], to);
         Ok(())
     }
 
-    /// The beginnings of sequences reversed.
+    /// Lowers a reversal of the beginnings of sequences.
     pub(super) fn reversed(&mut self, op: &ReverseSequence) -> Lowered {
         let (x, lengths, to, shape) = (self.input(0)?, self.input(1)?, self.output()?, self.shape(0)?);
         let rank = shape.len();
@@ -117,7 +117,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A tensor repeated along its dimensions.
+    /// Lowers a repetition of a tensor along its dimensions.
     pub(super) fn tiled(&mut self) -> Lowered {
         let (x, to, shape) = (self.input(0)?, self.output()?, self.shape(0)?);
         self.need_code(x)?;
@@ -134,7 +134,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Cut or padded around the centre.
+    /// Lowers a crop or padding around the centre.
     pub(crate) fn centred(&mut self, _: &CenterCropPad) -> Lowered {
         let (x, to, shape) = (self.input(0)?, self.output()?, self.shape(0)?);
         let out = self.net.shape(to).to_vec();
@@ -142,7 +142,7 @@ impl NodeImport<'_> {
         self.moved(Kind::Pad(shape.iter().zip(&out).map(before).collect(), 0.0), x, to)
     }
 
-    /// Borders of any mode, dimension by dimension; a number that is known in a run alone around the rest.
+    /// Lowers a padding of any mode, dimension by dimension, also with a number that is known only in a run.
     pub(super) fn bordered(&mut self, op: &Pad) -> Lowered {
         let (x, to, shape) = (self.input(0)?, self.output()?, self.shape(0)?);
         let borders = op.borders(Inputs(&self.facts()))?;
@@ -258,8 +258,7 @@ impl NodeImport<'_> {
     }
 }
 
-/// Operation that puts dimensions into another order: only a view where those of one element alone change
-/// places.
+/// Operation that permutes dimensions: a view if only dimensions of size 1 change their position.
 pub(super) fn turning(shape: &[i64], order: &[usize]) -> Kind {
     let moved = order.iter().filter(|axis| shape[**axis] != 1);
     if moved.is_sorted() { Kind::View } else { Kind::Transpose(order.to_vec()) }

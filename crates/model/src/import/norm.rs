@@ -14,7 +14,7 @@ use crate::no_code::{Lowered, need};
 use crate::scalar::{add, choose_if, div, input, less, mul, not, number, of, sub};
 
 impl NodeImport<'_> {
-    /// Mean 0 and variance 1 along dimensions.
+    /// Normalises to mean 0 and variance 1 along dimensions.
     fn normalised(&mut self, x: ValueId, axes: Vec<usize>, epsilon: f64) -> Lowered<ValueId> {
         self.need_real(x)?;
         let shape = self.net.shape(x).to_vec();
@@ -31,7 +31,7 @@ impl NodeImport<'_> {
         Ok(self.step("normal", Kind::Map(mul(input(0), input(1))), &[apart, factor], &shape))
     }
 
-    /// Times a scale, plus an offset, which may be left out.
+    /// Multiplies by a scale and adds an offset, each optional.
     fn scaled(&mut self, x: ValueId, scale: Option<ValueId>, offset: Option<ValueId>, to: ValueId) -> Lowered {
         let inputs: Vec<ValueId> = [Some(x), scale, offset].into_iter().flatten().collect();
         let scaled = if scale.is_some() { mul(input(0), input(1)) } else { input(0) };
@@ -40,7 +40,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Groups of channels with mean 0 and variance 1, scaled and moved by group or by channel.
+    /// Lowers a normalization of groups of channels to mean 0 and variance 1, with scale and offset per group
+    /// or channel.
     pub(super) fn group_normalization(&mut self, op: &GroupNormalization) -> Lowered {
         let (x, scale, offset, to) = (self.input(0)?, self.input(1)?, self.input(2)?, self.output()?);
         let shape = self.net.shape(x).to_vec();
@@ -65,20 +66,21 @@ impl NodeImport<'_> {
         self.scaled(normal, Some(scale), Some(offset), to)
     }
 
-    /// Divided by the norm along a dimension; nothing but zeros stays as it is.
+    /// Lowers a division by the norm along a dimension; vectors of zeros are unchanged.
     pub(super) fn lp_normalization(&mut self, op: &LpNormalization) -> Lowered {
         let (x, to, mut kept) = (self.input(0)?, self.output()?, self.shape(0)?);
         let axis = axis(op.axis, kept.len())?;
         kept[axis] = 1;
         let norm = self.norm(x, Kind::Reduce(ReduceOp::Sum, vec![axis]), op.p, &kept)?;
-        // A norm of NaN is not 0: what follows from it is NaN.
+        // A norm of NaN is not 0, so the results are NaN.
         let is_zero = less(input(1), number(1.0)).and(not(less(number(0.0), input(1))));
         let value = choose_if(is_zero, number(0.0), Expr::binary(BinaryOp::Div, input(0), input(1)));
         self.push(Kind::Map(value), &[x, norm], to);
         Ok(())
     }
 
-    /// Sums, and how many each is of, along dimensions that stay with size 1.
+    /// Sums along dimensions, which are kept with size 1; also returns the shape and the number of terms of
+    /// each sum.
     pub(super) fn sums(&mut self, x: ValueId, axes: &[usize]) -> (ValueId, Vec<i64>, f64) {
         let mut kept = self.net.shape(x).to_vec();
         let n: i64 = axes.iter().map(|&axis| kept[axis]).product();
@@ -87,7 +89,7 @@ impl NodeImport<'_> {
         (sum, kept, n as f64)
     }
 
-    /// Means and variances along dimensions, and how far elements are from their means.
+    /// Computes means and variances along dimensions, and the deviations of elements from their means.
     fn moments(&mut self, x: ValueId, axes: &[usize]) -> [ValueId; 3] {
         let shape = self.net.shape(x).to_vec();
         let (sum, kept, n) = self.sums(x, axes);
@@ -100,7 +102,7 @@ impl NodeImport<'_> {
         [mean, variance, apart]
     }
 
-    /// Mean 0 and variance 1 along dimensions.
+    /// Normalises to mean 0 and variance 1 along dimensions.
     pub(super) fn mean_variance(&mut self, op: &MeanVarianceNormalization) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_real(x)?;
@@ -112,7 +114,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// The means and inverse deviations that a normalization of last dimensions gives besides.
+    /// Computes the optional outputs of a layer normalization: means and inverse standard deviations.
     fn layer_statistics(&mut self, op: &LayerNormalization) -> Lowered {
         let x = self.input(0)?;
         let outputs = [1, 2].map(|at| self.try_output(at));
@@ -131,7 +133,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Channels scaled and moved by statistics that are inputs, or the batch's own.
+    /// Normalises channels by statistics that are inputs, or those of the batch.
     fn batch_normalization(&mut self, op: &BatchNormalization) -> Lowered {
         let (x, shape) = (self.input(0)?, self.shape(0)?);
         self.need_real(x)?;

@@ -12,7 +12,7 @@ use crate::no_code::{Lowered, need};
 use crate::scalar::{self, input, mul, number, of};
 
 impl NodeImport<'_> {
-    /// Norms of what a reduction or windows have together.
+    /// Computes p-norms over a reduction or windows.
     pub(super) fn norm(&mut self, x: ValueId, kind: Kind, p: f64, shape: &[i64]) -> Lowered<ValueId> {
         self.need_real(x)?;
         let own = self.net.shape(x).to_vec();
@@ -30,7 +30,7 @@ impl NodeImport<'_> {
         Ok(self.step("norm", Kind::Map(root), &[sum], shape))
     }
 
-    /// The largest number of each window, and where it is.
+    /// Computes the largest number of each window, and its position.
     fn pooled_places(&mut self, geometry: &Geometry, columns_first: bool) -> Lowered {
         let (x, shape) = (self.input(0)?, self.shape(0)?);
         let dtype = self.net.value(x).dtype;
@@ -99,7 +99,7 @@ impl NodeImport<'_> {
     ) -> Lowered {
         let out = self.net.shape(to)[2..].to_vec();
         let image = self.shape(0)?[2..].to_vec();
-        // Positions of a window that count, of each dimension.
+        // Number of counted positions of each window along a dimension.
         let counts = |d: usize| -> Vec<i64> {
             let (low, high) = match counts_borders {
                 true => (-geometry.begins[d], image[d] + geometry.ends[d]),

@@ -14,7 +14,7 @@ use crate::scalar::{add, input, mul, number};
 const MOST_APART: i64 = 4;
 
 impl NodeImport<'_> {
-    /// A product of matrices or of many.
+    /// Multiplies two matrices, or batches of matrices.
     pub(super) fn product_of(&mut self, a: ValueId, b: ValueId, to: ValueId) -> Lowered {
         self.need_f32(a)?;
         self.need_f32(b)?;
@@ -34,14 +34,13 @@ impl NodeImport<'_> {
         }
         let mut factors = [a, b];
         let product = Kind::Product { turned: false, heads: None };
-        // Rows of an open number are not joined with those of the next matrix: they do not lie one behind the
-        // other.
+        // Matrices with an open number of rows are not merged: their rows are not contiguous.
         let is_apart = n_products > 1 && self.net.open_size == Some(m) && self.net.value(b).constant.is_none();
         let (kind, left, right, out) = if n_right == 1 && !is_apart {
-            // One matrix for all: they are the rows of one product.
+            // Operand B is shared: the rows of all matrices are those of one product.
             (product, vec![n_products * m, k], vec![k, n], vec![n_products * m, n])
         } else if n_left == 1 && [m, n, k, n_products].iter().all(|&size| size > 0) {
-            // One matrix for all: the weights of a convolution of images, by single elements.
+            // Operand A is shared: it becomes the weights of a 1×1 convolution.
             factors.reverse();
             let kind = Convolution {
                 groups: 1,
@@ -128,7 +127,7 @@ impl NodeImport<'_> {
         Ok(self.viewed("products", sums, &[&batch[..], &[m, n]].concat()))
     }
 
-    /// Multiplies matrices `[.., m, k]` by as many of `[.., n, k]`, or `[.., k, n]` unless they are turned.
+    /// Multiplies matrices `[.., m, k]` by as many `[.., n, k]`, or `[.., k, n]` if `turned` is false.
     pub(super) fn matrix_product(&mut self, what: &str, a: ValueId, b: ValueId, turned: bool) -> ValueId {
         let (of_a, of_b) = (self.net.shape(a).to_vec(), self.net.shape(b).to_vec());
         let (&[ref outer @ .., m, k], &[.., rows, columns]) = (&of_a[..], &of_b[..]) else {
@@ -139,7 +138,7 @@ impl NodeImport<'_> {
         if self.is_f32(a) {
             return self.step(what, Kind::Product { turned, heads: None }, &[a, b], &out);
         }
-        // Sums go along the last dimension of turned factors, else along the one before.
+        // Sums run along the last dimension of a transposed operand B, else along the one before.
         let (of_a, of_b, all, behind, sums) = match turned {
             true => ([m, 1, k], [1, n, k], [m, n, k], 2, [m, n, 1]),
             false => ([m, k, 1], [1, k, n], [m, k, n], 1, [m, 1, n]),
@@ -153,7 +152,7 @@ impl NodeImport<'_> {
         self.viewed(what, sums, &out)
     }
 
-    /// Two factors of any number of dimensions as matrices, multiplied.
+    /// Multiplies two operands of any rank as matrices, by elementwise products and sums.
     pub(super) fn product_by_sums(&mut self, a: ValueId, b: ValueId) -> Lowered<ValueId> {
         let as_sizes = |shape: &[i64]| shape.iter().map(|&d| d as usize).collect::<Vec<_>>();
         let (of_a, of_b) = (self.net.shape(a).to_vec(), self.net.shape(b).to_vec());
@@ -189,7 +188,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Products of f64 or of integers.
+    /// Lowers a product of f64 or integer matrices.
     fn product_of_others(&mut self) -> Lowered {
         let (a, b, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let product = self.product_by_sums(a, b)?;
@@ -197,7 +196,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A product of bytes with zero points, in integers.
+    /// Lowers a product of 8-bit integers with zero points, in integer arithmetic.
     fn whole_product(&mut self) -> Lowered {
         let (a, b, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let (a, b) = (self.less_zero(a, self.try_input(2), 1)?, self.less_zero(b, self.try_input(3), 0)?);
@@ -206,7 +205,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Lowers a product of matrices, or of as many as broadcast.
+    /// Lowers a product of matrices, or of batches that broadcast.
     pub(super) fn matmul(&mut self) -> Lowered {
         let (a, b, to) = (self.input(0)?, self.input(1)?, self.output()?);
         self.product_of(a, b, to).otherwise(|| self.product_of_others())

@@ -10,7 +10,7 @@ use crate::net::{Kind, ValueId};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, clip, input, max, min, mul, number, of, quantized, sub, where_less};
 
-/// Levels of numbers in their range, as [`NodeImport::levels_by_range`] gives them.
+/// Dynamically quantized matrix, from [`NodeImport::levels_by_range`].
 pub(super) struct Levels {
     /// Matrix of u8.
     levels: ValueId,
@@ -18,24 +18,24 @@ pub(super) struct Levels {
     zero: ValueId,
 }
 
-/// Known factor `[k, n]` of products with levels.
+/// Constant operand `[k, n]` of products with levels.
 #[derive(Clone, Copy)]
 pub(super) struct IntegerFactor {
     /// Elements of i8.
     pub weights: ValueId,
-    /// Share of each column in its sums for each 1 of the levels' zero point: its own sum, negative, as i32.
+    /// Correction of each column's sums per unit of the levels' zero point: the negative column sum, as i32.
     pub of_zero: ValueId,
     /// Scale of each column.
     pub scales: ValueId,
 }
 
 impl NodeImport<'_> {
-    /// The scale or zero point of an input's elements, in the shape that maps read it in.
+    /// Returns the scale or zero point of an input's elements, in a shape that broadcasts with it.
     fn scaling(&mut self, at: usize, op: Scaling) -> Lowered<ValueId> {
         let id = self.input(at)?;
         let shape = self.shape(0)?;
         let n = self.net.value(id).n_elements();
-        // Known scales and zero points stand in expressions, where epilogues find them.
+        // Constant scales and zero points become literals in expressions, where epilogues recognise them.
         if let Some(number) = self.net.uniform(id).filter(|_| self.is_f32(id) || self.is_whole(id)) {
             return Ok(self.constant("scaling", &[], &[number as f32]));
         }
@@ -48,7 +48,7 @@ impl NodeImport<'_> {
         Ok(self.step("scaling", Kind::View, &[id], &along))
     }
 
-    /// The scales or zero points of blocks along a dimension, each as often as a block has elements.
+    /// Repeats the scales or zero points of blocks along a dimension for each element of a block.
     fn scaling_of_blocks(&mut self, id: ValueId, shape: &[i64], axis: usize, block: i64) -> Lowered<ValueId> {
         self.need_code(id)?;
         let n_blocks = self.net.shape(id)[axis];
@@ -62,7 +62,7 @@ impl NodeImport<'_> {
         Ok(self.step("scaling", Kind::Slice(vec![(0, 1); shape.len()]), &[all], shape))
     }
 
-    /// Scale and zero point, both in f32.
+    /// Returns scale and zero point, both in f32.
     fn scale_and_zero(&mut self, op: Scaling) -> Lowered<[ValueId; 2]> {
         let scale = self.scaling(1, op)?;
         let zero = match self.try_input(2) {
@@ -89,7 +89,7 @@ impl NodeImport<'_> {
         Ok(self.step("multiple", Kind::Map(value), &[x, scale, zero], &shape))
     }
 
-    /// Numbers as whole multiples of a scale.
+    /// Lowers a quantization.
     pub(crate) fn quantize(&mut self, op: QuantizeLinear) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_code(to)?;
@@ -99,7 +99,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Whole multiples of a scale as numbers.
+    /// Lowers a dequantization.
     pub(crate) fn dequantize(&mut self, op: Scaling) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_f32(to)?;
@@ -110,7 +110,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Numbers as whole multiples of a scale of their range, plus a zero point, with both; all still in f32.
+    /// Quantizes numbers by a scale and zero point from their range; returns levels, scale and zero point,
+    /// all in f32.
     fn by_range(&mut self, x: ValueId) -> Lowered<[ValueId; 3]> {
         let shape = self.net.shape(x).to_vec();
         self.need_f32(x)?;
@@ -120,7 +121,7 @@ impl NodeImport<'_> {
             .map(|extreme| self.step("extreme", Kind::Reduce(extreme, vec![0]), &[list], &one));
         let width = sub(max(input(1), number(0.0)), min(input(0), number(0.0)));
         let width = Expr::binary(BinaryOp::Div, width, number(255.0));
-        // NaN stays NaN, so that all results are.
+        // A NaN scale stays NaN, so that all results are NaN.
         let scale = where_less(number(0.0), width.clone(), width.clone(), add(width, number(1.0)));
         let scale = self.step("scale", Kind::Map(scale), &[low, high], &one);
         let zero = Expr::binary(BinaryOp::Div, of(UnaryOp::Neg, min(input(0), number(0.0))), input(1));
@@ -138,7 +139,7 @@ impl NodeImport<'_> {
         Ok(self.step("rounded", Kind::Map(mul(sub(input(0), input(2)), input(1))), &levels, &shape))
     }
 
-    /// The levels of a matrix in its range.
+    /// Quantizes a matrix to the levels of its range.
     pub(super) fn levels_by_range(&mut self, x: ValueId) -> Lowered<Levels> {
         let [multiple, scale, whole] = self.by_range(x)?;
         let shape = self.net.shape(x).to_vec();
@@ -149,7 +150,7 @@ impl NodeImport<'_> {
         Ok(Levels { levels, scale, zero })
     }
 
-    /// Multiplies numbers by a factor of integers, with their levels.
+    /// Multiplies a dynamically quantized matrix by a constant integer operand.
     pub(super) fn product_of_levels(&mut self, what: &str, x: &Levels, factor: IntegerFactor) -> ValueId {
         let [m, n] = [self.net.shape(x.levels)[0], self.net.shape(factor.weights)[1]];
         let both = || Kind::Map(mul(input(0), input(1)));
@@ -160,7 +161,7 @@ impl NodeImport<'_> {
         self.push(kind, &[x.levels, factor.weights, terms, factors], product)
     }
 
-    /// Numbers as `u8` by a scale and a zero point of their range.
+    /// Lowers a dynamic quantization to `u8`, by a scale and zero point from the numbers' range.
     pub(super) fn quantize_by_range(&mut self) -> Lowered {
         let x = self.input(0)?;
         let outputs = self.outputs.clone();
@@ -175,14 +176,14 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A product of quantized matrices that is read as f32 numbers alone: these count the
-    /// sums as exactly as they keep them.
+    /// Lowers a product of quantized matrices whose readers all convert it to f32: the sums are computed in
+    /// f32, as exactly as the readers would keep them.
     pub(super) fn quantized_product(&mut self) -> Lowered {
         let (a, b, to) = (self.input(0)?, self.input(1)?, self.output()?);
         need(self.is_read_as_single(), || NoCode::Form("sums that are read as integers"))?;
         let mut factors = [a, b];
         for (slot, id) in [a, b].into_iter().enumerate() {
-            // What is known stays known.
+            // Constants stay constant.
             if let Some(numbers) = self.centred_constant(id, slot) {
                 let shape = self.net.shape(id).to_vec();
                 factors[slot] = self.constant("weights", &shape, &numbers);
@@ -207,8 +208,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// The elements of a known factor less its known zero point, or zero points of the columns of the second
-    /// factor.
+    /// Returns the elements of a constant operand minus its constant zero point, or zero points per column of
+    /// operand B.
     fn centred_constant(&self, id: ValueId, slot: usize) -> Option<Vec<f32>> {
         let numbers = self.net.value(id).constant.as_ref()?.floats();
         let zeros = match self.try_input(2 + slot) {
@@ -234,8 +235,8 @@ impl NodeImport<'_> {
         !graph.outputs.contains(&output) && graph.value(output).users.iter().all(is_cast)
     }
 
-    /// Subtracts the zero point from bytes, which is a single one or one for each position of a dimension
-    /// that has `n_behind` behind it.
+    /// Subtracts the zero point from 8-bit integers: a single one, or one for each position of the dimension
+    /// that `n_behind` dimensions follow.
     pub(super) fn less_zero(&mut self, x: ValueId, zero: Option<ValueId>, n_behind: usize) -> Lowered<ValueId> {
         self.need_integers(x)?;
         let shape = self.net.shape(x).to_vec();
@@ -250,8 +251,9 @@ impl NodeImport<'_> {
         Ok(self.push(Kind::Map(Expr::binary(BinaryOp::Sub, input(0), input(1))), &[x, zero], to))
     }
 
-    /// Scales integers, and converts them to bytes; the second factor may have a scale for each position of a
-    /// dimension that has so many behind it. Intermediate numbers are f64, as sums are exact.
+    /// Rescales sums and converts them to 8-bit integers. Operands may have a scale for each position of a
+    /// dimension; `n_behind` gives the number of dimensions after it, for each operand. Intermediate numbers
+    /// are f64, so that sums are exact.
     fn requantized(&mut self, x: ValueId, n_behind: [usize; 2]) -> Lowered {
         let to = self.output()?;
         let shape = self.net.shape(x).to_vec();
@@ -274,7 +276,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A product of quantized matrices.
+    /// Lowers a product of quantized matrices.
     pub(super) fn quantized_matrices(&mut self) -> Lowered {
         let (a, b) = (self.input(0)?, self.input(3)?);
         let (a, b) = (self.less_zero(a, self.try_input(2), 1)?, self.less_zero(b, self.try_input(5), 0)?);
@@ -282,7 +284,7 @@ impl NodeImport<'_> {
         self.requantized(product, [1, 0])
     }
 
-    /// A convolution of quantized images.
+    /// Lowers a convolution of quantized images.
     fn quantized_convolution(&mut self, found: &ConvShape) -> Lowered {
         let (x, w, to) = (self.input(0)?, self.input(3)?, self.output()?);
         let rank = self.net.shape(to).len();

@@ -11,7 +11,7 @@ use crate::net::{Kind, Net, Node, Read, Sequence, Track, ValueId};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, choose, clip, input, mul, number, sub, where_less};
 
-/// Steps of all directions, at most; of more there is no code.
+/// Maximum number of time steps in all directions; longer networks have no code.
 const MOST_STEPS: i64 = 1 << 14;
 /// Steps of each direction that are unrolled.
 const WRITTEN_OUT: i64 = 2;
@@ -35,15 +35,15 @@ pub(super) struct DirectionWeights<'a> {
     pub(super) known: KnownWeights,
 }
 
-/// Constants of a direction, of a net or of the body of a sequence in it.
+/// Constants of a direction, in the net or in the body of a sequence.
 #[derive(Clone)]
 pub(super) struct KnownWeights {
     /// Weights of the state: for all gates, `[gates·hidden, hidden]`, or for a GRU that resets ahead of the
     /// product, for all but the last gate and for the last. Empty where these are integers.
     weights: Vec<ValueId>,
-    /// Weights of the state as integers that its levels are multiplied by.
+    /// Weights of the state as integers, by which its levels are multiplied.
     integers: Option<IntegerFactor>,
-    /// Bias of the state's part of a GRU's last gate.
+    /// Bias of the state's contribution to a GRU's last gate.
     bias: Option<ValueId>,
     /// Peephole weights of the cells; empty without any.
     peepholes: Vec<ValueId>,
@@ -70,7 +70,7 @@ impl KnownWeights {
 }
 
 impl DirectionWeights<'_> {
-    /// An activation of this direction.
+    /// Applies an activation of this direction.
     fn act(&self, which: usize, x: Expr) -> Lowered<Expr> {
         let n_directions = if self.op.direction == RecurrentDirection::Both { 2 } else { 1 };
         let of_each = self.op.activations.len() / n_directions;
@@ -78,14 +78,14 @@ impl DirectionWeights<'_> {
         scalar::unary(activation, x).ok_or(NoCode::Form("its activation"))
     }
 
-    /// The activation of a gate, which may be cut off before.
+    /// Applies the activation of a gate, after a clip if there is one.
     fn gate(&self, which: usize, x: Expr) -> Lowered<Expr> {
         let bound = self.op.clip.unwrap_or(f64::INFINITY);
         self.act(which, clip(x, -bound, bound))
     }
 }
 
-/// Whether inputs and states are rounded by their range ahead of products.
+/// Whether inputs and states are dynamically quantized before products.
 fn rounds(op: &Recurrent) -> bool {
     matches!(op.cell, Cell::Lstm { rounds: true, .. })
 }
@@ -94,13 +94,13 @@ fn rounds(op: &Recurrent) -> bool {
 pub(super) type StepState = (ValueId, Option<ValueId>);
 
 impl NodeImport<'_> {
-    /// A recurrent network. Behind the end of a sequence states stay, and what is given for all steps is
-    /// zero.
+    /// Lowers a recurrent network. After the end of a sequence, states stay constant, and the outputs of
+    /// steps are zero.
     pub(crate) fn recurrent(&mut self, op: &Recurrent) -> Lowered {
         if op.batch_first { self.batch_first(op) } else { self.steps_first(op) }
     }
 
-    /// A recurrent network whose tensors begin with the batch.
+    /// Lowers a recurrent network whose tensors have the batch as their first dimension.
     fn batch_first(&mut self, op: &Recurrent) -> Lowered {
         for slot in [0, 5, 6] {
             let Some(id) = self.try_input(slot) else { continue };
@@ -109,7 +109,8 @@ impl NodeImport<'_> {
             self.inputs[slot] = Some(turned);
         }
         let outputs = self.outputs.clone();
-        // The batch is in front: of all states ahead of steps and directions, of the last ones of directions.
+        // The batch comes first: before steps and directions in all states, and before directions in the last
+        // states.
         let orders = [vec![2, 0, 1, 3], vec![1, 0, 2], vec![1, 0, 2]];
         for (at, order) in orders.iter().enumerate() {
             let Some(to) = self.try_output(at) else { continue };
@@ -137,7 +138,8 @@ impl NodeImport<'_> {
             || NoCode::Size { what: "steps of all directions", size: steps * n_directions, most: MOST_STEPS };
         need(steps * n_directions <= MOST_STEPS, too_large)?;
         let inside = self.inside(steps, batch)?;
-        // Backwards, shorter sequences of a batch begin later, and are rounded with others in other steps.
+        // In reverse, the shorter sequences of a batch begin later, so they would be quantized together with
+        // other steps.
         let is_in_step = !rounds(op) || inside.is_none() || batch == 1 || op.direction == RecurrentDirection::Forward;
         need(is_in_step, || NoCode::Form("sequences of several lengths, rounded together and backwards"))?;
         let has_integers = rounds(op) && self.has_integer_weights();
@@ -239,12 +241,12 @@ impl NodeImport<'_> {
         Ok(DirectionWeights { op, at, is_reverse, sizes: [batch, hidden], inputs, inside: None, known })
     }
 
-    /// Whether all of these inputs that are there are known as f32.
+    /// Whether those of these inputs that are present are f32 constants.
     fn are_known(&self, slots: &[usize]) -> bool {
         slots.iter().all(|slot| self.try_input(*slot).is_none_or(|id| self.net.numbers(id).is_some()))
     }
 
-    /// Whether all weights are known, and 8-bit integers but for their scales.
+    /// Whether all weights are constant 8-bit integers with scales.
     fn has_integer_weights(&self) -> bool {
         let is_byte = |x: &f32| x.fract() == 0.0 && (-128.0..128.0).contains(x);
         let are_bytes = |slot: &usize| {
@@ -254,14 +256,14 @@ impl NodeImport<'_> {
         self.dots && self.are_known(&[3, 7, 8, 9]) && [1, 2].iter().all(are_bytes)
     }
 
-    /// A direction's part of a known input.
+    /// Part of a constant input for a direction.
     fn known_part(&self, slot: usize, at: usize, n: i64) -> Lowered<Vec<f32>> {
         let id = self.input(slot)?;
         let numbers = self.net.numbers(id).ok_or_else(|| self.unknown(id))?;
         Ok(numbers[at * n as usize..][..n as usize].to_vec())
     }
 
-    /// A direction's rows of known weights, and the scale of each row.
+    /// Rows of constant weights for a direction, and the scale of each row.
     fn known_rows(&self, [slot, scales]: [usize; 2], at: usize, [rows, n]: [i64; 2]) -> Lowered<(Vec<f32>, Vec<f32>)> {
         let weights = self.known_part(slot, at, rows * n)?;
         let Some(id) = self.try_input(scales) else { return Ok((weights, vec![1.0; rows as usize])) };
@@ -270,7 +272,7 @@ impl NodeImport<'_> {
         Ok((weights, part.into_iter().cycle().take(rows as usize).collect()))
     }
 
-    /// A direction's rows of known weights as columns of a factor of integers.
+    /// Makes rows of constant weights for a direction the columns of an integer operand.
     fn integer_factor(&mut self, slots: [usize; 2], at: usize, [rows, n]: [i64; 2]) -> Lowered<IntegerFactor> {
         let (weights, scales) = self.known_rows(slots, at, [rows, n])?;
         let of_row = |row: &[f32]| -row.iter().map(|x| *x as i64).sum::<i64>();
@@ -283,7 +285,8 @@ impl NodeImport<'_> {
         })
     }
 
-    /// Weights of a direction for its inputs, their bias, and the constants of its steps, all known.
+    /// Weights of a direction for its inputs, their bias, and the constants of its steps, if all are
+    /// constant.
     fn known_weights(
         &mut self,
         op: &Recurrent,
@@ -316,7 +319,7 @@ impl NodeImport<'_> {
         Ok((weights, both, KnownWeights { weights: of_state, ..known }))
     }
 
-    /// The bias of a direction's inputs, and the constants of its steps but for weights, all known.
+    /// Bias of a direction's inputs, and the constants of its steps except weights, if all are constant.
     fn known_biases(&mut self, op: &Recurrent, at: usize, rows: i64) -> Lowered<(ValueId, KnownWeights)> {
         let hidden = op.hidden as i64;
         let bias = match self.try_input(3) {
@@ -324,7 +327,7 @@ impl NodeImport<'_> {
             None => vec![0.0; 2 * rows as usize],
         };
         let (w_bias, r_bias) = bias.split_at(rows as usize);
-        // The part of the new state of a GRU that is reset behind the product comes with that product.
+        // If a GRU resets after the product, the bias of its new state's last part belongs to that product.
         let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
         let both: Vec<f32> =
             (0..rows).map(|row| w_bias[row as usize] + if is_own(row) { 0.0 } else { r_bias[row as usize] }).collect();
@@ -343,7 +346,8 @@ impl NodeImport<'_> {
         Ok((both, KnownWeights { weights: Vec::new(), integers: None, bias, peepholes }))
     }
 
-    /// Weights of a direction for its inputs, their bias, and the constants of its steps, given with a run.
+    /// Weights of a direction for its inputs, their bias, and the values of its steps, if they are inputs of
+    /// a run.
     fn given_weights(
         &mut self,
         op: &Recurrent,
@@ -359,7 +363,8 @@ impl NodeImport<'_> {
             None => self.real_constant("b", weights, &[2 * rows], &vec![0.0; 2 * rows as usize]),
         };
         let (of_inputs, own) = (self.stretch(bias, 0, rows), self.stretch(bias, rows, rows));
-        // As of what is known: the last part of a GRU that is reset behind the product comes with that.
+        // As for constants: if a GRU resets after the product, the bias of the last part belongs to that
+        // product.
         let is_own = |row: i64| matches!(op.cell, Cell::Gru { resets_behind: true }) && row >= 2 * hidden;
         let shares: Vec<f64> = (0..rows).map(|row| if is_own(row) { 0.0 } else { 1.0 }).collect();
         let shares = self.real_constant("shares", weights, &[rows], &shares);
@@ -381,7 +386,7 @@ impl NodeImport<'_> {
         Ok((weights, both, KnownWeights { weights: weights_of_state, integers: None, bias, peepholes }))
     }
 
-    /// A direction's weights times their scales, where these have such.
+    /// Weights of a direction, multiplied by their scales, if any.
     fn scaled_of_direction(&mut self, [slot, scales]: [usize; 2], at: i64, shape: [i64; 2]) -> Lowered<ValueId> {
         let weights = self.of_direction(slot, at, &shape)?;
         let Some(id) = self.try_input(scales) else { return Ok(weights) };
@@ -392,7 +397,7 @@ impl NodeImport<'_> {
         Ok(self.step("weights", Kind::Map(mul(input(0), input(1))), &[weights, scales], &shape))
     }
 
-    /// A direction's part of an input.
+    /// Part of an input for a direction.
     fn of_direction(&mut self, slot: usize, at: i64, shape: &[i64]) -> Lowered<ValueId> {
         let x = self.input(slot)?;
         self.need_same_type(x, self.input(0)?)?;
@@ -401,12 +406,12 @@ impl NodeImport<'_> {
         Ok(self.step("direction", Kind::View, &[part], shape))
     }
 
-    /// A part of numbers in one dimension.
+    /// Slices a one-dimensional value.
     fn stretch(&mut self, x: ValueId, first: i64, n: i64) -> ValueId {
         if self.net.shape(x) == [n] { x } else { self.step("part", Kind::Slice(vec![(first, 1)]), &[x], &[n]) }
     }
 
-    /// A step of a direction, of the net around sequences.
+    /// Adds a step of a direction to the enclosing net.
     fn advance_at(
         &mut self,
         way: &DirectionWeights,
@@ -445,7 +450,7 @@ impl NodeImport<'_> {
         Ok((kept(new, state), new_cell.map(|new| kept(new, cell))))
     }
 
-    /// All steps behind the first one by one: all states in the order of the output, and the last ones.
+    /// Unrolls all steps after the first; returns all states in the order of the output, and the last ones.
     fn written_out(
         &mut self,
         ways: &[DirectionWeights],
@@ -483,8 +488,8 @@ impl NodeImport<'_> {
         let constants = self.body(ways, &outer);
         let body = std::mem::replace(self.net, outer);
         let constants = constants?;
-        // In the output, the states of the first steps stand at both ends, and all others between them; where
-        // nobody reads all, two of each direction are there at a time.
+        // In the output, the states of the first steps are at both ends, and all others between them. If the
+        // output is unused, only two states of each direction are kept at a time.
         let n_ahead = ways.iter().filter(|way| !way.is_reverse).count() as i64;
         let is_kept = self.outputs[0].is_some();
         let n_states = if is_kept { n_steps } else { 2 } * n_ways;
@@ -528,7 +533,7 @@ impl NodeImport<'_> {
             lasts.push([Some(state), cell]);
         }
         let sequence = Sequence { n_steps, body, reads, writes, constants };
-        // Weights that come with a run are read as well.
+        // Weights that are inputs of a run are read as well.
         let given = sequence.constants.iter().map(|(_, outer)| *outer);
         let given = given.filter(|id| self.net.value(*id).constant.is_none()).collect::<Vec<_>>();
         let inputs = inputs.into_iter().chain(given).map(Some).collect();
@@ -545,8 +550,8 @@ impl NodeImport<'_> {
         Ok((of_order(false).chain([states]).chain(of_order(true)).collect(), lasts))
     }
 
-    /// Makes the net the body of a sequence, a step of all directions; which of its constants are which ones
-    /// of the net around it.
+    /// Turns the net into the body of a sequence, a step of all directions; returns the pairs of its
+    /// constants and those of the enclosing net.
     fn body(&mut self, ways: &[DirectionWeights], outer: &Net) -> Lowered<Vec<(ValueId, ValueId)>> {
         let mut constants = Vec::new();
         for way in ways {
@@ -568,8 +573,8 @@ impl NodeImport<'_> {
         Ok(constants)
     }
 
-    /// Mask of sequences that may be shorter than all steps, a row for each step and element of the batch: 1
-    /// inside a sequence, else 0. `None` where all are as long.
+    /// Mask of sequences that may be shorter than the number of steps, a row for each step and element of the
+    /// batch: 1 inside a sequence, else 0. `None` if all have full length.
     fn inside(&mut self, steps: i64, batch: i64) -> Lowered<Option<ValueId>> {
         let Some(lengths) = self.try_input(4) else { return Ok(None) };
         let known = self.net.value(lengths).constant.as_ref().map(Tensor::i64s);
@@ -588,13 +593,13 @@ impl NodeImport<'_> {
         Ok(Some(self.step("inside", Kind::View, &[inside], &[steps * batch, 1])))
     }
 
-    /// Rows of a matrix.
+    /// Slices rows of a matrix.
     fn rows(&mut self, from: ValueId, first: i64, n: i64) -> ValueId {
         let columns = self.net.shape(from)[1];
         self.step("rows", Kind::Slice(vec![(first, 1), (0, 1)]), &[from], &[n, columns])
     }
 
-    /// Columns of a matrix: a gate.
+    /// Slices the columns of a gate from a matrix.
     fn columns(&mut self, from: ValueId, gate: i64, way: &DirectionWeights) -> ValueId {
         let [batch, hidden] = way.sizes;
         self.step("gate", Kind::Slice(vec![(0, 1), (gate * hidden, 1)]), &[from], &[batch, hidden])
@@ -608,7 +613,7 @@ impl NodeImport<'_> {
         Some(self.step("state", Kind::View, &[part], shape))
     }
 
-    /// States one behind the other, in the shape of an output.
+    /// Concatenates states in the shape of an output.
     fn stacked(&mut self, parts: &[ValueId], to: ValueId) {
         let rows = parts.iter().map(|id| self.net.shape(*id)[0]).sum();
         let hidden = self.net.shape(parts[0])[1];
@@ -638,7 +643,7 @@ impl NodeImport<'_> {
         Ok(self.step("state", Kind::Map(way.gate(0, input(0))?), &[gates], &way.sizes))
     }
 
-    /// A step of a long short-term memory: the new state, and the new cell.
+    /// Adds a step of an LSTM; returns the new state and the new cell.
     fn lstm(
         &mut self,
         way: &DirectionWeights,
@@ -650,7 +655,7 @@ impl NodeImport<'_> {
         let gates = self.with_state(way, gates, state)?;
         let [i, o, f, c] = [0, 1, 2, 3].map(|gate| self.columns(gates, gate, way));
         let peep = |which: usize| way.known.peepholes.get(which).copied();
-        // Inputs of the new cell: its gates, then what is optional.
+        // Inputs of the new cell: its gates, then optional values.
         let mut inputs = vec![i, f, c];
         let mut slot = |id: Option<ValueId>| {
             let id = id?;
@@ -687,7 +692,7 @@ impl NodeImport<'_> {
         Ok((self.step("state", Kind::Map(value), &inputs, &way.sizes), new_cell))
     }
 
-    /// A step of a gated recurrent unit.
+    /// Adds a step of a GRU.
     fn gru(
         &mut self,
         way: &DirectionWeights,

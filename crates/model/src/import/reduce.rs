@@ -11,19 +11,19 @@ use crate::net::{Kind, ValueId, Windows};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, choose_if, input, is_extreme, less, mul, not, number, of, part, sub};
 
-/// Single precision counts so far.
+/// Limit up to which f32 counts exactly.
 pub(super) const MOST_COUNTED: i64 = 1 << 24;
 
-/// Numbers that a running sum adds for each of its own by windows, at most.
+/// Maximum number of terms per element of a running sum that is computed by windows.
 const MOST_RUNNING: i64 = 1024;
 
 impl NodeImport<'_> {
-    /// Logarithms of sums of powers along dimensions, without overflow.
+    /// Computes the logarithm of the sum of exponentials along dimensions, without overflow.
     fn log_of_sum(&mut self, x: ValueId, axes: Vec<usize>, kept: &[i64], to: ValueId) -> Lowered {
         self.need_real(x)?;
         let shape = self.net.shape(x).to_vec();
         let largest = self.step("largest", Kind::Reduce(ReduceOp::Max, axes.clone()), &[x], kept);
-        // Where all are minus infinity, so is the result; where one is infinite, too.
+        // If all elements are −∞, so is the result; if one is +∞, so is the result.
         let finite = scalar::clip(input(1), f32::MIN.into(), f32::MAX.into());
         let power = of(UnaryOp::Exp, sub(input(0), finite.clone()));
         let power = self.step("power", Kind::Map(power), &[x, largest], &shape);
@@ -34,8 +34,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Lowers the position of the largest or smallest element of a dimension: the least or last position that
-    /// has it.
+    /// Lowers the position of the largest or smallest element along a dimension; of equal elements, the first
+    /// or last.
     pub(super) fn arg_reduce(&mut self, op: &ArgReduce) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         let shape = self.net.shape(x).to_vec();
@@ -65,7 +65,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Running products along a dimension, as windows that end or begin at each place.
+    /// Lowers running products along a dimension to windows that end or begin at each position.
     fn running_products(&mut self, op: &Cumulative, x: ValueId, axis: usize, to: ValueId) -> Lowered {
         let shape = self.net.shape(x).to_vec();
         let n = shape[axis];
@@ -83,8 +83,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Running sums along a dimension: sums of all elements, of which those up to each position count. So the
-    /// nodes are the same whatever the length is.
+    /// Lowers running sums along a dimension to masked sums over all elements, so that the nodes do not
+    /// depend on the length.
     fn running_sums(&mut self, op: &Cumulative, x: ValueId, axis: usize, to: ValueId) -> Lowered {
         let (shape, dtype) = (self.net.shape(x).to_vec(), self.net.value(x).dtype);
         let n = shape[axis];
@@ -108,7 +108,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Running sums or products along a dimension that may be known in a run alone.
+    /// Lowers running sums or products along a dimension that may be known only in a run.
     pub(super) fn running_along(&mut self, op: &Cumulative) -> Lowered {
         let (x, along, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let shape = self.net.shape(x).to_vec();
@@ -131,7 +131,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Running sums or products, of each position by itself; of many numbers one by one.
+    /// Lowers running sums or products: each position separately, or, for many elements, one after the other.
     fn running(&mut self, op: &Cumulative, x: ValueId, axis: usize, to: ValueId) -> Lowered {
         let shape = self.net.shape(x).to_vec();
         let n = shape[axis];
@@ -214,7 +214,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Reduces integers to their mean: the quotient, cut off, of a sum of integers.
+    /// Reduces integers to their mean: the truncated quotient of an integer sum.
     fn mean_of_whole(&mut self, reduce: &Reduce) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         let wide = if self.net.value(x).dtype == DType::U64 { DType::U64 } else { DType::I64 };
@@ -225,13 +225,13 @@ impl NodeImport<'_> {
         self.reduced(&Reduce { kind: ReduceKind::Sum, ..reduce.clone() })?;
         let n = self.net.value(x).n_elements() / self.net.value(to).n_elements();
         let mean = self.value("mean", DType::F64, &out);
-        // A product with the inverse may be less than an integer that the quotient is.
+        // A product with the inverse may round below a quotient that is an integer.
         self.push(Kind::Map(Expr::binary(BinaryOp::Div, input(0), number(n as f64))), &[sum], mean);
         self.push(Kind::Map(input(0)), &[mean], to);
         Ok(())
     }
 
-    /// The largest or smallest along a dimension, and where they are.
+    /// Lowers the largest or smallest elements along a dimension, with their positions.
     pub(super) fn top_k(&mut self, op: &TopK) -> Lowered {
         let x = self.input(0)?;
         let shape = self.net.shape(x).to_vec();
@@ -247,7 +247,7 @@ impl NodeImport<'_> {
     }
 }
 
-/// Whether an integer is another one.
+/// Condition that an integer equals `n`.
 pub(super) fn is_number(x: Expr, n: i64) -> Cond {
     less(number(n as f64 - 1.0), x.clone()).and(less(x, number(n as f64 + 1.0)))
 }

@@ -20,7 +20,7 @@ impl NodeImport<'_> {
             let (dtype, shape) = (like.dtype, like.shape.clone());
             outputs.push(self.output_or(at, dtype, &shape));
         }
-        // Rows that nobody reads are not collected.
+        // Unused rows are not collected.
         let rows = op.body.graph.outputs.split_off(1 + n_carried);
         for (at, row) in rows.into_iter().enumerate() {
             if let Some(to) = self.try_output(n_carried + at) {

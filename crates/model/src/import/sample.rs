@@ -13,7 +13,7 @@ use crate::net::{Kind, Line, ValueId};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, choose, choose_if, input, less, max, min, mul, number, of, sub};
 
-/// Pixels that each pixel of a resized image is made of along a dimension, at most.
+/// Maximum number of pixels along a dimension that contribute to a pixel of a resized image.
 const MOST_TAPS: usize = 32;
 
 impl NodeImport<'_> {
@@ -42,10 +42,11 @@ impl NodeImport<'_> {
             let too_large = || NoCode::Size { what: "pixels that make one", size: n as i64, most: MOST_TAPS as i64 };
             need((1..=MOST_TAPS).contains(&n), too_large)?;
         }
-        // Integers are summed as numbers, and rounded.
+        // Integers are summed in floating point, and rounded.
         let is_summed = !self.is_real(from) && !of_axes.iter().all(is_pick);
         let mut x = if is_summed { self.double("numbers", from, &shape) } else { from };
-        // Rows first, while there are few of them; the rest of their pixels are neighbours.
+        // The last dimension comes first, while there are few rows; along the other dimensions, whole rows of
+        // contiguous pixels are combined.
         for of_axis in of_axes.iter().rev() {
             let (axis, places) = of_axis;
             let is_open = self.is_open_behind(shape[0]);
@@ -105,7 +106,7 @@ impl NodeImport<'_> {
     }
 
     /// Makes the bounds of a region: its starts along all dimensions, then its ends; a dimension that is not
-    /// resized is whole.
+    /// resized is covered in full.
     fn region(&mut self, axes: &[usize], rank: usize) -> Lowered<ValueId> {
         let n = 2 * rank as i64;
         let given = self.try_input(1).filter(|id| self.net.value(*id).n_elements() > 0);
@@ -170,7 +171,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Regions of images, divided into bins.
+    /// Lowers regions of interest of images, divided into bins.
     pub(super) fn regions(&mut self, op: &RoiAlign) -> Lowered {
         let (x, regions, images, to) = (self.input(0)?, self.input(1)?, self.input(2)?, self.output()?);
         self.need_real(x)?;
@@ -186,8 +187,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// The pixels along one dimension of places: for each tap their numbers, and weights, which are 0 where
-    /// they are beyond the image.
+    /// Computes, for each tap along one dimension, the pixels' indices and weights; the weights of pixels
+    /// outside the image are 0.
     fn taps(&mut self, op: &GridSample, coordinate: ValueId, n: i64, shape: &[i64]) -> Vec<(ValueId, ValueId)> {
         let size = n as f64;
         let x = match op.aligns_corners {
@@ -240,7 +241,7 @@ impl NodeImport<'_> {
         found
     }
 
-    /// Samples of an image at coordinates.
+    /// Lowers sampling of an image at coordinates.
     pub(super) fn grid_sample(&mut self, op: &GridSample) -> Lowered {
         let (x, grid, to, shape) = (self.input(0)?, self.input(1)?, self.output()?, self.shape(0)?);
         if self.is_whole(x) {
@@ -257,7 +258,7 @@ impl NodeImport<'_> {
         let columns = self.tuple_columns(grid, n * places, rank as i64);
         let of_dims: Vec<Vec<(ValueId, ValueId)>> = (0..rank)
             .map(|d| {
-                // The last coordinate is of the first dimension.
+                // The last coordinate belongs to the first dimension.
                 let coordinate = self.viewed("coordinate", columns[rank - 1 - d], &one);
                 self.taps(op, coordinate, image[d], &one)
             })
@@ -280,7 +281,7 @@ impl NodeImport<'_> {
             let place = self.repeated("pixels", place, &full);
             let pixel = self.step("pixels", Kind::Gather { axis: 2, by_element: true }, &[table, place], &full);
             let weight = (1..=rank).map(input).fold(input(0), mul);
-            // What lies beyond has no weight, whatever the pixel is that stands for it.
+            // A pixel outside the image has no weight, and any pixel may stand for it.
             let is_weighed = (1..=rank).map(|at| {
                 let not = |cond: Cond| Cond::Not(Box::new(cond));
                 not(not(less(input(at), number(0.0))).and(not(less(number(0.0), input(at)))))
@@ -299,7 +300,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Coordinates of affine maps.
+    /// Lowers the coordinates of affine maps.
     pub(super) fn affine_grid(&mut self, op: &AffineGrid) -> Lowered {
         let (maps, to) = (self.input(0)?, self.output()?);
         self.need_real(maps)?;
@@ -330,7 +331,7 @@ impl NodeImport<'_> {
     }
 }
 
-/// Counts the most pixels that a place is made of.
+/// Largest number of pixels that contribute to a position.
 fn most_taps(places: &[Vec<(usize, f64)>]) -> usize {
     places.iter().map(Vec::len).max().unwrap_or(0)
 }
@@ -366,7 +367,8 @@ pub(super) fn minus(a: Expr, b: Expr) -> Expr {
     Expr::binary(BinaryOp::Sub, a, b)
 }
 
-/// Brings a coordinate back into an image of `n` pixels, where values outside are those of the image.
+/// Maps a coordinate into an image of `n` pixels, for modes in which positions outside take values of the
+/// image.
 fn inside(op: &GridSample, x: Expr, n: f64) -> Expr {
     match op.beyond {
         Beyond::Zeros => x,

@@ -13,7 +13,7 @@ use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, choose_if, input, less, mul, number, sub, where_less};
 
 impl NodeImport<'_> {
-    /// A tensor with a part of some dimensions replaced, as where a slice is assigned to.
+    /// Lowers a scatter that replaces a box of a tensor, as an assignment to a slice does.
     pub(super) fn box_replaced(&mut self) -> Lowered {
         let (from, index, new, to) = (self.input(0)?, self.input(1)?, self.input(2)?, self.output()?);
         let (shape, n) = (self.shape(0)?, self.last_size(index)? as usize);
@@ -28,7 +28,7 @@ impl NodeImport<'_> {
         let is_inside = |d: usize| first[d] >= 0 && sizes[d] > 0 && last[d] < shape[d];
         let no_box = || NoCode::Form("slices that are no box");
         need((0..n).all(is_inside), no_box)?;
-        // All places of the box, in order.
+        // All positions of the box, in order.
         let place = |at: i64| {
             let behind = |d: usize| sizes[d + 1..].iter().product::<i64>();
             (0..n).map(|d| first[d] + at / behind(d) % sizes[d]).collect::<Vec<i64>>()
@@ -36,7 +36,7 @@ impl NodeImport<'_> {
         let n_places = sizes.iter().product::<i64>();
         let is_in_order = tuples.iter().zip(0..).all(|(t, at)| *t == place(at));
         need(n_places == tuples.len() as i64 && is_in_order, no_box)?;
-        // Each element is one of the box, with a border around it, or an old one.
+        // Each element is one of the padded box, or an old one.
         let mut starts = first.clone();
         starts.resize(shape.len(), 0);
         let is_part = |d: usize| d < n && sizes[d] < shape[d];
@@ -56,7 +56,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A cache with new entries from the places on that an input says.
+    /// Lowers an update of a cache at positions that an input gives.
     pub(super) fn cached(&mut self, op: &TensorScatter) -> Lowered {
         let (x, updates) = (self.input(0)?, self.input(1)?);
         let (shape, new) = (self.shape(0)?, self.shape(1)?);
@@ -85,8 +85,8 @@ impl NodeImport<'_> {
         self.scattered(Scatter::Replace, x, places, updates)
     }
 
-    /// Elements or slices of a tensor replaced by updates, or combined with them, from these places on. A
-    /// place is −1 where an index leads out of the tensor.
+    /// Replaces elements or slices of a tensor at these positions by updates, or combines them. The position
+    /// is −1 if an index is out of bounds.
     fn scattered(&mut self, how: Scatter, from: ValueId, places: ValueId, updates: ValueId) -> Lowered {
         let to = self.output()?;
         self.scattered_to(how, from, places, updates, to)
@@ -95,7 +95,7 @@ impl NodeImport<'_> {
     fn scattered_to(&mut self, how: Scatter, from: ValueId, places: ValueId, updates: ValueId, to: ValueId) -> Lowered {
         let how = match how {
             Scatter::Replace => 0,
-            // A boolean that is added or multiplied is `or` and `and`.
+            // Adding or multiplying booleans is `or` or `and`.
             Scatter::Add if self.net.value(from).dtype == DType::Bool => 3,
             Scatter::Mul if self.net.value(from).dtype == DType::Bool => 4,
             Scatter::Add => 1,
@@ -116,7 +116,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Elements at the indices of a dimension, in a tensor of no more than the data's other dimensions.
+    /// Lowers a scatter of elements at indices along one dimension.
     pub(super) fn scatter_elements(&mut self, along: i64, how: Scatter) -> Lowered {
         let (from, index, updates) = (self.input(0)?, self.input(1)?, self.input(2)?);
         self.need_integers(index)?;
@@ -138,8 +138,8 @@ impl NodeImport<'_> {
         self.scattered(how, from, places, updates)
     }
 
-    /// Undoes the expansion of indices along all dimensions behind one, which are as in the data: whole rows
-    /// are scattered then, as where messages along the edges of a graph are added up.
+    /// Undoes the expansion of indices along all dimensions after the scattered one if they are as in the
+    /// data: then whole rows are scattered, as in the sums over edges of graph neural networks.
     fn before_expansion(&self, index: ValueId, axis: usize, data: &[i64]) -> Option<(ValueId, Vec<i64>)> {
         let maker = self.net.nodes.iter().rev().find(|node| node.outputs.contains(&index))?;
         let Kind::Map(Expr::Load(_, _)) = &maker.kind else { return None };
@@ -149,7 +149,7 @@ impl NodeImport<'_> {
         (small.len() == full.len() && (0..full.len()).all(is_row)).then(|| (from, small.to_vec()))
     }
 
-    /// Slices at tuples of indices.
+    /// Lowers a scatter of slices at index tuples.
     pub(super) fn scatter_nd(&mut self, how: Scatter) -> Lowered {
         let (from, index, updates) = (self.input(0)?, self.input(1)?, self.input(2)?);
         self.need_integers(index)?;
@@ -157,7 +157,7 @@ impl NodeImport<'_> {
         let (depth, outer) = (self.last_size(index)?, &tuples[..tuples.len() - 1]);
         let n = outer.iter().product();
         if depth == 0 || n == 0 {
-            // Without an index, all of the tensor is one slice.
+            // Without an index, the whole tensor is one slice.
             let places = self.whole_constant("places", DType::I64, &[n], &vec![0; n as usize]);
             return self.scattered(how, from, places, updates);
         }
@@ -170,14 +170,14 @@ impl NodeImport<'_> {
         self.scattered(how, from, places, updates)
     }
 
-    /// A tensor of zeros.
+    /// Adds a tensor of zeros.
     pub(crate) fn zeros(&mut self, dtype: DType, shape: &[i64]) -> ValueId {
         let zero = self.value("zero", dtype, &[]);
         self.net.values[zero.0].constant = Some(Tensor::scalar(dtype, 0.0));
         self.repeated("zeros", zero, shape)
     }
 
-    /// Numbers back at places of the image that a pool found them in.
+    /// Lowers an unpooling: numbers return to the positions where a pooling found them.
     pub(super) fn unpooled(&mut self, op: &MaxUnpool) -> Lowered {
         let (x, places, to) = (self.input(0)?, self.input(1)?, self.output()?);
         let inferred = op.infer(Inputs(&self.facts()[..2]))?.remove(0).shape;
@@ -186,7 +186,7 @@ impl NodeImport<'_> {
         let shape = self.net.shape(places).to_vec();
         let mut place = input(0);
         if inferred != out {
-            // Each digit of a place counts more in a larger image.
+            // The strides of positions are larger in a larger image.
             let over = |x: Expr, n: i64| Expr::binary(BinaryOp::Div, x, number(n as f64));
             let behind = |shape: &[i64], d: usize| shape[d + 1..].iter().product::<i64>();
             let digit = |d: usize| {
@@ -204,7 +204,7 @@ impl NodeImport<'_> {
         self.scattered(Scatter::Replace, zeros, places, x)
     }
 
-    /// Sums of overlapping blocks, in an image with a border, which is then cut off.
+    /// Lowers the sum of overlapping blocks, in a padded image that is then cropped.
     pub(super) fn blocks_added(&mut self, op: &Col2Im) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_code(x)?;
@@ -244,7 +244,7 @@ impl NodeImport<'_> {
     }
 }
 
-/// A place where all indices are of their dimensions, else −1.
+/// Selects a position if all indices are within bounds, else −1.
 fn or_outside(place: Expr, bounds: &[(Expr, i64)]) -> Expr {
     let is_inside = |place: Expr, (index, n): &(Expr, i64)| {
         let is_below = less(index.clone(), number(*n as f64));

@@ -1,4 +1,4 @@
-//! Import of softmax, and of losses made of it.
+//! Import of softmax, and of losses based on it.
 
 use tilewright_graph::op::{LossReduction, NegativeLogLikelihoodLoss, Softmax, SoftmaxKind};
 use tilewright_ir::Expr;
@@ -11,7 +11,7 @@ use crate::no_code::Lowered;
 use crate::scalar::{choose_if, div, input, is_extreme, less, mul, not, number, of, sub};
 
 impl NodeImport<'_> {
-    /// Along a dimension the first of the largest numbers as 1, all others as 0.
+    /// Lowers a hardmax: 1 for the first of the largest elements along a dimension, 0 for all others.
     fn hardmax(&mut self, op: &Softmax) -> Lowered {
         let (x, to) = (self.input(0)?, self.output()?);
         self.need_real(x)?;
@@ -33,7 +33,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Logarithms of shares along dimension 1.
+    /// Computes the log-softmax along dimension 1.
     fn log_softmax(&mut self, x: ValueId) -> ValueId {
         let shape = self.net.shape(x).to_vec();
         let mut kept = shape.clone();
@@ -45,7 +45,7 @@ impl NodeImport<'_> {
         self.step("logarithms", Kind::Map(sub(input(0), of(UnaryOp::Log, input(1)))), &[below, sum], &shape)
     }
 
-    /// The loss of labels, of scores or of logarithms of shares.
+    /// Lowers the loss of labels, given scores or log-probabilities.
     pub(super) fn loss(&mut self, op: &NegativeLogLikelihoodLoss, of_scores: bool) -> Lowered {
         let (mut x, labels, shape) = (self.input(0)?, self.input(1)?, self.shape(0)?);
         self.need_real(x)?;
@@ -95,7 +95,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// Lowers shares of powers along dimensions, or their logarithms.
+    /// Lowers a softmax along dimensions, or its logarithm.
     pub(super) fn softmax(&mut self, op: &Softmax) -> Lowered {
         if op.kind == SoftmaxKind::Hard {
             return self.hardmax(op);

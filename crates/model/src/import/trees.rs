@@ -1,9 +1,9 @@
 //! Import of tree ensembles as gathers, one per level for all trees and rows together.
 //!
-//! All trees descend by one level at a time. A row goes to the right child where its feature is above the
-//! threshold, and the right child follows the left one, so that no branch instruction is needed. Where the
-//! trees are nearly complete, each level is a table of its own, in which a node at `i` has its children at
-//! `2i` and `2i + 1`. Otherwise all nodes are in one table with the index of the left child; leaves refer to
+//! All trees descend by one level at a time. A row goes to the right child if its feature is above the
+//! threshold, and the right child follows the left one, so that no branch instruction is needed. If the trees
+//! are nearly complete, each level is a separate table, in which a node at `i` has its children at `2i` and
+//! `2i + 1`. Otherwise all nodes are in one table with the index of the left child; leaves refer to
 //! themselves.
 
 use std::collections::HashMap;
@@ -18,38 +18,39 @@ use crate::net::{Kind, ValueId};
 use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{self, add, input, mul, number, where_less};
 
-/// Branches on a way, at most: each is a stage of the nest.
+/// Maximum number of branches on a path, each of which is a stage of the nest.
 const DEEPEST: usize = 64;
-/// Most positions of a level of its own, as a multiple of its nodes.
+/// Maximum size of a level's own table, as a multiple of the level's nodes.
 const MOST_PADDED: usize = 4;
-/// Targets of which each tree gives one, at most, for a nest each.
+/// Maximum number of targets to compute by separate nests, if each tree contributes to a single one.
 const MOST_APART: usize = 32;
 
-/// Forms of the features, side by side: what is not a number is above all, below all, or is all that counts.
+/// Form of a feature, which determines how NaN compares: above everything, below everything, or as the only
+/// value tested for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum FeatureForm {
     /// NaN goes right.
     Right,
     /// NaN goes left.
     Left,
-    /// NaN goes right, and nothing else.
+    /// Only NaN goes right.
     Missing,
 }
 
-/// A node as all are after their tests are one.
+/// Node after all kinds of tests were reduced to one.
 #[derive(Debug, Clone, Copy)]
 enum MergedNode {
-    /// Goes right, to the second of the children, where the feature's form is above the threshold.
+    /// Goes to the right child, the second one, if the feature's form is above the threshold.
     Branch { form: FeatureForm, feature: usize, threshold: f64, children: [usize; 2] },
     /// Adds weights.
     Leaf(usize, usize),
 }
 
-/// Nodes whose tests are all `x > threshold`, as those of a forest are, from as many roots.
+/// Trees of a forest whose tests are all of the form `x > threshold`, with the roots of the forest.
 struct Cells {
     all: Vec<MergedNode>,
     roots: Vec<usize>,
-    /// Branches on the longest way.
+    /// Number of branches on the longest path.
     depth: usize,
 }
 
@@ -59,7 +60,7 @@ impl Cells {
             DType::F64 => x.next_down(),
             _ => f64::from((x as f32).next_down()),
         };
-        // Those that are more than one come behind the others.
+        // The additional nodes of tests that need several branches come after the others.
         let mut all: Vec<MergedNode> = Vec::with_capacity(forest.nodes().len());
         let mut more = Vec::new();
         for node in forest.nodes() {
@@ -86,13 +87,13 @@ impl Cells {
                         ThresholdTest::Equal | ThresholdTest::NotEqual => {
                             let (same, other) =
                                 if test == ThresholdTest::Equal { (holds, fails) } else { (fails, holds) };
-                            // Nothing is below, so that what is not above is it.
+                            // Nothing is below the value, so anything not above is equal to it.
                             let inner = match never {
                                 true => Cells::of_missing(feature, same, missing),
                                 false => of(lower, other, same),
                             };
                             more.push(inner);
-                            // What is not a number goes on if it has to be tested by the inner one.
+                            // NaN continues to the inner branch if that must test it.
                             let behind = forest.nodes().len() + more.len() - 1;
                             let missing = if missing == other { other } else { behind };
                             Cells::branch(feature, threshold, [behind, other], missing)
@@ -108,18 +109,18 @@ impl Cells {
         cells
     }
 
-    /// A branch, of which one child is that of what is not a number.
+    /// Makes a branch; `missing` is the child for NaN.
     fn branch(feature: usize, threshold: f64, children: [usize; 2], missing: usize) -> MergedNode {
         let [left, right] = children;
         match (missing == right && left != right, threshold == f64::INFINITY) {
-            // Nothing is above.
+            // Nothing is above the threshold.
             (true, true) => Cells::of_missing(feature, left, right),
             (true, false) => MergedNode::Branch { form: FeatureForm::Right, feature, threshold, children },
             (false, _) => MergedNode::Branch { form: FeatureForm::Left, feature, threshold, children },
         }
     }
 
-    /// A branch for what is not a number alone.
+    /// Makes a branch that tests only for NaN.
     fn of_missing(feature: usize, other: usize, missing: usize) -> MergedNode {
         MergedNode::Branch { form: FeatureForm::Missing, feature, threshold: 0.0, children: [other, missing] }
     }
@@ -146,7 +147,7 @@ impl Cells {
         self.roots.iter().filter_map(|&root| heights[root]).max().unwrap_or(0)
     }
 
-    /// The forms of features that are read.
+    /// Forms of features that are read.
     fn forms(&self) -> Vec<FeatureForm> {
         let forms = self.all.iter().filter_map(|cell| match cell {
             MergedNode::Branch { form, .. } => Some(*form),
@@ -164,17 +165,17 @@ impl Cells {
 struct BranchTable {
     features: Vec<i64>,
     thresholds: Vec<f64>,
-    /// Index of the left child; `None` where that is twice the index.
+    /// Indices of left children; `None` if each is twice the node's index.
     lefts: Option<Vec<i64>>,
 }
 
-/// Tables of trees, and the leaves that they lead to.
+/// Tables of trees, with their leaves.
 struct TreeTables {
     /// Tables of the levels, one for each or one for all.
     levels: Vec<BranchTable>,
-    /// The root of each tree in the first one.
+    /// Index of each tree's root in the first table.
     roots: Vec<i64>,
-    /// The weights of each place behind the last level.
+    /// Ranges of weights of each position after the last level.
     leaves: Vec<(usize, usize)>,
 }
 
@@ -216,7 +217,7 @@ impl TreeTables {
     }
 
     fn linked(cells: &Cells, roots: &[usize], place_of: &dyn Fn(FeatureForm, usize) -> i64) -> TreeTables {
-        // The nodes at each place; both children of a branch stand next to each other, once for it.
+        // Nodes at each position; both children of a branch are adjacent.
         let mut nodes = roots.to_vec();
         let mut pairs: HashMap<usize, i64> = HashMap::new();
         let (mut table, mut lefts) = (BranchTable::default(), Vec::new());
@@ -248,7 +249,8 @@ impl TreeTables {
 }
 
 impl NodeImport<'_> {
-    /// Trees as look-ups: a nest for all targets, or one for each where each tree has a single one.
+    /// Lowers trees to lookups: a nest for all targets, or one for each if each tree contributes to a single
+    /// target.
     pub(crate) fn trees(&mut self, op: &TreeEnsemble) -> Lowered {
         let (mut x, to) = (self.input(0)?, self.output()?);
         let mut shape = self.shape(0)?;
@@ -305,9 +307,9 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// The forms of features next to each other.
+    /// Concatenates the forms of features.
     fn forms(&mut self, x: ValueId, forms: &[FeatureForm], [n, n_features]: [i64; 2]) -> ValueId {
-        // As it is, what is not a number is above nothing.
+        // Without a conversion, NaN is not above anything.
         if let [FeatureForm::Left] = forms {
             return x;
         }
@@ -328,7 +330,7 @@ impl NodeImport<'_> {
         }
     }
 
-    /// Scores that trees give to a target, `[n, 1]`, or to all, `[n, targets]`.
+    /// Computes the scores of trees for a target, `[n, 1]`, or for all targets, `[n, targets]`.
     fn walked(
         &mut self,
         forest: &DecisionTrees,
@@ -378,7 +380,7 @@ impl NodeImport<'_> {
         self.weighed(forest, tables, at, all, target)
     }
 
-    /// The tables of a level as constants.
+    /// Adds the tables of a level as constants.
     fn tables(&mut self, table: &BranchTable, of: DType) -> [ValueId; 3] {
         let n = table.features.len() as i64;
         let features = self.whole_constant("features", DType::I32, &[n], &table.features);
@@ -387,7 +389,7 @@ impl NodeImport<'_> {
         [features, thresholds, lefts.unwrap_or(features)]
     }
 
-    /// The weights of leaves at places, made one number of each target.
+    /// Aggregates the weights of the leaves reached to a number for each target.
     fn weighed(
         &mut self,
         forest: &DecisionTrees,
@@ -436,7 +438,7 @@ impl NodeImport<'_> {
         if n_targets == 1 { sum } else { self.step("targets", Kind::View, &[sum], &[n, k]) }
     }
 
-    /// A constant of numbers.
+    /// Adds a constant of numbers.
     fn numbers(&mut self, what: &str, dtype: DType, shape: &[i64], numbers: &[f64]) -> ValueId {
         let id = self.value(what, dtype, shape);
         let shape: Vec<usize> = shape.iter().map(|&d| d as usize).collect();
@@ -445,16 +447,16 @@ impl NodeImport<'_> {
     }
 }
 
-/// Targets that trees have weights for.
+/// Targets for which trees have weights.
 enum Targets {
-    /// Each tree has weights of one, this one.
+    /// Target of each tree, if each has weights for a single one.
     Each(Vec<usize>),
-    /// Any.
+    /// Any targets.
     All,
 }
 
 impl Targets {
-    /// The targets of a forest; none where an extreme may be one of no weights.
+    /// Targets of a forest; `None` if a minimum or maximum may be over no weights.
     fn of(forest: &DecisionTrees) -> Option<Targets> {
         let n = forest.n_targets();
         let mut of_trees: Vec<Option<usize>> = Vec::new();

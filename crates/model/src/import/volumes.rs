@@ -9,8 +9,8 @@ use crate::no_code::{Lowered, NoCode, need};
 use crate::scalar::{add, input};
 
 impl NodeImport<'_> {
-    /// A convolution of volumes: of columns that stand side by side, where windows are one element wide and
-    /// high, or of planes, each with the channels of all planes that its windows see.
+    /// Lowers a three-dimensional convolution: to one of columns if windows are one element wide and high,
+    /// else to one of planes, each with the channels of all planes that its windows see.
     pub(super) fn convolution_of_volumes(&mut self, found: &ConvShape) -> Lowered {
         let (x, w, to) = (self.input(0)?, self.input(1)?, self.output()?);
         self.need_f32(x)?;
@@ -26,7 +26,7 @@ impl NodeImport<'_> {
         }
     }
 
-    /// A convolution along the first dimension: rows and columns of a plane are columns.
+    /// Lowers a convolution along the first spatial dimension: rows and columns of a plane become columns.
     fn convolution_of_columns(&mut self, found: &ConvShape, [x, w]: [ValueId; 2], to: ValueId) -> Lowered {
         let one = |sizes: &[usize]| vec![sizes[0], 1];
         let joined = |sizes: &[usize]| vec![sizes[0], sizes[1] * sizes[2]];
@@ -50,8 +50,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A convolution of planes, whose channels are those of all planes that its windows see, one plane behind
-    /// the other within each group.
+    /// Lowers to a convolution of planes, whose channels are those of all planes that its windows see, plane
+    /// by plane within each group.
     fn convolution_of_planes(&mut self, found: &ConvShape, [mut x, w]: [ValueId; 2], to: ValueId) -> Lowered {
         let of = &found.geometry;
         let rest = |sizes: &[usize]| sizes[1..].to_vec();
@@ -76,7 +76,7 @@ impl NodeImport<'_> {
         let [taps, stride, dilation, planes] =
             [n_taps, of.strides[0], of.dilations[0], of.out[0]].map(|size| size as i64);
         let (image, out, kernel) = (ints(&plain.image), ints(&plain.geometry.out), ints(&plain.geometry.kernel));
-        // No window reaches further.
+        // No window extends further.
         let padded = [&[n, c, (planes - 1) * stride + (taps - 1) * dilation + 1], &image[..]].concat();
         if self.net.shape(x) != padded || of.begins[0] != 0 {
             x = self.step("padded", Kind::Pad(vec![0, 0, of.begins[0], 0, 0], 0.0), &[x], &padded);
@@ -102,7 +102,8 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A transposed convolution whose windows lie side by side: each element becomes a block, by one product.
+    /// Lowers a transposed convolution whose windows do not overlap: each element becomes a block, by one
+    /// product.
     pub(super) fn transposed_by_blocks(&mut self, found: &ConvShape) -> Lowered {
         let (x, w, to) = (self.input(0)?, self.input(1)?, self.output()?);
         self.need_f32(x)?;
@@ -130,8 +131,8 @@ impl NodeImport<'_> {
         self.biased(image, 2, to)
     }
 
-    /// Weights of the shape `from` with their dimensions in another order, in the shape `to`; known ones stay
-    /// known.
+    /// Permutes the dimensions of weights of shape `from`, and reshapes them to `to`; constants stay
+    /// constant.
     fn weights_as(&mut self, w: ValueId, from: &[i64], order: &[usize], to: &[i64]) -> ValueId {
         let turned: Vec<i64> = order.iter().map(|&d| from[d]).collect();
         if let Some(numbers) = self.net.numbers(w) {
@@ -152,7 +153,7 @@ impl NodeImport<'_> {
         self.viewed("weights", w, to)
     }
 
-    /// A convolution over rows and columns, with the bias of the node.
+    /// Adds a two-dimensional convolution, with the bias of the node.
     fn convolved_and_biased(&mut self, window: Convolution, factors: [ValueId; 2], out: &[i64]) -> ValueId {
         let y = self.step("conv", Kind::Conv(window), &factors, out);
         let Some(bias) = self.try_input(2) else { return y };

@@ -1,8 +1,8 @@
 //! Items of a run that steps process together.
 //!
-//! A net of one item whose rows are open computes rows of several items as well where rows have nothing to do
-//! with each other, as in a product by weights: these are then read once for a group of items. What looks at
-//! all rows of an item, such as attention, runs for one item after the other.
+//! In a net of one item with open rows, steps that compute each row separately, such as a product with
+//! weights, can process the rows of several items at once: weights are then read once for a group of items.
+//! Steps that relate the rows of an item, such as attention, run for one item after the other.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,34 +15,35 @@ use crate::fuse::{Fused, Kernel, Step};
 use crate::net::ValueId;
 use crate::value_memory::Places;
 
-/// Most items of a group. What one part of a run leaves to a later one for each item has room for so many.
+/// Maximum number of items of a group. Values that one part of a run passes to a later one for each item have
+/// room for this many.
 const MOST: i64 = 16;
 
-/// Multiple of bytes between items of which each has memory for the largest size.
+/// Alignment in bytes of items that each have memory for the largest size.
 const LINE: usize = 64;
 
-/// Groups of items: which steps process all items of one, and what lies there for each item.
+/// Groups of items: the steps that process all items of a group, and the values with a place for each item.
 #[derive(Debug, Clone)]
 pub(crate) struct Groups {
-    /// Most items of a group.
+    /// Maximum number of items of a group.
     pub(crate) most: i64,
-    /// Whether each step of the net processes all items of a group; behind them stand copies to outputs.
+    /// Whether each step of the net, and then each copy to an output, processes all items of a group.
     pub(crate) steps: Vec<bool>,
     /// Values that own memory with a place for each item, and the bytes of an item at a size.
     pub(crate) values: HashMap<ValueId, RunSize>,
 }
 
 impl Groups {
-    /// Bytes of the memory of a value, where it has a place for each item; `most` is the largest size.
+    /// Bytes of the memory of a value, if it has a place for each item; `most` is the largest size.
     pub(crate) fn n_bytes(&self, root: ValueId, most: i64) -> Option<usize> {
         let pitch = self.values.get(&root)?;
-        // Products of open columns read whole vectors of rows, the last ones behind those of the last item.
+        // Products with open columns read whole vectors of rows, the last of which extend past the last item.
         let n = if pitch.factor > 0 { pitch.at(most + WHOLE_VECTORS - 1) } else { pitch.term * self.most };
         Some(n as usize)
     }
 
-    /// First and last of the steps around one that run for an item before it is the next one's turn; the
-    /// step alone if it processes all items.
+    /// First and last of the steps around `step` that run for one item before the next item; the step alone
+    /// if it processes all items.
     pub(crate) fn turn_of(&self, step: usize) -> [usize; 2] {
         if self.steps[step] {
             return [step; 2];
@@ -58,8 +59,8 @@ fn is_plain(size: &RunSize) -> bool {
 }
 
 impl Fused {
-    /// Finds the steps of a net of any number of items that process several of them; `None` where there are
-    /// none, or steps whose number depends on a run.
+    /// Finds the steps that process several items of a net for any number of items; `None` if there are no
+    /// such steps, or a number of steps depends on the run.
     pub(crate) fn groups(&self, places: &Places) -> Option<Groups> {
         let open = self.open.as_ref().filter(|open| open.dim.step == 1 && open.dim.least >= 1)?;
         let items = self.items.as_ref().filter(|items| items.dim != open.dim)?;
@@ -85,7 +86,7 @@ impl Fused {
         for (at, step) in self.steps.iter().enumerate() {
             steps.push(match step {
                 Step::Kernel(kernel) => !copied.contains(&at) && is_of_rows(kernel),
-                // It is no work.
+                // A view does no work.
                 _ => !copied.contains(&at) && steps.last().copied().unwrap_or(false),
             });
         }
@@ -102,7 +103,7 @@ impl Fused {
         let mut touch = |id: ValueId, turn: [usize; 2]| {
             turns.entry(places.locate(id).root).or_default().insert(turn);
         };
-        // What is there before the first step is made for each item.
+        // Values that exist before the first step are made for each item.
         let before = if groups.steps[0] { [usize::MAX; 2] } else { groups.turn_of(0) };
         self.numbers().map(|(id, _)| id).chain(self.net.inputs.iter().copied()).for_each(|id| touch(id, before));
         for copy in &places.copies {
@@ -139,7 +140,7 @@ impl Fused {
         groups.n_bytes(root, self.open.as_ref()?.dim.most)
     }
 
-    /// Whether a kernel computes rows of which each depends on the same row of its open inputs alone.
+    /// Whether a kernel computes each row from only the same row of its open inputs.
     fn is_by_rows(&self, kernel: &Kernel) -> bool {
         let (Some(own), Some(open)) = (&kernel.open, &self.open) else { return false };
         match (&own.each, &own.sizes[..]) {
@@ -153,8 +154,8 @@ impl Fused {
         }
     }
 
-    /// Values in whose memory items do not lie one behind the other: what they share, numbers of a size, and
-    /// what is written otherwise than by a kernel of as many rows as a run has.
+    /// Values whose memory does not hold items contiguously: shared values, numbers that depend on a size,
+    /// and values not written by a kernel over the rows of a run.
     fn without_items(&self, in_items: &[bool], places: &Places) -> HashSet<ValueId> {
         let shared = self.net.inputs.iter().zip(in_items).filter(|(_, in_items)| !**in_items).map(|(id, _)| *id);
         let numbers = self.numbers().map(|(id, _)| id);
@@ -166,7 +167,7 @@ impl Fused {
         shared.chain(numbers).chain(within).chain(beyond).map(|id| places.locate(id).root).collect()
     }
 
-    /// Bytes of an item in the memory of a value of its own, where its rows lie one behind the other.
+    /// Bytes of an item in the memory of a value, if its rows are contiguous.
     fn bytes_of_item(&self, id: ValueId, places: &Places) -> Option<RunSize> {
         let (net, open) = (&self.net, self.open.as_ref()?);
         let own = places.locate(id);

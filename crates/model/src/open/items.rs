@@ -1,4 +1,4 @@
-//! Batches of dynamic size whose items are independent and of dynamic size, too.
+//! Batches of dynamic size whose items are independent and also of dynamic size.
 //!
 //! The net is that of one item of any size, and a run processes one item after the other. Independence is
 //! verified by lowering the model for several items: each node must compute an item from that item's inputs
@@ -15,7 +15,7 @@ use super::{OpenError, OpenNet, SizeComparison, probes};
 use crate::fuse::{Fused, Items};
 use crate::net::{Kind, Line, Net, Node, ValueId};
 
-/// Numbers of items that are compared.
+/// Numbers of items for which models are compared.
 const FEWEST: i64 = 2;
 const MOST: i64 = 7;
 
@@ -23,7 +23,7 @@ const MOST: i64 = 7;
 /// given number of items and size, with the named dimension open.
 ///
 /// # Errors
-/// As [`open`](super::open()), and where an item depends on others.
+/// As [`open`](super::open()), or if an item depends on others.
 pub fn open_items<E: From<OpenError>>(
     items: &OpenDimension,
     dim: &OpenDimension,
@@ -37,7 +37,7 @@ pub fn open_items<E: From<OpenError>>(
     Ok(whole)
 }
 
-/// Gives a net of one item any number of them.
+/// Turns a net of one item into one of any number of items.
 fn has_items(whole: &mut Fused, items: &OpenDimension, ports: Vec<bool>) -> Result<(), OpenError> {
     let ids = whole.net.inputs.iter().chain(&whole.net.outputs);
     let is_one = |(id, in_items): &(&ValueId, &bool)| !**in_items || whole.net.shape(**id).first() == Some(&1);
@@ -49,9 +49,9 @@ fn has_items(whole: &mut Fused, items: &OpenDimension, ports: Vec<bool>) -> Resu
     Ok(())
 }
 
-/// Makes a net with an open dimension, as [`open`](super::open()) does, with a member for each
-/// size where shapes of inputs or outputs are parts of it; if that fails, a net of one item,
-/// where the dimension is a batch of independent items.
+/// Makes a net with an open dimension, as [`open`](super::open()) does, with a member for each size if sizes
+/// of inputs or outputs are fractions of it; if that fails and the dimension is a batch of independent items,
+/// makes a net of one item.
 ///
 /// # Errors
 /// As [`open`](super::open()).
@@ -81,7 +81,8 @@ pub fn open_or_repeat<E: From<OpenError>>(
     Ok(whole)
 }
 
-/// Whether each input and output of a model has something of each item, as nets of several items show.
+/// Whether each input and output of a model has a part for each item, found by comparing nets of several
+/// items.
 fn ports_of_items<E: From<OpenError>>(
     items: &OpenDimension,
     mut lower: impl FnMut(i64) -> Result<Fused, E>,
@@ -93,7 +94,7 @@ fn ports_of_items<E: From<OpenError>>(
 }
 
 impl SizeComparison<'_> {
-    /// Whether each input, and each output behind them, has as many items as the dimension says.
+    /// Whether each input, and then each output, has a part for each item.
     fn items(&self) -> Result<Vec<bool>, OpenError> {
         let net = &self.whole.net;
         let refuse = |node: &str, why: &str| {
@@ -148,13 +149,13 @@ impl SizeComparison<'_> {
     }
 }
 
-/// Places of items in the values of a net: `outer · n · inner` numbers of a dimension, of which those of an
-/// item have the same place in the middle.
+/// Positions of items in the values of a net: a dimension has `outer · n · inner` positions, of which those
+/// of an item share the middle index.
 struct Placed<'n> {
     net: &'n Net,
     /// Dimension of each value that has the items.
     axes: Vec<Option<usize>>,
-    /// Number of times that the items are in the dimension.
+    /// Number of times that the items repeat in the dimension.
     outer: Vec<i64>,
     /// Number of items.
     n: i64,
@@ -165,7 +166,7 @@ impl Placed<'_> {
         self.axes[id.0]
     }
 
-    /// Whether a constant is the same for all items, or the numbers of each item's own elements.
+    /// Whether a constant is the same for all items, or holds indices of each item's own elements.
     fn is_apart(&self, id: ValueId, constant: &Tensor) -> bool {
         let Some(axis) = self.axis_of(id) else { return true };
         let n = self.n as usize;
@@ -182,7 +183,7 @@ impl Placed<'_> {
         readers.all(|node| self.own_rows(node, constant, axis).is_some())
     }
 
-    /// Number of rows of an item, where a node looks up rows of which each item's numbers are of its own.
+    /// Number of rows of an item, if a node gathers rows and each item's indices refer to its own rows.
     fn own_rows(&self, node: &Node, numbers: &Tensor, axis: usize) -> Option<i64> {
         let Kind::Gather { axis: along, by_element: false } = node.kind else { return None };
         let from = node.input(0);
@@ -198,8 +199,8 @@ impl Placed<'_> {
         (node.input(0) != node.input(1) && all.iter().enumerate().all(is_own)).then_some(n_rows)
     }
 
-    /// Number of times that the items are in the dimension of a node's outputs, where it makes each item of
-    /// the same item of its inputs; `other` is the node for another number of items.
+    /// Number of times that the items repeat in the dimension of a node's outputs, if the node computes each
+    /// item from the same item of its inputs; `other` is the node for another number of items.
     fn outer_of(&self, node: &Node, other: &Node) -> Option<i64> {
         let net = self.net;
         let inputs = || node.inputs.iter().flatten().copied();
@@ -222,11 +223,11 @@ impl Placed<'_> {
         (outers.all(|outer| outer == first) && self.keeps_apart(node, other, axis, rank(to))).then_some(first)
     }
 
-    /// Whether a node makes each item, in a dimension of its result, of the same item of its inputs.
+    /// Whether a node computes each item, along a dimension of its result, from the same item of its inputs.
     fn keeps_apart(&self, node: &Node, other: &Node, axis: usize, rank: usize) -> bool {
         let net = self.net;
         let inputs = || node.inputs.iter().flatten().copied();
-        // Counted from the last dimension, as values broadcast.
+        // Dimensions are counted from the last one, as in broadcasting.
         let is_at_same_place =
             |id: ValueId| self.axis_of(id).is_none_or(|own| net.shape(id).len() - own == rank - axis);
         let of_first = node.inputs.first().copied().flatten().and_then(|id| self.axis_of(id));
@@ -240,7 +241,7 @@ impl Placed<'_> {
             Kind::Window(_, w) => {
                 of_first == Some(axis) && (w.kernel[axis], w.strides[axis], w.before[axis]) == (1, 1, 0)
             }
-            // One place of the dimension may be that of all items.
+            // A dimension of size 1 may be shared by all items.
             Kind::Pick(lines) => match of_first {
                 Some(own) => own == axis && lines[axis] == Line::SAME && is_as_long(net, node, axis),
                 None => lines[axis].factor == 0,
@@ -248,7 +249,7 @@ impl Placed<'_> {
             Kind::Reduce(_, dims) => of_first == Some(axis) && !dims.contains(&axis),
             Kind::Conv(_) => of_first == Some(0) && axis == 0 && others_are_shared(),
             Kind::Product { heads: None, .. } => {
-                // Rows of the first factor, or products of a batch.
+                // Items are rows of operand A, or products of a batch.
                 let of_second = self.axis_of(node.input(1));
                 let is_batch = |own: usize| own == axis && rank == 3 && axis == 0;
                 of_first == Some(axis) && axis + 1 < rank && of_second.is_none_or(is_batch)
@@ -257,7 +258,7 @@ impl Placed<'_> {
                 Kind::Product { heads: Some(other), .. } if heads.b == other.b => {
                     of_first.is_some() && others_are_shared()
                 }
-                // Their number is that of the products, of which none is left out.
+                // Items are the products of the batch, all of them.
                 Kind::Product { heads: Some(_), .. } => {
                     let is_whole = [heads.of_a, heads.of_b].iter().all(|of| (of.before, of.after) == (0, 0));
                     is_whole && inputs().all(|id| self.axis_of(id).is_some())
@@ -291,12 +292,12 @@ impl Placed<'_> {
     }
 }
 
-/// Whether the first input and the output are as long as each other along an axis.
+/// Whether the first input and the output have the same size along an axis.
 fn is_as_long(net: &Net, node: &Node, axis: usize) -> bool {
     net.shape(node.input(0))[axis] == net.shape(node.output())[axis]
 }
 
-/// Whether an expression has no places as numbers.
+/// Whether an expression uses indices only to access elements.
 fn reads_no_place(expr: &Expr) -> bool {
     let mut reads = false;
     Part::Expr(expr).walk(&mut |part| {

@@ -7,22 +7,23 @@ use tilewright_ir::op::SizeRange;
 use tilewright_ir::{Expr, Index, LoopId, Program, Stmt};
 use tilewright_runtime::RunSize;
 
-/// A loop that runs as far as a run says.
+/// Loop whose extent each run determines.
 pub(crate) struct OpenLoop {
     pub(crate) name: String,
     pub(crate) size: RunSize,
     pub(crate) range: SizeRange,
-    /// Multiple of iterations that run: those beyond the size leave what they combine as it is.
+    /// Multiple to which the number of iterations is rounded up: those beyond the size do not change the
+    /// result.
     pub(crate) multiple: i64,
 }
 
-/// Iterations of an open reduction along contiguous elements that run at a time, at most and at least: whole
-/// vectors, so that their lanes can be parts of one result.
+/// Maximum and minimum multiple of iterations of an open reduction along contiguous elements: whole vectors,
+/// whose lanes accumulate parts of the result.
 const MOST_AT_ONCE: i64 = 64;
 
 const LEAST_AT_ONCE: i64 = 16;
 
-/// The multiple of iterations that an open reduction runs, where the largest size is such a multiple.
+/// Multiple of iterations for an open reduction, of which the largest size is a multiple.
 pub(crate) fn at_once(range: SizeRange) -> i64 {
     let halved = std::iter::successors(Some(MOST_AT_ONCE), |n| (*n > LEAST_AT_ONCE).then_some(n / 2));
     halved.into_iter().find(|n| range.most % n == 0).unwrap_or(1)
@@ -33,7 +34,7 @@ pub(crate) fn at_once(range: SizeRange) -> i64 {
 pub(crate) struct OpenSizes(Vec<(RunSize, Index)>);
 
 impl OpenSizes {
-    /// Value of a size, which `add` adds to the program under the given name where it does not have it.
+    /// Value of a size; if the program does not have it, `add` adds it under the given name.
     pub(crate) fn value(&mut self, size: RunSize, add: impl FnOnce(&str) -> Index) -> Index {
         if let Some((_, value)) = self.0.iter().find(|(known, _)| *known == size) {
             return value.clone();
@@ -43,7 +44,7 @@ impl OpenSizes {
         value
     }
 
-    /// Has loops of the program run as far as runs say; its sizes.
+    /// Makes the extents of loops open; returns the program and its sizes.
     pub(crate) fn with_loops(mut self, mut program: Program, ends: Vec<OpenLoop>) -> (Program, Vec<RunSize>) {
         let mut found = Ends::new();
         for OpenLoop { name, size, range, multiple } in ends {
@@ -63,7 +64,7 @@ impl OpenSizes {
     }
 }
 
-/// Extents of loops, and where what they combine ends.
+/// Open extents of loops, each with the end of its reduction, if any.
 type Ends = HashMap<LoopId, (Index, Option<Index>)>;
 
 fn run_to(block: &mut [Stmt], ends: &Ends, inside: &Cond) {

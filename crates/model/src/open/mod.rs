@@ -1,9 +1,9 @@
 //! Models with an open (dynamic) dimension, whose size each run gives.
 //!
 //! There is no symbolic inference: the model is lowered at a few sizes, and the results are compared. Numbers
-//! that differ, such as those of shapes, must be affine in the size; all else must be equal. The result is
-//! the net of the largest size: tensors have the layout for it, and kernels process as much as a run says, by
-//! the number of rows or within them.
+//! that differ, such as those of shapes, must be affine in the size; everything else must be equal. The
+//! result is the net of the largest size: tensors have the layout for that size, and kernels process only the
+//! part for the size of a run, by their number of rows or within rows.
 
 mod groups;
 mod items;
@@ -27,8 +27,8 @@ pub use self::items::{open_items, open_or_repeat};
 pub use self::pieces::open_pieces;
 pub use self::sized::{MOST_NETS, n_combinations, open_beside, open_sized};
 
-/// Multiple of columns that products of open columns compute: whole vectors on every machine. What is beyond
-/// the size of a run lies in memory that nothing else reads.
+/// Multiple of columns that products with open columns compute: whole vectors on every machine. Columns
+/// beyond the size of a run are in memory that nothing else reads.
 const WHOLE_VECTORS: i64 = 16;
 
 /// Open sizes of products and convolutions by their results, each with its name in the workload.
@@ -95,17 +95,18 @@ pub struct OpenNet {
     numbers: Vec<(ValueId, Vec<RunSize>)>,
 }
 
-/// Most elements that depend on the size by a number each, where they do not count on from the first one.
+/// Maximum number of elements of a value that depend on the size individually, unless they are consecutive
+/// numbers.
 const MOST_NUMBERS: usize = 64;
 
-/// Whether numbers count on from a first one, which is as much larger as the size is.
+/// Whether numbers are consecutive, and the first one grows by 1 with the size.
 pub(crate) fn are_counted(sizes: &[RunSize]) -> bool {
     sizes.iter().all(|size| (size.factor, size.divisor) == (1, 1))
         && sizes.windows(2).all(|pair| pair[1].term == pair[0].term + 1)
 }
 
-/// Values of a dimension's size at which a model is lowered besides the largest: odd ones in its upper half,
-/// where nothing of the model is likely to have the same size by chance.
+/// Sizes of a dimension at which a model is lowered besides the largest: odd ones in the upper half of the
+/// range, which other dimensions of the model are unlikely to have by chance.
 fn probes(dim: &OpenDimension) -> Option<[i64; 2]> {
     let is_prime = |n: i64| n > 2 && (2..n).take_while(|d| d * d <= n).all(|d| n % d != 0);
     let inside = || (dim.least..dim.most).filter(|&size| dim.has(size) && size > 1);
@@ -118,7 +119,7 @@ fn probes(dim: &OpenDimension) -> Option<[i64; 2]> {
     Some([first, pick(0.8, Some(first))?])
 }
 
-/// Number through two points, where it is whole at all sizes of the dimension.
+/// Affine function through two points; `None` unless it is an integer at all sizes of the dimension.
 fn through(dim: &OpenDimension, [x0, x1]: [i64; 2], [y0, y1]: [i64; 2]) -> Option<RunSize> {
     let (rise, run) = (y1 - y0, (x1 - x0).abs());
     let rise = if x1 < x0 { -rise } else { rise };
@@ -137,7 +138,7 @@ fn common_divisor(a: i64, b: i64) -> i64 {
 /// Makes a fused net with an open dimension; `lower` lowers the model at a size.
 ///
 /// # Errors
-/// As `lower`, and where the dimension cannot be open.
+/// As `lower`, or if the dimension cannot be open.
 pub fn open<E: From<OpenError>>(
     dim: &OpenDimension,
     mut lower: impl FnMut(i64) -> Result<Fused, E>,
@@ -145,7 +146,7 @@ pub fn open<E: From<OpenError>>(
     let few = || OpenError::Few { name: dim.name.clone(), least: dim.least, most: dim.most };
     let at = probes(dim).ok_or_else(few)?;
     let mut nets = [lower(at[0])?, lower(at[1])?, lower(dim.most)?];
-    // The smallest size need not be a model at all.
+    // The model may be invalid at the smallest size.
     lower(dim.least)?;
     vary::read_numbers(dim, at, &mut nets).map_err(|error| OpenError::Node {
         node: dim.name.clone(),
@@ -181,7 +182,7 @@ struct SizeComparison<'a> {
     dim: &'a OpenDimension,
     at: [i64; 2],
     probes: [&'a Fused; 2],
-    /// The largest size's.
+    /// Net of the largest size.
     whole: &'a Fused,
 }
 
@@ -209,7 +210,7 @@ impl SizeComparison<'_> {
         Ok(())
     }
 
-    /// A node that makes or reads a value, for messages.
+    /// Node that computes or reads a value, for messages.
     fn node_of(&self, id: ValueId) -> String {
         let nodes = &self.whole.net.nodes;
         let maker = nodes.iter().find(|node| node.outputs.contains(&id));
@@ -217,7 +218,7 @@ impl SizeComparison<'_> {
         found.map_or_else(|| self.whole.net.value(id).name.clone(), |node| node.origin.clone())
     }
 
-    /// Values that a run has: not, for one, a shape whose `Reshape` has become a view.
+    /// Values that exist in a run; a shape whose `Reshape` has become a view, for example, does not.
     fn used(&self) -> HashSet<ValueId> {
         let net = &self.whole.net;
         let of_nodes = net.nodes.iter().flat_map(|node| node.inputs.iter().flatten().chain(&node.outputs));
@@ -269,7 +270,7 @@ impl SizeComparison<'_> {
         Ok(all)
     }
 
-    /// Finds the elements that depend on the size, and those of other values that could have.
+    /// Finds the elements that depend on the size, and constants that could have.
     #[allow(clippy::type_complexity)]
     fn numbers(&self) -> Result<(Vec<(ValueId, Vec<RunSize>)>, Vec<(ValueId, Tensor)>), OpenError> {
         let (mut numbers, mut same) = (Vec::new(), Vec::new());
@@ -437,8 +438,8 @@ fn is_corner(part: &Tensor, whole: &Tensor) -> bool {
     })
 }
 
-/// Whether what is open of a tensor is its first dimension longer than 1, or nothing, so that a shorter
-/// tensor is the beginning of a longer one.
+/// Whether the only open dimension of a tensor, if any, is the first one longer than 1, so that a shorter
+/// tensor is a prefix of a longer one.
 fn is_in_rows(shape: &[i64], axes: &[Option<RunSize>]) -> bool {
     let mut open = (0..axes.len()).filter(|axis| axes[*axis].is_some());
     match (open.next(), open.next()) {
@@ -448,12 +449,12 @@ fn is_in_rows(shape: &[i64], axes: &[Option<RunSize>]) -> bool {
     }
 }
 
-/// Most copies of an input or output with the open dimension behind others, between memory in which it is
-/// packed, the caller's, and that of a run, which has room for the largest size.
+/// Maximum number of copies for an input or output whose open dimension is not the outermost, between the
+/// caller's packed memory and a run's memory with room for the largest size.
 const MOST_MOVES: i64 = 64;
 
-/// Number of elements of the dimensions ahead of the only open one; 1 where nothing is open, and none where
-/// several dimensions are.
+/// Number of elements of the dimensions before the only open one; 1 if nothing is open, `None` if several
+/// dimensions are.
 fn outer_of_open(shape: &[i64], axes: &[Option<RunSize>]) -> Option<i64> {
     let mut open = (0..axes.len()).filter(|axis| axes[*axis].is_some());
     match (open.next(), open.next()) {
@@ -463,7 +464,7 @@ fn outer_of_open(shape: &[i64], axes: &[Option<RunSize>]) -> Option<i64> {
     }
 }
 
-/// Checks what no kernel does: ports, views, parts and joins.
+/// Checks what kernels do not cover: inputs, outputs, views, parts and concatenations.
 fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
     let (net, axes) = (&fused.net, |id: ValueId| &open.axes[id.0][..]);
     let refuse = |node: &str, why: &str| {
@@ -480,7 +481,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
         if all().all(|id| axes(*id).iter().all(Option::is_none)) {
             continue;
         }
-        // Of what lies behind an open dimension, at the most.
+        // Strides after an open dimension are those of the largest size.
         let in_memory = |id: ValueId| {
             let shape = net.shape(id);
             let of = |(axis, size): (usize, &Option<RunSize>)| {
@@ -497,7 +498,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
             Kind::Concat(axis) => {
                 let parts: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
                 let is_open = |id: &ValueId| axes(*id)[*axis].is_some();
-                // Behind others, that which is open ends where the whole does.
+                // An open part of a concatenation that follows others must end where the whole ends.
                 let (Some((last, others)), outer) = (parts.split_last(), &axes(node.output())[..*axis]) else {
                     continue;
                 };
@@ -507,7 +508,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
             }
             Kind::Pad(..) | Kind::Window(..) | Kind::Pick(_) => {
                 let (from, to) = (node.input(0), node.output());
-                // What is read for an element is as far from it at any size.
+                // The distance of an element from the one it is read from is the same at all sizes.
                 let is_kept = |axis: usize| {
                     let (Some(own), Some(result)) = (axes(from)[axis], axes(to)[axis]) else { return false };
                     let [factor, divisor] = match &node.kind {
@@ -556,7 +557,7 @@ fn check(fused: &Fused, open: &OpenNet) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Range of a number.
+/// Range of an open number.
 fn range_of(dim: &OpenDimension, size: RunSize) -> SizeRange {
     let step = if size.multiple == 1 { size.factor * dim.step / size.divisor } else { size.multiple };
     SizeRange { least: size.at(dim.least), most: size.at(dim.most), step }
@@ -580,7 +581,7 @@ impl Fused {
     /// Values whose elements are numbers that depend on the size of the open dimension.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = (ValueId, &[RunSize])> {
         let numbers = self.open.as_ref().map_or(&[][..], |open| &open.numbers);
-        // What kernels do not read has no memory.
+        // Values that no kernel reads have no memory.
         let is_read = |id: ValueId| {
             self.each().any(|(step, _)| match step {
                 Step::Kernel(kernel) => kernel.inputs.contains(&id),
@@ -592,16 +593,16 @@ impl Fused {
         numbers.iter().filter(move |(id, _)| is_read(*id)).map(|(id, sizes)| (*id, &sizes[..]))
     }
 
-    /// The open dimension of a value, where others lie ahead of it: its index and its size in a run. Its rows
-    /// are then not one behind the other, as the caller has them.
+    /// Open dimension of a value, if it is not the outermost: its index and its size in a run. Its rows are
+    /// then not contiguous, unlike in the caller's memory.
     pub(crate) fn open_behind(&self, id: ValueId) -> Option<(usize, RunSize)> {
         let axes = self.open.as_ref()?.axes.get(id.0)?;
         let (axis, size) = axes.iter().enumerate().find_map(|(axis, size)| Some((axis, (*size)?)))?;
         (!is_in_rows(self.net.shape(id), axes)).then_some((axis, size))
     }
 
-    /// Whether a dimension of an input or output is a part of the open size: a multiple of it divided by more
-    /// than 1.
+    /// Whether a dimension of an input or output is a fraction of the open size: a multiple of it divided by
+    /// more than 1.
     pub(crate) fn has_divided_ports(&self) -> bool {
         let Some(open) = &self.open else { return false };
         let mut ports = self.net.inputs.iter().chain(&self.net.outputs);
@@ -622,22 +623,23 @@ impl Fused {
         self.open.as_ref().is_some_and(sizes)
     }
 
-    /// Size by which a run makes states longer: that by which the length is beyond the dimension's size.
+    /// Number of elements by which a run extends states: the difference of their length and the dimension's
+    /// size.
     pub(crate) fn appends(&self) -> i64 {
         let Some(open) = &self.open else { return 0 };
         let of = |state: &State| open.axes[state.value.0][state.axis].map_or(0, |size| size.term);
         self.net.states.first().map_or(0, of)
     }
 
-    /// Makes kernels that depend on the open dimension go as far as runs say, where there is one.
+    /// Makes the sizes of kernels open if they depend on the open dimension, if any.
     ///
     /// # Errors
-    /// If one has no such form.
+    /// If a kernel has no form for any size.
     pub(crate) fn open_kernels(mut self) -> Result<Fused, OpenError> {
         let Some(mut open) = self.open.take() else { return Ok(self) };
         for step in &self.steps {
             let Step::Kernel(kernel) = step else { continue };
-            // Images in another layout are values of their own.
+            // Converted images are values that were added later.
             if kernel.output.0 >= open.axes.len() {
                 open.axes.resize(kernel.output.0 + 1, Vec::new());
                 open.axes[kernel.output.0] = open.axes[kernel.inputs[0].0].clone();
@@ -665,7 +667,7 @@ impl Fused {
         Ok(self)
     }
 
-    /// The net of one row: dimensions that are open are 1 in all values that are rows one behind the other.
+    /// Net of one row: open dimensions are 1 in all values that consist of contiguous rows.
     fn in_rows(&self, open: &OpenNet) -> Net {
         let mut net = self.net.clone();
         for (value, axes) in net.values.iter_mut().zip(&open.axes) {
@@ -702,7 +704,7 @@ impl Fused {
                         && self.has_own_memory(kernel.output);
                     (*name, RunSize { multiple: if is_whole { WHOLE_VECTORS } else { 1 }, ..*size })
                 };
-                // What is the same number in every run, once rounded, is open no more.
+                // A size that is constant after rounding is not open.
                 let open_sizes = sizes.iter().map(rounded).filter_map(|(name, size)| {
                     let range = range_of(&open.dim, size);
                     (range.least < range.most).then_some(((name, range), size))
@@ -756,8 +758,8 @@ impl Fused {
         }
     }
 
-    /// A product of an open batch as the product of one item, so many times, where all operands are items one
-    /// behind the other.
+    /// Makes a product of an open batch the repeated product of one item, if the items of all operands are
+    /// contiguous.
     fn open_batch(&self, kernel: &Kernel, size: RunSize, open: &OpenNet) -> Option<Kernel> {
         let items = RunSize { factor: 1, term: 0, multiple: 1, divisor: 1 };
         let is_by_items = |id: &ValueId| is_in_rows(self.net.shape(*id), &open.axes[id.0]);
@@ -766,17 +768,17 @@ impl Fused {
         Some(each(Kernel { workload, ..kernel.clone() }, items, open))
     }
 
-    /// A nest over rows of its own kernel, else with open loops.
+    /// Makes a nest open: as a repeated kernel of one row, else with open loops.
     fn open_nest(&self, kernel: &Kernel, open: &OpenNet, rows: &Net) -> Result<Kernel, NoOpenForm> {
         let of = |net: &Net, id: ValueId| if kernel.in_blocks > 1 { block_of(net, id, kernel.in_blocks) } else { 1 };
-        // Images that are read in another layout than they are computed in are values of their own.
+        // An image that is read in another layout than it is computed in is a value of its own.
         let same = |made: Kernel| {
             let (inputs, origin) = (kernel.inputs.clone(), kernel.origin.clone());
             assert_eq!(made.inputs.len(), inputs.len(), "a nest of the same nodes reads as many values");
             Kernel { inputs, in_blocks: kernel.in_blocks, origin, ..made }
         };
         if let Some(size) = self.row_size(kernel, open) {
-            // Blocks are those of the whole image: one that has a single row is none.
+            // Blocks are those of the whole image: an image of a single row does not count as one.
             let made = nest(rows, &kernel.members, &|id| of(&self.net, id))?;
             return Ok(each(same(made), size, open));
         }
@@ -788,7 +790,7 @@ impl Fused {
         Ok(sized(same(made), sizes))
     }
 
-    /// The number of rows that a nest computes one by one, where it does so.
+    /// Number of rows that a nest computes one by one, if it does.
     fn row_size(&self, kernel: &Kernel, open: &OpenNet) -> Option<RunSize> {
         let net = &self.net;
         let axis_of = |id: ValueId| open.axes[id.0].iter().position(Option::is_some);
@@ -821,7 +823,7 @@ impl Fused {
         kernel.members.iter().all(|&at| is_by_rows(&net.nodes[at])).then_some(size)
     }
 
-    /// Value that another one is a part of in the end.
+    /// Value that a value is ultimately a part of.
     fn root_of(&self, id: ValueId) -> ValueId {
         let mut root = id;
         while let Some(of) = self.steps.iter().find_map(|step| match step {
@@ -833,7 +835,7 @@ impl Fused {
         root
     }
 
-    /// Whether a value lies in memory of the run's own, with room for the largest size.
+    /// Whether a value is in the run's own memory, with room for the largest size.
     fn has_own_memory(&self, id: ValueId) -> bool {
         let root = self.root_of(id);
         let mut passed = vec![id, root];
@@ -848,12 +850,12 @@ impl Fused {
     }
 }
 
-/// A kernel with its open sizes.
+/// Gives a kernel its open sizes.
 fn sized(kernel: Kernel, sizes: Vec<RunSize>) -> Kernel {
     Kernel { open: Some(Box::new(Open { sizes, each: None, room: 1 })), ..kernel }
 }
 
-/// A kernel of one row, so many times.
+/// Makes a kernel of one row that is repeated `size` times.
 fn each(kernel: Kernel, size: RunSize, open: &OpenNet) -> Kernel {
     let along = kernel.inputs.iter().chain([&kernel.output]).map(|id| open.axes[id.0].iter().any(Option::is_some));
     let each = Some((size, range_of(&open.dim, size), along.collect()));

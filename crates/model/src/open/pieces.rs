@@ -1,7 +1,7 @@
 //! Language models that process one token per run, or several (chunked prefill): a net for each chunk size.
 //!
 //! A prompt is processed in chunks, largest first, each with a net and steps of its own. Nets share states,
-//! and weights where kernels read them in one layout: products that differ only in their number of rows are
+//! and weights that kernels read in the same layout: products that differ only in their number of rows are
 //! one family.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,7 +20,7 @@ use crate::open::OpenError;
 /// for a number of rows and a length.
 ///
 /// # Errors
-/// As [`open`](crate::open()), and where numbers of rows do not go together.
+/// As [`open`](crate::open()), or if the nets for the numbers of rows are incompatible.
 pub fn open_pieces<E: From<OpenError>>(
     dim: &OpenDimension,
     name: &str,
@@ -61,7 +61,7 @@ pub fn open_pieces<E: From<OpenError>>(
 }
 
 impl Fused {
-    /// The nets of all pieces, the largest first; this one where there are no others.
+    /// Nets of all pieces, largest first; only this net if there are no others.
     pub(crate) fn forms(&self) -> impl DoubleEndedIterator<Item = &Fused> {
         std::iter::once(self).chain(&self.pieces)
     }
@@ -80,8 +80,8 @@ impl Fused {
         self.net.inputs.iter().chain(&self.net.outputs).copied().collect()
     }
 
-    /// Dimension of an input, or output behind these, that has the rows of a run, if one has; none where a
-    /// port does not lie row by row in all pieces.
+    /// Dimension of an input, or of an output (numbered after the inputs), that counts the rows of a run:
+    /// `Some(None)` if there is none, `None` if the tensor is not stored row by row in all pieces.
     fn axis_of_rows(&self, port: usize) -> Option<Option<usize>> {
         let mut found: BTreeSet<Option<usize>> = BTreeSet::new();
         let id = *self.ports().get(port)?;
@@ -106,8 +106,8 @@ impl Fused {
         (found.len() == 1).then(|| found.pop_first().expect("there is one"))
     }
 
-    /// Has products that are the same but for their number of rows be one family, so that all pieces read the
-    /// same weights in the same layout.
+    /// Makes products that differ only in their number of rows one family, so that all pieces read the same
+    /// weights in the same layout.
     pub(crate) fn share_weights(&mut self) {
         if self.pieces.is_empty() {
             return;
@@ -139,7 +139,7 @@ impl Fused {
         let mut pieces = take(&mut self.pieces);
         for form in std::iter::once(&mut *self).chain(&mut pieces) {
             let mut steps = take(&mut form.steps);
-            // Looked up before they change.
+            // Constants are looked up before the steps change.
             form.steps = steps.clone();
             for step in &mut steps {
                 if let Step::Kernel(kernel) = step
@@ -155,9 +155,9 @@ impl Fused {
 }
 
 impl Fused {
-    /// A product with weights that is no family yet, and the text that it has with one row.
+    /// Workload of a product with weights that is not in a family yet, and its text with one row.
     fn of_one_row(&self, kernel: &Kernel) -> Option<(Workload, String)> {
-        // Rows of a batch lie apart.
+        // The rows of a batch are not contiguous.
         let Structure::Contraction(Contraction { batch: None, .. }) = kernel.workload.structure() else { return None };
         let is_fixed = kernel.open.as_ref().is_none_or(|open| open.sizes.is_empty() && open.each.is_none());
         if !is_fixed || kernel.workload.constants().is_empty() {
@@ -171,7 +171,8 @@ impl Fused {
         Some((workload, text))
     }
 
-    /// Whether what a product reads and writes, besides constants, is in several places and no state.
+    /// Whether the non-constant operands and the result of a product are in separate memory, none of it a
+    /// state's.
     fn is_apart(&self, kernel: &Kernel) -> bool {
         let ids = || kernel.inputs.iter().chain([&kernel.output]);
         let own: Vec<ValueId> = ids().copied().filter(|id| self.net.value(*id).constant.is_none()).collect();
@@ -181,8 +182,8 @@ impl Fused {
     }
 }
 
-/// A product of one row that reads the terms and factors of its columns as those of elements, as products of
-/// several rows do; none where such are constants.
+/// Makes a product of one row read per-column terms and factors as per-element ones, as products of several
+/// rows do; `None` if these are constants.
 fn by_elements(workload: &Workload) -> Option<Workload> {
     if workload.constants().iter().any(|name| name.starts_with("bias") || name.starts_with("scale")) {
         return None;

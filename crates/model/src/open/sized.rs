@@ -1,7 +1,8 @@
-//! Models with a net for each combination of sizes of their open dimensions, where no net serves all of them.
+//! Models with a net for each combination of sizes of their open dimensions, if no single net supports all of
+//! them.
 //!
-//! Each net is that of a model of those sizes and nothing else, so that nothing beyond a size is there to be
-//! read: convolutions pad with zeros where their images end, and means count what there is.
+//! Each net is that of a model with exactly those sizes, so there is no data beyond a size: convolutions pad
+//! with zeros at the ends of their images, and means count only actual elements.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -13,7 +14,7 @@ use super::OpenError;
 use crate::fuse::{Fused, SizedNets};
 use crate::net::{Net, ValueId};
 
-/// Most nets of a model: each has steps and code of its own.
+/// Maximum number of nets of a model, each of which has steps and code of its own.
 pub const MOST_NETS: i64 = 128;
 
 /// Number of combinations of sizes.
@@ -21,7 +22,7 @@ pub fn n_combinations(dims: &[OpenDimension]) -> i64 {
     dims.iter().fold(1, |n, dim| n * ((dim.most - dim.least) / dim.step + 1))
 }
 
-/// Combinations of sizes, the largest first, falling in the last dimension first.
+/// Combinations of sizes, largest first; the size of the last dimension varies fastest.
 fn combinations(dims: &[OpenDimension]) -> Vec<Vec<i64>> {
     dims.iter().fold(vec![Vec::new()], |known, dim| {
         let sizes = || (dim.least..=dim.most).rev().step_by(dim.step as usize);
@@ -29,11 +30,11 @@ fn combinations(dims: &[OpenDimension]) -> Vec<Vec<i64>> {
     })
 }
 
-/// Makes a net of those that `lower` makes of a model at each `wanted` combination of sizes of some
+/// Makes a net from those that `lower` makes of a model at each `wanted` combination of sizes of some
 /// dimensions.
 ///
 /// # Errors
-/// As `lower`, and where the nets take or make different things, or have states.
+/// As `lower`, or if the nets differ in their inputs or outputs, or have states.
 ///
 /// # Panics
 /// If there is no dimension, or no combination is wanted.
@@ -47,11 +48,11 @@ pub fn open_sized<E: From<OpenError>>(
     of_nets(dims, sizes, |sizes| lower(sizes))
 }
 
-/// Makes a net as [`open_sized`] does, of nets that are for any size of the dimension `opened`: there is one
-/// for each combination of the sizes of the others of which one is wanted.
+/// Makes a net as [`open_sized`] does, from nets for any size of the dimension `opened`: one for each wanted
+/// combination of the other dimensions' sizes.
 ///
 /// # Errors
-/// As there, and where a net cannot be open.
+/// As [`open_sized`], or if the dimension cannot be open.
 ///
 /// # Panics
 /// If there is no such dimension, or no combination is wanted.
@@ -77,14 +78,14 @@ pub fn open_beside<E: From<OpenError>>(
     })
 }
 
-/// A net that is for any size of a dimension, with a member for each.
+/// Gives a net for any size of a dimension a member for each size.
 pub(super) fn whole(mut fused: Fused) -> Fused {
     let dim = &fused.open.as_ref().expect("invariant: it has a dimension").dim;
     fused.sized = Some(SizedNets { dims: vec![dim.clone()], sizes: vec![vec![dim.most]] });
     fused
 }
 
-/// Makes a net of those that `lower` makes of a model at the given sizes, the largest first.
+/// Makes a net from those that `lower` makes of a model at the given sizes, largest first.
 fn of_nets<E: From<OpenError>>(
     dims: &[OpenDimension],
     sizes: Vec<Vec<i64>>,
@@ -130,12 +131,12 @@ fn of_nets<E: From<OpenError>>(
     Ok(whole)
 }
 
-/// Constants of nets, each once.
+/// Constants of nets, without duplicates.
 #[derive(Default)]
 struct KnownConstants(HashMap<u64, Vec<Tensor>>);
 
 impl KnownConstants {
-    /// Has constants of a net be those of others with the same elements.
+    /// Replaces constants of a net by equal ones of other nets.
     fn share(&mut self, net: &mut Net) {
         for constant in net.values.iter_mut().filter_map(|value| value.constant.as_mut()) {
             let mut hasher = DefaultHasher::new();

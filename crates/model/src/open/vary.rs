@@ -24,11 +24,11 @@ enum Form {
     Inverse,
 }
 
-/// Numbers that a node is to read, in its order, with their forms.
+/// Numbers that a node will read, in its order, with their forms.
 type Numbers = Vec<(Vec<AtSizes>, Form)>;
 
-/// Makes nodes that differ between sizes in numbers alone read these from values of their own, which are
-/// known once a run has said its size; `nets` are those of the sizes `at` and of the largest.
+/// Makes nodes that differ between sizes only in numbers read these numbers from separate values, which are
+/// known once a run has set its size; `nets` are those of the sizes `at` and of the largest.
 ///
 /// # Errors
 /// If a nest of such nodes cannot be built.
@@ -78,10 +78,10 @@ pub(super) fn read_numbers(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused;
     Ok(())
 }
 
-/// Most numbers of a constant that is taken for one of the size.
+/// Maximum number of elements of a constant that is treated as dependent on the size.
 const MOST_NUMBERS: usize = 8;
 
-/// Takes constants of a few numbers that depend on the size out of the nets; the nodes that read them.
+/// Replaces small constants that depend on the size by values; returns the nodes that read them.
 fn of_constants(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3]) -> Vec<usize> {
     let mut found = Vec::new();
     for id in 0..nets[2].net.values.len() {
@@ -123,7 +123,7 @@ fn add_input(nets: &mut [Fused; 3], node: usize, dtype: DType, numbers: &[AtSize
     }
 }
 
-/// The form of a number that is a factor of the size and a term, or the inverse of that.
+/// Matches a number that is affine in the size, or the inverse of such a number.
 fn form_of(dim: &OpenDimension, at: [i64; 2], number: AtSizes) -> Option<(AtSizes, Form)> {
     let is_linear = |number: &AtSizes| {
         let [first, second, most] = number.map(|x| x as i64);
@@ -138,7 +138,7 @@ fn form_of(dim: &OpenDimension, at: [i64; 2], number: AtSizes) -> Option<(AtSize
     (is_inverse && is_linear(&inverse)).then_some((inverse, Form::Inverse))
 }
 
-/// Has a map read its numbers that differ.
+/// Makes a map read its differing numbers.
 fn of_map(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize) -> bool {
     let mut numbers: [Vec<f64>; 3] = Default::default();
     let mut forms: Vec<String> = Vec::new();
@@ -196,7 +196,7 @@ fn of_map(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize)
     true
 }
 
-/// Puts what `change` makes of them in the place of an expression's numbers, where it makes something.
+/// Replaces each number of an expression for which `change` returns a replacement.
 fn each_number(expr: &mut Expr, change: &mut dyn FnMut(f64) -> Option<Expr>) {
     fn of_cond(cond: &mut Cond, change: &mut dyn FnMut(f64) -> Option<Expr>) {
         match cond {
@@ -222,7 +222,7 @@ fn each_number(expr: &mut Expr, change: &mut dyn FnMut(f64) -> Option<Expr>) {
     }
 }
 
-/// Has a part of a dimension whose first place depends on the size be looked up by its places.
+/// Replaces a slice whose start depends on the size by a gather of its positions.
 fn of_slice(dim: &OpenDimension, at: [i64; 2], nets: &mut [Fused; 3], node: usize) -> bool {
     let parts = nets.each_ref().map(|fused| match &fused.net.nodes[node].kind {
         Kind::Slice(parts) => parts.clone(),

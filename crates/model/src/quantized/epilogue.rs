@@ -1,5 +1,5 @@
-//! Epilogues of integer products: accumulators are converted to f32 and, where all users are quantized, back
-//! to 8-bit integers before the store.
+//! Epilogues of integer products: accumulators are converted to f32 and, if all users quantize them, back to
+//! 8-bit integers before the store.
 
 use tilewright_graph::DType;
 use tilewright_ir::op::{Epilogue, EpilogueFunction, MATMUL, Operand, Workload};
@@ -34,7 +34,7 @@ fn operation(
     Some((Epilogue::new(function, numbers)?, operand.map(|id| id.0)))
 }
 
-/// Operations that an integer product's epilogue begins with, from its further inputs.
+/// Initial operations of an integer product's epilogue, from its further inputs.
 pub fn opening(net: &Net, node: &Node) -> Operations {
     if types_of(net, node).is_none() {
         return Vec::new();
@@ -57,7 +57,7 @@ pub fn padding(net: &Net, node: &Node) -> Option<ValueId> {
     node.inputs.iter().flatten().skip(2).copied().find(|id| is_byte(id) && net.value(*id).n_elements() == 1)
 }
 
-/// Whether operations end with integers that numbers are quantized to.
+/// Whether operations end with a quantization.
 fn is_closed(epilogue: &Operations) -> bool {
     let is_quantizing = |function| matches!(function, EpilogueFunction::QuantU8 | EpilogueFunction::QuantI8);
     epilogue.last().is_some_and(|(last, _)| is_quantizing(last.function()))
@@ -68,7 +68,8 @@ pub fn may_close(net: &Net, anchor: &Node, epilogue: &Operations) -> bool {
     types_of(net, anchor).is_some() && (is_closed(epilogue) || net.value(anchor.output()).dtype == DType::F32)
 }
 
-/// Operations that end with integers, as such that end with these integers as numbers.
+/// Converts operations that end with a quantization to ones that yield the same integers as floating-point
+/// numbers.
 fn reopened(net: &Net, before: &Operations) -> Option<Operations> {
     let Some(((last, zero), rest)) = before.split_last() else { return Some(Vec::new()) };
     let dtype = match last.function() {
@@ -85,14 +86,14 @@ fn reopened(net: &Net, before: &Operations) -> Option<Operations> {
 
 /// Scales that a result is divided by.
 enum Scales {
-    /// Single one of all of it.
+    /// Single scale of the whole tensor.
     One(f64),
-    /// Known ones, one for each channel.
+    /// Constant scales, one for each channel.
     Channels(ValueId),
 }
 
 impl Scales {
-    /// Scales that numbers are divided by, as a map of `node` has them; none where they are not known.
+    /// Scales by which the map `node` divides; `None` if they are not constant.
     fn of(scale: Option<&Expr>, net: &Net, node: &Node, operands: OperandReader) -> Option<Scales> {
         match scale {
             None => Some(Scales::One(1.0)),
@@ -106,7 +107,7 @@ impl Scales {
         }
     }
 
-    /// Numbers, one or one for each channel.
+    /// Scales as numbers: a single one, or one for each channel.
     fn numbers(&self, net: &Net) -> Vec<f64> {
         match self {
             Scales::One(scale) => vec![*scale],
@@ -117,7 +118,7 @@ impl Scales {
         }
     }
 
-    /// The division as an operation of its own.
+    /// Makes the division an operation of its own.
     fn division(&self, net: &mut Net) -> Option<(Epilogue, Option<usize>)> {
         match self {
             Scales::One(scale) => operation(EpilogueFunction::Linear, &[1.0 / scale, 0.0], None),
@@ -129,8 +130,8 @@ impl Scales {
     }
 }
 
-/// Operations and a division by scales, in which known factors and terms take this and divisions ahead of
-/// rounding.
+/// Appends a division by scales to operations; it and divisions before rounding are folded into constant
+/// factors and terms.
 fn with_early_scales(net: &mut Net, all: &Operations, scales: &Scales) -> Option<Operations> {
     let mut done = Operations::new();
     let mut rest = &all[..];
@@ -168,14 +169,14 @@ fn extend_divided(
         return Some(());
     };
     if !done.is_empty() {
-        // What was rounded is divided by itself.
+        // A division cannot be moved before a rounding.
         done.push(scales.division(net)?);
     }
     done.extend(divided);
     Some(())
 }
 
-/// Operations in which a factor beside known ones by channel is a part of these.
+/// Folds scalar factors into adjacent constant per-channel factors.
 fn with_joined_factors(net: &mut Net, all: Operations) -> Operations {
     let mut joined = Operations::new();
     for (own, operand) in all {
@@ -200,7 +201,7 @@ fn with_joined_factors(net: &mut Net, all: Operations) -> Operations {
     joined
 }
 
-/// Known numbers, each changed by its place and itself.
+/// Maps the elements of a constant by a function of index and element.
 fn changed(net: &mut Net, id: ValueId, by: impl Fn(usize, f32) -> f32) -> Option<ValueId> {
     let numbers: Vec<f32> = net.numbers(id)?.into_iter().enumerate().map(|(at, x)| by(at, x)).collect();
     let (name, shape) = (format!("{}.scaled", net.value(id).name), net.shape(id).to_vec());
@@ -218,7 +219,7 @@ pub struct QuantizedOutput<'a> {
     pub dtype: ElementType,
 }
 
-/// Epilogue of a node followed by a quantization of its output; `before` is the node's present epilogue.
+/// Epilogue of a node followed by a quantization of its output; `before` is the node's current epilogue.
 /// Divisions by scales are moved as early as possible.
 pub fn closing(
     net: &mut Net,
@@ -237,7 +238,7 @@ pub fn closing(
     let numbers = scales.numbers(net);
     numbers.iter().all(|scale| *scale > 0.0 && scale.is_finite()).then_some(())?;
     while let Some((last, _)) = all.last() {
-        // Saturation does the same.
+        // Saturation makes the clip redundant.
         let (low, high) = match (last.function(), last.numbers()) {
             (EpilogueFunction::Relu, _) => (0.0, f64::INFINITY),
             (EpilogueFunction::Clip, &[low, high]) => (low, high),
@@ -262,7 +263,7 @@ pub fn closing(
     Some(all)
 }
 
-/// Operations with their result divided by scales, where their known factors and terms take it.
+/// Divides the result of operations by scales, by folding the division into constant factors and terms.
 fn divided(net: &mut Net, all: &[(Epilogue, Option<usize>)], scales: &Scales) -> Option<Operations> {
     let by = scales.numbers(net);
     let divided = |net: &mut Net, id: usize| {

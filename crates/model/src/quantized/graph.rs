@@ -18,10 +18,10 @@ use factors::Integers;
 
 /// Rewrites a specialised graph whose `DequantizeLinear` nodes read constants.
 ///
-/// These constants become floating-point numbers, and no more, unless the target multiplies 8-bit integers
-/// faster than f32. Then products and convolutions of factors that are such integers with a scale become such
-/// of integers, activations of i8 become u8, and operators that move elements, or choose among them, do so
-/// with integers.
+/// Unless the target multiplies 8-bit integers faster than f32, these constants become floating-point
+/// numbers, and nothing else changes. Otherwise products and convolutions whose operands are such integers
+/// with a scale become integer operators, i8 activations become u8, and operators that move or select
+/// elements do so with integers.
 pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
     let is_quantized = |op: &Op| {
         matches!(op, Op::DequantizeLinear(_) | Op::QuantizeLinear(_) | Op::MatMulInteger(_) | Op::ConvInteger(_))
@@ -56,17 +56,17 @@ pub fn in_bytes<'a>(graph: &'a Graph, target: &Target) -> Cow<'a, Graph> {
     Cow::Owned(job.new)
 }
 
-/// Integers that stand for numbers: each less a zero point, times a scale.
+/// Integers that represent numbers: each minus a zero point, times a scale.
 #[derive(Clone)]
 struct QuantizedValue {
     /// The integers, in the new graph.
     id: ValueId,
     scale: Tensor,
-    /// Zero point, of the type of the integers; none where it is 0.
+    /// Zero point, of the type of the integers; `None` if it is 0.
     zero: Option<Tensor>,
-    /// Dimension that scales are along, where there are several.
+    /// Dimension of the scales, if there are several.
     axis: usize,
-    /// Operator that converts them to numbers, and its place.
+    /// Operator that converts the integers to numbers, and its place.
     op: Op,
     place: Place,
 }
@@ -76,8 +76,8 @@ impl QuantizedValue {
         self.scale.n_elements() == 1
     }
 
-    /// Scales of the channels of an operator's result, `n_results` of which each channel of these integers
-    /// enters alone, where that is given.
+    /// Scales of the channels of an operator's result. If `n_results` is given, each channel of these
+    /// integers contributes only to that many channels of the result.
     fn scales_of_channels(&self, n: usize, n_results: Option<usize>) -> Option<Vec<f32>> {
         if self.is_of_tensor() {
             return Some(vec![self.scales()[0]; n]);
@@ -87,19 +87,19 @@ impl QuantizedValue {
         Some(each.collect::<Vec<f32>>()).filter(|all| all.len() == n)
     }
 
-    /// The zero point of all elements as a tensor of one; none where they have several.
+    /// Zero point as a tensor of one element; `None` if there are several.
     fn only_zero(&self) -> Option<Tensor> {
         let zero = self.zero.as_ref().map(|zero| (zero.dtype(), zero.integers()));
         let (dtype, zeros) = zero.unwrap_or((DType::U8, vec![0]));
         zeros.iter().all(|zero| *zero == zeros[0]).then(|| Tensor::from_integers(dtype, Vec::new(), &zeros[..1]))
     }
 
-    /// Whether scale and zero point are single ones.
+    /// Whether there is a single scale and zero point.
     fn is_single(&self) -> bool {
         self.is_of_tensor() && self.zeros().len() == 1
     }
 
-    /// Zero points as integers, one or as many as there are scales.
+    /// Zero points as integers: a single one, or as many as there are scales.
     fn zeros(&self) -> Vec<i64> {
         self.zero.as_ref().map_or(vec![0], Tensor::i64s)
     }
@@ -108,7 +108,7 @@ impl QuantizedValue {
         self.scale.floats().into_iter().map(|x| x as f32).collect()
     }
 
-    /// Whether integers stand for the same numbers as those of another tensor.
+    /// Whether integers represent the same numbers as equal integers of another tensor.
     fn is_like(&self, other: &QuantizedValue) -> bool {
         let zeros = |of: &QuantizedValue| {
             let zeros = of.zeros();
@@ -124,16 +124,16 @@ impl QuantizedValue {
 struct Quantizer<'a> {
     old: &'a Graph,
     new: Graph,
-    /// The new value for each old one, of its own type.
+    /// New value of each old one, with the same type.
     plain: Vec<Option<ValueId>>,
-    /// Integers that old values are made of, where they are.
+    /// Integers from which old values are dequantized, if they are.
     bytes: Vec<Option<QuantizedValue>>,
-    /// Old values of i8 that are u8 now, each 128 more.
+    /// Whether an old i8 value has become u8, with 128 added.
     is_shifted: Vec<bool>,
     target: &'a Target,
-    /// Whether it multiplies 8-bit integers faster than f32.
+    /// Whether the target multiplies 8-bit integers faster than f32.
     dots: bool,
-    /// Tables that new values are looked up in, and where their indices are.
+    /// Tables from which new values are gathered, with the value of the indices.
     tables: HashMap<ValueId, (ValueId, Tensor)>,
 }
 
@@ -142,7 +142,7 @@ pub fn has_dots(target: &Target) -> bool {
     [[false, true], [true, true]].iter().any(|signed| target.dot4_lanes(*signed) > 0) || target.widens_bytes()
 }
 
-/// A number as many times as wanted, or as many numbers as wanted.
+/// Repeats a single number `n` times, or returns `n` numbers; `None` for any other length.
 fn spread<T: Copy>(numbers: &[T], n: usize) -> Option<Vec<T>> {
     match numbers {
         [one] => Some(vec![*one; n]),
@@ -150,7 +150,7 @@ fn spread<T: Copy>(numbers: &[T], n: usize) -> Option<Vec<T>> {
     }
 }
 
-/// Types and known elements of values.
+/// Types of values, and elements of constants.
 fn facts<'a>(graph: &'a Graph, inputs: &[Option<ValueId>]) -> Vec<Option<Fact<'a>>> {
     let fact = |id: &Option<ValueId>| {
         let value = graph.value((*id)?);
@@ -173,7 +173,7 @@ impl Quantizer<'_> {
         self.new.add_value(Value { name, ty, constant, ..Value::default() })
     }
 
-    /// The new value for an old one, of the type that it had.
+    /// Returns the new value for an old one, with the same type.
     fn plain(&mut self, id: ValueId) -> ValueId {
         if let Some(known) = self.plain[id.0 as usize] {
             return known;
@@ -187,7 +187,7 @@ impl Quantizer<'_> {
         new
     }
 
-    /// Numbers that integers stand for.
+    /// Adds the dequantization of integers.
     fn dequantized(&mut self, bytes: &QuantizedValue, like: &Value) -> ValueId {
         let name = &like.name;
         let scale = self.add_constant(format!("{name}.scale"), bytes.scale.clone());
@@ -201,7 +201,7 @@ impl Quantizer<'_> {
         id
     }
 
-    /// Adds a node, or what it gives where all that it reads is known.
+    /// Adds a node, or its results as constants if all of its inputs are constant.
     fn add(&mut self, node: Node) {
         let given = facts(&self.new, &node.inputs);
         let is_known = !given.is_empty() && given.iter().flatten().all(|fact| fact.value.is_some());
@@ -218,7 +218,7 @@ impl Quantizer<'_> {
         }
     }
 
-    /// Adds a node of one output, of the type that it infers; none where it has no such.
+    /// Adds a node with one output, of the inferred type; `None` if inference fails.
     fn step(
         &mut self,
         name: String,
@@ -257,12 +257,12 @@ impl Quantizer<'_> {
         self.add(node);
     }
 
-    /// Integers that a node reads numbers of.
+    /// Integers from which a node's input was dequantized.
     fn input_bytes(&self, node: &Node, at: usize) -> Option<QuantizedValue> {
         self.bytes[node.inputs.get(at).copied().flatten()?.0 as usize].clone()
     }
 
-    /// Notes what numbers are made of, without computing them yet.
+    /// Records the integers from which numbers are dequantized, without computing the numbers yet.
     fn dequantize(&mut self, node: &Node, scaling: Scaling) -> Option<()> {
         let (x, to) = (node.inputs[0]?, node.outputs[0]?);
         let is_shifted = self.is_shifted[x.0 as usize];
@@ -287,8 +287,8 @@ impl Quantizer<'_> {
         Some(())
     }
 
-    /// Leaves out a step to numbers and back, and has integers without a sign where all that reads them
-    /// converts them to numbers.
+    /// Removes a dequantization followed by an equal quantization, and makes integers unsigned if all readers
+    /// dequantize them.
     fn quantize(&mut self, node: &Node, op: QuantizeLinear) -> Option<()> {
         let (x, to) = (node.inputs[0]?, node.outputs[0]?);
         let constant = |at: usize| -> Option<Option<Tensor>> {
@@ -357,8 +357,8 @@ impl Quantizer<'_> {
         Some(())
     }
 
-    /// Finds the u8s that numbers of this shape are made of, and computes the integers that they are
-    /// quantized to for each u8; none where they are made of anything else, or cheaply.
+    /// Finds the u8 value from which numbers of this shape are computed, and computes the quantized result
+    /// for each u8; `None` if anything else contributes, or the computation is cheap.
     fn table(
         &self,
         numbers: ValueId,
@@ -374,7 +374,7 @@ impl Quantizer<'_> {
         Some((bytes, evaluated(&QuantizeLinear(Scaling { axis: 0, ..op.0 }).into(), &inputs)?))
     }
 
-    /// Computes a value for each u8 that it is made of, element by element; a number that is known stays one.
+    /// Computes an elementwise value for each u8 that it may be computed from; a constant number stays one.
     fn column(&self, id: ValueId, shape: &[usize], of: &mut ElementSource, depth: usize) -> Option<Tensor> {
         if let Some(constant) = &self.old.value(id).constant {
             return (constant.n_elements() == 1).then(|| constant.reshaped(Vec::new()));
@@ -403,7 +403,7 @@ impl Quantizer<'_> {
         evaluated(&node.op, &inputs.iter().map(Option::as_ref).collect::<Vec<_>>())
     }
 
-    /// Moves integers instead of the numbers that they stand for.
+    /// Moves integers instead of the numbers that they represent.
     fn moved(&mut self, node: &Node) -> Option<()> {
         let all: Vec<ValueId> = match &node.op {
             Op::Concat(_) => node.inputs.iter().copied().collect::<Option<_>>()?,
@@ -453,14 +453,14 @@ impl Quantizer<'_> {
         Some(())
     }
 
-    /// A product of numbers that integers stand for, the second known.
+    /// Rewrites a product of dequantized numbers, the second operand constant.
     fn product(&mut self, node: &Node, turned: bool) -> Option<()> {
         let (a, b) = (self.input_bytes(node, 0)?, self.input_bytes(node, 1)?);
         let integers = self.matrix(&b, turned)?;
         self.of_numbers(node, [&a, &b], integers)
     }
 
-    /// A convolution of numbers that integers stand for by known ones.
+    /// Rewrites a convolution of dequantized numbers with constant filters.
     fn convolution(&mut self, node: &Node, conv: &Conv) -> Option<()> {
         let (x, w) = (self.input_bytes(node, 0)?, self.input_bytes(node, 1)?);
         let shape = self.shape(x.id);
@@ -476,8 +476,8 @@ impl Quantizer<'_> {
         Some(())
     }
 
-    /// An operator of two factors as one of integers, scaled by what `factor` makes of their scales, with a
-    /// bias. Nothing is left of it where it cannot be.
+    /// Rewrites an operator of two operands as an integer one, with a bias, and scaled by what `factor`
+    /// computes from their scales. If that fails, the graph is unchanged.
     fn of_bytes(
         &mut self,
         node: &Node,
@@ -525,7 +525,7 @@ impl Quantizer<'_> {
         self.written_from(&integers.form, name, place, x)
     }
 
-    /// A bias in integers of the scale of sums, one for each column; none where its scale is another.
+    /// Bias as integers in the scale of the sums, one for each column; `None` if the bias has another scale.
     fn bias_of(&self, id: ValueId, scales: &[f32], along: &[usize]) -> Option<Tensor> {
         let bytes = self.bytes[id.0 as usize].as_ref()?;
         let tensor = self.constant_of(bytes.id).filter(|tensor| tensor.dtype() == DType::I32)?;
@@ -537,7 +537,7 @@ impl Quantizer<'_> {
         fits.then(|| tensor.reshaped(along.to_vec()))
     }
 
-    /// The known factor of an operator of integers, as what its zero points make of it.
+    /// Constant operand of an integer operator, with its zero points.
     fn known_factor(&mut self, node: &Node, axis: usize) -> Option<QuantizedValue> {
         let zero = match node.inputs.get(3).copied().flatten() {
             Some(zero) => Some(self.old.value(zero).constant.clone()?),
@@ -549,14 +549,14 @@ impl Quantizer<'_> {
         Some(QuantizedValue { id, scale, zero, axis, op: node.op.clone(), place: node.place.clone() })
     }
 
-    /// A product of integers whose second factor is known, with that one less its zero points.
+    /// Rewrites an integer product with a constant operand B, from which the zero points are subtracted.
     fn integer_product(&mut self, node: &Node) -> Option<()> {
         let bytes = self.known_factor(node, 1)?;
         let integers = self.matrix(&bytes, false)?;
         self.with_factor(node, integers)
     }
 
-    /// A convolution of integers with known filters, these less their zero points.
+    /// Rewrites an integer convolution with constant filters, from which the zero points are subtracted.
     fn integer_convolution(&mut self, node: &Node, conv: &Conv) -> Option<()> {
         let bytes = self.known_factor(node, 0)?;
         let shape = self.old.ty(node.inputs[0]?).shape.clone();
@@ -564,7 +564,7 @@ impl Quantizer<'_> {
         self.with_factor(node, integers)
     }
 
-    /// Computes the result of an operator with another known factor, which has no zero point.
+    /// Computes the result of an operator with another constant operand, which has no zero point.
     fn with_factor(&mut self, node: &Node, integers: Integers) -> Option<()> {
         let x = Some(self.plain(node.inputs[0]?));
         let zero = node.inputs.get(2).copied().flatten().map(|zero| self.plain(zero));
@@ -575,8 +575,8 @@ impl Quantizer<'_> {
         Some(())
     }
 
-    /// A product or a convolution of integers with scales, and integers again, as operators for each of
-    /// these.
+    /// Splits a product or convolution of quantized tensors into an integer operator, a scaling, and a
+    /// quantization.
     fn quantized(&mut self, node: &Node, conv: Option<&Conv>) -> Option<()> {
         let constant = |at: usize| self.old.value(node.inputs[at]?).constant.clone();
         let (scale, zero) = (constant(6)?, constant(7)?);
@@ -606,7 +606,7 @@ impl Quantizer<'_> {
         let bias = match node.inputs.get(8).copied().flatten() {
             None => None,
             Some(bias) => {
-                // Its scale is that of the sums.
+                // The bias has the scale of the sums.
                 let tensor = self.old.value(bias).constant.clone()?;
                 let scale: Vec<f64> = spread(&factors[1].scales(), integers.along[0])?
                     .into_iter()
@@ -624,7 +624,7 @@ impl Quantizer<'_> {
         self.requantized(node, product, zero)
     }
 
-    /// A product of two factors that are not known, as numbers: integers less their zero points.
+    /// Computes a product of two variable operands in floating point, on integers minus their zero points.
     fn product_of_numbers(
         &mut self,
         node: &Node,
@@ -666,14 +666,14 @@ impl Quantizer<'_> {
     }
 }
 
-/// Operators between two quantizations that are one table, one behind the other, at most.
+/// Maximum depth of operators between two quantizations that one table replaces.
 const MOST_DEPTH: usize = 12;
 
-/// Source of a value that is made element by element.
+/// Source of a value that is computed element by element.
 struct ElementSource {
-    /// Integers that all of it is made of, once they are found.
+    /// Integers from which the value is computed, once found.
     bytes: Option<ValueId>,
-    /// Whether a look-up costs less than to compute it.
+    /// Whether a lookup costs less than the computation.
     is_costly: bool,
 }
 
@@ -685,14 +685,14 @@ fn is_costly(function: Unary) -> bool {
     !is_cheap
 }
 
-/// The only output of an operator whose inputs are known.
+/// Evaluates an operator with one output and constant inputs.
 fn evaluated(op: &Op, inputs: &[Option<&Tensor>]) -> Option<Tensor> {
     let facts: Vec<Option<Fact>> =
         inputs.iter().map(|tensor| tensor.map(|tensor| Fact { ty: tensor.ty(), value: Some(tensor) })).collect();
     op.operation().evaluate(Inputs(&facts)).ok().filter(|outputs| outputs.len() == 1)?.pop()
 }
 
-/// Zero points of i8 beside scales for integers that are 128 more, as u8.
+/// Converts i8 zero points, of the shape of the scales, to u8 for integers to which 128 was added.
 fn shifted(zero: Option<&Tensor>, scale: &Tensor) -> Tensor {
     let shape = zero.map_or(scale.shape(), Tensor::shape).to_vec();
     let numbers = zero.map_or(vec![0; scale.n_elements()], Tensor::i64s);
@@ -704,8 +704,7 @@ fn is_plain(gemm: &Gemm) -> bool {
     !gemm.transposes_a && gemm.alpha == 1.0 && gemm.beta == 1.0
 }
 
-/// Whether a node gives elements of its first input, or of all of them, by their places or because they are
-/// the largest.
+/// Whether a node selects elements of its first input, or of all inputs, by position or as the largest ones.
 fn moves(node: &Node) -> bool {
     let is_one = node.outputs.len() == 1;
     match &node.op {

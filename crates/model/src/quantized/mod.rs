@@ -1,10 +1,10 @@
 //! Quantized models of 8-bit integers: products surrounded by quantization become integer products, and
 //! operators that only move elements move integers.
 //!
-//! [`graph::in_bytes`] rewrites a graph before it is imported; a product of two factors that stand for
-//! numbers is then `MatMulInteger` (a convolution `ConvInteger`), `Add` of a bias in integers, `Cast` and
-//! `Mul`, as dynamic quantization writes it. [`product`] imports these four as one product, whose sums are
-//! converted before they are stored, and [`epilogue`] has it store bytes where these are what is read.
+//! [`graph::in_bytes`] rewrites a graph before it is imported; a product of two dequantized operands then
+//! becomes `MatMulInteger` (a convolution `ConvInteger`), `Add` of an integer bias, `Cast` and `Mul`, as in
+//! dynamically quantized models. [`product`] imports these four as one product, whose sums are converted
+//! before they are stored, and [`epilogue`] makes it store 8-bit integers if all readers quantize its result.
 
 pub mod epilogue;
 pub mod graph;

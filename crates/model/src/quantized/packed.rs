@@ -10,13 +10,13 @@ use crate::net::{Kind, Packing, ValueId};
 use crate::no_code::Lowered;
 use crate::scalar::{add, input, mul, number, of, sub, where_less};
 
-/// Rows of a product; with fewer, it takes as long as its weights take to be read.
+/// Number of rows below which a product takes as long as reading its weights.
 const STREAMED_ROWS: i64 = 8;
 
 impl NodeImport<'_> {
-    /// A product with known weights of few bits. On CPUs with dot products of 8-bit integers they stay packed
-    /// where the first factor is rounded to such, and where few rows leave the time to reading weights; else
-    /// it is one with the numbers that they stand for.
+    /// Lowers a product with constant weights of few bits. On CPUs with dot products of 8-bit integers, the
+    /// weights stay packed if operand A is quantized to 8 bits, or if there are so few rows that reading the
+    /// weights dominates; else the weights are dequantized.
     pub(crate) fn packed_product(&mut self, op: &MatMulNBits) -> Lowered {
         let (a, to) = (self.input(0)?, self.output()?);
         self.need_f32(a)?;
@@ -52,7 +52,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A product with weights in the order in which dot products take them.
+    /// Lowers to a product with packed weights, in the order in which dot products read them.
     fn product_as_packed(&mut self, op: &MatMulNBits, weights: &PackedWeights, a: ValueId, rounds: bool) -> ValueId {
         let (rows, n, n_blocks, block) = (self.net.shape(a)[0], op.n, op.n_blocks(), op.blocks.size);
         let whole = n_blocks * block;
@@ -60,7 +60,7 @@ impl NodeImport<'_> {
             true => a,
             false => self.step("padded", Kind::Pad(vec![0, 0], 0.0), &[a], &[rows, whole as i64]),
         };
-        // Those of 2 bits lie in the middle of 4.
+        // Weights of 2 bits are stored as 4 bits, in the middle of the range.
         let (bits, offset) = if op.blocks.bits == 2 { (4, 6) } else { (op.blocks.bits, 0) };
         let each = 8 / bits;
         let mut bytes = vec![0; whole / each * n];
@@ -91,7 +91,7 @@ impl NodeImport<'_> {
         self.step("product", kind, &inputs, &[rows, n as i64])
     }
 
-    /// Rows of numbers, each block of which is rounded to multiples of its own scale: see
+    /// Rounds each block of rows of numbers to multiples of its own scale: see
     /// [`tilewright_graph::op::rounded_block`].
     fn rounded_by_blocks(&mut self, a: ValueId, rows: i64, k: i64, block: i64) -> ValueId {
         let n_blocks = (k + block - 1) / block;
@@ -118,8 +118,8 @@ impl NodeImport<'_> {
         }
     }
 
-    /// Slices of a known table of few bits. Rows of it stay packed until they are taken, where blocks lie in
-    /// them.
+    /// Lowers slices of a constant table of few bits. If blocks are within rows, rows stay packed until they
+    /// are gathered.
     pub(crate) fn packed_slices(&mut self, op: &GatherBlockQuantized) -> Lowered {
         let (index, to) = (self.input(1)?, self.output()?);
         self.need_f32(to)?;
@@ -135,7 +135,7 @@ impl NodeImport<'_> {
             }
         };
         let n = shape[gather_axis];
-        // What is outside is the row behind the last one, of zeros.
+        // An index out of bounds gives the row of zeros after the last row.
         let place = from_start(input(0), n);
         let end = number(n as f64);
         let inside = where_less(place.clone(), end.clone(), place.clone(), end.clone());
@@ -178,7 +178,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// The numbers at a place in bytes.
+    /// Extracts the numbers at a bit position in bytes.
     fn bits_of(&mut self, bytes: ValueId, bits: usize, at: i64, shape: &[i64]) -> ValueId {
         let down = |x: Expr, bits: i64| match bits {
             0 => x,
@@ -192,7 +192,7 @@ impl NodeImport<'_> {
         self.push(Kind::Map(value), &[bytes], to)
     }
 
-    /// Slices of a table that is unpacked ahead.
+    /// Lowers slices of a table that is unpacked beforehand.
     fn slices_of_numbers(
         &mut self,
         op: &GatherBlockQuantized,
@@ -218,7 +218,7 @@ impl NodeImport<'_> {
         Ok(())
     }
 
-    /// A known matrix whose rows are taken and whose blocks lie in rows, with a row of zeros behind it.
+    /// Constant matrix whose rows are gathered and whose blocks are within rows, followed by a row of zeros.
     fn packed_table(&self, op: &GatherBlockQuantized) -> Option<PackedTable> {
         let facts = self.facts();
         let inputs = Inputs(&facts);
@@ -258,8 +258,8 @@ impl NodeImport<'_> {
     }
 }
 
-/// Matrix of numbers without a sign, several of which share a byte, with scales and zero points of the blocks
-/// in its rows.
+/// Matrix of unsigned numbers, several of which share a byte, with scales and zero points of the blocks in
+/// its rows.
 struct PackedTable {
     rows: i64,
     columns: i64,

@@ -8,12 +8,13 @@ use tilewright_ir::{DType as ElementType, Target};
 use crate::fuse::convolution_of;
 use crate::import::window_of;
 
-/// Cycles in which an element of the input becomes a number, and one of the result an integer again.
+/// Cycles to dequantize an element of the input, and to quantize an element of the result.
 const CONVERSIONS: [f64; 2] = [0.12, 0.35];
 
-/// Whether an integer convolution of factors of these types is estimated to be faster than a floating-point
-/// one, by the analytical models of their first guesses. Conversions of the floating-point one's operands
-/// and result are counted. Products need not be compared: integer ones take a quarter of the time.
+/// Whether an integer convolution of operands of these types is estimated to be faster than a floating-point
+/// one, by the analytical models of their first guesses. For the floating-point convolution, the conversions
+/// of operands and result are included. Products need not be compared: integer ones take a quarter of the
+/// time.
 pub fn convolution_pays(found: &ConvShape, factors: [ElementType; 2], target: &Target) -> bool {
     pays(found, factors, target).unwrap_or(false)
 }

@@ -13,7 +13,7 @@ impl NodeImport<'_> {
         ValueId(id.0 as usize)
     }
 
-    /// The node that computes a value for one reader alone.
+    /// Node that computes a value with a single reader.
     fn producer_for_one(&self, id: GraphValueId) -> Option<&GraphNode> {
         let graph = self.graph();
         let value = graph.value(id);
@@ -21,7 +21,7 @@ impl NodeImport<'_> {
         Some(graph.node(value.producer?.0))
     }
 
-    /// A product of integers by itself, as 32-bit integers.
+    /// Lowers an integer product that is used as 32-bit integers.
     pub(crate) fn integer_product(&mut self) -> Option<()> {
         let (node, to) = (self.node, self.try_output(0)?);
         self.dots.then_some(())?;
@@ -29,8 +29,8 @@ impl NodeImport<'_> {
         self.push_product(inputs, to)
     }
 
-    /// Sums of a product of integers, perhaps with a bias in integers, as f32 times one number or one for
-    /// each column.
+    /// Lowers an integer product, possibly with an integer bias, that is converted to f32 and scaled as a
+    /// whole or per column.
     pub(crate) fn scaled_integer_product(&mut self) -> Option<()> {
         let (node, to) = (self.node, self.try_output(0)?);
         (self.dots && matches!(node.op, Op::Binary(Binary::Mul)) && self.is_f32(to)).then_some(())?;
@@ -78,7 +78,7 @@ impl NodeImport<'_> {
         self.push_product(inputs, to)
     }
 
-    /// A convolution of integers by itself, as 32-bit integers.
+    /// Lowers an integer convolution that is used as 32-bit integers.
     pub(crate) fn integer_convolution(&mut self, conv: &Conv) -> Option<()> {
         let (node, to) = (self.node, self.try_output(0)?);
         self.dots.then_some(())?;
@@ -86,8 +86,8 @@ impl NodeImport<'_> {
         self.push_convolution(conv, inputs, to)
     }
 
-    /// Image and filters of a convolution of integers, the zero point that the image is padded with, and what
-    /// is added to the sums of each channel.
+    /// Image and filters of an integer convolution, the zero point that the image is padded with, and the
+    /// terms added to the sums of each channel.
     fn filters_of(&mut self, node: &GraphNode, bias: Option<&Tensor>) -> Option<Vec<ValueId>> {
         let [x, w] = [0, 1].map(|at| node.inputs[at].map(|id| self.net_value(id)));
         let (x, w) = (x?, w?);
@@ -113,12 +113,12 @@ impl NodeImport<'_> {
         self.net.value(id).constant.as_ref().is_some_and(|tensor| tensor.i64s().iter().all(|&x| x == 0))
     }
 
-    /// Numbers added to the sums of each column or channel: a bias, less the zero point of the first factor
-    /// times the sum of the second one; none where all are 0.
+    /// Terms added to the sums of each column or channel: the bias minus operand A's zero point times the sum
+    /// of operand B's elements; `None` if all are 0.
     fn terms(&mut self, zero: Option<ValueId>, bias: &[i64], sums: &[i64], shape: &[i64]) -> Option<ValueId> {
         let known = zero.map(|id| self.net.value(id).constant.as_ref().map(|tensor| tensor.i64s()[0]));
         if let Some(zero) = known.unwrap_or(Some(0)) {
-            // Sums wrap around, as those of kernels do.
+            // Sums wrap around, as in kernels.
             let terms: Vec<i64> =
                 bias.iter().zip(sums).map(|(bias, sum)| i64::from((bias - zero * sum) as i32)).collect();
             let is_any = terms.iter().any(|&x| x != 0);
@@ -147,7 +147,7 @@ impl NodeImport<'_> {
         Some(())
     }
 
-    /// Numbers for all columns, of a single one or one for each.
+    /// Expands a single number to all columns; one number per column stays as it is.
     fn by_column(&mut self, what: &str, id: ValueId, n: i64) -> ValueId {
         let value = self.net.value(id);
         if let Some(numbers) = self.net.numbers(id) {
@@ -164,8 +164,8 @@ impl NodeImport<'_> {
         }
     }
 
-    /// The factors of a product of integers as matrices, with what is added to the sums of each column: a
-    /// bias less what the zero point of the first factor makes of the second one.
+    /// Operands of an integer product as matrices, with the terms added to the sums of each column: the bias
+    /// minus operand A's zero point times the column sums of operand B.
     fn factors_of(&mut self, node: &GraphNode, bias: Option<&Tensor>) -> Option<Vec<ValueId>> {
         let [a, b] = [0, 1].map(|at| node.inputs[at].map(|id| self.net_value(id)));
         let (a, b) = (a?, b?);
@@ -194,7 +194,7 @@ impl NodeImport<'_> {
         Some(inputs)
     }
 
-    /// Adds a product of matrices, in the shape of what it is to give.
+    /// Adds a product of matrices, and a view of it in the shape of `to`.
     fn push_product(&mut self, inputs: Vec<ValueId>, to: ValueId) -> Option<()> {
         let matrix = [self.net.shape(inputs[0])[0], self.net.shape(inputs[1])[1]];
         let kind = Kind::Product { turned: false, heads: None };

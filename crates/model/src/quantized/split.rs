@@ -22,7 +22,7 @@ impl SplitFactor {
 pub fn split(numbers: &[i64], [groups, outputs, inputs, inside]: [usize; 4], block: usize) -> SplitFactor {
     let mut rest = numbers.to_vec();
     let at = |[group, output, input]: [usize; 3]| ((group * outputs + output) * inputs + input) * inside;
-    // Columns of each group: an input, and its factors of all outputs.
+    // Columns of each group: an input, and its weights for all outputs.
     let mut taken: Vec<Vec<(usize, Vec<i8>)>> = vec![Vec::new(); groups];
     for (group, columns) in taken.iter_mut().enumerate() {
         let mut reads: Vec<usize> = (0..inputs).collect();

@@ -1,4 +1,4 @@
-//! Rules for per-channel scales and offsets after products and convolutions, which are folded into weights.
+//! Rules that fold per-channel scales and offsets after products and convolutions into weights.
 
 use tilewright_graph::{DType, Tensor};
 use tilewright_ir::Expr;
@@ -8,8 +8,8 @@ use super::{by_channel, drop_unread};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{self, add, input, substitute};
 
-/// Factors and terms by channel behind a convolution or a product with constant weights become part of the
-/// weights and one bias.
+/// Folds per-channel factors and terms after a convolution or product with constant weights into the weights
+/// and one bias.
 pub(super) fn fold_affine(net: &mut Net) -> usize {
     let mut n_folded = 0;
     let n_uses = net.n_uses();
@@ -18,7 +18,7 @@ pub(super) fn fold_affine(net: &mut Net) -> usize {
         node.inputs.iter().flatten().for_each(|id| users[id.0] = Some(at));
     }
     for at in 0..net.nodes.len() {
-        // What is folded are constants: who reads what anchors compute stays the same.
+        // Only constants are folded, so the readers of the anchors' results stay the same.
         let only = net.nodes[at].outputs.first().filter(|id| n_uses[id.0] == 1).and_then(|id| users[id.0]);
         if let Some(user) = only {
             n_folded += usize::from(fold_affine_into(net, at, user).is_some());
@@ -81,15 +81,15 @@ fn fold_affine_into(net: &mut Net, at: usize, user: usize) -> Option<()> {
     new.kind = Kind::Map(value);
     drop_unread(&mut new);
     if matches!(&new.kind, Kind::Map(Expr::Load(..))) {
-        // Nothing is left but the value itself.
+        // Only the value itself is left.
         new.kind = Kind::View;
     }
     net.nodes[user] = new;
     Some(())
 }
 
-/// Operation that is applied to an input at each of its reads, where that is the same and has another
-/// operand: the operation, the operand, and the expression without it.
+/// Finds a binary operation that is applied, with the same other operand, to every read of an input: the
+/// operation, the operand, and the expression without it.
 fn innermost(value: &Expr, slot: usize) -> Option<(BinaryOp, Expr, Expr)> {
     let is_x = |e: &Expr| matches!(e, Expr::Load(b, _) if b.0 as usize == slot);
     let mut parents: Vec<&Expr> = Vec::new();
@@ -113,7 +113,7 @@ fn innermost(value: &Expr, slot: usize) -> Option<(BinaryOp, Expr, Expr)> {
                 collect(x, is_x, parents)
             }
             Expr::Const(_) => Some(()),
-            // By itself.
+            // A read without such an operation.
             Expr::Load(..) if is_x(e) => None,
             Expr::Load(..) => Some(()),
             _ => None,
@@ -144,7 +144,7 @@ fn scaled_weights(net: &mut Net, anchor: &Node, weights: ValueId, factor: &[f64]
     };
     let inside: usize = shape[axis + 1..].iter().product::<i64>() as usize;
     let tensor = net.value(weights).constant.clone().filter(|tensor| tensor.dtype() == DType::F32)?;
-    // From bytes to bytes: weights are most of what a model has.
+    // Works on bytes, without a copy as numbers: weights are most of a model's data.
     let mut bytes = vec![0; tensor.bytes().len()];
     let (from, to) = (tensor.bytes().as_chunks::<4>().0, bytes.as_chunks_mut::<4>().0);
     for ((from, to), factor) in from.chunks(inside).zip(to.chunks_mut(inside)).zip(factor.iter().cycle()) {

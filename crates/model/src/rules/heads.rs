@@ -6,20 +6,20 @@ use super::only_user;
 use super::strided::{Strided, strided, without_units};
 use crate::net::{AsHeads, Kind, Net, Node, ValueId};
 
-/// A factor of a batch of products where it lies.
+/// Operand of a batch of products, read in place from another tensor.
 struct InPlace {
-    /// The tensor that it is a part of, and the shape that the product has of that.
+    /// Tensor that the operand is a part of, and its shape as the product reads it.
     source: ValueId,
     shape: Vec<i64>,
     heads: Heads,
-    /// The last two dimensions are stored transposed.
+    /// Whether the last two dimensions are stored transposed.
     turned: bool,
-    /// Index of the equal part of the tensor that the factor is, and the number of parts.
+    /// Index of the operand among equal parts of the tensor, and the number of parts.
     part: (i64, i64),
 }
 
-/// Layout of a factor of a batch of products in the tensor that it is moved from, where a product can read it
-/// there: with its last two dimensions as they are, or the other way round where that may be.
+/// Layout of an operand of a batch of products in the tensor that it is transposed from, if a product can
+/// read it there: with the last two dimensions in order or, if `may_turn`, transposed.
 fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool) -> Option<InPlace> {
     let Strided { source, offset, dims } = strided(net, producers, id, None);
     let n_all = net.value(source).n_elements();
@@ -33,7 +33,7 @@ fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool)
                 return None;
             }
             let found = |shape: Vec<i64>, heads: Heads, part: (i64, i64)| {
-                // As it is, there is nothing to say.
+                // Contiguous operands need no layout.
                 (turned || heads != Heads::default()).then_some(InPlace { source, shape, heads, turned, part })
             };
             let is_outside = of_b == rows * columns && (of_row == columns || rows == 1);
@@ -42,7 +42,7 @@ fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool)
                 let heads = Heads { beside: false, before, after: all - before - b };
                 return found(vec![all, rows, columns], heads, (0, 1));
             }
-            // The rows of one sequence, or of several one behind the other.
+            // Rows of one sequence, or of several contiguous ones.
             let n_part = rows * of_row;
             let is_beside = of_b == columns && of_row % columns == 0 && n_part > 0 && n_all % n_part == 0;
             let (part, offset) = (offset / n_part.max(1), offset % n_part.max(1));
@@ -56,7 +56,7 @@ fn in_place(net: &Net, producers: &[Option<usize>], id: ValueId, may_turn: bool)
     )
 }
 
-/// Products of a batch read their factors from what these are moved from.
+/// Makes batches of products read their operands from the tensors that these are transposed from.
 pub(super) fn read_heads(net: &mut Net) -> usize {
     let mut n_changed = 0;
     let producers = net.producers();
@@ -93,7 +93,7 @@ pub(super) fn read_heads(net: &mut Net) -> usize {
     n_changed
 }
 
-/// A value in another shape; what makes it is behind all nodes.
+/// Reshapes a value, with a view appended to the nodes.
 fn view(net: &mut Net, from: ValueId, shape: &[i64]) -> ValueId {
     if net.shape(from) == shape {
         return from;
@@ -104,7 +104,7 @@ fn view(net: &mut Net, from: ValueId, shape: &[i64]) -> ValueId {
     to
 }
 
-/// An equal part of a value, one of `n_parts`; the node that makes it is behind all others.
+/// Slices one of `n_parts` equal parts from a value, with a node appended to the nodes.
 fn part_of(net: &mut Net, from: ValueId, (part, n_parts): (i64, i64)) -> ValueId {
     if n_parts == 1 {
         return from;
@@ -118,7 +118,7 @@ fn part_of(net: &mut Net, from: ValueId, (part, n_parts): (i64, i64)) -> ValueId
     to
 }
 
-/// Products of a batch write their results where they are moved to.
+/// Makes batches of products write their results where these are transposed to.
 pub(super) fn write_heads(net: &mut Net) -> usize {
     let mut n_changed = 0;
     let (users, producers) = (net.users(), net.producers());
@@ -142,7 +142,7 @@ pub(super) fn write_heads(net: &mut Net) -> usize {
     n_changed
 }
 
-/// The node that moves results `[b, m, n]`, which nobody else reads, to rows with all products side by side.
+/// Node that transposes results `[b, m, n]`, as their only reader, to rows with all products side by side.
 fn moved_beside(
     net: &Net,
     users: &[Vec<usize>],

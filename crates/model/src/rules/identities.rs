@@ -7,7 +7,7 @@ use super::strided::{Strided, strided, without_units};
 use super::{Links, replace_each};
 use crate::net::{Kind, Net, Node, ValueId};
 
-/// A map that gives its input as it is becomes a view.
+/// Turns maps that return their input unchanged into views.
 pub(super) fn drop_identities(net: &mut Net) -> usize {
     let mut n_dropped = 0;
     for at in 0..net.nodes.len() {
@@ -27,17 +27,17 @@ pub(super) fn drop_identities(net: &mut Net) -> usize {
     n_dropped
 }
 
-/// Neighbouring parts of a tensor that are joined in their order are a part of it.
+/// Replaces concatenations of adjacent slices of a tensor by one slice.
 pub(super) fn join_parts(net: &mut Net) -> usize {
     replace_each(net, joined_part)
 }
 
-/// The nodes that take what a node joins as one part of a tensor.
+/// Nodes that slice the result of a concatenation from one tensor.
 fn joined_part(net: &mut Net, links: &Links, node: &Node) -> Option<Vec<Node>> {
     let Kind::Concat(axis) = node.kind else { return None };
     let to = node.output();
     net.shape(to)[..axis].iter().all(|&n| n == 1).then_some(())?;
-    // The tensor, and where in it the parts so far begin and end.
+    // The tensor, and the range in it of the parts so far.
     let mut found: Option<(ValueId, i64, i64)> = None;
     for id in node.inputs.iter().flatten() {
         let Strided { source, offset, dims } = strided(net, &links.producers, *id, None);

@@ -6,10 +6,10 @@ use super::{Links, MOST_COST, drop_unread, joined};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{self, cost, input, substitute};
 
-/// Most operations of a map that is computed again for every element that it is broadcast to.
+/// Maximum number of operations of a map that is recomputed for every element that it is broadcast to.
 const CHEAP: usize = 2;
 
-/// A map of a map becomes one.
+/// Merges maps of maps.
 pub(super) fn merge_maps(net: &mut Net) -> usize {
     let mut n_merged = 0;
     let mut links = Links::of(net);
@@ -20,7 +20,7 @@ pub(super) fn merge_maps(net: &mut Net) -> usize {
             let (Kind::Map(outer), Kind::Map(value)) = (&node.kind, &inner.kind) else { unreachable!("both are maps") };
             let merged = merged(net, node, outer, inner, value);
             links.leave(node);
-            // Others may read what is only spread.
+            // A map that only broadcasts may have other readers.
             if links.n_uses[inner.output().0] == 0 {
                 links.leave(inner);
                 links.producers[inner.output().0] = None;
@@ -36,7 +36,7 @@ pub(super) fn merge_maps(net: &mut Net) -> usize {
     n_merged
 }
 
-/// The map before a map that may become a part of it.
+/// Input map that can be merged into a map.
 fn mergeable(net: &Net, links: &Links, at: usize) -> Option<usize> {
     let node = &net.nodes[at];
     let Kind::Map(outer) = &node.kind else { return None };
@@ -51,7 +51,7 @@ fn mergeable(net: &Net, links: &Links, at: usize) -> Option<usize> {
         let is_small = net.value(id).n_elements() < n_out;
         let own = cost(value);
         let is_repeated = n_reads > 1 || is_small;
-        // What only spreads a smaller tensor is read from that.
+        // A map that only broadcasts a smaller tensor is replaced by reads of that tensor.
         let is_spread = matches!(value, Expr::Load(slot, _) if
             net.value(net.nodes[before].input(slot.0 as usize)).n_elements() < net.value(id).n_elements());
         let may = is_spread || is_private && (!is_repeated || own <= CHEAP * n_reads.max(1) || !is_small && own < 15);
@@ -59,7 +59,7 @@ fn mergeable(net: &Net, links: &Links, at: usize) -> Option<usize> {
     })
 }
 
-/// The map of a map.
+/// Composes two maps.
 pub(crate) fn merged(net: &Net, node: &Node, outer: &Expr, inner: &Node, value: &Expr) -> Node {
     let mut inputs: Vec<Option<ValueId>> = Vec::new();
     let mut slot = |id: Option<ValueId>| {
@@ -72,7 +72,7 @@ pub(crate) fn merged(net: &Net, node: &Node, outer: &Expr, inner: &Node, value: 
         node.inputs.iter().map(|id| (*id != Some(inner.output())).then(|| slot(*id))).collect();
     let of_inner: Vec<usize> = inner.inputs.iter().map(|id| slot(*id)).collect();
     let value = substitute(value, &|at| input(of_inner[at]));
-    // It is computed in the type of its own.
+    // The inner map is computed in its own type.
     let dtype_of = |id: ValueId| net.element_type(id).expect("maps are of types that have code");
     let own = dtype_of(inner.output());
     let all = node.inputs.iter().chain(&inner.inputs).flatten().copied().chain([node.output()]);

@@ -1,7 +1,7 @@
-//! Rules that rewrite a net into fewer operations before kernels are made of it.
+//! Rules that rewrite a net to fewer operations before it is lowered to kernels.
 //!
-//! A rule is a function from a net to the number of places that it changed; [`PASSES`] has all of them in
-//! order, with their names. Each leaves a net that computes the same. The driver notes which rule changed
+//! A rule is a function from a net to the number of places that it changed; [`PASSES`] lists all rules in
+//! order, with their names. No rule changes the results of a net. The driver records the rules that changed
 //! something in a [`Trace`].
 
 mod affine;
@@ -25,18 +25,18 @@ use crate::scalar::{self, input, substitute};
 pub(crate) use maps::merged;
 pub use trace::{Applied, Trace};
 
-/// Name of a rule, and the function that applies it wherever it fits, and tells at how many places.
+/// Name of a rule, and the function that applies it wherever possible and returns the number of changes.
 type Rule = (&'static str, fn(&mut Net) -> usize);
 
 /// Stage of rewriting.
 enum RewritingStage {
-    /// Rules to repeat until none changes anything, with [`DROP_VIEWS`] ahead of each round.
+    /// Rules to repeat until none changes anything, with [`DROP_VIEWS`] between rounds.
     Repeat(&'static [Rule]),
     /// A rule to apply once.
     Once(Rule),
 }
 
-/// Rule between all others: views stand between operations that others match.
+/// Rule that is applied between the others, since views separate operations that other rules match.
 const DROP_VIEWS: Rule = ("drop_views", views::drop_views);
 
 /// Rules that bring operations together.
@@ -61,7 +61,7 @@ const PASSES: &[RewritingStage] = &[
     RewritingStage::Once(("split_sequences", sequences::split_sequences)),
     RewritingStage::Once(DROP_VIEWS),
     RewritingStage::Once(("turn_sequences", sequences::turn_sequences)),
-    // Once the matrices have all that they are scaled by.
+    // After all scales have been folded into the matrices.
     RewritingStage::Once(("join_products", products::join_products)),
     RewritingStage::Repeat(JOINING),
     RewritingStage::Once(INTERLEAVE_GROUPS),
@@ -73,8 +73,8 @@ const PASSES: &[RewritingStage] = &[
     RewritingStage::Once(DROP_VIEWS),
 ];
 
-/// Rounds of repeated rules, at most. A round sees chains of any length to their end; a model of a few
-/// thousand nodes takes less than ten.
+/// Maximum number of rounds of repeated rules. A round processes chains of any length completely; a model of
+/// a few thousand nodes takes fewer than ten rounds.
 const MOST_ROUNDS: usize = 100;
 
 /// Names of all rules, without repetition.
@@ -92,7 +92,7 @@ pub fn rule_names() -> Vec<&'static str> {
     names
 }
 
-/// Rewrites a net by all rules to a fixed point; returns which of them changed it.
+/// Rewrites a net by all rules to a fixed point; returns the rules that changed it.
 pub fn simplify(net: &mut Net) -> Trace {
     let mut trace = Trace::default();
     for pass in PASSES {
@@ -117,18 +117,18 @@ fn repeat(rules: &[Rule], net: &mut Net, trace: &mut Trace) {
         }
         trace.apply(DROP_VIEWS, net);
     }
-    // The net of the last round serves even then.
+    // The net of the last round is valid even then.
     debug_assert!(false, "the rules undo each other");
 }
 
-/// Operations of a map that is made of several, at most.
+/// Maximum number of operations of a merged map.
 pub(crate) const MOST_COST: usize = 400;
 
 /// Producers and readers of a net's values, counted once and updated as nodes change.
 struct Links {
     /// Number of reads of each value, the net's outputs included.
     n_uses: Vec<usize>,
-    /// The node that computes each value.
+    /// Node that computes each value.
     producers: Vec<Option<usize>>,
 }
 
@@ -137,7 +137,7 @@ impl Links {
         Links { n_uses: net.n_uses(), producers: net.producers() }
     }
 
-    /// A node reads what it did not read before.
+    /// Adds the reads of a node.
     fn enter(&mut self, node: &Node) {
         for id in node.inputs.iter().flatten() {
             self.n_uses.resize(self.n_uses.len().max(id.0 + 1), 0);
@@ -145,12 +145,12 @@ impl Links {
         }
     }
 
-    /// A node reads no more.
+    /// Removes the reads of a node.
     fn leave(&mut self, node: &Node) {
         node.inputs.iter().flatten().for_each(|id| self.n_uses[id.0] -= 1);
     }
 
-    /// Puts other nodes, if any, in the place of one, and returns those that stand there.
+    /// Replaces a node by others, if given; returns the nodes in its place.
     fn exchange(&mut self, node: Node, new: Option<Vec<Node>>) -> Vec<Node> {
         let Some(new) = new else { return vec![node] };
         self.leave(&node);
@@ -158,7 +158,7 @@ impl Links {
         new
     }
 
-    /// The node at a place computes its outputs.
+    /// Sets the node at an index as the producer of its outputs.
     fn place(&mut self, node: &Node, at: usize) {
         for id in &node.outputs {
             self.producers.resize(self.producers.len().max(id.0 + 1), None);
@@ -180,17 +180,17 @@ fn comes_from_anchor(net: &Net, is_of_anchor: &[bool], node: &Node) -> bool {
     }
 }
 
-/// The names of the model's nodes that two nodes come from.
+/// Joins the names of the model's nodes that two nodes come from.
 pub(crate) fn joined(a: &str, b: &str) -> String {
     if a == b || b.split(" + ").any(|part| part == a) { b.to_owned() } else { format!("{a} + {b}") }
 }
 
-/// Leaves out inputs that a map does not read.
+/// Removes inputs that a map does not read.
 pub(crate) fn drop_unread(node: &mut Node) {
     let Kind::Map(value) = &node.kind else { return };
     let read = scalar::inputs(value);
     let kept: Vec<usize> = (0..node.inputs.len()).filter(|slot| read.contains(slot)).collect();
-    // A map of numbers alone keeps one, so that it has a shape to be of.
+    // A map that reads no input keeps one, for the shape.
     if kept.len() == node.inputs.len() || kept.is_empty() {
         return;
     }
@@ -199,7 +199,8 @@ pub(crate) fn drop_unread(node: &mut Node) {
     node.kind = Kind::Map(value);
 }
 
-/// Numbers of an expression by channel of an anchor's result: of a constant or a literal.
+/// Numbers of an expression for each channel of an anchor's result; `None` unless it is a constant or
+/// literal.
 fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Option<Vec<f64>> {
     let n = out[axis] as usize;
     match e {
@@ -217,14 +218,14 @@ fn by_channel(net: &Net, node: &Node, e: &Expr, out: &[i64], axis: usize) -> Opt
     }
 }
 
-/// The node that alone reads a value.
+/// Only reader of a value; `None` if there are several.
 pub(crate) fn only_user(net: &Net, users: &[Vec<usize>], id: ValueId) -> Option<usize> {
     let &[user] = &users[id.0][..] else { return None };
     (!net.outputs.contains(&id)).then_some(user)
 }
 
-/// Puts others in the place of each node that `of` has some for; the nodes before it are then those of the
-/// net. Returns the number of nodes replaced.
+/// Replaces each node for which `of` returns nodes; while `of` runs, the net contains only the nodes before
+/// the current one. Returns the number of nodes replaced.
 fn replace_each(net: &mut Net, of: fn(&mut Net, &Links, &Node) -> Option<Vec<Node>>) -> usize {
     let (mut links, mut n_replaced) = (Links::of(net), 0);
     for node in std::mem::take(&mut net.nodes) {

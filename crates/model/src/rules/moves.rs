@@ -1,4 +1,4 @@
-//! Rules that exchange maps with operators that only move elements.
+//! Rules that swap maps with operators that only move elements.
 
 use super::{Links, comes_from_anchor, drop_unread};
 use crate::net::{Kind, Net, Node};
@@ -8,7 +8,7 @@ fn is_move(kind: &Kind) -> bool {
     matches!(kind, Kind::View | Kind::Transpose(_))
 }
 
-/// A map of what is only moved becomes a move of the map, so that the map meets the product behind the move.
+/// Swaps a map with the move before it, so that the map directly follows the product before the move.
 pub(super) fn sink_moves(net: &mut Net) -> usize {
     let mut n_sunk = 0;
     let n = net.values.len();
@@ -40,19 +40,19 @@ pub(super) fn sink_moves(net: &mut Net) -> usize {
     n_sunk
 }
 
-/// Facts of the values computed so far, in a walk over nodes in their order.
+/// Facts about the values computed so far, in a walk over the nodes in order.
 struct Moves {
     links: Links,
     is_of_anchor: Vec<bool>,
-    /// Whether a value is of an anchor, by way of moves perhaps.
+    /// Whether a value comes from an anchor, possibly through moves.
     comes_moved: Vec<bool>,
-    /// Whether what is moved comes from an anchor, with its dimensions in another order.
+    /// Whether a value comes from an anchor, with permuted dimensions.
     is_turned: Vec<bool>,
 }
 
 impl Moves {
-    /// Finds the last of the moves ahead of a map of one tensor, where a product or a convolution gives
-    /// what is moved. Calls go through the nodes in their order.
+    /// Finds the last of the moves before a map of one tensor, if the moved value comes from a product or
+    /// convolution. Must be called for the nodes in order.
     fn moved_map(&mut self, net: &Net, at: usize) -> Option<usize> {
         let (Moves { links, is_of_anchor, comes_moved, is_turned }, node) = (self, &net.nodes[at]);
         for known in [&mut *is_of_anchor, comes_moved, is_turned] {
@@ -70,7 +70,7 @@ impl Moves {
         let [slot] = read[..] else { return None };
         let x = node.input(slot);
         let is_same = net.shape(node.output()) == net.shape(x);
-        // Views alone are seen to by themselves.
+        // Moves that are only views have a rule of their own.
         links.producers[x.0].filter(|_| links.n_uses[x.0] == 1 && is_turned[x.0] && is_same)
     }
 }

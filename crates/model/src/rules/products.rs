@@ -8,7 +8,7 @@ use super::{by_channel, joined, only_user};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{add, input};
 
-/// A factor that is turned before a product is read as it is.
+/// Makes products read a transposed operand B in place.
 pub(super) fn turn_products(net: &mut Net) -> usize {
     let mut n_turned = 0;
     let (n_uses, producers) = (net.n_uses(), net.producers());
@@ -28,7 +28,7 @@ pub(super) fn turn_products(net: &mut Net) -> usize {
     n_turned
 }
 
-/// Whether a value goes into products of batches and nowhere else, moved or in parts perhaps.
+/// Whether a value is read only by batched products, possibly through moves or slices.
 fn is_for_heads(net: &Net, users: &[Vec<usize>], id: ValueId) -> bool {
     let mut own = users[id.0].iter().map(|&at| &net.nodes[at]).peekable();
     let is_read = own.peek().is_some() && !net.outputs.contains(&id);
@@ -40,7 +40,7 @@ fn is_for_heads(net: &Net, users: &[Vec<usize>], id: ValueId) -> bool {
         })
 }
 
-/// Whether no map alone reads a value, which the product that gives it would compute too.
+/// Whether a value has no map as its only reader, which could become the product's epilogue.
 fn is_finished(net: &Net, users: &[Vec<usize>], id: ValueId) -> bool {
     let is_read = !users[id.0].is_empty() && !net.outputs.contains(&id);
     is_read
@@ -54,8 +54,8 @@ fn is_finished(net: &Net, users: &[Vec<usize>], id: ValueId) -> bool {
         }
 }
 
-/// Products of one tensor with several known matrices, for heads all of them or of one row, become one
-/// product with the matrices next to each other, of which each is a part.
+/// Merges products of one tensor with several constant matrices into one product with the concatenated
+/// matrices, of which each result is a slice. The products are either all for heads, or have a single row.
 pub(super) fn join_products(net: &mut Net) -> usize {
     let (mut at, mut users, mut producers) = (0, net.users(), net.producers());
     let mut n_joined = 0;
@@ -70,7 +70,7 @@ pub(super) fn join_products(net: &mut Net) -> usize {
     n_joined
 }
 
-/// A product that may be joined with others.
+/// Product that may be merged with others.
 struct JoinableProduct {
     /// Index of the product's node.
     at: usize,
@@ -99,14 +99,13 @@ fn part(net: &Net, users: &[Vec<usize>], at: usize) -> Option<JoinableProduct> {
         }
         _ => (vec![0.0; n], x),
     };
-    // Parts of one row lie as if they were tensors of their own. A language model has the same weights for
-    // several rows.
+    // Slices of a single row are contiguous. A language model uses the same weights for several rows.
     let may_be_rows = out[0] == 1 || !net.states.is_empty();
     let may_be_part = is_for_heads(net, users, to) || may_be_rows && is_finished(net, users, to);
     may_be_part.then_some(JoinableProduct { at, weights, bias, to })
 }
 
-/// The products that may be joined with one, itself the first of them.
+/// Products that may be merged with a given one, which is the first of them.
 fn joinable(
     net: &Net,
     users: &[Vec<usize>],
@@ -178,7 +177,7 @@ fn join(net: &mut Net, parts: &[JoinableProduct]) {
         new.push(node(Kind::Slice(vec![(0, 1), (before, 1)]), &[sum], part.to));
         before += width;
     }
-    // What computed the parts before does so no more.
+    // The nodes that computed the parts are removed.
     let outputs: Vec<ValueId> = parts.iter().map(|part| part.to).collect();
     let place = parts[0].at;
     let of_parts = |at: usize, node: &Node| parts.iter().any(|p| p.at == at) || outputs.contains(&node.output());

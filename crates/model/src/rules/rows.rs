@@ -6,8 +6,8 @@ use tilewright_ir::{BufferId, Expr};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{condition, input, number};
 
-/// A product of a matrix that has a 1 in each row, where a number says so, with known weights becomes a
-/// look-up of the weights' rows by that number.
+/// Turns products of a one-hot matrix, made from indices, with constant weights into gathers of the weights'
+/// rows by these indices.
 pub(super) fn look_up(net: &mut Net) -> usize {
     let mut n_found = 0;
     let producers = net.producers();
@@ -21,7 +21,7 @@ pub(super) fn look_up(net: &mut Net) -> usize {
     n_found
 }
 
-/// The numbers of the rows that a product with one-hot rows picks.
+/// Indices of the rows that a product with one-hot rows selects.
 fn one_hot(net: &Net, producers: &[Option<usize>], at: usize) -> Option<ValueId> {
     let node = &net.nodes[at];
     let Kind::Product { turned: false, heads: None } = node.kind else { return None };
@@ -74,7 +74,7 @@ fn replace(net: &mut Net, at: usize, index: ValueId) {
     step(net, Kind::View, &[index], places);
     step(net, Kind::View, &[index], column);
     step(net, Kind::Gather { axis: 0, by_element: false }, &[weights, places], rows);
-    // A number that is no place has no 1 in its row.
+    // An index out of bounds has no 1 in its row.
     let less = |a: Expr, b: Expr| Cond::Less(Box::new(a), Box::new(b));
     let is_place = Cond::Not(Box::new(less(input(1), number(0.0)))).and(less(input(1), number(n_places as f64)));
     let row = Expr::Select(Box::new(is_place), Box::new(input(0)), Box::new(number(0.0)));

@@ -4,16 +4,16 @@ use super::strided::{Strided, strided};
 use super::{Links, replace_each};
 use crate::net::{Kind, Net, Node, ValueId};
 
-/// Most sequences whose products are computed apart.
+/// Maximum number of sequences whose products are computed separately.
 const MOST_SEQUENCES: i64 = 16;
 
-/// Products of the heads of several sequences, which lie one behind the other and each with its heads side by
-/// side, become products of one sequence each, which can read and write heads where they lie.
+/// Splits products of the heads of several sequences, which are contiguous and each have their heads side by
+/// side, into products of one sequence each, which can read and write heads in place.
 pub(super) fn split_sequences(net: &mut Net) -> usize {
     replace_each(net, split_product)
 }
 
-/// Replaces one product, and returns the nodes that stand in its place.
+/// Makes the nodes that replace a product.
 fn split_product(net: &mut Net, links: &Links, node: &Node) -> Option<Vec<Node>> {
     let (node, producers) = (node.clone(), &links.producers);
     let Kind::Product { heads: None, .. } = node.kind else { return None };
@@ -56,7 +56,8 @@ fn split_product(net: &mut Net, links: &Links, node: &Node) -> Option<Vec<Node>>
     Some(new)
 }
 
-/// Number of sequences in a batch of factors whose heads are moved from where they lie side by side.
+/// Number of sequences in a batch of operands whose heads are transposed from a tensor with the heads side by
+/// side.
 fn n_sequences(net: &Net, producers: &[Option<usize>], id: ValueId) -> Option<i64> {
     let view = producers[id.0].map(|at| &net.nodes[at]).filter(|node| matches!(node.kind, Kind::View))?;
     let from = view.input(0);
@@ -64,7 +65,7 @@ fn n_sequences(net: &Net, producers: &[Option<usize>], id: ValueId) -> Option<i6
     let Strided { source, dims, .. } = strided(net, producers, from, None);
     let is_apart = source != from && dims[0].1 != heads * dims[1].1;
     let fits = net.shape(id)[0] == sequences * heads && heads > 1 && (2..=MOST_SEQUENCES).contains(&sequences);
-    // As many as runs say are not computed apart.
+    // An open number of sequences cannot be split.
     (is_apart && fits && net.open_size != Some(sequences)).then_some(sequences)
 }
 

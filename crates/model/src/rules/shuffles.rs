@@ -5,10 +5,10 @@ use tilewright_graph::DType;
 use super::Links;
 use crate::net::{Kind, Net, ValueId};
 
-/// A shuffle of the channels of a grouped convolution becomes the order in which that one stores them. The
-/// weights stay as they are; what maps in between have by channel is shuffled.
+/// Turns a shuffle of a grouped convolution's channels into the order in which the convolution stores them.
+/// The weights stay as they are; per-channel operands of maps in between are shuffled.
 pub(super) fn interleave_groups(net: &mut Net) -> usize {
-    // What maps are given instead of constants, and views instead of transpositions, changes neither.
+    // The rewrites replace constants of maps and turn transposes into views, which do not affect the links.
     let links = Links::of(net);
     (0..net.nodes.len()).filter(|&at| shuffled_in_place(net, &links, at).is_some()).count()
 }
@@ -17,7 +17,7 @@ pub(super) fn interleave_groups(net: &mut Net) -> usize {
 fn shuffled_in_place(net: &mut Net, links: &Links, at: usize) -> Option<()> {
     let Kind::Transpose(order) = &net.nodes[at].kind else { return None };
     let producer = |id: ValueId| links.producers[id.0].filter(|_| links.n_uses[id.0] == 1);
-    // Groups, channels of a group and pixels, of one image.
+    // Shape of one image: groups, channels of a group, and pixels.
     let mut from = net.nodes[at].input(0);
     let sizes: Vec<(usize, i64)> = net.shape(from).iter().copied().enumerate().filter(|(_, n)| *n > 1).collect();
     let [(first, groups), (second, of_group), rest @ ..] = &sizes[..] else { return None };
@@ -48,7 +48,7 @@ fn shuffled_in_place(net: &mut Net, links: &Links, at: usize) -> Option<()> {
     if !fits || conv.groups == net.shape(net.nodes[anchor].input(0))[1] {
         return None;
     }
-    // All of the maps, or none.
+    // Either all of the maps are shuffled, or none.
     let mut shuffled = Vec::new();
     for &map in &maps {
         if net.shape(net.nodes[map].output()) != out {

@@ -2,15 +2,14 @@
 
 use crate::net::{Kind, Net, ValueId};
 
-/// A tensor as a part of another one's memory: where it begins, and its dimensions with the distances of
-/// their elements.
+/// Tensor as a part of another one's memory: its offset, and its dimensions with their strides.
 pub(super) struct Strided {
     pub(super) source: ValueId,
     pub(super) offset: i64,
     pub(super) dims: Vec<(i64, i64)>,
 }
 
-/// Strides of a value in the one that it is a view of.
+/// Strides of a value in the value that it is a view of.
 pub(super) fn strided(net: &Net, producers: &[Option<usize>], id: ValueId, stop: Option<ValueId>) -> Strided {
     let whole = || {
         let mut stride = 1;
@@ -48,7 +47,7 @@ pub(super) fn strided(net: &Net, producers: &[Option<usize>], id: ValueId, stop:
     moved.unwrap_or_else(whole)
 }
 
-/// The dimensions in another shape, where no element has to move.
+/// Reshapes strided dimensions; `None` if elements would have to move.
 fn reshaped(dims: &[(i64, i64)], shape: &[i64]) -> Option<Vec<(i64, i64)>> {
     let joined = without_units(dims);
     let mut out = Vec::with_capacity(shape.len());
@@ -71,7 +70,7 @@ fn reshaped(dims: &[(i64, i64)], shape: &[i64]) -> Option<Vec<(i64, i64)>> {
     (n == 1 && rest.next().is_none()).then_some(out)
 }
 
-/// Dimensions of more than one element, those joined that are walked as one.
+/// Dimensions of more than one element, with contiguous ones merged.
 pub(super) fn without_units(dims: &[(i64, i64)]) -> Vec<(i64, i64)> {
     let mut joined: Vec<(i64, i64)> = Vec::new();
     for &(n, stride) in dims.iter().filter(|(n, _)| *n != 1) {

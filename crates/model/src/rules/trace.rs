@@ -24,7 +24,7 @@ pub struct Applied {
 pub struct Trace(pub Vec<Applied>);
 
 impl Trace {
-    /// Applies a rule, and tells at how many places it changed the net.
+    /// Applies a rule; returns the number of changes.
     pub(super) fn apply(&mut self, (rule, rewrite): Rule, net: &mut Net) -> usize {
         let before = net.nodes.len();
         let n_changes = rewrite(net);
@@ -34,24 +34,24 @@ impl Trace {
         n_changes
     }
 
-    /// Notes a pass over all nodes.
+    /// Records a pass over all nodes.
     pub(crate) fn pass(&mut self, rule: &'static str, before: usize, after: usize) {
         self.0.push(Applied { rule, within: None, n_changes: 1, nodes: [before, after] });
     }
 
-    /// Notes a pass that rewrites a graph, where it did: the result is then another graph.
+    /// Records a pass that rewrites a graph, if it changed anything, that is, returned another graph.
     pub(crate) fn graph_pass(&mut self, rule: &'static str, before: &Graph, after: &Graph) {
         if !std::ptr::eq(before, after) {
             self.pass(rule, before.nodes().len(), after.nodes().len());
         }
     }
 
-    /// Notes the passes over the body of one of the model's nodes.
+    /// Records the passes over the body of one of the model's nodes.
     pub(crate) fn within(&mut self, node: &str, body: Trace) {
         self.0.extend(body.0.into_iter().map(|applied| Applied { within: Some(node.to_owned()), ..applied }));
     }
 
-    /// Formats one line per pass: its name, the number of changes, and of nodes before and after.
+    /// Formats one line per pass: its name, the number of changes, and the numbers of nodes before and after.
     pub fn text(&self) -> String {
         let row = |Applied { rule, within, n_changes, nodes: [before, after] }: &Applied| {
             let within = within.as_ref().map_or(String::new(), |node| format!(" in {node}"));

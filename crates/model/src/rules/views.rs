@@ -4,14 +4,14 @@ use super::{Links, comes_from_anchor, drop_unread};
 use crate::net::{Kind, Net, Node, ValueId};
 use crate::scalar::{self, input, substitute};
 
-/// Views of views become one, views of the same shape none, and views of constants constants. Maps read what
-/// they read several times, by way of such views perhaps, in one place.
+/// Merges views of views, removes views of the same shape, and turns views of constants into constants. Maps
+/// that read a value several times, possibly through such views, read it through one input.
 pub(super) fn drop_views(net: &mut Net) -> usize {
     let (producers, n_before) = (net.producers(), net.nodes.len());
     let mut n_redirected = 0;
     let mut is_output = vec![false; net.values.len()];
     net.outputs.iter().for_each(|id| is_output[id.0] = true);
-    // What is read in the place of each value: nodes come before those that read them.
+    // Value that is read instead of each value; nodes come before their readers.
     let mut read: Vec<ValueId> = (0..net.values.len()).map(ValueId).collect();
     for at in 0..net.nodes.len() {
         for id in net.nodes[at].inputs.iter_mut().flatten() {
@@ -43,10 +43,11 @@ pub(super) fn drop_views(net: &mut Net) -> usize {
     n_redirected + n_before - net.nodes.len()
 }
 
-/// A map's operand in terms of another shape of the same elements; none where it cannot be.
+/// Shape of a map's operand after the map is reshaped from one shape to another; `None` if there is none.
 fn reexpressed(operand: &[i64], from: &[i64], to: &[i64]) -> Option<Vec<i64>> {
     let count = |shape: &[i64]| shape.iter().product::<i64>();
-    // Where all have one element, the operand is to have the same shape, or each view would need another.
+    // If the operand has as many elements as the map, it gets the same shape, or each view would need another
+    // one.
     if count(operand) == count(from) {
         return Some(to.to_vec());
     }
@@ -67,7 +68,8 @@ fn reexpressed(operand: &[i64], from: &[i64], to: &[i64]) -> Option<Vec<i64>> {
     is_short.then(|| (from.len() - n_same..from.len()).map(dim).collect())
 }
 
-/// A map of a view becomes a view of a map, so that the map meets what computes the view's input.
+/// Swaps a map with the view before it, so that the map directly follows the node that computes the view's
+/// input.
 pub(super) fn sink_views(net: &mut Net) -> usize {
     let mut n_sunk = 0;
     let mut links = Links::of(net);
@@ -87,7 +89,7 @@ pub(super) fn sink_views(net: &mut Net) -> usize {
     n_sunk
 }
 
-/// Nodes that replace a map of a view; the nodes before it are those of the net.
+/// Nodes that replace a map of a view; the net contains the nodes before it.
 fn sunk(net: &mut Net, links: &Links, is_of_anchor: &[bool], node: &Node) -> Option<Vec<Node>> {
     let Links { n_uses, producers } = links;
     let node = node.clone();
@@ -97,7 +99,7 @@ fn sunk(net: &mut Net, links: &Links, is_of_anchor: &[bool], node: &Node) -> Opt
     let mut read = scalar::inputs(value);
     read.sort_unstable();
     read.dedup();
-    // A map of one tensor and numbers becomes a part of the map behind the view.
+    // A map of one tensor and constants is merged into the map after the view.
     let becomes_part = |id: ValueId| {
         let is_map = |at: usize| matches!(net.nodes[at].kind, Kind::Map(_));
         read.len() == 1 && n_uses[id.0] == 1 && producers[id.0].is_some_and(is_map)
@@ -117,8 +119,7 @@ fn sunk(net: &mut Net, links: &Links, is_of_anchor: &[bool], node: &Node) -> Opt
         .iter()
         .map(|id| reexpressed(net.shape(id.expect("a map has all inputs")), &out, &shape))
         .collect::<Option<_>>()?;
-    // Where another input is what a kernel computes, a view ahead of it would only be moved from one to the
-    // other.
+    // If a kernel computes another input, the view would only move from this input to that one.
     let stays = |(id, shape): (&Option<ValueId>, &Vec<i64>)| {
         let id = id.expect("a map has all inputs");
         let before = producers[id.0].map(|at| &net.nodes[at]).filter(|node| matches!(node.kind, Kind::View));
@@ -160,7 +161,7 @@ fn sunk(net: &mut Net, links: &Links, is_of_anchor: &[bool], node: &Node) -> Opt
     Some(new)
 }
 
-/// Has a map read each value in one place.
+/// Makes a map read each value through a single input.
 fn join_reads(node: &mut Node) {
     let Kind::Map(value) = &node.kind else { return };
     let first = |slot: usize| node.inputs.iter().position(|id| *id == node.inputs[slot]).expect("it is itself");

@@ -1,4 +1,4 @@
-//! Operators of attention against sums written out here.
+//! Attention operators, compared with sums written out here.
 
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -12,7 +12,7 @@ use crate::compiled_for;
 
 type Draw = rand_xoshiro::Xoshiro256PlusPlus;
 
-/// Pairs of a head's numbers turned by the angles of a position, `1 / 100^(i / n)` a step.
+/// Rotates pairs of a head's numbers by the angles of a position, `1 / 100^(i / n)` per step.
 pub(crate) fn turned(x: &mut [f64], position: usize, interleaved: bool) {
     let half = x.len() / 2;
     for i in 0..half {
@@ -22,14 +22,14 @@ pub(crate) fn turned(x: &mut [f64], position: usize, interleaved: bool) {
     }
 }
 
-/// Cosines and sines of the first positions.
+/// Tables of cosines and sines of the first positions.
 pub(crate) fn tables(n: usize, half: usize) -> [Tensor; 2] {
     let angle = |at: usize| (at / half) as f64 * 100f64.powf(-((at % half) as f64) / half as f64);
     [f64::cos, f64::sin]
         .map(|f| Tensor::from_floats(DType::F32, [n, half], &(0..n * half).map(|at| f(angle(at))).collect::<Vec<_>>()))
 }
 
-/// Attention of one query, `scores` bounded by `cap` where it is not 0, over keys and values of its head.
+/// Attention of one query over keys and values of its head; scores have the soft cap `cap`, unless it is 0.
 pub(crate) fn attended(q: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64, cap: f64, added: &[f64]) -> Vec<f64> {
     let score = |(key, added): (&&[f64], &f64)| {
         let product = q.iter().zip(*key).map(|(a, b)| a * b).sum::<f64>() * scale;
@@ -40,7 +40,7 @@ pub(crate) fn attended(q: &[f64], keys: &[&[f64]], values: &[&[f64]], scale: f64
     (0..values[0].len()).map(|i| powers.iter().zip(values).map(|(p, v)| p * v[i]).sum::<f64>() / all).collect()
 }
 
-/// An attention with a cache, drawn with its sizes and attributes.
+/// Random attention with a cache: its sizes and attributes.
 struct Drawn {
     batch: usize,
     new: usize,
@@ -114,7 +114,7 @@ impl Drawn {
         graph_at(17, &inputs, &outputs, &statements)
     }
 
-    /// Results, and keys and values of all that is no padding, from the inputs by their names.
+    /// Computes the results, and the keys and values without padding, from the inputs by name.
     fn expected(&self, given: &[(String, Tensor)]) -> [Vec<f64>; 3] {
         let Drawn { batch, new, past, room, heads: [h, n], depth: d, .. } = *self;
         let of = |name: &str| given.iter().find(|(own, _)| own == name).map(|(_, x)| x.floats());
@@ -171,7 +171,7 @@ fn grouped_attention_is_that_of_each_head() {
     }
 }
 
-/// Attention whose heads have keys of their own, with biases of queries, keys and values.
+/// Attention whose heads have separate keys, with biases of queries, keys and values.
 #[test]
 fn attention_of_many_heads_has_a_past() {
     for seed in 0..8 {
@@ -194,7 +194,7 @@ fn attention_of_many_heads_has_a_past() {
             format!("y, ok, ov = com.microsoft.MultiHeadAttention[{named}]({qkv}, , {more}, pk, pv)")
         };
         check(seed, &drawn, &graph_at(17, &given, &made, &text("q, k, v, ")));
-        // A bias that is taken off before.
+        // The bias is subtracted beforehand.
         let parts =
             ["q", "k", "v"].map(|x| format!("{x}0 = Slice(all, at{x}, to{x})\n{x}1 = Sub({x}, {x}0)\n")).concat();
         let places = [("q", 0), ("k", one), ("v", 2 * one)];
@@ -355,7 +355,7 @@ fn check(seed: u64, drawn: &Drawn, graph: &Graph) {
         .collect();
     let named: Vec<(&str, Tensor)> = given.iter().map(|(name, x)| (name.as_str(), x.clone())).collect();
     let mut all = given.clone();
-    // Inputs that nobody reads are no inputs any more.
+    // Unused inputs are removed.
     for name in ["pk", "pv"].into_iter().filter(|name| !given.iter().any(|(own, _)| own == name)) {
         let Drawn { batch, room, heads: [_, n], depth, .. } = *drawn;
         all.push((name.to_owned(), Tensor::from_floats(DType::F32, [batch, n, room, depth], &[])));
@@ -371,7 +371,7 @@ fn check(seed: u64, drawn: &Drawn, graph: &Graph) {
         for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let (mut numbers, shape) = (found.floats(), found.shape());
             if at > 0 {
-                // Of the cache, what is no padding.
+                // Without the padding of the cache.
                 let n_head = (drawn.past + drawn.new) * drawn.depth;
                 let heads = numbers.chunks(shape[2] * shape[3]);
                 numbers = heads.flat_map(|head| head[..n_head].to_vec()).collect();

@@ -1,5 +1,5 @@
-//! Blocks of well-known networks as exporters write them, in small: what their kernels compute, and how few
-//! these are.
+//! Blocks of well-known networks as exporters write them, at a small scale: the results and the number of
+//! their kernels.
 
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
 use tilewright_graph::op::Attribute;
@@ -10,7 +10,7 @@ use tilewright_runtime::SharedPool;
 use crate::common::{agree, no_files};
 use crate::{compiled, whole};
 
-/// A text such as `name[1 2 3]`.
+/// Parses a text such as `name[1 2 3]`.
 fn named(text: &str) -> (&str, Vec<&str>) {
     let (name, list) = text.split_once('[').unwrap_or((text, "]"));
     (name.trim(), list.trim_end_matches(']').split_whitespace().collect())
@@ -20,10 +20,10 @@ fn numbers<T: std::str::FromStr>(list: &[&str]) -> Vec<T> {
     list.iter().map(|n| n.parse().unwrap_or_else(|_| panic!("{n} is no number of that kind"))).collect()
 }
 
-/// A constant of a statement: `weights[2 3]` of that shape, `numbers[2 3]` a list of integers, `integers[2
-/// 3]` small ones in that shape, `bytes[2 3]` and `zeros[2 3]` of 8 bits, `scales[2]`, `integer[1]`,
-/// `number[0.5]`, `singles[2 3]` and `single[1]` integers of 32 bits, `angles[cos 4]` cosines of positions,
-/// or `causal[4]`, true at and below the diagonal.
+/// Makes a constant of a statement: `weights[2 3]` of that shape, `numbers[2 3]` a list of integers,
+/// `integers[2 3]` small ones in that shape, `bytes[2 3]` and `zeros[2 3]` of 8 bits, `scales[2]`,
+/// `integer[1]`, `number[0.5]`, `singles[2 3]` and `single[1]` integers of 32 bits, `angles[cos 4]` cosines
+/// of positions, or `causal[4]`, true at and below the diagonal.
 fn constant(text: &str, seed: u64) -> Tensor {
     let (kind, list) = named(text);
     match kind {
@@ -59,7 +59,7 @@ fn constant(text: &str, seed: u64) -> Tensor {
     }
 }
 
-/// An attribute, as `name=value`: integers, a number with a point, or words.
+/// Parses an attribute `name=value`: integers, a number with a decimal point, or words.
 fn attribute(text: &str) -> (String, Attribute) {
     let (name, value) = text.trim().split_once('=').expect("an attribute has a value");
     let words: Vec<&str> = value.split(' ').collect();
@@ -82,14 +82,14 @@ fn names(list: &str) -> Vec<String> {
     list.split(',').map(|name| name.trim().to_owned()).collect()
 }
 
-/// The graph of statements, a line each: `a, b = Operator[name=value, …](x, y)`, with a domain ahead of it,
-/// or `w = weights[2 3]`. What it takes and gives is `x[1 2 3], …`; inputs whose name begins with `ids` are
-/// integers.
+/// Makes the graph of statements, one per line: `a, b = Operator[name=value, …](x, y)`, optionally with a
+/// domain before the operator, or `w = weights[2 3]`. Inputs and outputs are given as `x[1 2 3], …`; inputs
+/// whose name begins with `ids` are integers.
 pub(crate) fn graph_of(inputs: &str, outputs: &str, statements: &str) -> Graph {
     graph_at(17, inputs, outputs, statements)
 }
 
-/// The graph of statements in a version of the operators.
+/// Makes the graph of statements in a version of the operators.
 pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str) -> Graph {
     let ports = |list: &str| -> Vec<GraphPort> {
         let port = |text: &str| {
@@ -132,8 +132,8 @@ pub(crate) fn graph_at(opset: i64, inputs: &str, outputs: &str, statements: &str
     onnx::read(&onnx::write(&model).into(), &mut no_files).unwrap_or_else(|error| panic!("{error}")).graph
 }
 
-/// Checks the results of kernels for statements, and that there are no more than this many kernels and
-/// copies, and nothing else. Returns the number of kernels.
+/// Checks the results of kernels for statements, and that there are at most this many kernels and copies, and
+/// no other steps. Returns the number of kernels.
 fn check(inputs: &str, outputs: &str, statements: &str, (most_kernels, most_copies): (usize, usize)) -> usize {
     let graph = graph_of(inputs, outputs, statements);
     let special = specialise(&graph, &Bindings::default());
@@ -163,7 +163,7 @@ fn check(inputs: &str, outputs: &str, statements: &str, (most_kernels, most_copi
     let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap();
     given.iter().for_each(|(name, x)| runner.set(name, x).unwrap());
     let wanted = evaluate(&graph, &given).unwrap();
-    // Twice: what a run leaves behind must not matter to the next.
+    // Twice, as the data that a run leaves behind must not affect the next.
     for _ in 0..2 {
         runner.run().unwrap();
         for ((name, found), wanted) in runner.outputs().iter().zip(&wanted) {
@@ -173,7 +173,7 @@ fn check(inputs: &str, outputs: &str, statements: &str, (most_kernels, most_copi
     found.0
 }
 
-/// Whether two tensors agree, small numbers by the size of the largest.
+/// Checks that two tensors agree, relative to the largest number for small ones.
 fn agree_nearly(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
     let largest = wanted.floats().iter().fold(0.0_f64, |most, x| most.max(x.abs()));
     let is_near = |(x, y): (f64, f64)| (x - y).abs() <= 1e-5 * largest;
@@ -183,8 +183,8 @@ fn agree_nearly(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
     }
 }
 
-/// Gates as sigmoids and error functions make them; nothing is computed twice where others read one of a
-/// pair, and columns that fill no vectors stay as they are.
+/// Gates by sigmoids and error functions; a product with other readers is not computed twice, and columns
+/// that do not fill vectors are not paired.
 #[test]
 fn a_gate_and_what_it_gates_are_one_product() {
     const PRODUCTS: &str = "
@@ -224,7 +224,7 @@ fn a_gate_and_what_it_gates_are_one_product() {
     check("x[6 16]", "y[6 16]", &narrow, (3, 0));
 }
 
-/// Heads of a product `NAME_p[1 6 16]` as two of eight.
+/// Splits a product `NAME_p[1 6 16]` into two heads of eight.
 const HEADS: &str = "
     of_heads = numbers[1 6 2 8]
     of_rows = numbers[1 6 16]
@@ -785,7 +785,7 @@ fn recurrent_networks_of_all_kinds_and_lengths() {
     }
 }
 
-/// All activations, with the numbers that belong to them.
+/// All activations, with their parameters.
 #[test]
 fn recurrent_networks_have_activations_of_their_own() {
     let parameters = "activation_alpha=0.3 0.5 0.25 0.75, activation_beta=0.4 0.125 2.0";
@@ -800,8 +800,8 @@ fn recurrent_networks_have_activations_of_their_own() {
     }
 }
 
-/// Weights of bytes are multiplied as such with the levels of inputs and states, where they are less their
-/// zero points still bytes; otherwise rounded numbers are.
+/// 8-bit weights are multiplied as integers with the levels of inputs and states, if they fit i8 after
+/// subtraction of their zero points; otherwise rounded numbers are multiplied.
 #[test]
 fn dynamically_quantized_lstms_multiply_integers() {
     let has_dots = crate::host::target().dot4_lanes([false, true]) > 0;
@@ -830,7 +830,7 @@ fn dynamically_quantized_lstms_multiply_integers() {
     }
 }
 
-/// States stay behind the end of a sequence, and outputs of all steps are zero there.
+/// After the end of a sequence, states stay constant, and the outputs of steps are zero.
 #[test]
 fn sequences_of_a_batch_have_lengths() {
     for cell in [("RNN", 1, ""), ("GRU", 3, ""), ("GRU", 3, ", linear_before_reset=1"), ("LSTM", 4, "")] {

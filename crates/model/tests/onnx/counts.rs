@@ -1,4 +1,4 @@
-//! Parts of models whose shapes depend on the data, of which runs have any number of rows.
+//! Parts of models whose shapes depend on the data, with any number of rows.
 
 use tilewright::Records;
 use tilewright_device::host;
@@ -10,8 +10,9 @@ use crate::blocks::graph_of;
 use crate::common::agree;
 use crate::open::is_near;
 
-/// Rows whose number the data says meet a product, a convolution and a normalization: each has one kernel for
-/// any number once it has met two of them, and another one where there are more than it has room for.
+/// Rows whose number depends on the data pass a product, a convolution and a normalization: after two
+/// different numbers, each has one kernel for any number, and another one if there are more rows than it has
+/// room for.
 #[test]
 fn counts_of_the_data_share_kernels() {
     const ROWS: usize = 130;

@@ -1,4 +1,4 @@
-//! Decoders of language models against the same text computed from its first token on.
+//! Decoders of language models with a cache, compared with the same text computed from its first token on.
 
 use tilewright::library::{Form, Weights, library, write_library};
 use tilewright_device::host;
@@ -9,7 +9,7 @@ use tilewright_runtime::{Aligned, Constant, Context, Model, OpenDimension, PlanS
 use crate::attention::{attended, turned};
 use crate::blocks::graph_at;
 
-/// A decoder of two layers: four heads of queries, two of keys and values.
+/// Decoder of two layers: four query heads, two heads of keys and values.
 struct Decoder {
     vocabulary: usize,
     hidden: usize,
@@ -21,7 +21,7 @@ const DECODER: Decoder = Decoder { vocabulary: 37, hidden: 24, depth: 6, inner: 
 const LAYERS: usize = 2;
 const HEADS: [usize; 2] = [4, 2];
 
-/// Lines of a decoder that compute the places of its new tokens, `rows`, of the length of its past.
+/// Statements of a decoder that compute the positions of its new tokens, `rows`, from the length of its past.
 const PLACES: &str = "two = numbers[2]
     first = numbers[0]
     unit = integer[1]
@@ -34,20 +34,20 @@ const PLACES: &str = "two = numbers[2]
     rows = Range(n_past, n_all, unit)
 ";
 
-/// Lines that make what is added to scores of a mask of ones and zeros.
+/// Statements that compute the term added to scores from a mask of ones and zeros.
 const HIDDEN: &str = "seen = Cast[to=1](attention_mask)
     whole = number[1.0]
     unseen = Sub(whole, seen)
     mask = Mul(unseen, minus)";
 
-/// The form that a decoder is written in: ONNX Runtime's operators, ONNX's `Attention`, or its older
-/// operators alone.
+/// Form in which a decoder is written: with ONNX Runtime's operators, ONNX's `Attention`, or only older
+/// operators.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Written {
     Grouped,
     Standard,
     Plain,
-    /// With a mask of a row for each new token as an input, as exporters of older operators write.
+    /// With a mask input that has a row for each new token, as exporters to older operators write.
     Masked,
 }
 
@@ -220,7 +220,7 @@ impl Decoder {
         )
     }
 
-    /// Logits behind the last of some tokens, computed from the first one on without a cache.
+    /// Logits after the last token, computed from the first one on without a cache.
     fn logits(&self, graph: &Graph, tokens: &[usize]) -> Vec<f64> {
         let Decoder { vocabulary, hidden, depth, .. } = *self;
         let of = |name: &str| {
@@ -284,7 +284,7 @@ fn open_decoder(graph: &Graph, dim: &OpenDimension, n_tokens: usize) -> Result<F
     })
 }
 
-/// A decoder that takes so many tokens a run, and any number of them that these make up.
+/// Makes a decoder with pieces of these numbers of tokens, which can make up any number.
 fn open_pieces_of(graph: &Graph, dim: &OpenDimension, numbers: &[i64]) -> Result<Fused, OpenError> {
     open_pieces(dim, "tokens", numbers, |n, size| {
         let dims = vec![("tokens".to_owned(), n as usize), (dim.name.clone(), size as usize)];
@@ -294,7 +294,7 @@ fn open_pieces_of(graph: &Graph, dim: &OpenDimension, numbers: &[i64]) -> Result
     })
 }
 
-/// The next logits of a context, checked against those of all tokens so far.
+/// Runs a step, checks its logits against those computed from all tokens so far, and returns the next token.
 fn step(context: &mut Context, graph: &Graph, tokens: &[usize]) -> usize {
     assert_eq!(context.past() as usize, tokens.len() - 1);
     let id = (*tokens.last().unwrap() as i64).to_le_bytes();
@@ -321,8 +321,8 @@ fn decoders_keep_their_past() {
         let compiled = compile_guessed(fused, &host::target(), 1).unwrap_or_else(|error| panic!("{error}"));
         let model = compiled.model.cpu().unwrap();
         assert_eq!(model.plan().states().count(), 2 * LAYERS);
-        // Of a layer: norms, products, the rotation of queries and keys, scores, shares, sums. Beside layers:
-        // the embedding, two rows of angles, a norm, the head.
+        // In each layer: norms, products, the rotation of queries and keys, scores, softmax, sums. Outside
+        // layers: the embedding, two rows of angles, a norm, the head.
         let is_kernel = |step: &&PlanStep| matches!(step.work, Work::Kernel { .. });
         let n_kernels = model.plan().steps.iter().filter(is_kernel).count();
         assert!(form != Written::Grouped || n_kernels <= 11 * LAYERS + 5, "{n_kernels} kernels");
@@ -333,10 +333,10 @@ fn decoders_keep_their_past() {
             let mut tokens = vec![start];
             while tokens.len() < 40 {
                 let next = step(&mut context, &graph, &tokens);
-                // A prompt says what comes first.
+                // The first tokens are those of a prompt.
                 tokens.push(if tokens.len() < 5 { (start * tokens.len() * 7) % DECODER.vocabulary } else { next });
             }
-            // Another end of the same beginning.
+            // Another continuation of the same beginning.
             context.rewind(9).unwrap();
             tokens.truncate(9);
             for token in [1, 36, 1] {
@@ -345,7 +345,7 @@ fn decoders_keep_their_past() {
             }
             assert!(matches!(context.rewind(13), Err(RunError::BadSize { .. })));
             assert!(matches!(context.rewind(-1), Err(RunError::BadSize { .. })));
-            // Another text in other memory, and back.
+            // Another text in other memory, then back to the first one.
             let sizes: Vec<usize> = model.plan().states().map(|tensor| tensor.n_bytes()).collect();
             let small = Aligned::new(sizes[0] as u64 - 1).unwrap();
             assert!(matches!(context.bind_state(0, small), Err(RunError::State { .. })));
@@ -378,7 +378,7 @@ fn numbers_of(command: &mut std::process::Command) -> Vec<i64> {
     String::from_utf8(done.stdout).unwrap().split_whitespace().map(|n| n.parse().unwrap()).collect()
 }
 
-/// Checks that the loops of the guide, in each language, give the tokens of runs in this process.
+/// Checks that the guide's loops, in each language, give the same tokens as runs in this process.
 #[test]
 fn loops_in_other_languages_give_the_same_tokens() {
     use std::process::Command;
@@ -386,7 +386,7 @@ fn loops_in_other_languages_give_the_same_tokens() {
     let prompt = [4, 19, 19, 2];
     let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 39, step: 1 };
     let graph = DECODER.graph(Written::Grouped);
-    // A run takes three tokens of the prompt at most: four of them are two runs.
+    // A run takes at most three tokens of the prompt, so four tokens take two runs.
     let compiled = compile_guessed(open_pieces_of(&graph, &dim, &[1, 3]).unwrap(), &host::target(), 1).unwrap();
     let mut context = Context::new(compiled.model.cpu().unwrap(), &SharedPool::new(1).unwrap()).unwrap();
     let (mut tokens, mut expected) = (prompt.to_vec(), Vec::new());
@@ -402,7 +402,7 @@ fn loops_in_other_languages_give_the_same_tokens() {
     let made = library("decoder", &compiled.model, &host::target(), 1, Weights::Small, &["states".to_owned()]).unwrap();
     let example = |name: &str| format!("{}/../../examples/library/{name}", env!("CARGO_MANIFEST_DIR"));
     let passed: Vec<String> = [N_NEW].iter().chain(&prompt).map(usize::to_string).collect();
-    // More than there is room for is an error, behind the tokens that there was room for.
+    // More tokens than there is room for are an error, after the tokens that fit.
     let refuse = |command: &mut Command| {
         let done = command.arg("45").args(&passed[1..]).output().unwrap();
         assert!(!done.status.success());
@@ -462,8 +462,8 @@ fn loops_in_other_languages_give_the_same_tokens() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// A prompt goes in by pieces of several tokens, the last one filled up, in a plan of its own, whose states a
-/// plan of one token goes on with.
+/// A prompt is processed in pieces of several tokens, the last one padded, by a separate plan, whose states a
+/// plan for one token continues.
 #[test]
 fn prompts_go_in_by_pieces() {
     const PIECE: usize = 5;
@@ -512,7 +512,7 @@ fn prompts_go_in_by_pieces() {
     }
 }
 
-/// The logits of tokens that go in at once, in bytes.
+/// Logits of tokens that are processed in one run, as bytes.
 fn taken(context: &mut Context, ids: &[usize]) -> Result<Vec<u8>, RunError> {
     context.set_dim("tokens", ids.len() as i64)?;
     let bytes: Vec<u8> = ids.iter().flat_map(|id| (*id as i64).to_le_bytes()).collect();
@@ -523,14 +523,14 @@ fn taken(context: &mut Context, ids: &[usize]) -> Result<Vec<u8>, RunError> {
     Ok(memory.bytes().to_vec())
 }
 
-/// Bytes of what kernels make of weights.
+/// Total bytes of prepared weights.
 fn prepared_bytes(model: &Model) -> usize {
     let made = model.plan().constants.iter().filter(|constant| matches!(constant, Constant::Prepared(_)));
     made.map(Constant::n_bytes).sum()
 }
 
-/// Prompts go in at once, in any parts, with the logits that all tokens have; one token at a time follows.
-/// All that is by one library, whose pieces share most weights.
+/// Prompts are processed at once, in any division, with the same logits; single tokens follow. One library
+/// does all of this; its pieces share most weights.
 #[test]
 fn a_prompt_goes_in_at_once() {
     let dim = OpenDimension { name: "past".to_owned(), least: 0, most: 47, step: 1 };

@@ -1,4 +1,4 @@
-//! Models of f16 and bf16: kernels compute them in f32, and round where the model asks for it.
+//! Models of f16 and bf16: kernels compute in f32, and round where the model requires it.
 
 use tilewright_device::host;
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
@@ -10,10 +10,10 @@ use tilewright_runtime::SharedPool;
 use crate::common::no_files;
 use crate::{compiled_as, guess, whole};
 
-/// A node: operator, inputs, output, and an attribute where it has one.
+/// Node: operator, inputs, output, and an attribute, if any.
 type Node<'a> = (&'a str, &'a [&'a str], &'a str, Option<(&'a str, Attribute)>);
 
-/// The ONNX number of a type.
+/// Attribute with the ONNX number of a type.
 fn to(dtype: DType) -> Option<(&'static str, Attribute)> {
     let number = match dtype {
         DType::F32 => 1,
@@ -25,7 +25,7 @@ fn to(dtype: DType) -> Option<(&'static str, Attribute)> {
     Some(("to", Attribute::Int(number)))
 }
 
-/// Numbers of a type, between these.
+/// Numbers of a type, in a range.
 fn numbers(dtype: DType, shape: &[usize], low: f64, high: f64) -> Tensor {
     Tensor::from_floats(dtype, shape, &SplitMix64::new(shape.len() as u64).tensor(shape, low, high).floats())
 }
@@ -73,7 +73,7 @@ fn run(graph: &Graph, given: &[(&str, Tensor)], exact: bool) -> Vec<Tensor> {
     runner.outputs().into_iter().map(|(_, tensor)| tensor).collect()
 }
 
-/// Checks that numbers are within `units` units in the last place of their type, of the largest.
+/// Checks that numbers agree to `units` units in the last place of the largest number, in their type.
 #[track_caller]
 fn check_near(found: &Tensor, wanted: &Tensor, units: f64) {
     assert_eq!(found.ty(), wanted.ty());
@@ -85,7 +85,7 @@ fn check_near(found: &Tensor, wanted: &Tensor, units: f64) {
     }
 }
 
-/// A convolution, a normalization, attention's parts and a product, in a type.
+/// Makes a network of a convolution, a normalization, parts of attention and a product, in a type.
 fn network(dtype: DType) -> (Graph, Tensor) {
     let w = |shape: &[usize]| numbers(dtype, shape, -0.5, 0.5);
     let known = [
@@ -118,7 +118,7 @@ fn a_network_of_16_bits_is_kernels() {
         let (graph, x) = network(dtype);
         let given = [("x", x)];
         let wanted = evaluate(&graph, &given).unwrap();
-        // Without rounding in between it is nearer to the truth than the model's own steps are.
+        // Without intermediate rounding the result is more accurate than with the model's own steps.
         for (exact, units) in [(false, 4.0), (true, 1.5)] {
             let found = run(&graph, &given, exact);
             found.iter().zip(&wanted).for_each(|(found, wanted)| check_near(found, wanted, units));
@@ -134,7 +134,7 @@ fn a_network_of_16_bits_is_kernels() {
     }
 }
 
-/// Sums of f16 beyond its range are none of it only where they are rounded.
+/// Sums of f16 beyond its range become infinite only where they are rounded.
 #[test]
 fn what_exceeds_the_range_is_infinite_where_it_is_rounded() {
     let x = Tensor::from_floats(DType::F16, [1, 3], &[60000.0, -300.0, 2.0]);
@@ -152,7 +152,7 @@ fn what_exceeds_the_range_is_infinite_where_it_is_rounded() {
     assert_eq!(found, evaluate(&graph, &given).unwrap());
 }
 
-/// A model of f32 around f16, as converters write it, and f16 around f32: casts are what they say.
+/// Casts round in a model with f32 around f16, as converters write it, and with f16 around f32.
 #[test]
 fn casts_round_wherever_they_stand() {
     let x = Tensor::from_floats(DType::F32, [1, 4], &[1e5, 1.0 + 1.0 / 4096.0, -2.5, 1e-8]);
@@ -193,8 +193,8 @@ fn whole_numbers_are_cast_and_inputs_passed_on() {
     assert_eq!(found[2], z);
 }
 
-/// Factors as they are multiplied: with `--bf16` rounded to bf16 where the CPU multiplies these faster, and
-/// nothing else is.
+/// With `--bf16`, operands of products, and nothing else, are rounded to bf16 if the CPU multiplies these
+/// faster.
 #[test]
 fn factors_are_rounded_to_bf16_where_asked_for() {
     const M: usize = 9;
@@ -219,7 +219,7 @@ fn factors_are_rounded_to_bf16_where_asked_for() {
         runner.set("x", &x).unwrap();
         runner.run().unwrap();
         let found = runner.outputs()[0].1.floats();
-        // To the nearest, ties to even, of numbers with an exponent of 8 bits and 7 bits behind it.
+        // Rounds to nearest, ties to even, with 8 exponent bits and 7 mantissa bits.
         let factor = |x: f64| {
             let bits = (x as f32).to_bits();
             let up = u32::from(rounds) * (0x7fff + (bits >> 16 & 1));

@@ -1,4 +1,4 @@
-//! Graphs of integers, to the last bit: kernels, the evaluator and what is folded against arithmetic written
+//! Graphs of integers: kernels, the evaluator and constant folding agree bit for bit with arithmetic written
 //! here.
 
 use rand::{Rng, SeedableRng};
@@ -16,7 +16,7 @@ use crate::{check, compiled_for, device};
 
 const SIDE: usize = 6;
 
-/// Random integers.
+/// Generator of random integers.
 struct Random(SplitMix64);
 
 impl Random {
@@ -41,7 +41,7 @@ impl Random {
     }
 }
 
-/// The integer of a type with the low bits of another.
+/// Truncates an integer to the low bits of a type.
 fn cut(dtype: DType, x: i128) -> i128 {
     match dtype {
         DType::I8 => (x as i8).into(),
@@ -56,7 +56,7 @@ fn cut(dtype: DType, x: i128) -> i128 {
     }
 }
 
-/// A model of nodes in a row, and what it makes of its input.
+/// Model of a chain of nodes, with the expected results.
 struct Chain {
     dtype: DType,
     model: ModelFile,
@@ -98,7 +98,7 @@ impl Chain {
         });
     }
 
-    /// A node, with what it makes of each element.
+    /// Adds a node, given its function of each element.
     fn step(&mut self, op: &str, more: &[&str], of: impl Fn(usize, i128) -> i128) {
         let (last, next) = (self.last.clone(), format!("v{}", self.model.nodes.len()));
         self.push(op, &[&[last.as_str()], more].concat(), &next);
@@ -106,7 +106,7 @@ impl Chain {
         self.values = self.values.iter().enumerate().map(|(at, x)| cut(self.dtype, of(at, *x))).collect();
     }
 
-    /// A function of the last value and a known tensor, or a known number.
+    /// Adds a function of the last value and a constant tensor or number.
     fn with_known(&mut self, random: &mut Random, op: &str, of: impl Fn(i128, i128) -> i128) {
         let dtype = self.dtype;
         let is_number = random.below(2) == 0;
@@ -158,7 +158,7 @@ impl Chain {
         self.step("MatMul", &[&name], |at, _| sums[at]);
     }
 
-    /// Ends with a row of a known number in front.
+    /// Pads the last value with a row of a constant in front.
     fn pad(&mut self, random: &mut Random) {
         let fill = random.integer(self.dtype);
         let borders = self.constant(&[4], &[1, 0, 0, 0], DType::I64);
@@ -242,14 +242,14 @@ fn integers_are_exact_on_a_device() {
     }
 }
 
-/// A case of one operator with one output.
+/// Makes a case of one operator with one output.
 fn case_of(op: &str, opset: i64, attributes: &[(&str, Attr)], inputs: Vec<Tensor>, output: Tensor) -> Case {
     let given: Vec<Option<Tensor>> = inputs.iter().cloned().map(Some).collect();
     let model = single(op, opset, attributes, &given, 1);
     Case { name: format!("{op} {:?}", inputs[0]), model, sets: vec![(inputs, vec![output])] }
 }
 
-/// Reductions and places of extremes, along dimensions of all lengths, with the ends of each type.
+/// Reductions and positions of extremes, along dimensions of all lengths, with the limits of each type.
 #[test]
 fn reductions_of_integers_are_exact() {
     const REDUCTIONS: [&str; 6] = ["ReduceMax", "ReduceMin", "ReduceSum", "ReduceProd", "ReduceL1", "ReduceSumSquare"];
@@ -287,7 +287,7 @@ fn reductions_of_integers_are_exact() {
     }
 }
 
-/// Images of integers keep all their bits where pixels are only moved.
+/// Images of integers keep all their bits if pixels are only moved.
 #[test]
 fn integers_are_moved_as_they_are() {
     let mut random = Random(SplitMix64::seed_from_u64(4));
@@ -317,7 +317,7 @@ fn integers_are_moved_as_they_are() {
     }
 }
 
-/// Products of matrices with another one added, and slopes below zero.
+/// Matrix products plus another matrix, and slopes below zero.
 #[test]
 fn sums_and_slopes_of_integers_are_exact() {
     let mut random = Random(SplitMix64::seed_from_u64(6));

@@ -1,4 +1,5 @@
-//! Libraries in C of the official tests' models: what runs is shipped, and computes the same bits.
+//! C libraries of the official tests' models: every model that runs can be shipped, with bitwise equal
+//! results.
 
 use std::fmt::Write;
 use std::fs;
@@ -11,7 +12,7 @@ use tilewright_graph::{Tensor, TensorType};
 use super::*;
 use crate::common::build::{Attr, declared, field, model, node};
 
-/// Expected results of a library, to be compared with the bytes of its outputs, one behind the other.
+/// Expected results of a library, to be compared with the concatenated bytes of its outputs.
 pub(super) struct Expected {
     case: String,
     /// Outputs of the case.
@@ -20,7 +21,7 @@ pub(super) struct Expected {
     run: Vec<Tensor>,
 }
 
-/// Calls one library after the other, each twice, on what lies in files.
+/// Program that calls one library after the other, each twice, on inputs in files.
 const MAIN: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,8 +53,8 @@ static void *fill(FILE *file, size_t bytes) {
 } while (0)
 "#;
 
-/// Writes the library of a case into a folder, with its inputs; nothing where a run refuses the case, an
-/// error where the library alone does.
+/// Writes the library of a case into a folder, with its inputs; `None` if the case cannot run, an error if
+/// only the library fails.
 pub(super) fn write_case(case: &Case, name: &str, folder: &Path) -> Result<Option<Expected>, String> {
     let Some((inputs, outputs)) = case.sets.first() else { return Ok(None) };
     let Some((compiled, given)) = compiled_case(case, inputs, &host::target())? else { return Ok(None) };
@@ -74,7 +75,7 @@ pub(super) fn write_case(case: &Case, name: &str, folder: &Path) -> Result<Optio
     Ok(Some(Expected { case: case.name.clone(), outputs: outputs.clone(), run }))
 }
 
-/// The tensors of these types that lie one behind the other.
+/// Splits concatenated bytes into tensors of these types.
 fn tensors(bytes: &[u8], types: &[&TensorType]) -> Vec<Tensor> {
     let mut rest = bytes;
     let mut next = |ty: &&TensorType| {
@@ -85,7 +86,7 @@ fn tensors(bytes: &[u8], types: &[&TensorType]) -> Vec<Tensor> {
     types.iter().map(&mut next).collect()
 }
 
-/// Builds libraries in one program, runs that, and says what is wrong with their outputs.
+/// Builds one program from libraries, runs it, and returns the errors in their outputs.
 pub(super) fn wrong_outputs(folder: &Path, expected: &[(String, Expected)]) -> Vec<String> {
     let mut main = String::new();
     expected.iter().for_each(|(name, _)| writeln!(main, "#include \"{name}.h\"").unwrap());
@@ -115,7 +116,7 @@ pub(super) fn wrong_outputs(folder: &Path, expected: &[(String, Expected)]) -> V
     wrong
 }
 
-/// The cases of two files that are not refused, some of them; how many to pass over between two can be set.
+/// Some of the supported cases of two files; the number skipped between two can be set.
 #[test]
 fn what_runs_is_shipped_in_c() {
     let every: usize = std::env::var("TILEWRIGHT_EVERY").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
@@ -147,7 +148,8 @@ fn what_runs_is_shipped_in_c() {
     assert!(refused.is_empty(), "{} of {} are refused", refused.len(), chosen.len());
 }
 
-/// `y` is `2x` where `c` and `d` hold, `−x` where `c` alone does, else `x` with a 7 at place `i`, plus 1.
+/// Model in which `y` is `2x` if `c` and `d` hold, `−x` if only `c` does, and else `x` with a 7 at position
+/// `i`, plus 1.
 fn of_two_graphs() -> bytes::Bytes {
     let graph =
         |nodes: Vec<Vec<u8>>, output: &str| -> Vec<u8> { [nodes.concat(), field(12, field(1, output))].concat() };
@@ -174,8 +176,8 @@ fn of_two_graphs() -> bytes::Bytes {
     model(17, [all, field(12, declared("y", DType::F32, &[4]))].concat())
 }
 
-/// Sizes that fit one of two graphs alone: `y` is `x` as 3 numbers where `c` holds, else as 4, which
-/// it has.
+/// Model with sizes that fit only one of two subgraphs: `y` is `x` reshaped to 3 numbers if `c` holds, else
+/// to 4, its actual size.
 fn of_one_graph() -> bytes::Bytes {
     let graph = |nodes: Vec<u8>| [nodes, field(12, field(1, "p"))].concat();
     let reshaped = |n: i128| {
@@ -190,7 +192,7 @@ fn of_one_graph() -> bytes::Bytes {
     model(17, [all, field(12, declared("y", DType::F32, &[4]))].concat())
 }
 
-/// A graph that refuses the sizes of its inputs is an error of runs that take it.
+/// If a subgraph does not support the sizes of its inputs, runs that select it fail.
 #[test]
 fn sizes_may_fit_one_of_two_graphs() {
     let folder = tempfile::tempdir().unwrap();
@@ -212,7 +214,7 @@ fn sizes_may_fit_one_of_two_graphs() {
     }
 }
 
-/// Steps of the graph that is not taken neither run nor fail.
+/// Steps of the subgraph that is not selected neither run nor fail.
 #[test]
 fn one_of_two_graphs_runs() {
     let x = [1.0, -2.0, 3.0, 0.5];

@@ -1,4 +1,4 @@
-//! Loops whose steps are there once and repeat, against the reference: in this process and as libraries.
+//! Loops whose steps are not unrolled, compared with the reference: in this process and as libraries.
 
 use tilewright_model::Step;
 
@@ -8,7 +8,7 @@ use crate::common::build::{Attr, declared, field, model, node};
 
 const F: DType = DType::F32;
 
-/// An input of a graph: name, type and dimensions.
+/// Input of a graph: name, type and dimensions.
 type In<'a> = (&'a str, DType, &'a [i64]);
 
 fn graph(nodes: &[Vec<u8>], inputs: &[In], outputs: &[&str]) -> Vec<u8> {
@@ -30,7 +30,7 @@ fn floats(shape: &[usize], of: impl Fn(usize) -> f64) -> Tensor {
     Tensor::from_floats(F, shape.to_vec(), &(0..shape.iter().product()).map(of).collect::<Vec<_>>())
 }
 
-/// A case whose outputs are what the reference says of the model as it is.
+/// Makes a case whose expected outputs are the reference's for the original model.
 fn case(name: &str, file: bytes::Bytes, sets: Vec<Vec<Tensor>>) -> Case {
     let read = onnx::read(&file, &mut no_files).unwrap().graph;
     let names: Vec<&str> = read.inputs.iter().map(|&id| read.value(id).name.as_str()).collect();
@@ -42,7 +42,7 @@ fn case(name: &str, file: bytes::Bytes, sets: Vec<Vec<Tensor>>) -> Case {
     Case { name: name.to_owned(), model: file.clone(), sets: sets.into_iter().map(set).collect() }
 }
 
-/// `h = tanh(x + h·W)` over 70 places of `x`, from the end, with all states side by side.
+/// Makes `h = tanh(x + h·W)` over 70 positions of `x`, from the end, with all states as output.
 fn scan() -> Case {
     let body = graph(
         &[
@@ -71,8 +71,8 @@ fn scan() -> Case {
     case("scan", file, vec![set])
 }
 
-/// A greedy loop: `token` is looked up and decides on the next one, which may end it; `steps` counts, and two
-/// tensors change places each time.
+/// Makes a greedy decoding loop: `token` is looked up and determines the next one, which may end the loop;
+/// `steps` counts, and two tensors are swapped in each iteration.
 fn greedy() -> Case {
     let body = graph(
         &[
@@ -124,7 +124,8 @@ fn greedy() -> Case {
     case("greedy", file, sets)
 }
 
-/// A loop in a loop, an `If` of different sides in that, and a window of the last values that slides.
+/// Makes nested loops, with an `If` of different branches in the inner one, and a sliding window of the last
+/// values.
 fn nested() -> Case {
     let then = graph(&[node("Mul", &["s", "half"], &["t"], &[])], &[], &["t"]);
     let otherwise = graph(&[node("Add", &["s", "x"], &["m"], &[]), node("Relu", &["m"], &["u"], &[])], &[], &["u"]);

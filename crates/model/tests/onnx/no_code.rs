@@ -14,7 +14,7 @@ fn zeros(dtype: DType, shape: &[usize]) -> Option<Tensor> {
     })
 }
 
-/// Checks why an operator, whose inputs a run gives, has no code: the operator and the reason.
+/// Checks the reason why an operator with non-constant inputs has no code.
 #[track_caller]
 fn check(op: &str, opset: i64, attributes: &[(&str, Attr)], inputs: &[Option<Tensor>], expected: &str) {
     let graph = onnx::read(&single(op, opset, attributes, inputs, 1), &mut no_files).unwrap().graph;

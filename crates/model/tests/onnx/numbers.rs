@@ -1,5 +1,5 @@
-//! NaN, infinities and the ends of the type through operators of elements and of rows, as kernels, folded and
-//! by the reference alike, and how near functions come to what they mean.
+//! NaN, infinities and the limits of the type in elementwise and row operators, which must agree between
+//! kernels, constant folding and the reference; and the accuracy of functions.
 
 use tilewright_device::host;
 use tilewright_graph::{Bindings, DType, Graph, Tensor, evaluate, specialise};
@@ -15,11 +15,11 @@ use crate::{check, compiled_for, device, with_known};
 const NAN: f64 = f64::NAN;
 const INF: f64 = f64::INFINITY;
 
-/// An operator of one element: how it is written, how far it may be off in units in the last place, or else
-/// absolutely, and what it means.
+/// Elementwise operator: its statement, its tolerance in units in the last place or, if larger, absolute, and
+/// its definition.
 struct Function(&'static str, f64, f64, fn(f64) -> f64);
 
-/// Operators of one element with their bounds, which hold for kernels, folded and by the reference.
+/// Elementwise operators with their tolerances, which hold for kernels, constant folding and the reference.
 const FUNCTIONS: &[Function] = &[
     Function("Abs", 0.0, 0.0, f64::abs),
     Function("Neg", 0.0, 0.0, |x| -x),
@@ -31,7 +31,7 @@ const FUNCTIONS: &[Function] = &[
     Function("HardSigmoid[alpha=0.25,beta=0.5]", 1.0, 0.0, |x| {
         if x.is_nan() { x } else { (0.25 * x + 0.5).clamp(0.0, 1.0) }
     }),
-    // A product with the gate, which is NaN where that is zero and the value infinite.
+    // A product with the gate is NaN if the gate is zero and the value infinite.
     Function("HardSwish", 4.0, 1e-6, |x| if x == -INF { NAN } else { x * (x / 6.0 + 0.5).clamp(0.0, 1.0) }),
     Function("ThresholdedRelu[alpha=1.0]", 0.0, 0.0, |x| if x > 1.0 { x } else { 0.0 }),
     Function("Shrink[bias=0.0,lambd=0.5]", 0.0, 0.0, |x| if x.abs() > 0.5 { x } else { 0.0 }),
@@ -58,15 +58,15 @@ const FUNCTIONS: &[Function] = &[
     Function("Atanh", 1.0, 0.0, f64::atanh),
     Function("Softsign", 4.0, 0.0, |x| if x.is_infinite() { NAN } else { x / (1.0 + x.abs()) }),
     Function("Softplus", 4.0, 0.0, |x| if x > 0.0 { x + (-x).exp().ln_1p() } else { x.exp().ln_1p() }),
-    // Values below the smallest number with all digits may be 0.
+    // Subnormal values may be 0.
     Function("Sigmoid", 4.0, 1.2e-38, |x| 1.0 / (1.0 + (-x).exp())),
-    // The power has few digits where it is below that number.
+    // A subnormal power has few digits.
     Function("Mish", 4.0, 3e-37, |x| if x == -INF { NAN } else { x * x.exp().ln_1p().min(1e3).tanh() }),
     // Below −1 the sum cancels: an error of the error function, times x.
     Function("Gelu", 4.0, 6e-7, |x| if x == -INF { NAN } else { x * 0.5 * libm::erfc(-x / 2f64.sqrt()) }),
 ];
 
-/// Numbers of all magnitudes and signs, those around 1 more densely, the ends of the type, and what is none.
+/// Numbers of all magnitudes and signs, denser around 1, the limits of the type, and NaN.
 fn arguments() -> Vec<f64> {
     let tiny = f64::from(f32::from_bits(1));
     let mut all =
@@ -88,7 +88,7 @@ fn ulps(got: f64, expected: f64) -> f64 {
     if error.is_nan() { INF } else { error }
 }
 
-/// The graph's outputs for an input `x`: by kernels, where it is known before, and by the reference.
+/// Outputs of a graph for an input `x`: by kernels, by folding `x` as a constant, and by the reference.
 fn all_ways(graph: &Graph, x: &Tensor) -> [(&'static str, Vec<Tensor>); 3] {
     let special = specialise(graph, &Bindings::default());
     assert!(special.problems.is_empty(), "{}", special.problems[0]);
@@ -98,7 +98,7 @@ fn all_ways(graph: &Graph, x: &Tensor) -> [(&'static str, Vec<Tensor>); 3] {
     [("run", run(&special.graph)), ("folded", run(&known.graph)), ("reference", reference)]
 }
 
-/// The outputs of a graph, by kernels for a target, for an input `x` if it takes one.
+/// Outputs of a graph by kernels for a target, for an input `x` if the graph takes one.
 fn run(graph: &Graph, x: &Tensor, target: &Target) -> Vec<Tensor> {
     let compiled = compiled_for(graph, target).unwrap_or_else(|error| panic!("{error}"));
     let mut runner = Runner::new(&compiled, &SharedPool::new(1).unwrap()).unwrap_or_else(|e| panic!("{e}"));
@@ -140,8 +140,8 @@ fn functions_mean_what_they_say_up_to_the_ends_of_the_type() {
     check_functions(&all_ways(&functions(x.len()), &tensor), &x);
 }
 
-/// An operator of rows: how it is written with `AXIS` for the dimension they lie along, and what it means of
-/// one: one number, or as many as there are.
+/// Row operator: its statement, with `AXIS` for the dimension of the rows, and its definition for one row,
+/// which yields one number, or one per element.
 struct OfRows(&'static str, fn(&[f64]) -> Vec<f64>);
 
 fn largest(row: &[f64]) -> f64 {
@@ -158,7 +158,8 @@ fn log_of_sum(row: &[f64]) -> f64 {
     shift + row.iter().map(|x| (x - shift).exp()).sum::<f64>().ln()
 }
 
-/// Position of the first NaN, or else of the first number that is the extreme of all; or of the last.
+/// Position of the first NaN or, if there is none, of the first number equal to the extreme; with `last`, of
+/// the last one.
 fn place(row: &[f64], extreme: f64, last: bool) -> f64 {
     let is_it = |x: &f64| if extreme.is_nan() { x.is_nan() } else { *x == extreme };
     let found = if last { row.iter().rposition(is_it) } else { row.iter().position(is_it) };
@@ -186,7 +187,7 @@ const OF_ROWS: &[OfRows] = &[
     OfRows("ArgMax[axis=AXIS,select_last_index=1]", |row| vec![place(row, largest(row), true)]),
 ];
 
-/// Operators of images, of which each is one row.
+/// Operators on images of a single row.
 const OF_IMAGES: &[OfRows] = &[
     OfRows("MaxPool[kernel_shape=1 9]", |row| vec![largest(row)]),
     OfRows("GlobalMaxPool", |row| vec![largest(row)]),
@@ -196,7 +197,7 @@ const OF_IMAGES: &[OfRows] = &[
 const N_ROWS: usize = 24;
 const N_EACH: usize = 9;
 
-/// Rows of numbers, some with NaN, infinities of one or both signs, or nothing else.
+/// Rows of numbers, some with NaN, infinities of one or both signs, or only these.
 fn rows() -> Vec<Vec<f64>> {
     let plain = |row: usize| (0..N_EACH).map(move |at| ((row * 7 + at * 5) % 11) as f64 * 0.75 - 3.0);
     let mut rows: Vec<Vec<f64>> = (0..N_ROWS).map(|row| plain(row).collect()).collect();
@@ -218,7 +219,7 @@ fn near(got: f64, expected: f64) -> bool {
     got == expected || got.is_nan() && expected.is_nan() || (got - expected).abs() <= 2e-6 * expected.abs().max(1.0)
 }
 
-/// Checks what a graph's outputs are of rows, which lie along the last dimension of the input, or the first.
+/// Checks a graph's outputs for rows, which are along the last dimension of the input, or the first.
 fn check_rows(ways: &[(&str, Vec<Tensor>)], operators: &[&OfRows], along_first: bool) {
     let mut wrong = Vec::new();
     for (way, outputs) in ways {
@@ -240,7 +241,7 @@ fn check_rows(ways: &[(&str, Vec<Tensor>)], operators: &[&OfRows], along_first: 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A graph of operators of the rows of its input `x`, and those.
+/// Makes a graph of row operators on its input `x`; returns it with the input and the operators.
 fn graph_of_rows(along_first: bool) -> (Graph, Tensor, Vec<&'static OfRows>) {
     let operators: Vec<&OfRows> =
         if along_first { OF_ROWS.iter().collect() } else { OF_ROWS.iter().chain(OF_IMAGES).collect() };
@@ -280,7 +281,7 @@ fn a_window_at_a_place_that_is_no_number_is_none() {
         w = weights[4 2 1 1]
         y = DeformConv(image, w, x)";
     let graph = graph_at(19, "x[1 2 3 3]", "y[1 4 3 3]", statements);
-    // The fifth window has no column, the eighth no row; the first lies outside, at zeros.
+    // The fifth window has no column, the eighth no row; the first is outside, with zeros.
     let mut places = vec![0.0; 18];
     (places[0], places[7], places[9 + 4]) = (INF, NAN, NAN);
     let x = Tensor::from_floats(DType::F32, [1, 2, 3, 3], &places);
@@ -298,7 +299,7 @@ fn a_device_keeps_nan_and_infinities() {
     let special = specialise(&graph, &Bindings::default());
     assert!(special.problems.is_empty(), "{}", special.problems[0]);
     check_rows(&[("device", run(&special.graph, &x, &target))], &operators, false);
-    // Its functions are as exact as its driver has them.
+    // The accuracy of a device's functions depends on its driver.
     let x: Vec<f64> = arguments().into_iter().filter(|x| x.abs() == 0.5 || x.is_nan()).collect();
     let tensor = Tensor::from_floats(DType::F32, vec![x.len()], &x);
     let special = specialise(&functions(x.len()), &Bindings::default());
@@ -308,8 +309,8 @@ fn a_device_keeps_nan_and_infinities() {
     }
 }
 
-/// A softmax subtracts the largest of rounded products: where a device rounds the product and the difference
-/// at once, powers of large numbers are infinite and their quotients NaN.
+/// A softmax subtracts the largest of rounded products: if a device fused the product and the difference,
+/// powers of large numbers would be infinite and their quotients NaN.
 #[test]
 fn softmax_of_large_scaled_numbers_is_finite_on_a_device() {
     let Some((target, _one)) = device() else { return };
@@ -323,7 +324,7 @@ fn softmax_of_large_scaled_numbers_is_finite_on_a_device() {
     }
 }
 
-/// NaN passes operators that are computed as the results of a product or a convolution are stored.
+/// NaN passes through operators in epilogues of products and convolutions.
 #[test]
 fn nan_passes_behind_products_and_convolutions() {
     let functions =
@@ -349,10 +350,10 @@ fn nan_passes_behind_products_and_convolutions() {
     }
 }
 
-/// A function of two numbers.
+/// Function of two numbers.
 type OfTwo = fn(f64, f64) -> f64;
 
-/// Operators of two elements `x` and `t`, as statements that give `y`, and what they mean.
+/// Operators of two elements `x` and `t`, as statements that compute `y`, with their definitions.
 const OF_TWO: &[(&str, OfTwo)] = &[
     ("y = Add(x, t)", |a, b| a + b),
     ("y = Sub(x, t)", |a, b| a - b),
@@ -399,7 +400,7 @@ fn operators_of_two_elements_keep_nan_and_infinities() {
     }
 }
 
-/// Checks a case of one operator by kernels and by what they call.
+/// Checks a case of one operator by kernels and by C functions.
 fn check_case(op: &str, attributes: &[(&str, Attr)], inputs: Vec<Tensor>, outputs: Vec<Tensor>) {
     let given: Vec<Option<Tensor>> = inputs.iter().cloned().map(Some).collect();
     let model = single(op, 17, attributes, &given, outputs.len());
@@ -407,7 +408,7 @@ fn check_case(op: &str, attributes: &[(&str, Attr)], inputs: Vec<Tensor>, output
     check(&case, &host::target()).unwrap_or_else(|why| panic!("{op}: {why}"));
 }
 
-/// A slope counts below 0 alone; what a norm of NaN divides is NaN.
+/// A slope applies only below 0; division by a norm of NaN gives NaN.
 #[test]
 fn what_does_not_count_is_not_multiplied() {
     for dtype in [DType::F32, DType::F64] {
@@ -421,7 +422,7 @@ fn what_does_not_count_is_not_multiplied() {
     }
 }
 
-/// Double precision, where few kernels have it: of a recurrent network with the batch first, and of windows.
+/// Double precision where few kernels support it: a recurrent network with the batch first, and windows.
 #[test]
 fn double_precision_is_computed_whatever_has_code() {
     let tensor = |shape: &[usize], x: &[f64]| Tensor::from_floats(DType::F64, shape, x);
@@ -434,7 +435,7 @@ fn double_precision_is_computed_whatever_has_code() {
     let states: Vec<f64> = x.iter().scan(0.0, step).collect();
     let outputs = vec![tensor(&[1, 4, 1, 1], &states), tensor(&[1, 1, 1], &states[3..])];
     check_case("RNN", &[("hidden_size", Attr::Int(1)), ("layout", Attr::Int(1))], inputs, outputs);
-    // Of windows that reach beyond the image, what is there counts.
+    // Windows that extend past the image count only existing elements.
     let image = tensor(&[1, 1, 4], &[1.0, 2.0, 4.0, 9.0]);
     let windows = [("kernel_shape", Attr::Ints(vec![3])), ("pads", Attr::Ints(vec![1, 1]))];
     let means = tensor(&[1, 1, 4], &[1.5, 7.0 / 3.0, 5.0, 6.5]);
@@ -442,7 +443,7 @@ fn double_precision_is_computed_whatever_has_code() {
     check_case("GlobalAveragePool", &[], vec![image], vec![tensor(&[1, 1, 1], &[4.0])]);
 }
 
-/// A mean of 41 ones is no less than 1 where it is cut off.
+/// A truncated mean of 41 ones is not less than 1.
 #[test]
 fn means_that_are_cut_off_are_exact() {
     let x = Tensor::from_floats(DType::F32, [1, 1, 41], &[1.0; 41]);
@@ -453,7 +454,7 @@ fn means_that_are_cut_off_are_exact() {
     run(&graph, &x, &host::target()).iter().for_each(|found| assert_eq!(found.floats(), [1.0]));
 }
 
-/// The last digit of a quotient decides where it is cut off or compared: 41 times the inverse of 41 is less
+/// The last digit of a quotient matters if it is truncated or compared: 41 times the inverse of 41 is less
 /// than 1.
 #[test]
 fn quotients_that_are_cut_off_are_exact() {

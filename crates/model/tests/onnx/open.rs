@@ -1,5 +1,5 @@
-//! Models with a dimension of which runs say a size: at each size the answers of the model of that size,
-//! whatever ran before and lies beyond.
+//! Models with an open dimension: at each size the results are those of the model of that size, regardless of
+//! earlier runs and of the data beyond the size.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -28,7 +28,7 @@ fn at_sizes(graph: &Graph, sizes: &[(&str, i64)], open: &str) -> Graph {
     special.graph
 }
 
-/// A model of any number of `items`, each of any size.
+/// Makes a model of any number of `items`, each of any size.
 fn opened_items(graph: &Graph, items: &OpenDimension, dim: &OpenDimension) -> Result<Fused, OpenError> {
     open_items(items, dim, |[n, size], open| {
         let own = at_sizes(graph, &[(&items.name, n), (&dim.name, size)], &open.name);
@@ -40,7 +40,7 @@ fn opened(graph: &Graph, dim: &OpenDimension) -> Result<Fused, OpenError> {
     open(dim, |size| Ok(lower(&at(graph, &dim.name, size), false, &host::target()).unwrap()))
 }
 
-/// Memory of a tensor with a fence behind it.
+/// Memory of a tensor, followed by a fence.
 struct Fenced {
     memory: Aligned,
     n_bytes: usize,
@@ -100,7 +100,7 @@ pub(crate) fn run(context: &mut Context, graph: &Graph, given: &[(String, Tensor
     made.iter().zip(&types).map(tensor).collect()
 }
 
-/// Whether what a run made is what a model makes.
+/// Whether the results of a run agree with the expected ones.
 pub(crate) fn is_near(found: &Tensor, wanted: &Tensor) -> bool {
     let largest = wanted.floats().iter().fold(0.0_f64, |most, x| most.max(x.abs()));
     let is_near = |(x, y): (f64, f64)| (x - y).abs() <= 1e-5 * largest;
@@ -141,8 +141,8 @@ pub(crate) fn check(dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     assert_eq!(context.size(), before);
 }
 
-/// Checks a model of any number of items of any size, each after runs of the most of the largest size, as a
-/// library runs it and as it runs here, where steps may process several items.
+/// Checks a model of any number of items of any size, each after runs of the largest number and size, both as
+/// in a library and as in this process, where steps may process several items.
 fn check_items(items: &OpenDimension, dim: &OpenDimension, ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     let fused = opened_items(&graph, items, dim).unwrap_or_else(|error| panic!("{error}"));
@@ -188,7 +188,7 @@ fn check_compiled_items(items: &OpenDimension, dim: &OpenDimension, graph: &Grap
     }
 }
 
-/// Runs a library at each size in a file, on what lies behind it there, and writes what it makes.
+/// Program that runs a library at each size in a file, on the data after it, and writes the results.
 const MAIN: &str = r#"#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -245,7 +245,7 @@ pub(crate) fn check_library(dim: &OpenDimension, ports: [&str; 2], statements: &
     check_library_of(&graph, opened(&graph, dim).unwrap(), &least.map(|size| vec![(dim.name.as_str(), size)]));
 }
 
-/// Checks a library as [`check_library`] does, with the sizes of each run, the items of a batch last.
+/// Checks a library as [`check_library`] does, given the sizes of each run, the number of items last.
 pub(crate) fn check_library_of(graph: &Graph, fused: Fused, runs: &[Vec<(&str, i64)>]) {
     let target = host::target();
     let compiled = compile_guessed(fused, &target, 1).unwrap();
@@ -287,7 +287,7 @@ pub(crate) fn dim(name: &str, least: i64, most: i64, step: i64) -> OpenDimension
     OpenDimension { name: name.to_owned(), least, most, step }
 }
 
-/// An encoder's layer: words and their places, attention, a feed-forward part.
+/// Layer of an encoder: embeddings of words and positions, attention, a feed-forward part.
 const ENCODER: &str = "
     table = weights[7 16]
     places = weights[1 48 16]
@@ -405,7 +405,7 @@ fn what_needs_a_number_is_named() {
         assert!(!error.contains('\n'), "{error}");
     };
     let n = dim("n", 1, 16, 1);
-    // As many nodes as rows.
+    // The number of nodes depends on the number of rows.
     refused(&n, ["x[n 65]", "y[65 n]"], "y = Transpose(x)", &["`y`", "behind another one"]);
     refused(&n, ["x[65 n 4]", "y[65 n 4]"], "y = Relu(x)", &["`x`", "behind another one"]);
     refused(&n, ["x[n 4]", "y[m 4]"], "y = Concat[axis=0](x, x)", &["joins tensors along the open dimension"]);
@@ -433,8 +433,8 @@ const HEADS: &str = "
     v1 = Reshape(v0, of_heads)
     v = Transpose[perm=0 2 1 3](v1)";
 
-/// A decoder layer as PyTorch's exporters write it: shapes are computed, positions counted from what is no
-/// padding, and the causal mask made of positions.
+/// Decoder layer as PyTorch's exporters write it: shapes are computed, positions counted without padding, and
+/// the causal mask made from positions.
 const EXPORTED: &str = "
     table = weights[7 16]
     places = weights[49 16]
@@ -530,7 +530,7 @@ fn a_batch_of_texts_takes_any_number_of_both() {
     check_library_of(&graph, opened_items(&graph, &items, &words).unwrap(), &runs);
 }
 
-/// Two layers of attention, both with a bias that is computed once for each text.
+/// Makes two layers of attention, both with a bias that is computed once for each text.
 fn layers_with_a_mask() -> String {
     let layer = |x: &str, y: &str| {
         "
@@ -577,7 +577,8 @@ fn products_by_weights_process_several_texts() {
     let compiled = for_runs(opened_items(&graph_of(ports[0], ports[1], statements), &items, &words).unwrap());
     let plan = compiled.model.cpu().unwrap().plan();
     let together = plan.together.as_ref().unwrap();
-    // Products by weights, maps and norms process a group; both attentions run for one text after the other.
+    // Products with weights, maps and norms process a group; both attentions run for one text after the
+    // other.
     let of_group: Vec<bool> = together.turns().map(|(_, is_together)| is_together).collect();
     assert_eq!(of_group, [true, false, true, false, true]);
     assert_eq!([24, 13, 12, 5, 1].map(|size| together.n_items(&words, size)), [1, 1, 2, 4, 16]);
@@ -638,7 +639,7 @@ fn means_and_last_elements_take_any_number_of_rows() {
         ("y = ArgMax[axis=0](x)", "y[1 4]"),
         ("y = ArgMin[axis=0, select_last_index=1](x)", "y[1 4]"),
         ("m = ReduceMean[axes=0](x)\n d = Sub(x, m)\n y = Mul(d, d)", "y[n 4]"),
-        // Rows by numbers that are at most the last one.
+        // Rows at indices that are at most the last one.
         (
             "n = Shape[start=0, end=1](x)\n none = number[-0.9]\n more = Greater(x, none)\n whole = Cast[to=7](more)
              zero = numbers[0]\n one = numbers[1]\n some = ReduceSum(whole, zero)\n most = Sub(n, one)
@@ -653,7 +654,7 @@ fn means_and_last_elements_take_any_number_of_rows() {
 
 #[test]
 fn a_batch_that_cannot_be_open_is_repeated() {
-    // Heads of all texts side by side, as PyTorch's attention has them.
+    // Heads of all texts side by side, as in PyTorch's attention.
     let statements = "
         q0 = weights[16 16]
         k0 = weights[16 16]
@@ -696,7 +697,7 @@ fn a_batch_that_cannot_be_open_is_repeated() {
 
 #[test]
 fn rows_of_a_mask_are_those_of_each_text() {
-    // As exporters look a mask up: by the numbers of texts and tokens.
+    // As exporters look a mask up: by the indices of texts and tokens.
     let statements = "
         zero = integer[0]
         one = integer[1]

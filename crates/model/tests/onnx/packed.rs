@@ -1,4 +1,4 @@
-//! Operators with weights of 2, 4 or 8 bits, against sums of what was packed.
+//! Operators with weights of 2, 4 or 8 bits, compared with sums of the unpacked weights.
 
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
@@ -14,7 +14,7 @@ use crate::compiled_for;
 
 type Random = rand_xoshiro::Xoshiro256PlusPlus;
 
-/// A model of one node with what it computes of its only input.
+/// Random model of one node, with the expected results for its only input.
 struct Drawn {
     text: String,
     file: ModelFile,
@@ -26,7 +26,7 @@ fn port(name: &str, dtype: DType, shape: &[usize]) -> GraphPort {
     GraphPort { name: name.to_owned(), dtype, dims: shape.iter().map(|&d| Dim::Size(d)).collect() }
 }
 
-/// Rows of numbers with the first in the lowest bits of a byte.
+/// Packs rows of numbers, the first one in the lowest bits of a byte.
 fn packed(rows: &[Vec<i64>], bits: u32) -> Vec<i128> {
     let each = (8 / bits) as usize;
     let byte = |numbers: &[i64]| numbers.iter().rev().fold(0, |byte, x| byte << bits | i128::from(*x));
@@ -57,7 +57,7 @@ fn singles(random: &mut Random, n: usize, most: f32) -> Vec<f64> {
     (0..n).map(|_| f64::from(random.random_range(-most..most))).collect()
 }
 
-/// A block as numbers of 8 bits times a scale, in f32 as ONNX Runtime computes it.
+/// Rounds a block to 8-bit integers times a scale, in f32 as in ONNX Runtime.
 fn rounded(block: &[f64]) -> Vec<f64> {
     let most = block.iter().fold(0.0f32, |most, x| most.max((*x as f32).abs()));
     let scale = most / 127.0;
@@ -154,7 +154,7 @@ fn slices(seed: u64) -> Drawn {
     let block: usize = *[16, 32].choose(random).unwrap();
     let rows: usize = random.random_range(1..20);
     let width = block * random.random_range(1..4) - 8 * random.random_range(0..2);
-    // Slices of columns, and blocks of rows, only where numbers do not share bytes.
+    // Slices of columns, and blocks along columns, only if numbers do not share bytes.
     let is_turned = dtype != DType::U8 && random.random_bool(0.4);
     let [n_blocks, n_slices] = if is_turned { [rows.div_ceil(block), width] } else { [width.div_ceil(block), rows] };
     let (scale_rows, scale_columns) = if is_turned { (n_blocks, width) } else { (rows, n_blocks) };

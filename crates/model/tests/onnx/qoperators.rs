@@ -1,4 +1,4 @@
-//! Operators of quantized tensors that ONNX Runtime adds, run by kernels, against their formulas.
+//! ONNX Runtime's operators on quantized tensors, run by kernels, compared with their formulas.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -67,7 +67,7 @@ impl Draft {
         name
     }
 
-    /// A quantized tensor of random integers, given to the model or known.
+    /// Makes a quantized tensor of random integers, as an input of the model or a constant.
     fn tensor(&mut self, shape: &[usize], dtype: DType, is_known: bool) -> Quantized {
         let (least, most) = range(dtype);
         let n: usize = shape.iter().product();
@@ -85,7 +85,7 @@ impl Draft {
         Quantized { name, numbers, scale, zero }
     }
 
-    /// The names of a scale and a zero point; the latter is left out now and then where it is 0.
+    /// Makes a scale and a zero point, and returns their names; a zero point of 0 is sometimes omitted.
     fn scaling(&mut self, scale: f32, zero: i64, dtype: DType) -> [String; 2] {
         let scale = self.constant(Tensor::scalar(DType::F32, scale.into()));
         let is_left_out = zero == 0 && self.random.random_bool(0.5);
@@ -99,7 +99,7 @@ impl Draft {
     }
 }
 
-/// A drawn model: its only node, and the numbers that it gives, as multiples of the scale of the result.
+/// Random model: its only node, and the expected results, as multiples of the result's scale.
 struct Drawn {
     inputs: Vec<String>,
     attributes: Vec<(&'static str, Attribute)>,
@@ -109,13 +109,14 @@ struct Drawn {
     is_exact: bool,
 }
 
-/// Matrices, a column's scale each or one, a bias in integers or none, either matrix transposed.
+/// Draws a `QGemm`: scales per column or a single one, with or without an integer bias, either matrix
+/// possibly transposed.
 fn gemm(draft: &mut Draft) -> Drawn {
     let [m, n, k] = [20, 40, 90].map(|most| draft.random.random_range(1..most));
     let [turned_a, turned_b, has_bias, by_column] = [0.2, 0.5, 0.7, 0.5].map(|p| draft.random.random_bool(p));
     let mut a = draft.tensor(&if turned_a { [k, m] } else { [m, k] }, draft.dtype, false);
     let mut b = draft.tensor(&if turned_b { [n, k] } else { [k, n] }, DType::I8, true);
-    // A zero point of weights that leaves them in i8.
+    // A zero point with which the weights fit i8.
     b.zero = 0;
     a.zero = if draft.random.random_bool(0.3) { 0 } else { a.zero };
     let scales: Vec<f32> = (0..if by_column { n } else { 1 }).map(|_| draft.random.random_range(0.001..0.02)).collect();
@@ -157,7 +158,7 @@ fn gemm(draft: &mut Draft) -> Drawn {
     Drawn { inputs, attributes, multiples: (0..m * n).map(multiple).collect(), zero, shape: vec![m, n], is_exact: true }
 }
 
-/// Means of windows of 3 by 2, of what lies in the image.
+/// Means of windows of 3 by 2, over elements within the image.
 fn means(x: &[f64], [c, h, w]: [usize; 3]) -> Vec<f64> {
     let mean = |at: usize| {
         let (c, i, j) = (at / ((h - 1) * (w - 1)), at / (w - 1) % (h - 1), at % (w - 1));
@@ -168,7 +169,7 @@ fn means(x: &[f64], [c, h, w]: [usize; 3]) -> Vec<f64> {
     (0..c * (h - 1) * (w - 1)).map(mean).collect()
 }
 
-/// Every operator but `QGemm`, on images `[1, c, h, w]`.
+/// Draws any operator but `QGemm`, on images `[1, c, h, w]`.
 fn pointwise(draft: &mut Draft, op: &str) -> Drawn {
     let [c, h, w] = [9, 7, 7].map(|most| draft.random.random_range(2..most));
     let shape = vec![1, c, h, w];
@@ -196,7 +197,7 @@ fn pointwise(draft: &mut Draft, op: &str) -> Drawn {
             (shape, numbers.iter().map(|&x| if x < 0.0 { 0.25 * x } else { x }).collect())
         }
         "QLinearSoftmax" => {
-            // Rows of the last dimension, or before opset 13 all dimensions behind the first.
+            // Rows along the last dimension or, before opset 13, over all dimensions after the first.
             let is_flat = draft.random.random_bool(0.5);
             attributes.push(("opset", Attribute::Int(if is_flat { 12 } else { 17 })));
             attributes.push(("axis", Attribute::Int(if is_flat { 1 } else { -1 })));

@@ -1,4 +1,4 @@
-//! Products of quantized matrices, to the last bit, by kernels of products.
+//! Products of quantized matrices by product kernels, bit for bit.
 
 use tilewright_device::host;
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
@@ -15,7 +15,7 @@ const M: usize = 9;
 const N: usize = 17;
 const K: usize = 40;
 
-/// A list of integers that repeats after a number that no size divides.
+/// List of integers that repeats after a number that does not divide any size.
 fn integers(n: usize, least: i128) -> Vec<i128> {
     (0..n).map(|at| (at as i128 * 89) % 251 + least).collect()
 }
@@ -64,8 +64,7 @@ fn columns_of_weights_have_zero_points_of_their_own() {
     assert_eq!(runner.outputs()[0].1.floats(), expected);
 }
 
-/// No number says what range a NaN lies in: all that is made of numbers rounded by their range is NaN, as in
-/// NumPy, and never zero.
+/// A NaN has no range: all results of dynamic quantization with a NaN are NaN, as in NumPy, and never zero.
 #[test]
 fn nan_is_not_lost_where_numbers_are_quantized_by_their_range() {
     let several = |op: &str, inputs: &str, outputs: &str| NodeFile {
@@ -107,8 +106,8 @@ fn nan_is_not_lost_where_numbers_are_quantized_by_their_range() {
     }
 }
 
-/// Integers of fewer than 8 bits have a byte each between kernels, with a zero point for each column and with
-/// one for all.
+/// Integers of fewer than 8 bits take a byte each between kernels, with a zero point for each column or a
+/// single one.
 #[test]
 fn integers_of_four_bits_are_kept_between_kernels() {
     let along =
@@ -168,7 +167,7 @@ fn integers_of_four_bits_are_kept_between_kernels() {
     }
 }
 
-/// Models of one to three layers of quantized products, and what integers say of them.
+/// Models of one to three layers of quantized products, with expected results in integer arithmetic.
 mod layers {
     use rand::{RngExt, SeedableRng};
     use rand_xoshiro::Xoshiro256PlusPlus;
@@ -180,7 +179,7 @@ mod layers {
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     enum Layer {
         MatMul,
-        /// With a bias in integers where the first holds, and weights as `[n, k]` where the second does.
+        /// With an integer bias if the first flag is set, and weights as `[n, k]` if the second one is.
         Gemm(bool, bool),
         QLinearMatMul,
     }
@@ -194,11 +193,11 @@ mod layers {
         zero: i64,
     }
 
-    /// Nearness of an answer to the expected one.
+    /// Tolerance of a result.
     #[derive(Debug, Clone, Copy, PartialEq)]
     pub enum Nearness {
         Exact,
-        /// In one element of a thousand, or a single one, by 1.
+        /// Difference by 1 in one element of a thousand, but at least in one.
         Step,
         /// Relative to the largest element.
         Relative(f64),
@@ -209,9 +208,9 @@ mod layers {
         pub x: Tensor,
         pub expected: Vec<f64>,
         pub nearness: Nearness,
-        /// Products that are such of integers.
+        /// Number of integer products.
         pub n_products: usize,
-        /// Description for people.
+        /// Description for messages.
         pub text: String,
     }
 
@@ -269,13 +268,13 @@ mod layers {
             let is_signed = self.random.random_bool(0.7);
             let dtype = if is_signed { DType::I8 } else { DType::U8 };
             let (least, most) = range(dtype);
-            // Some columns are at the ends of the type, all of one sign.
+            // Some columns are at the limits of the type, all of one sign.
             let ends = self.random.random_bool(0.2);
             let numbers: Vec<i64> =
                 (0..k * n).map(|_| if ends { most } else { self.random.random_range(least..=most) }).collect();
             let n_scales = if of_columns { n } else { 1 };
             let scales: Vec<f32> = (0..n_scales).map(|_| self.random.random_range(0.001..0.02)).collect();
-            // Those of unsigned weights leave some of them beyond i8.
+            // Zero points of unsigned weights leave some weights outside i8.
             let zero = if is_signed { 0 } else { [128, 128, 100][self.random.random_range(0..3)] };
             let zeros = vec![zero; n_scales];
             self.n_products += 1;
@@ -297,7 +296,7 @@ mod layers {
             (numbers, scales, vec![zero; n], names)
         }
 
-        /// Sums of products, each factor less its zero point.
+        /// Sums of products, with the zero point subtracted from each operand.
         fn sums(&self, a: &[i64], zero: i64, weights: &[i64], zeros: &[i64]) -> Vec<i64> {
             let n = zeros.len();
             let term =
@@ -305,7 +304,7 @@ mod layers {
             (0..self.m * n).map(|at| (0..self.k).map(|k| term(at, k)).sum()).collect()
         }
 
-        /// Quantizes numbers, and what computes them.
+        /// Adds a quantization of a value, and quantizes its expected numbers.
         fn quantize(&mut self, name: &str, numbers: &[f32], dtype: DType) -> Bytes {
             let most = numbers.iter().fold(0.01f32, |most, x| most.max(x.abs()));
             let scale = most / self.random.random_range(60.0..140.0);
@@ -322,7 +321,7 @@ mod layers {
             self.node("DequantizeLinear", &[&bytes.name, &s, &z], &[])
         }
 
-        /// Moves quantized numbers to another shape and back, each time with a step to numbers.
+        /// Reshapes quantized numbers to another shape and back, each time dequantized.
         fn moved(&mut self, bytes: Bytes) -> Bytes {
             let (m, k) = (self.m as i128, self.k as i128);
             let mut bytes = bytes;
@@ -336,7 +335,7 @@ mod layers {
             bytes
         }
 
-        /// A layer of quantized numbers, and what becomes of its sums.
+        /// Adds a layer on quantized numbers, with its expected sums.
         fn layer(&mut self, layer: Layer, x: Bytes, dtype: DType, relu: bool) -> Bytes {
             let n = self.random.random_range(1..40);
             let turned = matches!(layer, Layer::Gemm(_, true));
@@ -394,7 +393,7 @@ mod layers {
             Bytes { name, dtype, numbers, scale, zero }
         }
 
-        /// A layer that quantizes numbers by their range, with a bias.
+        /// Adds a dynamically quantized layer with a bias.
         fn dynamic(&mut self, name: &str, x: &[f32]) -> (String, Vec<f32>) {
             let n = self.random.random_range(1..40);
             let (low, high) = x.iter().fold((0.0f32, 0.0f32), |(low, high), &x| (low.min(x), high.max(x)));
@@ -472,7 +471,7 @@ mod layers {
             ending = (bytes.dtype, Nearness::Exact, bytes.numbers.iter().map(|&x| x as f64).collect());
             name.clone_from(&bytes.name);
             if writer.random.random_bool(0.4) {
-                // A function that is one map of integers.
+                // A function that becomes one map of integers.
                 let x = writer.dequantize(&bytes);
                 let sigmoid = writer.node("Sigmoid", &[&x], &[]);
                 let silu = writer.node("Mul", &[&x, &sigmoid], &[]);
@@ -503,7 +502,7 @@ mod layers {
     }
 }
 
-/// Runs drawn models of quantized products: as many as `TILEWRIGHT_QUANTIZED` says.
+/// Runs random models of quantized products; `TILEWRIGHT_QUANTIZED` sets their number.
 #[test]
 fn layers_of_integers_give_what_integers_say() {
     let n_models = std::env::var("TILEWRIGHT_QUANTIZED").ok().map_or(24, |n| n.parse().expect("a number of models"));
@@ -549,7 +548,7 @@ fn layers_of_integers_give_what_integers_say() {
     }
 }
 
-/// Scales that are no scales, and zero points of another type or number, in a model of one node.
+/// Invalid scales, and zero points of another type or number, in a model of one node.
 #[test]
 fn what_nothing_can_be_a_multiple_of_is_refused_with_its_node() {
     let whole = |dtype: DType, shape: &[usize]| Tensor::from_integers(dtype, shape, &vec![3; shape.iter().product()]);
@@ -607,7 +606,7 @@ fn what_nothing_can_be_a_multiple_of_is_refused_with_its_node() {
     }
 }
 
-/// This machine, and an older one without dot products of bytes where this one runs its code.
+/// This machine and, if it can run its code, an older one without 8-bit dot products.
 fn targets() -> Vec<Target> {
     let mut targets = vec![host::target()];
     #[cfg(target_arch = "x86_64")]
@@ -621,7 +620,7 @@ fn multiplies_bytes(target: &Target) -> bool {
     target.dot4_lanes([false, true]) > 0 || target.widens_bytes()
 }
 
-/// Convolutions of all kinds between quantizations, padded with zero points, against sums of integers.
+/// Convolutions of all kinds between quantizations, padded with zero points, compared with sums of integers.
 #[test]
 fn convolutions_of_integers_give_what_integers_say() {
     for target in targets() {
@@ -735,7 +734,7 @@ fn check_convolutions(target: &Target, [least_weight, most_weight]: [i128; 2]) {
             runner.set("x", &Tensor::from_floats(DType::F32, vec![1, c, h, w], &x)).unwrap();
             runner.run().unwrap();
             let found = runner.outputs()[0].1.floats();
-            // In f32, where that takes less time, a sum may lie on the other side of the middle of two steps.
+            // If f32 is used, since it is faster, a sum may be rounded to the neighbouring step.
             let n_steps = found.iter().zip(&expected).filter(|(a, b)| a != b).count();
             let is_near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1.0);
             let is_of = |types: &str| tasks.iter().any(|task| task.contains("conv2d") && task.contains(types));
@@ -750,14 +749,14 @@ fn check_convolutions(target: &Target, [least_weight, most_weight]: [i128; 2]) {
     }
 }
 
-/// Depthwise convolutions of integers that have a scale for each channel, as NNCF writes them: both they and
-/// the convolution ahead, which quantizes by channel, are products of integers.
+/// Depthwise convolutions of integers with per-channel scales, as NNCF writes them: both they and the
+/// convolution before, which quantizes per channel, use integers.
 #[test]
 fn channels_of_activations_have_scales_of_their_own() {
     const C: usize = 16;
     const K: usize = 32;
     const H: usize = 6;
-    // How the first convolution ends: cut off at zero, or at numbers that some scales reach and some do not.
+    // The first convolution ends with a clip at zero, or at bounds that some scales reach and some do not.
     for (dtype, high) in [(DType::U8, None), (DType::I8, None), (DType::U8, Some(2.5f32)), (DType::U8, Some(1.0))] {
         let (least, most): (i64, i64) = if dtype == DType::U8 { (0, 255) } else { (-128, 127) };
         let x = integers(C * H * H, 0);
@@ -844,7 +843,7 @@ fn channels_of_activations_have_scales_of_their_own() {
         runner.set("x", &Tensor::from_integers(DType::U8, [1, C, H, H], &x)).unwrap();
         runner.run().unwrap();
         let found = runner.outputs()[0].1.i64s();
-        // A bias that is no integer is added in f32, where a sum may lie on the other side of a middle.
+        // A non-integer bias is added in f32, where a sum may be rounded to the neighbouring step.
         let differ: Vec<(&i64, &i64)> = found.iter().zip(&expected).filter(|(a, b)| a != b).collect();
         let is_near = differ.iter().all(|(a, b)| (*a - *b).abs() <= 2) && differ.len() <= found.len() / 100;
         assert!(is_near, "{dtype:?} {high:?}: {differ:?}");
@@ -852,7 +851,7 @@ fn channels_of_activations_have_scales_of_their_own() {
     }
 }
 
-/// A node of one output; names of inputs with spaces between.
+/// Makes a node with one output; the names of inputs are separated by spaces.
 fn node(op: &str, inputs: &str, output: &str) -> NodeFile {
     NodeFile {
         op: op.to_owned(),
@@ -870,13 +869,13 @@ fn zero(name: &str, x: i64) -> (String, Tensor) {
     (name.to_owned(), Tensor::from_integers(DType::U8, [0; 0], &[x.into()]))
 }
 
-/// A tensor of `M` rows of bytes.
+/// Makes a port for `M` rows of bytes.
 fn port(name: &str, columns: usize) -> GraphPort {
     GraphPort { name: name.to_owned(), dtype: DType::U8, dims: vec![Dim::Size(M), Dim::Size(columns)] }
 }
 
-/// Residual sums of quantized numbers, whose product is quantized before they are added, as quantizers write
-/// them: all of it is the epilogue of one product.
+/// Residual sums of quantized numbers, with the product quantized before the sum, as quantizers write them:
+/// everything becomes the epilogue of one product.
 #[test]
 fn quantized_residual_sums_are_epilogues() {
     let (x, r) = (integers(M * K, 3), integers(M * N, 1));
@@ -936,8 +935,8 @@ fn quantized_residual_sums_are_epilogues() {
     assert!(found.iter().any(|y| *y > zy + 50) && found.contains(&zy), "{found:?}");
 }
 
-/// Sums of two products, each quantized, scaled by column and quantized again, as the first blocks of a
-/// residual network have them: the products have all of it as epilogues.
+/// Sums of two products, each quantized, scaled by column and quantized again, as in the first blocks of a
+/// residual network: everything becomes epilogues of the products.
 #[test]
 fn sums_of_two_quantized_products_are_epilogues() {
     let x = integers(M * K, 3);

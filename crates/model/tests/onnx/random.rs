@@ -1,5 +1,5 @@
-//! Random graphs of functions of elements, moves and products over tensors with many dimensions of one
-//! element: they become kernels in bounded time, and these compute what the reference says.
+//! Random graphs of elementwise functions, moves and products over tensors with many dimensions of size 1:
+//! they become kernels in bounded time, whose results agree with the reference.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -15,14 +15,14 @@ use tilewright_runtime::SharedPool;
 use crate::common::{agree, no_files};
 use crate::compiled;
 
-/// All graphs of a test take no longer than this.
+/// Time limit for all graphs of a test.
 const MOST: Duration = Duration::from_secs(200);
 
-/// A graph that is being written, node by node.
+/// Writer of a graph, node by node.
 struct Writer {
     random: Xoshiro256PlusPlus,
     file: ModelFile,
-    /// Values that can be read, with shapes.
+    /// Values computed so far, with shapes.
     values: Vec<(String, Vec<usize>)>,
 }
 
@@ -36,7 +36,7 @@ impl Writer {
         Writer { random, file, values: vec![("x".to_owned(), shape)] }
     }
 
-    /// Draws a value, most likely the last.
+    /// Draws a value, most likely the last one.
     fn any(&mut self) -> (String, Vec<usize>) {
         let back = self.random.random_range(0..4_usize).saturating_sub(2).min(self.values.len() - 1);
         self.values[self.values.len() - 1 - back].clone()
@@ -75,7 +75,7 @@ impl Writer {
                 self.push(of, &[&x], &[], shape);
             }
             3 | 4 => {
-                // With another tensor, or with numbers that broadcast.
+                // With another tensor, or with constants that broadcast.
                 let (mut y, mut other) = self.any();
                 if self.random.random_bool(0.5) || broadcast(&shape, &other).is_none() {
                     let kept = self.random.random_range(0..=rank);
@@ -131,7 +131,7 @@ impl Writer {
         }
     }
 
-    /// The file, with the last value and perhaps one before it as outputs.
+    /// Returns the file, with the last value, and possibly an earlier one, as outputs.
     fn done(mut self) -> ModelFile {
         let mut outputs = vec![self.values.len() - 1];
         let has_more = self.random.random_bool(0.3);
@@ -160,7 +160,7 @@ fn broadcast(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     (0..rank).map(both).collect()
 }
 
-/// A file in lines, for people.
+/// Formats a file as lines, for messages.
 fn shown(file: &ModelFile) -> String {
     let list =
         |of: &[(String, Tensor)]| of.iter().map(|(name, x)| format!("{name} {x:?}")).collect::<Vec<_>>().join(", ");
@@ -189,7 +189,7 @@ fn check(file: &ModelFile) {
     }
 }
 
-/// Checks in a thread of its own, which is waited for no longer than [`MOST`].
+/// Checks files in a separate thread, with the time limit [`MOST`].
 fn within_time(files: impl Iterator<Item = (String, ModelFile)> + Send + 'static) {
     let (said, heard) = mpsc::channel();
     let work = std::thread::spawn(move || {
@@ -223,7 +223,7 @@ fn random_graphs_with_dimensions_of_one_compute_what_the_reference_says() {
     }));
 }
 
-/// The result of a product that a map reads twice, by way of a view perhaps.
+/// The result of a product that a map reads twice, possibly through a view.
 #[test]
 fn a_product_may_be_read_twice() {
     let file = |(op, n, has_view): (&str, usize, bool)| {
@@ -241,7 +241,7 @@ fn a_product_may_be_read_twice() {
     within_time(all.map(file).collect::<Vec<_>>().into_iter());
 }
 
-/// A single score behind a view, as networks end at batch 1: the view goes round no more.
+/// A single score after a view, as at the end of networks at batch 1: the rules do not move the view forever.
 #[test]
 fn a_view_of_one_element_between_maps_is_passed_once() {
     let file = |rank: usize| {

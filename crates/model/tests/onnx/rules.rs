@@ -1,4 +1,4 @@
-//! Rewriting rules: each of them changes something, and a trace tells what.
+//! Rewriting rules: each changes something, which the trace records.
 
 use std::collections::BTreeSet;
 use std::path::Path;

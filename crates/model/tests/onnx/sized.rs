@@ -1,5 +1,5 @@
-//! Models with a net for each combination of sizes: at each the answers of the model of those sizes, whatever
-//! ran before.
+//! Models with a net for each combination of sizes: the results are those of the model of these sizes,
+//! regardless of earlier runs.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -26,7 +26,7 @@ fn sized(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
     open_sized(dims, |_| true, |sizes| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap()))
 }
 
-/// A net that is for any height, with one for each width if it has any.
+/// Makes a net for any height, with one for each width, if there is such a dimension.
 fn opened(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
     let lowered = |sizes: &[i64]| Ok(lower(&at(graph, dims, sizes), false, &host::target()).unwrap());
     match dims {
@@ -35,13 +35,14 @@ fn opened(graph: &Graph, dims: &[OpenDimension]) -> Result<Fused, OpenError> {
     }
 }
 
-/// Checks a model at each combination of sizes, up and down, some behind runs at the largest that leave NaN.
+/// Checks a model at each combination of sizes, ascending and descending, some after runs at the largest
+/// sizes that leave NaN in memory.
 fn check(dims: &[OpenDimension], ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     check_made(&graph, sized(&graph, dims), dims);
 }
 
-/// Checks a model, of which heights have steps in common, as [`check`] does.
+/// Checks a model whose heights share steps, as [`check`] does.
 fn check_opened(dims: &[OpenDimension], ports: [&str; 2], statements: &str) {
     let graph = graph_of(ports[0], ports[1], statements);
     let made = opened(&graph, dims);
@@ -98,8 +99,8 @@ fn check_made(graph: &Graph, made: Result<Fused, OpenError>, dims: &[OpenDimensi
     compiled
 }
 
-/// A net that reads lines of text: strided convolutions, one for each channel, a gate over the whole image,
-/// and rows of scores.
+/// Network that reads lines of text: strided depthwise convolutions, a gate over the whole image, and rows of
+/// scores.
 const READER: &str = "
     w1 = weights[16 3 3 3]
     c1 = weights[16]
@@ -169,7 +170,7 @@ fn lengths_of_frames() {
     check(&[dim("length", 16, 40, 3)], ["x[1 3 length]", "y[1 8], d[1 8 n]"], statements);
 }
 
-/// A net that finds text: features of four scales, brought to one size, with gates over the whole image.
+/// Network that detects text: features of four scales, resized to one size, with gates over the whole image.
 const DETECTOR: &str = "
     w1 = weights[24 3 3 3]
     c1 = weights[24]
@@ -294,7 +295,7 @@ fn nets_share_their_weights() {
         prepared.map(Constant::n_bytes).sum::<usize>()
     };
     let [few, many] = [dim("width", 36, 40, 4), dim("width", 8, 40, 4)].map(n_bytes);
-    // Of nine widths, some may choose another layout.
+    // Some of the nine widths may use another layout.
     assert!(many <= 2 * few, "{many} bytes of nine sizes, {few} of two");
 }
 

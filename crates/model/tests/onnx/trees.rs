@@ -1,7 +1,7 @@
-//! Random ensembles of trees against an evaluator of their own: all comparisons, aggregates and functions of
-//! scores, thresholds that features meet exactly, and features that are not numbers.
+//! Random tree ensembles, compared with a separate evaluator: all comparisons, aggregates and functions of
+//! scores, features equal to thresholds, and NaN features.
 //!
-//! Weights are multiples of 1/64 and few, so that sums of them are exact in any order.
+//! Weights are small multiples of 1/64, so that sums are exact in any order.
 
 use rand::{RngExt, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -19,7 +19,7 @@ const MODES: [&str; 6] = ["BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", 
 const AGGREGATES: [&str; 4] = ["SUM", "AVERAGE", "MIN", "MAX"];
 const TRANSFORMS: [&str; 5] = ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"];
 
-/// Values of features and of thresholds, so that they often meet.
+/// Values of features and of thresholds, which are therefore often equal.
 const VALUES: [f32; 7] = [-2.0, -0.5, -0.0, 0.0, 0.5, 1.25, 3.0];
 
 enum Tree {
@@ -84,7 +84,7 @@ fn scores(trees: &[Tree], aggregate: &str, n_targets: usize, row: &[f32]) -> Vec
     (0..n_targets).map(of_target).collect()
 }
 
-/// The normal distribution, by the trapezoidal rule.
+/// Normal distribution, by the trapezoidal rule.
 fn normal(y: f64) -> f64 {
     const N: usize = 4000;
     let density = |x: f64| (-0.5 * x * x).exp() / std::f64::consts::TAU.sqrt();
@@ -92,7 +92,7 @@ fn normal(y: f64) -> f64 {
     0.5 + y / N as f64 * ((1..N).map(at).sum::<f64>() + 0.5 * (at(0) + at(N)))
 }
 
-/// Whether what was found is a function of a row's scores.
+/// Checks that the results of a row are the transformed scores.
 fn check_row(found: &[f64], scores: &[f64], transform: &str) -> Result<(), String> {
     let exponentials = |counts: &dyn Fn(f64) -> bool| -> Vec<f64> {
         let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -100,7 +100,7 @@ fn check_row(found: &[f64], scores: &[f64], transform: &str) -> Result<(), Strin
         scores.iter().map(|&s| if counts(s) { (s - largest).exp() / sum } else { 0.0 }).collect()
     };
     let wanted: Vec<f64> = match transform {
-        // One target has no other to be compared with.
+        // A single target has no other to be compared with.
         _ if scores.len() == 1 && transform != "PROBIT" => scores.to_vec(),
         "NONE" => scores.to_vec(),
         "LOGISTIC" => scores.iter().map(|s| 1.0 / (1.0 + (-s).exp())).collect(),
@@ -108,7 +108,7 @@ fn check_row(found: &[f64], scores: &[f64], transform: &str) -> Result<(), Strin
         "SOFTMAX_ZERO" if scores.iter().all(|s| *s == 0.0) => return Ok(()),
         "SOFTMAX_ZERO" => exponentials(&|s| s != 0.0),
         _ => {
-            // It is an approximation, of shares alone.
+            // The function is an approximation, defined only for probabilities.
             let is_near = |(y, s): (&f64, &f64)| !(0.02..0.98).contains(s) || (normal(*y) - s).abs() < 3e-3;
             return if found.iter().zip(scores).all(is_near) { Ok(()) } else { Err(format!("{found:?}, {scores:?}")) };
         }
@@ -128,7 +128,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// Adds a tree whose nodes are numbered from one on: the next number.
+    /// Adds a tree whose nodes are numbered from `id` on; returns the next number.
     fn add(&mut self, of: i64, tree: &Tree, id: i64) -> i64 {
         let at = self.values.len();
         let (feature, takes_nan, mode, threshold) = match tree {
@@ -186,7 +186,7 @@ fn random_ensembles_compute_what_their_trees_say() {
     let n_cases: usize = std::env::var("TILEWRIGHT_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
     for seed in 0..n_cases {
         let mut random = Xoshiro256PlusPlus::seed_from_u64(seed as u64);
-        // All pairs of aggregates and functions come first.
+        // All combinations of aggregates and functions come first.
         let (aggregate, transform) = (AGGREGATES[seed % 4], TRANSFORMS[seed / 4 % 5]);
         let n_targets = [1, 2, 3][random.random_range(0..3)];
         let depth = random.random_range(0..6);

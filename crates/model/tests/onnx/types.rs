@@ -1,4 +1,4 @@
-//! Operators on types that few models have them of: kernels and functions in C against the reference.
+//! Operators on rarely used types: kernels and C functions, compared with the reference.
 
 use tilewright_graph::{DType, Tensor};
 use tilewright_model::Outline;
@@ -6,7 +6,7 @@ use tilewright_model::Outline;
 use crate::by_both;
 use crate::common::build::{Attr, single};
 
-/// Elements of a type, of either sign where it has one.
+/// Elements of a type, of either sign if it is signed.
 fn elements(dtype: DType, shape: &[usize]) -> Tensor {
     let n = shape.iter().product::<usize>();
     match dtype.is_float() {
@@ -21,7 +21,8 @@ fn whole(dtype: DType, numbers: &[i128]) -> Tensor {
     Tensor::from_integers(dtype, [numbers.len()], numbers)
 }
 
-/// Checks an operator without a step on the reference evaluator; floats have 1e-12 of their own magnitude.
+/// Checks an operator, which must not run on the reference evaluator; floats have a relative tolerance of
+/// 1e-12.
 fn check(
     op: &str,
     opset: i64,
@@ -108,7 +109,7 @@ fn images_of_other_types_are_sampled() {
         }
         let region = Tensor::from_floats(DType::F64, [8], &[0.0, 0.0, 0.2, 0.1, 1.0, 1.0, 0.8, 1.2]);
         let inputs = [image, Some(region), None, Some(whole(DType::I64, &[1, 2, 3, 4]))];
-        // Between pixels, integers are cut off, which a last digit decides.
+        // Interpolated integers are truncated, so a last digit would matter.
         let mode = if dtype.is_float() { "linear" } else { "nearest" };
         let attributes = [
             ("mode", Attr::Text(mode)),
@@ -162,7 +163,7 @@ fn means_and_norms_of_integers_have_code() {
             check(op, 18, &[], &[Some(Tensor::from_integers(dtype, [3, 49], &list)), axes()], 1);
         }
     }
-    // The sum is no number of the type.
+    // The sum overflows the type.
     let large = Tensor::from_integers(DType::I32, [1, 3], &[2_000_000_000, 2_000_000_001, 1_999_999_999]);
     let mean = check("ReduceMean", 18, &[], &[Some(large), axes()], 1);
     assert_eq!(mean[0].integers(), [2_000_000_000]);

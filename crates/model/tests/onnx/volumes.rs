@@ -1,4 +1,4 @@
-//! Convolutions over three dimensions, against the reference evaluator.
+//! Three-dimensional convolutions, compared with the reference evaluator.
 
 use tilewright_graph::{DType, Tensor};
 
@@ -10,7 +10,7 @@ fn elements(shape: &[usize], step: usize) -> Tensor {
     Tensor::from_floats(DType::F32, shape, &(0..n).map(|at| (at * step % 23) as f64 / 9.7 - 1.1).collect::<Vec<_>>())
 }
 
-/// Convolutions with depth are convolutions of planes, and those along the depth alone of columns.
+/// Convolutions with depth become convolutions of planes, those along only the depth convolutions of columns.
 #[test]
 fn volumes_are_convolved_by_planes() {
     // Images, channels, image, filters, their size, strides, dilations, borders and groups.
@@ -43,7 +43,7 @@ fn volumes_are_convolved_by_planes() {
     }
 }
 
-/// Transposed convolutions whose windows lie side by side are products, others not.
+/// Transposed convolutions whose windows do not overlap become products, others do not.
 #[test]
 fn elements_that_become_blocks_are_one_product() {
     // Images, channels, image, filters of a group, strides, which are the windows' size, and groups.

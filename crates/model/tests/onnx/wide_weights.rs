@@ -1,4 +1,4 @@
-//! Quantized weights whose distances from their zero points are no i8s, to the last bit.
+//! Quantized weights that do not fit i8 after subtraction of their zero points, bit for bit.
 
 use tilewright_device::host;
 use tilewright_graph::onnx::{GraphPort, ModelFile, NodeFile};
@@ -10,7 +10,7 @@ use tilewright_runtime::SharedPool;
 use crate::common::no_files;
 use crate::compiled_for;
 
-/// A list of bytes that repeats after a number that no size divides.
+/// List of bytes that repeats after a number that does not divide any size.
 fn bytes(n: usize, step: usize) -> Vec<i64> {
     (0..n).map(|at| (at * step % 257).min(255) as i64).collect()
 }
@@ -32,7 +32,7 @@ fn node(op: &str, inputs: &[&str], output: &str) -> NodeFile {
     }
 }
 
-/// The only output of a model, and the workloads of its kernels.
+/// Runs a model; returns its only output, and the workloads of its kernels.
 fn run_model(model: &ModelFile, given: &[(&str, &Tensor)]) -> (Tensor, Vec<String>) {
     let graph = onnx::read(&onnx::write(model).into(), &mut no_files).unwrap().graph;
     let special = specialise(&graph, &Bindings::default());
@@ -45,7 +45,7 @@ fn run_model(model: &ModelFile, given: &[(&str, &Tensor)]) -> (Tensor, Vec<Strin
     (runner.outputs().remove(0).1, tasks)
 }
 
-/// The result of a node of one output, and the workloads of the model's kernels.
+/// Runs a node with one output; returns the result, and the workloads of the model's kernels.
 fn run(
     op: &str,
     attributes: &[(&str, Vec<i64>)],
@@ -72,8 +72,8 @@ fn run(
     (found.i64s(), tasks)
 }
 
-/// Products of u8 by u8, with zero points of the second factor at its ends and in between, for all columns or
-/// for each, and of the first one known and not.
+/// Products of u8 by u8, with zero points of operand B at its limits and in between, for all columns or for
+/// each, and constant and variable ones of operand A.
 #[test]
 fn products_by_wide_weights_are_of_integers() {
     let (m, k, n) = (7, 50, 19);
@@ -97,11 +97,11 @@ fn products_by_wide_weights_are_of_integers() {
     }
 }
 
-/// Convolutions over one to three dimensions, in groups and by channel, by filters of u8, padded with a zero
-/// point that is known at run time.
+/// Convolutions over one to three dimensions, grouped and depthwise, with u8 filters, padded with a zero
+/// point known only at run time.
 #[test]
 fn convolutions_by_wide_weights_are_exact() {
-    // Input channels, image, filters, their size, padding and groups; integers where kernels have them.
+    // Input channels, image, filters, their size, padding and groups, and whether kernels use integers.
     type Case = (usize, &'static [usize], usize, &'static [usize], usize, usize, bool);
     let cases: [Case; 6] = [
         (16, &[7, 6], 32, &[3, 3], 1, 1, true),
@@ -158,7 +158,8 @@ fn convolutions_by_wide_weights_are_exact() {
     }
 }
 
-/// Products by weights of more than a byte, which no kernel of bytes takes, however often it reads an input.
+/// Products with weights of more than a byte, which no 8-bit kernel supports, however often it reads an
+/// input.
 #[test]
 fn weights_of_more_than_a_byte_stay_numbers() {
     let (m, k, n) = (3, 8, 5);
@@ -188,7 +189,7 @@ fn weights_of_more_than_a_byte_stay_numbers() {
     }
 }
 
-/// Products of two tensors that are both computed, as attention has them, quantized again.
+/// Products of two variable tensors, as in attention, with quantized results.
 #[test]
 fn products_of_two_quantized_tensors_are_of_matrices() {
     let (batch, m, k, n) = (3, 9, 40, 13);

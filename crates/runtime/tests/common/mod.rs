@@ -1,4 +1,4 @@
-//! A plan that has everything: slices, prepared constants, a copy, a step of this process.
+//! Plan with all features: slices, prepared constants, a copy, and a step in this process.
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tilewright_runtime::{
     Code, Constant, GpuModel, Host, Model, OpenDimension, Place, Plan, PlanError, PlanStep, RunSize, TensorSlice, Work,
 };
 
-/// `Y = X + 2·W`, where `W` is kept twice.
+/// Program `Y = X + 2·W`, with two copies of `W` in a kept buffer.
 const ADD: &str = r#"
 program "add twice"
 buffer X: f32[33] global input
@@ -22,7 +22,7 @@ prepare { parallel k in 2 { for i in 33 { K[k,i] = W[i] } } }
 run { parallel j in 33 { Y[j] = X[j] + (K[0,j] + K[1,j]) } }
 "#;
 
-/// `Y = 3·X`.
+/// Program `Y = 3·X`.
 const TRIPLE: &str = r#"
 program "triple"
 buffer X: f32[66] global input
@@ -31,7 +31,7 @@ loops i
 run { vectorized i in 66 { Y[i] = X[i] * 3 } }
 "#;
 
-/// `Y = 3·X` of as many rows as a run says.
+/// Program `Y = 3·X` with an open number of rows.
 const TRIPLE_ROWS: &str = r#"
 program "triple rows"
 buffer X: f32[8,4] global input
@@ -41,8 +41,8 @@ size rows = 2*steps + 2 in 4
 run { for i in 2*steps + 2 { vectorized j in 4 { Y[i,j] = X[i,j] * 3 } } }
 "#;
 
-/// Model of so many steps that makes `y[rows, 4]` of `x[rows, 4]` by tripling it each time, for 1 to 8 rows:
-/// of an odd number, the kernel computes one more.
+/// Makes a model of `n_steps` steps, each of which triples its input, from `x[rows, 4]` to `y[rows, 4]`, for
+/// 1 to 8 rows; for an odd number, the kernel computes one more.
 pub fn open_model(n_steps: usize) -> Result<Model, PlanError> {
     let mut plan =
         Plan { dim: Some(OpenDimension { name: "rows".to_owned(), least: 1, most: 8, step: 1 }), ..Plan::default() };
@@ -96,7 +96,7 @@ pub fn codes() -> Vec<Code> {
     programs.map(|program| Code::compile(&mut compiler, program).unwrap()).into()
 }
 
-/// The model's kernels for a GPU, whose blocks have one thread.
+/// Makes the model for a GPU, with blocks of one thread.
 pub fn gpu_model(on_host: bool, target: &Target) -> GpuModel {
     let programs = [ADD, TRIPLE].map(|program| {
         let program = program.replace("parallel", "block.x").replace("vectorized", "block.x");
@@ -105,8 +105,8 @@ pub fn gpu_model(on_host: bool, target: &Target) -> GpuModel {
     GpuModel { plan: plan(on_host), kernels: programs.into(), target: target.clone() }
 }
 
-/// Plan that makes `y[66]` of `x[33]`: both halves of a tensor are `x + 2·w`, each with weights of its own;
-/// all is tripled, and reversed where `on_host` says so, else copied.
+/// Makes a plan from `x[33]` to `y[66]`: both halves of a tensor are `x + 2·w`, each with its own weights;
+/// the whole is tripled, and then reversed if `on_host`, else copied.
 pub fn plan(on_host: bool) -> Plan {
     let mut plan = Plan::default();
     let f32s = |plan: &mut Plan, name: &str, n, place| plan.tensor(name, DType::F32, &[n], place);

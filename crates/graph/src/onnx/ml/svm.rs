@@ -16,7 +16,7 @@ enum SvmKernel {
 
 struct SupportVectors {
     kernel: SvmKernel,
-    /// Gamma, the constant and the degree.
+    /// Parameters: gamma, the constant and the degree.
     parameters: [f64; 3],
     coefficients: Vec<f64>,
     rho: Vec<f64>,
@@ -45,7 +45,7 @@ impl SupportVectors {
         }
     }
 
-    /// Kernel function of each row and each of `n` support vectors.
+    /// Adds the kernel function of each row and each of `n` support vectors.
     fn near(&self, x: Port, n: usize, draft: &mut Draft) -> Result<Port, OpError> {
         if n == 0 || self.vectors.is_empty() || !self.vectors.len().is_multiple_of(n) {
             return Err(invalid!("{} numbers are not {n} support vectors", self.vectors.len()));
@@ -72,7 +72,7 @@ impl SupportVectors {
                 }
             });
         };
-        // Differences themselves are as exact as can be, where squares and a product would cancel out.
+        // Differences are computed directly, since expanded squares would suffer from cancellation.
         let n_features = self.vectors.len() / n;
         let vectors = draft.floats(&[n, n_features], &self.vectors);
         let x = draft.unsqueezed(x, 1);
@@ -91,7 +91,7 @@ impl SupportVectors {
 pub(super) fn regressor(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let machine = SupportVectors::read(node)?;
     let (n, is_one_class) = (node.int_or("n_supports", 0)?, node.flag("one_class", false)?);
-    // ONNX Runtime reads it, and does nothing with it.
+    // ONNX Runtime ignores this attribute.
     let _ = PostTransform::read(node)?;
     let x = draft.single(Port::Input(0));
     let x = draft.rows(x);
@@ -131,7 +131,7 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
     }
 }
 
-/// A score of each class, without support vectors.
+/// Adds a score for each class, without support vectors.
 fn linear_machine(
     machine: &SupportVectors,
     labels: &Labels,
@@ -144,7 +144,8 @@ fn linear_machine(
     let scores = linear(x, &machine.coefficients, labels.len(), &added, draft)?;
     let mut place = draft.best(scores);
     if labels.len() == 2 && !has_shares {
-        // The second of two classes is taken where any score is large enough: from 0.5 on, or above 0.
+        // The second of two classes is chosen if any score is at least 0.5 or, with negative coefficients,
+        // above 0.
         let is_positive = machine.coefficients.iter().all(|&x| x >= 0.0);
         let largest = draft.reduced(ReduceKind::Max, scores);
         let is_large = draft.is_above(largest, if is_positive { 0.5f32.next_down().into() } else { 0.0 });
@@ -156,14 +157,15 @@ fn linear_machine(
 /// Classes of a classifier with support vectors.
 struct Classes<'a> {
     labels: &'a Labels,
-    /// Number of vectors of each.
+    /// Number of support vectors of each class.
     counts: &'a [usize],
-    /// Factors and addends, by pairs, that make shares of scores; empty if it gives scores.
+    /// Factors and terms, by pairs of classes, that convert scores to probabilities; empty if the classifier
+    /// returns scores.
     shares: [&'a [f64]; 2],
     transform: PostTransform,
 }
 
-/// A score of each pair of classes, by the vectors of both.
+/// Adds a score for each pair of classes, from the support vectors of both.
 fn pairwise(machine: &SupportVectors, classes: &Classes, near: Port, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let Classes { labels, counts, shares, transform } = *classes;
     let (n, n_vectors) = (labels.len(), counts.iter().sum::<usize>());
@@ -174,7 +176,7 @@ fn pairwise(machine: &SupportVectors, classes: &Classes, near: Port, draft: &mut
         return Err(invalid!("its coefficients, rho, prob_a or prob_b do not fit {n} classes"));
     }
     let starts: Vec<usize> = (0..n).map(|c| counts[..c].iter().sum()).collect();
-    // One matrix has the weights of all pairs, another one their votes.
+    // One matrix holds the weights of all pairs, another one their votes.
     let mut weights = vec![0.0; n_vectors * n_pairs];
     let (mut votes, mut against) = (vec![0.0; n_pairs * n], vec![0.0; n]);
     for (pair, (i, j)) in (0..n).flat_map(|i| (i + 1..n).map(move |j| (i, j))).enumerate() {

@@ -9,7 +9,7 @@ use crate::error::{invalid, unsupported};
 use crate::op::{Aggregate, Binary, DecisionTrees, Import, ThresholdTest, TreeEnsemble, TreeNode, Where};
 use crate::{DType, OpError};
 
-/// Numbers of an attribute: of f32, or a tensor.
+/// Numbers of an attribute, which is a list of f32 or a tensor.
 fn numbers(node: &Import, name: &str) -> Result<Vec<f64>, OpError> {
     let (list, tensor) = (node.floats(name)?, node.tensor(&format!("{name}_as_tensor"))?);
     match (list.filter(|list| !list.is_empty()), tensor) {
@@ -23,7 +23,7 @@ fn ints(node: &Import, name: &str) -> Result<Vec<i64>, OpError> {
     Ok(node.ints(name)?.unwrap_or_default())
 }
 
-/// A place in a list.
+/// Checks an index into a list.
 fn place(number: i64, what: &str, n: usize) -> Result<usize, OpError> {
     let place = usize::try_from(number).ok().filter(|&place| place < n);
     place.ok_or_else(|| invalid!("it names {what} {number} of {n}"))
@@ -42,7 +42,7 @@ fn test(mode: &str) -> Result<Option<ThresholdTest>, OpError> {
     }))
 }
 
-/// Lists of one operator that should have as many entries each.
+/// Checks that lists of an operator have equal lengths.
 fn check_lengths(n: usize, lists: &[(&str, usize)]) -> Result<(), OpError> {
     match lists.iter().find(|(_, len)| *len != n) {
         Some((name, len)) => Err(invalid!("{name} has {len} entries, and there are {n} nodes (save the model anew)")),
@@ -50,7 +50,7 @@ fn check_lengths(n: usize, lists: &[(&str, usize)]) -> Result<(), OpError> {
     }
 }
 
-/// Trees as lists of nodes that name each other, with the weights of their leaves.
+/// Trees as lists of nodes that refer to each other, with the weights of their leaves.
 #[derive(Debug)]
 struct NodeLists {
     nodes: Vec<TreeNode>,
@@ -60,14 +60,14 @@ struct NodeLists {
 }
 
 impl NodeLists {
-    /// Reads the attributes of versions 1 and 3, whose weights' names begin so.
+    /// Reads the attributes of versions 1 and 3; the names of weights begin with `of_weights`.
     fn read(node: &Import, of_weights: &str, n_targets: usize) -> Result<NodeLists, OpError> {
         let [trees, ids, features, holds, fails] = ["treeids", "nodeids", "featureids", "truenodeids", "falsenodeids"]
             .map(|name| ints(node, &format!("nodes_{name}")));
         let (trees, ids, features, holds, fails) = (trees?, ids?, features?, holds?, fails?);
         let (values, modes) = (numbers(node, "nodes_values")?, node.texts("nodes_modes")?.unwrap_or_default());
         let missing = ints(node, "nodes_missing_value_tracks_true")?;
-        // How often each was taken in training.
+        // Statistics of training, which do not matter.
         let _ = (node.floats("nodes_hitrates")?, node.tensor("nodes_hitrates_as_tensor")?);
         let n = trees.len();
         let lists = [
@@ -123,10 +123,12 @@ impl NodeLists {
     }
 }
 
-/// Pairs of target and weight, and by node the first of its pairs; one more says where the last ones end.
+/// Pairs of target and weight, and for each node the index of its first pair, followed by the number of
+/// pairs.
 type LeafWeights = (Vec<(usize, f64)>, Vec<usize>);
 
-/// Weights sorted by their nodes, and where those of each of `n` nodes begin, with the end of the last.
+/// Sorts weights by node; returns them with the start of each of the `n` nodes' weights, and the end of the
+/// last.
 fn leaf_weights(
     node: &Import,
     what: &str,
@@ -155,7 +157,7 @@ fn ensemble_of(forest: DecisionTrees, dtype: Option<DType>, draft: &mut Draft) -
     draft.op(TreeEnsemble { forest: Arc::new(forest), dtype }, &[Port::Input(0)])
 }
 
-/// Scores with a number added to each column.
+/// Adds a number to each column of scores.
 fn with_base(scores: Port, base: &[f64], draft: &mut Draft) -> Port {
     if base.iter().all(|&x| x == 0.0) {
         return scores;
@@ -201,7 +203,7 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
             let ranked = match masks {
                 None => scores,
                 Some(counts) => {
-                    // A class without a weight on a row's way is none of those of which the best is taken.
+                    // A class without a weight on a row's paths cannot be chosen as the best.
                     let counts = ensemble_of(counts, Some(DType::F32), draft);
                     let based: Vec<f64> = ranks.is_based.iter().map(|&is| f64::from(u8::from(is))).collect();
                     let counts = with_base(counts, &based, draft);
@@ -216,11 +218,12 @@ pub(super) fn classifier(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, 
     }
 }
 
-/// Classes that have a score for every row, be it by a base value or by all leaves of a tree.
+/// Classes that have a score for every row, either from a base value or because all leaves of a tree have a
+/// weight for them.
 struct ScoredClasses {
-    /// Whether they have a base value.
+    /// Whether each class has a base value.
     is_based: Vec<bool>,
-    /// Each leaf of a tree has a weight for them.
+    /// Whether all leaves of some tree have a weight for each class.
     is_certain: Vec<bool>,
 }
 
@@ -251,8 +254,8 @@ impl ScoredClasses {
         ScoredClasses { is_based, is_certain }
     }
 
-    /// Copies the trees with all weights 1, so that they count the weights of each class; `None` where every
-    /// class has a weight in any case.
+    /// Copies the trees with all weights set to 1, so that they count the weights of each class; `None` if
+    /// every class always has a weight.
     fn masks(&self, forest: &DecisionTrees) -> Result<Option<DecisionTrees>, OpError> {
         if self.is_certain.iter().all(|&is| is) {
             return Ok(None);
@@ -263,7 +266,7 @@ impl ScoredClasses {
     }
 }
 
-/// Two classes, of which often one alone has weights.
+/// Adds the result for two classes, often only one of which has weights.
 fn of_two_classes(
     mut listed: NodeLists,
     labels: &Labels,
@@ -286,7 +289,7 @@ fn of_two_classes(
         let place = draft.cast(is_second, DType::I64);
         return Ok(vec![labels.at(place, draft), transform.of_many(scores, draft)]);
     }
-    // One score decides: a share of 1 where no weight is negative, else by its sign.
+    // A single score decides: it is a probability if no weight is negative; else its sign counts.
     let is_share = listed.weights.iter().all(|(_, weight)| *weight >= 0.0);
     listed.weights.iter_mut().for_each(|(class, _)| *class = 0);
     let forest = listed.forest(Aggregate::Sum, 1)?;
@@ -306,7 +309,7 @@ fn of_two_classes(
     Ok(vec![label, columns])
 }
 
-/// The general operator of version 5.
+/// Draws the general operator of version 5.
 pub(super) fn ensemble(node: &Import, draft: &mut Draft) -> Result<Vec<Port>, OpError> {
     let aggregate = match node.int_or("aggregate_function", 1)? {
         0 => Aggregate::Average,
@@ -353,7 +356,7 @@ fn general(node: &Import) -> Result<NodeLists, OpError> {
     if targets.len() != leaf_weights.len() {
         return Err(invalid!("{} leaf_targetids do not fit {} leaf_weights", targets.len(), leaf_weights.len()));
     }
-    // Leaves stand behind the branches, one weight each.
+    // Leaves, with one weight each, follow the branches.
     let n_leaves = targets.len();
     let child = |to: i64, is_leaf: i64| match is_leaf {
         0 => place(to, "node", n),
@@ -387,7 +390,8 @@ fn general(node: &Import) -> Result<NodeLists, OpError> {
             (_, 6.0) => {
                 let set = sets.next().filter(|set| !set.is_empty());
                 let set = set.ok_or_else(|| invalid!("node {at} of its trees has no membership_values"))?;
-                // A chain of comparisons: the first one here, the others behind the leaves.
+                // A chain of comparisons: the first one is at the branch's place, the others follow the
+                // leaves.
                 let next = |k: usize| n + n_leaves + behind.len() + k;
                 let fails = |k: usize| if k + 1 < set.len() { next(k) } else { children[1] };
                 let of =

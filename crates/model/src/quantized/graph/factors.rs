@@ -10,7 +10,7 @@ use super::super::split::split;
 use super::forms::ConvolutionForm;
 use super::{Binary, QuantizedValue, Quantizer, spread};
 
-/// Bytes that a dot product sums.
+/// Number of bytes that a dot product instruction sums.
 const DOT: usize = 4;
 
 /// Largest difference of a byte and its zero point.
@@ -24,10 +24,10 @@ pub struct Integers {
     /// Product or convolution of integers, or a convolution of numbers whose sums are exact.
     op: Op,
     weights: ValueId,
-    /// Inputs of the first factor that the known one multiplies, one for each of its rows or channels; none
-    /// where it multiplies each once.
+    /// Input of operand A for each row or channel of the constant operand; `None` if each is read once, in
+    /// order.
     reads: Option<Vec<usize>>,
-    /// Sizes, of a convolution of integers.
+    /// Sizes of an integer convolution.
     found: Option<ConvShape>,
     /// Form of a convolution before it became two-dimensional.
     pub form: ConvolutionForm,
@@ -38,7 +38,7 @@ pub struct Integers {
 }
 
 impl Quantizer<'_> {
-    /// Whether integer kernels for a first factor of a type are estimated to be faster than floating-point
+    /// Whether integer kernels for an operand A of this type are estimated to be faster than floating-point
     /// ones.
     pub fn pays(&self, integers: &Integers, image: DType) -> bool {
         let image = if image == DType::U8 { ElementType::U8 } else { ElementType::I8 };
@@ -50,8 +50,8 @@ impl Quantizer<'_> {
         integers.found.as_ref().is_some_and(|found| convolution_pays(found, [image, weights], self.target))
     }
 
-    /// Elements of a known factor of bytes, each less the zero point of its output: `place` is that of an
-    /// element in the known tensor, and `output` its output, of `n`.
+    /// Elements of a constant 8-bit operand, each minus the zero point of its output: `place` maps to the
+    /// index of an element in the constant, and `output` to its output, of `n`.
     fn centred(
         &self,
         bytes: &QuantizedValue,
@@ -100,7 +100,7 @@ impl Quantizer<'_> {
         let lanes = self.target.lanes(ElementType::F32) as usize;
         let split = split(&numbers, [groups, n / groups, n_channels, area], lanes);
         let reads = (!split.is_plain()).then(|| split.columns.clone());
-        // Kernels of depthwise convolutions read each channel once.
+        // Depthwise kernels can read each channel only once.
         if reads.is_some() && n_channels == 1 && groups > 1 {
             let sum = |filter: &[i64]| filter.iter().map(|x| x.abs()).sum::<i64>();
             let is_exact = numbers.chunks(area).all(|filter| sum(filter) * LARGEST < EXACT);
@@ -117,7 +117,7 @@ impl Quantizer<'_> {
         Some(Integers { op: ConvInteger(conv).into(), weights, reads, found: Some(found), form, n_results, along })
     }
 
-    /// A known factor of i8s: the one there is, if it has these elements.
+    /// Returns a constant i8 operand: the existing one, if it has these elements.
     fn known(&mut self, bytes: &QuantizedValue, shape: Vec<usize>, numbers: &[i128]) -> ValueId {
         let tensor = Tensor::from_integers(DType::I8, shape, numbers);
         if self.constant_of(bytes.id).is_some_and(|own| own.ty() == tensor.ty() && own.bytes() == tensor.bytes()) {

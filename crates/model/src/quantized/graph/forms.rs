@@ -16,7 +16,7 @@ pub enum ConvolutionForm {
 }
 
 impl ConvolutionForm {
-    /// Whether it is two-dimensional already.
+    /// Whether the convolution is two-dimensional already.
     pub fn is_rows(&self) -> bool {
         matches!(self, ConvolutionForm::Rows)
     }
@@ -33,7 +33,8 @@ impl ConvolutionForm {
         }
     }
 
-    /// Two-dimensional convolution, with the shape of its image; `conv` is that of the sizes `found`.
+    /// Two-dimensional convolution, with the shape of its image; `conv` is the original one, with the sizes
+    /// `found`.
     pub fn over_rows(&self, conv: &Conv, found: &ConvShape) -> (Conv, Vec<usize>) {
         let geometry = &found.geometry;
         let image = [&[found.n, found.c], &found.image[..]].concat();
@@ -77,7 +78,7 @@ impl ConvolutionForm {
     }
 }
 
-/// Dimensions with one of size 1 between the channels and what is behind them.
+/// Inserts a dimension of size 1 after the channels.
 fn with_row(shape: &[usize]) -> Vec<usize> {
     [&shape[..2], &[1], &shape[2..]].concat()
 }
@@ -102,7 +103,7 @@ impl Quantizer<'_> {
         }
     }
 
-    /// The planes that windows of a volume see, `[images · planes, taps · channels, rows, columns]`.
+    /// Gathers the planes that windows of a volume see, `[images · planes, taps · channels, rows, columns]`.
     fn planes(
         &mut self,
         found: &ConvShape,
